@@ -51,7 +51,7 @@ type Config struct {
 }
 
 // Cleaner deletes stale UDP flows. [Cleaner.Record] takes the changes of one
-// [ruleset.Cursor] (or of the two sides of a [ruleset.ByFamily] under one cursor), and
+// [ruleset.Cursor] (or of the two sides of a [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily] under one cursor), and
 // [Cleaner.Flush] examines the table. [After] calls both. The methods are safe for
 // concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the
 // Service.
@@ -70,12 +70,13 @@ type Cleaner struct {
 }
 
 // New returns a Cleaner. Unless cfg.Table is set, New opens netlink sockets, which needs
-// CAP_NET_ADMIN in the namespace's user namespace. It returns a
-// [*ruleset.UnsupportedError] if the system has no such table or no access to it over
-// netlink (CONFIG_NF_CT_NETLINK). If another part of the process closes a socket, Flush
-// returns an error that wraps [os.ErrClosed], and the caller needs a new Cleaner. New
-// starts no goroutine.
-func New(cfg Config) (*Cleaner, error) {
+// CAP_NET_ADMIN in the namespace's user namespace. The error is a
+// [*dataplane.UnsupportedError] if the system has no such table or no access to it over
+// netlink (CONFIG_NF_CT_NETLINK). New starts no goroutine.
+func New(ctx context.Context, cfg Config) (*Cleaner, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	for _, a := range cfg.NodePortAddrs {
 		if !a.IsValid() {
 			return nil, errors.New("conntrack: NodePortAddrs has an invalid address")
@@ -92,7 +93,7 @@ func New(cfg Config) (*Cleaner, error) {
 		p.configure(cfg)
 	}
 	if c.table == nil {
-		k, err := OpenKernelTable(KernelTableConfig{NetNS: cfg.NetNS, Zones: cfg.Zones})
+		k, err := OpenKernelTable(cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -232,4 +233,25 @@ func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) error {
 	n, errDelete := c.table.Delete(ctx, doomed)
 	info.Deleted += n
 	return errors.Join(err, errDelete)
+}
+
+// After returns a backend that applies b and then flushes c with the changes that b
+// acknowledged. So no flow is deleted before its packets would meet the new rules. The
+// result's Apply returns the error of b's Apply, even if the clean-up fails. A failed
+// clean-up is logged, reported to [Trace], and kept for the next Apply or c.Flush. The
+// package documentation shows how to retry it soon. If b's Apply fails altogether, there
+// is no clean-up. The result has the limits of b ([ruleset.Limiter]). Neither b nor c may
+// be nil.
+func After(b ruleset.Backend, c *Cleaner) ruleset.Backend {
+	return ruleset.WithLimitsOf(b, ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		err := b.Apply(ctx, d)
+		c.Record(d, err)
+		if _, acked := outcome(err); !acked {
+			return err
+		}
+		if err := c.Flush(ctx); err != nil && ctx.Err() == nil {
+			c.log.LogAttrs(ctx, slog.LevelWarn, "conntrack: cannot delete stale UDP flows, the next sync tries again", slog.Any("error", err))
+		}
+		return err
+	}))
 }

@@ -48,7 +48,7 @@ func newBedOf(t *testing.T, cfg Config, flows ...Flow) *bed {
 			b.sum.add(i)
 		},
 	}
-	c, err := New(cfg)
+	c, err := New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

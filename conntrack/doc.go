@@ -1,6 +1,6 @@
 // Package conntrack ends UDP flows that a change of Services has made stale.
 //
-//	c, err := conntrack.New(conntrack.Config{})
+//	c, err := conntrack.New(ctx, conntrack.Config{})
 //	if err != nil {
 //		return err
 //	}
@@ -30,15 +30,20 @@
 //
 //   - flows to a frontend of the Service (cluster IP, external IP, load-balancer IP or
 //     NodePort) that were sent to an address that is no longer an endpoint, or to an
-//     endpoint that is no longer ready or serving. An endpoint that terminates but still
-//     serves keeps its flows, and so does one that this node would not choose now;
+//     endpoint that is no longer ready or serving. A terminating endpoint that still serves
+//     keeps its flows, and so does an endpoint that this node would no longer choose;
 //   - flows that were sent to an endpoint of a Service, or through a frontend of it, that
 //     no longer exists;
 //   - flows to a frontend that were not sent to any endpoint, because the Service or its
-//     endpoints did not exist when the flows began. They are deleted once it has an endpoint.
+//     endpoints did not exist when the flows began. They are deleted once it has an endpoint;
+//   - flows to a port of a range that began before another Service had this port as a single
+//     port, or while it had it.
 //
-// It leaves alone flows of other protocols and other Services, flows in conntrack zones
-// that [Config.Zones] does not name (by default all but zone 0), flows to other hosts'
+// The endpoint of a flow to a range of ports ([ruleset.Frontend].LastPort) is the address of
+// the endpoint with the port that follows from the flow's.
+//
+// The package leaves alone flows of other protocols and other Services, flows in conntrack
+// zones that [Config.Zones] does not name (by default all but zone 0), flows to other hosts'
 // ports that happen to have a NodePort's number, and flows to an endpoint that still
 // serves. Until a Service's latest change is acknowledged, none of its flows are deleted.
 //
@@ -49,7 +54,7 @@
 // [Config.NodePortAddrs]. The package does not find address ranges that a route makes local.
 //
 // A full delta (the first one after a start, and each resync) makes the package judge every
-// UDP flow to a known frontend. It cannot recognise flows to Services that were deleted while
+// UDP flow to a known frontend. It cannot recognize flows to Services that were deleted while
 // no agent ran. These expire by themselves.
 //
 // # Differences from kube-proxy
@@ -81,15 +86,15 @@
 // # Requirements and cost
 //
 // To read the kernel's table, the package needs Linux with CONFIG_NF_CT_NETLINK, and
-// CAP_NET_ADMIN. On other systems [New] returns a [*ruleset.UnsupportedError] unless
+// CAP_NET_ADMIN. On other systems [New] returns a [*dataplane.UnsupportedError] unless
 // [Config.Table] is set. Kernels from 5.8 on report UDP flows alone (CTA_FILTER).
 //
 // The package reads the table only if a UDP Service changed in a way that may leave stale
 // flows. A new endpoint beside others does not. It reads the table once for each family
 // concerned, however many Services changed, and keeps only the stale flows in memory.
 //
-// The package remembers up to 65,536 frontends whose flows are to be examined, if clean-ups fail
-// again and again. Beyond that it examines every flow instead, so no stale flow is left.
+// The package remembers up to 65,536 frontends with single ports and 1,024 ranges whose flows are
+// to be examined, if clean-ups fail again and again. Beyond that it examines every flow instead, so no stale flow is left.
 //
 // [Tuning] and [Tune] set the limits and timeouts of connection tracking that kube-proxy sets
 // at its start.

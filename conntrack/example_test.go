@@ -2,7 +2,6 @@ package conntrack_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"net/netip"
@@ -45,7 +44,7 @@ func Example() {
 		{Protocol: 17, Src: ap("10.9.0.1:4000"), Dst: ap("10.96.0.10:53"), ReplySrc: ap("10.0.0.1:53"), ReplyDst: ap("10.9.0.1:4000")},
 		{Protocol: 17, Src: ap("10.9.0.2:4000"), Dst: ap("10.96.0.10:53"), ReplySrc: ap("10.0.0.2:53"), ReplyDst: ap("10.9.0.2:4000")},
 	}
-	cleaner, err := conntrack.New(conntrack.Config{Table: table})
+	cleaner, err := conntrack.New(context.Background(), conntrack.Config{Table: table})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -96,7 +95,7 @@ func (o options) Equal(other tracker.Extension) bool { return o == other }
 // A data plane with its own conntrack zone for each family, a virtual NodePort address in each,
 // and Services whose flows must not be deleted.
 func ExampleConfig() {
-	cleaner, err := conntrack.New(conntrack.Config{
+	cleaner, err := conntrack.New(context.Background(), conntrack.Config{
 		Zones: []uint16{65520, 65510},
 		NodePortAddrs: []netip.Addr{
 			netip.MustParseAddr("169.254.0.252"), netip.MustParseAddr("fc01::aabb:ccdd:eefe"),
@@ -138,9 +137,8 @@ func ExampleTune() {
 		log.Fatal(err)
 	}
 	for _, r := range conntrack.Tune("", settings) {
-		var failed *conntrack.SettingError
 		switch {
-		case errors.As(r.Err, &failed) && failed.ReadOnly():
+		case r.ReadOnly:
 			log.Print(r.Err)
 		case r.Err != nil:
 			log.Fatal(r.Err)
@@ -150,12 +148,12 @@ func ExampleTune() {
 
 // A table that logs the flows that a Cleaner deletes from the kernel's table.
 func ExampleOpenKernelTable() {
-	table, err := conntrack.OpenKernelTable(conntrack.KernelTableConfig{})
+	table, err := conntrack.OpenKernelTable(conntrack.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer table.Close()
-	cleaner, err := conntrack.New(conntrack.Config{Table: logging{table}})
+	cleaner, err := conntrack.New(context.Background(), conntrack.Config{Table: logging{table}})
 	if err != nil {
 		log.Fatal(err)
 	}

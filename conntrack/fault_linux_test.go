@@ -20,12 +20,12 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/usage"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -64,76 +64,13 @@ func TestCleanUpNeedsOnlyNetAdmin(t *testing.T) {
 
 // cleanUp opens a Cleaner and flushes it.
 func cleanUp() error {
-	c, err := New(Config{})
+	c, err := New(context.Background(), Config{})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
 	return c.Flush(context.Background())
-}
-
-// TestFlushReportsClosedSocket closes the sockets of a Cleaner: Flush returns an error
-// that wraps os.ErrClosed and loses nothing, and a new Cleaner does the work.
-func TestFlushReportsClosedSocket(t *testing.T) {
-	h := netlab.NewHost(t)
-	// For NodePorts the node's addresses are listed over the route socket.
-	nodePort := service{name: "np", cluster: "10.96.0.99:53", nodePort: 30099, endpoints: eps("10.0.0.2:53")}.compile(everyAddress())
-	delta := &ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53")), change(nil, nodePort)}}
-	for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} {
-		create(t, h, toOne, toTwo)
-		before := sockets(t, protocol)
-		c, err := New(Config{NetNS: h.File()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		opened := slices.DeleteFunc(sockets(t, protocol), func(fd int) bool { return slices.Contains(before, fd) })
-		if len(opened) != 1 {
-			t.Fatalf("New opened sockets %v of protocol %d", opened, protocol)
-		}
-		// Another file takes the number, so that no other test gets it.
-		null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(unix.Dup3(null, opened[0], unix.O_CLOEXEC), unix.Close(null)); err != nil {
-			t.Fatal(err)
-		}
-		c.Record(delta, nil)
-		if err := c.Flush(t.Context()); !errors.Is(err, os.ErrClosed) || !c.Pending() {
-			t.Errorf("protocol %d: %v, pending %v", protocol, err, c.Pending())
-		}
-		c.Close()
-		next := cleanerAt(t, h, nil)
-		next.Record(delta, nil)
-		if err := next.Flush(t.Context()); err != nil || next.Pending() {
-			t.Fatalf("protocol %d, new Cleaner: %v, pending %v", protocol, err, next.Pending())
-		}
-		if got, want := read(t, h), shown(toTwo); !slices.Equal(got, want) {
-			t.Errorf("protocol %d: left %v, want %v", protocol, got, want)
-		}
-	}
-}
-
-// sockets returns the process's netlink sockets of a protocol.
-func sockets(t *testing.T, protocol int) (out []int) {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		fd, err := strconv.Atoi(e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-		if err == nil && domain == unix.AF_NETLINK && got == protocol {
-			out = append(out, fd)
-		}
-	}
-	return out
 }
 
 // TestSignalsDoNotFailFlush interrupts every blocking system call.
@@ -326,7 +263,7 @@ func TestCleanersDoNotLeak(t *testing.T) {
 	work := func() {
 		for i := range rounds {
 			if i%10 == 0 { // the kernel closes sockets slowly
-				c, err := New(Config{NetNS: h.File()})
+				c, err := New(t.Context(), Config{NetNS: h.File()})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -354,4 +291,25 @@ func TestCleanersDoNotLeak(t *testing.T) {
 	before := usage.Now()
 	work()
 	before.Keep(t, 200<<10)
+}
+
+// sockets returns the process's netlink sockets of a protocol.
+func sockets(t *testing.T, protocol int) (out []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err == nil && domain == unix.AF_NETLINK && got == protocol {
+			out = append(out, fd)
+		}
+	}
+	return out
 }

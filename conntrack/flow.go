@@ -2,8 +2,8 @@ package conntrack
 
 import (
 	"context"
+	"errors"
 	"net/netip"
-	"os"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -52,13 +52,12 @@ type Table interface {
 // [Table] and must not be used by several goroutines at a time.
 type KernelTable struct{ kernel }
 
-// KernelTableConfig selects what [OpenKernelTable] opens. The zero value selects
-// zone 0 in the network namespace of the calling thread.
-type KernelTableConfig struct {
-	// NetNS is an open file of the network namespace, as [Config.NetNS]; nil is the
-	// namespace of the calling thread.
-	NetNS *os.File
-	// Zones lists the conntrack zones whose flows Dump reports. Empty means zone 0
-	// alone. It should equal [Config.Zones].
-	Zones []uint16
-}
+var (
+	// ErrIncomplete is wrapped by the error of a dump in which flows may be missing,
+	// because the table changed too much during the dump (NLM_F_DUMP_INTR) or messages
+	// were lost (ENOBUFS). Another dump may succeed.
+	ErrIncomplete = errors.New("incomplete dump")
+	// ErrMalformed is wrapped by errors about a message of the kernel that cannot be
+	// decoded.
+	ErrMalformed = errors.New("malformed message")
+)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -14,11 +13,11 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// deleteBatch is the number of deletions to send at once. Their acknowledgements must fit
+// deleteBatch is the number of deletions to send in one call. Their acknowledgements must fit
 // into a socket's default receive buffer, which has room for about 200.
 const deleteBatch = 64
 
@@ -29,9 +28,10 @@ type kernel struct {
 	route *netlink.Handle
 }
 
-// OpenKernelTable opens the kernel's table. It needs the same privileges as [New]
-// and returns the same errors.
-func OpenKernelTable(cfg KernelTableConfig) (*KernelTable, error) {
+// OpenKernelTable opens the kernel's table in cfg.NetNS. Dump reports the flows of
+// cfg.Zones. The other fields have no effect. It needs the same privileges as [New] and
+// returns the same errors.
+func OpenKernelTable(cfg Config) (*KernelTable, error) {
 	n, err := netns.Open(cfg.NetNS)
 	if err != nil {
 		return nil, fmt.Errorf("conntrack: %w", err)
@@ -63,7 +63,7 @@ func OpenKernelTable(cfg KernelTableConfig) (*KernelTable, error) {
 }
 
 func unsupported(feature string, err error) error {
-	return &ruleset.UnsupportedError{Backend: "conntrack", Feature: feature, Err: err}
+	return &dataplane.UnsupportedError{Backend: "conntrack", Feature: feature, Err: err}
 }
 
 // probe requests the statistics, to find out whether the kernel has the subsystem.
@@ -167,9 +167,6 @@ func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]
 			return nil, err
 		}
 		list, err = k.route.AddrList(nil, int(inet.AF(family)))
-	}
-	if errors.Is(err, unix.EBADF) || errors.Is(err, unix.ENOTSOCK) {
-		err = os.ErrClosed
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot list addresses: %w", err)

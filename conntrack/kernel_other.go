@@ -15,16 +15,16 @@ type kernel struct{}
 
 var errSystem = backendconf.Unsupported("conntrack")
 
-// OpenKernelTable returns a [*ruleset.UnsupportedError].
-func OpenKernelTable(KernelTableConfig) (*KernelTable, error) { return nil, errSystem }
+// OpenKernelTable returns a [*github.com/go-proxier/proxier/ruleset/dataplane.UnsupportedError].
+func OpenKernelTable(Config) (*KernelTable, error) { return nil, errSystem }
 
-// Dump returns a [*ruleset.UnsupportedError].
+// Dump returns a [*github.com/go-proxier/proxier/ruleset/dataplane.UnsupportedError].
 func (*KernelTable) Dump(context.Context, tracker.Family, func(*Flow)) error { return errSystem }
 
-// Delete returns a [*ruleset.UnsupportedError].
+// Delete returns a [*github.com/go-proxier/proxier/ruleset/dataplane.UnsupportedError].
 func (*KernelTable) Delete(context.Context, []Flow) (int, error) { return 0, errSystem }
 
-// LocalAddrs returns a [*ruleset.UnsupportedError].
+// LocalAddrs returns a [*github.com/go-proxier/proxier/ruleset/dataplane.UnsupportedError].
 func (*KernelTable) LocalAddrs(context.Context, tracker.Family) ([]netip.Addr, error) {
 	return nil, errSystem
 }

@@ -3,8 +3,8 @@ package conntrack
 import (
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 func TestMain(m *testing.M) {
@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 // kernelAt opens the host's table until the end of the test.
 func kernelAt(tb testing.TB, h *netlab.Host, zones ...uint16) *KernelTable {
 	tb.Helper()
-	k, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: zones})
+	k, err := OpenKernelTable(Config{NetNS: h.File(), Zones: zones})
 	if err != nil {
 		tb.Fatal(err)
 	}

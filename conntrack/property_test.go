@@ -79,9 +79,9 @@ func (m *model) random(i int) *ruleset.Service {
 	return s.compile(everyAddress())
 }
 
-// place returns the address and port of a frontend's packets.
-func place(f *ruleset.Frontend) netip.AddrPort {
-	if f.Kind == ruleset.NodePort {
+// packetsTo returns the address and port of a frontend's packets, the first one of a range.
+func packetsTo(f *ruleset.Frontend) netip.AddrPort {
+	if f.Kind == ruleset.KindNodePort {
 		return netip.AddrPortFrom(addr(nodeAddr), f.Port)
 	}
 	return netip.AddrPortFrom(f.Addr, f.Port)
@@ -107,7 +107,7 @@ func (m *model) filter(s *ruleset.Service, f Flow) bool {
 func (m *model) owner(at netip.AddrPort) *ruleset.Service {
 	for _, s := range m.acked {
 		for i := range s.Frontends {
-			if place(&s.Frontends[i]) == at {
+			if packetsTo(&s.Frontends[i]) == at {
 				return s
 			}
 		}
@@ -245,7 +245,7 @@ func (m *model) check(step int) {
 		for _, tried := range m.tried {
 			for _, s := range tried {
 				for i := range s.Frontends {
-					if place(&s.Frontends[i]) == f.Dst {
+					if packetsTo(&s.Frontends[i]) == f.Dst {
 						return false
 					}
 				}

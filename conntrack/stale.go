@@ -87,9 +87,12 @@ type staleFlows struct {
 	// node is the node as acknowledged, nil at first. It selects the addresses at which
 	// NodePorts answer.
 	node *ruleset.Node
-	// owners holds the Service of each frontend. The key of a NodePort has the unspecified
-	// address.
+	// owners holds the Service of each frontend with a single port. The key of a NodePort has
+	// the unspecified address.
 	owners map[netip.AddrPort]*ruleset.Service
+	// ranges holds the owners of ranges of ports. They apply where owners has no Service. It is
+	// nil until a Service has a range.
+	ranges spans
 	// unacknowledged holds the Services whose last change failed and may be partly in
 	// effect. Their flows are left alone until a later change succeeds.
 	unacknowledged map[tracker.Key]struct{}
@@ -107,6 +110,8 @@ type queue struct {
 	all bool
 	// frontends selects the flows to these frontends. Some frontends may no longer exist.
 	frontends map[netip.AddrPort]*lost
+	// ranges selects the flows to these ranges. It is nil until there is one.
+	ranges map[place]*lost
 }
 
 // lost holds the Service and the endpoints that a frontend has lost.
@@ -114,7 +119,7 @@ type lost struct {
 	// service is the Service that had the frontend when the frontend last changed.
 	service *ruleset.Service
 	// endpoints holds the endpoints that the frontend no longer has, each with the Service
-	// that it belonged to.
+	// that it belonged to. For a range the keys are those of anyPort.
 	endpoints map[netip.AddrPort]*ruleset.Service
 }
 
@@ -148,7 +153,9 @@ func (p *staleFlows) configure(c Config) {
 }
 
 // pending reports whether the queue selects any flow.
-func (p *staleFlows) pending() bool { return p.queue.all || len(p.queue.frontends) > 0 }
+func (p *staleFlows) pending() bool {
+	return p.queue.all || len(p.queue.frontends) > 0 || len(p.queue.ranges) > 0
+}
 
 // clear empties the queue.
 func (p *staleFlows) clear() { p.queue = queue{frontends: map[netip.AddrPort]*lost{}} }
@@ -161,12 +168,52 @@ func (p *staleFlows) nodePort(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), port)
 }
 
-// at returns the key of f in owners.
-func (p *staleFlows) at(f *ruleset.Frontend) netip.AddrPort {
-	if f.Kind == ruleset.NodePort {
-		return p.nodePort(f.Port)
+// at returns the place of f.
+func (p *staleFlows) at(f *ruleset.Frontend) place {
+	if f.Kind == ruleset.KindNodePort {
+		return place{at: p.nodePort(f.Port)}
 	}
-	return netip.AddrPortFrom(f.Addr, f.Port)
+	return place{netip.AddrPortFrom(f.Addr, f.Port), f.LastPort, f.TargetPort}
+}
+
+// setOwner records that s has a frontend.
+func (p *staleFlows) setOwner(w place, s *ruleset.Service) {
+	if !w.isRange() {
+		p.owners[w.at] = s
+		return
+	}
+	if p.ranges == nil {
+		p.ranges = spans{}
+	}
+	p.ranges.set(w, s)
+}
+
+// removeOwner records that a Service no longer has a frontend.
+func (p *staleFlows) removeOwner(w place, k tracker.Key) {
+	if w.isRange() {
+		p.ranges.remove(w, k)
+	} else if o := p.owners[w.at]; o != nil && o.Key == k {
+		delete(p.owners, w.at)
+	}
+}
+
+// covers reports whether a frontend takes packets from another: a single port from a range, or from
+// a NodePort at an address of the node. These packets may have flows from before the frontend,
+// and its flows go to the other one afterwards, even if the frontend had no endpoint.
+func (p *staleFlows) covers(w place) bool {
+	if w.isRange() {
+		return false
+	}
+	if !w.at.Addr().IsUnspecified() {
+		_, ok := p.ranges.find(w.at)
+		return ok || p.owners[p.nodePort(w.at.Port())] != nil
+	}
+	for a := range p.ranges {
+		if _, ok := p.ranges.find(netip.AddrPortFrom(a, w.at.Port())); ok {
+			return true
+		}
+	}
+	return false
 }
 
 // concerns reports whether the Service is a UDP Service of the family.
@@ -182,8 +229,9 @@ func (p *staleFlows) record(c *ruleset.Change) {
 	_, failed := p.unacknowledged[c.Key]
 	delete(p.unacknowledged, c.Key)
 
-	// The frontends before c, including those of failed attempts.
-	was, had := map[netip.AddrPort]struct{}{}, false
+	// The frontends before c, including those of failed attempts, and whether they let
+	// packets pass.
+	was, had := map[place]bool{}, false
 	last := c.New
 	for s := range c.Before() {
 		had = had || hasUsable(s)
@@ -191,66 +239,92 @@ func (p *staleFlows) record(c *ruleset.Change) {
 			last = s
 		}
 		for j := range s.Frontends {
-			was[p.at(&s.Frontends[j])] = struct{}{}
+			f := &s.Frontends[j]
+			was[p.at(f)] = was[p.at(f)] || f.Target == ruleset.TargetPass
 		}
 	}
 	gone := removed(c)
 
 	for at := range was {
-		if o := p.owners[at]; o != nil && o.Key == c.Key {
-			delete(p.owners, at)
-		}
+		p.removeOwner(at, c.Key)
 	}
 	if c.New != nil {
 		has := hasUsable(c.New)
 		for i := range c.New.Frontends {
-			at := p.at(&c.New.Frontends[i])
-			p.owners[at] = c.New
-			_, old := was[at]
+			f := &c.New.Frontends[i]
+			at := p.at(f)
+			p.setOwner(at, c.New)
+			passed, old := was[at]
 			delete(was, at)
 			switch {
 			case len(gone) > 0:
 				p.examine(at, last, gone)
-			case failed,
-				// Flows may have begun while the frontend had no endpoint.
-				has && (!old || !had):
+			case failed, !old && p.covers(at),
+				// Flows may have begun while the frontend had no endpoint, or none for
+				// their client.
+				has && (!old || !had || passed && f.Target != ruleset.TargetPass):
 				p.examine(at, last, nil)
 			}
 		}
 	}
-	if had && len(was) > 0 { // c removed frontends
-		all := usableBefore(c)
+	if len(was) > 0 { // c removed frontends
+		var all addrs
+		if had {
+			all = usableBefore(c)
+		}
 		for at := range was {
-			p.examine(at, last, all)
+			if had || p.covers(at) {
+				p.examine(at, last, all)
+			}
 		}
 	}
 }
 
 // examine queues the flows to a frontend of s. gone holds the endpoints that the frontend no
 // longer has.
-func (p *staleFlows) examine(at netip.AddrPort, s *ruleset.Service, gone addrs) {
-	if len(p.queue.frontends) >= maxQueue {
+func (p *staleFlows) examine(w place, s *ruleset.Service, gone addrs) {
+	if len(p.queue.frontends) >= maxQueue || len(p.queue.ranges) >= maxRanges {
 		// Clean-ups have failed many times. To examine all flows finds nearly as many stale
 		// ones and needs no memory.
 		p.clear()
 		p.queue.all = true
 	}
-	have := p.queue.frontends[at]
+	have := p.queue.frontends[w.at]
+	if w.isRange() {
+		have = p.queue.ranges[w]
+	}
 	if have == nil {
 		have = &lost{endpoints: make(map[netip.AddrPort]*ruleset.Service, len(gone))}
-		p.queue.frontends[at] = have
+		switch {
+		case !w.isRange():
+			p.queue.frontends[w.at] = have
+		case p.queue.ranges == nil:
+			p.queue.ranges = map[place]*lost{w: have}
+		default:
+			p.queue.ranges[w] = have
+		}
 	}
 	have.service = s
 	for a := range gone {
+		if w.isRange() {
+			a = anyPort(a.Addr())
+		}
 		have.endpoints[a] = s
 	}
 }
 
-// maxQueue is the largest number of frontends in the queue.
-const maxQueue = 1 << 16
+const (
+	// maxQueue is the largest number of frontends with single ports in the queue.
+	maxQueue = 1 << 16
+	// maxRanges is the largest number of ranges in the queue. A flow is compared with all of
+	// those at its destination.
+	maxRanges = 1 << 10
+)
 
 // examineAll queues every flow to any frontend.
-func (p *staleFlows) examineAll() { p.queue.all = p.queue.all || len(p.owners) > 0 }
+func (p *staleFlows) examineAll() {
+	p.queue.all = p.queue.all || len(p.owners) > 0 || len(p.ranges) > 0
+}
 
 // setNode sets the node. If NodePorts answer at other addresses than before, setNode
 // queues the flows to all NodePorts.
@@ -261,7 +335,7 @@ func (p *staleFlows) setNode(n *ruleset.Node) {
 	}
 	for at, s := range p.owners {
 		if at.Addr().IsUnspecified() {
-			p.examine(at, s, usableOf(s))
+			p.examine(place{at: at}, s, usableOf(s))
 		}
 	}
 }
@@ -272,7 +346,7 @@ func equalNodePorts(a, b ruleset.NodePorts) bool {
 
 // needsLocal reports whether judge needs the node's own addresses for the queue.
 func (p *staleFlows) needsLocal() bool {
-	if p.queue.all {
+	if p.queue.all || len(p.queue.ranges) > 0 {
 		for at := range p.owners {
 			if at.Addr().IsUnspecified() {
 				return true
@@ -303,6 +377,7 @@ func (p *staleFlows) judge(local []netip.Addr) func(*Flow) bool {
 		staleFlows: p,
 		nodePort:   make(map[netip.Addr]struct{}, len(local)),
 		valid:      map[*ruleset.Service]addrs{},
+		queued:     p.queue.queuedRanges(),
 	}
 	if p.node != nil {
 		for _, a := range local {
@@ -329,7 +404,10 @@ func answers(n ruleset.NodePorts, a netip.Addr) bool {
 type judge struct {
 	*staleFlows
 	nodePort map[netip.Addr]struct{} // the addresses at which NodePorts answer
-	valid    map[*ruleset.Service]addrs
+	// valid holds the usable endpoints of Services. If a Service has ranges, valid has the keys
+	// of anyPort, too.
+	valid  map[*ruleset.Service]addrs
+	queued map[netip.Addr][]queuedRange
 }
 
 // stale reports whether f is stale and the filter does not spare it.
@@ -353,12 +431,17 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 
 	owner, examined := j.owners[f.Dst], j.queue.all
 	gone, ok := j.queue.frontends[f.Dst]
-	examined = examined || ok
+	examined = examined || ok || j.inQueuedRange(f.Dst)
 	atNode := false
+	var in span // if owner has the destination as part of a range
 	if owner == nil {
 		if _, ok := j.nodePort[f.Dst.Addr()]; ok {
 			owner = j.owners[atNodePort]
 			atNode = owner != nil
+		}
+		if owner == nil {
+			in, _ = j.ranges.find(f.Dst)
+			owner = in.service
 		}
 		if goneNP, ok := j.queue.frontends[atNodePort]; ok {
 			examined = examined || owner != nil
@@ -378,13 +461,19 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 	if owner == nil {
 		// The frontend no longer has a Service. Only flows that were sent to the last
 		// Service's endpoints belonged to that Service.
-		if translated {
-			return gone.of(f.ReplySrc)
+		if !translated {
+			return nil
 		}
-		return nil
+		if s := gone.of(f.ReplySrc); s != nil {
+			return s
+		}
+		return j.lostByRange(f)
 	}
 	if !examined {
-		return nil
+		// The flow may be from a NodePort that the owner's frontend covers.
+		if _, ok := j.queue.frontends[atNodePort]; !ok {
+			return nil
+		}
 	}
 	if _, ok := j.unacknowledged[owner.Key]; ok {
 		return nil
@@ -392,9 +481,18 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 	valid, ok := j.valid[owner]
 	if !ok {
 		valid = usableOf(owner)
+		if slices.ContainsFunc(owner.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() }) {
+			for a := range maps.Clone(valid) {
+				valid[anyPort(a.Addr())] = struct{}{}
+			}
+		}
 		j.valid[owner] = valid
 	}
-	if valid.has(f.ReplySrc) || atNode && handedOn {
+	at, ok := f.ReplySrc, true
+	if in.service != nil {
+		at, ok = in.place.endpoint(f)
+	}
+	if ok && valid.has(at) || atNode && handedOn {
 		return nil
 	}
 	// A flow that was not translated began while the frontend had no endpoint. It is

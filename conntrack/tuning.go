@@ -99,7 +99,7 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 			return nil, fmt.Errorf("conntrack: %s (%v) must not be negative", d.field, d.timeout)
 		}
 		if d.timeout > 0 {
-			// Round up, because with 0 the kernel would drop entries at once.
+			// Round up, because with 0 the kernel would drop entries immediately.
 			seconds := (d.timeout + time.Second - 1) / time.Second
 			out = append(out, Setting{Path: sysctlFolder + d.name, Value: int(seconds)})
 		}
@@ -110,43 +110,35 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 	return out, nil
 }
 
-// SettingError is the error of a parameter that could not be set.
-type SettingError struct {
-	// Setting is the parameter and the value.
-	Setting Setting
-	// Now is the parameter's value. It is valid only if Known is set.
-	Now   int
-	Known bool
-	// Err is the system's error. It wraps [fs.ErrNotExist] if connection tracking is not
-	// loaded.
-	Err error
+// settingError is the error of a parameter that could not be set. If known is set, now is the
+// parameter's value.
+type settingError struct {
+	setting Setting
+	now     int
+	known   bool
+	err     error
 }
 
-// Error returns the parameter, its value if known, the wanted value and the cause.
-func (e *SettingError) Error() string {
+func (e *settingError) Error() string {
 	what := "at least "
-	if !e.Setting.AtLeast {
+	if !e.setting.AtLeast {
 		what = ""
 	}
 	switch {
-	case e.ReadOnly():
+	case e.readOnly():
 		return fmt.Sprintf("conntrack: /%s is %d and cannot be set to %s%d from here: %v; set it on the host, or ask for no change",
-			e.Setting.Path, e.Now, what, e.Setting.Value, e.Err)
-	case errors.Is(e.Err, fs.ErrNotExist):
+			e.setting.Path, e.now, what, e.setting.Value, e.err)
+	case errors.Is(e.err, fs.ErrNotExist):
 		return fmt.Sprintf("conntrack: cannot set /%s to %s%d: the parameter does not exist; is the kernel module nf_conntrack loaded?",
-			e.Setting.Path, what, e.Setting.Value)
+			e.setting.Path, what, e.setting.Value)
 	}
-	return fmt.Sprintf("conntrack: cannot set /%s to %s%d: %v", e.Setting.Path, what, e.Setting.Value, e.Err)
+	return fmt.Sprintf("conntrack: cannot set /%s to %s%d: %v", e.setting.Path, what, e.setting.Value, e.err)
 }
 
-// Unwrap returns Err.
-func (e *SettingError) Unwrap() error { return e.Err }
+func (e *settingError) Unwrap() error { return e.err }
 
-// ReadOnly reports whether the parameter exists but this process cannot write it: in a
-// container whose /proc/sys is read-only, without the privilege, or in a network
-// namespace that does not own the parameter.
-func (e *SettingError) ReadOnly() bool {
-	return e.Known && (errors.Is(e.Err, fs.ErrPermission) || errors.Is(e.Err, syscall.EROFS) || errors.Is(e.Err, syscall.EOPNOTSUPP))
+func (e *settingError) readOnly() bool {
+	return e.known && (errors.Is(e.err, fs.ErrPermission) || errors.Is(e.err, syscall.EROFS) || errors.Is(e.err, syscall.EOPNOTSUPP))
 }
 
 // Result is the outcome of [Tune] for one setting.
@@ -157,7 +149,12 @@ type Result struct {
 	Old int
 	// Changed reports whether Tune changed the parameter.
 	Changed bool
-	// Err is nil or a [*SettingError].
+	// ReadOnly reports whether the parameter exists but this process cannot write it: in a
+	// container whose /proc/sys is read-only, without the privilege, or in a network
+	// namespace that does not own the parameter.
+	ReadOnly bool
+	// Err is nil or names the parameter and wraps the system's error, [fs.ErrNotExist] if
+	// connection tracking is not loaded.
 	Err error
 }
 
@@ -171,7 +168,8 @@ func Tune(root string, settings []Setting) []Result {
 	out := make([]Result, len(settings))
 	for i, s := range settings {
 		old, changed, err := tune(filepath.Join(root, filepath.FromSlash(s.Path)), s)
-		out[i] = Result{Setting: s, Old: old, Changed: changed, Err: err}
+		var failed *settingError
+		out[i] = Result{Setting: s, Old: old, Changed: changed, Err: err, ReadOnly: errors.As(err, &failed) && failed.readOnly()}
 	}
 	return out
 }
@@ -183,7 +181,7 @@ func tune(file string, s Setting) (old int, changed bool, err error) {
 		old, err = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
 	if err != nil {
-		return 0, false, &SettingError{Setting: s, Err: err}
+		return 0, false, &settingError{setting: s, err: err}
 	}
 	if old == s.Value || s.AtLeast && old > s.Value {
 		return old, false, nil
@@ -194,7 +192,7 @@ func tune(file string, s Setting) (old int, changed bool, err error) {
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		return old, false, &SettingError{Setting: s, Now: old, Known: true, Err: err}
+		return old, false, &settingError{setting: s, now: old, known: true, err: err}
 	}
 	return old, true, nil
 }

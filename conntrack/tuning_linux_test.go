@@ -1,14 +1,12 @@
-package conntrack_test
+package conntrack
 
 import (
-	"errors"
 	"os"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // TestKernelParametersAreTuned sets the timeouts of its own network namespace, and fails to set
@@ -18,12 +16,12 @@ func TestKernelParametersAreTuned(t *testing.T) {
 	missing := false
 	err := h.Do(func() error {
 		// The namespace has conntrack parameters once conntrack is in use.
-		c, err := conntrack.New(conntrack.Config{})
+		c, err := New(t.Context(), Config{})
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		settings, err := conntrack.Tuning{
+		settings, err := Tuning{
 			MaxPerCore: 1, Min: 1 << 30, // more than any machine has, because the limit is only raised
 			TCPEstablishedTimeout: 23 * time.Hour, UDPStreamTimeout: 77 * time.Second, TCPBeLiberal: true,
 		}.Settings(1)
@@ -31,18 +29,17 @@ func TestKernelParametersAreTuned(t *testing.T) {
 			return err
 		}
 		// The machine's hash table stays as it is.
-		settings = slices.DeleteFunc(settings, func(s conntrack.Setting) bool { return s.Path == hashFile })
+		settings = slices.DeleteFunc(settings, func(s Setting) bool { return s.Path == hashFile })
 		if _, err := os.Stat("/" + settings[0].Path); err != nil {
 			missing = true
 			return nil
 		}
 		changed := func() (n int) {
-			for _, r := range conntrack.Tune("", settings) {
+			for _, r := range Tune("", settings) {
 				if r.Changed {
 					n++
 				}
-				var s *conntrack.SettingError
-				if r.Setting.Path == maxFile && (!errors.As(r.Err, &s) || !s.ReadOnly()) {
+				if r.Setting.Path == maxFile && !r.ReadOnly {
 					t.Errorf("the limit of the machine: error %v", r.Err)
 				}
 			}

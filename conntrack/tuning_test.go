@@ -1,4 +1,4 @@
-package conntrack_test
+package conntrack
 
 import (
 	"errors"
@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/go-proxier/proxier/conntrack"
 )
 
 const (
@@ -41,10 +39,10 @@ func TestLimitGrowsWithCores(t *testing.T) {
 		{math.MaxInt, 5, 64, 1 << 20},
 		{math.MaxInt/2 + 1, 0, 2, 1 << 20},
 	} {
-		got, err := conntrack.Tuning{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
-		var want []conntrack.Setting
+		got, err := Tuning{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
+		var want []Setting
 		if tt.want != 0 {
-			want = []conntrack.Setting{{Path: maxFile, Value: tt.want, AtLeast: true}, {Path: hashFile, Value: tt.want / 4, AtLeast: true}}
+			want = []Setting{{Path: maxFile, Value: tt.want, AtLeast: true}, {Path: hashFile, Value: tt.want / 4, AtLeast: true}}
 		}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v: %v, error %v", tt, got, err)
@@ -53,12 +51,12 @@ func TestLimitGrowsWithCores(t *testing.T) {
 }
 
 func TestTuningYieldsSettings(t *testing.T) {
-	got, err := conntrack.Tuning{
+	got, err := Tuning{
 		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
 		UDPTimeout: time.Millisecond, UDPStreamTimeout: 3*time.Second + 1, TCPBeLiberal: true,
 	}.Settings(1)
 	dir := "proc/sys/net/netfilter/nf_conntrack_"
-	want := []conntrack.Setting{
+	want := []Setting{
 		{Path: dir + "tcp_timeout_established", Value: 86400},
 		{Path: dir + "tcp_timeout_close_wait", Value: 3600},
 		{Path: dir + "udp_timeout", Value: 1},
@@ -68,7 +66,7 @@ func TestTuningYieldsSettings(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, error %v", got, err)
 	}
-	for _, bad := range []conntrack.Tuning{{MaxPerCore: -1}, {Min: -1}, {UDPTimeout: -1}, {TCPEstablishedTimeout: -time.Hour}} {
+	for _, bad := range []Tuning{{MaxPerCore: -1}, {Min: -1}, {UDPTimeout: -1}, {TCPEstablishedTimeout: -time.Hour}} {
 		if _, err := bad.Settings(1); err == nil {
 			t.Errorf("%+v is accepted", bad)
 		}
@@ -93,14 +91,14 @@ func sysctls(t *testing.T, values map[string]string) string {
 
 func TestTuneWritesOnlyDifferences(t *testing.T) {
 	root := sysctls(t, map[string]string{maxFile: "65536\n", hashFile: "40000\n", liberalFile: "many\n"})
-	settings := []conntrack.Setting{
+	settings := []Setting{
 		{Path: maxFile, Value: 131072},
 		{Path: hashFile, Value: 32768, AtLeast: true},
 		{Path: liberalFile, Value: 1},
 		{Path: "proc/sys/none", Value: 7},
 	}
-	results := conntrack.Tune(root, settings)
-	want := []conntrack.Result{{Setting: settings[0], Old: 65536, Changed: true}, {Setting: settings[1], Old: 40000}}
+	results := Tune(root, settings)
+	want := []Result{{Setting: settings[0], Old: 65536, Changed: true}, {Setting: settings[1], Old: 40000}}
 	if len(results) != len(settings) || !reflect.DeepEqual(results[:2], want) {
 		t.Fatalf("results %v, want first %v", results, want)
 	}
@@ -116,7 +114,7 @@ func TestTuneWritesOnlyDifferences(t *testing.T) {
 	if err := results[3].Err; !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is the kernel module nf_conntrack loaded?") {
 		t.Errorf("a missing parameter: %v", results[3])
 	}
-	for _, r := range conntrack.Tune(root, settings[:2]) {
+	for _, r := range Tune(root, settings[:2]) {
 		if r.Changed || r.Err != nil {
 			t.Errorf("again: %v", r)
 		}
@@ -125,13 +123,13 @@ func TestTuneWritesOnlyDifferences(t *testing.T) {
 
 // TestLimitIsOnlyRaised tunes nodes whose limit is lower and higher than the computed one.
 func TestLimitIsOnlyRaised(t *testing.T) {
-	settings, err := conntrack.Tuning{MaxPerCore: 32768, Min: 131072}.Settings(4)
+	settings, err := Tuning{MaxPerCore: 32768, Min: 131072}.Settings(4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for was, want := range map[string]string{"65536": "131072", "131072": "131072", "262144": "262144"} {
 		root := sysctls(t, map[string]string{maxFile: was, hashFile: "65536"})
-		for _, r := range conntrack.Tune(root, settings) {
+		for _, r := range Tune(root, settings) {
 			if r.Err != nil || r.Changed && was == want {
 				t.Errorf("limit %s: %+v", was, r)
 			}
@@ -142,14 +140,14 @@ func TestLimitIsOnlyRaised(t *testing.T) {
 	}
 }
 
-// TestReadOnlyParameterIsRecognised uses made-up errors, because root may write anything.
-func TestReadOnlyParameterIsRecognised(t *testing.T) {
-	e := &conntrack.SettingError{Setting: conntrack.Setting{Path: maxFile, Value: 9}, Now: 5, Known: true}
+// TestReadOnlyParameterIsRecognized uses made-up errors, because root may write anything.
+func TestReadOnlyParameterIsRecognized(t *testing.T) {
+	e := &settingError{setting: Setting{Path: maxFile, Value: 9}, now: 5, known: true}
 	for err, want := range map[error]bool{
 		syscall.EROFS: true, syscall.EACCES: true, syscall.EPERM: true, syscall.EOPNOTSUPP: true, syscall.EINVAL: false,
 	} {
-		e.Err = &fs.PathError{Op: "open", Path: "x", Err: err}
-		if got := e.ReadOnly(); got != want {
+		e.err = &fs.PathError{Op: "open", Path: "x", Err: err}
+		if got := e.readOnly(); got != want {
 			t.Errorf("%v: read-only is %v", err, got)
 		}
 		if got := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); got != want {

@@ -19,16 +19,20 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // service describes a Service port. A test changes a copy and compiles it.
 type service struct {
-	name      string
-	protocol  v1.Protocol // UDP if empty
-	cluster   string      // cluster IP and port
-	nodePort  uint16
-	external  []string // external IPs
+	name     string
+	protocol v1.Protocol // UDP if empty
+	cluster  string      // cluster IP and port
+	last     uint16      // the last port of a range
+	target   uint16      // the endpoints' port for the first one, or 0 for the same port
+	nodePort uint16
+	external []string // external IPs
+	// pass sets PassWithoutEndpoints and externalTrafficPolicy Local.
+	pass      bool
 	endpoints []*tracker.Endpoint
 }
 
 // ep returns an endpoint at "addr:port". how is "", "terminating" (but serving), "gone"
-// (neither ready nor serving) or "published" (ready but not serving).
+// (neither ready nor serving) "published" (ready but not serving) or "elsewhere" (on another node).
 func ep(at, how string) *tracker.Endpoint {
 	e := &tracker.Endpoint{Addr: ap(at), Ready: true, Serving: true, Weight: 1, Node: "here"}
 	switch how {
@@ -38,6 +42,8 @@ func ep(at, how string) *tracker.Endpoint {
 		e.Ready, e.Serving, e.Terminating = false, false, true
 	case "published":
 		e.Serving = false
+	case "elsewhere":
+		e.Node = "there"
 	}
 	return e
 }
@@ -66,6 +72,7 @@ func (s service) key() tracker.Key {
 func (s service) compile(n *ruleset.Node) *ruleset.Service {
 	p := &tracker.ServicePort{
 		Key: s.key(), ClusterIP: ap(s.cluster).Addr(), Port: ap(s.cluster).Port(), NodePort: s.nodePort,
+		LastPort: s.last, TargetPort: s.target, PassWithoutEndpoints: s.pass, ExternalLocal: s.pass,
 	}
 	for _, e := range s.external {
 		p.ExternalIPs = append(p.ExternalIPs, addr(e))
@@ -84,7 +91,7 @@ func everyAddress() *ruleset.Node {
 
 // change returns the change of one Service.
 func change(old, now *ruleset.Service, attempted ...*ruleset.Service) ruleset.Change {
-	c := ruleset.Change{Old: old, New: now, Attempted: attempted, What: ruleset.FieldAll}
+	c := ruleset.Change{Old: old, New: now, Attempted: attempted, Fields: ruleset.FieldAll}
 	for _, s := range append([]*ruleset.Service{now, old}, attempted...) {
 		if s != nil {
 			c.Key = s.Key

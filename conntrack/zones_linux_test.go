@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -31,7 +31,7 @@ func TestKernelTableReportsItsZonesOnly(t *testing.T) {
 		{[]uint16{65520, 0}, []uint16{0, 65520}},
 		{[]uint16{9}, nil},
 	} {
-		table, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: c.zones})
+		table, err := OpenKernelTable(Config{NetNS: h.File(), Zones: c.zones})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,13 +76,13 @@ func (l *logged) Delete(ctx context.Context, flows []Flow) (int, error) {
 func TestKernelTableCanBeWrapped(t *testing.T) {
 	h := netlab.NewHost(t)
 	create(t, h, in(7, toOne), in(7, toTwo), toOne)
-	table, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: []uint16{7}})
+	table, err := OpenKernelTable(Config{NetNS: h.File(), Zones: []uint16{7}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer table.Close()
 	wrapped := &logged{Table: table}
-	c, err := New(Config{Table: wrapped, Zones: []uint16{7}})
+	c, err := New(t.Context(), Config{Table: wrapped, Zones: []uint16{7}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func TestNodePortsAnswerAtFurtherAddrs(t *testing.T) {
 	b.apply(t, false, change(two, without))
 	b.left(t, elsewhere)
 
-	if _, err := New(Config{Table: b.table, NodePortAddrs: []netip.Addr{{}}}); err == nil {
+	if _, err := New(t.Context(), Config{Table: b.table, NodePortAddrs: []netip.Addr{{}}}); err == nil {
 		t.Error("an invalid address is accepted")
 	}
 }

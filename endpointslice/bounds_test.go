@@ -24,11 +24,11 @@ func TestProductOfASliceIsBounded(t *testing.T) {
 		t.Fatalf("reported %v", reported)
 	}
 	changes := cache.Take()
-	if len(changes) != 1 || len(changes[0].New) != MaxEndpoints/1000 || changes[0].New[0].Name != "p000" || len(changes[0].New[0].Endpoints) != 1000 {
+	if len(changes) != 1 || len(changes[0].New) != maxEndpoints/1000 || changes[0].New[0].Name != "p000" || len(changes[0].New[0].Endpoints) != 1000 {
 		t.Fatalf("%d ports", len(changes[0].New))
 	}
 	reported = nil
-	s.Ports = s.Ports[:MaxEndpoints/1000]
+	s.Ports = s.Ports[:maxEndpoints/1000]
 	if cache.Set(s) || reported != nil {
 		t.Errorf("the same ports are a change, or reported: %v", reported)
 	}

@@ -1,6 +1,7 @@
 package endpointslice
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -30,6 +31,9 @@ type Config[E any] struct {
 	// Key returns e's address and port, which must be those of Endpoint.Addr, and its
 	// rank among endpoints with the same address and port. It is required.
 	Key func(e *E) (netip.AddrPort, Rank)
+	// OwnerLabel is the label of a slice with the name of its Service. "" means
+	// kubernetes.io/service-name.
+	OwnerLabel string
 	// Report, if not nil, is called for skipped items. The error wraps [ErrInvalid]
 	// if the object is at fault, and otherwise wraps the error of Make. The slice is
 	// nil if Set was called with nil.
@@ -132,7 +136,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 		c.fail(s, fmt.Errorf("%w: missing name or namespace (name %q, namespace %q)", ErrInvalid, complaint.Value(name.Name), complaint.Value(name.Namespace)))
 		return false
 	}
-	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
+	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[c.ownerLabel()]}
 	switch {
 	case s.AddressType == discovery.AddressTypeFQDN:
 		return c.Delete(name)
@@ -140,7 +144,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 		c.fail(s, fmt.Errorf("%w: unknown address type %q", ErrInvalid, complaint.Value(s.AddressType)))
 		return c.Delete(name)
 	case owner.Name == "":
-		c.fail(s, fmt.Errorf("%w: no label %s", ErrInvalid, discovery.LabelServiceName))
+		c.fail(s, fmt.Errorf("%w: no label %s", ErrInvalid, c.ownerLabel()))
 		return c.Delete(name)
 	}
 
@@ -350,8 +354,8 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 		return nil, len(was) > 0
 	}
 	var bad []error
-	if most := max(1, MaxEndpoints/len(eps)); len(numbers) > most {
-		bad = append(bad, fmt.Errorf("%w: %d ports with %d endpoints each are more than %d endpoints: only %d ports are used", ErrInvalid, len(numbers), len(eps), MaxEndpoints, most))
+	if most := max(1, maxEndpoints/len(eps)); len(numbers) > most {
+		bad = append(bad, fmt.Errorf("%w: %d ports with %d endpoints each are more than %d endpoints: only %d ports are used", ErrInvalid, len(numbers), len(eps), maxEndpoints, most))
 		numbers = numbers[:most]
 	}
 	var zero E
@@ -473,7 +477,7 @@ func (c *Cache[E]) keep(old []*E) []*E {
 	return out
 }
 
-// blockLen returns the number of new endpoints to allocate at once. A block saves the
+// blockLen returns the number of new endpoints to allocate together. A block saves the
 // allocator's overhead for each endpoint. Blocks are small because one live endpoint
 // keeps the whole block in memory.
 func blockLen[E any]() int {
@@ -498,7 +502,7 @@ func tidied[T any](s []T) []T {
 	return s[:0]
 }
 
-// report reports the errors about a slice at once: a slice may have a thousand invalid
+// report reports the errors about a slice in one call: a slice may have a thousand invalid
 // endpoints.
 func (c *Cache[E]) report(s *discovery.EndpointSlice, bad []error) {
 	switch len(bad) {
@@ -514,4 +518,8 @@ func (c *Cache[E]) fail(s *discovery.EndpointSlice, err error) {
 	if c.config.Report != nil {
 		c.config.Report(s, err)
 	}
+}
+
+func (c *Cache[E]) ownerLabel() string {
+	return cmp.Or(c.config.OwnerLabel, discovery.LabelServiceName)
 }

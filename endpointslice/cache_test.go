@@ -173,6 +173,14 @@ func TestSliceContents(t *testing.T) {
 			name: "duplicate then prefers the first node", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(ep("10.0.0.01"), "a")),
 			want: "http/TCP/IPv4 10.0.0.1:80@a",
 		},
+		{
+			name: "duplicate prefers the one with a node", slice: slice("s", "svc", ep("10.0.0.1"), onNode(ep("10.0.0.1"), "a")),
+			want: "http/TCP/IPv4 10.0.0.1:80@a",
+		},
+		{
+			name: "duplicate prefers the one with a node, listed first", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "a"), ep("10.0.0.1")),
+			want: "http/TCP/IPv4 10.0.0.1:80@a",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, errs := newCache()
@@ -426,6 +434,9 @@ func TestDuplicatesIgnoreArrivalOrder(t *testing.T) {
 		{"unready but not terminating", terminating(at("a")), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@b-unready"},
 		{"unready first", unready(at("a")), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
 		{"unready second", at("a"), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@a"},
+		{"node unknown first", ep("10.0.0.1"), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
+		{"node unknown second", at("a"), ep("10.0.0.1"), "http/TCP/IPv4 10.0.0.1:80@a"},
+		{"ready but node unknown", unready(at("a")), ep("10.0.0.1"), "http/TCP/IPv4 10.0.0.1:80"},
 		{"equal", at("a"), at("b"), "http/TCP/IPv4 10.0.0.1:80@a"},
 		{"equal, nodes in reverse order", at("b"), at("a"), "http/TCP/IPv4 10.0.0.1:80@b"},
 		{"both terminating", terminating(at("a")), terminating(at("b")), "http/TCP/IPv4 10.0.0.1:80@a-unready-terminating"},

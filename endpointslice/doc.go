@@ -22,8 +22,9 @@
 // The result depends only on the current slices, not on the order of their arrival.
 // Two slices can list the same address and port, for example while an endpoint
 // moves. The cache then keeps one endpoint: it prefers endpoints that are not
-// terminating, then ready ones, then the slice whose name sorts first. Within a slice
-// it prefers the node and zone that sort first, then the endpoint listed first.
+// terminating, then ready ones, then those with a nodeName, then the slice whose name
+// sorts first. Within a slice it prefers the node and zone that sort first, then the
+// endpoint listed first.
 //
 // A slice whose owner (label kubernetes.io/service-name) changes moves to the new
 // Service. A slice without an owner, or of an address type that is not an IP family,

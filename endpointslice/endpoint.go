@@ -42,7 +42,7 @@ func Plain(report func(*discovery.EndpointSlice, error)) Config[Endpoint] {
 		},
 		Equal: (*Endpoint).Equal,
 		Key: func(e *Endpoint) (netip.AddrPort, Rank) {
-			return e.Addr, RankOf(e.Ready, e.Terminating)
+			return e.Addr, RankOf(e.Ready, e.Terminating, e.Node != "")
 		},
 		Report: report,
 	}
@@ -54,13 +54,17 @@ type Rank uint8
 
 // RankOf returns the rank of an endpoint with these conditions. Endpoints that are
 // not terminating rank above terminating ones; among these, ready ones rank above
-// others.
-func RankOf(ready, terminating bool) Rank {
+// others, and then those with a known node above those without, so that a node
+// recognizes its own endpoint.
+func RankOf(ready, terminating, onNode bool) Rank {
 	var r Rank
 	if !terminating {
-		r += 2
+		r += 4
 	}
 	if ready {
+		r += 2
+	}
+	if onNode {
 		r++
 	}
 	return r

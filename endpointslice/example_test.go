@@ -50,7 +50,7 @@ func ExampleCache() {
 		},
 		Equal: func(a, b *server) bool { return *a == *b },
 		Key: func(s *server) (netip.AddrPort, endpointslice.Rank) {
-			return s.addr, endpointslice.RankOf(s.ready, false)
+			return s.addr, endpointslice.RankOf(s.ready, false, false)
 		},
 		Report: func(s *discovery.EndpointSlice, err error) { fmt.Println(s.Name, err) },
 	})

@@ -70,9 +70,9 @@ func TestGradualChangeKeepsNoMemory(t *testing.T) {
 	c.Take()
 	atOnce := heap() - empty
 	runtime.KeepAlive(c)
-	t.Logf("%d bytes an endpoint after gradual change, %d at once", gradual/services/endpoints, atOnce/services/endpoints)
+	t.Logf("%d bytes an endpoint after gradual change, %d in one change", gradual/services/endpoints, atOnce/services/endpoints)
 	if gradual > atOnce+atOnce/3 {
-		t.Errorf("%d bytes after gradual change, %d at once", gradual, atOnce)
+		t.Errorf("%d bytes after gradual change, %d in one change", gradual, atOnce)
 	}
 }
 

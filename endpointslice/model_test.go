@@ -101,6 +101,7 @@ func (m model) state() state {
 					return cmp.Or(
 						cmp.Compare(no(!x.Terminating), no(!y.Terminating)),
 						cmp.Compare(no(x.Ready), no(y.Ready)),
+						cmp.Compare(no(x.Node != ""), no(y.Node != "")),
 						cmp.Compare(x.slice, y.slice),
 						cmp.Compare(x.Node, y.Node),
 					)

@@ -18,11 +18,11 @@ import (
 // objects. Errors returned by [Config].Make do not wrap it.
 var ErrInvalid = errors.New("endpointslice: invalid")
 
-// MaxEndpoints is the maximum number of endpoints that a [Cache] stores for one EndpointSlice:
+// maxEndpoints is the maximum number of endpoints that a [Cache] stores for one EndpointSlice:
 // of its addresses times its ports. The API allows 1,000 addresses and 20,000 ports. Of a
 // slice with more, the last ports in the order of their names are not used, and
 // [Config].Report is called.
-const MaxEndpoints = 20_000
+const maxEndpoints = 20_000
 
 // parsedEndpoint is an endpoint of the slice being parsed. The port of its Addr
 // changes while parse iterates over the ports.
@@ -152,7 +152,7 @@ func compareParsed(a, b parsedEndpoint) int {
 		return c
 	}
 	return cmp.Or(
-		cmp.Compare(RankOf(b.Ready, b.Terminating), RankOf(a.Ready, a.Terminating)),
+		cmp.Compare(RankOf(b.Ready, b.Terminating, b.Node != ""), RankOf(a.Ready, a.Terminating, a.Node != "")),
 		strings.Compare(a.Node, b.Node),
 		strings.Compare(a.Zone, b.Zone),
 	)

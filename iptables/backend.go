@@ -1,12 +1,197 @@
 package iptables
 
-import "github.com/go-proxier/proxier/ruleset"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
 
 // Backend keeps kube-proxy's chains, in the tables filter and nat of both families, in
-// agreement with a ruleset. It is a [ruleset.Backend]. Its methods are safe for concurrent
+// agreement with a ruleset. It is a [dataplane.Plane]. Its methods are safe for concurrent
 // use.
 //
 // [New] makes one; the zero value must not be used.
-type Backend struct{ state }
+type Backend struct {
+	mu       sync.Mutex
+	config   Config
+	kernel   kernel
+	families []*family
+	closed   atomic.Bool // set while mu is held
+	// open is done when the backend is closed, which close does.
+	open  context.Context
+	close context.CancelFunc
+	// accounts reads and creates the objects that rules count into, nil if none do;
+	// counting is the names of the objects.
+	accounts accounts
+	counting []string
+	// If known is set, checked is the generation in which Check last found everything in
+	// place, and ran the time at which it did.
+	checked generation
+	ran     time.Time
+	known   bool
+}
 
-var _ ruleset.Backend = (*Backend)(nil)
+var _ dataplane.Plane = (*Backend)(nil)
+
+// New returns a backend. It finds the programs and checks that they and the kernel
+// support every rule that Services need, as [Probe] does. The error is a
+// [*dataplane.UnsupportedError] if they do not, and wraps [ruleset.ErrConfig] if c is
+// invalid. The first full delta writes the chains, and closing the backend leaves them in
+// place. New creates the objects of [Backend.Counters], which stay, too.
+func New(ctx context.Context, c Config) (*Backend, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	k, err := openKernel(c)
+	if err != nil {
+		return nil, err
+	}
+	return newBackend(ctx, c, k)
+}
+
+// newBackend returns a backend of a kernel, which the backend closes. c has its defaults.
+func newBackend(ctx context.Context, c Config, k kernel) (*Backend, error) {
+	b := &Backend{config: c, kernel: k}
+	b.open, b.close = context.WithCancel(context.Background())
+	var err error
+	if b.accounts, err = openAccounts(c, k); err != nil {
+		c.Log.Info(notCounted, slog.Any("reason", err))
+	}
+	for _, f := range c.Families {
+		fam, err := newFamily(ctx, c, f, k, b.accounts)
+		if err != nil {
+			b.Close()
+			return nil, err
+		}
+		b.families = append(b.families, fam)
+	}
+	for _, name := range countersFor(true) {
+		if slices.ContainsFunc(b.families, func(f *family) bool { return slices.Contains(f.can, name) }) {
+			b.counting = append(b.counting, name)
+		}
+	}
+	return b, nil
+}
+
+// Close releases the backend's resources; chains stay in place. Afterwards every other
+// method returns an error that wraps [os.ErrClosed]. Closing a closed backend does nothing.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Swap(true) {
+		return nil
+	}
+	b.families = nil
+	b.close()
+	var err error
+	if b.accounts != nil {
+		err = b.accounts.Close()
+	}
+	return errors.Join(err, b.kernel.Close())
+}
+
+// errClosed is the error of a closed backend's methods.
+var errClosed = fmt.Errorf("iptables: backend: %w", os.ErrClosed)
+
+// Limits returns the limits of rules for one Service, which are the same in both families.
+// The backend refuses a Service with a longer affinity timeout with a
+// [*ruleset.PartialError].
+func (b *Backend) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{Affinity: maxAffinity, PortRanges: ruleset.PortRangesShifted}
+}
+
+// Apply makes the chains agree with d: see [ruleset.Backend].
+//
+// For an incremental delta, Apply writes the chains that differ by one call of
+// iptables-restore for each table, which the kernel applies as a whole. It divides very
+// large changes into several calls, which write every chain before the rules that lead
+// to it, so that every state in between is right. For a full delta, Apply reads the
+// tables once and writes everything that differs.
+//
+// A [*ruleset.PartialError] names the Services that were refused, each with a
+// [*CommandError]. These Services stay as last acknowledged, even after a full delta,
+// except for frontends and endpoints that they have no more (see
+// [ruleset.Service.Remaining]). The error wraps
+// [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is at
+// fault. After [ErrLocked], and after an error of the context before the first write, the
+// tables are unchanged.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return errClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	bad := map[tracker.Key]error{}
+	for _, f := range b.families {
+		var changes []ruleset.Change
+		for _, c := range d.Changes {
+			if c.Key.Family == f.family {
+				changes = append(changes, c)
+			}
+		}
+		f.logHashFallback(changes)
+		f.written = [tables]int{}
+		var refused map[tracker.Key]error
+		var err error
+		switch {
+		case d.Full:
+			refused, err = f.replace(ctx, d.Node, changes)
+		case f.model == nil:
+			err = ruleset.ErrNeedFull
+		default:
+			refused, err = f.update(ctx, d.Node, changes)
+		}
+		if err != nil {
+			return err
+		}
+		maps.Copy(bad, refused)
+		f.trace(b.config.Trace)
+	}
+	for _, f := range b.families {
+		f.model.acknowledge(d.Changes, bad)
+	}
+	if len(bad) != 0 {
+		return &ruleset.PartialError{Failed: bad}
+	}
+	return nil
+}
+
+// trace calls the functions of t.
+func (f *family) trace(t *Trace) {
+	if t == nil || t.Applied == nil {
+		return
+	}
+	size := f.model.size()
+	for table := range tables {
+		t.Applied(Info{Family: f.family, Table: table.String(), Rules: size[table], Written: f.written[table]})
+	}
+}
+
+// logHashFallback logs the Services that begin to ask for a hash and are programmed
+// without one.
+func (f *family) logHashFallback(changes []ruleset.Change) {
+	for _, c := range changes {
+		if c.New == nil || c.New.Hash() == tracker.HashNone {
+			continue
+		}
+		if c.Old == nil || c.Old.Hash() != c.New.Hash() {
+			backendconf.Complain(f.complaints, slog.LevelWarn, c.Key, "iptables: endpoints are chosen at random, not by a hash", nil)
+		}
+	}
+}

@@ -1,101 +1,41 @@
-//go:build linux
-
 package iptables
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// watched is a script that the backend runs in place of iptables-restore. It records
-// its input, and a test can make it misbehave.
-type watched struct {
-	tb  testing.TB
-	dir string
-}
-
-// through writes the script for both families and sets it in c.
-func (w *watched) through(c *Config) {
-	for family, tools := range map[string]*Tools{"iptables": &c.Tools4, "ip6tables": &c.Tools6} {
-		tools.Restore = filepath.Join(w.dir, family)
-		script := fmt.Sprintf(`#!/bin/sh
-case $1 in --version) exec %[2]s-%[3]s-restore "$@";; esac
-cd %[1]s
-cat > in.$$
-grep -v -e ^-C -e ^: -e ^COMMIT in.$$ | sed "s/^/%[2]s /" >> calls
-n=$([ -e refuse ] && grep -n -m 1 -f refuse in.$$ | cut -d: -f1); if [ -n "$n" ]; then echo "line $n failed" >&2; exit 1; fi
-if [ -e hang ]; then exec sleep 60; fi
-if [ -e late ]; then %[2]s-%[3]s-restore "$@" < in.$$; exec sleep 60; fi
-%[2]s-%[3]s-restore "$@" < in.$$
-status=$?
-rm in.$$
-exit $status
-`, w.dir, family, c.Flavour)
-		// A process forked while the file is open for writing has it open, too, until it
-		// runs its program. Until then the script cannot be run (ETXTBSY).
-		syscall.ForkLock.RLock()
-		err := os.WriteFile(tools.Restore, []byte(script), 0o755)
-		syscall.ForkLock.RUnlock()
-		if err != nil {
-			w.tb.Fatal(err)
-		}
-	}
-}
-
-// set makes the script misbehave in a way; "" makes it work again.
-func (w *watched) set(how, what string) {
-	for _, f := range []string{"refuse", "hang", "late"} {
-		os.Remove(filepath.Join(w.dir, f))
-	}
-	if how != "" {
-		if err := os.WriteFile(filepath.Join(w.dir, how), []byte(what), 0o644); err != nil {
-			w.tb.Fatal(err)
-		}
-	}
-}
-
-// calls returns the lines that were written since the last call.
-func (w *watched) calls() []string {
-	path := filepath.Join(w.dir, "calls")
-	b, _ := os.ReadFile(path)
-	os.Remove(path)
-	return strings.Split(strings.TrimSpace(string(b)), "\n")
-}
-
-func newWatched(tb testing.TB, flavour Flavour) (*rig, *watched) {
-	w := &watched{tb: tb, dir: tb.TempDir()}
-	r := newRig(tb, flavour, w.through)
-	w.calls()
-	return r, w
-}
 
 // TestRandomChangesEqualAColdStart compares the tables after each change with the tables of a
 // cold start.
 func TestRandomChangesEqualAColdStart(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		steps := 20
 		if !testtime.Thorough() {
 			steps = 15
 		}
 		rng := rand.New(rand.NewPCG(7, 7))
-		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
 		// Enough for trees of chains, and groups of endpoints.
 		for i := range firstRules + 20 {
 			r.set(i, []int{i, i + 1})
@@ -145,9 +85,9 @@ func TestRandomChangesEqualAColdStart(t *testing.T) {
 
 // TestRestartWritesNothing restarts and resyncs the backend with unchanged Services.
 func TestRestartWritesNothing(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavour)
+		r, w := newWatched(t, flavor)
 		r.everyKind()
 		r.sync()
 		r.start()
@@ -168,9 +108,9 @@ func TestRestartWritesNothing(t *testing.T) {
 
 // TestOneEndpointWritesFewLines counts the lines written for one more endpoint.
 func TestOneEndpointWritesFewLines(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavour)
+		r, w := newWatched(t, flavor)
 		for i := range 300 {
 			r.set(i, upTo(4))
 		}
@@ -196,9 +136,9 @@ func TestOneEndpointWritesFewLines(t *testing.T) {
 // Services. The time that the kernel takes for an input grows with the table, in which
 // nf_tables looks for loops of chains.
 func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavour)
+		r, w := newWatched(t, flavor)
 		for i := range 130 {
 			r.set(i, upTo(2))
 		}
@@ -224,9 +164,9 @@ func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
 // TestAlteredTablesAreRepaired alters the tables in many ways. A full delta must repair each
 // of them, and Check must notice those that are not hidden.
 func TestAlteredTablesAreRepaired(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavour)
+		r := newRig(t, flavor)
 		r.everyKind()
 		r.sync()
 		old := filepath.Join(t.TempDir(), "saved")
@@ -248,7 +188,7 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 			{"all jumps of a chain deleted", false, [][]string{{"-F", "INPUT"}}},
 			{"put back to an earlier state", false, nil},
 			{"a chain emptied", true, [][]string{{"-t", "nat", "-F", "KUBE-SVC-5CM4KLYDMO5OV66S"}}},
-			{"a rule added", flavour == Legacy, [][]string{{"-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN"}}},
+			{"a rule added", flavor.Flavor == Legacy, [][]string{{"-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN"}}},
 			{"a stale chain added", true, [][]string{{"-t", "nat", "-N", "KUBE-SEP-STALE"}, {"-t", "nat", "-A", "KUBE-SEP-STALE", "-j", "KUBE-MARK-MASQ"}}},
 			{"a jump of an earlier version", true, [][]string{{
 				"-A", "OUTPUT", "-m", "conntrack", "--ctstate", "NEW",
@@ -263,7 +203,7 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 				r.command(tracker.IPv4, "-restore", old)
 			}
 			err := r.backend.Check(context.Background())
-			if drift := (*ruleset.DriftError)(nil); !c.hidden && (!errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull)) {
+			if drift := (*dataplane.DriftError)(nil); !c.hidden && (!errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull)) {
 				t.Errorf("%s: Check returned %v, want a DriftError", c.what, err)
 			} else if c.hidden && err != nil {
 				t.Errorf("%s: Check returned %v; if it detects this now, change hidden", c.what, err)
@@ -279,9 +219,9 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 
 // TestRefusedServiceDoesNotHoldUpOthers refuses one Service among others, which must change.
 func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavour)
+		r, w := newWatched(t, flavor)
 		bad := tracker.Key{Family: tracker.IPv4}
 		bad.Namespace, bad.Name, bad.Port, bad.Protocol = "ns", "svc-3", "p", v1.ProtocolTCP
 		partial := func(err error) {
@@ -341,79 +281,47 @@ func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
 	})
 }
 
-// TestLockedTablesStayAsTheyAre holds the xtables lock for longer than LockWait.
-func TestLockedTablesStayAsTheyAre(t *testing.T) {
-	needFlavour(t, Legacy)
-	t.Parallel()
-	r := newRig(t, Legacy, func(c *Config) { c.LockWait = time.Second })
-	r.set(0, []int{1})
-	r.sync()
-	lock, err := os.OpenFile(r.config.LockFile, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	r.setEndpoints(0, 1, 2)
-	if err := r.cursor.Sync(context.Background()); !errors.Is(err, ErrLocked) || errors.Is(err, ruleset.ErrNeedFull) {
-		t.Fatalf("%v, want ErrLocked", err)
-	}
-	if err := r.backend.Check(context.Background()); !errors.Is(err, ErrLocked) {
-		t.Errorf("Check: %v, want ErrLocked", err)
-	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
-	r.sync()
-	r.verify()
-}
-
 // TestHangingProgramIsKilled runs an iptables-restore that hangs, before or after its work.
 func TestHangingProgramIsKilled(t *testing.T) {
-	needFlavour(t, NFT)
-	t.Parallel()
-	r, w := newWatched(t, NFT)
-	r.set(0, []int{1})
-	r.sync()
-	timeout := func(d time.Duration) {
-		for _, f := range r.backend.families {
-			f.tool.Tool = f.tool.WithTimeout(d)
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r, w := newWatched(t, flavor)
+		r.set(0, []int{1})
+		r.sync()
+		timeout := func(d time.Duration) { r.node.timeout(d, r.backend) }
+		for i, how := range []string{"hang", "late"} {
+			w.set(how, "")
+			timeout(300 * time.Millisecond)
+			r.setEndpoints(0, 1, 2+i)
+			err := r.cursor.Sync(context.Background())
+			// If the program did its work, the full sync after the failure detects that.
+			if how == "hang" && !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("%s: %v, want a deadline that passed", how, err)
+			}
+			w.set("", "")
+			timeout(time.Minute)
+			r.sync()
+			r.verify()
 		}
-	}
-	for i, how := range []string{"hang", "late"} {
-		w.set(how, "")
-		timeout(300 * time.Millisecond)
-		r.setEndpoints(0, 1, 2+i)
-		err := r.cursor.Sync(context.Background())
-		// If the program did its work, the full sync after the failure detects that.
-		if how == "hang" && !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("%s: %v, want a deadline that passed", how, err)
+		// The context ends before the program.
+		w.set("hang", "")
+		ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer stop()
+		r.setEndpoints(0, 9)
+		if err := r.cursor.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
 		}
 		w.set("", "")
-		timeout(time.Minute)
 		r.sync()
 		r.verify()
-	}
-	// The context ends before the program.
-	w.set("hang", "")
-	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer stop()
-	r.setEndpoints(0, 9)
-	if err := r.cursor.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatal(err)
-	}
-	w.set("", "")
-	r.sync()
-	r.verify()
+	}, NFT)
 }
 
 // TestCleanupLeavesForeignRules cleans up tables that other programs use, too.
 func TestCleanupLeavesForeignRules(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
 		foreign := [][]string{
 			{"-t", "nat", "-N", "CNI-HOSTPORT"},
 			{"-t", "nat", "-A", "CNI-HOSTPORT", "-p", "tcp", "--dport", "99", "-j", "RETURN"},
@@ -438,20 +346,20 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 			r.set(100+i, []int{1})
 		}
 		r.sync()
-		if err := Cleanup(t.Context(), r.config); err != nil {
+		if err := r.cleanup(); err != nil {
 			t.Fatal(err)
 		}
 		if after := save(r); after != before {
 			t.Errorf("after Cleanup\n%s\nbefore\n%s", after, before)
 		}
-		if err := Cleanup(t.Context(), r.config); err != nil {
+		if err := r.cleanup(); err != nil {
 			t.Errorf("without anything to remove: %v", err)
 		}
 		// A chain that other programs use stays.
 		r.cursor.Resync()
 		r.sync()
 		r.command(tracker.IPv4, "", "-t", "nat", "-A", "CNI-HOSTPORT", "-j", "KUBE-MARK-MASQ")
-		if err := Cleanup(t.Context(), r.config); err != nil {
+		if err := r.cleanup(); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "-A KUBE-MARK-MASQ -j MARK") || !strings.Contains(got, "-A KUBE-POSTROUTING") || strings.Contains(got, "KUBE-SVC-") {
@@ -472,87 +380,33 @@ func save(r *rig) string {
 }
 
 func TestClosedBackendReturnsErrClosed(t *testing.T) {
-	needFlavour(t, NFT)
-	r := newRig(t, NFT)
-	r.sync()
-	for range 2 {
-		if err := r.backend.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := r.backend.Apply(t.Context(), &ruleset.Delta{}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Apply: %v", err)
-	}
-	if err := r.backend.Check(t.Context()); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Check: %v", err)
-	}
-	if err := r.backend.Watch(t.Context(), time.Millisecond, func(error) {}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Watch: %v", err)
-	}
-}
-
-func TestInvalidConfigsAreRejected(t *testing.T) {
-	for _, c := range []Config{
-		{Families: []tracker.Family{}},
-		{Families: []tracker.Family{9}},
-		{Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		{Flavour: "ebtables"},
-		{MasqueradeMark: 3},
-		{LockWait: -1},
-		{Timeout: -1},
-		{Hash: HashRefused + 1},
-	} {
-		_, made := New(t.Context(), c)
-		_, owned := Owned(t.Context(), c)
-		_, found := Lookup(t.Context(), c, ruleset.Query{})
-		for _, err := range []error{made, Probe(t.Context(), c), Cleanup(t.Context(), c), owned, found} {
-			if !errors.Is(err, ruleset.ErrConfig) {
-				t.Errorf("%+v: %v, want ErrConfig", c, err)
+	systems(t, func(t *testing.T, flavor system) {
+		r := newRig(t, flavor)
+		r.sync()
+		for range 2 {
+			if err := r.backend.Close(); err != nil {
+				t.Error(err)
 			}
 		}
-	}
-	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "/nowhere/iptables-restore"}}); !errors.Is(err, ruleset.ErrUnsupported) {
-		t.Errorf("no program: %v", err)
-	}
-	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "true", Save: "true"}}); !errors.Is(err, ruleset.ErrUnsupported) {
-		t.Errorf("another program: %v", err)
-	}
-}
-
-// TestTooLargeServiceFailsAlone applies a Service with a chain that is too large for one
-// message to the kernel.
-func TestTooLargeServiceFailsAlone(t *testing.T) {
-	needFlavour(t, NFT)
-	t.Parallel()
-	r := newRig(t, NFT)
-	r.set(0, []int{1})
-	r.set(1, upTo(500))
-	r.set(2, upTo(1200), affinity(60))
-	err := r.cursor.Sync(context.Background())
-	if err == nil {
-		t.Skip("this kernel accepts the Service")
-	}
-	var p *ruleset.PartialError
-	if !errors.As(err, &p) || len(p.Failed) > 2 {
-		t.Fatal(err)
-	}
-	for k := range p.Failed {
-		if k.Name != "svc-2" {
-			t.Errorf("%v failed", k)
+		if err := r.backend.Apply(t.Context(), &ruleset.Delta{}); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Apply: %v", err)
 		}
-	}
-	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
-	r.sync()
-	r.verify()
+		if err := r.backend.Check(t.Context()); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Check: %v", err)
+		}
+		if err := r.backend.Watch(t.Context(), time.Millisecond, func(error) {}); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Watch: %v", err)
+		}
+	}, NFT)
 }
 
 // TestRefusedServiceIsServedAsBefore refuses changes of Services. The Services must be
-// served as before the change, also after a full sync, except for frontends and endpoints that
+// served as before the change, even after a full sync, except for frontends and endpoints that
 // are gone.
 func TestRefusedServiceIsServedAsBefore(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavour)
+		r, w := newWatched(t, flavor)
 		for i := range 10 {
 			r.set(i, []int{i, 40 + i}, nodePort(30000+int32(i)))
 		}
@@ -588,7 +442,7 @@ func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 			for i, want := range map[int][]string{3: {"10.244.0.3:8080"}, 5: {"10.244.0.5:8080"}, 20: {"10.244.0.20:8080"}} {
 				var to []string
 				for _, rule := range k["nat KUBE-SVC-"+chain(i)] {
-					for _, dnat := range k["nat "+target([]byte(rule))] {
+					for _, dnat := range k["nat "+iptext.Target(rule)] {
 						if _, ep, ok := strings.Cut(dnat, "--to-destination "); ok {
 							to = append(to, ep)
 						}
@@ -616,4 +470,180 @@ func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 		r.sync()
 		r.verify()
 	})
+}
+
+// TestRefusedServiceTakesNoFrontend gives an older Service the external IP of another one, and
+// refuses its rules. The other Service must keep the IP and follow its endpoints, and lose the IP
+// as soon as the older Service's rules are accepted or it no longer asks for the IP itself.
+func TestRefusedServiceTakesNoFrontend(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r, w := newWatched(t, flavor)
+		older := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(1, 0) }
+		younger := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(2, 0) }
+		owner := func(i int) string {
+			var k tracker.Key
+			k.Namespace, k.Name, k.Port, k.Protocol = "ns", fmt.Sprintf("svc-%d", i), "p", v1.ProtocolTCP
+			return "-d 198.51.100.1/32 -p tcp -m comment --comment \"" + k.ServicePortName.String() + " external IP\" -m tcp --dport 80 -j KUBE-EXT-" + hashOf(serviceID(k))
+		}
+		is := func(what string, rule string, want bool) {
+			t.Helper()
+			if has := slices.Contains(r.kernel(tracker.IPv4)["nat KUBE-SERVICES"], rule); has != want {
+				t.Errorf("%s: %t, want %t: %s", what, has, want, rule)
+			}
+		}
+		refused := func(what string, n int) {
+			t.Helper()
+			var p *ruleset.PartialError
+			if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != n {
+				t.Fatalf("%s: %v, want a PartialError for %d Services", what, err, n)
+			}
+		}
+		for _, c := range []struct {
+			name, what string
+			edits      []func(*v1.Service)
+			n          int
+		}{
+			{"refused in nat, after filter", "10.244.0.77", []func(*v1.Service){older, externalIPs}, 1},
+			{"refused in filter", "ns/svc-4:p was not forwarded", []func(*v1.Service){older, externalIPs}, 2}, // in both families
+			{"cannot be rendered", "", []func(*v1.Service){older, externalIPs, affinity(60 * 24 * 3600)}, 2},
+		} {
+			r.set(3, []int{3}, younger, externalIPs)
+			r.set(4, []int{4}, older)
+			r.sync()
+			if c.what != "" {
+				w.set("refuse", c.what)
+			}
+			r.set(4, []int{77}, c.edits...)
+			refused(c.name, c.n)
+			is(c.name, owner(3), true)
+			r.set(3, []int{3, 6}, younger, externalIPs)
+			refused(c.name+", the other changes", c.n)
+			is(c.name+", the other changes", owner(3), true)
+			if l := strings.Join(slices.Concat(slices.Collect(maps.Values(r.kernel(tracker.IPv4)))...), "\n"); !strings.Contains(l, "10.244.0.6:8080") {
+				t.Errorf("%s: the other Service does not get its new endpoint", c.name)
+			}
+			r.cursor.Resync()
+			refused(c.name+", a full delta", c.n)
+			is(c.name+", a full delta", owner(3), true)
+			r.set(3, []int{3}, younger)
+			refused(c.name+", the other leaves", c.n)
+			is(c.name+", the other leaves", owner(3), false)
+			r.set(3, []int{3}, younger, externalIPs)
+			w.set("", "")
+			r.set(4, []int{4}, older, externalIPs)
+			r.sync()
+			is(c.name+", mended", owner(3), false)
+			is(c.name+", mended", owner(4), true)
+			r.verify()
+			for _, f := range r.backend.families {
+				if len(f.model.ahead) != 0 {
+					t.Errorf("%v: %d Services are ahead of an acknowledged delta", f.family, len(f.model.ahead))
+				}
+			}
+		}
+	})
+}
+
+func TestInvalidConfigsAreRejected(t *testing.T) {
+	for _, c := range []Config{
+		{Families: []tracker.Family{}},
+		{Families: []tracker.Family{9}},
+		{Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		{Flavor: "ebtables"},
+		{MasqueradeMark: 3},
+	} {
+		_, made := New(t.Context(), c)
+		_, owned := Owned(t.Context(), c)
+		_, found := Lookup(t.Context(), c, dataplane.Query{})
+		for _, err := range []error{made, Probe(t.Context(), c), Cleanup(t.Context(), c), owned, found} {
+			if !errors.Is(err, ruleset.ErrConfig) {
+				t.Errorf("%+v: %v, want ErrConfig", c, err)
+			}
+		}
+	}
+	path := t.TempDir()
+	t.Setenv("PATH", path)
+	if _, err := New(t.Context(), Config{}); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("no program: %v", err)
+	}
+	for _, name := range []string{"iptables-restore", "iptables-save"} {
+		if err := os.WriteFile(filepath.Join(path, name), []byte("#!/bin/true"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := New(t.Context(), Config{}); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("another program: %v", err)
+	}
+}
+
+// TestRelistWritesNothing passes all objects to the tracker again.
+func TestRelistWritesNothing(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r, w := newWatched(t, flavor)
+		list := func() {
+			for i := range 100 {
+				s := svc(i, nodePort(30000+int32(i)))
+				s.ResourceVersion = fmt.Sprint(time.Now())
+				r.tracker.SetService(s)
+				r.setEndpoints(i, upTo(5)...)
+			}
+		}
+		list()
+		r.sync()
+		w.calls()
+		list()
+		r.sync()
+		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+			t.Errorf("a relist wrote %q", calls)
+		}
+	})
+}
+
+func TestUncountedCreatesNoObject(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts, c.uncounted = true, true })
+		r.everyKind()
+		r.sync()
+		r.verify()
+		if err := r.with(func(_ Config, k kernel) error {
+			a, err := k.Accounts()
+			if err != nil {
+				return err
+			}
+			defer a.Close()
+			for _, name := range countersFor(true) {
+				if n, ok, _ := a.Packets(name); ok {
+					t.Errorf("object %s exists with %d packets", name, n)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestAffinityBeyondTheLimitIsRefused renders a Service at the declared limit, which must be
+// accepted, and one beyond it.
+func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
+	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
+	if limit == 0 {
+		t.Fatal("no limit is declared")
+	}
+	for _, c := range []struct {
+		affinity time.Duration
+		fails    bool
+	}{{limit, false}, {limit + 1, true}} {
+		key := tracker.Key{Family: tracker.IPv4}
+		key.Namespace, key.Name, key.Protocol = "default", "web", v1.ProtocolTCP
+		p := &tracker.ServicePort{Key: key, ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, Affinity: c.affinity}
+		s := ruleset.Compile(tracker.PortState{Port: p}, &ruleset.Node{}, tracker.TopologyOptions{})
+		_, err := renderService(&settings{family: tracker.IPv4}, nil, s)
+		if (err != nil) != c.fails {
+			t.Errorf("affinity %v: error %v", c.affinity, err)
+		}
+	}
 }

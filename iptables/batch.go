@@ -1,12 +1,11 @@
-//go:build linux
-
 package iptables
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/go-proxier/proxier/internal/iptext"
 )
 
 // batch holds chains to write and chains to delete.
@@ -56,23 +55,16 @@ func (b *batch) difference(before, now []chain) {
 	}
 }
 
-// input is the input of one call of iptables-restore, which applies it as a whole or
-// not at all.
+// input is the input of one call of iptables-restore about one table, which applies it as a
+// whole or not at all.
 type input struct {
+	iptext.Input
 	table table
-	text  bytes.Buffer
 	// chains is how many chains it writes or deletes, not counting the canary. An input
 	// with one cannot be divided.
 	chains int
 	// rules is how many rules it writes, not counting the canary's.
 	rules int
-}
-
-func (in *input) add(parts ...string) {
-	for _, p := range parts {
-		in.text.WriteString(p)
-	}
-	in.text.WriteByte('\n')
 }
 
 // inputs returns the inputs for one table, of about limit lines each. They write each chain
@@ -124,7 +116,7 @@ func (b *batch) inputs(t table, commands []string, limit int, canary func() stri
 // flush and deletes those in drop.
 func newInput(t table, puts []chain, commands, flush, drop []string, canary func() string) *input {
 	in := &input{table: t, chains: len(puts) + max(len(flush), len(drop))}
-	in.add("*", t.String())
+	in.Begin(t.String())
 	for _, c := range puts {
 		in.rules += len(c.rules)
 	}
@@ -132,22 +124,22 @@ func newInput(t table, puts []chain, commands, flush, drop []string, canary func
 		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{canary()}, rankCanary})
 	}
 	for _, c := range puts {
-		in.add(":", c.name, " - [0:0]")
+		in.Chain(c.name)
 	}
 	for _, name := range flush {
-		in.add(":", name, " - [0:0]")
+		in.Chain(name)
 	}
 	for _, c := range puts {
 		for _, r := range c.rules {
-			in.add("-A ", c.name, " ", r)
+			in.Append(c.name, r)
 		}
 	}
 	for _, c := range commands {
-		in.add(c)
+		in.Command(c)
 	}
 	for _, name := range drop {
-		in.add("-X ", name)
+		in.Remove(name)
 	}
-	in.add("COMMIT")
+	in.Commit()
 	return in
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,14 +24,14 @@ var sizes = []struct{ services, endpoints int }{{1000, 10}, {3000, 10}, {5000, 1
 
 // flatMost is the most Services of the benchmarks with one long chain. nf_tables takes
 // minutes for more, during which the machine does not respond.
-var flatMost = map[Flavour]int{NFT: 1000, Legacy: 10000}
+var flatMost = map[Flavor]int{NFT: 1000, Legacy: 10000}
 
 func benchmark(b *testing.B, f func(b *testing.B, r *rig, services, endpoints int)) {
-	for _, flavour := range []Flavour{NFT, Legacy} {
+	for _, flavor := range []Flavor{NFT, Legacy} {
 		for _, size := range sizes {
-			b.Run(fmt.Sprintf("flavour=%s/services=%d/endpoints=%d", flavour, size.services, size.endpoints), func(b *testing.B) {
-				needFlavour(b, flavour)
-				r := newRig(b, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+			b.Run(fmt.Sprintf("flavor=%s/services=%d/endpoints=%d", flavor, size.services, size.endpoints), func(b *testing.B) {
+				needFlavor(b, flavor)
+				r := newRig(b, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
 				for i := range size.services {
 					r.tracker.SetService(benchService(i))
 					r.tracker.SetSlice(slice(i, tracker.IPv4, benchEndpoints(i, size.endpoints)...))
@@ -69,12 +70,12 @@ func (r *rig) fam() *family { return r.backend.families[0] }
 // apply applies inputs. It skips the benchmark if one is too large without privileges.
 func (r *rig) apply(inputs ...*input) {
 	r.Helper()
-	_, err := r.fam().write(context.Background(), inputs)
-	if tooLarge(err) {
+	out := r.fam().write(context.Background(), inputs...)
+	if out.result == tooLarge {
 		r.Skip("needs a larger socket buffer: as root, PROXIER_NETLAB_INSIDE=1 unshare -n go test ...")
 	}
-	if err != nil {
-		r.Fatal(err)
+	if out.err != nil {
+		r.Fatal(out.err)
 	}
 }
 
@@ -96,7 +97,7 @@ func BenchmarkColdStart(b *testing.B) {
 // one long KUBE-SERVICES, in one call of iptables-restore.
 func BenchmarkColdStartFlat(b *testing.B) {
 	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
-		if services > flatMost[r.flavour] {
+		if services > flatMost[r.flavor.Flavor] {
 			b.Skip("takes too long")
 		}
 		for b.Loop() {
@@ -118,7 +119,7 @@ func (r *rig) flat() *batch {
 	}
 	out := newBatch()
 	for _, s := range snap.Services {
-		if err := m.set(s.ID, s, out.difference); err != nil {
+		if err := m.change(nil, s, out.difference); err != nil {
 			r.Fatal(err)
 		}
 	}
@@ -174,14 +175,14 @@ func BenchmarkOneEndpoint(b *testing.B) {
 			for b.Loop() {
 				n++
 				r.apply(newInput(nat, []chain{{nat, "KUBE-FLOOR", []string{
-					source(netip.MustParsePrefix("10.0.0.1/32")) + " " + jump(chainMarkMasq),
+					iptext.Source(netip.MustParsePrefix("10.0.0.1/32")) + " " + iptext.Jump(chainMarkMasq),
 					fmt.Sprintf("-p tcp -j DNAT --to-destination 10.0.0.1:%d", n%60000+1),
 				}, 0}}, nil, nil, nil, nil))
 			}
 		})
 		b.Run("flat", func(b *testing.B) {
-			r := &rig{TB: b, backend: r.backend, cursor: r.cursor, tracker: r.tracker, flavour: r.flavour}
-			if services > 3*flatMost[r.flavour] {
+			r := &rig{TB: b, backend: r.backend, cursor: r.cursor, tracker: r.tracker, flavor: r.flavor}
+			if services > 3*flatMost[r.flavor.Flavor] {
 				b.Skip("takes too long")
 			}
 			m := r.fam().model
@@ -199,15 +200,15 @@ func BenchmarkOneEndpoint(b *testing.B) {
 // BenchmarkConnections measures connections a second through the last Service of many, by a
 // tree of chains and by one long chain, and to an endpoint directly.
 func BenchmarkConnections(b *testing.B) {
-	for _, flavour := range []Flavour{NFT, Legacy} {
+	for _, flavor := range []Flavor{NFT, Legacy} {
 		for _, services := range []int{0, 10, 1000, 10000} {
 			for _, layout := range []string{"tree", "flat"} {
 				if services == 0 && layout == "flat" {
 					continue
 				}
-				b.Run(fmt.Sprintf("flavour=%s/services=%d/%s", flavour, services, layout), func(b *testing.B) {
-					needFlavour(b, flavour)
-					r := newRig(b, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+				b.Run(fmt.Sprintf("flavor=%s/services=%d/%s", flavor, services, layout), func(b *testing.B) {
+					needFlavor(b, flavor)
+					r := newRig(b, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
 					benchConnections(b, r, services, layout == "flat")
 				})
 			}
@@ -218,14 +219,14 @@ func BenchmarkConnections(b *testing.B) {
 func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 	own := netip.MustParseAddr("192.168.9.1")
 	for _, err := range []error{
-		r.host.AddAddr("lo", netip.PrefixFrom(own, 32)),
-		r.host.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"),
+		r.host().AddAddr("lo", netip.PrefixFrom(own, 32)),
+		r.host().AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"),
 	} {
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
-	r.host.ServeTCP(b, own.String()+":8080", func(net.Conn) {})
+	r.host().ServeTCP(b, own.String()+":8080", func(net.Conn) {})
 	target := unix.SockaddrInet4{Port: 8080, Addr: own.As4()}
 	for i := range services {
 		r.tracker.SetService(benchService(i))
@@ -235,7 +236,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 	}
 	if services != 0 {
 		r.sync()
-		if err := r.host.Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"); err != nil {
+		if err := r.host().Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"); err != nil {
 			b.Fatal(err)
 		}
 		target = unix.SockaddrInet4{Port: 80, Addr: netip.MustParseAddr(svc(services - 1).Spec.ClusterIP).As4()}
@@ -243,7 +244,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 			r.apply(newInput(nat, []chain{r.fam().model.flatServices()}, nil, nil, nil, nil))
 		}
 	}
-	err := r.host.Do(func() error {
+	err := r.host().Do(func() error {
 		for b.Loop() {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
@@ -291,17 +292,17 @@ func BenchmarkRender(b *testing.B) {
 // BenchmarkCheck measures Check after another process changed a table, beside iptables-save of
 // both tables. The CPU time includes that of the programs.
 func BenchmarkCheck(b *testing.B) {
-	for _, flavour := range []Flavour{NFT, Legacy} {
+	for _, flavor := range []Flavor{NFT, Legacy} {
 		for _, services := range []int{90, 10000} {
-			needFlavour(b, flavour)
-			r := newRig(b, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+			needFlavor(b, flavor)
+			r := newRig(b, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
 			for i := range services {
 				r.tracker.SetService(benchService(i))
 				r.tracker.SetSlice(slice(i, tracker.IPv4, 1+2*i, 2+2*i))
 			}
 			r.sync()
 			bench := func(what string, do func() error) {
-				b.Run(fmt.Sprintf("flavour=%s/services=%d/%s", flavour, services, what), func(b *testing.B) {
+				b.Run(fmt.Sprintf("flavor=%s/services=%d/%s", flavor, services, what), func(b *testing.B) {
 					before := cpu()
 					for b.Loop() {
 						if err := do(); err != nil {
@@ -317,7 +318,7 @@ func BenchmarkCheck(b *testing.B) {
 			})
 			bench("save", func() error {
 				for t := range tables {
-					if err := r.fam().tool.Save(b.Context(), t.String(), io.Discard); err != nil {
+					if err := r.fam().Save(b.Context(), t.String(), io.Discard); err != nil {
 						return err
 					}
 				}

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -7,22 +5,20 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// bisect returns the changes that are refused, with their errors. It tries halves of the
-// list in a chain that nothing leads to. It fails if a try has another error than a
-// refusal.
+// bisect returns the changes that are refused, with their errors. It writes halves of the
+// list to a chain that no rule refers to. It fails if a try is neither done nor rejected.
 func (f *family) bisect(ctx context.Context, m *model, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	bad := map[tracker.Key]error{}
 	var search func(list []ruleset.Change) error
 	search = func(list []ruleset.Change) error {
 		err := f.tryChanges(ctx, m, list)
-		switch {
-		case err == nil:
-			return nil
-		case !refused(err) && !tooLarge(err):
+		switch out := outcomeOf(err); {
+		case !out.rejected():
 			return err
 		case len(list) == 1:
 			bad[list[0].Key] = err
@@ -34,7 +30,7 @@ func (f *family) bisect(ctx context.Context, m *model, changes []ruleset.Change)
 		}
 		return search(list[half:])
 	}
-	for _, part := range parts(changes, f.limit, func(c ruleset.Change) int { return size(c.New) }) {
+	for _, part := range parts(changes, nil, f.limit, func(c ruleset.Change) int { return size(c.New) }) {
 		if err := search(part); err != nil {
 			return nil, err
 		}
@@ -66,9 +62,9 @@ func (f *family) tryRules(ctx context.Context, chains []chain) error {
 		if len(probe[t].rules) == 0 {
 			return nil
 		}
-		_, err := f.write(ctx, []*input{newInput(t, []chain{probe[t]}, nil, nil, nil, nil)})
+		out := f.write(ctx, newInput(t, []chain{probe[t]}, nil, nil, nil, nil))
 		probe[t].rules = nil
-		return err
+		return out.err
 	}
 	for _, c := range chains {
 		if len(probe[c.table].rules)+len(c.rules) > f.limit {
@@ -77,7 +73,7 @@ func (f *family) tryRules(ctx context.Context, chains []chain) error {
 			}
 		}
 		for _, r := range c.rules {
-			if to := target([]byte(r)); strings.HasPrefix(to, "KUBE-") {
+			if to := iptext.Target(r); strings.HasPrefix(to, "KUBE-") {
 				r = r[:strings.LastIndex(r, to)-len("-j ")] + "-j RETURN"
 			}
 			probe[c.table].rules = append(probe[c.table].rules, r)
@@ -90,8 +86,8 @@ func (f *family) tryRules(ctx context.Context, chains []chain) error {
 func (f *family) dropProbe(ctx context.Context) error {
 	for t := range tables {
 		gone := []string{chainProbe}
-		if _, err := f.write(ctx, []*input{newInput(t, nil, nil, gone, gone, nil)}); err != nil {
-			return err
+		if out := f.write(ctx, newInput(t, nil, nil, gone, gone, nil)); out.err != nil {
+			return out.err
 		}
 	}
 	return nil

@@ -1,21 +1,19 @@
-//go:build linux
-
 package iptables
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-// Check returns a [*ruleset.DriftError] if the tables were flushed, restored to an earlier
+// Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier
 // state, lost a jump to the backend's chains or a rule of the chains below, or if the state
 // of the tables is unknown. It returns nil if everything is in place. [ErrLocked],
 // [os.ErrClosed] and other errors mean that the check failed. After a DriftError the next
@@ -47,7 +45,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return os.ErrClosed
+		return errClosed
 	}
 	// This comes first, so that the next call detects transactions from here on.
 	gen, ok := b.generation(ctx)
@@ -60,8 +58,8 @@ func (b *Backend) Check(ctx context.Context) error {
 		if err := f.check(ctx); err != nil {
 			return err
 		}
-		if f.tool.NFT() && ok {
-			switch err := f.countRules(ctx, b.genConn); {
+		if f.NFT() && ok {
+			switch err := f.countRules(ctx); {
 			case errors.Is(err, nfnl.ErrInterrupted):
 				counted = false // the next call counts again
 			case err != nil:
@@ -73,13 +71,32 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
+// legacyRecheck is how long Check relies on [generation].legacy.
+const legacyRecheck = 5 * time.Minute
+
+// unchanged reports whether Check found everything in place in this generation.
+func (b *Backend) unchanged(g generation) bool {
+	return b.known && g == b.checked && (g.legacy == "" || time.Since(b.ran) < legacyRecheck)
+}
+
+// generation reads the generation of the tables from the kernel.
+func (b *Backend) generation(ctx context.Context) (g generation, ok bool) {
+	var legacy []tracker.Family
+	for _, f := range b.families {
+		if !f.NFT() {
+			legacy = append(legacy, f.family)
+		}
+	}
+	return b.kernel.Generation(ctx, len(legacy) < len(b.families), legacy)
+}
+
 // stateUnknown reports whether the state of a family's tables is unknown.
 func (b *Backend) stateUnknown() bool {
 	return slices.ContainsFunc(b.families, func(f *family) bool { return f.model == nil })
 }
 
 func (f *family) check(ctx context.Context) error {
-	drift := &ruleset.DriftError{Backend: "iptables", Family: f.family}
+	drift := &dataplane.DriftError{Backend: "iptables", Family: f.family}
 	if f.model == nil {
 		drift.What = "the state of the tables is unknown until a full sync"
 		return drift
@@ -93,35 +110,34 @@ func (f *family) check(ctx context.Context) error {
 	}
 	for t := range tables {
 		in := &input{table: t}
-		in.add("*", t.String())
-		in.add("-C ", chainCanary, " ", f.canary[t])
+		in.Begin(t.String())
+		in.Expect(chainCanary, f.canary[t])
 		for _, h := range rules {
 			if h.table == t {
-				in.add("-C ", h.chain, " ", h.rule)
+				in.Expect(h.chain, h.rule)
 			}
 		}
-		in.add("COMMIT")
-		err := f.tool.apply(ctx, in)
-		switch {
-		case err == nil:
-		case refused(err):
+		in.Commit()
+		switch out := outcomeOf(f.Restore(ctx, in.Bytes())); out.result {
+		case done:
+		case refused:
 			f.model = nil
 			drift.What = "a rule is missing in table " + t.String()
 			var e *CommandError
-			if errors.As(err, &e) && e.Text != "" {
+			if errors.As(out.err, &e) && e.Text != "" {
 				f.missed = e.Line > jumps[t]+2 // behind the table's name, the canary and the jumps
 				drift.What += ": " + strings.TrimPrefix(e.Text, "-C ")
 			}
 			return drift
 		default:
-			return fmt.Errorf("iptables: cannot check table %s: %w", t, err)
+			return fmt.Errorf("iptables: cannot check table %s: %w", t, out.err)
 		}
 	}
 	return nil
 }
 
 // Watch calls drifted with each error of [Backend.Check] until ctx is done or the backend is
-// closed. It returns ctx's error or [os.ErrClosed]. The function drifted should request a
+// closed. It returns ctx's error, or one that wraps [os.ErrClosed]. The function drifted should request a
 // full delta from the cursor and a sync.
 //
 // With iptables-nft, Watch calls Check after transactions that any process commits to
@@ -131,12 +147,12 @@ func (f *family) check(ctx context.Context) error {
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	open, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(b.open, func() { cancel(os.ErrClosed) })()
+	defer context.AfterFunc(b.open, func() { cancel(errClosed) })()
 	var err error
 	if b.allNFT() {
-		err = nfnl.WatchCommits(open, b.ns.File(), interval, b.Check, drifted)
-	} else if err = ruleset.Watch(open, interval, b.Check, drifted); b.open.Err() != nil {
-		err = os.ErrClosed
+		err = b.kernel.Watch(open, interval, b.Check, drifted)
+	} else if err = dataplane.Watch(open, interval, b.Check, drifted); b.open.Err() != nil {
+		err = errClosed
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -148,5 +164,5 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 func (b *Backend) allNFT() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !slices.ContainsFunc(b.families, func(f *family) bool { return !f.tool.NFT() })
+	return !slices.ContainsFunc(b.families, func(f *family) bool { return !f.NFT() })
 }

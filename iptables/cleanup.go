@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -10,6 +8,8 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+
+	"github.com/go-proxier/proxier/internal/iptext"
 )
 
 // Cleanup removes, in all families of the configuration, the chains that a
@@ -21,52 +21,68 @@ import (
 // Cleanup touches nothing else. A chain that another program's chain leads to stays:
 // KUBE-MARK-MASQ and KUBE-POSTROUTING with their rules, others without. KUBE-FIREWALL is
 // kubelet's. Translated connections stay as they are. If there is nothing to remove, Cleanup
-// returns nil. The error is a [*ruleset.UnsupportedError] if a program is missing.
+// returns nil. The error is a [*dataplane.UnsupportedError] if a program is missing.
 //
 // Cleanup sets the sysctl route_localnet back to 0 if a Backend or [SetSysctls] has set it:
 // a rule in KUBE-PROXY-LOCALNET records that it was 0 before. This ends connections from
 // loopback addresses to NodePorts. If the sysctl had been set before, or cannot be set, it
 // stays, and KUBE-PROXY-LOCALNET stays to guard the loopback range; a failure is logged.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.each(ctx, func(f *family) error {
-		if err := f.cleanup(ctx); err != nil {
+	return c.with(func(c Config, k kernel) error { return cleanup(ctx, c, k, (*family).cleanup) })
+}
+
+// cleanup cleans up each family and then the counters.
+func cleanup(ctx context.Context, c Config, k kernel, one func(*family, context.Context) error) error {
+	err := each(ctx, c, k, func(f *family) error {
+		if err := one(f, ctx); err != nil {
 			return fmt.Errorf("iptables: cannot clean up %v: %w", f.family, err)
 		}
 		return nil
 	})
 	if err == nil {
-		deleteCounters(c)
+		deleteCounters(c, k)
 	}
 	return err
 }
 
 // Owned reports whether a [Backend] was the last to program the tables, in any family of the
 // configuration. If not, chains of the same names are kube-proxy's, which [Cleanup] would
-// remove, too. The error is a [*ruleset.UnsupportedError] if a program is missing.
+// remove, too. The error is a [*dataplane.UnsupportedError] if a program is missing.
 //
 // kube-proxy and a Backend both write the chain KUBE-SERVICES of table filter at every sync of
 // all rules. A Backend's version leads to KUBE-CLUSTER-IPS, which kube-proxy does not have.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
-	_, err = c.each(ctx, func(f *family) error {
-		k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
-		owned = owned || err == nil && k.ours()
-		return err
-	})
-	return owned, err
+	return anyFilter(ctx, c, (*kernelTable).ours)
 }
 
 // Foreign reports whether kube-proxy was the last to program the tables, in any family of the
 // configuration: there is a chain KUBE-SERVICES, and a [Backend] has not written it. Such rules
-// stay in effect when kube-proxy ends. The error is a [*ruleset.UnsupportedError] if a program
+// stay in effect when kube-proxy ends. The error is a [*dataplane.UnsupportedError] if a program
 // is missing.
 func Foreign(ctx context.Context, c Config) (foreign bool, err error) {
-	_, err = c.each(ctx, func(f *family) error {
-		k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
-		foreign = foreign || err == nil && k.chains[chainServices] != nil && !k.ours()
+	return anyFilter(ctx, c, (*kernelTable).foreign)
+}
+
+// anyFilter reports whether is returns true for the table filter of any family.
+func anyFilter(ctx context.Context, c Config, is func(*kernelTable) bool) (any bool, err error) {
+	err = c.with(func(c Config, k kernel) error {
+		any, err = anyFilterOf(ctx, c, k, is)
 		return err
 	})
-	return foreign, err
+	return any, err
 }
+
+func anyFilterOf(ctx context.Context, c Config, k kernel, is func(*kernelTable) bool) (any bool, err error) {
+	err = each(ctx, c, k, func(f *family) error {
+		t, err := readKernel(ctx, f, filter, maphash.MakeSeed())
+		any = any || err == nil && is(t)
+		return err
+	})
+	return any, err
+}
+
+// foreign reports whether kube-proxy was the last to program the table filter.
+func (k *kernelTable) foreign() bool { return k.chains[chainServices] != nil && !k.ours() }
 
 // ours reports whether a Backend was the last to program the table filter.
 func (k *kernelTable) ours() bool { return k.refuses }
@@ -77,20 +93,11 @@ func (k *kernelTable) ours() bool { return k.refuses }
 // route_localnet, which kube-proxy may need, and KUBE-PROXY-LOCALNET if the sysctl is set. Its
 // errors are like those of Cleanup.
 func CleanupOwn(ctx context.Context, c Config) error {
-	c, err := c.each(ctx, func(f *family) error {
-		if err := f.cleanupOwn(ctx); err != nil {
-			return fmt.Errorf("iptables: cannot clean up %v: %w", f.family, err)
-		}
-		return nil
-	})
-	if err == nil {
-		deleteCounters(c)
-	}
-	return err
+	return c.with(func(c Config, k kernel) error { return cleanup(ctx, c, k, (*family).cleanupOwn) })
 }
 
 func (f *family) cleanupOwn(ctx context.Context) error {
-	k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
+	k, err := readKernel(ctx, f, filter, maphash.MakeSeed())
 	if err != nil {
 		return err
 	}
@@ -114,7 +121,7 @@ func (f *family) cleanupOwn(ctx context.Context) error {
 
 // cleanupExtra removes what a Backend has left in a table that kube-proxy programs.
 func (f *family) cleanupExtra(ctx context.Context, t table) error {
-	k, err := f.tool.readKernel(ctx, t, maphash.MakeSeed())
+	k, err := readKernel(ctx, f, t, maphash.MakeSeed())
 	if err != nil {
 		return err
 	}
@@ -131,17 +138,17 @@ func (f *family) cleanupExtra(ctx context.Context, t table) error {
 	}
 	var commands []string
 	for _, h := range k.hooks {
-		if to := target([]byte(h.rule)); removed(to) && slices.Contains(kernelChains, h.chain) {
-			commands = append(commands, "-D "+h.chain+" "+h.rule)
+		if to := iptext.Target(h.rule); removed(to) && slices.Contains(kernelChains, h.chain) {
+			commands = append(commands, iptext.DeleteCommand(h.chain, h.rule))
 		}
 	}
-	_, err = f.write(ctx, b.inputs(t, commands, f.limit, nil))
-	if !refused(err) {
-		return err
+	out := f.write(ctx, b.inputs(t, commands, f.limit, nil)...)
+	if outcomeOf(out.err).result != refused {
+		return out.err
 	}
 	// One of kube-proxy's chains leads to one of these chains: kube-proxy has not synced all
 	// rules yet, and will delete them itself.
-	f.log.Warn("iptables: chains stay because kube-proxy's chains lead to them", slog.String("table", t.String()), slog.Any("error", err))
+	f.log.Warn("iptables: chains stay because kube-proxy's chains lead to them", slog.String("table", t.String()), slog.Any("error", out.err))
 	return nil
 }
 
@@ -162,32 +169,12 @@ func extra(t table, name string) bool {
 	})
 }
 
-// each calls fn for each family of the configuration until fn fails. It returns c with its
-// defaults.
-func (c Config) each(ctx context.Context, fn func(*family) error) (Config, error) {
-	c, ns, err := c.open()
-	if err != nil {
-		return c, err
-	}
-	defer ns.Close()
-	for _, fam := range c.Families {
-		t, err := findTool(ctx, c, fam, ns)
-		if err == nil {
-			err = fn(&family{settings: &settings{family: fam}, tool: t, log: c.Log, limit: firstLimit(t)})
-		}
-		if err != nil {
-			return c, err
-		}
-	}
-	return c, nil
-}
-
 // cleanup removes one family's rules.
 func (f *family) cleanup(ctx context.Context) error {
 	found := false
 	for t := range tables {
 		any, err := f.cleanupTable(ctx, t)
-		for f.smaller(err) {
+		for f.shrink(outcomeOf(err)) {
 			_, err = f.cleanupTable(ctx, t)
 		}
 		if err != nil {
@@ -206,7 +193,7 @@ var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROU
 
 // cleanupTable removes chains and jumps from a table, and reports whether it found any.
 func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err error) {
-	k, err := f.tool.readKernel(ctx, t, maphash.MakeSeed())
+	k, err := readKernel(ctx, f, t, maphash.MakeSeed())
 	if err != nil {
 		return false, err
 	}
@@ -220,11 +207,11 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 	found = len(b.drops[t]) != 0
 	var commands []string
 	for _, h := range k.hooks {
-		to := target([]byte(h.rule))
+		to := iptext.Target(h.rule)
 		switch {
 		case guarded && to == chainLocalnet:
 		case slices.Contains(kernelChains, h.chain):
-			commands = append(commands, "-D "+h.chain+" "+h.rule)
+			commands = append(commands, iptext.DeleteCommand(h.chain, h.rule))
 		case to == chainMarkMasq || to == chainPostrouting:
 			delete(b.drops[t], to)
 		default:
@@ -234,25 +221,24 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 	// A program that uses KUBE-MARK-MASQ needs KUBE-POSTROUTING, too, which the
 	// kernel's chain leads to.
 	if slices.ContainsFunc(k.hooks, func(h hook) bool {
-		return !slices.Contains(kernelChains, h.chain) && strings.HasSuffix(h.rule, jump(chainMarkMasq))
+		return !slices.Contains(kernelChains, h.chain) && strings.HasSuffix(h.rule, iptext.Jump(chainMarkMasq))
 	}) {
 		delete(b.drops[t], chainPostrouting)
-		commands = slices.DeleteFunc(commands, func(c string) bool { return strings.HasSuffix(c, jump(chainPostrouting)) })
+		commands = slices.DeleteFunc(commands, func(c string) bool { return strings.HasSuffix(c, iptext.Jump(chainPostrouting)) })
 	}
-	_, err = f.write(ctx, b.inputs(t, commands, f.limit, nil))
-	return found, err
+	return found, f.write(ctx, b.inputs(t, commands, f.limit, nil)...).err
 }
 
 // cleanupMangle removes kube-proxy's canary from the table mangle, where kube-proxy has
 // nothing else. With iptables-legacy, reading the table creates it.
 func (f *family) cleanupMangle(ctx context.Context) error {
 	var saved bytes.Buffer
-	if err := f.tool.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {
+	if err := f.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {
 		return err
 	}
 	in := &input{chains: 1}
-	in.add("*mangle")
-	in.add("-X ", chainCanary)
-	in.add("COMMIT")
-	return f.tool.apply(ctx, in)
+	in.Begin("mangle")
+	in.Remove(chainCanary)
+	in.Commit()
+	return f.Restore(ctx, in.Bytes())
 }

@@ -1,11 +1,7 @@
-//go:build linux
-
 package iptables
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,9 +25,9 @@ func TestKubeProxyCanCleanUp(t *testing.T) {
 		"nat":    {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-PROXY-CANARY"},
 	}
 	prefixes := []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-FW-", "KUBE-EXT-"} // in table nat
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
 		r.everyKind()
 		for i := range 120 {
 			r.set(100+i, []int{1}, nodePort(30100+int32(i)))
@@ -73,21 +69,36 @@ func TestKubeProxyCanCleanUp(t *testing.T) {
 
 // TestFailedCleanupNamesFamily uses a program that cannot read the tables.
 func TestFailedCleanupNamesFamily(t *testing.T) {
-	r := newRig(t, NFT)
-	r.config.Tools6.Save = "false"
-	err := Cleanup(t.Context(), r.config)
-	var failed *CommandError
-	if !errors.As(err, &failed) || !strings.Contains(err.Error(), "cannot clean up IPv6") {
-		t.Errorf("%v", err)
-	}
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		m.set("save6", "")
+		err := r.cleanup()
+		var failed *CommandError
+		if !errors.As(err, &failed) || !strings.Contains(err.Error(), "cannot clean up IPv6") {
+			t.Errorf("%v", err)
+		}
+	})
 }
 
-// file writes lines to a file and returns its name.
-func (r *rig) file(lines ...string) string {
-	r.Helper()
-	name := filepath.Join(r.TempDir(), "input")
-	if err := os.WriteFile(name, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
-		r.Fatal(err)
-	}
-	return name
+func TestOnlyBackendRulesAreOwned(t *testing.T) {
+	t.Parallel()
+	systems(t, func(t *testing.T, flavor system) {
+		r := newRig(t, flavor)
+		owned := func(what string, want bool) {
+			t.Helper()
+			if got, err := r.owned(); err != nil || got != want {
+				t.Errorf("%s: %v, error %v", what, got, err)
+			}
+		}
+		owned("empty tables", false)
+		for _, args := range []string{"-N KUBE-PROXY-CANARY", "-N KUBE-SERVICES", "-A OUTPUT -j KUBE-SERVICES"} {
+			r.command(tracker.IPv4, "", strings.Fields(args)...)
+		}
+		owned("kube-proxy's rules", false)
+		r.sync()
+		owned("a Backend's rules", true)
+		if err := r.cleanup(); err != nil {
+			t.Fatal(err)
+		}
+		owned("after Cleanup", false)
+	})
 }

@@ -20,46 +20,30 @@ import (
 	"golang.org/x/sys/unix"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// needCounters skips the test if the kernel has no accounting objects, or if iptables has
-// no match for them.
-func needCounters(tb testing.TB, b *Backend) {
+// counts returns the counters.
+func counts(tb testing.TB, b *Backend) map[string]uint64 {
 	tb.Helper()
-	c, err := b.Counters()
+	out, err := b.Counters()
 	if err != nil {
 		tb.Fatal(err)
-	}
-	netlab.Need(tb, len(c) != 0, "accounting objects (CONFIG_NETFILTER_NETLINK_ACCT, CONFIG_NETFILTER_XT_MATCH_NFACCT)")
-}
-
-// counts returns the counters by name.
-func counts(tb testing.TB, b *Backend) map[string]Counter {
-	tb.Helper()
-	list, err := b.Counters()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	out := map[string]Counter{}
-	for _, c := range list {
-		out[c.Name] = c
 	}
 	return out
 }
 
 // counted returns the sum, over both families, of iptables' own counters of the rules with
 // a text.
-func (r *rig) counted(table, text string) (sum Counter) {
+func (r *rig) counted(table, text string) (sum uint64) {
 	r.Helper()
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		for line := range strings.Lines(r.command(f, "-save", "-c", "-t", table)) {
 			var packets, bytes uint64
 			if _, err := fmt.Sscanf(line, "[%d:%d] -A", &packets, &bytes); err == nil && strings.Contains(line, text) {
-				sum.Packets += packets
-				sum.Bytes += bytes
+				sum += packets
 			}
 		}
 	}
@@ -69,7 +53,7 @@ func (r *rig) counted(table, text string) (sum Counter) {
 // accounts returns a connection to the accounting objects of the rig's namespace.
 func (r *rig) accounts() *nfacct.Conn {
 	r.Helper()
-	c, err := nfacct.Dial(r.host.File())
+	c, err := nfacct.Dial(r.host().File())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -80,7 +64,7 @@ func (r *rig) accounts() *nfacct.Conn {
 // TestInvalidPacketsAreCounted forwards packets that belong to no connection, in both
 // families.
 func TestInvalidPacketsAreCounted(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		netlab.Require(t)
 		lab, hosts := netlab.NewHosts(t, "node", "client")
@@ -103,31 +87,31 @@ func TestInvalidPacketsAreCounted(t *testing.T) {
 			must(node.AddRoute(to, clientAddr.Addr(), ""))
 			must(client.AddRoute(to, nodeAddr.Addr(), ""))
 		}
-		r := newRig(t, flavour, func(c *Config) { c.NetNS = node.File() })
-		r.host = node
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.NetNS = node.File() })
+		r.node.(*linuxNode).host = node
 		needCounters(t, r.backend)
 		r.sync()
-		if c, ok := counts(t, r.backend)[InvalidDropped]; !ok || c.Packets != 0 {
-			t.Fatalf("before the first packet: %+v, %v", c, ok)
+		if c, ok := counts(t, r.backend)[InvalidDropped]; !ok || c != 0 {
+			t.Fatalf("before the first packet: %d, %v", c, ok)
 		}
 		const each = 3
 		for i, a := range remote {
 			must(client.Do(func() error { return sendInvalid(a, each) }))
 			want := uint64((i + 1) * each)
 			eventually(t, fmt.Sprintf("%d packets to %v and earlier ones are counted", each, a), func() bool {
-				return counts(t, r.backend)[InvalidDropped].Packets >= want
+				return counts(t, r.backend)[InvalidDropped] >= want
 			})
 		}
 		got, want := counts(t, r.backend)[InvalidDropped], r.counted("filter", "--ctstate INVALID")
-		if got.Packets != want.Packets || got.Bytes != want.Bytes || got.Bytes == 0 {
-			t.Errorf("counted %+v, iptables counted %+v", got, want)
+		if got != want || got == 0 {
+			t.Errorf("counted %d packets, iptables counted %d", got, want)
 		}
 		// A new backend does not reset the counters.
 		r.start()
 		r.sync()
 		r.verify()
-		if now := counts(t, r.backend)[InvalidDropped]; now.Packets < got.Packets {
-			t.Errorf("after a restart: %+v, before: %+v", now, got)
+		if now := counts(t, r.backend)[InvalidDropped]; now < got {
+			t.Errorf("after a restart: %d, before: %d", now, got)
 		}
 		r.backend.Close()
 		if _, err := r.backend.Counters(); !errors.Is(err, os.ErrClosed) {
@@ -172,13 +156,12 @@ func eventually(t *testing.T, what string, is func() bool) {
 // TestLocalhostNodePortsAreCounted connects to a NodePort at loopback addresses, which must
 // be counted, and at another address, which must not.
 func TestLocalhostNodePortsAreCounted(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		w := &watched{tb: t, dir: t.TempDir()}
-		r := newRig(t, flavour, w.through, func(c *Config) { c.LocalhostNodePorts = true })
+		r, w := newWatched(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
 		needCounters(t, r.backend)
 		a := netip.MustParseAddrPort("192.168.9.1:8080")
-		if err := r.host.AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
+		if err := r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
 			t.Fatal(err)
 		}
 		acceptor(t, r, []netip.AddrPort{a})
@@ -192,7 +175,7 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			c, err := r.host.Dial(ctx, "tcp", "", to)
+			c, err := r.host().Dial(ctx, "tcp", "", to)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -203,16 +186,16 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 			}
 		}
 		connect("192.168.9.1:30000")
-		if c, ok := counts(t, r.backend)[LocalhostNodePorts]; !ok || c.Packets != 0 {
-			t.Errorf("another address was counted: %+v, %v", c, ok)
+		if c, ok := counts(t, r.backend)[LocalhostNodePorts]; !ok || c != 0 {
+			t.Errorf("another address was counted: %d, %v", c, ok)
 		}
 		for range 3 {
 			connect("127.0.0.1:30000")
 		}
 		connect("127.1.2.3:30000")
 		got, want := counts(t, r.backend)[LocalhostNodePorts], r.counted("nat", LocalhostNodePorts)
-		if got.Packets != 4 || got.Packets != want.Packets || got.Bytes != want.Bytes {
-			t.Errorf("4 connections are counted as %+v, iptables counted %+v", got, want)
+		if got != 4 || got != want {
+			t.Errorf("4 connections are counted as %d, iptables counted %d", got, want)
 		}
 
 		// A restart writes nothing.
@@ -223,47 +206,32 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 			t.Errorf("a restart wrote %q", calls)
 		}
 		if again := counts(t, r.backend)[LocalhostNodePorts]; again != got {
-			t.Errorf("after a restart: %+v, want %+v", again, got)
+			t.Errorf("after a restart: %d, want %d", again, got)
 		}
-		// With NoCounters there are no such rules.
-		r.config.NoCounters = true
+		// Without objects there are no such rules.
+		r.config.uncounted = true
 		r.start()
 		r.sync()
 		r.verify()
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			if text := r.command(f, "-save"); strings.Contains(text, "nfacct") {
-				t.Errorf("with NoCounters the rules are\n%s", text)
+				t.Errorf("without objects the rules are\n%s", text)
 			}
 		}
 		if c, err := r.backend.Counters(); len(c) != 0 || err != nil {
-			t.Errorf("with NoCounters: %v, error %v", c, err)
+			t.Errorf("without objects: %v, error %v", c, err)
 		}
 		connect("127.0.0.1:30000")
-	})
-}
-
-func TestNoCountersCreatesNoObject(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
-		t.Parallel()
-		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts, c.NoCounters = true, true })
-		r.everyKind()
-		r.sync()
-		r.verify()
-		for _, name := range countersFor(true) {
-			if o, err := r.accounts().Get(name); err == nil {
-				t.Errorf("object %+v exists", o)
-			}
-		}
 	})
 }
 
 // TestDeletedCounterIsRecreated deletes an object that no rule counts into yet. A NodePort
 // that needs the object must be programmed, by an incremental and by a full delta.
 func TestDeletedCounterIsRecreated(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		var log lines
-		r := newRig(t, flavour, func(c *Config) {
+		r := newRig(t, onLinux(flavor), func(c *Config) {
 			c.LocalhostNodePorts, c.Log = true, slog.New(slog.NewTextHandler(&log, nil))
 		})
 		needCounters(t, r.backend)
@@ -326,11 +294,10 @@ func (l *lines) count(text string) int {
 // TestMissingCountersAreLogged removes each requirement of counters in turn. Services must be
 // served without counters, with one line in the log.
 func TestMissingCountersAreLogged(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		var log lines
-		w := &watched{tb: t, dir: t.TempDir()}
-		r := newRig(t, flavour, w.through, func(c *Config) {
+		r, w := newWatched(t, onLinux(flavor), func(c *Config) {
 			c.LocalhostNodePorts, c.Log = true, slog.New(slog.NewTextHandler(&log, nil))
 		})
 		needCounters(t, r.backend)
@@ -365,16 +332,16 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		}
 
 		// Another program's object has the same name.
-		r.config.NoCounters = true
+		r.config.uncounted = true
 		r.start()
 		r.sync()
 		for _, name := range countersFor(true) {
 			eventually(t, "no rule uses "+name+" any more", func() bool { return r.accounts().Delete(name) == nil })
 		}
-		if err := r.host.Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
+		if err := r.host().Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
 			t.Fatal(err)
 		}
-		r.config.NoCounters = false
+		r.config.uncounted = false
 		r.start()
 		without("a quota", 3)
 		// Another program replaces the object after New.
@@ -385,7 +352,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		if err := r.accounts().Delete(InvalidDropped); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.host.Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
+		if err := r.host().Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
 			t.Fatal(err)
 		}
 		without("a quota later", 5)
@@ -441,9 +408,9 @@ func makeQuota(name string) error {
 // TestCleanupDeletesUnusedCounters checks that Cleanup deletes an object with the last rule
 // that counts into it, including rules of other programs.
 func TestCleanupDeletesUnusedCounters(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
 		needCounters(t, r.backend)
 		existing := func() (out []string) {
 			t.Helper()

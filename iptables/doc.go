@@ -45,6 +45,9 @@
 //     were sent to no endpoint: those between the writes of the two tables, and those for
 //     a port that no Service has. Packets for unused addresses of the Service CIDRs are
 //     dropped.
+//   - KUBE-EXTERNAL-SERVICES has the rules for cluster IPs, too, so that packets to a cluster IP
+//     that is an address of the node are refused in INPUT. With kube-proxy, which has them in
+//     KUBE-SERVICES, such packets reach the node's own servers.
 //   - The node's own packets meet KUBE-EXTERNAL-SERVICES, too: in INPUT if they are for
 //     addresses of the node, and by way of KUBE-SERVICES in OUTPUT otherwise.
 //   - "kube-proxy --cleanup" deletes everything that affects packets. Some chains stay in the
@@ -61,24 +64,30 @@
 //
 // None of these limits makes a Service that has rules lose them to another. A Service that cannot
 // be programmed keeps what remains of its rules: frontends and endpoints that it has no more
-// leave them (see [ruleset.Service.Remaining]).
+// leave them (see [ruleset.Service.Remaining]). It takes no frontend from another Service, even if
+// it has precedence (see [ruleset.Change.Keeping]).
 //
 // An affinity timeout is at most 48 days; a Service with a longer one is refused (see
 // [Backend.Limits]). The number of Services is limited by the time for a change and by memory
 // only: the backend takes no packet marks, sets or numbers for a Service. Names of chains are 80
 // bits of a hash, as kube-proxy's.
 //
+// Ranges of ports, also shifted ones, need no more rules than single ports (see
+// [ruleset.Frontend].LastPort). While there is one, table nat has a rule for each single port
+// whose packets may not be forwarded, which keeps them from the ranges.
+//
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31.
-// Endpoints cannot be chosen by a hash of the client's address and port; see
-// [HashFallback] for Services that ask for it.
+// iptables has no match that could choose endpoints by a hash of the client's address and
+// port. A Service that asks for one is served as if it did not, and the backend logs it.
 //
 // The kernel's module xt_recent implements client affinity. It remembers 100 clients for
 // each endpoint, unless it is loaded with another ip_list_tot, and then forgets the
 // oldest. Each connection restarts a client's affinity timeout.
 //
 // With iptables-legacy the kernel replaces the whole table for every change, so the time
-// for a change grows with the size of the table. With iptables-nft it is proportional to
-// the change plus, for each call of iptables-restore, to the size of the table.
+// for a change grows with the size of the table. With iptables-nft, a change
+// costs time proportional to its size, and each iptables-restore call adds time proportional to
+// the table's size.
 //
 // Where a Service has no endpoints, a UDP socket on the node gets ECONNREFUSED at the
 // node's own addresses. At other addresses sending returns EPERM, and the socket can read
@@ -90,9 +99,9 @@
 // comment, conntrack, mark and statistic (recent for affinity) and the targets DNAT, MARK,
 // MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the network namespace, and
 // iptables-legacy, which opens a raw socket, needs CAP_NET_RAW as well. [New] and [Probe]
-// try them and return a [*ruleset.UnsupportedError] that names what is missing. Kernel
+// try them and return a [*dataplane.UnsupportedError] that names what is missing. Kernel
 // counters are optional: see [Backend.Counters]. On other systems than Linux the package
-// compiles, and its functions return a *ruleset.UnsupportedError.
+// compiles, and its functions return a *dataplane.UnsupportedError.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/iptables/DESIGN.md
 package iptables

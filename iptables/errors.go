@@ -7,45 +7,72 @@ import (
 )
 
 // ErrLocked is wrapped by errors about the xtables lock, which another process held for
-// longer than [Config.LockWait]. Nothing was changed.
+// longer than 5 seconds. Nothing was changed.
 var ErrLocked = iptool.ErrLocked
 
-// ErrHash is wrapped by the error of a Service that is refused because its endpoints must
-// follow from a hash (see [HashRefused]).
-var ErrHash = errors.New("iptables: endpoints cannot be chosen by a hash")
-
 // CommandError is the failure of a program. Unless a signal ended the program, nothing of
-// its input is in effect. Its fields are:
-//
-//	Program string // the program's path
-//	Status  int    // its exit status, -1 if a signal ended it
-//	Message string // what it wrote to standard error, at most 4 KiB
-//	Line    int    // the line of its input that Message names, counted from 1, or 0
-//	Text    string // that line, or ""
-//	Cause   error  // ErrLocked, the error of the context, or nil
-//
-// Its methods, of *CommandError, are:
-//
-//	Error() string  // returns all fields in one line
-//	Unwrap() error  // returns Cause
-//	Killed() bool   // reports whether a signal ended the program, which may have done its work
-//	TooLarge() bool // reports whether the input was too large for one message to the kernel
-type CommandError = iptool.Error
-
-// killed reports whether a signal ended a program. The program may have done its work.
-func killed(err error) bool {
-	var e *CommandError
-	return errors.As(err, &e) && e.Killed()
+// its input is in effect.
+type CommandError struct {
+	// Program is the program's path.
+	Program string
+	// Status is the program's exit status, -1 if a signal ended it.
+	Status int
+	// Message is what the program wrote to standard error, at most 4 KiB.
+	Message string
+	// Line is the number of the line of the input that Message names, counted from 1, or 0.
+	// Text is that line, or "".
+	Line int
+	Text string
+	// Cause is [ErrLocked], the error of the context, or nil.
+	Cause error
 }
 
-// tooLarge reports whether the input was too large for one message to the kernel.
-func tooLarge(err error) bool {
-	var e *CommandError
-	return errors.As(err, &e) && e.TooLarge()
+// Error returns all fields in one line.
+func (e *CommandError) Error() string { return (*iptool.Error)(e).Error() }
+
+// Unwrap returns Cause.
+func (e *CommandError) Unwrap() error { return e.Cause }
+
+// result is what became of an input of iptables-restore, or of several.
+type result uint8
+
+const (
+	// done: all of it is in effect.
+	done result = iota
+	// refused: the program or the kernel rejects it. Nothing of it is in effect.
+	refused
+	// tooLarge: it is too large for one message to the kernel. Nothing of it is in effect.
+	tooLarge
+	// failed: it was not attempted, for example because of a lock. Nothing of it is in effect.
+	failed
+	// unsure: all, a part, or nothing of it is in effect.
+	unsure
+)
+
+// outcome is the result of a write with the error, which is nil if the write is done.
+type outcome struct {
+	result
+	err error
 }
 
-// refused reports whether a program or the kernel rejected the input itself.
-func refused(err error) bool {
+// outcomeOf returns the outcome of an input from the error of [programs.Restore].
+func outcomeOf(err error) outcome {
 	var e *CommandError
-	return errors.As(err, &e) && !e.Killed() && e.Cause == nil && !e.TooLarge()
+	switch {
+	case err == nil:
+		return outcome{}
+	case !errors.As(err, &e):
+		return outcome{failed, err}
+	case (*iptool.Error)(e).Killed():
+		return outcome{unsure, err}
+	case (*iptool.Error)(e).TooLarge():
+		return outcome{tooLarge, err}
+	case e.Cause != nil:
+		return outcome{failed, err}
+	}
+	return outcome{refused, err}
 }
+
+// rejected reports whether the outcome follows from the input itself, so that a part of it may
+// succeed.
+func (o outcome) rejected() bool { return o.result == refused || o.result == tooLarge }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -28,7 +29,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	backend, err := iptables.New(ctx, iptables.Config{LocalhostNodePorts: true, Log: slog.Default()})
-	if errors.Is(err, ruleset.ErrUnsupported) {
+	if errors.Is(err, dataplane.ErrUnsupported) {
 		log.Fatal("not on this machine: ", err)
 	} else if err != nil {
 		log.Fatal(err)
@@ -47,15 +48,15 @@ func Example() {
 	}))
 }
 
-// A node uses the first flavour of iptables that works there.
+// A node uses the first flavor of iptables that works there.
 func ExampleProbe() {
-	for _, flavour := range []iptables.Flavour{iptables.NFT, iptables.Legacy} {
-		err := iptables.Probe(context.Background(), iptables.Config{Flavour: flavour})
+	for _, flavor := range []iptables.Flavor{iptables.NFT, iptables.Legacy} {
+		err := iptables.Probe(context.Background(), iptables.Config{Flavor: flavor})
 		if err == nil {
-			fmt.Println("use", flavour)
+			fmt.Println("use", flavor)
 			return
 		}
-		if !errors.Is(err, ruleset.ErrUnsupported) {
+		if !errors.Is(err, dataplane.ErrUnsupported) {
 			log.Fatal(err)
 		}
 		log.Print(err) // names the missing program, match or capability
@@ -65,7 +66,7 @@ func ExampleProbe() {
 // Lookup finds the endpoints of a connection in the rules of any process, kube-proxy's
 // included.
 func ExampleLookup() {
-	found, err := iptables.Lookup(context.Background(), iptables.Config{}, ruleset.Query{Packet: ruleset.Packet{
+	found, err := iptables.Lookup(context.Background(), iptables.Config{}, dataplane.Query{Packet: ruleset.Packet{
 		From:     netip.MustParseAddr("10.244.1.7"),
 		To:       netip.MustParseAddrPort("10.96.0.10:53"),
 		Protocol: v1.ProtocolUDP,

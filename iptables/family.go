@@ -1,29 +1,29 @@
-//go:build linux
-
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/go-proxier/proxier/internal/complaint"
-	"github.com/go-proxier/proxier/internal/netns"
-	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // family programs one family's tables.
 type family struct {
 	*settings
-	tool tool
-	log  *slog.Logger
+	programs
+	kernel kernel
+	log    *slog.Logger
 	// complaints receives what is wrong with Services.
 	complaints *complaint.Log
 	// accounts creates the objects that rules count into. can selects the counters that
 	// work on this system if the objects exist.
-	accounts *nfacct.Conn
+	accounts accounts
 	can      []string
 	// model holds the state of the tables, nil while it is unknown.
 	model *model
@@ -36,10 +36,9 @@ type family struct {
 	// countTraffic carries counters over when chains are written. kept holds the counters of
 	// pools without a chain.
 	countTraffic bool
-	kept         map[string]connections
-	// limit is about the most lines of one input. The time that nf_tables takes to commit
-	// grows faster than the number of lines. ip_tables writes the whole table for any
-	// number.
+	kept         map[string]keptConnections
+	// limit is the approximate maximum number of lines of one input. nf_tables commits large
+	// inputs in superlinear time. ip_tables writes the whole table for any number.
 	limit int
 	// divisible reports whether the input that failed last has several chains.
 	divisible bool
@@ -53,88 +52,123 @@ const (
 	leastLimit  = 50
 )
 
-func newFamily(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace, accounts *nfacct.Conn) (*family, error) {
-	t, err := findTool(ctx, c, f, ns)
+func newFamily(ctx context.Context, c Config, f tracker.Family, k kernel, a accounts) (*family, error) {
+	p, err := k.Programs(ctx, f)
 	if err != nil {
 		return nil, err
 	}
 	out := &family{
 		settings: &settings{
 			family: f, mark: uint32(c.MasqueradeMark),
-			localhost:        c.LocalhostNodePorts && f == tracker.IPv4,
-			endpointComments: c.EndpointComments,
-			refuseHash:       c.Hash == HashRefused,
+			localhost: c.LocalhostNodePorts && f == tracker.IPv4,
 		},
-		tool:       t,
+		kernel:     k,
+		programs:   p,
 		log:        c.Log.With(slog.String("family", f.String())),
 		complaints: complaint.NewLog(c.Log),
-		accounts:   accounts, countTraffic: c.CountTraffic,
-		limit: firstLimit(t),
+		accounts:   a, countTraffic: c.CountTraffic,
+		limit: firstLimit(p),
 	}
 	return out, out.probe(ctx)
 }
 
 // firstLimit returns the limit to begin with.
-func firstLimit(t tool) int {
-	if t.NFT() {
+func firstLimit(p programs) int {
+	if p.NFT() {
 		return nftLimit
 	}
 	return legacyLimit
 }
 
-// unknown discards the model after a failure that left the state of the tables
-// unknown. It returns the error to report.
-func (f *family) unknown(err error) error {
+// discard discards the model after a failure that left the state of the tables unknown. It
+// returns the error to report.
+func (f *family) discard(err error) error {
 	f.model = nil
 	f.log.Warn("iptables: state of the tables is unknown, a full sync will repair them", slog.Any("error", err))
 	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 }
 
-// write applies inputs, in order. wrote reports whether something may be in effect
-// after an error.
-func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err error) {
-	for _, in := range inputs {
-		if err := f.tool.apply(ctx, in); err != nil {
+// write applies inputs, in order, until one fails.
+func (f *family) write(ctx context.Context, inputs ...*input) outcome {
+	for i, in := range inputs {
+		out := outcomeOf(f.Restore(ctx, in.Bytes()))
+		if out.result != done {
 			f.divisible = in.chains > 1
-			return wrote || killed(err), err
+			if i != 0 {
+				out.result = unsure
+			}
+			return out
 		}
 		f.written[in.table] += in.rules
-		wrote = true
 	}
-	return wrote, nil
+	return outcome{}
 }
 
-// writeTable writes one table of a batch: its chains, then the commands, and the canary.
-func (f *family) writeTable(ctx context.Context, b *batch, t table, commands []string) (wrote bool, err error) {
-	var canary canaryRule
-	wrote, err = f.write(ctx, b.inputs(t, commands, f.limit, canary.next))
-	if wrote && err == nil {
-		f.canary[t] = canary.last
-	}
-	return wrote, err
-}
-
-// writeBatch writes the filter table before nat, so that an address refuses packets
-// before they are no longer forwarded.
-func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) (wrote bool, err error) {
+// writeBatch writes a batch's chains, then commands, and the canaries. It writes the filter
+// table before nat, so that an address refuses packets before they are no longer forwarded.
+func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) outcome {
 	kept := f.carry(ctx, b)
+	var inputs []*input
+	var canaries [tables]canaryRule
 	for t := range tables {
-		w, err := f.writeTable(ctx, b, t, commands[t])
-		wrote = wrote || w
-		if err != nil {
-			return wrote, err
+		inputs = append(inputs, b.inputs(t, commands[t], f.limit, canaries[t].next)...)
+	}
+	out := f.write(ctx, inputs...)
+	if out.result != done {
+		return out
+	}
+	for t, c := range canaries {
+		if c.last != "" {
+			f.canary[t] = c.last
 		}
 	}
 	f.kept = kept
-	return wrote, nil
+	return out
 }
 
-// smaller halves the limit after an input that was too large, and reports whether
-// another attempt makes sense.
-func (f *family) smaller(err error) bool {
-	if !tooLarge(err) || !f.divisible || f.limit <= leastLimit {
+// shrink halves the limit after an input that was too large, and reports whether another
+// attempt makes sense.
+func (f *family) shrink(o outcome) bool {
+	if o.result != tooLarge || !f.divisible || f.limit <= leastLimit {
 		return false
 	}
 	f.limit = max(leastLimit, min(f.limit, nftLimit)/2)
 	return true
+}
+
+// probe tries the rules that every Service needs, and selects the counters that the
+// programs and the kernel support. Even if the objects exist, rules can count into them only
+// if the kernel has xt_nfacct and iptables its counterpart.
+func (f *family) probe(ctx context.Context) error {
+	if f.accounts != nil {
+		f.counters = countersFor(f.localhost)
+	}
+	err := f.tryNeeded(ctx)
+	if outcomeOf(err).result == refused && f.counters != nil {
+		uncounted := err
+		f.counters = nil
+		if err = f.tryNeeded(ctx); err == nil {
+			f.notCounted(uncounted)
+		}
+	}
+	f.can = f.counters
+	if outcomeOf(err).result == refused {
+		err = &dataplane.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
+	}
+	return cmp.Or(err, f.dropProbe(ctx))
+}
+
+// tryNeeded tries the rules that do not depend on Services, and one of each other kind
+// that Services need.
+func (f *family) tryNeeded(ctx context.Context) error {
+	m, err := newModel(f.settings, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}})
+	if err != nil {
+		return err
+	}
+	chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
+	if slices.Contains(f.counters, LocalhostNodePorts) {
+		chains = append(chains, chain{table: nat, rules: []string{counted(LocalhostNodePorts) + " -j RETURN"}})
+	}
+	m.allChains(func(c chain) { chains = append(chains, c) })
+	return f.tryRules(ctx, chains)
 }

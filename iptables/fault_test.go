@@ -19,10 +19,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -33,9 +33,9 @@ var kills = flag.Int("kills", 0, "how often TestKilledAgentLosesNoConnection kil
 const podsEnv = "PROXIER_TEST_PODS"
 
 // churn changes endpoints as fast as possible until it is killed.
-func churn(flavour Flavour) error {
+func churn(flavor Flavor) error {
 	ctx := context.Background()
-	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
+	p, err := newAgent(ctx, Config{Flavor: flavor, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func churn(flavour Flavour) error {
 // TestKilledAgentLosesNoConnection kills an agent at random points of its work, many times,
 // while clients connect to a Service whose endpoints it changes.
 func TestKilledAgentLosesNoConnection(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		times := *kills
 		if times == 0 {
@@ -70,13 +70,13 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 		}
 		rng := rand.New(rand.NewPCG(5, 5))
 		lock := filepath.Join(t.TempDir(), "lock")
-		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
+		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavor)})
 		pods := backendtest.Pods(w)
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
 		w.Sync()
 		start := func(int) *exec.Cmd {
-			cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
+			cmd := confine.Command("churn "+string(flavor), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
 			cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
 			return cmd
 		}
@@ -84,7 +84,7 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 			backendtest.KillAgents(t, w, times, start, func(bool) time.Duration { return time.Duration(rng.IntN(60)) * time.Millisecond })
 		})
 		// The first sync of the next agent repairs everything.
-		r := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
+		r := &rig{TB: t, flavor: onLinux(flavor), node: &linuxNode{}, config: testConfig(t, flavor), tracker: w.Tracker, engine: w.Engine}
 		r.config.NetNS, r.config.Families = w.Env.NetNS, w.Env.Families
 		w.Tracker.SetSlice(podSlice(pods, 2, rng))
 		r.start()
@@ -105,19 +105,16 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 // TestKilledAgentLeavesNoProgram kills an agent while a program that it started waits. The
 // program must die with it, before it writes.
 func TestKilledAgentLeavesNoProgram(t *testing.T) {
-	needFlavour(t, NFT)
+	needFlavor(t, NFT)
 	t.Parallel()
-	h := netlab.NewHost(t)
-	w := &watched{tb: t, dir: t.TempDir()}
-	config := testConfig(t, NFT)
-	w.through(&config)
+	node := newWatchedNode(t, NFT, &Config{}).(*linuxNode)
 	cmd := confine.Command("hang", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
-	cmd.Env = append(cmd.Env, scriptsEnv+"="+w.dir)
+	cmd.Env = append(cmd.Env, scriptsEnv+"="+node.dir)
 	ready, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(cmd); err != nil {
+	if err := node.host.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
@@ -126,7 +123,7 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	// The script writes this file before it becomes the program that hangs.
 	var inputs []string
 	for deadline := time.Now().Add(testtime.Timeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
+		if inputs, err = filepath.Glob(filepath.Join(node.dir, "in.*")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -154,22 +151,18 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	}
 }
 
-// scriptsEnv is the environment variable with the folder of a [watched].
+// scriptsEnv is the environment variable with the folder of a watched node.
 const scriptsEnv = "PROXIER_TEST_SCRIPTS"
 
 // hang runs an agent with a program that hangs.
 func hang() error {
-	w := &watched{dir: os.Getenv(scriptsEnv)}
-	script := func(name string) string { return filepath.Join(w.dir, name) }
-	p, err := newAgent(context.Background(), Config{
-		Flavour: NFT,
-		Tools4:  Tools{Restore: script("iptables"), Save: "iptables-nft-save"},
-		Tools6:  Tools{Restore: script("ip6tables"), Save: "ip6tables-nft-save"},
-	})
+	dir := os.Getenv(scriptsEnv)
+	os.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+	p, err := newAgent(context.Background(), Config{Flavor: NFT})
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(script("hang"), nil, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "hang"), nil, 0o644); err != nil {
 		return err
 	}
 	fmt.Println("ready")
@@ -180,11 +173,11 @@ func hang() error {
 // TestExhaustedFilesLeaveNothingHalfDone uses a process without a spare file descriptor. Its
 // syncs must fail with EMFILE and change nothing, and succeed when it has descriptors again.
 func TestExhaustedFilesLeaveNothingHalfDone(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		h := netlab.NewHost(t)
 		few := uint64(64)
-		cmd := confine.Command("few files "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, Files: &few})
+		cmd := confine.Command("few files "+string(flavor), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, Files: &few})
 		cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
 		if err := h.Start(cmd); err != nil {
 			t.Fatal(err)
@@ -195,9 +188,9 @@ func TestExhaustedFilesLeaveNothingHalfDone(t *testing.T) {
 	})
 }
 
-func fewFiles(flavour Flavour) error {
+func fewFiles(flavor Flavor) error {
 	ctx := context.Background()
-	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
+	p, err := newAgent(ctx, Config{Flavor: flavor, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		return err
 	}
@@ -240,7 +233,7 @@ func fewFiles(flavour Flavour) error {
 // read-only. The Services must be served at all other addresses.
 func TestReadOnlySysctlIsLogged(t *testing.T) {
 	netlab.Require(t)
-	needFlavour(t, NFT)
+	needFlavor(t, NFT)
 	t.Parallel()
 	h := netlab.NewHost(t)
 	cmd := confine.Command("sysctl", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
@@ -266,7 +259,7 @@ func readOnlySysctl() error {
 	}
 	ctx := context.Background()
 	var log strings.Builder
-	p, err := newAgent(ctx, Config{Flavour: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	p, err := newAgent(ctx, Config{Flavor: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -8,16 +6,17 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestLostRulesOfFixedChainsAreNoticed deletes each rule of the chains that Check compares, and
-// adds a rule to each of them. Check must notice it at once, and a sync must repair it.
+// adds a rule to each of them. Check must notice it immediately, and a sync must repair it.
 func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		for _, services := range []int{0, 110} { // one chain for each dispatcher, or a tree
-			r := newRig(t, flavour, func(c *Config) {
+			r := newRig(t, flavor, func(c *Config) {
 				c.LocalhostNodePorts = true
 				c.Families = []tracker.Family{tracker.IPv4}
 			})
@@ -30,7 +29,7 @@ func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
 				t.Helper()
 				r.command(tracker.IPv4, "", append([]string{"-t", c.table.String()}, args...)...)
 				err := r.backend.Check(t.Context())
-				if drift := (*ruleset.DriftError)(nil); !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
+				if drift := (*dataplane.DriftError)(nil); !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
 					t.Errorf("after %q in %s, Check returned %v, want a DriftError", args, c.table, err)
 				}
 				r.cursor.Resync()
@@ -45,7 +44,7 @@ func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
 					noticed(c, "-D", c.name, strconv.Itoa(i+1))
 					rules++
 				}
-				if flavour == NFT {
+				if flavor.Flavor == NFT {
 					noticed(c, "-A", c.name, "-s", "203.0.113.99", "-j", "RETURN")
 				}
 			}
@@ -60,28 +59,29 @@ func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
 // TestRuleThatTheProgramCannotFindIsNotRepairedForEver uses a program that does not find a rule
 // which is in place. After one repair that finds nothing to do, Check must rely on the rest.
 func TestRuleThatTheProgramCannotFindIsNotRepairedForEver(t *testing.T) {
-	needFlavour(t, NFT)
-	t.Parallel()
-	r, w := newWatched(t, NFT)
-	r.set(0, []int{1})
-	r.sync()
-	w.set("refuse", "C KUBE-MARK-MASQ")
-	check := func(drifts bool) {
-		t.Helper()
-		r.backend.known = false
-		if err := r.backend.Check(t.Context()); errors.Is(err, ruleset.ErrNeedFull) != drifts {
-			t.Errorf("Check returned %v, want a drift: %t", err, drifts)
-		}
-		r.cursor.Resync()
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r, w := newWatched(t, flavor)
+		r.set(0, []int{1})
 		r.sync()
-	}
-	check(true)  // IPv4
-	check(true)  // IPv6
-	check(false) //
-	r.command(tracker.IPv4, "", "-t", "nat", "-F", "KUBE-POSTROUTING")
-	check(true) // counted
-	r.command(tracker.IPv4, "", "-t", "nat", "-D", "OUTPUT", "1")
-	check(true)
-	check(false)
-	r.verify()
+		w.set("refuse", "C KUBE-MARK-MASQ")
+		check := func(drifts bool) {
+			t.Helper()
+			r.backend.known = false
+			if err := r.backend.Check(t.Context()); errors.Is(err, ruleset.ErrNeedFull) != drifts {
+				t.Errorf("Check returned %v, want a drift: %t", err, drifts)
+			}
+			r.cursor.Resync()
+			r.sync()
+		}
+		check(true)  // IPv4
+		check(true)  // IPv6
+		check(false) //
+		r.command(tracker.IPv4, "", "-t", "nat", "-F", "KUBE-POSTROUTING")
+		check(true) // counted
+		r.command(tracker.IPv4, "", "-t", "nat", "-D", "OUTPUT", "1")
+		check(true)
+		check(false)
+		r.verify()
+	}, NFT)
 }

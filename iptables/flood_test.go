@@ -7,14 +7,13 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/usage"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
@@ -29,11 +28,11 @@ var (
 // TestFloodLosesNoConnection changes a thousand objects a second while it opens connections.
 // None may fail, and the tables must be right in the end.
 func TestFloodLosesNoConnection(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		const rate = 1000
 		rng := rand.New(rand.NewPCG(6, 6))
-		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
+		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavor)})
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		setPods(w, len(w.Pods()), rng)
 		for i := range *services {
@@ -89,7 +88,7 @@ func TestFloodLosesNoConnection(t *testing.T) {
 			}
 		}
 		// A cold start writes nothing.
-		o := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
+		o := &rig{TB: t, flavor: onLinux(flavor), node: &linuxNode{}, config: testConfig(t, flavor), tracker: w.Tracker, engine: w.Engine}
 		o.config.NetNS, o.config.Families = w.Env.NetNS, w.Env.Families
 		o.start()
 		defer o.backend.Close()
@@ -101,40 +100,16 @@ func TestFloodLosesNoConnection(t *testing.T) {
 	})
 }
 
-// TestRelistWritesNothing passes all objects to the tracker again.
-func TestRelistWritesNothing(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
-		t.Parallel()
-		r, w := newWatched(t, flavour)
-		list := func() {
-			for i := range 100 {
-				s := svc(i, nodePort(30000+int32(i)))
-				s.ResourceVersion = fmt.Sprint(time.Now())
-				r.tracker.SetService(s)
-				r.setEndpoints(i, upTo(5)...)
-			}
-		}
-		list()
-		r.sync()
-		w.calls()
-		list()
-		r.sync()
-		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
-			t.Errorf("a relist wrote %q", calls)
-		}
-	})
-}
-
 // TestChangesLeakNothing creates and removes Services and backends twice. The second time
 // must not use more resources than the first.
 func TestChangesLeakNothing(t *testing.T) {
 	// Not parallel, because other tests have goroutines and files, too.
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		cycles, services := 20, 100
-		if !*thousands && (flavour == NFT || !testtime.Thorough()) { // takes minutes
+		if !*thousands && (flavor == NFT || !testtime.Thorough()) { // takes minutes
 			cycles, services = 4, 30
 		}
-		r := newRig(t, flavour)
+		r := newRig(t, onLinux(flavor))
 		r.set(0, []int{1, 2, 3})
 		r.sync()
 		work := func(first int) {

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -13,39 +11,30 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/iptmem"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // FuzzInjection renders Services with arbitrary names, and a node with an arbitrary bridge.
-// The output must have as many lines as it has rules and chains, and the real
-// iptables-restore must accept it.
+// The output must have as many lines as it has rules and chains. A kernel in memory must accept
+// it, and on Linux the real iptables-restore.
 func FuzzInjection(f *testing.F) {
 	for _, s := range []string{"svc", "a\" -j ACCEPT", "a\nCOMMIT\n*filter\n-P INPUT DROP", "\\\"", "'`$(reboot)`", "-j", "!", "", strings.Repeat("x", 300), "\x00", "ü", "# c", "KUBE-SVC"} {
 		f.Add(s, "ns", "p", []byte{10, 0, 0, 1}, int64(10))
 		f.Add("svc", s, s, []byte{127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, int64(0))
 	}
-	tools := map[tracker.Family]tool{}
+	real := map[tracker.Family]programs{}
 	f.Fuzz(func(t *testing.T, name, namespace, port string, addr []byte, seconds int64) {
-		netlab.Require(t)
-		needFlavour(t, NFT)
 		a, ok := netip.AddrFromSlice(addr)
 		if !ok {
 			a = netip.MustParseAddr("10.0.0.9")
 		}
 		a = a.Unmap()
 		family := tracker.FamilyOf(a)
-		if tools[family].Tool == nil {
-			ns, err := netns.Open(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c, _ := testConfig(t, NFT).withDefaults()
-			if tools[family], err = findTool(t.Context(), c, family, ns); err != nil {
-				t.Fatal(err)
-			}
+		if _, ok := real[family]; !ok {
+			real[family] = linuxPrograms(t, family)
 		}
 		ep := &tracker.Endpoint{Addr: netip.AddrPortFrom(a, 80), Node: "n", Ready: true, Serving: true, Weight: 1}
 		key := tracker.Key{Family: family}
@@ -57,12 +46,12 @@ func FuzzInjection(f *testing.F) {
 		}
 		node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}, LocalTraffic: ruleset.LocalTraffic{Bridge: port}}
 		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: []*tracker.Endpoint{ep}}, node, tracker.TopologyOptions{})
-		m, err := newModel(&settings{family: family, mark: 1 << 14, endpointComments: true}, node)
+		m, err := newModel(&settings{family: family, mark: 1 << 14}, node)
 		if err != nil {
 			return
 		}
 		b := newBatch()
-		if m.set(1, s, b.difference) != nil {
+		if m.change(nil, s, b.difference) != nil {
 			return
 		}
 		m.takeChanged(b)
@@ -75,11 +64,16 @@ func FuzzInjection(f *testing.F) {
 				lines += 1 + len(c.rules)
 			}
 			for _, in := range b.inputs(tab, nil, 1<<20, nil) {
-				if got := bytes.Count(in.text.Bytes(), []byte("\n")); got != lines {
-					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.text.String())
+				if got := bytes.Count(in.Bytes(), []byte("\n")); got != lines {
+					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.String())
 				}
-				if err := tools[family].Restore(context.Background(), in.text.Bytes(), "--test"); err != nil {
-					t.Fatalf("%v\n%s", err, in.text.String())
+				for _, p := range []programs{iptmem.New(true), real[family]} {
+					if p == nil {
+						continue
+					}
+					if err := p.Restore(context.Background(), in.Bytes(), "--test"); err != nil {
+						t.Fatalf("%v\n%s", err, in.String())
+					}
 				}
 			}
 		}
@@ -98,23 +92,9 @@ func FuzzSave(f *testing.F) {
 			}
 		}
 		for _, h := range k.hooks {
-			if !owned(nat, target([]byte(h.rule))) {
+			if !owned(nat, iptext.Target(h.rule)) {
 				t.Errorf("%q leads to no chain of ours", h.rule)
 			}
 		}
 	})
-}
-
-func TestTargetOfSavedRule(t *testing.T) {
-	for rule, want := range map[string]string{
-		`-j KUBE-SERVICES`: "KUBE-SERVICES",
-		`-m comment --comment "a -j b" -j REJECT --reject-with x`: "REJECT",
-		`-d 10.0.0.0/8 -g KUBE-SVC-IP-0A/8`:                       "KUBE-SVC-IP-0A/8",
-		`-m comment --comment "none"`:                             "",
-		``:                                                        "",
-	} {
-		if got := target([]byte(rule)); got != want {
-			t.Errorf("%s: %q, want %q", rule, got, want)
-		}
-	}
 }

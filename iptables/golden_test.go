@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -14,7 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -36,23 +34,23 @@ func (r *rig) everyKind() {
 	r.set(8, []int{16}, nodePort(30088), externalLocal)
 }
 
-// TestListingEqualsGolden programs a kernel of each flavour with a Service of every kind. The
+// TestListingEqualsGolden programs a kernel of each flavor with a Service of every kind. The
 // rules that it reads back must equal the rendered ones and the listing in testdata.
 func TestListingEqualsGolden(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		for what, uncounted := range map[string]bool{"counted": false, "not counted": true} {
 			t.Run(what, func(t *testing.T) {
 				t.Parallel()
-				testListing(t, flavour, uncounted)
+				testListing(t, flavor, uncounted)
 			})
 		}
 	})
 }
 
 // testListing compares listings with or without counters, which must be the only difference.
-func testListing(t *testing.T, flavour Flavour, uncounted bool) {
-	r := newRig(t, flavour, func(c *Config) {
-		c.LocalhostNodePorts, c.EndpointComments, c.NoCounters = true, true, uncounted
+func testListing(t *testing.T, flavor system, uncounted bool) {
+	r := newRig(t, flavor, func(c *Config) {
+		c.LocalhostNodePorts, c.uncounted = true, uncounted
 	})
 	if !uncounted {
 		needCounters(t, r.backend)

@@ -4,13 +4,15 @@ package iptables
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -18,19 +20,53 @@ import (
 // may reach the node's own server at the port. The same holds at loopback addresses if
 // NodePorts answer there, and only then.
 func TestNodeIsRefusedAtNodePorts(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		for _, localhost := range []bool{true, false} {
-			r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = localhost })
-			own := backendtest.OwnServer(t, r.host)
+			r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = localhost })
+			own := backendtest.OwnServer(t, r.host())
 			r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 			r.tracker.SetService(svc(1, nodePort(30080)))
 			r.sync()
-			backendtest.NodeIsRefused(t, r.host, own...)
+			backendtest.NodeIsRefused(t, r.host(), own...)
 			if localhost {
-				backendtest.NodeIsRefused(t, r.host, netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"))
-			} else if err := r.host.RefusedUDP("127.0.0.1:30080", testtime.Timeout); err == nil {
+				backendtest.NodeIsRefused(t, r.host(), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"))
+			} else if err := r.host().RefusedUDP("127.0.0.1:30080", testtime.Timeout); err == nil {
 				t.Error("127.0.0.1 is refused, although NodePorts do not answer there")
+			}
+		}
+	})
+}
+
+// TestClientsAreRefusedAtClusterIPsOfTheNode sends from another host to a cluster IP that is an
+// address of the node, where a server of the node listens. While the Service has no endpoints, no
+// packet may reach that server.
+func TestClientsAreRefusedAtClusterIPsOfTheNode(t *testing.T) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		t.Parallel()
+		w := conformance.NewWorld(t, conformance.Options{New: newForWorld(flavor)})
+		const v4, v6, port = "192.0.2.1", "2001:db8:1::1", 9000
+		at := func(p int32) func(*v1.Service) {
+			return func(s *v1.Service) {
+				s.Spec.ClusterIP, s.Spec.ClusterIPs = v4, []string{v4, v6}
+				s.Spec.Ports[0].Port = p
+			}
+		}
+		for _, c := range []struct {
+			port    int32
+			refused bool
+		}{{port + 1, false}, {port, true}} {
+			w.Tracker.SetService(svc(0, at(c.port)))
+			w.Tracker.SetService(svc(1, at(c.port), overUDP))
+			w.Sync()
+			for _, a := range []string{v4, v6} {
+				for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+					to := conformance.Target{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), port), Protocol: p}
+					server, err := w.Reach(to, testtime.Timeout)
+					if refused := err != nil && strings.Contains(err.Error(), "refused"); refused != c.refused {
+						t.Errorf("%s %s, of a Service: %t: reached %v, %v", p, to.Addr, c.refused, server, err)
+					}
+				}
 			}
 		}
 	})
@@ -40,10 +76,10 @@ func TestNodeIsRefusedAtNodePorts(t *testing.T) {
 // of the node and at the loopback address. As soon as the Service has an endpoint, the same
 // sockets must reach it.
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
-		cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.File()})
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
+		cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: r.host().File()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,14 +87,14 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		r.cursor.Detach()
 		r.cursor = r.engine.Attach("iptables", conntrack.After(r.backend, cleaner))
 		a := netip.MustParseAddr("192.168.7.1")
-		if err := r.host.AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
+		if err := r.host().AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
 			t.Fatal(err)
 		}
 		r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 		r.sync()
 		to := []netip.AddrPort{netip.MustParseAddrPort("192.168.7.1:30080"), netip.MustParseAddrPort("127.0.0.1:30080")}
-		exchange := backendtest.RefusedSockets(t, r.host, to...)
-		r.host.ServeUDP(t, "192.168.7.1:8080", "endpoint")
+		exchange := backendtest.RefusedSockets(t, r.host(), to...)
+		r.host().ServeUDP(t, "192.168.7.1:8080", "endpoint")
 		es, proto := slice(0, tracker.IPv4), v1.ProtocolUDP
 		es.Endpoints, es.Ports[0].Protocol = append(es.Endpoints, backendtest.Endpoint(a.String(), thisNode)), &proto
 		r.tracker.SetSlice(es)

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -12,20 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
-
-func TestQuotedWordsAreNotSplit(t *testing.T) {
-	for line, want := range map[string]string{
-		`-A X -j Y`: "-A|X|-j|Y",
-		`-A X -m comment --comment "a \"b\" c" ! -s 10.0.0.0/8  -j Y`: `-A|X|-m|comment|--comment|a "b" c|!|-s|10.0.0.0/8|-j|Y`,
-		`-A X --comment "" -j Y`: "-A|X|--comment||-j|Y",
-		`"`:                      "",
-	} {
-		if got := strings.Join(splitWords(line), "|"); got != want {
-			t.Errorf("%s: %s, want %s", line, got, want)
-		}
-	}
-}
 
 // kubeProxyRules is rules as kube-proxy writes them, with a few of a tree of NodePorts.
 const kubeProxyRules = `*nat
@@ -85,7 +71,7 @@ func TestPacketIsFollowedThroughSavedRules(t *testing.T) {
 		{"192.0.2.9", "203.0.113.1:80", v1.ProtocolTCP, "10.1.0.3:8080", "KUBE-SERVICES > KUBE-FW-WEB > KUBE-EXT-WEB > KUBE-SVL-WEB > KUBE-SEP-B", ""},
 		{"198.51.100.9", "203.0.113.1:80", v1.ProtocolTCP, "", "", ""},
 	} {
-		want := ruleset.Found{Service: tt.service}
+		want := dataplane.Found{Service: tt.service}
 		if tt.endpoints != "" {
 			want.Entry, want.Where = true, "chain "+tt.where
 		}
@@ -109,15 +95,15 @@ func TestFollowEndsInLoops(t *testing.T) {
 // TestLookupFindsEveryKindOfFrontend looks up frontends among so many others that they are in
 // trees of chains.
 func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavour)
-		look := func(from, to string) (ruleset.Found, error) {
+		r := newRig(t, flavor)
+		look := func(from, to string) (dataplane.Found, error) {
 			p := ruleset.Packet{To: netip.MustParseAddrPort(to), Protocol: v1.ProtocolTCP, InInterface: "eth0", NodeAddresses: r.tracker.Node().Addresses}
 			p.From = netip.MustParseAddr(from)
-			return Lookup(t.Context(), r.config, ruleset.Query{Packet: p})
+			return r.lookup(dataplane.Query{Packet: p})
 		}
-		if _, err := look("192.0.2.9", "10.96.0.0:80"); !errors.Is(err, ruleset.ErrNoRules) {
+		if _, err := look("192.0.2.9", "10.96.0.0:80"); !errors.Is(err, dataplane.ErrNoRules) {
 			t.Errorf("before the first sync: %v, want ErrNoRules", err)
 		}
 		r.everyKind()

@@ -1,15 +1,14 @@
-//go:build linux
-
 package iptables
 
 import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/iptool"
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -26,20 +25,22 @@ type settings struct {
 	// acceptInvalid accepts packets that connection tracking considers invalid.
 	acceptInvalid bool
 	// counters lists the accounting objects that rules count into.
-	counters         []string
-	endpointComments bool
-	// refuseHash rejects Services whose endpoints must follow from a hash.
-	refuseHash bool
+	counters []string
 }
 
 // model is everything that one family's tables should hold. It does not store the text of
 // the Services' own chains. When a Service changes, its old chains are rendered again.
 type model struct {
 	*settings
-	node     *ruleset.Node
-	pods     []string // the matches that recognise pods
-	trees    [len(dispatchers)]*tree
-	services map[uint32]*ruleset.Service
+	node  *ruleset.Node
+	pods  []string // the matches that recognize pods
+	trees [len(dispatchers)]*tree
+	// moved reports that untranslated has changed since takeChanged.
+	moved bool
+	// ahead holds, by ID, what the tables have of the Services in deltas that were not
+	// acknowledged, nil for nothing. Of all others the tables have [ruleset.Change].Old. It is
+	// almost always empty.
+	ahead map[uint32]*ruleset.Service
 	// own counts the rules of the Services' own chains, by table.
 	own [tables]int
 	// shared holds the rules of Service ports for keys that several Services may have, in
@@ -54,20 +55,30 @@ type sharedKey struct {
 }
 
 func newModel(s *settings, node *ruleset.Node) (*model, error) {
-	m := &model{settings: s, node: node, services: map[uint32]*ruleset.Service{}, shared: map[sharedKey][]string{}}
+	m := &model{settings: s, node: node, ahead: map[uint32]*ruleset.Service{}, shared: map[sharedKey][]string{}}
 	var err error
-	if m.pods, err = iptool.PodMatches(node.LocalTraffic, s.family); err != nil {
+	if m.pods, err = iptext.PodMatches(node.LocalTraffic, s.family); err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
 	for i, d := range dispatchers {
 		addrBits := s.family.Bits()
-		if i == toNodePorts || i == refusedNodePorts || i == healthNodePorts {
+		if i == toNodePorts || i == refusedNodePorts || i == healthNodePorts || i == singleNodePorts {
 			addrBits = 0
 		}
 		m.trees[i] = newTree(d, addrBits)
 	}
+	m.trees[toRanges].divided, m.trees[refusedRanges].divided = s.family.Bits()+8, s.family.Bits()+8
+	for _, i := range ranges {
+		m.trees[i].absent = true
+		clear(m.trees[i].changed)
+	}
 	return m, nil
 }
+
+// ranges holds the dispatchers whose chains exist only while there are ranges of ports. They come
+// after all others. A single port has precedence over a range, also if its packets are not
+// forwarded: singlePorts and singleNodePorts, in table nat, keep these from the ranges.
+var ranges = [...]int{toRanges, refusedRanges, singlePorts, singleNodePorts}
 
 // sameRules reports whether both nodes give Services the same rules.
 func sameRules(a, b *ruleset.Node) bool {
@@ -79,6 +90,7 @@ func sameRules(a, b *ruleset.Node) bool {
 func (m *model) setNode(n *ruleset.Node) {
 	old := *m
 	m.node = n
+	m.moved = m.moved || !slices.Equal(old.untranslated().rules, m.untranslated().rules)
 	for i, t := range m.trees {
 		if !slices.Equal(old.before(i), m.before(i)) || !slices.Equal(old.after(i), m.after(i)) {
 			t.touch(t.first)
@@ -97,15 +109,44 @@ func (m *model) render(s *ruleset.Service) (rendered, error) {
 	return renderService(m.settings, m.pods, s)
 }
 
-// set makes s the Service with that ID, or removes the Service if s is nil. Unless emit
-// is nil, set calls it with the Service's old and new chains. It marks the chains of
-// dispatchers as changed. After an error nothing has changed.
-func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain)) error {
-	now, err := m.render(s)
+// programmed returns what the tables have of the Service of a change, or nil.
+func (m *model) programmed(c ruleset.Change) *ruleset.Service {
+	if s, ok := m.ahead[c.ID()]; ok {
+		return s
+	}
+	return c.Old
+}
+
+// acknowledge records that the changes are acknowledged except those of bad Services and of
+// Services that were to lose a frontend to a bad one.
+func (m *model) acknowledge(changes []ruleset.Change, bad map[tracker.Key]error) {
+	waits := func(c ruleset.Change) bool {
+		for _, winner := range c.LostFrontends() {
+			if bad[winner] != nil {
+				return true
+			}
+		}
+		return bad[c.Key] != nil
+	}
+	for _, c := range changes {
+		if len(bad) == 0 || !waits(c) {
+			delete(m.ahead, c.ID())
+		}
+	}
+	if len(m.ahead) == 0 {
+		m.ahead = map[uint32]*ruleset.Service{} // a map does not shrink
+	}
+}
+
+// change replaces one version of a Service by another. Nil means no version. Unless emit is nil, change
+// calls it with the Service's chains of both versions. It marks the chains of dispatchers as
+// changed. After an error nothing has changed.
+func (m *model) change(old, new *ruleset.Service, emit func(before, now []chain)) error {
+	now, err := m.render(new)
 	if err != nil {
 		return err
 	}
-	before, err := m.render(m.services[id])
+	before, err := m.render(old)
 	if err != nil {
 		return fmt.Errorf("iptables: cannot render the acknowledged Service: %w", err)
 	}
@@ -128,10 +169,13 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 			m.trees[p.dispatcher].put(p.dispatched)
 		}
 	}
-	if s == nil {
-		delete(m.services, id)
-	} else {
-		m.services[id] = s
+	if none := m.trees[toRanges].first.count+m.trees[refusedRanges].first.count == 0; none != m.trees[toRanges].absent {
+		for _, i := range ranges {
+			m.trees[i].setAbsent(none)
+		}
+		for _, i := range []int{toServices, refusedAddresses} {
+			m.trees[i].touch(m.trees[i].first)
+		}
 	}
 	for _, c := range before.chains {
 		m.own[c.table] -= len(c.rules)
@@ -181,16 +225,30 @@ func (m *model) size() (n [tables]int) {
 		n[c.table] += len(c.rules)
 	}
 	for i, t := range m.trees {
-		n[t.table] += t.size() + len(m.before(i)) + len(m.after(i))
+		if !t.absent {
+			n[t.table] += t.size() + len(m.before(i)) + len(m.after(i))
+		}
 	}
 	return n
 }
 
-// takeChanged moves the chains of dispatchers that changed to b.
+// forgetChanged marks the chains of dispatchers as unchanged.
+func (m *model) forgetChanged() {
+	m.moved = false
+	for _, t := range m.trees {
+		clear(t.changed)
+	}
+}
+
+// takeChanged moves the chains of dispatchers that changed, and untranslated, to b.
 func (m *model) takeChanged(b *batch) {
+	if m.moved {
+		b.put(m.untranslated())
+		m.moved = false
+	}
 	for i, t := range m.trees {
 		for name, n := range t.changed {
-			if n == nil {
+			if n == nil || t.absent {
 				b.drop(t.table, name)
 			} else {
 				b.put(m.dispatcherChain(i, n))
@@ -207,7 +265,10 @@ func (m *model) dispatcherChain(i int, n *node) chain {
 		return chain{t.table, t.name(n), t.rules(n), rankFirst - 1 - n.prefixLen}
 	}
 	rank := rankFirst
-	if m.after(i) != nil {
+	switch {
+	case i == toRanges:
+		rank = rankRanges
+	case m.after(i) != nil:
 		rank = rankTop
 	}
 	return chain{t.table, t.root, slices.Concat(m.before(i), t.rules(n), m.after(i)), rank}
@@ -216,10 +277,11 @@ func (m *model) dispatcherChain(i int, n *node) chain {
 // before returns the rules at the beginning of a dispatcher's first chain.
 func (m *model) before(dispatcher int) []string {
 	switch dispatcher {
-	case refusedServices, refusedExternal, firewalled:
-		// Packets that were translated to an endpoint pass, even if the endpoint's address
-		// and port are a frontend, too.
-		return []string{"-m conntrack --ctstate DNAT -j RETURN"}
+	case refusedAddresses, firewalled:
+		return []string{passTranslated}
+	case toRanges:
+		single := iptext.Join(iptext.Comment("single ports have precedence"), iptext.Jump(chainSinglePorts))
+		return append([]string{single}, m.nodePorts("single ports have precedence", chainSingleNodePorts)...)
 	}
 	return nil
 }
@@ -228,50 +290,68 @@ func (m *model) before(dispatcher int) []string {
 func (m *model) after(dispatcher int) []string {
 	switch dispatcher {
 	case toServices:
-		return m.nodePorts("kubernetes service nodeports; NOTE: this must be the last rule in this chain", chainNodePorts)
-	case refusedExternal:
-		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
-	case refusedServices:
-		// An address of the node is a host even if it is a cluster IP: its other ports answer.
-		// Packets from the node to its own addresses meet KUBE-EXTERNAL-SERVICES in INPUT, where
-		// refusing them gives the socket a better error than the EPERM of OUTPUT.
-		//
-		// The jump is for OUTPUT. kube-proxy has no such jump, and one in the kernel's own chain
-		// would keep it from deleting KUBE-EXTERNAL-SERVICES.
-		out := []string{
-			join(comment("addresses of the node"), "-m addrtype --dst-type LOCAL -j RETURN"),
-			join(comment("kubernetes externally-visible service portals"), jump(chainExternalServices)),
-			jump(chainClusterIPs),
-		}
-		for _, c := range inet.Prefixes(m.node.ServiceCIDRs, m.family) {
-			out = append(out, join(destination(c), comment("no such cluster IP"), "-j DROP"))
-		}
-		return out
+		rules := m.nodePorts("kubernetes service nodeports; NOTE: this must be the last rule in this chain", chainNodePorts)
+		return m.withRanges(toRanges, rules)
+	case refusedAddresses:
+		return m.withRanges(refusedRanges, m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts))
 	}
 	return nil
+}
+
+// withRanges appends the rule that leads to the ranges of ports, if there are any.
+func (m *model) withRanges(dispatcher int, rules []string) []string {
+	if m.trees[dispatcher].absent {
+		return rules
+	}
+	return append(rules, iptext.Join(iptext.Comment("ranges of ports"), iptext.Jump(m.trees[dispatcher].root)))
+}
+
+// passTranslated lets packets that were translated to an endpoint pass, even if the endpoint's
+// address and port are a frontend, too.
+const passTranslated = "-m conntrack --ctstate DNAT -j RETURN"
+
+// untranslated returns the chain that packets of OUTPUT and FORWARD meet.
+//
+// An address of the node is a host even if it is a cluster IP: its other ports answer.
+// Packets from the node to its own addresses meet KUBE-EXTERNAL-SERVICES in INPUT, where
+// refusing them gives the socket a better error than the EPERM of OUTPUT.
+//
+// The jump to KUBE-EXTERNAL-SERVICES is for OUTPUT. kube-proxy has no such jump, and one in the
+// kernel's own chain would keep it from deleting KUBE-EXTERNAL-SERVICES.
+func (m *model) untranslated() chain {
+	c := chain{filter, chainServices, []string{
+		passTranslated,
+		iptext.Join(iptext.Comment("addresses of the node"), "-m addrtype --dst-type LOCAL -j RETURN"),
+		iptext.Join(iptext.Comment("kubernetes externally-visible service portals"), iptext.Jump(chainExternalServices)),
+		iptext.Jump(chainClusterIPs),
+	}, rankTop}
+	for _, p := range inet.Prefixes(m.node.ServiceCIDRs, m.family) {
+		c.rules = append(c.rules, iptext.Join(iptext.Destination(p), iptext.Comment("no such cluster IP"), "-j DROP"))
+	}
+	return c
 }
 
 // nodePorts returns the rules that lead packets for the addresses at which NodePorts
 // answer to a chain.
 func (m *model) nodePorts(about, chain string) []string {
-	own := []string{comment(about), "-m addrtype --dst-type LOCAL", jump(chain)}
-	to := func(match string) string { return join(append([]string{match}, own...)...) }
-	lo := loopback(m.family)
+	own := []string{iptext.Comment(about), "-m addrtype --dst-type LOCAL", iptext.Jump(chain)}
+	to := func(match string) string { return iptext.Join(append([]string{match}, own...)...) }
+	lo := iptext.Loopback(m.family)
 	ports := m.node.NodePorts(m.family)
 	if ports.All {
 		if m.localhost {
 			return []string{to("")}
 		}
-		return []string{to("! " + destination(lo))}
+		return []string{to("! " + iptext.Destination(lo))}
 	}
 	var out []string
 	if m.localhost {
-		out = append(out, to(destination(lo)))
+		out = append(out, to(iptext.Destination(lo)))
 	} else if slices.ContainsFunc(ports.Prefixes, lo.Overlaps) {
-		out = append(out, destination(lo)+" -j RETURN")
+		out = append(out, iptext.Destination(lo)+" -j RETURN")
 	}
 	for _, p := range inet.Prefixes(ports.Prefixes, m.family) {
-		out = append(out, to(destination(p)))
+		out = append(out, to(iptext.Destination(p)))
 	}
 	return out
 }
@@ -284,7 +364,7 @@ func (m *model) fixed() []chain {
 	if len(m.pods) > 1 {
 		c := chain{nat, chainMarkNotPods, nil, rankMark}
 		for _, match := range m.pods {
-			c.rules = append(c.rules, join(match, "-j RETURN"))
+			c.rules = append(c.rules, iptext.Join(match, "-j RETURN"))
 		}
 		c.rules = append(c.rules, setMark)
 		out = append(out, c)
@@ -295,16 +375,16 @@ func (m *model) fixed() []chain {
 		if slices.Contains(m.counters, InvalidDropped) {
 			count = counted(InvalidDropped)
 		}
-		forward.rules = append(forward.rules, join("-m conntrack --ctstate INVALID", count, "-j DROP"))
+		forward.rules = append(forward.rules, iptext.Join("-m conntrack --ctstate INVALID", count, "-j DROP"))
 	}
 	forward.rules = append(forward.rules,
-		comment("kubernetes forwarding rules")+" -m mark --mark "+mark+" -j ACCEPT",
-		comment("kubernetes forwarding conntrack rule")+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-	out = append(out,
+		iptext.Comment("kubernetes forwarding rules")+" -m mark --mark "+mark+" -j ACCEPT",
+		iptext.Comment("kubernetes forwarding conntrack rule")+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+	out = append(out, m.untranslated(),
 		chain{nat, chainPostrouting, []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
 			fmt.Sprintf("-j MARK --set-xmark 0x%x/0x0", m.mark),
-			comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE --random-fully",
+			iptext.Comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE --random-fully",
 		}, rankTop},
 		forward)
 	if m.guarded {
@@ -333,13 +413,13 @@ func (m *model) hooks() []hook {
 			out = append(out, hook{t, c, rule})
 		}
 	}
-	add(filter, join(isNew, comment("kubernetes externally-visible service portals"), jump(chainExternalServices)), "INPUT", "FORWARD")
-	add(filter, join(comment("kubernetes health check service ports"), jump(chainNodePorts)), "INPUT")
-	add(filter, join(isNew, comment("kubernetes service portals"), jump(chainServices)), "FORWARD", "OUTPUT")
-	add(filter, join(comment("kubernetes forwarding rules"), jump(chainForward)), "FORWARD")
-	add(filter, join(isNew, comment("kubernetes load balancer firewall"), jump(chainFirewall)), "INPUT", "OUTPUT", "FORWARD")
-	add(nat, join(comment("kubernetes service portals"), jump(chainServices)), "OUTPUT", "PREROUTING")
-	add(nat, join(comment("kubernetes postrouting rules"), jump(chainPostrouting)), "POSTROUTING")
+	add(filter, iptext.Join(isNew, iptext.Comment("kubernetes externally-visible service portals"), iptext.Jump(chainExternalServices)), "INPUT", "FORWARD")
+	add(filter, iptext.Join(iptext.Comment("kubernetes health check service ports"), iptext.Jump(chainNodePorts)), "INPUT")
+	add(filter, iptext.Join(isNew, iptext.Comment("kubernetes service portals"), iptext.Jump(chainServices)), "FORWARD", "OUTPUT")
+	add(filter, iptext.Join(iptext.Comment("kubernetes forwarding rules"), iptext.Jump(chainForward)), "FORWARD")
+	add(filter, iptext.Join(isNew, iptext.Comment("kubernetes load balancer firewall"), iptext.Jump(chainFirewall)), "INPUT", "OUTPUT", "FORWARD")
+	add(nat, iptext.Join(iptext.Comment("kubernetes service portals"), iptext.Jump(chainServices)), "OUTPUT", "PREROUTING")
+	add(nat, iptext.Join(iptext.Comment("kubernetes postrouting rules"), iptext.Jump(chainPostrouting)), "POSTROUTING")
 	if m.guarded {
 		out = append(out, guardHooks()...)
 	}
@@ -352,6 +432,85 @@ func (m *model) allChains(f func(chain)) {
 		f(c)
 	}
 	for i, t := range m.trees {
+		if t.absent {
+			continue
+		}
 		t.first.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
 	}
+}
+
+// The sysctl route_localnet, which NodePorts at loopback addresses need, lets neighbors send to
+// servers of the node that listen at loopback addresses only (CVE-2020-8558). The guard is the
+// chain KUBE-PROXY-LOCALNET and the jumps to it from INPUT and OUTPUT, which drop such packets.
+// It is in effect before this package sets the sysctl, and stays for as long as the sysctl is
+// set, no matter which program set it.
+//
+// A rule of the guard without a target, guardMark, records that the sysctl was 0 before. Only
+// then does this package set it back, even in another process.
+
+// guardMark is the rule that records that route_localnet was 0 before this package set it.
+var guardMark = iptext.Comment("route_localnet was 0 before")
+
+// guardChain returns the chain of the guard.
+func (s *settings) guardChain() chain {
+	lo := iptext.Loopback(s.family)
+	c := chain{filter, chainLocalnet, []string{
+		iptext.Join("! "+iptext.Source(lo), iptext.Destination(lo), iptext.Comment("block incoming localnet connections"), "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP"),
+	}, rankTop}
+	if s.setsBack {
+		c.rules = append(c.rules, guardMark)
+	}
+	return c
+}
+
+// guardHooks returns the jumps to the guard.
+func guardHooks() []hook {
+	return []hook{{filter, "INPUT", iptext.Jump(chainLocalnet)}, {filter, "OUTPUT", iptext.Jump(chainLocalnet)}}
+}
+
+// table is one of the kernel's tables.
+type table uint8
+
+const (
+	filter table = iota
+	nat
+	tables // how many there are
+)
+
+func (t table) String() string {
+	return [...]string{"filter", "nat"}[t]
+}
+
+// chain is a chain and all of its rules. Each rule has no "-A NAME " in front and is
+// exactly as iptables-save prints it, so that the chain can be compared with the kernel's.
+type chain struct {
+	table table
+	name  string
+	rules []string
+	// rank orders chains: a chain comes after the chains that it jumps to.
+	rank int
+}
+
+// The ranks of chains: see chain.rank. Groups of endpoints come before
+// rankService, the deepest first; the chains of a dispatcher after rankDispatch,
+// likewise.
+const (
+	rankMark = iota
+	rankEndpoint
+	rankGroup    // to rankGroup + maxGroupDepth
+	rankService  = rankGroup + maxGroupDepth + 1
+	rankExternal = rankService + 1
+	rankFirewall = rankExternal + 1
+	rankDispatch = rankFirewall + 1 // to rankDispatch + maxKeyBits
+	rankFirst    = rankDispatch + maxKeyBits + 1
+	rankRanges   = rankFirst + 1
+	rankTop      = rankRanges + 1
+	rankCanary   = rankTop + 1
+)
+
+// probability returns the match of a share of new connections, part of whole. The kernel
+// counts in parts of 1<<31 (xt_statistic), so the share is rounded.
+func probability(part, whole int) string {
+	n := (uint64(part)<<31 + uint64(whole)/2) / uint64(whole)
+	return "-m statistic --mode random --probability " + strconv.FormatFloat(float64(n)/(1<<31), 'f', 11, 64)
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -14,12 +12,16 @@ import (
 // The chains that operators know from kube-proxy, and some that kube-proxy does not
 // have.
 const (
-	chainServices         = "KUBE-SERVICES"               // nat: to the Services; filter: refuses at cluster IPs
+	chainServices         = "KUBE-SERVICES"               // nat: to the Services; filter: to the next and KUBE-CLUSTER-IPS
 	chainNodePorts        = "KUBE-NODEPORTS"              // nat: to the NodePorts; filter: health-check node ports
 	chainPostrouting      = "KUBE-POSTROUTING"            // nat
 	chainMarkMasq         = "KUBE-MARK-MASQ"              // nat
-	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, except for pods' traffic, if several rules recognise pods
-	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: refuses at external addresses
+	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, except for pods' traffic, if several rules recognize pods
+	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: refuses at all addresses of Services
+	chainRanges           = "KUBE-SVC-RANGES"             // nat: to the ranges of ports; only if there are any
+	chainSinglePorts      = "KUBE-SVC-SINGLE"             // nat: keeps packets for single ports from the ranges
+	chainSingleNodePorts  = "KUBE-EXT-SINGLE"             // nat: the same for NodePorts
+	chainRefusedRanges    = "KUBE-REFUSED-RANGES"         // filter: refuses at ranges of ports; only if there are any
 	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS"      // filter: refuses at NodePorts
 	chainClusterIPs       = "KUBE-CLUSTER-IPS"            // filter: refuses at ports of cluster IPs that no Service has
 	chainForward          = "KUBE-FORWARD"                // filter
@@ -67,7 +69,7 @@ func owned(t table, name string) bool {
 		return true
 	case chainPostrouting, chainMarkMasq, chainMarkNotPods:
 		return t == nat
-	case chainExternalServices, chainRefusedNodePorts, chainClusterIPs, chainForward, chainFirewall, chainSourceRanges, chainLocalnet:
+	case chainExternalServices, chainRefusedNodePorts, chainRefusedRanges, chainClusterIPs, chainForward, chainFirewall, chainSourceRanges, chainLocalnet:
 		return t == filter
 	}
 	for _, prefix := range []string{prefixService, prefixLocal, prefixExternal, prefixEndpoint} {

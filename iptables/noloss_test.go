@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -19,14 +19,14 @@ import (
 // TestChangesAndRestartsLoseNoConnection opens connections during everything that a node agent
 // does. All pods serve all the time, so none may fail.
 func TestChangesAndRestartsLoseNoConnection(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		rounds := 60
 		if !testtime.Thorough() {
 			rounds = 15
 		}
 		rng := rand.New(rand.NewPCG(3, 3))
-		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
+		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavor)})
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		setPods(w, len(w.Pods()), rng)
 		w.Sync()
@@ -77,7 +77,7 @@ func TestChangesAndRestartsLoseNoConnection(t *testing.T) {
 		during("restarts of the agent, each with missed changes", func() {
 			for range rounds / 5 {
 				setPods(w, 1+rng.IntN(len(w.Pods())), rng)
-				sync(newForWorld(flavour)(t, w.Env))
+				sync(newForWorld(flavor)(t, w.Env))
 			}
 		})
 		during("stale chains of an earlier agent", func() {

@@ -1,8 +1,10 @@
-//go:build linux
-
 package iptables
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/go-proxier/proxier/internal/iptext"
+)
 
 // flatPool is the most endpoints that one chain chooses from directly, with one rule for
 // each endpoint, as kube-proxy's chains do. More endpoints are divided into groups with
@@ -68,9 +70,9 @@ func draw(choices []choice) []string {
 	rules := make([]string, 0, len(choices))
 	for i, c := range choices {
 		if i == len(choices)-1 {
-			return append(rules, jump(c.chain))
+			return append(rules, iptext.Jump(c.chain))
 		}
-		rules = append(rules, probability(c.weight, left)+" "+jump(c.chain))
+		rules = append(rules, probability(c.weight, left)+" "+iptext.Jump(c.chain))
 		left -= c.weight
 	}
 	return rules

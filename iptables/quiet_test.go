@@ -1,11 +1,8 @@
-//go:build linux
-
 package iptables
 
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,21 +14,16 @@ import (
 // The first call runs it. The second must not, until another process changes a table or, with
 // iptables-legacy, minutes have passed.
 func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		w := &watched{tb: t, dir: t.TempDir()}
-		r := newRig(t, flavour, w.through)
+		r, w := newWatched(t, flavor)
 		r.tracker.SetService(svc(0))
 		r.tracker.SetSlice(slice(0, tracker.IPv4, 1))
 		r.sync()
 		if err := r.backend.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{"iptables", "ip6tables"} {
-			if err := os.Remove(filepath.Join(w.dir, name)); err != nil {
-				t.Fatal(err)
-			}
-		}
+		w.dropPrograms()
 		check := func(what string, runs bool) {
 			t.Helper()
 			if err := r.backend.Check(t.Context()); (err != nil) != runs {
@@ -42,15 +34,13 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 		b := r.backend
 		b.ran = time.Now().Add(-legacyRecheck)
 		before := b.checked
-		check("minutes later", flavour == Legacy)
+		check("minutes later", flavor.Flavor == Legacy)
 		b.known, b.checked, b.ran = true, before, time.Now()
 		check("nothing changed", false)
 		for _, args := range [][]string{{"-t", "nat", "-N", "FOREIGN"}, {"-A", "FORWARD"}} {
-			for _, family := range []string{"iptables", "ip6tables"} {
-				if _, err := r.host.Output(family+"-"+string(flavour), args...); err != nil {
-					t.Fatal(err)
-				}
-				check(family+" "+strings.Join(args, " "), true)
+			for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				r.command(family, "", args...)
+				check(family.String()+" "+strings.Join(args, " "), true)
 				if b.checked, b.known = b.generation(t.Context()); !b.known {
 					t.Fatal("no generation")
 				}
@@ -62,9 +52,9 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 
 // TestWatchReturnsWhenTheBackendIsClosed closes the backend long before the interval ends.
 func TestWatchReturnsWhenTheBackendIsClosed(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavour)
+		r := newRig(t, flavor)
 		r.sync()
 		done := make(chan error, 1)
 		go func() { done <- r.backend.Watch(t.Context(), time.Hour, func(err error) { t.Error(err) }) }()

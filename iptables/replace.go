@@ -1,15 +1,16 @@
-//go:build linux
-
 package iptables
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,44 +24,55 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		f.notCounted(err)
 		f.counters = nil
 	}
-	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
-	failed := map[tracker.Key]error{}
-	for {
-		m, bad, err := f.replaceOnce(ctx, node, changes)
+	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.kernel.Sysctl(tcpBeLiberal))
+	bad := map[tracker.Key]error{}
+	for attempt := changes; ; {
+		m, refused, err := f.replaceOnce(ctx, node, attempt)
+		out := outcomeOf(err)
 		switch {
-		case err == nil && len(bad) == 0:
+		case out.result == done && len(refused) == 0:
+			for _, c := range changes {
+				m.ahead[c.ID()] = nil
+			}
+			for _, c := range attempt {
+				m.ahead[c.ID()] = c.New
+			}
 			f.model = m
-			return failed, nil
-		case err == nil:
-		case f.smaller(err):
+			f.dropKept(changes)
+			return bad, nil
+		case out.result == done:
+		case f.shrink(out):
 			continue
-		case !refused(err) && !tooLarge(err):
+		case !out.rejected():
 			return nil, err
 		default:
 			empty, failure := newModel(f.settings, node)
 			if failure == nil {
-				bad, failure = f.bisect(ctx, empty, changes)
+				refused, failure = f.bisect(ctx, empty, attempt)
 			}
-			if failure != nil || len(bad) == 0 {
+			if failure != nil || len(refused) == 0 {
 				return nil, errors.Join(err, failure)
 			}
 		}
-		changes = f.fallBack(changes, bad, failed)
+		attempt = f.fallBack(node, attempt, refused, bad)
 	}
 }
 
-// fallBack adds the bad Services to failed, and returns the changes to attempt next. They
-// have what remains of the bad Services as last acknowledged, or nothing of them.
-func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]error) []ruleset.Change {
+// fallBack adds the refused Services to bad, and returns the changes to attempt next. They
+// have what remains of these Services as last acknowledged, or nothing of them. Services keep the
+// frontends that refused Services were to take from them.
+func (f *family) fallBack(node *ruleset.Node, changes []ruleset.Change, refused, bad map[tracker.Key]error) []ruleset.Change {
 	var kept, rest []ruleset.Change
 	for _, c := range changes {
-		err := bad[c.Key]
-		if err == nil {
+		if err := refused[c.Key]; err != nil && bad[c.Key] == nil {
+			f.refuse(bad, c.Key, err)
+		}
+	}
+	for _, c := range changes {
+		c.New = c.Keeping(node, bad)
+		if refused[c.Key] == nil {
 			rest = append(rest, c)
 			continue
-		}
-		if failed[c.Key] == nil {
-			f.fail(failed, c.Key, err)
 		}
 		if left := c.Old.Remaining(c.New); left != nil {
 			kept = append(kept, ruleset.Change{Key: c.Key, New: left})
@@ -101,9 +113,7 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 			r.need(c)
 		}
 	})
-	for _, t := range m.trees {
-		clear(t.changed)
-	}
+	m.forgetChanged()
 	if err := r.writeHooks(ctx, m.hooks()); err != nil {
 		return nil, nil, err
 	}
@@ -119,8 +129,8 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 type replacement struct {
 	*family
 	seed maphash.Seed
-	// kernel holds the chains that the kernel has and need was not called for.
-	kernel [tables]*kernelTable
+	// found holds the chains that the kernel has and need was not called for.
+	found [tables]*kernelTable
 	// batch holds the chains to write next, and lines is about the number of their lines.
 	batch *batch
 	lines int
@@ -133,7 +143,7 @@ func (f *family) readTables(ctx context.Context) (*replacement, error) {
 	r := &replacement{family: f, seed: maphash.MakeSeed(), batch: newBatch()}
 	for t := range tables {
 		var err error
-		if r.kernel[t], err = f.tool.readKernel(ctx, t, r.seed); err != nil {
+		if r.found[t], err = readKernel(ctx, f, t, r.seed); err != nil {
 			return nil, err
 		}
 	}
@@ -142,7 +152,7 @@ func (f *family) readTables(ctx context.Context) (*replacement, error) {
 
 // need notes that a chain must exist, and adds it to the batch unless the kernel has it.
 func (r *replacement) need(c chain) {
-	k := r.kernel[c.table]
+	k := r.found[c.table]
 	hash := k.chains[c.name]
 	delete(k.chains, c.name)
 	if hash == nil || hash.Sum64() != hashChain(r.seed, c.rules) {
@@ -160,7 +170,7 @@ func (r *replacement) needServices(ctx context.Context, m *model, changes []rule
 		if c.New == nil {
 			continue
 		}
-		if err := m.set(c.ID(), c.New, func(_, now []chain) {
+		if err := m.change(nil, c.New, func(_, now []chain) {
 			for _, c := range now {
 				r.need(c)
 			}
@@ -181,9 +191,9 @@ func (r *replacement) flush(ctx context.Context, commands [tables][]string) erro
 	for t := range tables {
 		r.touched[t] = r.touched[t] || len(commands[t]) != 0
 	}
-	_, err := r.writeBatch(ctx, r.batch, commands)
+	out := r.writeBatch(ctx, r.batch, commands)
 	r.batch, r.lines = newBatch(), 0
-	return err
+	return out.err
 }
 
 // writeHooks writes the batch and the hooks.
@@ -191,8 +201,8 @@ func (r *replacement) writeHooks(ctx context.Context, hooks []hook) error {
 	// Verdicts on connections that were not forwarded come into effect when all are
 	// forwarded. Until then another data plane may still forward them.
 	var forward, verdicts [tables][]string
-	forward[nat] = hookCommands(nat, hooks, r.kernel[nat].hooks)
-	verdicts[filter] = hookCommands(filter, hooks, r.kernel[filter].hooks)
+	forward[nat] = hookCommands(nat, hooks, r.found[nat].hooks)
+	verdicts[filter] = hookCommands(filter, hooks, r.found[filter].hooks)
 	if err := r.flush(ctx, forward); err != nil {
 		return err
 	}
@@ -203,7 +213,7 @@ func (r *replacement) writeHooks(ctx context.Context, hooks []hook) error {
 func (r *replacement) dropStale(ctx context.Context) error {
 	for t := range tables {
 		b := newBatch()
-		for name := range r.kernel[t].chains {
+		for name := range r.found[t].chains {
 			if name != chainCanary {
 				b.drop(t, name)
 			}
@@ -212,17 +222,17 @@ func (r *replacement) dropStale(ctx context.Context) error {
 			continue
 		}
 		r.touched[t] = true
-		_, err := r.writeTable(ctx, b, t, nil)
-		if refused(err) {
+		out := r.writeBatch(ctx, b, [tables][]string{})
+		if outcomeOf(out.err).result == refused {
 			// Another program's rule leads to one of them.
-			r.log.Warn("iptables: cannot delete stale chains, emptying them", slog.Any("error", err))
+			r.log.Warn("iptables: cannot delete stale chains, emptying them", slog.Any("error", out.err))
 			for name := range b.drops[t] {
 				b.put(chain{table: t, name: name})
 			}
-			_, err = r.writeTable(ctx, b, t, nil)
+			out = r.writeBatch(ctx, b, [tables][]string{})
 		}
-		if err != nil {
-			return err
+		if out.err != nil {
+			return out.err
 		}
 	}
 	return nil
@@ -237,7 +247,7 @@ func hookCommands(t table, want, have []hook) []string {
 	for _, c := range kernelChains {
 		of := func(list []hook) (out []string) {
 			for _, h := range list {
-				if h.table == t && h.chain == c && (h.rule == jump(chainLocalnet) || isIPVSFirewall(h) || slices.ContainsFunc(want, h.sameRule)) {
+				if h.table == t && h.chain == c && (h.rule == iptext.Jump(chainLocalnet) || isIPVSFirewall(h) || slices.ContainsFunc(want, h.sameRule)) {
 					out = append(out, h.rule)
 				}
 			}
@@ -249,10 +259,10 @@ func hookCommands(t table, want, have []hook) []string {
 			continue
 		}
 		for _, rule := range now {
-			out = append(out, "-D "+c+" "+rule)
+			out = append(out, iptext.DeleteCommand(c, rule))
 		}
 		for _, rule := range then {
-			out = append(out, "-I "+c+" 1 "+rule)
+			out = append(out, iptext.InsertCommand(c, rule))
 		}
 	}
 	return out
@@ -262,6 +272,41 @@ func hookCommands(t table, want, have []hook) []string {
 // kube-proxy's ipvs mode, which has a chain of the same name. Unlike ours, the jump is
 // for every packet.
 func isIPVSFirewall(h hook) bool {
-	before, ok := strings.CutSuffix(h.rule, `" `+jump(chainFirewall))
+	before, ok := strings.CutSuffix(h.rule, `" `+iptext.Jump(chainFirewall))
 	return ok && h.table == filter && strings.HasPrefix(before, `-m comment --comment "`) && strings.Count(before, `"`) == 1
+}
+
+// canaryRule makes the rules of a canary. Each has a fresh random value, so that a table
+// that was restored to an earlier state does not look up to date.
+type canaryRule struct{ last string }
+
+func (c *canaryRule) next() string {
+	c.last = iptext.Comment(fmt.Sprintf("%s%016x", canaryText, rand.Uint64()))
+	return c.last
+}
+
+const canaryText = "kubernetes service rules as of change "
+
+// isCanary reports whether a rule is one that a Backend puts into its canary.
+func isCanary(rule string) bool {
+	return strings.HasPrefix(rule, strings.TrimSuffix(iptext.Comment(canaryText), `"`))
+}
+
+// adoptCanaries makes sure that every table has a canary, and stores its rule.
+func (r *replacement) adoptCanaries(ctx context.Context) error {
+	for t := range tables {
+		if r.touched[t] {
+			continue
+		}
+		if c := r.found[t].canary; len(c) == 1 && isCanary(c[0]) {
+			r.canary[t] = c[0]
+			continue
+		}
+		var canary canaryRule
+		if out := r.write(ctx, newInput(t, nil, nil, nil, nil, canary.next)); out.err != nil {
+			return out.err
+		}
+		r.canary[t] = canary.last
+	}
+	return nil
 }

@@ -1,32 +1,88 @@
-//go:build linux
-
 package iptables
 
 import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
-	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
+
+// system is where a test runs: a kernel in memory, or one of Linux.
+type system struct {
+	Flavor
+	memory bool
+}
+
+// String returns the name of subtests.
+func (s system) String() string {
+	if s.memory {
+		return "memory-" + string(s.Flavor)
+	}
+	return string(s.Flavor)
+}
+
+// systems runs a test in memory and, on Linux, with the programs that are installed: with both
+// flavors, or those listed.
+func systems(t *testing.T, f func(t *testing.T, s system), only ...Flavor) {
+	t.Helper()
+	for _, s := range append([]system{{NFT, true}, {Legacy, true}}, linuxSystems...) {
+		if len(only) != 0 && !slices.Contains(only, s.Flavor) {
+			continue
+		}
+		t.Run(s.String(), func(t *testing.T) {
+			need(t, s)
+			f(t, s)
+		})
+	}
+}
+
+// testNode is the node of a rig.
+type testNode interface {
+	// open returns the kernel.
+	open(c Config) (kernel, error)
+	// command runs iptables, or the program with a suffix, as another program would.
+	command(f tracker.Family, suffix string, args ...string) (string, error)
+	// sysctl and setSysctl use a sysctl as another program would.
+	sysctl(name string) string
+	setSysctl(name, value string) error
+	// timeout sets the time after which the backend's programs are killed.
+	timeout(d time.Duration, b *Backend)
+	watched
+}
+
+// watched records what iptables-restore is called with, and can make it misbehave. On Linux, the
+// rig must be a result of newWatched.
+type watched interface {
+	// set makes the programs misbehave: "refuse" lines that contain what, "hang", or be "late":
+	// hang after they did their work. "" makes them work again.
+	set(how, what string)
+	// dropPrograms removes the programs.
+	dropPrograms()
+	// calls returns the lines that were written since the last call.
+	calls() []string
+}
 
 // rig is a pipeline from a tracker to one kernel, which a test drives step by step.
 type rig struct {
 	testing.TB
-	flavour Flavour
-	host    *netlab.Host
+	flavor  system
+	node    testNode
 	config  Config
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
@@ -36,19 +92,41 @@ type rig struct {
 
 const thisNode = backendtest.ThisNode
 
-func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
+func newRig(tb testing.TB, s system, edits ...func(*Config)) *rig {
 	tb.Helper()
-	r := &rig{TB: tb, flavour: flavour, host: netlab.NewHost(tb)}
-	r.config = testConfig(tb, flavour)
-	r.config.NetNS = r.host.File()
+	return newRigAt(tb, s, func(c *Config) testNode {
+		if s.memory {
+			return newMemory(s.Flavor)
+		}
+		return newLinuxNode(tb, s.Flavor, c)
+	}, edits...)
+}
+
+func newRigAt(tb testing.TB, s system, makeNode func(*Config) testNode, edits ...func(*Config)) *rig {
+	tb.Helper()
+	r := &rig{TB: tb, flavor: s, config: Config{Flavor: s.Flavor}}
+	r.node = makeNode(&r.config)
 	for _, e := range edits {
 		e(&r.config)
 	}
-	p := backendtest.NewNode(tb, tracker.Config{})
+	p := backendtest.NewNode(tb, tracker.Config{OnService: setRange})
 	r.tracker, r.engine = p.Tracker, p.Engine
 	r.start()
 	tb.Cleanup(func() { r.backend.Close() })
 	return r
+}
+
+// newWatched returns a rig whose programs are watched.
+func newWatched(tb testing.TB, s system, edits ...func(*Config)) (*rig, watched) {
+	tb.Helper()
+	r := newRigAt(tb, s, func(c *Config) testNode {
+		if s.memory {
+			return newMemory(s.Flavor)
+		}
+		return newWatchedNode(tb, s.Flavor, c)
+	}, edits...)
+	r.node.calls()
+	return r, r.node
 }
 
 // start attaches a new backend, as a new process would.
@@ -58,11 +136,88 @@ func (r *rig) start() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	var err error
-	if r.backend, err = New(context.Background(), r.config); err != nil {
+	c, err := r.config.withDefaults()
+	if err != nil {
+		r.Fatal(err)
+	}
+	k, err := r.node.open(c)
+	if err != nil {
+		r.Fatal(err)
+	}
+	if r.backend, err = newBackend(context.Background(), c, k); err != nil {
 		r.Fatal(err)
 	}
 	r.cursor = r.engine.Attach("iptables", r.backend)
+}
+
+// with calls one of the package's functions about the rig's node.
+func (r *rig) with(f func(Config, kernel) error) error {
+	c, err := r.config.withDefaults()
+	if err != nil {
+		return err
+	}
+	k, err := r.node.open(c)
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	return f(c, k)
+}
+
+// These call the package's functions, on Linux the exported ones.
+
+func (r *rig) cleanup() error {
+	if !r.flavor.memory {
+		return Cleanup(r.Context(), r.config)
+	}
+	return r.with(func(c Config, k kernel) error { return cleanup(r.Context(), c, k, (*family).cleanup) })
+}
+
+func (r *rig) owned() (owned bool, err error) {
+	if !r.flavor.memory {
+		return Owned(r.Context(), r.config)
+	}
+	err = r.with(func(c Config, k kernel) error {
+		owned, err = anyFilterOf(r.Context(), c, k, (*kernelTable).ours)
+		return err
+	})
+	return owned, err
+}
+
+func (r *rig) lookup(q dataplane.Query) (found dataplane.Found, err error) {
+	if !r.flavor.memory {
+		return Lookup(r.Context(), r.config, q)
+	}
+	err = r.with(func(c Config, k kernel) error {
+		found, err = lookup(r.Context(), c, k, q)
+		return err
+	})
+	return found, err
+}
+
+func (r *rig) probe() error {
+	return r.with(func(c Config, k kernel) error {
+		c.uncounted = true
+		return backendconf.Probe(newBackend(r.Context(), c, k))
+	})
+}
+
+func (r *rig) setSysctls() error {
+	if !r.flavor.memory {
+		return SetSysctls(r.Context(), r.config)
+	}
+	return r.with(func(c Config, k kernel) error { return setSysctls(r.Context(), c, k) })
+}
+
+func (r *rig) traffic() (out *dataplane.Traffic, err error) {
+	if !r.flavor.memory {
+		return Traffic(r.Context(), r.config)
+	}
+	err = r.with(func(c Config, k kernel) error {
+		out, err = readTraffic(r.Context(), c, k)
+		return err
+	})
+	return out, err
 }
 
 func (r *rig) sync() {
@@ -72,7 +227,7 @@ func (r *rig) sync() {
 	}
 }
 
-// command runs iptables or ip6tables of the flavour in the namespace.
+// command runs iptables or ip6tables of the flavor in the namespace.
 func (r *rig) command(f tracker.Family, suffix string, args ...string) string {
 	r.Helper()
 	out, err := r.try(f, suffix, args...)
@@ -83,11 +238,17 @@ func (r *rig) command(f tracker.Family, suffix string, args ...string) string {
 }
 
 func (r *rig) try(f tracker.Family, suffix string, args ...string) (string, error) {
-	name := "iptables-"
-	if f == tracker.IPv6 {
-		name = "ip6tables-"
+	return r.node.command(f, suffix, args...)
+}
+
+// file writes lines to a file and returns its name.
+func (r *rig) file(lines ...string) string {
+	r.Helper()
+	name := filepath.Join(r.TempDir(), "input")
+	if err := os.WriteFile(name, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
+		r.Fatal(err)
 	}
-	return r.host.Output("env", append([]string{"XTABLES_LOCKFILE=" + r.config.LockFile, name + string(r.flavour) + suffix}, args...)...)
+	return name
 }
 
 // listing holds the rules of each chain, with keys such as "nat KUBE-SERVICES".
@@ -102,19 +263,11 @@ func (r *rig) kernel(f tracker.Family) listing {
 // listingOf parses the output of iptables-save.
 func listingOf(text string) listing {
 	out := listing{}
-	tab := ""
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		switch {
-		case strings.HasPrefix(line, "*"):
-			tab = line[1:]
-		case strings.HasPrefix(line, ":KUBE-"):
-			name, _, _ := strings.Cut(line[1:], " ")
-			out[tab+" "+name] = []string{}
-		case strings.HasPrefix(line, "-A "):
-			name, rule, _ := strings.Cut(line[3:], " ")
-			rule = strings.Replace(rule, string(nfacctSaved), string(nfacctWritten), 1)
-			out[tab+" "+name] = append(out[tab+" "+name], rule)
+	for table, chains := range iptext.Parse(text) {
+		for name, rules := range chains {
+			if strings.HasPrefix(name, "KUBE-") || len(rules) != 0 {
+				out[table+" "+name] = append([]string{}, rules...)
+			}
 		}
 	}
 	for t := range tables {
@@ -158,7 +311,7 @@ func (r *rig) want(f tracker.Family) listing {
 		if s.Key.Family != f {
 			continue
 		}
-		if err := m.set(s.ID, s, func(_, now []chain) {
+		if err := m.change(nil, s, func(_, now []chain) {
 			for _, c := range now {
 				add(c)
 			}
@@ -177,6 +330,12 @@ func (r *rig) want(f tracker.Family) listing {
 // verify compares the kernel with the ruleset.
 func (r *rig) verify() {
 	r.Helper()
+	r.verifyBut()
+}
+
+// verifyBut does so except for chains of other programs.
+func (r *rig) verifyBut(others ...string) {
+	r.Helper()
 	for _, f := range r.backend.families {
 		got, want := r.kernel(f.family), r.want(f.family)
 		if f.model == nil {
@@ -190,7 +349,7 @@ func (r *rig) verify() {
 			}
 		}
 		for name, rules := range got {
-			if _, ok := want[name]; !ok {
+			if _, ok := want[name]; !ok && !slices.Contains(others, name) {
 				r.Fatalf("%v: %s is left: %v", f.family, name, rules)
 			}
 		}
@@ -236,25 +395,6 @@ func (r *rig) setEndpoints(i int, endpoints ...int) {
 	}
 }
 
-// podTargets is the cluster IP and the NodePort of Service 50, whose endpoints are pods of a
-// world.
-var podTargets = []conformance.Target{
-	{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
-	{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
-}
-
-// podSlice returns the EndpointSlice of Service 50 with n of the pods.
-func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
-	es := slice(50, tracker.IPv4)
-	backendtest.AddPods(es, pods, n, rng)
-	return es
-}
-
-// setPods gives Service 50 n of the world's pods as endpoints.
-func setPods(w *conformance.World, n int, rng *rand.Rand) {
-	w.Tracker.SetSlice(podSlice(backendtest.Pods(w), n, rng))
-}
-
 // These are the same in the tests of all backends.
 var (
 	upTo          = backendtest.UpTo
@@ -266,9 +406,70 @@ var (
 	externalIPs   = backendtest.ExternalIPs("198.51.100.1", "2001:db8:3::1")
 )
 
+// portRange makes the ports of a Service a range that ends at last, with other target ports unless
+// target is 0.
+func portRange(last, target int) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Annotations = map[string]string{"range": fmt.Sprint(last, " ", target)}
+	}
+}
+
+// setRange is the tracker's hook for portRange.
+func setRange(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	if text := s.Annotations["range"]; text != "" {
+		_, err := fmt.Sscan(text, &p.LastPort, &p.TargetPort)
+		return err
+	}
+	return nil
+}
+
 func loadBalancer(s *v1.Service) {
 	s.Spec.Type = v1.ServiceTypeLoadBalancer
 	s.Spec.Ports[0].NodePort = 30080
 	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
 	s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "2001:db8:2::/48"}
+}
+
+// skips lists the features of the suite that iptables lacks.
+var skips = map[conformance.Feature]string{
+	conformance.ConsistentHash:    "iptables has no match that hashes",
+	conformance.LoopbackNodePorts: "Config.LocalhostNodePorts serves them in IPv4, whatever the ruleset says",
+}
+
+// saved returns the output of iptables-save for all tables.
+func saved(ctx context.Context, f *family) (string, error) {
+	var out strings.Builder
+	err := f.Save(ctx, "", &out)
+	return out.String(), err
+}
+
+// dump returns our chains and the rules of the kernel's own chains.
+func dump(tb testing.TB, b *Backend) string {
+	var out strings.Builder
+	for _, f := range b.families {
+		text, err := saved(tb.Context(), f)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		l := listingOf(text)
+		for _, name := range slices.Sorted(maps.Keys(l)) {
+			for _, rule := range append([]string{"chain"}, l[name]...) {
+				fmt.Fprintf(&out, "%v %s %s\n", f.family, name, rule)
+			}
+		}
+	}
+	return out.String()
+}
+
+// needCounters skips the test if the kernel has no accounting objects, or if iptables has
+// no match for them.
+func needCounters(tb testing.TB, b *Backend) {
+	tb.Helper()
+	c, err := b.Counters()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if len(c) == 0 {
+		lacks(tb, "accounting objects (CONFIG_NETFILTER_NETLINK_ACCT, CONFIG_NETFILTER_XT_MATCH_NFACCT)")
+	}
 }

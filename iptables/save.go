@@ -1,14 +1,11 @@
-//go:build linux
-
 package iptables
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"hash/maphash"
 	"io"
-	"strings"
+
+	"github.com/go-proxier/proxier/internal/iptext"
 )
 
 // kernelTable holds the kernel's state of one table.
@@ -37,7 +34,7 @@ func hashChain(seed maphash.Seed, rules []string) uint64 {
 }
 
 // readKernel reads a table.
-func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
+func readKernel(ctx context.Context, p programs, tab table, seed maphash.Seed) (*kernelTable, error) {
 	r, w := io.Pipe()
 	done := make(chan *kernelTable, 1)
 	go func() {
@@ -46,7 +43,7 @@ func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*ke
 		_, _ = io.Copy(io.Discard, r)
 		done <- k
 	}()
-	err := t.Save(ctx, tab.String(), w)
+	err := p.Save(ctx, tab.String(), w)
 	w.Close()
 	return <-done, err
 }
@@ -54,63 +51,40 @@ func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*ke
 // parseSave reads the output of iptables-save about a table. It ignores unknown lines.
 func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 	k := &kernelTable{chains: map[string]*maphash.Hash{}}
-	in := bufio.NewScanner(r)
-	in.Buffer(make([]byte, 64<<10), 1<<20)
-	inTable := false
 	var last string
 	var lastHash *maphash.Hash
-	for in.Scan() {
-		line := in.Bytes()
-		switch {
-		case len(line) == 0:
-		case line[0] == '*':
-			inTable = string(line[1:]) == tab.String()
-		case !inTable:
-		case line[0] == ':':
-			name, _, _ := strings.Cut(string(line[1:]), " ")
-			if owned(tab, name) {
-				h := &maphash.Hash{}
-				h.SetSeed(seed)
-				k.chains[name] = h
-			}
-		case bytes.HasPrefix(line, []byte("-A ")):
-			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
-			rule = bytes.Replace(rule, nfacctSaved, nfacctWritten, 1)
-			if string(name) != last {
-				last = string(name)
-				lastHash = k.chains[last]
-			}
-			if lastHash != nil {
-				lastHash.Write(rule)
-				lastHash.WriteByte('\n')
-				switch {
-				case last == chainCanary:
-					k.canary = append(k.canary, string(rule))
-				case last == chainServices && string(rule) == jump(chainClusterIPs):
-					k.refuses = true
-				}
-				k.setsBack = k.setsBack || last == chainLocalnet && string(rule) == guardMark
-			} else if to := target(rule); to != "" && owned(tab, to) {
-				k.hooks = append(k.hooks, hook{tab, last, string(rule)})
-			}
+	iptext.Scan(r, func(l iptext.Line) {
+		if l.Table != tab.String() {
+			return
 		}
-	}
+		if string(l.Chain) != last {
+			last = string(l.Chain)
+			lastHash = k.chains[last]
+		}
+		if !l.IsRule {
+			if owned(tab, last) {
+				lastHash = &maphash.Hash{}
+				lastHash.SetSeed(seed)
+				k.chains[last] = lastHash
+			}
+			return
+		}
+		if lastHash == nil {
+			if to := iptext.Target(l.Rule); to != "" && owned(tab, to) {
+				k.hooks = append(k.hooks, hook{tab, last, string(l.Rule)})
+			}
+			return
+		}
+		lastHash.Write(l.Rule)
+		lastHash.WriteByte('\n')
+		switch last {
+		case chainCanary:
+			k.canary = append(k.canary, string(l.Rule))
+		case chainServices:
+			k.refuses = k.refuses || string(l.Rule) == iptext.Jump(chainClusterIPs)
+		case chainLocalnet:
+			k.setsBack = k.setsBack || string(l.Rule) == guardMark
+		}
+	})
 	return k
-}
-
-// nfacctSaved is a match as iptables-save of version 1.8.9 prints it, with one blank too
-// many. nfacctWritten is the match as batches write it.
-var nfacctSaved, nfacctWritten = []byte(" --nfacct-name  "), []byte(" --nfacct-name ")
-
-// target returns the chain that a rule leads to, or its target, "" if it has
-// none. A rule ends with the target and its options. A comment cannot be mistaken for it
-// because it ends with a quote.
-func target(rule []byte) string {
-	for _, flag := range []string{"-j ", "-g "} {
-		if i := bytes.LastIndex(rule, []byte(flag)); i >= 0 && (i == 0 || rule[i-1] == ' ') {
-			to, _, _ := bytes.Cut(rule[i+len(flag):], []byte(" "))
-			return string(to)
-		}
-	}
-	return ""
 }

@@ -1,8 +1,7 @@
-//go:build linux
-
 package iptables
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -31,7 +31,7 @@ type placed struct {
 // serviceRenderer renders one Service.
 type serviceRenderer struct {
 	*settings
-	pods     []string // the matches that recognise pods
+	pods     []string // the matches that recognize pods
 	s        *ruleset.Service
 	id, name string
 	protocol string
@@ -43,7 +43,7 @@ type serviceRenderer struct {
 func renderService(c *settings, pods []string, s *ruleset.Service) (rendered, error) {
 	r := serviceRenderer{
 		settings: c, pods: pods, s: s,
-		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: protocolName(s.Key.Protocol),
+		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: iptext.Protocol(s.Key.Protocol),
 	}
 	if r.protocol == "" {
 		return rendered{}, fmt.Errorf("iptables: unknown protocol %q", s.Key.Protocol)
@@ -51,21 +51,18 @@ func renderService(c *settings, pods []string, s *ruleset.Service) (rendered, er
 	if a := s.Port.Affinity; a < 0 || a > maxAffinity {
 		return rendered{}, fmt.Errorf("iptables: affinity timeout %v is not between 0 and %v", a, maxAffinity)
 	}
-	if h := s.Hash(); h != tracker.HashNone && r.refuseHash {
-		return rendered{}, fmt.Errorf("%w: %v", ErrHash, h)
-	}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Addr.IsValid() && tracker.FamilyOf(f.Addr) != c.family || f.Addr.Zone() != "" {
 			return rendered{}, fmt.Errorf("iptables: %v is not an %v address", f.Addr, c.family)
 		}
 	}
-	for _, t := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
+	for _, t := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
 		if err := r.pool(t); err != nil {
 			return rendered{}, err
 		}
 	}
 	for i := range s.Frontends {
-		if f := &s.Frontends[i]; f.Kind == ruleset.ClusterIP {
+		if f := &s.Frontends[i]; f.Kind == ruleset.KindClusterIP {
 			r.clusterIP(f)
 		} else {
 			r.external(f)
@@ -74,15 +71,10 @@ func renderService(c *settings, pods []string, s *ruleset.Service) (rendered, er
 	if p := s.Port.HealthCheckNodePort; p != 0 {
 		// The other ports of the Service have the same health check node port.
 		r.place(healthNodePorts, keyOf(netip.Addr{}, protocols[0], p), true, "-p tcp",
-			comment(s.Key.Namespace, "/", s.Key.Name, " health check node port"), destinationPort("tcp", p), "-j ACCEPT")
+			iptext.Comment(s.Key.Namespace, "/", s.Key.Name, " health check node port"), iptext.DestinationPort("tcp", p), "-j ACCEPT")
 	}
 	return r.out, nil
 }
-
-// Limits returns the limits of rules for one Service, which are the same in both families.
-// The backend refuses a Service with a longer affinity timeout with a
-// [*ruleset.PartialError].
-func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
 // maxAffinity is the longest affinity timeout. xt_recent multiplies its seconds by the
 // ticks of the clock in 32 bits.
@@ -91,19 +83,19 @@ const maxAffinity = 48 * 24 * time.Hour
 func (r *serviceRenderer) add(c chain) { r.out.chains = append(r.out.chains, c) }
 
 func (r *serviceRenderer) place(d int, k key, shared bool, rule ...string) {
-	r.out.rules = append(r.out.rules, placed{d, dispatched{key: k, rule: join(rule...)}, shared})
+	r.out.rules = append(r.out.rules, placed{d, dispatched{key: k, rule: iptext.Join(rule...)}, shared})
 }
 
 // poolChain returns the name of the chain that chooses among a pool's endpoints.
 func (r *serviceRenderer) poolChain(t ruleset.Target) string {
-	if t == ruleset.ToLocal {
+	if t == ruleset.TargetLocal {
 		return prefixLocal + hashOf(r.id)
 	}
 	return prefixService + hashOf(r.id)
 }
 
 // isPool reports whether t is a pool of endpoints.
-func isPool(t ruleset.Target) bool { return t == ruleset.ToCluster || t == ruleset.ToLocal }
+func isPool(t ruleset.Target) bool { return t == ruleset.TargetCluster || t == ruleset.TargetLocal }
 
 // pool renders the endpoints of one pool and the choice among them, if a frontend uses
 // the pool.
@@ -114,7 +106,7 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	}
 	c := chain{table: nat, name: r.poolChain(t), rank: rankService}
 	for i := range r.s.Frontends {
-		if f := &r.s.Frontends[i]; f.Kind == ruleset.ClusterIP && f.Target == t {
+		if f := &r.s.Frontends[i]; f.Kind == ruleset.KindClusterIP && f.Target == t {
 			c.rules = append(c.rules, r.masquerade(f)...)
 		}
 	}
@@ -143,19 +135,25 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 		if recent != "" {
 			set = "-m recent --set --name " + names[i] + " " + recent
 		}
-		about := ""
-		if r.endpointComments {
-			about = comment(r.name)
+		c := chain{nat, names[i], []string{iptext.Join(iptext.Source(iptext.Host(ep.Addr.Addr())), iptext.Jump(chainMarkMasq))}, rankEndpoint}
+		translate := func(match, to string) {
+			c.rules = append(c.rules, iptext.Join("-p "+r.protocol, match, set, "-j DNAT --to-destination "+to))
 		}
-		r.add(chain{nat, names[i], []string{
-			join(source(host(ep.Addr.Addr())), about, jump(chainMarkMasq)),
-			join("-p "+r.protocol, about, set, "-j DNAT --to-destination "+ep.Addr.String()),
-		}, rankEndpoint})
+		if p := r.s.Port; !p.IsRange() {
+			translate("", ep.Addr.String())
+		} else {
+			if p.NodePort != 0 {
+				// The NodePort of a range is a single port.
+				translate(iptext.Join("-m addrtype --dst-type LOCAL", iptext.DestinationPort(r.protocol, p.NodePort)), ep.Addr.String())
+			}
+			translate("", iptext.DestinationOf(ep.Addr.Addr(), p.Port, p.LastPort, cmp.Or(p.TargetPort, p.Port)))
+		}
+		r.add(c)
 	}
 	if recent != "" {
 		seconds := strconv.FormatInt(int64((r.s.Port.Affinity+time.Second-1)/time.Second), 10)
 		for _, name := range names {
-			c.rules = append(c.rules, "-m recent --rcheck --seconds "+seconds+" --reap --name "+name+" "+recent+" "+jump(name))
+			c.rules = append(c.rules, "-m recent --rcheck --seconds "+seconds+" --reap --name "+name+" "+recent+" "+iptext.Jump(name))
 		}
 	}
 	choices := make([]choice, len(names))
@@ -166,11 +164,6 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	for _, g := range groups {
 		r.add(g)
 	}
-	if r.endpointComments && groups == nil {
-		for i := range rules {
-			rules[i] = comment(r.name, " -> ", endpoints[i].Addr.String()) + " " + rules[i]
-		}
-	}
 	c.rules = append(c.rules, rules...)
 	r.add(c)
 	return nil
@@ -180,8 +173,8 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 // masqueraded.
 func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 	rule := func(src, in, to string) []string {
-		return []string{join(src, destination(host(f.Addr)), in, "-p "+r.protocol, comment(r.name, " cluster IP"),
-			destinationPort(r.protocol, f.Port), jump(to))}
+		return []string{iptext.Join(src, iptext.Destination(iptext.Host(f.Addr)), in, "-p "+r.protocol, iptext.Comment(r.name, " cluster IP"),
+			r.ports(f), iptext.Jump(to))}
 	}
 	switch f.Masquerade {
 	case ruleset.MasqueradeAlways:
@@ -204,83 +197,153 @@ func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
 	// In the filter table, this rule refuses the ports that no Service has.
-	r.place(clusterIPs, key(f.Addr.AsSlice()), true, destination(host(f.Addr)), comment("no such port of this cluster IP"), reject(r.family))
-	if isPool(f.Target) {
-		r.place(toServices, k, false, r.to(f), comment(r.name, " cluster IP"), destinationPort(r.protocol, f.Port), jump(r.poolChain(f.Target)))
+	r.place(clusterIPs, key(f.Addr.AsSlice()), true, iptext.Destination(iptext.Host(f.Addr)), iptext.Comment("no such port of this cluster IP"), iptext.Reject(r.family))
+	to, refused := toServices, refusedAddresses
+	if f.IsRange() {
+		to, refused = toRanges, refusedRanges
 	}
-	if f.Target != ruleset.ToCluster {
+	if isPool(f.Target) {
+		r.place(to, k, false, r.to(f), iptext.Comment(r.name, " cluster IP"), r.ports(f), iptext.Jump(r.poolChain(f.Target)))
+	}
+	if !isPool(f.Target) {
+		r.keep(f)
+	}
+	if f.Target != ruleset.TargetCluster {
 		verdict, why := r.verdict(f)
-		r.place(refusedServices, k, false, r.to(f), comment(r.name, why), destinationPort(r.protocol, f.Port), verdict)
+		r.place(refused, k, false, r.to(f), iptext.Comment(r.name, why), r.ports(f), verdict)
 	}
 }
 
 // to returns the match of a frontend's address and protocol. The match of the port comes
 // after the comment.
 func (r *serviceRenderer) to(f *ruleset.Frontend) string {
-	if f.Kind == ruleset.NodePort {
+	if f.Kind == ruleset.KindNodePort {
 		return "-p " + r.protocol
 	}
-	return destination(host(f.Addr)) + " -p " + r.protocol
+	return iptext.Destination(iptext.Host(f.Addr)) + " -p " + r.protocol
+}
+
+// ports returns the match of a frontend's port or range of ports.
+func (r *serviceRenderer) ports(f *ruleset.Frontend) string {
+	if f.IsRange() {
+		return iptext.DestinationPorts(r.protocol, f.Port, f.LastPort)
+	}
+	return iptext.DestinationPort(r.protocol, f.Port)
 }
 
 // verdict returns the target, in the filter table, for connections to f that were not
 // forwarded, and the reason. The rule exists even while all connections are forwarded. A
 // packet that arrives between the changes of the two tables then does not leave for an
-// address that no host has. Under a policy of Local the rule drops the packet, and the
+// address that no host has. External and load-balancer IPs of a Service with
+// PassWithoutEndpoints have no such rule: another node or cluster has the address. Under a
+// policy of Local the rule drops the packet, and the
 // sender retransmits it.
 func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 	switch {
-	case f.Target == ruleset.Reject || f.Internal == ruleset.Reject && f.Target != ruleset.Drop:
-		return reject(r.family), " has no endpoints"
-	case f.Target == ruleset.Drop:
+	case f.Target == ruleset.TargetReject || f.Internal == ruleset.TargetReject && f.Target != ruleset.TargetDrop:
+		return iptext.Reject(r.family), " has no endpoints"
+	case f.Target == ruleset.TargetDrop:
 		return "-j DROP", " has no local endpoints"
-	case f.Target == ruleset.ToLocal || f.Internal == ruleset.Drop:
+	case f.Target == ruleset.TargetLocal || f.Internal == ruleset.TargetDrop:
 		return "-j DROP", " was not forwarded"
 	}
-	return reject(r.family), " was not forwarded"
+	return iptext.Reject(r.family), " was not forwarded"
 }
 
 // external renders any frontend but a cluster IP.
 func (r *serviceRenderer) external(f *ruleset.Frontend) {
-	about := map[ruleset.Kind]string{ruleset.ExternalIP: " external IP", ruleset.LoadBalancerIP: " loadbalancer IP"}[f.Kind]
-	port := destinationPort(r.protocol, f.Port)
+	about := map[ruleset.Kind]string{ruleset.KindExternalIP: " external IP", ruleset.KindLoadBalancerIP: " loadbalancer IP"}[f.Kind]
+	port := r.ports(f)
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
-	to, refused := toServices, refusedExternal
-	if f.Kind == ruleset.NodePort {
+	to, refused := toServices, refusedAddresses
+	switch {
+	case f.Kind == ruleset.KindNodePort:
 		to, refused = toNodePorts, refusedNodePorts
+	case f.IsRange():
+		to, refused = toRanges, refusedRanges
 	}
 	if isPool(f.Target) || isPool(f.Internal) {
 		target := r.externalChain(f)
 		if len(f.Sources) != 0 {
 			target = r.firewallChain(f, target)
 		}
-		d := dispatched{key: k, rule: join(r.to(f), comment(r.name, about), port, jump(target))}
-		if f.Kind == ruleset.NodePort && slices.Contains(r.counters, LocalhostNodePorts) {
-			d.before = join(destination(loopback(r.family)), r.to(f), comment(r.name, about), port, counted(LocalhostNodePorts), jump(target))
+		d := dispatched{key: k, rule: iptext.Join(r.to(f), iptext.Comment(r.name, about), port, iptext.Jump(target))}
+		if f.Kind == ruleset.KindNodePort && slices.Contains(r.counters, LocalhostNodePorts) {
+			d.before = iptext.Join(iptext.Destination(iptext.Loopback(r.family)), r.to(f), iptext.Comment(r.name, about), port, counted(LocalhostNodePorts), iptext.Jump(target))
 		}
 		r.out.rules = append(r.out.rules, placed{to, d, false})
 	}
+	if !isPool(f.Target) || !isPool(f.Internal) || len(f.Sources) != 0 {
+		r.keep(f)
+	}
 	verdict, why := r.verdict(f)
-	r.place(refused, k, false, r.to(f), comment(r.name, why), port, verdict)
-	if len(f.Sources) == 0 {
+	refuse := iptext.Join(r.to(f), iptext.Comment(r.name, why), port, verdict)
+	if r.s.Port.PassWithoutEndpoints && f.Kind != ruleset.KindNodePort {
+		refuse = ""
+	}
+	restrict := r.restrict(f, about)
+	switch {
+	case restrict == "":
+	case !f.IsRange():
+		r.place(firewalled, k, false, restrict)
+	case refuse == "":
+		refuse = restrict
+	default:
+		// KUBE-PROXY-FIREWALL comes before the single ports, which have precedence.
+		r.out.rules = append(r.out.rules, placed{refused, dispatched{key: k, rule: refuse, before: restrict}, false})
 		return
+	}
+	if refuse != "" {
+		r.place(refused, k, false, refuse)
+	}
+}
+
+// keep keeps packets for a single port that are not forwarded from the ranges of ports, except
+// those that pass.
+func (r *serviceRenderer) keep(f *ruleset.Frontend) {
+	passes := f.Target == ruleset.TargetPass || f.Internal == ruleset.TargetPass
+	if f.IsRange() || passes && len(f.Sources) == 0 {
+		return
+	}
+	d, target := singlePorts, "-j ACCEPT"
+	if f.Kind == ruleset.KindNodePort {
+		d = singleNodePorts
+	}
+	if passes {
+		c := chain{table: nat, name: prefixFirewall + hashOf(r.variant(sourcesOf, f), "single"), rank: rankFirewall}
+		target = iptext.Jump(c.name)
+		if r.fresh(nat, c.name) {
+			for _, p := range f.Sources {
+				c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
+			}
+			c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" -j ACCEPT")
+			r.add(c)
+		}
+	}
+	r.place(d, keyOf(f.Addr, r.s.Key.Protocol, f.Port), false, r.to(f), iptext.Comment(r.name), r.ports(f), target)
+}
+
+// restrict returns the rule of table filter that drops connections to f from sources that are not
+// allowed, "" if all are.
+func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
+	if len(f.Sources) == 0 {
+		return ""
 	}
 	name := prefixFirewall + hashOf(r.variant(sourcesOf, f))
-	if f.Target != ruleset.Reject {
-		r.place(firewalled, k, false, r.to(f), comment(r.name, " traffic not accepted by "+name), port, "-j DROP")
-		return
+	if f.Target != ruleset.TargetReject && f.Target != ruleset.TargetPass {
+		return iptext.Join(r.to(f), iptext.Comment(r.name, " traffic not accepted by "+name), r.ports(f), "-j DROP")
 	}
-	// KUBE-EXTERNAL-SERVICES, which is next, refuses connections from allowed sources. All
-	// others are dropped.
+	// Connections from allowed sources pass, or the rule that refuses all, which is next,
+	// refuses them. All others are dropped.
 	if r.fresh(filter, name) {
 		c := chain{table: filter, name: name, rank: rankFirewall}
 		for _, p := range f.Sources {
-			c.rules = append(c.rules, join(source(p), comment(r.name, " source allowed"), "-j RETURN"))
+			c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
 		}
-		c.rules = append(c.rules, comment(r.name, " source not allowed")+" -j DROP")
+		c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" -j DROP")
 		r.add(c)
 	}
-	r.place(firewalled, k, false, r.to(f), comment(r.name, about), port, jump(name))
+	return iptext.Join(r.to(f), iptext.Comment(r.name, about), r.ports(f), iptext.Jump(name))
 }
 
 // variant returns the text that the name of f's chain is a hash of. Frontends for which
@@ -291,7 +354,7 @@ func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *rule
 	want := aspect(f)
 	for i := range r.s.Frontends {
 		g := &r.s.Frontends[i]
-		if g.Kind == ruleset.ClusterIP || aspect(g) == "" {
+		if g.Kind == ruleset.KindClusterIP || aspect(g) == "" {
 			continue
 		}
 		if a := aspect(g); !slices.Contains(seen, a) {
@@ -330,21 +393,21 @@ func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 	}
 	leave := func(t ruleset.Target) string {
 		if isPool(t) {
-			return jump(r.poolChain(t))
+			return iptext.Jump(r.poolChain(t))
 		}
 		return "-j RETURN"
 	}
-	why := func(what string) string { return comment(what, r.name, " external destinations") }
+	why := func(what string) string { return iptext.Comment(what, r.name, " external destinations") }
 	if f.ShortCircuit() {
 		for _, pods := range r.pods {
-			c.rules = append(c.rules, join(pods, why("pod traffic for "), leave(f.Internal)))
+			c.rules = append(c.rules, iptext.Join(pods, why("pod traffic for "), leave(f.Internal)))
 		}
 		if isPool(f.Internal) {
-			c.rules = append(c.rules, join(why("masquerade LOCAL traffic for "), "-m addrtype --src-type LOCAL", jump(chainMarkMasq)))
+			c.rules = append(c.rules, iptext.Join(why("masquerade LOCAL traffic for "), "-m addrtype --src-type LOCAL", iptext.Jump(chainMarkMasq)))
 		}
-		c.rules = append(c.rules, join(why("route LOCAL traffic for "), "-m addrtype --src-type LOCAL", leave(f.Internal)))
+		c.rules = append(c.rules, iptext.Join(why("route LOCAL traffic for "), "-m addrtype --src-type LOCAL", leave(f.Internal)))
 	} else if f.Masquerade == ruleset.MasqueradeAlways {
-		c.rules = append(c.rules, join(why("masquerade traffic for "), jump(chainMarkMasq)))
+		c.rules = append(c.rules, iptext.Join(why("masquerade traffic for "), iptext.Jump(chainMarkMasq)))
 	}
 	if isPool(f.Target) {
 		c.rules = append(c.rules, leave(f.Target))
@@ -359,15 +422,15 @@ func (r *serviceRenderer) firewallChain(f *ruleset.Frontend, next string) string
 	if !r.fresh(nat, c.name) {
 		return c.name
 	}
-	about := comment(r.name, " loadbalancer IP")
+	about := iptext.Comment(r.name, " loadbalancer IP")
 	for _, p := range f.Sources {
 		src := ""
 		if p.Bits() != 0 {
-			src = source(p)
+			src = iptext.Source(p)
 		}
-		c.rules = append(c.rules, join(src, about, jump(next)))
+		c.rules = append(c.rules, iptext.Join(src, about, iptext.Jump(next)))
 	}
-	c.rules = append(c.rules, comment("other traffic to "+r.name+" will be dropped by "+chainFirewall))
+	c.rules = append(c.rules, iptext.Comment("other traffic to "+r.name+" will be dropped by "+chainFirewall))
 	r.add(c)
 	return c.name
 }

@@ -1,93 +1,128 @@
-//go:build linux
-
 package iptables
 
 import (
-	"os"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestInvalidPacketsAreDropped checks that packets that connection tracking considers invalid
 // are dropped, unless nf_conntrack_tcp_be_liberal is set.
 func TestInvalidPacketsAreDropped(t *testing.T) {
-	needFlavour(t, NFT)
-	t.Parallel()
-	r := newRig(t, NFT)
-	for _, liberal := range []string{"0", "1"} {
-		if err := r.host.Sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal); err != nil {
-			t.Fatal(err)
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r := newRig(t, flavor)
+		for _, liberal := range []string{"0", "1"} {
+			if err := r.node.setSysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal); err != nil {
+				t.Fatal(err)
+			}
+			r.start()
+			r.sync()
+			drops := slices.ContainsFunc(r.kernel(tracker.IPv4)["filter "+chainForward], func(rule string) bool {
+				return strings.Contains(rule, "--ctstate INVALID") && strings.HasSuffix(rule, "-j DROP")
+			})
+			if drops != (liberal == "0") {
+				t.Errorf("be_liberal %s: dropped %v", liberal, drops)
+			}
 		}
-		r.start()
-		r.sync()
-		drops := slices.ContainsFunc(r.kernel(tracker.IPv4)["filter "+chainForward], func(rule string) bool {
-			return strings.Contains(rule, "--ctstate INVALID") && strings.HasSuffix(rule, "-j DROP")
-		})
-		if drops != (liberal == "0") {
-			t.Errorf("be_liberal %s: dropped %v", liberal, drops)
-		}
-	}
+	}, NFT)
 }
 
 // TestRouteLocalnetFollowsConfig checks that the backend sets route_localnet if NodePorts answer
 // at loopback addresses, and only then.
 func TestRouteLocalnetFollowsConfig(t *testing.T) {
-	needFlavour(t, NFT)
-	t.Parallel()
-	for _, on := range []bool{false, true} {
-		r := newRig(t, NFT, func(c *Config) { c.LocalhostNodePorts = on })
-		r.sync()
-		var value []byte
-		if err := r.host.Do(func() (err error) {
-			value, err = os.ReadFile("/proc/sys/" + routeLocalnet)
-			return err
-		}); err != nil {
-			t.Fatal(err)
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		for _, on := range []bool{false, true} {
+			r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = on })
+			r.sync()
+			if got := r.node.sysctl(routeLocalnet); (got == "1") != on {
+				t.Errorf("LocalhostNodePorts %v: route_localnet is %s", on, got)
+			}
 		}
-		if got := strings.TrimSpace(string(value)); (got == "1") != on {
-			t.Errorf("LocalhostNodePorts %v: route_localnet is %s", on, got)
-		}
-	}
+	}, NFT)
 }
 
-// TestSetSysctlsSetsRouteLocalnet checks that SetSysctls, without any program, sets the sysctl
-// for the same configurations as a Backend.
-func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
-	netlab.Require(t)
-	t.Parallel()
-	for _, c := range []struct {
-		config Config
-		want   string
-	}{
-		{Config{}, "0"},
-		{Config{LocalhostNodePorts: true, Families: []tracker.Family{tracker.IPv6}}, "0"},
-		{Config{LocalhostNodePorts: true, Families: []tracker.Family{tracker.IPv4}}, "1"},
-		{Config{LocalhostNodePorts: true}, "1"},
-	} {
-		h := netlab.NewHost(t)
-		for _, ns := range []*os.File{nil, h.File()} {
-			c.config.NetNS = ns
-			if err := h.Sysctl("net/ipv4/conf/all/route_localnet", "0"); err != nil {
-				t.Fatal(err)
-			}
-			set := func() error { return SetSysctls(t.Context(), c.config) }
-			var err error
-			if ns == nil {
-				err = h.Do(set)
-			} else {
-				err = set()
-			}
-			got, err2 := h.Output("cat", "/proc/sys/"+routeLocalnet)
-			if err != nil || err2 != nil || strings.TrimSpace(got) != c.want {
-				t.Errorf("%+v: route_localnet is %q, want %s, errors %v, %v", c.config, got, c.want, err, err2)
+// TestRouteLocalnetIsSetBack turns NodePorts at loopback addresses on and off, by SetSysctls and by
+// a Backend. The sysctl must be set back only if it was 0 before, and the guard of the loopback
+// range must exist for as long as it is set.
+func TestRouteLocalnetIsSetBack(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		for _, before := range []string{"0", "1"} {
+			for what, apply := range map[string]func(*rig) error{
+				"SetSysctls": (*rig).setSysctls,
+				"Backend":    func(r *rig) error { r.start(); r.sync(); return nil },
+			} {
+				r := newRig(t, flavor)
+				if err := r.node.setSysctl(routeLocalnet, before); err != nil {
+					t.Fatal(err)
+				}
+				state := func() (value string, guarded bool) {
+					return r.node.sysctl(routeLocalnet), slices.Contains(r.kernel(tracker.IPv4)["filter INPUT"], iptext.Jump(chainLocalnet))
+				}
+				for _, on := range []bool{true, false, true, false} {
+					r.config.LocalhostNodePorts = on
+					if err := apply(r); err != nil {
+						t.Fatal(err)
+					}
+					want := before
+					if on {
+						want = "1"
+					}
+					if got, guarded := state(); got != want || guarded != (want == "1") {
+						t.Errorf("%s, was %s, on %v: route_localnet is %s, guarded %v", what, before, on, got, guarded)
+					}
+				}
+				if err := r.cleanup(); err != nil {
+					t.Fatal(err)
+				}
+				if got, guarded := state(); got != before || guarded != (before == "1") {
+					t.Errorf("%s, was %s, after Cleanup: route_localnet is %s, guarded %v", what, before, got, guarded)
+				}
 			}
 		}
-	}
-	if err := SetSysctls(t.Context(), Config{Flavour: "none"}); err == nil {
-		t.Error("an invalid configuration was accepted")
-	}
+	}, NFT)
+}
+
+func TestProbeLeavesNothing(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r, w := newWatched(t, flavor)
+		before := save(r)
+		if err := r.probe(); err != nil {
+			t.Error(err)
+		}
+		w.set("refuse", "--probability")
+		err := r.probe()
+		w.set("", "")
+		var unsupported *dataplane.UnsupportedError
+		var command *CommandError
+		if !errors.As(err, &unsupported) || unsupported.Backend != "iptables" || unsupported.Family != tracker.IPv4 || !errors.As(err, &command) {
+			t.Errorf("without a match that Services need: %v, want an UnsupportedError and a CommandError", err)
+		}
+		if after := save(r); after != before {
+			t.Errorf("after Probe\n%s\nbefore\n%s", after, before)
+		}
+	})
+}
+
+func TestCheckBeforeTheFirstApplyReportsDrift(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r := newRig(t, flavor)
+		var drift *dataplane.DriftError
+		if err := r.backend.Check(t.Context()); !errors.As(err, &drift) {
+			t.Errorf("Check: %v, want a DriftError", err)
+		}
+		r.sync()
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}, NFT)
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -30,7 +28,7 @@ func sharing(service, port, clusterIP int, health uint16) *ruleset.Service {
 		Key:  key,
 		Port: &tracker.ServicePort{HealthCheckNodePort: health},
 		Frontends: []ruleset.Frontend{{
-			Kind: ruleset.ClusterIP, Addr: addr, Port: uint16(1000 + 100*service + port), Target: ruleset.Reject,
+			Kind: ruleset.KindClusterIP, Addr: addr, Port: uint16(1000 + 100*service + port), Target: ruleset.TargetReject,
 		}},
 	}
 }
@@ -61,7 +59,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 					}
 					svc = sharing(int(id)/3, int(id)%3, rng.IntN(few), health)
 				}
-				if err := m.set(id, svc, nil); err != nil {
+				if err := m.change(have[id], svc, nil); err != nil {
 					t.Fatal(err)
 				}
 				if svc == nil {
@@ -77,7 +75,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 			ids := slices.Collect(maps.Keys(have))
 			rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 			for _, id := range ids {
-				if err := fresh.set(id, have[id], nil); err != nil {
+				if err := fresh.change(nil, have[id], nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -98,31 +96,32 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 // TestHealthCheckNodePortOfTwoServices deletes two Services with one health-check node port in
 // each order. The port must be open while one of them is left, and closed after that.
 func TestHealthCheckNodePortOfTwoServices(t *testing.T) {
-	needFlavour(t, NFT)
-	t.Parallel()
-	r := newRig(t, NFT)
-	health := func(s *v1.Service) {
-		loadBalancer(s)
-		s.Spec.Ports[0].NodePort = 0
-		externalLocal(s)
-		s.Spec.HealthCheckNodePort = 31004
-	}
-	rules := func() []string { return r.kernel(tracker.IPv4)["filter "+chainNodePorts] }
-	for _, order := range [][2]int{{0, 1}, {1, 0}} {
-		for i := range 2 {
-			r.set(i, []int{3}, health)
-			r.sync()
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r := newRig(t, flavor)
+		health := func(s *v1.Service) {
+			loadBalancer(s)
+			s.Spec.Ports[0].NodePort = 0
+			externalLocal(s)
+			s.Spec.HealthCheckNodePort = 31004
 		}
-		for n, i := range order {
-			if got := rules(); len(got) != 1 {
-				t.Errorf("%d of 2 Services deleted: %q, want one rule", n, got)
+		rules := func() []string { return r.kernel(tracker.IPv4)["filter "+chainNodePorts] }
+		for _, order := range [][2]int{{0, 1}, {1, 0}} {
+			for i := range 2 {
+				r.set(i, []int{3}, health)
+				r.sync()
 			}
-			r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", i)})
-			r.sync()
-			r.verify()
+			for n, i := range order {
+				if got := rules(); len(got) != 1 {
+					t.Errorf("%d of 2 Services deleted: %q, want one rule", n, got)
+				}
+				r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", i)})
+				r.sync()
+				r.verify()
+			}
+			if got := rules(); len(got) != 0 {
+				t.Errorf("no Service is left, but %q", got)
+			}
 		}
-		if got := rules(); len(got) != 0 {
-			t.Errorf("no Service is left, but %q", got)
-		}
-	}
+	}, NFT)
 }

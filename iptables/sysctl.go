@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -9,7 +7,6 @@ import (
 	"hash/maphash"
 	"slices"
 
-	"github.com/go-proxier/proxier/internal/sysctl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -30,50 +27,37 @@ const (
 //
 // SetSysctls is for a privileged process that runs before a Backend in a process that may
 // not write /proc/sys. It writes a sysctl only if its value differs. The error wraps
-// [ruleset.ErrConfig] if c is invalid, and is a [*ruleset.UnsupportedError] if a program is
+// [ruleset.ErrConfig] if c is invalid, and is a [*dataplane.UnsupportedError] if a program is
 // missing that SetSysctls needs; other errors are the system's.
 func SetSysctls(ctx context.Context, c Config) error {
-	c, ns, err := c.open()
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
+	return c.with(func(c Config, k kernel) error { return setSysctls(ctx, c, k) })
+}
+
+func setSysctls(ctx context.Context, c Config, k kernel) error {
 	if !slices.Contains(c.Families, tracker.IPv4) {
 		return nil
 	}
-	if !c.LocalhostNodePorts && readSysctl(ns.Do, routeLocalnet) == "0" {
+	if !c.LocalhostNodePorts && k.Sysctl(routeLocalnet) == "0" {
 		return nil // no program is needed
 	}
-	t, err := findTool(ctx, c, tracker.IPv4, ns)
-	if err != nil {
-		return err
-	}
-	r := &replacement{seed: maphash.MakeSeed(), family: &family{
-		settings: &settings{family: tracker.IPv4, localhost: c.LocalhostNodePorts}, tool: t, log: c.Log, limit: firstLimit(t),
-	}}
-	if r.kernel[filter], err = t.readKernel(ctx, filter, r.seed); err != nil {
-		return err
-	}
-	unset, err := r.guardLoopback(ctx)
-	if !r.guarded && err == nil {
-		err = r.dropGuard(ctx, r.kernel[filter])
-	}
-	return errors.Join(unset, err)
+	c.Families = []tracker.Family{tracker.IPv4}
+	return each(ctx, c, k, func(f *family) (err error) {
+		f.localhost = c.LocalhostNodePorts
+		r := &replacement{seed: maphash.MakeSeed(), family: f}
+		if r.found[filter], err = readKernel(ctx, f, filter, r.seed); err != nil {
+			return err
+		}
+		unset, err := r.guardLoopback(ctx)
+		if !r.guarded && err == nil {
+			err = r.dropGuard(ctx, r.found[filter])
+		}
+		return errors.Join(unset, err)
+	})
 }
 
-// sysctl returns a sysctl's value, or "" if it cannot be read.
-func (t tool) sysctl(name string) string { return readSysctl(t.Do, name) }
-
-// readSysctl returns a sysctl's value in the namespace of do, or "" if it cannot be read.
-func readSysctl(do func(func() error) error, name string) string {
-	value := ""
-	_ = do(func() (err error) { value, err = sysctl.Get(name); return err })
-	return value
-}
-
-// setSysctl sets a sysctl in the namespace of do.
-func setSysctl(do func(func() error) error, name, value string) error {
-	if err := do(func() error { return sysctl.Set(name, value) }); err != nil {
+// setSysctl sets a sysctl.
+func setSysctl(k kernel, name, value string) error {
+	if err := k.SetSysctl(name, value); err != nil {
 		return fmt.Errorf("iptables: %w", err)
 	}
 	return nil

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -15,9 +13,9 @@ import (
 // TestTakesOverFromIPVS writes rules of kube-proxy's ipvs mode into chains of the same names,
 // which a full delta must remove, and a jump of another program, which must stay.
 func TestTakesOverFromIPVS(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavour)
+		r := newRig(t, flavor)
 		r.everyKind()
 		r.sync()
 		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
@@ -40,11 +38,10 @@ func TestTakesOverFromIPVS(t *testing.T) {
 
 // TestTraceCountsRules compares each Info with the written lines and with the kernel.
 func TestTraceCountsRules(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		var infos []Info
-		w := &watched{tb: t, dir: t.TempDir()}
-		r := newRig(t, flavour, w.through, func(c *Config) {
+		r, w := newWatched(t, flavor, func(c *Config) {
 			c.Trace = &Trace{Applied: func(i Info) { infos = append(infos, i) }}
 		})
 		check := func(what string, fullFor ...tracker.Family) {

@@ -1,25 +1,25 @@
-//go:build linux
-
 package iptables
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
+	"maps"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Every connection of a Service port passes one of the rules, in the chain of one of its
 // pools, that lead to an endpoint or a group of endpoints. The sum of these rules' counters is
-// the number of connections. The kernel keeps it while the chain stays, also when another
+// the number of connections. The kernel keeps it while the chain stays, even when another
 // process takes over, because a full delta does not write chains that are right. When the chain
 // is written, carry adds the sum to one of its new rules.
 
@@ -27,7 +27,7 @@ import (
 type connections struct{ packets, bytes uint64 }
 
 // Traffic reads the counters of the rules that choose an endpoint, and returns the number of
-// connections of each Service port. Known is [ruleset.CountsConnections] alone: only first
+// connections of each Service port. Known is [dataplane.CountsConnections] alone: only first
 // packets pass table nat, and the rules that refuse and drop come and go with endpoints.
 //
 // The counters outlast a restart and all changes except of the Service's own endpoints.
@@ -37,49 +37,43 @@ type connections struct{ packets, bytes uint64 }
 // all endpoints is kept in this process alone.
 //
 // Traffic runs iptables-save for each family, which takes the time to print table nat. The error
-// is the program's, or [os.ErrClosed].
-func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
+// is the program's, or wraps [os.ErrClosed].
+func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		return nil, os.ErrClosed
+		return nil, errClosed
 	}
 	out := newTraffic()
 	for _, f := range b.families {
-		text, err := f.tool.counted(ctx)
+		text, err := countedRules(ctx, f)
 		if err != nil {
 			return nil, err
 		}
-		counted := poolConnections(text)
-		if f.model == nil {
-			sumTraffic(counted, poolOwners(text, f.family), out)
-			continue
+		sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
+		for _, n := range f.kept {
+			addTraffic(out, n.owner, n.connections)
 		}
-		for pool, n := range f.kept {
-			counted[pool] = counted[pool].plus(n)
-		}
-		owners := map[string]tracker.Key{}
-		for _, s := range f.model.services {
-			r := serviceRenderer{settings: f.settings, s: s, id: serviceID(s.Key)}
-			owners[r.poolChain(ruleset.ToCluster)], owners[r.poolChain(ruleset.ToLocal)] = s.Key, s.Key
-		}
-		for pool := range f.kept {
-			if _, ok := owners[pool]; !ok {
-				delete(f.kept, pool)
-			}
-		}
-		sumTraffic(counted, owners, out)
 	}
 	return out, nil
 }
 
 // Traffic returns the number of connections of each Service port, as [Backend.Traffic] does,
 // without a [Backend]. The chains may be kube-proxy's. It changes nothing. The error wraps
-// [ruleset.ErrNoRules] if table nat has no chain KUBE-SERVICES.
-func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
+// [dataplane.ErrNoRules] if table nat has no chain KUBE-SERVICES.
+func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
+	var out *dataplane.Traffic
+	err := c.with(func(c Config, k kernel) (err error) {
+		out, err = readTraffic(ctx, c, k)
+		return err
+	})
+	return out, err
+}
+
+func readTraffic(ctx context.Context, c Config, k kernel) (*dataplane.Traffic, error) {
 	out, any := newTraffic(), false
-	_, err := c.each(ctx, func(f *family) error {
-		text, err := f.tool.counted(ctx)
+	err := each(ctx, c, k, func(f *family) error {
+		text, err := countedRules(ctx, f)
 		any = any || strings.Contains(text, "\n:"+chainServices+" ")
 		sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
 		return err
@@ -88,30 +82,37 @@ func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
 		return nil, err
 	}
 	if !any {
-		return nil, fmt.Errorf("iptables: cannot read traffic: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("iptables: cannot read traffic: %w", dataplane.ErrNoRules)
 	}
 	return out, nil
 }
 
-func newTraffic() *ruleset.Traffic {
-	return &ruleset.Traffic{Known: ruleset.CountsConnections, Services: map[tracker.Key]ruleset.Counters{}}
+func newTraffic() *dataplane.Traffic {
+	return &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
 }
 
 // sumTraffic adds the connections of pools to their Service ports in to.
-func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, to *ruleset.Traffic) {
+func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, to *dataplane.Traffic) {
 	for pool, n := range counted {
-		if k, ok := owners[pool]; ok && n.packets != 0 {
-			c := to.Services[k]
-			c.Connections += n.packets
-			to.Services[k] = c
+		if k, ok := owners[pool]; ok {
+			addTraffic(to, k, n)
 		}
 	}
 }
 
-// counted returns the output of iptables-save for table nat, with counters.
-func (t tool) counted(ctx context.Context) (string, error) {
+// addTraffic adds connections to those of a Service port.
+func addTraffic(to *dataplane.Traffic, k tracker.Key, n connections) {
+	if n.packets != 0 {
+		c := to.Services[k]
+		c.Connections += n.packets
+		to.Services[k] = c
+	}
+}
+
+// countedRules returns the output of iptables-save for table nat, with counters.
+func countedRules(ctx context.Context, p programs) (string, error) {
 	var out strings.Builder
-	if err := t.Save(ctx, nat.String(), &out, "-c"); err != nil {
+	if err := p.Save(ctx, nat.String(), &out, "-c"); err != nil {
 		return "", fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
 	}
 	return out.String(), nil
@@ -119,13 +120,16 @@ func (t tool) counted(ctx context.Context) (string, error) {
 
 // isPoolChain reports whether a chain chooses among the endpoints of a pool.
 func isPoolChain(name string) bool {
-	return strings.HasPrefix(name, prefixService) && !strings.HasPrefix(name, dispatchers[toServices].prefix) ||
+	dispatches := slices.ContainsFunc(dispatchers[:], func(d dispatcher) bool {
+		return d.table == nat && (name == d.root || strings.HasPrefix(name, d.prefix))
+	})
+	return strings.HasPrefix(name, prefixService) && !dispatches ||
 		strings.HasPrefix(name, prefixLocal)
 }
 
 // leadsToEndpoint reports whether a rule of a pool's chain ends the choice.
 func leadsToEndpoint(rule string) bool {
-	return strings.HasPrefix(target([]byte(rule)), prefixEndpoint) // or prefixGroup
+	return strings.HasPrefix(iptext.Target(rule), prefixEndpoint) // or prefixGroup
 }
 
 func (c connections) plus(o connections) connections {
@@ -156,45 +160,48 @@ func poolConnections(text string) map[string]connections {
 // lead there.
 func poolOwners(text string, f tracker.Family) map[string]tracker.Key {
 	out := map[string]tracker.Key{}
-	chains := parseRules(text)
-	var follow func(chain string, k tracker.Key)
-	follow = func(chain string, k tracker.Key) {
-		if isPoolChain(chain) {
-			out[chain] = k
+	next := map[string][]string{} // from chains of external addresses to the chains after them
+	iptext.Scan(strings.NewReader(text), func(l iptext.Line) {
+		to := iptext.Target(l.Rule)
+		if !isPoolChain(to) && !strings.HasPrefix(to, prefixExternal) && !strings.HasPrefix(to, prefixFirewall) {
 			return
 		}
-		for _, r := range chains[chain] {
-			if isPoolChain(r.target) || strings.HasPrefix(r.target, prefixExternal) {
-				follow(r.target, k)
-			}
+		if from := string(l.Chain); strings.HasPrefix(from, prefixExternal) || strings.HasPrefix(from, prefixFirewall) {
+			next[from] = append(next[from], to)
 		}
-	}
-	for _, rules := range chains {
-		for _, r := range rules {
-			name, protocol := r.service(), v1.Protocol("")
-			for _, m := range r.matches {
-				if m.option == "-p" {
-					protocol = v1.Protocol(strings.ToUpper(m.value))
+		r := iptext.ParseRule(string(l.Rule))
+		namespace, rest, ok := strings.Cut(serviceName(r), "/")
+		i := slices.IndexFunc(r.Matches, func(o iptext.Option) bool { return o.Name == "-p" })
+		if !ok || i < 0 {
+			return
+		}
+		service, port, _ := strings.Cut(rest, ":")
+		out[to] = tracker.Key{ServicePortName: tracker.ServicePortName{
+			NamespacedName: types.NamespacedName{Namespace: namespace, Name: service}, Port: port, Protocol: v1.Protocol(strings.ToUpper(r.Matches[i].Value)),
+		}, Family: f}
+	})
+	for range 2 { // KUBE-FW-… to KUBE-EXT-… to a pool
+		for from, list := range next {
+			if k, ok := out[from]; ok {
+				for _, to := range list {
+					out[to] = k
 				}
 			}
-			named := isPoolChain(r.target) || strings.HasPrefix(r.target, prefixExternal) || strings.HasPrefix(r.target, prefixFirewall)
-			if name == "" || protocol == "" || !named {
-				continue
-			}
-			namespace, rest, _ := strings.Cut(name, "/")
-			service, port, _ := strings.Cut(rest, ":")
-			follow(r.target, tracker.Key{ServicePortName: tracker.ServicePortName{
-				NamespacedName: types.NamespacedName{Namespace: namespace, Name: service}, Port: port, Protocol: protocol,
-			}, Family: f})
 		}
 	}
 	return out
 }
 
+// keptConnections is the connections of a pool without a chain, and the pool's Service port.
+type keptConnections struct {
+	connections
+	owner tracker.Key
+}
+
 // carry reads the connections of the pools whose chains a batch writes or deletes, and makes the
 // new chains begin with them. It returns the connections of the pools that have no chain once
 // the batch is in effect.
-func (f *family) carry(ctx context.Context, b *batch) (kept map[string]connections) {
+func (f *family) carry(ctx context.Context, b *batch) (kept map[string]keptConnections) {
 	touched := false
 	for name := range b.puts[nat] {
 		touched = touched || isPoolChain(name)
@@ -205,29 +212,46 @@ func (f *family) carry(ctx context.Context, b *batch) (kept map[string]connectio
 	if !f.countTraffic || !touched {
 		return f.kept
 	}
-	text, err := f.tool.counted(ctx)
+	text, err := countedRules(ctx, f)
 	if err != nil {
 		f.log.Warn("iptables: cannot read traffic counters, they begin again at 0", slog.Any("error", err))
 	}
-	counted, kept := poolConnections(text), map[string]connections{}
-	for name, n := range f.kept {
-		counted[name] = counted[name].plus(n)
-		kept[name] = n
-	}
+	counted, kept := poolConnections(text), maps.Clone(f.kept)
 	for name, c := range b.puts[nat] {
 		if isPoolChain(name) {
-			if n := counted[name]; n.packets != 0 && c.begin(n) {
+			if n := counted[name].plus(kept[name].connections); n.packets != 0 && c.begin(n) {
 				b.puts[nat][name] = c
 			}
 			delete(kept, name)
 		}
 	}
+	var owners map[string]tracker.Key
 	for name := range b.drops[nat] {
-		if n := counted[name]; isPoolChain(name) && n.packets != 0 {
-			kept[name] = n
+		n := counted[name]
+		if !isPoolChain(name) || n.packets == 0 {
+			continue
 		}
+		if owners == nil {
+			owners = poolOwners(text, f.family)
+		}
+		if kept == nil {
+			kept = map[string]keptConnections{}
+		}
+		kept[name] = keptConnections{n.plus(kept[name].connections), owners[name]}
 	}
 	return kept
+}
+
+// dropKept drops the connections of the changes' Services that were removed.
+func (f *family) dropKept(changes []ruleset.Change) {
+	if len(f.kept) == 0 {
+		return
+	}
+	for _, c := range changes {
+		if c.New == nil {
+			maps.DeleteFunc(f.kept, func(_ string, n keptConnections) bool { return n.owner == c.Key })
+		}
+	}
 }
 
 // begin sets the counter of a pool's chain to n. It reports whether the chain has a rule that

@@ -13,15 +13,16 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestEveryConnectionIsCounted makes connections while endpoints change and other processes
 // take over, and compares their number with the counters.
 func TestEveryConnectionIsCounted(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		config := testConfig(t, flavour)
+		config := testConfig(t, flavor)
 		config.CountTraffic, config.Families = true, []tracker.Family{tracker.IPv4}
 		var b *Backend
 		open := func(tb testing.TB, env conformance.Env) ruleset.Backend {
@@ -34,7 +35,7 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 			return b
 		}
 		w := conformance.NewWorld(t, conformance.Options{Families: config.Families, New: open})
-		if _, err := Traffic(t.Context(), config); !errors.Is(err, ruleset.ErrNoRules) {
+		if _, err := Traffic(t.Context(), config); !errors.Is(err, dataplane.ErrNoRules) {
 			t.Errorf("without rules: %v, want ErrNoRules", err)
 		}
 		rng := rand.New(rand.NewPCG(3, 3))
@@ -51,7 +52,7 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sum := func(t *ruleset.Traffic) (n int) {
+			sum := func(t *dataplane.Traffic) (n int) {
 				for k, c := range t.Services {
 					if k.Name == svc(50).Name && k.Protocol == v1.ProtocolTCP && k.Family == tracker.IPv4 {
 						n += int(c.Connections)

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -11,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/iptext"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -31,12 +30,15 @@ type dispatcher struct {
 const (
 	toServices = iota
 	toNodePorts
-	refusedServices
-	refusedExternal
+	refusedAddresses
 	refusedNodePorts
 	healthNodePorts
 	firewalled
 	clusterIPs
+	toRanges
+	refusedRanges
+	singlePorts
+	singleNodePorts
 )
 
 // In table nat, chains that lead to a Service's have names that kube-proxy takes for its own:
@@ -44,17 +46,21 @@ const (
 var dispatchers = [...]dispatcher{
 	toServices:       {nat, chainServices, prefixService + "IP-"},
 	toNodePorts:      {nat, chainNodePorts, prefixExternal + "NP-"},
-	refusedServices:  {filter, chainServices, "KUBE-SVCS-"},
-	refusedExternal:  {filter, chainExternalServices, "KUBE-EXTS-"},
+	refusedAddresses: {filter, chainExternalServices, "KUBE-EXTS-"},
 	refusedNodePorts: {filter, chainRefusedNodePorts, "KUBE-RNPS-"},
 	healthNodePorts:  {filter, chainNodePorts, "KUBE-HCNPS-"},
 	firewalled:       {filter, chainFirewall, "KUBE-FWS-"},
 	clusterIPs:       {filter, chainClusterIPs, "KUBE-CIPS-"},
+	toRanges:         {nat, chainRanges, prefixService + "R-"},
+	refusedRanges:    {filter, chainRefusedRanges, "KUBE-RRNG-"},
+	singlePorts:      {nat, chainSinglePorts, prefixService + "S-"},
+	singleNodePorts:  {nat, chainSingleNodePorts, prefixExternal + "S-"},
 }
 
 // key is the destination that a dispatched rule matches: the bytes of the address, except
 // in trees of NodePorts, then one for the protocol and two for the port, except in the
-// tree of cluster IPs. All keys of a tree have the same length.
+// tree of cluster IPs. A range of ports has its first port. All keys of a tree have the same
+// length.
 type key string
 
 // maxKeyBits is the length of the longest key.
@@ -140,7 +146,7 @@ func (d dispatched) appendTo(rules []string) []string {
 type node struct {
 	// prefixLen is the length in bits of the prefix that the chain leading here matches.
 	// Every key at or below the node has this prefix, and the chain's name contains it.
-	// sample has at least its first at bits in common with every key at or below the node.
+	// sample is some key at or below the node. All of them share its first at bits.
 	prefixLen int
 	sample    key
 	rules     []dispatched // sorted; nil if it leads to others
@@ -153,7 +159,11 @@ type node struct {
 type tree struct {
 	dispatcher
 	addrBits int // of the address in a key
-	first    *node
+	// divided is the number of bits of a key by which chains may divide their rules. Rules that
+	// differ only in later bits stay in one chain, however many they are: ranges of ports cannot
+	// be divided by their first port.
+	divided int
+	first   *node
 	// below is how many chains there are below the first. One rule leads to each.
 	below int
 	// ahead is how many rules are ahead of others.
@@ -161,10 +171,13 @@ type tree struct {
 	// changed holds, by name, the chains that have changed since it was last cleared; nil
 	// stands for a deleted chain.
 	changed map[string]*node
+	// absent reports that the tables have none of the chains, whatever the rules. No change is
+	// recorded then.
+	absent bool
 }
 
 func newTree(d dispatcher, addrBits int) *tree {
-	t := &tree{dispatcher: d, addrBits: addrBits, first: &node{}, changed: map[string]*node{}}
+	t := &tree{dispatcher: d, addrBits: addrBits, divided: maxKeyBits, first: &node{}, changed: map[string]*node{}}
 	t.touch(t.first)
 	return t
 }
@@ -176,11 +189,32 @@ func (t *tree) limit(n *node) int {
 	return leafRules
 }
 
-func (t *tree) touch(n *node) { t.changed[t.name(n)] = n }
+func (t *tree) touch(n *node) {
+	if !t.absent {
+		t.changed[t.name(n)] = n
+	}
+}
+
+// setAbsent creates or deletes all chains.
+func (t *tree) setAbsent(absent bool) {
+	if absent == t.absent {
+		return
+	}
+	if !absent {
+		for name := range t.changed {
+			t.changed[name] = nil
+		}
+	}
+	t.absent = false
+	t.first.walk(t.touch)
+	t.absent = absent
+}
 
 // gone records that a chain below the first was deleted.
 func (t *tree) gone(n *node) {
-	t.changed[t.name(n)] = nil
+	if !t.absent {
+		t.changed[t.name(n)] = nil
+	}
 	t.below--
 }
 
@@ -235,7 +269,11 @@ func (t *tree) divide(n *node) {
 		return
 	}
 	rules := n.rules
-	n.at, n.kids, n.rules = rules[0].key.common(rules[len(rules)-1].key), new([1 << stride]*node), nil
+	at := rules[0].key.common(rules[len(rules)-1].key)
+	if at >= t.divided {
+		return
+	}
+	n.at, n.kids, n.rules = at, new([1 << stride]*node), nil
 	for i := range n.kids {
 		end := 0
 		for end < len(rules) && rules[end].key.bitsAt(n.at) == i {
@@ -300,9 +338,10 @@ func (t *tree) delete(n *node, d dispatched) (deleted bool) {
 			last = kid
 		}
 	}
-	// The rules are too many for one chain, so the only child left leads to others.
+	// The rules are too many for one chain, so the only child left leads to others or cannot be
+	// divided.
 	t.gone(last)
-	n.sample, n.at, n.kids = last.sample, last.at, last.kids
+	n.sample, n.at, n.kids, n.rules = last.sample, last.at, last.kids, last.rules
 	t.touch(n)
 	return true
 }
@@ -368,7 +407,7 @@ func (t *tree) rules(n *node) []string {
 	if n.kids == nil {
 		return out
 	}
-	// After a goto, a packet that matches nothing returns to the first chain at once.
+	// After a goto, a packet that matches nothing returns to the first chain immediately.
 	how := "-g "
 	if n == t.first {
 		how = "-j "
@@ -387,19 +426,19 @@ func (t *tree) match(n *node) string {
 	var out []string
 	if size != 0 {
 		a, _ := netip.AddrFromSlice([]byte(prefix[:size]))
-		out = append(out, destination(netip.PrefixFrom(a, min(n.prefixLen, t.addrBits))))
+		out = append(out, iptext.Destination(netip.PrefixFrom(a, min(n.prefixLen, t.addrBits))))
 	}
 	if n.prefixLen > t.addrBits {
-		p := protocolName(protocols[prefix[size]>>6])
+		p := iptext.Protocol(protocols[prefix[size]>>6])
 		out = append(out, "-p "+p)
 		if free := t.addrBits + 24 - n.prefixLen; free < 16 {
 			from := binary.BigEndian.Uint16([]byte(prefix[size+1:]))
-			match := destinationPort(p, from)
+			match := iptext.DestinationPort(p, from)
 			if free != 0 {
 				match += ":" + strconv.Itoa(int(from)|(1<<free-1))
 			}
 			out = append(out, match)
 		}
 	}
-	return join(out...)
+	return iptext.Join(out...)
 }

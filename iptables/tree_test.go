@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables
 
 import (
@@ -21,7 +19,7 @@ func (t *tree) chains() map[string][]string {
 	return out
 }
 
-// slowTree builds the same tree from all of its rules at once.
+// slowTree builds the same tree from all of its rules together.
 func slowTree(t *tree, rules []dispatched) map[string][]string {
 	out := map[string][]string{}
 	var build func(n *node, rules []dispatched, limit int)
@@ -214,7 +212,7 @@ func TestTreeNamesAndMatches(t *testing.T) {
 		{a4, toServices, 0, "KUBE-SERVICES", "-d 0.0.0.0/0"},
 		{a4, toServices, 22, "KUBE-SVC-IP-0A600400/22", "-d 10.96.4.0/22"},
 		{a4, toServices, 32, "KUBE-SVC-IP-0A600509/32", "-d 10.96.5.9/32"},
-		{a4, refusedExternal, 34, "", "-d 10.96.5.9/32 -p udp"},
+		{a4, refusedAddresses, 34, "", "-d 10.96.5.9/32 -p udp"},
 		{a4, toServices, 42, "", "-d 10.96.5.9/32 -p udp -m udp --dport 0:16383"},
 		{a4, toServices, 56, "", "-d 10.96.5.9/32 -p udp -m udp --dport 53"},
 		{a6, toServices, 118, "", "-d fd00:10:96::400/118"},

@@ -1,8 +1,7 @@
-//go:build linux
-
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -22,43 +21,44 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 	if slices.Contains(f.counters, LocalhostNodePorts) && f.model.trees[toNodePorts].ahead == 0 {
 		// Another program can delete an object that no rule counts into.
 		if err := makeCounters(f.accounts, f.counters); err != nil {
-			return nil, f.unknown(err)
+			return nil, f.discard(err)
 		}
 	}
-	failed := map[tracker.Key]error{}
+	bad := map[tracker.Key]error{}
 	// Changes that failed before come last and do not delay the others.
 	changes = slices.Clone(changes)
 	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
 		return min(1, len(a.Attempted)) - min(1, len(b.Attempted))
 	})
-	all := parts(changes, f.limit, changeSize)
+	joined := joinTakeovers(changes)
+	all := parts(changes, joined, f.limit, changeSize)
 	if len(all) == 0 {
 		all = [][]ruleset.Change{nil} // the node may have changed
 	}
 	for _, part := range all {
-		if err := f.updateSome(ctx, node, part, failed); err != nil {
+		if err := f.updateSome(ctx, node, part, bad); err != nil {
 			return nil, err
 		}
 	}
-	return failed, f.keepRemaining(ctx, node, changes, failed)
+	return bad, f.keepRemaining(ctx, node, changes, bad)
 }
 
-// keepRemaining removes from the failed Services what is gone: frontends, and endpoints.
-func (f *family) keepRemaining(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, failed map[tracker.Key]error) error {
+// keepRemaining removes from the bad Services what is gone: frontends, and endpoints.
+func (f *family) keepRemaining(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, bad map[tracker.Key]error) error {
 	var left []ruleset.Change
 	for _, c := range changes {
-		if failed[c.Key] == nil {
+		if bad[c.Key] == nil {
 			continue
 		}
 		last := c.Old
 		if last == nil {
-			last = f.model.services[c.ID()]
+			last = f.model.programmed(c)
 		}
-		if s := last.Remaining(c.New); s != nil {
-			left = append(left, ruleset.Change{Key: c.Key, New: s})
+		if s := last.Remaining(c.Keeping(node, bad)); s != nil {
+			left = append(left, ruleset.Change{Key: c.Key, Old: c.Old, New: s})
 		}
 	}
-	for _, part := range parts(left, f.limit, changeSize) {
+	for _, part := range parts(left, nil, f.limit, changeSize) {
 		// What is refused even so stays as it was.
 		if err := f.updateSome(ctx, node, part, map[tracker.Key]error{}); err != nil {
 			return err
@@ -67,14 +67,54 @@ func (f *family) keepRemaining(ctx context.Context, node *ruleset.Node, changes 
 	return nil
 }
 
-// parts divides changes into parts of about limit lines. A change that failed before is
-// likely to fail again, so it begins a part.
-func parts(changes []ruleset.Change, limit int, size func(ruleset.Change) int) [][]ruleset.Change {
+// joinTakeovers moves the changes of Services that take frontends from each other together.
+// joined[i] reports that change i must be written with the one before it, so that a frontend
+// moves in one step. joined is nil if no frontend moves.
+func joinTakeovers(changes []ruleset.Change) (joined []bool) {
+	var at map[tracker.Key]int
+	var last []int // of each change a later one of its group; the last one leads to itself
+	find := func(i int) int {
+		for last[i] != i {
+			i = last[i]
+		}
+		return i
+	}
+	for i, c := range changes {
+		for _, from := range c.TakenFrontends() {
+			if at == nil {
+				at, last = make(map[tracker.Key]int, len(changes)), make([]int, len(changes))
+				for j, c := range changes {
+					at[c.Key], last[j] = j, j
+				}
+			}
+			if j, ok := at[from]; ok {
+				a, b := find(i), find(j)
+				last[min(a, b)] = max(a, b)
+			}
+		}
+	}
+	if at == nil {
+		return nil
+	}
+	// The last change of a group comes first: if one of the group failed before, it did.
+	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
+		return cmp.Or(find(at[a.Key])-find(at[b.Key]), at[b.Key]-at[a.Key])
+	})
+	joined = make([]bool, len(changes))
+	for i := 1; i < len(changes); i++ {
+		joined[i] = find(at[changes[i].Key]) == find(at[changes[i-1].Key])
+	}
+	return joined
+}
+
+// parts divides changes into parts of about limit lines, but not before a joined one. A change
+// that failed before is likely to fail again, so it begins a part.
+func parts(changes []ruleset.Change, joined []bool, limit int, size func(ruleset.Change) int) [][]ruleset.Change {
 	var out [][]ruleset.Change
 	start, lines := 0, 0
 	for i, c := range changes {
 		n := size(c)
-		if lines += n; i > start && (lines > limit || len(c.Attempted) != 0) {
+		if lines += n; i > start && (joined == nil || !joined[i]) && (lines > limit || len(c.Attempted) != 0) {
 			out = append(out, changes[start:i])
 			start, lines = i, n
 		}
@@ -104,67 +144,84 @@ func size(s *ruleset.Service) int {
 	return 3*len(s.Selection.Reachable) + 4*len(s.Frontends) + 2*leafRules
 }
 
-// updateSome applies some changes at once. If the kernel refuses them, it applies those
-// that are not at fault.
-func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, failed map[tracker.Key]error) error {
+// updateSome writes some changes together. If they are rejected, it finds the Services at fault,
+// adds them to bad, and writes the others.
+func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, bad map[tracker.Key]error) error {
 	for {
 		b := newBatch()
-		before := f.model.node
-		f.model.setNode(node)
-		done := make([]undo, 0, len(changes))
-		rest := changes[:0:0]
-		for _, c := range changes {
-			u := undo{c.ID(), f.model.services[c.ID()]}
-			if err := f.model.set(c.ID(), c.New, b.difference); err != nil {
-				f.fail(failed, c.Key, err)
-				continue
+		undo := f.prepare(b, node, &changes, bad)
+		out := f.writeBatch(ctx, b, [tables][]string{})
+		if out.result == done {
+			for _, c := range changes {
+				f.model.ahead[c.ID()] = c.New
 			}
-			done = append(done, u)
-			rest = append(rest, c)
-		}
-		changes = rest
-		f.model.takeChanged(b)
-		wrote, err := f.writeBatch(ctx, b, [tables][]string{})
-		if err == nil {
+			f.dropKept(changes)
 			return nil
 		}
-		if wrote {
-			return f.unknown(err)
+		if err := undo(); err != nil || out.result == unsure {
+			return f.discard(errors.Join(out.err, err))
 		}
-		for _, u := range slices.Backward(done) {
-			if err := f.model.set(u.id, u.service, nil); err != nil {
-				return f.unknown(err)
-			}
-		}
-		f.model.setNode(before)
-		f.model.takeChanged(newBatch())
-		switch {
-		case f.smaller(err):
+		if f.shrink(out) {
 			continue
-		case !refused(err) && !tooLarge(err):
-			return err
 		}
-		bad, failure := f.bisect(ctx, f.model, changes)
-		if failure != nil {
-			return f.unknown(errors.Join(err, failure))
+		if !out.rejected() {
+			return out.err
 		}
-		if len(bad) == 0 {
-			return f.unknown(err) // another program changed our chains
+		refused, err := f.bisect(ctx, f.model, changes)
+		if err != nil {
+			return f.discard(errors.Join(out.err, err))
 		}
-		for k, err := range bad {
-			f.fail(failed, k, err)
+		if len(refused) == 0 {
+			return f.discard(out.err) // another program changed our chains
 		}
-		changes = slices.DeleteFunc(changes, func(c ruleset.Change) bool { return bad[c.Key] != nil })
+		for k, err := range refused {
+			f.refuse(bad, k, err)
+		}
+		changes = slices.DeleteFunc(changes, func(c ruleset.Change) bool { return refused[c.Key] != nil })
 	}
 }
 
-// undo holds a Service as it was before a change.
-type undo struct {
-	id      uint32
-	service *ruleset.Service
+// prepare makes the changes in the model and adds the chains that differ to b. It removes the
+// changes that cannot be rendered and adds their Services to bad. Services keep the frontends that
+// bad Services were to take from them. undo reverts the model.
+func (f *family) prepare(b *batch, node *ruleset.Node, changes *[]ruleset.Change, bad map[tracker.Key]error) (undo func() error) {
+	m, before := f.model, f.model.node
+	m.setNode(node)
+	good := (*changes)[:0:0]
+	for _, c := range *changes {
+		if err := m.change(m.programmed(c), c.New, b.difference); err != nil {
+			f.refuse(bad, c.Key, err)
+			continue
+		}
+		good = append(good, c)
+	}
+	for i := range good {
+		c := &good[i]
+		kept := c.Keeping(node, bad)
+		if kept == c.New {
+			continue
+		}
+		// The rules of these frontends are in the tables, so this cannot fail.
+		if err := m.change(c.New, kept, b.difference); err == nil {
+			c.New = kept
+		}
+	}
+	*changes = good
+	m.takeChanged(b)
+	return func() error {
+		defer m.forgetChanged()
+		m.setNode(before)
+		for _, c := range slices.Backward(good) {
+			if err := m.change(c.New, m.programmed(c), nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
-func (f *family) fail(failed map[tracker.Key]error, k tracker.Key, err error) {
-	failed[k] = err
+// refuse adds a Service to bad and logs it.
+func (f *family) refuse(bad map[tracker.Key]error, k tracker.Key, err error) {
+	bad[k] = err
 	backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay but for what is gone", err)
 }

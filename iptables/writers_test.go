@@ -17,9 +17,9 @@ import (
 // TestConcurrentWritersLoseNoRule runs other programs that change their own chains in the same
 // tables and insert jumps before ours. Neither these programs nor the backend may lose a rule.
 func TestConcurrentWritersLoseNoRule(t *testing.T) {
-	flavours(t, func(t *testing.T, flavour Flavour) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		r := newRig(t, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
 		r.everyKind()
 		r.sync()
 		const writers, rules = 3, 12
@@ -59,7 +59,7 @@ func TestConcurrentWritersLoseNoRule(t *testing.T) {
 			if syncs%5 == 4 {
 				r.cursor.Resync()
 			}
-			// If another writer makes a change fail, the backend tries it again at once or in the
+			// If another writer makes a change fail, the backend tries it again immediately or in the
 			// next sync.
 			if err := r.cursor.Sync(context.Background()); err != nil {
 				t.Logf("sync %d: %v", syncs, err)

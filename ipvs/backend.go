@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -9,34 +7,33 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
+	"syscall"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/iptool"
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// backend is the state of a [Backend] on Linux.
-type backend struct {
+var _ dataplane.Plane = (*Backend)(nil)
+
+// Backend programs one network namespace's IPVS, with the dummy device, ipsets and
+// iptables rules that it needs. It implements [dataplane.Plane]. Its methods are safe for
+// concurrent use. After [Backend.Close], methods change nothing and return an error that
+// wraps [os.ErrClosed].
+//
+// [New] makes one; the zero value must not be used.
+type Backend struct {
 	config Config
 	// complaints receives Services that cannot be programmed.
 	complaints *complaint.Log
 
 	mu     sync.Mutex
-	ns     *netns.Namespace
-	tools  map[tracker.Family]*iptool.Tool
-	kernel *kernel
-	sets   *ipsets
-	device *device
+	kernel kernel
 	// states holds the kernel's state in each family, or nil while that is unknown. before
 	// then holds the last known state, until a full delta is complete.
 	states, before []*state
@@ -47,13 +44,43 @@ type backend struct {
 
 // New returns a backend for the network namespace that c names. It opens netlink
 // sockets and checks that the system has what the backend needs. It leaves no change. The
-// error is a [*ruleset.UnsupportedError] if the system lacks something, and wraps
+// error is a [*dataplane.UnsupportedError] if the system lacks something, and wraps
 // [ruleset.ErrConfig] if c is invalid. The first full delta programs the kernel, and
 // closing the backend leaves everything in place.
 //
 // Package github.com/moby/ipvs runs "modprobe ip_vs" once in a process and writes a line to
 // standard error if that fails. The failure has no consequence.
 func New(ctx context.Context, c Config) (*Backend, error) {
+	b, err := openBackend(ctx, c, toServe)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.probe(); err != nil {
+		b.kernel.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// purpose is what a kernel is opened for.
+type purpose uint8
+
+const (
+	// toServe opens everything, and fails if anything is missing.
+	toServe purpose = iota
+	// toInspect opens everything except iptables. The error wraps [dataplane.ErrNoRules]
+	// if the dummy device is missing.
+	toInspect
+	// toClean opens everything except iptables. Without IPVS there are no virtual servers.
+	toClean
+	// toReadRules opens iptables.
+	toReadRules
+	// toSetParameters opens IPVS.
+	toSetParameters
+)
+
+// openBackend returns a Backend that may only be used for the purpose.
+func openBackend(ctx context.Context, c Config, p purpose) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
@@ -61,133 +88,21 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	b := newBackend(c)
-	if err = b.open(); err == nil {
-		err = b.findTools(ctx)
-	}
-	if err == nil {
-		err = b.probe()
-	}
-	if err != nil {
-		b.close()
-		return nil, err
-	}
-	return b, nil
-}
-
-// newBackend returns a Backend without sockets.
-func newBackend(c Config) *Backend {
-	return &Backend{backend{config: c, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}}}
-}
-
-// open opens the namespace and all sockets in it.
-func (b *Backend) open() error {
-	if err := b.openOthers(); err != nil {
-		return err
-	}
-	return b.openIPVS()
-}
-
-// openOthers opens the namespace and the sockets of ipset and rtnetlink.
-func (b *Backend) openOthers() (err error) {
-	if b.ns, err = netns.Open(b.config.NetNS); err != nil {
-		return fmt.Errorf("ipvs: %w", err)
-	}
-	err = b.ns.Do(func() (err error) {
-		if b.sets, err = dialIPSets(); err != nil {
-			return err
-		}
-		b.device, err = dialDevice(b.config.Device)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("ipvs: %w", err)
-	}
-	return nil
-}
-
-// openProgrammed returns a Backend with all sockets, to do what it is asked to in a namespace
-// that a Backend or kube-proxy has programmed. The error wraps [ruleset.ErrNoRules] if the
-// dummy device is missing. Opening the socket of IPVS would then load the module for nothing.
-func openProgrammed(c Config, what string) (*Backend, error) {
-	c, err := c.withDefaults()
+	k, err := open(ctx, c, p)
 	if err != nil {
 		return nil, err
 	}
-	b := newBackend(c)
-	if err = b.openOthers(); err == nil {
-		_, err = b.device.link()
-		if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-			err = fmt.Errorf("ipvs: cannot %s: %w", what, ruleset.ErrNoRules)
-		} else if err != nil {
-			err = fmt.Errorf("ipvs: find device %s: %w", c.Device, err)
-		} else {
-			err = b.openIPVS()
-		}
-	}
-	if err != nil {
-		b.close()
-		return nil, err
-	}
-	return b, nil
+	return newBackend(c, k), nil
 }
 
-// openIPVS opens the socket of IPVS. The kernel loads the module ip_vs if it can.
-func (b *Backend) openIPVS() error {
-	return b.ns.Do(func() (err error) {
-		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
-			return unsupported(0, "IPVS (module ip_vs)", err)
-		}
-		return nil
-	})
+// newBackend returns a Backend for a kernel. c has its defaults.
+func newBackend(c Config, k kernel) *Backend {
+	return &Backend{config: c, kernel: k, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}}
 }
 
-// findTools finds the iptables programs of each family. Rules are written by programs
-// because the kernel's interface for them is private to iptables.
-func (b *Backend) findTools(ctx context.Context) error {
-	b.tools = map[tracker.Family]*iptool.Tool{}
-	for _, f := range b.config.Families {
-		t, err := findTool(ctx, b.config, f, b.ns)
-		if errors.Is(err, iptool.ErrUnsupported) {
-			return unsupported(f, "iptables", err)
-		}
-		if err != nil {
-			return fmt.Errorf("ipvs: %w", err)
-		}
-		b.tools[f] = t
-	}
-	return nil
-}
-
-// findTool finds the iptables programs of a family.
-func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace) (*iptool.Tool, error) {
-	return iptool.Find(ctx, iptool.Config{Family: f, Flavour: string(c.IPTables), Namespace: ns, LockWait: lockWait})
-}
-
-// lockWait bounds the wait for another program that holds the xtables lock.
-const lockWait = 10 * time.Second
-
-// saved returns the output of iptables-save for all tables.
-func saved(ctx context.Context, t *iptool.Tool) (string, error) {
-	var out strings.Builder
-	err := t.Save(ctx, "", &out)
-	return out.String(), err
-}
-
-func (b *Backend) close() {
-	if b.kernel != nil {
-		b.kernel.close()
-	}
-	if b.sets != nil {
-		b.sets.close()
-	}
-	if b.device != nil {
-		b.device.close()
-	}
-	if b.ns != nil {
-		b.ns.Close()
-	}
-}
+// Limits returns the limits of virtual servers for one Service, which are the same in both
+// families. The backend shortens a longer affinity timeout to the limit.
+func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
 // Close closes the backend's sockets and leaves everything in the kernel in place.
 func (b *Backend) Close() error {
@@ -196,7 +111,7 @@ func (b *Backend) Close() error {
 	if !b.closed {
 		b.closed = true
 		b.states, b.before = nil, nil
-		b.close()
+		b.kernel.close()
 	}
 	return nil
 }
@@ -218,7 +133,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {
 		if d.Full {
 			if err := b.read(ctx, d); err != nil {
-				b.forget()
+				b.discard()
 				return err
 			}
 		}
@@ -233,7 +148,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 					b.config.Log.Warn("ipvs: state of the kernel is unknown, a full sync will repair it", slog.Any("error", err))
 				}
 				if d.Full || errors.Is(err, ruleset.ErrNeedFull) {
-					b.forget()
+					b.discard()
 				}
 				return fmt.Errorf("ipvs: %w", err)
 			}
@@ -255,9 +170,9 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	})
 }
 
-// forget records that the kernel's state is unknown. The last known state is kept, because
+// discard records that the kernel's state is unknown. The last known state is kept, because
 // another program may have removed the elements that identify virtual servers.
-func (b *Backend) forget() {
+func (b *Backend) discard() {
 	if b.before == nil {
 		b.before = b.states
 	}
@@ -288,21 +203,21 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 // read sets up the node and reads the kernel's state, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
-		if err := b.ns.Do(b.config.setSysctls); err != nil {
+		if err := b.kernel.setParameters(b.config.parameters(b.kernel.release())); err != nil {
 			return err
 		}
 	}
 	if err := b.kernel.setTimeouts(b.config.Timeouts); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	if err := b.device.ensure(); err != nil {
+	if err := b.kernel.ensureDevice(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	b.forget()
+	b.discard()
 	var states []*state
 	for i, f := range b.config.Families {
 		for id := range setCount {
-			if err := b.sets.create(id, f); err != nil {
+			if err := b.kernel.createSet(id, f); err != nil {
 				return fmt.Errorf("ipvs: %w", err)
 			}
 		}
@@ -324,18 +239,18 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 
 // readFamily reads the kernel's state in one family.
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
-	s := newState(f)
+	s := newState(f, b.config.Marks)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
+		err := b.kernel.listSet(id, f, s.hasEntry)
 		if err != nil {
 			return nil, err
 		}
 	}
 	// From here on the kernel reports changes.
-	if _, err := b.device.changed(); err != nil {
+	if _, err := b.kernel.addressesChanged(); err != nil {
 		return nil, err
 	}
-	err := b.device.addresses(f, func(a netip.Addr) { s.bound.found(a, struct{}{}) }, func(a netip.Addr) { s.own[a] = true })
+	err := b.kernel.addresses(f, s.bound.Installed, func(a netip.Addr) { s.own[a] = true })
 	if err != nil {
 		return nil, err
 	}
@@ -345,21 +260,23 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			proto = inet.TCP // a mark has no protocol; TCP servers drain
 		}
 		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]uint16{}}
+		s.servers.Installed(k)
 	})
 	if err != nil {
 		return nil, err
 	}
 	for k, v := range s.virtuals {
 		err := b.kernel.reals(k, func(r real) {
-			v.reals[r.at] = uint16(r.weight)
+			v.reals[r.at] = r.weight
 			if r.weight == 0 {
 				s.startDrain(k, r.at, now)
 			}
 		})
-		if errors.Is(err, unix.ESRCH) {
+		if errors.Is(err, syscall.ESRCH) {
 			// Another program deleted the virtual server after the list was read.
 			delete(s.virtuals, k)
 			delete(s.drainingReals, k)
+			s.servers.Removed(k)
 			continue
 		}
 		if err != nil {
@@ -378,27 +295,26 @@ type written struct {
 
 // writeRules writes the netfilter rules for a node unless they are in place.
 func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
-	r := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: n}
+	r := rules{family: s.family, mark: uint32(b.config.MasqueradeMark), marks: b.config.Marks, node: n}
 	if err := r.validate(); err != nil {
 		return err
 	}
 	tables := r.tables()
 	last := b.rules[s.family]
-	text := restoreAll(tables, "")
+	text := restoreAll(tables, nil)
 	if !read && text == last.text {
 		s.node = n
 		return nil
 	}
-	tool := b.tools[s.family]
-	have, err := saved(ctx, tool)
+	have, err := b.kernel.savedRules(ctx, s.family)
 	if err != nil {
 		return err
 	}
 	if text != last.text || ownRules(tables, have) != last.saved {
-		if err := tool.Restore(ctx, []byte(restoreAll(tables, have))); err != nil {
+		if err := b.kernel.restoreRules(ctx, s.family, restoreAll(tables, have)); err != nil {
 			return err
 		}
-		if have, err = saved(ctx, tool); err != nil {
+		if have, err = b.kernel.savedRules(ctx, s.family); err != nil {
 			return err
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/confine"
 	"github.com/go-proxier/proxier/iptables"
 )
 
@@ -54,7 +54,7 @@ func testFewCapabilitiesAreEnough(t *testing.T) {
 }
 
 // everything uses every function of a Backend, from New to Cleanup.
-func everything(variant iptables.Flavour) error {
+func everything(variant iptables.Flavor) error {
 	ctx := context.Background()
 	c := Config{IPTables: variant}
 	a, err := newAgent(c)
@@ -69,7 +69,7 @@ func everything(variant iptables.Flavour) error {
 	return backendtest.Life{
 		Cursor:  a.cursor,
 		Change:  func() { a.tracker.SetSlice(slice(0, v1.ProtocolTCP, -1, -2, -3, 4, 5)) },
-		Tend:    func(ctx context.Context) error { return a.backend.Tend(ctx, time.Now()) },
+		Tend:    func(ctx context.Context) error { return a.backend.tend(ctx, time.Now()) },
 		Check:   a.backend.Check,
 		Owned:   func(ctx context.Context) (bool, error) { return Owned(ctx, c) },
 		Cleanup: func(ctx context.Context) error { return Cleanup(ctx, c) },

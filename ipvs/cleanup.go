@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -7,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"strings"
+	"syscall"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -24,12 +19,11 @@ import (
 // values. The error joins the errors of all steps. Cleanup returns nil if there is nothing
 // to remove, also on a system without IPVS or ipset.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
+	b, err := openBackend(ctx, c, toClean)
 	if err != nil {
 		return err
 	}
-	b := newBackend(c)
-	defer b.close()
+	defer b.kernel.close()
 	if err := b.cleanup(ctx); err != nil {
 		return fmt.Errorf("ipvs: cannot clean up: %w", err)
 	}
@@ -37,19 +31,15 @@ func Cleanup(ctx context.Context, c Config) error {
 }
 
 func (b *Backend) cleanup(ctx context.Context) error {
-	// Rules and sets can exist without IPVS.
-	if err := b.open(); err != nil && !errors.Is(err, errNoFamily) {
-		return err
-	}
 	// Without addresses no packet reaches the other objects.
-	errs := []error{b.device.remove()}
+	errs := []error{b.kernel.removeDevice()}
 	for _, f := range b.config.Families {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 		errs = append(errs, b.cleanupVirtuals(f), b.cleanupRules(ctx, f))
 		for id := range setCount {
-			errs = append(errs, b.sets.destroy(id, f))
+			errs = append(errs, b.kernel.destroySet(id, f))
 		}
 	}
 	return errors.Join(errs...)
@@ -57,19 +47,16 @@ func (b *Backend) cleanup(ctx context.Context) error {
 
 // cleanupVirtuals deletes the virtual servers of one family.
 func (b *Backend) cleanupVirtuals(f tracker.Family) error {
-	if b.kernel == nil {
-		return nil
-	}
-	s := newState(f)
+	s := newState(f, b.config.Marks)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
-		if err != nil && !errors.Is(err, unix.ENOENT) {
+		err := b.kernel.listSet(id, f, s.hasEntry)
+		if err != nil && !errors.Is(err, syscall.ENOENT) {
 			return err
 		}
 	}
 	var gone []virtualKey
 	err := b.kernel.virtuals(f, func(k virtualKey, _ virtual) {
-		if s.recognised(b.config, k) {
+		if s.recognized(b.config, k) {
 			gone = append(gone, k)
 		}
 	})
@@ -86,20 +73,16 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 
 // cleanupRules deletes the iptables rules of one family.
 func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
-	tool, err := findTool(ctx, b.config, f, b.ns)
+	have, err := b.kernel.savedRules(ctx, f)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	have, err := saved(ctx, tool)
-	if err != nil {
-		return err
-	}
-	tables := rules{family: f, mark: b.config.mark(), marks: b.config.Marks, node: &ruleset.Node{}}.tables()
+	tables := rules{family: f, mark: uint32(b.config.MasqueradeMark), marks: b.config.Marks, node: &ruleset.Node{}}.tables()
 	if input := removeAll(tables, have); input != "" {
-		return tool.Restore(ctx, []byte(input))
+		return b.kernel.restoreRules(ctx, f, input)
 	}
 	return nil
 }
@@ -112,27 +95,21 @@ const ownChain = "KUBE-IPVS-SERVICES"
 // [Cleanup] would remove, too. The error wraps [ruleset.ErrConfig] if c is invalid. Other
 // errors come from iptables-save.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
-	if c, err = c.withDefaults(); err != nil {
+	b, err := openBackend(ctx, c, toReadRules)
+	if err != nil {
 		return false, err
 	}
-	ns, err := netns.Open(c.NetNS)
-	if err != nil {
-		return false, fmt.Errorf("ipvs: %w", err)
-	}
-	defer ns.Close()
-	for _, f := range c.Families {
-		tool, err := findTool(ctx, c, f, ns)
+	defer b.kernel.close()
+	for _, f := range b.config.Families {
+		have, err := b.kernel.savedRules(ctx, f)
 		if errors.Is(err, exec.ErrNotFound) {
 			continue
-		}
-		var have string
-		if err == nil {
-			have, err = saved(ctx, tool)
 		}
 		if err != nil {
 			return false, fmt.Errorf("ipvs: %w", err)
 		}
-		owned = owned || strings.Contains(have, "\n:"+ownChain+" ")
+		_, has := have["nat"][ownChain]
+		owned = owned || has
 	}
 	return owned, nil
 }

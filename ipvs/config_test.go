@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -8,8 +6,6 @@ import (
 	"reflect"
 	"testing"
 	"time"
-
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -23,18 +19,13 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 		"a long scheduler":        {Scheduler: "sixteen_bytes_ab"},
 		"a hostile scheduler":     {Scheduler: "rr\n"},
 		"a scheduler's path":      {Scheduler: "../rr"},
-		"unknown hash":            {Hash: Hash{Source: 9}},
-		"unknown forwarding":      {Forwarding: 7},
 		"negative timeout":        {Timeouts: Timeouts{TCP: -1}},
 		"timeout below a second":  {Timeouts: Timeouts{UDP: time.Millisecond}},
 		"timeout of months":       {Timeouts: Timeouts{TCPFin: 1000 * time.Hour}},
-		"unknown protocol":        {Drain: Drain{Gracefully: []v1.Protocol{"ICMP"}}},
-		"negative limit":          {Drain: Drain{Limit: -1}},
+		"negative limit":          {DrainLimit: -1},
 		"invalid CIDR":            {ExcludeCIDRs: []netip.Prefix{{}}},
-		"long device name":        {Device: "kube-ipvs0-kube-ipvs0"},
-		"hostile device name":     {Device: "a b"},
 		"two masquerade bits":     {MasqueradeMark: 3},
-		"masquerade bit in marks": {MasqueradeMark: ruleset.MasqueradeBit(12)},
+		"masquerade bit in marks": {MasqueradeMark: 1 << 12},
 		"no marks":                {Marks: Marks{Value: 0x3000, Mask: 0xffffffff}},
 		"marks outside the mask":  {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
 		"marks with all bits":     {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
@@ -45,7 +36,7 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 		}
 	}
 	c, err := Config{}.withDefaults()
-	if err != nil || c.Device != "kube-ipvs0" || c.mark() != 0x4000 || len(c.Families) != 2 || c.Marks.String() != "0x3000/0xfffff000" {
+	if err != nil || c.MasqueradeMark != 0x4000 || len(c.Families) != 2 || c.Marks.text() != "0x3000/0xfffff000" {
 		t.Errorf("%+v, %v", c, err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -29,17 +29,6 @@ func TestConformance(t *testing.T) {
 		return
 	}
 	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips})
-}
-
-// skips lists the features of the suite that IPVS lacks; see "Differences from the other
-// backends" in the package documentation.
-var skips = map[conformance.Feature]string{
-	conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node",
-	conformance.HashOfEndpoints:   "the kernel's table depends on the order in which servers were added, and contains draining servers",
-	conformance.AffinityInternal:  "the kernel's hash table replaces affinity for internal traffic",
-	conformance.LocalErrors:       "IPVS refuses the node's own packets in the output hook, where the kernel returns EPERM to the sender",
-	conformance.TrafficAtOnce:     "the kernel sums up its statistics every two seconds",
-	conformance.AffinityTimeout:   "IPVS remembers a client while the client has connections, and expires clients once a minute",
 }
 
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {

@@ -11,7 +11,7 @@
 //	cursor := engine.Attach("ipvs", b)
 //	go b.Watch(ctx, time.Hour, func(error) { cursor.Resync(); runner.Trigger() })
 //
-// Without [Backend.Watch] or calls of [Backend.Tend], removed endpoints keep their real
+// Without [Backend.Watch] or calls of [Backend.Retire], removed endpoints keep their real
 // server with weight 0, and NodePorts follow the node's addresses only at the next change
 // of a Service.
 //
@@ -28,9 +28,9 @@
 //     element and address by itself. A Service with endpoints never refuses a connection
 //     because of a change.
 //   - Connections outlive the removal of their endpoint and of their Service, until they
-//     end or [Drain].Limit has passed. They also outlive a restart: the next process finds
+//     end or [Config].DrainLimit has passed. They also outlive a restart: the next process finds
 //     the real server with weight 0 and continues to drain it.
-//   - A Backend leaves other programs' virtual servers alone. It recognises its own by
+//   - A Backend leaves other programs' virtual servers alone. It recognizes its own by
 //     their mark or by an element in one of its sets.
 //   - If the kernel refuses an endpoint or a set is full, only that endpoint or that
 //     Service is missing.
@@ -64,6 +64,15 @@
 //   - Client affinity lasts until some time after the client's last connection ended, and
 //     up to a minute longer than its timeout. With externalTrafficPolicy Local, a hash of
 //     the client's address replaces it for internal traffic.
+//   - Ranges of ports are not served ([ruleset.PortRangesNone]): a virtual server has one port.
+//     One for a packet mark has all ports, but each range would need a mark and either a rule or
+//     an ipset element for each of its ports. IPVS prefers a mark to a virtual server with the
+//     port (ip_vs_service_find of net/netfilter/ipvs/ip_vs_ctl.c), so the rules would have to
+//     spare the single ports in a range. A real server cannot shift ports.
+//   - While an external or load-balancer IP lets packets pass ([ruleset.TargetPass]), it is
+//     not bound unless another Service port at it has endpoints. Packets of the node and its
+//     pods pass, too. When the address passes, and when it is bound again, open connections to
+//     it end.
 //   - The address of a deleted Service stays bound while the Service has connections. New
 //     connections get no answer.
 //   - Under externalTrafficPolicy Local, connections from this node's pods to an external or
@@ -95,7 +104,7 @@
 // up sets by a raw socket; and CAP_SYS_ADMIN if [Config].NetNS is set, but not
 // CAP_SYS_MODULE. The kernel parameters in [SetSysctls] must be writable or set. IPv6 must
 // not be disabled, or [Config].Families must not have it. [New] and [Probe] return a
-// [*ruleset.UnsupportedError] that names what is missing. On other systems than Linux the
+// [*dataplane.UnsupportedError] that names what is missing. On other systems than Linux the
 // package compiles, and its functions return that error.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/ipvs/DESIGN.md

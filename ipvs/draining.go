@@ -1,15 +1,19 @@
-//go:build linux
-
 package ipvs
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -31,6 +35,9 @@ func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight 
 		err = u.b.kernel.setReal(k, at, weight)
 	}
 	if err != nil {
+		if !errors.Is(err, syscall.EINVAL) {
+			v.unsure()
+		}
 		return err
 	}
 	v.reals[at] = weight
@@ -42,6 +49,7 @@ func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight 
 func (u *update) quiesce(k virtualKey, v *virtualState, at netip.AddrPort) error {
 	if v.reals[at] != 0 {
 		if err := u.b.kernel.setReal(k, at, 0); err != nil {
+			v.unsure()
 			return err
 		}
 	}
@@ -63,12 +71,10 @@ type drainRule struct {
 	limit time.Duration
 }
 
-// rule returns the rule for a protocol.
-func (d Drain) rule(proto uint8) drainRule {
-	for _, p := range d.Gracefully {
-		if inet.Protocol(p) == proto {
-			return drainRule{counts: true, limit: d.Limit}
-		}
+// drainRule returns the rule for a protocol.
+func (c Config) drainRule(proto uint8) drainRule {
+	if proto == inet.Protocol(v1.ProtocolTCP) {
+		return drainRule{counts: true, limit: c.DrainLimit}
 	}
 	return drainRule{limit: answerTime}
 }
@@ -101,13 +107,27 @@ func (s *state) endDrain(k virtualKey, at netip.AddrPort) {
 	}
 }
 
-// Draining returns the number of real servers that drain: they keep their connections and
-// get no new ones. It is 0 before the first full delta. After a full delta without
-// Services, 0 means that Cleanup ends no connection.
-func (b *Backend) Draining() int {
+// Retire deletes real servers that have drained, and returns the number of those that still
+// drain: they keep their connections and get no new ones. After a full delta without
+// Services, 0 means that [Cleanup] ends no connection. Before the first full delta, Retire
+// does nothing and returns 0.
+//
+// Like [Backend.Watch], which calls it every second, Retire updates NodePorts if the node's
+// addresses have changed. It makes one request for each virtual server with a draining real
+// server, and no other requests unless addresses have changed.
+//
+// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing. It
+// is a [*ruleset.PartialError] if NodePorts of some Services could not be updated; the
+// next call tries again. After another error the caller calls Retire again.
+func (b *Backend) Retire(ctx context.Context) (draining int, err error) {
+	err = b.tend(ctx, time.Now())
+	return b.draining(), err
+}
+
+// draining returns the number of real servers that drain.
+func (b *Backend) draining() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := 0
 	for _, s := range b.states {
 		for _, reals := range s.drainingReals {
 			n += len(reals)
@@ -116,13 +136,42 @@ func (b *Backend) Draining() int {
 	return n
 }
 
+// tend does what Retire does. now is the time against which [Config].DrainLimit is measured.
+func (b *Backend) tend(ctx context.Context, now time.Time) error {
+	return b.do(ctx, func() error {
+		if b.states == nil {
+			return nil
+		}
+		err := b.followAddresses()
+		failed := map[tracker.Key]error{}
+		for _, s := range b.states {
+			if err == nil {
+				err = b.drain(s, now, false)
+			}
+			if err == nil && s.stale {
+				u := newUpdate(b, s, map[tracker.Key]error{})
+				u.addExternal()
+				err = u.run(ctx, false)
+				maps.Copy(failed, u.failed)
+			}
+		}
+		if err == nil && len(failed) != 0 {
+			return &ruleset.PartialError{Failed: failed}
+		}
+		if err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+		return nil
+	})
+}
+
 // drain deletes real servers that have drained, and retired virtual servers with their
 // last real server. If onlyTime is set, it looks at limits and not at connections.
 func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
-	u := newUpdate(b, s, nil)
+	u, released := newUpdate(b, s, nil), false
 	for k, since := range s.drainingReals {
 		v := s.virtuals[k]
-		rule := b.config.Drain.rule(v.proto)
+		rule := b.config.drainRule(v.proto)
 		var done []netip.AddrPort
 		for at, t := range since {
 			if rule.over(t, now) {
@@ -150,45 +199,79 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 			if err := u.deleteVirtual(k); err != nil {
 				return err
 			}
+			released = true
 		}
 	}
-	return nil
+	if !released {
+		return nil
+	}
+	if err := u.unbind(context.Background()); err != nil {
+		return err
+	}
+	return u.deleteUnused(func(entry) bool { return true })
 }
 
-// retired holds the objects that a virtual server without an owner keeps for its
+// retired holds the objects that a virtual server without a Service port keeps for its
 // connections.
 type retired struct {
+	owner   owner
 	entries []entry
 	bound   netip.Addr
 }
 
-// retire deletes a virtual server that no Service port owns: at once or, if its protocol
+// retire deletes a virtual server that no Service port owns: immediately or, if its protocol
 // drains and it has connections, when the connections have ended. Until then, new
 // connections are treated as if the virtual server were gone. A closed port of a cluster
 // IP or of the node refuses them, and an address that no host has does not answer.
-func (u *update) retire(k virtualKey, v *virtualState) error {
-	if u.b.config.Drain.rule(v.proto).counts {
-		busy := false
-		err := u.b.kernel.reals(k, func(r real) { busy = busy || r.active != 0 || r.inactive != 0 })
-		if err != nil {
-			return err
-		}
-		if busy {
-			return u.keepRetired(k, v)
-		}
+//
+// A virtual server at an address that lets packets pass is deleted immediately, because the node
+// would take the packets while it has the address.
+func (u *update) retire(k virtualKey) error {
+	v := u.s.virtuals[k]
+	if v == nil || u.passing[k] || !u.b.config.drainRule(v.proto).counts {
+		return u.deleteVirtual(k) // without v, the write that added it failed
+	}
+	busy := false
+	err := u.b.kernel.reals(k, func(r real) { busy = busy || r.active != 0 || r.inactive != 0 })
+	switch {
+	case errors.Is(err, syscall.ESRCH):
+		return u.deleteVirtual(k)
+	case err != nil:
+		return err
+	case busy:
+		return u.keepRetired(k, v)
 	}
 	return u.deleteVirtual(k)
+}
+
+// notePassing records the virtual servers that an item lacks because packets pass.
+func (u *update) notePassing(it *item) {
+	p := it.service.Port
+	if !p.PassWithoutEndpoints {
+		return
+	}
+	if u.passing == nil {
+		u.passing = map[virtualKey]bool{}
+	}
+	for _, a := range slices.Concat(p.ExternalIPs, p.LoadBalancerIPs) {
+		u.passing[virtualKey{family: it.key.Family, proto: inet.Protocol(it.key.Protocol), at: netip.AddrPortFrom(a, p.Port)}] = true
+	}
+	for _, v := range it.plan.virtuals {
+		delete(u.passing, v.key)
+	}
 }
 
 // keepRetired keeps a retired virtual server until it has drained, with the address and
 // the set elements that its connections need.
 func (u *update) keepRetired(k virtualKey, v *virtualState) error {
+	if err := u.reread(k, v); err != nil {
+		return err
+	}
 	for at := range v.reals {
 		if err := u.quiesce(k, v, at); err != nil {
 			return err
 		}
 	}
-	v.owner = tracker.Key{}
 	if _, already := u.s.retired[k]; already {
 		return nil
 	}
@@ -196,26 +279,37 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 	if k.mark == 0 {
 		r = u.s.retirement(k)
 	}
+	u.s.lastRetired = max(u.s.lastRetired+1, firstRetired)
+	r.owner = u.s.lastRetired
+	u.s.retired[k] = r
+	err := u.claim(r)
+	if err != nil {
+		u.release(k)
+	}
+	return err
+}
+
+// claim claims and adds the objects of a retired virtual server.
+func (u *update) claim(r retired) error {
 	if r.bound.IsValid() {
-		if err := u.bindOne(r.bound); err != nil {
+		if err := u.claimAddress(r.owner, r.bound); err != nil {
 			return err
 		}
-		u.s.bound.take(r.bound)
 	}
 	for _, e := range r.entries {
-		if !u.s.entries.has(e) {
-			if err := u.b.sets.change(nl.IPSET_CMD_ADD, e.set, k.family, []entry{e}, nil); err != nil {
-				return err
-			}
+		if !u.s.entries.Claim(r.owner, e) {
+			continue
 		}
-		u.s.entries.take(e)
+		if err := u.b.kernel.addEntries(e.set, u.s.family, []entry{e}, nil); err != nil {
+			return err
+		}
+		u.s.hasEntry(e, 0)
 	}
-	u.s.retired[k] = r
 	return nil
 }
 
 // retirement returns the objects that a virtual server needs until it has drained: the
-// element by which it is recognised, its address if it is bound, or was before another
+// element by which it is recognized, its address if it is bound, or was before another
 // program deleted it, and the elements that stop new connections.
 func (s *state) retirement(k virtualKey) (r retired) {
 	identity, cluster := s.identity(k)
@@ -225,10 +319,10 @@ func (s *state) retirement(k virtualKey) (r retired) {
 	}
 	a := k.at.Addr()
 	ips := entry{set: setIPs, family: k.family, addr: a}
-	if !s.bound.has(a) && (s.own[a] || !s.knows(ips)) {
+	if !s.bound.Has(a) && (s.own[a] || !s.knows(ips)) {
 		return r
 	}
-	services := s.bound[a].owners
+	services := s.bound.Users(a)
 	for _, other := range s.retired {
 		if other.bound == a {
 			services--
@@ -245,37 +339,28 @@ func (s *state) retirement(k virtualKey) (r retired) {
 	return r
 }
 
-// releaseOwned ends the retirement of virtual servers that a Service port owns again.
+// releaseOwned ends the retirement of virtual servers that a Service port needs again.
 func (u *update) releaseOwned(context.Context) error {
 	for k := range u.s.retired {
-		if v := u.s.virtuals[k]; v != nil && v.owner != (tracker.Key{}) {
-			if err := u.release(k); err != nil {
-				return err
-			}
+		if u.s.servers.Users(k) != 0 {
+			u.release(k)
 		}
 	}
 	return nil
 }
 
-// release removes the ownership of the objects that a retired virtual server kept, after
-// it has drained or has an owner again.
-func (u *update) release(k virtualKey) error {
+// release releases the objects that a retired virtual server kept, after it has drained or
+// a Service port needs it again.
+func (u *update) release(k virtualKey) {
 	r, ok := u.s.retired[k]
 	if !ok {
-		return nil
+		return
 	}
 	delete(u.s.retired, k)
-	var lists entryLists
 	for _, e := range r.entries {
-		if u.s.entries.drop(e) {
-			lists.add(e)
-		}
+		u.s.entries.Release(r.owner, e)
 	}
-	if r.bound.IsValid() && u.s.bound.drop(r.bound) {
-		if err := u.b.device.unbind(r.bound); err != nil {
-			return err
-		}
-		delete(u.s.bound, r.bound)
+	if r.bound.IsValid() {
+		u.s.bound.Release(r.owner, r.bound)
 	}
-	return u.deleteEntries(lists)
 }

@@ -1,14 +1,11 @@
-//go:build linux
-
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"os"
+	"net/netip"
 	"slices"
-
-	"github.com/vishvananda/netlink/nl"
 
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -18,120 +15,200 @@ type entryLists [setCount][]entry
 
 func (l *entryLists) add(e entry) { l[e.set] = append(l[e.set], e) }
 
-// insert adds elements of all items, many at a time. If internal is set, it adds the
-// elements that send internal traffic to its own virtual servers, with their packet mark;
-// if not, all others.
-func (u *update) insert(internal bool) error {
-	var lists entryLists
-	owners := map[entry]*item{}
-	marks := map[entry]uint32{}
-	for _, it := range u.items {
-		if u.failed[it.key] != nil {
-			continue
-		}
-		entries, mark := it.plan.entries, uint32(0)
-		if internal {
-			entries, mark = it.plan.internal, it.plan.mark
-		}
-		for _, e := range missing(entries, it.state.entries) {
-			it.state.entries = append(it.state.entries, e)
-			if u.s.entries.take(e) {
-				lists.add(e)
-				owners[e] = it
-			}
-		}
-		if mark == 0 {
-			continue
-		}
-		for _, e := range entries {
-			if u.s.entries[e].value != mark {
-				if owners[e] == nil {
-					lists.add(e)
-				}
-				owners[e], marks[e] = it, mark
+// inserts holds elements to add. Several items can need the same element.
+type inserts struct {
+	lists entryLists
+	items map[entry]*item
+	marks map[entry]uint32
+}
+
+func (in *inserts) add(e entry, it *item, mark uint32) {
+	if in.items[e] == nil {
+		in.lists.add(e)
+	}
+	in.items[e] = it
+	if mark != 0 {
+		in.marks[e] = mark
+	}
+}
+
+func isDrop(e entry) bool     { return e.set == setNoLocal }
+func isInternal(e entry) bool { return e.set == setShortCircuit }
+func isOther(e entry) bool    { return !isDrop(e) && !isInternal(e) }
+func isSource(e entry) bool {
+	return e.set == setLoadBalancerSourceIP || e.set == setLoadBalancerSourceCIDR
+}
+
+// lateSource reports whether an element is a source range of a Service port without
+// endpoints. It is added after the virtual servers have none: a client that only the new
+// ranges admit must not reach the old endpoints.
+func (it *item) lateSource(e entry) bool { return isSource(e) && !it.hasEndpoints() }
+
+func (it *item) hasEndpoints() bool {
+	return slices.ContainsFunc(it.plan.virtuals, func(p plannedVirtual) bool { return len(p.pool) != 0 })
+}
+
+// restriction returns the element that makes a source range effective.
+func restriction(e entry) entry {
+	e.set, e.other = setLoadBalancerFW, netip.Prefix{}
+	return e
+}
+
+// insertEntries adds the elements of all items, except those that later steps add.
+func (u *update) insertEntries(context.Context) error {
+	return u.insertOf(func(it *item, e entry) bool { return !isDrop(e) && !it.lateSource(e) })
+}
+
+// insertDrops adds the elements that drop external traffic. Internal traffic has its own
+// virtual servers by then.
+func (u *update) insertDrops(context.Context) error {
+	return u.insertOf(func(_ *item, e entry) bool { return isDrop(e) })
+}
+
+// insertLateSources adds the source ranges of Service ports without endpoints.
+func (u *update) insertLateSources(context.Context) error { return u.insertOf((*item).lateSource) }
+
+// insertOf adds the elements of a kind.
+func (u *update) insertOf(kind func(*item, entry) bool) error {
+	in := inserts{items: map[entry]*item{}}
+	for it := range u.remaining {
+		for _, e := range it.plan.entries {
+			if kind(it, e) && u.s.entries.Claim(it.owner, e) {
+				in.add(e, it, 0)
 			}
 		}
 	}
-	for id, list := range lists {
+	return u.insert(in)
+}
+
+// insertInternal adds the elements that send internal traffic to its own virtual servers,
+// with their packet mark.
+func (u *update) insertInternal(context.Context) error {
+	in := inserts{items: map[entry]*item{}, marks: map[entry]uint32{}}
+	for it := range u.remaining {
+		for _, e := range it.plan.internal {
+			if u.s.entries.Claim(it.owner, e) || u.s.entryMarks[e] != it.plan.mark {
+				in.add(e, it, it.plan.mark)
+			}
+		}
+	}
+	return u.insert(in)
+}
+
+// insert adds elements, many at a time. An item with an element that the kernel refuses
+// fails.
+func (u *update) insert(in inserts) error {
+	// This is the reverse of the order of deletion: source ranges come before the set that
+	// makes them effective.
+	for id, list := range slices.Backward(in.lists[:]) {
 		if len(list) == 0 {
 			continue
 		}
-		if err := u.b.sets.change(nl.IPSET_CMD_ADD, setID(id), u.s.family, list, marks); err == nil {
+		if err := u.b.kernel.addEntries(setID(id), u.s.family, list, in.marks); err == nil {
 			for _, e := range list {
-				u.s.entries.set(e, marks[e])
+				u.s.hasEntry(e, in.marks[e])
 			}
 			continue
 		}
 		// Add elements one by one to find the one that the kernel refuses.
 		for _, e := range list {
-			err := u.b.sets.change(nl.IPSET_CMD_ADD, setID(id), u.s.family, []entry{e}, marks)
+			err := u.b.kernel.addEntries(setID(id), u.s.family, []entry{e}, in.marks)
 			switch {
 			case err == nil:
-				u.s.entries.set(e, marks[e])
-			case errors.Is(err, ruleset.ErrNeedFull), errors.Is(err, os.ErrClosed):
+				u.s.hasEntry(e, in.marks[e])
+			case errors.Is(err, ruleset.ErrNeedFull):
 				return err
 			default:
-				u.failed[owners[e].key] = err
-				u.disown(e)
+				u.failed[in.items[e].key] = err
+				delete(u.s.entryMarks, e)
 			}
 		}
 	}
 	return nil
 }
 
-// disown removes an element that could not be added from all of its owners, so that they
-// add it when they are applied again.
-func (u *update) disown(e entry) {
-	delete(u.s.entries, e)
-	for _, it := range u.items {
-		it.state.entries = slices.DeleteFunc(it.state.entries, func(x entry) bool { return x == e })
+// deleteSources deletes the old source ranges of frontends that keep endpoints and have other
+// ranges, of the same Service port or of another. It comes before virtual servers that may get
+// endpoints: a client that only the old ranges admit must not reach them.
+func (u *update) deleteSources(ctx context.Context) error {
+	if err := u.adoptFailed(ctx); err != nil {
+		return err
+	}
+	restricted := map[entry]bool{}
+	for it := range u.remaining {
+		for _, e := range it.plan.entries {
+			if e.set == setLoadBalancerFW && it.hasEndpoints() {
+				restricted[e] = true
+			}
+		}
+	}
+	if len(restricted) == 0 {
+		return nil
+	}
+	old := func(e entry) bool { return isSource(e) && restricted[restriction(e)] }
+	for it := range u.remaining {
+		u.releaseEntries(it, old, it.plan.entries)
+	}
+	return u.deleteUnused(old)
+}
+
+// deleteDrops deletes elements that drop external traffic and that nothing needs. Internal
+// traffic to the same frontends still has its elements.
+func (u *update) deleteDrops(context.Context) error {
+	for it := range u.remaining {
+		u.releaseEntries(it, isDrop, it.plan.entries)
+	}
+	return u.deleteUnused(isDrop)
+}
+
+// deleteInternal deletes elements of internal traffic that nothing needs.
+func (u *update) deleteInternal(context.Context) error {
+	for it := range u.remaining {
+		u.releaseEntries(it, isInternal, it.plan.internal)
+	}
+	return u.deleteUnused(isInternal)
+}
+
+// deleteEntries deletes all elements that nothing needs.
+func (u *update) deleteEntries(context.Context) error {
+	for it := range u.remaining {
+		u.releaseEntries(it, isOther, it.plan.entries)
+	}
+	return u.deleteUnused(func(entry) bool { return true })
+}
+
+// releaseEntries ends an item's claims to the elements of a kind that are not in its plan.
+func (u *update) releaseEntries(it *item, kind func(entry) bool, planned []entry) {
+	var mine []entry
+	for e := range u.s.entries.Items(it.owner) {
+		if kind(e) {
+			mine = append(mine, e)
+		}
+	}
+	for _, e := range missing(mine, planned) {
+		u.s.entries.Release(it.owner, e)
 	}
 }
 
-// dropUnplanned deletes elements that have no owner any more. If internal is set, these
-// are the elements of internal traffic; if not, all others.
-func (u *update) dropUnplanned(internal bool) error {
+// deleteUnused deletes the elements of a kind that nothing needs.
+func (u *update) deleteUnused(kind func(entry) bool) error {
 	var lists entryLists
-	for _, it := range u.items {
-		if u.failed[it.key] != nil {
-			continue
-		}
-		wanted := it.plan.entries
-		if internal {
-			wanted = it.plan.internal
-		}
-		var mine []entry
-		for _, e := range it.state.entries {
-			if (e.set == setShortCircuit) == internal {
-				mine = append(mine, e)
-			}
-		}
-		gone := missing(mine, wanted)
-		if len(gone) == 0 {
-			continue
-		}
-		it.state.entries = missing(it.state.entries, gone)
-		for _, e := range gone {
-			if u.s.entries.drop(e) {
-				lists.add(e)
-			}
+	for e := range u.s.entries.Unused() {
+		if kind(e) {
+			lists.add(e)
 		}
 	}
-	return u.deleteEntries(lists)
-}
-
-// deleteEntries deletes elements from the kernel's sets.
-func (u *update) deleteEntries(lists entryLists) error {
 	for id, list := range lists {
 		if len(list) == 0 {
 			continue
 		}
-		if err := u.b.sets.change(nl.IPSET_CMD_DEL, setID(id), u.s.family, list, nil); err != nil {
-			// Ownership information is already gone, so only a full resync can recover.
+		if err := u.b.kernel.delEntries(setID(id), u.s.family, list); err != nil {
+			// The elements have no owner whose retry would delete them.
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 		}
 		for _, e := range list {
-			delete(u.s.entries, e)
+			u.s.entries.Removed(e)
+			delete(u.s.entryMarks, e)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -26,11 +27,11 @@ func Example() {
 			return err
 		}
 		backend, err := ipvs.New(ctx, ipvs.Config{
-			Scheduler: ipvs.Maglev,
-			StrictARP: true,
-			Drain:     ipvs.Drain{Limit: 15 * time.Minute},
+			Scheduler:  ipvs.Maglev,
+			StrictARP:  true,
+			DrainLimit: 15 * time.Minute,
 		})
-		if errors.Is(err, ruleset.ErrUnsupported) {
+		if errors.Is(err, dataplane.ErrUnsupported) {
 			return fmt.Errorf("try another backend: %w", err)
 		}
 		if err != nil {
@@ -56,7 +57,7 @@ func Example() {
 // A node falls back to round robin where the kernel has no Maglev.
 func ExampleProbe() {
 	config := ipvs.Config{Scheduler: ipvs.Maglev}
-	if err := ipvs.Probe(context.Background(), config); errors.Is(err, ruleset.ErrUnsupported) {
+	if err := ipvs.Probe(context.Background(), config); errors.Is(err, dataplane.ErrUnsupported) {
 		log.Print(err) // names the missing kernel module or program
 		config.Scheduler = ipvs.RoundRobin
 	} else if err != nil {
@@ -67,7 +68,7 @@ func ExampleProbe() {
 // Lookup finds the endpoints of a connection in the virtual servers of any process,
 // kube-proxy's included.
 func ExampleLookup() {
-	found, err := ipvs.Lookup(context.Background(), ipvs.Config{}, ruleset.Query{Packet: ruleset.Packet{
+	found, err := ipvs.Lookup(context.Background(), ipvs.Config{}, dataplane.Query{Packet: ruleset.Packet{
 		From:     netip.MustParseAddr("10.244.1.7"),
 		To:       netip.MustParseAddrPort("10.96.0.10:53"),
 		Protocol: v1.ProtocolUDP,
@@ -106,10 +107,4 @@ func ExampleSetSysctls() {
 	if err := ipvs.SetSysctls(ipvs.Config{StrictARP: true}); err != nil {
 		log.Fatal(err)
 	}
-}
-
-// The default marks of virtual servers for internal traffic.
-func ExampleMarks() {
-	fmt.Println(ipvs.Marks{Value: 0x3000, Mask: 0xfffff000})
-	// Output: 0x3000/0xfffff000
 }

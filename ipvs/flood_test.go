@@ -41,7 +41,7 @@ func testFloodLosesNothing(f *faultWorld) {
 			if err := f.Cursor.Sync(ctx); err != nil {
 				return err
 			}
-			return f.backend.Tend(ctx, time.Now())
+			return f.backend.tend(ctx, time.Now())
 		})
 	})
 	if err != nil {
@@ -89,7 +89,7 @@ func testFloodLosesNothing(f *faultWorld) {
 			three := append(f.pods[n:len(f.pods):len(f.pods)], f.pods[:n]...)[:3]
 			f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, three, len(three), f.rng))
 			f.Sync()
-			if err := f.backend.Tend(t.Context(), time.Now()); err != nil {
+			if err := f.backend.tend(t.Context(), time.Now()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -117,13 +117,13 @@ func testFloodLosesNothing(f *faultWorld) {
 	}
 	list()
 	f.Sync()
-	if err := f.backend.Tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+	if err := f.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	calls := f.backend.kernel.calls + f.backend.sets.calls + f.backend.device.calls
+	made := count(f.backend)
 	list()
 	f.Sync()
-	if n := f.backend.kernel.calls + f.backend.sets.calls + f.backend.device.calls - calls; n != 0 {
+	if n := made.total(); n != 0 {
 		t.Errorf("a relist made %d requests, want 0", n)
 	}
 	f.restartWritesNothing()

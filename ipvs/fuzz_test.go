@@ -1,24 +1,19 @@
-//go:build linux
-
 package ipvs
 
 import (
-	"encoding/binary"
 	"math"
 	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -68,7 +63,7 @@ func FuzzPlan(f *testing.F) {
 		at, bound, internal := map[netip.AddrPort]ruleset.Target{}, map[netip.Addr]bool{}, map[netip.AddrPort]bool{}
 		for _, fe := range s.Frontends {
 			addrs := []netip.Addr{fe.Addr}
-			if fe.Kind == ruleset.NodePort {
+			if fe.Kind == ruleset.KindNodePort {
 				addrs = testLocal.nodePorts
 			} else if !testLocal.own(fe.Addr) {
 				bound[fe.Addr] = true
@@ -121,68 +116,15 @@ func FuzzPlan(f *testing.F) {
 		if len(got.internal) != len(internal) {
 			t.Errorf("internal is %v, want %v", got.internal, internal)
 		}
-		// The backend must recognise every virtual server as its own.
-		st := newState(tracker.IPv4)
+		// The backend must recognize every virtual server as its own.
+		st := newState(tracker.IPv4, c.Marks)
 		for _, e := range got.entries {
-			st.entries.found(e, 0)
+			st.hasEntry(e, 0)
 		}
 		for _, v := range got.virtuals {
-			if v.key.mark == 0 && !st.recognised(c, v.key) {
-				t.Errorf("%s would not be recognised", v.key)
+			if v.key.mark == 0 && !st.recognized(c, v.key) {
+				t.Errorf("%s would not be recognized", v.key)
 			}
-		}
-	})
-}
-
-// FuzzAnswers decodes arbitrary answers of the kernel about sets and addresses, which must
-// not panic. Encoded elements must decode to themselves.
-func FuzzAnswers(f *testing.F) {
-	seed := entry{set: setLoadBalancerSourceCIDR, family: tracker.IPv4, addr: netip.MustParseAddr("203.0.113.1"), proto: inet.TCP, port: 80, other: netip.MustParsePrefix("172.16.0.0/12")}
-	f.Add(appendEntry(nil, seed, 0, 1), uint8(seed.set), uint16(80), uint32(0))
-	f.Add(appendEntry(nil, entry{set: setIPs, family: tracker.IPv6, addr: netip.MustParseAddr("2001:db8::1")}, 0, 1), uint8(setIPs), uint16(0), uint32(7))
-	f.Add([]byte{4, 0, 1, 0, 255, 255, 7}, uint8(setShortCircuit), uint16(9), uint32(0x3001))
-	f.Add([]byte{}, uint8(0), uint16(0), uint32(0))
-	f.Fuzz(func(t *testing.T, data []byte, set uint8, port uint16, mark uint32) {
-		id := setID(set % uint8(setCount))
-		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			for _, inner := range nfnl.Attributes(data) {
-				e, _ := decodeEntry(id, family, inner)
-				if e.set != id || e.family != family {
-					t.Errorf("%v", e)
-				}
-			}
-		}
-		d := &device{index: 7}
-		for b := data; len(b) > 0; b = b[min(len(b), 5):] {
-			d.concerns(syscall.NetlinkMessage{Data: b})
-		}
-		// Encode an element and decode it.
-		addr := netip.AddrFrom4([4]byte{203, 0, byte(mark), byte(port)})
-		e := entry{set: id, family: tracker.IPv4}
-		kind := sets[id].kind
-		if kind != bitmapPort {
-			e.addr = addr
-		}
-		if kind != hashIP {
-			e.port = port
-		}
-		if kind != hashIP && kind != bitmapPort {
-			e.proto = uint8(mark)
-		}
-		switch kind {
-		case hashIPPortIP:
-			e.other = netip.PrefixFrom(addr.Next(), 32)
-		case hashIPPortNet:
-			e.other = netip.PrefixFrom(addr.Next(), int(mark%32)+1)
-		}
-		for typ, data := range nfnl.Attributes(appendEntry(nil, e, mark, 1)) {
-			got, gotMark := decodeEntry(id, tracker.IPv4, data)
-			if typ != nl.IPSET_ATTR_DATA || got != e || kind == hashIPPortMark && gotMark != mark {
-				t.Errorf("attribute %d: %v with %#x, want %v with %#x", typ, got, gotMark, e, mark)
-			}
-		}
-		if n := binary.NativeEndian.Uint16(appendEntry(nil, e, mark, 1)); int(n) < unix.SizeofNlAttr {
-			t.Errorf("an attribute of %d bytes", n)
 		}
 	})
 }
@@ -193,9 +135,10 @@ func FuzzSaved(f *testing.F) {
 	f.Add("*nat\n:KUBE-IPVS-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-IPVS-SERVICES\n-A KUBE-IPVS-SERVICES -j MINE\nCOMMIT\n")
 	f.Add("*nat\n:KUBE-NODE-PORT -\n*nat\nCOMMIT\n*mangle\n-A INPUT -j KUBE-IPVS-IN\n")
 	f.Add("-A\n*filter")
-	f.Fuzz(func(t *testing.T, saved string) {
-		tables := rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), marks: defaultMarks(), node: &ruleset.Node{}}.tables()
-		clean := restoreAll(tables, "")
+	f.Fuzz(func(t *testing.T, text string) {
+		saved := iptext.Parse(text)
+		tables := rules{family: tracker.IPv4, mark: uint32(dataplane.DefaultMasqueradeMark), marks: defaultMarks(), node: &ruleset.Node{}}.tables()
+		clean := restoreAll(tables, nil)
 		for _, input := range []string{restoreAll(tables, saved), removeAll(tables, saved)} {
 			current := table{}
 			for l := range strings.Lines(input) {
@@ -227,8 +170,8 @@ func FuzzSaved(f *testing.F) {
 				}
 			}
 		}
-		if own := ownRules(tables, saved); strings.Count(own, "\n") > strings.Count(saved, "\n")+len(tables)+1 {
-			t.Errorf("own rules of\n%s\nare\n%s", saved, own)
+		if own := ownRules(tables, saved); strings.Count(own, "\n") > strings.Count(text, "\n")+len(tables)+1 {
+			t.Errorf("own rules of\n%s\nare\n%s", text, own)
 		}
 	})
 }

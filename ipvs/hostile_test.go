@@ -82,9 +82,9 @@ func testHostileServicesAreServed(t *testing.T) {
 		if i == 3 {
 			odd := *s
 			odd.Key.Protocol, odd.Key.Name = "GRE", "odd"
-			d.Changes = append(d.Changes, ruleset.Change{Key: odd.Key, New: &odd, What: ruleset.FieldAll})
+			d.Changes = append(d.Changes, ruleset.Change{Key: odd.Key, New: &odd, Fields: ruleset.FieldAll})
 		}
-		d.Changes = append(d.Changes, ruleset.Change{Key: s.Key, New: s, What: ruleset.FieldAll})
+		d.Changes = append(d.Changes, ruleset.Change{Key: s.Key, New: s, Fields: ruleset.FieldAll})
 	}
 	var partial *ruleset.PartialError
 	if err := r.backend.Apply(context.Background(), d); !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(err.Error(), `"GRE"`) {

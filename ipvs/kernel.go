@@ -1,301 +1,151 @@
-//go:build linux
-
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"net/netip"
-
-	moby "github.com/moby/ipvs"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// kernel makes requests to IPVS through github.com/moby/ipvs.
-type kernel struct {
-	handle     *moby.Handle
-	forwarding Forwarding
-	// calls counts requests.
-	calls int
+// kernel is one network namespace with everything that a Backend writes. open returns
+// Linux's; tests have one in memory. Errors about a missing object that was in the kernel
+// wrap [ruleset.ErrNeedFull].
+type kernel interface {
+	serverTable
+	setTable
+	addressTable
+	ruleTable
+
+	// setParameters sets kernel parameters. The error joins those of all parameters.
+	setParameters([]parameter) error
+	// release returns the kernel's release, as uname -r prints it.
+	release() string
+	// ipv6Disabled reports whether IPv6 is turned off.
+	ipv6Disabled() (bool, error)
+	// close releases the kernel's resources.
+	close()
 }
 
-// errNoFamily is the error of dialKernel if this process cannot use the kernel's IPVS.
-var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
+// serverTable holds virtual servers and their real servers.
+type serverTable interface {
+	// virtuals calls fn with each virtual server of the family.
+	virtuals(f tracker.Family, fn func(virtualKey, virtual)) error
+	// reals calls fn with each real server of a virtual server. The error wraps ESRCH if
+	// there is no such virtual server.
+	reals(k virtualKey, fn func(real)) error
+	// statistics returns the counters of each virtual server of the family.
+	statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error)
 
-// dialKernel opens a handle in the calling thread's namespace.
-func dialKernel(f Forwarding) (*kernel, error) {
-	h, err := openIPVS()
-	if err != nil {
-		return nil, err
-	}
-	return &kernel{handle: h, forwarding: f}, nil
+	// addVirtual adds a virtual server, or sets the properties of an existing one. The
+	// error wraps ENOENT if the kernel has no such scheduler.
+	addVirtual(k virtualKey, v virtual) error
+	setVirtual(k virtualKey, v virtual) error
+	// delVirtual deletes a virtual server with its real servers, if it exists.
+	delVirtual(k virtualKey) error
+	// addReal adds a real server, or sets the weight of an existing one. The error wraps
+	// EINVAL if the kernel does not accept the address.
+	addReal(k virtualKey, at netip.AddrPort, weight uint16) error
+	setReal(k virtualKey, at netip.AddrPort, weight uint16) error
+	// delReal deletes a real server if it exists.
+	delReal(k virtualKey, at netip.AddrPort) error
+
+	// setTimeouts sets the timeouts that are not 0.
+	setTimeouts(Timeouts) error
 }
 
-func openIPVS() (*moby.Handle, error) {
-	// This request makes the kernel load the module. moby looks the family up once in a
-	// process and keeps the answer even if the family was missing. It then treats every
-	// request as successful, because no request gets an answer.
-	nl, err := netlink.NewHandle(unix.NETLINK_GENERIC)
-	if err != nil {
-		return nil, fmt.Errorf("open generic netlink socket: %w", err)
-	}
-	_, err = nl.GenlFamilyGet("IPVS")
-	nl.Close()
-	if errors.Is(err, unix.ENOENT) {
-		return nil, errNoFamily
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look up generic netlink family IPVS: %w", err)
-	}
-	h, err := moby.New("")
-	if err != nil {
-		return nil, fmt.Errorf("open IPVS socket: %w", err)
-	}
-	if err := checkIPVS(h); err != nil {
-		h.Close()
-		return nil, err
-	}
-	return h, nil
+// setTable holds sets.
+type setTable interface {
+	// hasSets returns an error if the kernel has no sets.
+	hasSets() error
+	// createSet creates a set unless it exists.
+	createSet(s setID, f tracker.Family) error
+	// destroySet destroys a set if it exists, unless a rule uses it.
+	destroySet(s setID, f tracker.Family) error
+	// listSet calls fn with each element of a set and its packet mark, 0 if it has none.
+	// The error wraps ENOENT if there is no such set.
+	listSet(s setID, f tracker.Family, fn func(e entry, mark uint32)) error
+	// addEntries adds elements to a set, or some of them if it returns an error. An
+	// existing element gets the mark.
+	addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error
+	// delEntries deletes the elements that exist.
+	delEntries(s setID, f tracker.Family, list []entry) error
 }
 
-// checkIPVS requests a virtual server that cannot exist. It returns an error unless the
-// kernel answers that it does not.
-func checkIPVS(h *moby.Handle) error {
-	var errno unix.Errno
-	_, err := h.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
-	switch {
-	case errors.Is(err, unix.ESRCH):
-		return nil
-	case err == nil || !errors.As(err, &errno):
-		return errors.New("IPVS became available after this process first looked for it; restart the process")
-	}
-	return err
+// addressTable holds addresses, with the dummy device.
+type addressTable interface {
+	// ensureDevice adds the dummy device if it is missing.
+	ensureDevice() error
+	// findDevice returns an error unless the device is the one that ensureDevice found.
+	findDevice() error
+	// removeDevice deletes the device if it exists and is a dummy device.
+	removeDevice() error
+	// addresses calls bound with the device's addresses and own with the node's other
+	// addresses, except loopback addresses.
+	addresses(f tracker.Family, bound, own func(netip.Addr)) error
+	// addressesChanged reports whether an address of the node was added to or deleted from
+	// another device since the last call. It does not block.
+	addressesChanged() (bool, error)
+	// bind adds an address to the device unless the device has it.
+	bind(netip.Addr) error
+	// unbind deletes an address from the device if the device has it.
+	unbind(netip.Addr) error
+	// waitLocal waits until the addresses are local.
+	waitLocal(context.Context, []netip.Addr) error
 }
 
-func (k *kernel) close() { k.handle.Close() }
-
-// use makes a request, counts it, and converts its error.
-func (k *kernel) use(f func(*moby.Handle) error) error {
-	k.calls++
-	return socketError(f(k.handle))
+// ruleTable holds netfilter rules, in the syntax of iptables.
+type ruleTable interface {
+	// savedRules returns all rules, as iptables-save writes them. The error wraps
+	// [exec.ErrNotFound] if there is no iptables.
+	savedRules(context.Context, tracker.Family) (iptext.Saved, error)
+	// restoreRules makes changes, as iptables-restore --noflush does.
+	restoreRules(ctx context.Context, f tracker.Family, input string) error
 }
 
-// service returns a virtual server in moby's representation.
-func (key virtualKey) service(v virtual) *moby.Service {
-	s := &moby.Service{
-		AddressFamily: uint16(inet.AF(key.family)),
-		FWMark:        key.mark,
-		SchedName:     string(v.scheduler),
-		Flags:         v.flags,
-		Timeout:       v.timeout,
-		// Persistence treats clients with the same bits in this mask as one. For IPv6 it is
-		// the mask's length.
-		Netmask: 0xffffffff,
-	}
-	if key.family == tracker.IPv6 {
-		s.Netmask = 128
-	}
-	if key.mark == 0 {
-		s.Address, s.Port, s.Protocol = key.at.Addr().AsSlice(), key.at.Port(), uint16(key.proto)
-	}
-	return s
+// virtualKey identifies a virtual server by address, port and protocol, or by a packet
+// mark.
+type virtualKey struct {
+	family tracker.Family
+	proto  uint8 // 0 with a mark
+	at     netip.AddrPort
+	mark   uint32
 }
 
 // String names a virtual server as ipvsadm does.
-func (key virtualKey) String() string {
+func (k virtualKey) String() string {
 	switch {
-	case key.mark != 0:
-		return fmt.Sprintf("FWM %d %s", key.mark, key.family)
-	case key.proto == inet.TCP:
-		return "TCP " + key.at.String()
-	case key.proto == inet.UDP:
-		return "UDP " + key.at.String()
-	case key.proto == inet.SCTP:
-		return "SCTP " + key.at.String()
+	case k.mark != 0:
+		return fmt.Sprintf("FWM %d %s", k.mark, k.family)
+	case k.proto == inet.TCP:
+		return "TCP " + k.at.String()
+	case k.proto == inet.UDP:
+		return "UDP " + k.at.String()
+	case k.proto == inet.SCTP:
+		return "SCTP " + k.at.String()
 	}
-	return fmt.Sprintf("protocol %d %s", key.proto, key.at)
+	return fmt.Sprintf("protocol %d %s", k.proto, k.at)
 }
 
-// virtuals calls fn with each virtual server of the family.
-//
-// The kernel splits a long list into messages, and finds its place in the next one by
-// counting the virtual servers of all network namespaces (ip_vs_genl_dump_services of
-// net/netfilter/ipvs/ip_vs_ctl.c). If one is added or deleted in between, the list lacks
-// some or repeats them, without an error. virtuals therefore reads the list until two
-// results in a row are equal.
-func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
-	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
-		found := map[virtualKey]virtual{}
-		err := k.services(f, func(key virtualKey, s *moby.Service) {
-			found[key] = virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout}
-		})
-		return found, err
-	})
-	for key, v := range found {
-		fn(key, v)
-	}
-	return err
-}
-
-// sameTwice calls list until two results in a row are equal, and returns that result. If
-// no two are equal, it returns the union of all, some of which may be deleted by now.
-func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
-	const most = 20
-	all, last := map[K]V{}, map[K]V(nil)
-	for range most {
-		found, err := list()
-		if err != nil {
-			return nil, err
-		}
-		if last != nil && maps.Equal(last, found) {
-			return found, nil
-		}
-		maps.Copy(all, found)
-		last = found
-	}
-	return all, nil
-}
-
-// services reads the list once and calls fn with each virtual server of the family in moby's
-// representation.
-func (k *kernel) services(f tracker.Family, fn func(virtualKey, *moby.Service)) error {
-	var list []*moby.Service
-	err := k.use(func(h *moby.Handle) (err error) {
-		list, err = h.GetServices()
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("list virtual servers: %w", err)
-	}
-	for _, s := range list {
-		if key, ok := keyOf(s); ok && key.family == f {
-			fn(key, s)
-		}
-	}
-	return nil
-}
-
-// keyOf returns the key of a virtual server in moby's representation.
-func keyOf(s *moby.Service) (virtualKey, bool) {
-	key := virtualKey{mark: s.FWMark}
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if s.AddressFamily == uint16(inet.AF(f)) {
-			key.family = f
-		}
-	}
-	if s.FWMark == 0 {
-		a, ok := netip.AddrFromSlice(s.Address)
-		if !ok {
-			return virtualKey{}, false
-		}
-		key.proto, key.at = uint8(s.Protocol), netip.AddrPortFrom(a, s.Port)
-	}
-	return key, true
+// virtual holds the properties of a virtual server.
+type virtual struct {
+	scheduler Scheduler
+	flags     uint32
+	// timeout is the timeout of persistence, in seconds.
+	timeout uint32
 }
 
 // real is a real server in the kernel.
 type real struct {
 	at               netip.AddrPort
-	weight           int
+	weight           uint16
 	active, inactive int
-}
-
-func (k *kernel) reals(key virtualKey, fn func(real)) error {
-	var list []*moby.Destination
-	err := k.use(func(h *moby.Handle) (err error) {
-		list, err = h.GetDestinations(key.service(virtual{}))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("list real servers of %s: %w", key, err)
-	}
-	for _, d := range list {
-		if a, ok := netip.AddrFromSlice(d.Address); ok {
-			fn(real{netip.AddrPortFrom(a, d.Port), d.Weight, d.ActiveConnections, d.InactiveConnections})
-		}
-	}
-	return nil
-}
-
-func (k *kernel) addVirtual(key virtualKey, v virtual) error {
-	err := k.use(func(h *moby.Handle) error { return h.NewService(key.service(v)) })
-	switch {
-	case errors.Is(err, unix.EEXIST):
-		return k.setVirtual(key, v)
-	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("add virtual server %s: the kernel has no scheduler %s (module ip_vs_%s): %w", key, v.scheduler, v.scheduler, err)
-	}
-	return wrap(err, "add virtual server", key)
-}
-
-func (k *kernel) setVirtual(key virtualKey, v virtual) error {
-	err := k.use(func(h *moby.Handle) error { return h.UpdateService(key.service(v)) })
-	return wrap(err, "set virtual server", key)
-}
-
-// delVirtual deletes a virtual server if it exists.
-func (k *kernel) delVirtual(key virtualKey) error {
-	err := k.use(func(h *moby.Handle) error { return h.DelService(key.service(virtual{})) })
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	return wrap(err, "delete virtual server", key)
-}
-
-func (k *kernel) destination(at netip.AddrPort, weight uint16) *moby.Destination {
-	d := &moby.Destination{Address: at.Addr().AsSlice(), Port: at.Port(), Weight: int(weight)}
-	switch k.forwarding {
-	case DirectRouting:
-		d.ConnectionFlags = moby.ConnectionFlagDirectRoute
-	case Tunnel:
-		d.ConnectionFlags = moby.ConnectionFlagTunnel
-	}
-	return d
-}
-
-func (k *kernel) addReal(key virtualKey, at netip.AddrPort, weight uint16) error {
-	err := k.use(func(h *moby.Handle) error { return h.NewDestination(key.service(virtual{}), k.destination(at, weight)) })
-	if errors.Is(err, unix.EEXIST) {
-		return k.setReal(key, at, weight)
-	}
-	return wrap(err, "add real server "+at.String()+" to", key)
-}
-
-func (k *kernel) setReal(key virtualKey, at netip.AddrPort, weight uint16) error {
-	err := k.use(func(h *moby.Handle) error {
-		return h.UpdateDestination(key.service(virtual{}), k.destination(at, weight))
-	})
-	return wrap(err, "set real server "+at.String()+" of", key)
-}
-
-// delReal deletes a real server if it exists.
-func (k *kernel) delReal(key virtualKey, at netip.AddrPort) error {
-	err := k.use(func(h *moby.Handle) error { return h.DelDestination(key.service(virtual{}), k.destination(at, 0)) })
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	return wrap(err, "delete real server "+at.String()+" of", key)
-}
-
-// setTimeouts sets the timeouts that are not 0.
-func (k *kernel) setTimeouts(t Timeouts) error {
-	if t == (Timeouts{}) {
-		return nil
-	}
-	err := k.use(func(h *moby.Handle) error {
-		return h.SetConfig(&moby.Config{TimeoutTCP: t.TCP, TimeoutTCPFin: t.TCPFin, TimeoutUDP: t.UDP})
-	})
-	if err != nil {
-		return fmt.Errorf("set timeouts: %w", err)
-	}
-	return nil
 }
 
 // wrap adds the failed operation and its object to an error. The result wraps
@@ -304,7 +154,7 @@ func wrap(err error, what string, key virtualKey) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
+	case errors.Is(err, syscall.ESRCH), errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%w: %s %s: %w", ruleset.ErrNeedFull, what, key, err)
 	}
 	return fmt.Errorf("%s %s: %w", what, key, err)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -22,11 +21,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -40,25 +39,14 @@ func TestKernelFollowsServices(t *testing.T) {
 		name string
 		run  func(*testing.T)
 	}{
-		{"random changes give the model's state", testRandomChanges},
-		{"changes take few requests", testChangesTakeFewRequests},
-		{"a restart keeps foreign objects", testRestartKeepsForeignObjects},
 		{"Cleanup leaves foreign objects", testCleanupLeavesForeignObjects},
 		{"only a Backend's rules are owned", testOnlyBackendRulesAreOwned},
-		{"drift is detected and repaired", testDriftIsRepaired},
 		{"Lookup finds virtual servers", testLookupFindsVirtualServers},
 		{"connections are counted", testConnectionsAreCounted},
-		{"missing objects cause a full delta", testMissingObjectsCauseAFullDelta},
 		{"every scheduler works", testEverySchedulerWorks},
-		{"weights select the scheduler", testWeightsSelectTheScheduler},
-		{"forwarding methods are set", testForwardingMethodsAreSet},
-		{"untranslated packets arrive", testUntranslatedPacketsArrive},
 		{"sysctls and timeouts are set", testSysctlsAndTimeoutsAreSet},
 		{"IPv4 works with IPv6 disabled", testIPv4WorksWithIPv6Disabled},
-		{"NodePorts follow the node's addresses", testNodePortsFollowTheNodesAddresses},
 		{"connections outlive their endpoint", testConnectionsOutliveTheirEndpoint},
-		{"refused Services fail alone", testRefusedServicesFailAlone},
-		{"interrupted deltas are completed", testInterruptedDeltasAreCompleted},
 		{"Watch retries refused NodePorts", testWatchRetriesRefusedNodePorts},
 		{"UDP answers arrive while draining", testUDPAnswersArriveWhileDraining},
 		{"both iptables accept the rules", testBothIptablesAcceptTheRules},
@@ -72,162 +60,12 @@ func TestKernelFollowsServices(t *testing.T) {
 			c.run(t)
 		})
 	}
-}
-
-// testRandomChanges compares the kernel with a model after each of many changes.
-func testRandomChanges(t *testing.T) {
-	r := newRig(t, newHost(t), Config{})
-	rng := rand.New(rand.NewPCG(*backendtest.Seed, 1))
-	protocols := []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
-	for step := range 40 {
-		for range 1 + rng.IntN(3) {
-			i := rng.IntN(6)
-			if rng.IntN(4) == 0 {
-				r.remove(i)
-				continue
-			}
-			edits := []func(*v1.Service){over(protocols[rng.IntN(3)])}
-			if rng.IntN(2) == 0 {
-				edits = append(edits, nodePort(int32(30000+i)))
-			}
-			switch rng.IntN(4) {
-			case 0:
-				edits = append(edits, externalIPs("198.18.0.1", "2001:db8:e::1"))
-			case 1:
-				edits = append(edits, externalIPs(fmt.Sprint("198.18.0.", i), "192.0.2.1"))
-			}
-			if rng.IntN(3) == 0 {
-				edits = append(edits, externalLocal)
-			}
-			var eps []int
-			for n := range 5 {
-				if rng.IntN(2) == 0 {
-					eps = append(eps, (n+1)*(1-2*(n%2)))
-				}
-			}
-			r.set(svc(i, edits...), i, eps...)
-		}
-		switch rng.IntN(12) {
-		case 0:
-			r.cursor.Resync()
-		case 1:
-			r.restart()
-		}
-		r.sync()
-		if err := r.backend.Tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
-		r.agree()
-		if step%10 == 9 {
-			if err := r.backend.Check(context.Background()); err != nil {
-				t.Error(err)
-			}
-		}
-		if t.Failed() {
-			t.Fatalf("in step %d", step)
-		}
+	for name, test := range followTests() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, func(tb testing.TB) node { return hostNode{newHost(tb)} })
+		})
 	}
-	// Without Services, nothing may be left.
-	for i := range 6 {
-		r.remove(i)
-	}
-	r.sync()
-	if got := r.run("ipvsadm -Sn"); len(got) != 0 {
-		t.Errorf("virtual servers are left: %q", got)
-	}
-	r.hasNot("ipset save", "add ")
-}
-
-// testChangesTakeFewRequests counts the netlink requests of changes.
-func testChangesTakeFewRequests(t *testing.T) {
-	for _, n := range []int{10, 300} {
-		r := newRig(t, newHost(t), Config{})
-		for i := range n {
-			r.set(svc(i), i, -1, -2, -3)
-		}
-		r.sync()
-		cost := func(what string, most int, change func()) {
-			t.Helper()
-			change()
-			before := r.calls()
-			r.sync()
-			if got := r.calls() - before; got > most {
-				t.Errorf("%d services: %s takes %d requests, want at most %d", n, what, got, most)
-			}
-		}
-		cost("a new endpoint on another node", 1, func() { r.set(svc(1), 1, -1, -2, -3, -4) })
-		cost("a removed endpoint", 1, func() { r.set(svc(1), 1, -1, -2, -3) })
-		cost("a replaced endpoint", 2, func() { r.set(svc(2), 2, -1, -2, -9) })
-		cost("a new endpoint on this node", 2, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
-		cost("no change", 0, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
-		cost("a new Service", 20, func() { r.set(svc(n), n, -1, -2, -3) })
-		cost("a deleted Service", 11, func() { r.remove(n) })
-	}
-}
-
-// testRestartKeepsForeignObjects restarts the backend after another process left changes half
-// done. It must complete them, drain removed endpoints, and keep foreign virtual servers.
-func testRestartKeepsForeignObjects(t *testing.T) {
-	h := newHost(t)
-	r := newRig(t, h, Config{ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.7.0/24")}})
-	r.set(svc(1), 1, -1, -2)
-	r.set(svc(2, nodePort(30002)), 2, -1)
-	r.set(svc(3, over(v1.ProtocolUDP)), 3, -1, -2)
-	r.set(svc(4, nodePort(30004), externalLocal), 4, 1, -1)
-	r.sync()
-	marks := func() (out []string) {
-		for _, l := range r.run("ipset save KUBE-SHORT-CIRCUIT") {
-			if strings.HasPrefix(l, "add") {
-				out = append(out, l)
-			}
-		}
-		return out
-	}
-	marked := marks()
-	if len(marked) != 1 {
-		t.Errorf("marks: %q", marked)
-	}
-	// Two foreign virtual servers have no element in a set. A third one has, but its address is
-	// excluded.
-	r.run("ipvsadm -A -t 203.0.113.9:99 -s lc")
-	r.run("ipvsadm -a -t 203.0.113.9:99 -r 203.0.113.10:99 -m")
-	r.run("ipset add KUBE-CLUSTER-IP 10.96.7.1,tcp:80")
-	r.run("ipvsadm -A -t 10.96.7.1:80 -s rr")
-	r.run("ipvsadm -A -f 77 -s rr")
-	// The old process left a draining server, and one that it had not removed yet.
-	r.run("ipvsadm -e -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0")
-	r.run("ipvsadm -a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m")
-	before := r.run("iptables-save -t nat")
-	r.remove(2)
-	r.set(svc(1), 1, -1)
-	r.restart()
-	r.sync()
-	if after := r.run("iptables-save -t nat"); !slices.Equal(withoutComments(before), withoutComments(after)) {
-		t.Errorf("the rules changed:\n%s", strings.Join(after, "\n"))
-	}
-	if got := marks(); !slices.Equal(got, marked) {
-		t.Errorf("marks %q, before %q", got, marked)
-	}
-	r.has("ipvsadm -Sn", "-A -t 203.0.113.9:99 -s lc", "-a -t 203.0.113.9:99 -r 203.0.113.10:99 -m -w 1", "-A -t 10.96.7.1:80 -s rr", "-A -f 77 -s rr",
-		"-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0", "-a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m -w 0")
-	r.hasNot("ipvsadm -Sn", "10.96.0.2:80", ":30002")
-	// These real servers have no connections, so they have drained.
-	if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	r.hasNot("ipvsadm -Sn", "10.245.0.2:8080 -m -w 0", "10.245.0.7")
-	if err := r.backend.Check(context.Background()); err != nil {
-		t.Error(err)
-	}
-}
-
-func withoutComments(lines []string) (out []string) {
-	for _, l := range lines {
-		if !strings.HasPrefix(l, "#") && !strings.HasPrefix(l, ":") {
-			out = append(out, l)
-		}
-	}
-	return out
 }
 
 // testCleanupLeavesForeignObjects compares the host before New and after Cleanup.
@@ -277,92 +115,10 @@ func testCleanupLeavesForeignObjects(t *testing.T) {
 	}
 }
 
-// testDriftIsRepaired alters one object of each kind. Check must report it, and the next full
-// delta must repair it.
-func testDriftIsRepaired(t *testing.T) {
-	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
-	r.set(svc(1, nodePort(30001)), 1, 1, -1)
-	var unknown *ruleset.DriftError
-	if err := r.backend.Check(context.Background()); !errors.As(err, &unknown) {
-		t.Errorf("before the first full delta: %v, want a DriftError", err)
-	}
-	r.sync()
-	tables := []string{"mangle", "nat", "filter"}
-	var before [][]string
-	for _, t := range tables {
-		before = append(before, withoutComments(r.run("iptables-save -t "+t)))
-	}
-	ctx := context.Background()
-	if err := r.backend.Check(ctx); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []string{
-		"ipvsadm -D -t 10.96.0.1:80",
-		"ipvsadm -C",
-		"ipvsadm -d -t 10.96.0.1:80 -r 10.245.0.1:8080",
-		"ipvsadm -e -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 5",
-		"ipvsadm -a -t 10.96.0.1:80 -r 10.245.0.66:8080 -m",
-		"ipvsadm -E -t 10.96.0.1:80 -s lc",
-		"ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:80",
-		"ipset add KUBE-LOOP-BACK 10.9.9.9,tcp:80,10.9.9.9",
-		"ipset flush",
-		"ip addr del 10.96.0.1/32 dev kube-ipvs0",
-		"ip addr add 10.77.0.1/32 dev kube-ipvs0",
-		"ip link del kube-ipvs0",
-		"iptables -t nat -F KUBE-IPVS-POSTROUTING",
-		"iptables -t mangle -D INPUT 1",
-		"iptables -t filter -A KUBE-IPVS-FILTER -j ACCEPT",
-		"iptables -t nat -F",
-	} {
-		r.run(c)
-		err := r.backend.Check(ctx)
-		needFull(t, err, c)
-		var drift *ruleset.DriftError
-		if !errors.As(err, &drift) || drift.What == "" {
-			t.Errorf("%s: %v", c, err)
-		}
-		needFull(t, r.backend.Check(ctx), c+", second Check")
-		r.cursor.Resync()
-		r.sync()
-		if err := r.backend.Tend(ctx, time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		r.agree()
-		if err := r.backend.Check(ctx); err != nil {
-			t.Errorf("%s: not repaired: %v", c, err)
-		}
-		for i, t := range tables {
-			r.same("table "+t+" after "+c, withoutComments(r.run("iptables-save -t "+t)), before[i])
-		}
-	}
-}
-
-// testMissingObjectsCauseAFullDelta deletes objects that the next delta changes.
-func testMissingObjectsCauseAFullDelta(t *testing.T) {
-	r := newRig(t, newHost(t), Config{})
-	for i, c := range []string{"ipvsadm -C", "ipvsadm -d -t 10.96.0.1:80 -r 10.245.0.1:8080", "ip link del kube-ipvs0"} {
-		r.set(svc(1), 1, -1, -2)
-		r.set(svc(2), 2, -1)
-		r.cursor.Resync()
-		r.sync()
-		r.run(c)
-		// The Cursor follows the failed delta with a full one.
-		r.set(svc(1), 1, -3)
-		r.set(svc(2), 2, -2)
-		r.set(svc(10+i), 10+i, -1)
-		r.sync()
-		if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		r.agree()
-	}
-}
-
 func testEverySchedulerWorks(t *testing.T) {
 	for _, s := range []Scheduler{
-		RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, LocalityLeastConnection,
-		LocalityLeastConnectionReplication, SourceHash, DestinationHash, ShortestExpectedDelay, NeverQueue, Maglev,
-		WeightedFailover, WeightedOverflow,
+		RoundRobin, WeightedRoundRobin, SourceHash, Maglev,
+		"lc", "wlc", "lblc", "lblcr", "dh", "sed", "nq", "fo", "ovf",
 	} {
 		h := newHost(t)
 		r := newRig(t, h, Config{Scheduler: s, Families: []tracker.Family{tracker.IPv4}})
@@ -377,7 +133,7 @@ func testEverySchedulerWorks(t *testing.T) {
 		}
 		r.has("ipvsadm -Sn", fmt.Sprintf("-A -t 10.96.0.1:80 -s %s%s", s, flags))
 		r.hasNot("ipvsadm -Sn", "198.51.100.0")
-		if s == WeightedOverflow {
+		if s == "ovf" {
 			// A new process changes the scheduler.
 			r.config.Scheduler = ""
 			r.restart()
@@ -401,7 +157,7 @@ func testForeignScheduler(t *testing.T) {
 	}
 	h := newHost(t)
 	c := Config{NetNS: h.File(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
-	if err := Probe(t.Context(), c); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz (module ip_vs_zz) for IPv4 is not supported") {
+	if err := Probe(t.Context(), c); !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz (module ip_vs_zz) for IPv4 is not supported") {
 		t.Errorf("without its module: %v", err)
 	}
 	// Replace the names of the module and of the scheduler. Neither is part of a longer string.
@@ -435,9 +191,9 @@ func testMissingScheduler(t *testing.T) {
 		return
 	}
 	h := newHost(t)
-	err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: WeightedOverflow})
-	var unsupported *ruleset.UnsupportedError
-	if !errors.Is(err, ruleset.ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
+	err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: "ovf"})
+	var unsupported *dataplane.UnsupportedError
+	if !errors.Is(err, dataplane.ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
 		t.Errorf("%v", err)
 	}
 	if err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: RoundRobin}); err != nil {
@@ -445,39 +201,6 @@ func testMissingScheduler(t *testing.T) {
 	}
 	if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
 		t.Errorf("Probe left %q", got)
-	}
-}
-
-func testWeightsSelectTheScheduler(t *testing.T) {
-	r := newRig(t, newHost(t), Config{})
-	s := slice(1, v1.ProtocolTCP, -1, -2, -3)
-	for i, w := range []string{"weight-3", "weight-1", "weight-0"} {
-		s.Endpoints[i].Hostname = &w
-	}
-	r.tracker.SetService(svc(1))
-	r.tracker.SetSlice(s)
-	r.sync()
-	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s wrr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 3",
-		"-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1")
-	// An endpoint of weight 0 is in no pool.
-	r.hasNot("ipvsadm -Sn", "10.245.0.3")
-	r.set(svc(1), 1, -1, -2, -3)
-	r.sync()
-	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 1")
-}
-
-func testForwardingMethodsAreSet(t *testing.T) {
-	for f, flag := range map[Forwarding]string{NAT: "-m", DirectRouting: "-g", Tunnel: "-i"} {
-		r := newRig(t, newHost(t), Config{Forwarding: f, Families: []tracker.Family{tracker.IPv4}})
-		r.set(svc(1), 1, -1)
-		r.sync()
-		found := false
-		for _, l := range r.run("ipvsadm -Sn") {
-			found = found || strings.HasPrefix(l, "-a -t 10.96.0.1:80 -r 10.245.0.1:") && strings.Contains(l, " "+flag+" -w 1")
-		}
-		if !found {
-			t.Errorf("%s: %q", f, r.run("ipvsadm -Sn"))
-		}
 	}
 }
 
@@ -535,7 +258,7 @@ func testIPv4WorksWithIPv6Disabled(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
-		if err := Probe(t.Context(), Config{NetNS: h.File(), Families: families}); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
+		if err := Probe(t.Context(), Config{NetNS: h.File(), Families: families}); !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
 			t.Errorf("families %v: %v", families, err)
 		}
 	}
@@ -570,48 +293,6 @@ func testIPv4WorksWithIPv6Disabled(t *testing.T) {
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.2:80 -r 10.245.0.2:8080 -m -w 1")
 }
 
-// testNodePortsFollowTheNodesAddresses adds and deletes addresses of the node.
-func testNodePortsFollowTheNodesAddresses(t *testing.T) {
-	r := newRig(t, newHost(t), Config{})
-	r.set(svc(1, nodePort(30001), externalIPs("198.18.0.7")), 1, -1)
-	r.set(svc(2), 2, -1)
-	r.sync()
-	r.agree()
-	tend := func() {
-		t.Helper()
-		if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	before := r.calls()
-	tend()
-	if got := r.calls() - before; got != 0 {
-		t.Errorf("Tend made %d requests without a change, want 0", got)
-	}
-	r.run("ip addr add 192.0.2.99/24 dev eth0")
-	tend()
-	r.has("ipvsadm -Sn", "-A -t 192.0.2.99:30001 -s rr", "-a -t 192.0.2.99:30001 -r 10.245.0.1:8080 -m -w 1")
-	r.agree()
-	// The next delta follows addresses, too.
-	r.run("ip addr del 192.0.2.99/24 dev eth0")
-	r.set(svc(2), 2, -1, -2)
-	r.sync()
-	r.hasNot("ipvsadm -Sn", "192.0.2.99")
-	// An external IP becomes an address of the node. It is then unbound, and its other ports
-	// belong to the node.
-	r.run("ip addr add 198.18.0.7/32 dev eth0")
-	tend()
-	r.has("ipvsadm -Sn", "-A -t 198.18.0.7:80 -s rr", "-A -t 198.18.0.7:30001 -s rr")
-	r.hasNot("ip -o addr show dev kube-ipvs0", "198.18.0.7")
-	r.hasNot("ipset save", "IPS 198.18.0.7")
-	r.run("ip addr del 198.18.0.7/32 dev eth0")
-	tend()
-	r.agree()
-	if err := r.backend.Check(context.Background()); err != nil {
-		t.Error(err)
-	}
-}
-
 // testConnectionsOutliveTheirEndpoint uses a connection after its endpoint was removed and after
 // its Service was deleted.
 func testConnectionsOutliveTheirEndpoint(t *testing.T) {
@@ -629,7 +310,7 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	}
 	tend := func(after time.Duration) {
 		t.Helper()
-		if err := r.backend.Tend(context.Background(), time.Now().Add(after)); err != nil {
+		if err := r.backend.tend(context.Background(), time.Now().Add(after)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -724,7 +405,7 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	// A limit ends the connection.
 	r.remove(1)
 	r.sync()
-	r.backend.config.Drain.Limit = time.Minute
+	r.backend.config.DrainLimit = time.Minute
 	tend(time.Minute / 2)
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr")
 	tend(time.Hour)
@@ -735,89 +416,41 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	r.hasNot("ip -o addr show dev kube-ipvs0", "10.96")
 }
 
-// testRefusedServicesFailAlone makes the kernel refuse single Services.
-func testRefusedServicesFailAlone(t *testing.T) {
-	h := newHost(t)
-	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
-	r.set(svc(1), 1, -1)
-	r.sync()
-	// A set is full.
-	r.run("ipset create full hash:ip,port maxelem 1")
-	r.run("ipset add full 10.96.0.1,tcp:80")
-	r.run("ipset swap full KUBE-CLUSTER-IP")
-	r.set(svc(2), 2, -1)
-	r.tracker.SetSlice(slice(1, v1.ProtocolTCP, -1, -2))
-	err := r.cursor.Sync(context.Background())
-	var partial *ruleset.PartialError
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
-		t.Fatalf("%v", err)
-	}
-	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1")
-	// A full delta fails for the same Service alone.
-	r.cursor.Resync()
-	if err := r.cursor.Sync(context.Background()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
-		t.Fatalf("%v", err)
-	}
-	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1")
-	// The set has room again.
-	r.run("ipset swap full KUBE-CLUSTER-IP")
-	r.sync()
-	r.agree()
-	// The context is cancelled, or the backend closed.
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := r.backend.Apply(ctx, &ruleset.Delta{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-	r.backend.Close()
-	if err := r.backend.Check(context.Background()); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("closed: %v", err)
-	}
-	// A device of another type has the name.
-	r.run("ip link add br0 type bridge")
-	r.config.Device = "br0"
-	r.restart()
-	if err := r.cursor.Sync(context.Background()); err == nil || !strings.Contains(err.Error(), "bridge") {
-		t.Errorf("device: %v", err)
-	}
-}
-
 // testBothIptablesAcceptTheRules restores the golden rules twice with both variants of iptables.
 func testBothIptablesAcceptTheRules(t *testing.T) {
-	for _, variant := range []iptables.Flavour{iptables.NFT, iptables.Legacy} {
+	for _, variant := range []iptables.Flavor{iptables.NFT, iptables.Legacy} {
 		for name, g := range goldenRules() {
 			h := newHost(t)
-			tool, err := findTool(t.Context(), Config{IPTables: variant}, g.family, h.Namespace())
-			if err != nil {
-				t.Fatal(err)
-			}
 			golden, err := os.ReadFile("testdata/" + name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = h.Do(func() error {
-				b := &Backend{}
-				if b.sets, err = dialIPSets(); err != nil {
+			config, err := Config{NetNS: h.File(), IPTables: variant, Families: []tracker.Family{g.family}}.withDefaults()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx := t.Context()
+			k, err := open(ctx, config, toServe)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for id := range setCount {
+				if err := k.createSet(id, g.family); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err = func() error {
+				if err := k.restoreRules(ctx, g.family, string(golden)); err != nil {
 					return err
 				}
-				defer b.close()
-				for id := range setCount {
-					if err := b.sets.create(id, g.family); err != nil {
-						return err
-					}
-				}
-				ctx := context.Background()
-				if err := tool.Restore(ctx, golden); err != nil {
-					return err
-				}
-				first, err := saved(ctx, tool)
+				first, err := k.savedRules(ctx, g.family)
 				if err != nil {
 					return err
 				}
-				if err := tool.Restore(ctx, []byte(restoreAll(g.tables(), first))); err != nil {
+				if err := k.restoreRules(ctx, g.family, restoreAll(g.tables(), first)); err != nil {
 					return err
 				}
-				second, err := saved(ctx, tool)
+				second, err := k.savedRules(ctx, g.family)
 				if err != nil {
 					return err
 				}
@@ -829,17 +462,18 @@ func testBothIptablesAcceptTheRules(t *testing.T) {
 				if got := strings.Count(own, "\n-A "); got != rules {
 					return fmt.Errorf("%d rules, want %d:\n%s", got, rules, own)
 				}
-				if err := tool.Restore(ctx, []byte(removeAll(g.tables(), second))); err != nil {
+				if err := k.restoreRules(ctx, g.family, removeAll(g.tables(), second)); err != nil {
 					return err
 				}
-				third, err := saved(ctx, tool)
-				if err == nil && strings.Contains(third, "KUBE") {
+				third, err := k.savedRules(ctx, g.family)
+				if err == nil && strings.Contains(fmt.Sprint(third), "KUBE") {
 					err = fmt.Errorf("after the removal:\n%s", third)
 				}
 				return err
-			})
+			}()
+			k.close()
 			if err != nil {
-				t.Errorf("nft %v, %s: %v", tool.NFT(), name, err)
+				t.Errorf("%s, %s: %v", variant, name, err)
 			}
 		}
 	}
@@ -914,5 +548,5 @@ func parametersOf(t *testing.T, c Config) []parameter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.parameters(release())
+	return c.parameters((*system)(nil).release())
 }

@@ -13,7 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/usage"
+	"github.com/go-proxier/proxier/internal/testing/usage"
 )
 
 // testChangesLeakNothing creates and removes Services and backends twice. The second time must
@@ -67,11 +67,11 @@ func testChangesLeakNothing(t *testing.T) {
 	defer func() { r.backend.Close() }()
 	kernel := func() string {
 		// SCTP and UDP servers drain for a second.
-		if err := r.backend.Tend(context.Background(), time.Now().Add(time.Minute)); err != nil {
+		if err := r.backend.tend(context.Background(), time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		return strings.Join(slices.Concat(r.run("ipvsadm -Sn"), r.run("ipset save"), withoutComments(r.run("iptables-save")),
-			withoutComments(r.run("ip6tables-save")), r.run("ip -o addr show dev "+DefaultDevice)), "\n")
+			withoutComments(r.run("ip6tables-save")), r.run("ip -o addr show dev "+deviceName)), "\n")
 	}
 	work(0)
 	before := kernel()
@@ -83,8 +83,17 @@ func testChangesLeakNothing(t *testing.T) {
 	}
 	r.agree()
 	for _, s := range r.backend.states {
-		if len(s.services) != len(r.engine.Snapshot().Services)/2 || len(s.marks)+len(s.retired)+len(s.drainingReals)+len(s.abandoned)+len(s.notLocalYet) != 0 {
-			t.Errorf("%s: the backend holds %d Services, %d marks, %d retired, %d draining", s.family, len(s.services), len(s.marks), len(s.retired), len(s.drainingReals))
+		marks := 0
+		for n := range r.backend.config.Marks.last() {
+			if _, used := s.marks.Key(n + 1); used {
+				marks++
+			}
+		}
+		if len(s.external)+marks+len(s.retired)+len(s.drainingReals)+len(s.notLocalYet) != 0 {
+			t.Errorf("%s: the backend holds %d external Services, %d marks, %d retired, %d draining", s.family, len(s.external), marks, len(s.retired), len(s.drainingReals))
+		}
+		for e := range s.entries.Unused() {
+			t.Errorf("%s: the unused element %v is left", s.family, e)
 		}
 	}
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -9,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -33,9 +31,9 @@ func TestAffinityIsShortenedToTheLimit(t *testing.T) {
 // TestScarceMarksGoToTheOldest has more Services that need a packet mark than there are marks. In a
 // full delta the oldest get them, whatever their names, and later a Service keeps its mark.
 func TestScarceMarksGoToTheOldest(t *testing.T) {
-	b := &Backend{backend{complaints: complaint.NewLog(slog.New(slog.DiscardHandler))}}
+	b := newBackend(Config{Log: slog.New(slog.DiscardHandler)}, nil)
 	b.config.Marks = Marks{Value: 0x3000, Mask: 0xfffffffe} // one mark
-	s := newState(tracker.IPv4)
+	s := newState(tracker.IPv4, b.config.Marks)
 	s.node = &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}
 	service := func(n int, created int64) *ruleset.Service {
 		return testService(func(p *tracker.ServicePort) {
@@ -47,7 +45,7 @@ func TestScarceMarksGoToTheOldest(t *testing.T) {
 	marked := func(full bool, list ...*ruleset.Service) (names []string) {
 		u := newUpdate(b, s, map[tracker.Key]error{})
 		for _, svc := range list {
-			u.add(svc.Key, svc)
+			u.add(svc.Key, owner(svc.ID), svc)
 		}
 		u.makePlans(full)
 		for _, it := range u.items {
@@ -63,5 +61,25 @@ func TestScarceMarksGoToTheOldest(t *testing.T) {
 	}
 	if got := marked(false, service(0, 100), three); fmt.Sprint(got) != "[s3]" {
 		t.Errorf("marks for %v after another Service came", got)
+	}
+}
+
+// skips lists the features of the suite that IPVS lacks; see "Differences from the other
+// backends" in the package documentation.
+var skips = map[conformance.Feature]string{
+	conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node",
+	conformance.HashOfEndpoints:   "the kernel's table depends on the order in which servers were added, and contains draining servers",
+	conformance.AffinityInternal:  "the kernel's hash table replaces affinity for internal traffic",
+	conformance.OtherPorts:        "an external IP is bound as a whole",
+	conformance.PassExternal:      "a bound address takes all packets",
+	conformance.LocalErrors:       "IPVS refuses the node's own packets in the output hook, where the kernel returns EPERM to the sender",
+	conformance.TrafficAtOnce:     "the kernel sums up its statistics every two seconds",
+	conformance.AffinityTimeout:   "IPVS remembers a client while the client has connections, and expires clients once a minute",
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
 	}
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -8,47 +6,52 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Lookup finds the virtual server that handles the packet of q, and returns its real
-// servers that get new connections. [ruleset.Found.Where] is the virtual server and its
+// servers that get new connections. [dataplane.Found.Where] is the virtual server and its
 // scheduler. The virtual server may be a [Backend]'s or kube-proxy's. IPVS does not store
 // the name of the Service.
 //
-// The error wraps [ruleset.ErrNoRules] if the dummy device is missing. It is a
-// [*ruleset.DriftError] if the virtual server exists but no device has its address, so
+// The error wraps [dataplane.ErrNoRules] if the dummy device is missing. It is a
+// [*dataplane.DriftError] if the virtual server exists but no device has its address, so
 // that the packet does not reach IPVS.
 //
 // Lookup is a debugging aid. It reads the sets, virtual servers and addresses one after
 // the other, so a concurrent change can yield an inconsistent result.
-func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, error) {
+func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	k := virtualKey{family: tracker.FamilyOf(to.Addr()), proto: inet.Protocol(q.Packet.Protocol), at: to}
 	c.Families = []tracker.Family{k.family}
-	b, err := openProgrammed(c, "look up "+k.String())
+	b, err := inspect(ctx, c, "look up "+k.String())
 	if err != nil {
-		return ruleset.Found{}, err
+		return dataplane.Found{}, err
 	}
-	defer b.close()
-	if err := ctx.Err(); err != nil {
-		return ruleset.Found{}, err
-	}
+	defer b.kernel.close()
 	found, err := b.lookup(k, q.Internal)
 	if err != nil {
-		return ruleset.Found{}, fmt.Errorf("ipvs: cannot look up %s: %w", k, err)
+		return dataplane.Found{}, fmt.Errorf("ipvs: cannot look up %s: %w", k, err)
 	}
 	return found, nil
 }
 
+// inspect returns a Backend for reading what a Backend or kube-proxy has programmed.
+func inspect(ctx context.Context, c Config, what string) (*Backend, error) {
+	b, err := openBackend(ctx, c, toInspect)
+	if errors.Is(err, dataplane.ErrNoRules) {
+		err = fmt.Errorf("ipvs: cannot %s: %w", what, err)
+	}
+	return b, err
+}
+
 // lookup finds the virtual server with a key. If internal is set and internal traffic to
 // the same address and port has its own virtual server, it finds that one.
-func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err error) {
+func (b *Backend) lookup(k virtualKey, internal bool) (found dataplane.Found, err error) {
 	where := "virtual server " + k.String()
 	server := k
 	if internal {
@@ -71,11 +74,11 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err 
 	}
 	local := false
 	note := func(a netip.Addr) { local = local || a == k.at.Addr() }
-	if err := b.device.addresses(k.family, note, note); err != nil {
+	if err := b.kernel.addresses(k.family, note, note); err != nil {
 		return found, err
 	}
 	if !local {
-		return found, &ruleset.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("virtual server %s exists, but %v is bound to no device", server, k.at.Addr())}
+		return found, &dataplane.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("virtual server %s exists, but %v is bound to no device", server, k.at.Addr())}
 	}
 	err = b.kernel.reals(server, func(r real) {
 		if r.weight > 0 { // the others drain
@@ -90,12 +93,12 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err 
 // none.
 func (b *Backend) internalMark(k virtualKey) (mark uint32, err error) {
 	want := entry{set: setShortCircuit, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
-	err = b.sets.list(setShortCircuit, k.family, func(e entry, m uint32) {
+	err = b.kernel.listSet(setShortCircuit, k.family, func(e entry, m uint32) {
 		if e == want {
 			mark = m
 		}
 	})
-	if errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, syscall.ENOENT) {
 		err = nil // kube-proxy has no such set
 	}
 	return mark, err

@@ -9,7 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -26,7 +26,7 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	}
 	tend := func() {
 		t.Helper()
-		if err := f.backend.Tend(ctx, time.Now().Add(time.Hour)); err != nil {
+		if err := f.backend.tend(ctx, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,13 +104,13 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 		{"a restart", restart},
 		{"other Services have the addresses", exchange},
 		{"the sets are flushed", damage("ipset flush")},
-		{"the device is deleted", damage("ip link del " + DefaultDevice)},
+		{"the device is deleted", damage("ip link del " + deviceName)},
 		{"Services have their addresses again", all},
 		{"Services are deleted", func() { remove(60, 61, 62) }},
 		{"a second restart", restart},
 		{"the sets are flushed while Services are gone", damage("ipset flush")},
 		{"a third restart", restart},
-		{"the device is deleted while Services are gone", damage("ip link del " + DefaultDevice)},
+		{"the device is deleted while Services are gone", damage("ip link del " + deviceName)},
 		{"the sets are flushed, and Services have their addresses", func() { damage("ipset flush")(); all() }},
 		{"the sets are flushed, and Services are deleted", func() { damage("ipset flush")(); remove(60, 61, 62) }},
 	} {
@@ -125,7 +125,7 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 	}
-	f.backend.config.Drain.Limit = time.Minute
+	f.backend.config.DrainLimit = time.Minute
 	tend()
 	if left := f.kernel(); left != empty {
 		t.Errorf("left over:\n%s", difference(left, empty))

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -43,7 +44,7 @@ func testOnlyBackendRulesAreOwned(t *testing.T) {
 	owned("kube-proxy's", false)
 	// The names of the backend's chains are enough.
 	input, n := "", 0
-	for _, table := range (rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), node: &ruleset.Node{}}).tables() {
+	for _, table := range (rules{family: tracker.IPv4, mark: uint32(dataplane.DefaultMasqueradeMark), node: &ruleset.Node{}}).tables() {
 		input += "*" + table.name + "\n"
 		for _, chain := range table.chains {
 			input += ":" + chain.name + " -\n"

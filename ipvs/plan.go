@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -12,23 +10,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// virtualKey identifies a virtual server by address, port and protocol, or by a packet
-// mark.
-type virtualKey struct {
-	family tracker.Family
-	proto  uint8 // 0 with a mark
-	at     netip.AddrPort
-	mark   uint32
-}
-
-// virtual holds the properties of a virtual server.
-type virtual struct {
-	scheduler Scheduler
-	flags     uint32
-	// timeout is the timeout of persistence, in seconds.
-	timeout uint32
-}
 
 // plannedVirtual is a virtual server that a Service needs.
 type plannedVirtual struct {
@@ -90,15 +71,10 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		p.entries = append(p.entries, entry{set: set, family: family, addr: at.Addr(), proto: proto, port: at.Port(), other: other})
 	}
 	// Only endpoints that are on this node, or may be, can reach themselves through it.
-	hairpin := func(pool []*tracker.Endpoint) {
-		for _, ep := range pool {
-			if ep.Node == "" || ep.IsLocal(l.node) {
-				add(setLoopBack, ep.Addr, netip.PrefixFrom(ep.Addr.Addr(), ep.Addr.Addr().BitLen()))
-			}
+	for _, ep := range s.Selection.Reachable {
+		if ep.Node == "" || ep.IsLocal(l.node) {
+			add(setLoopBack, ep.Addr, netip.PrefixFrom(ep.Addr.Addr(), ep.Addr.Addr().BitLen()))
 		}
-	}
-	if c.Forwarding == NAT {
-		hairpin(s.Selection.Reachable)
 	}
 
 	server := func(f *ruleset.Frontend, at netip.AddrPort) {
@@ -107,7 +83,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 			key:     virtualKey{family: family, proto: proto, at: at},
 			virtual: c.virtual(s, s.Port.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
-		if f.Target == ruleset.Drop {
+		if f.Target == ruleset.TargetDrop {
 			add(setNoLocal, at, netip.Prefix{})
 		}
 		if f.ShortCircuit() && f.Internal != f.Target {
@@ -116,22 +92,26 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if f.Kind == ruleset.NodePort {
+		if f.Kind == ruleset.KindNodePort {
 			c.planNodePort(&p, f, proto, family, l, server)
+			continue
+		}
+		if f.Target == ruleset.TargetPass {
+			// A bound address takes all packets. So internal ones pass with the others.
 			continue
 		}
 		at := netip.AddrPortFrom(f.Addr, f.Port)
 		localPolicy := f.ShortCircuit()
 		switch f.Kind {
-		case ruleset.ClusterIP:
+		case ruleset.KindClusterIP:
 			add(setClusterIP, at, netip.Prefix{})
-		case ruleset.ExternalIP:
+		case ruleset.KindExternalIP:
 			if localPolicy {
 				add(setExternalIPLocal, at, netip.Prefix{})
 			} else {
 				add(setExternalIP, at, netip.Prefix{})
 			}
-		case ruleset.LoadBalancerIP:
+		case ruleset.KindLoadBalancerIP:
 			add(setLoadBalancer, at, netip.Prefix{})
 			if localPolicy {
 				add(setLoadBalancerLocal, at, netip.Prefix{})
@@ -153,7 +133,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		}
 		p.bind = append(p.bind, f.Addr)
 		p.entries = append(p.entries, entry{set: setIPs, family: family, addr: f.Addr})
-		if f.Kind != ruleset.ClusterIP {
+		if f.Kind != ruleset.KindClusterIP {
 			p.entries = append(p.entries, entry{set: setBoundExternal, family: family, addr: f.Addr})
 		}
 	}
@@ -205,17 +185,17 @@ func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 // internalDrops reports whether internal traffic is dropped. One mark is reserved for this.
 func (c Config) internalDrops(s *ruleset.Service) bool {
 	f := internalFrontend(s)
-	return f != nil && f.Internal == ruleset.Drop
+	return f != nil && f.Internal == ruleset.TargetDrop
 }
 
 // virtual returns the properties of a virtual server with the endpoints.
 func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*tracker.Endpoint) virtual {
 	v := virtual{scheduler: c.Scheduler}
-	hash := c.Hash
+	hash := tracker.HashNone
 	switch by := s.Hash(); {
 	case by != tracker.HashNone:
 		v.scheduler = c.hashing()
-		hash.Source = by
+		hash = by
 	case v.scheduler == "" && weighted(pool):
 		v.scheduler = WeightedRoundRobin
 	case v.scheduler == "":
@@ -233,17 +213,13 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 // maxAffinity is the longest time for which the kernel can remember clients.
 const maxAffinity = math.MaxInt32 / 1000 * time.Second
 
-// Limits returns the limits of virtual servers for one Service, which are the same in both
-// families. The backend shortens a longer affinity timeout to the limit.
-func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
-
 // internalVirtual returns the properties of a virtual server with a mark. For clients that
 // IPVS remembers by a mark it translates ports only if the packet has the virtual server's
 // port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's
 // address replaces affinity.
 func (c Config) internalVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
 	if s.Port.Affinity > 0 {
-		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(Hash{Source: tracker.HashSource})}
+		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(tracker.HashSource)}
 	}
 	return c.virtual(s, 0, pool)
 }

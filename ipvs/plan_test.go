@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -86,7 +84,6 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 	}{
 		{"cluster IP", Config{}, func(*tracker.ServicePort) {}, nil, slices.Concat(cluster(all), hairpins)},
 		{"no endpoints", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{}, cluster("")},
-		{"direct routing", Config{Forwarding: DirectRouting}, func(*tracker.ServicePort) {}, nil, cluster(all)},
 		{"affinity", Config{}, func(p *tracker.ServicePort) { p.Affinity = 3 * time.Hour }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=10800 " + all,
 		}, cluster(all)[1:], hairpins)},
@@ -99,22 +96,13 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 		{"source hash", Config{Scheduler: SourceHash}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 sh flags=0x8 timeout=0 " + all,
 		}, cluster(all)[1:], hairpins)},
-		{"source hash with the port", Config{Scheduler: SourceHash, Hash: Hash{Source: tracker.HashSourcePort}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all,
-		}, cluster(all)[1:], hairpins)},
-		{"Maglev without the port", Config{Scheduler: Maglev, Hash: Hash{Source: tracker.HashSource}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 mh flags=0x8 timeout=0 " + all,
-		}, cluster(all)[1:], hairpins)},
 		{"hash of the source and port without Maglev", Config{noMaglev: true}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all,
 		}, cluster(all)[1:], hairpins)},
 		{"scheduler without a constant", Config{Scheduler: "twos"}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 twos flags=0x0 timeout=0 " + all,
 		}, cluster(all)[1:], hairpins)},
-		{"source hash without fallback", Config{Scheduler: SourceHash, Hash: Hash{NoFallback: true}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 sh flags=0x0 timeout=0 " + all,
-		}, cluster(all)[1:], hairpins)},
-		{"hash of the source and port", Config{Scheduler: LeastConnection, Hash: Hash{Source: tracker.HashSource}}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
+		{"hash of the source and port", Config{Scheduler: "lc"}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all,
 		}, cluster(all)[1:], hairpins)},
 		{"hash of the source, with affinity", Config{}, func(p *tracker.ServicePort) { p.Hash, p.Affinity = tracker.HashSource, time.Hour }, nil, slices.Concat([]string{
@@ -166,29 +154,31 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 			"KUBE-EXTERNAL-IP-LOCAL 198.18.0.9,6:80", "KUBE-NO-LOCAL-ENDPOINTS 198.18.0.9,6:80", "KUBE-SHORT-CIRCUIT 198.18.0.9,6:80 mark=0x3007",
 		}, cluster("")[1:])},
 	} {
-		config, err := c.config.withDefaults()
-		if err != nil {
-			t.Fatal(err)
-		}
-		config.Scheduler = c.config.Scheduler
-		got := describePlan(config.makePlan(testService(c.edit, c.eps...), testLocal, 0x3007))
-		if c.eps != nil && len(c.eps) == 0 {
-			s := testService(c.edit)
-			s.Selection = tracker.Selection{}
-			s.Frontends[0].Target, s.Frontends[0].Internal = ruleset.Reject, ruleset.Reject
-			got = describePlan(config.makePlan(s, testLocal, 0x3007))
-		}
-		slices.Sort(got)
-		slices.Sort(c.want)
-		for _, l := range missing(got, c.want) {
-			t.Errorf("%s: unexpected: %s", c.name, l)
-		}
-		for _, l := range missing(c.want, got) {
-			t.Errorf("%s: missing: %s", c.name, l)
-		}
-		if len(got) != len(c.want) {
-			t.Errorf("%s: %d lines, want %d: %q", c.name, len(got), len(c.want), got)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			config, err := c.config.withDefaults()
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.Scheduler = c.config.Scheduler
+			got := describePlan(config.makePlan(testService(c.edit, c.eps...), testLocal, 0x3007))
+			if c.eps != nil && len(c.eps) == 0 {
+				s := testService(c.edit)
+				s.Selection = tracker.Selection{}
+				s.Frontends[0].Target, s.Frontends[0].Internal = ruleset.TargetReject, ruleset.TargetReject
+				got = describePlan(config.makePlan(s, testLocal, 0x3007))
+			}
+			slices.Sort(got)
+			slices.Sort(c.want)
+			for _, l := range missing(got, c.want) {
+				t.Errorf("unexpected: %s", l)
+			}
+			for _, l := range missing(c.want, got) {
+				t.Errorf("missing: %s", l)
+			}
+			if len(got) != len(c.want) {
+				t.Errorf("%d lines, want %d: %q", len(got), len(c.want), got)
+			}
+		})
 	}
 }
 
@@ -205,20 +195,47 @@ func TestMissingReturnsTheDifference(t *testing.T) {
 }
 
 func TestMarksAreAllocatedWithinTheMask(t *testing.T) {
-	s := newState(tracker.IPv4)
 	r := Marks{Value: 0x3000, Mask: 0xfffffffc}
-	s.virtuals[virtualKey{family: tracker.IPv4, mark: 0x3002}] = &virtualState{}
-	k := tracker.Key{Family: tracker.IPv4}
-	var got []uint32
-	for range 3 {
-		got = append(got, s.allocate(r, k, 0))
+	s := newState(tracker.IPv4, r)
+	taken := virtualKey{family: tracker.IPv4, mark: 0x3002}
+	s.virtuals[taken] = &virtualState{}
+	s.reserveMarks(r)
+	allocate := func(name string) uint32 {
+		k := tracker.Key{Family: tracker.IPv4}
+		k.Name = name
+		n, err := s.marks.Get(k)
+		if err != nil {
+			return 0
+		}
+		return r.mark(n)
 	}
-	if !slices.Equal(got, []uint32{0x3001, 0x3003, 0}) || s.allocate(r, k, 0x3001) != 0x3001 {
+	got := []uint32{allocate("a"), allocate("b"), allocate("c"), allocate("a")}
+	if !slices.Equal(got, []uint32{0x3001, 0x3003, 0, 0x3001}) {
 		t.Errorf("%#x", got)
 	}
+	// A mark stays reserved while it has a virtual server.
+	k := tracker.Key{Family: tracker.IPv4}
+	k.Name = "b"
+	retired := virtualKey{family: tracker.IPv4, mark: 0x3003}
+	s.virtuals[retired] = &virtualState{}
+	s.freeMark(r, k)
+	if m := allocate("c"); m != 0 {
+		t.Errorf("the mark of a retired virtual server was allocated again: %#x", m)
+	}
+	delete(s.virtuals, retired)
+	s.marks.Unreserve(r.number(retired.mark))
+	if m := allocate("c"); m != 0x3003 {
+		t.Errorf("%#x, want the free mark 0x3003", m)
+	}
 	// The free bits need not be the lowest ones.
-	if m := newState(tracker.IPv4).allocate(Marks{Value: 0x100, Mask: 0xfffffeff&^0x50 | 0x100}, k, 0); m != 0x110 {
-		t.Errorf("%#x", m)
+	sparse := Marks{Value: 0x100, Mask: 0xfffffeff&^0x50 | 0x100}
+	for n, want := range []uint32{0x100, 0x110, 0x140, 0x150} {
+		if m := sparse.mark(uint32(n)); m != want || sparse.number(m) != uint32(n) {
+			t.Errorf("mark %d is %#x with number %d, want %#x", n, m, sparse.number(m), want)
+		}
+	}
+	if sparse.last() != 3 {
+		t.Errorf("%d marks, want 3", sparse.last())
 	}
 	for m, want := range map[uint32]bool{0x3000: false, 0x3001: true, 0x3fff: false, 0x3003: true, 0x3004: false, 0x13001: false} {
 		if r.contains(m) != want {

@@ -1,43 +1,27 @@
-//go:build linux
-
 package ipvs
 
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
-	"os"
-	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// unsupported returns a [*ruleset.UnsupportedError].
+// unsupported returns a [*dataplane.UnsupportedError].
 func unsupported(f tracker.Family, feature string, err error) error {
-	if errors.Is(err, unix.EPERM) {
+	if errors.Is(err, syscall.EPERM) {
 		err = fmt.Errorf("CAP_NET_ADMIN is needed in the initial user namespace: %w", err)
 	}
-	return &ruleset.UnsupportedError{Backend: "ipvs", Family: f, Feature: feature, Err: err}
+	return &dataplane.UnsupportedError{Backend: "ipvs", Family: f, Feature: feature, Err: err}
 }
 
 // errIPv6Disabled is wrapped by the error of probe if IPv6 is turned off.
 var errIPv6Disabled = errors.New("net.ipv6.conf.all.disable_ipv6 is 1, or the kernel was booted without IPv6")
-
-// ipv6Disabled reports whether IPv6 is turned off in the calling thread's namespace.
-// The addresses of Services cannot be bound then.
-func ipv6Disabled() bool {
-	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
-		return true
-	}
-	value, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
-	return err == nil && strings.TrimSpace(string(value)) != "0"
-}
 
 // probe tries the schedulers, with virtual servers at addresses for documentation
 // (RFC 5737, RFC 3849), and checks for ipset and IPv6.
@@ -46,8 +30,8 @@ func (b *Backend) probe() error {
 	if b.config.Scheduler == "" {
 		wanted = []Scheduler{RoundRobin, WeightedRoundRobin}
 	}
-	disabled := false
-	if err := b.ns.Do(func() error { disabled = ipv6Disabled(); return nil }); err != nil {
+	disabled, err := b.kernel.ipv6Disabled()
+	if err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	for _, f := range b.config.Families {
@@ -60,13 +44,13 @@ func (b *Backend) probe() error {
 			}
 		}
 	}
-	if err := b.tryScheduler(b.config.Families[0], Maglev); errors.Is(err, unix.ENOENT) {
+	if err := b.tryScheduler(b.config.Families[0], Maglev); errors.Is(err, syscall.ENOENT) {
 		b.config.noMaglev = true
 		b.config.Log.Warn("ipvs: no scheduler mh, services that ask for a hash get sh", slog.Any("error", err))
 	} else if err != nil {
 		return err
 	}
-	if _, err := b.sets.header("KUBE-PROBE"); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := b.kernel.hasSets(); err != nil {
 		return unsupported(0, "ipset (module ip_set)", err)
 	}
 	return nil
@@ -80,7 +64,7 @@ func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
 		addr = netip.MustParseAddr("2001:db8::")
 	}
 	k := virtualKey{family: f, proto: inet.TCP, at: netip.AddrPortFrom(addr, 20000)}
-	if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
+	if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(tracker.HashNone)}); err != nil {
 		return unsupported(f, fmt.Sprintf("scheduler %s (module ip_vs_%s)", s, s), err)
 	}
 	if err := b.kernel.delVirtual(k); err != nil {

@@ -5,7 +5,7 @@ package ipvs
 import (
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 

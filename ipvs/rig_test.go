@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -7,19 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -27,34 +21,27 @@ import (
 // rig is a backend in a network namespace of its own, with the pipeline in front of it.
 type rig struct {
 	tb      testing.TB
-	host    *netlab.Host
+	node    node
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
 	cursor  *ruleset.Cursor
 	backend *Backend
+	made    *counter
 	config  Config
 }
 
-// newHost returns a host with two addresses.
-func newHost(tb testing.TB) *netlab.Host {
-	tb.Helper()
-	lab, hosts := netlab.NewHosts(tb, "node", "peer")
-	if err := lab.Link(hosts["node"], "eth0", hosts["peer"], "eth0"); err != nil {
-		tb.Fatal(err)
-	}
-	for _, a := range []string{"192.0.2.1/24", "2001:db8:1::1/64"} {
-		if err := hosts["node"].AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	return hosts["node"]
+// node is where the Backends of a rig work: a host, or a namespace in memory.
+type node interface {
+	// open returns a new Backend.
+	open(testing.TB, Config) (*Backend, error)
+	// lines runs a program and returns the lines of its output, with single blanks.
+	lines(tb testing.TB, command string) []string
 }
 
-// newRig starts a backend on the host.
-func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
+// newRigOn starts a backend on the node.
+func newRigOn(tb testing.TB, n node, c Config) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, host: h, config: c}
-	r.config.NetNS = h.File()
+	r := &rig{tb: tb, node: n, config: c}
 	p, err := backendtest.NewPipeline(tracker.Config{
 		Node:     tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")}},
 		Families: c.Families,
@@ -62,6 +49,7 @@ func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
 			if s.Annotations["hash"] != "" {
 				out.Hash = tracker.HashSource
 			}
+			out.PassWithoutEndpoints = s.Annotations["pass"] != ""
 			return nil
 		},
 		OnEndpoint: func(_ *discovery.EndpointSlice, ep *discovery.Endpoint, out *tracker.Endpoint) error {
@@ -87,12 +75,12 @@ func (r *rig) restart() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	b, err := New(context.Background(), r.config)
+	b, err := r.node.open(r.tb, r.config)
 	if err != nil {
 		r.tb.Fatal(err)
 	}
 	r.tb.Cleanup(func() { b.Close() })
-	r.backend, r.cursor = b, r.engine.Attach("ipvs", b)
+	r.backend, r.made, r.cursor = b, count(b), r.engine.Attach("ipvs", b)
 }
 
 func (r *rig) sync() {
@@ -104,13 +92,13 @@ func (r *rig) sync() {
 
 // calls returns the number of requests to the kernel.
 func (r *rig) calls() int {
-	return r.backend.kernel.calls + r.backend.sets.calls + r.backend.device.calls
+	return r.made.total()
 }
 
 // run runs a program on the host and returns the lines of its output.
 func (r *rig) run(command string) []string {
 	r.tb.Helper()
-	list := lines(r.tb, r.host, command)
+	list := r.node.lines(r.tb, command)
 	if command != "ipvsadm -Sn" {
 		return list
 	}
@@ -118,44 +106,11 @@ func (r *rig) run(command string) []string {
 	// that all namespaces share: a list may lack a virtual server, or have one twice, while
 	// another namespace's come and go. Two equal lists are right.
 	for range 20 {
-		again := lines(r.tb, r.host, command)
+		again := r.node.lines(r.tb, command)
 		if slices.Equal(list, again) {
 			break
 		}
 		list = again
-	}
-	return list
-}
-
-// connections passes lists of IPVS connections to seen until it returns nil. The kernel writes
-// such a list page by page and counts from the beginning of a table that all namespaces share.
-// If connections come and go, a list can lack a connection or have it twice.
-func (r *rig) connections(command string, seen func([]string) error) {
-	r.tb.Helper()
-	for deadline := time.Now().Add(testtime.Timeout); ; {
-		err := seen(r.run(command))
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			r.tb.Fatal(err)
-		}
-	}
-}
-
-func lines(tb testing.TB, h *netlab.Host, command string) []string {
-	tb.Helper()
-	args := strings.Fields(command)
-	if _, err := exec.LookPath(args[0]); err != nil {
-		netlab.Need(tb, false, args[0])
-	}
-	out, err := h.Output(args[0], args[1:]...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var list []string
-	for l := range strings.Lines(out) {
-		list = append(list, strings.Join(strings.Fields(l), " "))
 	}
 	return list
 }
@@ -249,7 +204,7 @@ func (r *rig) agree() {
 	for _, s := range rs.Services {
 		for _, f := range s.Frontends {
 			addrs := []string{f.Addr.String()}
-			if f.Kind == ruleset.NodePort {
+			if f.Kind == ruleset.KindNodePort {
 				addrs = nil
 				for _, a := range own {
 					if tracker.FamilyOf(netip.MustParseAddr(a)) == s.Key.Family {
@@ -286,7 +241,7 @@ func (r *rig) agree() {
 	r.same("virtual and real servers", got, want)
 
 	var addrs, wanted []string
-	for _, a := range r.run("ip -o addr show dev " + DefaultDevice) {
+	for _, a := range r.run("ip -o addr show dev " + deviceName) {
 		if p := netip.MustParsePrefix(strings.Fields(a)[3]); !p.Addr().IsLinkLocalUnicast() {
 			addrs = append(addrs, p.Addr().String())
 		}
@@ -294,7 +249,7 @@ func (r *rig) agree() {
 	for a := range bound {
 		wanted = append(wanted, a)
 	}
-	r.same("addresses of "+DefaultDevice, addrs, wanted)
+	r.same("addresses of "+deviceName, addrs, wanted)
 }
 
 func (r *rig) same(what string, got, want []string) {

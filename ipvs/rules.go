@@ -1,14 +1,12 @@
-//go:build linux
-
 package ipvs
 
 import (
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/iptool"
+	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -39,7 +37,7 @@ type rules struct {
 
 // validate returns an error if an interface name of the node is not one word of a rule.
 func (r rules) validate() error {
-	_, err := iptool.PodMatches(r.node.LocalTraffic, r.family)
+	_, err := iptext.PodMatches(r.node.LocalTraffic, r.family)
 	return err
 }
 
@@ -66,9 +64,9 @@ func (r rules) set(s setID, dirs string) string {
 	return fmt.Sprintf("-m set --match-set %s %s", s.name(r.family), dirs)
 }
 
-// pods returns a match for each way in which packets of this node's pods are recognised.
+// pods returns a match for each way in which packets of this node's pods are recognized.
 func (r rules) pods() []string {
-	matches, _ := iptool.PodMatches(r.node.LocalTraffic, r.family) // validate has no error
+	matches, _ := iptext.PodMatches(r.node.LocalTraffic, r.family) // validate has no error
 	return matches
 }
 
@@ -88,8 +86,8 @@ const (
 func (r rules) mangle() table {
 	firewall := r.set(setLoadBalancerFW, "dst,dst") + " -j KUBE-PROXY-FIREWALL"
 	noLocal := []string{
-		"-m mark --mark " + r.marks.String() + " -j RETURN",
-		r.set(setNoLocal, "dst,dst") + ` -m comment --comment "only other nodes have endpoints" -j DROP`,
+		"-m mark --mark " + r.marks.text() + " -j RETURN",
+		r.set(setNoLocal, "dst,dst") + " " + iptext.Comment("only other nodes have endpoints") + " -j DROP",
 	}
 	internal := r.set(setShortCircuit, "dst,dst") + " -j KUBE-SHORT-CIRCUIT"
 	in := []string{notNew, firewall}
@@ -99,21 +97,19 @@ func (r rules) mangle() table {
 	in = append(in, noLocal...)
 	sent := []string{
 		"-m ipvs ! --ipvs -j RETURN",
-		"-m mark ! --mark " + r.marks.String() + " -j RETURN",
+		"-m mark ! --mark " + r.marks.text() + " -j RETURN",
 		"-j MARK --set-xmark 0x0/0xffffffff",
 	}
-	if r.mark != 0 {
-		sent = append(sent, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)
-	}
+	sent = append(sent, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)
 	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, internal}, noLocal...)
 
 	return table{
 		name: "mangle",
 		jumps: []jump{
-			{"INPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-IN`},
-			{"FORWARD", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-ASTRAY`},
-			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-OUT`},
-			{"POSTROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SENT`},
+			{"INPUT", iptext.Comment("kubernetes service portals") + " -j KUBE-IPVS-IN"},
+			{"FORWARD", iptext.Comment("kubernetes service portals") + " -j KUBE-IPVS-ASTRAY"},
+			{"OUTPUT", iptext.Comment("kubernetes service portals") + " -j KUBE-IPVS-OUT"},
+			{"POSTROUTING", iptext.Comment("kubernetes service portals") + " -j KUBE-IPVS-SENT"},
 		},
 		chains: []chain{
 			{"KUBE-IPVS-IN", in},
@@ -124,16 +120,16 @@ func (r rules) mangle() table {
 			// packets reach the endpoint from another port. So these packets are dropped until
 			// the address is back.
 			{"KUBE-IPVS-ASTRAY", []string{
-				r.set(setIPs, "dst") + ` -m comment --comment "the address is not on the node, but is to be" -j DROP`,
+				r.set(setIPs, "dst") + " " + iptext.Comment("drop packets to Service addresses that the node lacks") + " -j DROP",
 			}},
 			{"KUBE-PROXY-FIREWALL", []string{
 				r.set(setLoadBalancerSourceCIDR, "dst,dst,src") + " -j RETURN",
 				r.set(setLoadBalancerSourceIP, "dst,dst,src") + " -j RETURN",
-				`-m comment --comment "not in loadBalancerSourceRanges" -j DROP`,
+				iptext.Comment("not in loadBalancerSourceRanges") + " -j DROP",
 			}},
 			{"KUBE-SHORT-CIRCUIT", []string{
 				"-j SET --map-set " + setShortCircuit.name(r.family) + " dst,dst --map-mark",
-				fmt.Sprintf(`-m mark --mark %#x -m comment --comment "no endpoint can be used" -j DROP`, r.marks.Value),
+				fmt.Sprintf("-m mark --mark %#x ", r.marks.Value) + iptext.Comment("no endpoint can be used") + " -j DROP",
 			}},
 			// After IPVS, these rules clear the mark that named a virtual server, and set the
 			// masquerade mark, whose place it had taken.
@@ -144,7 +140,16 @@ func (r rules) mangle() table {
 
 // nat decides which packets are masqueraded, and masquerades them.
 func (r rules) nat() table {
-	services := []string{"-m mark --mark " + r.marks.String() + " -j RETURN"}
+	loopback := "127.0.0.0/8"
+	if r.family == tracker.IPv6 {
+		loopback = "::1/128"
+	}
+	services := []string{
+		// There is no virtual server at a loopback address, but the sets of ports match there, too.
+		// Masqueraded packets to it would be lost.
+		"-d " + loopback + " -j RETURN",
+		"-m mark --mark " + r.marks.text() + " -j RETURN",
+	}
 	cluster := r.set(setClusterIP, "dst,dst")
 	switch {
 	case r.node.MasqueradeAll:
@@ -176,21 +181,19 @@ func (r rules) nat() table {
 			"-p "+p.name+" "+r.set(p.local, p.dirs)+" -g KUBE-IPVS-MARK-MASQ-NODE",
 			"-p "+p.name+" "+r.set(p.all, p.dirs)+" -j KUBE-IPVS-MARK-MASQ")
 	}
-	postrouting := []string{r.set(setLoopBack, "dst,dst,src") + ` -m comment --comment "endpoints that reach themselves" -j MASQUERADE`}
-	var markMasq []string
-	if r.mark != 0 {
-		markMasq = []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}
-		postrouting = append(postrouting,
-			fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", r.mark, r.mark),
-			fmt.Sprintf("-j MARK --set-xmark %#x/%#x", 0, r.mark),
-			`-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`)
+	markMasq := []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}
+	postrouting := []string{
+		r.set(setLoopBack, "dst,dst,src") + " " + iptext.Comment("endpoints that reach themselves") + " -j MASQUERADE",
+		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", r.mark, r.mark),
+		fmt.Sprintf("-j MARK --set-xmark %#x/%#x", 0, r.mark),
+		iptext.Comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE --random-fully",
 	}
 	return table{
 		name: "nat",
 		jumps: []jump{
-			{"PREROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SERVICES`},
-			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SERVICES`},
-			{"POSTROUTING", `-m comment --comment "kubernetes postrouting rules" -j KUBE-IPVS-POSTROUTING`},
+			{"PREROUTING", iptext.Comment("kubernetes service portals") + " -j KUBE-IPVS-SERVICES"},
+			{"OUTPUT", iptext.Comment("kubernetes service portals") + " -j KUBE-IPVS-SERVICES"},
+			{"POSTROUTING", iptext.Comment("kubernetes postrouting rules") + " -j KUBE-IPVS-POSTROUTING"},
 		},
 		chains: []chain{
 			{"KUBE-IPVS-SERVICES", services},
@@ -209,14 +212,13 @@ func (r rules) nat() table {
 
 // filter protects the node's own ports and drops packets to addresses without a Service.
 func (r rules) filter() table {
-	reject := "icmp-port-unreachable"
 	icmp := "icmp"
 	if r.family == tracker.IPv6 {
-		reject, icmp = "icmp6-port-unreachable", "ipv6-icmp"
+		icmp = "ipv6-icmp"
 	}
 	var forward, output []string
 	for _, c := range inet.Prefixes(r.node.ServiceCIDRs, r.family) {
-		drop := "-d " + c.String() + " " + isNew + ` -m comment --comment "no Service has the address" -j DROP`
+		drop := "-d " + c.String() + " " + isNew + " " + iptext.Comment("no Service has the address") + " -j DROP"
 		forward = append(forward, drop)
 		output = append(output, "-m addrtype ! --dst-type LOCAL "+drop)
 	}
@@ -226,102 +228,104 @@ func (r rules) filter() table {
 		in = append(in, r.set(s, "dst,dst")+" -j RETURN")
 	}
 	in = append(in,
-		r.set(setBoundExternal, "dst")+` -m comment --comment "not the port of a Service" -j DROP`,
-		`-m comment --comment "not the port of a Service" -j REJECT --reject-with `+reject)
+		r.set(setBoundExternal, "dst")+" "+iptext.Comment("not the port of a Service")+" -j DROP",
+		iptext.Comment("not the port of a Service")+" "+iptext.Reject(r.family))
 	return table{
 		name: "filter",
 		jumps: []jump{
-			{"INPUT", `-m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER`},
-			{"INPUT", `-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT`},
-			{"FORWARD", `-m comment --comment "kubernetes forwarding rules" -j KUBE-IPVS-FORWARD`},
-			{"OUTPUT", `-m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-OUT-FILTER`},
+			{"INPUT", iptext.Comment("kubernetes ipvs access filter") + " -j KUBE-IPVS-FILTER"},
+			{"INPUT", iptext.Comment("kubernetes health check rules") + " -j KUBE-NODE-PORT"},
+			{"FORWARD", iptext.Comment("kubernetes forwarding rules") + " -j KUBE-IPVS-FORWARD"},
+			{"OUTPUT", iptext.Comment("kubernetes ipvs access filter") + " -j KUBE-IPVS-OUT-FILTER"},
 		},
 		chains: []chain{
 			{"KUBE-IPVS-FILTER", in},
-			{"KUBE-NODE-PORT", []string{"-p tcp " + r.set(setHealthCheckNodePort, "dst") + ` -m comment --comment "Kubernetes health check node port" -j ACCEPT`}},
+			{"KUBE-NODE-PORT", []string{"-p tcp " + r.set(setHealthCheckNodePort, "dst") + " " + iptext.Comment("Kubernetes health check node port") + " -j ACCEPT"}},
 			{"KUBE-IPVS-FORWARD", forward},
 			{"KUBE-IPVS-OUT-FILTER", output},
 		},
 	}
 }
 
-// restoreAll renders the input of iptables-restore --noflush that writes the tables. saved
-// is the output of iptables-save: jumps in it stay where they are.
-func restoreAll(tables []table, saved string) string {
-	var b strings.Builder
+// restoreAll renders the input of iptables-restore that writes the tables. Jumps that are
+// saved stay where they are.
+func restoreAll(tables []table, saved iptext.Saved) string {
+	var in iptext.Input
 	for _, t := range tables {
-		fmt.Fprintf(&b, "*%s\n", t.name)
+		in.Begin(t.name)
 		for _, c := range t.chains {
-			fmt.Fprintf(&b, ":%s - [0:0]\n", c.name)
+			in.Chain(c.name)
 		}
 		for _, c := range t.chains {
 			for _, rule := range c.rules {
-				fmt.Fprintf(&b, "-A %s %s\n", c.name, rule)
+				in.Append(c.name, rule)
 			}
 		}
-		have := section(saved, t.name)
 		// The jump that is inserted last comes first.
 		for _, j := range slices.Backward(t.jumps) {
-			if !strings.Contains(have, "\n-A "+j.from+" "+j.rule+"\n") {
-				fmt.Fprintf(&b, "-I %s 1 %s\n", j.from, j.rule)
+			if !slices.Contains(saved[t.name][j.from], j.rule) {
+				in.Insert(j.from, j.rule)
 			}
 		}
-		b.WriteString("COMMIT\n")
+		in.Commit()
 	}
-	return b.String()
+	return in.String()
 }
 
-// removeAll renders the input for iptables-restore that removes the parts of the tables
-// found in saved, the output of iptables-save. It returns "" if saved has no such part.
-func removeAll(tables []table, saved string) string {
-	var b strings.Builder
+// removeAll renders the input of iptables-restore that removes the saved parts of the
+// tables. It returns "" if nothing of them is saved.
+func removeAll(tables []table, saved iptext.Saved) string {
+	var in iptext.Input
 	for _, t := range tables {
-		have := section(saved, t.name)
-		jumps, flush, remove := "", "", ""
+		have := saved[t.name]
+		var remove []string
 		for _, j := range t.jumps {
-			rule := " " + j.from + " " + j.rule + "\n"
-			jumps += strings.Repeat("-D"+rule, strings.Count(have, "\n-A"+rule))
-		}
-		for _, c := range t.chains {
-			if strings.Contains(have, "\n:"+c.name+" ") {
-				flush += "-F " + c.name + "\n"
-				remove += "-X " + c.name + "\n"
+			for _, rule := range have[j.from] {
+				if rule == j.rule {
+					remove = append(remove, iptext.DeleteCommand(j.from, j.rule))
+				}
 			}
 		}
-		if lines := jumps + flush + remove; lines != "" {
-			fmt.Fprintf(&b, "*%s\n%sCOMMIT\n", t.name, lines)
+		for _, verb := range []string{"-F ", "-X "} {
+			for _, c := range t.chains {
+				if _, ok := have[c.name]; ok {
+					remove = append(remove, verb+c.name)
+				}
+			}
 		}
+		if len(remove) == 0 {
+			continue
+		}
+		in.Begin(t.name)
+		for _, c := range remove {
+			in.Command(c)
+		}
+		in.Commit()
 	}
-	return b.String()
+	return in.String()
 }
 
-// ownRules returns the tables' rules and jumps in the output of iptables-save.
-func ownRules(tables []table, saved string) string {
-	var b strings.Builder
+// ownRules returns the saved rules and jumps of the tables as text.
+func ownRules(tables []table, saved iptext.Saved) string {
+	var out iptext.Input
 	for _, t := range tables {
-		fmt.Fprintf(&b, "*%s\n", t.name)
-		for l := range strings.Lines(section(saved, t.name)) {
-			rule, ok := strings.CutPrefix(l, "-A ")
-			if ok && t.owns(rule) {
-				b.WriteString(l)
+		out.Begin(t.name)
+		own := map[string][]string{}
+		for _, c := range t.chains {
+			own[c.name] = saved[t.name][c.name]
+		}
+		for from, rules := range saved[t.name] {
+			for _, rule := range rules {
+				if slices.Contains(t.jumps, jump{from, rule}) {
+					own[from] = append(own[from], rule)
+				}
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(own)) {
+			for _, rule := range own[name] {
+				out.Append(name, rule)
 			}
 		}
 	}
-	return b.String()
-}
-
-// owns reports whether a rule belongs to the backend. The rule begins with its chain.
-func (t table) owns(rule string) bool {
-	return slices.ContainsFunc(t.chains, func(c chain) bool { return strings.HasPrefix(rule, c.name+" ") }) ||
-		slices.ContainsFunc(t.jumps, func(j jump) bool { return rule == j.from+" "+j.rule+"\n" })
-}
-
-// section returns the part of the output of iptables-save for a table.
-func section(saved, table string) string {
-	_, after, ok := strings.Cut(saved, "*"+table+"\n")
-	if !ok {
-		return ""
-	}
-	inside, _, _ := strings.Cut(after, "COMMIT\n")
-	return "\n" + inside
+	return out.String()
 }

@@ -8,40 +8,21 @@ import (
 
 // Scheduler names the way in which a virtual server chooses among its real servers. It is
 // the name of a kernel module without "ip_vs_" (ipvsadm(8), --scheduler). Every scheduler
-// that the kernel has can be used; [New] and [Probe] try it.
+// that the kernel has can be used, "lc", "wlc", "sed" and others; [New] and [Probe] try it.
+// The kernel loads the module when the scheduler is first used.
 type Scheduler string
 
-// Schedulers of Linux. The kernel loads their modules when they are first used.
+// The schedulers that the backend treats differently from others.
 const (
 	// RoundRobin takes one server after the other, and ignores weights.
 	RoundRobin Scheduler = "rr"
 	// WeightedRoundRobin takes one server after the other, in proportion to the weights.
 	WeightedRoundRobin Scheduler = "wrr"
-	// LeastConnection takes the server with the fewest connections.
-	LeastConnection Scheduler = "lc"
-	// WeightedLeastConnection takes the server with the fewest connections for its weight.
-	WeightedLeastConnection Scheduler = "wlc"
-	// LocalityLeastConnection (LBLC) keeps a destination address with one server.
-	LocalityLeastConnection Scheduler = "lblc"
-	// LocalityLeastConnectionReplication (LBLCR) keeps a destination address with a set
-	// of servers.
-	LocalityLeastConnectionReplication Scheduler = "lblcr"
-	// SourceHash chooses by a hash of the source address, see [Config.Hash].
+	// SourceHash chooses by a hash of the source address.
 	SourceHash Scheduler = "sh"
-	// DestinationHash chooses by a hash of the destination address.
-	DestinationHash Scheduler = "dh"
-	// ShortestExpectedDelay takes the server with the least (connections+1)/weight.
-	ShortestExpectedDelay Scheduler = "sed"
-	// NeverQueue takes a server without connections, or else chooses as
-	// ShortestExpectedDelay does.
-	NeverQueue Scheduler = "nq"
 	// Maglev chooses by consistent hashing of the source address and port (Linux
-	// 4.18), see [Config.Hash].
+	// 4.18).
 	Maglev Scheduler = "mh"
-	// WeightedFailover takes the server with the highest weight (Linux 3.15).
-	WeightedFailover Scheduler = "fo"
-	// WeightedOverflow fills up the server with the highest weight first (Linux 4.3).
-	WeightedOverflow Scheduler = "ovf"
 )
 
 // maxSchedulerName is the length of the longest name (IP_VS_SCHEDNAME_MAXLEN of
@@ -62,21 +43,6 @@ func (s Scheduler) validate() error {
 	return nil
 }
 
-// Hash configures the schedulers [SourceHash] and [Maglev]. Other schedulers ignore
-// it. The zero value suits most clusters.
-type Hash struct {
-	// Source selects the parts of a connection's source that are hashed.
-	// [tracker.HashSource] is the address alone, so that a client stays with one server.
-	// [tracker.HashSourcePort] is address and port (sh-port and mh-port of ipvsadm(8)).
-	// [tracker.HashNone] is kube-proxy's choice: the address for SourceHash, address and
-	// port for Maglev.
-	Source tracker.Hash
-	// NoFallback turns off sh-fallback and mh-fallback of ipvsadm(8): IPVS then refuses a
-	// connection whose server has weight 0 and does not choose another server. While an
-	// endpoint drains, its share of all new connections fails. kube-proxy has no fallback.
-	NoFallback bool
-}
-
 // Flags of a virtual server (include/uapi/linux/ip_vs.h, IP_VS_SVC_F_…).
 const (
 	flagPersistent = 0x0001
@@ -86,15 +52,12 @@ const (
 )
 
 // flags returns the virtual server's flags for the scheduler.
-func (s Scheduler) flags(h Hash) (flags uint32) {
+func (s Scheduler) flags(h tracker.Hash) uint32 {
 	if s != SourceHash && s != Maglev {
 		return 0
 	}
-	if !h.NoFallback {
-		flags |= flagFallback
+	if h == tracker.HashSourcePort || h == tracker.HashNone && s == Maglev {
+		return flagFallback | flagPort
 	}
-	if h.Source == tracker.HashSourcePort || h.Source == tracker.HashNone && s == Maglev {
-		flags |= flagPort
-	}
-	return flags
+	return flagFallback
 }

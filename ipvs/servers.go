@@ -1,19 +1,32 @@
-//go:build linux
-
 package ipvs
 
 import (
 	"errors"
 	"net/netip"
 	"slices"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
-// upsertVirtuals adds and changes an item's virtual servers with their real servers.
+// upsertInternal adds and changes an item's virtual server of internal traffic.
+func (u *update) upsertInternal(it *item) error {
+	return u.upsert(it, func(k virtualKey) bool { return k.mark != 0 })
+}
+
+// upsertVirtuals adds and changes an item's other virtual servers. Internal traffic has its
+// own by now if it needs one.
 func (u *update) upsertVirtuals(it *item) error {
+	return u.upsert(it, func(k virtualKey) bool { return k.mark == 0 })
+}
+
+// upsert adds and changes an item's virtual servers of a kind. It adds real servers and
+// removes none.
+func (u *update) upsert(it *item, kind func(virtualKey) bool) error {
 	for i := range it.plan.virtuals {
 		p := &it.plan.virtuals[i]
+		if !kind(p.key) {
+			continue
+		}
+		u.s.servers.Claim(it.owner, p.key)
 		v := u.s.virtuals[p.key]
 		switch {
 		case v == nil:
@@ -22,16 +35,15 @@ func (u *update) upsertVirtuals(it *item) error {
 			}
 			v = &virtualState{virtual: p.virtual, reals: make(map[netip.AddrPort]uint16, len(p.pool))}
 			u.s.virtuals[p.key] = v
+			u.s.servers.Installed(p.key)
 		case v.virtual != p.virtual:
 			if err := u.b.kernel.setVirtual(p.key, p.virtual); err != nil {
+				v.unsure()
 				return err
 			}
 			v.virtual = p.virtual
 		}
-		v.owner, v.proto = it.key, p.proto
-		if !slices.Contains(it.state.virtuals, p.key) {
-			it.state.virtuals = append(it.state.virtuals, p.key)
-		}
+		v.service, v.proto = it.key, p.proto
 		if err := u.upsertReals(it, p, v); err != nil {
 			return err
 		}
@@ -39,30 +51,84 @@ func (u *update) upsertVirtuals(it *item) error {
 	return nil
 }
 
-// upsertReals brings the real servers of a virtual server into agreement with its plan. It
-// adds before it removes, and skips real servers that the kernel refuses.
+// upsertReals adds and changes the real servers that a virtual server needs. It skips those
+// that the kernel refuses.
 func (u *update) upsertReals(it *item, p *plannedVirtual, v *virtualState) error {
-	before := len(it.refused)
+	if err := u.reread(p.key, v); err != nil {
+		return err
+	}
 	for i, ep := range p.pool {
 		if err := u.serve(p.key, v, ep.Addr, p.weight(i)); !it.refuses(err) {
 			return err
 		}
 	}
-	if len(v.reals) == len(p.pool) && len(it.refused) == before {
-		return nil
-	}
-	keep := make(map[netip.AddrPort]struct{}, len(p.pool))
-	for _, ep := range p.pool {
-		keep[ep.Addr] = struct{}{}
-	}
-	for at := range v.reals {
-		if _, ok := keep[at]; ok {
+	return nil
+}
+
+// quiesceReals begins to drain the real servers that an item's virtual servers no longer
+// need.
+func (u *update) quiesceReals(it *item) error {
+	return u.quiesceOf(it, func(virtualKey) bool { return true })
+}
+
+// quiesceInternal does that for the virtual server of internal traffic. An earlier process may
+// have given its packet mark to another Service port, and the next step lets elements lead
+// to it.
+func (u *update) quiesceInternal(it *item) error {
+	return u.quiesceOf(it, func(k virtualKey) bool { return k.mark != 0 })
+}
+
+func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
+	for i := range it.plan.virtuals {
+		p := &it.plan.virtuals[i]
+		v := u.s.virtuals[p.key]
+		if !kind(p.key) || len(v.reals) == len(p.pool) && len(it.refused) == 0 {
 			continue
 		}
-		if err := u.quiesce(p.key, v, at); err != nil {
-			return err
+		if u.held[p.key] {
+			// The retry of both Service ports drains them.
+			return errors.New("a frontend that moved to a Service port that failed still needs the real servers")
+		}
+		keep := make(map[netip.AddrPort]struct{}, len(p.pool))
+		for _, ep := range p.pool {
+			keep[ep.Addr] = struct{}{}
+		}
+		for at := range v.reals {
+			if _, ok := keep[at]; ok {
+				continue
+			}
+			if err := u.quiesce(p.key, v, at); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
+}
+
+// unsure records that a write failed, which may have taken effect.
+func (v *virtualState) unsure() { v.virtual, v.unread = virtual{}, true }
+
+// reread reads the real servers of a virtual server after a write that failed.
+func (u *update) reread(k virtualKey, v *virtualState) error {
+	if !v.unread {
+		return nil
+	}
+	reals := map[netip.AddrPort]uint16{}
+	err := u.b.kernel.reals(k, func(r real) {
+		reals[r.at] = r.weight
+		if r.weight == 0 {
+			u.s.startDrain(k, r.at, u.now)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for at := range v.reals {
+		if _, ok := reals[at]; !ok {
+			u.s.endDrain(k, at)
+		}
+	}
+	v.reals, v.unread = reals, false
 	return nil
 }
 
@@ -72,7 +138,7 @@ func (it *item) refuses(err error) bool {
 	if err == nil {
 		return true
 	}
-	if !errors.Is(err, unix.EINVAL) {
+	if !errors.Is(err, syscall.EINVAL) {
 		return false
 	}
 	it.refused = append(it.refused, err)
@@ -80,19 +146,17 @@ func (it *item) refuses(err error) bool {
 }
 
 // dropVirtuals removes an item's virtual servers that are no longer in its plan, unless
-// another Service port owns them now.
+// another Service port needs them now.
 func (u *update) dropVirtuals(it *item) error {
-	var keep []virtualKey
-	for i := range it.plan.virtuals {
-		keep = append(keep, it.plan.virtuals[i].key)
-	}
-	for _, k := range missing(it.state.virtuals, keep) {
-		if v := u.s.virtuals[k]; v != nil && v.owner == it.key {
-			if err := u.retire(k, v); err != nil {
-				return err
-			}
+	for k := range u.s.servers.Items(it.owner) {
+		planned := slices.ContainsFunc(it.plan.virtuals, func(p plannedVirtual) bool { return p.key == k })
+		if planned || !u.s.servers.Release(it.owner, k) {
+			continue
 		}
-		it.state.virtuals = slices.DeleteFunc(it.state.virtuals, func(x virtualKey) bool { return x == k })
+		if err := u.retire(k); err != nil {
+			u.s.servers.Claim(it.owner, k)
+			return err
+		}
 	}
 	return nil
 }
@@ -101,10 +165,17 @@ func (u *update) dropVirtuals(it *item) error {
 // drained.
 func (u *update) deleteVirtual(k virtualKey) error {
 	if err := u.b.kernel.delVirtual(k); err != nil {
+		if v := u.s.virtuals[k]; v != nil {
+			v.unsure()
+		}
 		return err
 	}
 	delete(u.s.virtuals, k)
 	delete(u.s.drainingReals, k)
-	delete(u.s.marks, k.mark)
-	return u.release(k)
+	u.s.servers.Removed(k)
+	if u.b.config.Marks.contains(k.mark) {
+		u.s.marks.Unreserve(u.b.config.Marks.number(k.mark))
+	}
+	u.release(k)
+	return nil
 }

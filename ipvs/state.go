@@ -1,40 +1,52 @@
-//go:build linux
-
 package ipvs
 
 import (
+	"math/bits"
 	"net/netip"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/ids"
+	"github.com/go-proxier/proxier/ruleset/ledger"
 	"github.com/go-proxier/proxier/tracker"
 )
+
+// owner identifies who needs an object: a Service port by its [ruleset.Service].ID, or a
+// retired virtual server by a number from firstRetired.
+type owner uint64
+
+const firstRetired owner = 1 << 32
 
 // state holds the kernel's objects in one family, as last read and written, with their
 // owners.
 type state struct {
 	family tracker.Family
-	// virtuals holds every virtual server of the family except excluded ones.
+	// virtuals holds every virtual server of the family except excluded ones, and servers
+	// their owners.
 	virtuals map[virtualKey]*virtualState
-	// entries holds the elements of the sets, each with its packet mark.
-	entries owned[entry, uint32]
+	servers  ledger.Ledger[owner, virtualKey]
+	// entries holds the elements of the sets, and entryMarks the packet marks of those that
+	// have one.
+	entries    ledger.Ledger[owner, entry]
+	entryMarks map[entry]uint32
 	// bound holds the addresses of the dummy device.
-	bound owned[netip.Addr, struct{}]
+	bound ledger.Ledger[owner, netip.Addr]
 	// own holds the node's own addresses, on other devices.
 	own map[netip.Addr]bool
-	// services holds the last state of each Service port.
-	services map[tracker.Key]*serviceState
+	// external holds the Services whose plans depend on the node's addresses, which change
+	// without a delta.
+	external map[tracker.Key]*ruleset.Service
 	// drainingReals holds the draining real servers, with the time at which the drain
 	// began.
 	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
-	// retired holds the virtual servers without an owner that still have connections.
-	retired map[virtualKey]retired
-	// marks holds the packet marks that Service ports have.
-	marks map[uint32]tracker.Key
+	// retired holds the virtual servers without a Service port that still have connections,
+	// and lastRetired the number of the latest.
+	retired     map[virtualKey]retired
+	lastRetired owner
+	// marks assigns numbers to Service ports; Marks.mark returns the packet mark.
+	marks *ids.Allocator[tracker.Key]
 	// notLocalYet lists bound addresses that the kernel may not treat as local yet.
 	notLocalYet []netip.Addr
-	// abandoned lists bound addresses that may have no owner any more.
-	abandoned []netip.Addr
 	// stale reports that the node's addresses have changed since Services were programmed.
 	stale bool
 	node  *ruleset.Node
@@ -44,49 +56,51 @@ type state struct {
 
 type virtualState struct {
 	virtual
-	// owner is the Service port that the virtual server is for, or the zero Key. proto is
-	// the Service port's protocol, also if the virtual server's key has a mark.
-	owner tracker.Key
-	proto uint8
+	// service is the Service port that the virtual server is for, or was. proto is its
+	// protocol, even if the virtual server's key has a mark.
+	service tracker.Key
+	proto   uint8
 	// reals holds the weights of the real servers. Draining ones are in
 	// state.drainingReals, too.
 	reals map[netip.AddrPort]uint16
+	// unread is set if reals may be wrong, after a write that failed.
+	unread bool
 }
 
-// serviceState holds the objects of a Service port in the kernel, also after its update
-// failed half-way.
-type serviceState struct {
-	service *ruleset.Service
-	// virtuals, entries and bound are the objects that the Service port owns.
-	virtuals []virtualKey
-	entries  []entry
-	bound    []netip.Addr
-	mark     uint32
-}
-
-func newState(f tracker.Family) *state {
+func newState(f tracker.Family, m Marks) *state {
+	marks, err := ids.New[tracker.Key](1, m.last())
+	if err != nil {
+		panic(err) // withDefaults rejects marks without a bit outside the mask
+	}
 	return &state{
 		family:        f,
 		virtuals:      map[virtualKey]*virtualState{},
-		entries:       owned[entry, uint32]{},
-		bound:         owned[netip.Addr, struct{}]{},
+		entryMarks:    map[entry]uint32{},
 		own:           map[netip.Addr]bool{},
-		services:      map[tracker.Key]*serviceState{},
+		external:      map[tracker.Key]*ruleset.Service{},
 		drainingReals: map[virtualKey]map[netip.AddrPort]time.Time{},
 		retired:       map[virtualKey]retired{},
-		marks:         map[uint32]tracker.Key{},
+		marks:         marks,
+	}
+}
+
+// hasEntry records that the kernel has an element.
+func (s *state) hasEntry(e entry, mark uint32) {
+	s.entries.Installed(e)
+	if mark != 0 {
+		s.entryMarks[e] = mark
 	}
 }
 
 // knows reports whether an element is in the kernel, or was when this process last knew.
 func (s *state) knows(e entry) bool {
-	return s.entries.has(e) || s.before != nil && s.before.entries.has(e)
+	return s.entries.Has(e) || s.before != nil && s.before.entries.Has(e)
 }
 
-// recognised reports whether a Backend, perhaps in an earlier process, has added a virtual
+// recognized reports whether a Backend, perhaps in an earlier process, has added a virtual
 // server that no Service wants. The virtual server's mark identifies it, or an element in a
 // set that is added before it and deleted after it.
-func (s *state) recognised(c Config, k virtualKey) bool {
+func (s *state) recognized(c Config, k virtualKey) bool {
 	if k.mark != 0 {
 		return c.Marks.contains(k.mark)
 	}
@@ -110,21 +124,73 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 	return e, s.knows(e)
 }
 
-// allocate returns the packet mark of a Service port: preferred if it is not 0, or else a
-// free one. It returns 0 if no mark is left.
-func (s *state) allocate(r Marks, k tracker.Key, preferred uint32) uint32 {
-	if preferred != 0 {
-		return preferred
-	}
-	// n counts in the bits that are not in the mask.
-	free := ^r.Mask
-	for n := (0 - free) & free; n != 0; n = (n - free) & free {
-		m := r.Value | n
-		_, used := s.marks[m]
-		if !used && s.virtuals[virtualKey{family: s.family, mark: m}] == nil {
-			s.marks[m] = k
-			return m
+// adoptMark keeps the packet mark that an earlier process allocated for a Service port, whose
+// elements are list. It does not keep a mark that another element has, too: that element's
+// frontend has moved from or to another Service port, and its packets would reach this one.
+// elements counts the elements with each mark.
+func (s *state) adoptMark(r Marks, k tracker.Key, list []entry, elements map[uint32]int) {
+	var mark uint32
+	n := 0
+	for _, e := range list {
+		if m := s.entryMarks[e]; r.contains(m) && (mark == 0 || m == mark) {
+			mark = m
+			n++
 		}
 	}
-	return 0
+	if n != 0 && n == elements[mark] {
+		_ = s.marks.Adopt(k, r.number(mark)) // fails if another Service port has it
+	}
 }
+
+// reserveMarks reserves the packet marks of virtual servers that no Service port has
+// adopted.
+func (s *state) reserveMarks(r Marks) {
+	for k := range s.virtuals {
+		if !r.contains(k.mark) {
+			continue
+		}
+		n := r.number(k.mark)
+		if _, adopted := s.marks.Key(n); !adopted {
+			s.marks.Reserve(n)
+		}
+	}
+}
+
+// freeMark ends a Service port's use of its packet mark. The mark stays reserved while it
+// has a virtual server.
+func (s *state) freeMark(r Marks, k tracker.Key) {
+	n, ok := s.marks.Lookup(k)
+	if !ok {
+		return
+	}
+	if s.virtuals[virtualKey{family: s.family, mark: r.mark(n)}] != nil {
+		s.marks.Reserve(n)
+	}
+	s.marks.Release(k)
+}
+
+// mark returns the packet mark with a number: the bits of n are those that Mask lacks.
+// Number 0 is Value.
+func (r Marks) mark(n uint32) uint32 {
+	m := r.Value
+	for free := ^r.Mask; free != 0 && n != 0; free &= free - 1 {
+		if n&1 != 0 {
+			m |= 1 << bits.TrailingZeros32(free)
+		}
+		n >>= 1
+	}
+	return m
+}
+
+// number returns the number of a packet mark of r.
+func (r Marks) number(m uint32) (n uint32) {
+	i := 0
+	for free := ^r.Mask; free != 0; free &= free - 1 {
+		n |= m >> bits.TrailingZeros32(free) & 1 << i
+		i++
+	}
+	return n
+}
+
+// last returns the highest number of a packet mark.
+func (r Marks) last() uint32 { return r.number(^uint32(0)) }

@@ -1,16 +1,10 @@
-//go:build linux
-
 package ipvs
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/netns"
-	"github.com/go-proxier/proxier/internal/sysctl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -69,37 +63,15 @@ func (c Config) parameters(release string) []parameter {
 // advertisements and deletes the default routes that came by them.
 //
 // SetSysctls makes the kernel load the module ip_vs, without which some of the parameters
-// do not exist. The error is a [*ruleset.UnsupportedError] if the kernel has no IPVS.
+// do not exist. The error is a [*dataplane.UnsupportedError] if the kernel has no IPVS.
 // Otherwise it joins one error for each parameter that cannot be set.
 func SetSysctls(c Config) error {
-	c, err := c.withDefaults()
+	b, err := openBackend(context.Background(), c, toSetParameters)
 	if err != nil {
 		return err
 	}
-	ns, err := netns.Open(c.NetNS)
-	if err != nil {
-		return fmt.Errorf("ipvs: %w", err)
-	}
-	defer ns.Close()
-	return ns.Do(func() error {
-		k, err := dialKernel(c.Forwarding)
-		if err != nil {
-			return unsupported(0, "IPVS (module ip_vs)", err)
-		}
-		k.close()
-		return c.setSysctls()
-	})
-}
-
-// setSysctls sets all parameters in the calling thread's namespace.
-func (c Config) setSysctls() error {
-	var errs []error
-	for _, p := range c.parameters(release()) {
-		if err := sysctl.Set(p.name, p.value); err != nil {
-			errs = append(errs, fmt.Errorf("ipvs: %w", err))
-		}
-	}
-	return errors.Join(errs...)
+	defer b.kernel.close()
+	return b.kernel.setParameters(b.config.parameters(b.kernel.release()))
 }
 
 // atLeast reports whether a release is that version or a later one. It returns true if the
@@ -110,13 +82,4 @@ func atLeast(release string, major, minor int) bool {
 		return true
 	}
 	return a > major || a == major && b >= minor
-}
-
-// release returns the release of the running kernel, as uname -r prints it.
-func release() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }

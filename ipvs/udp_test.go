@@ -17,7 +17,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -99,7 +99,7 @@ func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	first := ask("first", 1)
 	r.set(svc(1, over(v1.ProtocolUDP)), 1, 2)
 	r.sync()
-	// The endpoint drains until the first call of Tend, however long this takes.
+	// The endpoint drains until the first call of Retire, however long this takes.
 	answer(first, "in time")
 	if got, err := receive(testtime.Timeout); got != "in time" {
 		t.Errorf("answer of a draining endpoint: %q, %v", got, err)
@@ -107,7 +107,7 @@ func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	if second := ask("second", 1); second.from.String() != first.from.String() {
 		t.Errorf("the client's address is %v, was %v", second.from, first.from)
 	}
-	if err := r.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
+	if err := r.backend.tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 		t.Fatal(err)
 	}
 	r.hasNot("ipvsadm -Sn", "10.244.1.1:8080")
@@ -204,7 +204,7 @@ func testChangedUDPEndpointsLoseNoRequest(f *faultWorld) {
 			}
 		}
 		mu.Unlock()
-		if err := f.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
+		if err := f.backend.tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 			t.Error(err)
 		}
 		waitForClients()
@@ -219,7 +219,7 @@ func testChangedUDPEndpointsLoseNoRequest(f *faultWorld) {
 	for _, err := range failures[:min(len(failures), 5)] {
 		t.Error(err)
 	}
-	if got := f.backend.Draining(); got != 0 {
+	if got := f.backend.draining(); got != 0 {
 		t.Errorf("%d endpoints drain, want 0", got)
 	}
 	setPods(f.Tracker, f.pods, len(f.pods), f.rng)

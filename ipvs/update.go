@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -10,7 +8,6 @@ import (
 	"log/slog"
 	"math"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -27,14 +24,19 @@ type update struct {
 	// failed holds the error of each Service port that failed.
 	failed map[tracker.Key]error
 	items  []*item
-	now    time.Time
+	// held holds the virtual servers of internal traffic to which frontends of failed items
+	// lead that belonged to another item before.
+	held map[virtualKey]bool
+	// passing holds the virtual servers that Service ports lack because packets pass.
+	passing map[virtualKey]bool
+	now     time.Time
 }
 
 // item is one Service port that an update changes.
 type item struct {
 	key     tracker.Key
+	owner   owner
 	service *ruleset.Service // nil if the Service port was deleted
-	state   *serviceState
 	plan    plan
 	// refused holds the kernel's errors about single real servers. The others are in
 	// place.
@@ -42,27 +44,39 @@ type item struct {
 }
 
 // steps returns the steps of an update in order. Each step is done for all items before
-// the next. Everything new is complete before anything old is removed, so that a packet to
-// a Service meets either all of its old state or all of its new state.
+// the next. Everything new is complete before anything old is removed, except source ranges
+// (see deleteSources), so that a packet to a Service meets either all of its old state or all
+// of its new state. The same holds for a frontend that moves to another Service. DESIGN.md
+// gives the reasons for the order.
 func (u *update) steps(full bool) []step {
+	ifFull := func(do func(context.Context) error) func(context.Context) error {
+		if !full {
+			return func(context.Context) error { return nil }
+		}
+		return do
+	}
 	return []step{
-		{"add set elements", func(context.Context) error { return u.insert(false) }},
+		{"add set elements", u.insertEntries},
+		{"delete source ranges", u.deleteSources},
+		{"add and change virtual servers of internal traffic", u.each(u.upsertInternal)},
+		{"drain real servers of an earlier process", ifFull(u.each(u.quiesceInternal))},
+		{"add set elements of internal traffic", u.insertInternal},
 		{"add and change virtual servers", u.each(u.upsertVirtuals)},
-		{"add set elements of internal traffic", func(context.Context) error { return u.insert(true) }},
+		{"add set elements that drop", u.insertDrops},
+		{"keep set elements of failed Services", u.adoptFailed},
+		{"delete set elements that drop", u.deleteDrops},
+		{"delete set elements of internal traffic", u.deleteInternal},
+		{"drain real servers", u.each(u.quiesceReals)},
+		{"add late source ranges", u.insertLateSources},
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},
-		{"delete set elements of internal traffic", func(context.Context) error { return u.dropUnplanned(true) }},
-		{"keep virtual servers that have an owner again", u.releaseOwned},
+		{"keep objects of failed Services", u.adoptFailed},
+		{"keep virtual servers that are needed again", u.releaseOwned},
 		{"abandon addresses", u.each(u.abandon)},
 		{"delete virtual servers", u.each(u.dropVirtuals)},
-		{"prune", func(context.Context) error {
-			if !full {
-				return nil
-			}
-			return u.prune()
-		}},
+		{"prune", ifFull(u.prune)},
 		{"unbind addresses", u.unbind},
-		{"delete set elements", func(context.Context) error { return u.dropUnplanned(false) }},
+		{"delete set elements", u.deleteEntries},
 	}
 }
 
@@ -73,7 +87,7 @@ type step struct {
 }
 
 func newUpdate(b *Backend, s *state, failed map[tracker.Key]error) *update {
-	return &update{b: b, s: s, failed: failed, now: time.Now()}
+	return &update{b: b, s: s, failed: failed, held: map[virtualKey]bool{}, now: time.Now()}
 }
 
 // apply makes a delta's changes to Services of the family.
@@ -96,7 +110,7 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	for i := range d.Changes {
 		if c := &d.Changes[i]; c.Key.Family == u.s.family {
-			u.add(c.Key, c.New)
+			u.add(c.Key, owner(c.ID()), c.New)
 		}
 	}
 	if u.s.stale && !d.Full {
@@ -106,17 +120,13 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 }
 
 // add adds a Service port to the items. It must not be among them yet.
-func (u *update) add(k tracker.Key, svc *ruleset.Service) {
-	st := u.s.services[k]
-	if st == nil {
-		if svc == nil {
-			return
-		}
-		st = &serviceState{}
-		u.s.services[k] = st
+func (u *update) add(k tracker.Key, o owner, svc *ruleset.Service) {
+	if svc != nil && svc.Port.ExternallyAccessible() {
+		u.s.external[k] = svc
+	} else {
+		delete(u.s.external, k)
 	}
-	st.service = svc
-	u.items = append(u.items, &item{key: k, service: svc, state: st})
+	u.items = append(u.items, &item{key: k, owner: o, service: svc})
 }
 
 // addExternal adds all other Service ports that depend on the node's addresses to the
@@ -126,9 +136,18 @@ func (u *update) addExternal() {
 	for _, it := range u.items {
 		already[it.key] = true
 	}
-	for k, st := range u.s.services {
-		if !already[k] && st.service != nil && st.service.Port.ExternallyAccessible() {
-			u.add(k, st.service)
+	for k, svc := range u.s.external {
+		if !already[k] {
+			u.add(k, owner(svc.ID), svc)
+		}
+	}
+}
+
+// remaining yields the items that have not failed.
+func (u *update) remaining(yield func(*item) bool) {
+	for _, it := range u.items {
+		if u.failed[it.key] == nil && !yield(it) {
+			return
 		}
 	}
 }
@@ -160,7 +179,7 @@ func (u *update) each(do func(*item) error) func(context.Context) error {
 					return err
 				}
 			}
-			if err := do(it); errors.Is(err, ruleset.ErrNeedFull) || errors.Is(err, os.ErrClosed) {
+			if err := do(it); errors.Is(err, ruleset.ErrNeedFull) {
 				return err
 			} else if err != nil {
 				u.failed[it.key] = err
@@ -172,26 +191,28 @@ func (u *update) each(do func(*item) error) func(context.Context) error {
 
 // makePlans makes the plan of each item and allocates packet marks.
 func (u *update) makePlans(full bool) {
-	l := u.local()
-	makePlan := func(it *item) {
-		if it.service == nil {
-			return
-		}
-		if inet.Protocol(it.key.Protocol) == 0 {
-			u.failed[it.key] = fmt.Errorf("IPVS has no protocol %q", it.key.Protocol)
-		} else {
-			it.plan = u.b.config.makePlan(it.service, l, it.state.mark)
+	l, marks := u.local(), u.b.config.Marks
+	elements := map[uint32]int{}
+	if full {
+		for _, m := range u.s.entryMarks {
+			elements[m]++
 		}
 	}
 	for _, it := range u.items {
-		makePlan(it)
-		if full && len(it.plan.internal) != 0 {
-			// Reuse the mark that an earlier process allocated.
-			m := u.s.entries[it.plan.internal[0]].value
-			if _, used := u.s.marks[m]; u.b.config.Marks.contains(m) && !used {
-				u.s.marks[m], it.state.mark = it.key, m
-			}
+		switch {
+		case it.service == nil:
+		case inet.Protocol(it.key.Protocol) == 0:
+			u.failed[it.key] = fmt.Errorf("IPVS has no protocol %q", it.key.Protocol)
+		default:
+			it.plan = u.b.config.makePlan(it.service, l, 0)
+			u.notePassing(it)
 		}
+		if full {
+			u.s.adoptMark(marks, it.key, it.plan.internal, elements)
+		}
+	}
+	if full {
+		u.s.reserveMarks(marks)
 	}
 	// After a restart, new marks go to the oldest Services first.
 	byAge := slices.SortedStableFunc(slices.Values(u.items), func(a, b *item) int { return cmp.Compare(a.age(), b.age()) })
@@ -200,18 +221,17 @@ func (u *update) makePlans(full bool) {
 		case len(it.plan.internal) == 0 || u.failed[it.key] != nil:
 			continue
 		case u.b.config.internalDrops(it.service):
-			it.plan.mark = u.b.config.Marks.Value
+			it.plan.mark = marks.Value
 			continue
 		}
-		m := u.s.allocate(u.b.config.Marks, it.key, it.state.mark)
-		if m == 0 {
+		n, err := u.s.marks.Get(it.key)
+		if err != nil {
 			// Internal traffic is then treated like external traffic.
 			backendconf.Complain(u.b.complaints, slog.LevelWarn, it.key, "ipvs: no packet mark left, internal traffic is treated as external", nil)
 			it.plan.internal = nil
 			continue
 		}
-		it.state.mark = m
-		makePlan(it)
+		it.plan = u.b.config.makePlan(it.service, l, marks.mark(n))
 	}
 }
 
@@ -237,8 +257,7 @@ func (u *update) local() local {
 	return l
 }
 
-// finish removes the state of deleted Service ports, and frees packet marks that have no
-// owner any more.
+// finish frees packet marks that no Service port needs any more.
 func (u *update) finish() {
 	u.s.stale = false
 	for _, it := range u.items {
@@ -248,13 +267,7 @@ func (u *update) finish() {
 			continue
 		}
 		if len(it.plan.internal) == 0 || it.plan.mark == u.b.config.Marks.Value {
-			if u.s.virtuals[virtualKey{family: u.s.family, mark: it.state.mark}] == nil {
-				delete(u.s.marks, it.state.mark)
-			}
-			it.state.mark = 0
-		}
-		if it.service == nil {
-			delete(u.s.services, it.key)
+			u.s.freeMark(u.b.config.Marks, it.key)
 		}
 		if len(it.refused) != 0 {
 			u.failed[it.key] = errors.Join(it.refused...)

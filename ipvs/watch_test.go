@@ -12,13 +12,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // testWatchRetriesRefusedNodePorts adds addresses to the node while the kernel refuses an endpoint
-// of a NodePort. The next Tend must try again, and Watch must not request a full delta.
+// of a NodePort. The next Retire must try again, and Watch must not request a full delta.
 func testWatchRetriesRefusedNodePorts(t *testing.T) {
 	ctx := context.Background()
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
@@ -40,13 +40,13 @@ func testWatchRetriesRefusedNodePorts(t *testing.T) {
 		return virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.AddrPortFrom(netip.MustParseAddr(addr), 30001)}
 	}
 	add("192.0.2.70")
-	partial(r.backend.Tend(ctx, time.Now()))
+	partial(r.backend.tend(ctx, time.Now()))
 
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	drifts, ended := make(chan error, 100), make(chan error, 1)
 	go func() { ended <- r.backend.Watch(watching, time.Hour, func(err error) { drifts <- err }) }()
-	// When the second address is served, the call of Tend for the first has ended.
+	// When the second address is served, the call of Retire for the first has ended.
 	for _, addr := range []string{"192.0.2.71", "192.0.2.72"} {
 		k := add(addr)
 		for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
@@ -79,7 +79,7 @@ func testWatchRetriesRefusedNodePorts(t *testing.T) {
 			needFull(t, err, "Watch")
 			reported = true
 		case <-time.After(3 * time.Second):
-			// Tend removed the endpoint before ipvsadm deleted its virtual server.
+			// Retire removed the endpoint before ipvsadm deleted its virtual server.
 		}
 	}
 	if !reported {

@@ -9,9 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -53,24 +52,6 @@ func TestRestartKeepsLongNames(t *testing.T) {
 	}
 }
 
-func TestStickyOwnersDiffer(t *testing.T) {
-	seen := map[stickyOwner]string{}
-	for _, name := range []string{"a", "a?", "a\"", "a\\", "a\x00", strings.Repeat("x", 300), strings.Repeat("x", 301), strings.Repeat("x", 300) + "?"} {
-		for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
-			var k tracker.Key
-			k.Name = name
-			o := ownerOf(k, target)
-			if other, ok := seen[o]; ok {
-				t.Errorf("%q and %q are both %q", name, other, o)
-			}
-			if nlbatch.Printable(string(o)) != string(o) {
-				t.Errorf("%q does not fit into a comment", o)
-			}
-			seen[o] = name
-		}
-	}
-}
-
 // TestReplacedTableRespectsClientLimit has a new process with a smaller limit of clients than the
 // last one.
 func TestReplacedTableRespectsClientLimit(t *testing.T) {
@@ -92,14 +73,13 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 			for range 2 {
 				r.cursor.Detach()
 				r.backend.Close()
-				b, err := New(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2})
+				b, err := newBackend(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2}, withoutGrace, kernel.SendBuffer)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if limit != 0 {
-					b.conn.SetLimit(limit)
+					limitTo(t, b, limit)
 				}
-				b.gracePeriod = 0
 				r.backend, r.cursor = b, r.engine.Attach("nftables", b)
 				r.sync()
 				r.verify()

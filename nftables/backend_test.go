@@ -10,20 +10,21 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -40,8 +41,50 @@ type rig struct {
 	limit int
 	// offload is Config.Offload.
 	offload *Offload
-	// limits are the backend's, nil for the default.
-	limits *limits
+	// countPackets is Config.CountPackets.
+	countPackets bool
+	// pools, if not nil, returns a configuration with other limits of pools.
+	pools func(model.Config) model.Config
+}
+
+// withoutGrace lets endpoints go without a grace period, so that the tables follow from the ruleset.
+var withoutGrace = func() model.Config {
+	c := model.DefaultConfig
+	c.GracePeriod = 0
+	return c
+}()
+
+// bufferFor returns the size of a send buffer for transactions of at most limit bytes, 0 for the
+// usual size. The kernel doubles the size, and needs 32 bytes.
+func bufferFor(limit int) int {
+	if limit == 0 {
+		return kernel.SendBuffer
+	}
+	return (limit + 32) / 2
+}
+
+// limitTo makes the backend use another socket, for transactions of at most limit bytes. The old
+// socket stays open until the test ends.
+func limitTo(tb testing.TB, b *Backend, limit int) {
+	tb.Helper()
+	old := b.conn
+	tb.Cleanup(func() { old.Close() })
+	if err := b.limitTo(limit); err != nil {
+		tb.Fatal(err)
+	}
+	conn := b.conn
+	tb.Cleanup(func() { conn.Close() })
+}
+
+func (b *Backend) limitTo(limit int) error {
+	_, conn, err := Config{NetNS: b.ns.File()}.dial(bufferFor(limit))
+	if err != nil {
+		return err
+	}
+	if b.conn = conn; b.sink != nil {
+		b.sink.conn = conn
+	}
+	return nil
 }
 
 // smallLimit is too small for a full delta of more than a few Services. A process without
@@ -65,19 +108,18 @@ func (r *rig) start() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	l := defaultLimits
-	if r.limits != nil {
-		l = *r.limits
+	l := withoutGrace
+	if r.pools != nil {
+		l = r.pools(l)
 	}
-	b, err := newBackend(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload}, l)
+	b, err := newBackend(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, CountPackets: r.countPackets}, l, kernel.SendBuffer)
 	if err != nil {
 		r.Fatal(err)
 	}
-	r.backend = b
-	r.backend.gracePeriod = 0
 	if r.limit != 0 {
-		r.backend.conn.SetLimit(r.limit)
+		limitTo(r, b, r.limit)
 	}
+	r.backend = b
 	r.cursor = r.engine.Attach("nftables", r.backend)
 	r.cursor.OnSync(func(i ruleset.SyncInfo) { r.last = i })
 }
@@ -103,30 +145,10 @@ func (r *rig) verify() {
 	}
 }
 
-// svc returns a dual-stack Service number i with the edits made.
-func svc(i int, edits ...func(*v1.Service)) *v1.Service {
-	v4, v6 := fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd00:10:96::%x", i+1)
-	return backendtest.Service(backendtest.ServiceName(i), "p", v4, v6, edits...)
-}
-
-// epSlice returns the Service's EndpointSlice of a family with endpoints
-// numbered eps, every other one on this node.
-func epSlice(i int, f tracker.Family, eps ...int) *discovery.EndpointSlice {
-	s := backendtest.Slice(backendtest.ServiceName(i), f.String(), f, "p", v1.ProtocolTCP)
-	for _, e := range eps {
-		addr := fmt.Sprintf("10.244.%d.%d", e>>8, e&255)
-		if f == tracker.IPv6 {
-			addr = fmt.Sprintf("fd00:10:244::%x", e)
-		}
-		s.Endpoints = append(s.Endpoints, backendtest.Endpoint(addr, [...]string{thisNode, "node-b"}[e%2]))
-	}
-	return s
-}
-
 // Names that the tests of all backends share.
-const thisNode = backendtest.ThisNode
-
 var (
+	svc      = backendtest.Numbered
+	epSlice  = backendtest.NumberedSlice
 	upTo     = backendtest.UpTo
 	sticky   = backendtest.Affinity
 	nodePort = backendtest.NodePort
@@ -145,10 +167,12 @@ func TestTablesFollowRandomChanges(t *testing.T) {
 				r.start()
 			}
 			rng := rand.New(rand.NewPCG(seed, 2))
+			// A Maglev table does not fit into the smallest transactions.
+			changes := backendtest.Changes{Hash: r.limit == 0, Shared: 4}
 			r.sync()
 			for range 60 {
 				for range 1 + rng.IntN(3) {
-					r.randomChange(rng)
+					changes.Make(r.tracker, r.engine, rng)
 				}
 				switch rng.IntN(12) {
 				case 0:
@@ -160,71 +184,6 @@ func TestTablesFollowRandomChanges(t *testing.T) {
 				r.verify()
 			}
 		})
-	}
-}
-
-func (r *rig) randomChange(rng *rand.Rand) {
-	i := rng.IntN(8)
-	f := []tracker.Family{tracker.IPv4, tracker.IPv6}[rng.IntN(2)]
-	name := backendtest.ServiceName(i)
-	switch rng.IntN(8) {
-	case 0:
-		r.tracker.DeleteService(name)
-	case 1:
-		r.tracker.DeleteSlice(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d-%s", i, f)})
-	case 2, 3, 4:
-		var eps []int
-		for range []int{0, 1, 2, 3, 5, 17, 18, 40}[rng.IntN(8)] {
-			if e := 1 + rng.IntN(60); !slices.Contains(eps, e) {
-				eps = append(eps, e)
-			}
-		}
-		es := epSlice(i, f, eps...)
-		// A Maglev table does not fit into the smallest transactions.
-		if rng.IntN(3) == 0 && r.limit == 0 {
-			most := []int{2, 5, 65535}[rng.IntN(3)]
-			for _, ep := range es.Endpoints {
-				worldgen.SetWeight(es, ep.Addresses[0], rng.IntN(most+1))
-			}
-		}
-		r.tracker.SetSlice(es)
-	case 5:
-		if rng.IntN(3) == 0 {
-			r.engine.SetServiceCIDRs([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.96.0.0"), 8+rng.IntN(20))})
-			break
-		}
-		r.tracker.SetNode(tracker.NodeInfo{Name: thisNode, Zone: "z1", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 168, 7, byte(rng.IntN(4))})}})
-	default:
-		r.tracker.SetService(svc(i, func(s *v1.Service) {
-			s.Spec.Type = []v1.ServiceType{v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer}[rng.IntN(3)]
-			if rng.IntN(2) == 0 {
-				s.Spec.Ports[0].NodePort = int32(30000 + i)
-			}
-			if rng.IntN(3) == 0 {
-				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "q", Port: 53, Protocol: v1.ProtocolUDP})
-			}
-			if rng.IntN(3) == 0 {
-				s.Spec.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", rng.IntN(4)), fmt.Sprintf("2001:db8::%x", rng.IntN(4))}
-			}
-			if s.Spec.Type == v1.ServiceTypeLoadBalancer {
-				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", i)}, {IP: fmt.Sprintf("2001:db8:1::%x", i)}}
-				if rng.IntN(2) == 0 {
-					s.Spec.LoadBalancerSourceRanges = []string{"192.168.7.0/24", fmt.Sprintf("172.16.0.0/%d", 12+rng.IntN(4)), "2001:db8:2::/48"}[rng.IntN(3):]
-				}
-			}
-			if rng.IntN(3) == 0 {
-				sticky(int32(10 + rng.IntN(3)))(s)
-			}
-			if r.limit == 0 {
-				worldgen.SetHash(s, [...]tracker.Hash{0, 0, 0, tracker.HashSource, tracker.HashSourcePort}[rng.IntN(5)])
-			}
-			if rng.IntN(3) == 0 {
-				backendtest.ExternalLocal(s)
-			}
-			if rng.IntN(5) == 0 {
-				backendtest.InternalLocal(s)
-			}
-		}))
 	}
 }
 
@@ -297,44 +256,6 @@ func remembers(listing, client, member string) bool {
 		}
 	}
 	return false
-}
-
-// TestChangeWritesFewElements counts the elements of a transaction, beside few and many other
-// Services.
-func TestChangeWritesFewElements(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, netlab.NewHost(t))
-	for _, services := range []int{1, 200} {
-		for i := range services {
-			r.tracker.SetService(svc(i))
-			r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(40)...))
-		}
-		r.sync()
-		count := func(what string, want int, change func()) {
-			t.Helper()
-			before := r.backend.writer.written
-			change()
-			r.sync()
-			if n := r.backend.writer.written - before; n != want {
-				t.Errorf("%d services: %s took %d elements, want %d", services, what, n, want)
-			}
-		}
-		count("nothing", 0, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(40)...)) })
-		replaced := upTo(40)
-		replaced[6] = 101 // on another node, as 7 was
-		count("an endpoint replaced", 2, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
-		// The last bucket moves into the hole. The number of buckets to draw from stays.
-		count("an endpoint removed", 3, func() {
-			r.tracker.SetSlice(epSlice(0, tracker.IPv4, slices.DeleteFunc(slices.Clone(replaced), func(e int) bool { return e == 3 })...))
-		})
-		count("an endpoint added", 1, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
-		r.verify()
-		for i := range services {
-			r.tracker.DeleteService(backendtest.ServiceName(i))
-		}
-		r.sync()
-		r.verify()
-	}
 }
 
 func needNFT(tb testing.TB, h *netlab.Host) {
@@ -413,7 +334,7 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 		}
 		s := ruleset.Compile(tracker.PortState{Port: p, Endpoints: eps}, &ruleset.Node{}, tracker.TopologyOptions{})
 		s.ID, s.Key = id, p.Key
-		return ruleset.Change{Key: p.Key, New: s, What: ruleset.FieldAll}
+		return ruleset.Change{Key: p.Key, New: s, Fields: ruleset.FieldAll}
 	}
 	limits := ruleset.LimitsOf(b, tracker.IPv4)
 	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{
@@ -425,7 +346,7 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 	for range 2 { // as a whole and as a change
 		err = b.Apply(context.Background(), d)
 		var partial *ruleset.PartialError
-		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, errProtocol) {
+		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, model.ErrProtocol) {
 			t.Fatalf("Apply returned %v", err)
 		}
 		for at, want := range map[string]int{"10.96.0.1:80": limits.AffinityEndpoints, "10.96.0.2:80": 3, "10.96.0.3:80": 0, "10.96.0.4:80": limits.WeightedEndpoints} {
@@ -435,6 +356,11 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 			}
 		}
 		d.Full = false
+		for i := range d.Changes {
+			if c := &d.Changes[i]; partial.Failed[c.Key] == nil {
+				c.Old = c.New
+			}
+		}
 	}
 }
 
@@ -442,8 +368,8 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 func TestMissingCapabilityIsUnsupported(t *testing.T) {
 	netlab.Require(t)
 	err := withoutCapabilities(func() error { return Probe(t.Context(), Config{}) })
-	var unsupported *ruleset.UnsupportedError
-	if !errors.As(err, &unsupported) || !errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+	var unsupported *dataplane.UnsupportedError
+	if !errors.As(err, &unsupported) || !errors.Is(err, dataplane.ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("Probe returned %v", err)
 	}
 }
@@ -456,7 +382,7 @@ func TestProbeKeepsForeignTable(t *testing.T) {
 	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
 	}
-	if err := Probe(t.Context(), Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ruleset.ErrUnsupported) {
+	if err := Probe(t.Context(), Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("Probe returned %v", err)
 	}
 	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
@@ -471,16 +397,16 @@ func TestPermanentErrorsAreUnsupported(t *testing.T) {
 		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
 	} {
 		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set handlers"})
-		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
+		if errors.Is(err, dataplane.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
 	}
-	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
+	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, dataplane.ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
 		t.Error(err)
 	}
 	for errno, want := range map[unix.Errno]bool{unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true, unix.EMFILE: false, unix.EBADF: false} {
 		err := unsupportedSocket(fmt.Errorf("netlink socket: %w", errno))
-		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
+		if errors.Is(err, dataplane.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
 	}
@@ -526,7 +452,7 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 // TestFailedServiceKeepsItsRules changes Services in ways that cannot be programmed. They must
-// be served as before, also after a full delta, except for frontends that are gone, which another
+// be served as before, even after a full delta, except for frontends that are gone, which another
 // Service owns now.
 func TestFailedServiceKeepsItsRules(t *testing.T) {
 	netlab.Require(t)
@@ -536,7 +462,7 @@ func TestFailedServiceKeepsItsRules(t *testing.T) {
 			r := newRig(t, netlab.NewHost(t))
 			needNFT(t, r.host)
 			r.limit = limit
-			r.limits = &limits{plain: 60, sticky: maxSticky}
+			r.pools = func(c model.Config) model.Config { c.Plain = 60; return c }
 			r.start()
 			nodePort := func(port int32) func(*v1.Service) {
 				return func(s *v1.Service) {

@@ -20,8 +20,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -135,7 +137,7 @@ func (p *pipeline) take(w *world) {
 	for _, s := range w.slices {
 		p.tracker.SetSlice(s)
 	}
-	p.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	p.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
 func (p *pipeline) sync(tb testing.TB) {
@@ -148,9 +150,9 @@ func (p *pipeline) sync(tb testing.TB) {
 // elements returns the number of programmed elements.
 func (p *pipeline) elements() int {
 	n := 0
-	for _, t := range p.backend.tables {
-		for _, c := range t.count {
-			n += c
+	for _, t := range p.backend.tables.List {
+		for s := range layout.SetCount {
+			n += t.Count(s)
 		}
 	}
 	return n
@@ -224,31 +226,25 @@ func clean(b *testing.B, h *netlab.Host) {
 // floorOf returns the time that the kernel takes for a bare set of count elements, in
 // netlink batches of 10,000.
 func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
-	conn, err := nlbatch.Dial(h.File())
+	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	var batch nlbatch.Batch
-	w := newWriter("floor")
-	w.newTable(tracker.IPv4, 0)
-	w.newSet(tracker.IPv4, setEndpoints, sizeFor(count))
-	made, _ := w.finish()
-	if err := conn.Commit(made); err != nil {
-		b.Fatal(err)
-	}
+	var batch kernel.Batch
+	makeFloor(b, conn, model.SizeFor(count))
 	runtime.GC()
 	start := time.Now()
-	var e nlbatch.Elements
+	var e kernel.Elements
 	for i := 0; i < count; {
 		batch.Reset()
 		e.Reset()
-		for ; i < count && e.Count() < chunk && e.Size() < conn.Limit()/2; i++ {
-			key := octets{}.word(uint32(i)).word(0)
-			data := octets{}.addr(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})).port(80)
-			e.Add(key.bytes(), data.bytes(), "")
+		for ; i < count && e.Count() < model.Chunk && e.Size() < conn.Limit()/2; i++ {
+			key := layout.Octets{}.Word(uint32(i)).Word(0)
+			data := layout.Octets{}.Addr(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})).Port(80)
+			e.Add(key.Bytes(), data.Bytes(), "")
 		}
-		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
+		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", layout.Endpoints.Name(), &e)
 		if err := conn.Commit(&batch); err != nil {
 			b.Fatal(err)
 		}
@@ -258,6 +254,18 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 		b.Fatal(err)
 	}
 	return took
+}
+
+// makeFloor creates the table "floor" with one map.
+func makeFloor(b *testing.B, conn *kernel.Conn, size int) {
+	b.Helper()
+	w := kernel.NewWriter("floor")
+	w.Add(&model.Tx{Objects: []model.Object{
+		{Kind: model.CreateTable, Family: tracker.IPv4}, {Kind: model.NewSet, Family: tracker.IPv4, Set: layout.Endpoints, Size: size},
+	}})
+	if err := w.Commit(conn); err != nil {
+		b.Fatal(err)
+	}
 }
 
 // BenchmarkRestart measures the start of a new process whose world the kernel has already.
@@ -308,7 +316,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 			p.tracker.SetSlice(variants[1])
 			p.sync(b)
 			runtime.GC()
-			floor := floorTransaction(b, h)
+			floor, replacing := floorTransaction(b, h, false), floorTransaction(b, h, true)
 			b.ReportAllocs()
 			n := 0
 			for b.Loop() {
@@ -319,36 +327,39 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 				n++
 			}
 			ratio(b, floor, 1)
+			b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(replacing), "x-replacing-floor")
 		})
 	}
 }
 
-// floorTransaction returns the time that the kernel takes for a bare transaction that adds
-// one element, as a median.
-func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
-	conn, err := nlbatch.Dial(h.File())
+// floorTransaction returns the mean time that the kernel takes for a bare transaction that adds
+// one element, or replaces it, as the change of an endpoint must: by its deletion and its addition.
+func floorTransaction(b *testing.B, h *netlab.Host, replace bool) time.Duration {
+	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	w := newWriter("floor")
-	w.newTable(tracker.IPv4, 0)
-	w.newSet(tracker.IPv4, setEndpoints, 1<<16)
-	made, _ := w.finish()
-	if err := conn.Commit(made); err != nil {
-		b.Fatal(err)
-	}
-	var batch nlbatch.Batch
-	var e nlbatch.Elements
+	makeFloor(b, conn, 1<<16)
+	var batch kernel.Batch
+	var e, old kernel.Elements
 	const rounds = 20000
 	start := time.Now()
 	for i := range rounds {
 		batch.Reset()
 		e.Reset()
-		key := octets{}.word(uint32(i)).word(0)
-		data := octets{}.addr(netip.AddrFrom4([4]byte{10, 0, 0, 1})).port(80)
-		e.Add(key.bytes(), data.bytes(), "")
-		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
+		key := layout.Octets{}.Word(uint32(i)).Word(0)
+		if replace {
+			key = layout.Octets{}.Word(0).Word(0)
+			if i > 0 {
+				old.Reset()
+				old.Add(key.Bytes(), nil, "")
+				batch.Elements(unix.NFT_MSG_DELSETELEM, 0, unix.NFPROTO_IPV4, "floor", layout.Endpoints.Name(), &old)
+			}
+		}
+		data := layout.Octets{}.Addr(netip.AddrFrom4([4]byte{10, 0, 0, 1})).Port(80)
+		e.Add(key.Bytes(), data.Bytes(), "")
+		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", layout.Endpoints.Name(), &e)
 		if err := conn.Commit(&batch); err != nil {
 			b.Fatal(err)
 		}
@@ -373,7 +384,7 @@ func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 			svc, slice := benchService(1<<17), benchSlice(size.services, size.endpoints)
 			slice.Name, slice.Labels[discovery.LabelServiceName] = svc.Name, svc.Name
 			name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-			floor := floorTransaction(b, h)
+			floor := floorTransaction(b, h, false)
 			b.ReportAllocs()
 			for b.Loop() {
 				p.tracker.SetService(svc)

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -111,13 +111,12 @@ func BenchmarkHashed(b *testing.B) {
 			less := w.slices[0].DeepCopy()
 			less.Endpoints = less.Endpoints[:9]
 			both := []*discovery.EndpointSlice{less, w.slices[0]}
-			before, n := p.backend.writer.written, 0
+			n := 0
 			for b.Loop() {
 				p.tracker.SetSlice(both[n%2])
 				p.sync(b)
 				n++
 			}
-			b.ReportMetric(float64(p.backend.writer.written-before)/float64(n), "elements/op")
 			clean(b, h)
 		})
 	}
@@ -168,7 +167,7 @@ func BenchmarkConnections(b *testing.B) {
 	}
 	p.take(w)
 	p.sync(b)
-	stopCounting(b, h, p.backend, handler{buckets: 11})
+	stopCounting(b, h, layout.Handler{Buckets: 11})
 
 	const batch = 50
 	took := make([][]float64, len(ways)) // seconds, by way and round
@@ -205,21 +204,27 @@ func BenchmarkConnections(b *testing.B) {
 	}
 }
 
-// stopCounting replaces a pool's chain by one that does not count connections.
-func stopCounting(b *testing.B, h *netlab.Host, backend *Backend, pool handler) {
+// stopCounting removes from a pool's chain the rules that count connections: all but the last.
+func stopCounting(b *testing.B, h *netlab.Host, pool layout.Handler) {
 	b.Helper()
-	chain := pool.chain()
-	if out, err := h.Output("nft", "flush chain ip "+DefaultTable+" "+chain); err != nil {
-		b.Fatalf("%v: %s", err, out)
+	nft := func(command ...string) string {
+		out, err := h.Output("nft", command...)
+		if err != nil {
+			b.Fatalf("nft %s: %v: %s", command, err, out)
+		}
+		return out
 	}
-	rules := backend.tables[0].rules().poolChain(pool)
-	w := newWriter(DefaultTable)
-	w.rule(tracker.IPv4, chain, 0, unix.NLM_F_APPEND, rules[len(rules)-1])
-	batch, err := w.finish()
-	if err == nil {
-		err = backend.conn.Commit(batch)
+	chain := []string{"ip", DefaultTable, pool.Chain()}
+	var handles []string
+	for line := range strings.Lines(nft(append([]string{"-a", "list", "chain"}, chain...)...)) {
+		if rule, handle, found := strings.Cut(strings.TrimSpace(line), " # handle "); found && !strings.HasPrefix(rule, "chain ") {
+			handles = append(handles, handle)
+		}
 	}
-	if err != nil {
-		b.Fatal(err)
+	if len(handles) < 2 {
+		b.Fatalf("chain %s counts nothing: it has %d rules", pool.Chain(), len(handles))
+	}
+	for _, handle := range handles[:len(handles)-1] {
+		nft(append(append([]string{"delete", "rule"}, chain...), "handle", handle)...)
 	}
 }

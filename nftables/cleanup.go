@@ -6,15 +6,16 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
 // Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
 // of its families in one transaction, and nothing else. It does nothing if there are no
 // such tables. Connections that were translated stay translated. The error is about the
-// configuration, a [*ruleset.UnsupportedError], or the kernel's.
+// configuration, a [*dataplane.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
-	err := ownTables(ctx, c, func(conn *nlbatch.Conn, w *writer) error { return w.commit(conn) })
+	err := ownTables(ctx, c, func(conn *kernel.Conn, w *kernel.Writer) error { return w.Commit(conn) })
 	if err != nil {
 		return fmt.Errorf("nftables: cannot delete tables: %w", err)
 	}
@@ -24,8 +25,8 @@ func Cleanup(ctx context.Context, c Config) error {
 // Owned reports whether the network namespace has a table that [Cleanup] with the same
 // configuration would delete. Its errors are like those of Cleanup.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
-	err = ownTables(ctx, c, func(_ *nlbatch.Conn, w *writer) error {
-		owned = !w.empty()
+	err = ownTables(ctx, c, func(_ *kernel.Conn, w *kernel.Writer) error {
+		owned = !w.Empty()
 		return nil
 	})
 	if err != nil {
@@ -36,8 +37,8 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 
 // ownTables calls fn with a writer that deletes each existing table of a Backend with the
 // configuration. It calls fn again if another process changes the tables concurrently.
-func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, *writer) error) error {
-	c, conn, err := c.dial()
+func ownTables(ctx context.Context, c Config, fn func(*kernel.Conn, *kernel.Writer) error) error {
+	c, conn, err := c.dial(kernel.SendBuffer)
 	if err != nil {
 		return err
 	}
@@ -46,15 +47,15 @@ func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, *writer) er
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		w := newWriter("")
-		for _, w.table = range []string{c.Table, stagingOf(c.Table)} {
+		w := kernel.NewWriter("")
+		for _, w.Table = range []string{c.Table, stagingOf(c.Table), packetsOf(c.Table)} {
 			for _, f := range c.Families {
-				head, err := readTable(conn, w.table, f)
+				head, err := conn.Table(w.Table, f)
 				if err != nil {
 					return err
 				}
-				if head.exists {
-					w.deleteTable(f)
+				if head.Exists {
+					w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
 				}
 			}
 		}

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -23,7 +23,7 @@ func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
 	r.sync()
 	other := netlab.NewHost(t)
 	// Open sockets until one has the number of the backend's socket.
-	var conns []*nlbatch.Conn
+	var conns []*kernel.Conn
 	defer func() {
 		for _, c := range conns {
 			c.Close()
@@ -33,7 +33,7 @@ func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 8 {
-		c, err := nlbatch.Dial(other.File())
+		c, err := kernel.Dial(other.File(), kernel.SendBuffer)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,23 +8,16 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// Backend programs one network namespace's nf_tables. It implements
-// [ruleset.Backend]. Its methods are safe for concurrent use. Methods called after
-// [Backend.Close] change nothing and return an error that wraps [os.ErrClosed].
-//
-// [New] makes one; the zero value must not be used.
-type Backend struct {
-	state
-}
 
 // DefaultTable is the default of Config.Table.
 const DefaultTable = "proxier"
@@ -34,17 +27,17 @@ const DefaultTable = "proxier"
 type Config struct {
 	// Table is the name of the backend's table in each family, 1 to 55 bytes without
 	// blanks, quotes or slashes; "" means [DefaultTable]. The backend owns everything in
-	// it, and the table of the same name with the suffix "-shadow" (see
-	// [Backend.Apply]), and touches nothing else. A name may not end in that suffix, nor
-	// be "proxier-probe".
+	// it, and the tables of the same name with the suffixes "-shadow" (see
+	// [Backend.Apply]) and "-packets" (see CountPackets), and touches nothing else. A name may not
+	// end in these suffixes, nor be "proxier-probe".
 	Table string
 	// Families are the address families to program; nil means both. Services of another
 	// family are ignored.
 	Families []tracker.Family
 	// MasqueradeMark is the bit of the packet mark by which rules mark connections that
-	// must be masqueraded; 0 means [ruleset.DefaultMasqueradeMark]. No other bit
+	// must be masqueraded; 0 means [dataplane.DefaultMasqueradeMark]. No other bit
 	// is read or written.
-	MasqueradeMark ruleset.MasqueradeMark
+	MasqueradeMark dataplane.MasqueradeMark
 	// StickyClients is how many clients of Services with client affinity the kernel
 	// remembers at most, in each family; 0 means 1,048,576. Clients beyond the limit are
 	// served without being remembered. A remembered client takes about 130 bytes of
@@ -60,9 +53,13 @@ type Config struct {
 	// transaction with their Service are lost. Clients must not call methods of the Backend.
 	Clients func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration
 	// Offload sends established connections of Services that cross the node through a
-	// flowtable; nil means no offload. [New] returns a [*ruleset.UnsupportedError] if the
+	// flowtable; nil means no offload. [New] returns a [*dataplane.UnsupportedError] if the
 	// kernel has no flowtables.
 	Offload *Offload
+	// CountPackets counts the packets and bytes of each Service in both directions, in a table of its
+	// own. Every packet of a translated connection then looks up a counter. See [Backend.Traffic], and
+	// DESIGN.md for what is missed.
+	CountPackets bool
 	// NetNS is an open file of the network namespace to program; nil is the namespace
 	// of the thread that calls [New]. New duplicates the file, and working in a
 	// namespace other than the process's needs CAP_SYS_ADMIN.
@@ -73,20 +70,25 @@ type Config struct {
 
 // ErrTooLarge is wrapped by the error of a Service that needs a larger transaction than
 // this process can send: see "Requirements" in the package documentation.
-var ErrTooLarge = nlbatch.ErrTooLarge
+var ErrTooLarge = model.ErrTooLarge
 
-// Error is the kernel's refusal of a transaction. [errors.As] finds it in the errors of this
-// package. It has the fields
-//
-//	Errno   syscall.Errno // the kernel's error number
-//	What    string        // the object that was refused, as "create set endpoints", or ""
-//	Message string        // the kernel's explanation (extended acknowledgement), often ""
-//
-// and the methods
-//
-//	Error() string // returns all fields in one line
-//	Unwrap() error // returns Errno, for errors.Is
-type Error = nfnl.Error
+// Error is the kernel's refusal of a transaction or of a request to read. [errors.As] finds it in
+// the errors of this package.
+type Error struct {
+	// Errno is the kernel's error number.
+	Errno syscall.Errno
+	// What names the object that was refused, as "create set endpoints". It is "" if the kernel
+	// does not tell.
+	What string
+	// Message is the kernel's explanation (extended acknowledgement). It is often "".
+	Message string
+}
+
+// Error returns all fields in one line.
+func (e *Error) Error() string { return (*nfnl.Error)(e).Error() }
+
+// Unwrap returns Errno, for [errors.Is].
+func (e *Error) Unwrap() error { return e.Errno }
 
 // maxName is the longest name of a table, in bytes.
 const maxName = 55
@@ -98,6 +100,10 @@ const defaultStickyClients = 1 << 20
 // the given name where one transaction cannot replace its contents. Another suffix would
 // orphan the tables of earlier versions.
 func stagingOf(table string) string { return table + "-shadow" }
+
+// packetsOf returns the name of the table that counts the packets of the connections that the table
+// of the given name translates.
+func packetsOf(table string) string { return table + "-packets" }
 
 // probeTable is the name of a table that is created and deleted in one transaction, so
 // that no packet meets it.
@@ -114,7 +120,7 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00"):
 		err = fmt.Errorf("%w: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", ruleset.ErrConfig, c.Table)
-	case strings.HasSuffix(c.Table, stagingOf("")) || c.Table == probeTable:
+	case strings.HasSuffix(c.Table, stagingOf("")) || strings.HasSuffix(c.Table, packetsOf("")) || c.Table == probeTable:
 		err = fmt.Errorf("%w: table name %q is reserved", ruleset.ErrConfig, c.Table)
 	case c.StickyClients < 0 || c.StickyClients > 1<<24:
 		err = fmt.Errorf("%w: %d sticky clients is not 1 to %d", ruleset.ErrConfig, c.StickyClients, 1<<24)
@@ -129,7 +135,7 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // Probe reports whether [New] would succeed, without changing anything. It returns nil,
-// a [*ruleset.UnsupportedError], or another error of New.
+// a [*dataplane.UnsupportedError], or another error of New.
 func Probe(ctx context.Context, c Config) error {
 	return backendconf.Probe(New(ctx, c))
 }

@@ -78,7 +78,7 @@
 // Linux 5.10 or later with nf_tables, NAT and connection tracking, and CAP_NET_ADMIN in the
 // network namespace. [New] tries every feature and names what is missing. Offload was tested
 // in Debian's Linux 5.10, 6.1 and 6.12. On systems other than Linux every function returns a
-// [*ruleset.UnsupportedError].
+// [*dataplane.UnsupportedError].
 //
 // To replace a table in one transaction, the socket needs a buffer of about 36 bytes for each
 // endpoint and 110 for each Service port. More than net.core.wmem_max needs CAP_NET_ADMIN in
@@ -93,13 +93,19 @@
 //
 //   - 1,048,575 pools. A Service port takes one, and two if externalTrafficPolicy Local applies
 //     and this node has endpoints. A Service beyond that fails alone. If it had rules, it keeps
-//     them, without frontends and endpoints that are gone (see [ruleset.Service.Remaining]).
+//     them, without frontends and endpoints that are gone (see [ruleset.Service.Remaining]). It
+//     takes no frontend from another Service, even if it has precedence (see
+//     [ruleset.Change.Keeping]).
 //   - 32,767 pools with client affinity. Services beyond that are forwarded without affinity, and
 //     a log line tells how many. They get affinity, the oldest first, when others give it up.
 //   - 65,535 endpoints of a pool with client affinity, and 32,767 with weights or a hash. Only the
 //     first ones of a larger pool are used (see [Backend.Limits]).
 //   - Config.StickyClients remembered clients, of all Services together. Clients beyond that are
 //     served without being remembered, until others expire.
+//   - Connections to ranges of ports ([ruleset.Frontend].LastPort) are not counted, unless by
+//     Config.CountPackets, and do not take the fast path. A very long range that is shifted
+//     downwards may have no translation in the kernel; then its Service fails.
+//   - With Config.CountPackets, packets are counted for 1,048,576 destinations.
 //   - Traffic is counted for twice the number of frontends that the last full delta had, and at
 //     least 4,096. Connections to further destinations are forwarded without being counted.
 //   - A transaction is at most as large as the socket's buffer. A Service that does not fit fails

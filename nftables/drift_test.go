@@ -10,11 +10,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -96,8 +99,8 @@ func (r *rig) checkRepaired() {
 	list := func() string {
 		var blocks []string
 		for _, family := range []string{"ip", "ip6"} {
-			for _, s := range trafficSets { // counters may differ
-				r.nft("flush set " + family + " proxier " + s.name())
+			for _, s := range layout.TrafficSets() { // counters may differ
+				r.nft("flush set " + family + " proxier " + s.Name())
 			}
 			for _, block := range strings.Split(normal(r.nft("list table "+family+" proxier")), "\n\t}\n") {
 				blocks = append(blocks, family+strings.TrimPrefix(block, "table "+family+" proxier {"))
@@ -131,7 +134,7 @@ func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
 			}
 			r.alter(script)
 			err := r.backend.Check(context.Background())
-			var drift *ruleset.DriftError
+			var drift *dataplane.DriftError
 			if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
 				t.Fatalf("Check returned %v", err)
 			}
@@ -221,7 +224,7 @@ func TestCheckDetectsAlterationBeforeChange(t *testing.T) {
 	if r.last.Full {
 		t.Fatal("the change was a full delta")
 	}
-	var drift *ruleset.DriftError
+	var drift *dataplane.DriftError
 	if err := r.backend.Check(context.Background()); !errors.As(err, &drift) {
 		t.Fatalf("Check returned %v", err)
 	}
@@ -237,20 +240,19 @@ func TestForeignTransactionsAreNoDrift(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i+2, tracker.IPv4, upTo(3)...))
 	}
 	r.sync()
-	conn, err := nlbatch.Dial(r.host.File())
+	conn, err := kernel.Dial(r.host.File(), kernel.SendBuffer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	done, stopped := make(chan struct{}), make(chan error)
 	go func() {
-		w := newWriter("other")
+		w := kernel.NewWriter("other")
+		tx := &model.Tx{Objects: []model.Object{{Kind: model.CreateTable, Family: tracker.IPv4}, {Kind: model.DeleteTable, Family: tracker.IPv4}}}
 		for {
-			w.begin()
-			w.newTable(tracker.IPv4, 0)
-			w.deleteTable(tracker.IPv4)
-			batch, _ := w.finish()
-			err := conn.Commit(batch)
+			w.Reset()
+			w.Add(tx)
+			err := w.Commit(conn)
 			select {
 			case <-done:
 				stopped <- err
@@ -303,7 +305,7 @@ func TestUnknownStateIsDrift(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	var drift *ruleset.DriftError
+	var drift *dataplane.DriftError
 	if err := b.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
 		t.Errorf("Check returned %v", err)
 	}

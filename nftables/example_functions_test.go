@@ -11,24 +11,13 @@ import (
 
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
-
-// A configuration that offloads connections between eth0 and the pods' interfaces.
-func ExampleInterfacesMatching() {
-	interfaces, err := nftables.InterfacesMatching("eth0", "veth*")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	config := nftables.Config{Offload: &nftables.Offload{Interfaces: interfaces}}
-	fmt.Println(config.Offload.Interfaces("veth1a2b"), config.Offload.Interfaces("wg0"))
-	// Output: true false
-}
 
 // An agent that uses nftables if the kernel supports it.
 func ExampleProbe() {
 	err := nftables.Probe(context.Background(), nftables.Config{})
-	var missing *ruleset.UnsupportedError
+	var missing *dataplane.UnsupportedError
 	switch {
 	case errors.As(err, &missing):
 		log.Print("cannot use nftables: ", missing)
@@ -39,7 +28,7 @@ func ExampleProbe() {
 
 // The endpoints of new connections to 10.96.0.10, TCP port 443, by the rules of a running agent.
 func ExampleLookup() {
-	found, err := nftables.Lookup(context.Background(), nftables.Config{}, ruleset.Query{
+	found, err := nftables.Lookup(context.Background(), nftables.Config{}, dataplane.Query{
 		Packet: ruleset.Packet{To: netip.MustParseAddrPort("10.96.0.10:443"), Protocol: v1.ProtocolTCP},
 	})
 	if err != nil {

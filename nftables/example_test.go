@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -26,7 +27,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	backend, err := nftables.New(ctx, nftables.Config{})
-	if errors.Is(err, ruleset.ErrUnsupported) {
+	if errors.Is(err, dataplane.ErrUnsupported) {
 		log.Fatal("unsupported kernel: ", err)
 	} else if err != nil {
 		log.Fatal(err)

@@ -16,10 +16,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -115,7 +115,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 			es.Name, es.Labels[discovery.LabelServiceName] = fmt.Sprint("s", i), fmt.Sprint("svc-", i)
 			trk.SetSlice(es)
 		}
-		trk.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		trk.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 		must(e.Attach("nftables", b).Sync(context.Background()))
 	}
 

@@ -17,10 +17,10 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/usage"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
@@ -86,7 +86,7 @@ const floodFirst = 1000
 func floodService(i int) *v1.Service { return benchService(floodFirst + i) }
 
 // roll sets the endpoints of a called Service after the given number of replacements. They are
-// consecutive pods, in slices of one address and port each. If leaving is set, the next endpoint
+// consecutive pods, in slices of one address and port each. If leaving is layout.Set, the next endpoint
 // to go terminates and still serves.
 func (f *flooded) roll(service, replaced int, leaving bool) {
 	name, proto := "p", v1.ProtocolTCP

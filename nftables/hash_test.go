@@ -13,9 +13,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -79,7 +79,7 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 			es.Name, es.Labels[discovery.LabelServiceName] = fmt.Sprint("s", i), fmt.Sprint("svc-", i)
 			trk.SetSlice(es)
 		}
-		trk.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		trk.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 		must(e.Attach("nftables", b).Sync(context.Background()))
 
 		checked := 0
@@ -87,9 +87,11 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 			if s.Key.Family != f.family {
 				continue
 			}
-			pool, table := s.Pool(ruleset.ToCluster), s.Maglev(ruleset.ToCluster, seed)
+			pool, table := s.Pool(ruleset.TargetCluster), s.Maglev(ruleset.TargetCluster, seed)
 			for i := range 120 {
-				from := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(f.clients, i%3+1)), uint16(20000+i))
+				// Each port is used once: a process that another test starts may have a closed
+				// socket until it executes its program.
+				from := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(f.clients, i%3+1)), uint16(20000+checked))
 				want := pool[table.Find(s.HashOf(from, seed))].Addr.Addr()
 				c, err := h.Dial(t.Context(), "udp", from.String(), netip.AddrPortFrom(s.Frontends[0].Addr, s.Frontends[0].Port).String())
 				must(err)

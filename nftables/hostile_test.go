@@ -10,59 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// FuzzAnswers reads arbitrary bytes as the kernel's answers about elements.
-func FuzzAnswers(f *testing.F) {
-	attr := nfnl.AppendBytes
-	value := func(v ...byte) []byte { return attr(nil, unix.NFTA_DATA_VALUE, v) }
-	one := attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 0, 1, 0x80))
-	one = attr(one, unix.NFTA_SET_ELEM_DATA, value(10, 0, 0, 1, 0, 80, 0, 0))
-	one = attr(one, unix.NFTA_SET_ELEM_USERDATA, append([]byte{0, 7}, "0 ns/a\x00"...))
-	verdict := attr(nil, unix.NFTA_VERDICT_CODE, []byte{255, 255, 255, 252})
-	verdict = nfnl.AppendString(verdict, unix.NFTA_VERDICT_CHAIN, "pool-3")
-	jump := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 2, 3, 4)), unix.NFTA_SET_ELEM_DATA, attr(nil, unix.NFTA_DATA_VERDICT, verdict))
-	end := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(11, 0, 0, 0)), unix.NFTA_SET_ELEM_FLAGS, []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END})
-	list := attr(attr(attr(nil, unix.NFTA_LIST_ELEM, one), unix.NFTA_LIST_ELEM, jump), unix.NFTA_LIST_ELEM, end)
-	f.Add(attr(nil, unix.NFTA_SET_ELEM_LIST_ELEMENTS, list))
-	f.Add(list)
-	f.Add(list[:len(list)/2])
-	f.Add([]byte{})
-	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var all []kernelElement
-		for _, list := range nfnl.Attributes(data) {
-			all = append(all, parseElement(list))
-			for _, one := range nfnl.Attributes(list) {
-				all = append(all, parseElement(one))
-			}
-		}
-		k := &kernelTable{sticky: map[stickyOwner]*adoptedPool{}, stickyNumbers: map[uint32]bool{}}
-		var bounds []bound
-		for _, e := range all {
-			bounds = appendBound(bounds, e)
-			k.addSticky(e)
-			if a, ok := parseAddrPort(e.data); ok && !a.Addr().IsValid() {
-				t.Errorf("%x is %v", e.data, a)
-			}
-		}
-		for _, r := range rangesOf(bounds) {
-			if !r.first.IsValid() {
-				t.Errorf("a range without a beginning: %v", r)
-			}
-		}
-	})
-}
 
 // FuzzNames programs a Service with arbitrary names. Except for comments, nft's listing must be
 // the same as for plain names.
@@ -97,7 +53,7 @@ func FuzzNames(f *testing.F) {
 			node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}}
 			s := ruleset.Compile(p, node, tracker.TopologyOptions{})
 			s.ID = 1
-			c := ruleset.Change{Key: p.Port.Key, New: s, What: ruleset.FieldAll}
+			c := ruleset.Change{Key: p.Port.Key, New: s, Fields: ruleset.FieldAll}
 			// Begin without a table, so that the listing depends on the Service alone.
 			if err := Cleanup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
 				t.Fatal(err)
@@ -110,7 +66,7 @@ func FuzzNames(f *testing.F) {
 				t.Fatal(err)
 			}
 			found, err := lookUp(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
-			if err != nil || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
+			if err != nil || len(found.Endpoints) != 1 || found.Service != layout.Printable(found.Service) {
 				t.Fatalf("%+v, %v", found, err)
 			}
 			// Some numbers are random.
@@ -173,7 +129,7 @@ func TestOversizedServiceIsServed(t *testing.T) {
 	r.tracker.SetService(svc(4))
 	many(4, 5)
 	r.sync()
-	for i, want := range map[int]int{3: maxStickyEndpoints, 4: 5} {
+	for i, want := range map[int]int{3: layout.MaxStickyEndpoints, 4: 5} {
 		if f, err := lookUp(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || len(f.Endpoints) != want {
 			t.Errorf("Service %d: %d endpoints, want %d, %v", i, len(f.Endpoints), want, err)
 		}

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -23,26 +26,27 @@ type kernelTables struct {
 // kernelTable is a table in the kernel that an earlier process left, or that this process left
 // after a failure.
 type kernelTable struct {
-	kernelHead
+	kernel.Head
 	// sound reports that the table has the present layout of this package and can be rewritten
 	// in place. A dormant table, or one with another hook of a chain, must be deleted: no other
 	// repair works on every kernel.
 	sound bool
 	// hooked reports whether packets meet the table.
 	hooked bool
-	sets   map[string]kernelSet
-	chains map[string]kernelChain
+	sets   map[string]kernel.Set
+	chains map[string]kernel.Chain
 	// flowtables holds the table's flowtables by name.
-	flowtables map[string]kernelFlowtable
+	flowtables map[string]kernel.Flowtable
 	// ranges holds the contents of the existing interval sets.
-	ranges map[set][]addrRange
+	ranges map[layout.Set][]model.Range
+	// concat holds the elements of the existing sets of ranges of concatenations, with their
+	// comments.
+	concat map[layout.Set]map[layout.Element]string
 	// hairpin lists the endpoints whose connections to themselves are masqueraded. It is nil if
 	// the set is very large.
 	hairpin []netip.Addr
-	// sticky holds the sticky pools, nil if they cannot be read. stickyNumbers holds their
-	// numbers.
-	sticky        map[stickyOwner]*adoptedPool
-	stickyNumbers map[uint32]bool
+	// sticky holds the sticky pools, nil if they cannot be read.
+	sticky *model.Adopted
 }
 
 // inspectAll inspects the tables of a name in all families.
@@ -54,8 +58,8 @@ func (b *Backend) inspectAll(name string) (*kernelTables, error) {
 			return nil, fmt.Errorf("read table: %w", err)
 		}
 		out.families[f] = k
-		out.exist, out.hooked = out.exist || k.exists, out.hooked || k.hooked
-		out.sound, out.handle = out.sound && (k.sound || !k.exists), max(out.handle, k.handle)
+		out.exist, out.hooked = out.exist || k.Exists, out.hooked || k.hooked
+		out.sound, out.handle = out.sound && (k.sound || !k.Exists), max(out.handle, k.Handle)
 	}
 	return out, nil
 }
@@ -64,122 +68,122 @@ func (b *Backend) inspectAll(name string) (*kernelTables, error) {
 // commits of other processes interrupt every attempt, inspect uses the last one. The commits
 // most likely concern other tables. If they do not, the kernel refuses the transaction.
 func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err error) {
-	k = &kernelTable{ranges: map[set][]addrRange{}}
-	if k.kernelHead, err = readTable(b.conn, table, f); err != nil || !k.exists {
+	k = &kernelTable{ranges: map[layout.Set][]model.Range{}}
+	if k.Head, err = b.conn.Table(table, f); err != nil || !k.Exists {
 		return k, err
 	}
-	k.sets, err = b.readSets(table, f)
-	if err = ignoreInterrupted(err); err != nil {
+	k.sets, err = b.conn.Sets(table, f)
+	if err = kernel.IgnoreInterrupted(err); err != nil {
 		return k, err
 	}
-	k.chains, err = b.readChains(table, f)
-	if err = ignoreInterrupted(err); err != nil {
+	k.chains, err = b.conn.Chains(table, f)
+	if err = kernel.IgnoreInterrupted(err); err != nil {
 		return k, err
 	}
-	k.flowtables, err = b.readFlowtables(table, f)
-	if err = ignoreInterrupted(err); err != nil {
+	k.flowtables, err = b.conn.Flowtables(table, f)
+	if err = kernel.IgnoreInterrupted(err); err != nil {
 		return k, err
 	}
-	k.sound = k.flags == 0
-	base := rules{family: f, mark: b.mark()}.baseChains()
+	k.sound = k.Flags == 0
+	base := kernel.Rules{Family: f, Mark: b.mark()}.BaseChains()
 	for name, c := range k.chains {
-		k.hooked = k.hooked || c.base != nil
-		k.sound = k.sound && c.is(base[name])
+		k.hooked = k.hooked || c.Base != nil
+		k.sound = k.sound && c.Is(base[name])
 	}
 	version := uint32(0)
-	err = b.readUsable(k, table, f, setLayout, func() { version = 0 }, func(e kernelElement) {
-		version = binary.NativeEndian.Uint32(e.key)
+	err = b.readUsable(k, table, f, layout.VersionSet, func() { version = 0 }, func(e kernel.Element) {
+		version = binary.NativeEndian.Uint32(e.Key)
 	})
-	k.sound = k.sound && version == layoutVersion && err == nil
-	if err != nil || version < adoptableVersion || version > layoutVersion {
+	k.sound = k.sound && version == layout.Version && err == nil
+	if err != nil || version < layout.OldestVersion || version > layout.Version {
 		return k, err
 	}
-	if k.has(setStickyClients, f) {
-		err = b.readUsable(k, table, f, setStickyEndpoints, func() {
-			k.sticky, k.stickyNumbers = map[stickyOwner]*adoptedPool{}, map[uint32]bool{}
-		}, k.addSticky)
+	if k.has(layout.StickyClients, f) {
+		err = b.readUsable(k, table, f, layout.StickyEndpoints, func() { k.sticky = model.NewAdopted() }, func(e kernel.Element) {
+			k.sticky.Add(e.Key, e.Data, e.Comment)
+		})
 		if err != nil {
 			return k, err
 		}
 	}
-	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
+	for _, s := range intervalSets {
 		if k.has(s, f) {
 			k.ranges[s], err = b.readRanges(table, f, s)
-			if err = ignoreInterrupted(err); err != nil {
+			if err = kernel.IgnoreInterrupted(err); err != nil {
 				return k, err
 			}
 		}
 	}
-	if k.sets[setHairpin.name()].size > 2*countable {
+	k.concat = map[layout.Set]map[layout.Element]string{}
+	for _, s := range [...]layout.Set{layout.ServiceRanges, layout.RangeSources} {
+		foreign := false
+		err := b.readUsable(k, table, f, s, func() { k.concat[s], foreign = map[layout.Element]string{}, false }, func(e kernel.Element) {
+			c, ok := layout.ConcatElement(s, e.Key, e.KeyEnd, e.Data)
+			k.concat[s][c], foreign = e.Comment, foreign || !ok
+		})
+		if err != nil {
+			return k, err
+		}
+		if foreign {
+			delete(k.concat, s)
+		}
+	}
+	if k.sets[layout.Hairpin.Name()].Size > 2*countable {
 		return k, nil
 	}
-	return k, b.readUsable(k, table, f, setHairpin, func() { k.hairpin = nil }, func(e kernelElement) {
-		if a, ok := netip.AddrFromSlice(e.key[:len(e.key)/2]); ok {
+	return k, b.readUsable(k, table, f, layout.Hairpin, func() { k.hairpin = nil }, func(e kernel.Element) {
+		if a, ok := netip.AddrFromSlice(e.Key[:len(e.Key)/2]); ok {
 			k.hairpin = append(k.hairpin, a)
 		}
 	})
 }
 
+// intervalSets are the sets of ranges of addresses.
+var intervalSets = [...]layout.Set{layout.NodePortIPs, layout.ServiceCIDRs}
+
 // has reports whether the table has the set with this package's attributes.
-func (k *kernelTable) has(s set, f tracker.Family) bool {
-	found, ok := k.sets[s.name()]
-	return ok && found.is(s.spec(f))
+func (k *kernelTable) has(s layout.Set, f tracker.Family) bool {
+	found, ok := k.sets[s.Name()]
+	return ok && found.Is(s.Spec(f))
 }
 
 // readUsable calls fn with the elements of a set, and begin before each attempt. If the table
 // does not have the set, readUsable calls neither.
-func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s set, begin func(), fn func(kernelElement)) error {
+func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
 	if !k.has(s, f) {
 		return nil
 	}
-	return ignoreInterrupted(b.readAll(table, f, s, begin, fn))
+	return kernel.IgnoreInterrupted(b.conn.ReadAll(table, f, s, begin, fn))
 }
 
 // readRanges returns the contents of an interval set.
-func (b *Backend) readRanges(table string, f tracker.Family, s set) ([]addrRange, error) {
-	var bounds []bound
-	err := b.readAll(table, f, s, func() { bounds = nil }, func(e kernelElement) { bounds = appendBound(bounds, e) })
-	return rangesOf(bounds), err
+func (b *Backend) readRanges(table string, f tracker.Family, s layout.Set) ([]model.Range, error) {
+	var bounds []model.Bound
+	err := b.conn.ReadAll(table, f, s, func() { bounds = nil }, func(e kernel.Element) {
+		if a, ok := netip.AddrFromSlice(e.Key); ok {
+			bounds = append(bounds, model.Bound{Addr: a, End: e.IntervalEnd})
+		}
+	})
+	return model.RangesOf(bounds), err
 }
 
 // keeps reports whether a set stays in place when the table is rewritten. These sets do: the
 // remembered clients, the interval sets, whose elements would be missing for a moment after the
-// transaction, and the counters, if they have room for size elements.
-func (k *kernelTable) keeps(s set, f tracker.Family, size int) bool {
+// transaction, those of ranges of ports, unless the model refuses them or has no ranges, and the
+// counters, if they have room for size elements.
+func (k *kernelTable) keeps(s layout.Set, f tracker.Family, size int) bool {
 	if !k.sound || !k.has(s, f) {
 		return false
 	}
 	switch s {
-	case setStickyClients:
+	case layout.StickyClients:
 		return k.sticky != nil
-	case setNodePortIPs, setServiceCIDRs:
+	case layout.NodePortIPs, layout.ServiceCIDRs:
 		return true
-	case setConnections, setRefused, setDropped:
-		return k.sets[s.name()].size >= size
+	case layout.ServiceRanges, layout.RangeSources:
+		return k.concat[s] != nil
+	case layout.Connections, layout.Refused, layout.Dropped:
+		return k.sets[s.Name()].Size >= size
 	}
 	return false
-}
-
-// addSticky adds an element of sticky-endpoints to its pool.
-func (k *kernelTable) addSticky(e kernelElement) {
-	addr, ok := parseAddrPort(e.data)
-	if !ok || len(e.key) != 4 || e.comment == "" {
-		return
-	}
-	number := binary.NativeEndian.Uint32(e.key)
-	if number&dispatchMark == 0 {
-		return
-	}
-	owner := stickyOwner(e.comment)
-	p, pool := k.sticky[owner], number>>stickyShift
-	if p == nil {
-		if k.stickyNumbers[pool] {
-			return // the table was altered: two owners have the same number
-		}
-		p = &adoptedPool{number: pool, members: map[netip.AddrPort]uint16{}}
-		k.sticky[owner], k.stickyNumbers[pool] = p, true
-	}
-	if p.number == pool {
-		p.members[addr] = uint16(number)
-	}
 }

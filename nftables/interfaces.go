@@ -15,6 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
 // links returns the index of each network interface by name.
@@ -36,18 +39,11 @@ func (b *Backend) links() (map[string]int, error) {
 	return out, nil
 }
 
-// chooses reports whether the interface of a name is chosen.
-func (o *Offload) chooses(name string) bool {
-	return name != loopbackInterface && o.Interfaces(name)
-}
-
-// SyncInterfaces adds new network interfaces that Offload.Interfaces chooses to the fast path,
-// and removes others from it. [Backend.Watch] does the same whenever an interface changes, and
-// so does a full delta. So only callers that do not run Watch need SyncInterfaces. Without
-// Config.Offload, or before the first full delta, it does nothing. The error is ctx's, wraps
-// [os.ErrClosed], or is a [*ruleset.DriftError] if the flowtable is gone. Any other error may
-// be temporary.
-func (b *Backend) SyncInterfaces(ctx context.Context) error {
+// refreshInterfaces adds new network interfaces that Offload.Interfaces chooses to the fast path,
+// and removes others from it, as a full delta does. Without Config.Offload, or before the first
+// full delta, it does nothing. The error is ctx's, wraps [os.ErrClosed], or is a
+// [*dataplane.DriftError] if the flowtable is gone. Any other error may be temporary.
+func (b *Backend) refreshInterfaces(ctx context.Context) error {
 	if err := b.lock(ctx); err != nil {
 		return err
 	}
@@ -67,30 +63,25 @@ func (b *Backend) syncInterfaces() error {
 			return err
 		}
 		maps.DeleteFunc(links, func(name string, _ int) bool { return !b.config.Offload.chooses(name) })
-		w := newWriter(b.name)
-		for _, t := range b.tables {
-			found, err := b.readFlowtables(b.name, t.family)
+		tx := &model.Tx{}
+		for _, t := range b.tables.List {
+			found, err := b.conn.Flowtables(b.name, t.Family)
 			if err != nil {
 				return err
 			}
-			ft, ok := found[fastPath]
+			ft, ok := found[layout.FastPath]
 			if !ok {
-				return drifted(t.family, "flowtable %s is missing", fastPath)
+				return drifted(t.Family, "flowtable %s is missing", layout.FastPath)
 			}
-			w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, t.family, missingNames(ft.devices, links))
-			w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, t.family, missingNames(links, ft.devices))
-			for _, name := range missingNames(t.interfaces, links) {
-				w.removes(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
-			}
-			for _, name := range missingNames(links, t.interfaces) {
-				w.adds(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
-			}
+			tx.Object(model.Object{Kind: model.DeleteDevices, Family: t.Family, Names: model.Missing(ft.Devices, links)})
+			tx.Object(model.Object{Kind: model.AddDevices, Family: t.Family, Names: model.Missing(links, ft.Devices)})
+			t.SetInterfaces(links, tx)
 		}
-		if err := w.commit(b.conn); err != nil {
+		if err := b.commit(b.name, tx); err != nil {
 			return err
 		}
-		for _, t := range b.tables {
-			t.interfaces, t.count[setFastPathInterfaces] = links, len(links)
+		for _, t := range b.tables.List {
+			t.KeepInterfaces(links)
 		}
 		return nil
 	})
@@ -101,19 +92,7 @@ func (b *Backend) syncInterfaces() error {
 	return nil
 }
 
-// missingNames returns the keys of a that are missing from b, sorted.
-func missingNames[A, B any](a map[string]A, b map[string]B) []string {
-	var out []string
-	for name := range a {
-		if _, ok := b[name]; !ok {
-			out = append(out, name)
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
-// followInterfaces starts a goroutine that calls SyncInterfaces now and whenever an interface
+// followInterfaces starts a goroutine that calls refreshInterfaces now and whenever an interface
 // changes, and calls failed with the errors. stop ends the goroutine. serialized calls failed,
 // but never concurrently with the goroutine. Without Config.Offload no goroutine starts.
 func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (serialized func(error), stop func(), err error) {
@@ -141,14 +120,14 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 	var done sync.WaitGroup
 	done.Go(func() {
 		for {
-			err := b.SyncInterfaces(ctx)
+			err := b.refreshInterfaces(ctx)
 			// ENOENT means that interfaces are deleted faster than they can be listed.
 			for attempt := 0; attempt < 10 && errors.Is(err, unix.ENOENT); attempt++ {
 				select {
 				case <-ctx.Done():
 				case <-time.After(100 * time.Millisecond):
 				}
-				err = b.SyncInterfaces(ctx)
+				err = b.refreshInterfaces(ctx)
 			}
 			if err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
 				report(err)
@@ -164,7 +143,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 	return report, func() { cancel(); s.Close(); done.Wait() }, nil
 }
 
-// waitInterfaces returns nil when SyncInterfaces may have something to do.
+// waitInterfaces returns nil when refreshInterfaces may have something to do.
 func (b *Backend) waitInterfaces(ctx context.Context, s *nl.NetlinkSocket) error {
 	for {
 		messages, from, err := s.Receive()
@@ -191,14 +170,14 @@ func (b *Backend) waitInterfaces(ctx context.Context, s *nl.NetlinkSocket) error
 }
 
 // matters reports whether the change of an interface changes the chosen interfaces. Most changes
-// are about an interface's state, or SyncInterfaces has seen them.
+// are about an interface's state, or refreshInterfaces has seen them.
 func (b *Backend) matters(gone bool, link *netlink.LinkAttrs) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.tables == nil {
 		return false // the next full delta lists all interfaces
 	}
-	index, known := b.tables[0].interfaces[link.Name]
+	index, known := b.tables.List[0].Interfaces()[link.Name]
 	if gone {
 		return known && index == link.Index
 	}
@@ -206,10 +185,49 @@ func (b *Backend) matters(gone bool, link *netlink.LinkAttrs) bool {
 		return !known || index != link.Index
 	}
 	// The interface may have had another name before.
-	for _, index := range b.tables[0].interfaces {
+	for _, index := range b.tables.List[0].Interfaces() {
 		if index == link.Index {
 			return true
 		}
 	}
 	return false
+}
+
+// compareFlowtables compares the table's flowtables with the model. A device whose interface is
+// gone or was renamed may be missing.
+func (b *Backend) compareFlowtables(t *model.Table) error {
+	found, err := b.conn.Flowtables(b.name, t.Family)
+	if err != nil {
+		return err
+	}
+	ft, ok := found[layout.FastPath]
+	if b.config.Offload != nil {
+		if !ok || !ft.Sound() {
+			return drifted(t.Family, "flowtable %s is missing or has other attributes", layout.FastPath)
+		}
+		delete(found, layout.FastPath)
+	}
+	for name := range found {
+		return drifted(t.Family, "unexpected flowtable %s", name)
+	}
+	missing, unexpected := model.Missing(t.Interfaces(), ft.Devices), model.Missing(ft.Devices, t.Interfaces())
+	if t.Interfaces() == nil || len(missing)+len(unexpected) == 0 {
+		return nil
+	}
+	links, err := b.links()
+	if err != nil {
+		return err
+	}
+	for _, name := range missing {
+		if links[name] == t.Interfaces()[name] {
+			return drifted(t.Family, "flowtable %s has no interface %s", layout.FastPath, name)
+		}
+	}
+	known := slices.Collect(maps.Values(t.Interfaces()))
+	for _, name := range unexpected {
+		if index, ok := links[name]; ok && !slices.Contains(known, index) {
+			return drifted(t.Family, "flowtable %s has unexpected interface %s", layout.FastPath, name)
+		}
+	}
+	return nil
 }

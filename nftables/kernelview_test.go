@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -26,30 +27,25 @@ type view map[string]string
 // kernelView reads one family's table and resolves its dispatch keys.
 func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	tb.Helper()
-	all := func(s set, fn func(kernelElement)) {
-		err := b.elements(b.name, f, s, fn)
+	all := func(s layout.Set, fn func(kernel.Element)) {
+		err := b.conn.Elements(b.name, f, s, fn)
 		if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
-			tb.Fatalf("read %s: %v", s.name(), err)
+			tb.Fatalf("read %s: %v", s.Name(), err)
 		}
 	}
 	number := func(data []byte) uint32 { return binary.NativeEndian.Uint32(data) }
 	handlers := map[bool]map[uint32]string{}
-	for internal, s := range map[bool]set{false: setHandlers, true: setInternalHandlers} {
+	for internal, s := range map[bool]layout.Set{false: layout.Handlers, true: layout.InternalHandlers} {
 		handlers[internal] = map[uint32]string{}
-		err := b.verdicts(f, s, func(key []byte, chain string) { handlers[internal][number(key)] = chain })
-		if err != nil {
-			tb.Fatal(err)
-		}
+		all(s, func(e kernel.Element) { handlers[internal][number(e.Key)] = e.Chain })
 	}
 	stickyChains, stickyKeys := map[uint32]string{}, map[uint32]uint32{}
-	if err := b.verdicts(f, setStickyHandlers, func(key []byte, chain string) { stickyChains[number(key)] = chain }); err != nil {
-		tb.Fatal(err)
-	}
-	all(setStickyPools, func(e kernelElement) { stickyKeys[number(e.key)] = number(e.data) })
+	all(layout.StickyHandlers, func(e kernel.Element) { stickyChains[number(e.Key)] = e.Chain })
+	all(layout.StickyPools, func(e kernel.Element) { stickyKeys[number(e.Key)] = number(e.Data) })
 	members := map[uint32]string{}
-	all(setStickyEndpoints, func(e kernelElement) {
-		a, _ := parseAddrPort(e.data)
-		members[number(e.key)] = a.String()
+	all(layout.StickyEndpoints, func(e kernel.Element) {
+		a, _ := layout.ParseAddrPort(e.Data)
+		members[number(e.Key)] = a.String()
 	})
 	pools := map[uint32][]string{}
 	put := func(pool, bucket uint32, ep string) {
@@ -58,28 +54,39 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		}
 		pools[pool][bucket] = ep
 	}
-	all(setEndpoints, func(e kernelElement) {
-		a, _ := parseAddrPort(e.data)
-		put(number(e.key), number(e.key[4:]), a.String())
+	all(layout.Endpoints, func(e kernel.Element) {
+		a, _ := layout.ParseAddrPort(e.Data)
+		put(number(e.Key), number(e.Key[4:]), a.String())
 	})
-	all(setStickyBuckets, func(e kernelElement) {
-		ep := members[number(e.data)]
+	all(layout.StickyBuckets, func(e kernel.Element) {
+		ep := members[number(e.Data)]
 		if ep == "" {
-			tb.Errorf("bucket of unknown member %x", number(e.data))
+			tb.Errorf("bucket of unknown member %x", number(e.Data))
 		}
-		put(number(e.key), number(e.key[4:]), ep)
+		put(number(e.Key), number(e.Key[4:]), ep)
 	})
 	v := view{}
 	used := map[uint32]bool{}
-	dispatchKey := func(kind string, internal bool) func(kernelElement) {
-		return func(e kernelElement) {
-			t := number(e.data)
-			chain := handlers[internal][t&handlerMask]
-			pool := t & poolMask
-			if strings.HasSuffix(chain, chainSticky) {
+	rangeKeys := map[bool]map[uint32]uint32{false: {}, true: {}}
+	all(layout.RangeKeys, func(e kernel.Element) { rangeKeys[false][number(e.Key)] = number(e.Data) })
+	all(layout.InternalRangeKeys, func(e kernel.Element) { rangeKeys[true][number(e.Key)] = number(e.Data) })
+	dispatchKey := func(kind string, internal bool) func(kernel.Element) {
+		return func(e kernel.Element) {
+			t := number(e.Data)
+			at := place(e.Key, f)
+			if e.KeyEnd != nil {
+				var ok bool
+				if t, ok = rangeKeys[internal][t]; !ok {
+					return
+				}
+				at += "-" + fmt.Sprint(binary.BigEndian.Uint16(e.KeyEnd[len(e.KeyEnd)-4:]))
+			}
+			chain := handlers[internal][t&layout.HandlerMask]
+			pool := t & layout.PoolMask
+			if strings.HasSuffix(chain, layout.ChainSticky) {
 				key := stickyKeys[pool]
-				chain += " " + stickyChains[key&maxMember]
-				if pool <<= stickyShift; key&stickyMask != pool {
+				chain += " " + stickyChains[key&layout.MaxMember]
+				if pool <<= layout.StickyShift; key&layout.StickyMask != pool {
 					tb.Errorf("pool %x has the sticky key %x", pool, key)
 				}
 			}
@@ -91,30 +98,32 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 			if !strings.Contains(chain, "-by-") { // with a hash, the order of buckets matters
 				eps = slices.Sorted(slices.Values(eps))
 			}
-			v[kind+" "+place(e.key, f)] = fmt.Sprintf("%s %s %v", e.comment, chain, eps)
+			v[kind+" "+at] = fmt.Sprintf("%s %s %v", e.Comment, chain, eps)
 		}
 	}
-	all(setServiceIPs, dispatchKey("service", false))
-	all(setNodePorts, dispatchKey("service", false))
-	all(setInternalIPs, dispatchKey("internal", true))
-	all(setInternalNodePorts, dispatchKey("internal", true))
+	all(layout.ServiceIPs, dispatchKey("service", false))
+	all(layout.NodePorts, dispatchKey("service", false))
+	all(layout.InternalIPs, dispatchKey("internal", true))
+	all(layout.InternalNodePorts, dispatchKey("internal", true))
+	all(layout.ServiceRanges, dispatchKey("service", false))
+	all(layout.ServiceRanges, dispatchKey("internal", true))
 	for p := range pools {
 		if !used[p] {
 			tb.Errorf("pool %x is not used", p)
 		}
 	}
 	n := f.Bits() / 8
-	all(setClusterIPs, func(e kernelElement) { v["cluster IP "+address(e.key)] = "" })
+	all(layout.ClusterIPs, func(e kernel.Element) { v["cluster IP "+address(e.Key)] = "" })
 	// The set also has endpoints in their grace period, and no others.
-	inGrace := b.table(f).hairpin.inGrace(time.Now())
-	all(setHairpin, func(e kernelElement) {
-		if a, _ := netip.AddrFromSlice(e.key[:n]); inGrace[a].IsZero() {
+	inGrace := b.tables.Table(f).InGrace(time.Now())
+	all(layout.Hairpin, func(e kernel.Element) {
+		if a, _ := netip.AddrFromSlice(e.Key[:n]); inGrace[a].IsZero() {
 			v["hairpin "+a.String()] = ""
 		}
 	})
 	for bits := range f.Bits() + 1 {
-		all(allowed(bits), func(e kernelElement) {
-			v[fmt.Sprintf("source %s/%d to %s", address(e.key[:n]), bits, place(e.key[n:], f))] = ""
+		all(layout.Allowed(bits), func(e kernel.Element) {
+			v[fmt.Sprintf("source %s/%d to %s", address(e.Key[:n]), bits, place(e.Key[n:], f))] = ""
 		})
 	}
 	return v
@@ -136,32 +145,6 @@ func place(key []byte, f tracker.Family) string {
 	return fmt.Sprintf("%s %d %d", addr, key[n], binary.BigEndian.Uint16(key[n+4:]))
 }
 
-// verdicts calls fn with the elements of a verdict map.
-func (b *Backend) verdicts(f tracker.Family, s set, fn func(key []byte, chain string)) error {
-	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.name)
-	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
-	inside := func(data []byte, want uint16, next func([]byte)) {
-		for typ, d := range nfnl.Attributes(data) {
-			if typ == want {
-				next(d)
-			}
-		}
-	}
-	return b.conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
-		inside(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list []byte) {
-			inside(list, unix.NFTA_LIST_ELEM, func(one []byte) {
-				e := parseElement(one)
-				inside(one, unix.NFTA_SET_ELEM_DATA, func(data []byte) {
-					inside(data, unix.NFTA_DATA_VERDICT, func(v []byte) {
-						inside(v, unix.NFTA_VERDICT_CHAIN, func(chain []byte) { fn(e.key, nfnl.String(chain)) })
-					})
-				})
-			})
-		})
-		return nil
-	})
-}
-
 // rulesetView returns the view that follows from the ruleset.
 func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Family) view {
 	v := view{}
@@ -169,11 +152,11 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 		if s.Key.Family != f {
 			continue
 		}
-		line := func(handler handler, target ruleset.Target) string {
+		line := func(handler layout.Handler, target ruleset.Target) string {
 			list := []string{}
 			eps := s.Pool(target)
 			switch {
-			case s.Hash() != tracker.HashNone && handler.hasPool():
+			case s.Hash() != tracker.HashNone && handler.HasPool():
 				tab := s.Maglev(target, node.HashSeed)
 				for bucket := range tab.Len() {
 					list = append(list, eps[tab.At(bucket)].Addr.String())
@@ -189,26 +172,32 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 				}
 				slices.Sort(list)
 			}
-			chain := handler.chain()
-			if handler.sticky {
-				chain += " " + stickyHandlerOf(s, target).chain()
+			chain := handler.Chain()
+			if handler.Sticky {
+				chain += " " + model.StickyHandlerOf(s, target).Chain()
 			}
-			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), chain, list)
+			return fmt.Sprintf("%s %s %v", layout.Printable(s.Key.ServicePortName.String()), chain, list)
 		}
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]
 			at := fmt.Sprintf("%s %d %d", fr.Addr, inet.Protocol(s.Key.Protocol), fr.Port)
-			if fr.Kind == ruleset.NodePort {
+			if fr.IsRange() {
+				at += fmt.Sprintf("-%d", fr.LastPort)
+			}
+			if fr.Kind == ruleset.KindNodePort {
 				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
-			v["service "+at] = line(handlerOf(s, fr, wantedSticky(s)), fr.Target)
-			if fr.ShortCircuit() && fr.Internal == ruleset.ToCluster {
-				v["internal "+at] = line(poolHandler(s, ruleset.ToCluster, wantedSticky(s)), ruleset.ToCluster)
+			v["service "+at] = line(model.HandlerOf(s, fr, model.WantedSticky(s)), fr.Target)
+			if fr.ShortCircuit() && fr.Internal == ruleset.TargetCluster {
+				v["internal "+at] = line(model.PoolHandler(s, fr, ruleset.TargetCluster, model.WantedSticky(s)), ruleset.TargetCluster)
 			}
-			if fr.Kind == ruleset.ClusterIP {
+			if fr.Kind == ruleset.KindClusterIP {
 				v["cluster IP "+fr.Addr.String()] = ""
 			}
 			for _, source := range fr.Sources {
+				if fr.IsRange() {
+					continue
+				}
 				v[fmt.Sprintf("source %s to %s", source, at)] = ""
 			}
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os/exec"
 	"testing"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 )
 
 // makeOlder gives the tables the version of layout 1, and a chain and a map with their names in
@@ -15,7 +17,7 @@ func makeOlder(t *testing.T, do func(func() error) error, table string) {
 	script := ""
 	for _, family := range []string{"ip", "ip6"} {
 		at := family + " " + table
-		script += fmt.Sprintf("delete element %s layout { %#x }; add element %s layout { 1 };", at, layoutVersion, at)
+		script += fmt.Sprintf("delete element %s layout { %#x }; add element %s layout { 1 };", at, layout.Version, at)
 		script += fmt.Sprintf("add chain %s near; add map %s classes { type classid : verdict; };", at, at)
 	}
 	err := do(func() error {

@@ -10,20 +10,21 @@ import (
 	gnft "github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // The benchmarks in this file compare netlink messages of this package with
-// github.com/google/nftables in the same kernel. They justify package nlbatch and the readers
-// in this package. The package uses the library for everything that the library does within
+// github.com/google/nftables in the same kernel. They justify the messages and the readers
+// of package kernel. The package uses the library for everything that the library does within
 // twice the time and memory.
 
 // comparison is a table with one map of 32-bit numbers to 32-bit numbers, and a
 // connection of either kind.
 type comparison struct {
-	ours    *nlbatch.Conn
+	ours    *kernel.Conn
 	library *gnft.Conn
 	set     *gnft.Set
 }
@@ -33,7 +34,7 @@ func compare(b *testing.B, elements int) *comparison {
 	h := netlab.NewHost(b)
 	c := &comparison{}
 	var err error
-	if c.ours, err = nlbatch.Dial(h.File()); err != nil {
+	if c.ours, err = kernel.Dial(h.File(), kernel.SendBuffer); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { c.ours.Close() })
@@ -42,14 +43,14 @@ func compare(b *testing.B, elements int) *comparison {
 	}
 	b.Cleanup(func() { c.library.CloseLasting() })
 	t := c.library.AddTable(&gnft.Table{Name: "compared", Family: gnft.TableFamilyIPv4})
-	c.set = &gnft.Set{Table: t, Name: "numbers", IsMap: true, KeyType: gnft.TypeInteger, DataType: gnft.TypeInteger, Size: 1 << 18}
+	c.set = &gnft.Set{Table: t, Name: layout.Endpoints.Name(), IsMap: true, KeyType: gnft.TypeInteger, DataType: gnft.TypeInteger, Size: 1 << 18}
 	if err := c.library.AddSet(c.set, nil); err != nil {
 		b.Fatal(err)
 	}
 	if err := c.library.Flush(); err != nil {
 		b.Fatal(err)
 	}
-	var batch nlbatch.Batch
+	var batch kernel.Batch
 	for from := 0; from < elements; from += 10000 {
 		batch.Reset()
 		c.write(&batch, unix.NFT_MSG_NEWSETELEM, from, min(10000, elements-from))
@@ -61,14 +62,14 @@ func compare(b *testing.B, elements int) *comparison {
 }
 
 // write adds messages to a batch that add or delete n elements.
-func (c *comparison) write(batch *nlbatch.Batch, typ uint16, from, n int) {
-	var e nlbatch.Elements
+func (c *comparison) write(batch *kernel.Batch, typ uint16, from, n int) {
+	var e kernel.Elements
 	for i := range n {
 		var word [4]byte
 		binary.BigEndian.PutUint32(word[:], uint32(from+i))
 		e.Add(word[:], word[:], "")
 	}
-	batch.Elements(typ, 0, unix.NFPROTO_IPV4, "compared", "numbers", &e)
+	batch.Elements(typ, 0, unix.NFPROTO_IPV4, "compared", layout.Endpoints.Name(), &e)
 }
 
 // elements returns n elements in the library's form.
@@ -98,7 +99,7 @@ func BenchmarkLibraryWrite(b *testing.B) {
 				}
 			})
 		}
-		var batch nlbatch.Batch
+		var batch kernel.Batch
 		run("ours", func(c *comparison, old, now int) error {
 			batch.Reset()
 			c.write(&batch, unix.NFT_MSG_DELSETELEM, old, n)
@@ -125,7 +126,7 @@ func BenchmarkLibraryReadElements(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				found := 0
-				err := readElements(c.ours, "compared", tracker.IPv4, "numbers", func(kernelElement) { found++ })
+				err := c.ours.Elements("compared", tracker.IPv4, layout.Endpoints, func(kernel.Element) { found++ })
 				if err != nil || found != n {
 					b.Fatalf("%d elements, %v", found, err)
 				}
@@ -156,19 +157,19 @@ func BenchmarkLibraryList(b *testing.B) {
 	b.Run("ours", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			head, err := readTable(p.backend.conn, DefaultTable, tracker.IPv4)
-			if err != nil || !head.exists {
+			head, err := p.backend.conn.Table(DefaultTable, tracker.IPv4)
+			if err != nil || !head.Exists {
 				b.Fatal(err)
 			}
-			s, err := p.backend.readSets(DefaultTable, tracker.IPv4)
+			s, err := p.backend.conn.Sets(DefaultTable, tracker.IPv4)
 			if err != nil {
 				b.Fatal(err)
 			}
-			c, err := p.backend.readChains(DefaultTable, tracker.IPv4)
+			c, err := p.backend.conn.Chains(DefaultTable, tracker.IPv4)
 			if err != nil {
 				b.Fatal(err)
 			}
-			r, err := p.backend.readRules(DefaultTable, tracker.IPv4)
+			r, err := p.backend.conn.Rules(DefaultTable, tracker.IPv4)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -14,8 +14,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -97,16 +99,16 @@ func TestManyAffinityTimeouts(t *testing.T) {
 	r.sync()
 	victim(1, 3)
 	r.sync()
-	for _, tab := range r.backend.tables {
-		if n := len(tab.stickyHandlers.entries); n > keepUnused+2 {
-			t.Errorf("%s: %d sticky handlers are left", tab.family, n)
+	for _, tab := range r.backend.tables.List {
+		if n := len(tab.Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+2 {
+			t.Errorf("%s: %d sticky handlers are left", tab.Family, n)
 		}
-		chains, err := r.backend.readChains(r.backend.name, tab.family)
+		chains, err := r.backend.conn.Chains(r.backend.name, tab.Family)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := len(chains); n > keepUnused+60 {
-			t.Errorf("%s: %d chains are left", tab.family, n)
+		if n := len(chains); n > model.KeepUnused+60 {
+			t.Errorf("%s: %d chains are left", tab.Family, n)
 		}
 	}
 	r.verify()
@@ -118,7 +120,7 @@ func TestStickyHandlersComeAndGo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	full := 0
-	for i := range 5 * keepUnused {
+	for i := range 5 * model.KeepUnused {
 		for s := range 3 {
 			r.setBoth(s, upTo(1+i%3), sticky(int32(100+i*(s+1))))
 		}
@@ -126,7 +128,7 @@ func TestStickyHandlersComeAndGo(t *testing.T) {
 		if r.last.Full {
 			full++
 		}
-		if n := len(r.backend.tables[0].stickyHandlers.entries); n > keepUnused+6 {
+		if n := len(r.backend.tables.List[0].Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+6 {
 			t.Fatalf("round %d: %d sticky handlers", i, n)
 		}
 		if i%16 == 0 {
@@ -145,7 +147,7 @@ func TestTooFewStickyPools(t *testing.T) {
 	t.Parallel()
 	host := netlab.NewHost(t)
 	r := newRig(t, host)
-	r.limits = &limits{plain: maxPool, sticky: 3}
+	r.pools = func(c model.Config) model.Config { c.Sticky = 3; return c }
 	r.start()
 	expect := func(want ...int) {
 		t.Helper()
@@ -214,11 +216,11 @@ func TestTooFewStickyPools(t *testing.T) {
 }
 
 // TestTooFewPools has more Services than there is room for. Those beyond fail alone, those that have
-// rules keep them, also when they want more, and an endpoint that is gone leaves their rules.
+// rules keep them, even when they want more, and an endpoint that is gone leaves their rules.
 func TestTooFewPools(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	r.limits = &limits{plain: 4, sticky: maxSticky}
+	r.pools = func(c model.Config) model.Config { c.Plain = 4; return c }
 	r.start()
 	set := func(i int, eps []int, edits ...func(*v1.Service)) { r.setBoth(i, eps, edits...) }
 	// sync syncs and checks which Services failed.
@@ -233,7 +235,7 @@ func TestTooFewPools(t *testing.T) {
 		if partial != nil {
 			for k, err := range partial.Failed {
 				var n int
-				if _, scan := fmt.Sscanf(k.Name, "svc-%d", &n); scan != nil || !errors.Is(err, errTooManyPools) {
+				if _, scan := fmt.Sscanf(k.Name, "svc-%d", &n); scan != nil || !errors.Is(err, model.ErrTooManyPools) {
 					t.Errorf("%s failed: %v", k, err)
 				}
 				got = append(got, n)
@@ -290,4 +292,57 @@ func TestTooFewPools(t *testing.T) {
 	sync(0) // it comes before the others are gone
 	r.sync()
 	expect(0, "10.244.0.1", "10.244.0.2")
+}
+
+// TestRefusedServiceTakesNoFrontend gives an older Service the external IP of another one while there
+// is no pool for it. The other Service must keep the IP and follow its endpoints, and lose the IP as
+// soon as there is a pool, or it no longer asks for the IP itself.
+func TestRefusedServiceTakesNoFrontend(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, netlab.NewHost(t))
+	r.pools = func(c model.Config) model.Config { c.Plain = 2; return c }
+	r.start()
+	older := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(1, 0) }
+	younger := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(2, 0) }
+	external := backendtest.ExternalIPs("198.51.100.1", "2001:db8:3::1")
+	refused := func(what string) {
+		t.Helper()
+		var p *ruleset.PartialError
+		if err := r.cursor.Sync(t.Context()); !errors.As(err, &p) || len(p.Failed) != 2 {
+			t.Fatalf("%s: %v, want a PartialError for a Service in two families", what, err)
+		}
+	}
+	is := func(what string, want ...string) {
+		t.Helper()
+		for _, to := range []string{"198.51.100.1:80", "[2001:db8:3::1]:80"} {
+			_, eps := r.chain(to)
+			if len(eps) != len(want) || strings.HasPrefix(to, "198") && !slices.Equal(eps, want) {
+				t.Errorf("%s: %s has the endpoints %v, want %v", what, to, eps, want)
+			}
+		}
+	}
+	r.setBoth(3, []int{3}, younger, external)
+	r.setBoth(5, []int{5}, younger)
+	r.sync()
+	r.setBoth(4, []int{4}, older, external)
+	refused("taken")
+	is("taken", "10.244.0.3")
+	r.setBoth(3, []int{3, 6}, younger, external)
+	refused("other endpoints")
+	is("other endpoints", "10.244.0.3", "10.244.0.6")
+	r.cursor.Resync()
+	refused("a full delta")
+	is("a full delta", "10.244.0.3", "10.244.0.6")
+	r.setBoth(3, []int{3}, younger)
+	refused("the other leaves")
+	is("the other leaves")
+	r.setBoth(3, []int{3}, younger, external)
+	refused("the other returns")
+	is("the other returns", "10.244.0.3")
+	r.tracker.DeleteService(backendtest.ServiceName(5))
+	// The deletion follows the others in the delta that it comes with.
+	refused("a pool is free")
+	r.sync()
+	is("a pool is free", "10.244.0.4")
+	r.verify()
 }

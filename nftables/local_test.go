@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -31,7 +31,7 @@ func TestNodeIsRefused(t *testing.T) {
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.File()})
+	cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: r.host.File()})
 	if err != nil {
 		t.Fatal(err)
 	}

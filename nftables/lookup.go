@@ -7,33 +7,40 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Lookup reads how the kernel handles new connections like the query's packet, from the
 // tables of a [Backend] with the same configuration, in this process or another. Found.Where
 // is the table and the chain that handles the connections. DESIGN.md, beside the source,
-// explains the names of chains. The error wraps [ruleset.ErrNoRules] if there is no table.
+// explains the names of chains. The error wraps [dataplane.ErrNoRules] if there is no table.
 //
 // Lookup is a debugging aid. It reads whole maps one after the other, so a concurrent
 // change can yield an inconsistent result.
-func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, error) {
+func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	family := tracker.FamilyOf(to.Addr())
 	if family.Bits() == 0 {
-		return ruleset.Found{}, fmt.Errorf("nftables: cannot look up invalid address %v", q.Packet.To)
+		return dataplane.Found{}, fmt.Errorf("nftables: cannot look up invalid address %v", q.Packet.To)
 	}
 	c.Families = []tracker.Family{family}
-	all, inside, key := frontendKey(q.NodePort, to.Addr(), q.Packet.Protocol, to.Port())
-	var found ruleset.Found
+	all, inside, key := layout.FrontendKey(q.NodePort, to.Addr(), q.Packet.Protocol, to.Port())
+	var found dataplane.Found
 	err := readTables(ctx, c, "look up packet", func(r reader) (err error) {
-		found, err = r.find(string(key.bytes()), all, setHandlers)
-		if err != nil || !found.Entry || !q.Internal {
+		found, err = r.find(string(key.Bytes()), all, layout.Handlers)
+		if err == nil && !found.Entry {
+			found, err = r.findRange(to, q)
 			return err
 		}
-		internal, err := r.find(string(key.bytes()), inside, setInternalHandlers)
+		if err != nil || !q.Internal {
+			return err
+		}
+		internal, err := r.find(string(key.Bytes()), inside, layout.InternalHandlers)
 		if err != nil || internal.Entry {
 			found = internal
 		}
@@ -44,29 +51,97 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 
 // find resolves the key of a packet's destination in a map of dispatch keys, if the map has
 // the key.
-func (r reader) find(key string, dispatchKeys, handlers set) (found ruleset.Found, err error) {
+func (r reader) find(key string, dispatchKeys, handlers layout.Set) (found dataplane.Found, err error) {
 	var dispatchKey uint32
-	err = r.each(dispatchKeys, func(e kernelElement) {
-		if string(e.key) == key {
-			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.data), e.comment, true
+	err = r.each(dispatchKeys, func(e kernel.Element) {
+		if string(e.Key) == key {
+			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.Data), e.Comment, true
 		}
 	})
 	if err != nil || !found.Entry {
-		return ruleset.Found{}, err
+		return dataplane.Found{}, err
 	}
 	endpoints, err := r.endpoints(handlers)
 	if err != nil {
-		return ruleset.Found{}, err
+		return dataplane.Found{}, err
 	}
 	chain, pool := endpoints(dispatchKey)
 	found.Where, found.Endpoints = fmt.Sprintf("table %s, chain %s", r.table, chain), pool
 	return found, nil
 }
 
+// findRange resolves a packet's destination that is in a range of ports.
+func (r reader) findRange(to netip.AddrPort, q dataplane.Query) (found dataplane.Found, err error) {
+	at := layout.Octets{}.Addr(to.Addr()).Proto(q.Packet.Protocol).Port(to.Port())
+	key, n := string(at.Bytes()), at.Len()-4
+	var number string
+	service := ""
+	err = ignoreMissing(r.each(layout.ServiceRanges, func(e kernel.Element) {
+		if len(e.Key) == len(key) && len(e.KeyEnd) == len(key) && string(e.Key[:n]) == key[:n] && string(e.Key) <= key && key <= string(e.KeyEnd) {
+			number, service = string(e.Data), e.Comment
+		}
+	}))
+	if err != nil || number == "" {
+		return found, err
+	}
+	keys := layout.RangeKeys
+	found, err = r.find(number, keys, layout.Handlers)
+	if err == nil && found.Entry && q.Internal {
+		var internal dataplane.Found
+		if internal, err = r.find(number, layout.InternalRangeKeys, layout.InternalHandlers); internal.Entry {
+			found, keys = internal, layout.InternalRangeKeys
+		}
+	}
+	if err != nil {
+		return found, err
+	}
+	found.Service = service
+	port, err := r.shift(number, keys, to.Port())
+	for i, a := range found.Endpoints {
+		found.Endpoints[i] = netip.AddrPortFrom(a.Addr(), port)
+	}
+	return found, err
+}
+
+// shift returns the endpoints' port for a port of a range, whose number keys resolves.
+func (r reader) shift(number string, keys layout.Set, port uint16) (uint16, error) {
+	get := func(s layout.Set, key string) (value string, err error) {
+		err = r.each(s, func(e kernel.Element) {
+			if string(e.Key) == key {
+				value = string(e.Data)
+			}
+		})
+		return value, err
+	}
+	key, err := get(keys, number)
+	if err != nil || len(key) != 4 {
+		return port, err
+	}
+	pool := binary.NativeEndian.Uint32([]byte(key)) & layout.PoolMask
+	sticky, err := get(layout.StickyPools, string(binary.NativeEndian.AppendUint32(nil, pool)))
+	if err != nil {
+		return port, err
+	}
+	if len(sticky) == 4 {
+		pool = binary.NativeEndian.Uint32([]byte(sticky)) & layout.StickyMask
+	}
+	key = string(binary.NativeEndian.AppendUint32(nil, pool))
+	from, err := get(layout.ShiftFrom, key)
+	if err != nil || len(from) < 2 {
+		return port, err
+	}
+	to, err := get(layout.ShiftTo, key)
+	if err != nil || len(to) < 2 {
+		return port, err
+	}
+	first, last := binary.BigEndian.Uint16([]byte(from)), binary.BigEndian.Uint16([]byte(to))
+	return layout.Shifted(first, last, port), nil
+}
+
 // Ready returns the number of endpoints to which each Service port forwards new connections.
 // It reads the kernel's tables of a [Backend] with the same configuration, in this process or
 // another. If the frontends of a Service port have different endpoints, the largest number
-// counts. Names of Service ports are as in [Traffic]. The error wraps [ruleset.ErrNoRules] if
+// counts. Names of Service ports are as in [Traffic]. The error wraps [dataplane.ErrNoRules] if
 // there is no table.
 //
 // Ready is a debugging aid. It reads all endpoints, without a snapshot, so a concurrent change
@@ -74,14 +149,27 @@ func (r reader) find(key string, dispatchKeys, handlers set) (found ruleset.Foun
 func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 	out := map[tracker.Key]int{}
 	err := readTables(ctx, c, "read endpoints", func(r reader) error {
-		endpoints, err := r.endpoints(setHandlers)
+		endpoints, err := r.endpoints(layout.Handlers)
 		if err != nil {
 			return err
 		}
-		return r.frontends(func(e kernelElement, k tracker.Key) {
-			_, pool := endpoints(binary.NativeEndian.Uint32(e.data))
+		add := func(e kernel.Element, k tracker.Key) {
+			_, pool := endpoints(binary.NativeEndian.Uint32(e.Data))
 			out[k] = max(out[k], len(pool))
-		})
+		}
+		if err := r.frontends(add); err != nil {
+			return err
+		}
+		dispatchKeys := map[string][]byte{}
+		err = r.each(layout.RangeKeys, func(e kernel.Element) { dispatchKeys[string(e.Key)] = slices.Clone(e.Data) })
+		if err == nil {
+			err = r.ranges(func(e kernel.Element, k tracker.Key) {
+				if e.Data = dispatchKeys[string(e.Data)]; e.Data != nil {
+					add(e, k)
+				}
+			})
+		}
+		return ignoreMissing(err)
 	})
 	if err != nil {
 		return nil, err

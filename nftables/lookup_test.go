@@ -14,15 +14,18 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // lookUp calls Lookup for packets to an address, port and protocol, or to a NodePort if the
 // address is unspecified.
-func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (ruleset.Found, error) {
-	return Lookup(ctx, c, ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: p}, NodePort: to.Addr().IsUnspecified()})
+func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (dataplane.Found, error) {
+	return Lookup(ctx, c, dataplane.Query{Packet: ruleset.Packet{To: to, Protocol: p}, NodePort: to.Addr().IsUnspecified()})
 }
 
 // TestLookupAgreesWithRuleset compares the result for each frontend with the ruleset.
@@ -31,7 +34,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File()}
 	at := netip.MustParseAddrPort
-	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ruleset.ErrNoRules) {
+	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a table: %v", err)
 	}
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
@@ -75,7 +78,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 			tr.SetSlice(sl)
 		}
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
 	if err != nil {
 		t.Fatal(err)
@@ -100,30 +103,30 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
 			addr := f.Addr
-			if f.Kind == ruleset.NodePort {
+			if f.Kind == ruleset.KindNodePort {
 				addr = netip.IPv4Unspecified()
 				if s.Key.Family == tracker.IPv6 {
 					addr = netip.IPv6Unspecified()
 				}
 			}
 			to := netip.AddrPortFrom(addr, f.Port)
-			found := func(c handler, target ruleset.Target) ruleset.Found {
-				chain := c.chain()
-				if c.sticky {
-					chain += ", chain " + stickyHandlerOf(s, target).chain()
+			found := func(c layout.Handler, target ruleset.Target) dataplane.Found {
+				chain := c.Chain()
+				if c.Sticky {
+					chain += ", chain " + model.StickyHandlerOf(s, target).Chain()
 				}
-				return ruleset.Found{
+				return dataplane.Found{
 					Entry: true, Service: s.Key.ServicePortName.String(), Endpoints: addrs(s.Pool(target)),
 					Where: fmt.Sprintf("table %s, chain %s", DefaultTable, chain),
 				}
 			}
-			external := found(handlerOf(s, f, wantedSticky(s)), f.Target)
+			external := found(model.HandlerOf(s, f, model.WantedSticky(s)), f.Target)
 			internal := external
-			if f.ShortCircuit() && f.Internal == ruleset.ToCluster {
-				internal = found(poolHandler(s, ruleset.ToCluster, wantedSticky(s)), f.Internal)
+			if f.ShortCircuit() && f.Internal == ruleset.TargetCluster {
+				internal = found(model.PoolHandler(s, f, ruleset.TargetCluster, model.WantedSticky(s)), f.Internal)
 			}
-			q := ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.NodePort}
-			for fromInside, want := range map[bool]ruleset.Found{false: external, true: internal} {
+			q := dataplane.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.KindNodePort}
+			for fromInside, want := range map[bool]dataplane.Found{false: external, true: internal} {
 				q.Internal = fromInside
 				got, err := Lookup(t.Context(), c, q)
 				if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {

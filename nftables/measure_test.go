@@ -5,16 +5,13 @@ package nftables
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
-	"strings"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -22,89 +19,6 @@ import (
 // unprivileged is the size of the largest transaction of a process without privileges, with the
 // kernel's default of net.core.wmem_max.
 const unprivileged = 2*212992 - 32
-
-// TestServiceTakesNoMoreThanMeasured writes random Services and compares their bytes with the
-// measured ones.
-func TestServiceTakesNoMoreThanMeasured(t *testing.T) {
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		rng := rand.New(rand.NewPCG(7, uint64(f)))
-		node := &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}
-		node.Info.Name = thisNode
-		tab := newTable(f, node, 1, defaultLimits)
-		w := newWriter("proxier")
-		random := func(id int) *ruleset.Service {
-			long := func(n int) string { return strings.Repeat("x", rng.IntN(n)) }
-			s := svc(id, func(s *v1.Service) {
-				s.Namespace, s.Name, s.Spec.Ports[0].Name = "ns"+long(60), "s"+long(200), "p"+long(30)
-				s.Spec.Type = v1.ServiceTypeLoadBalancer
-				s.Spec.Ports[0].NodePort = int32(30000 + id)
-				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
-				for range rng.IntN(12) {
-					s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
-						fmt.Sprintf("172.16.0.0/%d", 1+rng.IntN(32)), fmt.Sprintf("2001:db8:2::/%d", 1+rng.IntN(128)))
-				}
-				if rng.IntN(2) == 0 {
-					s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-				}
-			})
-			if rng.IntN(2) == 0 {
-				sticky(1 + rng.Int32N(86400))(s)
-			}
-			ports, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: thisNode}, Families: []tracker.Family{f}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			slice := epSlice(id, f, upTo(rng.IntN([]int{2, 20, 2000}[rng.IntN(3)]))...)
-			slice.Namespace, slice.Labels[discovery.LabelServiceName] = s.Namespace, s.Name
-			slice.Ports[0].Name = &s.Spec.Ports[0].Name
-			e, err := ruleset.NewEngine(ruleset.Config{Tracker: ports})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ports.SetService(s)
-			ports.SetSlice(slice)
-			ports.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-			var out *ruleset.Service
-			c := e.Attach("x", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-				for _, ch := range d.Changes {
-					out = ch.New
-				}
-				return nil
-			}))
-			if err := c.Sync(context.Background()); err != nil {
-				t.Fatal(err)
-			}
-			return out
-		}
-		for i := range 400 {
-			id := uint32(1 + rng.IntN(10))
-			s := random(int(id))
-			if rng.IntN(3) == 0 {
-				s = nil
-			}
-			w.begin()
-			before := w.size()
-			expected := tab.bytes(s)
-			if old := tab.service(id); old != nil {
-				expected += tab.bytes(old.rule)
-			}
-			if err := tab.apply(id, s, w); err != nil {
-				t.Fatal(err)
-			}
-			size := w.size()
-			if size-before > expected+messageSize*len(w.touched)+messageSize {
-				t.Fatalf("%s, change %d: %d bytes, at most %d expected", f, i, size-before, expected)
-			}
-			batch, err := w.finish()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if batch.Len() > size {
-				t.Fatalf("%s, change %d: a transaction of %d bytes, but size is %d", f, i, batch.Len(), size)
-			}
-		}
-	}
-}
 
 // TestSmallSocketBufferSuffices has a process without privileges program many chains, many
 // endpoints and a Service that is too large for any transaction.
@@ -183,19 +97,38 @@ func TestClusterIPsComeLast(t *testing.T) {
 		r.tracker.SetService(svc(i))
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(30)...))
 	}
-	// The context ends the cold start after the second step.
-	ctx := &countedContext{Context: context.Background(), left: 4}
-	if err := r.cursor.Sync(ctx); !errors.Is(err, context.Canceled) {
-		t.Fatalf("Sync returned %v", err)
-	}
-	count := func(s set) (n int) {
-		if err := r.backend.elements(r.backend.name, tracker.IPv4, s, func(kernelElement) { n++ }); err != nil {
+	count := func(s layout.Set) (n int) {
+		if err := r.backend.conn.Elements(r.backend.name, tracker.IPv4, s, func(kernel.Element) { n++ }); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	if services, refused := count(setServiceIPs), count(setClusterIPs); services == 0 || services == 120 || refused != 0 {
-		t.Errorf("halfway, the table has %d services and %d addresses that refuse", services, refused)
+	// The context ends each cold start a step later than the one before.
+	halfway := 0
+	for left := 1; ; left++ {
+		if err := Cleanup(t.Context(), r.backend.config); err != nil {
+			t.Fatal(err)
+		}
+		err := r.cursor.Sync(&countedContext{Context: context.Background(), left: left})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("Sync returned %v", err)
+		}
+		if head, err := r.backend.conn.Table(r.backend.name, tracker.IPv4); err != nil || !head.Exists {
+			continue
+		}
+		services, refused := count(layout.ServiceIPs), count(layout.ClusterIPs)
+		if services != 120 && refused != 0 {
+			t.Errorf("with %d services, the table has %d addresses that refuse", services, refused)
+		}
+		if services != 0 && services != 120 {
+			halfway++
+		}
+	}
+	if halfway == 0 {
+		t.Error("no cold start ended halfway")
 	}
 	r.sync()
 	r.verify()

@@ -18,9 +18,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -144,9 +144,8 @@ func TestNoConnectionIsLost(t *testing.T) {
 		}
 	})
 	during("50 full resyncs by a staging table", func() {
-		limit := b.conn.Limit()
-		b.conn.SetLimit(20 << 10) // the skeletons fit, and little more
-		defer func() { b.conn.SetLimit(limit) }()
+		limitTo(t, b, 20<<10) // the skeletons fit, and little more
+		defer limitTo(t, b, 0)
 		for range 50 {
 			w.Cursor.Resync()
 			w.Sync()
@@ -199,6 +198,11 @@ func runAgent(spec string) error {
 	if err != nil {
 		return err
 	}
+	if os.Getenv(smallEnv) == "1" {
+		if err := b.limitTo(20 << 10); err != nil { // the skeletons fit, and little more
+			return err
+		}
+	}
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
 	if err != nil {
 		return err
@@ -207,12 +211,9 @@ func runAgent(spec string) error {
 	if err != nil {
 		return err
 	}
-	if os.Getenv(smallEnv) == "1" {
-		b.conn.SetLimit(20 << 10) // the skeletons fit, and little more
-	}
 	c, rng := e.Attach("nftables", b), rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
 	t.SetService(s.service())
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	for i := 0; ; i++ {
 		s.hand(t, rng)
 		if i%7 == 6 {

@@ -3,25 +3,25 @@ package nftables
 import (
 	"fmt"
 	"path"
+	"slices"
 
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// DefaultOffloadPackets is the default of Offload.AfterPackets.
-const DefaultOffloadPackets = 20
+// defaultOffloadPackets is the default of Offload.AfterPackets.
+const defaultOffloadPackets = 20
 
 // Offload configures the fast path for connections of Services that cross the node: an
 // nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the kernel, KEP-4963).
 // See "Offload" in the package documentation.
 type Offload struct {
-	// Interfaces reports whether packets that come in by an interface may take the fast
-	// path. A connection takes it if both its interfaces are chosen. The loopback interface
-	// is never chosen. Required; [InterfacesMatching] returns such a function. The backend
-	// calls Interfaces with its lock held. Interfaces must always return the same result for
-	// the same name.
-	Interfaces func(name string) bool
+	// Interfaces are patterns of the names of interfaces, in the syntax of [path.Match], such as
+	// "veth*". A connection takes the fast path if both its interfaces match one. The loopback
+	// interface is never chosen. Required.
+	Interfaces []string
 	// AfterPackets is the number of packets, of both directions together, after which a
-	// connection takes the fast path; 0 means [DefaultOffloadPackets]. It must not be
+	// connection takes the fast path; 0 means 20. It must not be
 	// negative. With 1, connections take the fast path as soon as they are established.
 	AfterPackets int
 	// UDP offloads UDP in addition to TCP. It needs a kernel that lets programs delete the
@@ -38,33 +38,27 @@ func (o *Offload) withDefaults() (*Offload, error) {
 		return nil, nil
 	}
 	out := *o
+	out.Interfaces = slices.Clone(o.Interfaces)
+	for _, p := range out.Interfaces {
+		if _, err := path.Match(p, ""); err != nil || p == "" {
+			return nil, fmt.Errorf("%w: Offload.Interfaces: malformed pattern %q", ruleset.ErrConfig, p)
+		}
+	}
 	switch {
-	case o.Interfaces == nil:
-		return nil, fmt.Errorf("%w: Offload.Interfaces is nil", ruleset.ErrConfig)
+	case len(o.Interfaces) == 0:
+		return nil, fmt.Errorf("%w: Offload.Interfaces is empty", ruleset.ErrConfig)
 	case o.AfterPackets < 0:
 		return nil, fmt.Errorf("%w: Offload.AfterPackets is negative: %d", ruleset.ErrConfig, o.AfterPackets)
 	case o.AfterPackets == 0:
-		out.AfterPackets = DefaultOffloadPackets
+		out.AfterPackets = defaultOffloadPackets
 	}
 	return &out, nil
 }
 
-// InterfacesMatching returns a function for Offload.Interfaces that chooses the interfaces
-// whose name matches one of the patterns, in the syntax of [path.Match], such as "veth*". If a
-// pattern is malformed, the error wraps [ruleset.ErrConfig].
-func InterfacesMatching(patterns ...string) (func(name string) bool, error) {
-	for _, p := range patterns {
-		if _, err := path.Match(p, ""); err != nil || p == "" {
-			return nil, fmt.Errorf("nftables: %w: interface pattern %q is malformed", ruleset.ErrConfig, p)
-		}
-	}
-	patterns = append([]string(nil), patterns...)
-	return func(name string) bool {
-		for _, p := range patterns {
-			if ok, _ := path.Match(p, name); ok {
-				return true
-			}
-		}
-		return false
-	}, nil
+// chooses reports whether the interface of a name is chosen.
+func (o *Offload) chooses(name string) bool {
+	return name != layout.LoopbackInterface && slices.ContainsFunc(o.Interfaces, func(pattern string) bool {
+		ok, _ := path.Match(pattern, name)
+		return ok
+	})
 }

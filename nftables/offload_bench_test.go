@@ -14,7 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/tracker"
 )
 

@@ -6,8 +6,8 @@ import (
 	"flag"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -40,7 +40,7 @@ func TestOffloadConformance(t *testing.T) {
 	}
 	conformance.Run(t, conformance.Options{Skip: skip, Families: families, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Offload: &Offload{
-			Interfaces: func(string) bool { return true }, AfterPackets: 1, UDP: true,
+			Interfaces: everyInterface, AfterPackets: 1, UDP: true,
 		}})
 		if err != nil {
 			tb.Fatal(err)

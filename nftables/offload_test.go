@@ -7,11 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
-func everyInterface(string) bool { return true }
+var everyInterface = []string{"*"}
 
 // TestOffloadIsNamedWhereMissing probes offload on the running kernel.
 func TestOffloadIsNamedWhereMissing(t *testing.T) {
@@ -26,7 +27,7 @@ func TestOffloadIsNamedWhereMissing(t *testing.T) {
 	if err == nil {
 		t.Skip("this kernel has flowtables")
 	}
-	var missing *ruleset.UnsupportedError
+	var missing *dataplane.UnsupportedError
 	if !errors.As(err, &missing) || !strings.Contains(missing.Feature, "CONFIG_NF_FLOW_TABLE_INET") || missing.Minimum != minimumKernel {
 		t.Errorf("Probe returned %v", err)
 	}
@@ -37,7 +38,7 @@ func TestOffloadConfigIsChecked(t *testing.T) {
 		offload Offload
 		want    string
 	}{
-		{Offload{}, "Offload.Interfaces is nil"},
+		{Offload{}, "Offload.Interfaces is empty"},
 		{Offload{Interfaces: everyInterface, AfterPackets: -1}, "Offload.AfterPackets is negative: -1"},
 	} {
 		_, err := New(t.Context(), Config{Offload: &c.offload})
@@ -47,33 +48,29 @@ func TestOffloadConfigIsChecked(t *testing.T) {
 	}
 	given := Offload{Interfaces: everyInterface}
 	c, err := Config{Offload: &given}.withDefaults()
-	if err != nil || c.Offload.AfterPackets != DefaultOffloadPackets || given.AfterPackets != 0 {
+	if err != nil || c.Offload.AfterPackets != defaultOffloadPackets || given.AfterPackets != 0 {
 		t.Errorf("defaults are %+v, %v; the caller's value is %+v", c.Offload, err, given)
 	}
 }
 
-func TestInterfacesMatching(t *testing.T) {
+func TestInterfacesAreChosenByPatterns(t *testing.T) {
 	for _, bad := range []string{"veth[", ""} {
-		if _, err := InterfacesMatching("eth0", bad); !errors.Is(err, ruleset.ErrConfig) {
+		if _, err := (&Offload{Interfaces: []string{"eth0", bad}}).withDefaults(); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("pattern %q: %v", bad, err)
 		}
 	}
-	patterns := []string{"eth0", "veth*"}
-	chosen, err := InterfacesMatching(patterns...)
+	given := []string{"eth0", "veth*"}
+	o, err := (&Offload{Interfaces: given}).withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
-	patterns[0] = "*"
+	given[0] = "*"
 	for name, want := range map[string]bool{"eth0": true, "veth": true, "veth12": true, "eth01": false, "cni0": false, "": false} {
-		if chosen(name) != want {
+		if o.chooses(name) != want {
 			t.Errorf("%q: %v", name, !want)
 		}
 	}
-	all, err := InterfacesMatching("*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o := (&Offload{Interfaces: all}); o.chooses("lo") || !o.chooses("eth0") {
+	if o := (&Offload{Interfaces: everyInterface}); o.chooses("lo") || !o.chooses("eth0") {
 		t.Error("the loopback interface is chosen, or another one is not")
 	}
 }

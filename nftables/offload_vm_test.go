@@ -22,10 +22,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/vm"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/vm"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -271,10 +272,7 @@ func onlyAfterEnoughPackets(t *testing.T) {
 // onlyConnectionsOfServices verifies that connections stay on the usual path if the backend did
 // not translate them, if they do not cross the node, or if they use other interfaces.
 func onlyConnectionsOfServices(t *testing.T) {
-	chosen, err := InterfacesMatching("eth*", "veth1", "veth3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	chosen := []string{"eth*", "veth1", "veth3"}
 	f := newForwarder(t, &Offload{Interfaces: chosen, AfterPackets: 1})
 	f.tracker.SetService(svc(1))
 	for _, fam := range families {
@@ -380,7 +378,7 @@ func connectionsLiveThroughChanges(t *testing.T) {
 	f.offload = nil
 	f.start()
 	f.sync()
-	if out := f.nft("list flowtables"); strings.Contains(out, fastPath) {
+	if out := f.nft("list flowtables"); strings.Contains(out, layout.FastPath) {
 		t.Errorf("with offload turned off: %s", out)
 	}
 	all("offload turned off", false)
@@ -469,11 +467,11 @@ func (f *forwarder) devices() map[string]bool {
 	defer f.backend.mu.Unlock()
 	var both []map[string]bool
 	for _, fam := range families {
-		found, err := f.backend.readFlowtables(f.backend.name, fam)
+		found, err := f.backend.conn.Flowtables(f.backend.name, fam)
 		if err != nil {
 			f.Fatal(err)
 		}
-		both = append(both, found[fastPath].devices)
+		both = append(both, found[layout.FastPath].Devices)
 	}
 	if fmt.Sprint(both[0]) != fmt.Sprint(both[1]) {
 		return nil // between two messages
@@ -485,7 +483,7 @@ func (f *forwarder) devices() map[string]bool {
 // flow's next packets must go to another endpoint.
 func udpLeavesDeletedEndpoint(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
-	cleaner, err := conntrack.New(conntrack.Config{NetNS: f.host.File()})
+	cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: f.host.File()})
 	f.must(err)
 	t.Cleanup(func() { cleaner.Close() })
 	f.cursor.Detach()
@@ -543,11 +541,8 @@ func udpLeavesDeletedEndpoint(t *testing.T) {
 
 // interfacesAreFollowed adds and deletes more interfaces than one message holds.
 func interfacesAreFollowed(t *testing.T) {
-	const many = 2*maxDevices + 10
-	chosen, err := InterfacesMatching("eth*", "pod-*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	const many = 2*128 + 10 // a message has 128
+	chosen := []string{"eth*", "pod-*"}
 	f := newForwarder(t, &Offload{Interfaces: chosen})
 	make := func(h *netlink.Handle, name string) error {
 		attrs := netlink.NewLinkAttrs()
@@ -573,7 +568,7 @@ func interfacesAreFollowed(t *testing.T) {
 		}
 		return make(h, "other")
 	})
-	f.must(f.backend.SyncInterfaces(t.Context()))
+	f.must(f.backend.refreshInterfaces(t.Context()))
 	expect(append(all, "eth0")...)
 	f.start()
 	f.sync() // a full delta, which lists all of them
@@ -620,11 +615,11 @@ func alteredFlowtableIsRepaired(t *testing.T) {
 		"flush chain ip proxier to-fast-path",
 		"delete rule ip proxier filter-forward handle HANDLE",
 	} {
-		script = strings.Replace(script, "HANDLE", f.handleOf("ip", chainFilterForward, "jump "+chainToFastPath), 1)
+		script = strings.Replace(script, "HANDLE", f.handleOf("ip", layout.ChainFilterForward, "jump "+layout.ChainToFastPath), 1)
 		f.must(f.backend.Check(t.Context()))
 		f.alter(script)
 		err := f.backend.Check(t.Context())
-		var drift *ruleset.DriftError
+		var drift *dataplane.DriftError
 		if !errors.As(err, &drift) {
 			t.Errorf("%s: Check returned %v", script, err)
 		}
@@ -680,7 +675,7 @@ func libraryReadsFlowtable(t *testing.T) {
 		if len(list) != 1 {
 			t.Fatalf("%d flowtables", len(list))
 		}
-		if ft := list[0]; ft.Name != fastPath || *ft.Hooknum != *library.FlowtableHookIngress || *ft.Priority != 0 ||
+		if ft := list[0]; ft.Name != layout.FastPath || *ft.Hooknum != *library.FlowtableHookIngress || *ft.Priority != 0 ||
 			ft.Flags != library.FlowtableFlagsCounter || fmt.Sprint(ft.Devices) != "[eth0 veth1 veth2 veth3]" {
 			t.Errorf("%+v", ft)
 		}
@@ -705,4 +700,12 @@ func offloadCleanup(t *testing.T) {
 	}
 	c.echo(10)
 	c.expect(false)
+}
+
+// index returns the index of a family in a list of both.
+func index(f tracker.Family) int {
+	if f == tracker.IPv6 {
+		return 1
+	}
+	return 0
 }

@@ -6,7 +6,7 @@ import (
 	"context"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -16,28 +16,25 @@ type state struct{ backendconf.Stub }
 // errSystem is the error of every function on systems other than Linux.
 var errSystem = backendconf.Unsupported("nftables")
 
-// New returns a [*ruleset.UnsupportedError]: the package works on Linux only.
+// New returns a [*dataplane.UnsupportedError]: the package works on Linux only.
 func New(context.Context, Config) (*Backend, error) { return nil, errSystem }
 
-// Cleanup returns a [*ruleset.UnsupportedError].
+// Cleanup returns a [*dataplane.UnsupportedError].
 func Cleanup(context.Context, Config) error { return errSystem }
 
-// Owned returns a [*ruleset.UnsupportedError].
+// Owned returns a [*dataplane.UnsupportedError].
 func Owned(context.Context, Config) (bool, error) { return false, errSystem }
 
-// Lookup returns a [*ruleset.UnsupportedError].
-func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
-	return ruleset.Found{}, errSystem
+// Lookup returns a [*dataplane.UnsupportedError].
+func Lookup(context.Context, Config, dataplane.Query) (dataplane.Found, error) {
+	return dataplane.Found{}, errSystem
 }
 
-// SyncInterfaces returns a [*ruleset.UnsupportedError].
-func (*Backend) SyncInterfaces(context.Context) error { return errSystem }
-
-// Ready returns a [*ruleset.UnsupportedError].
+// Ready returns a [*dataplane.UnsupportedError].
 func Ready(context.Context, Config) (map[tracker.Key]int, error) { return nil, errSystem }
 
-// Traffic returns a [*ruleset.UnsupportedError].
-func Traffic(context.Context, Config) (*ruleset.Traffic, error) { return nil, errSystem }
+// Traffic returns a [*dataplane.UnsupportedError].
+func Traffic(context.Context, Config) (*dataplane.Traffic, error) { return nil, errSystem }
 
-// Traffic returns a [*ruleset.UnsupportedError].
-func (*Backend) Traffic(context.Context) (*ruleset.Traffic, error) { return nil, errSystem }
+// Traffic returns a [*dataplane.UnsupportedError].
+func (*Backend) Traffic(context.Context) (*dataplane.Traffic, error) { return nil, errSystem }

@@ -9,8 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -26,14 +28,21 @@ func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
 // are in a transaction of their own, so that the error can name the feature.
 func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
-		if err := b.probeTable(f, nil); err != nil {
+		if err := b.probeTable(f, false); err != nil {
 			return err
+		}
+		if b.config.CountPackets {
+			w := kernel.NewWriter(probeTable)
+			w.PacketCounters(f)
+			if err := b.probeWriter(w, f); err != nil {
+				return err
+			}
 		}
 		if b.config.Offload == nil {
 			continue
 		}
-		err := b.probeTable(f, b.config.Offload)
-		var missing *ruleset.UnsupportedError
+		err := b.probeTable(f, true)
+		var missing *dataplane.UnsupportedError
 		if errors.As(err, &missing) {
 			missing.Feature = "offload by flowtables (CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET, and in Linux 5.10 CONFIG_NF_FLOW_TABLE_IPV4 and _IPV6): " + missing.Feature
 		}
@@ -44,43 +53,46 @@ func (b *Backend) probe() error {
 	return nil
 }
 
-func (b *Backend) probeTable(f tracker.Family, offload *Offload) error {
-	w := newWriter(probeTable)
-	t := newTable(f, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}, b.mark(), b.limits)
-	t.offload = offload
-	t.measure(nil, b.config.StickyClients, 0)
-	w.newTable(f, unix.NLM_F_EXCL)
-	t.skeleton(w)
-	for h := handleNotPods; h <= handleDrop; h++ {
-		c := handler{handling: h, firewall: true}
-		if h < handleInternalOrDrop {
-			c.buckets = exactBuckets + 4
-		}
-		t.handler(c, w)
+func (b *Backend) probeTable(f tracker.Family, offload bool) error {
+	node := &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}
+	c := b.layout
+	c.FastPath = offload
+	t := model.NewTable(f, node, c, nil, 0)
+	tx := &model.Tx{}
+	tx.Object(model.Object{Kind: model.CreateNewTable, Family: f})
+	t.CreateAll(tx)
+	rules := b.rules(f, node)
+	if !offload {
+		rules.Offload = nil
 	}
-	t.internalHandler(handler{sticky: true}, w)
-	t.stickyHandler(stickyHandler{buckets: exactBuckets + 4, seconds: 10800}, w)
-	t.handler(handler{buckets: 251, hash: tracker.HashSourcePort}, w)
-	t.prefix(f.Bits()/2, w)
-	batch, err := w.finish()
+	w := kernel.NewWriter(probeTable, rules)
+	w.Add(tx)
+	return b.probeWriter(w, f)
+}
+
+// probeWriter makes the kernel check what creates the probe table, and deletes the table in the same
+// transaction.
+func (b *Backend) probeWriter(w *kernel.Writer, f tracker.Family) error {
+	batch, err := w.Finish()
 	if err != nil {
 		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
-	w.deleteTable(f)
+	// Nothing of the table stays, so no packet meets it.
+	w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
 	if err := b.conn.Commit(batch); err != nil {
 		return unsupported(f, err)
 	}
 	return nil
 }
 
-// unsupported returns the error of probing a family: a [*ruleset.UnsupportedError] unless
+// unsupported returns the error of probing a family: a [*dataplane.UnsupportedError] unless
 // the kernel refused for a temporary reason.
 func unsupported(f tracker.Family, err error) error {
-	var refused *nfnl.Error
+	var refused *Error
 	if !errors.As(err, &refused) {
 		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
-	e := &ruleset.UnsupportedError{Backend: "nftables", Family: f, Feature: refused.What, Minimum: minimumKernel, Err: err}
+	e := &dataplane.UnsupportedError{Backend: "nftables", Family: f, Feature: refused.What, Minimum: minimumKernel, Err: err}
 	switch refused.Errno {
 	case unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY, unix.EEXIST, unix.EMFILE, unix.ENFILE:
 		return fmt.Errorf("nftables: cannot probe kernel: %s: %w", f, err)
@@ -90,25 +102,27 @@ func unsupported(f tracker.Family, err error) error {
 	return e
 }
 
-// dial returns c with defaults, and a socket in its network namespace.
-func (c Config) dial() (Config, *nlbatch.Conn, error) {
+// dial returns c with defaults, and a socket in its network namespace with a send buffer of the
+// given size.
+func (c Config) dial(sendBuffer int) (Config, *kernel.Conn, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return c, nil, err
 	}
-	conn, err := nlbatch.Dial(c.NetNS)
+	conn, err := kernel.Dial(c.NetNS, sendBuffer)
 	if err != nil {
 		return c, nil, unsupportedSocket(err)
 	}
+	conn.Refusal = func(e *nfnl.Error) error { return (*Error)(e) }
 	return c, conn, nil
 }
 
 // unsupportedSocket returns the error of opening a socket: a
-// [*ruleset.UnsupportedError] if the kernel has no such sockets or does not allow them.
+// [*dataplane.UnsupportedError] if the kernel has no such sockets or does not allow them.
 func unsupportedSocket(err error) error {
 	for _, errno := range []unix.Errno{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EPERM, unix.EACCES} {
 		if errors.Is(err, errno) {
-			return &ruleset.UnsupportedError{Backend: "nftables", Feature: "an nfnetlink socket", Err: err}
+			return &dataplane.UnsupportedError{Backend: "nftables", Feature: "an nfnetlink socket", Err: err}
 		}
 	}
 	return fmt.Errorf("nftables: %w", err)

@@ -12,28 +12,27 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // reader reads a table for [Lookup], [Ready] and [Traffic].
 type reader struct {
 	ctx    context.Context
-	conn   *nlbatch.Conn
+	conn   *kernel.Conn
 	table  string
 	family tracker.Family
 }
 
 // readTables calls fn with each family's table that packets meet. purpose is for errors. If
 // there is no table, or a set is missing because another version wrote the table, the error
-// wraps [ruleset.ErrNoRules].
+// wraps [dataplane.ErrNoRules].
 func readTables(ctx context.Context, c Config, purpose string, fn func(reader) error) error {
-	c, conn, err := c.dial()
+	c, conn, err := c.dial(kernel.SendBuffer)
 	if err != nil {
 		return err
 	}
@@ -46,33 +45,24 @@ func readTables(ctx context.Context, c Config, purpose string, fn func(reader) e
 			err = fn(reader{ctx, conn, table, f})
 		}
 		if errors.Is(err, unix.ENOENT) {
-			err = fmt.Errorf("table has another layout: %w", ruleset.ErrNoRules)
+			err = fmt.Errorf("table has another layout: %w", dataplane.ErrNoRules)
 		}
 		if err != nil {
 			return fmt.Errorf("nftables: cannot %s: %w", purpose, err)
 		}
 	}
 	if !found {
-		return fmt.Errorf("nftables: cannot %s: %w", purpose, ruleset.ErrNoRules)
+		return fmt.Errorf("nftables: cannot %s: %w", purpose, dataplane.ErrNoRules)
 	}
 	return nil
 }
 
 // tableInUse returns the name of the table that packets meet: the configured name, the name of
 // the staging table, or "" if there is no such table.
-func tableInUse(conn *nlbatch.Conn, name string, f tracker.Family) (string, error) {
+func tableInUse(conn *kernel.Conn, name string, f tracker.Family) (string, error) {
 	for _, name := range []string{name, stagingOf(name)} {
-		head, err := readTable(conn, name, f)
-		if err != nil {
-			return "", err
-		}
-		if !head.exists {
-			continue
-		}
-		request := nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, name)
-		request = nfnl.AppendString(request, unix.NFTA_CHAIN_NAME, chainNATPrerouting)
-		err = conn.Get(unix.NFT_MSG_GETCHAIN, inet.AF(f), false, request, func([]byte) error { return nil })
-		if !errors.Is(err, unix.ENOENT) {
+		found, err := conn.HasBaseChain(name, f, layout.ChainNATPrerouting)
+		if found || err != nil {
 			return name, err
 		}
 	}
@@ -81,19 +71,37 @@ func tableInUse(conn *nlbatch.Conn, name string, f tracker.Family) (string, erro
 
 // each calls fn with the elements of a set. A concurrent change can make it call fn twice with
 // an element, or not at all.
-func (r reader) each(s set, fn func(kernelElement)) error {
+func (r reader) each(s layout.Set, fn func(kernel.Element)) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
-	return ignoreInterrupted(again(func() error { return readElements(r.conn, r.table, r.family, s.name(), fn) }))
+	return kernel.IgnoreInterrupted(kernel.Again(func() error { return r.conn.Elements(r.table, r.family, s, fn) }))
 }
 
-// frontends calls fn with the element of each frontend and with its Service port.
-func (r reader) frontends(fn func(kernelElement, tracker.Key)) error {
-	for _, s := range []set{setServiceIPs, setNodePorts} {
-		err := r.each(s, func(e kernelElement) {
-			if len(e.key) >= portOffset && e.comment != "" && len(e.data) >= 4 {
-				fn(e, tracker.Key{ServicePortName: parseName(e.comment, e.key[len(e.key)-portOffset]), Family: r.family})
+// frontends calls fn with the element of each frontend of a single port and with its Service port.
+func (r reader) frontends(fn func(kernel.Element, tracker.Key)) error {
+	return r.named(fn, layout.ServiceIPs, layout.NodePorts)
+}
+
+// ranges calls fn with the element of each frontend of a range of ports and with its Service port.
+// The error wraps [unix.ENOENT] if the table has never had ranges.
+func (r reader) ranges(fn func(kernel.Element, tracker.Key)) error {
+	return r.named(fn, layout.ServiceRanges)
+}
+
+// ignoreMissing returns nil if a set is missing, and err otherwise.
+func ignoreMissing(err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+func (r reader) named(fn func(kernel.Element, tracker.Key), sets ...layout.Set) error {
+	for _, s := range sets {
+		err := r.each(s, func(e kernel.Element) {
+			if len(e.Key) >= layout.PortOffset && e.Comment != "" && len(e.Data) >= 4 {
+				fn(e, tracker.Key{ServicePortName: layout.ParseServiceComment(e.Comment, inet.ProtocolOf(e.Key[len(e.Key)-layout.PortOffset])), Family: r.family})
 			}
 		})
 		if err != nil {
@@ -103,45 +111,36 @@ func (r reader) frontends(fn func(kernelElement, tracker.Key)) error {
 	return nil
 }
 
-// parseName returns the Service port that a comment names.
-func parseName(comment string, protocol byte) tracker.ServicePortName {
-	namespace, name, _ := strings.Cut(comment, "/")
-	name, port, _ := strings.Cut(name, ":")
-	return tracker.ServicePortName{
-		NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port, Protocol: inet.ProtocolOf(protocol),
-	}
-}
-
 // endpoints returns a function that returns the chain of a dispatch key's handler and the
 // endpoints of its pool, sorted. For a sticky pool it returns the chain of the sticky handler, too,
 // behind the other. handlers is the map of the handlers' chains.
-func (r reader) endpoints(handlers set) (func(dispatchKey uint32) (chain string, pool []netip.AddrPort), error) {
+func (r reader) endpoints(handlers layout.Set) (func(dispatchKey uint32) (chain string, pool []netip.AddrPort), error) {
 	chains, stickyChains := map[uint32]string{}, map[uint32]string{}
 	stickyKeys := map[uint32]uint32{}
 	// The shifted number of a sticky pool has the highest bit, which numbers of other pools lack.
 	pools := map[uint32][]netip.AddrPort{}
 	inBucket := map[uint32]bool{}
-	add := func(pool uint32, e kernelElement) {
-		if a, ok := parseAddrPort(e.data); ok {
+	add := func(pool uint32, e kernel.Element) {
+		if a, ok := layout.ParseAddrPort(e.Data); ok {
 			pools[pool] = append(pools[pool], a)
 		}
 	}
 	for _, read := range []struct {
-		set set
-		fn  func(key uint32, e kernelElement)
+		set layout.Set
+		fn  func(key uint32, e kernel.Element)
 	}{
-		{handlers, func(key uint32, e kernelElement) { chains[key] = e.chain }},
-		{setStickyHandlers, func(key uint32, e kernelElement) { stickyChains[key] = e.chain }},
-		{setStickyPools, func(key uint32, e kernelElement) { stickyKeys[key] = binary.NativeEndian.Uint32(e.data) }},
-		{setEndpoints, add},
-		{setStickyBuckets, func(_ uint32, e kernelElement) { inBucket[binary.NativeEndian.Uint32(e.data)] = true }},
-		{setStickyEndpoints, func(member uint32, e kernelElement) {
+		{handlers, func(key uint32, e kernel.Element) { chains[key] = e.Chain }},
+		{layout.StickyHandlers, func(key uint32, e kernel.Element) { stickyChains[key] = e.Chain }},
+		{layout.StickyPools, func(key uint32, e kernel.Element) { stickyKeys[key] = binary.NativeEndian.Uint32(e.Data) }},
+		{layout.Endpoints, add},
+		{layout.StickyBuckets, func(_ uint32, e kernel.Element) { inBucket[binary.NativeEndian.Uint32(e.Data)] = true }},
+		{layout.StickyEndpoints, func(member uint32, e kernel.Element) {
 			if inBucket[member] {
-				add(member&stickyMask, e)
+				add(member&layout.StickyMask, e)
 			}
 		}},
 	} {
-		if err := r.each(read.set, func(e kernelElement) { read.fn(binary.NativeEndian.Uint32(e.key), e) }); err != nil {
+		if err := r.each(read.set, func(e kernel.Element) { read.fn(binary.NativeEndian.Uint32(e.Key), e) }); err != nil {
 			return nil, err
 		}
 	}
@@ -150,14 +149,17 @@ func (r reader) endpoints(handlers set) (func(dispatchKey uint32) (chain string,
 		pools[number] = slices.Compact(list) // an endpoint may have several buckets
 	}
 	return func(dispatchKey uint32) (string, []netip.AddrPort) {
-		chain, pool := chains[dispatchKey&handlerMask], dispatchKey&poolMask
-		if !strings.HasSuffix(chain, chainSticky) {
+		chain, pool := chains[dispatchKey&layout.HandlerMask], dispatchKey&layout.PoolMask
+		if !strings.HasSuffix(chain, layout.ChainSticky) {
 			return chain, pools[pool]
 		}
 		key := stickyKeys[pool]
-		if sticky := stickyChains[key&maxMember]; sticky != "" {
+		if sticky := stickyChains[key&layout.MaxMember]; sticky != "" {
+			if strings.HasPrefix(chain, layout.RangePrefix) {
+				sticky = layout.RangePrefix + sticky
+			}
 			chain += ", chain " + sticky
 		}
-		return chain, pools[key&stickyMask]
+		return chain, pools[key&layout.StickyMask]
 	}, nil
 }

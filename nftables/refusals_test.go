@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,12 +23,12 @@ import (
 func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	conn, err := nlbatch.Dial(h.File())
+	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	var batch nlbatch.Batch
+	var batch kernel.Batch
 	for range 3 {
 		batch.Reset()
 		for i := range 30000 {
@@ -72,13 +72,13 @@ func TestNewerTableSurvivesKilledSwap(t *testing.T) {
 		if old == name {
 			name = DefaultTable
 		}
-		kernel, err := r.backend.inspectAll(old)
+		found, err := r.backend.inspectAll(old)
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
 		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-			_, err := r.backend.swapIn(ctx, d, kernel, name)
+			_, err := r.backend.perform(ctx, &staged{tables{b: r.backend, d: d, old: found, name: name}})
 			return err
 		}))
 		if err := capture.Sync(ctx); err != nil {

@@ -8,30 +8,35 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // replace makes the tables hold the Services of the full delta d and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
-	// Transactions may be large, so replace does not keep their memory.
-	defer func() { b.writer, b.spare = newWriter(b.name), nil }()
-	b.discardModel(time.Now())
+	b.discard(time.Now())
+	b.unused = map[tracker.Family]map[string]bool{}
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
+		b.tables = nil
 		b.watched = watched{commits: b.conn.Commits()}
 		if b.watched.generation, err = b.conn.Generation(); err != nil {
 			return err
 		}
 		if failed, err = b.replaceOnce(ctx, d); err == nil {
-			err = ignoreInterrupted(b.examine(false))
+			err = kernel.IgnoreInterrupted(b.keepPacketCounters())
+		}
+		if err == nil {
+			err = kernel.IgnoreInterrupted(b.examine(false))
 		}
 		return err
 	})
@@ -39,9 +44,9 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		b.tables = nil
 		return fmt.Errorf("nftables: cannot replace tables: %w", err)
 	}
-	for _, t := range b.tables {
-		t.releaseAdopted()
-		t.lost.Reset()
+	b.sink = newStreamSink(b.conn, func() *kernel.Writer { return b.writer(b.name, d.Node) })
+	for _, t := range b.tables.List {
+		t.ReleaseAdopted()
 	}
 	if err := b.syncInterfaces(); err != nil {
 		// Check tries again.
@@ -49,6 +54,19 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.logLacking()
 	return partial(failed)
+}
+
+// persist repeats f, at most five times, if it fails because another process changed the same
+// tables between reading and writing them.
+func persist(f func() error) (err error) {
+	for range 5 {
+		err = f()
+		var drift *dataplane.DriftError
+		if !errors.As(err, &drift) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
+			break
+		}
+	}
+	return err
 }
 
 // replaceOnce finds the tables in use and deletes the tables of the other name. It rewrites the
@@ -73,8 +91,8 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 		return nil, err
 	}
 	if old.sound {
-		failed, err := b.rewrite(ctx, d, old)
-		if errors.Is(err, nlbatch.ErrTooLarge) && old.exist {
+		failed, err := b.perform(ctx, &inPlace{tables{b: b, d: d, old: old, name: old.name}})
+		if errors.Is(err, ErrTooLarge) && old.exist {
 			failed, err = b.swap(ctx, d, old, other.name)
 		}
 		return failed, err
@@ -95,7 +113,7 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 // packets in flight: a packet that began before the new tables were hooked in meets the old ones
 // only.
 func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
-	failed, err := b.swapIn(ctx, d, old, name)
+	failed, err := b.perform(ctx, &staged{tables{b: b, d: d, old: old, name: name}})
 	if err == nil {
 		waitForPackets()
 		err = b.deleteTables(old)
@@ -105,302 +123,351 @@ func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables,
 
 // deleteTables deletes the tables that exist.
 func (b *Backend) deleteTables(k *kernelTables) error {
-	w := newWriter(k.name)
+	tx := &model.Tx{}
 	for f, t := range k.families {
-		if t.exists {
-			w.deleteTable(f)
+		if t.Exists {
+			tx.Object(model.Object{Kind: model.DeleteTable, Family: f})
 		}
 	}
-	return w.commit(b.conn)
+	return b.commit(k.name, tx)
 }
 
-// begin writes empty tables for d and adopts the sticky pools of the tables old. It sets b.whole
-// to whole. It calls edit before the tables get their sets and chains.
-func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole bool, edit func(*table, *kernelTable)) {
-	b.writer, b.spare, b.whole = newWriter(name), nil, whole
-	b.tables = nil
-	for _, f := range b.config.Families {
-		t, k := newTable(f, d.Node, b.mark(), b.limits), old.families[f]
-		need := t.measure(d.Changes, b.config.StickyClients, len(k.hairpin))
-		t.offload = b.config.Offload
-		t.adopt(k.sticky)
-		edit(t, k)
-		if whole {
-			for s := range setCount {
-				b.writer.expect(f, s, need[s].bytes)
-			}
-		}
-		t.skeleton(b.writer)
-		b.tables = append(b.tables, t)
-	}
+// commit commits a transaction of objects that have no rules.
+func (b *Backend) commit(name string, tx *model.Tx) error {
+	w := kernel.NewWriter(name)
+	w.Add(tx)
+	return w.Commit(b.conn)
 }
 
-// fill writes the Services to the tables of begin and commits.
-func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
-	failed, err := b.fillServices(ctx, d, old)
-	for _, t := range b.tables {
-		if err == nil && !t.unhooked {
-			// Counts between here and the commit are lost.
-			err = b.copyCounters(t, old, func(s set, list *nlbatch.Elements) error {
-				b.writer.addElements(t.family, s, 0, list)
-				return nil
-			})
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, b.waitCommit())
-	}
-	return failed, b.commit()
+// replacement is a way to replace tables.
+type replacement interface {
+	// prepare plans the new tables without changing the kernel's.
+	prepare()
+	// fill writes the Services.
+	fill(ctx context.Context) (map[tracker.Key]error, error)
+	// finish makes the new tables those in use.
+	finish() error
+	result() *tables
 }
 
-func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
-	if err := b.makeHandlers(ctx, d.Changes); err != nil {
-		return nil, err
+// perform replaces tables.
+func (b *Backend) perform(ctx context.Context, r replacement) (map[tracker.Key]error, error) {
+	r.prepare()
+	failed, err := r.fill(ctx)
+	if err == nil {
+		err = r.finish()
 	}
-	changes, err := b.byPrecedence(d.Changes, old)
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range b.tables {
-		for _, g := range b.graceEntries(t.family, old.families[t.family].hairpin) {
-			if err := b.makeRoom(ctx, hairpinSize(t.family)+messageSize); err != nil {
-				return nil, err
-			}
-			t.addGrace(g, b.writer)
-		}
-		// Untranslated packets to cluster IPs are rejected or dropped only once every Service
-		// is in the table.
-		t.deferClusterIPs = true
-	}
-	failed, err := b.writeServices(ctx, changes)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range b.tables {
-		for key := range t.clusterIPs {
-			e := clusterIPElement(netip.AddrFrom16(key).Unmap())
-			if err := b.makeRoom(ctx, e.size()+messageSize); err != nil {
-				return nil, err
-			}
-			t.write(&e, "", b.writer)
-		}
-		t.deferClusterIPs = false
-		t.setRanges(setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family), b.writer)
-	}
+	t := r.result()
+	b.name, b.tables = t.name, t.model
 	return failed, nil
 }
 
-// makeHandlers creates the handlers that the Services need. The caller adds elements to the maps
-// later, because the kernel walks through a whole map when it gets a chain with a rule that
-// looks it up.
-//
-// For the same reason makeHandlers creates the chains of all pools of up to exactBuckets
-// endpoints. Otherwise the first Service with a new number of endpoints would wait for such a
-// walk, several milliseconds in a large cluster. Each of these chains costs each new element
-// about 15 ns, because the kernel checks the element against every rule that looks up its map; a
-// cluster with Services of many sizes needs the chains anyway.
-func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) error {
-	for _, t := range b.tables {
-		for n := range exactBuckets {
-			h := handler{buckets: n + 1}
-			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
-				return err
-			}
-			t.makeHandlerChain(h, b.writer)
-		}
-	}
-	for i := range changes {
-		s, t := changes[i].New, b.table(changes[i].Key.Family)
-		if s == nil || t == nil {
-			continue
-		}
-		for _, h := range t.missingHandlers(s) {
-			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
-				return err
-			}
-			t.handler(h, b.writer)
-		}
-		for _, h := range t.missingSticky(s) {
-			if err := b.makeRoom(ctx, stickyHandlerSize); err != nil {
-				return err
-			}
-			t.stickyHandler(h, b.writer)
-		}
-	}
-	return nil
+// tables are tables that replace others.
+type tables struct {
+	b    *Backend
+	d    *ruleset.Delta
+	old  *kernelTables
+	name string
+	// model is the model of the new tables. create creates them.
+	model  *model.Tables
+	create model.Tx
 }
 
-// rewrite replaces the contents of the tables in one transaction. If no table exists, it
-// writes the tables in several transactions.
-func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
-	b.begin(b.name, d, old, old.exist, func(t *table, k *kernelTable) {
-		for s := range firstAllowed {
-			if t.kept[s] = k.keeps(s, t.family, t.size[s]); t.kept[s] {
-				t.ranges[s] = k.ranges[s]
-			}
+func (r *tables) result() *tables { return r }
+
+// plan makes the models of the new tables. create adds the creation of one of them to r.create.
+func (r *tables) plan(create func(*model.Table, *kernelTable)) {
+	var list []*model.Table
+	for _, f := range r.b.config.Families {
+		k := r.old.families[f]
+		t := model.NewTable(f, r.d.Node, r.b.layout, r.d.Changes, len(k.hairpin))
+		t.Adopt(k.sticky)
+		create(t, k)
+		list = append(list, t)
+	}
+	r.model = model.NewTables(list...)
+	r.model.Refused = r.b.refused
+}
+
+// write writes the Services to the new tables.
+func (r *tables) write(ctx context.Context, sink model.Sink) (map[tracker.Key]error, error) {
+	grace := map[tracker.Family][]model.GraceEntry{}
+	for f, k := range r.old.families {
+		grace[f] = r.b.layout.GraceEntries(k.hairpin, r.b.inGrace[f])
+	}
+	return r.model.Fill(ctx, r.d, sink, &r.create, grace, r.installed)
+}
+
+// installed returns the Services that have frontends in the old tables.
+func (r *tables) installed() (map[tracker.Key]bool, error) {
+	out := map[tracker.Key]bool{}
+	for f, k := range r.old.families {
+		if !k.has(layout.ServiceIPs, f) || !k.has(layout.NodePorts, f) {
+			continue
 		}
-		b.clear(t, k)
-		if b.config.Clients != nil && !old.exist {
-			t.recalled = map[netip.AddrPort][]recalled{}
+		old := reader{r.b.open, r.b.conn, r.old.name, f}
+		if err := old.frontends(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
+			return nil, err
 		}
-	})
-	for _, t := range b.tables {
-		if !t.kept[setStickyClients] {
-			clients, err := b.readClients(t, old)
-			if err != nil {
+		if k.has(layout.ServiceRanges, f) {
+			if err := old.ranges(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
 				return nil, err
 			}
-			b.writer.addElements(t.family, setStickyClients, 0, clients)
 		}
 	}
-	failed, err := b.fill(ctx, d, old)
-	for _, t := range b.tables {
-		t.recalled = nil
+	return out, nil
+}
+
+// clients reads the remembered clients, at most as many as the new table has room for.
+func (r *tables) clients(t *model.Table) (*kernel.Elements, error) {
+	clients := &kernel.Elements{}
+	if r.old.families[t.Family].sticky == nil {
+		return clients, nil
 	}
-	if err == nil {
-		for _, t := range b.tables {
-			b.deleteUnused(t, old.families[t.family])
+	err := r.b.conn.Elements(r.old.name, t.Family, layout.StickyClients, func(e kernel.Element) {
+		if e.Expiration != nil && clients.Count() < t.Size(layout.StickyClients) {
+			clients.AddTimed(e.Key, e.Data, e.Timeout, e.Expiration)
 		}
-	}
-	return failed, err
+	})
+	// New and expiring clients interrupt the dump. Their loss does no harm.
+	return clients, kernel.IgnoreInterrupted(err)
+}
+
+// inPlace rewrites the contents of tables in one transaction. If no table exists, it writes the
+// tables in several transactions.
+type inPlace struct{ tables }
+
+func (r *inPlace) prepare() {
+	r.plan(func(t *model.Table, k *kernelTable) {
+		kept := map[layout.Set]bool{}
+		for s := range layout.FirstAllowed {
+			kept[s] = k.keeps(s, t.Family, t.Size(s))
+			switch {
+			case kept[s] && s.Interval():
+				t.Keep(s, k.ranges[s])
+			case kept[s] && s.Concat():
+				kept[s] = t.Wanted(layout.ServiceRanges) != 0 && t.KeepConcat(s, k.concat[s])
+			}
+		}
+		keptFlowtable := r.clear(t.Family, k, kept)
+		if r.b.config.Clients != nil && !r.old.exist {
+			t.Recall(r.b.config.Clients)
+		}
+		t.Create(kept, keptFlowtable, &r.create)
+		t.Hook(&r.create)
+	})
 }
 
 // clear empties a table except for the kept sets. If the table does not exist, clear creates it.
-func (b *Backend) clear(t *table, k *kernelTable) {
-	if !k.exists {
-		b.writer.newTable(t.family, 0)
-		return
+// It reports whether the flowtable stays, with its connections.
+func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bool) (keptFlowtable bool) {
+	if !k.Exists {
+		r.create.Object(model.Object{Kind: model.CreateTable, Family: f})
+		return false
 	}
 	// Chains stay: kernels before 6.2 cannot delete a chain in the transaction that deletes the
 	// rules and elements that refer to it.
-	b.writer.deleteRules(t.family)
-	kept := map[string]bool{}
-	for s := range firstAllowed {
-		kept[s.name()] = t.kept[s]
+	r.create.Object(model.Object{Kind: model.DeleteRules, Family: f})
+	stays := map[string]bool{}
+	for s := range layout.FirstAllowed {
+		stays[s.Name()] = kept[s]
 	}
 	for name, s := range k.sets {
 		// The kernel deletes anonymous sets with the foreign rules that they belong to.
-		if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
-			b.writer.delete("set", unix.NFT_MSG_DELSET, unix.NFTA_SET_NAME, t.family, name)
+		if !stays[name] && s.Flags&unix.NFT_SET_ANONYMOUS == 0 {
+			r.create.Object(model.Object{Kind: model.DeleteSet, Family: f, Name: name})
 		}
 	}
-	b.clearFlowtables(t, k)
+	for name, ft := range k.flowtables {
+		if name == layout.FastPath && r.b.config.Offload != nil && ft.Sound() {
+			keptFlowtable = true
+			continue
+		}
+		r.create.Object(model.Object{Kind: model.DeleteFlowtable, Family: f, Name: name})
+	}
+	return keptFlowtable
 }
 
-// deleteUnused deletes the chains of an earlier table that this table does not use. If the
-// deletion fails, the chains stay and do no harm, because no rule goes to them.
-func (b *Backend) deleteUnused(t *table, k *kernelTable) {
-	used := t.expectedRules()
-	unused := map[string]bool{}
-	for name := range k.chains {
-		if _, ok := used[name]; !ok {
-			unused[name] = true
+func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
+	newWriter := func() *kernel.Writer { return r.b.writer(r.name, r.d.Node) }
+	if r.old.exist {
+		w := newWriter()
+		for _, t := range r.model.List {
+			for s := range layout.SetCount {
+				w.Expect(t.Family, s, t.Wanted(s))
+			}
 		}
+		return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets})
 	}
-	if err := b.deleteChains(t.family, unused); err != nil {
-		t.unused = unused
-	}
-}
-
-// deleteGarbage deletes the chains in t.garbage with their rules. If the deletion fails, they stay
-// like chains in use.
-func (b *Backend) deleteGarbage(t *table) {
-	if len(t.garbage) == 0 {
-		return
-	}
-	if err := b.deleteChains(t.family, t.garbage); err == nil {
-		for name := range t.garbage {
-			delete(t.chains, name)
-		}
-		if i := slices.Index(b.tables, t); i < len(b.watched.rules) {
-			maps.DeleteFunc(b.watched.rules[i], func(_ uint64, r kernelRule) bool { return t.garbage[r.chain] })
-		}
-	}
-	clear(t.garbage)
-}
-
-// deleteChains deletes chains with their rules. It logs the error that it returns.
-func (b *Backend) deleteChains(f tracker.Family, names map[string]bool) error {
-	w := newWriter(b.name)
-	for name := range names {
-		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, name)
-	}
-	err := w.commit(b.conn)
+	p := newStreamSink(r.b.conn, newWriter)
+	failed, err := r.write(ctx, p)
 	if err != nil {
-		b.config.Log.Info("nftables: cannot delete unused chains, they stay until the next full sync", slog.Any("error", err))
+		return nil, errors.Join(err, p.wait())
 	}
-	return err
-}
-
-// swapIn writes tables of another name in several transactions and then hooks them in, beside
-// the old tables, which the caller deletes. No packet meets the new tables before. Clients that
-// connect for the first time while swapIn copies the remembered clients are not remembered.
-func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
-	b.begin(name, d, old, false, func(t *table, _ *kernelTable) {
-		t.unhooked = true
-		b.writer.newTable(t.family, 0)
-	})
-	if err := b.commit(); err != nil {
-		return nil, err
-	}
-	b.writer.begin()
-	failed, err := b.fill(ctx, d, old)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range b.tables {
-		clients, err := b.readClients(t, old)
-		if err != nil {
-			return nil, err
-		}
-		if err := b.addDivided(name, t.family, setStickyClients, clients); err != nil {
-			return nil, err
-		}
-	}
-	for _, t := range b.tables {
-		err := b.copyCounters(t, old, func(s set, list *nlbatch.Elements) error {
-			return b.addDivided(name, t.family, s, list)
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	// A connection during a commit may meet one table in its state before the commit and the
-	// other table in its state after it. So both tables are in use for a moment.
-	b.writer.begin()
-	for _, t := range b.tables {
-		t.hook(b.writer)
-	}
-	if err := b.commit(); err != nil {
-		return nil, err
-	}
-	b.name = name
 	return failed, nil
 }
 
-// addDivided adds elements to a set in several transactions.
-func (b *Backend) addDivided(table string, f tracker.Family, s set, list *nlbatch.Elements) error {
-	for part := range list.Parts(b.conn.Limit() / 2) {
-		w := newWriter(table)
-		w.addElements(f, s, 0, part)
-		if err := w.commit(b.conn); err != nil {
+// copyPackets copies what packets wrote to sets that do not stay: the remembered clients and the
+// counters. Counts between here and the commit are lost.
+func (r *inPlace) copyPackets(w *kernel.Writer) error {
+	for _, t := range r.model.List {
+		k := r.old.families[t.Family]
+		if !k.keeps(layout.StickyClients, t.Family, 0) {
+			clients, err := r.clients(t)
+			if err != nil {
+				return err
+			}
+			w.AddElements(t.Family, layout.StickyClients, false, clients)
+		}
+		stays := func(s layout.Set) bool { return k.keeps(s, t.Family, t.Size(s)) }
+		err := r.counters(t, stays, func(s layout.Set, list *kernel.Elements) error {
+			w.AddElements(t.Family, s, false, list)
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readClients reads the remembered clients, at most as many as the new table has room for.
-func (b *Backend) readClients(t *table, old *kernelTables) (*nlbatch.Elements, error) {
-	clients := &nlbatch.Elements{}
-	if old.families[t.family].sticky == nil {
-		return clients, nil
-	}
-	err := b.elements(old.name, t.family, setStickyClients, func(e kernelElement) {
-		if e.expiration != nil && clients.Count() < t.size[setStickyClients] {
-			clients.AddTimed(e.key, e.data, e.timeout, e.expiration)
+// finish deletes the chains of the earlier tables that these tables do not use. If the deletion
+// fails, the chains stay and do no harm, because no rule goes to them.
+func (r *inPlace) finish() error {
+	for _, t := range r.model.List {
+		t.Recall(nil)
+		used := r.b.expectedRules(t)
+		unused := map[string]bool{}
+		for name := range r.old.families[t.Family].chains {
+			if _, ok := used[name]; !ok {
+				unused[name] = true
+			}
 		}
+		if err := r.b.deleteChains(r.name, t.Family, unused); err != nil {
+			r.b.unused[t.Family] = unused
+		}
+	}
+	return nil
+}
+
+// deleteGarbage deletes the chains that no rule leads to any more. If the deletion fails, they stay
+// like chains in use.
+func (b *Backend) deleteGarbage(t *model.Table) {
+	garbage := t.Garbage()
+	if len(garbage) == 0 {
+		return
+	}
+	err := b.deleteChains(b.name, t.Family, garbage)
+	if err == nil {
+		b.forgetRules(t, func(chain string) bool { return garbage[chain] })
+	}
+	t.DropGarbage(err == nil)
+}
+
+// forgetRules removes the rules of chains, which the backend deleted or replaced, from those that
+// must still exist.
+func (b *Backend) forgetRules(t *model.Table, chain func(string) bool) {
+	if i := slices.Index(b.tables.List, t); i < len(b.watched.rules) {
+		maps.DeleteFunc(b.watched.rules[i], func(_ uint64, r kernel.Rule) bool { return chain(r.Chain) })
+	}
+}
+
+// deleteChains deletes chains with their rules. It logs the error that it returns.
+func (b *Backend) deleteChains(table string, f tracker.Family, names map[string]bool) error {
+	tx := &model.Tx{}
+	for name := range names {
+		tx.Object(model.Object{Kind: model.DeleteChain, Family: f, Name: name})
+	}
+	err := b.commit(table, tx)
+	if err != nil {
+		b.config.Log.Info("nftables: cannot delete unused chains, they stay until the next full sync", slog.Any("error", err))
+	}
+	return err
+}
+
+// staged writes tables of another name in several transactions and then hooks them in, beside
+// the old tables, which the caller deletes. No packet meets the new tables before. Clients that
+// connect for the first time while finish copies the remembered clients are not remembered.
+type staged struct{ tables }
+
+func (r *staged) prepare() {
+	r.plan(func(t *model.Table, _ *kernelTable) {
+		r.create.Object(model.Object{Kind: model.CreateTable, Family: t.Family})
+		t.Create(nil, false, &r.create)
 	})
-	// New and expiring clients interrupt the dump. Their loss does no harm.
-	return clients, ignoreInterrupted(err)
+}
+
+func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) {
+	p := newStreamSink(r.b.conn, func() *kernel.Writer { return r.b.writer(r.name, r.d.Node) })
+	failed, err := r.write(ctx, p)
+	if err != nil {
+		return nil, errors.Join(err, p.wait())
+	}
+	return failed, nil
+}
+
+func (r *staged) finish() error {
+	for _, t := range r.model.List {
+		clients, err := r.clients(t)
+		if err != nil {
+			return err
+		}
+		if err := r.add(t.Family, layout.StickyClients, clients); err != nil {
+			return err
+		}
+	}
+	for _, t := range r.model.List {
+		stays := func(layout.Set) bool { return false }
+		err := r.counters(t, stays, func(s layout.Set, list *kernel.Elements) error { return r.add(t.Family, s, list) })
+		if err != nil {
+			return err
+		}
+	}
+	// A connection during a commit may meet one table in its state before the commit and the
+	// other table in its state after it. So both tables are in use for a moment.
+	tx := &model.Tx{}
+	for _, t := range r.model.List {
+		t.Hook(tx)
+	}
+	w := r.b.writer(r.name, r.d.Node)
+	w.Add(tx)
+	return w.Commit(r.b.conn)
+}
+
+// add adds elements to a set in several transactions.
+func (r *staged) add(f tracker.Family, s layout.Set, list *kernel.Elements) error {
+	for part := range list.Parts(r.b.conn.Limit() / 2) {
+		w := kernel.NewWriter(r.name)
+		w.AddElements(f, s, false, part)
+		if err := w.Commit(r.b.conn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// counters calls add with the counters of the old table, for each set of counters that does not
+// stay.
+func (r *tables) counters(t *model.Table, stays func(layout.Set) bool, add func(layout.Set, *kernel.Elements) error) error {
+	for _, s := range layout.TrafficSets() {
+		if stays(s) || !r.old.families[t.Family].has(s, t.Family) {
+			continue
+		}
+		list := &kernel.Elements{}
+		err := r.b.conn.ReadAll(r.old.name, t.Family, s, list.Reset, func(e kernel.Element) {
+			if e.Expr != nil && list.Count() < t.Size(s) {
+				list.AddCounter(e.Key, e.Expr)
+			}
+		})
+		if err = kernel.IgnoreInterrupted(err); err == nil {
+			err = add(s, list)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -10,7 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // BenchmarkAffinityTimeouts has 10,000 Services without affinity, with one affinity timeout, and

@@ -10,7 +10,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -25,18 +27,16 @@ func BenchmarkTraffic(b *testing.B) {
 	p.take(newWorld(worldSize{services, 1}))
 	p.sync(b)
 	before := kernelMemory()
-	w := newWriter(DefaultTable)
+	counters := &kernel.Elements{}
 	for i := range services {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16+uint32(i))
-		key := octets{}.addr(netip.AddrFrom4(a)).proto(v1.ProtocolTCP).port(80)
-		w.adds(tracker.IPv4, setConnections).AddCounter(key.bytes(), onePacket())
+		key := layout.Octets{}.Addr(netip.AddrFrom4(a)).Proto(v1.ProtocolTCP).Port(80)
+		counters.AddCounter(key.Bytes(), onePacket())
 	}
-	batch, err := w.finish()
-	if err == nil {
-		err = p.backend.conn.Commit(batch)
-	}
-	if err != nil {
+	w := kernel.NewWriter(DefaultTable)
+	w.AddElements(tracker.IPv4, layout.Connections, true, counters)
+	if err := w.Commit(p.backend.conn); err != nil {
 		b.Fatal(err)
 	}
 	per := (kernelMemory() - before) / services

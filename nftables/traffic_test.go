@@ -14,16 +14,19 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // total returns the sum of all counters.
-func total(t *ruleset.Traffic) (sum ruleset.Counters) {
+func total(t *dataplane.Traffic) (sum dataplane.Counters) {
 	for _, c := range t.Services {
 		sum.Add(c)
 	}
@@ -31,7 +34,7 @@ func total(t *ruleset.Traffic) (sum ruleset.Counters) {
 }
 
 // traffic reads the counters by the backend and by the function Traffic. Both must agree.
-func traffic(tb testing.TB, b *Backend) *ruleset.Traffic {
+func traffic(tb testing.TB, b *Backend) *dataplane.Traffic {
 	tb.Helper()
 	got, err := b.Traffic(tb.Context())
 	if err != nil {
@@ -88,10 +91,9 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 		b = newForWorld(t, w.Env).(*Backend)
 		w.Cursor = w.Engine.Attach("nftables", b)
 	})
-	limit := b.conn.Limit()
-	b.conn.SetLimit(20 << 10) // the skeletons fit, and little more
+	limitTo(t, b, 20<<10) // the skeletons fit, and little more
 	during("staging tables", 20, 20, func(int) { w.Cursor.Resync() })
-	b.conn.SetLimit(limit)
+	limitTo(t, b, 0)
 	during("sets with more room", 3, 200, func(i int) {
 		// The table in the kernel has room for half of them.
 		for n := range 3000 << i {
@@ -107,7 +109,7 @@ func TestCountersFollowFrontends(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	c := Config{NetNS: r.host.File()}
-	if _, err := Traffic(t.Context(), c); !errors.Is(err, ruleset.ErrNoRules) {
+	if _, err := Traffic(t.Context(), c); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a table: %v, want ErrNoRules", err)
 	}
 	nodePort := func(port int32) func(*v1.Service) {
@@ -122,9 +124,9 @@ func TestCountersFollowFrontends(t *testing.T) {
 		r.nft(fmt.Sprintf("add element ip proxier %s { %s counter packets %d bytes 100 }", set, at, packets))
 	}
 	// wants compares the connections by Service and family.
-	wants := func(what string, want map[string]ruleset.Counters) {
+	wants := func(what string, want map[string]dataplane.Counters) {
 		t.Helper()
-		got := map[string]ruleset.Counters{}
+		got := map[string]dataplane.Counters{}
 		for k, c := range traffic(t, r.backend).Services {
 			got[k.String()] = c
 		}
@@ -139,7 +141,7 @@ func TestCountersFollowFrontends(t *testing.T) {
 	count("dropped-packets", "192.168.7.1 . tcp . 30001", 16)
 	count("connections", "10.96.0.3 . tcp . 80", 32)
 	count("connections", "10.96.0.3 . udp . 80", 64) // not a frontend
-	all := map[string]ruleset.Counters{
+	all := map[string]dataplane.Counters{
 		"ns/svc-0:p/TCP/IPv4": {Connections: 7}, "ns/svc-1:p/TCP/IPv4": {Refused: 8, Dropped: 16}, "ns/svc-2:p/TCP/IPv4": {Connections: 32},
 	}
 	wants("as counted", all)
@@ -160,7 +162,7 @@ func TestCountersFollowFrontends(t *testing.T) {
 		r.verify()
 		wants("after "+what, all)
 	}
-	r.backend.conn.SetLimit(smallLimit / 2)
+	limitTo(t, r.backend, smallLimit/2)
 	for range 2 { // to the other name and back
 		r.cursor.Resync()
 		r.sync()
@@ -190,14 +192,14 @@ func TestCountersFollowFrontends(t *testing.T) {
 	}
 	r.tracker.SetService(svc(2))
 	r.sync()
-	wants("after the Service came back", map[string]ruleset.Counters{})
+	wants("after the Service came back", map[string]dataplane.Counters{})
 	r.tracker.SetService(svc(2, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.7"} }))
 	r.sync()
 	count("connections", "10.96.0.3 . tcp . 80", 3)
 	count("connections", "203.0.113.7 . tcp . 80", 5)
 	r.tracker.SetService(svc(2))
 	r.sync()
-	wants("after one of two addresses was lost", map[string]ruleset.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 3}})
+	wants("after one of two addresses was lost", map[string]dataplane.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 3}})
 }
 
 // TestCountersOfManyDeletedServices deletes one Service, and then more than fit into one
@@ -207,29 +209,21 @@ func TestCountersOfManyDeletedServices(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	const services = 240
-	w := newWriter(DefaultTable)
+	counters := &kernel.Elements{}
 	for i := range services {
 		s := svc(i)
 		r.tracker.SetService(s)
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1))
-		key := octets{}.addr(netip.MustParseAddr(s.Spec.ClusterIP)).proto(v1.ProtocolTCP).port(80)
-		for _, set := range trafficSets {
-			w.adds(tracker.IPv4, set).AddCounter(key.bytes(), onePacket())
-		}
+		key := layout.Octets{}.Addr(netip.MustParseAddr(s.Spec.ClusterIP)).Proto(v1.ProtocolTCP).Port(80)
+		counters.AddCounter(key.Bytes(), onePacket())
 	}
 	r.sync()
-	batch, err := w.finish()
-	if err == nil {
-		err = r.backend.conn.Commit(batch)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	addCounters(t, r.backend, tracker.IPv4, counters)
 	wants := func(want int) {
 		t.Helper()
-		for _, set := range trafficSets {
-			if got := strings.Count(r.nft("list set ip proxier "+set.name()), "counter packets 1 "); got != want {
-				t.Errorf("%d counters in %s, want %d", got, set.name(), want)
+		for _, set := range layout.TrafficSets() {
+			if got := strings.Count(r.nft("list set ip proxier "+set.Name()), "counter packets 1 "); got != want {
+				t.Errorf("%d counters in %s, want %d", got, set.Name(), want)
 			}
 		}
 	}
@@ -237,13 +231,25 @@ func TestCountersOfManyDeletedServices(t *testing.T) {
 	r.tracker.DeleteService(backendtest.ServiceName(7))
 	r.sync()
 	wants(services - 1)
-	r.backend.conn.SetLimit(smallLimit)
+	limitTo(t, r.backend, smallLimit)
 	for i := range services - 40 {
 		r.tracker.DeleteService(backendtest.ServiceName(i))
 	}
 	r.sync()
 	r.verify()
 	wants(40)
+}
+
+// addCounters adds counters to each set of counters.
+func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *kernel.Elements) {
+	tb.Helper()
+	w := kernel.NewWriter(b.name)
+	for _, s := range layout.TrafficSets() {
+		w.AddElements(f, s, true, list)
+	}
+	if err := w.Commit(b.conn); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // TestFullSetsForwardAll fills the sets of counters. Connections, affinity and refusals must
@@ -265,20 +271,12 @@ func TestFullSetsForwardAll(t *testing.T) {
 		if f == tracker.IPv6 {
 			from = netip.MustParseAddr("2001:db8::")
 		}
-		wr := newWriter(b.name)
-		for _, set := range trafficSets {
-			for i := range 4096 {
-				key := octets{}.addr(from).proto(v1.ProtocolTCP).port(uint16(i))
-				wr.adds(f, set).AddCounter(key.bytes(), onePacket())
-			}
+		counters := &kernel.Elements{}
+		for i := range 4096 {
+			key := layout.Octets{}.Addr(from).Proto(v1.ProtocolTCP).Port(uint16(i))
+			counters.AddCounter(key.Bytes(), onePacket())
 		}
-		batch, err := wr.finish()
-		if err == nil {
-			err = b.conn.Commit(batch)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		addCounters(t, b, f, counters)
 	}
 	c := w.Churn(s.targets(), func() {
 		for range 50 {

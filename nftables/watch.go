@@ -14,7 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -24,11 +27,11 @@ type watched struct {
 	// proper state. commits is the number of transactions that this backend had committed then.
 	generation, commits uint32
 	// rules holds the rules of each table by handle. It is nil before the first examination.
-	rules []map[uint64]kernelRule
+	rules []map[uint64]kernel.Rule
 }
 
 // Check compares the tables with what the backend wrote. It returns a
-// [*ruleset.DriftError] if another process altered or deleted a table, or if the tables'
+// [*dataplane.DriftError] if another process altered or deleted a table, or if the tables'
 // state is unknown after a failure. Other errors are ctx's, wrap [os.ErrClosed], or are about
 // reading the tables. After any error but ctx's, the next delta must be a full one, and
 // [Backend.Apply] returns [ruleset.ErrNeedFull] for any other.
@@ -51,7 +54,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		// With ENOENT, interfaces are deleted faster than they can be listed, and the next call
 		// tries again. If a table is missing, the generation has changed.
 		if err := b.syncInterfaces(); err != nil && !errors.Is(err, unix.ENOENT) {
-			b.discardModel(time.Now())
+			b.discard(time.Now())
 			return err
 		}
 	}
@@ -68,16 +71,16 @@ func (b *Backend) Check(ctx context.Context) error {
 		b.config.Log.Info("nftables: cannot check tables, transactions of other processes interrupt every read")
 		return nil
 	case err != nil:
-		b.discardModel(time.Now())
+		b.discard(time.Now())
 		return err
 	}
 	b.watched.generation, b.watched.commits = gen, b.conn.Commits()
 	return nil
 }
 
-// drifted returns a [*ruleset.DriftError] about a family's table.
+// drifted returns a [*dataplane.DriftError] about a family's table.
 func drifted(f tracker.Family, format string, args ...any) error {
-	return &ruleset.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
+	return &dataplane.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
 }
 
 // Watch calls [Backend.Check] after transactions that any process commits in the network
@@ -87,8 +90,9 @@ func drifted(f tracker.Family, format string, args ...any) error {
 // minute. It opens a netlink socket of its own for the kernel's notifications. Without
 // notifications, it calls Check at the interval.
 //
-// With Config.Offload, Watch also calls [Backend.SyncInterfaces] at its start and whenever a
-// network interface is created, deleted or renamed, and calls drifted with its errors, too.
+// With Config.Offload, Watch also adds new network interfaces that Offload.Interfaces chooses
+// to the fast path, and removes others from it, at its start and whenever an interface is
+// created, deleted or renamed. It calls drifted with the errors of that, too.
 // It does so on a goroutine that ends before Watch returns. Calls of drifted never overlap.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	drifted, stop, err := b.followInterfaces(ctx, drifted)
@@ -111,54 +115,54 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 // it before.
 func (b *Backend) examine(count bool) error {
 	if b.watched.rules == nil {
-		b.watched.rules = make([]map[uint64]kernelRule, len(b.tables))
+		b.watched.rules = make([]map[uint64]kernel.Rule, len(b.tables.List))
 	}
-	for i, t := range b.tables {
+	for i, t := range b.tables.List {
 		rules, err := b.examineTable(t, b.watched.rules[i], count)
-		var drift *ruleset.DriftError
+		var drift *dataplane.DriftError
 		switch {
 		case errors.As(err, &drift):
 			return drift
 		case errors.Is(err, unix.ENOENT):
-			return drifted(t.family, "the table or one of its sets is missing")
+			return drifted(t.Family, "the table or one of its sets is missing")
 		case err != nil:
 			return fmt.Errorf("nftables: cannot check tables: %w", err)
 		}
 		b.watched.rules[i] = rules
 	}
-	return nil
+	return b.examinePacketCounters()
 }
 
 // examineTable compares a table with its model. It compares each chain's rule count and
 // checks that the rules seen last time still exist. It returns the current rules.
-func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool) (map[uint64]kernelRule, error) {
-	drift := func(format string, args ...any) (map[uint64]kernelRule, error) {
-		return nil, drifted(t.family, format, args...)
+func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, count bool) (map[uint64]kernel.Rule, error) {
+	drift := func(format string, args ...any) (map[uint64]kernel.Rule, error) {
+		return nil, drifted(t.Family, format, args...)
 	}
-	head, err := readTable(b.conn, b.name, t.family)
+	head, err := b.conn.Table(b.name, t.Family)
 	switch {
 	case err != nil:
 		return nil, err
-	case !head.exists:
+	case !head.Exists:
 		return drift("the table is missing")
-	case head.flags != 0:
-		return drift("the table has flags %#x", head.flags)
+	case head.Flags != 0:
+		return drift("the table has flags %#x", head.Flags)
 	}
-	sets, err := b.readSets(b.name, t.family)
+	sets, err := b.conn.Sets(b.name, t.Family)
 	if err != nil {
 		return nil, err
 	}
-	for s := range setCount {
-		if !t.has(s) {
+	for s := range layout.SetCount {
+		if !t.Has(s) {
 			continue
 		}
-		found, ok := sets[s.name()]
-		if !ok || !found.is(s.spec(t.family)) {
-			return drift("set %s is missing or has other attributes", s.name())
+		found, ok := sets[s.Name()]
+		if !ok || !found.Is(s.Spec(t.Family)) {
+			return drift("set %s is missing or has other attributes", s.Name())
 		}
-		delete(sets, s.name())
+		delete(sets, s.Name())
 		if count {
-			if err := b.compareCount(t, s, found.count); err != nil {
+			if err := b.compareCount(t, s, found.Count); err != nil {
 				return nil, err
 			}
 		}
@@ -166,30 +170,30 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 	for name := range sets {
 		return drift("unexpected set %s", name)
 	}
-	chains, err := b.readChains(b.name, t.family)
+	chains, err := b.conn.Chains(b.name, t.Family)
 	if err != nil {
 		return nil, err
 	}
-	expected, base := t.expectedRules(), t.rules().baseChains()
+	expected, base := b.expectedRules(t), b.rules(t.Family, t.Node).BaseChains()
 	for name := range expected {
-		if c, ok := chains[name]; !ok || !c.is(base[name]) {
+		if c, ok := chains[name]; !ok || !c.Is(base[name]) {
 			return drift("chain %s is missing or has another hook or policy", name)
 		}
 		delete(chains, name)
 	}
 	for name, c := range chains {
-		if !t.unused[name] || c.base != nil {
+		if !b.unused[t.Family][name] || c.Base != nil {
 			return drift("unexpected chain %s", name)
 		}
 	}
-	list, err := b.readRules(b.name, t.family)
+	list, err := b.conn.Rules(b.name, t.Family)
 	if err != nil {
 		return nil, err
 	}
-	found := make(map[uint64]kernelRule, len(list))
+	found := make(map[uint64]kernel.Rule, len(list))
 	for _, r := range list {
-		found[r.handle] = r
-		expected[r.chain]--
+		found[r.Handle] = r
+		expected[r.Chain]--
 	}
 	for name, missing := range expected {
 		if missing != 0 {
@@ -198,7 +202,7 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 	}
 	for handle, r := range last {
 		if found[handle] != r {
-			return drift("a rule of chain %s was replaced", r.chain)
+			return drift("a rule of chain %s was replaced", r.Chain)
 		}
 	}
 	if err := b.compareFlowtables(t); err != nil {
@@ -208,22 +212,29 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 }
 
 // expectedRules returns the number of rules that each chain must have.
-func (t *table) expectedRules() map[string]int {
-	out := maps.Clone(t.chains)
-	for _, c := range t.rules().fixedChains() {
-		out[c.name] = len(c.rules)
+func (b *Backend) expectedRules(t *model.Table) map[string]int {
+	rules := b.rules(t.Family, t.Node)
+	out := rules.FixedRules()
+	for _, o := range t.Chains() {
+		rules.CountRules(&o, out)
 	}
-	out[chainFirewallCheck] += len(t.prefixes)
+	if t.UsesRanges() {
+		rules.CountRules(&model.Object{Kind: model.UseRanges}, out)
+	}
+	out[layout.ChainFirewallCheck] += t.Sources()
 	return out
 }
 
 // compareMaps compares the contents of the verdict maps and the interval sets.
-func (b *Backend) compareMaps(t *table) error {
-	for s, want := range t.verdicts {
+func (b *Backend) compareMaps(t *model.Table) error {
+	for s, want := range t.Verdicts() {
+		if !t.Has(s) {
+			continue
+		}
 		found := map[uint32]string{}
-		err := b.readAll(b.name, t.family, s, func() { clear(found) }, func(e kernelElement) {
-			if len(e.key) == 4 && e.verdict == unix.NFT_GOTO {
-				found[binary.NativeEndian.Uint32(e.key)] = e.chain
+		err := b.conn.ReadAll(b.name, t.Family, s, func() { clear(found) }, func(e kernel.Element) {
+			if len(e.Key) == 4 && e.Verdict == unix.NFT_GOTO {
+				found[binary.NativeEndian.Uint32(e.Key)] = e.Chain
 			} else {
 				found[0] = "" // no handler has the key 0, so the maps differ
 			}
@@ -232,16 +243,16 @@ func (b *Backend) compareMaps(t *table) error {
 			return err
 		}
 		if !maps.Equal(found, want) {
-			return drifted(t.family, "map %s has other elements", s.name())
+			return drifted(t.Family, "map %s has other elements", s.Name())
 		}
 	}
-	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
-		found, err := b.readRanges(b.name, t.family, s)
+	for _, s := range intervalSets {
+		found, err := b.readRanges(b.name, t.Family, s)
 		if err != nil {
 			return err
 		}
-		if !slices.Equal(found, t.ranges[s]) {
-			return drifted(t.family, "set %s has other elements: %v", s.name(), found)
+		if !slices.Equal(found, t.Ranges(s)) {
+			return drifted(t.Family, "set %s has other elements: %v", s.Name(), found)
 		}
 	}
 	return nil
@@ -252,22 +263,22 @@ const countable = 20000
 
 // compareCount compares the number of a set's elements with count, which is -1 if the
 // kernel does not report it.
-func (b *Backend) compareCount(t *table, s set, count int) error {
-	if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs || slices.Contains(trafficSets[:], s) {
+func (b *Backend) compareCount(t *model.Table, s layout.Set, count int) error {
+	if s == layout.StickyClients || s.Interval() || s.Counts() {
 		return nil // packets change it, or compareMaps compares it
 	}
-	want := t.count[s]
+	want := t.Count(s)
 	if count < 0 {
 		if want > countable {
 			return nil
 		}
-		err := b.readAll(b.name, t.family, s, func() { count = 0 }, func(kernelElement) { count++ })
+		err := b.conn.ReadAll(b.name, t.Family, s, func() { count = 0 }, func(kernel.Element) { count++ })
 		if err != nil {
 			return err
 		}
 	}
 	if count != want {
-		return drifted(t.family, "set %s has %d elements, want %d", s.name(), count, want)
+		return drifted(t.Family, "set %s has %d elements, want %d", s.Name(), count, want)
 	}
 	return nil
 }

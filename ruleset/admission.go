@@ -92,7 +92,7 @@ func (e *Engine) compareAge(a, b uint32) int {
 	if p == nil || o == nil { // removed after it was queued
 		return cmp.Compare(a, b)
 	}
-	return cmp.Or(cmp.Compare(age(p), age(o)), p.Key.Compare(o.Key))
+	return cmp.Or(p.CompareAge(o), p.Key.Compare(o.Key))
 }
 
 // admit compiles refused ports again if others have become smaller. It reports whether one
@@ -123,18 +123,19 @@ func (e *Engine) callNotify() {
 	notify := slices.Clone(e.notify)
 	e.mu.Unlock()
 	for _, f := range notify {
-		f()
+		(*f)()
 	}
 }
 
 // serves reports whether a Service has a frontend. A Service that owns one may have to leave it
-// out because of the Budget.
+// out because of the Budget, because packets to it pass, or because a range of ports contains
+// it.
 func (e *Engine) serves(id uint32, at l4Key) bool {
 	s := e.desired(id)
 	if s == nil {
 		return false
 	}
-	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Total == 0 {
+	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Total == 0 && !s.Port.PassWithoutEndpoints && len(e.ownership.ranges) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +28,7 @@ import (
 //     that it names. A Service that loses a frontend to one of these counts as named
 //     too, because its frontend may still be in use.
 //   - An error that wraps [ErrNeedFull]: the state of the data plane is unknown. The
-//     whole state is offered at once.
+//     whole state is offered in one delta.
 //   - Any other error: nothing in d is acknowledged, and all of it is offered again.
 type Backend interface {
 	Apply(ctx context.Context, d *Delta) error
@@ -45,6 +46,10 @@ func (f BackendFunc) Apply(ctx context.Context, d *Delta) error { return f(ctx, 
 // node's settings changed, returns ErrNeedFull itself. Callers that count failures
 // can distinguish the two.
 var ErrNeedFull = errors.New("ruleset: backend needs the full state")
+
+// ErrConfig is wrapped by errors about a Config from [NewEngine] and from the kernel
+// backends' functions. Retrying with the same Config is useless.
+var ErrConfig = errors.New("invalid configuration")
 
 // PartialError is returned by a [Backend] that applied a delta except for some
 // Services.
@@ -74,7 +79,8 @@ func (e *PartialError) Unwrap() []error {
 	return slices.Collect(maps.Values(e.Failed))
 }
 
-// Delta holds the changes that one backend must apply to agree with the ruleset.
+// Delta holds the changes that one backend must apply to agree with the ruleset. Its methods
+// may be called from any goroutine during Apply.
 type Delta struct {
 	// Full means that Changes holds every Service, each with Old as last acknowledged
 	// (nil if never), and every Service to remove. Everything else in the data plane
@@ -95,6 +101,9 @@ type Delta struct {
 	// acknowledged before, for measuring network programming latency. If a backend
 	// fails for long, only the oldest few thousand are kept.
 	Triggers []Trigger
+
+	// cursor is the cursor that offers the delta.
+	cursor *Cursor
 }
 
 // Trigger holds the times at which changes to a Service's endpoints were caused.
@@ -114,12 +123,14 @@ type Field uint16
 // set. A Service that is new, removed, or whose last attempt failed has all bits.
 const (
 	// FieldFrontends: a frontend was added, was removed or handles connections
-	// differently. An entry that also contains the affinity timeout, the hash, an
-	// extension or the size of a pool depends on the bits of these as well.
+	// differently; Change.UpsertedFrontends and GoneFrontends yield which. The first and
+	// the last endpoint of a pool set it although no address changes, because
+	// Frontend.Target then changes between TargetReject, TargetDrop or TargetPass and the
+	// pool, or the frontend itself comes or goes (see TargetPass). An
+	// entry that also contains the affinity timeout, the hash, an extension or the size
+	// of a pool depends on the bits of these as well.
 	FieldFrontends Field = 1 << iota
-	// FieldCluster and FieldLocal: the pool's endpoints, a property of one of them,
-	// or the existence of the pool (Selection.UsesCluster or UsesLocal). A pool that
-	// exists may be empty.
+	// FieldCluster and FieldLocal: the pool's endpoints, or a property of one of them.
 	FieldCluster
 	FieldLocal
 	// FieldAffinity: the affinity timeout, Port.Affinity.
@@ -136,9 +147,12 @@ const (
 	// not. It is set along with FieldCluster or FieldLocal if an endpoint of a pool
 	// changed, and alone if only endpoints outside the pools changed.
 	FieldEndpoints
+	// FieldPools: a pool came into existence or ceased to exist, whatever its endpoints;
+	// see Service.HasPool and Change.HadPool.
+	FieldPools
 
 	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther | FieldHash |
-		FieldExt | FieldEndpoints
+		FieldExt | FieldEndpoints | FieldPools
 )
 
 // String returns the names of the bits separated by "|", such as
@@ -151,7 +165,7 @@ func (f Field) String() string {
 		return "all"
 	}
 	var names []string
-	for i, name := range []string{"frontends", "cluster", "local", "affinity", "other", "hash", "ext", "endpoints"} {
+	for i, name := range []string{"frontends", "cluster", "local", "affinity", "other", "hash", "ext", "endpoints", "pools"} {
 		if f&(1<<i) != 0 {
 			names = append(names, name)
 		}
@@ -162,7 +176,8 @@ func (f Field) String() string {
 	return strings.Join(names, "|")
 }
 
-// Change describes the change of one Service.
+// Change describes the change of one Service. It has no encoding. It is immutable and may be
+// read from any goroutine.
 type Change struct {
 	// Key is the key of the Service port, in one family.
 	Key tracker.Key
@@ -170,8 +185,8 @@ type Change struct {
 	// wanted Service, or nil if it was removed. Both are nil only if Attempted is not
 	// empty.
 	Old, New *Service
-	// What holds the parts in which Old and New differ.
-	What Field
+	// Fields holds the parts in which Old and New differ.
+	Fields Field
 	// Attempted holds the versions that were offered since Old and failed, oldest
 	// first. Parts of them may be in effect. It is almost always empty.
 	Attempted []*Service
@@ -181,6 +196,11 @@ type Change struct {
 	// are in the lost of another Change of the same delta, with the key of that
 	// Change.
 	lost, taken []move
+	// kept holds the addresses of frontends in Old and Attempted that some Service of
+	// the ruleset has.
+	kept []netip.Addr
+	// ports holds the IDs of all ports of the Service, in the order of their keys.
+	ports []uint32
 }
 
 // move is a frontend and the other Service of its takeover.

@@ -2,7 +2,6 @@ package ruleset
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"sort"
 	"strings"
@@ -39,8 +38,9 @@ type Budget struct {
 	// BucketsPerEndpoint is the maximum number of buckets for each endpoint of a table
 	// whose size [tracker.ServicePort].HashBuckets determines.
 	BucketsPerEndpoint int
-	// Delta is about the most elements that one delta changes, unless it is Full. Syncs
-	// divide larger changes into several deltas: see [Cursor.Sync].
+	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of
+	// all that waits is more. Syncs divide larger changes into several deltas: see
+	// [Cursor.Sync].
 	Delta int
 	// Cost, if not nil, replaces [Service.Cost], for data planes that need more elements.
 	// Leaving out endpoints, frontends, weights or the hash must not raise the cost.
@@ -49,9 +49,9 @@ type Budget struct {
 
 // DefaultBudget returns a Budget for a node: 6,000 elements for a port in a family, 500,000
 // for a Service, 5,000,000 in all, tables of at most 4,093 buckets and 256 for each endpoint,
-// and deltas of 2,000 elements.
+// and deltas of 1,000 elements.
 func DefaultBudget() Budget {
-	return Budget{Port: 6_000, Service: 500_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 2_000}
+	return Budget{Port: 6_000, Service: 500_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 1_000}
 }
 
 func (b *Budget) validate() error {
@@ -74,11 +74,8 @@ func (b *Budget) cost(s *Service) int {
 // frontend, one for each of its sources, one for each endpoint or bucket of a pool, and one
 // more for each endpoint with client affinity.
 func (s *Service) Cost() int {
-	n := 0
-	for i := range s.Frontends {
-		n += 1 + len(s.Frontends[i].Sources)
-	}
-	for _, t := range []Target{ToCluster, ToLocal} {
+	n := frontendsCost(s)
+	for _, t := range []Target{TargetCluster, TargetLocal} {
 		pool := s.Pool(t)
 		switch {
 		case len(pool) == 0:
@@ -92,6 +89,14 @@ func (s *Service) Cost() int {
 		if s.Port.Affinity != 0 {
 			n += len(pool)
 		}
+	}
+	return n
+}
+
+// frontendsCost returns the part of [Service.Cost] for the frontends.
+func frontendsCost(s *Service) (n int) {
+	for i := range s.Frontends {
+		n += 1 + len(s.Frontends[i].Sources)
 	}
 	return n
 }
@@ -112,7 +117,7 @@ func (b *Budget) fit(s *Service, most int) (*Service, string) {
 		s = withTable(s, 0)
 		note("the hash")
 	}
-	if over(s) && !s.uniform && (s.Weighted(ToCluster) || s.Weighted(ToLocal)) {
+	if over(s) && !s.uniform && (s.Weighted(TargetCluster) || s.Weighted(TargetLocal)) {
 		c := *s
 		c.uniform = true
 		s = &c
@@ -150,7 +155,7 @@ func (b *Budget) limitTable(s *Service, note func(string, ...any)) *Service {
 		return s
 	}
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
-	size := max(s.HashBuckets(ToCluster), s.HashBuckets(ToLocal))
+	size := max(s.HashBuckets(TargetCluster), s.HashBuckets(TargetLocal))
 	most := maglev.MaxSize
 	if b.Buckets != 0 {
 		most = b.Buckets
@@ -162,10 +167,12 @@ func (b *Budget) limitTable(s *Service, note func(string, ...any)) *Service {
 		return s
 	}
 	best := 0
-	for _, size := range maglev.Sizes() {
-		if size <= most && size >= n {
-			best = size
+	for at := n; at <= most; at = best + 1 {
+		next := maglev.SizeAtLeast(at)
+		if next < at || next > most {
+			break
 		}
+		best = next
 	}
 	if best == 0 {
 		note("the hash: %d endpoints need more than %d buckets", n, most)
@@ -205,23 +212,30 @@ func withEndpoints(s *Service, n int) *Service {
 	return withPools(s, cluster[:min(n, len(cluster))], local[:min(n, len(local))])
 }
 
-// withPools returns s with parts of its pools.
+// withPools returns s with parts of its pools, which are in the order of the pools.
 func withPools(s *Service, cluster, local []*tracker.Endpoint) *Service {
 	if len(cluster) == len(s.Selection.Cluster) && len(local) == len(s.Selection.Local) {
 		return s
 	}
-	in := make(map[*tracker.Endpoint]bool, len(cluster)+len(local))
-	for _, pool := range [][]*tracker.Endpoint{cluster, local} {
-		for _, ep := range pool {
-			in[ep] = true
-		}
-	}
 	c := *s
 	c.Selection.Cluster, c.Selection.Local = slices.Clip(cluster), slices.Clip(local)
-	c.Selection.Reachable = nil
-	for _, ep := range s.Selection.Reachable {
-		if in[ep] {
-			c.Selection.Reachable = append(c.Selection.Reachable, ep)
+	switch {
+	case len(local) == 0:
+		c.Selection.Reachable = c.Selection.Cluster
+	case len(cluster) == 0:
+		c.Selection.Reachable = c.Selection.Local
+	default:
+		c.Selection.Reachable = nil
+		for _, ep := range s.Selection.Reachable {
+			in := false
+			for _, pool := range []*[]*tracker.Endpoint{&cluster, &local} {
+				if len(*pool) != 0 && (*pool)[0] == ep {
+					*pool, in = (*pool)[1:], true
+				}
+			}
+			if in {
+				c.Selection.Reachable = append(c.Selection.Reachable, ep)
+			}
 		}
 	}
 	return &c
@@ -235,16 +249,18 @@ func grown(old, now *Service, n int) *Service {
 		if len(pool) <= n {
 			return pool
 		}
-		known := map[netip.AddrPort]bool{}
+		var had []*tracker.Endpoint
 		if old != nil {
-			for _, ep := range old.Pool(t) {
-				known[ep.Addr] = true
-			}
+			had = old.Pool(t)
 		}
+		// Both pools are sorted by address.
 		fresh := 0
-		out := make([]*tracker.Endpoint, 0, len(known)+n)
+		out := make([]*tracker.Endpoint, 0, min(len(pool), len(had)+n))
 		for _, ep := range pool {
-			if !known[ep.Addr] {
+			for len(had) != 0 && had[0] != ep && had[0].Addr.Compare(ep.Addr) < 0 {
+				had = had[1:]
+			}
+			if len(had) == 0 || had[0] != ep && had[0].Addr != ep.Addr {
 				if fresh++; fresh > n {
 					continue
 				}
@@ -253,13 +269,27 @@ func grown(old, now *Service, n int) *Service {
 		}
 		return out
 	}
-	return withPools(now, part(ToCluster), part(ToLocal))
+	return withPools(now, part(TargetCluster), part(TargetLocal))
+}
+
+// shrunk returns a version of a removed Service without frontends whose larger pool has n
+// endpoints fewer, and the other pool no more than that. It returns nil if no pool has more than
+// n, or if the choice is by a hash: its table is written and removed as a whole.
+func shrunk(old *Service, n int) *Service {
+	cluster, local := old.Pool(TargetCluster), old.Pool(TargetLocal)
+	left := max(len(cluster), len(local)) - n
+	if left <= 0 || old.Hash() != tracker.HashNone {
+		return nil
+	}
+	out := *withEndpoints(old, left)
+	out.Frontends = nil
+	return &out
 }
 
 // changeCost returns about how many elements a change writes and deletes.
 func (b *Budget) changeCost(c *Change) int {
 	switch {
-	case c.What == 0:
+	case c.Fields == 0:
 		return 0
 	case c.Old == nil && c.New == nil:
 		n := 0
@@ -271,12 +301,15 @@ func (b *Budget) changeCost(c *Change) int {
 		return b.cost(c.New)
 	case c.New == nil:
 		return b.cost(c.Old)
-	case c.What&(FieldFrontends|FieldHash|FieldAffinity) != 0 || c.New.Hash() != tracker.HashNone ||
-		c.New.Weighted(ToCluster) || c.New.Weighted(ToLocal) || b.Cost != nil:
+	case c.Fields&(FieldHash|FieldAffinity) != 0 || c.New.Hash() != tracker.HashNone ||
+		c.New.Weighted(TargetCluster) || c.New.Weighted(TargetLocal) || b.Cost != nil:
 		return b.cost(c.Old) + b.cost(c.New)
 	}
 	n := 1
-	for _, t := range []Target{ToCluster, ToLocal} {
+	if c.Fields&FieldFrontends != 0 {
+		n += frontendsCost(c.Old) + frontendsCost(c.New)
+	}
+	for _, t := range []Target{TargetCluster, TargetLocal} {
 		n += differing(c.Old.Pool(t), c.New.Pool(t))
 	}
 	return n

@@ -68,8 +68,8 @@ func TestFitBoundsTheCost(t *testing.T) {
 		if most != 0 && out.Cost() > most {
 			t.Fatalf("costs %d of %d: %s", out.Cost(), most, what)
 		}
-		if b.Buckets != 0 && out.HashBuckets(ToCluster) > b.Buckets {
-			t.Fatalf("%d buckets of %d", out.HashBuckets(ToCluster), b.Buckets)
+		if b.Buckets != 0 && out.HashBuckets(TargetCluster) > b.Buckets {
+			t.Fatalf("%d buckets of %d", out.HashBuckets(TargetCluster), b.Buckets)
 		}
 		if (out == s) != (what == "") {
 			t.Fatalf("changed: %v, but reported %q", out != s, what)
@@ -78,10 +78,10 @@ func TestFitBoundsTheCost(t *testing.T) {
 			continue
 		}
 		cuts++
-		if n := len(s.Frontends); n != 0 && (len(out.Frontends) == 0 || out.Frontends[0].Kind != ClusterIP) {
+		if n := len(s.Frontends); n != 0 && (len(out.Frontends) == 0 || out.Frontends[0].Kind != KindClusterIP) {
 			t.Fatal("the cluster IP is left out")
 		}
-		for _, target := range []Target{ToCluster, ToLocal} {
+		for _, target := range []Target{TargetCluster, TargetLocal} {
 			before, now := s.Pool(target), out.Pool(target)
 			if len(before) != 0 && len(now) == 0 || !slices.Equal(now, before[:len(now)]) {
 				t.Fatalf("%s: %d endpoints of %d", target, len(now), len(before))
@@ -238,7 +238,7 @@ func TestExpensiveChangeDoesNotStarve(t *testing.T) {
 	}
 }
 
-// TestPoolGrowsInSeveralDeltas gives a Service many endpoints at once.
+// TestPoolGrowsInSeveralDeltas gives a Service many endpoints in one change.
 func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 	b := Budget{Delta: 100}
 	tr, e, _ := budgeted(t, b)
@@ -268,6 +268,67 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 	}
 	if n := len(c.Service(k).Selection.Cluster); n != 1000 {
 		t.Errorf("%d endpoints", n)
+	}
+}
+
+// TestRemovedPoolShrinksInSeveralDeltas removes a Service with many endpoints: its frontends at
+// first, and a Service that takes its address does not wait for the rest.
+func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
+	b := Budget{Delta: 100}
+	tr, e, _ := budgeted(t, b)
+	r := &deltaRecorder{b: b}
+	c := e.Attach("b", r)
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.SetSlice(slice("a", many(1, 1000)...))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a := e.Snapshot().Services[0].Key
+	r.deltas, r.costs = nil, nil
+	r.fail = func(d *Delta) error {
+		for i := range d.Changes {
+			if s := d.Changes[i].New; d.Changes[i].Key == a && s != nil && len(s.Frontends) != 0 {
+				t.Errorf("the removed Service keeps %v", s.Frontends)
+			}
+		}
+		return nil
+	}
+	tr.DeleteService(a.NamespacedName)
+	tr.SetService(service("b", "172.30.0.1"))
+	tr.SetSlice(slice("b", "10.9.0.1"))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
+		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
+	}
+	if first := r.deltas[0]; len(first) != 2 {
+		t.Errorf("the first delta has %v", first)
+	}
+	r.fail = nil
+	if s := c.Service(a); s != nil {
+		t.Errorf("%d endpoints are left", len(s.Selection.Cluster))
+	}
+	// It returns while it shrinks.
+	tr.SetService(service("a", "172.30.0.2"))
+	tr.SetSlice(slice("a", many(1, 1000)...))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	r.during = func(int) {
+		if n++; n == 3 {
+			tr.SetService(service("a", "172.30.0.2"))
+		}
+	}
+	tr.DeleteService(a.NamespacedName)
+	for range 2 {
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := c.Service(a); s == nil || len(s.Frontends) != 1 || len(s.Selection.Cluster) != 1000 {
+		t.Errorf("the Service that returned is %+v", s)
 	}
 }
 

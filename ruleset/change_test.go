@@ -1,6 +1,8 @@
 package ruleset
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -8,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/tracker"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestChangeYieldsWhatDiffers compares Upserted, Removed and GoneFrontends with their
@@ -36,7 +41,7 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 				}
 				s.Selection.Reachable = append(s.Selection.Reachable, ep)
 				if r.IntN(2) == 0 {
-					s.Frontends = append(s.Frontends, Frontend{Kind: ExternalIP, Addr: pool[i].Addr.Addr(), Port: 80})
+					s.Frontends = append(s.Frontends, Frontend{Kind: KindExternalIP, Addr: pool[i].Addr.Addr(), Port: 80})
 				}
 			}
 			s.Selection.Cluster = s.Selection.Reachable
@@ -48,9 +53,9 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 				c.Attempted = append(c.Attempted, s)
 			}
 		}
-		c.What = diff(c.Old, c.New)
+		c.Fields = diff(c.Old, c.New)
 		if len(c.Attempted) > 0 {
-			c.What = FieldAll
+			c.Fields = FieldAll
 		}
 		var taken *l4Key
 		if c.Old != nil && len(c.Old.Frontends) > 0 && r.IntN(2) == 0 {
@@ -82,7 +87,7 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 		}
 		var wantUp, wantDown, wantFronts, gotUp, gotDown, gotFronts []string
 		for a, ep := range now {
-			if c.What == FieldAll || !before[a].Equal(ep) {
+			if c.Fields == FieldAll || !before[a].Equal(ep) {
 				wantUp = append(wantUp, fmt.Sprint(ep, ep.Weight))
 			}
 		}
@@ -140,7 +145,7 @@ func TestDiffSetsFieldOfEachPart(t *testing.T) {
 				UsesCluster: true, UsesLocal: true, HasAny: true,
 			},
 			Endpoints: []*tracker.Endpoint{a, b, c},
-			Frontends: []Frontend{{Kind: ClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: ToCluster, Internal: ToCluster}},
+			Frontends: []Frontend{{Kind: KindClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: TargetCluster, Internal: TargetCluster}},
 		}
 	}
 	for _, c := range []struct {
@@ -150,8 +155,8 @@ func TestDiffSetsFieldOfEachPart(t *testing.T) {
 	}{
 		{"nothing", func(*Service) {}, 0},
 		{"id", func(s *Service) { s.ID = 7 }, 0},
-		{"target", func(s *Service) { s.Frontends[0].Target = Drop }, FieldFrontends},
-		{"near", func(s *Service) { s.Frontends[0].Internal = Drop }, FieldFrontends},
+		{"target", func(s *Service) { s.Frontends[0].Target = TargetDrop }, FieldFrontends},
+		{"near", func(s *Service) { s.Frontends[0].Internal = TargetDrop }, FieldFrontends},
 		{"masquerade", func(s *Service) { s.Frontends[0].Masquerade = MasqueradeAlways }, FieldFrontends},
 		{"sources", func(s *Service) { s.Frontends[0].Sources = prefixes("10.0.0.0/8") }, FieldFrontends},
 		{"frontend port", func(s *Service) { s.Frontends[0].Port, s.Port.Port = 81, 81 }, FieldFrontends},
@@ -163,11 +168,11 @@ func TestDiffSetsFieldOfEachPart(t *testing.T) {
 		{"health-check port", func(s *Service) { s.Port.HealthCheckNodePort = 1 }, FieldOther},
 		{"an endpoint in no pool", func(s *Service) { s.Endpoints[2].Serving = false }, FieldEndpoints},
 		{"one endpoint in no pool less", func(s *Service) { s.Endpoints = s.Endpoints[:2] }, FieldEndpoints},
-		{"no cluster pool, though as empty as before", func(s *Service) { s.Selection.UsesCluster = false }, FieldCluster},
-		{"no local pool", func(s *Service) { s.Selection.UsesLocal, s.Selection.Local = false, nil }, FieldLocal},
+		{"no cluster pool, though as empty as before", func(s *Service) { s.Selection.UsesCluster = false }, FieldPools},
+		{"no local pool", func(s *Service) { s.Selection.UsesLocal, s.Selection.Local = false, nil }, FieldLocal | FieldPools},
 		{"no endpoints at all", func(s *Service) { s.Selection.HasAny = false }, FieldOther},
 		{"hash", func(s *Service) { s.Port.Hash = tracker.HashSource }, FieldHash},
-		{"mode", func(s *Service) { s.Selection.Mode = tracker.SameZone }, FieldOther},
+		{"mode", func(s *Service) { s.Selection.Mode = tracker.TopologySameZone }, FieldOther},
 		{"extension", func(s *Service) { s.Port.Ext = ext(1) }, FieldExt},
 		{"extension and frontend", func(s *Service) { s.Port.Ext = ext(1); s.Frontends = nil }, FieldExt | FieldFrontends},
 	} {
@@ -229,10 +234,10 @@ func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
 		case 1:
 			c.Old = nil
 		}
-		if c.What = diff(c.Old, c.New); len(c.Attempted) > 0 {
-			c.What = FieldAll
+		if c.Fields = diff(c.Old, c.New); len(c.Attempted) > 0 {
+			c.Fields = FieldAll
 		}
-		for _, target := range []Target{ToCluster, ToLocal, Reject, Drop} {
+		for _, target := range []Target{TargetCluster, TargetLocal, TargetReject, TargetDrop} {
 			pool := func(s *Service) (m map[netip.AddrPort]*tracker.Endpoint) {
 				m = map[netip.AddrPort]*tracker.Endpoint{}
 				if s != nil {
@@ -256,7 +261,7 @@ func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
 				got[ep.Addr] = true
 			}
 			for a, ep := range now {
-				if news := c.What == FieldAll || !ep.Equal(old[a]); news != got[a] {
+				if news := c.Fields == FieldAll || !ep.Equal(old[a]); news != got[a] {
 					t.Fatalf("seed %d: %s: upserted %s: %t", seed, target, a, got[a])
 				}
 			}
@@ -278,4 +283,71 @@ func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestKeepingLeavesFrontendsOfFailedServices gives an older Service the external IP of another
+// one. If the older one fails, the other keeps the IP, and otherwise it does not.
+func TestKeepingLeavesFrontendsOfFailedServices(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{})
+	age := func(seconds int64) func(*v1.Service) {
+		return func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(seconds, 0) }
+	}
+	external := func(ips ...string) func(*v1.Service) {
+		return func(s *v1.Service) { s.Spec.ExternalIPs = ips }
+	}
+	at := func(s *Service) (out []string) {
+		if s == nil {
+			return []string{"nothing"}
+		}
+		for i := range s.Frontends {
+			out = append(out, s.Frontends[i].Addr.String())
+		}
+		return out
+	}
+	var failing string
+	var got []string
+	c := e.Attach("test", BackendFunc(func(_ context.Context, d *Delta) error {
+		failed := map[tracker.Key]error{}
+		for _, c := range d.Changes {
+			if c.Key.Name == failing {
+				failed[c.Key] = errors.New("refused")
+			}
+		}
+		for _, c := range d.Changes {
+			if c.Key.Name == "other" {
+				got = at(c.Keeping(d.Node, failed))
+			}
+		}
+		if len(failed) == 0 {
+			return nil
+		}
+		return &PartialError{Failed: failed}
+	}))
+	sync := func(want ...string) {
+		t.Helper()
+		got = nil
+		c.Sync(t.Context())
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	tr.SetService(service("older", "10.96.0.1", age(1)))
+	tr.SetService(service("other", "10.96.0.2", age(2), external("198.51.100.1", "198.51.100.2")))
+	tr.SetSlice(slice("other", "10.0.0.1"))
+	const ip, first, second = "10.96.0.2", "198.51.100.1", "198.51.100.2"
+	sync(ip, first, second)
+
+	failing = "older"
+	tr.SetService(service("older", "10.96.0.1", age(1), external("198.51.100.1")))
+	sync(ip, first, second)
+	tr.SetSlice(slice("other", "10.0.0.2")) // the next attempt
+	sync(ip, first, second)
+	tr.SetService(service("other", "10.96.0.2", age(2), external("198.51.100.2")))
+	sync(ip, second)
+	failing = ""
+	tr.SetService(service("other", "10.96.0.2", age(2), external("198.51.100.1", "198.51.100.2")))
+	sync(ip, second)
+	failing = "older"
+	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "other"})
+	sync("nothing")
 }

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
@@ -11,16 +12,14 @@ import (
 // Compile compiles one Service port for node n: its endpoints, its frontends, and
 // what happens to connections there. It depends only on its arguments and does not
 // change them; the result shares their slices. The ID of the result is 0. The result
-// has every frontend that the port asks for, even if another Service has it too: the
-// [Engine] assigns IDs and resolves conflicts.
+// has every frontend that the port asks for and that does not let every packet pass (see
+// [TargetPass]), even if another Service has it too: the [Engine] assigns IDs and
+// resolves conflicts.
 //
 // Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the
-// zero Node. Compile returns nil if p.Port is nil. It costs a call of
+// zero Node. p.Port and the endpoints must not be nil. Compile costs a call of
 // [tracker.Select] and a few steps per frontend.
 func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
-	if p.Port == nil {
-		return nil
-	}
 	if n == nil {
 		n = &Node{}
 	}
@@ -49,8 +48,8 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 // weighted returns the endpoints of non-zero weight. Others count as neither ready
 // nor serving.
 func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
-	none := func(ep *tracker.Endpoint) bool { return ep != nil && ep.Weight == 0 }
-	if uniform && (len(eps) == 0 || eps[0] != nil && eps[0].Weight != 0) || !slices.ContainsFunc(eps, none) {
+	none := func(ep *tracker.Endpoint) bool { return ep.Weight == 0 }
+	if uniform && (len(eps) == 0 || eps[0].Weight != 0) || !slices.ContainsFunc(eps, none) {
 		return eps
 	}
 	return slices.DeleteFunc(slices.Clone(eps), none)
@@ -58,7 +57,8 @@ func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
 
 // frontends appends the frontends of p to out.
 func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Frontend {
-	external := external(p, sel)
+	nodePort := external(p, sel)
+	external := orPass(p, nodePort)
 	var sources []netip.Prefix
 	if len(p.LoadBalancerIPs) != 0 {
 		sources = allowedSources(p.SourceRanges)
@@ -68,19 +68,23 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 	for kind, addr := range addresses(p) {
 		f := external
 		switch kind {
-		case ClusterIP:
+		case KindClusterIP:
 			f = internal(p, sel, n)
-		case NodePort:
-			f.Kind, f.Port = NodePort, p.NodePort
+		case KindNodePort:
+			f = nodePort
+			f.Kind, f.Port = KindNodePort, p.NodePort
 			out = append(out, f)
 			continue
-		case LoadBalancerIP:
+		case KindLoadBalancerIP:
 			f.Sources = sources
 			if selfAllowed {
 				f.Sources = withOwn(sources, addr)
 			}
 		}
-		f.Kind, f.Addr, f.Port = kind, addr, p.Port
+		if f.passes() {
+			continue
+		}
+		f.at(kind, addr, p)
 		out = append(out, f)
 	}
 	return out
@@ -94,7 +98,7 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 // load-balancer IP, because only that kind restricts its sources.
 func addresses(p *tracker.ServicePort) iter.Seq2[Kind, netip.Addr] {
 	return func(yield func(Kind, netip.Addr) bool) {
-		if p.ClusterIP.IsValid() && !yield(ClusterIP, p.ClusterIP) {
+		if p.ClusterIP.IsValid() && !yield(KindClusterIP, p.ClusterIP) {
 			return
 		}
 		if !p.ExternallyAccessible() {
@@ -106,17 +110,17 @@ func addresses(p *tracker.ServicePort) iter.Seq2[Kind, netip.Addr] {
 		self := func(a netip.Addr) netip.Addr { return a }
 		lb, ext := newFinder(p.LoadBalancerIPs, self), newFinder(p.ExternalIPs, self)
 		for i, a := range p.ExternalIPs {
-			if usable(a) && ext.first(a) == i && !lb.has(a) && !yield(ExternalIP, a) {
+			if usable(a) && ext.first(a) == i && !lb.has(a) && !yield(KindExternalIP, a) {
 				return
 			}
 		}
 		for i, a := range p.LoadBalancerIPs {
-			if usable(a) && lb.first(a) == i && !yield(LoadBalancerIP, a) {
+			if usable(a) && lb.first(a) == i && !yield(KindLoadBalancerIP, a) {
 				return
 			}
 		}
 		if p.NodePort != 0 {
-			yield(NodePort, netip.Addr{})
+			yield(KindNodePort, netip.Addr{})
 		}
 	}
 }
@@ -148,13 +152,22 @@ func external(p *tracker.ServicePort, sel *tracker.Selection) Frontend {
 		return Frontend{Target: local(sel), Internal: cluster(sel), Masquerade: MasqueradeNode}
 	}
 	t := cluster(sel)
+	if p.PreferLocal && prefersLocal(sel) {
+		t = TargetLocal
+	}
 	return Frontend{Target: t, Internal: t, Masquerade: MasqueradeAlways}
+}
+
+// prefersLocal reports whether endpoints on this node take part as well as others do: some
+// are ready, or none is ready anywhere. All endpoints of a pool are ready, or none is.
+func prefersLocal(sel *tracker.Selection) bool {
+	return len(sel.Local) != 0 && (sel.Local[0].Ready || len(sel.Cluster) == 0 || !sel.Cluster[0].Ready)
 }
 
 // cluster returns the target of a policy of Cluster.
 func cluster(sel *tracker.Selection) Target {
 	if len(sel.Cluster) != 0 {
-		return ToCluster
+		return TargetCluster
 	}
 	return none(sel)
 }
@@ -162,7 +175,7 @@ func cluster(sel *tracker.Selection) Target {
 // local returns the target of a policy of Local.
 func local(sel *tracker.Selection) Target {
 	if len(sel.Local) != 0 {
-		return ToLocal
+		return TargetLocal
 	}
 	return none(sel)
 }
@@ -170,9 +183,50 @@ func local(sel *tracker.Selection) Target {
 // none returns the target if there is no usable endpoint.
 func none(sel *tracker.Selection) Target {
 	if sel.HasAny {
-		return Drop
+		return TargetDrop
 	}
-	return Reject
+	return TargetReject
+}
+
+// orPass returns the rules of external and load-balancer IPs: f, those of NodePorts, but
+// where f has no endpoints packets pass if p wants that.
+func orPass(p *tracker.ServicePort, f Frontend) Frontend {
+	if !p.PassWithoutEndpoints {
+		return f
+	}
+	for _, t := range []*Target{&f.Target, &f.Internal} {
+		if *t == TargetReject || *t == TargetDrop {
+			*t = TargetPass
+		}
+	}
+	return f
+}
+
+// at sets the address and the ports of a frontend of p that is not a NodePort.
+func (f *Frontend) at(kind Kind, addr netip.Addr, p *tracker.ServicePort) {
+	f.Kind, f.Addr, f.Port = kind, addr, p.Port
+	if p.IsRange() {
+		f.LastPort, f.TargetPort = p.LastPort, cmp.Or(p.TargetPort, p.Port)
+	}
+}
+
+// passes reports whether every packet to the frontend passes.
+func (f *Frontend) passes() bool { return f.Target == TargetPass && f.Internal == TargetPass }
+
+// passing yields the frontends that are missing from s because every packet to them passes.
+func (s *Service) passing() iter.Seq[Frontend] {
+	return func(yield func(Frontend) bool) {
+		f := orPass(s.Port, external(s.Port, &s.Selection))
+		if !f.passes() {
+			return
+		}
+		for kind, addr := range addresses(s.Port) {
+			f.at(kind, addr, s.Port)
+			if kind != KindClusterIP && kind != KindNodePort && !yield(f) {
+				return
+			}
+		}
+	}
 }
 
 // allowedSources returns the allowed sources, nil for every source.

@@ -1,6 +1,9 @@
 package ruleset
 
 import (
+	"cmp"
+	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -29,61 +32,66 @@ func TestTargetsMatchTable(t *testing.T) {
 		// cluster and local are the targets of policies Cluster and Local.
 		cluster, local Target
 	}{
-		{"no endpoints", nil, Reject, Reject},
-		{"only dead ones", []*tracker.Endpoint{dead}, Reject, Reject},
-		{"one here", []*tracker.Endpoint{here}, ToCluster, ToLocal},
-		{"one there", []*tracker.Endpoint{there}, ToCluster, Drop},
-		{"both", []*tracker.Endpoint{here, there}, ToCluster, ToLocal},
-		{"one leaving here", []*tracker.Endpoint{leaving}, ToCluster, ToLocal},
-		{"one leaving there", []*tracker.Endpoint{leavingThere}, ToCluster, Drop},
-		{"one of weight 0 here", []*tracker.Endpoint{idle}, Reject, Reject},
-		{"one of weight 0 here, one there", []*tracker.Endpoint{idle, there}, ToCluster, Drop},
-		{"one here, one of weight 0 there", []*tracker.Endpoint{here, idleThere}, ToCluster, ToLocal},
-		{"one of weight 0 there, one leaving here", []*tracker.Endpoint{idleThere, leaving}, ToCluster, ToLocal},
-		{"one leaving here, one there", []*tracker.Endpoint{there, leaving}, ToCluster, ToLocal},
+		{"no endpoints", nil, TargetReject, TargetReject},
+		{"only dead ones", []*tracker.Endpoint{dead}, TargetReject, TargetReject},
+		{"one here", []*tracker.Endpoint{here}, TargetCluster, TargetLocal},
+		{"one there", []*tracker.Endpoint{there}, TargetCluster, TargetDrop},
+		{"both", []*tracker.Endpoint{here, there}, TargetCluster, TargetLocal},
+		{"one leaving here", []*tracker.Endpoint{leaving}, TargetCluster, TargetLocal},
+		{"one leaving there", []*tracker.Endpoint{leavingThere}, TargetCluster, TargetDrop},
+		{"one of weight 0 here", []*tracker.Endpoint{idle}, TargetReject, TargetReject},
+		{"one of weight 0 here, one there", []*tracker.Endpoint{idle, there}, TargetCluster, TargetDrop},
+		{"one here, one of weight 0 there", []*tracker.Endpoint{here, idleThere}, TargetCluster, TargetLocal},
+		{"one of weight 0 there, one leaving here", []*tracker.Endpoint{idleThere, leaving}, TargetCluster, TargetLocal},
+		{"one leaving here, one there", []*tracker.Endpoint{there, leaving}, TargetCluster, TargetLocal},
 	} {
-		for _, internalLocal := range []bool{false, true} {
-			for _, externalLocal := range []bool{false, true} {
-				p := &tracker.ServicePort{
-					Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80, NodePort: 30080,
-					ExternalIPs:     addrs("192.0.2.1"),
-					LoadBalancerIPs: addrs("203.0.113.1"),
-					InternalLocal:   internalLocal, ExternalLocal: externalLocal,
-				}
-				s := Compile(tracker.PortState{Port: p, Endpoints: c.endpoints}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+		for policies := range 8 {
+			internalLocal, externalLocal, pass := policies&1 != 0, policies&2 != 0, policies&4 != 0
+			p := &tracker.ServicePort{
+				Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80, NodePort: 30080,
+				ExternalIPs:     addrs("192.0.2.1"),
+				LoadBalancerIPs: addrs("203.0.113.1"),
+				InternalLocal:   internalLocal, ExternalLocal: externalLocal, PassWithoutEndpoints: pass,
+			}
+			s := Compile(tracker.PortState{Port: p, Endpoints: c.endpoints}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
 
-				inside := Frontend{Target: c.cluster, Internal: c.cluster}
-				if internalLocal {
-					inside = Frontend{Target: c.local, Internal: c.local}
+			inside := Frontend{Target: c.cluster, Internal: c.cluster}
+			if internalLocal {
+				inside = Frontend{Target: c.local, Internal: c.local}
+			}
+			outside := Frontend{Target: c.cluster, Internal: c.cluster, Masquerade: MasqueradeAlways}
+			if externalLocal {
+				outside = Frontend{Target: c.local, Internal: c.cluster, Masquerade: MasqueradeNode}
+			}
+			at := func(f Frontend, k Kind, addr string, port uint16) Frontend {
+				f.Kind, f.Port = k, port
+				if addr != "" {
+					f.Addr = netip.MustParseAddr(addr)
 				}
-				outside := Frontend{Target: c.cluster, Internal: c.cluster, Masquerade: MasqueradeAlways}
-				if externalLocal {
-					outside = Frontend{Target: c.local, Internal: c.cluster, Masquerade: MasqueradeNode}
+				return f
+			}
+			want := []Frontend{
+				at(inside, KindClusterIP, "172.30.0.1", 80),
+				at(outside, KindExternalIP, "192.0.2.1", 80),
+				at(outside, KindLoadBalancerIP, "203.0.113.1", 80),
+				at(outside, KindNodePort, "", 30080),
+			}
+			switch none := len(s.Pool(outside.Target)) == 0; {
+			case pass && none && len(s.Pool(outside.Internal)) == 0:
+				want = slices.Delete(want, 1, 3)
+			case pass && none:
+				want[1].Target, want[2].Target = TargetPass, TargetPass
+			}
+			if !slices.EqualFunc(s.Frontends, want, equalFrontends) {
+				t.Errorf("%s, internal local %v, external local %v, pass %v:\n got %v\nwant %v",
+					c.name, internalLocal, externalLocal, pass, s.Frontends, want)
+			}
+			for _, f := range s.Frontends {
+				if (len(s.Pool(f.Target)) != 0) != (f.Target == TargetCluster || f.Target == TargetLocal) {
+					t.Errorf("%s: %s with pool %v", c.name, show(f), s.Pool(f.Target))
 				}
-				at := func(f Frontend, k Kind, addr string, port uint16) Frontend {
-					f.Kind, f.Port = k, port
-					if addr != "" {
-						f.Addr = netip.MustParseAddr(addr)
-					}
-					return f
-				}
-				want := []Frontend{
-					at(inside, ClusterIP, "172.30.0.1", 80),
-					at(outside, ExternalIP, "192.0.2.1", 80),
-					at(outside, LoadBalancerIP, "203.0.113.1", 80),
-					at(outside, NodePort, "", 30080),
-				}
-				if !slices.EqualFunc(s.Frontends, want, equalFrontends) {
-					t.Errorf("%s, internal local %v, external local %v:\n got %v\nwant %v",
-						c.name, internalLocal, externalLocal, s.Frontends, want)
-				}
-				for _, f := range s.Frontends {
-					if (len(s.Pool(f.Target)) != 0) != (f.Target == ToCluster || f.Target == ToLocal) {
-						t.Errorf("%s: %s with pool %v", c.name, show(f), s.Pool(f.Target))
-					}
-					if f.ShortCircuit() != (externalLocal && f.Kind != ClusterIP) {
-						t.Errorf("%s: ShortCircuit %v of %s", c.name, f.ShortCircuit(), show(f))
-					}
+				if f.ShortCircuit() != (externalLocal && f.Kind != KindClusterIP) {
+					t.Errorf("%s: ShortCircuit %v of %s", c.name, f.ShortCircuit(), show(f))
 				}
 			}
 		}
@@ -162,7 +170,7 @@ func TestSourceRangesRestrictLoadBalancerIPs(t *testing.T) {
 			s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Addresses: c.node}}, tracker.TopologyOptions{})
 			for _, f := range s.Frontends {
 				want := c.want
-				if f.Kind != LoadBalancerIP {
+				if f.Kind != KindLoadBalancerIP {
 					want = nil
 				}
 				if !slices.Equal(f.Sources, want) {
@@ -183,7 +191,7 @@ func TestLoadBalancerIPAdmitsItself(t *testing.T) {
 	s := Compile(tracker.PortState{Port: p}, &Node{Info: tracker.NodeInfo{Addresses: addrs("192.0.2.9")}}, tracker.TopologyOptions{})
 	n := 0
 	for _, f := range s.Frontends {
-		if f.Kind != LoadBalancerIP {
+		if f.Kind != KindLoadBalancerIP {
 			continue
 		}
 		n++
@@ -224,12 +232,6 @@ func TestRepeatedAddressIsOneFrontend(t *testing.T) {
 	}
 }
 
-func TestCompileWithoutPortReturnsNil(t *testing.T) {
-	if s := Compile(tracker.PortState{}, nil, tracker.TopologyOptions{}); s != nil {
-		t.Errorf("compiled %v from no port", s)
-	}
-}
-
 // randomPort returns a random port. It uses few values, so that they collide.
 func randomPort(r *rand.Rand) *tracker.ServicePort {
 	family, base := tracker.IPv4, []string{"172.30.0.1", "192.0.2.1", "192.0.2.2", "203.0.113.1", "203.0.113.2", "0.0.0.0"}
@@ -250,10 +252,15 @@ func randomPort(r *rand.Rand) *tracker.ServicePort {
 		ExternalIPs: addrs(some(base, 3)...), LoadBalancerIPs: addrs(some(base, 40)...),
 		SourceRanges:  prefixes(some(ranges, 3)...),
 		InternalLocal: r.IntN(2) == 0, ExternalLocal: r.IntN(2) == 0, NeedLocalSet: r.IntN(4) == 0,
+		PreferLocal: r.IntN(3) == 0, PassWithoutEndpoints: r.IntN(3) == 0,
 		Affinity: time.Duration(r.IntN(2)) * time.Hour,
 	}
 	if r.IntN(2) == 0 {
 		p.NodePort = uint16(30000 + r.IntN(3))
+	}
+	if r.IntN(3) == 0 {
+		p.LastPort = []uint16{p.Port, p.Port + 1, 30001, math.MaxUint16}[r.IntN(4)]
+		p.TargetPort = []uint16{0, p.Port, 1, math.MaxUint16 - (p.LastPort - p.Port)}[r.IntN(4)]
 	}
 	return p
 }
@@ -304,21 +311,33 @@ func FuzzCompile(f *testing.F) {
 				t.Errorf("twice: %s", show(*fe))
 			}
 			seen[at] = true
-			if (fe.Kind == NodePort) == fe.Addr.IsValid() || fe.Port == 0 {
+			if (fe.Kind == KindNodePort) == fe.Addr.IsValid() || fe.Port == 0 {
 				t.Errorf("address of %s", show(*fe))
 			}
+			if problem := wrongRange(fe, p); problem != "" {
+				t.Errorf("%s of ports %d to %d at %d: %s", show(*fe), p.Port, p.LastPort, p.TargetPort, problem)
+			}
 			for _, target := range []Target{fe.Target, fe.Internal} {
-				if (target == ToCluster || target == ToLocal) != (len(s.Pool(target)) != 0) {
+				if (target == TargetCluster || target == TargetLocal) != (len(s.Pool(target)) != 0) {
 					t.Errorf("%s: pool of %s is %v", show(*fe), target, s.Pool(target))
 				}
-				if target == Reject && s.Selection.HasAny || target == Drop && !s.Selection.HasAny {
+				mayPass := p.PassWithoutEndpoints && (fe.Kind == KindExternalIP || fe.Kind == KindLoadBalancerIP)
+				if target == TargetPass && (!mayPass || fe.Internal == TargetPass) || mayPass && (target == TargetReject || target == TargetDrop) {
+					t.Errorf("%s: with PassWithoutEndpoints %v", show(*fe), p.PassWithoutEndpoints)
+				}
+				if target == TargetReject && s.Selection.HasAny || target == TargetDrop && !s.Selection.HasAny {
 					t.Errorf("%s: HasAny %v", show(*fe), s.Selection.HasAny)
+				}
+			}
+			if p.PreferLocal && !p.ExternalLocal && fe.Kind != KindClusterIP {
+				if want := wantsLocal(eps, n.Info.Name); (fe.Target == TargetLocal) != want {
+					t.Errorf("%s: prefers local endpoints: %v, want %v", show(*fe), !want, want)
 				}
 			}
 			if fe.Internal != fe.Target && !fe.ShortCircuit() {
 				t.Errorf("%s: no short circuit", show(*fe))
 			}
-			if len(fe.Sources) != 0 && fe.Kind != LoadBalancerIP {
+			if len(fe.Sources) != 0 && fe.Kind != KindLoadBalancerIP {
 				t.Errorf("%s: has sources", show(*fe))
 			}
 			if !slices.IsSortedFunc(fe.Sources, comparePrefixes) || !slices.Equal(fe.Sources, reducePrefixes(fe.Sources)) {
@@ -326,7 +345,7 @@ func FuzzCompile(f *testing.F) {
 			}
 			// Sources admits exactly the addresses in the ranges.
 			for _, from := range addrs("10.0.0.1", "10.1.0.1", "192.0.2.1", "192.0.2.77", "1.1.1.1", "2001:db8::1", "2001:db8:1::9", "fd00::7", "::2") {
-				if fe.Kind != LoadBalancerIP || tracker.FamilyOf(from) != p.Key.Family || from == fe.Addr {
+				if fe.Kind != KindLoadBalancerIP || tracker.FamilyOf(from) != p.Key.Family || from == fe.Addr {
 					continue
 				}
 				want := len(p.SourceRanges) == 0 || containsAddr(p.SourceRanges, from)
@@ -336,6 +355,46 @@ func FuzzCompile(f *testing.F) {
 			}
 		}
 	})
+}
+
+// wrongRange returns what is wrong with the ports of f, or "".
+func wrongRange(f *Frontend, p *tracker.ServicePort) string {
+	ep := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:8080")}
+	first, last := p.Port, p.Port
+	if f.Kind == KindNodePort {
+		first, last = p.NodePort, p.NodePort
+	} else if p.LastPort > p.Port {
+		last = p.LastPort
+	}
+	isRange := last != first
+	if f.Port != first || f.IsRange() != isRange || isRange && f.LastPort != last {
+		return "it has other ports"
+	}
+	for _, port := range []uint16{first, last, first + (last-first)/2} {
+		want := ep.Addr
+		if isRange {
+			want = netip.AddrPortFrom(ep.Addr.Addr(), cmp.Or(p.TargetPort, first)+port-first)
+		}
+		if got := f.Endpoint(ep, port); got != want || !f.Matches(port) || got.Port() == 0 {
+			return fmt.Sprintf("port %d leads to %v (%v), want %v", port, got, f.Matches(port), want)
+		}
+	}
+	if f.Matches(first-1) || last < math.MaxUint16 && f.Matches(last+1) {
+		return "it matches a port beside"
+	}
+	if f.Shifted() != (f.Endpoint(ep, first).Port() != first && isRange) {
+		return "it is shifted, or not"
+	}
+	return ""
+}
+
+// wantsLocal reports whether external traffic stays on the node under PreferLocal: one of its
+// endpoints is ready, or it has one that still serves and no endpoint is ready anywhere.
+func wantsLocal(eps []*tracker.Endpoint, node string) bool {
+	ready := func(e *tracker.Endpoint) bool { return e.Ready }
+	local := func(e *tracker.Endpoint) bool { return e.Ready && e.IsLocal(node) }
+	serving := func(e *tracker.Endpoint) bool { return e.Serving && e.Terminating && e.IsLocal(node) }
+	return slices.ContainsFunc(eps, local) || !slices.ContainsFunc(eps, ready) && slices.ContainsFunc(eps, serving)
 }
 
 // TestMasqueradeApplies lists the replaced sources for each value of Masquerade.

@@ -17,6 +17,7 @@ import (
 type l4Key struct {
 	addr  [16]byte // IPv4 addresses in their IPv6-mapped form
 	port  uint16
+	last  uint16 // of a range, 0 for a single port
 	proto uint16
 }
 
@@ -36,10 +37,12 @@ func l4KeyAt(a netip.Addr, port uint16, proto v1.Protocol) l4Key {
 }
 
 func l4KeyOf(s *Service, f *Frontend) l4Key {
-	if f.Kind == NodePort {
+	if f.Kind == KindNodePort {
 		return nodePortKey(s.Key.Family, f.Port, s.Key.Protocol)
 	}
-	return l4KeyAt(f.Addr, f.Port, s.Key.Protocol)
+	k := l4KeyAt(f.Addr, f.Port, s.Key.Protocol)
+	k.last = f.LastPort
+	return k
 }
 
 func nodePortKey(f tracker.Family, port uint16, proto v1.Protocol) l4Key {
@@ -54,10 +57,13 @@ func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 	return func(yield func(l4Key, Kind) bool) {
 		for kind, addr := range addresses(p) {
 			var at l4Key
-			if kind == NodePort {
+			if kind == KindNodePort {
 				at = nodePortKey(p.Key.Family, p.NodePort, p.Key.Protocol)
 			} else {
 				at = l4KeyAt(addr, p.Port, p.Key.Protocol)
+				if p.IsRange() {
+					at.last = p.LastPort
+				}
 			}
 			if !yield(at, kind) {
 				return
@@ -71,6 +77,7 @@ func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 func sameFrontends(a, b *tracker.ServicePort) bool {
 	return a == b || a != nil && b != nil &&
 		a.ClusterIP == b.ClusterIP && a.Port == b.Port && a.NodePort == b.NodePort &&
+		a.LastPort == b.LastPort &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
 }
@@ -91,6 +98,11 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 //     last.
 //  3. The lowest key.
 //
+// A range of ports has an owner too: the contenders get their ranges in this order, and one
+// whose range overlaps a range that another contender got gets nothing. A range takes no
+// single port: a data plane consults ranges last. Only external IPs must yield to ranges, to
+// those of cluster IPs and load-balancer IPs, because of rule 1.
+//
 // The result depends only on the contenders, so it is the same on every node and after
 // every restart.
 type ownership struct {
@@ -98,6 +110,15 @@ type ownership struct {
 	owner map[l4Key]contender
 	// conflicts holds the other contenders in order, for frontends with several.
 	conflicts map[l4Key][]contender
+
+	// ranges holds the contenders for ranges, by address and protocol. owner has the ranges of
+	// those that own theirs. disputed holds the keys of ranges whose contenders changed since
+	// assignRanges. All are nil while there are no ranges.
+	ranges   map[l4Key]*rangeSet
+	disputed map[l4Key]bool
+	// externals holds, by address and protocol, the IDs of the Services with a single port
+	// at an external IP.
+	externals map[l4Key]map[uint32]struct{}
 }
 
 type contender struct {
@@ -114,7 +135,7 @@ func (c *ownership) compare(a, b contender) int {
 	p, q := c.port(a.id), c.port(b.id)
 	return cmp.Or(
 		cmp.Compare(a.kind.rank(), b.kind.rank()),
-		cmp.Compare(age(p), age(q)),
+		p.CompareAge(q),
 		p.Key.Compare(q.Key))
 }
 
@@ -122,22 +143,23 @@ func (c *ownership) compare(a, b contender) int {
 // only with each other.
 func (k Kind) rank() int {
 	switch k {
-	case ClusterIP:
+	case KindClusterIP:
 		return 0
-	case LoadBalancerIP:
+	case KindLoadBalancerIP:
 		return 1
 	}
 	return 2
 }
 
-// age returns a number that is lower for a Service that was created earlier.
-func age(p *tracker.ServicePort) uint64 {
-	// 0, which means unknown, becomes the highest number.
-	return uint64(p.Created) - 1
-}
+// any reports whether some contender may not own the frontend that it asks for.
+func (c *ownership) any() bool { return len(c.conflicts) != 0 || len(c.ranges) != 0 }
 
-// add adds a contender. It returns the ID of the Service that loses the frontend, or 0.
+// add adds a contender for a single port. It returns the ID of the Service that loses the
+// frontend, or 0.
 func (c *ownership) add(at l4Key, n contender) (loser uint32) {
+	if c.externals != nil && n.kind == KindExternalIP {
+		c.noteExternal(at, n.id)
+	}
 	o, taken := c.owner[at]
 	switch {
 	case !taken:
@@ -153,9 +175,12 @@ func (c *ownership) add(at l4Key, n contender) (loser uint32) {
 	return loser
 }
 
-// remove removes the contender with the ID. It returns the ID of the Service that gains
+// remove removes the contender with the ID for a single port. It returns the ID of the Service that gains
 // the frontend, or 0.
 func (c *ownership) remove(at l4Key, id uint32) (winner uint32) {
+	if c.externals != nil {
+		c.forgetExternal(at, id)
+	}
 	r := c.conflicts[at]
 	if o := c.owner[at]; o.id == id {
 		if len(r) == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -16,24 +17,9 @@ import (
 // ErrDetached is returned by [Cursor.Sync] after [Cursor.Detach].
 var ErrDetached = errors.New("ruleset: cursor is detached")
 
-// ErrNotSynced is wrapped by [*NotSyncedError].
+// ErrNotSynced is wrapped by the error of the first [Cursor.Sync] that did nothing because
+// some sources of the tracker are not synced. The error names the sources.
 var ErrNotSynced = errors.New("ruleset: tracker is not synced")
-
-// NotSyncedError is returned by a [Cursor.Sync] that did nothing because some sources
-// of the tracker are not synced. It wraps [ErrNotSynced].
-type NotSyncedError struct {
-	// Missing holds the sources for which [tracker.Tracker.MarkSynced] has not been
-	// called, at least one.
-	Missing []tracker.Source
-}
-
-// Error returns a message with the missing sources.
-func (e *NotSyncedError) Error() string {
-	return fmt.Sprintf("%v: MarkSynced has not been called for %v", ErrNotSynced, e.Missing)
-}
-
-// Unwrap returns [ErrNotSynced].
-func (e *NotSyncedError) Unwrap() error { return ErrNotSynced }
 
 // errUnfinished is the result of an Apply that did not return.
 var errUnfinished = errors.New("ruleset: Apply did not return")
@@ -59,7 +45,7 @@ type Cursor struct {
 
 	onSync   func(SyncInfo)
 	limits   [2]Limits // of the backend, by familyIndex
-	early    bool      // a Sync has returned a NotSyncedError
+	early    bool      // a Sync has returned ErrNotSynced
 	detached bool
 	full     bool  // the next delta is Full
 	node     *Node // last acknowledged
@@ -67,9 +53,9 @@ type Cursor struct {
 	dirty    []uint32
 	// marks counts the times that an ID became dirty.
 	marks uint64
-	// growing holds the IDs whose change in the current delta adds only a part of the
-	// endpoints.
-	growing []uint32
+	// unfinished holds the IDs whose change in the current delta adds or removes only a
+	// part of the endpoints.
+	unfinished []uint32
 	// tried has an entry for each ID whose last attempt failed: the versions offered
 	// since states[id].acked. The entry is empty if only the removal was offered.
 	tried    map[uint32][]*Service
@@ -92,10 +78,6 @@ type state struct {
 
 // SyncInfo describes the result of one [Cursor.Sync].
 type SyncInfo struct {
-	// Name is the name of the cursor, from [Engine.Attach].
-	Name string
-	// Gen is the generation of the ruleset that was offered.
-	Gen uint64
 	// Applied reports whether Sync called the backend. If not, the backend was up to
 	// date.
 	Applied bool
@@ -111,34 +93,12 @@ type SyncInfo struct {
 	// [Service] values, one per port and family. Endpoints is the number of endpoints
 	// that these can reach.
 	Services, Ports, Endpoints int
-	// IPv4 and IPv6 are the numbers per family. A Service of both families counts in
-	// both.
-	IPv4, IPv6 FamilyInfo
 	// Start is the time at which the Sync began. Took is the time until the backend's
 	// Apply returned.
 	Start time.Time
 	Took  time.Duration
 	// Err is the result of Sync.
 	Err error
-}
-
-// FamilyInfo is the part of a [SyncInfo] for one address family.
-type FamilyInfo struct {
-	// Changes is the number of changes, and Failed the number of them that were not
-	// acknowledged.
-	Changes, Failed int
-	// Services is the number of Services with a port of the family, Ports the number
-	// of [Service] values, and Endpoints the number of endpoints that these can
-	// reach.
-	Services, Ports, Endpoints int
-}
-
-// Family returns i.IPv4 or i.IPv6, or the zero value if f is not a family.
-func (i *SyncInfo) Family(f tracker.Family) FamilyInfo {
-	if f.Bits() == 0 {
-		return FamilyInfo{}
-	}
-	return *i.of(f)
 }
 
 // familyIndex returns the index of f in arrays by family.
@@ -150,7 +110,7 @@ func familyIndex(f tracker.Family) int {
 }
 
 // Attach adds a backend and returns its Cursor. [Cursor.Sync] brings the backend up
-// to date. The name appears in errors, logs and [SyncInfo]. b must not be nil. It may
+// to date. The name appears in errors and logs. b must not be nil. It may
 // be a [Limiter].
 func (e *Engine) Attach(name string, b Backend) *Cursor {
 	c := &Cursor{name: name, engine: e, backend: b, full: true, tried: map[uint32][]*Service{}}
@@ -205,7 +165,7 @@ func (c *Cursor) Detach() {
 // difference, Sync does not call the backend.
 //
 // While the tracker is not Synced, Sync does nothing. The first time, it returns a
-// [*NotSyncedError] with the missing sources, so that a source that is never marked
+// [ErrNotSynced] with the missing sources, so that a source that is never marked
 // does not go unnoticed. After that it returns nil, so that a loop that starts early
 // does not fail repeatedly. [tracker.Tracker.Missing] returns the missing sources at
 // any time.
@@ -236,9 +196,9 @@ func (c *Cursor) Sync(ctx context.Context) error {
 			return nil
 		}
 		c.early = true
-		return fmt.Errorf("ruleset: sync %s: %w", c.name, &NotSyncedError{missing})
+		return fmt.Errorf("ruleset: sync %s: %w: MarkSynced has not been called for %v", c.name, ErrNotSynced, missing)
 	}
-	info := SyncInfo{Name: c.name, Start: time.Now()}
+	info := SyncInfo{Start: time.Now()}
 	left, err := c.rounds(ctx, &info)
 	if errors.Is(err, ErrDetached) {
 		return err
@@ -269,8 +229,7 @@ func (c *Cursor) rounds(ctx context.Context, info *SyncInfo) (left bool, err err
 		oldest, err := c.round(ctx, info)
 		if errors.Is(err, ErrNeedFull) {
 			c.Resync()
-			info.Changes, info.IPv4.Changes, info.IPv6.Changes = 0, 0, 0
-			info.Failed, info.IPv4.Failed, info.IPv6.Failed = 0, 0, 0
+			info.Changes, info.Failed = 0, 0
 			oldest, err = c.round(ctx, info)
 		}
 		if first {
@@ -312,12 +271,12 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 		return nil, 0, ErrDetached
 	}
 	e.pull()
-	d = &Delta{Full: c.full, Gen: e.gen, Node: e.node, OldNode: c.node}
+	d = &Delta{Full: c.full, Gen: e.gen, Node: e.node, OldNode: c.node, cursor: c}
 	c.full = false
 	c.grow(len(e.slots))
-	c.growing = c.growing[:0]
+	c.unfinished = c.unfinished[:0]
 	if d.Full {
-		d.Changes = make([]Change, 0, e.totals[0].Ports+e.totals[1].Ports+len(e.gone))
+		d.Changes = make([]Change, 0, e.ports+len(e.gone))
 		for id := range c.states {
 			c.add(d, uint32(id))
 		}
@@ -337,14 +296,9 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	oldest = c.keepDirty(d.Changes, later)
 	c.hold(d.Changes)
 
-	info.Gen, info.Full = d.Gen, d.Full
+	info.Full = d.Full
 	info.Changes += len(d.Changes)
-	info.IPv4.setTotals(e.totals[0])
-	info.IPv6.setTotals(e.totals[1])
-	info.Services, info.Ports, info.Endpoints = len(e.names), info.IPv4.Ports+info.IPv6.Ports, info.IPv4.Endpoints+info.IPv6.Endpoints
-	for i := range d.Changes {
-		info.of(d.Changes[i].Key.Family).Changes++
-	}
+	info.Services, info.Ports, info.Endpoints = len(e.names), e.ports, e.endpoints
 	if !d.Full && len(d.Changes) == 0 && d.Node == d.OldNode {
 		// The triggers' changes needed no update of the backend.
 		info.Triggers, c.triggers = append(info.Triggers, c.triggers...), nil
@@ -354,21 +308,16 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	return d, oldest, nil
 }
 
-// setTotals sets the numbers that are not of changes.
-func (i *FamilyInfo) setTotals(t FamilyInfo) {
-	i.Services, i.Ports, i.Endpoints = t.Services, t.Ports, t.Endpoints
-}
-
 // keepDirty empties c.dirty, except for the changes in later and for those of now that are
-// growing. It returns when the oldest of these became dirty, or 0.
+// unfinished. It returns when the oldest of these became dirty, or 0.
 func (c *Cursor) keepDirty(now, later []Change) (oldest uint64) {
 	keep := make([]uint32, 0, len(later))
 	for i := range later {
 		keep = append(keep, later[i].ID())
 	}
-	if len(c.growing) != 0 {
+	if len(c.unfinished) != 0 {
 		for i := range now {
-			if id := now[i].ID(); slices.Contains(c.growing, id) {
+			if id := now[i].ID(); slices.Contains(c.unfinished, id) {
 				keep = append(keep, id)
 			}
 		}
@@ -408,15 +357,21 @@ func (c *Cursor) hold(changes []Change) {
 
 // add adds the change of id, if any, to d.
 func (c *Cursor) add(d *Delta, id uint32) {
-	s, now := &c.states[id], c.engine.desired(id)
+	s, now := &c.states[id], c.desired(id)
 	tried, failed := c.tried[id]
 	if now == nil && s.acked == nil && !failed {
 		return
 	}
-	if most := c.engine.budget.Delta; most != 0 && !d.Full && now != nil {
-		if part := grown(s.acked, now, most); part != now {
+	if most := c.engine.budget.Delta; most != 0 && !d.Full {
+		part := now
+		if now != nil {
+			part = grown(s.acked, now, most)
+		} else if s.acked != nil && !failed {
+			part = shrunk(s.acked, most)
+		}
+		if part != now {
 			now = part
-			c.growing = append(c.growing, id)
+			c.unfinished = append(c.unfinished, id)
 		}
 	}
 	what := FieldAll
@@ -427,7 +382,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		s.acked = now // equal to what the backend has
 		return
 	}
-	ch := Change{Old: s.acked, New: now, What: what, Attempted: tried}
+	ch := Change{Old: s.acked, New: now, Fields: what, Attempted: tried}
 	switch {
 	case now != nil:
 		ch.Key = now.Key
@@ -441,15 +396,42 @@ func (c *Cursor) add(d *Delta, id uint32) {
 			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key})
 		}
 	}
+	if what&FieldFrontends != 0 {
+		for s := range ch.Before() {
+			for i := range s.Frontends {
+				if a := s.Frontends[i].Addr; c.uses(a) && !slices.Contains(ch.kept, a) {
+					ch.kept = append(ch.kept, a)
+				}
+			}
+		}
+	}
+	ch.ports = c.engine.names[ch.Key.NamespacedName]
 	d.Changes = append(d.Changes, ch)
 }
 
-// of returns the FamilyInfo of a family.
-func (i *SyncInfo) of(f tracker.Family) *FamilyInfo {
-	if f == tracker.IPv6 {
-		return &i.IPv6
+// desired returns the Service that the backend should have for id, or nil: the live one,
+// without the ranges of ports that the backend does not serve.
+func (c *Cursor) desired(id uint32) *Service {
+	now := c.engine.desired(id)
+	if len(c.engine.withoutRanges) == 0 || now == nil {
+		return now
 	}
-	return &i.IPv4
+	plain := c.engine.withoutRanges[id]
+	if plain == nil || now.ranges() <= c.limits[familyIndex(now.Key.Family)].PortRanges {
+		return now
+	}
+	return plain
+}
+
+// uses reports whether the backend should have a frontend at an address.
+func (c *Cursor) uses(a netip.Addr) bool {
+	most := c.limits[familyIndex(tracker.FamilyOf(a))].PortRanges
+	for _, count := range c.engine.addresses[:min(int(most)+1, len(c.engine.addresses))] {
+		if count[a] != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // acknowledge records the result of Apply for d, and stores the acknowledged parts in
@@ -487,7 +469,6 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		if failed {
 			failedNames[ch.Key.NamespacedName] = true
 			info.Failed++
-			info.of(ch.Key.Family).Failed++
 			c.fail(ch, d.Full && !some)
 		} else {
 			c.ack(ch)

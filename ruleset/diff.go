@@ -20,18 +20,21 @@ func diff(a, b *Service) Field {
 	if !slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) {
 		f |= FieldFrontends
 	}
-	if a.Selection.UsesCluster != b.Selection.UsesCluster || !equalEndpoints(a.Selection.Cluster, b.Selection.Cluster) {
+	if !equalEndpoints(a.Selection.Cluster, b.Selection.Cluster) {
 		f |= FieldCluster
 	}
-	if a.Selection.UsesLocal != b.Selection.UsesLocal || !equalEndpoints(a.Selection.Local, b.Selection.Local) {
+	if !equalEndpoints(a.Selection.Local, b.Selection.Local) {
 		f |= FieldLocal
+	}
+	if a.Selection.UsesCluster != b.Selection.UsesCluster || a.Selection.UsesLocal != b.Selection.UsesLocal {
+		f |= FieldPools
 	}
 	// A Service that gave up its weights has equal endpoints.
 	if a.uniform != b.uniform {
-		if a.Weighted(ToCluster) != b.Weighted(ToCluster) {
+		if a.Weighted(TargetCluster) != b.Weighted(TargetCluster) {
 			f |= FieldCluster
 		}
-		if a.Weighted(ToLocal) != b.Weighted(ToLocal) {
+		if a.Weighted(TargetLocal) != b.Weighted(TargetLocal) {
 			f |= FieldLocal
 		}
 	}
@@ -72,9 +75,11 @@ func equalOther(a, b *Service, found Field) bool {
 	p.Hash, p.HashBuckets = a.Port.Hash, a.Port.HashBuckets
 	if found&FieldFrontends != 0 {
 		p.ClusterIP, p.Port, p.NodePort = a.Port.ClusterIP, a.Port.Port, a.Port.NodePort
+		p.LastPort, p.TargetPort = a.Port.LastPort, a.Port.TargetPort
 		p.ExternalIPs, p.LoadBalancerIPs = a.Port.ExternalIPs, a.Port.LoadBalancerIPs
 		p.SourceRanges = a.Port.SourceRanges
-		p.InternalLocal, p.ExternalLocal = a.Port.InternalLocal, a.Port.ExternalLocal
+		p.InternalLocal, p.ExternalLocal, p.PreferLocal = a.Port.InternalLocal, a.Port.ExternalLocal, a.Port.PreferLocal
+		p.PassWithoutEndpoints = a.Port.PassWithoutEndpoints
 	}
 	return a.Port.Equal(&p)
 }
@@ -88,6 +93,7 @@ func equalExt(a, b tracker.Extension) bool {
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
+		a.LastPort == b.LastPort && a.TargetPort == b.TargetPort &&
 		a.Target == b.Target && a.Internal == b.Internal && a.Masquerade == b.Masquerade &&
 		slices.Equal(a.Sources, b.Sources)
 }

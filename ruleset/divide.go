@@ -8,6 +8,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// leastShare is the part of all waiting changes that a delta has at least: a 32nd. Each delta
+// examines all that are left, so their number must not grow with the changes.
+const leastShare = 32
+
 // divide returns the changes to offer now, if all together are larger than the Budget allows.
 // The others stay dirty. Changes that exchange frontends stay together. changes is sorted as
 // in a Delta, and so is the result.
@@ -25,7 +29,8 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 		costs[i] = b.changeCost(&changes[i])
 		total += costs[i]
 	}
-	if total <= b.Delta {
+	most := max(b.Delta, total/leastShare)
+	if total <= most {
 		return changes, nil
 	}
 	groups := c.groups(changes, costs)
@@ -35,7 +40,7 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 		}
 		return int(x.since) - int(y.since)
 	})
-	left := b.Delta
+	left := most
 	chosen := make([]bool, len(changes))
 	choose := func(g group) {
 		left -= g.cost
@@ -43,7 +48,7 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 			chosen[i] = true
 		}
 	}
-	for len(groups) != 0 && left-groups[0].cost >= b.Delta/4 {
+	for len(groups) != 0 && left-groups[0].cost >= most/4 {
 		choose(groups[0])
 		groups = groups[1:]
 	}
@@ -71,6 +76,8 @@ type group struct {
 }
 
 // groups returns the groups of changes that exchange frontends, each change in one group.
+// Changes of ranges of ports at one address are a group as well: one may need ports that
+// another one gives up.
 func (c *Cursor) groups(changes []Change, costs []int) []group {
 	root := make([]int, len(changes))
 	for i := range root {
@@ -111,6 +118,29 @@ func (c *Cursor) groups(changes []Change, costs []int) []group {
 				} else {
 					first[at] = i
 				}
+			}
+		}
+	}
+	if len(c.engine.withoutRanges) != 0 || len(c.engine.gone) != 0 {
+		first := map[l4Key]int{}
+		join := func(i int, s *Service) {
+			if s == nil || !s.Port.IsRange() {
+				return
+			}
+			for k := range s.Frontends {
+				if at := l4KeyOf(s, &s.Frontends[k]); at.isRange() {
+					if j, ok := first[at.anyPort()]; ok {
+						root[find(i)] = find(j)
+					} else {
+						first[at.anyPort()] = i
+					}
+				}
+			}
+		}
+		for i := range changes {
+			join(i, changes[i].New)
+			for s := range changes[i].Before() {
+				join(i, s)
 			}
 		}
 	}

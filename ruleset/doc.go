@@ -6,7 +6,7 @@
 //	cursor := engine.Attach("print", ruleset.BackendFunc(
 //		func(_ context.Context, d *ruleset.Delta) error {
 //			for _, c := range d.Changes {
-//				fmt.Println(c.Key, "differs in", c.What)
+//				fmt.Println(c.Key, "differs in", c.Fields)
 //			}
 //			return nil
 //		}))
@@ -42,11 +42,17 @@
 //     external IP from a younger one when it is edited, because nothing records when a
 //     Service got an address. The other Service gets the frontend when it becomes free.
 //     A log line and an event with [tracker.ReasonFrontendConflict] name the winner.
+//   - A range of ports ([tracker.ServicePort].LastPort) takes no single port and no NodePort
+//     from another Service: it applies to the packets that they do not match. The exception is
+//     a single port at an external IP that is also a cluster IP or load-balancer IP with a
+//     range; the range keeps it. Ranges that overlap at one address do not share it: in the
+//     order above, the first one wins, and the others get nothing at this address.
 //   - A Service has a bounded cost, and a cheap change does not wait for expensive ones, if
 //     [Config] has a [Budget]. All Services together have a bounded cost, and a Service that
 //     has rules does not lose them to a new one.
 //   - No backend is called before all sources of the tracker are synced
-//     ([tracker.Config].Sources). The first early Sync returns a [*NotSyncedError].
+//     ([tracker.Config].Sources). The first early Sync returns
+//     [ErrNotSynced].
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.
 //
 // # Applying a delta
@@ -55,26 +61,29 @@
 //
 //  1. If d.Full, find what the data plane has and d.Changes does not ask for. Remove
 //     such frontends before step 7 and everything else after it. Write everything that
-//     d.Changes asks for, whatever [Change].What is.
+//     d.Changes asks for, whatever [Change].Fields is.
 //  2. If d.Node and d.OldNode are different pointers, write what depends on the node.
 //  3. Delete the [Change.GoneFrontends].
 //  4. Write endpoints ([Change.Upserted], or per pool [Change.UpsertedIn]), and the
-//     other parts of a Service that frontends refer to, if What has their [Field].
-//  5. Write frontends if What has [FieldFrontends] or another Field that the entry
+//     other parts of a Service that frontends refer to, if Fields has their [Field].
+//  5. Write frontends if Fields has [FieldFrontends] or another Field that the entry
 //     contains.
 //  6. If the keys of frontend entries contain the Service, delete the
 //     [Change.LostFrontends].
-//  7. Delete endpoints without a frontend ([Change.Removed], [Change.RemovedFrom]) and
-//     everything of a Service whose New is nil.
+//  7. Delete endpoints without a frontend ([Change.Removed], [Change.RemovedFrom]).
+//     Empty pools that exist without endpoints. Delete pools that do not exist any more
+//     ([Change.HadPool], [Service.HasPool]), the [Change.GoneAddresses], and everything
+//     of a Service whose New is nil.
 //
-// In this order a frontend never refers to a missing endpoint, and a frontend that
-// stays is never missing. A data plane with transactions may use any order. Apply must
-// be idempotent. It returns a [*PartialError] if single Services fail, and [ErrNeedFull]
+// Package driver performs these steps for data planes without transactions. In this order
+// a frontend never refers to a missing endpoint, and a frontend that stays is never
+// missing. A data plane with transactions may use any order. Apply must be idempotent. It returns a [*PartialError] if single Services fail, and [ErrNeedFull]
 // if the tables are not in the expected state. BACKEND.md in this directory has the
 // details, the path of a packet, and how a restarted process keeps its tables.
 //
-// [ByFamily] joins a backend for IPv4 and one for IPv6. A data plane with limits
-// implements [Limiter], one that counts connections [TrafficReader].
+// A data plane with limits implements [Limiter]. Package dataplane has the contract of
+// backends whose rules other processes can alter, and joins a backend for IPv4 and one
+// for IPv6.
 //
 // # Differences from kube-proxy
 //
@@ -94,5 +103,6 @@
 //
 // The packages slots (gapless pools), ids (numbers that survive a restart), ledger
 // (shared endpoints) and maglev (consistent hashing) have tables that data planes need.
+// Package placement computes the rules of many nodes in one process.
 // MIGRATING.md shows how the parts of a kube-proxy-style sync loop map to this package.
 package ruleset

@@ -16,16 +16,16 @@ import (
 
 // Config configures an [Engine].
 type Config struct {
-	// Tracker is the source of Services and endpoints; required. The Engine must be
-	// its only consumer.
-	Tracker *tracker.Tracker
+	// Tracker is the source of Services and endpoints, usually a [tracker.Tracker];
+	// required. The Engine must be its only consumer.
+	Tracker Tracker
 	// Topology holds the options for choosing endpoints. It should equal that of the
-	// Tracker. The zero value is kube-proxy's behaviour.
+	// Tracker. The zero value is kube-proxy's behavior.
 	Topology tracker.TopologyOptions
 	// MasqueradeAll becomes [Node.MasqueradeAll].
 	MasqueradeAll bool
 	// LocalTraffic becomes [Node.LocalTraffic]. At most one of its fields may be
-	// set; the zero value recognises no internal traffic.
+	// set; the zero value recognizes no internal traffic.
 	LocalTraffic LocalTraffic
 	// NodePortAddresses becomes [Node.NodePorts4] and [Node.NodePorts6]. The zero
 	// value is all addresses.
@@ -48,6 +48,26 @@ type Config struct {
 	Log *slog.Logger
 }
 
+// Tracker is what an [Engine] needs of a [tracker.Tracker]. Other implementations feed an
+// Engine from a source other than API objects. A [tracker.View] feeds it from a tracker that
+// several Engines share. Its methods must be safe for concurrent use.
+type Tracker interface {
+	// Missing returns the sources that are not complete yet, or nil.
+	Missing() []tracker.Source
+	// Take returns the changes since the previous Take. The Ports of an update are
+	// sorted by key without duplicates and belong to the Service of the update. The values
+	// must not change afterwards. Take returns no updates while Missing returns a source.
+	// The Engine leaves out a port without Port or with a nil endpoint, and reports it.
+	Take() tracker.Changes
+	// Node returns the current node.
+	Node() tracker.NodeInfo
+	// Notify registers a function that is called after each change that Take may return,
+	// without a lock that Take needs. end removes the function.
+	Notify(f func()) (end func())
+	// Event sends a message about a Service to its owner, as [tracker.Tracker.Event] does.
+	Event(service types.NamespacedName, warning bool, reason, message string)
+}
+
 // maxInterfaceName is the longest name of a network interface (IFNAMSIZ less the
 // terminating zero, linux/if.h).
 const maxInterfaceName = 15
@@ -61,7 +81,7 @@ const maxInterfaceName = 15
 //
 // [NewEngine] makes one; the zero value must not be used.
 type Engine struct {
-	tracker  *tracker.Tracker
+	tracker  Tracker
 	topology tracker.TopologyOptions
 	nodePort NodePortAddresses
 	log      *slog.Logger
@@ -72,7 +92,7 @@ type Engine struct {
 	mu     sync.Mutex
 	gen    uint64
 	node   *Node
-	notify []func()
+	notify []*func()
 
 	// slots holds the Services by ID. slots[0] is unused.
 	slots []slot
@@ -89,6 +109,12 @@ type Engine struct {
 	// on the node's addresses.
 	restricted map[uint32]struct{}
 	ownership  ownership
+	// addresses counts, for each address, the frontends of live slots that have it, by the
+	// PortRanges that they need. The maps for ranges are nil until there is one.
+	addresses [PortRangesShifted + 1]map[netip.Addr]int32
+	// withoutRanges holds the live Services with ranges, by ID, as backends without ranges are
+	// offered them.
+	withoutRanges map[uint32]*Service
 	// used is the cost of the live slots. refused holds, by ID, the ports that have no rules
 	// because Budget.Total is used up. freed reports that used fell since they were refused.
 	used         int
@@ -97,9 +123,8 @@ type Engine struct {
 	onOverBudget func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
 	jobs []job
-	// totals counts, by familyIndex, the names with an ID of the family, the live
-	// slots and their reachable endpoints.
-	totals [2]FamilyInfo
+	// ports and endpoints count the live slots and their reachable endpoints.
+	ports, endpoints int
 
 	cursors []*Cursor
 }
@@ -215,25 +240,30 @@ func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
 	n.ServiceCIDRs = cidrs
 	e.node = &n
 	e.gen++
-	notify := slices.Clone(e.notify)
 	e.mu.Unlock()
-	for _, f := range notify {
-		f()
-	}
+	e.callNotify()
 }
 
 // Notify registers f, which is called after each change in the tracker or in the
 // Engine that a Sync may have to apply. No lock is held during the call. f must
 // return quickly. It must not call [Cursor.Sync], but may trigger it. Notify ignores a nil
-// f.
-func (e *Engine) Notify(f func()) {
+// f. end removes f again; it may be called several times. A call of f that has begun may
+// still be running when end returns.
+func (e *Engine) Notify(f func()) (end func()) {
 	if f == nil {
-		return
+		return func() {}
 	}
+	own := &f
 	e.mu.Lock()
-	e.notify = append(e.notify, f)
+	e.notify = append(e.notify, own)
 	e.mu.Unlock()
-	e.tracker.Notify(f)
+	endTracker := e.tracker.Notify(f)
+	return func() {
+		endTracker()
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.notify = slices.DeleteFunc(e.notify, func(o *func()) bool { return o == own })
+	}
 }
 
 // pull brings the ruleset up to date with the tracker. The caller holds e.mu.
@@ -256,6 +286,7 @@ func (e *Engine) pull() {
 		e.reserve(taken.Updates)
 	}
 	for _, u := range taken.Updates {
+		u.Ports = e.complete(u)
 		if e.update(u) {
 			changed = true
 		}
@@ -265,6 +296,7 @@ func (e *Engine) pull() {
 			}
 		}
 	}
+	e.ownership.assignRanges(e.recompile)
 	// Compile last: only now does each frontend have its final owner.
 	if e.budget.Total != 0 && e.used == 0 {
 		// Which Services get rules must not depend on the order of their arrival.
@@ -300,16 +332,40 @@ func (e *Engine) reserve(updates []tracker.Update) {
 	e.jobs = make([]job, 0, ports)
 	e.room = make([]uint32, ports)
 	e.names = make(map[types.NamespacedName][]uint32, len(updates))
+	e.addresses[PortRangesNone] = make(map[netip.Addr]int32, len(updates))
 	e.ownership.owner = make(map[l4Key]contender, ports)
 	for _, c := range e.cursors {
 		c.grow(ports + 1)
 	}
 }
 
+// complete returns the ports of an update that a Service can be compiled from. It reports
+// the others.
+func (e *Engine) complete(u tracker.Update) []tracker.PortState {
+	incomplete := func(p tracker.PortState) bool { return p.Port == nil || slices.Contains(p.Endpoints, nil) }
+	if !slices.ContainsFunc(u.Ports, incomplete) {
+		return u.Ports
+	}
+	return slices.DeleteFunc(slices.Clone(u.Ports), func(p tracker.PortState) bool {
+		if !incomplete(p) {
+			return false
+		}
+		what := "port without a ServicePort"
+		if p.Port != nil {
+			what = fmt.Sprintf("port %q (%s): nil endpoint", complaint.Value(p.Port.Key.Port), p.Port.Key.Family)
+		}
+		o := complaint.Object{Kind: "service", Namespace: u.Name.Namespace, Name: u.Name.Name}
+		if e.complaints.Write(slog.LevelError, o, "cannot use an incomplete port of a service", "port", what) {
+			e.tracker.Event(u.Name, true, tracker.ReasonInvalid, what)
+		}
+		return true
+	})
+}
+
 // update applies the tracker's update of one Service. It queues a job for each port
 // that is new or may differ, and reports whether a port was removed.
 func (e *Engine) update(u tracker.Update) (removed bool) {
-	ports := e.sorted(u)
+	ports := u.Ports
 	before := e.names[u.Name]
 	ids := before
 	if !slices.EqualFunc(before, ports, func(id uint32, p tracker.PortState) bool {
@@ -319,16 +375,6 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 			e.room = make([]uint32, len(ports))
 		}
 		ids, e.room = e.room[:0:len(ports)], e.room[len(ports):]
-		var had, has [2]int
-		for _, id := range before {
-			had[familyIndex(e.slots[id].port.Key.Family)] = 1
-		}
-		for i := range ports {
-			has[familyIndex(ports[i].Port.Key.Family)] = 1
-		}
-		for f := range e.totals {
-			e.totals[f].Services += has[f] - had[f]
-		}
 		i := 0
 		for _, p := range ports {
 			for i < len(before) && e.slots[before[i]].port.Key.Compare(p.Port.Key) < 0 {
@@ -360,31 +406,6 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 	return removed
 }
 
-// sorted returns the ports of u in the order of their keys, without nil ports, ports of
-// other Services and repeated keys.
-func (e *Engine) sorted(u tracker.Update) []tracker.PortState {
-	ok := true
-	for i, p := range u.Ports {
-		if p.Port == nil || p.Port.Key.NamespacedName != u.Name ||
-			i > 0 && ok && u.Ports[i-1].Port.Key.Compare(p.Port.Key) >= 0 {
-			ok = false
-		}
-	}
-	if ok {
-		return u.Ports
-	}
-	out := slices.DeleteFunc(slices.Clone(u.Ports), func(p tracker.PortState) bool {
-		return p.Port == nil || p.Port.Key.NamespacedName != u.Name
-	})
-	slices.SortStableFunc(out, func(a, b tracker.PortState) int { return a.Port.Key.Compare(b.Port.Key) })
-	out = slices.CompactFunc(out, func(a, b tracker.PortState) bool { return a.Port.Key == b.Port.Key })
-	if len(out) != len(u.Ports) {
-		e.log.Warn("ignored service ports with a missing, foreign or repeated key",
-			"service", u.Name, "ports", len(u.Ports)-len(out))
-	}
-	return out
-}
-
 // add returns an ID for a key that is not live. It reuses the key's previous ID if a
 // backend may still have the Service.
 func (e *Engine) add(k tracker.Key) uint32 {
@@ -408,7 +429,9 @@ func (e *Engine) remove(id uint32) {
 	delete(e.refused, id)
 	if s.live {
 		s.live = false
+		e.noteRanges(id, nil)
 		e.count(s.svc, -1)
+		e.countAddresses(s.svc, -1)
 		e.charge(s, 0)
 	}
 	switch {
@@ -440,13 +463,22 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	} else {
 		if before != nil {
 			for at := range frontendKeys(before) {
-				e.recompile(e.ownership.remove(at, id))
+				if at.isRange() {
+					e.ownership.removeRange(at, id)
+				} else {
+					e.recompile(e.ownership.remove(at, id))
+				}
 			}
 		}
 		s.port = p
 		if p != nil {
 			for at, kind := range frontendKeys(p) {
-				e.recompile(e.ownership.add(at, contender{id, kind}))
+				if at.isRange() {
+					e.prepareRanges()
+					e.ownership.addRange(at, contender{id, kind})
+				} else {
+					e.recompile(e.ownership.add(at, contender{id, kind}))
+				}
 			}
 		}
 	}
@@ -454,6 +486,24 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 		e.restricted[id] = struct{}{}
 	} else {
 		delete(e.restricted, id)
+	}
+}
+
+// prepareRanges makes the ownership's maps for ranges before the first one.
+func (e *Engine) prepareRanges() {
+	o := &e.ownership
+	if o.ranges != nil {
+		return
+	}
+	o.ranges, o.disputed, o.externals = map[l4Key]*rangeSet{}, map[l4Key]bool{}, map[l4Key]map[uint32]struct{}{}
+	for id := range e.slots {
+		if p := e.slots[id].port; p != nil && len(p.ExternalIPs) != 0 {
+			for at, kind := range frontendKeys(p) {
+				if kind == KindExternalIP && !at.isRange() {
+					o.noteExternal(at, uint32(id))
+				}
+			}
+		}
 	}
 }
 
@@ -488,36 +538,77 @@ func (e *Engine) compile(j job) bool {
 	if now = e.bound(now, s, j.state); now == nil {
 		return false
 	}
+	differs := FieldAll
 	if s.live {
-		if diff(s.svc, now) == 0 {
+		if differs = diff(s.svc, now); differs == 0 {
 			return false
 		}
 		e.count(s.svc, -1)
 	}
+	if differs&FieldFrontends != 0 {
+		if s.live {
+			e.countAddresses(s.svc, -1)
+		}
+		e.countAddresses(now, 1)
+	}
 	s.svc, s.live = now, true
+	e.noteRanges(j.id, now)
 	e.charge(s, e.budget.cost(now))
 	e.count(now, 1)
 	e.markDirty(j.id)
 	return true
 }
 
-// count adds a live Service to the totals if sign is 1, and subtracts it if sign is
+// noteRanges updates e.withoutRanges for an ID. s is nil if the ID is no longer live.
+func (e *Engine) noteRanges(id uint32, s *Service) {
+	if s != nil && s.Port.IsRange() {
+		if e.withoutRanges == nil {
+			e.withoutRanges = map[uint32]*Service{}
+		}
+		if plain := s.withoutRanges(); plain != nil {
+			e.withoutRanges[id] = plain
+			return
+		}
+	}
+	delete(e.withoutRanges, id)
+}
+
+// count adds a live Service to ports and endpoints if sign is 1, and subtracts it if sign is
 // -1.
 func (e *Engine) count(s *Service, sign int) {
-	t := &e.totals[familyIndex(s.Key.Family)]
-	t.Ports += sign
-	t.Endpoints += sign * len(s.Selection.Reachable)
+	e.ports += sign
+	e.endpoints += sign * len(s.Selection.Reachable)
+}
+
+// countAddresses adds the frontends of a live Service to e.addresses if sign is 1, and
+// subtracts them if sign is -1.
+func (e *Engine) countAddresses(s *Service, sign int32) {
+	for i := range s.Frontends {
+		a := s.Frontends[i].Addr
+		if !a.IsValid() {
+			continue
+		}
+		count := &e.addresses[s.Frontends[i].ranges()]
+		if n := (*count)[a] + sign; n == 0 {
+			delete(*count, a)
+		} else {
+			if *count == nil {
+				*count = map[netip.Addr]int32{}
+			}
+			(*count)[a] = n
+		}
+	}
 }
 
 // strip removes frontends that another Service owns.
 func (e *Engine) strip(now *Service, s *slot) {
-	if len(e.ownership.conflicts) == 0 {
+	if !e.ownership.any() {
 		return
 	}
 	now.Frontends = slices.DeleteFunc(now.Frontends, func(f Frontend) bool {
 		at := l4KeyOf(now, &f)
-		owner := e.ownership.owner[at].id
-		if owner == now.ID {
+		owner, owns := e.ownership.winner(at, f.Kind, now.ID)
+		if owns {
 			return false
 		}
 		had := s.live && slices.ContainsFunc(s.svc.Frontends, func(o Frontend) bool {
@@ -525,8 +616,8 @@ func (e *Engine) strip(now *Service, s *slot) {
 		})
 		if !s.live || had || !sameFrontends(s.svc.Port, now.Port) {
 			winner := e.slots[owner].port.Key
-			text := fmt.Sprintf("%s %s port %d (%s)", f.Kind, f.Addr, f.Port, now.Key.Protocol)
-			if f.Kind == NodePort {
+			text := fmt.Sprintf("%s %s port %s (%s)", f.Kind, f.Addr, f.Ports(), now.Key.Protocol)
+			if f.Kind == KindNodePort {
 				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
 			}
 			owned := objectOf(winner).String()

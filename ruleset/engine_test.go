@@ -69,6 +69,52 @@ func TestInvalidEngineConfigIsRejected(t *testing.T) {
 	}
 }
 
+// feed is a [Tracker] that returns made-up updates.
+type feed struct {
+	updates []tracker.Update
+	events  []string
+}
+
+func (*feed) Missing() []tracker.Source   { return nil }
+func (*feed) Node() tracker.NodeInfo      { return tracker.NodeInfo{} }
+func (*feed) Notify(func()) (end func())  { return func() {} }
+func (f *feed) Take() (c tracker.Changes) { c.Updates, f.updates = f.updates, nil; return c }
+func (f *feed) Event(s types.NamespacedName, _ bool, reason, message string) {
+	f.events = append(f.events, fmt.Sprintf("%s: %s: %s", s, reason, message))
+}
+
+// TestIncompletePortsAreRefused checks that an update without a Port or with a nil endpoint
+// costs no other port its rules, and that the port is served after a complete update.
+func TestIncompletePortsAreRefused(t *testing.T) {
+	state := func(port string, eps ...*tracker.Endpoint) tracker.PortState {
+		k := key("a", tracker.IPv4)
+		k.Port = port
+		return tracker.PortState{Port: &tracker.ServicePort{Key: k, ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: uint16(port[0])}, Endpoints: eps}
+	}
+	ep := endpoint("10.0.0.1:8080", "n1")
+	f := &feed{updates: []tracker.Update{{Name: name("a"), Ports: []tracker.PortState{
+		state("p", ep), state("q", ep, nil), {Endpoints: []*tracker.Endpoint{ep}},
+	}}}}
+	e, err := NewEngine(Config{Tracker: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := e.Snapshot().Services; len(got) != 1 || got[0].Key.Port != "p" {
+		t.Errorf("compiled %v", got)
+	}
+	want := []string{
+		`default/a: ProxyInvalidObject: port "q" (IPv4): nil endpoint`,
+		`default/a: ProxyInvalidObject: port without a ServicePort`,
+	}
+	if !slices.Equal(f.events, want) {
+		t.Errorf("events %q, want %q", f.events, want)
+	}
+	f.updates = []tracker.Update{{Name: name("a"), Ports: []tracker.PortState{state("p", ep), state("q", ep)}}}
+	if got := e.Snapshot().Services; len(got) != 2 {
+		t.Errorf("compiled %v", got)
+	}
+}
+
 // TestNothingIsOfferedBeforeSync checks that the first delta has everything and comes
 // after all sources are synced.
 func TestNothingIsOfferedBeforeSync(t *testing.T) {
@@ -85,16 +131,15 @@ func TestNothingIsOfferedBeforeSync(t *testing.T) {
 	b := &recorder{}
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
-	tr.MarkSynced(tracker.Services)
-	var early *NotSyncedError
-	if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) || !errors.As(err, &early) || !slices.Equal(early.Missing, []tracker.Source{tracker.Slices, tracker.Nodes}) ||
+	tr.MarkSynced(tracker.SourceServices)
+	if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) ||
 		!strings.Contains(err.Error(), "sync b") || !strings.Contains(err.Error(), "[Slices Nodes]") {
 		t.Fatalf("first sync before the sources are synced: %v", err)
 	}
 	if err := c.Sync(t.Context()); err != nil || len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
 		t.Fatalf("before the sources are synced: %v, %d deltas, %d notifications", err, len(b.deltas), notified)
 	}
-	tr.MarkSynced(tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceSlices, tracker.SourceNodes)
 	if notified != 1 {
 		t.Fatalf("%d notifications", notified)
 	}
@@ -154,7 +199,7 @@ func TestUnchangedRulesetIsNotOffered(t *testing.T) {
 	}
 	c.Resync()
 	sync()
-	if d := b.take(); len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].Changes[0].What != 0 || d[0].Changes[0].Old == nil {
+	if d := b.take(); len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].Changes[0].Fields != 0 || d[0].Changes[0].Old == nil {
 		t.Errorf("resync: %+v", d)
 	}
 	var got strings.Builder
@@ -219,7 +264,7 @@ func TestFailedChangesAreOfferedAgain(t *testing.T) {
 		come = append(come, ep.String())
 	}
 	slices.Sort(gone)
-	if ch.What != FieldAll || len(ch.Attempted) != 2 || diff(ch.Old, ch.New) != 0 ||
+	if ch.Fields != FieldAll || len(ch.Attempted) != 2 || diff(ch.Old, ch.New) != 0 ||
 		!slices.Equal(gone, []string{"10.0.0.2:8080", "10.0.0.3:8080"}) || !slices.Equal(come, []string{"10.0.0.1:8080"}) {
 		t.Errorf("after failing: %+v, removed %v, upserted %v", ch, gone, come)
 	}
@@ -283,10 +328,10 @@ func TestFailedChangesAreOfferedAgain(t *testing.T) {
 	cancel()
 	tr.DeleteService(name("b"))
 	if err := c.Sync(ctx); !errors.Is(err, context.Canceled) || len(b.take()) != 0 {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("canceled: %v", err)
 	}
 	if err := c.Sync(t.Context()); err != nil || len(b.take()) != 1 {
-		t.Errorf("after cancelled: %v", err)
+		t.Errorf("after canceled: %v", err)
 	}
 }
 
@@ -459,7 +504,7 @@ func TestConflictsHaveOneOwner(t *testing.T) {
 }
 
 // TestOldestServiceKeepsFrontends orders Services that ask for one address by kind, then
-// by age, then by name. A Service that is recreated is young again, also if it never
+// by age, then by name. A Service that is recreated is young again, even if it never
 // seemed to be gone.
 func TestOldestServiceKeepsFrontends(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
@@ -534,21 +579,6 @@ func TestCreationTimeAloneIsNoChange(t *testing.T) {
 	}
 }
 
-// TestInvalidPortsAreIgnored passes an update with invalid ports. Only these are
-// ignored.
-func TestInvalidPortsAreIgnored(t *testing.T) {
-	_, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
-	port := func(svc, p string) tracker.PortState {
-		k := key(svc, tracker.IPv4)
-		k.Port = p
-		return tracker.PortState{Port: &tracker.ServicePort{Key: k}}
-	}
-	got := e.sorted(tracker.Update{Name: name("a"), Ports: []tracker.PortState{port("a", "z"), {}, port("b", "p"), port("a", "c"), port("a", "z")}})
-	if len(got) != 2 || got[0].Port.Key.Port != "c" || got[1].Port.Key.Port != "z" {
-		t.Errorf("got %v", got)
-	}
-}
-
 // TestNilArguments passes nil where a caller may by mistake. Nothing may panic later, when
 // locks are held.
 func TestNilArguments(t *testing.T) {
@@ -556,8 +586,4 @@ func TestNilArguments(t *testing.T) {
 	e.Notify(nil)
 	e.SetServiceCIDRs(prefixes("172.30.0.0/16"))
 	e.Snapshot()
-	s := &Service{}
-	if s.Hash() != tracker.HashNone || s.HashBuckets(ToCluster) != 0 || s.HashOf(netip.AddrPort{}, 1) != 0 || s.Maglev(ToCluster, 1) != nil {
-		t.Error("a Service without a Port has a hash")
-	}
 }

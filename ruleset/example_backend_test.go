@@ -53,11 +53,11 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 		}
 	}
 	for _, c := range d.Changes {
-		m.setPool(c, d.Full, ruleset.ToCluster, ruleset.FieldCluster, pools)
-		m.setPool(c, d.Full, ruleset.ToLocal, ruleset.FieldLocal, pools)
+		m.setPool(c, d.Full, ruleset.TargetCluster, ruleset.FieldCluster, pools)
+		m.setPool(c, d.Full, ruleset.TargetLocal, ruleset.FieldLocal, pools)
 	}
 	for _, c := range d.Changes {
-		if c.New == nil || !d.Full && c.What&(ruleset.FieldFrontends|ruleset.FieldAffinity) == 0 {
+		if c.New == nil || !d.Full && c.Fields&(ruleset.FieldFrontends|ruleset.FieldAffinity) == 0 {
 			continue
 		}
 		for _, f := range c.New.Frontends {
@@ -68,7 +68,7 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 		}
 	}
 	for _, c := range d.Changes {
-		for _, t := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
+		for _, t := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
 			if c.New == nil || len(c.New.Pool(t)) == 0 {
 				delete(m.pools, poolKey{c.ID(), t})
 			}
@@ -82,7 +82,7 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 }
 
 func (m *mapPlane) setPool(c ruleset.Change, full bool, t ruleset.Target, f ruleset.Field, all map[poolKey]bool) {
-	if c.New == nil || !full && c.What&f == 0 || len(c.New.Pool(t)) == 0 {
+	if c.New == nil || !full && c.Fields&f == 0 || len(c.New.Pool(t)) == 0 {
 		return
 	}
 	k := poolKey{c.New.ID, t}
@@ -107,12 +107,12 @@ func Example_mapBackend() {
 		return
 	}
 	plane := &mapPlane{map[frontendKey]frontendValue{}, map[poolKey][]netip.AddrPort{}}
-	plane.pools[poolKey{99, ruleset.ToLocal}] = nil // left by an earlier process
+	plane.pools[poolKey{99, ruleset.TargetLocal}] = nil // left by an earlier process
 	cursor := engine.Attach("maps", plane)
 
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	if err := cursor.Sync(context.Background()); err != nil {
 		fmt.Println(err)
 	}

@@ -52,10 +52,3 @@ func ExampleShares() {
 	fmt.Println(ruleset.Shares(eps))
 	// Output: [1 3]
 }
-
-// The mark of kube-proxy's --iptables-masquerade-bit=14.
-func ExampleMasqueradeBit() {
-	mark, err := ruleset.MasqueradeBit(14).Value()
-	fmt.Printf("%#x %v\n", mark, err)
-	// Output: 0x4000 <nil>
-}

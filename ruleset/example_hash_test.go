@@ -41,9 +41,9 @@ func ExampleService_HashOf() {
 	t.SetService(web)
 	t.SetSlice(webSlice())
 
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	svc := engine.Snapshot().Services[0]
-	pool, table := svc.Pool(ruleset.ToCluster), svc.Maglev(ruleset.ToCluster, seed)
+	pool, table := svc.Pool(ruleset.TargetCluster), svc.Maglev(ruleset.TargetCluster, seed)
 	count := map[string]int{}
 	for port := range uint16(4000) {
 		client := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.17"), 40000+port)

@@ -65,7 +65,7 @@ func Example() {
 	cursor := engine.Attach("print", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 		for _, c := range d.Changes {
 			fmt.Println(c.Key)
-			if c.New != nil && c.What&ruleset.FieldFrontends != 0 {
+			if c.New != nil && c.Fields&ruleset.FieldFrontends != 0 {
 				for _, f := range c.New.Frontends {
 					fmt.Printf("  %s %d: %s\n", f.Kind, f.Port, f.Target)
 				}
@@ -84,7 +84,7 @@ func Example() {
 	ctx := context.Background()
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	for _, change := range []func(){
 		func() {},
 		func() { t.SetSlice(webSlice("10.3.0.1")) },
@@ -121,7 +121,7 @@ func ExampleSnapshot_Trace() {
 	}
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 
 	snapshot := engine.Snapshot()
 	for _, to := range []string{"192.0.2.1:30080", "172.30.0.1:80", "172.30.0.1:81"} {

@@ -8,11 +8,8 @@ import (
 )
 
 // Hash returns [tracker.ServicePort].Hash, or [tracker.HashNone] if that is not one
-// of its constants or s has no Port.
+// of its constants.
 func (s *Service) Hash() tracker.Hash {
-	if s.Port == nil {
-		return tracker.HashNone
-	}
 	switch h := s.Port.Hash; h {
 	case tracker.HashSource, tracker.HashSourcePort:
 		return h

@@ -39,7 +39,7 @@ func TestServiceMaglevCoversPool(t *testing.T) {
 		{hashed(tracker.HashSourcePort, 1000, 1, 2, 0, 4), 1021, 1021},
 		{hashed(tracker.HashSource, 65535, 1, 2), maglev.MaxSize, maglev.MaxSize},
 	} {
-		for target, want := range map[Target]int{ToCluster: c.cluster, ToLocal: c.local, Reject: 0, Drop: 0} {
+		for target, want := range map[Target]int{TargetCluster: c.cluster, TargetLocal: c.local, TargetReject: 0, TargetDrop: 0} {
 			tab := c.s.Maglev(target, 1)
 			if tab.Len() != want || c.s.HashBuckets(target) != want {
 				t.Errorf("%v, %v: %d buckets, HashBuckets %d, want %d", c.s.Hash(), target, tab.Len(), c.s.HashBuckets(target), want)
@@ -114,15 +114,15 @@ func TestHooksSetWeightsAndHash(t *testing.T) {
 	}
 	trk.SetService(service("web", "10.96.0.1"))
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	trk.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	trk.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	if sync(); last.Node.HashSeed != 77 {
 		t.Errorf("seed %d", last.Node.HashSeed)
 	}
 
 	hash = tracker.HashSource
 	trk.SetService(service("web", "10.96.0.1"))
-	if ch := sync(); ch.What != FieldHash || ch.New.Hash() != tracker.HashSource {
-		t.Errorf("what %s, hash %v", ch.What, ch.New.Hash())
+	if ch := sync(); ch.Fields != FieldHash || ch.New.Hash() != tracker.HashSource {
+		t.Errorf("what %s, hash %v", ch.Fields, ch.New.Hash())
 	}
 	v := e.Snapshot().Trace(Packet{From: netip.MustParseAddr("192.0.2.1"), InInterface: "eth0", Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("10.96.0.1:80")})
 	if v.Hash != tracker.HashSource || len(v.Endpoints) != 2 {
@@ -131,19 +131,19 @@ func TestHooksSetWeightsAndHash(t *testing.T) {
 
 	weights["10.0.0.1"] = 5
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	if ch := sync(); ch.What != FieldCluster|FieldEndpoints || ch.New.Selection.Cluster[0].Weight != 5 {
-		t.Errorf("what %s: %v", ch.What, ch.New.Selection.Cluster)
+	if ch := sync(); ch.Fields != FieldCluster|FieldEndpoints || ch.New.Selection.Cluster[0].Weight != 5 {
+		t.Errorf("what %s: %v", ch.Fields, ch.New.Selection.Cluster)
 	}
 	// With weight 0 it leaves the pool but stays known.
 	weights["10.0.0.1"] = 0
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
 	ch := sync()
-	if ch.What != FieldCluster|FieldEndpoints || len(ch.New.Selection.Reachable) != 1 || len(ch.New.Endpoints) != 2 {
-		t.Errorf("what %s: %v of %v", ch.What, ch.New.Selection.Reachable, ch.New.Endpoints)
+	if ch.Fields != FieldCluster|FieldEndpoints || len(ch.New.Selection.Reachable) != 1 || len(ch.New.Endpoints) != 2 {
+		t.Errorf("what %s: %v of %v", ch.Fields, ch.New.Selection.Reachable, ch.New.Endpoints)
 	}
 	weights["10.0.0.2"] = 0
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	if ch := sync(); ch.New.Frontends[0].Target != Reject || len(ch.New.Endpoints) != 2 {
+	if ch := sync(); ch.New.Frontends[0].Target != TargetReject || len(ch.New.Endpoints) != 2 {
 		t.Errorf("target %v", ch.New.Frontends[0].Target)
 	}
 }

@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -95,7 +96,7 @@ func sliceOn(service, node string, addresses ...string) *discovery.EndpointSlice
 // world returns a synced tracker and an engine.
 func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *Engine) {
 	t.Helper()
-	tr, err := tracker.New(tracker.Config{Node: node, Topology: c.Topology})
+	tr, err := tracker.New(tracker.Config{Node: node, Topology: c.Topology, OnService: rangesFromAnnotation})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,14 +105,34 @@ func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *En
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return tr, e
+}
+
+// rangesFromAnnotation is a hook that sets the ranges of annotation "ranges": the first and
+// last port and the target port of each port name, as in "p=1000-2000:3000 q=90-99:0".
+func rangesFromAnnotation(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	for _, text := range strings.Fields(s.Annotations["ranges"]) {
+		if name, ports, _ := strings.Cut(text, "="); name == p.Key.Port {
+			_, err := fmt.Sscanf(ports, "%d-%d:%d", &p.Port, &p.LastPort, &p.TargetPort)
+			return err
+		}
+	}
+	return nil
+}
+
+// withRanges sets annotation "ranges".
+func withRanges(text string) func(*v1.Service) {
+	return func(s *v1.Service) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, "ranges", text) }
 }
 
 // show formats a frontend in one line.
 func show(f Frontend) string {
-	s := fmt.Sprintf("%s %s:%d to %s", f.Kind, f.Addr, f.Port, f.Target)
-	if f.Kind == NodePort {
+	s := fmt.Sprintf("%s %s:%s to %s", f.Kind, f.Addr, f.Ports(), f.Target)
+	if f.Shifted() {
+		s += fmt.Sprintf(" from port %d", f.TargetPort)
+	}
+	if f.Kind == KindNodePort {
 		s = fmt.Sprintf("%s %d to %s", f.Kind, f.Port, f.Target)
 	}
 	if f.Internal != f.Target {

@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/usage"
+	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
 

@@ -26,6 +26,11 @@ type Limits struct {
 	// WeightedEndpoints is the maximum number of endpoints in a pool whose endpoints
 	// have different weights or are chosen by a hash.
 	WeightedEndpoints int
+	// PortRanges states which ranges of ports the data plane serves ([Frontend].LastPort).
+	// Other than for the fields above, the zero value is the narrowest: none. The Engine
+	// leaves the frontends that the data plane does not serve out of the Services that it
+	// offers, as if they did not exist, and reports the Service as one that exceeds a limit.
+	PortRanges PortRanges
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
 }
@@ -67,7 +72,7 @@ func (l Lacks) in(s *Service) (out Lacks) {
 	set(LacksSourceRanges, len(s.Port.SourceRanges) != 0)
 	set(LacksAffinityTimeout, s.Port.Affinity != 0)
 	set(LacksHash, s.Hash() != tracker.HashNone)
-	for _, t := range []Target{ToCluster, ToLocal} {
+	for _, t := range []Target{TargetCluster, TargetLocal} {
 		set(LacksWeights, s.Weighted(t))
 		pool := s.Pool(t)
 		set(LacksEndpointPorts, slices.ContainsFunc(pool, func(e *tracker.Endpoint) bool { return e.Addr.Port() != pool[0].Addr.Port() }))
@@ -115,6 +120,7 @@ const (
 	excessEndpoints
 	excessAffinityEndpoints
 	excessWeightedEndpoints
+	excessPortRanges
 	excessLacks
 )
 
@@ -133,11 +139,14 @@ func (l *Limits) exceeded(s *Service) (x excess) {
 		x |= excessAffinityEndpoints
 	}
 	if over(l.WeightedEndpoints, n) {
-		for _, t := range []Target{ToCluster, ToLocal} {
+		for _, t := range []Target{TargetCluster, TargetLocal} {
 			if over(l.WeightedEndpoints, len(s.Pool(t))) && (s.Hash() != tracker.HashNone || s.Weighted(t)) {
 				x |= excessWeightedEndpoints
 			}
 		}
+	}
+	if s.Port.IsRange() && s.ranges() > l.PortRanges {
+		x |= excessPortRanges
 	}
 	return x | excess(l.Lacks.in(s))*excessLacks
 }
@@ -162,6 +171,13 @@ func (l *Limits) describe(s *Service, x excess) string {
 			out = append(out, fmt.Sprintf("%d endpoints%s are more than %d", n, e.what, e.limit))
 		}
 	}
+	if x&excessPortRanges != 0 {
+		text := fmt.Sprintf("the range of ports %d to %d is not served", s.Port.Port, s.Port.LastPort)
+		if l.PortRanges != PortRangesNone {
+			text += ", because the endpoints' ports differ from it"
+		}
+		out = append(out, text)
+	}
 	for i, text := range l.Lacks.texts() {
 		if x&(excessLacks<<i) != 0 {
 			out = append(out, text)
@@ -174,7 +190,7 @@ func (l *Limits) describe(s *Service, x excess) string {
 // returns all limits that s exceeds.
 func (c *Cursor) limited(s *Service, before excess) excess {
 	l := &c.limits[familyIndex(s.Key.Family)]
-	if *l == (Limits{}) {
+	if *l == (Limits{}) && !s.Port.IsRange() {
 		return 0
 	}
 	x := l.exceeded(s)

@@ -48,7 +48,7 @@ func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine,
 			if s.Annotations["hash"] != "" {
 				p.Hash = tracker.HashSource
 			}
-			return nil
+			return rangesFromAnnotation(s, nil, p)
 		},
 		OnEndpoint: func(s *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
 			if s.Annotations["weights"] != "" {
@@ -64,7 +64,7 @@ func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine,
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return tr, engine, e
 }
 
@@ -74,7 +74,7 @@ func TestExceededLimitIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	tr, e, ev := worldWithEvents(t, slog.New(slog.NewTextHandler(&logged, nil)))
 	b := &limitedBackend{limits: Limits{Affinity: time.Hour, Endpoints: 4, AffinityEndpoints: 3, WeightedEndpoints: 2}}
-	c := e.Attach("small", WithLimitsOf(ByFamily(b, nil), BackendFunc(b.Apply)))
+	c := e.Attach("small", WithLimitsOf(b, BackendFunc(b.Apply)))
 	sticky := func(seconds int32) func(*v1.Service) {
 		return func(s *v1.Service) {
 			s.UID = "u1"
@@ -215,8 +215,8 @@ func TestConflictEvents(t *testing.T) {
 	}
 }
 
-// TestSyncInfoByFamily compares the numbers of each family with the snapshot.
-func TestSyncInfoByFamily(t *testing.T) {
+// TestSyncInfoCounts checks the numbers of a Sync, of Services in one and in both families.
+func TestSyncInfoCounts(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	fail := map[tracker.Key]error{}
 	c := e.Attach("b", BackendFunc(func(context.Context, *Delta) error {
@@ -227,15 +227,11 @@ func TestSyncInfoByFamily(t *testing.T) {
 	}))
 	var info SyncInfo
 	c.OnSync(func(i SyncInfo) { info = i })
-	step := func(what string, four, six FamilyInfo, services int) {
+	step := func(what string, want [5]int) {
 		t.Helper()
 		_ = c.Sync(t.Context())
-		if info.IPv4 != four || info.Family(tracker.IPv4) != four || info.IPv6 != six || info.Family(tracker.IPv6) != six || info.Family(0) != (FamilyInfo{}) {
-			t.Errorf("%s: IPv4 %+v, IPv6 %+v, want %+v and %+v", what, info.IPv4, info.IPv6, four, six)
-		}
-		if info.Services != services || info.Changes != four.Changes+six.Changes || info.Failed != four.Failed+six.Failed ||
-			info.Ports != four.Ports+six.Ports || info.Endpoints != four.Endpoints+six.Endpoints {
-			t.Errorf("%s: %+v", what, info)
+		if got := [5]int{info.Changes, info.Failed, info.Services, info.Ports, info.Endpoints}; got != want {
+			t.Errorf("%s: %d changes, failed, Services, ports and endpoints, want %d", what, got, want)
 		}
 	}
 	both := func(s *v1.Service) {
@@ -249,13 +245,13 @@ func TestSyncInfoByFamily(t *testing.T) {
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	tr.SetSlice(slice("c", "fd01::1"))
 	fail[key("c", tracker.IPv6)] = errInjected
-	step("first", FamilyInfo{3, 0, 2, 3, 2}, FamilyInfo{3, 1, 2, 3, 1}, 3)
+	step("first", [5]int{6, 1, 3, 6, 3})
 	clear(fail)
-	step("again", FamilyInfo{0, 0, 2, 3, 2}, FamilyInfo{1, 0, 2, 3, 1}, 3)
+	step("again", [5]int{1, 0, 3, 6, 3})
 	tr.SetService(service("a", "172.30.0.1"))
-	step("one family less", FamilyInfo{1, 0, 2, 2, 2}, FamilyInfo{2, 0, 1, 1, 1}, 3)
+	step("one family less", [5]int{3, 0, 3, 3, 3})
 	tr.DeleteService(name("a"))
 	tr.DeleteService(name("b"))
 	tr.DeleteService(name("c"))
-	step("nothing left", FamilyInfo{2, 0, 0, 0, 0}, FamilyInfo{1, 0, 0, 0, 0}, 0)
+	step("nothing left", [5]int{3, 0, 0, 0, 0})
 }

@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -43,6 +43,9 @@ type plane struct {
 	eps    map[epKey]*tracker.Endpoint
 	ids    map[uint32]tracker.Key
 
+	// ranges is what the plane serves.
+	ranges PortRanges
+
 	acked    map[tracker.Key]*Service // as accepted by this backend
 	node     *Node
 	gen      uint64
@@ -65,6 +68,16 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
 		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true,
 	}
+}
+
+// Limits implements [Limiter].
+func (p *plane) Limits(tracker.Family) Limits { return Limits{PortRanges: p.ranges} }
+
+// served returns s with the frontends that a data plane with these ranges serves.
+func served(s *Service, r PortRanges) *Service {
+	c := *s
+	c.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool { return f.ranges() > r })
+	return &c
 }
 
 func front(s *Service, f Frontend) string { return fmt.Sprintf("%d %s", s.ID, show(f)) }
@@ -103,8 +116,8 @@ func (p *plane) check(d *Delta) {
 		if c.Old == nil && c.New == nil && len(c.Attempted) == 0 {
 			p.t.Fatalf("%s: %s: empty change", p.name, c.Key)
 		}
-		if c.What == 0 && !d.Full || c.What != FieldAll && (c.What != diff(c.Old, c.New) || len(c.Attempted) != 0) {
-			p.t.Fatalf("%s: %s: What is %s", p.name, c.Key, c.What)
+		if c.Fields == 0 && !d.Full || c.Fields != FieldAll && (c.Fields != diff(c.Old, c.New) || len(c.Attempted) != 0) {
+			p.t.Fatalf("%s: %s: What is %s", p.name, c.Key, c.Fields)
 		}
 		for _, s := range append([]*Service{c.Old, c.New}, c.Attempted...) {
 			if s != nil && (s.ID != c.ID() || s.ID == 0 || s.Key != c.Key) {
@@ -172,14 +185,14 @@ func (p *plane) plan(d *Delta) []op {
 		for ep := range upserted {
 			ops = append(ops, op{c.Key, func() { p.eps[epKey{c.New.ID, ep.Addr}] = ep }})
 		}
-		for target, field := range map[Target]Field{ToCluster: FieldCluster, ToLocal: FieldLocal} {
-			if d.Full || c.What&field != 0 {
+		for target, field := range map[Target]Field{TargetCluster: FieldCluster | FieldPools, TargetLocal: FieldLocal | FieldPools} {
+			if d.Full || c.Fields&field != 0 {
 				ops = append(ops, op{c.Key, func() { p.pools[poolKey{c.New.ID, target}] = pool(c.New, target) }})
 			}
 		}
 	}
 	for _, c := range d.Changes {
-		if c.New != nil && (d.Full || c.What&FieldFrontends != 0) {
+		if c.New != nil && (d.Full || c.Fields&FieldFrontends != 0) {
 			for i, f := range c.New.Frontends {
 				ops = append(ops, op{c.Key, func() { p.fronts[l4KeyOf(c.New, &c.New.Frontends[i])] = front(c.New, f) }})
 			}
@@ -192,8 +205,8 @@ func (p *plane) plan(d *Delta) []op {
 		if c.New == nil {
 			ops = append(ops, op{c.Key, func() {
 				delete(p.ids, c.ID())
-				delete(p.pools, poolKey{c.ID(), ToCluster})
-				delete(p.pools, poolKey{c.ID(), ToLocal})
+				delete(p.pools, poolKey{c.ID(), TargetCluster})
+				delete(p.pools, poolKey{c.ID(), TargetLocal})
 			}})
 		}
 	}
@@ -279,6 +292,7 @@ func (p *plane) compare(s *Snapshot) {
 	p.t.Helper()
 	want := newPlane(p.t, nil, "", false, 0)
 	for _, svc := range s.Services {
+		svc = served(svc, p.ranges)
 		want.ids[svc.ID] = svc.Key
 		want.acked[svc.Key] = svc
 		for i, f := range svc.Frontends {
@@ -291,8 +305,8 @@ func (p *plane) compare(s *Snapshot) {
 		for _, ep := range svc.Selection.Reachable {
 			want.eps[epKey{svc.ID, ep.Addr}] = ep
 		}
-		want.pools[poolKey{svc.ID, ToCluster}] = pool(svc, ToCluster)
-		want.pools[poolKey{svc.ID, ToLocal}] = pool(svc, ToLocal)
+		want.pools[poolKey{svc.ID, TargetCluster}] = pool(svc, TargetCluster)
+		want.pools[poolKey{svc.ID, TargetLocal}] = pool(svc, TargetLocal)
 	}
 	if len(want.ids) != len(s.Services) || len(want.acked) != len(s.Services) {
 		p.t.Fatal("services share an id or a key")
@@ -379,6 +393,7 @@ func (o *objects) randomService(i int) *v1.Service {
 		s.Annotations = map[string]string{
 			"ext": pick(r, "", "x", "xx"), "local": pick(r, "", "", "", "x"), "hash": pick(r, "", "", "x", "xx"),
 		}
+		withRanges(pick(r, "", "", "", "", "p=80-90:0", "p=80-443:80", "q=70-80:8070", "p=1-65535:0", "p=81-442:0 q=80-100:0", "p=100-200:8080"))(s)
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
 			s.Spec.HealthCheckNodePort = pick[int32](r, 0, 31001, 31002)
 		}
@@ -477,18 +492,18 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 		key     tracker.Key
 	}
 	claims := map[l4Key][]claim{}
-	tr, err := tracker.New(tracker.Config{})
+	tr, err := tracker.New(tracker.Config{OnService: rangesFromAnnotation})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	for _, svc := range o.services {
 		tr.SetService(svc)
 	}
 	for _, u := range tr.Take().Updates {
 		for _, p := range u.Ports {
 			for at, kind := range frontendKeys(p.Port) {
-				c := claim{map[Kind]int{ClusterIP: 0, LoadBalancerIP: 1, ExternalIP: 2}[kind], p.Port.Created, p.Port.Key}
+				c := claim{map[Kind]int{KindClusterIP: 0, KindLoadBalancerIP: 1, KindExternalIP: 2}[kind], p.Port.Created, p.Port.Key}
 				if c.created == 0 {
 					c.created = math.MaxInt64
 				}
@@ -502,14 +517,47 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 			got[l4KeyOf(svc, &svc.Frontends[i])] = svc.Key
 		}
 	}
+	compare := func(a, b claim) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.created, b.created), a.key.Compare(b.key))
+	}
 	want := map[l4Key]tracker.Key{}
+	owns := map[l4Key]claim{}
 	for at, all := range claims {
+		if !at.isRange() {
+			owns[at] = slices.MinFunc(all, compare)
+		}
+	}
+	// The first of all claims to ranges gets its own, and takes overlapping ones out of the list.
+	type rangeClaim struct {
+		at l4Key
+		claim
+	}
+	var ranges []rangeClaim
+	for at, all := range claims {
+		for _, c := range all {
+			if at.isRange() {
+				ranges = append(ranges, rangeClaim{at, c})
+			}
+		}
+	}
+	for len(ranges) != 0 {
+		first := slices.MinFunc(ranges, func(a, b rangeClaim) int { return compare(a.claim, b.claim) })
+		owns[first.at] = first.claim
+		ranges = slices.DeleteFunc(ranges, func(r rangeClaim) bool {
+			return r.at.addr == first.at.addr && r.at.proto == first.at.proto && r.at.port <= first.at.last && first.at.port <= r.at.last
+		})
+		for at, c := range owns {
+			if !at.isRange() && c.rank == 2 && first.rank < 2 && at.addr == first.at.addr && at.proto == first.at.proto &&
+				first.at.port <= at.port && at.port <= first.at.last {
+				delete(owns, at)
+			}
+		}
+	}
+	for at, c := range owns {
 		if _, ok := got[at]; !ok && o.budget.Port != 0 {
 			continue // the owner had to leave it out
 		}
-		want[at] = slices.MinFunc(all, func(a, b claim) int {
-			return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.created, b.created), a.key.Compare(b.key))
-		}).key
+		want[at] = c.key
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("owners\n got %v\nwant %v", got, want)
@@ -604,6 +652,9 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		c.Budget = o.budget
 		tr, e := world(t, c, o.node)
 		planes := []*plane{newPlane(t, r, "steady", true, 0), newPlane(t, r, "prunes", true, 50), newPlane(t, r, "relies", false, 50)}
+		for i, p := range planes {
+			p.ranges = PortRanges((i + int(seed)) % 3)
+		}
 		var cursors []*Cursor
 		for _, p := range planes {
 			cursors = append(cursors, e.Attach(p.name, p))
@@ -624,6 +675,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				}
 				p := planes[i]
 				planes[i] = newPlane(t, r, p.name, p.prunes, p.failures)
+				planes[i].ranges = p.ranges
 				cursors[i] = e.Attach(p.name, planes[i])
 			}
 			// The world changes during Apply.
@@ -671,9 +723,12 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			planes[i].compare(e.Snapshot())
 		}
-		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.ownership.owner)+len(e.ownership.conflicts)+len(e.jobs) != 0 || e.totals != [2]FamilyInfo{} {
-			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, totals %+v",
-				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.totals)
+		if n := len(e.ownership.ranges) + len(e.ownership.externals) + len(e.withoutRanges) + len(e.addresses[0]) + len(e.addresses[1]) + len(e.addresses[2]); n != 0 {
+			t.Errorf("seed %d: %d records of ranges and addresses are left", seed, n)
+		}
+		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.ownership.owner)+len(e.ownership.conflicts)+len(e.jobs) != 0 || e.ports != 0 || e.endpoints != 0 {
+			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, %d ports, %d endpoints",
+				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.ports, e.endpoints)
 		}
 		if e.used != 0 || len(e.refused) != 0 {
 			t.Errorf("seed %d: %d elements in use, %d services refused", seed, e.used, len(e.refused))

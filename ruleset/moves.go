@@ -4,7 +4,7 @@ import "github.com/go-proxier/proxier/tracker"
 
 // link finds frontends that move between two changes. It records in the change that
 // gains a frontend which Service loses it, and moves that change before the one that
-// loses it. Without such changes it returns at once.
+// loses it. Without such changes it returns immediately.
 func link(changes []Change) {
 	winners := 0
 	for i := range changes {

@@ -49,11 +49,11 @@ type NodePorts struct {
 }
 
 // LocalTraffic distinguishes packets of this node's pods from others. At most one of
-// its fields is set. The zero value recognises no traffic as local; use it if the
+// its fields is set. The zero value recognizes no traffic as local; use it if the
 // cluster's pod ranges are unknown.
 type LocalTraffic struct {
 	// CIDRs means packets from an address in one of these ranges. In a family without
-	// ranges no traffic is recognised as local.
+	// ranges no traffic is recognized as local.
 	CIDRs []netip.Prefix
 	// Bridge means packets that arrive on the interface with this name.
 	Bridge string
@@ -76,12 +76,12 @@ func (l LocalTraffic) Detects(f tracker.Family) bool {
 	return false
 }
 
-// Recognises reports whether l recognises a packet as coming from one of this node's
+// Recognizes reports whether l recognizes a packet as coming from one of this node's
 // pods. from is its source address, and in the name of the interface on which it
 // arrived, or "" if the node itself sent it. With CIDRs the source address counts
 // even if the node itself sent the packet, because replies to a pod address pass
 // through the node in any case.
-func (l LocalTraffic) Recognises(from netip.Addr, in string) bool {
+func (l LocalTraffic) Recognizes(from netip.Addr, in string) bool {
 	switch {
 	case l.Bridge != "":
 		return in == l.Bridge

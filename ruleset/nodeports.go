@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,60 +15,38 @@ type NodePortAddresses struct {
 	prefixes []netip.Prefix
 }
 
-// ErrNodePortAddresses is wrapped by the errors of [ParseNodePortAddresses] and
-// [NewNodePortAddresses].
-var ErrNodePortAddresses = errors.New("ruleset: invalid NodePort addresses")
-
 // ParseNodePortAddresses parses a list of values in the format of kube-proxy's
 // --nodeport-addresses. An empty list selects all addresses. A CIDR selects the
 // addresses in it. The keyword "primary" selects the addresses in the Node object.
 // "all" means 0.0.0.0/0 and ::/0, and "localhost" means 127.0.0.0/8 and ::1/128. A
 // keyword must not occur twice. A family is not restricted if the list has no value for
-// it. The error wraps [ErrNodePortAddresses] and contains the invalid value.
+// it. The error wraps [ErrConfig] and contains the invalid value.
 func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
-	primary := false
-	var prefixes []netip.Prefix
+	var n NodePortAddresses
 	for i, v := range values {
 		switch v {
 		case "primary", "all", "localhost":
 			if slices.Contains(values[:i], v) {
-				return NodePortAddresses{}, fmt.Errorf("%w: %q occurs twice", ErrNodePortAddresses, v)
+				return NodePortAddresses{}, fmt.Errorf("ruleset: %w: NodePort addresses: %q occurs twice", ErrConfig, v)
 			}
 		}
 		switch v {
 		case "primary":
-			primary = true
+			n.primary = true
 			continue
 		case "all":
-			prefixes = append(prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+			n.prefixes = append(n.prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 			continue
 		case "localhost":
-			prefixes = append(prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), netip.PrefixFrom(netip.IPv6Loopback(), 128))
+			n.prefixes = append(n.prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), netip.PrefixFrom(netip.IPv6Loopback(), 128))
 			continue
 		}
 		p, err := netip.ParsePrefix(v)
 		if err != nil {
-			return NodePortAddresses{}, fmt.Errorf("%w: %w", ErrNodePortAddresses, err)
-		}
-		prefixes = append(prefixes, p)
-	}
-	return NewNodePortAddresses(primary, prefixes...)
-}
-
-// NewNodePortAddresses returns a NodePortAddresses that selects the node's addresses
-// in prefixes and, if primary is set, the addresses in the Node object. For a single
-// address a, pass netip.PrefixFrom(a, a.BitLen()). As in [ParseNodePortAddresses], a
-// family without a prefix is not restricted unless primary is set. If a prefix is
-// invalid or IPv4-mapped, the error wraps [ErrNodePortAddresses] and contains the
-// prefix.
-func NewNodePortAddresses(primary bool, prefixes ...netip.Prefix) (NodePortAddresses, error) {
-	n := NodePortAddresses{primary: primary}
-	for _, p := range prefixes {
-		if !p.IsValid() {
-			return NodePortAddresses{}, fmt.Errorf("%w: %v", ErrNodePortAddresses, p)
+			return NodePortAddresses{}, fmt.Errorf("ruleset: %w: NodePort addresses: %w", ErrConfig, err)
 		}
 		if p.Addr().Is4In6() {
-			return NodePortAddresses{}, fmt.Errorf("%w: %q: IPv4-mapped", ErrNodePortAddresses, p)
+			return NodePortAddresses{}, fmt.Errorf("ruleset: %w: NodePort addresses: %q: IPv4-mapped", ErrConfig, p)
 		}
 		n.prefixes = append(n.prefixes, p.Masked())
 	}

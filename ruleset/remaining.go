@@ -38,11 +38,11 @@ func (s *Service) Remaining(now *Service) *Service {
 	out.Selection.Reachable = keep(s.Selection.Reachable)
 
 	target := func(had, wanted Target) Target {
-		switch isPool := wanted == ToCluster || wanted == ToLocal; {
-		case had != ToCluster && had != ToLocal || len(out.Pool(had)) != 0:
+		switch isPool := wanted == TargetCluster || wanted == TargetLocal; {
+		case had != TargetCluster && had != TargetLocal || len(out.Pool(had)) != 0:
 			return had
 		case isPool:
-			return Reject
+			return TargetReject
 		}
 		return wanted
 	}
@@ -59,6 +59,40 @@ func (s *Service) Remaining(now *Service) *Service {
 		f.Target, f.Internal = target(f.Target, w.Target), target(f.Internal, w.Internal)
 		f.Sources = w.Sources
 		out.Frontends = append(out.Frontends, f)
+	}
+	return &out
+}
+
+// Keeping returns New with the frontends that New asks for and that the failed Services were to
+// take from it. A backend that refuses a Service programs this instead of New: so a Service that
+// cannot be programmed takes nothing from another one, even if it has precedence. n is
+// the delta's node. Where no such frontend exists, the result is New itself, which may be nil.
+//
+// Until the other Service is programmed or leaves the frontend, the [Cursor] offers this Change
+// again, and the backend has what Keeping returned.
+func (c Change) Keeping(n *Node, failed map[tracker.Key]error) *Service {
+	if c.New == nil || len(failed) == 0 || len(c.lost) == 0 {
+		return c.New
+	}
+	keep := make(map[l4Key]bool)
+	for f, winner := range c.LostFrontends() {
+		if failed[winner] != nil {
+			keep[l4KeyOf(c.New, &f)] = true
+		}
+	}
+	has := make(map[l4Key]bool, len(c.New.Frontends))
+	for i := range c.New.Frontends {
+		has[l4KeyOf(c.New, &c.New.Frontends[i])] = true
+	}
+	out := *c.New
+	out.Frontends = nil
+	for _, f := range frontends(nil, c.New.Port, &c.New.Selection, n) {
+		if at := l4KeyOf(c.New, &f); has[at] || keep[at] {
+			out.Frontends = append(out.Frontends, f)
+		}
+	}
+	if len(out.Frontends) == len(c.New.Frontends) {
+		return c.New
 	}
 	return &out
 }

@@ -44,7 +44,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 		p.Affinity = time.Hour
 		p.ExternalIPs = p.ExternalIPs[1:]
 	}))
-	if a := addresses(got.Pool(ruleset.ToCluster)); !slices.Equal(a, []string{"10.0.0.2:80"}) || len(got.Selection.Reachable) != 1 {
+	if a := addresses(got.Pool(ruleset.TargetCluster)); !slices.Equal(a, []string{"10.0.0.2:80"}) || len(got.Selection.Reachable) != 1 {
 		t.Errorf("endpoints %v, reachable %d", a, len(got.Selection.Reachable))
 	}
 	if got.Port.Affinity != 0 || got.ID != 7 || got.Key != old.Key {
@@ -54,7 +54,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 		t.Errorf("%d frontends of %d", n, len(old.Frontends))
 	}
 	for _, f := range got.Frontends {
-		if f.Target != ruleset.ToCluster || f.Addr == netip.MustParseAddr("198.51.100.1") {
+		if f.Target != ruleset.TargetCluster || f.Addr == netip.MustParseAddr("198.51.100.1") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -65,7 +65,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 	// All endpoints are replaced: nothing is left to forward to.
 	got = old.Remaining(compile([]string{"10.0.0.9:80"}, nil))
 	for _, f := range got.Frontends {
-		if f.Target != ruleset.Reject || f.Internal != ruleset.Reject {
+		if f.Target != ruleset.TargetReject || f.Internal != ruleset.TargetReject {
 			t.Errorf("%+v", f)
 		}
 	}

@@ -2,6 +2,8 @@ package ruleset
 
 import (
 	"net/netip"
+	"slices"
+	"strconv"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -27,7 +29,7 @@ type Service struct {
 	Endpoints []*tracker.Endpoint
 	// Frontends holds the addresses of the Service: the cluster IP first, then
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
-	// and port.
+	// and port, and no two ranges overlap at one address. An address that lets every packet pass is missing: see [TargetPass].
 	Frontends []Frontend
 
 	// uniform reports whether all of Endpoints have the same weight. It is a shortcut
@@ -35,15 +37,34 @@ type Service struct {
 	uniform bool
 }
 
-// Pool returns the endpoints of target t. It returns nil for [Reject] and [Drop].
+// Pool returns the endpoints of target t. It returns nil for targets other than
+// [TargetCluster] and [TargetLocal].
 func (s *Service) Pool(t Target) []*tracker.Endpoint {
 	switch t {
-	case ToCluster:
+	case TargetCluster:
 		return s.Selection.Cluster
-	case ToLocal:
+	case TargetLocal:
 		return s.Selection.Local
 	}
 	return nil
+}
+
+// hasRange reports whether a frontend of s has more than one port.
+func (s *Service) hasRange() bool {
+	return s.Port.IsRange() && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.IsRange() })
+}
+
+// HasPool reports whether the pool of target t exists, that is, whether some traffic may
+// use it. A pool that exists may be empty. HasPool returns false for other targets than
+// [TargetCluster] and [TargetLocal], and for a nil Service.
+func (s *Service) HasPool(t Target) bool {
+	switch {
+	case s == nil:
+		return false
+	case t == TargetCluster:
+		return s.Selection.UsesCluster
+	}
+	return t == TargetLocal && s.Selection.UsesLocal
 }
 
 // Frontend is one address and port of a Service, and what happens to new connections
@@ -57,8 +78,17 @@ func (s *Service) Pool(t Target) []*tracker.Endpoint {
 type Frontend struct {
 	// Kind is the kind of address, never 0.
 	Kind Kind
-	// Port is the destination port.
+	// Port is the destination port, and the first one if LastPort is not 0.
 	Port uint16
+	// LastPort is the last destination port of a range, or 0 for a single port. A backend
+	// is offered ranges only if it has them: see [Limits].PortRanges. A range applies to
+	// the packets to its address that no frontend with a single port matches, not even a
+	// NodePort at an address of the node. No two ranges of one protocol at one address
+	// overlap.
+	LastPort uint16
+	// TargetPort is, for a range, the port of the endpoints that Port leads to. It equals
+	// Port unless the range is shifted. It is 0 for a single port.
+	TargetPort uint16
 	// Addr is the destination address. For a NodePort it is the zero Addr, which
 	// means the addresses of [Node.NodePorts].
 	Addr netip.Addr
@@ -67,12 +97,42 @@ type Frontend struct {
 	// Target is the target of external connections.
 	Target Target
 	// Internal is the target of connections from one of this node's pods (which
-	// [Node].LocalTraffic recognises) or from the node itself. It differs from Target
+	// [Node].LocalTraffic recognizes) or from the node itself. It differs from Target
 	// only under externalTrafficPolicy Local: such connections may use every
 	// endpoint, as through the cluster IP. See ShortCircuit.
 	Internal Target
 	// Masquerade determines which connections get a new source address.
 	Masquerade Masquerade
+}
+
+// IsRange reports whether the frontend has more than one port.
+func (f *Frontend) IsRange() bool { return f.LastPort != 0 }
+
+// Shifted reports whether the frontend is a range whose endpoints see other ports than
+// clients use.
+func (f *Frontend) Shifted() bool { return f.LastPort != 0 && f.TargetPort != f.Port }
+
+// Matches reports whether port is one of the frontend's ports.
+func (f *Frontend) Matches(port uint16) bool {
+	return port == f.Port || port > f.Port && port <= f.LastPort
+}
+
+// Endpoint returns the address and port at which ep gets connections to a port of the
+// frontend. That is ep.Addr for a single port. For a range, the port follows from
+// TargetPort, whatever ep's own port is.
+func (f *Frontend) Endpoint(ep *tracker.Endpoint, port uint16) netip.AddrPort {
+	if !f.IsRange() {
+		return ep.Addr
+	}
+	return netip.AddrPortFrom(ep.Addr.Addr(), port-f.Port+f.TargetPort)
+}
+
+// Ports returns the frontend's ports for people: "80", or "10000-20000" for a range.
+func (f *Frontend) Ports() string {
+	if !f.IsRange() {
+		return strconv.Itoa(int(f.Port))
+	}
+	return strconv.Itoa(int(f.Port)) + "-" + strconv.Itoa(int(f.LastPort))
 }
 
 // ShortCircuit reports whether the frontend handles connections from this node's pods
@@ -98,22 +158,22 @@ type Kind uint8
 
 // The kinds of frontend.
 const (
-	ClusterIP Kind = iota + 1
-	ExternalIP
-	LoadBalancerIP
-	NodePort
+	KindClusterIP Kind = iota + 1
+	KindExternalIP
+	KindLoadBalancerIP
+	KindNodePort
 )
 
 // String returns "cluster IP", "external IP", "load-balancer IP" or "node port".
 func (k Kind) String() string {
 	switch k {
-	case ClusterIP:
+	case KindClusterIP:
 		return "cluster IP"
-	case ExternalIP:
+	case KindExternalIP:
 		return "external IP"
-	case LoadBalancerIP:
+	case KindLoadBalancerIP:
 		return "load-balancer IP"
-	case NodePort:
+	case KindNodePort:
 		return "node port"
 	}
 	return "unknown kind"
@@ -123,31 +183,44 @@ func (k Kind) String() string {
 type Target uint8
 
 const (
-	// ToCluster sends the connection to one of [tracker.Selection].Cluster, which is
+	// TargetCluster sends the connection to one of [tracker.Selection].Cluster, which is
 	// not empty.
-	ToCluster Target = iota + 1
-	// ToLocal sends the connection to one of [tracker.Selection].Local, which is not
+	TargetCluster Target = iota + 1
+	// TargetLocal sends the connection to one of [tracker.Selection].Local, which is not
 	// empty.
-	ToLocal
-	// Reject refuses the connection (ICMP port unreachable): no node has an endpoint.
-	Reject
-	// Drop drops the connection silently: other nodes have endpoints, but this node
+	TargetLocal
+	// TargetReject refuses the connection (ICMP port unreachable): no node has an endpoint.
+	TargetReject
+	// TargetDrop drops the connection silently: other nodes have endpoints, but this node
 	// has none that the traffic policy allows, and a load balancer should try another
 	// node.
-	Drop
+	TargetDrop
+	// TargetPass neither translates nor answers the packet: the kernel routes it on, for
+	// example to another node or cluster that announces the same address by BGP. At an
+	// address of the node itself, the node's own sockets receive it.
+	//
+	// Only external and load-balancer IPs of a port with
+	// [tracker.ServicePort].PassWithoutEndpoints have this target, while this node has
+	// no endpoint for them. Compile leaves a frontend out of [Service.Frontends] if both
+	// Target and Internal would be TargetPass. So Frontend.Internal is never TargetPass,
+	// and Frontend.Target is TargetPass only if internal traffic has endpoints and other
+	// traffic has none.
+	TargetPass
 )
 
-// String returns "cluster endpoints", "local endpoints", "reject" or "drop".
+// String returns "cluster endpoints", "local endpoints", "reject", "drop" or "pass".
 func (t Target) String() string {
 	switch t {
-	case ToCluster:
+	case TargetCluster:
 		return "cluster endpoints"
-	case ToLocal:
+	case TargetLocal:
 		return "local endpoints"
-	case Reject:
+	case TargetReject:
 		return "reject"
-	case Drop:
+	case TargetDrop:
 		return "drop"
+	case TargetPass:
+		return "pass"
 	}
 	return "unknown target"
 }
@@ -163,17 +236,17 @@ const (
 	// MasqueradeAlways replaces every source: for external traffic under a policy of
 	// Cluster, and for cluster IPs under [Node].MasqueradeAll.
 	MasqueradeAlways
-	// MasqueradeNotPods replaces sources that [Node].LocalTraffic does not recognise:
+	// MasqueradeNotPods replaces sources that [Node].LocalTraffic does not recognize:
 	// for cluster IPs used from other machines or by the node itself.
 	MasqueradeNotPods
 	// MasqueradeNode replaces only the source of connections from the node itself,
-	// unless [Node].LocalTraffic recognises it as a pod: for external traffic under a
+	// unless [Node].LocalTraffic recognizes it as a pod: for external traffic under a
 	// policy of Local.
 	MasqueradeNode
 )
 
 // Applies reports whether the source of a connection is replaced. fromPod reports
-// whether [Node].LocalTraffic recognises it as a local pod's, and fromNode whether
+// whether [Node].LocalTraffic recognizes it as a local pod's, and fromNode whether
 // the node itself opens it. Both are false for connections from other machines. For
 // values other than the constants it returns false.
 func (m Masquerade) Applies(fromPod, fromNode bool) bool {

@@ -86,3 +86,19 @@ func Shares(eps []*tracker.Endpoint) []int {
 	}
 	return out
 }
+
+// Weighted reports whether the endpoints of the pool for a target have different
+// weights. It is fast if all endpoints of the Service have the same weight.
+func (s *Service) Weighted(t Target) bool {
+	return !s.uniform && !uniform(s.Pool(t))
+}
+
+// uniform reports whether all endpoints have the same weight.
+func uniform(eps []*tracker.Endpoint) bool {
+	for _, ep := range eps {
+		if ep.Weight != eps[0].Weight {
+			return false
+		}
+	}
+	return true
+}

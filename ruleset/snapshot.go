@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Snapshot is the whole ruleset at one time. It must not be changed after its first
@@ -20,13 +21,19 @@ type Snapshot struct {
 	Services []*Service
 
 	once sync.Once
-	// at maps keys to frontends. clusterIPs holds the cluster IPs in use.
-	at         map[l4Key]found
+	// at finds frontends. clusterIPs holds the cluster IPs in use.
+	at         portIndex
 	clusterIPs map[netip.Addr]*Service
+	// passing finds the frontends that let every packet pass.
+	passing portIndex
 
 	onceEndpoints sync.Once
 	// endpoints maps keys of endpoints to the Services that have them.
 	endpoints map[l4Key][]*Service
+
+	onceNames sync.Once
+	// names maps the names of Services to their ports.
+	names map[types.NamespacedName][]*Service
 }
 
 type found struct {
@@ -43,7 +50,7 @@ func (e *Engine) Snapshot() *Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pull()
-	s := &Snapshot{Gen: e.gen, Node: e.node, Services: make([]*Service, 0, e.totals[0].Ports+e.totals[1].Ports)}
+	s := &Snapshot{Gen: e.gen, Node: e.node, Services: make([]*Service, 0, e.ports)}
 	for id := range e.slots {
 		if e.slots[id].live {
 			s.Services = append(s.Services, e.slots[id].svc)
@@ -55,7 +62,8 @@ func (e *Engine) Snapshot() *Snapshot {
 // Lookup returns the Service at an address, port and protocol, and its frontend, or
 // nil. An IPv4-mapped IPv6 address means the IPv4 address. A NodePort is found at the
 // unspecified address of its family, because a Snapshot does not know the addresses
-// of the node; see [Snapshot.Trace].
+// of the node; see [Snapshot.Trace]. A single port is found before a range that contains
+// it. A frontend that lets every packet pass is not found.
 func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -65,7 +73,23 @@ func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend
 
 func (s *Snapshot) lookup(at l4Key) (*Service, *Frontend) {
 	s.index()
-	f := s.at[at]
+	f := s.at.single[at]
+	if f.frontend == nil {
+		f = s.at.inRange(at)
+	}
+	return f.service, f.frontend
+}
+
+// lookupPassing is like Lookup for frontends that let every packet pass.
+func (s *Snapshot) lookupPassing(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+	if s.index(); !to.IsValid() {
+		return nil, nil
+	}
+	at := l4KeyAt(canonical(to.Addr()), to.Port(), p)
+	f := s.passing.single[at]
+	if f.frontend == nil {
+		f = s.passing.inRange(at)
+	}
 	return f.service, f.frontend
 }
 
@@ -82,9 +106,6 @@ func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 		s.endpoints = make(map[l4Key][]*Service, len(s.Services))
 		for _, svc := range s.Services {
 			for _, ep := range svc.Endpoints {
-				if ep == nil {
-					continue
-				}
 				k := l4KeyAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), svc.Key.Protocol)
 				s.endpoints[k] = append(s.endpoints[k], svc)
 			}
@@ -98,17 +119,22 @@ func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 
 func (s *Snapshot) index() {
 	s.once.Do(func() {
-		s.at = make(map[l4Key]found, 2*len(s.Services))
+		s.at.single = make(map[l4Key]found, 2*len(s.Services))
 		s.clusterIPs = make(map[netip.Addr]*Service, len(s.Services))
 		for _, svc := range s.Services {
 			for i := range svc.Frontends {
 				f := &svc.Frontends[i]
-				s.at[l4KeyOf(svc, f)] = found{svc, f}
-				if f.Kind == ClusterIP {
+				s.at.add(svc, f)
+				if f.Kind == KindClusterIP {
 					s.clusterIPs[f.Addr] = svc
 				}
 			}
+			for f := range svc.passing() {
+				s.passing.add(svc, &f)
+			}
 		}
+		s.at.sort()
+		s.passing.sort()
 	})
 }
 

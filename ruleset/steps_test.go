@@ -14,7 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -69,6 +69,9 @@ func newStepPlane(t *testing.T, r *rand.Rand, name string, owners bool, failures
 	return p
 }
 
+// Limits implements [Limiter].
+func (p *stepPlane) Limits(tracker.Family) Limits { return Limits{PortRanges: PortRangesShifted} }
+
 func (p *stepPlane) clear() {
 	p.fronts, p.counts, p.pools = map[entryKey]entry{}, map[entryKey][2]int{}, map[poolKey]string{}
 	p.ids = map[uint32]tracker.Key{}
@@ -93,7 +96,7 @@ func (p *stepPlane) keyOf(s *Service, f *Frontend) entryKey {
 // Service, or refuses connections.
 func (p *stepPlane) works(e entry) bool {
 	for _, t := range []Target{e.target, e.near} {
-		if (t == ToCluster || t == ToLocal) && p.pools[poolKey{e.id, t}] == "" {
+		if (t == TargetCluster || t == TargetLocal) && p.pools[poolKey{e.id, t}] == "" {
 			return false
 		}
 	}
@@ -271,13 +274,13 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 			}
 		}
 	}
-	differs := func(c *Change, f Field) bool { return c.New != nil && (d.Full || c.What&f != 0) }
+	differs := func(c *Change, f Field) bool { return c.New != nil && (d.Full || c.Fields&f != 0) }
 	targets := []struct {
 		target Target
 		field  Field
-	}{{ToCluster, FieldCluster}, {ToLocal, FieldLocal}}
+	}{{TargetCluster, FieldCluster | FieldPools}, {TargetLocal, FieldLocal | FieldPools}}
 	uses := func(s *Service, t Target) bool {
-		return s != nil && (t == ToCluster && s.Selection.UsesCluster || t == ToLocal && s.Selection.UsesLocal)
+		return s != nil && (t == TargetCluster && s.Selection.UsesCluster || t == TargetLocal && s.Selection.UsesLocal)
 	}
 
 	step(func(c *Change) error { // 3
@@ -337,9 +340,9 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 					return err
 				}
 			}
-			if i%2 == 1 && differs(c, FieldFrontends|FieldCluster|FieldLocal) {
+			if i%2 == 1 && differs(c, FieldFrontends|FieldPools|FieldCluster|FieldLocal) {
 				if err := write(c, "writing counts", func() {
-					p.counts[p.keyOf(s, f)] = [2]int{len(s.Pool(ToCluster)), len(s.Pool(ToLocal))}
+					p.counts[p.keyOf(s, f)] = [2]int{len(s.Pool(TargetCluster)), len(s.Pool(TargetLocal))}
 				}); err != nil {
 					return err
 				}
@@ -490,13 +493,13 @@ func (p *stepPlane) add(s *Service) {
 	for i := range s.Frontends {
 		k := p.keyOf(s, &s.Frontends[i])
 		p.fronts[k] = entryOf(s, &s.Frontends[i])
-		p.counts[k] = [2]int{len(s.Pool(ToCluster)), len(s.Pool(ToLocal))}
+		p.counts[k] = [2]int{len(s.Pool(TargetCluster)), len(s.Pool(TargetLocal))}
 	}
 	if s.Selection.UsesCluster {
-		p.pools[poolKey{s.ID, ToCluster}] = pool(s, ToCluster)
+		p.pools[poolKey{s.ID, TargetCluster}] = pool(s, TargetCluster)
 	}
 	if s.Selection.UsesLocal {
-		p.pools[poolKey{s.ID, ToLocal}] = pool(s, ToLocal)
+		p.pools[poolKey{s.ID, TargetLocal}] = pool(s, TargetLocal)
 	}
 	p.affinity[s.ID] = s.Port.Affinity.String()
 	p.hash[s.ID] = fmt.Sprint(s.Hash(), s.Port.HashBuckets)
@@ -545,7 +548,7 @@ func steppedWorld(t *testing.T, b Budget) (*tracker.Tracker, *Engine) {
 			}
 			p.NeedLocalSet = s.Annotations["local"] != ""
 			p.Hash = tracker.Hash(len(s.Annotations["hash"]))
-			return nil
+			return rangesFromAnnotation(s, nil, p)
 		},
 	})
 	if err != nil {
@@ -557,7 +560,7 @@ func steppedWorld(t *testing.T, b Budget) (*tracker.Tracker, *Engine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return tr, e
 }
 

@@ -33,7 +33,8 @@ type Action uint8
 
 // The actions.
 const (
-	// ActionPass: the packet is not for a Service and continues unchanged.
+	// ActionPass: the packet continues unchanged. It is not for a Service, or the Service
+	// lets it pass ([TargetPass]).
 	ActionPass Action = iota + 1
 	// ActionForward: the packet is sent to one of [Verdict].Endpoints.
 	ActionForward
@@ -66,7 +67,8 @@ type Verdict struct {
 	// Rule is a sentence for people that names the rule that decided.
 	Rule string
 	// Service and Frontend are the destination of the packet, nil if it is not for a
-	// Service.
+	// Service. Under ActionPass they belong to the Service that lets the packet pass, and
+	// Frontend may be missing from Service.Frontends.
 	Service  *Service
 	Frontend *Frontend
 	// Endpoints holds, under ActionForward, the possible endpoints. Each gets the
@@ -89,8 +91,18 @@ type Verdict struct {
 
 	masquerade bool
 	from       netip.Addr
+	port       uint16 // the destination port
 	// here holds the node's own addresses, if the packet came from another machine.
 	here []netip.Addr
+}
+
+// AddrOf returns the address and port at which ep gets the packet, under ActionForward. That
+// is ep.Addr unless the Frontend is a range of ports: see [Frontend.Endpoint].
+func (v Verdict) AddrOf(ep *tracker.Endpoint) netip.AddrPort {
+	if v.Frontend == nil {
+		return ep.Addr
+	}
+	return v.Frontend.Endpoint(ep, v.port)
 }
 
 // MasqueradeTo reports whether the node replaces the packet's source address by its
@@ -123,9 +135,18 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 
 	fromNode := p.InInterface == ""
 
-	// 1. A Service has this address and port.
-	if svc, f := s.Lookup(p.To, p.Protocol); f != nil && f.Kind != NodePort {
-		return s.traceFrontend(p, toNode, svc, f)
+	// 1. A Service has this address and port. If it lets the packet pass, the rules below
+	// apply as if it did not have them. A range of ports comes after the NodePorts.
+	passed := Verdict{Action: ActionPass}
+	svc, f := s.Lookup(p.To, p.Protocol)
+	if f == nil {
+		svc, f = s.lookupPassing(p.To, p.Protocol)
+	}
+	isRange := f != nil && f.IsRange()
+	if f != nil && f.Kind != KindNodePort && !isRange {
+		if passed = s.traceFrontend(p, toNode, svc, f); passed.Action != ActionPass {
+			return passed
+		}
 	}
 
 	// 2. The address is one of the node's own that serve NodePorts, and the port is a
@@ -139,13 +160,22 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 		}
 	}
 
-	// All other packets to the node itself are not for a Service.
-	if toNode {
-		return Verdict{Action: ActionPass, Rule: fmt.Sprintf(
-			"%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())}
+	// 3. A Service has a range of ports at this address, and the port is one of them.
+	if isRange {
+		if passed = s.traceFrontend(p, toNode, svc, f); passed.Action != ActionPass {
+			return passed
+		}
 	}
 
-	// 3. A cluster IP is not a host: no other host could reply on a closed port, and
+	// All other packets to the node itself are not for a Service.
+	if toNode {
+		if passed.Service == nil {
+			passed.Rule = fmt.Sprintf("%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())
+		}
+		return passed
+	}
+
+	// 4. A cluster IP is not a host: no other host could reply on a closed port, and
 	// the packet would leave by the default route.
 	s.index()
 	if svc := s.clusterIPs[p.To.Addr()]; svc != nil {
@@ -153,25 +183,31 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
 
-	// 4. The same is true of an address reserved for cluster IPs that no Service has
+	// 5. The same is true of an address reserved for cluster IPs that no Service has
 	// yet: drop the packet, so that a client with newer information tries again.
 	if containsAddr(s.Node.ServiceCIDRs, p.To.Addr()) {
 		return Verdict{Action: ActionDrop, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s is in a Service CIDR, but is no Service's cluster IP", p.To.Addr())}
 	}
 
-	// 5. All other packets are not for a Service.
-	return Verdict{Action: ActionPass, Rule: fmt.Sprintf("%s is no Service's address", p.To.Addr())}
+	// 6. All other packets are not for a Service.
+	if passed.Service == nil {
+		passed.Rule = fmt.Sprintf("%s is no Service's address", p.To.Addr())
+	}
+	return passed
 }
 
 // traceFrontend returns what must happen to a packet for frontend f of svc. toNode
 // reports whether its destination is one of the node's own addresses.
 func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Frontend) Verdict {
-	v := Verdict{Service: svc, Frontend: f, from: p.From}
+	v := Verdict{Service: svc, Frontend: f, from: p.From, port: p.To.Port()}
 	if p.InInterface != "" {
 		v.here = p.NodeAddresses
 	}
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
+	if f.IsRange() {
+		name = fmt.Sprintf("%s, ports %s, of %s", f.Kind, f.Ports(), svc.Key)
+	}
 	fromNode := p.InInterface == ""
 
 	// 1. A source that is not allowed gets no information, not even that there is no
@@ -184,7 +220,7 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 
 	// 2. Find the origin. The source address or the interface identifies a pod, as
 	// configured; the node's own packets arrive on no interface.
-	fromPod := s.Node.LocalTraffic.Recognises(p.From, p.InInterface)
+	fromPod := s.Node.LocalTraffic.Recognizes(p.From, p.InInterface)
 
 	// 3. Under externalTrafficPolicy Local, pods and the node itself may use every
 	// endpoint; others only the endpoints on this node.
@@ -193,18 +229,22 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 		whom = ", used from this node or one of its pods"
 	}
 	target := f.TargetFor(internal)
-	mayFailSend := fromNode && (!toNode || f.Kind == ClusterIP)
+	mayFailSend := fromNode && (!toNode || f.Kind == KindClusterIP)
 	switch target {
-	case ToCluster, ToLocal:
+	case TargetCluster, TargetLocal:
 		v.Action = ActionForward
 		v.Endpoints = svc.Pool(target)
 		v.Affinity = svc.Port.Affinity
 		v.Hash = svc.Hash()
-	case Reject:
+	case TargetReject:
 		v.Action, v.MayFailSend = ActionReject, mayFailSend
 		v.Rule = fmt.Sprintf("%s%s has no endpoints on any node", name, whom)
 		return v
-	case Drop:
+	case TargetPass:
+		v.Action = ActionPass
+		v.Rule = fmt.Sprintf("%s has no endpoint that this node may use, and lets the packet pass", name)
+		return v
+	case TargetDrop:
 		v.Action, v.MayFailSend = ActionDrop, mayFailSend
 		v.Rule = fmt.Sprintf("%s%s has endpoints, but none this node may use", name, whom)
 		return v

@@ -150,6 +150,73 @@ func TestTraceFollowsItsRules(t *testing.T) {
 
 // TestTraceMayFailSend checks when a socket on the node may get EPERM: not for
 // packets to the node itself, but for packets that kube-proxy stops on their way out.
+// TestTracePassesPackets checks Trace for frontends of Services with PassWithoutEndpoints.
+// 203.0.113.9 is an address of the node.
+func TestTracePassesPackets(t *testing.T) {
+	node := &Node{
+		Info: tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1")}, ServiceCIDRs: prefixes("172.30.0.0/16"),
+		LocalTraffic: LocalTraffic{CIDRs: prefixes("10.1.0.0/16")}, NodePorts4: NodePorts{All: true},
+	}
+	there := endpoint("10.2.0.1:80", "n2")
+	add := func(name, clusterIP, external string, change func(*tracker.ServicePort), eps ...*tracker.Endpoint) *Service {
+		p := &tracker.ServicePort{
+			Key: key(name, tracker.IPv4), ClusterIP: netip.MustParseAddr(clusterIP), Port: 80, NodePort: 30000 + uint16(netip.MustParseAddr(clusterIP).As4()[3]),
+			LoadBalancerIPs: addrs(external), PassWithoutEndpoints: true,
+		}
+		change(p)
+		return Compile(tracker.PortState{Port: p, Endpoints: eps}, node, tracker.TopologyOptions{})
+	}
+	local := func(p *tracker.ServicePort) { p.ExternalLocal = true }
+	s := &Snapshot{Node: node, Services: []*Service{
+		add("empty", "172.30.0.1", "203.0.113.1", func(*tracker.ServicePort) {}),
+		add("far", "172.30.0.2", "203.0.113.2", local, there),
+		add("ranges", "172.30.0.3", "203.0.113.3", func(p *tracker.ServicePort) { local(p); p.SourceRanges = prefixes("198.51.100.0/24", "10.1.0.9/32") }, there),
+		add("empty ranges", "172.30.0.4", "203.0.113.4", func(p *tracker.ServicePort) { p.SourceRanges = prefixes("198.51.100.0/24") }),
+		add("own", "172.30.0.5", "203.0.113.9", func(p *tracker.ServicePort) { p.Port = 30002 }),
+		add("served", "172.30.0.6", "203.0.113.6", local, endpoint("10.1.0.1:80", "n1"), there),
+		// Its external IP is another Service's cluster IP.
+		add("inside", "172.30.0.7", "203.0.113.7", func(p *tracker.ServicePort) { p.ExternalIPs, p.Port = addrs("172.30.0.6"), 81 }),
+	}}
+	const outside, pod, self = "198.51.100.9 eth0", "10.1.0.9 veth1", "192.168.0.1 "
+	for _, c := range []struct{ from, to, want string }{
+		{outside, "203.0.113.1:80", "pass|load-balancer IP of default/empty"},
+		{pod, "203.0.113.1:80", "pass|lets the packet pass"},
+		{self, "203.0.113.1:80", "pass|lets the packet pass"},
+		{outside, "203.0.113.1:81", "pass|no Service's address"},
+		{outside, "172.30.0.1:80", "reject|no endpoints"},
+		{outside, "192.168.0.1:30001", "reject|no endpoints"},
+		{outside, "203.0.113.2:80", "pass|load-balancer IP of default/far"},
+		{pod, "203.0.113.2:80", "forward|used from this node"},
+		{self, "203.0.113.2:80", "forward|used from this node"},
+		{outside, "192.168.0.1:30002", "drop|none this node may use"},
+		{outside, "203.0.113.3:80", "pass|lets the packet pass"},
+		{"8.8.8.8 eth0", "203.0.113.3:80", "drop|source ranges"},
+		{pod, "203.0.113.3:80", "forward|"},
+		{self, "203.0.113.3:80", "drop|source ranges"},
+		{"8.8.8.8 eth0", "203.0.113.4:80", "pass|lets the packet pass"},
+		// The node's own address: a NodePort there is found after the frontend.
+		{outside, "203.0.113.9:30002", "drop|node port of default/far"},
+		{outside, "203.0.113.6:80", "forward|local endpoints"},
+		{outside, "172.30.0.6:81", "reject|closed port"},
+	} {
+		addr, in, _ := strings.Cut(c.from, " ")
+		v := s.Trace(Packet{
+			From: netip.MustParseAddr(addr), InInterface: in, Protocol: v1.ProtocolTCP,
+			To: netip.MustParseAddrPort(c.to), NodeAddresses: addrs("192.168.0.1", "203.0.113.9"),
+		})
+		want, rule, _ := strings.Cut(c.want, "|")
+		if v.Action.String() != want || !strings.Contains(v.Rule, rule) {
+			t.Errorf("%s to %s: %s (%s), want %s", c.from, c.to, v.Action, v.Rule, c.want)
+		}
+		if (v.Service != nil) != (v.Frontend != nil) || v.Action == ActionPass && len(v.Endpoints) != 0 {
+			t.Errorf("%s to %s: %+v", c.from, c.to, v)
+		}
+	}
+	if v := s.Trace(Packet{}); v.Action != ActionPass {
+		t.Errorf("zero packet: %+v", v)
+	}
+}
+
 func TestTraceMayFailSend(t *testing.T) {
 	node := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1")}
 	tr, e := world(t, Config{ServiceCIDRs: prefixes("172.30.0.0/16")}, node)
@@ -195,8 +262,8 @@ func TestTraceMayFailSend(t *testing.T) {
 	}
 }
 
-// TestTraceRecognisesPodsByInterface configures LocalTraffic by interface.
-func TestTraceRecognisesPodsByInterface(t *testing.T) {
+// TestTraceRecognizesPodsByInterface configures LocalTraffic by interface.
+func TestTraceRecognizesPodsByInterface(t *testing.T) {
 	for _, c := range []struct {
 		local LocalTraffic
 		in    string
@@ -296,12 +363,6 @@ func TestSnapshotLookupFindsEndpoints(t *testing.T) {
 	}
 	if s.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolUDP) != nil || s.LookupEndpoint(netip.AddrPort{}, v1.ProtocolTCP) != nil {
 		t.Error("found a missing endpoint")
-	}
-	// Hand-made Services may have nil endpoints.
-	p := &tracker.ServicePort{Key: key("c", tracker.IPv4)}
-	byHand := &Snapshot{Node: &Node{}, Services: []*Service{Compile(tracker.PortState{Port: p, Endpoints: []*tracker.Endpoint{nil}}, nil, tracker.TopologyOptions{})}}
-	if byHand.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolTCP) != nil {
-		t.Error("found a nil endpoint")
 	}
 }
 

@@ -24,11 +24,11 @@
 //
 // A run does not start before a pause has passed since the end of the last run. The
 // pause is [Config].Min or, with a [Pace], depends on that run's duration and triggers. The
-// first trigger after a quiet period therefore starts a run at once. Any number of
+// first trigger after a quiet period therefore starts a run immediately. Any number of
 // triggers during a run and the pause after it lead to one more run.
 //
-// A constant Min must suit the most expensive run and delays every change by as
-// much. With a Pace, cheap runs follow each other closely:
+// A constant Min must suit the most expensive run and delays every change by
+// that much. With a Pace, cheap runs follow each other closely:
 //
 //	Min: time.Millisecond, Pace: runner.Pace{Factor: 1, Most: time.Second, Burst: 10 * time.Millisecond}
 //
@@ -43,11 +43,10 @@
 //   - A second Run respects the pause and the Retry of the first.
 //   - The pause can depend on a run's duration and triggers.
 //
-// # Observability and time
+// # Observability
 //
 // [Trace] has hooks for latencies, counts and health checks. [Config].Log receives
-// one line for each failure. [Config].Clock supplies the time, so tests and
-// simulations can use their own clock.
+// one line for each failure. A Runner works with package [testing/synctest].
 //
 // [ruleset.Cursor.Sync]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Cursor.Sync
 // [tracker.Tracker.Notify]: https://pkg.go.dev/github.com/go-proxier/proxier/tracker#Tracker.Notify

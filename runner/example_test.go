@@ -26,7 +26,7 @@ func Example() {
 		Retry: 5 * time.Millisecond,
 		Max:   time.Hour,
 		Trace: &runner.Trace{SyncDone: func(i runner.Info) {
-			fmt.Printf("%v, triggers %d, error %v\n", i.Reason, i.Triggers, i.Err)
+			fmt.Printf("triggers %d, error %v\n", i.Triggers, i.Err)
 			if i.Err == nil {
 				cancel()
 			}
@@ -40,8 +40,8 @@ func Example() {
 	r.Trigger()
 	fmt.Println(r.Run(ctx))
 	// Output:
-	// triggered, triggers 2, error the kernel is busy
-	// retry, triggers 0, error <nil>
+	// triggers 2, error the kernel is busy
+	// triggers 0, error <nil>
 	// context canceled
 }
 

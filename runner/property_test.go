@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-proxier/proxier/runner"
@@ -25,7 +25,9 @@ const (
 // of the package documentation, recomputed from the events.
 func TestRunsStartWhenDue(t *testing.T) {
 	for seed := range uint64(400) {
-		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { spacing(t, rand.New(rand.NewPCG(seed, 1))) })
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { spacing(t, rand.New(rand.NewPCG(seed, 1))) })
+		})
 	}
 }
 
@@ -42,29 +44,31 @@ func spacing(t *testing.T, rng *rand.Rand) {
 			pace.Burst = time.Duration(rng.Int64N(int64(pace.Most) + 1))
 		}
 	}
-	begin := time.Unix(1_000_000, 0)
-	clock := &scriptClock{now: begin, end: begin.Add(500 * ms)}
+	begin := time.Now()
+	end := begin.Add(500*ms + 1000)
 
+	// No two triggers and no trigger and timer have the same time: each trigger is by its
+	// number of nanoseconds later than a multiple of half a millisecond.
 	var triggers []time.Time
 	for at, n := begin, rng.IntN(120); n > 0; n-- {
 		if rng.IntN(3) > 0 {
 			at = at.Add(time.Duration(rng.IntN(20)) * ms)
 		}
-		triggers = append(triggers, at)
+		if next := at.Add(time.Duration(len(triggers) + 1)); next.Before(end) {
+			triggers = append(triggers, next)
+		}
 	}
-	clock.script = slices.Clone(triggers)
 
 	var runs []runner.Info
 	resyncs := 0
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithDeadline(t.Context(), end)
 	defer cancel()
-	clock.done = cancel
 	r, err := runner.New(runner.Config{
-		Min: minGap, Pace: pace, Retry: retry, Max: maxGap, Clock: clock,
+		Min: minGap, Pace: pace, Retry: retry, Max: maxGap,
 		Resync: func() { resyncs++ },
 		Trace:  &runner.Trace{SyncDone: func(i runner.Info) { runs = append(runs, i) }},
 	}, func(context.Context) error {
-		clock.Sleep(time.Duration(rng.IntN(8)) * ms)
+		time.Sleep(time.Duration(rng.IntN(8)) * ms)
 		switch outcome(rng.IntN(4)) {
 		case fails:
 			return errors.New("no")
@@ -77,8 +81,13 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clock.event = r.Trigger
-	if err := r.Run(ctx); !errors.Is(err, context.Canceled) {
+	go func() {
+		for _, at := range triggers {
+			time.Sleep(time.Until(at))
+			r.Trigger()
+		}
+	}()
+	if err := r.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("Run returned %v", err)
 	}
 
@@ -120,8 +129,8 @@ func spacing(t *testing.T, rng *rand.Rand) {
 			reason = runner.Periodic
 			wantResync++
 		}
-		if run.Reason != reason {
-			t.Fatalf("run %d: %v, want %v", i, run.Reason, reason)
+		if run.Reason() != reason {
+			t.Fatalf("run %d: %v, want %v", i, run.Reason(), reason)
 		}
 		pauseEnds, retryDue = end+minGap, never
 		if pace.Factor != 0 {
@@ -146,12 +155,12 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	}
 	// No run may be due at the end of the script.
 	last := pauseEnds
-	if last < since(clock.end) {
+	if last < since(end) {
 		due := min(retryDue, periodic)
 		if taken < len(triggers) {
 			due = min(due, since(triggers[taken]))
 		}
-		if max(due, pauseEnds) < since(clock.end) {
+		if max(due, pauseEnds) < since(end) {
 			t.Fatalf("nothing ran at %v", max(due, pauseEnds))
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// DefaultRetry is the value of [Config].Retry if it is 0.
-const DefaultRetry = time.Second
+// defaultRetry is the value of [Config].Retry if it is 0.
+const defaultRetry = time.Second
 
 // failureBurst failed runs are logged one after the other, and then one in each failureEvery.
 const (
@@ -32,7 +32,7 @@ type Config struct {
 	// is Min.
 	Pace Pace
 	// Retry is the time after a failed run at which the function runs again, unless a
-	// trigger comes first. 0 means [DefaultRetry]. It must not be negative. If it is
+	// trigger comes first. 0 means 1 second. It must not be negative. If it is
 	// less than Min, Min applies.
 	Retry time.Duration
 	// Max is the time between periodic runs, independent of other runs. 0 disables
@@ -48,14 +48,12 @@ type Config struct {
 	Log *slog.Logger
 	// Trace observes each run. It may be nil.
 	Trace *Trace
-	// Clock supplies the time. Nil means package time.
-	Clock Clock
 }
 
 // Pace makes the pause after a run proportional to its duration: Factor times the
 // duration, but at least [Config].Min and at most Most. While triggers keep coming,
 // runs take about 1/(1+Factor) of the time, however expensive they are, and with Burst
-// there are fewer of them. A trigger after a quiet period still starts a run at once.
+// there are fewer of them. A trigger after a quiet period still starts a run immediately.
 type Pace struct {
 	// Factor is the pause in multiples of the last run's duration. 0 means that the
 	// pause is Config.Min. It must not be negative.
@@ -140,12 +138,9 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	case cfg.Pace.Factor != 0 && cfg.Max != 0 && cfg.Max < cfg.Pace.Most:
 		return nil, fmt.Errorf("runner: Max (%v) is less than Pace.Most (%v)", cfg.Max, cfg.Pace.Most)
 	}
-	cfg.Retry = cmp.Or(cfg.Retry, DefaultRetry)
+	cfg.Retry = cmp.Or(cfg.Retry, defaultRetry)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	cfg.Trace = cmp.Or(cfg.Trace, &Trace{})
-	if cfg.Clock == nil {
-		cfg.Clock = systemClock{}
-	}
 	return &Runner{
 		cfg: cfg, fn: fn, wake: make(chan struct{}, 1),
 		failures: complaint.Bucket{Burst: failureBurst, Every: failureEvery},
@@ -162,7 +157,7 @@ func (r *Runner) Trigger() {
 	if r.triggers > 1 {
 		return
 	}
-	r.queuedAt = r.cfg.Clock.Now()
+	r.queuedAt = time.Now()
 	// Hold the lock, so that Queued is called before the SyncStart of the resulting
 	// run.
 	call(r.cfg.Trace.Queued, r.queuedAt)
@@ -174,7 +169,7 @@ func (r *Runner) Trigger() {
 
 // Run runs the function at the times that the package documentation describes, until
 // ctx is done. It then returns ctx.Err(). A run in progress gets ctx, and Run waits
-// for it. If another Run is in progress, Run returns [ErrRunning] at once. Run may be
+// for it. If another Run is in progress, Run returns [ErrRunning] immediately. Run may be
 // called again after it has returned.
 func (r *Runner) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
@@ -183,17 +178,17 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer r.running.Store(false)
 
 	if r.cfg.Max != 0 && r.periodicAt.IsZero() {
-		r.periodicAt = r.cfg.Clock.Now().Add(r.cfg.Max)
+		r.periodicAt = time.Now().Add(r.cfg.Max)
 	}
 	for ctx.Err() == nil {
 		due, ok := r.due()
-		d := due.Sub(r.cfg.Clock.Now())
+		d := time.Until(due)
 		switch {
 		case !ok:
 			r.wait(ctx, nil)
 		case d > 0:
-			t := r.cfg.Clock.NewTimer(d)
-			r.wait(ctx, t.C())
+			t := time.NewTimer(d)
+			r.wait(ctx, t.C)
 			t.Stop()
 		default:
 			r.sync(ctx)
@@ -231,23 +226,23 @@ func (r *Runner) due() (at time.Time, ok bool) {
 
 // sync performs one run and computes when the next is due.
 func (r *Runner) sync(ctx context.Context) {
-	info := Info{Start: r.cfg.Clock.Now()}
+	info := Info{Start: time.Now()}
 	r.mu.Lock()
 	info.Triggers, info.QueuedAt = r.triggers, r.queuedAt
 	r.triggers, r.queuedAt = 0, time.Time{}
 	r.mu.Unlock()
 	switch {
 	case !r.periodicAt.IsZero() && !r.periodicAt.After(info.Start):
-		info.Reason = Periodic
+		info.reason = periodic
 	case info.Triggers > 0:
-		info.Reason = Triggered
+		info.reason = triggered
 	default:
-		info.Reason = Retry
+		info.reason = retry
 	}
 
 	call(r.cfg.Trace.SyncStart, info)
-	info.Err = r.runOnce(ctx, info.Reason)
-	end := r.cfg.Clock.Now()
+	info.Err = r.runOnce(ctx, info.reason)
+	end := time.Now()
 	info.Duration = end.Sub(info.Start)
 
 	r.notBefore = end.Add(r.cfg.pause(info.Duration, info.Triggers))
@@ -257,10 +252,10 @@ func (r *Runner) sync(ctx context.Context) {
 		r.retryAt = end.Add(r.cfg.Retry)
 		// A failed periodic run stays due, so that its retry is periodic too, but
 		// waits for Retry like any other failure.
-		if info.Reason == Periodic {
+		if info.reason == periodic {
 			r.periodicAt = r.retryAt
 		}
-	case info.Reason == Periodic:
+	case info.reason == periodic:
 		r.periodicAt = end.Add(r.cfg.Max)
 	}
 	if info.Err != nil {
@@ -270,13 +265,13 @@ func (r *Runner) sync(ctx context.Context) {
 }
 
 // runOnce calls the function and converts a panic to an error.
-func (r *Runner) runOnce(ctx context.Context, why Reason) (err error) {
+func (r *Runner) runOnce(ctx context.Context, why reason) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
 	}()
-	if why == Periodic && r.cfg.Resync != nil {
+	if why == periodic && r.cfg.Resync != nil {
 		r.cfg.Resync()
 	}
 	return r.fn(ctx)
@@ -285,7 +280,7 @@ func (r *Runner) runOnce(ctx context.Context, why Reason) (err error) {
 func (r *Runner) report(ctx context.Context, info Info) {
 	attrs := []slog.Attr{
 		slog.String("error", complaint.Long(info.Err.Error())),
-		slog.String("reason", info.Reason.String()),
+		slog.String("reason", string(info.reason)),
 		slog.Duration("took", info.Duration),
 	}
 	var p *PanicError
@@ -297,7 +292,7 @@ func (r *Runner) report(ctx context.Context, info Info) {
 	if ctx.Err() != nil {
 		return // the failure is the effect of stopping
 	}
-	suppressed, ok := r.failures.Take(r.cfg.Clock.Now())
+	suppressed, ok := r.failures.Take(time.Now())
 	if !ok {
 		return
 	}

@@ -100,7 +100,7 @@ func (s *story) starts() []time.Duration {
 func (s *story) reasons() []runner.Reason {
 	var out []runner.Reason
 	for _, r := range s.runs() {
-		out = append(out, r.Reason)
+		out = append(out, r.Reason())
 	}
 	return out
 }
@@ -148,7 +148,7 @@ func TestTriggersCoalesce(t *testing.T) {
 			s.Trigger()
 		}
 		time.Sleep(time.Hour)
-		s.Trigger() // long after: runs at once
+		s.Trigger() // long after: runs immediately
 		time.Sleep(time.Minute)
 		expect(t, "starts", s.starts(), 0, 13*time.Second, time.Hour+10*time.Second)
 		expect(t, "triggers", []int{s.runs()[0].Triggers, s.runs()[1].Triggers, s.runs()[2].Triggers}, 1, 5, 1)
@@ -215,7 +215,7 @@ func TestPauseFollowsCost(t *testing.T) {
 		time.Sleep(time.Hour)
 		// Pauses of 5 (Min), 20, 100 (Most), 40, 5 ms.
 		expect(t, "starts", s.starts(), 0, 5*ms, 35*ms, 435*ms, 495*ms, 500*ms)
-		// After a quiet period a trigger is served at once.
+		// After a quiet period a trigger is served immediately.
 		before := time.Now()
 		s.Trigger()
 		runs := s.runs()
@@ -317,7 +317,7 @@ func TestPanicCountsAsFailure(t *testing.T) {
 		}
 
 		time.Sleep(2 * time.Hour) // the timers still work
-		if r := s.runs()[len(s.runs())-1].Reason; r != runner.Periodic {
+		if r := s.runs()[len(s.runs())-1].Reason(); r != runner.Periodic {
 			t.Errorf("last run is %v, want periodic", r)
 		}
 		s.stop()
@@ -388,7 +388,7 @@ func TestTraceSeesEveryRun(t *testing.T) {
 			}
 			got = append(got, "queued")
 		},
-		SyncStart: func(i runner.Info) { got = append(got, "start "+i.Reason.String()) },
+		SyncStart: func(i runner.Info) { got = append(got, "start "+string(i.Reason())) },
 		SyncDone:  func(runner.Info) { got = append(got, "done"); cancel() },
 	}
 	r, err := runner.New(runner.Config{Trace: trace}, succeed)

@@ -20,8 +20,6 @@ type Trace struct {
 
 // Info describes one run.
 type Info struct {
-	// Reason is the reason for the run.
-	Reason Reason
 	// Triggers is the number of calls of [Runner.Trigger] that the run serves.
 	Triggers int
 	// QueuedAt is the time of the oldest of these calls, or the zero Time if there
@@ -33,33 +31,19 @@ type Info struct {
 	Duration time.Duration
 	// Err is the error of the function, or a [*PanicError].
 	Err error
+
+	reason reason
 }
 
-// Reason is the reason for a run. If several apply, the Reason is the last of them in
-// the order of the constants.
-type Reason uint8
+// reason is the reason for a run. If several apply, it is the last of them in the order
+// of the constants.
+type reason string
 
 const (
-	// Retry means that the previous run failed.
-	Retry Reason = iota + 1
-	// Triggered means that [Runner.Trigger] was called.
-	Triggered
-	// Periodic means that [Config].Max has passed.
-	Periodic
+	retry     reason = "retry"     // the previous run failed
+	triggered reason = "triggered" // Trigger was called
+	periodic  reason = "periodic"  // Config.Max has passed
 )
-
-// String returns "retry", "triggered" or "periodic".
-func (r Reason) String() string {
-	switch r {
-	case Retry:
-		return "retry"
-	case Triggered:
-		return "triggered"
-	case Periodic:
-		return "periodic"
-	}
-	return "unknown reason"
-}
 
 // call calls a function of a Trace, if it is set.
 func call[T any](f func(T), x T) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -186,14 +185,11 @@ func BenchmarkSelect(b *testing.B) {
 
 func newSynced(tb testing.TB, c tracker.Config) *tracker.Tracker {
 	tb.Helper()
-	if c.Now == nil {
-		c.Now = func() time.Time { return time.Unix(1700000000, 0) }
-	}
 	t, err := tracker.New(c)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return t
 }
 

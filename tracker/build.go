@@ -36,10 +36,18 @@ type builder struct {
 // build returns a Service's ports in every family, sorted by key. It returns none for
 // a Service that is not forwarded. It keeps none of s's memory.
 func (b *builder) build(s *v1.Service) []*ServicePort {
-	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == v1.ClusterIPNone {
+	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == v1.ClusterIPNone {
+		return nil
+	}
+	if s.Spec.ClusterIP == "" && (len(s.Spec.ClusterIPs) == 0 || s.Spec.ClusterIPs[0] == v1.ClusterIPNone) {
 		return nil
 	}
 	defer b.report(s)
+	if s.Spec.ClusterIP == "" {
+		// The API server sets all three fields; hand-made manifests may lack some.
+		b.invalid("clusterIPs without clusterIP: the Service is not served")
+		return nil
+	}
 	ports := b.ports(s)
 	defer func() { b.usable = emptied(ports) }()
 	ips := b.clusterIPs(s, make([]netip.Addr, 0, 2))
@@ -49,7 +57,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	name := b.name(s, ports)
 	external := b.addrs(s, "externalIPs", b.externalIPs(s))
 	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
-	room := MaxFrontends / len(ports)
+	room := maxFrontends / len(ports)
 	ingress = first(b, "load-balancer ingress addresses for each port", ingress, room)
 	external = first(b, "externalIPs for each port", external, room-len(ingress))
 	ranges, badRange := b.ranges(s)
@@ -106,6 +114,10 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 					b.skip(ReasonHookWarning, at)
 				}
 				p.Key = key
+				if err := p.validateRange(); err != nil {
+					b.skip(ReasonHookFailed, fmt.Errorf("port %q (%s): %w: only port %d is served", complaint.Value(from.source.Name), f, err, from.port))
+					p.Port, p.LastPort, p.TargetPort = from.port, 0, 0
+				}
 			}
 			out = append(out, p)
 		}
@@ -153,7 +165,7 @@ type usablePort struct {
 // ports returns the valid ports. It reuses the memory of b.usable.
 func (b *builder) ports(s *v1.Service) []usablePort {
 	out := b.usable
-	list := first(b, "ports", s.Spec.Ports, MaxPorts)
+	list := first(b, "ports", s.Spec.Ports, maxPorts)
 	for i := range list {
 		p := &list[i]
 		if p.Port <= 0 || p.Port > 65535 {
@@ -264,7 +276,7 @@ func ingressIPs(s *v1.Service) []string {
 // addrs parses a list of external addresses of any family and removes duplicates.
 func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr {
 	var out []netip.Addr
-	for _, text := range first(b, what, texts, MaxAddresses) {
+	for _, text := range first(b, what, texts, maxAddresses) {
 		a, err := parseExternal(text)
 		if err != nil {
 			b.invalid("%s: %w", what, err)
@@ -278,7 +290,7 @@ func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr
 // ranges parses spec.loadBalancerSourceRanges and reports whether some entries are
 // invalid.
 func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
-	for _, text := range first(b, "loadBalancerSourceRanges", s.Spec.LoadBalancerSourceRanges, MaxAddresses) {
+	for _, text := range first(b, "loadBalancerSourceRanges", s.Spec.LoadBalancerSourceRanges, maxAddresses) {
 		p, err := parsePrefix(strings.TrimSpace(text))
 		if err != nil {
 			b.invalid("loadBalancerSourceRanges: %w", err)
@@ -426,4 +438,26 @@ func (b *builder) report(s *v1.Service) {
 		b.reporter.service(s, k.reason, errors.New(text))
 	}
 	b.skipped = emptied(b.skipped)
+}
+
+// Bounds of one Service. Its ports, addresses and source ranges are lists, and every port has
+// every address, so a small object could have a very large result. The parts that come last in
+// the object are left out, and reported with [ReasonLimitExceeded].
+const (
+	// maxPorts is the maximum number of ports.
+	maxPorts = 2000
+	// maxAddresses is the maximum number of external IPs, of load-balancer IPs and of source
+	// ranges.
+	maxAddresses = 1000
+	// maxFrontends is the maximum number of ports times external and load-balancer IPs.
+	maxFrontends = 10_000
+)
+
+// first returns the first most elements of list. It reports the others.
+func first[T any](b *builder, what string, list []T, most int) []T {
+	if len(list) <= most {
+		return list
+	}
+	b.skip(ReasonLimitExceeded, fmt.Errorf("%d %s are more than %d: the others are not used", len(list), what, most))
+	return list[:most]
 }

@@ -11,11 +11,9 @@ type Changes struct {
 	// Updates has one entry for each Service that may differ, in no particular
 	// order. A Service that was changed and changed back may be in it.
 	Updates []Update
-	// Node is the current node.
+	// Node is the current node. Updates includes the Services whose endpoint selection a
+	// change of the node changes.
 	Node NodeInfo
-	// NodeChanged reports whether Node differs from that of the previous Take.
-	// Updates includes the Services whose endpoint selection this changes.
-	NodeChanged bool
 }
 
 // Update is the current state of one Service, in every family.

@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 )
 
 // Config configures a [Tracker], a [ServiceChangeTracker] or an
-// [EndpointsChangeTracker]. The zero value gives kube-proxy's behaviour on a node
+// [EndpointsChangeTracker]. The zero value gives kube-proxy's behavior on a node
 // without a name, which has no local endpoints.
 //
 // The tracker calls the hooks, Filter, Log and Events with its lock held and never
@@ -26,12 +25,17 @@ type Config struct {
 	// Selector selects the Services to track. The zero value selects those that
 	// kube-proxy selects.
 	Selector Selector
+	// OwnerLabel is the label of an EndpointSlice with the name of its Service, for slices
+	// that a vendor's own controller makes. "" means kubernetes.io/service-name. The
+	// caller lists and watches these slices instead of those of
+	// [Selector.SliceListOptions]. [ServiceChangeTracker] ignores it.
+	OwnerLabel string
 	// IgnoreExternalIPs makes the tracker treat every Service as if its
 	// spec.externalIPs were empty, as kube-proxy does when its feature gate
 	// AllowServiceExternalIPs is off (KEP-5707).
 	IgnoreExternalIPs bool
 	// Topology holds the options that the caller will pass to [Select]. The zero
-	// value is kube-proxy's behaviour. [Tracker] uses it to find the Services that a
+	// value is kube-proxy's behavior. [Tracker] uses it to find the Services that a
 	// change of the node affects; the other trackers ignore it.
 	Topology TopologyOptions
 	// OnService, if not nil, is called for each new ServicePort before it is
@@ -64,7 +68,7 @@ type Config struct {
 	OnServiceEndpoint func(*ServicePort, *Endpoint) error
 	// Sources lists the kinds of objects that [Tracker.MarkSynced] must be called
 	// for. Nil means all of them. A caller without Node objects, for example, leaves
-	// out [Nodes]. Only [Tracker] uses it.
+	// out [SourceNodes]. Only [Tracker] uses it.
 	Sources []Source
 	// Log receives a warning for each reason for which parts of an object are skipped. A
 	// value from an object is cut at 100 bytes. A warning is not repeated while it stays
@@ -75,9 +79,6 @@ type Config struct {
 	Log *slog.Logger
 	// Events receives the same as events. Nil discards them.
 	Events EventSink
-	// Now returns the current time. The tracker uses it to ignore trigger times from
-	// before its own creation. Nil means [time.Now].
-	Now func() time.Time
 }
 
 // ErrConfig is wrapped by every error about a [Config].
@@ -100,14 +101,17 @@ func (c Config) complete() (Config, error) {
 			}
 		}
 	}
+	if c.OwnerLabel == "" {
+		c.OwnerLabel = discovery.LabelServiceName
+	}
 	if c.Sources == nil {
-		c.Sources = []Source{Services, Slices, Nodes}
+		c.Sources = []Source{SourceServices, SourceSlices, SourceNodes}
 	}
 	if len(c.Sources) == 0 {
 		return c, fmt.Errorf("%w: Sources is empty", ErrConfig)
 	}
 	for _, s := range c.Sources {
-		if s > Nodes {
+		if s > SourceNodes {
 			return c, fmt.Errorf("%w: unknown source %d", ErrConfig, s)
 		}
 	}
@@ -116,9 +120,6 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
-	}
-	if c.Now == nil {
-		c.Now = time.Now
 	}
 	return c, nil
 }

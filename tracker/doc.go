@@ -6,7 +6,7 @@
 //	...
 //	t.SetService(service) // from a watch, a file, a test
 //	t.SetSlice(slice)
-//	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+//	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 //	for _, u := range t.Take().Updates {
 //		fmt.Println(u.Name, u.Ports)
 //	}
@@ -16,7 +16,7 @@
 // may have changed, complete and in all families. [Select] chooses the endpoints
 // of a port that a node may use. [ServiceChangeTracker] and
 // [EndpointsChangeTracker] are the two halves of a Tracker, for callers that need
-// only one.
+// only one. A [Fanout] gives the changes of one Tracker to several consumers.
 //
 // # Guarantees
 //
@@ -46,6 +46,9 @@
 //     addresses are rejected everywhere ([endpointslice.IsUnicast]), loopback and
 //     link-local addresses as external and load-balancer IPs. kube-proxy accepts all of
 //     them in the status of a Service, where the API server does not check them.
+//   - Without spec.ipFamilies, which the API server always sets, a Service has only
+//     spec.clusterIP, in that address's family. [Config] may name a Service's slices by
+//     another label (OwnerLabel).
 //   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is
 //     out of range, or if it repeats the name or number of an earlier port with the
 //     same protocol.
@@ -87,7 +90,7 @@
 //	EndpointSliceCache                      endpointslice.Cache, for any endpoint type
 //	CategorizeEndpoints                     Select; nil for "unused" is UsesCluster, UsesLocal
 //	conntrack clean-up by endpoint changes  package conntrack; remembers it when a sync fails
-//	one tracker per family, meta proxier    one Tracker; ruleset.ByFamily joins two backends
+//	one tracker per family, meta proxier    one Tracker; dataplane.ByFamily joins two backends
 //	NodeManager, topology handler           Tracker.SetNode, NodeInfoOf; needs no restart
 //	waiting for informers to sync           Tracker.MarkSynced
 //	BoundedFrequencyRunner                  package runner
@@ -95,6 +98,6 @@
 //	metrics, klog, event recorder           hooks, *slog.Logger, EventSink
 //
 // The documentation of [ServiceChangeTracker], [EndpointsChangeTracker] and
-// [Tracker.SetNode] describes the differences in behaviour. After the move, give the
+// [Tracker.SetNode] describes the differences in behavior. After the move, give the
 // changes to a ruleset.Engine: it replaces code that retries and compares.
 package tracker

@@ -58,10 +58,12 @@ type EndpointsChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector
 	families []Family
-	reporter reporter
-	cache    *endpointslice.Cache[Endpoint]
-	triggers map[types.NamespacedName][]time.Time
-	start    time.Time
+	// ownerLabel is Config.OwnerLabel.
+	ownerLabel string
+	reporter   reporter
+	cache      *endpointslice.Cache[Endpoint]
+	triggers   map[types.NamespacedName][]time.Time
+	start      time.Time
 	// warned collects the hook's warnings about the slice that Set is processing.
 	warned []error
 }
@@ -82,10 +84,10 @@ func NewEndpointsChangeTracker(c Config) (*EndpointsChangeTracker, error) {
 func newEndpoints(c Config) *EndpointsChangeTracker {
 	t := &EndpointsChangeTracker{
 		selector: c.Selector,
-		families: c.Families,
+		families: c.Families, ownerLabel: c.OwnerLabel,
 		reporter: reporter{complaint.NewLog(c.Log), c.Events},
 		triggers: map[types.NamespacedName][]time.Time{},
-		start:    c.Now(),
+		start:    time.Now(),
 	}
 	hook := c.OnEndpoint
 	t.cache = endpointslice.New(endpointslice.Config[Endpoint]{
@@ -106,9 +108,9 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 			}
 			return err
 		},
-		Equal: (*Endpoint).Equal,
+		Equal: (*Endpoint).Equal, OwnerLabel: c.OwnerLabel,
 		Key: func(e *Endpoint) (netip.AddrPort, endpointslice.Rank) {
-			return e.Addr, endpointslice.RankOf(e.Ready, e.Terminating)
+			return e.Addr, endpointslice.RankOf(e.Ready, e.Terminating, e.Node != "")
 		},
 		Report: func(s *discovery.EndpointSlice, err error) {
 			if s == nil {
@@ -143,10 +145,10 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 		return t.cache.Set(nil)
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	if !t.selector.MatchesSlice(s) || !t.tracks(s.AddressType) {
+	if !t.selector.matchesSlice(s) || !t.tracks(s.AddressType) {
 		return t.delete(name)
 	}
-	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
+	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[t.ownerLabel]}
 	var was types.NamespacedName
 	had := false
 	if len(t.triggers) > 0 { // rare; a look-up for every slice would slow the start
@@ -293,21 +295,20 @@ func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.Name
 	defer t.mu.Unlock()
 	out := map[types.NamespacedName]int{}
 	for service, ports := range t.cache.All() {
-		if n := LocalReady(ports, node); n > 0 {
+		if n := localReady(ports, node); n > 0 {
 			out[service] = n
 		}
 	}
 	return out
 }
 
-// LocalReady returns the count of [EndpointsChangeTracker.LocalReadyEndpoints] for
-// one Service. It ignores nil endpoints.
-func LocalReady(ports []PortEndpoints, node string) int {
+// localReady returns the count of LocalReadyEndpoints for one Service.
+func localReady(ports []PortEndpoints, node string) int {
 	var seen map[netip.Addr]struct{}
 	count := map[Family]int{}
 	for i := range ports {
 		for _, e := range ports[i].Endpoints {
-			if e == nil || !e.Ready || !e.IsLocal(node) {
+			if !e.Ready || !e.IsLocal(node) {
 				continue
 			}
 			a := e.Addr.Addr()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,13 +15,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var start = time.Date(2024, 5, 1, 12, 0, 0, 0, time.UTC)
-
 func newEndpoints(t *testing.T, c tracker.Config) (*tracker.EndpointsChangeTracker, *events) {
 	t.Helper()
 	var e events
 	c.Events = &e
-	c.Now = func() time.Time { return start }
 	et, err := tracker.NewEndpointsChangeTracker(c)
 	if err != nil {
 		t.Fatal(err)
@@ -88,27 +86,27 @@ func TestFamiliesAndSelectedSlices(t *testing.T) {
 		t.Error("an IPv4 slice is tracked or reported", *e)
 	}
 
-	labelled := func(label string) *discovery.EndpointSlice {
+	labeled := func(label string) *discovery.EndpointSlice {
 		s := with(slice("ns", "a", "svc"), "10.0.0.1")
 		s.Labels[label] = "x"
 		return s
 	}
 	for _, name := range []string{"", "x", "y"} {
 		et, _ := newEndpoints(t, tracker.Config{Selector: tracker.Selector{ProxyName: name}})
-		if !et.Set(labelled(tracker.LabelServiceProxyName)) || !et.Delete(named("a")) {
+		if !et.Set(labeled(tracker.LabelServiceProxyName)) || !et.Delete(named("a")) {
 			t.Errorf("proxy %q: a slice with a proxy name is excluded", name)
 		}
-		if et.Set(labelled(v1.IsHeadlessService)) {
+		if et.Set(labeled(v1.IsHeadlessService)) {
 			t.Errorf("proxy %q: a headless slice is not excluded", name)
 		}
-		if !et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) || !et.Set(labelled(v1.IsHeadlessService)) {
+		if !et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) || !et.Set(labeled(v1.IsHeadlessService)) {
 			t.Errorf("proxy %q: a slice that becomes headless", name)
 		}
 	}
 }
 
-// TestProxyNameCountsOnServicesOnly has an unlabelled Service with a labelled slice,
-// and a labelled Service with an unlabelled slice.
+// TestProxyNameCountsOnServicesOnly has an unlabeled Service with a labeled slice,
+// and a labeled Service with an unlabeled slice.
 func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 	for _, tt := range []struct {
 		name                 string
@@ -132,7 +130,7 @@ func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 		}
 		tr.SetService(svc)
 		tr.SetSlice(sl)
-		tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 		ports, endpoints := 0, 0
 		for _, u := range tr.Take().Updates {
 			for _, p := range u.Ports {
@@ -146,7 +144,10 @@ func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 	}
 }
 
-func TestTriggerTimesAreTaken(t *testing.T) {
+func TestTriggerTimesAreTaken(t *testing.T) { synctest.Test(t, triggerTimes) }
+
+func triggerTimes(t *testing.T) {
+	start := time.Now() // in the bubble, also when the tracker is made
 	later := func(n int) string { return start.Add(time.Duration(n) * time.Millisecond).Format(time.RFC3339Nano) }
 	et, e := newEndpoints(t, tracker.Config{})
 	take := func(want ...int) {
@@ -248,5 +249,37 @@ func TestLocalReadyEndpoints(t *testing.T) {
 	}
 	if got := et.LocalReadyEndpoints(""); len(got) != 0 {
 		t.Error("endpoints without a node are local to a node without a name:", got)
+	}
+}
+
+// TestOwnerLabelIsTheVendors has slices of a vendor's controller beside those of Kubernetes.
+func TestOwnerLabelIsTheVendors(t *testing.T) {
+	const label = "vendor.example/service"
+	et, _ := newEndpoints(t, tracker.Config{OwnerLabel: label})
+	own := triggered(with(slice("ns", "a", "not-this"), "10.0.0.1"), time.Now().Add(time.Hour).Format(time.RFC3339Nano))
+	own.Labels[label] = "svc"
+	if !et.Set(own) || et.Set(with(slice("ns", "b", "svc"), "10.0.0.2")) {
+		t.Error("Set does not use the label")
+	}
+	changes := et.Take()
+	if got := et.LocalReadyEndpoints("node-1"); len(got) != 1 || got[named("svc")] != 1 {
+		t.Error(got)
+	}
+	if len(changes) != 1 || len(changes[0].Triggers) != 1 {
+		t.Errorf("changes %+v, want one with a trigger", changes)
+	}
+}
+
+// TestDuplicateWithANodeStaysLocal lists an address with and without nodeName, in both orders.
+func TestDuplicateWithANodeStaysLocal(t *testing.T) {
+	for known := range 2 {
+		et, _ := newEndpoints(t, tracker.Config{})
+		s := with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.1")
+		s.Endpoints[1-known].NodeName = nil
+		et.Set(s)
+		et.Take()
+		if got := et.LocalReadyEndpoints("node-1"); got[named("svc")] != 1 {
+			t.Errorf("with nodeName in entry %d: %v local endpoints, want 1", known, got)
+		}
 	}
 }

@@ -26,7 +26,7 @@ func Example() {
 	s := with(slice("ns", "web-abcde", "web"), "10.0.0.1", "10.0.0.2")
 	*s.Endpoints[1].NodeName = "node-2"
 	t.SetSlice(s)
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 
 	for _, u := range t.Take().Updates {
 		for _, p := range u.Ports {
@@ -107,7 +107,7 @@ func ExampleConfig_extension() {
 		fmt.Println(err)
 		return
 	}
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 
 	print := func() {
 		for _, u := range t.Take().Updates {
@@ -177,7 +177,7 @@ func ExampleSelect() {
 
 // Take changes when the tracker reports some. In an agent, package runner calls Take.
 func ExampleTracker_Notify() {
-	t, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.Services, tracker.Slices}})
+	t, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -189,7 +189,7 @@ func ExampleTracker_Notify() {
 	})
 	t.SetService(service("ns", "web", "10.96.0.1"))
 	fmt.Println("waiting for", t.Missing())
-	t.MarkSynced(tracker.Services, tracker.Slices)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
 	t.DeleteService(types.NamespacedName{Namespace: "ns", Name: "web"})
 	// Output:
 	// waiting for [Services Slices]
@@ -254,7 +254,7 @@ func ExampleConfig_onServiceEndpoint() {
 	s := with(slice("ns", "web-abcde", "web"), "10.0.0.1", "10.0.0.2")
 	*s.Endpoints[1].NodeName = "node-2"
 	t.SetSlice(s)
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	for _, e := range t.Take().Updates[0].Ports[0].Endpoints {
 		fmt.Println(e, e.Weight)
 	}

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/usage"
+	"github.com/go-proxier/proxier/internal/testing/usage"
 )
 
 // TestDeletedObjectsAreFreed creates and deletes thousands of Services and slices,
@@ -23,7 +23,7 @@ func TestDeletedObjectsAreFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(Services, Slices, Nodes)
+	tr.MarkSynced(SourceServices, SourceSlices, SourceNodes)
 	const cycles, each = 150, 20
 	port, protocol, app := int32(8080), v1.ProtocolTCP, "p"
 	cycle := func(n int) {

@@ -15,12 +15,8 @@ import "slices"
 // If there are none, it uses the node's serving terminating endpoints. As in
 // kube-proxy, the two policies fall back independently.
 //
-// Select ignores [Endpoint.Weight]. If p is nil, it selects nothing. It skips nil
-// endpoints.
+// Select ignores [Endpoint.Weight]. p and the endpoints must not be nil.
 func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) Selection {
-	if p == nil {
-		return Selection{}
-	}
 	s := Selection{UsesCluster: p.UsesClusterEndpoints(), UsesLocal: p.UsesLocalEndpoints()}
 	if len(eps) == 0 {
 		return s
@@ -32,7 +28,6 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 	var hintedNode, hintedZone int                         // endpoints hinted for this node or zone
 	for _, e := range eps {
 		switch {
-		case e == nil:
 		case e.Ready:
 			ready++
 			if e.IsLocal(node.Name) {
@@ -62,9 +57,9 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 		case ready == 0:
 			cluster, clusterCount = servingOnes, serving
 		case nodeHints && hintedNode > 0:
-			cluster, clusterCount, s.Mode = nodeOnes, hintedNode, SameNode
+			cluster, clusterCount, s.Mode = nodeOnes, hintedNode, TopologySameNode
 		case zoneHints && hintedZone > 0:
-			cluster, clusterCount, s.Mode = zoneOnes, hintedZone, SameZone
+			cluster, clusterCount, s.Mode = zoneOnes, hintedZone, TopologySameZone
 		default:
 			cluster, clusterCount = readyOnes, ready
 		}
@@ -86,7 +81,7 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 		either := func(e *Endpoint) bool { return cluster.has(e, &node) || local.has(e, &node) }
 		n := 0
 		for _, e := range eps {
-			if e != nil && either(e) {
+			if either(e) {
 				n++
 			}
 		}
@@ -147,7 +142,7 @@ func pick(eps []*Endpoint, n int, wanted func(*Endpoint) bool) []*Endpoint {
 	}
 	out := make([]*Endpoint, 0, n)
 	for _, e := range eps {
-		if e != nil && wanted(e) {
+		if wanted(e) {
 			out = append(out, e)
 		}
 	}

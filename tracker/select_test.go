@@ -56,7 +56,7 @@ func TestSelect(t *testing.T) {
 	external := tracker.ServicePort{ExternalLocal: true, NodePort: 30000}
 	both := tracker.ServicePort{InternalLocal: true, ExternalLocal: true, NodePort: 30000}
 	mixed := tracker.ServicePort{InternalLocal: true, NodePort: 30000}
-	const all, node, zone = tracker.AllEndpoints, tracker.SameNode, tracker.SameZone
+	const all, node, zone = tracker.TopologyAllEndpoints, tracker.TopologySameNode, tracker.TopologySameZone
 	for _, tt := range []struct {
 		name                      string
 		port                      tracker.ServicePort
@@ -74,6 +74,8 @@ func TestSelect(t *testing.T) {
 		{"all gone", plain, "1,dead 2,not", "", "-", "", false, all},
 		{"external Local that is not external", tracker.ServicePort{ExternalLocal: true}, "1@me 2", "1 2", "-", "1 2", true, all},
 		{"NeedLocalSet", tracker.ServicePort{NeedLocalSet: true}, "1@me 2", "1 2", "1", "1 2", true, all},
+		{"PreferLocal", tracker.ServicePort{PreferLocal: true, NodePort: 30080}, "1@me 2", "1 2", "1", "1 2", true, all},
+		{"PreferLocal that is not external", tracker.ServicePort{PreferLocal: true}, "1@me 2", "1 2", "-", "1 2", true, all},
 
 		{"internal Local", internal, "1@me 2@you 3", "-", "1", "1", true, all},
 		{"internal Local, none here", internal, "2@you 3", "-", "", "", true, all},
@@ -132,19 +134,13 @@ func TestSelectOptionsAndNamelessNode(t *testing.T) {
 	eps := []*tracker.Endpoint{endpoint("1@me,z=z,n=me"), endpoint("2@you,z=y,n=you")}
 	p := tracker.ServicePort{ExternalLocal: true, NodePort: 1}
 	got := tracker.Select(&p, eps, tracker.NodeInfo{Name: "me", Zone: "z"}, tracker.TopologyOptions{IgnoreHints: true})
-	if ids(got.Cluster) != "1 2" || ids(got.Local) != "1" || got.Mode != tracker.AllEndpoints {
+	if ids(got.Cluster) != "1 2" || ids(got.Local) != "1" || got.Mode != tracker.TopologyAllEndpoints {
 		t.Error(got)
 	}
 	// Two empty names do not match.
 	empty := []*tracker.Endpoint{endpoint("1,z=,n="), endpoint("2,z=y,n=x")}
 	got = tracker.Select(&p, empty, tracker.NodeInfo{}, tracker.TopologyOptions{})
-	if ids(got.Cluster) != "1 2" || ids(got.Local) != "" || got.Mode != tracker.AllEndpoints {
-		t.Error(got)
-	}
-	if got := tracker.Select(nil, eps, tracker.NodeInfo{}, tracker.TopologyOptions{}); got.HasAny || got.UsesCluster {
-		t.Error(got)
-	}
-	if got := tracker.Select(&p, []*tracker.Endpoint{nil, eps[0], nil}, tracker.NodeInfo{Name: "me"}, tracker.TopologyOptions{}); ids(got.Reachable) != "1" || ids(got.Local) != "1" {
+	if ids(got.Cluster) != "1 2" || ids(got.Local) != "" || got.Mode != tracker.TopologyAllEndpoints {
 		t.Error(got)
 	}
 }
@@ -187,21 +183,21 @@ func TestSelectAgainstModel(t *testing.T) {
 		forNode := func(e *tracker.Endpoint) bool { return slices.Contains(e.ForNodes, "me") }
 		forZone := func(e *tracker.Endpoint) bool { return slices.Contains(e.ForZones, "z") }
 		all := func(f func(*tracker.Endpoint) bool) bool { return len(filter(ready, f)) == len(ready) }
-		cluster, mode := ready, tracker.AllEndpoints
+		cluster, mode := ready, tracker.TopologyAllEndpoints
 		switch {
 		case len(ready) == 0:
 			cluster = leaving
 		case all(func(e *tracker.Endpoint) bool { return len(e.ForNodes) > 0 }) && len(filter(ready, forNode)) > 0:
-			cluster, mode = filter(ready, forNode), tracker.SameNode
+			cluster, mode = filter(ready, forNode), tracker.TopologySameNode
 		case all(func(e *tracker.Endpoint) bool { return len(e.ForZones) > 0 }) && len(filter(ready, forZone)) > 0:
-			cluster, mode = filter(ready, forZone), tracker.SameZone
+			cluster, mode = filter(ready, forZone), tracker.TopologySameZone
 		}
 		local := filter(ready, here)
 		if len(local) == 0 {
 			local = filter(leaving, here)
 		}
 		if !p.UsesClusterEndpoints() {
-			cluster, mode = nil, tracker.AllEndpoints
+			cluster, mode = nil, tracker.TopologyAllEndpoints
 		}
 		if !p.UsesLocalEndpoints() {
 			local = nil

@@ -19,7 +19,7 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // sends fewer objects. The trackers apply the Selector in any case: a Service whose
 // labels change is added or removed.
 //
-// A Selector never selects Services and slices labelled
+// A Selector never selects Services and slices labeled
 // service.kubernetes.io/headless. It ignores all other labels of slices:
 // service.kubernetes.io/service-proxy-name counts only on a Service.
 type Selector struct {
@@ -44,7 +44,7 @@ func (s Selector) ServiceListOptions() (labelSelector, fieldSelector string) {
 }
 
 // SliceListOptions returns label and field selectors for a list or watch of
-// EndpointSlices. As in kube-proxy, they exclude only slices labelled
+// EndpointSlices. As in kube-proxy, they exclude only slices labeled
 // service.kubernetes.io/headless. They ignore the label
 // service.kubernetes.io/service-proxy-name: the EndpointSlice controller copies it
 // from the Service, but a hand-made slice may lack it or have another value. A slice
@@ -53,8 +53,8 @@ func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
 	return "!" + v1.IsHeadlessService, ""
 }
 
-// MatchesService reports whether s selects svc. It selects no nil Service.
-func (s Selector) MatchesService(svc *v1.Service) bool {
+// matchesService reports whether s selects svc. It selects no nil Service.
+func (s Selector) matchesService(svc *v1.Service) bool {
 	if svc == nil {
 		return false
 	}
@@ -68,10 +68,10 @@ func (s Selector) MatchesService(svc *v1.Service) bool {
 	return s.Filter == nil || s.Filter(svc)
 }
 
-// MatchesSlice reports whether slice matches the selectors of
+// matchesSlice reports whether slice matches the selectors of
 // [Selector.SliceListOptions]. It ignores the Service that owns slice. A nil slice does not
 // match.
-func (s Selector) MatchesSlice(slice *discovery.EndpointSlice) bool {
+func (s Selector) matchesSlice(slice *discovery.EndpointSlice) bool {
 	if slice == nil {
 		return false
 	}

@@ -86,6 +86,9 @@ func TestServicePorts(t *testing.T) {
 		// Services that are not forwarded.
 		{name: "headless", edit: func(s *v1.Service) { s.Spec.ClusterIP = "None"; s.Spec.ClusterIPs = []string{"None"} }},
 		{name: "no cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIP = ""; s.Spec.ClusterIPs = nil }},
+		{name: "clusterIPs alone", edit: func(s *v1.Service) { s.Spec.ClusterIP, s.Spec.IPFamilies = "", nil }, reports: []string{"clusterIPs without clusterIP"}},
+		{name: "clusterIPs without clusterIP", edit: func(s *v1.Service) { s.Spec.ClusterIP = "" }, reports: []string{"clusterIPs without clusterIP"}},
+		{name: "headless by clusterIPs alone", edit: func(s *v1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"None"} }},
 		{name: "ExternalName with a cluster IP", edit: func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeExternalName }},
 		{name: "no ports", edit: func(s *v1.Service) { s.Spec.Ports = nil }},
 		{name: "no name", edit: func(s *v1.Service) { s.Name = "" }},
@@ -343,11 +346,11 @@ func TestServiceChanges(t *testing.T) {
 	}
 
 	// Fields that do not affect any port.
-	labelled := two(81)
-	labelled.Labels = map[string]string{"a": "b"}
-	labelled.ResourceVersion = "2"
-	labelled.Spec.Selector = map[string]string{"a": "b"}
-	if s.Update(two(81), labelled) || s.Take() != nil {
+	labeled := two(81)
+	labeled.Labels = map[string]string{"a": "b"}
+	labeled.ResourceVersion = "2"
+	labeled.Spec.Selector = map[string]string{"a": "b"}
+	if s.Update(two(81), labeled) || s.Take() != nil {
 		t.Error("a new label counts as a change")
 	}
 
@@ -468,12 +471,12 @@ func TestSelector(t *testing.T) {
 		s.Labels = map[string]string{tracker.LabelServiceProxyName: name}
 		return s
 	}
-	unlabelled := service("ns", "svc", "10.96.0.1")
+	unlabeled := service("ns", "svc", "10.96.0.1")
 	s, _ := newServices(t, tracker.Config{})
 	for i, step := range []struct {
 		obj  *v1.Service
 		want bool
-	}{{unlabelled, true}, {proxyName("mine"), true}, {proxyName("other"), false}, {unlabelled, true}} {
+	}{{unlabeled, true}, {proxyName("mine"), true}, {proxyName("other"), false}, {unlabeled, true}} {
 		if got := s.Set(step.obj); got != step.want {
 			t.Errorf("default selector, step %d: %v", i, got)
 		}
@@ -482,16 +485,16 @@ func TestSelector(t *testing.T) {
 	for i, step := range []struct {
 		obj  *v1.Service
 		want bool
-	}{{unlabelled, false}, {proxyName("mine"), true}, {proxyName("other"), true}, {proxyName("mine"), true}, {unlabelled, true}, {unlabelled, false}} {
+	}{{unlabeled, false}, {proxyName("mine"), true}, {proxyName("other"), true}, {proxyName("mine"), true}, {unlabeled, true}, {unlabeled, false}} {
 		if got := s.Set(step.obj); got != step.want {
 			t.Errorf("named selector, step %d: %v", i, got)
 		}
 	}
 	s, _ = newServices(t, tracker.Config{Selector: tracker.Selector{Filter: func(s *v1.Service) bool { return s.Annotations == nil }}})
-	if !s.Set(unlabelled) {
+	if !s.Set(unlabeled) {
 		t.Error("the filter rejects the Service")
 	}
-	annotated := unlabelled.DeepCopy()
+	annotated := unlabeled.DeepCopy()
 	annotated.Annotations = map[string]string{}
 	if !s.Set(annotated) || len(s.Take()) != 0 {
 		t.Error("the filter does not remove the Service")

@@ -1,6 +1,9 @@
 package tracker
 
 import (
+	"cmp"
+	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -21,10 +24,27 @@ type ServicePort struct {
 	Created int64
 
 	// ClusterIP is always valid: a Service without a cluster IP in a family has no
-	// ServicePort in that family.
+	// ServicePort in that family. If spec.ipFamilies is empty, which the API server never
+	// leaves it, the Service has spec.clusterIP alone.
 	ClusterIP netip.Addr
 	// Port is the port on ClusterIP, ExternalIPs and LoadBalancerIPs. It is never 0.
 	Port uint16
+	// LastPort, if it is greater than Port, makes the port a range: all ports from Port
+	// to LastPort on these addresses. Ports 1 to 65,535 are the whole protocol. Only hooks
+	// set LastPort: the API has no field for it (kubernetes/kubernetes#23864). NodePort
+	// and HealthCheckNodePort stay single ports. All ports of a range have the same
+	// endpoints and share the affinity of a client.
+	//
+	// The endpoints' own ports do not matter for a range: see TargetPort. Where another
+	// Service has a single port in the range, that one wins, unless it is the port of an
+	// external IP and the range is that of a cluster IP or load-balancer IP. Ranges of two
+	// Services at one address do not overlap: see package ruleset. Not every data plane
+	// has ranges: see ruleset.Limits.PortRanges.
+	//
+	// A hook that lets users choose a range bounds it where they share the address with
+	// others. At one of the node's own addresses, a range takes the packets to all
+	// processes of the node that listen on a port in it.
+	LastPort uint16
 	// NodePort is the port on the node's own addresses, or 0 for none.
 	NodePort uint16
 	// HealthCheckNodePort is the port on which load balancers check whether this node
@@ -51,6 +71,18 @@ type ServicePort struct {
 	// ExternalIPs and LoadBalancerIPs uses only endpoints on this node and keeps its
 	// source address.
 	ExternalLocal bool
+	// PreferLocal makes traffic to NodePort, ExternalIPs and LoadBalancerIPs use the
+	// ready endpoints on this node while it has any, and otherwise those that it would
+	// use without PreferLocal. The source address is replaced in both cases. It has no
+	// effect with ExternalLocal. Only hooks set it: the API has no field for it
+	// (KEP-3015 leaves external traffic out).
+	PreferLocal bool
+	// PassWithoutEndpoints makes packets to ExternalIPs and LoadBalancerIPs pass while
+	// this node has no endpoint for them: no endpoint at all, or under ExternalLocal
+	// none on this node. They are neither translated nor answered, and the kernel routes
+	// them on: see ruleset.TargetPass. ClusterIP and NodePort never let packets pass.
+	// Only hooks set it: the API has no field for it (kubernetes/kubernetes#59869).
+	PassWithoutEndpoints bool
 	// NeedLocalSet makes [Select] compute [Selection].Local even if no traffic policy
 	// needs it. Only hooks set it, for example for direct server return.
 	NeedLocalSet bool
@@ -68,6 +100,12 @@ type ServicePort struct {
 	// cent.
 	HashBuckets uint16
 
+	// TargetPort applies only to ranges (see LastPort). It is the endpoints' port for the
+	// destination Port; the ports after it follow in order. TargetPort plus the length of
+	// the range must not exceed 65,535. 0 means Port, so that the endpoints see the port
+	// that the client used. Only hooks set it.
+	TargetPort uint16
+
 	// Ext is the caller's own data, set by [Config.OnService], or nil.
 	Ext Extension
 }
@@ -78,6 +116,22 @@ func (p *ServicePort) ExternallyAccessible() bool {
 	return p.NodePort != 0 || len(p.LoadBalancerIPs) != 0 || len(p.ExternalIPs) != 0
 }
 
+// IsRange reports whether p has more than one port: see LastPort.
+func (p *ServicePort) IsRange() bool { return p.LastPort > p.Port }
+
+// validateRange returns an error if a hook set an impossible range.
+func (p *ServicePort) validateRange() error {
+	switch {
+	case p.LastPort == 0:
+		return nil
+	case p.Port == 0 || p.LastPort < p.Port:
+		return fmt.Errorf("the range of ports %d to %d is invalid", p.Port, p.LastPort)
+	case int(p.TargetPort)+int(p.LastPort-p.Port) > math.MaxUint16:
+		return fmt.Errorf("the target ports of ports %d to %d begin at %d and end after %d", p.Port, p.LastPort, p.TargetPort, math.MaxUint16)
+	}
+	return nil
+}
+
 // UsesClusterEndpoints reports whether some traffic to the port may use endpoints on
 // all nodes. With externalTrafficPolicy Local this holds for traffic to an external
 // address from a pod or from the node itself.
@@ -86,9 +140,9 @@ func (p *ServicePort) UsesClusterEndpoints() bool {
 }
 
 // UsesLocalEndpoints reports whether some traffic to the port may use only endpoints
-// on this node.
+// on this node, or prefers them.
 func (p *ServicePort) UsesLocalEndpoints() bool {
-	return p.InternalLocal || p.NeedLocalSet || p.ExternalLocal && p.ExternallyAccessible()
+	return p.InternalLocal || p.NeedLocalSet || (p.ExternalLocal || p.PreferLocal) && p.ExternallyAccessible()
 }
 
 // Equal reports whether all fields of p and o are equal. Either may be nil.
@@ -100,6 +154,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.Created == o.Created &&
 		p.ClusterIP == o.ClusterIP &&
 		p.Port == o.Port &&
+		p.LastPort == o.LastPort &&
 		p.NodePort == o.NodePort &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
@@ -108,18 +163,37 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.Affinity == o.Affinity &&
 		p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal &&
+		p.PreferLocal == o.PreferLocal &&
+		p.PassWithoutEndpoints == o.PassWithoutEndpoints &&
 		p.NeedLocalSet == o.NeedLocalSet &&
 		p.Hash == o.Hash &&
 		p.HashBuckets == o.HashBuckets &&
+		p.TargetPort == o.TargetPort &&
 		equalExt(p.Ext, o.Ext)
 }
 
+// CompareAge compares the creation times of two Services. It returns a negative number if p's is
+// older, 0 if both have the same age, and a positive number if o's is older. A Service of unknown
+// age counts as younger than all others.
+//
+// A data plane that has room for some Services only gives it first to those that have it already,
+// then to the oldest, and then in the order of their keys. So no user takes room from another by a
+// new object or by its name, and the order of arrival after a restart decides nothing.
+func (p *ServicePort) CompareAge(o *ServicePort) int {
+	// 0, which means unknown, becomes the highest number.
+	return cmp.Compare(uint64(p.Created)-1, uint64(o.Created)-1)
+}
+
 // String returns the cluster address as "IP:port/PROTOCOL", with an IPv6
-// address in brackets.
+// address in brackets. A range of ports is "first-last".
 func (p *ServicePort) String() string {
 	ip := p.ClusterIP.String()
 	if p.ClusterIP.Is6() {
 		ip = "[" + ip + "]"
 	}
-	return ip + ":" + strconv.Itoa(int(p.Port)) + "/" + string(p.Key.Protocol)
+	port := strconv.Itoa(int(p.Port))
+	if p.IsRange() {
+		port += "-" + strconv.Itoa(int(p.LastPort))
+	}
+	return ip + ":" + port + "/" + string(p.Key.Protocol)
 }

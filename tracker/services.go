@@ -117,7 +117,7 @@ func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 		return false
 	}
 	var ports []*ServicePort
-	if t.selector.MatchesService(s) {
+	if t.selector.matchesService(s) {
 		ports = t.builder.build(s)
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}

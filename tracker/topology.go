@@ -4,28 +4,28 @@ package tracker
 type TopologyMode uint8
 
 const (
-	// AllEndpoints means that no hints were used.
-	AllEndpoints TopologyMode = iota
-	// SameNode means endpoints hinted for this node (trafficDistribution
+	// TopologyAllEndpoints means that no hints were used.
+	TopologyAllEndpoints TopologyMode = iota
+	// TopologySameNode means endpoints hinted for this node (trafficDistribution
 	// PreferSameNode, KEP-3015).
-	SameNode
-	// SameZone means endpoints hinted for this zone (trafficDistribution
+	TopologySameNode
+	// TopologySameZone means endpoints hinted for this zone (trafficDistribution
 	// PreferSameZone and topology aware routing, KEP-2433).
-	SameZone
+	TopologySameZone
 )
 
 // String returns "all", "same node" or "same zone".
 func (m TopologyMode) String() string {
 	switch m {
-	case SameNode:
+	case TopologySameNode:
 		return "same node"
-	case SameZone:
+	case TopologySameZone:
 		return "same zone"
 	}
 	return "all"
 }
 
-// TopologyOptions are options for [Select]. The zero value is kube-proxy's behaviour.
+// TopologyOptions are options for [Select]. The zero value is kube-proxy's behavior.
 type TopologyOptions struct {
 	// IgnoreHints makes every node use endpoints on all nodes, whatever their hints.
 	IgnoreHints bool

@@ -21,19 +21,19 @@ type Source uint8
 
 // The sources.
 const (
-	Services Source = iota
-	Slices
-	Nodes
+	SourceServices Source = iota
+	SourceSlices
+	SourceNodes
 )
 
 // String returns "Services", "Slices" or "Nodes".
 func (s Source) String() string {
 	switch s {
-	case Services:
+	case SourceServices:
 		return "Services"
-	case Slices:
+	case SourceSlices:
 		return "Slices"
-	case Nodes:
+	case SourceNodes:
 		return "Nodes"
 	}
 	return fmt.Sprintf("Source(%d)", uint8(s))
@@ -56,13 +56,12 @@ type Tracker struct {
 	endpoints *EndpointsChangeTracker
 	topology  TopologyOptions
 	node      NodeInfo
-	takenNode NodeInfo                          // at the last Take
 	affected  map[types.NamespacedName]struct{} // Services affected by node changes; nil if none
 	synced    uint8                             // a bit for each Source
 	sources   uint8                             // the bits of Config.Sources
 	hook      func(*ServicePort, *Endpoint) error
 	completed map[types.NamespacedName][]completed // by hook, nil without it
-	notify    []func()                             // only ever appended to
+	notify    []*func()                            // replaced, never modified
 }
 
 // New returns a tracker that holds c.Node and no other objects. Its errors wrap
@@ -169,7 +168,7 @@ func (t *Tracker) Missing() []Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []Source
-	for s := Services; s <= Nodes; s++ {
+	for s := SourceServices; s <= SourceNodes; s++ {
 		if t.sources&^t.synced&(1<<s) != 0 {
 			out = append(out, s)
 		}
@@ -187,22 +186,29 @@ func (t *Tracker) Synced() bool {
 // Notify registers f to be called after each later change once all sources are
 // synced, and when the last source is synced. The goroutine that made the change
 // calls f without the tracker's lock, so calls may be concurrent. f should return
-// quickly, as the runner's Trigger does. Several functions can be registered. They
-// cannot be removed. Notify ignores a nil f.
-func (t *Tracker) Notify(f func()) {
+// quickly, as the runner's Trigger does. Several functions can be registered. Notify
+// ignores a nil f. end removes f again; it may be called several times. A call of f that
+// has begun may still be running when end returns.
+func (t *Tracker) Notify(f func()) (end func()) {
 	if f == nil {
-		return
+		return func() {}
 	}
+	own := &f
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.notify = append(t.notify, f)
+	t.notify = append(slices.Clone(t.notify), own)
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.notify = slices.DeleteFunc(slices.Clone(t.notify), func(o *func()) bool { return o == own })
+	}
 }
 
 // change calls f with the lock held and calls the notify functions if f returns true.
 func (t *Tracker) change(f func() bool) (changed bool) {
-	notify := func() []func() {
+	notify := func() []*func() {
 		t.mu.Lock()
-		defer t.mu.Unlock() // also if a hook panics
+		defer t.mu.Unlock() // even if a hook panics
 		changed = f()
 		if !changed || t.synced != t.sources {
 			return nil
@@ -210,7 +216,7 @@ func (t *Tracker) change(f func() bool) (changed bool) {
 		return t.notify
 	}()
 	for _, f := range notify {
-		f()
+		(*f)()
 	}
 	return changed
 }
@@ -227,9 +233,6 @@ func (t *Tracker) Take() Changes {
 	if t.synced != t.sources {
 		return c
 	}
-	c.NodeChanged = !t.node.Equal(t.takenNode)
-	t.takenNode = t.node
-
 	services, endpoints := t.services, t.endpoints
 	services.mu.Lock()
 	defer services.mu.Unlock()

@@ -37,21 +37,21 @@ func TestNothingIsTakenBeforeSync(t *testing.T) {
 	tr.Notify(func() { calls[0]++; tr.Synced() }) // not with the lock held
 	tr.SetService(service("ns", "svc", "10.96.0.1"))
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
-	tr.MarkSynced(tracker.Services, tracker.Slices)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
 	tr.MarkSynced(tracker.Source(77))
-	if c := tr.Take(); tr.Synced() || c.Updates != nil || c.NodeChanged || c.Node.Name != "me" || calls[0] != 0 {
+	if c := tr.Take(); tr.Synced() || c.Updates != nil || c.Node.Name != "me" || calls[0] != 0 {
 		t.Fatal("changes or calls before all sources are synced", c, calls)
 	}
-	tr.MarkSynced(tracker.Nodes)
+	tr.MarkSynced(tracker.SourceNodes)
 	if !tr.Synced() || calls[0] != 1 {
 		t.Fatal("no notification after the sources are synced", calls)
 	}
-	tr.MarkSynced(tracker.Nodes)
+	tr.MarkSynced(tracker.SourceNodes)
 	tr.Notify(func() { calls[1]++ })
-	if c := tr.Take(); show(c) != "svc http/IPv4=1" || !c.NodeChanged {
+	if c := tr.Take(); show(c) != "svc http/IPv4=1" {
 		t.Fatal(show(c))
 	}
-	if c := tr.Take(); c.Updates != nil || c.NodeChanged {
+	if c := tr.Take(); c.Updates != nil {
 		t.Fatal(show(c))
 	}
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
@@ -196,13 +196,8 @@ func TestSetNodeUpdatesAffectedServices(t *testing.T) {
 				got = append(got, u.Name.Name)
 			}
 			slices.Sort(got)
-			if strings.Join(got, " ") != tt.want || !c.NodeChanged || !c.Node.Equal(tt.to) {
+			if strings.Join(got, " ") != tt.want || !c.Node.Equal(tt.to) {
 				t.Errorf("got %v, want %s", got, tt.want)
-			}
-			tr.SetNode(tt.from)
-			tr.SetNode(tt.to)
-			if c := tr.Take(); c.NodeChanged {
-				t.Error("NodeChanged is set after the node changed back")
 			}
 		})
 	}
@@ -245,8 +240,8 @@ func TestDeletedNodeStays(t *testing.T) {
 				t.Errorf("the node is %+v, want %+v", got, tt.want)
 			}
 			c := tr.Take()
-			if c.NodeChanged != tt.changed || len(c.Updates) != 0 {
-				t.Errorf("node changed %v, updates %v", c.NodeChanged, c.Updates)
+			if len(c.Updates) != 0 {
+				t.Errorf("updates %v", c.Updates)
 			}
 			p := u[0].Ports[0]
 			if got := tracker.Select(p.Port, p.Endpoints, c.Node, tracker.TopologyOptions{}); len(got.Local) != 1 {

@@ -81,7 +81,7 @@ func TestStrings(t *testing.T) {
 		{tracker.Family(0).String(), "none"},
 		{tracker.FamilyOf(addr("::ffff:10.0.0.1")).String(), "IPv4"},
 		{tracker.FamilyOf(netip.Addr{}).String(), "none"},
-		{tracker.SameNode.String() + tracker.SameZone.String() + tracker.AllEndpoints.String(), "same nodesame zoneall"},
+		{tracker.TopologySameNode.String() + tracker.TopologySameZone.String() + tracker.TopologyAllEndpoints.String(), "same nodesame zoneall"},
 	} {
 		if tt[0] != tt[1] {
 			t.Errorf("got %s, want %s", tt[0], tt[1])
@@ -91,14 +91,6 @@ func TestStrings(t *testing.T) {
 
 // TestNilElements passes nil where a caller may by mistake.
 func TestNilElements(t *testing.T) {
-	var s tracker.Selector
-	if s.MatchesService(nil) || s.MatchesSlice(nil) {
-		t.Error("nil is selected")
-	}
-	ready := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Node: "n", Ready: true}
-	if n := tracker.LocalReady([]tracker.PortEndpoints{{Endpoints: []*tracker.Endpoint{nil, ready}}}, "n"); n != 1 {
-		t.Errorf("%d local endpoints, want 1", n)
-	}
 	tr := newSynced(t, tracker.Config{})
 	tr.Notify(nil)
 	if tr.SetService(nil) || tr.SetSlice(nil) || !tr.SetService(service("ns", "svc", "10.96.0.1")) {

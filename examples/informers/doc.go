@@ -22,6 +22,9 @@
 //     within a minute as with client-go's own pauses, and Feed returns soon after its
 //     context ends, also during an outage.
 //
+// A program that has informers of Services, EndpointSlices or Nodes gives them to Feed in its
+// Config, which then makes none of its own for these.
+//
 // Informers keep every object that they list. Package kubeapi, beside this one, follows
 // objects without keeping them; nodeproxy uses it.
 //

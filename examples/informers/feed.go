@@ -2,7 +2,6 @@ package informers
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -21,12 +20,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Config is the configuration of [Feed]. Client and Tracker are required.
+// Config is the configuration of [Feed]. Tracker is required, and Client for each kind of
+// object without an informer.
 type Config struct {
 	Client  kubernetes.Interface
 	Tracker *tracker.Tracker
+	// Services, Slices and Nodes are informers that the program has anyway, such as those of
+	// a factory. Feed uses them for Services, EndpointSlices and the Node in place of informers
+	// of its own. It neither starts nor stops them, and when it returns it removes its
+	// handlers. They may hold more objects than Selector selects. Nil means an informer that
+	// Feed makes and runs. Nodes is ignored if Node is empty.
+	Services, Slices, Nodes cache.SharedInformer
 	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
-	// caller must mark tracker.Nodes as synced.
+	// caller must mark tracker.SourceNodes as synced.
 	Node string
 	// Selector should be the Selector of the tracker's Config.
 	Selector tracker.Selector
@@ -46,30 +52,45 @@ func Feed(ctx context.Context, c Config) error {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	retrier := apiretry.New(c.Log)
-	label, field := c.Selector.ServiceListOptions()
-	services := informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().Services(""), label, field)
-	label, field = c.Selector.SliceListOptions()
-	slices := informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().EndpointSlices(""), label, field)
 	sources := []source{
-		{tracker.Services, services, handler(c.Tracker.SetService, c.Tracker.DeleteService)},
-		{tracker.Slices, slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice)},
+		{tracker.SourceServices, c.Services, handler(c.Tracker.SetService, c.Tracker.DeleteService), func() cache.SharedInformer {
+			label, field := c.Selector.ServiceListOptions()
+			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().Services(""), label, field)
+		}},
+		{tracker.SourceSlices, c.Slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice), func() cache.SharedInformer {
+			label, field := c.Selector.SliceListOptions()
+			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().EndpointSlices(""), label, field)
+		}},
 	}
 	if c.Node != "" {
-		field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
-		node := informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().Nodes(), "", field)
-		sources = append(sources, source{tracker.Nodes, node, handler(c.setNode, c.deleteNode)})
+		sources = append(sources, source{tracker.SourceNodes, c.Nodes, handler(c.setNode, c.deleteNode), func() cache.SharedInformer {
+			field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
+			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().Nodes(), "", field)
+		}})
 	}
+	var own []cache.SharedInformer
 	var synced []cache.InformerSynced
 	for _, s := range sources {
-		r, err := s.informer.AddEventHandler(s.handler)
-		if err := errors.Join(err, s.informer.SetTransform(stripManagedFields)); err != nil {
+		from := s.informer
+		if from == nil {
+			from = s.make()
+			if err := from.SetTransform(stripManagedFields); err != nil {
+				return err
+			}
+			own = append(own, from)
+		}
+		r, err := from.AddEventHandler(s.handler)
+		if err != nil {
 			return err
 		}
+		defer from.RemoveEventHandler(r)
 		synced = append(synced, r.HasSynced)
 	}
 	var wg sync.WaitGroup
+	for _, i := range own {
+		wg.Go(func() { i.RunWithContext(ctx) })
+	}
 	for i, s := range sources {
-		wg.Go(func() { s.informer.RunWithContext(ctx) })
 		wg.Go(func() {
 			if cache.WaitForCacheSync(ctx.Done(), synced[i]) {
 				c.Tracker.MarkSynced(s.source)
@@ -77,14 +98,16 @@ func Feed(ctx context.Context, c Config) error {
 		})
 	}
 	wg.Wait()
+	<-ctx.Done() // every informer may be the caller's
 	return ctx.Err()
 }
 
 // source is one kind of object.
 type source struct {
 	source   tracker.Source
-	informer cache.SharedIndexInformer
+	informer cache.SharedInformer // the caller's, or nil
 	handler  cache.ResourceEventHandler
+	make     func() cache.SharedInformer
 }
 
 // lister is a typed client of one resource.
@@ -94,7 +117,7 @@ type lister[L runtime.Object] interface {
 }
 
 // informer returns an informer of the objects that the selectors select.
-func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, from lister[L], label, field string) cache.SharedIndexInformer {
+func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, from lister[L], label, field string) cache.SharedInformer {
 	lw := r.ListWatch(resource, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector, o.FieldSelector = label, field

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	clientinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -222,7 +223,7 @@ func TestOutageIsLoggedAndLeft(t *testing.T) {
 		client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return !up.Load(), nil, syscall.ECONNREFUSED
 		})
-		tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Sources: []tracker.Source{tracker.Services, tracker.Slices}})
+		tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,4 +283,63 @@ func Example() {
 	// Output:
 	// ns/web 1
 	// context canceled
+}
+
+// TestInformersOfTheProgramAreUsed gives Feed the informers of a factory that another consumer
+// uses, too. They hold a Service that the tracker's Selector leaves out, and stay when Feed ends.
+func TestInformersOfTheProgramAreUsed(t *testing.T) {
+	other := service("other", "10.96.0.2")
+	other.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "another"}
+	client := fake.NewClientset(service("web", "10.96.0.1"), other, slice("web", "10.0.0.1", "here"), node("here"))
+	factory := clientinformers.NewSharedInformerFactory(client, 0)
+	services := factory.Core().V1().Services().Informer()
+	c := informers.Config{
+		Services: services, Slices: factory.Discovery().V1().EndpointSlices().Informer(), Nodes: factory.Core().V1().Nodes().Informer(), Node: "here",
+	}
+	factory.Start(t.Context().Done())
+	var was *tracker.Tracker
+	for range 2 { // the second Feed finds informers that have synced
+		var err error
+		if c.Tracker, err = tracker.New(tracker.Config{}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- informers.Feed(ctx, c) }()
+		for end := time.Now().Add(timeout); !c.Tracker.Synced(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the tracker is not synced")
+			}
+		}
+		updates := c.Tracker.Take().Updates
+		if len(updates) != 1 || updates[0].Name.Name != "web" || len(updates[0].Ports[0].Endpoints) != 1 {
+			t.Errorf("updates %v, want those of web alone", updates)
+		}
+		if got := c.Tracker.Node().Zone; got != "z1" {
+			t.Errorf("zone %q, want z1", got)
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Feed returned %v", err)
+		}
+		if services.IsStopped() {
+			t.Fatal("the program's informer was stopped")
+		}
+		// The handler of the first Feed is gone: its tracker hears of no new Service.
+		if was != nil {
+			if _, err := client.CoreV1().Services("ns").Create(t.Context(), service("late", "10.96.0.3"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(timeout); len(services.GetStore().ListKeys()) != 3; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the informer does not see the new Service")
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+			if got := was.Take().Updates; len(got) != 0 {
+				t.Errorf("a tracker got %v after its Feed had returned", got)
+			}
+		}
+		was = c.Tracker
+	}
 }

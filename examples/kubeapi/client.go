@@ -2,6 +2,7 @@ package kubeapi
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	componentbase "k8s.io/component-base/config/v1alpha1"
@@ -92,4 +94,31 @@ func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 	out := &v1.Node{}
 	err := c.core.Get().Resource(string(Nodes)).Name(name).Do(ctx).Into(out)
 	return out, err
+}
+
+// RemoveTaint removes the taints with a key from a Node. n is a version of the Node that has some; if
+// it has none, RemoveTaint does nothing. The error is the API server's: of the reason Invalid if the
+// Node's taints are no longer those of n. RemoveTaint needs the right to patch the Node, and
+// changes nothing else of it.
+func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error {
+	type operation struct {
+		Op    string  `json:"op"`
+		Path  string  `json:"path"`
+		Value *string `json:"value,omitempty"`
+	}
+	var patch []operation
+	for i := len(n.Spec.Taints) - 1; i >= 0; i-- { // an index stays valid if later ones are removed first
+		if n.Spec.Taints[i].Key == key {
+			at := fmt.Sprintf("/spec/taints/%d", i)
+			patch = append(patch, operation{"test", at + "/key", &key}, operation{"remove", at, nil})
+		}
+	}
+	if len(patch) == 0 {
+		return nil
+	}
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	return c.core.Patch(types.JSONPatchType).Resource(string(Nodes)).Name(n.Name).Body(body).Do(ctx).Error()
 }

@@ -2,13 +2,19 @@ package kubeapi
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 )
 
 // Recorder writes Events with client-go's recorder: in the background, with similar Events
@@ -21,9 +27,15 @@ type Recorder struct {
 }
 
 // NewRecorder returns a Recorder for the agent of a node. The caller must call Shutdown.
-func NewRecorder(c *Client, component, node string) *Recorder {
-	b := record.NewBroadcaster()
-	b.StartRecordingToSink(sink{c.core})
+//
+// The Recorder logs that the API server refuses an Event at most once a minute. It repeats a request
+// that the API server did not answer, and logs that as a debug message: [Follow] logs the cause of
+// an outage.
+func NewRecorder(c *Client, component, node string, log *slog.Logger) *Recorder {
+	// client-go would log every attempt, and whole Events.
+	quiet := klog.NewContext(context.Background(), logr.Discard())
+	b := record.NewBroadcaster(record.WithContext(quiet))
+	b.StartRecordingToSink(&sink{c: c.core, log: log})
 	return &Recorder{
 		b: b,
 		// A scheme would determine the kinds of objects, but all objects are references,
@@ -55,27 +67,57 @@ func (r *Recorder) NodeEvent(warning bool, reason, message string) {
 const sinkTimeout = 10 * time.Second
 
 // sink writes Events to the API server.
-type sink struct{ c rest.Interface }
+type sink struct {
+	c   rest.Interface
+	log *slog.Logger
+
+	mu     sync.Mutex
+	logged time.Time // when a refusal was logged
+}
+
+// refusalInterval is the least time between two lines about refused Events.
+const refusalInterval = time.Minute
 
 // Create writes a new Event.
-func (s sink) Create(e *v1.Event) (*v1.Event, error) {
-	return do(s.c.Post().NamespaceIfScoped(e.Namespace, true).Resource("events").Body(e))
+func (s *sink) Create(e *v1.Event) (*v1.Event, error) {
+	return s.do(e, s.c.Post().NamespaceIfScoped(e.Namespace, true).Resource("events").Body(e))
 }
 
 // Update replaces an Event.
-func (s sink) Update(e *v1.Event) (*v1.Event, error) {
-	return do(s.c.Put().NamespaceIfScoped(e.Namespace, true).Resource("events").Name(e.Name).Body(e))
+func (s *sink) Update(e *v1.Event) (*v1.Event, error) {
+	return s.do(e, s.c.Put().NamespaceIfScoped(e.Namespace, true).Resource("events").Name(e.Name).Body(e))
 }
 
 // Patch changes an Event.
-func (s sink) Patch(e *v1.Event, data []byte) (*v1.Event, error) {
-	return do(s.c.Patch(types.StrategicMergePatchType).NamespaceIfScoped(e.Namespace, true).Resource("events").Name(e.Name).Body(data))
+func (s *sink) Patch(e *v1.Event, data []byte) (*v1.Event, error) {
+	return s.do(e, s.c.Patch(types.StrategicMergePatchType).NamespaceIfScoped(e.Namespace, true).Resource("events").Name(e.Name).Body(data))
 }
 
-func do(r *rest.Request) (*v1.Event, error) {
+func (s *sink) do(e *v1.Event, r *rest.Request) (*v1.Event, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), sinkTimeout)
 	defer cancel()
 	out := &v1.Event{}
 	err := r.Do(ctx).Into(out)
+	s.report(e, err)
 	return out, err
+}
+
+// report logs the error of a request, if any.
+func (s *sink) report(e *v1.Event, err error) {
+	level := slog.LevelDebug
+	var status apierrors.APIStatus
+	switch {
+	case err == nil,
+		apierrors.IsNotFound(err),      // of a patch; the recorder creates the Event again
+		apierrors.IsAlreadyExists(err), // an earlier answer was lost
+		apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause):
+		return
+	case errors.As(err, &status):
+		s.mu.Lock()
+		if time.Since(s.logged) > refusalInterval {
+			level, s.logged = slog.LevelWarn, time.Now()
+		}
+		s.mu.Unlock()
+	}
+	s.log.Log(context.Background(), level, "cannot write an Event", "reason", e.Reason, "about", e.InvolvedObject.Name, "error", err)
 }

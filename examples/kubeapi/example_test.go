@@ -30,7 +30,7 @@ func ExampleFollow() {
 		panic(err)
 	}
 	sources := map[kubeapi.Source]tracker.Source{
-		kubeapi.Services: tracker.Services, kubeapi.Slices: tracker.Slices, kubeapi.Nodes: tracker.Nodes,
+		kubeapi.Services: tracker.SourceServices, kubeapi.Slices: tracker.SourceSlices, kubeapi.Nodes: tracker.SourceNodes,
 	}
 	kubeapi.Follow(context.Background(), client, tracker.Selector{}, nodeName, kubeapi.Handler{
 		SetService:        func(s *v1.Service) { t.SetService(s) },

@@ -174,7 +174,7 @@ func (s *store[T]) Delete(o any) error {
 
 // Transformer implements cache.TransformingStore. The reflector calls the returned function
 // with each object of a list that it receives as a stream, and collects the results until
-// the list is complete. The function passes the object on at once and returns its name, so
+// the list is complete. The function passes the object on immediately and returns its name, so
 // the reflector collects names alone: the objects of a large cluster take tens of megabytes.
 func (s *store[T]) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {

@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/transport"
 	componentbase "k8s.io/component-base/config/v1alpha1"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // client-go's goroutine that reads certificates reads this variable, and never ends.

@@ -1,6 +1,11 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
 
 // Counted identifies a packet counter of iptables rules.
 type Counted uint8
@@ -51,4 +56,59 @@ func (c counters) Collect(out chan<- prometheus.Metric) {
 			out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
 		}
 	}
+}
+
+// CountResets adds counters of endpoints whose connections were ended because they vanished, and of
+// the node's own sockets that were destroyed for it. It returns the function that adds to them, for
+// the hook of package conntrack/reset. It must be called once at most.
+func (s *Set) CountResets() func(endpoints, sockets int) {
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		s.registry.MustRegister(c)
+		return c
+	}
+	ended := counter("proxier_vanished_endpoints_total", "Endpoints that were gone without having terminated, and whose TCP connections were ended")
+	destroyed := counter("proxier_vanished_endpoints_destroyed_sockets_total", "Sockets of the node's processes that were destroyed because their endpoint was gone")
+	return func(endpoints, sockets int) {
+		ended.Add(float64(endpoints))
+		destroyed.Add(float64(sockets))
+	}
+}
+
+// LoopbackMetrics holds the metrics of a data plane in userspace that serves NodePorts at
+// loopback addresses. Its methods are safe for concurrent use.
+type LoopbackMetrics struct {
+	failures, rejected *prometheus.CounterVec
+}
+
+// WatchLocalhostNodePorts adds the metrics of NodePorts at loopback addresses, in the families
+// that are served there. listeners returns the current number of listening sockets in a
+// family; it must be safe for concurrent use. WatchLocalhostNodePorts must be called at most
+// once.
+func (s *Set) WatchLocalhostNodePorts(families []tracker.Family, listeners func(tracker.Family) int) *LoopbackMetrics {
+	l := &LoopbackMetrics{
+		failures: s.counter("nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a NodePort at a loopback address", familyLabel),
+		rejected: s.counter("nftables_localhost_nodeport_rejected_packets_total", "TCP connections and UDP datagrams to NodePorts at loopback addresses that were accepted but could not be forwarded", familyLabel, "protocol"),
+	}
+	for _, f := range families {
+		s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "kubeproxy", Name: "nftables_localhost_nodeport_listeners",
+			Help:        "Sockets that listen for NodePorts at loopback addresses",
+			ConstLabels: prometheus.Labels{familyLabel: f.String()},
+		}, func() float64 { return float64(listeners(f)) }))
+		l.failures.WithLabelValues(f.String())
+		for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+			l.rejected.WithLabelValues(f.String(), string(p))
+		}
+	}
+	return l
+}
+
+// Failed counts a failure to listen.
+func (l *LoopbackMetrics) Failed(f tracker.Family) { l.failures.WithLabelValues(f.String()).Inc() }
+
+// Rejected counts a connection or datagram that could not be forwarded. The protocol must be
+// TCP or UDP.
+func (l *LoopbackMetrics) Rejected(f tracker.Family, p v1.Protocol) {
+	l.rejected.WithLabelValues(f.String(), string(p)).Inc()
 }

@@ -23,13 +23,16 @@
 //   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds
 //     exist in modes iptables and nftables.
 //   - sync_proxy_rules_iptables_restore_failures_total exists in modes iptables and ipvs.
+//   - sync_proxy_rules_winkernel_lb_create_failures_total and the same for update and delete exist
+//     in mode kernelspace, with kube-proxy's labels ip_family, lb_type and error. As in kube-proxy,
+//     a series exists from its first failure on.
 //   - Mode userspace has none of these.
 //   - The other metrics with iptables in their names exist in mode iptables, those with
 //     nftables in mode nftables.
 //
 // The two counters of packets (iptables_ct_state_invalid_dropped_packets_total and
 // iptables_localhost_nodeports_accepted_packets_total) are left out if the kernel or
-// iptables has no nfacct, the second also if NodePorts do not answer at loopback
+// iptables has no nfacct, the second even if NodePorts do not answer at loopback
 // addresses.
 //
 // [Set.WatchLocalhostNodePorts] adds kube-proxy 1.37's metrics of NodePorts at loopback
@@ -58,6 +61,12 @@
 // [Set.WatchTraffic] adds metrics of each Service port's traffic, which kube-proxy does not
 // have, with the prefix proxier_service. Their number is bounded by TrafficConfig.Limit: up to
 // six series for each Service port and family.
+//
+// # Vanished endpoints
+//
+// [Set.CountResets] adds proxier_vanished_endpoints_total, the endpoints whose TCP connections
+// were ended because they left without terminating, and
+// proxier_vanished_endpoints_destroyed_sockets_total.
 //
 // # Other proxies
 //

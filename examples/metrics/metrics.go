@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_*
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
@@ -26,7 +28,7 @@ const (
 
 // Config is the configuration of a Set. Mode and Families are required.
 type Config struct {
-	// Mode is the proxy mode: nftables, iptables, ipvs or userspace. Some metrics depend on it.
+	// Mode is the proxy mode: nftables, iptables, ipvs, userspace or kernelspace. Some metrics depend on it.
 	Mode string
 	// Families holds the served address families.
 	Families []tracker.Family
@@ -49,6 +51,7 @@ type Set struct {
 	// Metrics that are nil in some modes, as is syncFailures in mode userspace.
 	fullDuration, partialDuration    *prometheus.HistogramVec
 	partialFailures, cleanupFailures *prometheus.CounterVec
+	loadBalancerFailures             map[string]*prometheus.CounterVec
 	rules, rulesWritten              *prometheus.GaugeVec
 	otherRules                       *prometheus.GaugeVec
 
@@ -98,6 +101,11 @@ func NewSet(c Config) *Set {
 		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of objects that are no longer needed", familyLabel)
 	case "iptables", "ipvs":
 		s.syncFailures = s.counter("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed", familyLabel)
+	case "kernelspace":
+		s.loadBalancerFailures = map[string]*prometheus.CounterVec{}
+		for call, name := range map[string]string{"create": "create", "modify": "update", "delete": "delete"} {
+			s.loadBalancerFailures[call] = s.counter("sync_proxy_rules_winkernel_lb_"+name+"_failures_total", "Failed calls to "+call+" a load balancer", familyLabel, "lb_type", "error")
+		}
 	}
 	if c.Mode == "iptables" {
 		s.partialFailures = s.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Failed syncs of changed rules", familyLabel)
@@ -280,6 +288,15 @@ func (s *Set) CleanupFailed() {
 	}
 }
 
+// LoadBalancerFailed counts a failed call to create, modify or delete a load balancer. purpose is
+// what the load balancer serves, such as "clusterip", and reason is the kind of the error, such as
+// "other". It is for mode kernelspace, and does nothing in other modes.
+func (s *Set) LoadBalancerFailed(call string, f tracker.Family, purpose, reason string) {
+	if v := s.loadBalancerFailures[call]; v != nil {
+		v.WithLabelValues(f.String(), purpose, reason).Inc()
+	}
+}
+
 // OtherRules stores the state of the rules of another proxy in one of its modes. The state is
 // "in-use", "left", or "absent", which has no series.
 func (s *Set) OtherRules(proxy, mode, state string) {
@@ -293,6 +310,11 @@ func (s *Set) OtherRules(proxy, mode, state string) {
 func (s *Set) Flushed(f tracker.Family, i conntrack.Info) {
 	s.conntrackDuration.WithLabelValues(f.String()).Observe(i.Duration.Seconds())
 	s.conntrackDeleted.WithLabelValues(f.String()).Add(float64(i.Deleted))
+}
+
+// Limits implements [ruleset.Limiter]: Services with ranges of ports are counted as others.
+func (s *Set) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
 }
 
 // Apply implements [ruleset.Backend]. It records a delta that is in effect: its cursor must
@@ -333,3 +355,7 @@ func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
 // OverBudget is the OverBudget function of a [ruleset.Config].
 func (s *Set) OverBudget(tracker.Key) { s.overBudget.Inc() }
+
+// processGatherer returns the gatherer of the metrics of the whole process, which
+// k8s.io/component-base registers in its global registry.
+func processGatherer() prometheus.Gatherer { return legacyregistry.DefaultGatherer }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -189,9 +191,12 @@ func TestMissingCountersAreLeftOut(t *testing.T) {
 }
 
 // TestDeltasSetEndpointMetrics applies the deltas of a real engine.
-func TestDeltasSetEndpointMetrics(t *testing.T) {
+func TestDeltasSetEndpointMetrics(t *testing.T) { synctest.Test(t, deltasSetEndpointMetrics) }
+
+// deltasSetEndpointMetrics runs in a bubble, whose time is before epoch.
+func deltasSetEndpointMetrics(t *testing.T) {
 	s := newSet("nftables")
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Now: func() time.Time { return epoch.Add(-time.Hour) }})
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +204,7 @@ func TestDeltasSetEndpointMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	cur := e.Attach("metrics", s)
 	local := v1.ServiceInternalTrafficPolicyLocal
 	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}, Spec: v1.ServiceSpec{
@@ -280,9 +285,9 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 			})
 		}
 		s.WatchTraffic(TrafficConfig{
-			Read: func(context.Context) (*ruleset.Traffic, error) {
+			Read: func(context.Context) (*dataplane.Traffic, error) {
 				key := tracker.Key{ServicePortName: tracker.ServicePortName{Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
-				return &ruleset.Traffic{Known: ^ruleset.CounterSet(0), Services: map[tracker.Key]ruleset.Counters{key: {}}}, nil
+				return &dataplane.Traffic{Known: ^dataplane.CounterSet(0), Services: map[tracker.Key]dataplane.Counters{key: {}}}, nil
 			},
 			Endpoints: func(tracker.Key) int { return 1 },
 		})
@@ -343,7 +348,7 @@ var notNames = regexp.MustCompile(`"[^"]*"|\[[^\]]*\]`)
 func TestAlertsAndDashboardUseExportedMetrics(t *testing.T) {
 	known, labels := exported(t)
 	var queries []string
-	text, err := os.ReadFile("../nodeproxy/deploy/prometheus-rules.yaml")
+	text, err := os.ReadFile("../nodeproxy/deploy/overlays/prometheus/prometheus-rules.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +367,7 @@ func TestAlertsAndDashboardUseExportedMetrics(t *testing.T) {
 			queries = append(queries, r.Expr)
 		}
 	}
-	if text, err = os.ReadFile("../nodeproxy/deploy/dashboard.json"); err != nil {
+	if text, err = os.ReadFile("../nodeproxy/deploy/overlays/prometheus/dashboard.json"); err != nil {
 		t.Fatal(err)
 	}
 	var board struct {
@@ -443,6 +448,20 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 			if internal != want || external != 1 {
 				t.Errorf("mode %s, %s: %v internal and %v external, want %v and 1", mode, f, internal, external, want)
 			}
+		}
+	}
+}
+
+// TestFailedLoadBalancersAreCounted counts in mode kernelspace, and not in others.
+func TestFailedLoadBalancersAreCounted(t *testing.T) {
+	for mode, want := range map[string]int{"kernelspace": 1, "nftables": 0} {
+		s := NewSet(Config{Mode: mode, Families: []tracker.Family{tracker.IPv4}})
+		s.LoadBalancerFailed("modify", tracker.IPv4, "nodeport", "other")
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		line := `kubeproxy_sync_proxy_rules_winkernel_lb_update_failures_total{error="other",ip_family="IPv4",lb_type="nodeport"} 1`
+		if got := strings.Count(w.Body.String(), line); got != want {
+			t.Errorf("mode %s: %d lines %s, want %d", mode, got, line, want)
 		}
 	}
 }

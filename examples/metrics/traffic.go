@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -17,10 +17,13 @@ import (
 type TrafficConfig struct {
 	// Read reads the counters, such as a backend's method Traffic. If it fails, the metrics
 	// are left out.
-	Read func(context.Context) (*ruleset.Traffic, error)
+	Read func(context.Context) (*dataplane.Traffic, error)
 	// Endpoints returns the number of endpoints that new connections of a Service port can
 	// go to.
 	Endpoints func(tracker.Key) int
+	// All, if not nil, returns every Service port. If they are no more than Limit in an address
+	// family, each has series from the start, with 0, so that rate sees the first refusal.
+	All func() []tracker.Key
 	// Limit is the most Service ports with their own series in each address family. 0 means
 	// [DefaultTrafficLimit].
 	Limit int
@@ -38,9 +41,9 @@ const otherServices = "(other)"
 
 // trafficCounter is one of the exported counters.
 type trafficCounter struct {
-	known ruleset.CounterSet
+	known dataplane.CounterSet
 	desc  *prometheus.Desc
-	value func(ruleset.Counters) uint64
+	value func(dataplane.Counters) uint64
 }
 
 // traffic exports the traffic of each Service port. Each scrape reads the counters.
@@ -61,8 +64,8 @@ type familyTraffic struct {
 	own map[tracker.Key]bool
 	// others holds the last counters of the Service ports without their own series. rest is
 	// the sum of what any of these ports counted.
-	others map[tracker.Key]ruleset.Counters
-	rest   ruleset.Counters
+	others map[tracker.Key]dataplane.Counters
+	rest   dataplane.Counters
 }
 
 // WatchTraffic exports the traffic of each Service port as counters, as far as the backend
@@ -78,15 +81,15 @@ func (s *Set) WatchTraffic(c TrafficConfig) {
 	}
 	labels := []string{"service_namespace", "service", "port", "protocol", familyLabel}
 	t := &traffic{TrafficConfig: c, families: map[tracker.Family]*familyTraffic{}}
-	add := func(known ruleset.CounterSet, name, help string, value func(ruleset.Counters) uint64) {
+	add := func(known dataplane.CounterSet, name, help string, value func(dataplane.Counters) uint64) {
 		t.counters = append(t.counters, trafficCounter{known, prometheus.NewDesc("proxier_service_"+name+"_total", help, labels, nil), value})
 	}
-	add(ruleset.CountsConnections, "connections", "Connections that were sent to an endpoint of the Service port", func(c ruleset.Counters) uint64 { return c.Connections })
-	add(ruleset.CountsPackets, "packets", "Packets of the Service port's connections in both directions", func(c ruleset.Counters) uint64 { return c.Packets })
-	add(ruleset.CountsBytes, "bytes", "Bytes of the Service port's connections in both directions", func(c ruleset.Counters) uint64 { return c.Bytes })
-	add(ruleset.CountsRefused, "refused_packets", "First packets of connections that were refused because the Service port had no endpoints", func(c ruleset.Counters) uint64 { return c.Refused })
-	add(ruleset.CountsDropped, "dropped_packets", "First packets of connections that were dropped because of their source, or because the Service port had no endpoints on this node", func(c ruleset.Counters) uint64 { return c.Dropped })
-	t.endpoints = prometheus.NewDesc("proxier_service_endpoints", "Endpoints that new connections of the Service port can go to, if it has had traffic", labels, nil)
+	add(dataplane.CountsConnections, "connections", "Connections that were sent to an endpoint of the Service port", func(c dataplane.Counters) uint64 { return c.Connections })
+	add(dataplane.CountsPackets, "packets", "Packets of the Service port's connections in both directions", func(c dataplane.Counters) uint64 { return c.Packets })
+	add(dataplane.CountsBytes, "bytes", "Bytes of the Service port's connections in both directions", func(c dataplane.Counters) uint64 { return c.Bytes })
+	add(dataplane.CountsRefused, "refused_packets", "First packets of connections that were refused because the Service port had no endpoints", func(c dataplane.Counters) uint64 { return c.Refused })
+	add(dataplane.CountsDropped, "dropped_packets", "First packets of connections that were dropped because of their source, or because the Service port had no endpoints on this node", func(c dataplane.Counters) uint64 { return c.Dropped })
+	t.endpoints = prometheus.NewDesc("proxier_service_endpoints", "Endpoints that new connections of the Service port can go to", labels, nil)
 	s.registry.MustRegister(t)
 }
 
@@ -96,6 +99,30 @@ func (t *traffic) Describe(out chan<- *prometheus.Desc) {
 		out <- c.desc
 	}
 	out <- t.endpoints
+}
+
+// addIdle adds the Service ports without traffic to what was read, unless they are too many.
+func (t *traffic) addIdle(read *dataplane.Traffic) {
+	if t.All == nil {
+		return
+	}
+	ports := map[tracker.Family][]tracker.Key{}
+	for _, k := range t.All() {
+		ports[k.Family] = append(ports[k.Family], k)
+	}
+	for _, list := range ports {
+		if len(list) > t.Limit {
+			continue
+		}
+		for _, k := range list {
+			if _, counted := read.Services[k]; !counted {
+				if read.Services == nil {
+					read.Services = map[tracker.Key]dataplane.Counters{}
+				}
+				read.Services[k] = dataplane.Counters{}
+			}
+		}
+	}
 }
 
 // Collect implements [prometheus.Collector].
@@ -108,7 +135,8 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 	if err != nil {
 		return // an error here would suppress all other metrics
 	}
-	export := func(c ruleset.Counters, labels ...string) {
+	t.addIdle(read)
+	export := func(c dataplane.Counters, labels ...string) {
 		for _, m := range t.counters {
 			if read.Known.Has(m.known) {
 				out <- prometheus.MustNewConstMetric(m.desc, prometheus.CounterValue, float64(m.value(c)), labels...)
@@ -118,7 +146,7 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 	for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		f := t.families[family]
 		if f == nil {
-			f = &familyTraffic{own: map[tracker.Key]bool{}, others: map[tracker.Key]ruleset.Counters{}}
+			f = &familyTraffic{own: map[tracker.Key]bool{}, others: map[tracker.Key]dataplane.Counters{}}
 			t.families[family] = f
 		}
 		f.update(read.Services, family, t.Limit)
@@ -127,17 +155,17 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 			export(read.Services[k], labels...)
 			out <- prometheus.MustNewConstMetric(t.endpoints, prometheus.GaugeValue, float64(t.Endpoints(k)), labels...)
 		}
-		if f.rest != (ruleset.Counters{}) {
+		if f.rest != (dataplane.Counters{}) {
 			export(f.rest, "", otherServices, "", "", family.String())
 		}
 	}
 }
 
 // update stores new counters.
-func (f *familyTraffic) update(services map[tracker.Key]ruleset.Counters, family tracker.Family, limit int) {
+func (f *familyTraffic) update(services map[tracker.Key]dataplane.Counters, family tracker.Family, limit int) {
 	gone := func(k tracker.Key) bool { _, ok := services[k]; return !ok }
 	maps.DeleteFunc(f.own, func(k tracker.Key, _ bool) bool { return gone(k) })
-	maps.DeleteFunc(f.others, func(k tracker.Key, _ ruleset.Counters) bool { return gone(k) })
+	maps.DeleteFunc(f.others, func(k tracker.Key, _ dataplane.Counters) bool { return gone(k) })
 	var fresh []tracker.Key
 	for k, now := range services {
 		if k.Family != family || f.own[k] {
@@ -162,20 +190,20 @@ func (f *familyTraffic) update(services map[tracker.Key]ruleset.Counters, family
 		if len(f.own) < limit {
 			f.own[k] = true
 		} else {
-			f.addRest(k, ruleset.Counters{}, services[k])
+			f.addRest(k, dataplane.Counters{}, services[k])
 		}
 	}
 }
 
 // addRest adds the increase of one port's counters to the sum of the others.
-func (f *familyTraffic) addRest(k tracker.Key, last, now ruleset.Counters) {
+func (f *familyTraffic) addRest(k tracker.Key, last, now dataplane.Counters) {
 	since := func(last, now uint64) uint64 {
 		if now < last {
 			return now // the counter was reset
 		}
 		return now - last
 	}
-	f.rest.Add(ruleset.Counters{
+	f.rest.Add(dataplane.Counters{
 		Connections: since(last.Connections, now.Connections), Packets: since(last.Packets, now.Packets),
 		Bytes: since(last.Bytes, now.Bytes), Refused: since(last.Refused, now.Refused), Dropped: since(last.Dropped, now.Dropped),
 	})

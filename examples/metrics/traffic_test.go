@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -20,13 +22,13 @@ func TestTrafficSeriesAreLimited(t *testing.T) {
 			NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Port: "p", Protocol: v1.ProtocolTCP,
 		}, Family: tracker.IPv4}
 	}
-	services := map[tracker.Key]ruleset.Counters{}
+	services := map[tracker.Key]dataplane.Counters{}
 	var failure error
 	s := newSet("nftables")
 	s.WatchTraffic(TrafficConfig{
 		Limit: 2,
-		Read: func(context.Context) (*ruleset.Traffic, error) {
-			return &ruleset.Traffic{Known: ruleset.CountsConnections | ruleset.CountsRefused, Services: services}, failure
+		Read: func(context.Context) (*dataplane.Traffic, error) {
+			return &dataplane.Traffic{Known: dataplane.CountsConnections | dataplane.CountsRefused, Services: services}, failure
 		},
 		Endpoints: func(k tracker.Key) int { return len(k.Name) },
 	})
@@ -49,18 +51,18 @@ func TestTrafficSeriesAreLimited(t *testing.T) {
 	}
 	check("nothing", nil)
 	for i, name := range []string{"a", "bb", "c", "d"} {
-		services[key(name)] = ruleset.Counters{Connections: uint64(10 + i), Refused: 1}
+		services[key(name)] = dataplane.Counters{Connections: uint64(10 + i), Refused: 1}
 	}
 	check("the first reading", map[string]float64{"d": 13, "c": 12, otherServices: 21})
-	services[key("a")] = ruleset.Counters{Connections: 1000}
-	services[key("c")] = ruleset.Counters{Connections: 20}
+	services[key("a")] = dataplane.Counters{Connections: 1000}
+	services[key("c")] = dataplane.Counters{Connections: 20}
 	check("another port has the most traffic", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
 	delete(services, key("a"))
 	check("one of the others is deleted", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
-	services[key("bb")] = ruleset.Counters{Connections: 2}
+	services[key("bb")] = dataplane.Counters{Connections: 2}
 	check("a counter is reset", map[string]float64{"d": 13, "c": 20, otherServices: 1013})
 	delete(services, key("d"))
-	services[key("e")] = ruleset.Counters{Connections: 1}
+	services[key("e")] = dataplane.Counters{Connections: 1}
 	check("a new port takes a free place", map[string]float64{"e": 1, "c": 20, otherServices: 1013})
 
 	if n := value(t, s, "proxier_service_endpoints", "ip_family=IPv4,port=p,protocol=TCP,service=e,service_namespace=ns"); n != 1 {
@@ -75,5 +77,34 @@ func TestTrafficSeriesAreLimited(t *testing.T) {
 	check("an error", nil)
 	if families(t, s)["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == nil {
 		t.Error("an error suppresses other metrics")
+	}
+}
+
+// TestIdleServicesHaveSeriesUnlessTooMany checks that series start with 0 before any traffic.
+func TestIdleServicesHaveSeriesUnlessTooMany(t *testing.T) {
+	for n, want := range map[int]int{2: 2, 3: 0} {
+		s := newSet("nftables")
+		s.WatchTraffic(TrafficConfig{
+			Read: func(context.Context) (*dataplane.Traffic, error) {
+				return &dataplane.Traffic{Known: dataplane.CountsConnections | dataplane.CountsRefused}, nil
+			},
+			Endpoints: func(tracker.Key) int { return 0 },
+			All: func() (out []tracker.Key) {
+				for i := range n {
+					k := tracker.Key{Family: tracker.IPv4}
+					k.Namespace, k.Name, k.Protocol = "ns", fmt.Sprint("s", i), "TCP"
+					out = append(out, k)
+				}
+				return out
+			},
+			Limit: 2,
+		})
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		for _, name := range []string{"connections_total", "refused_packets_total"} {
+			if got := strings.Count(w.Body.String(), "\nproxier_service_"+name+"{"); got != want {
+				t.Errorf("%d Services: %d series of %s, want %d", n, got, name, want)
+			}
+		}
 	}
 }

@@ -18,15 +18,17 @@
 //	nodeproxy top [flags]             show the traffic of each Service
 //	nodeproxy demo                    show all of this with real packets, without privileges
 //	nodeproxy demo --socket-lb        the same with --socket-lb of run, as root
+//	nodeproxy completion SHELL        print completions for bash, zsh, fish or powershell
+//	nodeproxy man DIR                 write manual pages
 //
-// "nodeproxy run --help" lists the flags: kube-proxy's and a few more. --config reads
-// kube-proxy's configuration file. Options of kube-proxy that nodeproxy does not support
-// are rejected by name. Run exits when its configuration file changes; its supervisor
-// restarts it.
+// "nodeproxy run --help" lists the flags in groups: nodeproxy's own, kube-proxy's, and those of
+// logging. --config reads kube-proxy's configuration file. Options of kube-proxy that nodeproxy
+// does not support are rejected by name. Run exits when its configuration file changes; its
+// supervisor restarts it.
 //
 // # Requirements
 //
-// Run needs Linux 5.10 or later and, except in mode userspace, CAP_NET_ADMIN. Mode iptables with iptables-legacy also
+// Run needs Windows (below), or Linux 5.10 or later and, except in mode userspace, CAP_NET_ADMIN. Mode iptables with iptables-legacy also
 // needs CAP_NET_RAW. Run loads the kernel modules of its mode and then, before it serves,
 // gives up all capabilities except these two, CAP_NET_BIND_SERVICE, CAP_DAC_READ_SEARCH and
 // the capabilities of --socket-lb.
@@ -76,7 +78,7 @@
 //
 // --budget bounds what a Service may cost, in elements of the rules: port=6000 for a port of
 // a Service in one address family, service=500000, total=5000000, slots=4093 and
-// slots-per-endpoint=256 for hash tables, and delta=2000 for one change of the rules. Beyond
+// slots-per-endpoint=256 for hash tables, and delta=1000 for one change of the rules. Beyond
 // a bound a Service is served in part, with an Event. A Service with a hash,
 // externalTrafficPolicy Local and more than 15 endpoints needs port=9000.
 //
@@ -91,13 +93,134 @@
 //	go-proxier.github.io/balance-slots  on a Service: the least number of slots in the
 //	                                    hash table, which keeps its size stable while
 //	                                    the number of endpoints varies much
+//	go-proxier.github.io/prefer-local   on a Service: "true" makes traffic to NodePorts, external
+//	                                    and load-balancer IPs use the node's own endpoints while
+//	                                    it has any. The policy stays Cluster: the source is
+//	                                    replaced, and there is no health check (KEP-3015 leaves
+//	                                    external traffic out)
+//	go-proxier.github.io/pass-without-endpoints
+//	                                    on a Service: "true" makes packets to external and
+//	                                    load-balancer IPs pass while the node has no endpoint for
+//	                                    them; see below
+//	go-proxier.github.io/port-ranges    on a Service: "rtp=10000-20000" makes its port rtp a
+//	                                    range; see below
 //	go-proxier.github.io/weight         on an EndpointSlice: the weight of its endpoints,
 //	                                    1 by default; 0 means no new connections
 //	go-proxier.github.io/weights        on an EndpointSlice: the weights of some of its
 //	                                    endpoints, "10.244.1.7=3,10.244.2.4=0"
+//	service.cilium.io/weight            on an EndpointSlice: the weight of its endpoints, as
+//	                                    Cilium reads it (cilium/cilium#46061). Where it is
+//	                                    allowed, an endpoint without a weight has 100. The
+//	                                    two above override it
 //
-// Mode iptables supports weights only. An annotation that is not allowed or cannot be parsed
+// The API has no weights: the types of k8s.io/api v0.37 lack the field that KEP-6315 proposes.
+//
+// With pass-without-endpoints, a packet to an external or load-balancer IP for which this node
+// has no endpoint, or under externalTrafficPolicy Local none on this node, is neither translated
+// nor answered. It is routed on, so that several nodes or clusters can announce one address by
+// BGP and a connection finds one that has an endpoint (kubernetes/kubernetes#59869). The node
+// needs a route for the address that leads to another node; if two nodes without endpoints send
+// a packet to each other, it goes round until its hop limit ends it. NodePorts and cluster IPs
+// never pass.
+//
+//   - An open connection that a node has translated keeps its endpoint until one of them ends,
+//     even if the address passes by now. If the router turns to another node, that node sends
+//     the connection to an endpoint of its own, which resets it, unless the packet passes there.
+//   - A connection that has passed a node goes on passing when the node gets an endpoint. UDP
+//     packets go to the endpoint immediately.
+//   - Mode ipvs: the node has the address only while it serves it, so open connections end when
+//     the address begins to pass, and those that have passed when the node gets an endpoint. Under externalTrafficPolicy Local, the node and its pods
+//     pass as well while it has none; the other modes send them to endpoints of other nodes. An
+//     address passes when no Service port at it has an endpoint.
+//   - Mode iptables: if answers return by another way than through this node, set
+//     conntrack.tcpBeLiberal. Otherwise the rules drop the packets of connections of which the
+//     node sees one direction, as kube-proxy's do.
+//   - Modes userspace and kernelspace, and --socket-lb: passing means that the address is not
+//     bound, has no load balancer, or is not translated at the socket.
+//
+// With port-ranges, a port of a Service is a range of ports or all ports of its protocol, at the
+// cluster IP and the load-balancer IPs. The API has no field for it (kubernetes/kubernetes#23864,
+// open since 2016, and KEP-2610). The value has an item for each such port, separated by commas:
+//
+//	rtp=10000-20000          the port named rtp; endpoints see the port that the client used
+//	rtp=10000-20000:30000    the same, but endpoints see 30000 for 10000, 30001 for 10001, ...
+//	game=all                 the ports 1 to 65535
+//	30000-30100              a port without a name
+//
+// There are at most eight items. The range must contain the port itself, and endpoints must listen at its ports: the target port of
+// the Service does not matter for it. Where a mode has no ranges, the port is served alone, to its
+// target port, with a log line and an Event.
+//
+//   - Modes nftables and iptables have ranges. Mode nftables does not count their connections without
+//     --nftables-count-packets, and does not send them through the fast path. It cannot shift some
+//     long ranges downwards, for example 2-65535 to 1: such a Service fails.
+//   - Modes ipvs, userspace and kernelspace have none: a virtual server, a socket or a load balancer
+//     has one port. --socket-lb has none either and leaves them to the rules of the mode, with an
+//     Event.
+//   - A single port of any Service at the same address wins over a range, unless it is that of an
+//     external IP. Of ranges that overlap at one address, the older Service's wins, and the other
+//     one gets nothing at this address, not even its own port; an Event names the winner.
+//   - NodePorts and health-check node ports stay single ports. A Service with external IPs gets no
+//     range: its author may write any address there, and with that of a node would take over the
+//     node's servers. Do not allow the annotation where a controller gives Services the addresses
+//     of nodes as load-balancer IPs, as k3s's ServiceLB does: a range there takes the packets to
+//     every server of the node, such as sshd and kubelet.
+//   - Each connection chooses an endpoint, unless the Service has client affinity. Affinity is
+//     kept for each Service port: all ports of a range share it, but a client may reach
+//     different pods through two Service ports, such as FTP's control port and a range for its
+//     data, or SIP over TCP and RTP. Use one range for both ports (21-30100) if they have one
+//     protocol. Or set balance to "source", in mode nftables, and give both ports the same
+//     targetPort: a client then reaches the same pod through both while the endpoints stay.
+//   - Servers of FTP and SIP write addresses and ports into their messages: configure them with the
+//     Service's address, and do not shift the range.
+//
+// Mode iptables ignores balance. An annotation that is not allowed or cannot be parsed
 // is ignored, and a log line and an Event name it.
+//
+// # Connections to endpoints that vanished
+//
+// When a node fails, or a pod is deleted by force, no kernel is left to close the connections of
+// clients. They hang until the client's kernel gives up, after 15 minutes
+// (kubernetes/kubernetes#46753, #98700, #104098). With
+// --reset-connections-of-vanished-endpoints=10s, in modes nftables and iptables, the node answers
+// the next packet of such a client by RST, 10 s after the endpoint is gone, and destroys the sockets
+// of the node's own processes, which then need not send. An endpoint that terminates and serves
+// keeps its connections to the end, as does one that returns, or that another Service has. See
+// [github.com/go-proxier/proxier/conntrack/reset] for how it works and what it does not notice.
+//
+//   - Do not use it where operators take a pod out of its Service by a change of its labels and
+//     expect its connections to live on.
+//   - Connections through --socket-lb have no translation that could be recognized, and connections
+//     on the fast path of --nftables-offload hang until they leave it.
+//   - The table proxier-reset of nf_tables keeps ending connections for 20 minutes, even if the agent
+//     is restarted. A run without the flag, and run --cleanup, remove it.
+//   - proxier_vanished_endpoints_total counts the endpoints.
+//
+// # Pods that start before Services work
+//
+// Nothing in Kubernetes keeps pods from a new node until its proxy has written the rules: their first
+// connections to Services fail (kubernetes/kubernetes#75890, gardener/gardener#10407). With
+// --remove-startup-taint=KEY, nodes register with a taint of that key, and the agent removes it from
+// its Node when the first full sync is in the kernel, which is when /readyz begins to answer 200. It
+// removes the taint again from a Node that was deleted and registers again. It tries until the API
+// server has accepted the change, with pauses of 1 s to 2 min. An Event of the node tells that the
+// taint is gone, or that the agent lacks the right.
+//
+// The right is to patch nodes. The component startup-taint in the folder deploy has it, with a policy
+// by which the agent may remove taints of its own Node and change nothing else, and the kubelet's
+// flag.
+//
+// # Packets and bytes
+//
+// The rules of mode nftables see the first packet of each connection only, so they count connections.
+// With --nftables-count-packets, a table of its own, proxier-packets, counts the packets and bytes of
+// each Service, in both directions, for top and --service-traffic-metrics. Each packet of a connection to a
+// Service then costs a look-up, and each other packet one test: BenchmarkPacketCounters of
+// [github.com/go-proxier/proxier/nftables] measures it. Packets count as the kernel forwards them: it may
+// have merged several. Not counted are packets on the fast path of --nftables-offload, and connections
+// that --socket-lb translates or that the agent's process forwards. A run without the flag, and
+// run --cleanup, remove the table. Mode ipvs counts packets and bytes without a flag, and the
+// other modes do not count them.
 //
 // # NodePorts at loopback addresses
 //
@@ -142,7 +265,7 @@
 //   - Without CAP_NET_BIND_SERVICE it does not serve ports below
 //     net.ipv4.ip_unprivileged_port_start (1024 by default).
 //   - It logs at the start what it cannot serve. These Services do not count as failed.
-//   - Endpoints see an address of the node as the client. Pods are recognised by
+//   - Endpoints see an address of the node as the client. Pods are recognized by
 //     --cluster-cidr alone, not by interface.
 //   - Connections end with the process, and the Services are not served between two runs.
 //   - The limits on files are those of NodePorts at loopback addresses, above.
@@ -150,6 +273,32 @@
 //   - explain prints what the objects require and has no rules to compare with; top and trace
 //     return an error. /metrics, with --service-traffic-metrics, counts connections.
 //     --socket-lb is not supported, and the parameters of connection tracking stay unchanged.
+//
+// # Windows
+//
+// On Windows the only mode is kernelspace, which programs the Host Networking Service (HNS): see
+// [github.com/go-proxier/proxier/examples/winkernel], which also lists what it cannot do. No packet has been seen
+// on Windows yet. Windows Server 2019 and later, and the networks l2bridge and overlay are
+// supported, as with kube-proxy.
+//
+//		nodeproxy.exe --kubeconfig C:\k\config --network-name cluster --log-file C:\k\nodeproxy.log
+//		sc.exe create nodeproxy binPath= "C:\k\nodeproxy.exe --windows-service --kubeconfig ..." start= auto
+//
+//	  - The flags are kube-proxy's: --network-name, --source-vip, --enable-dsr,
+//	    --forward-healthcheck-vip, --root-hnsendpoint-name and --windows-service. The section winkernel
+//	    of a configuration file has the same settings.
+//	  - A Windows service writes to the event log, with the source nodeproxy and without the lines of
+//	    syncs, or to --log-file. The file grows without limit.
+//	  - The agent waits until HNS runs and the network plugin has made the network.
+//	  - The agent waits for the address of its Node object, unless --bind-address is given. If the
+//	    node's addresses change, it must be restarted.
+//	  - While a kube-proxy runs on the node, the agent waits: both would program the same objects. It
+//	    then adopts the load balancers that kube-proxy left. --cleanup removes load balancers of both.
+//	  - demo, top and trace need Linux. explain compares the objects with the load balancers, if it
+//	    gets the flags of run.
+//	  - /metrics has kube-proxy's counters of load balancers that could not be created, updated or
+//	    deleted, with its labels.
+//	  - A Service's annotation preserve-destination is followed, as by kube-proxy on Windows.
 //
 // # Data planes
 //
@@ -165,8 +314,7 @@
 //
 // If --proxy-mode changes between two runs, the new rules are in effect before the rules of
 // the other mode are removed. With --adopt-from-kube-proxy the same holds for the rules of
-// kube-proxy; "Taking over" below has the details. If another part of the process closes a netlink socket, the agent opens new
-// sockets and repairs all rules.
+// kube-proxy; "Taking over" below has the details.
 //
 // # Taking over
 //
@@ -214,133 +362,21 @@
 //
 // # Code
 //
-// agent.go assembles the agent. source.go reads objects; world.go turns them into the
-// ruleset; pipeline.go brings the ruleset into the kernel, with the modes of backends.go and
-// the sockets of kernelsockets.go. observers.go and servers.go are metrics, health checks
-// and output. takeover.go and internal/takeover find and remove the rules of other proxies.
-// socketlb.go serves --socket-lb, localhost.go NodePorts at loopback addresses, and userspace.go
-// mode userspace. demo.go is a tour with real packets. The folder deploy has what an
+// Everything is in the folder internal. Package program starts the verbs. Package objects reads
+// objects and turns them into the ruleset; agent brings the ruleset into the kernel, with the
+// data planes of package modes, and serves metrics, health checks and the page of the
+// configuration. Package takeover finds the rules of other proxies. Package inspect has explain,
+// trace and top, with follow and toptable; demo is a tour with real packets, in the network of
+// package lab. Package config reads kube-proxy's flags and file. The folder deploy has what an
 // operator needs to run nodeproxy.
 //
 // [all parameters]: https://github.com/go-proxier/proxier/blob/main/.github/PARAMETERS.md
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
-	"log/slog"
 	"os"
-	"os/signal"
-	"path/filepath"
-	"strings"
-	"syscall"
 
-	"github.com/spf13/pflag"
-	"k8s.io/klog/v2"
-
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 )
 
-const usage = `Usage:
-  nodeproxy run [flags]                       serve the objects of an API server or,
-                                              with --manifests PATH, of files
-  nodeproxy run --cleanup                     remove all rules and exit
-  nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
-                                              print what happens to a packet
-  nodeproxy trace [flags] ADDR:PORT[/PROTOCOL]
-                                              follow real connections
-  nodeproxy top [flags]                       show each Service's traffic
-  nodeproxy demo                              take a tour with real packets, without root
-  nodeproxy version                           print the version
-
-"nodeproxy VERB --help" prints the details. If the first argument is a flag, the verb is run.
-`
-
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	p := newProgram(os.Args[0])
-	code := p.dispatch(ctx, os.Args[1:])
-	stop()
-	os.Exit(code)
-}
-
-// program holds what the verbs share.
-type program struct {
-	modes     []mode
-	out, diag io.Writer
-	// restrict gives up all capabilities except keep. If there are any to give up, it
-	// first calls prepare and reports whether CAP_SYS_MODULE is one of them. It is nil if
-	// the program shares its process, as in tests.
-	restrict func(log *slog.Logger, keep []int, prepare func(modules bool))
-	// process allows the program to set up logging for the whole process.
-	process bool
-	// asKubeProxy reports that the program was called as kube-proxy, in whose place it then
-	// is: the verb is run even without flags, and kube-proxy's rules are adopted.
-	asKubeProxy bool
-}
-
-// newProgram returns the program of this process, which was called by a name.
-func newProgram(name string) *program {
-	return &program{
-		modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true,
-		asKubeProxy: filepath.Base(name) == "kube-proxy",
-	}
-}
-
-// logger returns the logger that the configuration selects.
-func (p *program) logger(c *config.Config) (*slog.Logger, error) {
-	if p.process {
-		return processLogger(c, p.out, p.diag)
-	}
-	return ownLogger(c, p.diag), nil
-}
-
-// dispatch runs the verb that args begin with and returns the exit status.
-func (p *program) dispatch(ctx context.Context, args []string) int {
-	defer klog.Flush() // --log-text-info-buffer-size buffers messages
-	if len(args) == 0 && p.asKubeProxy {
-		args = []string{"run"}
-	}
-	if len(args) == 0 {
-		fmt.Fprint(p.diag, usage)
-		return 2
-	}
-	verb, rest := args[0], args[1:]
-	if strings.HasPrefix(verb, "-") && verb != "-h" && verb != "--help" && verb != "--version" {
-		verb, rest = "run", args
-	}
-	var err error
-	switch verb {
-	case "run":
-		err = p.run(ctx, rest)
-	case "explain":
-		err = p.explain(ctx, rest)
-	case "trace":
-		err = p.trace(ctx, rest)
-	case "top":
-		err = p.top(ctx, rest)
-	case "demo":
-		return demo(ctx, rest, p.out, p.diag)
-	case "help", "-h", "--help":
-		fmt.Fprint(p.out, usage)
-		return 0
-	case "version", "--version":
-		fmt.Fprintln(p.out, "nodeproxy", version())
-		return 0
-	default:
-		fmt.Fprintf(p.diag, "nodeproxy: no verb %q\n%s", verb, usage)
-		return 2
-	}
-	if err == nil || errors.Is(err, pflag.ErrHelp) {
-		return 0
-	}
-	if !errors.As(err, new(loggedError)) {
-		fmt.Fprintf(p.diag, "nodeproxy %s: %v\n", verb, err)
-	}
-	if errors.Is(err, errUsage) {
-		return 2
-	}
-	return 1
-}
+func main() { os.Exit(program.Main()) }

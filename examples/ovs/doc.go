@@ -10,9 +10,12 @@
 //     have a flow for one address. When a frontend moves, the new owner's flow is added
 //     before the old owner's flow is removed.
 //   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
-//     groups that use it. [ledger.Ledger] counts its users.
+//     groups that use it. The driver counts its users, with package ledger.
 //
-// [Plane.Apply] implements the numbered steps of package ruleset. A full delta first adopts
-// the switch's state: groups keep their numbers, and only differences are written. The test
-// runs the conformance suite without packets.
+// It has no ranges of ports ([ruleset.PortRangesNone]): package ruleset/driver names a frontend by
+// one port.
+//
+// Package ruleset/driver calls the Plane's functions in the order of package ruleset's steps.
+// A full delta first adopts the switch's state: groups keep their numbers, and only
+// differences are written. The test runs the conformance suite without packets.
 package ovs

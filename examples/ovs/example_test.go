@@ -27,7 +27,12 @@ func Example() {
 		return
 	}
 	sw := ovs.NewSwitch(func() error { return nil }, func() {})
-	cursor := engine.Attach("switch", &ovs.Plane{Switch: sw})
+	plane, err := ovs.New(sw)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	cursor := engine.Attach("switch", plane)
 
 	t.SetService(&v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
@@ -39,7 +44,7 @@ func Example() {
 		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{"10.0.0.1"}}},
 	})
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	if err := cursor.Sync(context.Background()); err != nil {
 		fmt.Println(err)
 		return

@@ -22,7 +22,13 @@ func TestConformance(t *testing.T) {
 		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
 			sw := NewSwitch(env.Fail, env.Look)
 			return conformance.Plane{
-				Backend: func() ruleset.Backend { return &Plane{Switch: sw} },
+				Backend: func() ruleset.Backend {
+					p, err := New(sw)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return p
+				},
 				Handle: func(p ruleset.Packet) conformance.Outcome {
 					r := sw.Process(p)
 					out := conformance.Outcome{Action: r.Action, Affinity: r.Affinity}
@@ -78,7 +84,11 @@ func TestRestartWritesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cursor := e.Attach("ovs", &Plane{Switch: sw})
+		p, err := New(sw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cursor := e.Attach("ovs", p)
 		for _, name := range names {
 			tr.SetService(&v1.Service{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -92,7 +102,7 @@ func TestRestartWritesNothing(t *testing.T) {
 				Endpoints:   []discovery.Endpoint{{Addresses: []string{"10.0.0.1"}}, {Addresses: []string{"10.0.0.2"}}},
 			})
 		}
-		tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -119,5 +129,16 @@ func TestRestartWritesNothing(t *testing.T) {
 	delete(before, types.NamespacedName{Namespace: "ns", Name: "a"})
 	if n := sw.Writes - writes; n != 3 || !maps.Equal(numbers(), before) {
 		t.Errorf("%d writes with a Service deleted before a restart; groups %v, before %v", n, numbers(), before)
+	}
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	p, err := New(NewSwitch(func() error { return nil }, func() {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ruleset.LimitsOf(p, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
 	}
 }

@@ -6,25 +6,10 @@ import (
 	"slices"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// Match is the destination of a packet. Addr is the zero Addr for a NodePort.
-type Match struct {
-	Addr   netip.Addr
-	Port   uint16
-	Proto  v1.Protocol
-	Family tracker.Family
-}
-
-// FlowKey identifies a flow. If several flows have one Match, the last written one counts.
-type FlowKey struct {
-	Match
-	Owner tracker.Key
-}
 
 // Flow is the treatment of packets to a frontend.
 type Flow struct {
@@ -34,28 +19,16 @@ type Flow struct {
 	Affinity        time.Duration
 }
 
-// GroupName identifies the pool of a group. The switch stores it with the group.
-type GroupName struct {
-	Service tracker.Key
-	Pool    ruleset.Target
-}
-
 // Group is a set of buckets.
 type Group struct {
-	Name    GroupName
+	Name    driver.Pool
 	Buckets []Bucket
 }
 
 // Bucket sends packets to an endpoint through the endpoint's own flow.
 type Bucket struct {
-	Endpoint Endpoint
+	Endpoint driver.Endpoint
 	Weight   uint16
-}
-
-// Endpoint is an endpoint with a flow.
-type Endpoint struct {
-	Addr  netip.AddrPort
-	Proto v1.Protocol
 }
 
 // Switch is the switch. Each write returns Fail's error, if any, and calls Look afterwards.
@@ -66,26 +39,30 @@ type Switch struct {
 	// Writes counts the writes that succeeded.
 	Writes int
 
-	Node      Table[struct{}, *ruleset.Node]
-	Flows     Table[FlowKey, Flow]
+	Node Table[struct{}, *ruleset.Node]
+	// Flows holds a flow for each frontend and Service. If several match a packet, the last
+	// written one counts.
+	Flows     Table[driver.Frontend, Flow]
 	Groups    Table[uint32, Group]
-	Endpoints Table[Endpoint, bool]
+	Endpoints Table[driver.Endpoint, struct{}]
 	// VIPs holds the cluster IPs. Their ports without a flow refuse connections.
-	VIPs Table[netip.Addr, bool]
-	// owners holds the owners of the flows for a Match. The last written one is at the end.
-	owners map[Match][]tracker.Key
+	VIPs Table[netip.Addr, struct{}]
+	// owners holds the flows that match a packet, by their key without Service. The last
+	// written one is at the end.
+	owners map[driver.Frontend][]driver.Frontend
 }
 
 // NewSwitch returns an empty switch.
 func NewSwitch(fail func() error, look func()) *Switch {
-	s := &Switch{Fail: fail, Look: look, owners: map[Match][]tracker.Key{}}
+	s := &Switch{Fail: fail, Look: look, owners: map[driver.Frontend][]driver.Frontend{}}
 	s.Node, s.Groups = newTable[struct{}, *ruleset.Node](s), newTable[uint32, Group](s)
-	s.Endpoints, s.VIPs = newTable[Endpoint, bool](s), newTable[netip.Addr, bool](s)
-	s.Flows = newTable[FlowKey, Flow](s)
-	s.Flows.wrote = func(k FlowKey, there bool) {
-		s.owners[k.Match] = slices.DeleteFunc(s.owners[k.Match], func(o tracker.Key) bool { return o == k.Owner })
+	s.Endpoints, s.VIPs = newTable[driver.Endpoint, struct{}](s), newTable[netip.Addr, struct{}](s)
+	s.Flows = newTable[driver.Frontend, Flow](s)
+	s.Flows.wrote = func(k driver.Frontend, there bool) {
+		m := match(k.Addr, k)
+		s.owners[m] = slices.DeleteFunc(s.owners[m], func(o driver.Frontend) bool { return o == k })
 		if there {
-			s.owners[k.Match] = append(s.owners[k.Match], k.Owner)
+			s.owners[m] = append(s.owners[m], k)
 		}
 	}
 	return s
@@ -115,6 +92,8 @@ func (t *Table[K, V]) Delete(k K) error {
 // All returns a copy of the table.
 func (t *Table[K, V]) All() map[K]V { return maps.Clone(t.m) }
 
+func (t *Table[K, V]) has(k K) bool { _, ok := t.m[k]; return ok }
+
 func (t *Table[K, V]) write(f func()) error {
 	if err := t.s.Fail(); err != nil {
 		return err
@@ -137,17 +116,17 @@ type Result struct {
 
 // Process returns the switch's treatment of a packet.
 func (s *Switch) Process(p ruleset.Packet) Result {
-	m := Match{p.To.Addr(), p.To.Port(), p.Protocol, tracker.FamilyOf(p.To.Addr())}
+	m := driver.Frontend{Addr: p.To.Addr(), Port: p.To.Port(), Protocol: p.Protocol, Family: tracker.FamilyOf(p.To.Addr())}
 	toNode, node := slices.Contains(p.NodeAddresses, m.Addr), s.Node.m[struct{}{}]
 	flow, ok := s.lookup(m)
 	if !ok && toNode && node != nil && node.NodePorts(m.Family).Allows(m.Addr) {
-		flow, ok = s.lookup(Match{Port: m.Port, Proto: m.Proto, Family: m.Family})
+		flow, ok = s.lookup(match(netip.Addr{}, m))
 	}
 	switch {
 	case ok:
 	case toNode || node == nil:
 		return Result{Action: ruleset.ActionPass}
-	case s.VIPs.m[m.Addr]:
+	case s.VIPs.has(m.Addr):
 		return Result{Action: ruleset.ActionReject}
 	case slices.ContainsFunc(node.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(m.Addr) }):
 		return Result{Action: ruleset.ActionDrop}
@@ -155,16 +134,18 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 		return Result{Action: ruleset.ActionPass}
 	}
 	fe := &flow.Frontend
-	fromPod, fromNode := node.LocalTraffic.Recognises(p.From, p.InInterface), p.InInterface == ""
+	fromPod, fromNode := node.LocalTraffic.Recognizes(p.From, p.InInterface), p.InInterface == ""
 	target, group := fe.Target, flow.Group
 	if fromPod || fromNode {
 		target, group = fe.Internal, flow.Internal
 	}
 	switch {
-	case !fe.Admits(p.From) || target == ruleset.Drop:
+	case !fe.Admits(p.From) || target == ruleset.TargetDrop:
 		return Result{Action: ruleset.ActionDrop}
-	case target == ruleset.Reject:
+	case target == ruleset.TargetReject:
 		return Result{Action: ruleset.ActionReject}
+	case target == ruleset.TargetPass:
+		return Result{Action: ruleset.ActionPass}
 	}
 	r := Result{
 		Action:     ruleset.ActionForward,
@@ -172,18 +153,18 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 		Masquerade: fe.Masquerade.Applies(fromPod, fromNode),
 	}
 	for _, b := range s.Groups.m[group].Buckets {
-		if !s.Endpoints.m[b.Endpoint] {
-			b.Endpoint = Endpoint{}
+		if !s.Endpoints.has(b.Endpoint) {
+			b.Endpoint = driver.Endpoint{}
 		}
 		r.Buckets = append(r.Buckets, b)
 	}
 	return r
 }
 
-func (s *Switch) lookup(m Match) (Flow, bool) {
+func (s *Switch) lookup(m driver.Frontend) (Flow, bool) {
 	owners := s.owners[m]
 	if len(owners) == 0 {
 		return Flow{}, false
 	}
-	return s.Flows.m[FlowKey{m, owners[len(owners)-1]}], true
+	return s.Flows.m[owners[len(owners)-1]], true
 }

@@ -57,7 +57,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 		switch err := dec.Decode(&o); {
 		case errors.Is(err, io.EOF):
-			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+			t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 			return cur.Sync(ctx)
 		case err != nil:
 			return fmt.Errorf("cannot decode the input: %w", err)
@@ -68,7 +68,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		case o.Gone != nil:
 			t.DeleteService(*o.Gone)
 		case o.Synced:
-			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+			t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 		}
 		// Before "synced" there is no delta.
 		if err := cur.Sync(ctx); err != nil && !errors.Is(err, ruleset.ErrNotSynced) {

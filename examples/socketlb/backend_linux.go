@@ -61,12 +61,12 @@ type share struct {
 
 type slotTable = slots.Table[share, struct{}]
 
-var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
+var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
 // poolFields are the fields whose change may change the pool of a target.
 var poolFields = map[ruleset.Target]ruleset.Field{
-	ruleset.ToCluster: ruleset.FieldCluster | ruleset.FieldHash,
-	ruleset.ToLocal:   ruleset.FieldLocal | ruleset.FieldHash,
+	ruleset.TargetCluster: ruleset.FieldCluster | ruleset.FieldHash,
+	ruleset.TargetLocal:   ruleset.FieldLocal | ruleset.FieldHash,
 }
 
 // errClosed is the error of a closed backend.
@@ -75,7 +75,7 @@ var errClosed = fmt.Errorf("socketlb: backend: %w", os.ErrClosed)
 // New returns a backend for the cgroup and the network namespace of c. It opens the maps of
 // an earlier process, if any, and loads the programs. It attaches nothing: the first full
 // delta makes [Backend.Apply] fill the maps and attach the programs, which stay in effect
-// when the backend is closed. The error is a [*ruleset.UnsupportedError] that names what is
+// when the backend is closed. The error is a [*dataplane.UnsupportedError] that names what is
 // missing, wraps [ruleset.ErrConfig], or is another error after which the caller may retry.
 func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if c, err = c.withDefaults(); err != nil {
@@ -163,14 +163,16 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// detects returns, by family, whether the node recognises traffic of pods. The pools of all
+// detects returns, by family, whether the node recognizes traffic of pods. The pools of all
 // frontends depend on it.
 func detects(n *ruleset.Node) []bool {
 	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
 }
 
 // apply takes the steps of package ruleset's documentation, each for all changes before the
-// next. It may delete a frontend at any time, because the backend behind serves it then.
+// next. It may delete a frontend at any time, because the backend behind serves it then. For
+// the same reason it does not use package driver, which keeps what a failed Service had: here a
+// failed Service must leave the maps, and the room may be enough for another attempt.
 func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
 	if d.Full {
 		if err := b.adopt(); err != nil {
@@ -185,7 +187,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 	}
 	var changes []*ruleset.Change
 	for i := range d.Changes {
-		if k := d.Changes[i].Key; k.Protocol == v1.ProtocolTCP && slices.Contains(b.config.Families, k.Family) {
+		if k := d.Changes[i].Key; (k.Protocol == v1.ProtocolTCP || k.Protocol == v1.ProtocolUDP) && slices.Contains(b.config.Families, k.Family) {
 			changes = append(changes, &d.Changes[i])
 		}
 	}
@@ -233,6 +235,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 	if err := b.retry(changes, failed); err != nil {
 		return nil, err
 	}
+	b.abortStale(changes)
 	if d.Full {
 		return failed, errors.Join(b.maps.pin(&b.config), b.hooks.attach(&b.config))
 	}
@@ -296,7 +299,7 @@ func (b *Backend) adopt() (err error) {
 	return err
 }
 
-// serves reports whether connections to a TCP Service can be translated.
+// serves reports whether connections to a Service can be translated.
 func serves(s *ruleset.Service) bool {
 	return s != nil && s.Hash() == tracker.HashNone
 }
@@ -315,7 +318,7 @@ func (b *Backend) table(k poolKey) *slotTable {
 func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
 	id := idOf(c.Key)
 	for _, target := range targets {
-		if c.What&poolFields[target] == 0 && !full {
+		if c.Fields&poolFields[target] == 0 && !full {
 			continue
 		}
 		k := poolKey{id, uint32(target)}
@@ -395,11 +398,25 @@ func (b *Backend) trimPool(k poolKey) error {
 
 // membersOf returns the members that a Service must have.
 func membersOf(s *ruleset.Service) map[memberKey]struct{} {
-	if !serves(s) || s.Port.Affinity == 0 {
+	udp := s != nil && s.Key.Protocol == v1.ProtocolUDP
+	if !serves(s) || s.Port.Affinity == 0 && !udp {
 		return nil
 	}
 	out := map[memberKey]struct{}{}
+	if udp {
+		for _, ep := range s.Endpoints {
+			if ep.Ready || ep.Serving {
+				out[memberKey{idOf(s.Key), flowMember, endpointOf(ep.Addr)}] = struct{}{}
+			}
+		}
+		for _, ep := range s.Selection.Reachable {
+			out[memberKey{idOf(s.Key), flowMember, endpointOf(ep.Addr)}] = struct{}{}
+		}
+	}
 	for _, t := range targets {
+		if s.Port.Affinity == 0 {
+			break
+		}
 		for _, ep := range s.Pool(t) {
 			out[memberKey{idOf(s.Key), uint32(t), endpointOf(ep.Addr)}] = struct{}{}
 		}
@@ -460,10 +477,10 @@ func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValu
 		return pool{uint32(t), uint32(b.table(poolKey{id, uint32(t)}).Len())}
 	}
 	v := frontendValue{Service: id, Affinity: uint64(s.Port.Affinity), Node: poolOf(f.Internal)}
-	recognised := b.node.LocalTraffic.Detects(s.Key.Family)
-	if !b.config.NodeOnly && !f.Masquerade.Applies(recognised, false) {
+	recognized := b.node.LocalTraffic.Detects(s.Key.Family)
+	if !b.config.NodeOnly && !f.Masquerade.Applies(recognized, false) {
 		v.Pods = poolOf(f.Target)
-		if recognised {
+		if recognized {
 			v.Pods = poolOf(f.Internal)
 		}
 	}
@@ -478,7 +495,7 @@ func (b *Backend) writeFrontends(c *ruleset.Change) error {
 	for i := range c.New.Frontends {
 		f := &c.New.Frontends[i]
 		v, ok := b.valueOf(c.New, f)
-		k := keyOf(f, c.Key.Family)
+		k := keyOf(f, c.Key)
 		if !ok || b.frontends[k] == v {
 			continue
 		}
@@ -496,13 +513,13 @@ func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
 	stale := map[frontendKey]bool{}
 	for s := range c.Before() {
 		for i := range s.Frontends {
-			stale[keyOf(&s.Frontends[i], c.Key.Family)] = true
+			stale[keyOf(&s.Frontends[i], c.Key)] = true
 		}
 	}
 	if c.New != nil {
 		for i := range c.New.Frontends {
 			_, ok := b.valueOf(c.New, &c.New.Frontends[i])
-			stale[keyOf(&c.New.Frontends[i], c.Key.Family)] = failed || !ok
+			stale[keyOf(&c.New.Frontends[i], c.Key)] = failed || !ok
 		}
 	}
 	id := idOf(c.Key)
@@ -522,7 +539,7 @@ func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
 
 // owns reports whether a Service has a frontend.
 func owns(s *ruleset.Service, k frontendKey) bool {
-	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return keyOf(&f, s.Key.Family) == k })
+	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return keyOf(&f, s.Key) == k })
 }
 
 func (b *Backend) deleteFrontend(k frontendKey) error {
@@ -539,7 +556,7 @@ func (b *Backend) pruneFrontends(changes []*ruleset.Change) error {
 	for _, c := range changes {
 		if s := c.New; s != nil {
 			for j := range s.Frontends {
-				wanted[keyOf(&s.Frontends[j], s.Key.Family)] = true
+				wanted[keyOf(&s.Frontends[j], s.Key)] = true
 			}
 		}
 	}

@@ -18,8 +18,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -39,12 +40,14 @@ type way struct {
 	// connect is the address of a server that accepts and closes connections, and sink the
 	// address of a server that reads blocks and answers each with a byte.
 	connect, sink string
+	// lookup is the address of a UDP server that answers each datagram.
+	lookup string
 }
 
 const benchBlock = 8 << 20
 
 // benchNetwork is a node that forwards between a client pod and a server pod.
-func benchNetwork(b *testing.B) (node, client *netlab.Host) {
+func benchNetwork(b testing.TB) (node, client *netlab.Host) {
 	lab, hosts := netlab.NewHosts(b, "node", "client", "server")
 	must := func(err error) {
 		b.Helper()
@@ -75,11 +78,15 @@ func benchNetwork(b *testing.B) (node, client *netlab.Host) {
 			}
 		}
 	})
+	must(hosts["server"].AddAddr("eth0", netip.MustParsePrefix("10.244.1.3/24")))
+	for _, a := range []string{"10.244.1.2", "10.244.1.3"} {
+		hosts["server"].ServeUDP(b, a+":8053", a)
+	}
 	return node, client
 }
 
 // benchWays sets up all ways with a number of Services.
-func benchWays(b *testing.B, services int) []way {
+func benchWays(b testing.TB, services int) []way {
 	need(b)
 	n := newNode(b)
 	parent, err := testCgroup()
@@ -133,11 +140,16 @@ func benchWays(b *testing.B, services int) []way {
 			sink, port := "sink", int32(8081)
 			more.Ports[0].Name, more.Ports[0].Port = &sink, &port
 			tr.SetSlice(more)
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "dns", Protocol: v1.ProtocolUDP, Port: 53})
+			dns := backendtest.Slice(service, "dns", tracker.IPv4, "dns", v1.ProtocolUDP,
+				backendtest.Endpoint("10.244.1.2", "node"), backendtest.Endpoint("10.244.1.3", "node"))
+			*dns.Ports[0].Port = 8053
+			tr.SetSlice(dns)
 		}
 		tr.SetService(s)
 		tr.SetSlice(slice)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	for _, cursor := range []*ruleset.Cursor{engine.Attach("nftables", rules), engine.Attach("socketlb", sockets)} {
 		if err := cursor.Sync(context.Background()); err != nil {
 			b.Fatal(err)
@@ -145,16 +157,17 @@ func benchWays(b *testing.B, services int) []way {
 	}
 	own, last := "10.244.1.2", vip(services)
 	b.Cleanup(func() {
-		if n, err := sockets.Counters(); err != nil || n.Pods == 0 || n.Node != 0 {
+		_, all := b.(*testing.B) // a test may use one way alone
+		if n, err := sockets.Counters(); err != nil || all && n.Pods == 0 || n.Node != 0 {
 			b.Errorf("counters: %+v, %v", n, err)
 		}
 	})
 	return []way{
-		{"bare", bare, outside, own + ":8080", own + ":8081"},
-		{"direct", client, outside, own + ":8080", own + ":8081"},
-		{"passing", client, n.Group, own + ":8080", own + ":8081"},
-		{"nftables", client, outside, last + ":80", last + ":81"},
-		{"socketlb", client, n.Group, last + ":80", last + ":81"},
+		{"bare", bare, outside, own + ":8080", own + ":8081", own + ":8053"},
+		{"direct", client, outside, own + ":8080", own + ":8081", own + ":8053"},
+		{"passing", client, n.Group, own + ":8080", own + ":8081", own + ":8053"},
+		{"nftables", client, outside, last + ":80", last + ":81", last + ":53"},
+		{"socketlb", client, n.Group, last + ":80", last + ":81", last + ":53"},
 	}
 }
 
@@ -215,6 +228,24 @@ func BenchmarkConnections(b *testing.B) {
 					}
 					_ = c.(*net.TCPConn).SetLinger(0)
 					c.Close()
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// BenchmarkLookups makes look-ups as a resolver does, one after another: a new socket, two
+// datagrams, two answers. One way connects the socket, and the other one does not.
+func BenchmarkLookups(b *testing.B) {
+	for _, connected := range []bool{true, false} {
+		b.Run(fmt.Sprint("connected=", connected), func(b *testing.B) {
+			const batch = 50
+			compare(b, benchWays(b, 10), "lookups", batch, func(w way) error {
+				for range batch {
+					if _, err := lookup(w.lookup, connected, false, testtime.Timeout); err != nil {
+						return err
+					}
 				}
 				return nil
 			})

@@ -92,7 +92,7 @@ func (s *suite) pair(tb testing.TB, c Config) ruleset.Backend {
 func masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool {
 	pod := p.InInterface == "cni0" || strings.HasPrefix(p.InInterface, "veth-")
 	other := &tracker.Endpoint{Addr: netip.AddrPortFrom(p.From.Next(), 1)}
-	if pod && p.Protocol == v1.ProtocolTCP && ep.Addr.Addr() == p.From && !v.MasqueradeTo(other) &&
+	if pod && (p.Protocol == v1.ProtocolTCP || p.Protocol == v1.ProtocolUDP) && ep.Addr.Addr() == p.From && !v.MasqueradeTo(other) &&
 		len(v.Frontend.Sources) == 0 && v.Hash == tracker.HashNone {
 		return false
 	}

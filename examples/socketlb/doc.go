@@ -1,7 +1,7 @@
-// Package socketlb translates TCP connections of a node's own processes and pods to Services
-// when they connect. BPF programs on a cgroup replace the address in connect(2), and
-// getpeername(2) returns the Service's address. No packet of such a connection is translated
-// afterwards, and its entry in connection tracking has no translation.
+// Package socketlb translates TCP connections and UDP datagrams of a node's own processes and
+// pods to Services at the socket. BPF programs on a cgroup replace the address in connect(2) and
+// sendmsg(2), and getpeername(2) and recvmsg(2) return the Service's address. No packet is
+// translated afterwards, and its entry in connection tracking has no translation.
 //
 // A [Backend] is a [ruleset.Backend] that stands before another backend, such as package
 // nftables. It follows the same [ruleset.Engine] with a cursor of its own, which is synced
@@ -26,9 +26,14 @@
 // externalTrafficPolicy and topology, by weight, and with client affinity. The following
 // connections are left to the backend behind:
 //
-//   - UDP, SCTP, MPTCP, and clients elsewhere;
+//   - SCTP, MPTCP, and clients elsewhere;
+//   - ranges of ports ([tracker.ServicePort].LastPort): each port would need an entry of its own;
+//   - datagrams from an unconnected UDP socket to a second Service, if the chosen endpoint
+//     already answers the socket for another Service: both answers would have one source;
 //   - Services without endpoints for the connection, ports of cluster IPs that no Service
 //     has, and unused addresses of Service CIDRs;
+//   - ranges of ports ([ruleset.PortRangesNone]): the programs find a frontend by its exact
+//     address and port in a hash map, and a range would need a second look-up in every program;
 //   - load-balancer IPs with loadBalancerSourceRanges, and Services that choose endpoints by
 //     a hash of the source: a socket usually has no source before it connects;
 //   - connections of pods that must be masqueraded: to external, load-balancer and node
@@ -39,11 +44,36 @@
 //   - NodePorts at addresses that are not the node's own, and at loopback and link-local
 //     addresses, which every network namespace has for itself.
 //
-// The programs recognise the node's own processes by the cookie of the network namespace.
+// The programs recognize the node's own processes by the cookie of the network namespace.
 // Processes in other namespaces count as pods of the node that [ruleset.LocalTraffic]
-// recognises, if it can recognise any in the family. Containers that are not pods of the
+// recognizes, if it can recognize any in the family. Containers that are not pods of the
 // cluster, above all nested clusters with the same Service CIDR, must therefore be in a
 // cgroup outside of Config.Cgroup.
+//
+// # Datagrams
+//
+// An unconnected UDP socket may talk to several Services. All its datagrams to one address go to
+// one endpoint as long as that is ready or serves while it terminates; then the next datagram goes
+// to another one. No program sees the datagrams of a connected socket, so when its endpoint is
+// gone the socket is ended (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY): the process gets
+// ECONNABORTED immediately, and its next socket another endpoint. For sockets of pods the agent
+// must see the pods' processes in /proc (hostPID) and may enter their network namespaces
+// (CAP_SYS_ADMIN); without that, or without the kernel's option, a connected socket stays with
+// the endpoint that is gone.
+//
+// A resolver sends the questions for A and AAAA from one socket at the same time
+// (kubernetes/kubernetes#56903). TestParallelLookupsLoseNothing does so from 2,000 sockets at a
+// time. On Linux 6.18 neither way loses an answer, because the kernel resolves the race of two
+// packets that begin one flow since Linux 5.6. Within 30 s after the programs are attached, 16 of
+// 275,000 answers were lost: connection tracking still had flows of the same ports through the
+// rules, and translated new ones to keep them apart. In 60 s on a busy machine, 0 of 132,824 answers
+// were lost through sockets, and 0 of 42,188 through package nftables. The rates of that run say
+// nothing. A full connection tracking table drops new flows both ways, because those through
+// sockets are tracked, too: with room for 1,000 flows, 64 of 6,024 answers were lost through sockets
+// and 64 of 6,052 through package nftables. To repeat it, as root:
+//
+//	PROXIER_THOROUGH=1 go test ./examples/socketlb -run ParallelLookups -v -args -lookups 60s
+//	go test ./examples/socketlb -run '^$' -bench Lookups     # look-ups a second, beside both ways
 //
 // # Differences
 //
@@ -74,7 +104,9 @@
 // is removed and may get another endpoint.
 //
 // The packets of a translated connection need no translation. Connections are made at 97 to 98 % of
-// the rate to the endpoint's own address, and at 95 % through package nftables. Translated connections
+// the rate to the endpoint's own address, and at 95 % through package nftables. Look-ups of two
+// datagrams from a new socket are made at 96 % (BenchmarkLookups, connected or not, errors of 6
+// to 7 % on a busy machine; package nftables 94 and 95 %). Translated connections
 // are still tracked, because network policies and firewalls depend on that. DESIGN.md beside the
 // code describes the maps, the programs and the benchmarks.
 //
@@ -82,6 +114,6 @@
 //
 // Linux 5.14 or later, a cgroup2 and a BPF file system, and CAP_BPF, CAP_PERFMON and
 // CAP_NET_ADMIN in the initial user namespace. Linux 6.1 rejects the programs without
-// CAP_PERFMON. [New] and [Probe] name what is missing in a [*ruleset.UnsupportedError]. No
+// CAP_PERFMON. [New] and [Probe] name what is missing in a [*dataplane.UnsupportedError]. No
 // compiler is needed. On systems other than Linux all functions return an error.
 package socketlb

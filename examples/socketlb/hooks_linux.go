@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -28,7 +28,7 @@ type hook struct {
 type hooks []*hook
 
 // hookNames are the names of all hooks and of the files of their links.
-var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6", "release"}
+var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6", "release", "sendmsg4", "recvmsg4", "sendmsg6", "recvmsg6"}
 
 // load loads the programs.
 func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
@@ -41,11 +41,15 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 		// The minimum of connect has BPF_CMPXCHG, and the minimum of getpeername has that attach
 		// type.
 		{hook{name: hookNames[0], attach: ebpf.AttachCGroupInet4Connect}, tracker.IPv4, connect(tracker.IPv4, m, cookie), "Linux 5.12"},
-		{hook{name: hookNames[1], attach: ebpf.AttachCgroupInet4GetPeername}, tracker.IPv4, getpeername(tracker.IPv4, m), "Linux 5.8"},
+		{hook{name: hookNames[1], attach: ebpf.AttachCgroupInet4GetPeername}, tracker.IPv4, getpeername(tracker.IPv4, m, false), "Linux 5.8"},
 		// Loaded without IPv6, too: a socket of IPv6 may connect to IPv4-mapped addresses.
 		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.12"},
-		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m), "Linux 5.8"},
+		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m, false), "Linux 5.8"},
 		{hook{name: hookNames[4], attach: ebpf.AttachCgroupInetSockRelease}, 0, release(m), "Linux 5.9"},
+		{hook{name: hookNames[5], attach: ebpf.AttachCGroupUDP4Sendmsg}, tracker.IPv4, sendmsg(tracker.IPv4, m, cookie), "Linux 5.14"},
+		{hook{name: hookNames[6], attach: ebpf.AttachCGroupUDP4Recvmsg}, tracker.IPv4, getpeername(tracker.IPv4, m, true), "Linux 5.2"},
+		{hook{name: hookNames[7], attach: ebpf.AttachCGroupUDP6Sendmsg}, tracker.IPv6, sendmsg(tracker.IPv6, m, cookie), "Linux 5.14"},
+		{hook{name: hookNames[8], attach: ebpf.AttachCGroupUDP6Recvmsg}, tracker.IPv6, getpeername(tracker.IPv6, m, true), "Linux 5.2"},
 	} {
 		typ := ebpf.CGroupSockAddr
 		if k.attach == ebpf.AttachCgroupInetSockRelease {
@@ -59,7 +63,7 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 			// Some kernels check CAP_PERFMON in the verifier, which returns EACCES.
 			return unsupported("loading BPF programs", err)
 		case err != nil: // EINVAL, or another error of the verifier
-			return &ruleset.UnsupportedError{Backend: "socketlb", Family: k.family, Feature: "a BPF program for " + k.name, Minimum: k.minimum, Err: err}
+			return &dataplane.UnsupportedError{Backend: "socketlb", Family: k.family, Feature: "a BPF program for " + k.name, Minimum: k.minimum, Err: err}
 		}
 		k.program = p
 		*h = append(*h, &k.hook)

@@ -13,14 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
 // host is the node's network namespace.
 type host struct {
 	// cookie is the value of bpf_get_netns_cookie for sockets of the namespace.
 	cookie uint64
-	nl     *netlink.Handle
+	ns     *netns.Namespace
+	// inode identifies the namespace among the files of processes.
+	inode uint64
+	nl    *netlink.Handle
 }
 
 // openHost returns the network namespace of the file, or of the calling thread if file is
@@ -30,17 +33,21 @@ func openHost(file *os.File) (*host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socketlb: %w", err)
 	}
-	defer ns.Close()
-	h := &host{}
+	h := &host{ns: ns}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.File().Fd()), &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("socketlb: %w", os.NewSyscallError("fstat", err)), ns.Close())
+	}
+	h.inode = st.Ino
 	err = ns.Do(func() (err error) {
 		if h.cookie, err = netnsCookie(); err != nil {
-			return &ruleset.UnsupportedError{Backend: "socketlb", Feature: "the socket option SO_NETNS_COOKIE", Minimum: "Linux 5.14", Err: err}
+			return &dataplane.UnsupportedError{Backend: "socketlb", Feature: "the socket option SO_NETNS_COOKIE", Minimum: "Linux 5.14", Err: err}
 		}
 		h.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, ns.Close())
 	}
 	return h, nil
 }
@@ -80,10 +87,13 @@ func (h *host) addresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
-func (h *host) close() { h.nl.Close() }
+func (h *host) close() {
+	h.nl.Close()
+	h.ns.Close()
+}
 
 // RootCgroup returns the folder of the root of the cgroup2 file system, the default of
-// Config.Cgroup. The error is a [*ruleset.UnsupportedError] if the root is not mounted, as in
+// Config.Cgroup. The error is a [*dataplane.UnsupportedError] if the root is not mounted, as in
 // a container that has only its own cgroup.
 func RootCgroup() (string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -103,25 +113,25 @@ func RootCgroup() (string, error) {
 			return fields[4], nil
 		}
 	}
-	return "", &ruleset.UnsupportedError{Backend: "socketlb", Feature: "finding the root cgroup (in a container, mount the host's /sys/fs/cgroup and name the folder)"}
+	return "", &dataplane.UnsupportedError{Backend: "socketlb", Feature: "finding the root cgroup (in a container, mount the host's /sys/fs/cgroup and name the folder)"}
 }
 
 // checkPlaces returns an error if Cgroup is not a cgroup, or Dir is not in a BPF file system.
 func checkPlaces(c *Config) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(c.Cgroup, &fs); err != nil || fs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return &ruleset.UnsupportedError{Backend: "socketlb", Feature: fmt.Sprintf("%s, which is not a cgroup2 folder,", c.Cgroup), Err: err}
+		return &dataplane.UnsupportedError{Backend: "socketlb", Feature: fmt.Sprintf("%s, which is not a cgroup2 folder,", c.Cgroup), Err: err}
 	}
 	parent := filepath.Dir(c.Dir)
 	if err := unix.Statfs(parent, &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
-		return &ruleset.UnsupportedError{Backend: "socketlb", Feature: fmt.Sprintf("%s, which is not in a BPF file system (mount -t bpf bpf /sys/fs/bpf),", parent), Err: err}
+		return &dataplane.UnsupportedError{Backend: "socketlb", Feature: fmt.Sprintf("%s, which is not in a BPF file system (mount -t bpf bpf /sys/fs/bpf),", parent), Err: err}
 	}
 	return nil
 }
 
 // TemporaryDir returns a folder for Config.Dir in a BPF file system that only this process
 // can access. The file system is removed when closeDir is called or the process ends. It is
-// for tests and demonstrations. The error is a [*ruleset.UnsupportedError].
+// for tests and demonstrations. The error is a [*dataplane.UnsupportedError].
 func TemporaryDir() (dir string, closeDir func() error, err error) {
 	fs, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -144,7 +154,7 @@ func unsupported(feature string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		feature += " without CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial user namespace"
 	}
-	return &ruleset.UnsupportedError{Backend: "socketlb", Feature: feature, Err: err}
+	return &dataplane.UnsupportedError{Backend: "socketlb", Feature: feature, Err: err}
 }
 
 // hasPerfmon reports whether the process has CAP_PERFMON, or CAP_SYS_ADMIN, which includes it

@@ -13,9 +13,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -73,7 +73,9 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 		addr := netip.MustParseAddr(a)
 		add(server, "lo", netip.PrefixFrom(addr, addr.BitLen()).String())
 		for _, port := range []uint16{8080, 8081} {
-			server.ServeTCP(tb, netip.AddrPortFrom(addr, port).String(), func(net.Conn) {})
+			at := netip.AddrPortFrom(addr, port).String()
+			server.ServeTCP(tb, at, func(net.Conn) {})
+			server.ServeUDP(tb, at, at)
 		}
 	}
 	must(
@@ -94,6 +96,9 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 			if s.Labels["hash"] != "" {
 				p.Hash = tracker.HashSource
 			}
+			if s.Labels["range"] != "" {
+				p.LastPort = p.Port + 10
+			}
 			return nil
 		},
 	})
@@ -102,7 +107,7 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	l.engine, err = ruleset.NewEngine(rules)
 	must(err)
 	l.start(c)
-	l.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	l.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return l
 }
 

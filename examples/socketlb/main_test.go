@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
-	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 

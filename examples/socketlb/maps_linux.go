@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -30,14 +31,15 @@ func idOf(k tracker.Key) serviceID {
 }
 
 // endpoint is an address and port in network byte order. An IPv4 address is IPv4-mapped.
+// Protocol is 0 but in a frontendKey.
 type endpoint struct {
-	Addr [16]byte
-	Port [2]byte
-	Pad  uint16
+	Addr     [16]byte
+	Port     [2]byte
+	Protocol uint16
 }
 
 // frontendKey is a Service's address and port. The address of a NodePort is
-// [netip.IPv6Unspecified] or ::ffff:0.0.0.0.
+// [netip.IPv6Unspecified] or ::ffff:0.0.0.0. Protocol is inet.UDP, or 0 for TCP.
 type frontendKey = endpoint
 
 func endpointOf(a netip.AddrPort) endpoint {
@@ -51,14 +53,19 @@ func (e endpoint) String() string {
 	return netip.AddrPortFrom(netip.AddrFrom16(e.Addr).Unmap(), binary.BigEndian.Uint16(e.Port[:])).String()
 }
 
-func keyOf(f *ruleset.Frontend, family tracker.Family) frontendKey {
+// keyOf returns the key of a frontend of the Service port k.
+func keyOf(f *ruleset.Frontend, k tracker.Key) frontendKey {
 	addr := f.Addr
-	if f.Kind == ruleset.NodePort {
-		if addr = netip.IPv4Unspecified(); family == tracker.IPv6 {
+	if f.Kind == ruleset.KindNodePort {
+		if addr = netip.IPv4Unspecified(); k.Family == tracker.IPv6 {
 			addr = netip.IPv6Unspecified()
 		}
 	}
-	return endpointOf(netip.AddrPortFrom(addr, f.Port))
+	out := endpointOf(netip.AddrPortFrom(addr, f.Port))
+	if k.Protocol == v1.ProtocolUDP {
+		out.Protocol = protocolUDP
+	}
+	return out
 }
 
 // frontendValue determines the endpoints of connections to a frontend.
@@ -82,7 +89,8 @@ type slotKey struct {
 	Target, Slot uint32
 }
 
-// memberKey is an endpoint of a pool of a Service with affinity.
+// memberKey is an endpoint of a pool of a Service with affinity. With target flowMember it is an
+// endpoint that keeps the datagrams of a UDP Service that it already gets.
 type memberKey struct {
 	Service  serviceID
 	Target   uint32
@@ -116,6 +124,17 @@ type recentPeer struct {
 	Pad              uint64
 }
 
+// flowMember is the Target of a memberKey that is not one of a pool.
+const flowMember = 0
+
+// flowKey identifies the datagrams from an unconnected socket to a Service, or those from an
+// endpoint to the socket.
+type flowKey struct {
+	Cookie uint64
+	Peer   endpoint
+	Pad    uint32
+}
+
 // address holds the properties of an address of the node. NodePorts is 1 if NodePorts answer
 // there, and Source is 1 if a socket that is bound to it needs no masquerading. Family is the
 // third word of the frontendKey of a NodePort.
@@ -140,6 +159,8 @@ type bpfMaps struct {
 	clients   *ebpf.Map // clientKey -> client
 	recent    *ebpf.Map // cookie of a socket modulo the size -> recentPeer
 	peers     *ebpf.Map // cookie of a socket that is not in recent -> peer
+	flows     *ebpf.Map // flowKey of a Service's address -> endpoint
+	replies   *ebpf.Map // flowKey of an endpoint -> endpoint, the Service's address
 	counters  *ebpf.Map // uint32 -> uint64
 	// connections has an entry for each Service port to which a connection was translated.
 	connections *ebpf.Map // serviceID -> uint64
@@ -167,6 +188,8 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 		{"clients", &m.clients, lru(16, 32, c.Clients)},
 		{"recent", &m.recent, ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: c.recentSize()}},
 		{"peers", &m.peers, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
+		{"flows", &m.flows, lru(binary.Size(flowKey{}), 20, c.Connections)},
+		{"replies", &m.replies, lru(binary.Size(flowKey{}), 20, c.Connections)},
 		{connectionsFile, &m.connections, ebpf.MapSpec{Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8, MaxEntries: maxFrontends, Flags: noPrealloc}},
 		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Both programs exist for each family. In pseudocode:
+// All programs but release exist for each family. In pseudocode:
 //
 //	connect(socket, to):
-//		if socket is not TCP: leave it alone
+//		if socket is neither TCP nor UDP: leave it alone
 //		frontend = frontends[to]
 //		if none, and addresses[to.addr] serves NodePorts:
 //			frontend = frontends[any:to.port]
@@ -44,8 +44,22 @@ import (
 //		else if r.overflow != 0: known = peers[socket]
 //		if known, and known.endpoint == peer: peer = known.service
 //
+//	sendmsg(socket, to), of an unconnected UDP socket:
+//		find the frontend and choose the pool, as connect does
+//		flow = flows[socket, to]
+//		if none, or members[any pool, flow] does not exist:
+//			endpoint = as connect does
+//			if replies[socket, endpoint] is another address: leave it alone
+//			flows[socket, to] = endpoint, replies[socket, endpoint] = to
+//			connections[frontend.service]++
+//		to = endpoint
+//
+//	recvmsg(socket, from), of a UDP socket:
+//		if replies[socket, from]: from = that
+//		else: as getpeername does
+//
 //	release(socket):
-//		if socket is not TCP: return
+//		if socket is neither TCP nor UDP: return
 //		r = recent[socket modulo the size of recent]
 //		free r, if it is the socket's
 //		if r.overflow != 0: delete peers[socket], and r.overflow-- if it existed
@@ -65,6 +79,7 @@ const (
 	sockIP6      = 28
 
 	protocolTCP = 6
+	protocolUDP = 17
 )
 
 // Variables on the stack, by their offset from the frame pointer. They have the types of
@@ -82,6 +97,8 @@ const (
 	stackCounter  = stackNow - 8     // uint32
 	stackCookie   = stackCounter - 8 // uint64
 	stackRecent   = stackCookie - 8  // uint32
+	stackFlow     = stackRecent - 32 // flowKey
+	stackReply    = stackFlow - 32   // flowKey
 )
 
 // Fields of a recentPeer.
@@ -195,32 +212,105 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p := newProgram(f, m)
 	p.add(
 		asm.Mov.Reg(sockAddr, asm.R1),
-		asm.LoadMem(asm.R1, sockAddr, ctxProtocol, asm.Word),
-		asm.JNE.Imm(asm.R1, protocolTCP, "leave"),
-	)
-	p.readAddr(stackTo, sockAddr, p.ip)
-	p.add(
-		asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
-		asm.StoreMem(asm.RFP, stackTo+16, asm.R1, asm.Half),
 		asm.StoreImm(asm.RFP, stackTo+18, 0, asm.Half),
+		asm.LoadMem(asm.R1, sockAddr, ctxProtocol, asm.Word),
+		asm.JEq.Imm(asm.R1, protocolTCP, "read"),
+		asm.JNE.Imm(asm.R1, protocolUDP, "leave"),
+		asm.StoreImm(asm.RFP, stackTo+18, protocolUDP, asm.Half),
 	)
+	p.label("read", asm.Mov.Imm(asm.R0, 0))
+	p.readDestination()
 	p.findFrontend()
 	p.choosePool(host)
+	p.setKeys()
 	p.chooseEndpoint()
 
 	p.storePeer()
 	p.writePeer(asm.RFP, stackEndpoint)
-	p.lookup(m.counters, stackCounter)
-	p.increment("leave")
-	p.lookup(m.connections, stackSlot) // slotKey.Service
-	p.increment("first")
-	p.add(asm.Ja.Label("leave"))
-	p.label("first", asm.Mov.Imm(asm.R1, 1))
-	p.add(asm.StoreMem(asm.RFP, stackNow, asm.R1, asm.DWord))
-	p.update(m.connections, stackSlot, stackNow, ebpf.UpdateAny)
+	p.count("leave")
 	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the connection
 	p.add(asm.Return())
 	return p.code
+}
+
+// sendmsg returns the program that translates the datagrams of unconnected UDP sockets.
+func sendmsg(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
+	p := newProgram(f, m)
+	p.add(
+		asm.Mov.Reg(sockAddr, asm.R1),
+		asm.StoreImm(asm.RFP, stackTo+18, protocolUDP, asm.Half),
+	)
+	p.readDestination()
+	p.findFrontend()
+	p.choosePool(host)
+	p.setKeys()
+
+	// The endpoint of the datagrams before this one.
+	p.add(
+		asm.Mov.Reg(asm.R1, sockAddr),
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, stackFlow, asm.R0, asm.DWord),
+		asm.StoreMem(asm.RFP, stackReply, asm.R0, asm.DWord),
+		asm.StoreImm(asm.RFP, stackFlow+28, 0, asm.Word),
+		asm.StoreImm(asm.RFP, stackReply+28, 0, asm.Word),
+	)
+	p.copyWords(asm.RFP, stackFlow+8, asm.RFP, stackTo, 5)
+	p.lookup(m.flows, stackFlow)
+	p.add(asm.JEq.Imm(asm.R0, 0, "choose"))
+	p.copyWords(asm.RFP, stackEndpoint, asm.R0, 0, 5)
+	p.copyWords(asm.RFP, stackMember+12, asm.R0, 0, 5)
+	p.add(asm.StoreImm(asm.RFP, stackMember+8, flowMember, asm.Word))
+	p.lookup(m.members, stackMember)
+	p.add(
+		asm.StoreMem(asm.RFP, stackMember+8, target, asm.Word),
+		asm.JNE.Imm(asm.R0, 0, "send"),
+	)
+	p.label("choose", asm.Mov.Imm(asm.R0, 0))
+	p.chooseEndpoint()
+
+	p.label("translate", asm.Mov.Imm(asm.R0, 0))
+	p.copyWords(asm.RFP, stackReply+8, asm.RFP, stackEndpoint, 5)
+	p.lookup(m.replies, stackReply)
+	p.add(asm.JEq.Imm(asm.R0, 0, "new"))
+	for i := range int16(5) {
+		p.add(
+			asm.LoadMem(asm.R1, asm.R0, 4*i, asm.Word),
+			asm.LoadMem(asm.R2, asm.RFP, stackTo+4*i, asm.Word),
+			asm.JNE.Reg(asm.R1, asm.R2, "leave"),
+		)
+	}
+	p.label("new", asm.Mov.Imm(asm.R0, 0))
+	p.update(m.replies, stackReply, stackTo, ebpf.UpdateAny)
+	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
+	p.update(m.flows, stackFlow, stackEndpoint, ebpf.UpdateAny)
+	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
+	p.count("send")
+	p.label("send", asm.Mov.Imm(asm.R0, 0))
+	p.writePeer(asm.RFP, stackEndpoint)
+	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the datagram
+	p.add(asm.Return())
+	return p.code
+}
+
+// readDestination copies the destination to stackTo, but for the protocol.
+func (p *program) readDestination() {
+	p.readAddr(stackTo, sockAddr, p.ip)
+	p.add(
+		asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
+		asm.StoreMem(asm.RFP, stackTo+16, asm.R1, asm.Half),
+	)
+}
+
+// count counts the connection, and then continues at the label that follows.
+func (p *program) count(next string) {
+	p.lookup(p.maps.counters, stackCounter)
+	p.increment(next)
+	p.lookup(p.maps.connections, stackSlot) // slotKey.Service
+	p.increment("first")
+	p.add(asm.Ja.Label(next))
+	p.label("first", asm.Mov.Imm(asm.R1, 1))
+	p.add(asm.StoreMem(asm.RFP, stackNow, asm.R1, asm.DWord))
+	p.update(p.maps.connections, stackSlot, stackNow, ebpf.UpdateAny)
 }
 
 // findFrontend looks up the destination's frontend.
@@ -281,8 +371,8 @@ func (p *program) choosePool(host uint64) {
 	p.label("chosen", asm.JEq.Imm(size, 0, "leave"))
 }
 
-// chooseEndpoint writes an endpoint to stackEndpoint.
-func (p *program) chooseEndpoint() {
+// setKeys sets the Service and the pool in the keys on the stack.
+func (p *program) setKeys() {
 	p.add(
 		asm.LoadMem(asm.R1, frontend, 0, asm.DWord), // frontendValue.Service
 		asm.StoreMem(asm.RFP, stackSlot, asm.R1, asm.DWord),
@@ -290,6 +380,12 @@ func (p *program) chooseEndpoint() {
 		asm.StoreMem(asm.RFP, stackClient, asm.R1, asm.DWord),
 		asm.StoreMem(asm.RFP, stackSlot+8, target, asm.Word),
 		asm.StoreMem(asm.RFP, stackMember+8, target, asm.Word),
+	)
+}
+
+// chooseEndpoint writes an endpoint to stackEndpoint and continues at the label translate.
+func (p *program) chooseEndpoint() {
+	p.add(
 		asm.LoadMem(asm.R1, frontend, 8, asm.DWord), // frontendValue.Affinity
 		asm.JEq.Imm(asm.R1, 0, "pick"),
 	)
@@ -398,10 +494,29 @@ func compareAndSwap(dst, src asm.Register, offset int16) asm.Instruction {
 	return i
 }
 
-// getpeername returns the program that replaces the endpoint's address by the Service's.
-func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
+// getpeername returns the program that replaces the endpoint's address by the Service's, for
+// getpeername(2) or, if datagrams is set, for the source of received datagrams.
+func getpeername(f tracker.Family, m *bpfMaps, datagrams bool) asm.Instructions {
 	p := newProgram(f, m)
 	p.add(asm.Mov.Reg(sockAddr, asm.R1))
+	if datagrams {
+		p.add(
+			asm.FnGetSocketCookie.Call(),
+			asm.StoreMem(asm.RFP, stackReply, asm.R0, asm.DWord),
+			asm.StoreImm(asm.RFP, stackReply+28, 0, asm.Word),
+			asm.StoreImm(asm.RFP, stackReply+26, 0, asm.Half),
+			asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
+			asm.StoreMem(asm.RFP, stackReply+24, asm.R1, asm.Half),
+		)
+		p.readAddr(stackReply+8, sockAddr, p.ip)
+		p.lookup(m.replies, stackReply)
+		p.add(
+			asm.JEq.Imm(asm.R0, 0, "connected"),
+			asm.Mov.Reg(target, asm.R0),
+			asm.Ja.Label("write"),
+		)
+		p.label("connected", asm.Mov.Imm(asm.R0, 0))
+	}
 	p.findRecent()
 	p.add(
 		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),
@@ -427,6 +542,9 @@ func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
 		asm.LoadMem(asm.R2, target, 20+16, asm.Half),
 		asm.JNE.Reg(asm.R1, asm.R2, "leave"),
 	)
+	if datagrams {
+		p.label("write", asm.Mov.Imm(asm.R0, 0))
+	}
 	p.writePeer(target, 0)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())
@@ -439,8 +557,10 @@ func release(m *bpfMaps) asm.Instructions {
 	p.add(
 		asm.Mov.Reg(sockAddr, asm.R1), // a struct bpf_sock in this program
 		asm.LoadMem(asm.R1, sockAddr, sockProtocol, asm.Word),
-		asm.JNE.Imm(asm.R1, protocolTCP, "leave"),
+		asm.JEq.Imm(asm.R1, protocolTCP, "served"),
+		asm.JNE.Imm(asm.R1, protocolUDP, "leave"),
 	)
+	p.label("served", asm.Mov.Imm(asm.R0, 0))
 	p.findRecent()
 	p.add(
 		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),

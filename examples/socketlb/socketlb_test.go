@@ -21,10 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -59,6 +60,9 @@ func loadBalancer(ip string, sources ...string) func(*v1.Service) {
 
 // hashed makes a Service choose endpoints by a hash.
 func hashed(s *v1.Service) { s.Labels = map[string]string{"hash": "source"} }
+
+// ranged gives a Service the ports 80 to 90.
+func ranged(s *v1.Service) { s.Labels = map[string]string{"range": "yes"} }
 
 const (
 	external = "203.0.113.9"
@@ -96,7 +100,10 @@ func TestConnectionsAreTranslatedAsDocumented(t *testing.T) {
 		{what: "cluster IP, source is loopback", nodeFrom: "127.0.0.1:0", node: left, pod: all},
 		{what: "internal policy Local", edits: edits(backendtest.InternalLocal), node: local, pod: local},
 		{what: "hash", edits: edits(hashed)},
-		{what: "UDP", edits: edits(backendtest.Over(v1.ProtocolUDP))},
+		{what: "first port of a range", edits: edits(ranged)},
+		{what: "port of a range", edits: edits(ranged), to: "10.96.0.1:85"},
+		{what: "node port of a range", edits: edits(ranged, backendtest.NodePort(30080)), to: nodeAddr4 + ":30080", node: all},
+		{what: "SCTP", edits: edits(backendtest.Over(v1.ProtocolSCTP))},
 		{what: "external IP", edits: edits(backendtest.ExternalIPs(external)), to: external + ":80", node: all},
 		{what: "load balancer", edits: edits(loadBalancer(external)), to: external + ":80", node: all},
 		{what: "load balancer, source ranges", edits: edits(loadBalancer(external, "192.0.2.0/24", "10.0.0.0/8")), to: external + ":80"},
@@ -462,7 +469,7 @@ func TestAlterationsAreFoundAndRepaired(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 		err := l.backend.Check(t.Context())
-		var drift *ruleset.DriftError
+		var drift *dataplane.DriftError
 		if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
 			t.Errorf("%s: Check returns %v", what, err)
 		}
@@ -583,7 +590,7 @@ func (l *lab) peers() (n int) {
 // through changes, a restart and the deletion of a Service.
 func TestConnectionsAreCountedByService(t *testing.T) {
 	l := newLab(t, nil)
-	if _, err := Traffic(t.Context(), Config{Dir: l.dir}, func(func(tracker.Key) bool) {}); !errors.Is(err, ruleset.ErrNoRules) {
+	if _, err := Traffic(t.Context(), Config{Dir: l.dir}, func(func(tracker.Key) bool) {}); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a backend: %v, want ErrNoRules", err)
 	}
 	l.set("a", 1, 2)
@@ -608,7 +615,7 @@ func TestConnectionsAreCountedByService(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, traffic := range []*ruleset.Traffic{all, read} {
+		for _, traffic := range []*dataplane.Traffic{all, read} {
 			got := map[string]uint64{}
 			for k, c := range traffic.Services {
 				got[k.Name+" "+k.Family.String()] = c.Connections
@@ -753,8 +760,8 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 		want   string
 		is     error
 	}{
-		{Config{Dir: filepath.Join(t.TempDir(), "x")}, "not in a BPF file system", ruleset.ErrUnsupported},
-		{Config{Dir: dir, Cgroup: t.TempDir()}, "not a cgroup2 folder", ruleset.ErrUnsupported},
+		{Config{Dir: filepath.Join(t.TempDir(), "x")}, "not in a BPF file system", dataplane.ErrUnsupported},
+		{Config{Dir: dir, Cgroup: t.TempDir()}, "not a cgroup2 folder", dataplane.ErrUnsupported},
 		{Config{Dir: "relative"}, "not an absolute path", ruleset.ErrConfig},
 		{Config{Dir: dir, Clients: -1}, "-1 clients", ruleset.ErrConfig},
 	} {
@@ -797,5 +804,12 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 	t.Logf("without CAP_PERFMON: %v, %q", err, said)
 	if err != nil && (!strings.Contains(said, "CAP_PERFMON") || strings.Contains(said, "or later")) {
 		t.Errorf("without CAP_PERFMON: %v, %q", err, said)
+	}
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
 	}
 }

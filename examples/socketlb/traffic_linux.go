@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -25,7 +26,7 @@ const connectionsFile = "connections"
 // The counters survive changes and restarts, and are deleted with their Service. Service ports
 // beyond 65,536 are not counted. The error is ctx's, wraps [os.ErrClosed], or is that of reading
 // the map.
-func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
+func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -41,7 +42,7 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	out := newTraffic()
 	for id, n := range counted {
 		if k, ok := b.names[id]; ok {
-			out.Services[k] = ruleset.Counters{Connections: n}
+			out.Services[k] = dataplane.Counters{Connections: n}
 		}
 	}
 	return out, nil
@@ -50,8 +51,8 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 // Traffic reads the counters that a [Backend] with the same Config.Dir keeps, in this process or
 // another, as [Backend.Traffic] does. It changes nothing. The kernel does not store names of
 // Services, so the result has those of the given Service ports. The error wraps
-// [ruleset.ErrNoRules] if there is no backend.
-func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*ruleset.Traffic, error) {
+// [dataplane.ErrNoRules] if there is no backend.
+func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*dataplane.Traffic, error) {
 	c, err := c.withDefaults()
 	if err == nil {
 		err = ctx.Err()
@@ -62,7 +63,7 @@ func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*ru
 	// Without the file there is no need for a kernel with BPF.
 	file := filepath.Join(c.Dir, connectionsFile)
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", dataplane.ErrNoRules)
 	}
 	m, err := ebpf.LoadPinnedMap(file, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
@@ -76,14 +77,14 @@ func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*ru
 	out := newTraffic()
 	for k := range services {
 		if n := counted[idOf(k)]; n != 0 {
-			out.Services[k] = ruleset.Counters{Connections: n}
+			out.Services[k] = dataplane.Counters{Connections: n}
 		}
 	}
 	return out, nil
 }
 
-func newTraffic() *ruleset.Traffic {
-	return &ruleset.Traffic{Known: ruleset.CountsConnections, Services: map[tracker.Key]ruleset.Counters{}}
+func newTraffic() *dataplane.Traffic {
+	return &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
 }
 
 // readConnections returns the connections of each Service port, over all processors.

@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
 // Check reads all entries of the maps, compares them and the programs with what the backend
-// wrote, and follows changes of the node's addresses. It returns a [*ruleset.DriftError] if
+// wrote, and follows changes of the node's addresses. It returns a [*dataplane.DriftError] if
 // another process altered or deleted something, or if the state of the maps is unknown after
 // a failure. It can also return [os.ErrClosed], ctx's error, or an error of reading. After
 // any error except ctx's, [Backend.Apply] requires a full delta.
@@ -33,14 +33,14 @@ func (b *Backend) Check(ctx context.Context) error {
 
 // Watch calls [Backend.Check] at each interval until ctx is done or the backend is closed, and
 // calls drifted with the errors of Check. It returns ctx's error or [os.ErrClosed]. drifted
-// should resync the cursor ([ruleset.Cursor.Resync]). See [ruleset.Watch].
+// should resync the cursor ([ruleset.Cursor.Resync]). See [dataplane.Watch].
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	return ruleset.Watch(ctx, interval, b.Check, drifted)
+	return dataplane.Watch(ctx, interval, b.Check, drifted)
 }
 
 func (b *Backend) check() error {
 	drift := func(format string, args ...any) error {
-		return &ruleset.DriftError{Backend: "socketlb", Family: b.config.Families[0], What: fmt.Sprintf(format, args...)}
+		return &dataplane.DriftError{Backend: "socketlb", Family: b.config.Families[0], What: fmt.Sprintf(format, args...)}
 	}
 	if b.frontends == nil {
 		return drift("the state of the maps is unknown: no full delta was applied since the last failure")

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -83,8 +84,11 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		pods.CIDRs = append(pods.CIDRs, p)
 	}
 
-	// The objects are the operator's own, so every annotation is allowed.
-	choice, err := annotations.NewReader(annotations.Known())
+	// The objects are the operator's own, so every annotation of this project is allowed.
+	// Cilium's is not: it changes the weight of all endpoints without one to 100.
+	choice, err := annotations.NewReader(slices.DeleteFunc(annotations.Known(), func(name string) bool {
+		return name == annotations.CiliumWeight
+	}), ruleset.PortRangesNone)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +156,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	if err := a.read(); err != nil {
 		return nil, err
 	}
-	a.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	a.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return a, nil
 }
 

@@ -19,7 +19,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -234,6 +234,21 @@ func TestConcurrentLocalRunsGetDifferentPorts(t *testing.T) {
 	}
 }
 
+// listen listens at an address whose socket this process has just closed. Parallel tests start
+// processes, and a new process has copies of all sockets until it executes its program.
+func listen(t *testing.T, at string) net.Listener {
+	t.Helper()
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
+		l, err := net.Listen("tcp", at)
+		if err == nil {
+			return l
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestTakenLocalPortIsReplaced listens at the port of a Service that has no endpoints.
 func TestTakenLocalPortIsReplaced(t *testing.T) {
 	t.Parallel()
@@ -245,10 +260,7 @@ func TestTakenLocalPortIsReplaced(t *testing.T) {
 	if none != "-" {
 		t.Errorf("the table has address %s without endpoints", none)
 	}
-	other, err := net.Listen("tcp", web)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := listen(t, web)
 	defer other.Close()
 	write(t, l.file, manifest(300, "", mine))
 	for moved := "-"; moved == "-"; {

@@ -3,34 +3,43 @@ package patterns_test
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/placement"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A controller computes the load balancers of every node. Compile is a pure function of a
-// Service port, its endpoints and a node, so a change is compiled once for each node, and
-// unchanged Services are not compiled.
+// A controller computes the load balancers of every node. Package ruleset/placement computes
+// a change once for the nodes that see it alike, with the frontends that the Engine assigned.
+// The tracker has no node of its own. A node that joins gets every Service of the snapshot.
 func Example_allNodes() {
-	nodes := []tracker.NodeInfo{{Name: "node-a", Zone: "z1"}, {Name: "node-b", Zone: "z2"}, {Name: "node-c", Zone: "z2"}}
 	t, engine := newEngine(tracker.Config{})
+	nodes := placement.New(tracker.TopologyOptions{})
+	show := func(name string, s *ruleset.Service, on string) {
+		if s == nil {
+			fmt.Println(name, "goes from", on)
+			return
+		}
+		fmt.Print(name, " on ", on, ":")
+		for _, f := range s.Frontends {
+			fmt.Print(" ", f.Kind, " ", f.Target, " ", s.Pool(f.Target))
+		}
+		fmt.Println()
+	}
 	cursor := engine.Attach("all nodes", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-		for _, c := range d.Changes {
-			if c.New == nil {
-				fmt.Println(c.Key.Name, "goes everywhere")
-				continue
-			}
-			state := tracker.PortState{Port: c.New.Port, Endpoints: c.New.Endpoints}
-			for _, n := range nodes {
-				s := ruleset.Compile(state, &ruleset.Node{Info: n}, tracker.TopologyOptions{})
-				fmt.Print(c.Key.Name, " on ", n.Name, ":")
-				for _, f := range s.Frontends {
-					fmt.Print(" ", f.Kind, " ", f.Target, " ", s.Pool(f.Target))
+		for i := range d.Changes {
+			for c := range nodes.Changes(d, &d.Changes[i]) {
+				on := slices.Sorted(c.Nodes())
+				if c.Everywhere() {
+					on = []string{"every node"}
 				}
-				fmt.Println()
+				show(c.Key.Name, c.New, strings.Join(on, ", "))
 			}
 		}
 		return nil
@@ -40,6 +49,13 @@ func Example_allNodes() {
 			fmt.Println(err)
 		}
 	}
+	for i, zone := range []string{"z1", "z2", "z2"} {
+		nodes.SetNode(tracker.NodeInfo{Name: fmt.Sprintf("node-%c", 'a'+i), Zone: zone})
+	}
+
+	t.SetService(service("plain", "10.96.0.3"))
+	t.SetSlice(slice("plain", "node-a"))
+	sync()
 
 	local := service("local", "10.96.0.1")
 	policy := v1.ServiceInternalTrafficPolicyLocal
@@ -55,11 +71,26 @@ func Example_allNodes() {
 	t.SetService(service("zones", "10.96.0.2"))
 	t.SetSlice(zones)
 	sync()
+	// One endpoint goes. The other node's rules stay.
+	t.SetSlice(slice("local", "node-a"))
+	sync()
+	nodes.SetNode(tracker.NodeInfo{Name: "node-d", Zone: "z1"})
+	snapshot := engine.Snapshot()
+	for _, svc := range snapshot.Services {
+		show(svc.Key.Name, nodes.Service(snapshot.Node, svc, "node-d"), "node-d")
+	}
+	t.DeleteService(types.NamespacedName{Namespace: "shop", Name: "plain"})
+	sync()
 	// Output:
+	// plain on every node: cluster IP cluster endpoints [10.0.0.1:8080]
 	// local on node-a: cluster IP local endpoints [10.0.0.1:8080]
 	// local on node-b: cluster IP local endpoints [10.0.0.2:8080]
 	// local on node-c: cluster IP drop []
 	// zones on node-a: cluster IP cluster endpoints [10.0.0.1:8080]
-	// zones on node-b: cluster IP cluster endpoints [10.0.0.2:8080 10.0.0.3:8080]
-	// zones on node-c: cluster IP cluster endpoints [10.0.0.2:8080 10.0.0.3:8080]
+	// zones on node-b, node-c: cluster IP cluster endpoints [10.0.0.2:8080 10.0.0.3:8080]
+	// local on node-b: cluster IP drop []
+	// plain on node-d: cluster IP cluster endpoints [10.0.0.1:8080]
+	// local on node-d: cluster IP drop []
+	// zones on node-d: cluster IP cluster endpoints [10.0.0.1:8080]
+	// plain goes from every node
 }

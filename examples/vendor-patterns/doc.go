@@ -1,5 +1,7 @@
 // Package patterns shows common tasks of data plane vendors in compiled and tested
-// examples. It has no code of its own.
+// examples. It has no code of its own. Start with the task that is yours: a hook for
+// Services (annotations, selection), a question (lookup), every node in one process
+// (allNodes), a data plane (mapplane, grouptable, ovs), or several followers of one engine.
 //
 // # Services
 //
@@ -12,17 +14,19 @@
 //
 // # Data planes
 //
-//   - Package mapplane: two maps, as in a BPF program. Single writes, which may fail, are
-//     ordered so that no frontend ever leads to a missing endpoint. Package ruleset/slots
-//     numbers pools without gaps.
-//   - Package grouptable: endpoints that several Services share, for a switch with an
-//     OpenFlow group table. Each is installed once and counted by package ruleset/ledger.
-//     Package ruleset/ids preserves the IDs of groups over a restart.
+//   - Package mapplane: two maps, as in a BPF program. Package ruleset/driver orders single
+//     writes, which may fail, so that no frontend ever leads to a missing endpoint. Package
+//     ruleset/slots numbers pools without gaps.
+//   - Package grouptable: endpoints that several Services share, and empty groups, for a
+//     switch with an OpenFlow group table. Package ruleset/ids preserves the IDs of groups
+//     over a restart.
 //   - Package ovs, beside this folder: a backend with groups, Services in the keys of
 //     frontends, and shared endpoints, on a switch in memory.
 //   - Program userspace, beside this folder: a whole third-party proxy.
 //
-// The tests of all three packages run the conformance suite without packets.
+// The tests of all three packages run the conformance suite without packets. None of the packages
+// serves ranges of ports ([ruleset.PortRangesNone]), because package ruleset/driver names a frontend
+// by one port.
 //
 // # Several followers
 //

@@ -52,7 +52,7 @@ func Example_followers() {
 	client, vip := netip.MustParseAddrPort("10.1.0.1:4000"), netip.MustParseAddrPort("10.96.0.10:80")
 	gone := netip.MustParseAddrPort("10.0.0.2:8080")
 	table := flows{{Protocol: 17, Src: client, Dst: vip, ReplySrc: gone, ReplyDst: client}}
-	cleaner := must(conntrack.New(conntrack.Config{Table: table}))
+	cleaner := must(conntrack.New(context.Background(), conntrack.Config{Table: table}))
 	defer cleaner.Close()
 	checks := health.NewServices(health.ServicesConfig{})
 

@@ -46,6 +46,6 @@ func must[T any](x T, err error) T {
 // newEngine returns a synced tracker and its engine.
 func newEngine(c tracker.Config) (*tracker.Tracker, *ruleset.Engine) {
 	t := must(tracker.New(c))
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return t, must(ruleset.NewEngine(ruleset.Config{Tracker: t}))
 }

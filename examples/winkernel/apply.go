@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/ledger"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -16,12 +17,17 @@ type apply struct {
 	*Backend
 	ctx  context.Context
 	full bool
-	// plans holds the load balancers of each Service that changes and stays.
-	plans map[tracker.Key][]wanted
+	// plans holds the load balancers of each Service that changes and stays, and addresses the
+	// remote endpoints that they need.
+	plans  map[tracker.Key][]wanted
+	needed map[tracker.Key]map[address]bool
 	// failed holds the errors of Services that fail alone.
 	failed map[tracker.Key]error
 	// uncertain is set after a write whose outcome is unknown.
 	uncertain bool
+	// used holds the endpoints of all load balancers, once inUse has read them after a failed
+	// write.
+	used map[string]bool
 	// listed and readNetwork are set once the endpoints and the network were read in this call.
 	listed, readNetwork bool
 }
@@ -31,7 +37,7 @@ type apply struct {
 // rest was not done.
 func (a *apply) run(changes []ruleset.Change) error {
 	a.listed, a.readNetwork = a.full, a.full
-	a.plans = make(map[tracker.Key][]wanted, len(changes))
+	a.plans, a.needed = make(map[tracker.Key][]wanted, len(changes)), make(map[tracker.Key]map[address]bool, len(changes))
 	for i := range changes {
 		if err := a.claim(&changes[i]); err != nil {
 			return err
@@ -44,6 +50,9 @@ func (a *apply) run(changes []ruleset.Change) error {
 	}
 	for _, step := range []func(*ruleset.Change) error{a.write, a.releaseLoadBalancers, a.releaseEndpoints} {
 		for i := range changes {
+			if err := a.ctx.Err(); err != nil {
+				return err
+			}
 			if c := &changes[i]; a.failed[c.Key] == nil || isWaiting(a.failed[c.Key]) {
 				if err := a.judge(c.Key, step(c)); err != nil {
 					return err
@@ -62,8 +71,6 @@ func (a *apply) judge(k tracker.Key, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case a.ctx.Err() != nil:
-		return err
 	case errors.Is(err, ErrNotRunning), errors.Is(err, ErrNotFound):
 		a.uncertain = true
 		return err
@@ -89,20 +96,23 @@ func (a *apply) claim(c *ruleset.Change) error {
 		return err
 	}
 	p := a.planner()
-	plan := p.plan(c.New)
+	plan, needed := p.plan(c.New), map[address]bool{}
 	for i := range plan {
 		w := &plan[i]
 		a.lbs.Claim(c.Key, w.settings.Frontend)
 		if a.needsVIP(c.New, w) {
-			a.addresses.Claim(c.Key, address{w.settings.Frontend.VIP, true})
+			needed[address{w.settings.Frontend.VIP, true}] = true
 		}
 		for _, e := range w.pool {
 			if !p.local(e) {
-				a.addresses.Claim(c.Key, address{e.Addr.Addr(), false})
+				needed[address{e.Addr.Addr(), false}] = true
 			}
 		}
 	}
-	a.plans[c.Key] = plan
+	for item := range needed {
+		a.addresses.Claim(c.Key, item)
+	}
+	a.plans[c.Key], a.needed[c.Key] = plan, needed
 	return nil
 }
 
@@ -281,9 +291,6 @@ func (a *apply) remote(e Endpoint) (string, error) {
 }
 
 func (a *apply) createEndpoint(e Endpoint) error {
-	if err := a.ctx.Err(); err != nil {
-		return err
-	}
 	made, err := a.config.HNS.CreateEndpoint(e)
 	if err != nil {
 		return fmt.Errorf("cannot create endpoint %v: %w", e.Addrs[0], err)
@@ -293,9 +300,6 @@ func (a *apply) createEndpoint(e Endpoint) error {
 }
 
 func (a *apply) deleteEndpoint(e Endpoint) error {
-	if err := a.ctx.Err(); err != nil {
-		return err
-	}
 	if err := a.config.HNS.DeleteEndpoint(e.ID); err != nil && !errors.Is(err, ErrNotFound) {
 		return fmt.Errorf("cannot delete endpoint %v: %w", e.Addrs[0], err)
 	}
@@ -309,9 +313,10 @@ func (a *apply) put(lb LoadBalancer) error {
 	old, ok := a.state.lbs[lb.Frontend]
 	lb.ID = old.ID
 	switch {
-	case len(lb.Endpoints) == 0 && ok:
+	case len(lb.Endpoints) == 0:
 		return a.deleteLoadBalancer(lb.Frontend)
-	case len(lb.Endpoints) == 0, ok && old.equal(&lb):
+	case ok && old.equal(&lb):
+		a.state.lbs[lb.Frontend] = lb // with its Purpose, which was not read
 		return nil
 	case ok:
 		return a.change(lb)
@@ -322,9 +327,6 @@ func (a *apply) put(lb LoadBalancer) error {
 // change changes a load balancer in place, or deletes it and makes it again if the service can
 // do no better.
 func (a *apply) change(lb LoadBalancer) error {
-	if err := a.ctx.Err(); err != nil {
-		return err
-	}
 	if !a.replaces {
 		has, err := a.config.HNS.ModifyLoadBalancer(lb)
 		switch {
@@ -333,7 +335,7 @@ func (a *apply) change(lb LoadBalancer) error {
 			return nil
 		case err == nil: // HNS 15.4 accepts and does nothing (kubernetes/kubernetes#131466)
 		case !errors.Is(err, ErrNotImplemented):
-			return fmt.Errorf("cannot modify load balancer %v: %w", lb.Frontend, err)
+			return a.config.failed(Modify, lb, err)
 		}
 		a.replaces = true
 		a.config.Log.Warn("this version of Windows cannot modify load balancers: changed ones are deleted and created, which interrupts their Services for a moment")
@@ -345,12 +347,9 @@ func (a *apply) change(lb LoadBalancer) error {
 }
 
 func (a *apply) createLoadBalancer(lb LoadBalancer) error {
-	if err := a.ctx.Err(); err != nil {
-		return err
-	}
 	made, err := a.config.HNS.CreateLoadBalancer(lb)
 	if err != nil {
-		return fmt.Errorf("cannot create load balancer %v: %w", lb.Frontend, err)
+		return a.config.failed(Create, lb, err)
 	}
 	lb.ID = made.ID
 	a.state.lbs[lb.Frontend] = lb
@@ -358,12 +357,14 @@ func (a *apply) createLoadBalancer(lb LoadBalancer) error {
 	return nil
 }
 
+// deleteLoadBalancer deletes the load balancer of a frontend, if there is one.
 func (a *apply) deleteLoadBalancer(f Frontend) error {
-	if err := a.ctx.Err(); err != nil {
-		return err
+	lb, ok := a.state.lbs[f]
+	if !ok {
+		return nil
 	}
-	if err := a.config.HNS.DeleteLoadBalancer(a.state.lbs[f].ID); err != nil && !errors.Is(err, ErrNotFound) {
-		return fmt.Errorf("cannot delete load balancer %v: %w", f, err)
+	if err := a.config.HNS.DeleteLoadBalancer(lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		return a.config.failed(Delete, lb, err)
 	}
 	delete(a.state.lbs, f)
 	return nil
@@ -371,99 +372,77 @@ func (a *apply) deleteLoadBalancer(f Frontend) error {
 
 // releaseLoadBalancers deletes the load balancers that the Service had and no Service wants.
 func (a *apply) releaseLoadBalancers(c *ruleset.Change) error {
-	for f := range a.lbs.Items(c.Key) {
-		if slices.ContainsFunc(a.plans[c.Key], func(w wanted) bool { return w.settings.Frontend == f }) || !a.lbs.Release(c.Key, f) {
-			continue
-		}
-		if _, ok := a.state.lbs[f]; ok {
-			if err := a.deleteLoadBalancer(f); err != nil {
-				a.lbs.Claim(c.Key, f) // the retry releases it again
-				return err
-			}
-		}
-		a.lbs.Removed(f)
+	wanted := func(f Frontend) bool {
+		return slices.ContainsFunc(a.plans[c.Key], func(w wanted) bool { return w.settings.Frontend == f })
 	}
-	return nil
+	return release(&a.lbs, c.Key, wanted, a.deleteLoadBalancer)
 }
 
 // releaseEndpoints deletes the remote endpoints that the Service had and no Service wants.
 func (a *apply) releaseEndpoints(c *ruleset.Change) error {
-	wanted := a.wantedAddresses(c)
-	for item := range a.addresses.Items(c.Key) {
-		if wanted[item] || !a.addresses.Release(c.Key, item) {
+	return release(&a.addresses, c.Key, func(item address) bool { return a.needed[c.Key][item] }, a.deleteRemote)
+}
+
+// release deletes the items that a Service had and no Service wants.
+func release[T comparable](l *ledger.Ledger[tracker.Key, T], k tracker.Key, wanted func(T) bool, remove func(T) error) error {
+	for item := range l.Items(k) {
+		if wanted(item) || !l.Release(k, item) {
 			continue
 		}
-		if err := a.deleteRemote(item); err != nil {
-			a.addresses.Claim(c.Key, item) // the retry releases it again
+		if err := remove(item); err != nil {
+			l.Claim(k, item) // the retry releases it again
 			return err
 		}
-		a.addresses.Removed(item)
+		l.Removed(item)
 	}
 	return nil
 }
 
-// wantedAddresses returns the remote endpoints in the plan of a Service.
-func (a *apply) wantedAddresses(c *ruleset.Change) map[address]bool {
-	out := map[address]bool{}
-	p, plan := a.planner(), a.plans[c.Key]
-	for i := range plan {
-		if a.needsVIP(c.New, &plan[i]) {
-			out[address{plan[i].settings.Frontend.VIP, true}] = true
-		}
-		for _, e := range plan[i].pool {
-			if !p.local(e) {
-				out[address{e.Addr.Addr(), false}] = true
-			}
-		}
-	}
-	return out
-}
-
-// deleteRemote deletes a remote endpoint if the backend made it.
+// deleteRemote deletes a remote endpoint if the backend made it. It fails while a load balancer
+// uses the endpoint: another Service has taken the load balancer over, and could not change it.
 func (a *apply) deleteRemote(item address) error {
 	e, ok := a.state.endpoints[a.state.at[item.Addr].remote]
 	if p := a.planner(); !ok || item.vip && !p.isVIP(&e) || !item.vip && !p.isRemotePod(&e) {
 		return nil
 	}
+	if a.uncertain && a.inUse()[e.ID] {
+		return fmt.Errorf("endpoint %v is in use by a load balancer whose change failed", item.Addr)
+	}
 	return a.deleteEndpoint(e)
 }
 
-// prune deletes the load balancers that no Service wants, and the remote endpoints of an
-// earlier process that no Service wants.
-func (a *apply) prune() error {
-	err := a.pruneLoadBalancers()
-	return errors.Join(err, a.pruneEndpoints())
-}
-
-func (a *apply) pruneLoadBalancers() error {
-	var errs []error
-	for f := range a.lbs.Unused() {
-		if _, ok := a.state.lbs[f]; ok {
-			if err := a.deleteLoadBalancer(f); err != nil {
-				errs = append(errs, err)
-				continue
+// inUse returns the IDs of the endpoints of all load balancers, which must have been written: no
+// later step adds one.
+func (a *apply) inUse() map[string]bool {
+	if a.used == nil {
+		a.used = map[string]bool{}
+		for _, lb := range a.state.lbs {
+			for _, id := range lb.Endpoints {
+				a.used[id] = true
 			}
 		}
-		a.lbs.Removed(f)
+	}
+	return a.used
+}
+
+// prune deletes the load balancers that no Service wants, and the remote endpoints of an
+// earlier process that no Service wants. It continues after an error.
+func (a *apply) prune() error {
+	var errs []error
+	for f := range a.lbs.Unused() {
+		err := a.deleteLoadBalancer(f)
+		if errs = append(errs, err); err == nil {
+			a.lbs.Removed(f)
+		}
 	}
 	for _, id := range a.state.broken {
 		if err := a.config.HNS.DeleteLoadBalancer(id); err != nil && !errors.Is(err, ErrNotFound) {
 			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, err))
 		}
 	}
-	a.uncertain = a.uncertain || len(errs) != 0
-	return errors.Join(errs...)
-}
-
-func (a *apply) pruneEndpoints() error {
-	used := map[string]bool{}
-	for _, lb := range a.state.lbs {
-		for _, id := range lb.Endpoints {
-			used[id] = true
-		}
-	}
+	a.used = nil // without the load balancers that were just deleted
+	used := a.inUse()
 	p := a.planner()
-	var errs []error
 	for id, e := range a.state.endpoints {
 		vip := p.isVIP(&e)
 		if !vip && !p.isRemotePod(&e) || used[id] {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/ruleset/ledger"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,8 +24,9 @@ type Backend struct {
 	end    context.CancelFunc
 
 	mu sync.Mutex
-	// state is what the service has, or nil if that is unknown.
-	state *state
+	// state is what the service has, or nil if that is unknown. started is set by the first Apply.
+	state   *state
+	started bool
 	// replaces is set once the service turned out to be unable to modify load balancers.
 	replaces bool
 	// lbs and addresses record which Services use a load balancer and a remote endpoint.
@@ -56,6 +58,8 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	return b, nil
 }
 
+var _ dataplane.Plane = (*Backend)(nil)
+
 // Close ends Watch. What was programmed stays in effect. Further calls of Apply and Check
 // return [os.ErrClosed]. It returns nil.
 func (b *Backend) Close() error {
@@ -67,6 +71,14 @@ func (b *Backend) Close() error {
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{Lacks: ruleset.LacksSourceRanges | ruleset.LacksAffinityTimeout | ruleset.LacksWeights |
 		ruleset.LacksHash | ruleset.LacksEndpointPorts}
+}
+
+// Traffic returns no counters: the service has none.
+func (b *Backend) Traffic(context.Context) (*dataplane.Traffic, error) {
+	if b.open.Err() != nil {
+		return nil, os.ErrClosed
+	}
+	return &dataplane.Traffic{Services: map[tracker.Key]dataplane.Counters{}}, nil
 }
 
 // Apply implements [ruleset.Backend]. It writes load balancers and endpoints one by one. A
@@ -81,6 +93,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if b.open.Err() != nil {
 		return os.ErrClosed
 	}
+	b.started = true
 	if d.Full {
 		if err := b.adopt(); err != nil {
 			return err
@@ -145,12 +158,12 @@ func (e *WaitingError) Error() string {
 	return "network plugin has no endpoint yet for " + strings.Join(text, ", ") + more
 }
 
-// Check compares the service with what the backend wrote. It returns a *[ruleset.DriftError]
+// Check compares the service with what the backend wrote. It returns a *[dataplane.DriftError]
 // if another process changed a load balancer or an endpoint, if the network was replaced, or
 // if the network plugin made an endpoint that a Service waits for. The next delta must then
 // be a full one, which Apply requests. Other errors mean that the check failed.
 //
-// It lists all endpoints and load balancers.
+// It lists all endpoints and load balancers. Before the first Apply it returns nil.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,8 +173,11 @@ func (b *Backend) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if b.state == nil {
-		return &ruleset.DriftError{Backend: "winkernel", What: "the state of the service is unknown until a full sync"}
+	switch {
+	case !b.started:
+		return nil
+	case b.state == nil:
+		return &dataplane.DriftError{Backend: "winkernel", What: "the state of the service is unknown until a full sync"}
 	}
 	now, err := b.config.read()
 	if err != nil {
@@ -172,7 +188,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		return nil
 	}
 	b.state = nil
-	return &ruleset.DriftError{Backend: "winkernel", Family: family, What: what}
+	return &dataplane.DriftError{Backend: "winkernel", Family: family, What: what}
 }
 
 // Watch calls Check at the interval until ctx is done or the backend is closed, and drifted
@@ -182,7 +198,7 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	open, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.open, cancel)()
-	err := ruleset.Watch(open, interval, b.Check, drifted)
+	err := dataplane.Watch(open, interval, b.Check, drifted)
 	if b.open.Err() != nil && ctx.Err() == nil {
 		return os.ErrClosed
 	}

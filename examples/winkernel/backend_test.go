@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,7 +16,14 @@ import (
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
+)
+
+// The IDs of the cluster's network and of another one.
+const (
+	networkID    = "11111111-2222-3333-4444-555555555555"
+	otherNetwork = "33333333-2222-3333-4444-555555555555"
 )
 
 var nodeIP = netip.MustParseAddr("192.168.0.11")
@@ -30,8 +38,8 @@ type cluster struct {
 
 func newCluster(tb testing.TB) *cluster {
 	tb.Helper()
-	c := &cluster{hns: fakehns.New(winkernel.Network{ID: "net", Name: "cluster", Type: winkernel.L2Bridge}, true), old: map[int]*ruleset.Service{}}
-	c.config = winkernel.Config{HNS: c.hns, Network: "cluster", Node: "win-1", NodeIPs: []netip.Addr{nodeIP}}
+	c := &cluster{hns: fakehns.New(winkernel.Network{ID: networkID, Name: "cluster", Type: winkernel.L2Bridge}, true), old: map[int]*ruleset.Service{}}
+	c.config = winkernel.Config{HNS: api(tb, c.hns), Network: "cluster", Node: "win-1", NodeIPs: []netip.Addr{nodeIP}}
 	c.restart(tb)
 	return c
 }
@@ -66,7 +74,7 @@ func service(n int, endpoints ...string) *ruleset.Service {
 func (c *cluster) delta(full bool, services map[int]*ruleset.Service) *ruleset.Delta {
 	d := &ruleset.Delta{Full: full, Node: &ruleset.Node{}}
 	for n, s := range services {
-		ch := ruleset.Change{Old: c.old[n], New: s, What: ruleset.FieldAll}
+		ch := ruleset.Change{Old: c.old[n], New: s, Fields: ruleset.FieldAll}
 		if s != nil {
 			ch.Key, c.old[n] = s.Key, s
 		} else {
@@ -98,7 +106,11 @@ func (c *cluster) fill(tb testing.TB, n int) {
 
 // TestChangeCostsTheCallsItNeeds counts the calls for one endpoint, whatever exists.
 func TestChangeCostsTheCallsItNeeds(t *testing.T) {
-	for _, n := range []int{1, 100, 1000} {
+	sizes := []int{1, 100, 1000}
+	if *dlls {
+		sizes = sizes[:2] // they cost the same calls, and take a minute
+	}
+	for _, n := range sizes {
 		c := newCluster(t)
 		c.fill(t, n)
 		if got, want := c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080", "10.246.0.1:8080")}),
@@ -146,7 +158,7 @@ func TestLoadBalancerGoesWhileItsOnlyPodHasNoEndpoint(t *testing.T) {
 		t.Errorf("Check while nothing happened: %v", err)
 	}
 	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.6")}})
-	var drift *ruleset.DriftError
+	var drift *dataplane.DriftError
 	if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
 		t.Errorf("Check after the endpoint was made: %v", err)
 	}
@@ -184,7 +196,7 @@ func TestCheckFindsForeignChanges(t *testing.T) {
 		},
 		"endpoint deleted": func(c *cluster) error { return c.hns.DeleteEndpoint(lb(c).Endpoints[0]) },
 		"network replaced": func(c *cluster) error {
-			c.hns.SetNetwork(winkernel.Network{ID: "new", Name: "cluster", Type: winkernel.L2Bridge})
+			c.hns.SetNetwork(winkernel.Network{ID: "22222222-2222-3333-4444-555555555555", Name: "cluster", Type: winkernel.L2Bridge})
 			return nil
 		},
 	} {
@@ -197,7 +209,7 @@ func TestCheckFindsForeignChanges(t *testing.T) {
 			if err := change(c); err != nil {
 				t.Fatal(err)
 			}
-			var drift *ruleset.DriftError
+			var drift *dataplane.DriftError
 			if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
 				t.Fatalf("Check after: %v", err)
 			}
@@ -213,7 +225,7 @@ func TestCheckFindsForeignChanges(t *testing.T) {
 func TestCheckIgnoresOtherObjects(t *testing.T) {
 	c := newCluster(t)
 	c.fill(t, 3)
-	other := c.hns.Plug(winkernel.Endpoint{Network: "nat", Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
+	other := c.hns.Plug(winkernel.Endpoint{Network: otherNetwork, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
 	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")}})
 	c.hns.Place(winkernel.LoadBalancer{Frontend: winkernel.Frontend{Port: 8080, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}, Endpoints: []string{other}})
 	if err := c.backend.Check(t.Context()); err != nil {
@@ -240,7 +252,7 @@ func TestStoppedServiceForgetsNothing(t *testing.T) {
 	}
 	c.hns.Start()
 	c.apply(t, true, c.old)
-	f, err := winkernel.Lookup(t.Context(), c.config, ruleset.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(s.Port.ClusterIP, 80)}})
+	f, err := winkernel.Lookup(t.Context(), c.config, dataplane.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(s.Port.ClusterIP, 80)}})
 	if want := []netip.AddrPort{netip.MustParseAddrPort("10.244.2.9:8080")}; err != nil || !slices.Equal(f.Endpoints, want) {
 		t.Errorf("Lookup: %v, %v; want %v", f, err, want)
 	}
@@ -249,10 +261,15 @@ func TestStoppedServiceForgetsNothing(t *testing.T) {
 // TestFailedWriteFailsItsServiceAlone refuses one load balancer.
 func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
 	c := newCluster(t)
+	counted := map[string]int{}
+	c.config.Trace = &winkernel.Trace{WriteFailed: func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
+		counted[fmt.Sprintf("%v %v %v", w, lb.Purpose, errors.Is(err, winkernel.ErrExists))]++
+	}}
+	c.restart(t)
 	c.fill(t, 3)
 	// Another program has the port.
 	bad, good := service(7, "10.244.2.9:8080"), service(8, "10.244.2.9:8080")
-	other := c.hns.Plug(winkernel.Endpoint{Network: "nat", Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
+	other := c.hns.Plug(winkernel.Endpoint{Network: otherNetwork, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
 	c.hns.Place(winkernel.LoadBalancer{Endpoints: []string{other},
 		Frontend: winkernel.Frontend{VIP: bad.Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}})
 	var partial *ruleset.PartialError
@@ -262,6 +279,46 @@ func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
 	}
 	if _, _, ok := c.hns.Find(winkernel.Frontend{VIP: good.Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}); !ok {
 		t.Error("the other Service has no load balancer")
+	}
+	if want := map[string]int{"create clusterip true": 1}; !maps.Equal(counted, want) {
+		t.Errorf("failed writes are %v, want %v", counted, want)
+	}
+}
+
+// TestFailedWriteNamesThePurpose refuses one load balancer after the other of a Service that has
+// all kinds of them.
+func TestFailedWriteNamesThePurpose(t *testing.T) {
+	var got []winkernel.Purpose
+	for fails := range 5 {
+		c := newCluster(t)
+		c.config.ForwardHealthCheckVIP, c.config.RootEndpoint, c.config.HealthzPort = true, "cbr0", 10256
+		c.hns.Plug(winkernel.Endpoint{Name: "cbr0", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.1")}})
+		c.config.Trace = &winkernel.Trace{WriteFailed: func(_ winkernel.Write, lb winkernel.LoadBalancer, err error) {
+			if !errors.Is(err, winkernel.ErrInvalidAddr) {
+				t.Errorf("the error is %v", err)
+			}
+			got = append(got, lb.Purpose)
+		}}
+		c.restart(t)
+		c.hns.Before = func(call fakehns.Call) error {
+			if call != fakehns.CreateLoadBalancer {
+				return nil
+			}
+			if fails--; fails != -1 {
+				return nil
+			}
+			return fakehns.Code(0x803b001e) // HCN_E_INVALID_IP
+		}
+		p := *service(0, "10.244.2.1:8080").Port
+		p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 30000, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.1")}
+		s := ruleset.Compile(tracker.PortState{Port: &p, Endpoints: service(0, "10.244.2.1:8080").Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
+		if err := c.backend.Apply(t.Context(), c.delta(true, map[int]*ruleset.Service{0: s})); err == nil {
+			t.Error("Apply returned no error")
+		}
+	}
+	slices.Sort(got)
+	if want := []winkernel.Purpose{winkernel.ClusterIP, winkernel.ExternalIP, winkernel.HealthCheck, winkernel.IngressIP, winkernel.NodePort}; !slices.Equal(got, want) {
+		t.Errorf("refused were %v, want %v", got, want)
 	}
 }
 
@@ -305,7 +362,7 @@ func TestCleanupLeavesWhatOthersMade(t *testing.T) {
 	if len(lbs) != 0 || len(endpoints) != 2 || len(c.hns.Mistakes()) != 0 {
 		t.Errorf("left are %v and %v; mistakes %v", lbs, endpoints, c.hns.Mistakes())
 	}
-	if _, err := winkernel.Lookup(t.Context(), c.config, ruleset.Query{}); !errors.Is(err, ruleset.ErrNoRules) {
+	if _, err := winkernel.Lookup(t.Context(), c.config, dataplane.Query{}); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("Lookup after Cleanup: %v", err)
 	}
 }
@@ -338,9 +395,12 @@ func TestInvalidConfigIsRefused(t *testing.T) {
 	if err := winkernel.Probe(t.Context(), c.config); !errors.Is(err, winkernel.ErrNotFound) {
 		t.Errorf("network that does not exist: %v", err)
 	}
+	if *dlls {
+		return // hnslib knows what the version of the service supports
+	}
 	c = newCluster(t)
 	c.config.DSR, c.hns.Lacks = true, []winkernel.Feature{winkernel.DSR}
-	if err := winkernel.Probe(t.Context(), c.config); !errors.Is(err, ruleset.ErrUnsupported) {
+	if err := winkernel.Probe(t.Context(), c.config); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("DSR without support: %v", err)
 	}
 }
@@ -378,5 +438,12 @@ func BenchmarkOneEndpoint(b *testing.B) {
 			}
 			b.ReportMetric(float64(calls)/float64(b.N), "calls/op")
 		})
+	}
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	if got := ruleset.LimitsOf(&winkernel.Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
 	}
 }

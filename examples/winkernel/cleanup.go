@@ -12,16 +12,11 @@ func Owned(ctx context.Context, c Config) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if len(s.lbs) != 0 || len(s.broken) != 0 {
-		return true, nil
-	}
-	p := planner{&c, &s.network}
+	p, found := planner{&c, &s.network}, len(s.lbs) != 0 || len(s.broken) != 0
 	for _, e := range s.endpoints {
-		if p.isRemotePod(&e) || p.isVIP(&e) {
-			return true, nil
-		}
+		found = found || p.owns(&e)
 	}
-	return false, nil
+	return found, nil
 }
 
 // Cleanup deletes what a service proxy made: all load balancers, except those with an endpoint
@@ -36,27 +31,25 @@ func Cleanup(ctx context.Context, c Config) error {
 		return err
 	}
 	var errs []error
-	remove := func(what string, err error) {
+	remove := func(what, id string, remove func(id string) error) {
+		err := ctx.Err()
+		if err == nil {
+			err = remove(id)
+		}
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			errs = append(errs, fmt.Errorf("winkernel: cannot delete %s: %w", what, err))
 		}
 	}
 	for f, lb := range s.lbs {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		remove("load balancer "+f.String(), c.HNS.DeleteLoadBalancer(lb.ID))
+		remove("load balancer "+f.String(), lb.ID, c.HNS.DeleteLoadBalancer)
 	}
 	for _, id := range s.broken {
-		remove("load balancer "+id, c.HNS.DeleteLoadBalancer(id))
+		remove("load balancer "+id, id, c.HNS.DeleteLoadBalancer)
 	}
 	p := planner{&c, &s.network}
 	for id, e := range s.endpoints {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		if p.isRemotePod(&e) || p.isVIP(&e) {
-			remove(fmt.Sprintf("endpoint %v", e.Addrs[0]), c.HNS.DeleteEndpoint(id))
+		if p.owns(&e) {
+			remove(fmt.Sprintf("endpoint %v", e.Addrs[0]), id, c.HNS.DeleteEndpoint)
 		}
 	}
 	return errors.Join(errs...)

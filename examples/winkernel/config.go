@@ -38,8 +38,36 @@ type Config struct {
 	ForwardHealthCheckVIP bool
 	RootEndpoint          string
 	HealthzPort           uint16
+	// Trace has functions to call; nil means none.
+	Trace *Trace
 	// Log receives what the Backend repairs and leaves out; nil discards it.
 	Log *slog.Logger
+}
+
+// Trace has functions that a Backend calls within Apply. A nil function is not called.
+type Trace struct {
+	// WriteFailed is called with the service's error after it refused to create, modify or
+	// delete the load balancer. A refusal that the Backend handles by another write does not
+	// count.
+	WriteFailed func(Write, LoadBalancer, error)
+}
+
+// Write is a call that changes a load balancer.
+type Write string
+
+// The writes.
+const (
+	Create Write = "create"
+	Modify Write = "modify"
+	Delete Write = "delete"
+)
+
+// failed calls Trace.WriteFailed, and returns err with what failed.
+func (c *Config) failed(w Write, lb LoadBalancer, err error) error {
+	if c.Trace != nil && c.Trace.WriteFailed != nil {
+		c.Trace.WriteFailed(w, lb, err)
+	}
+	return fmt.Errorf("cannot %s load balancer %v: %w", w, lb.Frontend, err)
 }
 
 // withDefaults returns c with defaults for fields that are not set. Its error wraps

@@ -1,62 +1,81 @@
 package winkernel_test
 
 import (
-	"errors"
+	"flag"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
 )
 
-// TestKilledProcessIsContinued plays worlds up to each step, ends the process after each number
-// of writes in that step, and lets a new process continue. The state must be the expected one.
+var killEvery = flag.Int("kill.every", 1, "TestKilledProcessIsContinued ends the process before every Nth write")
+
+// TestKilledProcessIsContinued plays worlds up to each step, ends the process before each write of
+// that step, and lets a new process continue. The state must be the expected one.
 func TestKilledProcessIsContinued(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(*worlds, "*.json"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no worlds in %s: %v", *worlds, err)
 	}
-	killed := errors.New("the process was killed")
-	for _, file := range files {
-		w, err := readWorld(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Run(w.Name, func(t *testing.T) {
-			t.Parallel()
-			kills := 0
-			for last := range w.Steps {
-				if w.Steps[last].Expect == nil || len(w.Steps[last].HNS) != 0 && w.Steps[last].HNS[0].Fail != nil {
-					continue
-				}
-				for allowed := 0; ; allowed++ {
-					r := newReplay(t, w)
-					for i := range last {
-						r.step(t, &w.Steps[i])
-					}
-					r.play(t, &w.Steps[last])
-					left := allowed
-					r.hns.Before = func(fakehns.Call) error {
-						if left == 0 {
-							return killed
-						}
-						left--
-						return nil
-					}
-					err := r.cursor.Sync(t.Context())
-					r.hns.Before = nil
-					if !errors.Is(err, killed) {
-						break // the step needs no more writes
-					}
-					kills++
-					r.start(t)
-					r.sync(t, false)
-					r.compare(t, &w.Steps[last])
-					if t.Failed() {
-						t.Fatalf("after %d writes of step %q", allowed, w.Steps[last].Name)
-					}
-				}
+	var writes, kills atomic.Int64
+	t.Run("world", func(t *testing.T) {
+		for _, file := range files {
+			w, err := readWorld(file)
+			if err != nil {
+				t.Fatal(err)
 			}
-			t.Logf("%d kills", kills)
-		})
+			t.Run(w.Name, func(t *testing.T) {
+				parallel(t)
+				for last := range w.Steps {
+					if w.Steps[last].Expect == nil || len(w.Steps[last].HNS) != 0 && w.Steps[last].HNS[0].Fail != nil {
+						continue
+					}
+					n := killBefore(t, w, last, -1)
+					for allowed := range n {
+						if writes.Add(1)%int64(*killEvery) == 0 {
+							kills.Add(1)
+							killBefore(t, w, last, allowed)
+						}
+						if t.Failed() {
+							t.Fatalf("after %d writes of step %q", allowed, w.Steps[last].Name)
+						}
+					}
+				}
+			})
+		}
+	})
+	t.Logf("%d kills of %d", kills.Load(), writes.Load())
+}
+
+// killBefore plays a world up to a step, and the step with a process that ends after so many
+// writes. Then a new process must reach the step's state. killBefore returns the number of writes
+// of the first process. If allowed is negative, the process does not end.
+func killBefore(t *testing.T, w *world, last, allowed int) (writes int) {
+	t.Helper()
+	r := newReplay(t, w, allowed < 0) // to count writes, the DLLs are not needed
+	r.hurried = true
+	for i := range last {
+		r.step(t, &w.Steps[i])
 	}
+	r.play(t, &w.Steps[last])
+	r.hns.Before = func(fakehns.Call) error {
+		if writes == allowed {
+			return fakehns.Code(0x8007045b) // ERROR_SHUTDOWN_IN_PROGRESS; any would do
+		}
+		writes++
+		return nil
+	}
+	_ = r.cursor.Sync(t.Context())
+	r.hns.Before = nil
+	if allowed < 0 {
+		return writes
+	}
+	if writes != allowed {
+		t.Errorf("the process made %d writes instead of %d", writes, allowed)
+	}
+	r.start(t)
+	r.sync(t, &w.Steps[last], false)
+	r.compare(t, &w.Steps[last])
+	return writes
 }

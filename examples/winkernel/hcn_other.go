@@ -2,10 +2,10 @@
 
 package winkernel
 
-import "github.com/go-proxier/proxier/ruleset"
+import "github.com/go-proxier/proxier/ruleset/dataplane"
 
 // Open returns the service of this machine. On systems other than Windows it returns a
-// [*ruleset.UnsupportedError].
+// [*dataplane.UnsupportedError].
 func Open() (HNS, error) {
-	return nil, &ruleset.UnsupportedError{Backend: "winkernel", Feature: "Host Networking Service", Minimum: "Windows Server 2019"}
+	return nil, &dataplane.UnsupportedError{Backend: "winkernel", Feature: "Host Networking Service", Minimum: "Windows Server 2019"}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/Microsoft/hnslib/hcn"
 	"golang.org/x/sys/windows"
@@ -17,10 +18,14 @@ import (
 
 // Open returns the service of this machine. It works while the service does not run: each call
 // then returns [ErrNotRunning].
-func Open() (HNS, error) { return service{}, nil }
+func Open() (HNS, error) { return &service{}, nil }
 
-// service is the Host Networking Service, reached by computenetwork.dll.
-type service struct{}
+// service is the Host Networking Service, reached by computenetwork.dll. mu guards running, which
+// is set once the service told its version.
+type service struct {
+	mu      sync.Mutex
+	running bool
+}
 
 // schema is the version of the service's JSON schema (HNS API version 2).
 var schema = hcn.SchemaVersion{Major: 2}
@@ -30,13 +35,15 @@ var failures = []struct {
 	code hcn.ErrorCode
 	err  error
 }{
+	{hcn.ErrorCode(windows.RPC_S_UNKNOWN_IF), ErrNotRunning},
 	{hcn.ErrorCode(windows.RPC_S_SERVER_UNAVAILABLE), ErrNotRunning},
 	{hcn.ERROR_NOT_FOUND, ErrNotFound},
-	{hcn.HCN_E_NETWORK_NOT_FOUND, ErrNotFound},
+	{hcn.HCN_E_NETWORK_NOT_FOUND, ErrNoNetwork},
 	{hcn.HCN_E_ENDPOINT_NOT_FOUND, ErrNotFound},
 	{hcn.HCN_E_PORT_ALREADY_EXISTS, ErrExists},
 	{hcn.ErrorCode(windows.ERROR_ALREADY_EXISTS), ErrExists},
 	{hcn.ErrorCode(windows.HCN_E_ADDR_INVALID_OR_RESERVED), ErrExists},
+	{hcn.HCN_E_INVALID_IP, ErrInvalidAddr},
 	{hcn.HCN_E_NOTIMPL, ErrNotImplemented},
 }
 
@@ -50,24 +57,43 @@ func wrap(err error) error {
 			return fmt.Errorf("%w: %w", f.err, err)
 		}
 	}
+	if errors.As(err, new(hcn.NetworkNotFoundError)) {
+		return fmt.Errorf("%w: %w", ErrNoNetwork, err)
+	}
 	if hcn.IsNotFoundError(err) {
 		return fmt.Errorf("%w: %w", ErrNotFound, err)
 	}
 	return err
 }
 
-func (service) Supports(f Feature) error {
-	has, err := hcn.GetCachedSupportedFeatures()
-	if err != nil {
-		return wrap(err)
+// features returns what the service supports. The library asks for the version once and keeps
+// an error for good, so features asks first whether the service runs.
+func (s *service) features() (hcn.SupportedFeatures, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running {
+		if _, err := hcn.GetGlobals(); err != nil {
+			// The library hides the code of this error.
+			return hcn.SupportedFeatures{}, fmt.Errorf("%w: %w", ErrNotRunning, err)
+		}
+		s.running = true
 	}
-	if !map[Feature]bool{DSR: has.DSR, RemoteSubnets: has.RemoteSubnet, DualStack: has.IPv6DualStack, ClientAffinity: has.SessionAffinity}[f] {
+	has, err := hcn.GetCachedSupportedFeatures()
+	return has, wrap(err)
+}
+
+func (s *service) Supports(f Feature) error {
+	has, err := s.features()
+	if err != nil {
+		return err
+	}
+	if !map[Feature]bool{DSR: has.DSR, RemoteSubnets: has.RemoteSubnet, DualStack: has.IPv6DualStack}[f] {
 		return ErrNotImplemented
 	}
 	return nil
 }
 
-func (service) Network(name string) (Network, error) {
+func (*service) Network(name string) (Network, error) {
 	n, err := hcn.GetNetworkByName(name)
 	if err != nil {
 		return Network{}, wrap(err)
@@ -111,7 +137,7 @@ func lists[T any](f func() ([]T, error)) ([]T, error) {
 	}
 }
 
-func (service) Endpoints() ([]Endpoint, error) {
+func (*service) Endpoints() ([]Endpoint, error) {
 	list, err := lists(hcn.ListEndpoints)
 	if err != nil {
 		return nil, err
@@ -142,7 +168,7 @@ func endpointOf(e *hcn.HostComputeEndpoint) Endpoint {
 	return out
 }
 
-func (service) CreateEndpoint(e Endpoint) (Endpoint, error) {
+func (*service) CreateEndpoint(e Endpoint) (Endpoint, error) {
 	n := &hcn.HostComputeNetwork{Id: e.Network}
 	in := &hcn.HostComputeEndpoint{Name: e.Name, MacAddress: e.MAC, SchemaVersion: schema}
 	for _, a := range e.Addrs {
@@ -167,11 +193,11 @@ func (service) CreateEndpoint(e Endpoint) (Endpoint, error) {
 	return e, nil
 }
 
-func (service) DeleteEndpoint(id string) error {
+func (*service) DeleteEndpoint(id string) error {
 	return wrap((&hcn.HostComputeEndpoint{Id: id}).Delete())
 }
 
-func (service) LoadBalancers() ([]LoadBalancer, error) {
+func (*service) LoadBalancers() ([]LoadBalancer, error) {
 	list, err := lists(hcn.ListLoadBalancers)
 	if err != nil {
 		return nil, err
@@ -247,7 +273,7 @@ func (lb *LoadBalancer) settings() *hcn.HostComputeLoadBalancer {
 	return out
 }
 
-func (service) CreateLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
+func (*service) CreateLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
 	made, err := lb.settings().Create()
 	if err != nil {
 		return LoadBalancer{}, wrap(err)
@@ -255,10 +281,10 @@ func (service) CreateLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
 	return loadBalancerOf(made), nil
 }
 
-func (service) ModifyLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
-	has, err := hcn.GetCachedSupportedFeatures()
+func (s *service) ModifyLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
+	has, err := s.features()
 	if err != nil {
-		return LoadBalancer{}, wrap(err)
+		return LoadBalancer{}, err
 	}
 	if !has.ModifyLoadbalancer {
 		return LoadBalancer{}, ErrNotImplemented
@@ -270,6 +296,6 @@ func (service) ModifyLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
 	return loadBalancerOf(is), nil
 }
 
-func (service) DeleteLoadBalancer(id string) error {
+func (*service) DeleteLoadBalancer(id string) error {
 	return wrap((&hcn.HostComputeLoadBalancer{Id: id}).Delete())
 }

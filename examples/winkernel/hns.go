@@ -2,6 +2,7 @@ package winkernel
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -20,7 +21,7 @@ type HNS interface {
 	// ErrNotImplemented or the reason why this cannot be said.
 	Supports(Feature) error
 	// Network returns the network with the given name. Without one, the error wraps
-	// ErrNotFound.
+	// ErrNoNetwork.
 	Network(name string) (Network, error)
 	// Endpoints returns the endpoints of all networks.
 	Endpoints() ([]Endpoint, error)
@@ -44,11 +45,17 @@ type HNS interface {
 
 var (
 	// ErrNotRunning means that the service does not run or stopped during the call
-	// (RPC_S_SERVER_UNAVAILABLE, 0x6b5). It keeps its objects over a restart.
+	// (RPC_S_UNKNOWN_IF, 0x6b5, or
+	// RPC_S_SERVER_UNAVAILABLE, 0x6ba). It keeps its objects over a restart.
 	ErrNotRunning = errors.New("host networking service is not running")
 	// ErrNotFound means that the network, endpoint or load balancer does not exist
-	// (ERROR_NOT_FOUND, HCN_E_NETWORK_NOT_FOUND, HCN_E_ENDPOINT_NOT_FOUND).
+	// (ERROR_NOT_FOUND, HCN_E_ENDPOINT_NOT_FOUND).
 	ErrNotFound = errors.New("not found")
+	// ErrNoNetwork means that the network does not exist (HCN_E_NETWORK_NOT_FOUND). It wraps
+	// ErrNotFound.
+	ErrNoNetwork = fmt.Errorf("network %w", ErrNotFound)
+	// ErrInvalidAddr means that the service refuses an address (HCN_E_INVALID_IP).
+	ErrInvalidAddr = errors.New("invalid address")
 	// ErrExists means that another object has the address or the port
 	// (HCN_E_PORT_ALREADY_EXISTS, ERROR_ALREADY_EXISTS).
 	ErrExists = errors.New("already exists")
@@ -67,8 +74,6 @@ const (
 	RemoteSubnets Feature = "overlay networks"
 	// DualStack is load balancers for IPv6: 11.10.
 	DualStack Feature = "IPv6"
-	// ClientAffinity is distribution by source address: 12.0.
-	ClientAffinity Feature = "session affinity"
 )
 
 // NetworkType is the kind of a network.
@@ -201,9 +206,24 @@ type LoadBalancer struct {
 	// SourceVIP is, in an overlay, the source address towards remote endpoints; the zero Addr
 	// means none.
 	SourceVIP netip.Addr
+	// Purpose is what the load balancer serves. The service does not know it: it is "" for a
+	// load balancer that an earlier process left.
+	Purpose Purpose
 }
 
-// equal reports whether two load balancers have the same settings, apart from their IDs.
+// Purpose is what a load balancer serves, in the words of kube-proxy's metrics.
+type Purpose string
+
+// The purposes.
+const (
+	ClusterIP   Purpose = "clusterip"
+	NodePort    Purpose = "nodeport"
+	ExternalIP  Purpose = "externalip"
+	IngressIP   Purpose = "ingressip"
+	HealthCheck Purpose = "healthcheck"
+)
+
+// equal reports whether the service does the same with two load balancers, whatever their IDs.
 func (lb *LoadBalancer) equal(o *LoadBalancer) bool {
 	return lb.Frontend == o.Frontend && lb.InternalPort == o.InternalPort && slices.Equal(lb.Endpoints, o.Endpoints) &&
 		lb.DSR == o.DSR && lb.Flags == o.Flags && lb.ClientAffinity == o.ClientAffinity && lb.SourceVIP == o.SourceVIP

@@ -1,8 +1,11 @@
 package winkernel
 
 import (
+	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"k8s.io/api/core/v1"
 
@@ -43,7 +46,7 @@ func (p planner) plan(s *ruleset.Service) []wanted {
 			ClientAffinity: s.Port.Affinity != 0,
 			SourceVIP:      source,
 		}}
-		w.settings.DSR, w.settings.Flags = p.properties(s, f)
+		w.settings.Purpose, w.settings.DSR, w.settings.Flags = p.properties(s, f)
 		w.settings.InternalPort, w.pool = onePort(pool)
 		out = append(out, w)
 	}
@@ -53,7 +56,7 @@ func (p planner) plan(s *ruleset.Service) []wanted {
 // pool returns the endpoints of new connections to a frontend.
 func (p planner) pool(s *ruleset.Service, f *ruleset.Frontend) []*tracker.Endpoint {
 	switch {
-	case f.Kind == ruleset.ClusterIP:
+	case f.Kind == ruleset.KindClusterIP:
 		return s.Pool(f.Internal)
 	case preserves(s, f):
 		return s.Selection.Local
@@ -64,27 +67,29 @@ func (p planner) pool(s *ruleset.Service, f *ruleset.Frontend) []*tracker.Endpoi
 // preserves reports whether the annotation PreserveDestination applies to a frontend. It means
 // that traffic keeps its destination and uses endpoints of this node only.
 func preserves(s *ruleset.Service, f *ruleset.Frontend) bool {
-	return preservesDestination(s.Port) && (f.Kind == ruleset.NodePort || isIngress(s, f))
+	return preservesDestination(s.Port) && (f.Kind == ruleset.KindNodePort || isIngress(s, f))
 }
 
 // isIngress reports whether a frontend is a load-balancer IP, even if it is an external IP as
 // well.
 func isIngress(s *ruleset.Service, f *ruleset.Frontend) bool {
-	return f.Kind == ruleset.LoadBalancerIP || f.Kind == ruleset.ExternalIP && slices.Contains(s.Port.LoadBalancerIPs, f.Addr)
+	return f.Kind == ruleset.KindLoadBalancerIP || f.Kind == ruleset.KindExternalIP && slices.Contains(s.Port.LoadBalancerIPs, f.Addr)
 }
 
-// properties returns whether a frontend's load balancer uses direct server return, and its
-// flags.
-func (p planner) properties(s *ruleset.Service, f *ruleset.Frontend) (dsr bool, flags PortFlags) {
+// properties returns what a frontend's load balancer serves, whether it uses direct server
+// return, and its flags.
+func (p planner) properties(s *ruleset.Service, f *ruleset.Frontend) (what Purpose, dsr bool, flags PortFlags) {
 	switch {
-	case f.Kind == ruleset.ClusterIP:
-		return p.config.DSR, 0
-	case f.Kind == ruleset.NodePort:
-		return s.Port.ExternalLocal, LocalRoutedVIP | VIPExternalIP
+	case f.Kind == ruleset.KindClusterIP:
+		return ClusterIP, p.config.DSR, 0
+	case f.Kind == ruleset.KindNodePort:
+		return NodePort, s.Port.ExternalLocal, LocalRoutedVIP | VIPExternalIP
 	case preserves(s, f):
-		return true, VIPExternalIP | UseMux | PreserveDIP
+		return IngressIP, true, VIPExternalIP | UseMux | PreserveDIP
+	case isIngress(s, f):
+		return IngressIP, s.Port.ExternalLocal, VIPExternalIP
 	}
-	return s.Port.ExternalLocal, VIPExternalIP
+	return ExternalIP, s.Port.ExternalLocal, VIPExternalIP
 }
 
 // onePort returns the endpoints of a pool that share one port, and that port: a load balancer
@@ -146,7 +151,7 @@ func (p planner) addHealthChecks(out []wanted, s *ruleset.Service) []wanted {
 		}
 		w := wanted{root: true, settings: LoadBalancer{
 			Frontend:     Frontend{f.Addr, port, v1.ProtocolTCP, s.Key.Family},
-			InternalPort: port,
+			InternalPort: port, Purpose: HealthCheck,
 		}}
 		if slices.ContainsFunc(out, func(o wanted) bool { return o.settings.Frontend == w.settings.Frontend }) {
 			continue
@@ -185,6 +190,9 @@ func (p planner) sourceEndpoint() Endpoint {
 	return Endpoint{Network: p.network.ID, Addrs: []netip.Addr{p.config.SourceVIP}, MAC: p.config.HostMAC}
 }
 
+// owns reports whether a Backend, or kube-proxy, made e and Cleanup deletes it.
+func (p planner) owns(e *Endpoint) bool { return p.isRemotePod(e) || p.isVIP(e) }
+
 // isRemotePod reports whether e is an endpoint that a Backend made for a pod of another node.
 func (p planner) isRemotePod(e *Endpoint) bool {
 	return e.Remote && e.Network == p.network.ID && len(e.Addrs) == 1 && hasRemoteMAC(e.MAC)
@@ -195,3 +203,27 @@ func (p planner) isVIP(e *Endpoint) bool {
 	return p.network.Type == Overlay && e.Remote && e.Network == p.network.ID && len(e.Addrs) == 1 &&
 		e.MAC == p.config.HostMAC && e.Provider == p.config.NodeIPs[0]
 }
+
+// remoteMACPrefix begins the hardware addresses of the endpoints for pods of other nodes, as
+// kube-proxy's do.
+const remoteMACPrefix = "02-11-"
+
+// remoteMAC returns the hardware address for the pod with the address a: the prefix and the
+// IPv4 address, as kube-proxy and the network plugins of other nodes compute it. For IPv6 it
+// is the prefix and a hash, plus try, which distinguishes addresses with equal hashes.
+func remoteMAC(a netip.Addr, try uint32) string {
+	b := a.As16()
+	n := uint32(b[12])<<24 | uint32(b[13])<<16 | uint32(b[14])<<8 | uint32(b[15])
+	if a.Is6() {
+		h := fnv.New32a()
+		h.Write(b[:])
+		n = h.Sum32() + try
+	}
+	return fmt.Sprintf("%s%02x-%02x-%02x-%02x", remoteMACPrefix, byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
+}
+
+// hasRemoteMAC reports whether a normalized hardware address has the prefix.
+func hasRemoteMAC(mac string) bool { return strings.HasPrefix(mac, remoteMACPrefix) }
+
+// normalizeMAC returns a hardware address in lower case with "-" between the bytes.
+func normalizeMAC(mac string) string { return strings.ReplaceAll(strings.ToLower(mac), ":", "-") }

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Probe reports whether the service can do what the configuration asks for. Errors about the
-// configuration wrap [ruleset.ErrConfig]. A missing feature is a *[ruleset.UnsupportedError].
+// configuration wrap [ruleset.ErrConfig]. A missing feature is a *[dataplane.UnsupportedError].
 // If the network does not exist yet, the error wraps [ErrNotFound], and if the service does not
 // run, [ErrNotRunning]; both may change. Probe writes nothing.
 func Probe(ctx context.Context, c Config) error {
@@ -47,7 +47,7 @@ func (c *Config) probe(ctx context.Context) error {
 		}
 		switch err := c.HNS.Supports(need.feature); {
 		case errors.Is(err, ErrNotImplemented):
-			return &ruleset.UnsupportedError{Backend: "winkernel", Family: need.family, Feature: string(need.feature), Minimum: need.minimum, Err: err}
+			return &dataplane.UnsupportedError{Backend: "winkernel", Family: need.family, Feature: string(need.feature), Minimum: need.minimum, Err: err}
 		case err != nil:
 			return fmt.Errorf("winkernel: cannot read what the service supports: %w", err)
 		}

@@ -1,12 +1,14 @@
 package winkernel_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,16 +23,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var worlds = flag.String("worlds", "testdata/worlds", "folder of worlds to replay")
+var (
+	worlds = flag.String("worlds", "testdata/worlds", "folder of worlds to replay")
+	states = flag.String("states", "", "folder in which TestWorlds writes the state of the service after each step, a file for each world")
+)
 
 // TestWorlds replays recorded worlds. After each step the service must have the expected state,
-// and no frontend that is wanted before and after a step may be missing during it.
+// and no frontend that is wanted before and after a step may be missing during it, unless the
+// service cannot modify load balancers. The writes in sum may exceed the least by a fifth.
 func TestWorlds(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(*worlds, "*.json"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no worlds in %s: %v", *worlds, err)
 	}
-	var least, writes, steps atomic.Int64
+	var least, writes, steps, gaps atomic.Int64
 	t.Run("world", func(t *testing.T) {
 		for _, file := range files {
 			w, err := readWorld(file)
@@ -38,20 +44,24 @@ func TestWorlds(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Run(w.Name, func(t *testing.T) {
-				t.Parallel()
-				r := newReplay(t, w)
+				parallel(t)
+				r := newReplay(t, w, false)
 				for i := range w.Steps {
 					if !t.Run(strings.ReplaceAll(w.Steps[i].Name, " ", "_"), func(t *testing.T) { r.step(t, &w.Steps[i]) }) {
 						return
 					}
 				}
+				if err := r.writeStates(); err != nil {
+					t.Error(err)
+				}
+				gaps.Add(int64(r.gaps))
 				least.Add(int64(r.least))
 				writes.Add(int64(r.writes))
 				steps.Add(int64(r.steps))
 			})
 		}
 	})
-	t.Logf("%d steps with an expectation; %d writes where the least is %d", steps.Load(), writes.Load(), least.Load())
+	t.Logf("%d steps with an expectation; %d writes where the least is %d; %d gaps", steps.Load(), writes.Load(), least.Load(), gaps.Load())
 	if writes.Load()*10 > least.Load()*12 {
 		t.Errorf("%d writes are more than 1.2 times the least, %d", writes.Load(), least.Load())
 	}
@@ -61,6 +71,7 @@ func TestWorlds(t *testing.T) {
 type replay struct {
 	world   *world
 	hns     *fakehns.Service
+	api     winkernel.HNS
 	tracker *tracker.Tracker
 	backend *winkernel.Backend
 	cursor  *ruleset.Cursor
@@ -68,12 +79,21 @@ type replay struct {
 	had map[winkernel.Frontend]bool
 	// objects remembers the current objects, which a new process gets.
 	objects map[string][]byte
-	// steps, writes and least count what TestWorlds reports.
-	steps, writes, least int
+	// steps, writes, least and gaps count what TestWorlds reports.
+	steps, writes, least, gaps int
+	// states holds the state after each step, for the flag -states.
+	states []worldStep
+	// hurried leaves out checks of the service where only objects changed.
+	hurried bool
 }
 
-func newReplay(t *testing.T, w *world) *replay {
+// newReplay returns an agent before the first step. A direct one calls the service in memory also
+// with -dlls.
+func newReplay(t *testing.T, w *world, direct bool) *replay {
 	r := &replay{world: w, hns: fakehns.New(w.network(&w.HNS.Network), w.HNS.Features.ModifyLoadBalancer), objects: map[string][]byte{}}
+	if r.api = r.hns; !direct {
+		r.api = api(t, r.hns)
+	}
 	for i := range w.HNS.Endpoints {
 		r.hns.Plug(w.HNS.Endpoints[i].endpoint())
 	}
@@ -119,7 +139,7 @@ func (r *replay) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.backend, err = winkernel.New(t.Context(), winkernel.Config{
-		HNS: r.hns, Network: c.NetworkName, Node: c.NodeName, NodeIPs: c.NodeIPs, DSR: r.world.DSR, HostMAC: c.HostMAC, SourceVIP: c.SourceVIP,
+		HNS: r.api, Network: c.NetworkName, Node: c.NodeName, NodeIPs: c.NodeIPs, DSR: r.world.DSR, HostMAC: c.HostMAC, SourceVIP: c.SourceVIP,
 		ForwardHealthCheckVIP: c.ForwardHealthCheckVIP, RootEndpoint: c.RootEndpointName, HealthzPort: c.HealthzPort,
 	})
 	if err != nil {
@@ -131,7 +151,7 @@ func (r *replay) start(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	r.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
 // play performs the events and the changes of objects of a step.
@@ -165,8 +185,11 @@ func (r *replay) step(t *testing.T, s *worldStep) {
 	t.Helper()
 	r.play(t, s)
 	missed := r.watchFrontends(t, s)
-	r.sync(t, s.Expect == nil)
+	r.sync(t, s, s.Expect == nil)
 	r.count(s)
+	if *states != "" {
+		r.states = append(r.states, worldStep{Name: s.Name, Expect: r.state(t)})
+	}
 	if t.Failed() || s.Expect == nil {
 		r.remember(t)
 		return
@@ -174,12 +197,64 @@ func (r *replay) step(t *testing.T, s *worldStep) {
 	r.steps++
 	r.compare(t, s)
 	for _, m := range missed() {
+		r.gaps++
 		t.Errorf("missing during the step: %s", m)
 	}
 	for _, m := range r.hns.Mistakes() {
 		t.Errorf("mistake: %s", m)
 	}
 	r.remember(t)
+}
+
+// state returns the state of the service in the form of a step's expectation.
+func (r *replay) state(t *testing.T) *worldState {
+	t.Helper()
+	out := &worldState{LoadBalancers: []worldLB{}, Endpoints: []worldEndpoint{}}
+	endpoints, err := r.hns.Endpoints()
+	if err != nil {
+		return out // the service is stopped
+	}
+	lbs, err := r.hns.LoadBalancers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	byID := map[string]winkernel.Endpoint{}
+	for _, e := range endpoints {
+		byID[e.ID] = e
+		out.Endpoints = append(out.Endpoints, worldEndpointOf(e))
+	}
+	for _, lb := range lbs {
+		out.LoadBalancers = append(out.LoadBalancers, worldLBOf(lb, byID))
+	}
+	slices.SortFunc(out.Endpoints, func(a, b worldEndpoint) int { return slices.CompareFunc(a.IPs, b.IPs, netip.Addr.Compare) })
+	slices.SortFunc(out.LoadBalancers, func(a, b worldLB) int {
+		return cmp.Or(cmp.Compare(a.VIP, b.VIP), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.ExternalPort, b.ExternalPort), slices.Compare(a.Flags, b.Flags))
+	})
+	return out
+}
+
+// writeStates writes the file for the flag -states: the world's name and, for each step, its name
+// and state.
+func (r *replay) writeStates() error {
+	if *states == "" {
+		return nil
+	}
+	type step struct {
+		Name  string      `json:"name"`
+		State *worldState `json:"state"`
+	}
+	out := struct {
+		Name  string `json:"name"`
+		Steps []step `json:"steps"`
+	}{Name: r.world.Name}
+	for _, s := range r.states {
+		out.Steps = append(out.Steps, step{s.Name, s.Expect})
+	}
+	text, err := json.MarshalIndent(out, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(*states, r.world.Name+".json"), text, 0o644)
 }
 
 func objectKey(t *testing.T, raw []byte) string {
@@ -227,12 +302,15 @@ func (r *replay) events(t *testing.T, s *worldStep) {
 
 // sync does what an agent does: it checks the service, and syncs until nothing is pending,
 // three times at most.
-func (r *replay) sync(t *testing.T, mayFail bool) {
+func (r *replay) sync(t *testing.T, s *worldStep, mayFail bool) {
 	t.Helper()
-	if err := r.backend.Check(t.Context()); errors.Is(err, ruleset.ErrNeedFull) {
+	var err error
+	if !r.hurried || len(s.HNS) != 0 || len(s.Apply)+len(s.Delete) == 0 {
+		err = r.backend.Check(t.Context())
+	}
+	if errors.Is(err, ruleset.ErrNeedFull) {
 		r.cursor.Resync()
 	}
-	var err error
 	for range 3 {
 		if err = r.cursor.Sync(t.Context()); err == nil {
 			return

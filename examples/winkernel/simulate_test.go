@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -47,35 +48,51 @@ func newHost(n winkernel.Network, modify bool) *host {
 }
 
 // plug makes the local endpoints that the delta asks for. It returns a function that deletes
-// those of pods that are gone, or only some, as the network plugin does once their Services do without them.
+// those of pods that are gone, or only some, as the network plugin does once their Services do
+// without them. It deletes all after the delta is in effect, and keeps what a Service may have
+// whose change failed and waits for a later delta.
 func (h *host) plug(node string, d *ruleset.Delta) (unplug func(only ...netip.Addr)) {
+	wants := map[tracker.Key][]netip.Addr{}
 	for _, c := range d.Changes {
-		delete(h.local, c.Key)
+		wants[c.Key] = nil
 		if c.New == nil {
 			continue
 		}
 		for _, e := range c.New.Endpoints {
 			if e.IsLocal(node) {
-				h.local[c.Key] = append(h.local[c.Key], e.Addr.Addr())
+				wants[c.Key] = append(wants[c.Key], e.Addr.Addr())
 			}
 		}
 	}
-	want, has := map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for _, list := range h.local {
-		for _, a := range list {
-			want[a] = true
+	all := func() map[netip.Addr]bool {
+		out := map[netip.Addr]bool{}
+		for _, lists := range []map[tracker.Key][]netip.Addr{h.local, wants} {
+			for _, list := range lists {
+				for _, a := range list {
+					out[a] = true
+				}
+			}
 		}
+		return out
 	}
+	has := map[netip.Addr]bool{}
 	endpoints, _ := h.Endpoints()
 	for _, e := range endpoints {
 		has[e.Addrs[0]] = has[e.Addrs[0]] || !e.Remote
 	}
-	for a := range want {
+	for k, list := range wants {
+		h.local[k] = append(h.local[k], list...)
+	}
+	for a := range all() {
 		if !has[a] {
 			h.Plug(winkernel.Endpoint{Addrs: []netip.Addr{a}, MAC: "00-15-5d-00-00-02"})
 		}
 	}
 	return func(only ...netip.Addr) {
+		if len(only) == 0 {
+			maps.Copy(h.local, wants)
+		}
+		want := all()
 		for a, local := range has {
 			if local && !want[a] && (len(only) == 0 || slices.Contains(only, a)) {
 				h.Unplug(a)
@@ -142,7 +159,13 @@ func allWaiting(err error) (out []netip.Addr) {
 	return out
 }
 
+// TestConformance runs fewer random worlds and one kind of network with -dlls, unless -dlls.all
+// is set: a call by way of Wine takes a millisecond.
 func TestConformance(t *testing.T) {
+	worlds, fewer := 0, *dlls && !*allDLLs
+	if fewer {
+		worlds = 4
+	}
 	for _, c := range []struct {
 		network  winkernel.NetworkType
 		families []tracker.Family
@@ -152,16 +175,19 @@ func TestConformance(t *testing.T) {
 		{winkernel.L2Bridge, nil, false},
 		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true},
 	} {
+		if fewer && c.network != winkernel.Overlay {
+			continue
+		}
 		t.Run(fmt.Sprintf("%s/modify=%v", c.network, c.modify), func(t *testing.T) {
-			conformance.Simulate(t, conformance.Simulation{Skip: lacks, Families: c.families, New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
-				return simulated(env, c.network, c.modify)
+			conformance.Simulate(t, conformance.Simulation{Skip: lacks, Families: c.families, Worlds: worlds, New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+				return simulated(tb, env, c.network, c.modify)
 			}})
 		})
 	}
 }
 
-func simulated(env conformance.SimEnv, network winkernel.NetworkType, modify bool) conformance.Plane {
-	h := newHost(winkernel.Network{ID: "net", Name: "cluster", Type: network}, modify)
+func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkType, modify bool) conformance.Plane {
+	h := newHost(winkernel.Network{ID: networkID, Name: "cluster", Type: network}, modify)
 	h.Before = func(fakehns.Call) error { return env.Fail() }
 	if modify { // otherwise a changed load balancer is missing for a moment
 		h.After = func(fakehns.Call) { env.Look() }
@@ -175,10 +201,11 @@ func simulated(env conformance.SimEnv, network winkernel.NetworkType, modify boo
 			}
 			var b *winkernel.Backend
 			return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+				service := api(tb, h.Service) // worlds take turns
 				if b == nil {
 					var err error
 					if b, err = winkernel.New(ctx, winkernel.Config{
-						HNS: h, Network: "cluster", Node: d.Node.Info.Name, NodeIPs: ips,
+						HNS: service, Network: "cluster", Node: d.Node.Info.Name, NodeIPs: ips,
 						HostMAC: "00-15-5d-00-00-01", SourceVIP: netip.MustParseAddr("192.0.2.251"),
 					}); err != nil {
 						return err

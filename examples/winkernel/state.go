@@ -1,11 +1,13 @@
 package winkernel
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -156,7 +158,7 @@ func (s *state) differs(now *state, p planner, waiting map[tracker.Key][]netip.A
 		}
 	}
 	for id, e := range s.endpoints {
-		if !p.isRemotePod(&e) && !p.isVIP(&e) {
+		if !p.owns(&e) {
 			continue
 		}
 		if is, ok := now.endpoints[id]; !ok || !slices.Equal(is.Addrs, e.Addrs) {
@@ -194,4 +196,38 @@ func (p planner) families() tracker.Family {
 		return tracker.FamilyOf(p.config.NodeIPs[0])
 	}
 	return 0
+}
+
+// Lookup returns what the service does with the first packet of a connection. It needs no
+// Backend and writes nothing. Load balancers do not have the names of Services, so
+// [dataplane.Found].Service is "". The error wraps [dataplane.ErrNoRules] if there is no load
+// balancer. Lookup lists all of them.
+func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
+	_, s, err := c.inspect(ctx)
+	switch {
+	case err != nil:
+		return dataplane.Found{}, err
+	case len(s.lbs) == 0:
+		return dataplane.Found{}, dataplane.ErrNoRules
+	}
+	to := q.Packet.To
+	f := Frontend{VIP: to.Addr(), Port: to.Port(), Protocol: q.Packet.Protocol, Family: tracker.FamilyOf(to.Addr())}
+	if q.NodePort {
+		f.VIP = netip.Addr{}
+	}
+	lb, ok := s.lbs[f]
+	if !ok {
+		return dataplane.Found{}, nil
+	}
+	out := dataplane.Found{Entry: true, Where: "load balancer " + lb.ID}
+	for _, id := range lb.Endpoints {
+		for _, a := range s.endpoints[id].Addrs {
+			if tracker.FamilyOf(a) == f.Family {
+				out.Endpoints = append(out.Endpoints, netip.AddrPortFrom(a, lb.InternalPort))
+			}
+		}
+	}
+	slices.SortFunc(out.Endpoints, netip.AddrPort.Compare)
+	out.Endpoints = slices.Compact(out.Endpoints)
+	return out, nil
 }

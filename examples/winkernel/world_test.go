@@ -13,6 +13,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -51,26 +52,29 @@ type worldNetwork struct {
 }
 
 type worldEndpoint struct {
-	Name            string
-	IPs             []netip.Addr
-	Remote          bool
-	MAC             string
-	ProviderAddress netip.Addr
-	Optional        bool `json:"optional"`
+	Name            string       `json:"name,omitempty"`
+	IPs             []netip.Addr `json:"ips"`
+	Remote          bool         `json:"remote"`
+	MAC             string       `json:"mac"`
+	ProviderAddress netip.Addr   `json:"providerAddress,omitzero"`
+	Optional        bool         `json:"optional,omitempty"`
 }
 
 type worldLB struct {
-	For, VIP, Protocol         string
-	ExternalPort, InternalPort uint16
-	Endpoints                  []netip.Addr
-	Flags, PortFlags           []string
-	Distribution               string
-	SourceVIP                  string
-	Optional                   bool
-	AnyOf                      []struct {
+	VIP          string       `json:"vip"`
+	Protocol     string       `json:"protocol"`
+	ExternalPort uint16       `json:"externalPort"`
+	InternalPort uint16       `json:"internalPort"`
+	Endpoints    []netip.Addr `json:"endpoints"`
+	Flags        []string     `json:"flags"`
+	PortFlags    []string     `json:"portFlags"`
+	Distribution string       `json:"distribution"`
+	SourceVIP    string       `json:"sourceVIP,omitempty"`
+	Optional     bool         `json:"optional,omitempty"`
+	AnyOf        []struct {
 		InternalPort uint16
 		Endpoints    []netip.Addr
-	}
+	} `json:"anyOf,omitempty"`
 }
 
 // worldEvent is what happens to the service: one of its fields is set.
@@ -91,12 +95,15 @@ type worldStep struct {
 	HNS     []worldEvent
 	Delete  []struct{ Kind, Namespace, Name string }
 	Apply   []json.RawMessage
-	Expect  *struct {
-		LoadBalancers []worldLB
-		Endpoints     []worldEndpoint
-	}
-	Writes struct{ Least map[string]int }
-	Note   string
+	Expect  *worldState
+	Writes  struct{ Least map[string]int }
+	Note    string
+}
+
+// worldState is what the service has.
+type worldState struct {
+	LoadBalancers []worldLB       `json:"loadBalancers"`
+	Endpoints     []worldEndpoint `json:"endpoints"`
 }
 
 func readWorld(file string) (*world, error) {
@@ -147,14 +154,62 @@ func (l *worldLB) lb(id func(netip.Addr) string) winkernel.LoadBalancer {
 	if l.SourceVIP != "" {
 		out.SourceVIP = netip.MustParseAddr(l.SourceVIP)
 	}
-	for _, f := range l.PortFlags {
-		out.Flags |= map[string]winkernel.PortFlags{"LocalRoutedVIP": winkernel.LocalRoutedVIP, "UseMux": winkernel.UseMux,
-			"PreserveDIP": winkernel.PreserveDIP, "VipExternalIP": winkernel.VIPExternalIP}[f]
+	for _, f := range portFlags {
+		if slices.Contains(l.PortFlags, f.name) {
+			out.Flags |= f.flag
+		}
 	}
 	for _, a := range l.Endpoints {
 		out.Endpoints = append(out.Endpoints, id(a))
 	}
 	slices.Sort(out.Endpoints)
+	return out
+}
+
+// portFlags holds the names of flags in worlds.
+var portFlags = []struct {
+	name string
+	flag winkernel.PortFlags
+}{
+	{"LocalRoutedVIP", winkernel.LocalRoutedVIP}, {"UseMux", winkernel.UseMux},
+	{"PreserveDIP", winkernel.PreserveDIP}, {"VipExternalIP", winkernel.VIPExternalIP},
+}
+
+func worldEndpointOf(e winkernel.Endpoint) worldEndpoint {
+	return worldEndpoint{Name: e.Name, IPs: e.Addrs, Remote: e.Remote, MAC: e.MAC, ProviderAddress: e.Provider}
+}
+
+func worldLBOf(lb winkernel.LoadBalancer, byID map[string]winkernel.Endpoint) worldLB {
+	out := worldLB{Protocol: string(lb.Frontend.Protocol), ExternalPort: lb.Frontend.Port, InternalPort: lb.InternalPort,
+		Endpoints: []netip.Addr{}, Flags: []string{}, PortFlags: []string{}, Distribution: "None"}
+	if lb.Frontend.VIP.IsValid() {
+		out.VIP = lb.Frontend.VIP.String()
+	}
+	if lb.SourceVIP.IsValid() {
+		out.SourceVIP = lb.SourceVIP.String()
+	}
+	if lb.DSR {
+		out.Flags = append(out.Flags, "DSR")
+	}
+	if lb.Frontend.Family == tracker.IPv6 {
+		out.Flags = append(out.Flags, "IPv6")
+	}
+	if lb.ClientAffinity {
+		out.Distribution = "SourceIP"
+	}
+	for _, f := range portFlags {
+		if lb.Flags&f.flag != 0 {
+			out.PortFlags = append(out.PortFlags, f.name)
+		}
+	}
+	for _, id := range lb.Endpoints {
+		for _, a := range byID[id].Addrs {
+			if tracker.FamilyOf(a) == lb.Frontend.Family {
+				out.Endpoints = append(out.Endpoints, a)
+			}
+		}
+	}
+	slices.SortFunc(out.Endpoints, netip.Addr.Compare)
 	return out
 }
 
@@ -193,8 +248,5 @@ func code(text string) error {
 	if err != nil {
 		return err
 	}
-	if n == 0x80004001 {
-		return winkernel.ErrNotImplemented
-	}
-	return fmt.Errorf("HRESULT %#x", n)
+	return fakehns.Code(n)
 }

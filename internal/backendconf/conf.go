@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -32,7 +33,7 @@ func Families(list []tracker.Family) ([]tracker.Family, error) {
 
 // Complete sets defaults for the fields that all kernel backends share. The error wraps
 // [ruleset.ErrConfig].
-func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **slog.Logger) error {
+func Complete(families *[]tracker.Family, mark *dataplane.MasqueradeMark, log **slog.Logger) error {
 	list, err := Families(*families)
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **sl
 	if err != nil {
 		return err
 	}
-	*families, *mark, *log = list, ruleset.MasqueradeMark(value), Log(*log)
+	*families, *mark, *log = list, dataplane.MasqueradeMark(value), Log(*log)
 	return nil
 }
 

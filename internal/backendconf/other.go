@@ -7,15 +7,16 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
 // Unsupported returns the error of a backend's functions on systems other than Linux.
 func Unsupported(backend string) error {
-	return &ruleset.UnsupportedError{Backend: backend, Feature: "this operating system", Minimum: "Linux"}
+	return &dataplane.UnsupportedError{Backend: backend, Feature: "this operating system", Minimum: "Linux"}
 }
 
 // Stub has the methods that all kernel backends have. Each returns a
-// [*ruleset.UnsupportedError], except Close, which does nothing.
+// [*dataplane.UnsupportedError], except Close, which does nothing.
 type Stub struct{}
 
 // Apply returns an error.

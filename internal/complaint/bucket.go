@@ -2,7 +2,7 @@ package complaint
 
 import "time"
 
-// Bucket is a token bucket: it allows Burst events at once, and then one in each Every. Both
+// Bucket is a token bucket: it allows Burst events in a row, and then one in each Every. Both
 // must be positive. It is full at first. It is not safe for concurrent use.
 type Bucket struct {
 	Burst int

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/testing/confine"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -92,7 +92,7 @@ func restoreForever() error {
 		return err
 	}
 	defer ns.Close()
-	waiting, err := Find(context.Background(), Config{Family: tracker.IPv4, Flavour: "nft", Namespace: ns})
+	waiting, err := Find(context.Background(), Config{Family: tracker.IPv4, Flavor: "nft", Namespace: ns})
 	if err != nil {
 		return err
 	}

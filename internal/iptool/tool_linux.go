@@ -26,10 +26,10 @@ const minimum = 1<<16 | 6<<8 | 2
 type Config struct {
 	// Family selects iptables or ip6tables.
 	Family tracker.Family
-	// Flavour is "nft", "legacy", or "" for the tools without either in their names.
-	Flavour string
+	// Flavor is "nft", "legacy", or "" for the tools without either in their names.
+	Flavor string
 	// Restore and Save name the tools, or are "" for the names that follow from Family
-	// and Flavour. Names without a slash are looked up on PATH.
+	// and Flavor. Names without a slash are looked up on PATH.
 	Restore, Save string
 	// Namespace is the network namespace of the tools.
 	Namespace *netns.Namespace
@@ -47,8 +47,8 @@ func (c Config) name(suffix string) string {
 	if c.Family == tracker.IPv6 {
 		name = "ip6tables"
 	}
-	if c.Flavour != "" {
-		name += "-" + c.Flavour
+	if c.Flavor != "" {
+		name += "-" + c.Flavor
 	}
 	return name + "-" + suffix
 }

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -44,16 +44,16 @@ func find(t *testing.T, text string) *Tool {
 }
 
 func TestRulesAreRestoredAndSaved(t *testing.T) {
-	for _, flavour := range []string{"nft", "legacy"} {
+	for _, flavor := range []string{"nft", "legacy"} {
 		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			c := Config{Family: family, Flavour: flavour, Namespace: netlab.NewHost(t).Namespace(), LockFile: filepath.Join(t.TempDir(), "lock")}
+			c := Config{Family: family, Flavor: flavor, Namespace: netlab.NewHost(t).Namespace(), LockFile: filepath.Join(t.TempDir(), "lock")}
 			tool, err := Find(t.Context(), c)
-			netlab.Need(t, !errors.Is(err, ErrUnsupported), "iptables-"+flavour)
+			netlab.Need(t, !errors.Is(err, ErrUnsupported), "iptables-"+flavor)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if tool.NFT() != (flavour == "nft") {
-				t.Errorf("%s: NFT is %v", flavour, tool.NFT())
+			if tool.NFT() != (flavor == "nft") {
+				t.Errorf("%s: NFT is %v", flavor, tool.NFT())
 			}
 			if err := tool.Restore(t.Context(), []byte("*nat\n:TRIED - [0:0]\nCOMMIT\n")); err != nil {
 				t.Fatal(err)
@@ -65,13 +65,13 @@ func TestRulesAreRestoredAndSaved(t *testing.T) {
 			err = tool.Restore(t.Context(), []byte("*nat\n-A TRIED -p tcp\n-A TRIED --nonsense\nCOMMIT\n"))
 			var refused *Error
 			if !errors.As(err, &refused) || refused.Line != 3 || !strings.Contains(refused.Text, "--nonsense") || refused.Killed() || refused.TooLarge() {
-				t.Errorf("%s: %v", flavour, err)
+				t.Errorf("%s: %v", flavor, err)
 			}
 		}
 	}
 }
 
-func TestToolErrorsAreRecognised(t *testing.T) {
+func TestToolErrorsAreRecognized(t *testing.T) {
 	run := func(text string) *Error {
 		t.Helper()
 		var e *Error
@@ -124,8 +124,8 @@ func TestUnsupportedToolsAreReported(t *testing.T) {
 func TestToolNamesFollowFromConfig(t *testing.T) {
 	for want, c := range map[string]Config{
 		"iptables-save":         {Family: tracker.IPv4},
-		"ip6tables-legacy-save": {Family: tracker.IPv6, Flavour: "legacy"},
-		"iptables-nft-save":     {Family: tracker.IPv4, Flavour: "nft"},
+		"ip6tables-legacy-save": {Family: tracker.IPv6, Flavor: "legacy"},
+		"iptables-nft-save":     {Family: tracker.IPv4, Flavor: "nft"},
 	} {
 		if got := c.name("save"); got != want {
 			t.Errorf("%s, want %s", got, want)

@@ -5,8 +5,8 @@ import (
 	"os"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m) }

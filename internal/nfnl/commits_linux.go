@@ -13,7 +13,7 @@ import (
 )
 
 // quietInterval is how long WatchCommits waits for a notification before it calls check
-// without one, in case another part of the process closed a socket.
+// without one, which may have something to try again.
 const quietInterval = time.Minute
 
 // WatchCommits calls check after transactions that any process commits to nf_tables in the
@@ -70,9 +70,8 @@ func WatchCommits(ctx context.Context, ns *os.File, interval time.Duration, chec
 
 // listener is a socket that can receive the notification at the end of each transaction.
 //
-// The runtime waits for an epoll instance that holds the socket, not for the socket itself.
-// An [os.File] of the socket would close the descriptor even after another part of the
-// process closed it and another file has its number. Conn checks that first.
+// The runtime waits for an epoll instance that holds the socket, because the socket itself
+// blocks.
 type listener struct {
 	*Conn
 	epoll *os.File
@@ -142,9 +141,6 @@ func onlyGenerations(fd int) error {
 
 // member joins or leaves the group of nf_tables.
 func (l *listener) member(op int) error {
-	if !l.owned() {
-		return errSocketClosed
-	}
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(l.fd, unix.SOL_NETLINK, op, unix.NFNLGRP_NFTABLES))
 }
 
@@ -170,9 +166,6 @@ func (l *listener) quiet(ctx context.Context) (bool, error) {
 // received reads all notifications and reports whether there was one. A lost notification
 // counts.
 func (l *listener) received() (any bool, err error) {
-	if !l.owned() {
-		return false, errSocketClosed
-	}
 	for {
 		_, err := l.Receive(unix.MSG_DONTWAIT)
 		switch {

@@ -3,15 +3,14 @@ package nfnl
 import (
 	"context"
 	"errors"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // commit commits a transaction of two objects.
@@ -59,7 +58,7 @@ func TestCheckFollowsTransactions(t *testing.T) {
 	}
 	waitFor(t, "check was not called", func() bool { return calls.Load() > transactions })
 	time.Sleep(100 * time.Millisecond)
-	// A transaction may cause a call at once and another after the interval.
+	// A transaction may cause a call immediately and another after the interval.
 	if n := calls.Load(); n > 2*transactions+1+int32(time.Since(began)/quietInterval) {
 		t.Errorf("%d calls after %d transactions", n, transactions)
 	}
@@ -71,8 +70,7 @@ func TestCheckFollowsTransactions(t *testing.T) {
 }
 
 // TestListenerReturnsForEveryReason waits for a notification, for lost notifications and for the
-// end of the context, and waits on a socket that another part of the process closed and whose
-// number another file has.
+// end of the context.
 func TestListenerReturnsForEveryReason(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
@@ -121,21 +119,4 @@ func TestListenerReturnsForEveryReason(t *testing.T) {
 	lose()
 	quiet("lost notifications", t.Context(), false)
 	quiet("all was read", ended, true)
-
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), l.fd, unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.member(unix.NETLINK_DROP_MEMBERSHIP); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after the descriptor became another file's: %v", err)
-	}
-	fd := l.fd
-	l.close()
-	if err := unix.Close(fd); err != nil {
-		t.Errorf("close closed another file: %v", err)
-	}
 }

@@ -22,14 +22,12 @@ const answerTimeout = 10 * time.Second
 const bufferSize = 64 << 10
 
 // Conn is a netlink socket to the netfilter subsystems of one network namespace. It
-// is not safe for concurrent use. The methods of a Conn whose socket is closed, by
-// Close or by another part of the process, return errors that wrap [os.ErrClosed].
+// is not safe for concurrent use. After Close, its methods return errors that wrap
+// [os.ErrClosed].
 type Conn struct {
-	fd int
-	// dev and ino identify the socket: see owned.
-	dev, ino uint64
-	seq      uint32
-	buf      []byte
+	fd  int
+	seq uint32
+	buf []byte
 }
 
 // Dial opens a socket in the namespace that ns is an open file of, or in the calling
@@ -53,11 +51,6 @@ func (c *Conn) open() (err error) {
 		c.fd = -1
 		return os.NewSyscallError("socket", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(c.fd, &st); err != nil {
-		return os.NewSyscallError("fstat", err)
-	}
-	c.dev, c.ino = uint64(st.Dev), st.Ino
 	if err := unix.Bind(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
@@ -72,26 +65,14 @@ func (c *Conn) open() (err error) {
 	return nil
 }
 
-// Close closes the socket. Further calls do nothing. If another part of the process closed
-// the socket, Close returns an error and does not close the file that has the descriptor's
-// number now.
+// Close closes the socket. Further calls do nothing.
 func (c *Conn) Close() error {
 	if c.fd < 0 {
 		return nil
 	}
-	err := errSocketClosed
-	if c.owned() {
-		err = os.NewSyscallError("close", unix.Close(c.fd))
-	}
+	err := os.NewSyscallError("close", unix.Close(c.fd))
 	c.fd = -1
 	return err
-}
-
-// owned reports whether the descriptor is still the socket's. The kernel gives the number of
-// a closed descriptor to the next file that the process opens.
-func (c *Conn) owned() bool {
-	var st unix.Stat_t
-	return unix.Fstat(c.fd, &st) == nil && uint64(st.Dev) == c.dev && st.Ino == c.ino
 }
 
 var errSocketClosed = fmt.Errorf("netlink socket: %w", os.ErrClosed)
@@ -107,7 +88,7 @@ func (c *Conn) Sequence(n int) uint32 {
 }
 
 // SetBuffers requests socket buffers of the given sizes in bytes. It returns the number
-// of bytes that the socket can send at once. Without CAP_NET_ADMIN in the initial user
+// of bytes that the socket can send in one call. Without CAP_NET_ADMIN in the initial user
 // namespace the kernel grants no more than net.core.wmem_max and rmem_max.
 func (c *Conn) SetBuffers(send, receive int) (limit int, err error) {
 	for _, b := range []struct{ force, plain, size int }{
@@ -159,7 +140,7 @@ func (c *Conn) Receive(flags int) ([]byte, error) {
 
 // failed returns the error of a system call.
 func (c *Conn) failed(call string, err error) error {
-	if c.fd < 0 || errors.Is(err, unix.EBADF) || errors.Is(err, unix.ENOTSOCK) {
+	if c.fd < 0 {
 		return errSocketClosed
 	}
 	return fmt.Errorf("netlink: %w", os.NewSyscallError(call, err))

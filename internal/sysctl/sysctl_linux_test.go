@@ -5,8 +5,8 @@ import (
 	"io/fs"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/sysctl"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m) }

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -20,7 +20,7 @@ import (
 // brokenEnv names the broken backend for TestReferencePasses.
 const brokenEnv = "CONFORMANCE_TEST_BROKEN"
 
-// hurryEnv selects short timeouts ("1") or long ones, also for connections that a
+// hurryEnv selects short timeouts ("1") or long ones, even for connections that a
 // broken backend accepts.
 const hurryEnv = "CONFORMANCE_TEST_HURRY"
 
@@ -54,13 +54,17 @@ func brokenBackends() []broken {
 			name: "loses the first packet of a connection, on a machine that always stalls", faults: faults{losesFirst: true}, stalled: true,
 			world: "no endpoints", complaint: `connections had a packet lost in a stall of the machine and were excused, more than 16`,
 		}, {
-			name:    "ignores internal policy Local",
-			distort: eachService(func(s *ruleset.Service) { retarget(s, ruleset.ClusterIP, ruleset.ToLocal, ruleset.ToCluster) }),
-			world:   "internal policy Local", complaint: `not among the endpoints allowed`,
+			name: "ignores internal policy Local",
+			distort: eachService(func(s *ruleset.Service) {
+				retarget(s, ruleset.KindClusterIP, ruleset.TargetLocal, ruleset.TargetCluster)
+			}),
+			world: "internal policy Local", complaint: `not among the endpoints allowed`,
 		}, {
-			name:    "ignores external policy Local",
-			distort: eachService(func(s *ruleset.Service) { retarget(s, ruleset.NodePort, ruleset.ToLocal, ruleset.ToCluster) }),
-			world:   "external policy Local", complaint: `not among the endpoints allowed`,
+			name: "ignores external policy Local",
+			distort: eachService(func(s *ruleset.Service) {
+				retarget(s, ruleset.KindNodePort, ruleset.TargetLocal, ruleset.TargetCluster)
+			}),
+			world: "external policy Local", complaint: `not among the endpoints allowed`,
 		}, {
 			name: "does not short-circuit",
 			distort: eachFrontend(func(f *ruleset.Frontend) {
@@ -92,7 +96,7 @@ func brokenBackends() []broken {
 			skip:  map[Feature]string{SourceAddress: "declared"},
 			world: "external policy Local", complaint: `client1 .*must be masqueraded`,
 		}, {
-			name: "does not recognise pods", distort: func(d *ruleset.Delta) {
+			name: "does not recognize pods", distort: func(d *ruleset.Delta) {
 				n := *d.Node
 				n.LocalTraffic = ruleset.LocalTraffic{}
 				d.Node = &n
@@ -134,11 +138,7 @@ func brokenBackends() []broken {
 			}),
 			world: "cluster IP", complaint: `fd00:10:96::1.*must be forwarded`,
 		}, {
-			name: "serves TCP only", distort: eachService(func(s *ruleset.Service) {
-				if s.Key.Protocol != tcp {
-					s.Frontends = nil
-				}
-			}),
+			name: "serves TCP only", distort: tcpOnly,
 			world: "cluster IP", complaint: `UDP .*must be forwarded`,
 		}, {
 			name: "ignores affinity", distort: eachService(func(s *ruleset.Service) { reAffinity(s, 0) }),
@@ -177,7 +177,7 @@ func brokenBackends() []broken {
 			name: "ignores external policy Local with affinity",
 			distort: eachService(func(s *ruleset.Service) {
 				if s.Port.Affinity != 0 {
-					retarget(s, ruleset.NodePort, ruleset.ToLocal, ruleset.ToCluster)
+					retarget(s, ruleset.KindNodePort, ruleset.TargetLocal, ruleset.TargetCluster)
 				}
 			}),
 			world: "everything together", complaint: `not among the endpoints allowed`,
@@ -349,10 +349,10 @@ func retarget(s *ruleset.Service, k ruleset.Kind, from, to ruleset.Target) {
 // swap exchanges refusing and dropping.
 func swap(t ruleset.Target) ruleset.Target {
 	switch t {
-	case ruleset.Reject:
-		return ruleset.Drop
-	case ruleset.Drop:
-		return ruleset.Reject
+	case ruleset.TargetReject:
+		return ruleset.TargetDrop
+	case ruleset.TargetDrop:
+		return ruleset.TargetReject
 	}
 	return t
 }

@@ -21,7 +21,7 @@ type Churn struct {
 }
 
 // lossTime is the time after a request in which a stall can lose it or its reply: the
-// kernel drops packets that wait for the address of a neighbour that does not answer
+// kernel drops packets that wait for the address of a neighbor that does not answer
 // three times, once a second (ip-sysctl, neigh/default/mcast_solicit and
 // retrans_time_ms).
 const lossTime = 4 * time.Second

@@ -1,10 +1,15 @@
 package conformance
 
 import (
+	"context"
+	"maps"
 	"os/exec"
+	"slices"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -20,4 +25,30 @@ func needNft(t *testing.T) {
 func TestReferencePasses(t *testing.T) {
 	needNft(t)
 	Run(t, backend(t))
+}
+
+// TestPlaneWithoutUDPPasses runs the whole suite against a backend that serves only TCP.
+func TestPlaneWithoutUDPPasses(t *testing.T) {
+	testtime.NeedThorough(t)
+	needNft(t)
+	skip := maps.Clone(referenceSkips)
+	skip[UDP], skip[SCTP] = "the backend serves TCP only", "as UDP"
+	Run(t, Options{Skip: skip, New: func(testing.TB, Env) ruleset.Backend {
+		r := &reference{}
+		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+			own := *d
+			own.Changes = slices.Clone(d.Changes)
+			tcpOnly(&own)
+			return r.Apply(ctx, &own)
+		})
+	}})
+}
+
+// tcpOnly removes the frontends of other protocols.
+func tcpOnly(d *ruleset.Delta) {
+	eachService(func(s *ruleset.Service) {
+		if s.Key.Protocol != tcp {
+			s.Frontends = nil
+		}
+	})(d)
 }

@@ -3,13 +3,13 @@ package conformance
 // Feature is a feature that a data plane may lack, for [Options].Skip.
 type Feature string
 
-// The features. Every backend must support behaviour that is not listed here.
+// The features. Every backend must support behavior that is not listed here.
 const (
 	// SCTP: Services with protocol SCTP.
 	SCTP Feature = "SCTP"
 	// Affinity: sessionAffinity ClientIP.
 	Affinity Feature = "affinity"
-	// AffinityInternal: keeping a client with its endpoint, while that exists, also if
+	// AffinityInternal: keeping a client with its endpoint, while that exists, even if
 	// internal traffic uses other endpoints than external traffic
 	// ([ruleset.Frontend].Internal). Without it, changes of other endpoints may move
 	// the client, for some time after the change.
@@ -29,7 +29,7 @@ const (
 	ServiceCIDRs Feature = "service CIDRs"
 	// MasqueradeAll: [ruleset.Node].MasqueradeAll.
 	MasqueradeAll Feature = "masquerade all"
-	// InterfaceDetection: recognising local traffic by bridge or by interface prefix.
+	// InterfaceDetection: recognizing local traffic by bridge or by interface prefix.
 	InterfaceDetection Feature = "interface detection"
 	// Restart: a new instance of the backend takes over from another one, which is no
 	// longer called, without disturbing connections, and removes everything that is
@@ -54,7 +54,7 @@ const (
 	// the node.
 	SourceAddress Feature = "source address"
 	// TrafficAtOnce: counting a connection before it is established, for backends
-	// that implement [ruleset.TrafficReader]. Skipping it skips no world, but the
+	// that implement [dataplane.TrafficReader]. Skipping it skips no world, but the
 	// counters are not compared with the connections.
 	TrafficAtOnce Feature = "traffic at once"
 	// OtherPorts: not affecting the ports of external and load-balancer IPs that no
@@ -78,6 +78,30 @@ const (
 	// Masquerade: replacing the client's address where the ruleset asks for it, and
 	// nowhere else. Without it, the source that endpoints see is not checked.
 	Masquerade Feature = "masquerade"
+	// Drop: dropping connections if other nodes have endpoints and this node has none
+	// that the traffic policy allows. Without it, such connections may be refused.
+	Drop Feature = "drop"
+	// ReplaceInPlace: changing an entry without removing it first. Without it, Simulate
+	// does not check at [SimEnv].Look that a frontend keeps forwarding, or that another
+	// entry does not get its packets for a moment. Skipping it skips no world.
+	ReplaceInPlace Feature = "replace in place"
+	// Pass: letting packets pass at external and load-balancer IPs without endpoints
+	// ([tracker.ServicePort].PassWithoutEndpoints). Without it, such packets are not
+	// forwarded to an endpoint, and what else happens to them is not checked.
+	Pass Feature = "pass"
+	// PassExternal: letting packets of other hosts pass while internal ones are
+	// forwarded ([ruleset.TargetPass]). Without it, internal packets to such a frontend
+	// are not checked, and neither are those from sources that it does not admit.
+	PassExternal Feature = "pass external"
+	// UDP: Services with protocol UDP. Without it, no UDP packet is sent or checked, and
+	// worlds that need UDP are skipped.
+	UDP Feature = "UDP"
+	// PortRanges: ranges of ports ([ruleset.Frontend].LastPort). ShiftedPortRanges: ranges
+	// whose endpoints see other ports than clients use. The suite finds out from
+	// [ruleset.Limits].PortRanges whether the backend has them, so they need not be in Skip.
+	// Without them, packets to a range must get the same result as if it did not exist.
+	PortRanges        Feature = "port ranges"
+	ShiftedPortRanges Feature = "shifted port ranges"
 	// EndpointPorts: endpoints of one Service port with different ports. Without it,
 	// traffic to such a Service port is not checked.
 	EndpointPorts Feature = "endpoint ports"

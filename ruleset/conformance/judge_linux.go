@@ -26,7 +26,7 @@ const concurrentChecks = 16
 func (w *World) check(rows ...row) {
 	w.tb.Helper()
 	w.Sync()
-	snapshot := w.Engine.Snapshot()
+	snapshot := w.snapshot(w.Engine)
 	w.made = tally{}
 	before := w.traffic()
 	var wg sync.WaitGroup
@@ -51,6 +51,9 @@ func (w *World) check(rows ...row) {
 	for _, r := range rows {
 		for from := range strings.FieldsSeq(r.from) {
 			for _, f := range w.Env.Families {
+				if !r.to.at(f).IsValid() {
+					continue
+				}
 				limit <- struct{}{}
 				wg.Go(func() {
 					defer func() { <-limit }()
@@ -86,7 +89,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if err := w.unexpected(v, f, r.want); err != nil {
 		return err
 	}
-	if v.Service != nil && !w.judges(s.Node, v, p) {
+	if !w.judges(s, v, p) {
 		return nil
 	}
 	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
@@ -94,7 +97,11 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
 	wrongError := func(o outcome) bool { return o.notSent && !v.MayFailSend && w.does(LocalErrors) }
-	if stops := v.Action == ruleset.ActionReject || v.Action == ruleset.ActionDrop; stops && v.Service != nil && !w.does(Refuse) {
+	unsupported := Refuse
+	if v.Action == ruleset.ActionPass {
+		unsupported = Pass
+	}
+	if v.Action != ruleset.ActionForward && v.Service != nil && !w.does(unsupported) {
 		if o := from.probe(ctx, r.proto, to, silence); o.kind == reached {
 			return complain(o, "not reach an endpoint")
 		}
@@ -130,7 +137,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 // connections miss one of n equally used endpoints is e^-30. With weights, n is the
 // total weight divided by the least weight.
 func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) error {
-	n := len(v.Endpoints)
+	n := len(addressesOf(v))
 	sum, least := w.totalWeight(v)
 	fixed := v.Affinity != 0 || v.Hash == tracker.HashSource && w.does(ConsistentHash)
 	seen := map[netip.AddrPort]int{}
@@ -148,9 +155,10 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 			return fmt.Errorf("%w: %s", err, v.Rule)
 		}
 		w.made.note(v)
-		seen[ep.Addr]++
-		if ep.Addr != last {
-			last, moves = ep.Addr, moves+1
+		at := v.AddrOf(ep)
+		seen[at]++
+		if at != last {
+			last, moves = at, moves+1
 		}
 		// A client with a fixed endpoint sees no other one.
 		if fixed && i == n+1 {
@@ -186,7 +194,7 @@ func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*trac
 	case o.kind != reached:
 		return nil, fmt.Errorf("%s, must be forwarded", o)
 	}
-	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.server })
+	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return v.AddrOf(e) == o.server })
 	if i < 0 {
 		return nil, fmt.Errorf("%s, which is not among the endpoints allowed (%v)", o, v.Endpoints)
 	}
@@ -221,7 +229,7 @@ func (w *World) unhandled(from host, to netip.AddrPort) outcome {
 		}
 		return outcome{kind: refused}
 	}
-	if w.podAt(f, to.Addr()) != "" {
+	if w.podAt(f, to.Addr()) != "" || slices.ContainsFunc(w.config.elsewhere, func(t target) bool { return t.at(f) == to }) {
 		return outcome{kind: reached, server: to, source: from.addr(f)}
 	}
 	// The default route leads to a host that drops the packet.

@@ -1,23 +1,52 @@
 package conformance
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// judges reports whether the backend has the features that the verdict on a packet to a
-// Service depends on, apart from those that decide about whole worlds.
-func (s skips) judges(n *ruleset.Node, v ruleset.Verdict, p ruleset.Packet) bool {
-	internal := p.InInterface == "" || n.LocalTraffic.Recognises(p.From, p.InInterface)
+// judges reports whether the backend has the features that the verdict on a packet
+// depends on, apart from those that decide about whole worlds.
+func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet) bool {
+	internal := p.InInterface == "" || all.Node.LocalTraffic.Recognizes(p.From, p.InInterface)
 	switch {
+	case !s.does(UDP) && p.Protocol == udp:
+		return false
+	case v.Service == nil:
+		return true
+	case v.Action == ruleset.ActionPass && !s.does(OtherPorts) && othersServe(all, v.Frontend):
+		return false
+	case !s.does(PassExternal) && v.Frontend.Target == ruleset.TargetPass && (internal || v.Action == ruleset.ActionDrop):
+		return false
 	case !s.does(ShortCircuit) && internal && v.Frontend.ShortCircuit():
 		return false
-	case !s.does(EndpointPorts) && differentPorts(v.Service.Selection.Reachable):
+	case !s.does(EndpointPorts) && !v.Frontend.IsRange() && differentPorts(v.Service.Selection.Reachable):
 		return false
 	}
 	return true
+}
+
+// othersServe reports whether the address of a frontend that lets packets pass has another
+// frontend that does not.
+func othersServe(all *ruleset.Snapshot, f *ruleset.Frontend) bool {
+	return slices.ContainsFunc(all.Services, func(s *ruleset.Service) bool {
+		return slices.ContainsFunc(s.Frontends, func(o ruleset.Frontend) bool {
+			return o.Addr == f.Addr && o.Target != ruleset.TargetPass
+		})
+	})
+}
+
+// addressesOf returns the addresses and ports that may get a packet, each once. Two endpoints of
+// a range of ports may have the same.
+func addressesOf(v ruleset.Verdict) map[netip.AddrPort]bool {
+	out := map[netip.AddrPort]bool{}
+	for _, ep := range v.Endpoints {
+		out[v.AddrOf(ep)] = true
+	}
+	return out
 }
 
 // differentPorts reports whether not all endpoints have the same port.

@@ -6,8 +6,8 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/stall"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/stall"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -67,7 +67,8 @@ type pod struct {
 
 // network holds the namespaces of a world.
 type network struct {
-	node  *netlab.Host
+	node, remote *netlab.Host
+
 	hosts map[string]host
 	pods  []pod
 }
@@ -87,7 +88,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 	names := podNames(0)
 	lab, hosts := netlab.NewHosts(s.tb, append(names, nodeName, remoteName, "client")...)
 	node, remote, outside := hosts[nodeName], hosts[remoteName], hosts["client"]
-	n := &network{node: node, hosts: map[string]host{}}
+	n := &network{node: node, remote: remote, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host) {
 		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), new(atomic.Uint32), stalls, counts, nil}
 	}
@@ -157,6 +158,10 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 				pod.AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
 				pod.AddRoute(everything(f), gateway(f), "eth0"),
 			)
+		}
+		for _, t := range s.config.elsewhere {
+			a := single(t.at(f).Addr())
+			must(remote.AddAddr("eth0", a), node.AddRoute(a, pick(f, "198.51.100.2", "2001:db8:2::2"), ""))
 		}
 		for _, t := range s.config.bound {
 			must(node.AddAddr("lo", single(t.at(f).Addr())))

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -34,9 +34,13 @@ type service struct {
 	sources       []string
 	internalLocal bool
 	externalLocal bool
+	preferLocal   bool
+	pass          bool
 	affinity      int32 // seconds, 0 for none
 	hash          tracker.Hash
 	endpoints     []endpoint
+	// endpointsIn lists the families that have the endpoints, nil for all.
+	endpointsIn []tracker.Family
 }
 
 // port is a Service port.
@@ -46,6 +50,8 @@ type port struct {
 	port     int32       // 0 is 80
 	nodePort int32
 	target   int32 // 0 is podPort
+	// last, if not 0, makes the port a range, and firstTarget shifts it.
+	last, firstTarget uint16
 }
 
 // endpoint is an endpoint of a Service, with the name of its pod.
@@ -128,6 +134,17 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 		o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 	}
 	worldgen.SetHash(o, s.hash)
+	if s.preferLocal {
+		worldgen.SetPreferLocal(o)
+	}
+	if s.pass {
+		worldgen.SetPass(o)
+	}
+	for _, p := range s.ports {
+		if p.last != 0 {
+			worldgen.SetPortRange(o, p.name, uint16(p.port), p.last, p.firstTarget)
+		}
+	}
 	if s.affinity != 0 {
 		o.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 		o.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &s.affinity}}
@@ -148,6 +165,9 @@ func (s *service) slice(f tracker.Family) *discovery.EndpointSlice {
 		o.Ports = append(o.Ports, discovery.EndpointPort{Name: &p.name, Protocol: &p.protocol, Port: &p.target})
 	}
 	for _, e := range s.endpoints {
+		if s.endpointsIn != nil && !slices.Contains(s.endpointsIn, f) {
+			continue
+		}
 		node, addr := podNamed(e.pod)
 		ready, serving := !e.unready, !e.unready || e.serving
 		out := discovery.Endpoint{

@@ -8,8 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -34,18 +34,23 @@ func randomConfig(rng *rand.Rand, skip skips, sctp bool) (c config) {
 	return c
 }
 
-// randomParams returns the parameters of random worlds.
-func randomParams(families []tracker.Family, skip skips, c config) worldgen.Params {
+// randomParams returns the parameters of random worlds. With ranges, some Services have ranges of
+// ports, in which not all ports have a server.
+func randomParams(families []tracker.Family, skip skips, c config, ranges bool) worldgen.Params {
 	p := worldgen.Params{
 		Families:       families,
 		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
 		ClusterIP:      func(f tracker.Family, n int) netip.Addr { return clusterIP(n, 0).at(f).Addr() },
 		ExternalIP:     func(f tracker.Family, n int) netip.Addr { return externalIP(n, 0).at(f).Addr() },
 		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
-		Protocols:      []v1.Protocol{tcp, udp},
+		Protocols:      []v1.Protocol{tcp},
 		Affinity:       skip.does(Affinity),
 		Weights:        skip.does(WeightedEndpoints),
 		Hash:           skip.does(ConsistentHash),
+		PortRanges:     ranges,
+	}
+	if skip.does(UDP) {
+		p.Protocols = append(p.Protocols, udp)
 	}
 	for _, name := range podNames(defaultRemotePods) {
 		node, addr := podNamed(name)

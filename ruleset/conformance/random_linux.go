@@ -14,9 +14,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -34,7 +34,7 @@ type Random struct {
 	Packets int
 	// Dump, if not nil, returns what a backend has programmed. After each step it is
 	// compared with the result of another backend, made in its own namespace, that
-	// gets the final state at once. The text must not contain values that may differ,
+	// gets the final state in one delta. The text must not contain values that may differ,
 	// such as allocated numbers.
 	Dump func(tb testing.TB, env Env, b ruleset.Backend) string
 }
@@ -93,7 +93,11 @@ func newRandomWorld(tb testing.TB, o Options, r Random, seed uint64) *randomWorl
 
 // generator returns the generator of a world's changes.
 func (w *randomWorld) generator(world *World) *worldgen.Generator {
-	return worldgen.New(w.seed, randomParams(world.Env.Families, w.options.Skip, w.config))
+	return worldgen.New(w.seed, w.params(world))
+}
+
+func (w *randomWorld) params(world *World) worldgen.Params {
+	return randomParams(world.Env.Families, w.options.Skip, w.config, world.does(PortRanges))
 }
 
 // failure is the failure of a step.
@@ -131,7 +135,7 @@ func (w *randomWorld) run() {
 			return
 		}
 		deadline := time.Now().Add(time.Minute)
-		fewer := worldgen.Minimise(steps, func(s worldgen.Steps) bool { return w.fails(s, m) }, func() bool { return time.Now().After(deadline) })
+		fewer := worldgen.Minimize(steps, func(s worldgen.Steps) bool { return w.fails(s, m) }, func() bool { return time.Now().After(deadline) })
 		w.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v):\n%s",
 			fewer.Ops(), steps.Ops(), world.Engine.Snapshot().Node.LocalTraffic, w.config.nodePortAddresses, w.config.masqueradeAll, fewer)
 		return
@@ -182,7 +186,7 @@ func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) fa
 	return world.judgeAll(packets)
 }
 
-// compare compares the result of programming step by step with that of programming everything at once.
+// compare compares the result of programming step by step with that of programming everything in one delta.
 func (w *randomWorld) compare(world *World) error {
 	inner := &quiet{TB: w.TB}
 	defer inner.cleanup()
@@ -214,7 +218,17 @@ func (w *randomWorld) compare(world *World) error {
 func (w *randomWorld) packets(world *World) []packet {
 	hosts := []string{"client1", "client2", "remote1", "remote3", "pod1", "pod2", "pod3", nodeName}
 	var out []packet
-	snapshot := world.Engine.Snapshot()
+	snapshot := world.snapshot(world.Engine)
+	backends := w.params(world).Backends
+	// unserved reports whether a verdict sends packets to a port of a range without a server.
+	unserved := func(v ruleset.Verdict) bool {
+		return slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool {
+			at := v.AddrOf(ep)
+			return !slices.ContainsFunc(backends, func(b worldgen.Backend) bool {
+				return b.Addr(tracker.FamilyOf(at.Addr())) == at.Addr() && slices.Contains(b.Ports, at.Port())
+			})
+		})
+	}
 	add := func(proto v1.Protocol, a netip.AddrPort) {
 		p := packet{
 			from: hosts[w.rng.IntN(len(hosts))], f: tracker.FamilyOf(a.Addr()),
@@ -228,28 +242,38 @@ func (w *randomWorld) packets(world *World) []packet {
 		}) {
 			p.from = "client1"
 		}
-		out = append(out, p)
+		if !unserved(v) {
+			out = append(out, p)
+		}
 	}
-	protocols := []v1.Protocol{tcp, udp}
+	protocols := world.protocols()
 	for _, s := range snapshot.Services {
 		for _, fe := range s.Frontends {
 			addr := fe.Addr
-			if fe.Kind == ruleset.NodePort {
+			if fe.Kind == ruleset.KindNodePort {
 				own := nodeAddresses(s.Key.Family)[:3]
 				addr = own[w.rng.IntN(len(own))]
 			}
 			add(s.Key.Protocol, netip.AddrPortFrom(addr, fe.Port))
+			if fe.IsRange() {
+				add(s.Key.Protocol, netip.AddrPortFrom(addr, fe.LastPort))
+				for _, port := range []uint16{podPort, podPort2, nodePortOwn} {
+					if port = port - fe.TargetPort + fe.Port; fe.Matches(port) {
+						add(s.Key.Protocol, netip.AddrPortFrom(addr, port))
+					}
+				}
+			}
 			if w.rng.IntN(6) == 0 && world.does(ClosedPorts) {
-				add(protocols[w.rng.IntN(2)], netip.AddrPortFrom(addr, fe.Port+uint16(1+w.rng.IntN(3))))
+				add(protocols[w.rng.IntN(len(protocols))], netip.AddrPortFrom(addr, fe.Port+uint16(1+w.rng.IntN(3))))
 			}
 		}
 	}
 	for _, f := range world.Env.Families {
-		add(protocols[w.rng.IntN(2)], netip.AddrPortFrom(primary(f), nodePortOwn))
+		add(protocols[w.rng.IntN(len(protocols))], netip.AddrPortFrom(primary(f), nodePortOwn))
 		if world.does(ServiceCIDRs) {
-			add(protocols[w.rng.IntN(2)], clusterIP(199, 80).at(f))
+			add(protocols[w.rng.IntN(len(protocols))], clusterIP(199, 80).at(f))
 		}
-		add(protocols[w.rng.IntN(2)], externalIP(1, 82).at(f))
+		add(protocols[w.rng.IntN(len(protocols))], externalIP(1, 82).at(f))
 	}
 	w.rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	return out[:min(len(out), w.random.Packets)]
@@ -263,7 +287,7 @@ func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
 // judgeAll makes connections. It makes those to the same Service one after another:
 // two concurrent connections of a client could store two affinities.
 func (w *World) judgeAll(packets []packet) failure {
-	snapshot := w.Engine.Snapshot()
+	snapshot := w.snapshot(w.Engine)
 	groups := map[string][]packet{}
 	for i, p := range packets {
 		key := fmt.Sprint(i)

@@ -159,7 +159,7 @@ func (r *reference) render(s *script) {
 		svc := r.services[key]
 		// NodePorts come last: a service address may be bound to the node.
 		for i := range svc.Frontends {
-			if svc.Frontends[i].Kind != ruleset.NodePort {
+			if svc.Frontends[i].Kind != ruleset.KindNodePort {
 				r.frontend(s, svc, &svc.Frontends[i], "")
 			}
 		}
@@ -167,7 +167,7 @@ func (r *reference) render(s *script) {
 	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {
 		svc := r.services[key]
 		for i := range svc.Frontends {
-			if f := &svc.Frontends[i]; f.Kind == ruleset.NodePort {
+			if f := &svc.Frontends[i]; f.Kind == ruleset.KindNodePort {
 				for _, addr := range r.nodePortMatches(key.Family) {
 					r.frontend(s, svc, f, addr)
 				}
@@ -180,7 +180,7 @@ func (r *reference) render(s *script) {
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {
 		svc := r.services[key]
-		if f := svc.Frontends; len(f) != 0 && f[0].Kind == ruleset.ClusterIP && !r.faults.noClosedPorts {
+		if f := svc.Frontends; len(f) != 0 && f[0].Kind == ruleset.KindClusterIP && !r.faults.noClosedPorts {
 			for _, chain := range []string{"filter_fwd", "filter_out"} {
 				s.add(chain, "%s daddr %s ct state new reject", ip(key.Family), f[0].Addr)
 			}
@@ -250,15 +250,15 @@ func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Fronten
 				do = "meta mark set meta mark | " + markBit
 			}
 			switch target {
-			case ruleset.ToCluster:
+			case ruleset.TargetCluster:
 				s.add("nat_"+hook, "%s %s %s goto s%d_cluster", match, who, do, svc.ID)
-			case ruleset.ToLocal:
+			case ruleset.TargetLocal:
 				s.add("nat_"+hook, "%s %s %s goto s%d_local", match, who, do, svc.ID)
-			case ruleset.Reject, ruleset.Drop:
+			case ruleset.TargetReject, ruleset.TargetDrop:
 				// The unchanged packet passes the filters.
 				s.add("nat_"+hook, "%s %s return", match, who)
 				verdict := "drop"
-				if target == ruleset.Reject {
+				if target == ruleset.TargetReject {
 					verdict = "reject"
 				}
 				if fromNode {

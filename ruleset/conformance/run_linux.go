@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // Run tests a backend in every world of the suite, each a parallel sub-test. The
@@ -18,6 +18,10 @@ import (
 // reply. If the machine stalled, [World.Churn] excuses such requests and every world
 // such connections. Each world logs the number of excused ones, and Run fails if they
 // exceed 1 % of all connections (and 16, the cost of a single stall).
+//
+// Without -v, a line on standard error reports each world that ends. The go command shows the
+// lines immediately if it runs the package of the current directory, and otherwise only if
+// the test fails.
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	if _, err := o.validate(); err != nil {
@@ -38,6 +42,7 @@ func Run(t *testing.T, o Options) {
 		distributionWorlds(),
 		scriptedWorlds(),
 	)
+	progress := newProgress(len(worlds))
 	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {
 			for _, f := range world.needs {
@@ -49,6 +54,8 @@ func Run(t *testing.T, o Options) {
 				netlab.Need(t, sctpTracked(), "a kernel that tracks SCTP connections (CONFIG_NF_CT_PROTO_SCTP)")
 			}
 			t.Parallel()
+			start := time.Now()
+			t.Cleanup(func() { progress.done(t, world.name, time.Since(start)) })
 			world.run(newWorld(t, o, world.config))
 		})
 	}

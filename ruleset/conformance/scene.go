@@ -3,6 +3,7 @@ package conformance
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,8 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -36,6 +37,49 @@ type scene struct {
 	services map[string]*service
 	// apply changes an object.
 	apply func(worldgen.Op)
+	// ranges returns what the backend announces in a family.
+	ranges func(tracker.Family) ruleset.PortRanges
+}
+
+// limit takes note of the ranges of ports that the backend announces.
+func (s *scene) limit(b ruleset.Backend) {
+	s.ranges = func(f tracker.Family) ruleset.PortRanges { return ruleset.LimitsOf(b, f).PortRanges }
+	skip := maps.Clone(s.skips)
+	if skip == nil {
+		skip = skips{}
+	}
+	for _, f := range s.ipFamilies {
+		const why = "its Limits say so"
+		if s.ranges(f) < ruleset.PortRangesKept {
+			skip[PortRanges] = why
+		}
+		if s.ranges(f) < ruleset.PortRangesShifted {
+			skip[ShiftedPortRanges] = why
+		}
+	}
+	s.skips = skip
+}
+
+// snapshot returns the ruleset without the ranges of ports that the backend does not have.
+func (s *scene) snapshot(e *ruleset.Engine) *ruleset.Snapshot {
+	all := e.Snapshot()
+	out := &ruleset.Snapshot{Gen: all.Gen, Node: all.Node}
+	reduced := false
+	for _, svc := range all.Services {
+		lacks := func(f ruleset.Frontend) bool {
+			return f.IsRange() && s.ranges(svc.Key.Family) < ruleset.PortRangesKept || f.Shifted() && s.ranges(svc.Key.Family) < ruleset.PortRangesShifted
+		}
+		if slices.ContainsFunc(svc.Frontends, lacks) {
+			c := *svc
+			c.Frontends = slices.DeleteFunc(slices.Clone(svc.Frontends), lacks)
+			svc, reduced = &c, true
+		}
+		out.Services = append(out.Services, svc)
+	}
+	if !reduced {
+		return all
+	}
+	return out
 }
 
 // newScene returns the scene of a world. It fills in the defaults of c.
@@ -67,7 +111,7 @@ func (s *scene) start(n tracker.NodeInfo, cidrs []netip.Prefix) (*tracker.Tracke
 	}
 	e, err := ruleset.NewEngine(ruleset.Config{
 		Tracker: t, MasqueradeAll: s.config.masqueradeAll, LocalTraffic: *s.config.localTraffic,
-		NodePortAddresses: addresses, ServiceCIDRs: cidrs, HashSeed: hashSeed,
+		NodePortAddresses: addresses, ServiceCIDRs: cidrs, HashSeed: hashSeed, Budget: ruleset.Budget{Delta: s.config.delta},
 	})
 	if err != nil {
 		s.tb.Fatal(err)
@@ -108,11 +152,22 @@ func (s *scene) remove(name string) {
 func (s *scene) setNode(n tracker.NodeInfo) { s.apply(worldgen.Op{SetNode: &n}) }
 func (s *scene) families() []tracker.Family { return s.ipFamilies }
 
-// targets returns the targets in every family, over each protocol.
+// protocols returns TCP and, if the backend supports it, UDP.
+func (s *scene) protocols() []v1.Protocol {
+	if !s.does(UDP) {
+		return []v1.Protocol{tcp}
+	}
+	return []v1.Protocol{tcp, udp}
+}
+
+// targets returns the targets in every family, over each protocol that the backend supports.
 func (s *scene) targets(protocols []v1.Protocol, to ...target) (out []Target) {
 	for _, f := range s.ipFamilies {
 		for _, t := range to {
 			for _, p := range protocols {
+				if p == udp && !s.does(UDP) {
+					continue
+				}
 				out = append(out, Target{t.at(f), p})
 			}
 		}
@@ -198,10 +253,11 @@ func (s *scene) describe(v ruleset.Verdict, f tracker.Family) string {
 	}
 	var names []string
 	for _, ep := range v.Endpoints {
-		n := s.podAt(f, ep.Addr.Addr())
-		switch port := ep.Addr.Port(); {
+		at := v.AddrOf(ep)
+		n := s.podAt(f, at.Addr())
+		switch port := at.Port(); {
 		case n == "":
-			n = ep.String()
+			n = at.String()
 		case port != podPort:
 			n += fmt.Sprint(":", port)
 		}

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // Every server greets a new TCP connection or a datagram with a line of its own
@@ -20,6 +20,10 @@ import (
 func (n *network) serve(s *scene) {
 	s.tb.Helper()
 	for _, f := range s.ipFamilies {
+		for _, t := range s.config.elsewhere {
+			serveTCP(s.tb, n.remote, t.at(f))
+			serveUDP(s.tb, n.remote, t.at(f))
+		}
 		for _, p := range n.pods {
 			for _, port := range []uint16{podPort, podPort2} {
 				serveTCP(s.tb, p.ns, netip.AddrPortFrom(p.addr(f), port))

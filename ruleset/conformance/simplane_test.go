@@ -29,13 +29,79 @@ type simPlane struct {
 
 	fronts map[simAddr]map[tracker.Key]simEntry // by address and owner
 	pools  map[simPool][]*tracker.Endpoint
-	nodes  *ruleset.Node
-	writes int
+	// endpoints holds the endpoints that are there, and references the number of pools that
+	// refer to each.
+	endpoints  map[simEndpoint]bool
+	references map[simEndpoint]int
+	nodes      *ruleset.Node
+	writes     int
+}
+
+// simEndpoint is the key of an endpoint that pools share.
+type simEndpoint struct {
+	at    netip.AddrPort
+	proto v1.Protocol
+}
+
+// lacks reports whether the fault is a key of a table without the part.
+func (p *simPlane) lacks(table, part string) bool {
+	return string(p.fault) == "has no "+part+" in the keys of "+table
+}
+
+// address returns the key of a frontend.
+func (p *simPlane) address(at simAddr) simAddr {
+	if p.lacks("frontends", "protocol") {
+		at.proto = ""
+	}
+	if p.lacks("frontends", "port") {
+		at.port = 0
+	}
+	if p.lacks("frontends", "family") {
+		at.f = 0
+	}
+	return at
+}
+
+// setPool writes a pool. It counts the references to endpoints by their whole key, and deletes
+// by the key of the table.
+func (p *simPlane) setPool(at simPool, eps []*tracker.Endpoint) {
+	table := func(e simEndpoint) simEndpoint {
+		if p.lacks("endpoints", "protocol") {
+			e.proto = ""
+		}
+		return e
+	}
+	key := func(ep *tracker.Endpoint) simEndpoint { return simEndpoint{ep.Addr, at.service.Protocol} }
+	for _, ep := range eps {
+		p.references[key(ep)]++
+		p.endpoints[table(key(ep))] = true
+	}
+	for _, ep := range p.pools[at] {
+		if p.references[key(ep)]--; p.references[key(ep)] == 0 {
+			delete(p.endpoints, table(key(ep)))
+		}
+	}
+	p.pools[at] = eps
+}
+
+func (p *simPlane) deletePool(at simPool) {
+	p.setPool(at, nil)
+	delete(p.pools, at)
+}
+
+// hasEndpoint reports whether the endpoint of a pool is there.
+func (p *simPlane) hasEndpoint(at simPool, ep *tracker.Endpoint) bool {
+	e := simEndpoint{ep.Addr, at.service.Protocol}
+	if p.lacks("endpoints", "protocol") {
+		e.proto = ""
+	}
+	return p.endpoints[e]
 }
 
 type simAddr struct {
 	addr  netip.Addr
 	port  uint16
+	last  uint16
 	proto v1.Protocol
 	f     tracker.Family
 }
@@ -64,13 +130,25 @@ type simPool struct {
 // simPlanes returns the New function of a Simulation.
 func simPlanes(owners bool, fault fault) func(testing.TB, SimEnv) Plane {
 	return func(_ testing.TB, env SimEnv) Plane {
-		p := &simPlane{env: env, owners: owners, fault: fault, fronts: map[simAddr]map[tracker.Key]simEntry{}, pools: map[simPool][]*tracker.Endpoint{}}
+		p := &simPlane{env: env, owners: owners, fault: fault, fronts: map[simAddr]map[tracker.Key]simEntry{}, pools: map[simPool][]*tracker.Endpoint{}, endpoints: map[simEndpoint]bool{}, references: map[simEndpoint]int{}}
 		return Plane{
-			Backend: func() ruleset.Backend { return ruleset.BackendFunc(p.apply) },
-			Handle:  p.handle,
-			Dump:    p.dump,
+			Backend: func() ruleset.Backend {
+				if fault == "knows no ranges" {
+					return ruleset.BackendFunc(p.apply)
+				}
+				return withRanges{ruleset.BackendFunc(p.apply)}
+			},
+			Handle: p.handle,
+			Dump:   p.dump,
 		}
 	}
+}
+
+// withRanges announces all ranges of ports.
+type withRanges struct{ ruleset.Backend }
+
+func (withRanges) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
 }
 
 func (p *simPlane) write(f func()) error {
@@ -87,7 +165,7 @@ func (p *simPlane) write(f func()) error {
 }
 
 func (p *simPlane) front(k tracker.Key, f *ruleset.Frontend) simFront {
-	out := simFront{simAddr{f.Addr, f.Port, k.Protocol, k.Family}, k}
+	out := simFront{p.address(simAddr{f.Addr, f.Port, f.LastPort, k.Protocol, k.Family}), k}
 	if !p.owners {
 		out.owner = tracker.Key{}
 	}
@@ -98,10 +176,20 @@ func (p *simPlane) pool(s *ruleset.Service, k tracker.Key, t ruleset.Target) sim
 	if p.fault == "names pools by ID" && s != nil {
 		return simPool{tracker.Key{}, s.ID, t}
 	}
+	switch {
+	case p.lacks("pools", "protocol"):
+		k.Protocol = ""
+	case p.lacks("pools", "port"):
+		k.Port = ""
+	case p.lacks("pools", "family"):
+		k.Family = 0
+	case p.lacks("pools", "target"):
+		t = 0
+	}
 	return simPool{k, 0, t}
 }
 
-var simTargets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
+var simTargets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
 // apply performs the numbered steps of package ruleset, except for its fault.
 func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
@@ -129,10 +217,10 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 		return func(c *ruleset.Change) error {
 			for i, t := range simTargets {
 				bit := []ruleset.Field{ruleset.FieldCluster, ruleset.FieldLocal}[i]
-				if c.New == nil || c.What&bit == 0 && !d.Full || len(c.New.Pool(t)) == 0 && !all {
+				if c.New == nil || c.Fields&bit == 0 && !d.Full || len(c.New.Pool(t)) == 0 && !all {
 					continue
 				}
-				if err := p.write(func() { p.pools[p.pool(c.New, c.Key, t)] = c.New.Pool(t) }); err != nil {
+				if err := p.write(func() { p.setPool(p.pool(c.New, c.Key, t), c.New.Pool(t)) }); err != nil {
 					return err
 				}
 			}
@@ -150,7 +238,7 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 		bits &^= ruleset.FieldAffinity
 	}
 	step(func(c *ruleset.Change) error {
-		if c.New == nil || c.What&bits == 0 && !d.Full {
+		if c.New == nil || c.Fields&bits == 0 && !d.Full {
 			return nil
 		}
 		for i := range c.New.Frontends {
@@ -159,6 +247,11 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 			e := simEntry{c.Key, p.pool(c.New, c.Key, 0), *f, c.New.Port.Affinity, c.New.Port.Hash, p.writes}
 			if was, ok := p.fronts[at.simAddr][at.owner]; ok {
 				e.since = was.since
+				if p.fault == "removes entries to replace them" {
+					if err := p.write(func() { p.remove(at) }); err != nil {
+						return err
+					}
+				}
 			}
 			if err := p.write(func() { p.add(at, e) }); err != nil {
 				return err
@@ -195,7 +288,7 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 			return err
 		}
 		for _, t := range simTargets {
-			if err := p.write(func() { delete(p.pools, p.pool(c.Old, c.Key, t)) }); err != nil {
+			if err := p.write(func() { p.deletePool(p.pool(c.Old, c.Key, t)) }); err != nil {
 				return err
 			}
 		}
@@ -260,7 +353,7 @@ func (p *simPlane) prunePools(d *ruleset.Delta) error {
 	}
 	for k := range p.pools {
 		if !pools[k] && p.fault != "leaves pools" {
-			if err := p.write(func() { delete(p.pools, k) }); err != nil {
+			if err := p.write(func() { p.deletePool(k) }); err != nil {
 				return err
 			}
 		}
@@ -270,9 +363,30 @@ func (p *simPlane) prunePools(d *ruleset.Delta) error {
 
 // find returns the entry for an address.
 func (p *simPlane) find(addr netip.Addr, pk ruleset.Packet) (e simEntry, ok bool) {
-	for _, x := range p.fronts[simAddr{addr, pk.To.Port(), pk.Protocol, tracker.FamilyOf(pk.To.Addr())}] {
+	return p.first(p.address(simAddr{addr, pk.To.Port(), 0, pk.Protocol, tracker.FamilyOf(pk.To.Addr())}))
+}
+
+// first returns the oldest entry with a key.
+func (p *simPlane) first(at simAddr) (e simEntry, ok bool) {
+	for _, x := range p.fronts[at] {
 		if !ok || x.since < e.since {
 			e, ok = x, true
+		}
+	}
+	return e, ok
+}
+
+// findRange returns the entry of the range of ports for an address.
+func (p *simPlane) findRange(pk ruleset.Packet) (e simEntry, ok bool) {
+	for at := range p.fronts {
+		port := pk.To.Port()
+		if p.fault == "has no end of ranges" && at.last != 0 {
+			port = min(port, at.last)
+		}
+		if at.addr == pk.To.Addr() && at.proto == pk.Protocol && at.port <= port && port <= at.last {
+			if x, _ := p.first(at); !ok || x.since < e.since {
+				e, ok = x, true
+			}
 		}
 	}
 	return e, ok
@@ -285,7 +399,7 @@ func (p *simPlane) clusterIP(a netip.Addr) bool {
 			continue
 		}
 		for _, e := range entries {
-			if e.frontend.Kind == ruleset.ClusterIP {
+			if e.frontend.Kind == ruleset.KindClusterIP {
 				return true
 			}
 		}
@@ -303,6 +417,9 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	if !ok && toNode && (ports.Allows(pk.To.Addr()) || ports.AllowsLoopback(pk.To.Addr())) {
 		e, ok = p.find(netip.Addr{}, pk)
 	}
+	if r, found := p.findRange(pk); found && (!ok || p.fault == "prefers ranges to single ports") {
+		e, ok = r, true
+	}
 	switch {
 	case ok:
 	case toNode:
@@ -317,13 +434,15 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	if !e.frontend.Admits(pk.From) && p.fault != "ignores source ranges" {
 		return Outcome{Action: ruleset.ActionDrop}
 	}
-	fromPod, fromNode := p.nodes.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
+	fromPod, fromNode := p.nodes.LocalTraffic.Recognizes(pk.From, pk.InInterface), pk.InInterface == ""
 	t := e.frontend.TargetFor(fromPod || fromNode)
 	switch t {
-	case ruleset.Reject:
+	case ruleset.TargetReject:
 		return Outcome{Action: ruleset.ActionReject}
-	case ruleset.Drop:
+	case ruleset.TargetDrop:
 		return Outcome{Action: ruleset.ActionDrop}
+	case ruleset.TargetPass:
+		return Outcome{}
 	}
 	masquerade := e.frontend.Masquerade.Applies(fromPod, fromNode)
 	out := Outcome{Action: ruleset.ActionForward, Affinity: e.affinity, Hash: e.hash}
@@ -331,9 +450,19 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 		out.Hash = e.hash
 	}
 	at := e.pools
-	at.target = t
+	if at.target = t; p.lacks("pools", "target") {
+		at.target = 0
+	}
 	for _, ep := range p.pools[at] {
-		out.Endpoints = append(out.Endpoints, Choice{ep.Addr, int(ep.Weight), masquerade || ep.Addr.Addr() == pk.From && p.fault != "has no hairpin"})
+		if !p.hasEndpoint(at, ep) {
+			out.Endpoints = append(out.Endpoints, Choice{})
+			continue
+		}
+		to := e.frontend.Endpoint(ep, pk.To.Port())
+		if p.fault == "sends ranges to the endpoints' ports" {
+			to = ep.Addr
+		}
+		out.Endpoints = append(out.Endpoints, Choice{to, int(ep.Weight), masquerade || ep.Addr.Addr() == pk.From && p.fault != "has no hairpin"})
 	}
 	return out
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -21,7 +21,7 @@ type Simulation struct {
 	// Families lists the address families to test. Nil means both.
 	Families []tracker.Family
 	// Skip lists the features that the backend lacks, with a reason, as in
-	// [Options].Skip. Simulate does not check behaviour about these features.
+	// [Options].Skip. Simulate does not check behavior about these features.
 	Skip map[Feature]string
 	// First is the seed of the first random world. Each further world has the next
 	// seed. The same seed makes the same world.
@@ -35,6 +35,9 @@ type Simulation struct {
 type SimEnv struct {
 	// Families lists the address families in use.
 	Families []tracker.Family
+	// NodeAddresses lists the node's own addresses, which every packet has in
+	// [ruleset.Packet].NodeAddresses.
+	NodeAddresses []netip.Addr
 	// Fail returns an error if a write must fail, and nil otherwise. The data plane
 	// calls it in each write and returns its error. A failed write may or may not
 	// take effect. Fail and Look must be called within Apply, by one goroutine at a
@@ -58,7 +61,7 @@ type Plane struct {
 	Handle func(ruleset.Packet) Outcome
 	// Dump, if not nil, returns the contents of the data plane, one line per entry.
 	// After each step of a random world it is compared with the contents of another
-	// data plane, whose backend gets everything at once. This finds entries that no
+	// data plane, whose backend gets everything in one delta. This finds entries that no
 	// packet uses. The text must not contain values that may differ, such as IDs.
 	Dump func() string
 }
@@ -167,7 +170,10 @@ func (s Simulation) script(tb testing.TB, world world, mode simMode) {
 func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Helper()
 	config := randomConfig(rand.New(rand.NewPCG(seed, 1)), s.Skip, seed%3 == 0)
-	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config))
+	if seed%2 == 0 {
+		config.delta = 2 // pools grow and shrink in several deltas
+	}
+	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config, s.hasRanges(tb)))
 	steps := worldgen.Steps{g.Start()}
 	for range s.Steps {
 		steps = append(steps, g.Step())
@@ -179,13 +185,21 @@ func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Errorf("seed %d, step %d: %v", seed, at, err)
 	steps = steps[:at+1]
 	deadline := time.Now().Add(5 * time.Second)
-	fewer := worldgen.Minimise(steps, func(fewer worldgen.Steps) bool {
+	fewer := worldgen.Minimize(steps, func(fewer worldgen.Steps) bool {
 		_, err := s.try(tb, seed, config, fewer)
 		return err != nil
 	}, func() bool { return time.Now().After(deadline) })
 	_, err = s.try(tb, seed, config, fewer)
 	tb.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v): %v\n%s",
 		fewer.Ops(), steps.Ops(), config.localTraffic, config.nodePortAddresses, config.masqueradeAll, err, fewer)
+}
+
+// hasRanges reports whether the backend announces ranges of ports.
+func (s Simulation) hasRanges(tb testing.TB) bool {
+	inner := &quiet{TB: tb}
+	defer inner.cleanup()
+	p := s.New(inner, SimEnv{Families: s.Families, NodeAddresses: nodeAddresses(s.Families[0]), Fail: func() error { return nil }, Look: func() {}})
+	return p.Backend != nil && ruleset.LimitsOf(p.Backend(), s.Families[0]).PortRanges != ruleset.PortRangesNone
 }
 
 // try performs steps in a new world. It returns the step that failed, if any.
@@ -225,14 +239,14 @@ func (s Simulation) try(tb testing.TB, seed uint64, c config, steps worldgen.Ste
 }
 
 // compareDump compares the result of writing step by step with that of writing
-// everything at once.
+// everything in one delta.
 func (w *simWorld) compareDump() error {
 	if w.plane.Dump == nil {
 		return nil
 	}
 	inner := &quiet{TB: w.tb}
 	defer inner.cleanup()
-	cold := w.o.New(inner, SimEnv{Families: w.ipFamilies, Fail: func() error { return nil }, Look: func() {}})
+	cold := w.o.New(inner, SimEnv{Families: w.ipFamilies, NodeAddresses: w.allAddresses(), Fail: func() error { return nil }, Look: func() {}})
 	cursor := w.engine.Attach("cold", cold.Backend())
 	defer cursor.Detach()
 	if err := cursor.Sync(w.tb.Context()); err != nil {

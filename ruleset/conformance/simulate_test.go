@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -23,6 +24,7 @@ func TestSimulatedPlanesPass(t *testing.T) {
 			Simulate(t, Simulation{New: simPlanes(owners, "")})
 		})
 	}
+	t.Run("without ranges", func(t *testing.T) { Simulate(t, Simulation{New: simPlanes(false, "knows no ranges"), Worlds: 6}) })
 }
 
 // recorder is a test whose failures are stored and have no effect.
@@ -86,6 +88,17 @@ func TestSimulateFindsFaults(t *testing.T) {
 		{"names pools by ID", false, "", plain, `endpoint`},
 		{"ignores source ranges", false, "source ranges", plain, `source ranges`},
 		{"has no hairpin", false, "cluster IP", plain, `masquerade is false, must be true`},
+		{"has no protocol in the keys of frontends", false, "keys that differ in the protocol", plain, `must be|forward`},
+		{"has no port in the keys of frontends", false, "keys that differ in the port", plain, `must be|forward`},
+		{"has no family in the keys of frontends", false, "keys that differ in the family", plain, `must be|forward`},
+		{"has no protocol in the keys of pools", false, "port names that move to another protocol", plain, `must be|endpoint`},
+		{"has no port in the keys of pools", false, "keys that differ in the port", plain, `must be|endpoint`},
+		{"has no family in the keys of pools", false, "keys that differ in the family", plain, `must be|endpoint`},
+		{"has no target in the keys of pools", false, "keys that differ in the pool", plain, `must be|endpoint`},
+		{"has no protocol in the keys of endpoints", false, "keys of endpoints that differ in the protocol", plain, `invalid AddrPort|is not among`},
+		{"prefers ranges to single ports", false, "range meets single ports", plain, `is not among the endpoints allowed`},
+		{"has no end of ranges", false, "SIP and RTP", plain, `forwarded neither before nor after|must be`},
+		{"sends ranges to the endpoints' ports", true, "game servers", plain, `is not among the endpoints allowed`},
 	} {
 		t.Run(fmt.Sprintf("%s/owners=%t", test.fault, test.owners), func(t *testing.T) {
 			t.Parallel()
@@ -102,13 +115,16 @@ func TestSimulateFindsFaults(t *testing.T) {
 					t.Errorf("%q (%s) reports %q, want %s", world.name, test.mode, failures, want)
 				}
 			}
+			if strings.HasPrefix(string(test.fault), "has no ") && test.world != "cluster IP" {
+				return // the script has found it; how many random worlds do is chance
+			}
 			for seed := range uint64(s.Worlds) {
 				failures := complaints(t, func(tb testing.TB) { s.random(tb, seed) })
 				if failures == "" {
 					continue
 				}
 				if !strings.Contains(failures, "changes suffice") {
-					t.Errorf("seed %d was not minimised: %s", seed, failures)
+					t.Errorf("seed %d was not minimized: %s", seed, failures)
 				}
 				return
 			}
@@ -148,55 +164,127 @@ func TestIdleBackendFailsSimulation(t *testing.T) {
 }
 
 // TestSkippedFeaturesAreNotJudged runs data planes that lack one feature each. They must fail,
-// and pass once the feature is skipped.
+// and pass once the feature is skipped. A data plane that skips a feature and makes an error in
+// something else must fail, too.
 func TestSkippedFeaturesAreNotJudged(t *testing.T) {
-	lacking := map[Feature]struct {
-		world  string
-		handle func(ruleset.Packet, func(ruleset.Packet) Outcome) Outcome
-	}{
-		Refuse: {"no endpoints", func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
-			o := h(p)
-			if o.Action != ruleset.ActionForward {
-				return Outcome{}
+	type handle func(ruleset.Packet, func(ruleset.Packet) Outcome) Outcome
+	// replace returns a handle that has an outcome for packets with an action.
+	replace := func(was ruleset.Action, o Outcome) handle {
+		return func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+			if out := h(p); out.Action != was {
+				return out
 			}
 			return o
-		}},
-		Masquerade: {"cluster IP", func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
-			o := h(p)
-			for i := range o.Endpoints {
-				o.Endpoints[i].Masquerade = false
-			}
-			return o
-		}},
-		ShortCircuit: {"external policy Local", func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
-			p.From, p.InInterface = outsider(p.From), "eth0"
-			o := h(p)
-			for i := range o.Endpoints {
-				o.Endpoints[i].Masquerade = true
-			}
-			return o
-		}},
+		}
 	}
-	for feature, test := range lacking {
+	elsewhere := Outcome{Action: ruleset.ActionForward, Endpoints: []Choice{{Addr: netip.MustParseAddrPort("10.244.1.99:1"), Weight: 1}}}
+	for feature, test := range map[Feature]struct {
+		world string
+		// fault is that of the backend without the feature, or handle changes what it does.
+		fault  fault
+		handle handle
+		// lie or lieFault is an error that the feature does not excuse.
+		lie      handle
+		lieFault fault
+		lieWorld string // world if ""
+	}{
+		Refuse: {
+			world: "no endpoints",
+			handle: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				o := h(p)
+				if o.Action != ruleset.ActionForward {
+					return Outcome{}
+				}
+				return o
+			},
+			lie: replace(ruleset.ActionReject, elsewhere),
+		},
+		Drop: {
+			world:  "internal policy Local",
+			handle: replace(ruleset.ActionDrop, Outcome{Action: ruleset.ActionReject}),
+			lie:    replace(ruleset.ActionDrop, elsewhere),
+		},
+		UDP: {
+			world: "cluster IP",
+			handle: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				if p.Protocol == udp {
+					return elsewhere
+				}
+				return h(p)
+			},
+			lie: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				if o := h(p); p.Protocol == udp || o.Action != ruleset.ActionForward {
+					return o
+				}
+				return elsewhere
+			},
+		},
+		Masquerade: {
+			world: "cluster IP",
+			handle: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				o := h(p)
+				for i := range o.Endpoints {
+					o.Endpoints[i].Masquerade = false
+				}
+				return o
+			},
+			lie: replace(ruleset.ActionForward, elsewhere),
+		},
+		ShortCircuit: {
+			world: "external policy Local",
+			handle: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				p.From, p.InInterface = outsider(p.From), "eth0"
+				o := h(p)
+				for i := range o.Endpoints {
+					o.Endpoints[i].Masquerade = true
+				}
+				return o
+			},
+			lie: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				if o := h(p); p.InInterface != "eth0" || o.Action != ruleset.ActionForward {
+					return o
+				}
+				return elsewhere // for clients, which have no short circuit
+			},
+		},
+		ReplaceInPlace: {world: "affinity switched on and off", fault: "removes entries to replace them", lieFault: "writes frontends before pools", lieWorld: "node port"},
+	} {
 		t.Run(string(feature), func(t *testing.T) {
-			for _, skip := range []map[Feature]string{nil, {feature: "lacking", Masquerade: "not simulated", ServiceCIDRs: "not simulated", ClosedPorts: "not simulated"}} {
-				s, err := Simulation{Skip: skip, New: func(tb testing.TB, env SimEnv) Plane {
-					p := simPlanes(false, "")(tb, env)
-					handle := p.Handle
-					p.Handle = func(pk ruleset.Packet) Outcome { return test.handle(pk, handle) }
+			skipped := map[Feature]string{feature: "lacking", Masquerade: "not simulated", ServiceCIDRs: "not simulated", ClosedPorts: "not simulated"}
+			for name, run := range map[string]struct {
+				skip   map[Feature]string
+				fault  fault
+				handle handle
+				world  string
+				fails  bool
+			}{
+				"undeclared":            {nil, test.fault, test.handle, test.world, true},
+				"declared":              {skipped, test.fault, test.handle, test.world, false},
+				"declared, and it lies": {skipped, test.lieFault, test.lie, cmp.Or(test.lieWorld, test.world), true},
+			} {
+				s, err := Simulation{Skip: run.skip, New: func(tb testing.TB, env SimEnv) Plane {
+					p := simPlanes(false, run.fault)(tb, env)
+					if inner := p.Handle; run.handle != nil {
+						p.Handle = func(pk ruleset.Packet) Outcome { return run.handle(pk, inner) }
+					}
 					return p
 				}}.complete()
 				if err != nil {
 					t.Fatal(err)
 				}
+				found := false
 				for _, world := range scriptedWorlds() {
-					if world.name != test.world {
+					if world.name != run.world {
 						continue
 					}
+					found = true
 					failures := complaints(t, func(tb testing.TB) { s.script(tb, world, plain) })
-					if (failures != "") != (skip == nil) {
-						t.Errorf("%q with %v skipped: %q", world.name, skip, failures)
+					if (failures != "") != run.fails {
+						t.Errorf("%q, %s: %q", world.name, name, failures)
 					}
+				}
+				if !found {
+					t.Errorf("there is no world %q", run.world)
 				}
 			}
 		})

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/byname"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -71,13 +71,21 @@ func newSimWorld(tb testing.TB, o Simulation, c config, rng *rand.Rand) *simWorl
 	}
 	w.scene = newScene(tb, c, o.Families, o.Skip, w.applyOp)
 	w.info = w.firstNode()
-	w.plane = o.New(tb, SimEnv{Families: o.Families, Fail: w.fail, Look: w.look})
+	w.plane = o.New(tb, SimEnv{Families: o.Families, NodeAddresses: w.allAddresses(), Fail: w.fail, Look: w.look})
 	if w.plane.Backend == nil || w.plane.Handle == nil {
 		tb.Fatal("conformance: Simulation.New returned a Plane without Backend or Handle")
 	}
 	w.attach()
-	w.pending = []*ruleset.Snapshot{w.engine.Snapshot()}
+	w.pending = []*ruleset.Snapshot{w.snapshot(w.engine)}
 	return w
+}
+
+// allAddresses returns the node's addresses in all families.
+func (w *simWorld) allAddresses() (out []netip.Addr) {
+	for _, f := range w.ipFamilies {
+		out = append(out, w.nodeAddresses(f)...)
+	}
+	return out
 }
 
 // applyOp applies a change.
@@ -125,8 +133,9 @@ func (w *simWorld) attach() {
 	if backend == nil {
 		w.tb.Fatal("conformance: Plane.Backend returned no backend")
 	}
+	w.limit(backend)
 	w.cursor = w.engine.Attach("conformance", backend)
-	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
 func (w *simWorld) Sync() {
@@ -155,7 +164,7 @@ func (w *simWorld) sync() error {
 
 // attempt calls Sync once, with the given probability of failing writes.
 func (w *simWorld) attempt(failRate float64) error {
-	s := w.engine.Snapshot()
+	s := w.snapshot(w.engine)
 	w.pending = append(w.pending, s)
 	w.failRate, w.failures, w.watched, w.looked = failRate, 0, nil, nil
 	err := w.cursor.Sync(context.Background())
@@ -184,11 +193,14 @@ func (w *simWorld) fail() error {
 func (w *simWorld) check(rows ...row) {
 	w.tb.Helper()
 	w.Sync()
-	s := w.engine.Snapshot()
+	s := w.snapshot(w.engine)
 	failed := 0
 	for _, r := range rows {
 		for _, from := range strings.Fields(r.from) {
 			for _, f := range w.ipFamilies {
+				if !r.to.at(f).IsValid() {
+					continue
+				}
 				p := w.packet(w.origin(from), r.proto, r.to.at(f))
 				v := s.Trace(p)
 				err := w.unexpected(v, f, r.want)

@@ -40,6 +40,19 @@ func loadBalancerIP(number, port int) target {
 	})
 }
 
+// in returns the target in one family alone.
+func in(f tracker.Family, t target) target {
+	return target{
+		name: t.name,
+		at: func(other tracker.Family) netip.AddrPort {
+			if other != f {
+				return netip.AddrPort{}
+			}
+			return t.at(f)
+		},
+	}
+}
+
 // The node's own addresses.
 func atPrimary(port int) target   { return at("the node's primary address", port, primary) }
 func atSecondary(port int) target { return at("the node's second address", port, secondary) }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -15,7 +16,9 @@ import (
 // backend's counters.
 type tally struct {
 	mu       sync.Mutex
-	services map[tracker.Key]ruleset.Counters
+	services map[tracker.Key]dataplane.Counters
+	// ranges holds the Service ports with a range, whose traffic data planes need not count.
+	ranges map[tracker.Key]bool
 }
 
 // note counts one connection with a verdict.
@@ -26,8 +29,9 @@ func (t *tally) note(v ruleset.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.services == nil {
-		t.services = map[tracker.Key]ruleset.Counters{}
+		t.services, t.ranges = map[tracker.Key]dataplane.Counters{}, map[tracker.Key]bool{}
 	}
+	t.ranges[v.Service.Key] = t.ranges[v.Service.Key] || v.Frontend.IsRange()
 	c := t.services[v.Service.Key]
 	switch v.Action {
 	case ruleset.ActionForward:
@@ -41,10 +45,10 @@ func (t *tally) note(v ruleset.Verdict) {
 }
 
 // traffic reads the backend's counters. Known is empty if it has none.
-func (w *World) traffic() *ruleset.Traffic {
+func (w *World) traffic() *dataplane.Traffic {
 	w.tb.Helper()
-	t := &ruleset.Traffic{}
-	r, ok := w.backend.(ruleset.TrafficReader)
+	t := &dataplane.Traffic{}
+	r, ok := w.backend.(dataplane.TrafficReader)
 	if !ok || !w.does(TrafficAtOnce) {
 		return t
 	}
@@ -60,32 +64,35 @@ func (w *World) traffic() *ruleset.Traffic {
 
 // compare returns an error if the difference of two readings of the backend's
 // counters differs from t. Refused or dropped packets may be repeated.
-func (t *tally) compare(before, after *ruleset.Traffic) error {
+func (t *tally) compare(before, after *dataplane.Traffic) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	keys := map[tracker.Key]ruleset.Counters{}
+	keys := map[tracker.Key]dataplane.Counters{}
 	maps.Copy(keys, t.services)
 	maps.Copy(keys, after.Services)
 	var errs []error
 	for k := range keys {
+		if t.ranges[k] {
+			continue
+		}
 		want, b, a := t.services[k], before.Services[k], after.Services[k]
 		wrong := func(what string, counted, want uint64) {
 			errs = append(errs, fmt.Errorf("%s: the backend counted %d %s instead of %d", k, counted, what, want))
 		}
-		if n := a.Connections - b.Connections; after.Known.Has(ruleset.CountsConnections) && n != want.Connections {
+		if n := a.Connections - b.Connections; after.Known.Has(dataplane.CountsConnections) && n != want.Connections {
 			wrong("connections", n, want.Connections)
 		}
-		if n := a.Refused - b.Refused; after.Known.Has(ruleset.CountsRefused) && (n < want.Refused || n > 0 && want.Refused == 0) {
+		if n := a.Refused - b.Refused; after.Known.Has(dataplane.CountsRefused) && (n < want.Refused || n > 0 && want.Refused == 0) {
 			wrong("refused packets", n, want.Refused)
 		}
-		if n := a.Dropped - b.Dropped; after.Known.Has(ruleset.CountsDropped) && (n < want.Dropped || n > 0 && want.Dropped == 0) {
+		if n := a.Dropped - b.Dropped; after.Known.Has(dataplane.CountsDropped) && (n < want.Dropped || n > 0 && want.Dropped == 0) {
 			wrong("dropped packets", n, want.Dropped)
 		}
 		for _, c := range []struct {
-			known ruleset.CounterSet
+			known dataplane.CounterSet
 			what  string
 			n     uint64
-		}{{ruleset.CountsPackets, "packets", a.Packets - b.Packets}, {ruleset.CountsBytes, "bytes", a.Bytes - b.Bytes}} {
+		}{{dataplane.CountsPackets, "packets", a.Packets - b.Packets}, {dataplane.CountsBytes, "bytes", a.Bytes - b.Bytes}} {
 			if after.Known.Has(c.known) && (c.n == 0) != (want.Connections == 0) {
 				wrong(c.what+" of connections", c.n, want.Connections)
 			}

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/stall"
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/stall"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -79,7 +79,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		}
 	}
 	w.attach()
-	w.Tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return w
 }
 
@@ -100,6 +100,7 @@ func (w *World) attach() {
 		w.tb.Fatal("conformance: Options.New returned no backend")
 	}
 	w.backend = backend
+	w.limit(backend)
 	w.Cursor = w.Engine.Attach("conformance", backend)
 }
 

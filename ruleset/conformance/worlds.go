@@ -35,8 +35,13 @@ type config struct {
 	nodePortAddresses []string
 	// bound lists further addresses of the node; the ports are ignored.
 	bound []target
+	// elsewhere lists addresses to which the node has a route to the remote node, which
+	// serves them.
+	elsewhere []target
 	// localTraffic nil means the CIDR of the local pods.
 	localTraffic *ruleset.LocalTraffic
+	// delta is the Delta of the engine's [ruleset.Budget].
+	delta int
 }
 
 // cluster is the cluster of a world's script: a [World] or a simulated one.
@@ -51,6 +56,7 @@ type cluster interface {
 	setNode(tracker.NodeInfo)
 	setServiceCIDRs([]netip.Prefix)
 	families() []tracker.Family
+	does(Feature) bool
 	// targets returns targets in every family, over each protocol.
 	targets(protocols []v1.Protocol, to ...target) []Target
 
@@ -107,8 +113,11 @@ func scriptedWorlds() []world {
 		nodePortWorlds(),
 		externalWorlds(),
 		policyWorlds(),
+		passWorlds(),
+		rangeWorlds(),
 		masqueradeWorlds(),
 		topologyWorlds(),
+		keyWorlds(),
 	)
 }
 

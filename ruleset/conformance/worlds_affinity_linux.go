@@ -57,7 +57,7 @@ func affinityPacketWorlds() []world {
 				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, affinity: 10800, endpoints: on(pods...)},
 				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
-				for _, p := range []v1.Protocol{tcp, udp} {
+				for _, p := range w.protocols() {
 					before := w.chosen(p, to)
 					for range 4 {
 						w.same("for no reason", before, w.chosen(p, to))

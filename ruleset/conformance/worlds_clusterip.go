@@ -11,7 +11,7 @@ func clusterIPWorlds() []world {
 		{name: "cluster IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
 			w.check(overUDP(
-				// Clients that are not recognised as local pods get their replies through the node.
+				// Clients that are not recognized as local pods get their replies through the node.
 				row{from: "client1 remote2 remote1 node", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 pod2 remote1"},
 				// Hairpin: a pod connects to itself.

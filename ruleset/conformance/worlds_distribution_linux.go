@@ -29,8 +29,8 @@ func distributionWorlds() []world {
 // checks about a dozen outcomes.
 const unlikely = 1e-10
 
-// distribution syncs the backend. In each family it then sends many UDP requests and
-// compares their distribution with the pods' weights by Pearson's chi-squared test. It
+// distribution syncs the backend. In each family it then sends many requests, over UDP if the
+// backend supports it, and compares their distribution with the pods' weights by Pearson's chi-squared test. It
 // fails if the outcome is unlikely, and stops early if it is ordinary. The number of
 // non-zero weights must be odd.
 func (w *World) distribution(to target, weights map[string]int) {
@@ -61,9 +61,13 @@ func (w *World) distributionIn(f tracker.Family, to netip.AddrPort, weights map[
 	return nil
 }
 
-// requests sends n UDP requests and counts the endpoints that reply.
+// requests sends n requests and counts the endpoints that reply.
 func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) (err error) {
 	const workers = 4
+	proto := udp
+	if !w.does(UDP) {
+		proto = tcp
+	}
 	var (
 		mu sync.Mutex
 		wg sync.WaitGroup
@@ -71,7 +75,7 @@ func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) 
 	for range workers {
 		wg.Go(func() {
 			for range n / workers {
-				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, w.timeout())
+				o := w.net.hosts["client1"].probe(w.tb.Context(), proto, to, w.timeout())
 				mu.Lock()
 				if o.kind == reached {
 					seen[o.server]++

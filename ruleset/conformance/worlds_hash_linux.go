@@ -68,7 +68,7 @@ func hashPacketWorlds() []world {
 			}
 		})},
 
-		{name: "hash of source and port", needs: need, run: packets(func(w *World) {
+		{name: "hash of source and port", needs: append(need, UDP), run: packets(func(w *World) {
 			const flows = 200
 			s := service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSourcePort, endpoints: on(pods...)}
 			w.set(s)

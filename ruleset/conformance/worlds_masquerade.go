@@ -6,7 +6,7 @@ import (
 )
 
 // masqueradeWorlds returns worlds about which source addresses are replaced, and
-// about recognising pod traffic.
+// about recognizing pod traffic.
 func masqueradeWorlds() []world {
 	var cidrs ruleset.LocalTraffic
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -17,7 +17,7 @@ func masqueradeWorlds() []world {
 			service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")},
 			service{name: "local", number: 2, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, endpoints: on("pod1", "remote1")})
 	}
-	// detected is the expected behaviour when the plane can distinguish local pods.
+	// detected is the expected behavior when the plane can distinguish local pods.
 	detected := func(w cluster) {
 		start(w)
 		w.check(overUDP(
@@ -67,7 +67,7 @@ func masqueradeWorlds() []world {
 			config: config{localTraffic: &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}}, run: detected,
 		},
 
-		{name: "local traffic not recognised", config: config{localTraffic: &ruleset.LocalTraffic{}}, run: func(w cluster) {
+		{name: "local traffic not recognized", config: config{localTraffic: &ruleset.LocalTraffic{}}, run: func(w cluster) {
 			start(w)
 			w.check(overUDP(
 				row{from: "client1 pod3 node", to: clusterIP(1, 80), want: "pod1 remote1"},

@@ -3,7 +3,7 @@ package conformance
 import (
 	"time"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -11,12 +11,12 @@ import (
 func bridgeWorlds() []world {
 	return []world{
 		{
-			name: "neighbours on a bridge", needs: []Feature{InterfaceDetection},
+			name: "neighbors on a bridge", needs: []Feature{InterfaceDetection},
 			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: packets(func(w *World) {
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
 				w.Sync()
 				// When pod1 sends on an established connection, the node may send it
-				// a redirect to its neighbour pod3.
+				// a redirect to its neighbor pod3.
 				for _, f := range w.Env.Families {
 					for range 2 {
 						c := w.open("pod3", clusterIP(1, 80).at(f))

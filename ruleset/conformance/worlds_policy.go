@@ -78,6 +78,43 @@ func policyWorlds() []world {
 			w.check(everywhere(row{from: everyone, want: "pod1* remote1*"})...)
 		}},
 
+		{name: "local endpoints preferred", run: func(w cluster) {
+			everywhere := func(want string) []row {
+				var out []row
+				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80), atPrimary(30080), atSecondary(30080)} {
+					out = append(out, overUDP(row{from: everyone, to: to, want: want})...)
+				}
+				return out
+			}
+			leaving := func(name string) endpoint {
+				return endpoint{pod: name, unready: true, serving: true, terminating: true}
+			}
+			w.set(service{
+				name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), preferLocal: true,
+				externalIPs: true, loadBalancerIPs: true, endpoints: on("pod1", "remote1"),
+			})
+			// The policy stays Cluster: every source is replaced.
+			w.check(everywhere("pod1*")...)
+			w.check(overUDP(row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"})...)
+			// Without a ready endpoint on the node, those of other nodes serve.
+			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
+			w.check(everywhere("remote1* remote2*")...)
+			w.change("web", func(s *service) { s.endpoints = append(on("remote1"), leaving("pod1")) })
+			w.check(everywhere("remote1*")...)
+			// No endpoint is ready, and those that still serve do.
+			w.change("web", func(s *service) { s.endpoints = []endpoint{leaving("pod1"), leaving("remote1")} })
+			w.check(everywhere("pod1*")...)
+			w.change("web", func(s *service) { s.endpoints = nil })
+			w.check(everywhere("reject")...)
+			w.change("web", func(s *service) { s.endpoints = on("pod1", "pod2", "remote1") })
+			w.check(everywhere("pod1* pod2*")...)
+			// The policies Local are stronger, and without the preference all serve.
+			w.change("web", func(s *service) { s.externalLocal, s.endpoints = true, on("remote1") })
+			w.check(overUDP(row{from: "client1", to: externalIP(1, 80), want: "drop"})...)
+			w.change("web", func(s *service) { s.externalLocal, s.preferLocal, s.endpoints = false, false, on("pod1", "remote1") })
+			w.check(everywhere("pod1* remote1*")...)
+		}},
+
 		{name: "both policies Local", run: func(w cluster) {
 			w.set(service{
 				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, internalLocal: true,

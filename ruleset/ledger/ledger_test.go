@@ -102,6 +102,12 @@ func TestLedgerRequestsEveryWrite(t *testing.T) {
 					}
 				}
 			})
+			has := slices.Collect(l.All())
+			for item := range 6 {
+				if l.Has(item) != slices.Contains(has, item) || l.Has(item) && users(item) != 0 && !plane[item] || unused[item] && !l.Has(item) {
+					t.Fatalf("seed %d: Has(%d) is %t, All yields %v, the plane has it: %t", seed, item, l.Has(item), has, plane[item])
+				}
+			}
 			for item, have := range plane {
 				if have && users(item) == 0 && !unused[item] {
 					t.Fatalf("seed %d: %d is unused and not listed", seed, item)

@@ -28,7 +28,7 @@ func TestHashesMatchKernel(t *testing.T) {
 	}
 }
 
-// TestHashIsEven distributes neighbouring sources over a table.
+// TestHashIsEven distributes neighboring sources over a table.
 func TestHashIsEven(t *testing.T) {
 	const n, sources = 5, 20000
 	tab := Build(1, 1021, members(n))

@@ -5,9 +5,6 @@ package maglev
 // (net/netfilter/ipvs/ip_vs_mh.c) up to 16 bits.
 var sizes = [...]int{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521}
 
-// Sizes returns the possible sizes of tables in ascending order, in a new slice.
-func Sizes() []int { return append([]int(nil), sizes[:]...) }
-
 // MaxSize is the largest size.
 const MaxSize = 65521
 

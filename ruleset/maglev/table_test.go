@@ -163,12 +163,12 @@ func TestUnusualMembers(t *testing.T) {
 		}
 	}
 	// A walk skips the numbers between the size and the next power of two.
-	for _, size := range Sizes() {
+	for _, size := range sizes {
 		if over := 1<<bits.Len(uint(size)) - size; over > size/40 {
 			t.Errorf("%d is far below a power of two", size)
 		}
 	}
-	if SizeAtLeast(-1) != 251 || SizeAtLeast(252) != 509 || SizeAtLeast(1<<20) != MaxSize || Sizes()[len(sizes)-1] != MaxSize {
+	if SizeAtLeast(-1) != 251 || SizeAtLeast(252) != 509 || SizeAtLeast(1<<20) != MaxSize || sizes[len(sizes)-1] != MaxSize {
 		t.Error("sizes")
 	}
 }
@@ -196,7 +196,7 @@ func moved(n, size int) (average, most float64) {
 // Adding an endpoint is the reverse of a removal.
 func TestRemovedMemberMovesFewBuckets(t *testing.T) {
 	t.Parallel()
-	for _, size := range Sizes() {
+	for _, size := range sizes {
 		if size > 4093 && !testing.Verbose() {
 			break // logged only
 		}
@@ -259,7 +259,7 @@ func TestChangedWeightMovesFewBuckets(t *testing.T) {
 
 // TestWalkVisitsEveryBucketOnce checks the order of a member's buckets.
 func TestWalkVisitsEveryBucketOnce(t *testing.T) {
-	for _, size := range Sizes() {
+	for _, size := range sizes {
 		w := newWalks(uint64(size), uint32(size), members(1))[0]
 		seen := make([]bool, size)
 		for range size {

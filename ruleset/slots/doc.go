@@ -2,10 +2,10 @@
 // example, finds the endpoints of a Service by a number below the pool's size.
 //
 //	var pool slots.Table[netip.AddrPort, uint16] // endpoint to weight
-//	for ep := range change.RemovedFrom(ruleset.ToCluster) {
+//	for ep := range change.RemovedFrom(ruleset.TargetCluster) {
 //		pool.Delete(ep.Addr)
 //	}
-//	for ep := range change.UpsertedIn(ruleset.ToCluster) {
+//	for ep := range change.UpsertedIn(ruleset.TargetCluster) {
 //		pool.Set(ep.Addr, ep.Weight)
 //	}
 //	err := pool.Write(func(slot int, addr netip.AddrPort, weight uint16) error {

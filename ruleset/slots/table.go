@@ -30,17 +30,6 @@ type entry[K, V comparable] struct {
 // Len returns the number of keys, which is the size of the pool after a Write.
 func (t *Table[K, V]) Len() int { return len(t.at) }
 
-// Get returns the value of a key. The bool is false if the table does not have the
-// key.
-func (t *Table[K, V]) Get(k K) (V, bool) {
-	i, ok := t.at[k]
-	if !ok {
-		var none V
-		return none, false
-	}
-	return t.slots[i].value, true
-}
-
 // Slot returns the slot of a key. The bool is false if the table does not have the
 // key. A later Write may move the key to a lower slot.
 func (t *Table[K, V]) Slot(k K) (int, bool) {
@@ -160,11 +149,6 @@ func (t *Table[K, V]) Trim(del func(slot int) error) error {
 		t.high--
 	}
 	return nil
-}
-
-// Pending reports whether Write or Trim has anything to do.
-func (t *Table[K, V]) Pending() bool {
-	return len(t.dirty) > 0 || len(t.at) != len(t.slots) || t.high > len(t.slots)
 }
 
 // put assigns a slot to a key.

@@ -35,7 +35,7 @@
 // The responses are kube-proxy's. /livez returns 503 if an update has waited longer
 // than the timeout in any address family, and 200 otherwise. /healthz also returns
 // 503 while the node is not eligible for load-balancer traffic ([Eligible]). The body
-// of both is a [Status] in JSON.
+// of both is kube-proxy's JSON.
 //
 // A Service's health check returns 200 if the node has a local ready endpoint and the
 // proxy is healthy, and 503 otherwise. It ignores whether the node is eligible. The
@@ -54,7 +54,7 @@
 //
 // # Bounds
 //
-// A client can take up to [MaxConns] connections of a server that [NewServer] made, and of
+// A client can take up to 512 connections of a server that [NewServer] made, and of
 // all health-check node ports together: about 10 MB. A new connection replaces the one
 // that has waited longest, so that a probe is answered however many connections others
 // hold. Requests and answers that take too long, and connections without a request for a

@@ -82,7 +82,7 @@ func newEngine() (*tracker.Tracker, *ruleset.Engine, error) {
 	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
 	t.SetService(web())
 	t.SetSlice(webSlice("node-a"))
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return t, engine, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 
@@ -18,8 +19,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ErrClosed is returned by [NodePorts.Apply] after [NodePorts.Close].
-var ErrClosed = errors.New("health: closed")
+var errClosed = fmt.Errorf("health: node ports: %w", os.ErrClosed)
 
 // NodePortsConfig configures a [NodePorts].
 type NodePortsConfig struct {
@@ -47,7 +47,7 @@ type NodePortsConfig struct {
 // responds as [Services.Handler] does for IPv4, at IPv6 addresses as for IPv6. It is
 // a [ruleset.Backend]. A port is open from the Apply that adds its Service until the
 // Apply that removes it, or until Close. The only goroutines serve open ports. The
-// timeouts of [NewServer] apply, and its bound of [MaxConns] to all ports together. The
+// timeouts of [NewServer] apply, and its bound of 512 connections to all ports together. The
 // methods are safe for concurrent use.
 //
 // [NewNodePorts] makes one; the zero value must not be used.
@@ -92,7 +92,7 @@ func NewNodePorts(c NodePortsConfig) *NodePorts {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return &NodePorts{
-		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log), conns: newConns(MaxConns),
+		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log), conns: newConns(maxConns),
 		open:   map[types.NamespacedName]*openPort{},
 		failed: map[types.NamespacedName]string{},
 	}
@@ -114,6 +114,12 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
+// Limits returns that Services with ranges of ports are offered whole: a range changes nothing of
+// a health check.
+func (n *NodePorts) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
+}
+
 // Apply opens and closes ports for a delta, as [ruleset.Backend] specifies. If some
 // ports cannot be opened, it reports them to NodePortsConfig.Failed and returns a
 // [*ruleset.PartialError] with the Services of d concerned, so that the Engine offers
@@ -122,7 +128,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
-		return ErrClosed
+		return errClosed
 	}
 	touched := n.cfg.Services.apply(d)
 	if d.Full || d.Node != d.OldNode {
@@ -152,7 +158,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	failed := map[types.NamespacedName]error{}
-	for name := range touched {
+	for _, name := range n.cfg.Services.byAge(touched) {
 		port, ok := n.cfg.Services.port(name)
 		if !ok || n.open[name] != nil {
 			continue
@@ -293,7 +299,7 @@ func requestFamily(ctx context.Context) tracker.Family {
 	return tracker.FamilyOf(at)
 }
 
-// close closes a Service's port at once. It does not wait for responses, which are
+// close closes a Service's port immediately. It does not wait for responses, which are
 // short.
 func (n *NodePorts) close(name types.NamespacedName, o *openPort) {
 	delete(n.open, name)
@@ -304,7 +310,8 @@ func (n *NodePorts) close(name types.NamespacedName, o *openPort) {
 
 // Close shuts down all servers. They accept no new connections, finish the requests
 // in progress until ctx is done, and then close the rest. All goroutines have ended
-// when Close returns. Apply returns [ErrClosed] afterwards.
+// when Close returns. Apply returns an error that wraps
+// [os.ErrClosed] afterwards.
 func (n *NodePorts) Close(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

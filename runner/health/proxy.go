@@ -26,8 +26,6 @@ type ProxyConfig struct {
 	Timeout time.Duration
 	// Families lists the address families to report. Nil means both.
 	Families []tracker.Family
-	// Now returns the current time. Nil means [time.Now].
-	Now func() time.Time
 	// Answered, if not nil, is called with the status code after each response of
 	// [Proxy.Healthz] and [Proxy.Livez]. Calls may be concurrent.
 	Answered func(check Check, code int)
@@ -70,9 +68,6 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 	if c.Families == nil {
 		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}
 	}
-	if c.Now == nil {
-		c.Now = time.Now
-	}
 	p := &Proxy{cfg: c, families: map[tracker.Family]*progress{}}
 	for _, f := range c.Families {
 		if f.Bits() == 0 {
@@ -86,7 +81,7 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 // Trace returns hooks for a [runner.Runner] whose function updates every family. A
 // run that fails with a [*ruleset.PartialError] counts as a success: one Service that
 // cannot be programmed must not take the node out of service. If families can fail
-// independently, as under [ruleset.ByFamily], call [Proxy.Queued], [Proxy.Started]
+// independently, as under [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started]
 // and [Proxy.Done] instead.
 func (p *Proxy) Trace() *runner.Trace {
 	return &runner.Trace{
@@ -112,7 +107,7 @@ func (p *Proxy) each(families []tracker.Family, f func(*progress)) {
 // Queued records that an update is waiting in the given families, or in all if none
 // are given.
 func (p *Proxy) Queued(families ...tracker.Family) {
-	now := p.cfg.Now()
+	now := time.Now()
 	p.each(families, func(s *progress) {
 		if s.queued.IsZero() {
 			s.queued = now
@@ -123,7 +118,7 @@ func (p *Proxy) Queued(families ...tracker.Family) {
 // Started records that a sync of the queued updates has started, in the given
 // families or in all if none are given.
 func (p *Proxy) Started(families ...tracker.Family) {
-	now := p.cfg.Now()
+	now := time.Now()
 	p.each(families, func(s *progress) {
 		// If the previous sync did not call Done, its oldest update still counts.
 		for _, t := range []time.Time{s.queued, now} {
@@ -138,7 +133,7 @@ func (p *Proxy) Started(families ...tracker.Family) {
 // Done records the end of the sync that was Started last, in the given families or in
 // all if none are given. After a failure its updates continue to wait.
 func (p *Proxy) Done(ok bool, families ...tracker.Family) {
-	now := p.cfg.Now()
+	now := time.Now()
 	p.each(families, func(s *progress) {
 		if ok {
 			s.updated = now
@@ -159,11 +154,11 @@ func (p *Proxy) SetEligible(eligible bool) {
 // Healthy reports whether no update has waited too long in any family. /livez serves
 // this result.
 func (p *Proxy) Healthy() bool {
-	return p.Status(Livez).Healthy
+	return p.status(Livez).Healthy
 }
 
-// FamilyStatus is the health of one address family, in kube-proxy's JSON format.
-type FamilyStatus struct {
+// familyStatus is the health of one address family, in kube-proxy's JSON format.
+type familyStatus struct {
 	// LastUpdated is the time of the last successful sync in the family.
 	LastUpdated time.Time `json:"lastUpdated"`
 	// Healthy reports whether no update of the family has waited for the timeout or
@@ -171,9 +166,9 @@ type FamilyStatus struct {
 	Healthy bool `json:"healthy"`
 }
 
-// Status is the body of a response, in kube-proxy's JSON format.
-type Status struct {
-	// LastUpdated is CurrentTime if OK returns true. Otherwise it is the latest
+// status is the body of a response, in kube-proxy's JSON format.
+type status struct {
+	// LastUpdated is CurrentTime if the check succeeds. Otherwise it is the latest
 	// LastUpdated in Status, or the zero time if Status is empty.
 	LastUpdated time.Time `json:"lastUpdated"`
 	// CurrentTime is the time of the check.
@@ -185,21 +180,21 @@ type Status struct {
 	Healthy bool `json:"healthy"`
 	// Status has an entry for each family with a successful sync. If it is empty, it
 	// is not part of the JSON.
-	Status map[v1.IPFamily]FamilyStatus `json:"status,omitempty"`
+	Status map[v1.IPFamily]familyStatus `json:"status,omitempty"`
 }
 
-// OK reports whether the check succeeds.
-func (s Status) OK() bool {
+// ok reports whether the check succeeds.
+func (s status) ok() bool {
 	return s.Healthy && (s.NodeEligible == nil || *s.NodeEligible)
 }
 
-// Status returns the current result of a check. As in kube-proxy, it ignores a family
+// status returns the current result of a check. As in kube-proxy, it ignores a family
 // without a successful sync: a proxy that waits for the API server is alive.
-func (p *Proxy) Status(c Check) Status {
+func (p *Proxy) status(c Check) status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := p.cfg.Now()
-	out := Status{CurrentTime: now, Healthy: true, Status: map[v1.IPFamily]FamilyStatus{}}
+	now := time.Now()
+	out := status{CurrentTime: now, Healthy: true, Status: map[v1.IPFamily]familyStatus{}}
 	for name, s := range p.families {
 		if s.updated.IsZero() {
 			continue
@@ -208,7 +203,7 @@ func (p *Proxy) Status(c Check) Status {
 		if waiting.IsZero() {
 			waiting = s.queued
 		}
-		f := FamilyStatus{LastUpdated: s.updated, Healthy: waiting.IsZero() || now.Sub(waiting) < p.cfg.Timeout}
+		f := familyStatus{LastUpdated: s.updated, Healthy: waiting.IsZero() || now.Sub(waiting) < p.cfg.Timeout}
 		out.Healthy = out.Healthy && f.Healthy
 		if f.LastUpdated.After(out.LastUpdated) {
 			out.LastUpdated = f.LastUpdated
@@ -219,25 +214,25 @@ func (p *Proxy) Status(c Check) Status {
 		eligible := !p.ineligible
 		out.NodeEligible = &eligible
 	}
-	if out.OK() {
+	if out.ok() {
 		out.LastUpdated = now
 	}
 	return out
 }
 
 // Healthz returns a handler that reports whether the node should get load-balancer
-// traffic: 200 or 503, with a [Status].
+// traffic: 200 or 503, with kube-proxy's JSON.
 func (p *Proxy) Healthz() http.Handler { return p.handler(Healthz) }
 
 // Livez returns a handler that reports whether the proxy works: 200 or 503, with a
-// [Status].
+// kube-proxy's JSON.
 func (p *Proxy) Livez() http.Handler { return p.handler(Livez) }
 
 func (p *Proxy) handler(c Check) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		s := p.Status(c)
+		s := p.status(c)
 		code := http.StatusOK
-		if !s.OK() {
+		if !s.ok() {
 			code = http.StatusServiceUnavailable
 		}
 		writeJSON(w, code, s)

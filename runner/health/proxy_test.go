@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -16,21 +17,6 @@ import (
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// clock is a clock that moves only when set.
-type clock struct{ now time.Time }
-
-func (c *clock) Now() time.Time { return c.now }
-
-func newProxy(t *testing.T) (*health.Proxy, *clock) {
-	t.Helper()
-	c := &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
-	p, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute, Now: c.Now})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p, c
-}
 
 func TestLateUpdateIsUnhealthy(t *testing.T) {
 	both := []tracker.Family(nil)
@@ -101,30 +87,37 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, c := newProxy(t)
-			for i, s := range steps {
-				switch s.do {
-				case "queued":
-					p.Queued(s.on...)
-				case "started":
-					p.Started(s.on...)
-				default:
-					p.Done(s.do == "done", s.on...)
+			synctest.Test(t, func(t *testing.T) {
+				p, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute})
+				if err != nil {
+					t.Fatal(err)
 				}
-				c.now = c.now.Add(s.wait)
-				if p.Healthy() != s.want {
-					t.Fatalf("after step %d (%s, then %v): healthy is %v", i, s.do, s.wait, !s.want)
+				for i, s := range steps {
+					switch s.do {
+					case "queued":
+						p.Queued(s.on...)
+					case "started":
+						p.Started(s.on...)
+					default:
+						p.Done(s.do == "done", s.on...)
+					}
+					time.Sleep(s.wait)
+					if p.Healthy() != s.want {
+						t.Fatalf("after step %d (%s, then %v): healthy is %v", i, s.do, s.wait, !s.want)
+					}
 				}
-			}
+			})
 		})
 	}
 }
 
-func TestProxyServesStatus(t *testing.T) {
-	c := &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+func TestProxyServesStatus(t *testing.T) { synctest.Test(t, servesStatus) }
+
+// servesStatus runs in a bubble, whose time starts at 2000-01-01 00:00.
+func servesStatus(t *testing.T) {
 	codes := map[health.Check][]int{}
 	p, err := health.NewProxy(health.ProxyConfig{
-		Timeout: time.Minute, Now: c.Now,
+		Timeout:  time.Minute,
 		Answered: func(k health.Check, code int) { codes[k] = append(codes[k], code) },
 	})
 	if err != nil {
@@ -155,39 +148,39 @@ func TestProxyServesStatus(t *testing.T) {
 		}
 	}
 	// No update is in effect yet.
-	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":true,"healthy":true}`)
-	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","healthy":true}`)
+	ask(health.Healthz, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":true}`)
+	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","healthy":true}`)
 	p.SetEligible(false)
-	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":false,"healthy":true}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":true}`)
 	p.SetEligible(true)
 
 	// An update takes effect in IPv4 at 0:01, in IPv6 at 0:02.
-	c.now = c.now.Add(time.Second)
+	time.Sleep(time.Second)
 	p.Started()
 	p.Done(true, tracker.IPv4)
-	c.now = c.now.Add(time.Second)
+	time.Sleep(time.Second)
 	p.Done(true, tracker.IPv6)
-	c.now = c.now.Add(time.Second)
+	time.Sleep(time.Second)
 	families := func(four, six bool) string {
-		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:01Z","healthy":%v},"IPv6":{"lastUpdated":"2030-01-01T00:00:02Z","healthy":%v}}}`, four, six)
+		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":"2000-01-01T00:00:01Z","healthy":%v},"IPv6":{"lastUpdated":"2000-01-01T00:00:02Z","healthy":%v}}}`, four, six)
 	}
-	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","nodeEligible":true,"healthy":true,`+families(true, true))
-	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","healthy":true,`+families(true, true))
+	ask(health.Healthz, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":true,"healthy":true,`+families(true, true))
+	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","healthy":true,`+families(true, true))
 	p.SetEligible(false)
-	ask(health.Healthz, 503, `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:00:03Z","nodeEligible":false,"healthy":true,`+families(true, true))
-	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","healthy":true,`+families(true, true))
+	ask(health.Healthz, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":false,"healthy":true,`+families(true, true))
+	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","healthy":true,`+families(true, true))
 	p.SetEligible(true)
 
 	// First IPv4 waits too long, then both do.
 	p.Queued(tracker.IPv4)
-	c.now = c.now.Add(time.Minute)
-	late := `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:01:03Z",`
+	time.Sleep(time.Minute)
+	late := `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:01:03Z",`
 	ask(health.Livez, 503, late+`"healthy":false,`+families(false, true))
 	ask(health.Healthz, 503, late+`"nodeEligible":true,"healthy":false,`+families(false, true))
 	tr.SyncStart(runner.Info{})
 	tr.SyncDone(runner.Info{Err: errors.New("no")})
-	c.now = c.now.Add(time.Minute)
-	ask(health.Livez, 503, `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:02:03Z","healthy":false,`+families(false, false))
+	time.Sleep(time.Minute)
+	ask(health.Livez, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:02:03Z","healthy":false,`+families(false, false))
 
 	// One Service that cannot be programmed leaves the proxy healthy.
 	tr.SyncStart(runner.Info{})

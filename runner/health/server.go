@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// MaxConns is the maximum number of open connections of a server of this package. One
+// maxConns is the maximum number of open connections of a server of this package. One
 // that waits for a request takes about 20 kB and a file descriptor.
-const MaxConns = 512
+const maxConns = 512
 
 // NewServer returns a server with handler h that clients cannot exhaust. It is meant for
 // health checks and metrics:
@@ -19,7 +19,7 @@ const MaxConns = 512
 //   - A client has 10 seconds to send a request, a minute to read the answer, and a
 //     minute between two requests.
 //   - Headers have at most 16 kB.
-//   - There are at most [MaxConns] connections. For a new one beyond that the server
+//   - There are at most 512 connections. For a new one beyond that the server
 //     closes the one that has waited longest for a request. If all have sent a part of a
 //     request, it closes the one that began first. So a client that opens many
 //     connections does not keep others out.
@@ -28,7 +28,7 @@ const MaxConns = 512
 // net/http/pprof extend the time to write by themselves. Log receives what [http.Server]
 // logs, at debug level. Nil discards it.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
-	return newServer(h, newConns(MaxConns), log)
+	return newServer(h, newConns(maxConns), log)
 }
 
 func newServer(h http.Handler, c *conns, log *slog.Logger) *http.Server {

@@ -7,14 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"testing"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // serveTest serves "ok" with a limit of connections until the test ends.
@@ -158,25 +152,4 @@ func TestServerHasTimeouts(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	_ = s.Shutdown(context.Background())
-}
-
-// TestNilElements applies a delta as a faulty caller may make it. The Services must stay
-// usable.
-func TestNilElements(t *testing.T) {
-	s := NewServices(ServicesConfig{})
-	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "svc"}}, Family: tracker.IPv4}
-	node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}}
-	for _, svc := range []*ruleset.Service{
-		{Key: key, Port: &tracker.ServicePort{Key: key, HealthCheckNodePort: 31000}, Endpoints: []*tracker.Endpoint{nil, {Addr: netip.MustParseAddrPort("10.0.0.1:80"), Node: "n", Ready: true}}},
-		{Key: key},
-	} {
-		for _, n := range []*ruleset.Node{node, nil} {
-			if err := s.Apply(t.Context(), &ruleset.Delta{Node: n, Changes: []ruleset.Change{{Key: key, New: svc}}}); err != nil {
-				t.Error(err)
-			}
-			if _, n, ok := s.Get(key.NamespacedName, tracker.IPv4); ok != (svc.Port != nil) || ok && n != 1 {
-				t.Errorf("%d local endpoints, known: %v", n, ok)
-			}
-		}
-	}
 }

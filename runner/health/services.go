@@ -1,9 +1,12 @@
 package health
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -65,8 +68,7 @@ func NewServices(c ServicesConfig) *Services {
 
 // Apply applies a delta, as [ruleset.Backend] specifies. It never fails. Its cost is
 // proportional to the endpoints of the changed Services with a health-check node
-// port. d must not be nil. A Service without a Port counts as removed, and nil endpoints do
-// not count.
+// port. d must not be nil.
 func (s *Services) Apply(_ context.Context, d *ruleset.Delta) error {
 	s.apply(d)
 	return nil
@@ -88,7 +90,7 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 		c := &d.Changes[i]
 		name := c.Key.NamespacedName
 		e := s.ports[name]
-		if c.New != nil && c.New.Port != nil && c.New.Port.HealthCheckNodePort != 0 {
+		if c.New != nil && c.New.Port.HealthCheckNodePort != 0 {
 			if e == nil {
 				e = &service{rules: map[tracker.Key]*ruleset.Service{}}
 				s.ports[name] = e
@@ -117,6 +119,24 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 	return touched
 }
 
+// byAge returns the names of Services in the order in which they may use a file or a port that is
+// not enough for all: the oldest first.
+func (s *Services) byAge(names map[types.NamespacedName]bool) []types.NamespacedName {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	port := func(name types.NamespacedName) *tracker.ServicePort {
+		if e := s.ports[name]; e != nil {
+			for _, r := range e.rules {
+				return r.Port // all have the Service's age
+			}
+		}
+		return &tracker.ServicePort{}
+	}
+	return slices.SortedFunc(maps.Keys(names), func(a, b types.NamespacedName) int {
+		return cmp.Or(port(a).CompareAge(port(b)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+}
+
 // count computes e.port and e.local.
 func (e *service) count(node string) {
 	e.port, e.local = 0, map[tracker.Family]int{}
@@ -130,9 +150,6 @@ func (e *service) count(node string) {
 		}
 		e.local[key.Family] += 0 // make an entry for the family
 		for _, ep := range r.Endpoints {
-			if ep == nil {
-				continue
-			}
 			if a := ep.Addr.Addr(); ep.Ready && ep.IsLocal(node) && !seen[a] {
 				seen[a] = true
 				e.local[key.Family]++

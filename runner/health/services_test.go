@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +31,8 @@ import (
 type cluster struct {
 	t *testing.T
 	*tracker.Tracker
-	engine *ruleset.Engine
+	engine  *ruleset.Engine
+	created int64 // the creation time of the next Services, in seconds
 }
 
 func newCluster(t *testing.T, at ...string) *cluster {
@@ -47,8 +49,8 @@ func newCluster(t *testing.T, at ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return &cluster{t, tr, e}
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	return &cluster{t: t, Tracker: tr, engine: e}
 }
 
 func named(name string) types.NamespacedName {
@@ -62,7 +64,7 @@ func (c *cluster) service(name string, ip byte, check uint16, families ...v1.IPF
 		families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	}
 	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(c.created, 0)},
 		Spec: v1.ServiceSpec{
 			Type: v1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal,
 			HealthCheckNodePort: int32(check),
@@ -370,8 +372,44 @@ func TestNodePortsOpenAndClose(t *testing.T) {
 	}
 	isOpen()
 	c.service("w", 4, 32005)
-	if err := cur.Sync(t.Context()); !errors.Is(err, health.ErrClosed) {
+	if err := cur.Sync(t.Context()); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestOldestServicesGetHealthChecks has room for two ports when the process starts. The oldest
+// Services get them, whatever their names, and keep them when others come.
+func TestOldestServicesGetHealthChecks(t *testing.T) {
+	for range 5 {
+		c := newCluster(t)
+		l := &listeners{at: map[string]net.Listener{}, taken: map[string]bool{}}
+		n := health.NewNodePorts(health.NodePortsConfig{
+			Services: health.NewServices(health.ServicesConfig{}),
+			Families: []tracker.Family{tracker.IPv4},
+			Listen: func(ctx context.Context, network, address string) (net.Listener, error) {
+				if len(l.open()) == 2 {
+					return nil, errors.New("no more files")
+				}
+				return l.listen(ctx, network, address)
+			},
+		})
+		defer n.Close(t.Context())
+		cur := c.engine.Attach("health", n)
+		for i, created := range []int64{0, 400, 200, 300, 500} {
+			c.created = created
+			c.service(fmt.Sprint("s", i), byte(i+1), uint16(32000+i))
+		}
+		want := []string{"tcp4 0.0.0.0:32002", "tcp4 0.0.0.0:32003"}
+		for _, created := range []int64{100, 50} {
+			if err := cur.Sync(t.Context()); err == nil {
+				t.Error("no error")
+			}
+			if got := l.open(); !slices.Equal(got, want) {
+				t.Fatalf("open %q, want %q", got, want)
+			}
+			c.created = created
+			c.service(fmt.Sprint("new", created), 9, 32009)
+		}
 	}
 }
 

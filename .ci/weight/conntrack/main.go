@@ -9,7 +9,7 @@ import (
 )
 
 func main() {
-	c, err := conntrack.New(conntrack.Config{})
+	c, err := conntrack.New(context.Background(), conntrack.Config{})
 	if err != nil {
 		panic(err)
 	}

@@ -43,7 +43,7 @@ func NewAffinity(timeout time.Duration, max int) *Affinity {
 	return &Affinity{timeout: timeout, max: max, now: time.Now, clients: map[netip.Addr]*list.Element{}}
 }
 
-// SetTimeout replaces the timeout, also for stored clients.
+// SetTimeout replaces the timeout, even for stored clients.
 func (a *Affinity) SetTimeout(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

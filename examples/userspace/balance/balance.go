@@ -1,7 +1,10 @@
 package balance
 
 import (
+	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"sync"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -24,4 +27,116 @@ type Load func(netip.AddrPort) int
 // 100. An endpoint of weight 0 is never lighter.
 func lighter(load Load, a, b *tracker.Endpoint) bool {
 	return uint64(load(a.Addr)+1)*uint64(b.Weight) < uint64(load(b.Addr)+1)*uint64(a.Weight)
+}
+
+// RoundRobin chooses the endpoints in turn, in the order of the pool. It ignores weights
+// except 0. The zero value is ready for use.
+type RoundRobin struct {
+	mu sync.Mutex
+	// last is the last choice, and at its index in its pool.
+	last netip.AddrPort
+	at   int
+}
+
+// Pick implements [Balancer]. It returns the endpoint after the last choice, or the next by
+// address if the last choice is no longer in the pool. It takes time proportional to the
+// size of the pool only if the pool changed.
+func (b *RoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := b.next(pool)
+	for i := range pool {
+		at := (next + i) % len(pool)
+		if ep := pool[at]; ep.Weight > 0 {
+			b.last, b.at = ep.Addr, at
+			return ep
+		}
+	}
+	return nil
+}
+
+// next returns the index to begin at, which may be len(pool).
+func (b *RoundRobin) next(pool []*tracker.Endpoint) int {
+	if !b.last.IsValid() {
+		return 0
+	}
+	if b.at < len(pool) && pool[b.at].Addr == b.last {
+		return b.at + 1
+	}
+	if i := slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr == b.last }); i >= 0 {
+		return i + 1
+	}
+	// The last choice is gone. Pools are sorted by address.
+	return max(0, slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr.Compare(b.last) > 0 }))
+}
+
+// LeastConnections chooses the endpoint with the fewest connections for its weight, and a
+// random one of several equal endpoints. Load is required.
+type LeastConnections struct {
+	Load Load
+}
+
+// Pick implements [Balancer]. It takes time proportional to the size of the pool.
+func (b *LeastConnections) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
+	var best *tracker.Endpoint
+	same := 0
+	for _, ep := range pool {
+		switch {
+		case ep.Weight == 0:
+		case best == nil || lighter(b.Load, ep, best):
+			best, same = ep, 1
+		case !lighter(b.Load, best, ep):
+			// The n-th of equal endpoints replaces the choice with a chance of 1/n, so
+			// each is equally likely.
+			if same++; rand.IntN(same) == 0 {
+				best = ep
+			}
+		}
+	}
+	return best
+}
+
+// TwoChoices compares two random endpoints and chooses the one with fewer connections for
+// its weight. It distributes connections nearly as evenly as [LeastConnections]
+// (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"), at a cost that
+// does not depend on the size of the pool. Several proxies do not all choose the same idle
+// endpoint. Load is required.
+type TwoChoices struct {
+	Load Load
+}
+
+// Pick implements [Balancer]. It takes time proportional to the size of the pool only if
+// most endpoints have weight 0.
+func (b *TwoChoices) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
+	one := random(pool, nil)
+	if one == nil {
+		return nil
+	}
+	if other := random(pool, one); other != nil && lighter(b.Load, other, one) {
+		return other
+	}
+	return one
+}
+
+// random returns a random endpoint with a weight above 0 other than the given one, or nil.
+func random(pool []*tracker.Endpoint, not *tracker.Endpoint) *tracker.Endpoint {
+	if len(pool) == 0 {
+		return nil
+	}
+	for range 4 {
+		if ep := pool[rand.IntN(len(pool))]; ep.Weight > 0 && ep != not {
+			return ep
+		}
+	}
+	// Most endpoints cannot be chosen: check each.
+	var found *tracker.Endpoint
+	n := 0
+	for _, ep := range pool {
+		if ep.Weight > 0 && ep != not {
+			if n++; rand.IntN(n) == 0 {
+				found = ep
+			}
+		}
+	}
+	return found
 }

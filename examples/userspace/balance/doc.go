@@ -8,7 +8,7 @@
 // a caller can leave out endpoints that failed. A Balancer keeps its state by address, with
 // memory proportional to the largest pool.
 //
-// All Balancers honour [tracker.Endpoint.Weight] as far as their method allows. None chooses
+// All Balancers honor [tracker.Endpoint.Weight] as far as their method allows. None chooses
 // an endpoint of weight 0, which takes no new connections. All are safe for concurrent use.
 //
 // [Affinity] sends a client to its earlier endpoint, whatever Balancer chose it:

@@ -25,10 +25,10 @@ func TestMaglevAgreesWithTheKernelsTable(t *testing.T) {
 					Port:      &tracker.ServicePort{Hash: hash, HashBuckets: slots},
 					Selection: tracker.Selection{Cluster: p},
 				}
-				tab := s.Maglev(ruleset.ToCluster, seed)
+				tab := s.Maglev(ruleset.TargetCluster, seed)
 				for i := range 50 {
 					c := clientNumber(i)
-					want := s.Pool(ruleset.ToCluster)[tab.Find(s.HashOf(c, seed))]
+					want := s.Pool(ruleset.TargetCluster)[tab.Find(s.HashOf(c, seed))]
 					if got := b.Pick(slices.Clone(p), c); got != want {
 						t.Fatalf("%v, %d slots: %s is sent to %s, not to %s", hash, slots, c, got, want)
 					}

@@ -1,18 +1,22 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -267,7 +271,7 @@ type slot struct {
 	nodePort bool
 }
 
-func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.NodePort} }
+func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.KindNodePort} }
 
 // wants returns the changes of a delta: of its Services, or of all Services if the node
 // changed.
@@ -306,11 +310,29 @@ func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 			add(k, s.now.Load())
 		}
 	}
+	// Services that have sockets come first, and then the oldest.
+	slices.SortStableFunc(out, func(a, b want) int {
+		if d := cmp.Compare(a.rank(), b.rank()); d != 0 || a.now == nil {
+			return d
+		}
+		return cmp.Or(a.now.Port.CompareAge(b.now.Port), a.key.Compare(b.key))
+	})
 	return out
 }
 
+// rank orders Services by their right to sockets.
+func (w *want) rank() int {
+	switch {
+	case w.now == nil:
+		return 2
+	case w.service == nil:
+		return 1
+	}
+	return 0
+}
+
 func hasNodePort(s *ruleset.Service) bool {
-	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Kind == ruleset.NodePort })
+	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Kind == ruleset.KindNodePort })
 }
 
 // places returns the places of a Service's frontends.
@@ -323,7 +345,10 @@ func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 		}
 	}
 	for _, f := range svc.Frontends {
-		if f.Kind != ruleset.NodePort {
+		switch {
+		case f.Target == ruleset.TargetPass:
+			continue // an address of the node takes all packets
+		case f.Kind != ruleset.KindNodePort:
 			add(f, f.Addr)
 			continue
 		}
@@ -337,13 +362,25 @@ func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 	return out
 }
 
+// Limits returns the zero Limits, which means no limit.
+func (*Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{} }
+
+// Watch calls drifted with each error of Check, at the interval, until ctx ends or b is
+// closed.
+func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	return dataplane.Watch(ctx, interval, b.Check, drifted)
+}
+
 // Check returns an error that wraps [ruleset.ErrNeedFull] if the node's own addresses have
 // changed since the last full delta, or if a held address is missing. A full delta repairs
-// both.
-func (b *Backend) Check() error {
+// both. It returns [os.ErrClosed] if b is closed.
+func (b *Backend) Check(context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.internal == nil {
+	switch {
+	case b.closed:
+		return os.ErrClosed
+	case b.internal == nil:
 		return nil
 	}
 	own, err := b.config.Addresses.Own()
@@ -397,7 +434,7 @@ func (b *Backend) bind(p place, r *rule) error {
 		bi = &binding{place: p}
 		b.bindings[p] = bi
 	}
-	if r.frontend.Kind == ruleset.NodePort {
+	if r.frontend.Kind == ruleset.KindNodePort {
 		bi.nodePort = r
 	} else {
 		bi.exact = r
@@ -595,4 +632,25 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	clear(b.addresses)
 	clear(b.services)
 	return err
+}
+
+// Traffic implements [dataplane.TrafficReader]. It returns the numbers of TCP connections and
+// UDP sessions of each Service port in this process. Connections that no endpoint accepted do
+// not count.
+func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, ErrClosed
+	}
+	out := &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
+	for k, s := range b.services {
+		if n := s.made.Load(); n != 0 {
+			out.Services[k] = dataplane.Counters{Connections: n}
+		}
+	}
+	return out, nil
 }

@@ -37,7 +37,7 @@ type Config struct {
 	// Attempts is the most endpoints to try for one connection. 0 means 3.
 	Attempts int
 	// Drain is how long the connections of a removed endpoint may continue. 0 means 30 s. A
-	// negative value resets them at once.
+	// negative value resets them immediately.
 	Drain time.Duration
 	// UDPTimeout is the lifetime of a UDP session after its last datagram in either
 	// direction. 0 means 60 s.

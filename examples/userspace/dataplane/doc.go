@@ -37,7 +37,8 @@
 //
 //   - Endpoints see an address of the node in place of the client's.
 //   - SCTP Services are left out and logged.
-//   - Pods are recognised by address alone, not by interface ([ruleset.LocalTraffic]).
+//   - Ranges of ports are not served ([ruleset.PortRangesNone]): each port would need a socket.
+//   - Pods are recognized by address alone, not by interface ([ruleset.LocalTraffic]).
 //   - If [Config.Addresses] adds an address of a Service to the node, the whole address
 //     belongs to the node: ports without a Service are refused, and programs that listen
 //     at the wildcard address can be reached through it.

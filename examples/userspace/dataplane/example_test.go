@@ -58,7 +58,7 @@ func Example() {
 		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port}},
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{"127.0.0.1"}}},
 	})
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	ctx := context.Background()
 	if err := cursor.Sync(ctx); err != nil {
 		fmt.Println(err)

@@ -29,7 +29,7 @@ func TestHashChoosesTheTablesEndpoint(t *testing.T) {
 	w.endpoints("web", tcp, all...)
 	w.sync()
 	svc := w.engine.Snapshot().Services[0]
-	table, pool := svc.Maglev(ruleset.ToCluster, seed), svc.Pool(ruleset.ToCluster)
+	table, pool := svc.Maglev(ruleset.TargetCluster, seed), svc.Pool(ruleset.TargetCluster)
 	alive := slices.DeleteFunc(slices.Clone(pool), func(ep *tracker.Endpoint) bool { return ep.Addr == dead })
 	var members []maglev.Member
 	for _, ep := range alive {
@@ -65,9 +65,16 @@ func TestHashChoosesTheEndpointOfDatagrams(t *testing.T) {
 	w.endpoints("dns", udp, a, b)
 	w.sync()
 	svc := w.engine.Snapshot().Services[0]
-	to := svc.Pool(ruleset.ToCluster)[svc.Maglev(ruleset.ToCluster, 1).Find(maglev.HashAddr(1, netip.MustParseAddr("127.0.0.1")))].Addr
+	to := svc.Pool(ruleset.TargetCluster)[svc.Maglev(ruleset.TargetCluster, 1).Find(maglev.HashAddr(1, netip.MustParseAddr("127.0.0.1")))].Addr
 	want := map[netip.AddrPort]string{a: "a x", b: "b x"}[to]
 	for range 10 {
 		expect(t, udpClient(t, port), "x", want)
+	}
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
 	}
 }

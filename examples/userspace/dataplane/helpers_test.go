@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -33,6 +33,7 @@ type world struct {
 	cursor  *ruleset.Cursor
 	backend *Backend
 	slices  map[string]int
+	created int64 // the creation time of the next Services, in seconds
 }
 
 func newWorld(t *testing.T, c Config) *world {
@@ -63,7 +64,7 @@ func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world 
 		w.backend.Shutdown(done)
 	})
 	w.cursor = w.engine.Attach("userspace", w.backend)
-	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	return w
 }
 
@@ -77,7 +78,7 @@ func (w *world) sync() {
 // service sets a Service at a port.
 func (w *world) service(name string, proto v1.Protocol, port uint16) {
 	w.tracker.SetService(&v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(w.created, 0)},
 		Spec: v1.ServiceSpec{
 			ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
 			Ports: []v1.ServicePort{{Port: int32(port), Protocol: proto}},

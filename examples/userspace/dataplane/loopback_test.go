@@ -64,7 +64,7 @@ func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, net
 		tb.Fatal(err)
 	}
 	c.Addresses = onlyLoopback{}
-	c.Serves = func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.NodePort }
+	c.Serves = func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
 	b, err := New(c)
 	if err != nil {
 		tb.Fatal(err)
@@ -89,7 +89,7 @@ func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, net
 		Ports:       []discovery.EndpointPort{{Name: &unnamed, Port: &port}},
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{endpoint.Addr().String()}}},
 	})
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	if err := e.Attach("loopback", b).Sync(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
@@ -158,6 +158,28 @@ func TestSocketsAreLimited(t *testing.T) {
 	w.sync()
 	if c := w.connect(second); c.name != "second" {
 		t.Errorf("reached %q", c.name)
+	}
+}
+
+// TestOldestServicesGetSockets has more Services than sockets when the process starts. The first two
+// are the oldest, whatever their names.
+func TestOldestServicesGetSockets(t *testing.T) {
+	t.Parallel()
+	w, ports := newWorld(t, Config{MaxSockets: 2}), map[string]uint16{}
+	for name, created := range map[string]int64{"a": 0, "b": 400, "c": 200, "d": 300, "e": 500} {
+		ports[name] = freePort(t, "tcp")
+		w.created = created
+		w.service(name, tcp, ports[name])
+		w.endpoints(name, tcp, serveTCP(t, name))
+	}
+	var partial *ruleset.PartialError
+	if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 3 {
+		t.Fatalf("error %v", err)
+	}
+	for _, name := range []string{"c", "d"} {
+		if c := w.connect(ports[name]); c.name != name {
+			t.Errorf("%s is answered by %q", name, c.name)
+		}
 	}
 }
 

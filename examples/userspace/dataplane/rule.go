@@ -20,7 +20,7 @@ func (r *rule) equal(o *rule) bool {
 		r.frontend.Internal == o.frontend.Internal && slices.Equal(r.frontend.Sources, o.frontend.Sources)
 }
 
-// internalTraffic recognises connections that start on this node, in a pod or in a process.
+// internalTraffic recognizes connections that start on this node, in a pod or in a process.
 // It is immutable.
 type internalTraffic struct {
 	pods ruleset.LocalTraffic
@@ -30,7 +30,7 @@ type internalTraffic struct {
 func (n *internalTraffic) has(from, to netip.Addr) bool {
 	// By default, the source of a node's process that connects to one of the node's
 	// addresses is the same address.
-	if from.IsLoopback() || from == to || n.pods.Recognises(from, "") {
+	if from.IsLoopback() || from == to || n.pods.Recognizes(from, "") {
 		return true
 	}
 	_, own := slices.BinarySearchFunc(n.own, from, netip.Addr.Compare)
@@ -40,7 +40,7 @@ func (n *internalTraffic) has(from, to netip.Addr) bool {
 // target returns the target of a connection from one address to another.
 func (r *rule) target(from, to netip.Addr) ruleset.Target {
 	if !r.frontend.Admits(from) {
-		return ruleset.Drop
+		return ruleset.TargetDrop
 	}
 	return r.frontend.TargetFor(r.internal.has(from, to))
 }
@@ -48,7 +48,7 @@ func (r *rule) target(from, to netip.Addr) ruleset.Target {
 // listens reports whether the rule needs a socket. Without one the kernel refuses
 // connections.
 func (r *rule) listens() bool {
-	return r != nil && (r.frontend.Target != ruleset.Reject || r.frontend.Internal != ruleset.Reject)
+	return r != nil && (r.frontend.Target != ruleset.TargetReject || r.frontend.Internal != ruleset.TargetReject)
 }
 
 // audience is the set of sources that get an answer: those that are in one prefix of each
@@ -62,9 +62,9 @@ func (r *rule) audience(at netip.Addr) audience {
 	if len(r.frontend.Sources) != 0 {
 		a = append(a, r.frontend.Sources)
 	}
-	if r.frontend.Target == ruleset.Drop {
+	if r.frontend.Target == ruleset.TargetDrop {
 		var from []netip.Prefix
-		if r.frontend.Internal != ruleset.Drop {
+		if r.frontend.Internal != ruleset.TargetDrop {
 			from = append(from, single(at))
 			for _, o := range r.internal.own {
 				from = append(from, single(o))

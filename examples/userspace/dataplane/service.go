@@ -53,7 +53,7 @@ func methodOf(svc *ruleset.Service, a balance.Algorithm, n *ruleset.Node) method
 	m := method{algorithm: a, timeout: svc.Port.Affinity}
 	if h := svc.Hash(); h != tracker.HashNone {
 		m.algorithm, m.hash, m.seed = 0, h, n.HashSeed
-		m.clusterSlots, m.localSlots = svc.HashBuckets(ruleset.ToCluster), svc.HashBuckets(ruleset.ToLocal)
+		m.clusterSlots, m.localSlots = svc.HashBuckets(ruleset.TargetCluster), svc.HashBuckets(ruleset.TargetLocal)
 	}
 	return m
 }
@@ -130,7 +130,7 @@ func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.Addr
 		})
 	}
 	c := s.choice.Load()
-	if t == ruleset.ToLocal {
+	if t == ruleset.TargetLocal {
 		return c.local.Pick(pool, from)
 	}
 	return c.cluster.Pick(pool, from)

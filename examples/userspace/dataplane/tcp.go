@@ -121,7 +121,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 			s = r.service
 		}
 		ep := s.pick(r.target(from.Addr(), bi.at.Addr()), from, tried)
-		if ep == nil { // also if the connection must be refused or dropped
+		if ep == nil { // even if the connection must be refused or dropped
 			return s, at
 		}
 		s.enter(ep.Addr)

@@ -193,7 +193,7 @@ func TestRemovedEndpointIsDrained(t *testing.T) {
 	}
 }
 
-// TestEndpointRemovedDuringDialIsReplaced uses a Drain that resets connections at once.
+// TestEndpointRemovedDuringDialIsReplaced uses a Drain that resets connections immediately.
 func TestEndpointRemovedDuringDialIsReplaced(t *testing.T) {
 	t.Parallel()
 	a, b := serveTCP(t, "a"), serveTCP(t, "b")

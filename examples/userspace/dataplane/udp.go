@@ -257,7 +257,7 @@ func (s *session) pass() error {
 }
 
 // readable waits until the connection has data to read, or its deadline. On systems without
-// peek it returns at once.
+// peek it returns immediately.
 func readable(c net.Conn) error {
 	sc, ok := c.(syscall.Conn)
 	if !ok {

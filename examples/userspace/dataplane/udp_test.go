@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // serveUDP starts an endpoint that answers a datagram with its name and the datagram. If

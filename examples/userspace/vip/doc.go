@@ -4,12 +4,12 @@
 //
 //	ip route add local 10.96.0.10/32 dev lo table local proto 112
 //
-// Unlike with addresses of a dummy interface, the kernel does not answer ARP or neighbour
+// Unlike with addresses of a dummy interface, the kernel does not answer ARP or neighbor
 // solicitations for such an address, and never chooses it as the source of a connection to
 // another host. Packets to the address must be routed to the node. This holds for packets of
 // the node's processes, and of pods and other hosts that use the node as default gateway.
 //
-// The routes have their own protocol number ([Protocol]). By it a process recognises the
+// The routes have their own protocol number ([Protocol]). By it a process recognizes the
 // routes of an earlier process and leaves other routes alone. The package needs
 // CAP_NET_ADMIN in the network namespace.
 //

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -20,6 +21,7 @@ import (
 // the groups.
 type vips struct {
 	sw    *fakeSwitch
+	empty bool
 	node  *ruleset.Node
 	table map[vip]entry
 }
@@ -35,6 +37,32 @@ type entry struct {
 	service  tracker.Key
 	frontend ruleset.Frontend
 	affinity time.Duration
+	// target and internal are the targets. With empty groups they are the pools of the
+	// traffic policies: the flow always names a group, and an empty one refuses.
+	target, internal ruleset.Target
+}
+
+// entryOf returns the entry of a frontend.
+func (v *vips) entryOf(s *ruleset.Service, f *ruleset.Frontend) entry {
+	e := entry{s.Key, *f, s.Port.Affinity, f.Target, f.Internal}
+	if !v.empty {
+		return e
+	}
+	pool := func(t ruleset.Target, local bool) ruleset.Target {
+		switch {
+		case t == ruleset.TargetCluster || t == ruleset.TargetLocal || t == ruleset.TargetPass:
+			return t
+		case local:
+			return ruleset.TargetLocal
+		}
+		return ruleset.TargetCluster
+	}
+	if f.Kind == ruleset.KindClusterIP {
+		e.target, e.internal = pool(f.Target, s.Port.InternalLocal), pool(f.Internal, s.Port.InternalLocal)
+	} else {
+		e.target, e.internal = pool(f.Target, s.Port.ExternalLocal), pool(f.Internal, false)
+	}
+	return e
 }
 
 // over returns a backend that writes to a Table and then to v.
@@ -64,7 +92,7 @@ func (v *vips) over(t *Table) ruleset.Backend {
 			}
 			for i := range c.New.Frontends {
 				f := &c.New.Frontends[i]
-				v.table[at(&c, f)] = entry{c.Key, *f, c.New.Port.Affinity}
+				v.table[at(&c, f)] = v.entryOf(c.New, f)
 			}
 		}
 		return err
@@ -81,21 +109,29 @@ func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
 		at.addr = netip.Addr{}
 		e, ok = v.table[at]
 	}
-	fromPod, fromNode := v.node.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
-	target := e.frontend.TargetFor(fromPod || fromNode)
+	fromPod, fromNode := v.node.LocalTraffic.Recognizes(pk.From, pk.InInterface), pk.InInterface == ""
+	target := e.target
+	if fromPod || fromNode {
+		target = e.internal
+	}
 	switch {
 	case !ok:
 		return conformance.Outcome{}
-	case !e.frontend.Admits(pk.From), target == ruleset.Drop:
+	case !e.frontend.Admits(pk.From), target == ruleset.TargetDrop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
-	case target == ruleset.Reject:
+	case target == ruleset.TargetPass:
+		return conformance.Outcome{}
+	case target == ruleset.TargetReject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
 	}
 	masquerade := e.frontend.Masquerade.Applies(fromPod, fromNode)
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
 	for _, g := range v.sw.groups {
-		if g.name != (Group{e.service, target}) {
+		if g.name != (driver.Pool{Service: e.service, Target: target}) {
 			continue
+		}
+		if v.empty && len(g.buckets) == 0 {
+			return conformance.Outcome{Action: ruleset.ActionReject}
 		}
 		for _, ep := range g.buckets {
 			if !v.sw.endpoints[ep] {
@@ -111,25 +147,36 @@ func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
 func TestConformance(t *testing.T) {
 	for _, empty := range []bool{false, true} {
 		t.Run(fmt.Sprintf("empty=%t", empty), func(t *testing.T) {
+			skip := map[conformance.Feature]string{
+				conformance.LoopbackNodePorts: "no packet from a loopback address leaves the node",
+				conformance.ClosedPorts:       "groups and frontends are all there is",
+				conformance.ServiceCIDRs:      "as closed ports",
+				conformance.WeightedEndpoints: "buckets count alike",
+				conformance.ConsistentHash:    "as weights",
+			}
+			if empty {
+				skip[conformance.Drop] = "a group without buckets refuses, even if other nodes have endpoints"
+			}
 			conformance.Simulate(t, conformance.Simulation{
 				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
 					fails := func() bool { return env.Fail() != nil }
 					v := &vips{
-						sw:    &fakeSwitch{t, fails, map[Endpoint]bool{}, map[uint32]group{}, 0},
+						empty: empty,
+						sw:    &fakeSwitch{t, fails, map[driver.Endpoint]bool{}, map[uint32]group{}, 0},
 						table: map[vip]entry{},
 					}
 					return conformance.Plane{
-						Backend: func() ruleset.Backend { return v.over(&Table{Switch: v.sw, EmptyGroups: empty}) },
-						Handle:  v.handle,
+						Backend: func() ruleset.Backend {
+							table, err := New(v.sw, empty)
+							if err != nil {
+								t.Fatal(err)
+							}
+							return v.over(table)
+						},
+						Handle: v.handle,
 					}
 				},
-				Skip: map[conformance.Feature]string{
-					conformance.LoopbackNodePorts: "no packet from a loopback address leaves the node",
-					conformance.ClosedPorts:       "groups and frontends are all there is",
-					conformance.ServiceCIDRs:      "as closed ports",
-					conformance.WeightedEndpoints: "buckets count alike",
-					conformance.ConsistentHash:    "as weights",
-				},
+				Skip:   skip,
 				Worlds: 12,
 			})
 		})

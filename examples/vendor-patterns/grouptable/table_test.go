@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -22,15 +23,15 @@ import (
 type fakeSwitch struct {
 	t         *testing.T
 	fails     func() bool
-	endpoints map[Endpoint]bool
+	endpoints map[driver.Endpoint]bool
 	groups    map[uint32]group
 	installs  int
 }
 
 // group is an entry of a fakeSwitch's group table.
 type group struct {
-	name    Group
-	buckets []Endpoint
+	name    driver.Pool
+	buckets []driver.Endpoint
 }
 
 var errFake = errors.New("the switch is busy")
@@ -50,25 +51,25 @@ func (s *fakeSwitch) do(f func()) error {
 	return nil
 }
 
-func (s *fakeSwitch) InstallEndpoint(e Endpoint) error {
+func (s *fakeSwitch) InstallEndpoint(e driver.Endpoint) error {
 	return s.do(func() { s.endpoints[e] = true; s.installs++ })
 }
 
-func (s *fakeSwitch) RemoveEndpoint(e Endpoint) error {
+func (s *fakeSwitch) RemoveEndpoint(e driver.Endpoint) error {
 	return s.do(func() { delete(s.endpoints, e) })
 }
 
-func (s *fakeSwitch) InstallGroup(id uint32, g Group, b []Endpoint) error {
+func (s *fakeSwitch) InstallGroup(id uint32, g driver.Pool, b []driver.Endpoint) error {
 	return s.do(func() { s.groups[id] = group{g, b} })
 }
 func (s *fakeSwitch) RemoveGroup(id uint32) error { return s.do(func() { delete(s.groups, id) }) }
 
-func (s *fakeSwitch) Endpoints() ([]Endpoint, error) {
+func (s *fakeSwitch) Endpoints() ([]driver.Endpoint, error) {
 	return slices.Collect(maps.Keys(s.endpoints)), nil
 }
 
-func (s *fakeSwitch) Groups() (map[uint32]Group, error) {
-	names := map[uint32]Group{}
+func (s *fakeSwitch) Groups() (map[uint32]driver.Pool, error) {
+	names := map[uint32]driver.Pool{}
 	for id, g := range s.groups {
 		names[id] = g.name
 	}
@@ -77,7 +78,7 @@ func (s *fakeSwitch) Groups() (map[uint32]Group, error) {
 
 type world struct {
 	t       *testing.T
-	empty   bool // Table.EmptyGroups
+	empty   bool // as of New
 	sw      *fakeSwitch
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
@@ -85,7 +86,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T, empty bool, fails func() bool) *world {
-	w := &world{t: t, empty: empty, sw: &fakeSwitch{t, fails, map[Endpoint]bool{}, map[uint32]group{}, 0}}
+	w := &world{t: t, empty: empty, sw: &fakeSwitch{t, fails, map[driver.Endpoint]bool{}, map[uint32]group{}, 0}}
 	w.restart()
 	return w
 }
@@ -100,8 +101,12 @@ func (w *world) restart() {
 	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.cursor = w.engine.Attach("switch", &Table{Switch: w.sw, EmptyGroups: w.empty})
-	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	table, err := New(w.sw, w.empty)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.cursor = w.engine.Attach("switch", table)
+	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
 // set sets a Service with endpoints on this node (odd ones) and on others.
@@ -129,27 +134,27 @@ func (w *world) set(name, ip string, local bool, endpoints ...int) {
 
 func (w *world) agree() {
 	w.t.Helper()
-	endpoints, groups := map[Endpoint]bool{}, map[Group][]Endpoint{}
+	endpoints, groups := map[driver.Endpoint]bool{}, map[driver.Pool][]driver.Endpoint{}
 	for _, s := range w.engine.Snapshot().Services {
-		for _, p := range pools {
-			if exists := map[ruleset.Target]bool{ruleset.ToCluster: s.Selection.UsesCluster, ruleset.ToLocal: s.Selection.UsesLocal}; w.empty && exists[p] {
-				groups[Group{s.Key, p}] = nil
+		for _, p := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
+			if w.empty && s.HasPool(p) {
+				groups[driver.Pool{Service: s.Key, Target: p}] = nil
 			}
 			for _, ep := range s.Pool(p) {
-				e := Endpoint{ep.Addr, s.Key.Protocol}
+				e := driver.EndpointOf(s, ep)
 				endpoints[e] = true
-				groups[Group{s.Key, p}] = append(groups[Group{s.Key, p}], e)
+				groups[driver.Pool{Service: s.Key, Target: p}] = append(groups[driver.Pool{Service: s.Key, Target: p}], e)
 			}
 		}
 	}
 	if !maps.Equal(endpoints, w.sw.endpoints) {
 		w.t.Errorf("endpoints %v, want %v", w.sw.endpoints, endpoints)
 	}
-	got := map[Group][]Endpoint{}
+	got := map[driver.Pool][]driver.Endpoint{}
 	for _, g := range w.sw.groups {
 		got[g.name] = g.buckets
 	}
-	if len(got) != len(w.sw.groups) || !maps.EqualFunc(groups, got, slices.Equal[[]Endpoint]) {
+	if len(got) != len(w.sw.groups) || !maps.EqualFunc(groups, got, slices.Equal[[]driver.Endpoint]) {
 		w.t.Errorf("groups %v, want %v", w.sw.groups, groups)
 	}
 }
@@ -209,7 +214,7 @@ func TestFailedEndpointIsTriedForTheNextService(t *testing.T) {
 // and endpoints that are no longer needed are removed.
 func TestRestartKeepsIDs(t *testing.T) {
 	w := newWorld(t, false, func() bool { return false })
-	sync := func() map[uint32]Group {
+	sync := func() map[uint32]driver.Pool {
 		t.Helper()
 		if err := w.cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
@@ -250,7 +255,7 @@ func TestRestartKeepsIDs(t *testing.T) {
 
 // TestNoGroupHasAMissingEndpoint makes random changes while the switch fails at times and the
 // process restarts. In the end the switch must hold exactly what the ruleset needs. Every
-// other world has EmptyGroups.
+// other world has empty groups.
 func TestNoGroupHasAMissingEndpoint(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -290,5 +295,12 @@ func TestNoGroupHasAMissingEndpoint(t *testing.T) {
 				t.Fatalf("seed %d, step %d", seed, step)
 			}
 		}
+	}
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	if got := ruleset.LimitsOf(&Table{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
 	}
 }

@@ -10,12 +10,13 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // program reads the maps, as a BPF program would.
 type program struct {
-	frontends map[Frontend]Action
+	frontends map[driver.Frontend]Action
 	members   map[Member]Endpoint
 	node      *ruleset.Node
 }
@@ -24,7 +25,7 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	if p.node == nil {
 		return conformance.Outcome{}
 	}
-	at := Frontend{pk.To.Addr(), pk.To.Port(), pk.Protocol, tracker.FamilyOf(pk.To.Addr())}
+	at := driver.Frontend{Addr: pk.To.Addr(), Port: pk.To.Port(), Protocol: pk.Protocol, Family: tracker.FamilyOf(pk.To.Addr())}
 	a, ok := p.frontends[at]
 	if !ok && slices.Contains(pk.NodeAddresses, at.Addr) && p.node.NodePorts(at.Family).Allows(at.Addr) {
 		at.Addr = netip.Addr{}
@@ -33,22 +34,24 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	if !ok {
 		return conformance.Outcome{}
 	}
-	fromPod, fromNode := p.node.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
+	fromPod, fromNode := p.node.LocalTraffic.Recognizes(pk.From, pk.InInterface), pk.InInterface == ""
 	target, size := a.Target, a.Size
 	if fromPod || fromNode {
 		target, size = a.Internal, a.InternalSize
 	}
 	switch target {
-	case ruleset.Reject:
+	case ruleset.TargetReject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
-	case ruleset.Drop:
+	case ruleset.TargetPass:
+		return conformance.Outcome{}
+	case ruleset.TargetDrop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
 	}
 	masquerade := a.Masquerade.Applies(fromPod, fromNode)
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: a.Affinity}
 	for i := range size {
 		// An empty slot is the zero Endpoint, which the suite reports as an error.
-		ep := p.members[Member{Pool{a.Service, target}, i}]
+		ep := p.members[Member{driver.Pool{Service: a.Service, Target: target}, i}]
 		out.Endpoints = append(out.Endpoints, conformance.Choice{
 			Addr: ep.Addr, Weight: int(ep.Weight), Masquerade: masquerade || ep.Addr.Addr() == pk.From,
 		})
@@ -60,12 +63,15 @@ func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
 		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
 			fails := func() bool { return env.Fail() != nil }
-			p := &program{frontends: map[Frontend]Action{}, members: map[Member]Endpoint{}}
-			frontends := &fake[Frontend, Action]{p.frontends, fails, env.Look, 0}
+			p := &program{frontends: map[driver.Frontend]Action{}, members: map[Member]Endpoint{}}
+			frontends := &fake[driver.Frontend, Action]{p.frontends, fails, env.Look, 0}
 			members := &fake[Member, Endpoint]{p.members, fails, env.Look, 0}
 			return conformance.Plane{
 				Backend: func() ruleset.Backend {
-					plane := &Plane{Frontends: frontends, Members: members}
+					plane, err := New(frontends, members)
+					if err != nil {
+						t.Fatal(err)
+					}
 					return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 						p.node = d.Node
 						return plane.Apply(ctx, d)

@@ -1,39 +1,21 @@
 // Package mapplane is a backend for a data plane that consists of two maps, such as the maps
 // of a BPF program: a frontend leads to a pool, and a pool has an entry for each of its
-// endpoints. The backend writes single entries, without transactions, while packets use
-// the maps, and any write may fail.
+// endpoints. It shows how package ruleset/driver writes single entries, which may fail, while
+// packets use the maps, and how [slots.Table] numbers a pool's entries without gaps.
 //
-// The order of writes ensures that no frontend ever leads to a pool without its endpoints:
-// removed frontends first, then new endpoints, new and changed frontends, and removed
-// endpoints last. Each step covers all Services before the next begins, because a frontend
-// may move from one Service to another. A frontend's key is its address alone, so the new
-// owner's entry replaces the old one, and lost frontends need no step of their own.
-//
-// A Service whose write fails skips the further steps of this Apply, and the
-// [ruleset.PartialError] names it. A Service that loses a frontend to the failed Service
-// keeps its endpoints, because packets still reach them. The cursor offers both Services
-// again, with all their changes.
-//
-// A program picks an endpoint by a number below the pool's size. [slots.Table] numbers a
-// pool's entries without gaps, and the frontend's entry holds the size. A change of the size
-// therefore writes the frontend again.
-//
-// The key of a pool is a [tracker.Key], not a [ruleset.Service.ID], which each process
-// assigns again. A full delta reads both maps and writes the differences alone.
+// A program picks an endpoint by a number below the pool's size, which is part of the
+// frontend's entry. A change of the size therefore writes the frontend again. Entries above
+// the new size are deleted after that ([driver.Plane].Trim). The key of a pool is a
+// [tracker.Key], not a [ruleset.Service.ID], which each process assigns again.
 package mapplane
 
 import (
-	"context"
-	"errors"
 	"iter"
-	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/ruleset/slots"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -48,18 +30,11 @@ type Map[K comparable, V any] interface {
 	All() iter.Seq2[K, V]
 }
 
-// Frontend is the destination of a packet.
-type Frontend struct {
-	Addr   netip.Addr // the zero Addr for a NodePort
-	Port   uint16
-	Proto  v1.Protocol
-	Family tracker.Family
-}
-
 // Action is the treatment of packets to a frontend.
 type Action struct {
 	Service tracker.Key
-	// Target is the pool of the Service that packets are sent to, or refuses or drops them.
+	// Target is the pool of the Service that packets are sent to, or refuses or drops them
+	// or lets them pass.
 	// Internal is the target of packets from this node.
 	Target, Internal ruleset.Target
 	// Size and InternalSize are the sizes of the two pools.
@@ -68,15 +43,9 @@ type Action struct {
 	Affinity           time.Duration
 }
 
-// Pool identifies a pool of a Service.
-type Pool struct {
-	Service tracker.Key
-	Target  ruleset.Target
-}
-
 // Member is a slot of a pool, numbered from 0.
 type Member struct {
-	Pool Pool
+	Pool driver.Pool
 	Slot int
 }
 
@@ -86,203 +55,95 @@ type Endpoint struct {
 	Weight uint16
 }
 
-// Plane is a [ruleset.Backend] that writes two maps.
-type Plane struct {
-	Frontends Map[Frontend, Action]
-	Members   Map[Member, Endpoint]
-	pools     map[Pool]*slots.Table[netip.AddrPort, uint16]
+// New returns a [ruleset.Backend] that writes two maps, which may have entries of an earlier
+// process.
+func New(frontends Map[driver.Frontend, Action], members Map[Member, Endpoint]) (*driver.Driver[[]Endpoint, Action], error) {
+	p := &pools{members: members, slots: map[driver.Pool]*slots.Table[netip.AddrPort, uint16]{}}
+	return driver.New(driver.Plane[[]Endpoint, Action]{
+		Pools: driver.Table[driver.Pool, []Endpoint]{Installed: p.installed, Put: p.put, Delete: p.delete},
+		Frontends: driver.Table[driver.Frontend, Action]{
+			Installed: func() (iter.Seq2[driver.Frontend, Action], error) { return frontends.All(), nil },
+			Put:       frontends.Put,
+			Delete:    frontends.Delete,
+		},
+		Pool:           contents,
+		Frontend:       actionOf,
+		EqualFrontends: func(a, b Action) bool { return a == b },
+		Trim:           p.trim,
+	})
 }
 
-var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
-
-// Apply applies a delta. A failure affects one Service, or a full delta as a whole.
-func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	var found map[Frontend]Action // the entries before a full delta
-	if d.Full {
-		found = maps.Collect(p.Frontends.All())
-		p.adopt()
-	}
-	failed := map[tracker.Key]error{}
-	// step calls f for each Service that has not failed.
-	step := func(f func(c *ruleset.Change) error) {
-		for i := range d.Changes {
-			c := &d.Changes[i]
-			if failed[c.Key] != nil {
-				continue
-			}
-			if err := f(c); err != nil {
-				failed[c.Key] = err
-			}
-		}
-	}
-	step(func(c *ruleset.Change) error {
-		for f := range c.GoneFrontends() {
-			if err := p.Frontends.Delete(frontendOf(c.Key, &f)); err != nil {
-				return err
-			}
-			delete(found, frontendOf(c.Key, &f))
-		}
-		return nil
-	})
-	step(func(c *ruleset.Change) error {
-		for _, t := range targets {
-			if err := p.fill(c, t, d.Full); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	step(func(c *ruleset.Change) error {
-		if c.New == nil || !d.Full && !frontendsDiffer(c) {
-			return nil
-		}
-		for i := range c.New.Frontends {
-			f := &c.New.Frontends[i]
-			at, a := frontendOf(c.Key, f), actionOf(c.New, f)
-			if was, ok := found[at]; ok && was == a {
-				continue
-			}
-			if err := p.Frontends.Put(at, a); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if d.Full {
-		// A failed Service may still use entries of an earlier process. With an error
-		// other than PartialError the next delta is full again.
-		if len(failed) != 0 {
-			return errors.Join(slices.Collect(maps.Values(failed))...)
-		}
-		return p.prune(d, found)
-	}
-	step(func(c *ruleset.Change) error {
-		for _, to := range c.LostFrontends() {
-			if failed[to] != nil {
-				return nil
-			}
-		}
-		for _, t := range targets {
-			if err := p.trim(Pool{c.Key, t}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if len(failed) != 0 {
-		return &ruleset.PartialError{Failed: failed}
-	}
-	return nil
-}
-
-// frontendsDiffer reports whether the entry of a frontend may change. FieldCluster and
-// FieldLocal affect only the sizes in the entry, and most changes of a pool keep its size.
-func frontendsDiffer(c *ruleset.Change) bool {
-	if c.What&(ruleset.FieldFrontends|ruleset.FieldAffinity) != 0 {
-		return true
-	}
-	return c.What&ruleset.FieldCluster != 0 && len(c.Old.Selection.Cluster) != len(c.New.Selection.Cluster) ||
-		c.What&ruleset.FieldLocal != 0 && len(c.Old.Selection.Local) != len(c.New.Selection.Local)
+// pools writes the map of members.
+type pools struct {
+	members Map[Member, Endpoint]
+	slots   map[driver.Pool]*slots.Table[netip.AddrPort, uint16]
 }
 
 // table returns the slots of a pool.
-func (p *Plane) table(pool Pool) *slots.Table[netip.AddrPort, uint16] {
-	t := p.pools[pool]
+func (p *pools) table(pool driver.Pool) *slots.Table[netip.AddrPort, uint16] {
+	t := p.slots[pool]
 	if t == nil {
-		if p.pools == nil {
-			p.pools = map[Pool]*slots.Table[netip.AddrPort, uint16]{}
-		}
 		t = &slots.Table[netip.AddrPort, uint16]{}
-		p.pools[pool] = t
+		p.slots[pool] = t
 	}
 	return t
 }
 
-// adopt reads the pools that this process or an earlier one wrote from the map.
-func (p *Plane) adopt() {
-	clear(p.pools)
-	for m, ep := range p.Members.All() {
+// installed reads the pools. It yields no contents, so that put compares each slot.
+func (p *pools) installed() (iter.Seq2[driver.Pool, []Endpoint], error) {
+	clear(p.slots)
+	for m, ep := range p.members.All() {
 		p.table(m.Pool).Adopt(m.Slot, ep.Addr, ep.Weight)
 	}
-}
-
-// fill writes the new endpoints of a pool. It leaves an empty pool to trim.
-func (p *Plane) fill(c *ruleset.Change, target ruleset.Target, full bool) error {
-	pool := Pool{c.Key, target}
-	t := p.table(pool)
-	if full {
-		t.Replace(func(yield func(netip.AddrPort, uint16) bool) {
-			if c.New == nil {
+	found := make(map[driver.Pool]bool, len(p.slots))
+	for pool := range p.slots {
+		found[pool] = true
+	}
+	return func(yield func(driver.Pool, []Endpoint) bool) {
+		for pool := range found {
+			if !yield(pool, nil) {
 				return
 			}
-			for _, ep := range c.New.Pool(target) {
-				if !yield(ep.Addr, ep.Weight) {
-					return
-				}
+		}
+	}, nil
+}
+
+// put writes the slots that differ. Earlier frontends may still use slots above the new size.
+func (p *pools) put(pool driver.Pool, eps []Endpoint) error {
+	t := p.table(pool)
+	t.Replace(func(yield func(netip.AddrPort, uint16) bool) {
+		for _, ep := range eps {
+			if !yield(ep.Addr, ep.Weight) {
+				return
 			}
-		})
-	} else {
-		for ep := range c.RemovedFrom(target) {
-			t.Delete(ep.Addr)
 		}
-		for ep := range c.UpsertedIn(target) {
-			t.Set(ep.Addr, ep.Weight)
-		}
-	}
+	})
 	return t.Write(func(slot int, addr netip.AddrPort, weight uint16) error {
-		return p.Members.Put(Member{pool, slot}, Endpoint{addr, weight})
+		return p.members.Put(Member{pool, slot}, Endpoint{addr, weight})
 	})
 }
 
-// trim deletes the entries above a pool's size. No frontend's size may cover them.
-func (p *Plane) trim(pool Pool) error {
-	t := p.table(pool)
-	err := t.Trim(func(slot int) error { return p.Members.Delete(Member{pool, slot}) })
-	if err == nil && t.Len() == 0 {
-		delete(p.pools, pool)
-	}
-	return err
+// trim deletes the slots above a pool's size.
+func (p *pools) trim(pool driver.Pool) error {
+	return p.table(pool).Trim(func(slot int) error { return p.members.Delete(Member{pool, slot}) })
 }
 
-// prune deletes the entries that are not in a full delta: frontends first, because a
-// frontend of an earlier process may lead to any of its entries. found holds the earlier
-// frontends. The pools of Services in the delta are up to date except for entries above
-// their size.
-func (p *Plane) prune(d *ruleset.Delta, found map[Frontend]Action) error {
-	frontends, services := map[Frontend]bool{}, map[tracker.Key]bool{}
-	for i := range d.Changes {
-		services[d.Changes[i].Key] = true
-		if s := d.Changes[i].New; s != nil {
-			for j := range s.Frontends {
-				frontends[frontendOf(s.Key, &s.Frontends[j])] = true
-			}
-		}
+func (p *pools) delete(pool driver.Pool) error {
+	if err := p.put(pool, nil); err != nil {
+		return err
 	}
-	var errs []error
-	for f := range found {
-		if !frontends[f] {
-			errs = append(errs, p.Frontends.Delete(f))
-		}
+	if err := p.trim(pool); err != nil {
+		return err
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err // a remaining frontend may need its members
-	}
-	for pool, t := range p.pools {
-		if !services[pool.Service] {
-			for addr := range t.All() {
-				t.Delete(addr)
-			}
-		}
-		errs = append(errs, t.Write(nil), p.trim(pool))
-	}
-	return errors.Join(errs...)
+	delete(p.slots, pool)
+	return nil
 }
 
-func frontendOf(k tracker.Key, f *ruleset.Frontend) Frontend {
-	return Frontend{f.Addr, f.Port, k.Protocol, k.Family}
+func contents(s *ruleset.Service, t ruleset.Target) (out []Endpoint) {
+	for _, ep := range s.Pool(t) {
+		out = append(out, Endpoint{ep.Addr, ep.Weight})
+	}
+	return out
 }
 
 func actionOf(s *ruleset.Service, f *ruleset.Frontend) Action {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -55,7 +56,7 @@ type world struct {
 	tracker   *tracker.Tracker
 	engine    *ruleset.Engine
 	cursor    *ruleset.Cursor
-	frontends *fake[Frontend, Action]
+	frontends *fake[driver.Frontend, Action]
 	members   *fake[Member, Endpoint]
 }
 
@@ -67,21 +68,21 @@ func newWorld(t *testing.T, fails func() bool) *world {
 	look := func() {
 		for f, a := range w.frontends.m {
 			for target, size := range map[ruleset.Target]int{a.Target: a.Size, a.Internal: a.InternalSize} {
-				if target != ruleset.ToCluster && target != ruleset.ToLocal {
+				if target != ruleset.TargetCluster && target != ruleset.TargetLocal {
 					continue
 				}
 				if size == 0 {
 					t.Errorf("frontend %v leads to the %s of %s, of which there are none", f, target, a.Service)
 				}
 				for i := range size {
-					if _, ok := w.members.m[Member{Pool{a.Service, target}, i}]; !ok {
+					if _, ok := w.members.m[Member{driver.Pool{Service: a.Service, Target: target}, i}]; !ok {
 						t.Errorf("frontend %v leads to %d %s of %s, of which slot %d is empty", f, size, target, a.Service, i)
 					}
 				}
 			}
 		}
 	}
-	w.frontends = &fake[Frontend, Action]{map[Frontend]Action{}, fails, look, 0}
+	w.frontends = &fake[driver.Frontend, Action]{map[driver.Frontend]Action{}, fails, look, 0}
 	w.members = &fake[Member, Endpoint]{map[Member]Endpoint{}, fails, look, 0}
 	w.restart(t)
 	return w
@@ -97,8 +98,12 @@ func (w *world) restart(t *testing.T) {
 	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
 		t.Fatal(err)
 	}
-	w.cursor = w.engine.Attach("maps", &Plane{Frontends: w.frontends, Members: w.members})
-	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	plane, err := New(w.frontends, w.members)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cursor = w.engine.Attach("maps", plane)
+	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
 // change makes a random change to one of a few Services, which share external addresses.
@@ -138,19 +143,19 @@ func (w *world) change(r *rand.Rand) {
 // agree compares the maps with the ruleset.
 func (w *world) agree(t *testing.T) {
 	t.Helper()
-	frontends, pools, entries := map[Frontend]Action{}, map[Pool]map[Endpoint]bool{}, 0
+	frontends, pools, entries := map[driver.Frontend]Action{}, map[driver.Pool]map[Endpoint]bool{}, 0
 	for _, s := range w.engine.Snapshot().Services {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
-			frontends[frontendOf(s.Key, f)] = actionOf(s, f)
+			frontends[driver.Frontend{Addr: f.Addr, Port: f.Port, Protocol: s.Key.Protocol, Family: s.Key.Family}] = actionOf(s, f)
 		}
-		for _, target := range targets {
+		for _, target := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
 			pool := map[Endpoint]bool{}
 			for _, ep := range s.Pool(target) {
 				pool[Endpoint{ep.Addr, ep.Weight}] = true
 				entries++
 			}
-			pools[Pool{s.Key, target}] = pool
+			pools[driver.Pool{Service: s.Key, Target: target}] = pool
 		}
 	}
 	if !maps.Equal(frontends, w.frontends.m) {
@@ -293,4 +298,15 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.agree(t)
+}
+
+// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
+func TestNoRangesAreOffered(t *testing.T) {
+	p, err := New(&fake[driver.Frontend, Action]{}, &fake[Member, Endpoint]{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ruleset.LimitsOf(p, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+		t.Errorf("ranges of ports are %v", got)
+	}
 }

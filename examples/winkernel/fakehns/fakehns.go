@@ -29,6 +29,32 @@ const (
 	Read Call = "Read"
 )
 
+// Code is an error with the number that Windows returns, an HRESULT. It wraps the error of package
+// winkernel that fits, if there is one.
+type Code uint32
+
+// Error returns the number.
+func (c Code) Error() string { return fmt.Sprintf("HRESULT %#x", uint32(c)) }
+
+// Unwrap returns an error of package winkernel, or nil.
+func (c Code) Unwrap() error {
+	switch c {
+	case 0x80004001:
+		return winkernel.ErrNotImplemented
+	case 0x800706b5:
+		return winkernel.ErrNotRunning
+	case 0x803b0001:
+		return winkernel.ErrNoNetwork
+	case 0x80070490, 0x803b0002:
+		return winkernel.ErrNotFound
+	case 0x803b001e:
+		return winkernel.ErrInvalidAddr
+	case 0x800700b7, 0x803b0013, 0x803b002f:
+		return winkernel.ErrExists
+	}
+	return nil
+}
+
 // Service is a [winkernel.HNS] in memory. It must be made with [New]. Its methods are safe for
 // concurrent use.
 type Service struct {
@@ -142,6 +168,41 @@ func (s *Service) Mistakes() []string {
 	return slices.Clone(s.mistakes)
 }
 
+// Current returns the network.
+func (s *Service) Current() (winkernel.Network, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return winkernel.Network{}, winkernel.ErrNotRunning
+	}
+	return s.network, nil
+}
+
+// Endpoint returns the endpoint with an ID.
+func (s *Service) Endpoint(id string) (winkernel.Endpoint, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return get(s, s.endpoints, id)
+}
+
+// LoadBalancer returns the load balancer with an ID.
+func (s *Service) LoadBalancer(id string) (winkernel.LoadBalancer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return get(s, s.lbs, id)
+}
+
+func get[T any](s *Service, m map[string]T, id string) (T, error) {
+	o, ok := m[id]
+	switch {
+	case s.stopped:
+		return o, winkernel.ErrNotRunning
+	case !ok:
+		return o, fmt.Errorf("object %s: %w", id, winkernel.ErrNotFound)
+	}
+	return o, nil
+}
+
 // Find returns the load balancer of a frontend and its endpoints. An endpoint that does not
 // exist is the zero Endpoint.
 func (s *Service) Find(f winkernel.Frontend) (winkernel.LoadBalancer, []winkernel.Endpoint, bool) {
@@ -176,7 +237,7 @@ func (s *Service) Network(name string) (winkernel.Network, error) {
 	case s.stopped:
 		return winkernel.Network{}, winkernel.ErrNotRunning
 	case name != s.network.Name:
-		return winkernel.Network{}, fmt.Errorf("network %q: %w", name, winkernel.ErrNotFound)
+		return winkernel.Network{}, fmt.Errorf("network %q: %w", name, winkernel.ErrNoNetwork)
 	}
 	return s.network, nil
 }
@@ -239,7 +300,7 @@ func (s *Service) count(c Call) {
 func (s *Service) CreateEndpoint(e winkernel.Endpoint) (winkernel.Endpoint, error) {
 	err := s.write(CreateEndpoint, func() error {
 		if e.Network != s.network.ID {
-			return fmt.Errorf("network %s: %w", e.Network, winkernel.ErrNotFound)
+			return fmt.Errorf("network %s: %w", e.Network, winkernel.ErrNoNetwork)
 		}
 		for _, o := range s.endpoints {
 			if o.Network == e.Network && slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) }) {

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m) }

@@ -1,24 +1,31 @@
 package config
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/annotations"
-	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
 )
+
+// resetFlag is the flag of [Config.ResetVanished].
+const resetFlag = "reset-connections-of-vanished-endpoints"
 
 // Config is a complete and valid configuration of the agent.
 type Config struct {
@@ -52,24 +59,36 @@ type Config struct {
 	Budget ruleset.Budget
 	// Annotations holds the names of the allowed annotations, without their prefix.
 	Annotations []string
+	// LogFile is the file that all output is appended to, or "". It is for Windows.
+	LogFile string
+	// Winkernel configures mode kernelspace.
+	Winkernel Winkernel
 	// TrafficMetrics enables metrics of each Service's traffic.
 	TrafficMetrics bool
+	// CountPackets counts packets and bytes of Services in mode nftables.
+	CountPackets bool
+	// StartupTaint is the key of the taints that the agent removes from its Node when the rules are in
+	// effect, or "".
+	StartupTaint string
+	// ResetVanished is how long after an endpoint vanished its TCP connections are ended. 0 means
+	// never.
+	ResetVanished time.Duration
 
 	Mode     string
 	NodeName string
 	// BindAddress is the node's own address, or the zero Addr if it is not given.
 	BindAddress netip.Addr
-	// DetectLocal is how traffic of pods is recognised. It has no CIDRs in mode NodeCIDR:
+	// DetectLocal is how traffic of pods is recognized. It has no CIDRs in mode NodeCIDR:
 	// they come from the Node object.
 	DetectLocal ruleset.LocalTraffic
 	NodePorts   ruleset.NodePortAddresses
 	// PrimaryOnly reports that NodePorts are served only at the node's primary addresses.
-	PrimaryOnly   bool
-	MasqueradeAll bool
-	MasqueradeBit uint8
-	Tuning        conntrack.Tuning
+	PrimaryOnly    bool
+	MasqueradeAll  bool
+	MasqueradeMark dataplane.MasqueradeMark
+	Tuning         conntrack.Tuning
 
-	// Gates are the feature gates that the agent honours. They do not change.
+	// Gates are the feature gates that the agent honors. They do not change.
 	Gates featuregate.MutableVersionedFeatureGate
 
 	// SyncPeriod is how long to wait after a failed sync.
@@ -97,28 +116,57 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		return nil, err
 	}
 	out.Notes = append(out.Notes, notes...)
-	if err := validate(k, out.Gates); err != nil {
+	if err := validate(k, fl.system, out.Gates); err != nil {
 		return nil, err
 	}
 
 	out.Effective, out.Mode = k, string(k.Mode)
-	if _, err := nftables.InterfacesMatching(out.Offload...); err != nil {
-		return nil, fmt.Errorf("--nftables-offload: %w", err)
+	for _, pattern := range out.Offload {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return nil, fmt.Errorf("--nftables-offload: %w: %q", err, pattern)
+		}
 	}
 	if out.Budget, err = budget(fl.budget); err != nil {
 		return nil, fmt.Errorf("--budget: %w", err)
 	}
-	if _, err := annotations.NewReader(out.Annotations); err != nil {
+	if _, err := annotations.NewReader(out.Annotations, ruleset.PortRangesNone); err != nil {
 		return nil, fmt.Errorf("--allow-annotations: %w", err)
 	}
-	if out.Mode == ModeUserspace && out.SocketLB.Enabled {
-		return nil, fmt.Errorf("--socket-lb is not supported in mode %s", ModeUserspace)
+	if out.SocketLB.Enabled && (out.Mode == ModeUserspace || out.Mode == ModeKernelspace) {
+		return nil, fmt.Errorf("--socket-lb is not supported in mode %s", out.Mode)
+	}
+	if out.Mode == ModeKernelspace {
+		out.Winkernel = Winkernel{k.Winkernel, cmp.Or(k.Winkernel.NetworkName, os.Getenv("KUBE_NETWORK")), netip.Addr{}}
+		if k.Winkernel.SourceVip != "" {
+			out.Winkernel.SourceVIP = netip.MustParseAddr(k.Winkernel.SourceVip) // validate has checked it
+		}
+		if out.Winkernel.Network == "" {
+			return nil, errors.New("--network-name is required, or winkernel.networkName in the configuration file, or the environment variable KUBE_NETWORK")
+		}
 	}
 	if out.Mode == ModeUserspace && fl.masqueradeAll && fl.file == "" {
 		out.Notes = append(out.Notes, "--masquerade-all has no effect in mode userspace: endpoints always see an address of the node")
 	}
 	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
 		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)
+	}
+	if out.StartupTaint != "" {
+		if why := content.IsLabelKey(out.StartupTaint); len(why) != 0 {
+			return nil, fmt.Errorf("--remove-startup-taint: %q: %s", out.StartupTaint, strings.Join(why, "; "))
+		}
+		if out.Manifests != "" {
+			out.Notes = append(out.Notes, "--remove-startup-taint has no effect, since --manifests is given")
+		}
+	}
+	switch {
+	case out.ResetVanished < 0:
+		return nil, fmt.Errorf("--%s is negative: %v", resetFlag, out.ResetVanished)
+	case out.ResetVanished > 0 && out.Mode != ModeNFTables && out.Mode != ModeIPTables:
+		out.Notes = append(out.Notes, "--"+resetFlag+" has no effect in mode "+out.Mode)
+		out.ResetVanished = 0
+	}
+	if out.CountPackets && out.Mode != ModeNFTables {
+		out.Notes = append(out.Notes, "--nftables-count-packets has no effect in mode "+out.Mode)
 	}
 	// The kubelet derives the name of the Node in the same way.
 	name := k.HostnameOverride
@@ -160,7 +208,9 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		}
 		out.MinSyncPeriod = paceFloor
 	}
-	out.MasqueradeBit = uint8(*bit)
+	if out.MasqueradeMark, err = dataplane.MasqueradeBit(int(*bit)); err != nil {
+		return nil, err
+	}
 	ct := k.Conntrack
 	out.Tuning = conntrack.Tuning{
 		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),
@@ -184,6 +234,15 @@ func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least *time.Duration) {
 
 // JSON reports whether every line that the agent writes is JSON.
 func (c *Config) JSON() bool { return c.Effective.Logging.Format == logsapi.JSONLogFormat }
+
+// Winkernel configures mode kernelspace. Its embedded fields are those of the configuration file.
+type Winkernel struct {
+	v1alpha1.KubeProxyWinkernelConfiguration
+	// Network is the name of the HNS network.
+	Network string
+	// SourceVIP is the parsed SourceVip, or the zero Addr.
+	SourceVIP netip.Addr
+}
 
 // SocketLB configures the translation of connections at the socket.
 type SocketLB struct {

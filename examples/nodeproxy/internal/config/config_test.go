@@ -59,7 +59,7 @@ func TestDefaultsAreKubeProxys(t *testing.T) {
 		"ipvs periods":     e.IPVS.SyncPeriod.Duration == 30*time.Second && e.IPVS.MinSyncPeriod.Duration == 0,
 		"conntrack":        c.Tuning.MaxPerCore == 32768 && c.Tuning.Min == 131072 && c.Tuning.UDPTimeout == 0,
 		"timeouts":         c.Tuning.TCPEstablishedTimeout == 24*time.Hour && c.Tuning.TCPCloseWaitTimeout == time.Hour,
-		"masquerade":       c.MasqueradeBit == 14 && !c.MasqueradeAll,
+		"masquerade":       c.MasqueradeMark == 1<<14 && !c.MasqueradeAll,
 		"NodePorts":        c.PrimaryOnly && len(e.NodePortAddresses) == 1,
 		"local":            e.DetectLocalMode == "ClusterCIDR" && c.DetectLocal.CIDRs == nil,
 		"localhost":        *e.IPTables.LocalhostNodePorts,
@@ -124,7 +124,7 @@ func TestFlagsSetTheConfiguration(t *testing.T) {
 		"--healthz-bind-address=", "--metrics-bind-address=127.0.0.2", "--metrics-port=9", "--cluster-cidr", "10.1.2.3/16, fd00::1/48", "--masquerade-all",
 		"--bind-address=192.0.2.1", "--conntrack-udp-timeout=5s", "--iptables-sync-period=9s", "--feature-gates=NFTablesProxyMode=true,AllAlpha=false")
 	e := c.Effective
-	if c.NodeName != "b" || c.SyncPeriod != 7*time.Second || c.MinSyncPeriod != 2*time.Second || c.MasqueradeBit != 3 || !c.MasqueradeAll ||
+	if c.NodeName != "b" || c.SyncPeriod != 7*time.Second || c.MinSyncPeriod != 2*time.Second || c.MasqueradeMark != 1<<3 || !c.MasqueradeAll ||
 		e.HealthzBindAddress != "" || e.MetricsBindAddress != "127.0.0.2:9" || c.BindAddress != netip.MustParseAddr("192.0.2.1") ||
 		len(c.DetectLocal.CIDRs) != 2 || c.DetectLocal.CIDRs[0].String() != "10.1.0.0/16" || c.Tuning.UDPTimeout != 5*time.Second {
 		t.Errorf("%+v\n%+v", c, e)
@@ -247,7 +247,7 @@ func TestKubeadmFilesAreRead(t *testing.T) {
 
 	c = of(t, "--config", "testdata/kubeadm-old-ipvs.yaml", "--proxy-mode", "iptables", "-v", "4")
 	e := c.Effective
-	if c.Mode != "ipvs" || c.NodeName != "worker-7" || !c.MasqueradeAll || c.MasqueradeBit != 13 || c.SyncPeriod != 20*time.Second || e.IPVS.MinSyncPeriod.Duration != 0 ||
+	if c.Mode != "ipvs" || c.NodeName != "worker-7" || !c.MasqueradeAll || c.MasqueradeMark != 1<<13 || c.SyncPeriod != 20*time.Second || e.IPVS.MinSyncPeriod.Duration != 0 ||
 		e.IPVS.Scheduler != "wrr" || !e.IPVS.StrictARP || len(e.IPVS.ExcludeCIDRs) != 1 || e.HealthzBindAddress != "[::]:10256" ||
 		e.MetricsBindAddress != "[::]:10249" || c.Tuning.MaxPerCore != 0 || c.Tuning.TCPEstablishedTimeout != 2*time.Hour || e.Logging.Verbosity != 4 {
 		t.Errorf("%+v\n%+v", c, e)
@@ -337,8 +337,8 @@ func TestServersListenAsKubeProxyDocuments(t *testing.T) {
 	}
 }
 
-// TestGatesAreHonouredFixedOrNoted sets gates of each kind.
-func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
+// TestGatesAreHonoredFixedOrNoted sets gates of each kind.
+func TestGatesAreHonoredFixedOrNoted(t *testing.T) {
 	for _, tt := range []struct {
 		gates string
 		on    map[featuregate.Feature]bool
@@ -555,7 +555,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets",
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
@@ -696,9 +696,9 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		setDefaults(c)
+		setDefaults(c, "linux")
 		gates, _, err := setGates(c.FeatureGates, string(c.Mode))
-		if err != nil || validate(c, gates) != nil {
+		if err != nil || validate(c, "linux", gates) != nil {
 			return
 		}
 		again, err := files.encode(c)
@@ -709,4 +709,56 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%s: error %v, notes %q", again, err, notes)
 		}
 	})
+}
+
+// ofWindows returns the configuration of a command line on Windows.
+func ofWindows(t *testing.T, file string, args ...string) (*Config, error) {
+	t.Helper()
+	fl := addFlags(pflag.NewFlagSet("run", pflag.ContinueOnError), "windows")
+	if err := fl.Parse(args); err != nil {
+		return nil, err
+	}
+	return fl.config(func(string) ([]byte, error) {
+		return []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" + file), nil
+	}, func() (string, error) { return "host", nil })
+}
+
+// TestWindowsHasItsOwnModeAndFlags checks the defaults, the flags and the file of Windows.
+func TestWindowsHasItsOwnModeAndFlags(t *testing.T) {
+	c, err := ofWindows(t, "", "--network-name=cluster", "--source-vip=10.0.0.2", "--enable-dsr", "--forward-healthcheck-vip", "--log-file=x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := c.Winkernel
+	if c.Mode != ModeKernelspace || w.Network != "cluster" || w.SourceVIP != netip.MustParseAddr("10.0.0.2") || !w.EnableDSR ||
+		!w.ForwardHealthCheckVip || w.RootHnsEndpointName != "cbr0" || c.LogFile != "x" {
+		t.Errorf("flags: mode %s, %+v, log file %q", c.Mode, w, c.LogFile)
+	}
+	wantNotes(t, c)
+	c, err = ofWindows(t, "winkernel: {networkName: net, enableDSR: true}\nwindowsRunAsService: true\niptables: {masqueradeAll: true}\n", "--config=f", "--enable-dsr=false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Mode != ModeKernelspace || c.Winkernel.Network != "net" || !c.Winkernel.EnableDSR {
+		t.Errorf("file: mode %s, %+v", c.Mode, c.Winkernel)
+	}
+	wantNotes(t, c, "--enable-dsr is ignored, since --config is given", "in the configuration file: iptables.masqueradeAll has no effect in mode kernelspace")
+	t.Setenv("KUBE_NETWORK", "env")
+	if c, err = ofWindows(t, ""); err != nil || c.Winkernel.Network != "env" {
+		t.Errorf("KUBE_NETWORK: %+v, %v", c, err)
+	}
+	for args, want := range map[string]string{
+		"--proxy-mode=nftables":        "must be kernelspace",
+		"--source-vip=x":               "winkernel.sourceVip",
+		"--feature-gates=WinDSR=false": "WinDSR=false is not supported",
+		"--socket-lb":                  "--socket-lb is not supported",
+		"--forward-healthcheck-vip --root-hnsendpoint-name=": "winkernel.rootHnsEndpointName",
+	} {
+		if _, err := ofWindows(t, "", strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
+	}
+	if _, err := parse("--network-name=cluster"); err == nil {
+		t.Error("Linux has the flag --network-name")
+	}
 }

@@ -17,6 +17,8 @@ const (
 	ModeNFTables = "nftables"
 	ModeIPTables = "iptables"
 	ModeIPVS     = "ipvs"
+	// ModeKernelspace programs Windows' Host Networking Service. It is the only mode of Windows.
+	ModeKernelspace = "kernelspace"
 	// ModeUserspace has no rules in the kernel: the agent's process accepts connections and
 	// copies data, as in kube-proxy's former mode of that name.
 	ModeUserspace = "userspace"
@@ -29,6 +31,9 @@ const (
 	BridgeInterface     = "BridgeInterface"
 	InterfaceNamePrefix = "InterfaceNamePrefix"
 )
+
+// defaultRootEndpoint is kube-proxy's default for winkernel.rootHnsEndpointName, of the flag only.
+const defaultRootEndpoint = "cbr0"
 
 // The default ports of kube-proxy's servers.
 const (
@@ -55,8 +60,8 @@ const (
 )
 
 // setDefaults sets kube-proxy's defaults in fields that are not set.
-func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
-	def(&c.Mode, ModeNFTables)
+func setDefaults(c *v1alpha1.KubeProxyConfiguration, system string) {
+	def(&c.Mode, v1alpha1.ProxyMode(defaultMode(system)))
 	def(&c.BindAddress, "0.0.0.0")
 	any, local := "0.0.0.0", "127.0.0.1"
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
@@ -96,6 +101,16 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 		c.FeatureGates = map[string]bool{}
 	}
 }
+
+// modesOf returns the modes of a system. The first one is the default.
+func modesOf(system string) []string {
+	if system == "windows" {
+		return []string{ModeKernelspace}
+	}
+	return []string{ModeNFTables, ModeIPTables, ModeIPVS, ModeUserspace}
+}
+
+func defaultMode(system string) string { return modesOf(system)[0] }
 
 func def[T comparable](p *T, value T) { *p = cmp.Or(*p, value) }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
 	"maps"
@@ -38,11 +39,13 @@ func fixed(gate, mode string) (value, ok bool) {
 		"ServiceInternalTrafficPolicy", "ServiceTrafficDistribution",
 		"SupportIPVSProxyMode", "TopologyAwareHints":
 		return true, true
+	case "WinDSR", "WinOverlay": // networks decide, and winkernel.enableDSR
+		return true, mode == ModeKernelspace
 	}
 	return false, false
 }
 
-// setGates returns the gates that the agent honours, with the given values or their
+// setGates returns the gates that the agent honors, with the given values or their
 // defaults, and notes about given gates that have no effect. The error names a gate that
 // selects behavior that the agent does not support, or that Kubernetes does not have.
 func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersionedFeatureGate, notes []string, err error) {
@@ -55,12 +58,12 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 	if err != nil {
 		return nil, nil, err
 	}
-	honoured := gates.GetAll()
+	honored := gates.GetAll()
 	set := map[string]bool{}
 	var always, ignored []string
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		value, isFixed := fixed(name, mode)
-		switch _, ok := honoured[featuregate.Feature(name)]; {
+		switch _, ok := honored[featuregate.Feature(name)]; {
 		case ok:
 			set[name] = given[name]
 		case isFixed && given[name] != value:
@@ -86,4 +89,26 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 		notes = append(notes, "feature gates that have no effect here: "+strings.Join(ignored, ", "))
 	}
 	return gates, notes, nil
+}
+
+// Kubernetes is the newest release that the agent was compared with. Documents that name
+// what kube-proxy does name this release, which a test checks. Update the list of feature
+// gates with it.
+const Kubernetes = "1.37"
+
+// gateNames has a name in each line, in byte order. Lines with # are comments.
+//
+//go:embed gates.txt
+var gateNames string
+
+// isKnownGate reports whether Kubernetes has had a feature gate in any release up to
+// [Kubernetes]. Most gates that were removed before 1.20 are missing: no supported release
+// accepts them.
+func isKnownGate(gate string) bool {
+	for line := range strings.Lines(gateNames) {
+		if strings.TrimSpace(line) == gate && !strings.HasPrefix(gate, "#") {
+			return true
+		}
+	}
+	return false
 }

@@ -76,15 +76,21 @@ func (fl *Flags) rules(c *v1alpha1.KubeProxyConfiguration, given map[string]bool
 		{"iptables.masqueradeBit", in(ModeIPTables, ModeIPVS), inMode},
 		{"iptables.masqueradeAll", in(ModeIPTables, ModeIPVS), inMode},
 		{"iptables.localhostNodePorts", in(ModeIPTables), inMode},
-		{"iptables.syncPeriod", in(ModeIPTables, ModeUserspace), inMode},
-		{"iptables.minSyncPeriod", in(ModeIPTables, ModeUserspace), inMode},
+		{"iptables.syncPeriod", in(ModeIPTables, ModeUserspace, ModeKernelspace), inMode},
+		{"iptables.minSyncPeriod", in(ModeIPTables, ModeUserspace, ModeKernelspace), inMode},
 		{"ipvs", in(ModeIPVS), inMode},
 		{"nftables", in(ModeNFTables), inMode},
 		{"detectLocal.bridgeInterface", detect(BridgeInterface), detectWith},
 		{"detectLocal.interfaceNamePrefix", detect(InterfaceNamePrefix), detectWith},
-		{"detectLocal", !in(ModeUserspace), inMode},
-		{"conntrack", !in(ModeUserspace), inMode},
+		{"detectLocal", !in(ModeUserspace, ModeKernelspace), inMode},
+		{"conntrack", !in(ModeUserspace, ModeKernelspace), inMode},
+		// The Host Networking Service recognizes pods by their endpoints, and its node ports answer
+		// at all addresses.
+		{"detectLocalMode", !in(ModeKernelspace), inMode},
+		{"nodePortAddresses", !in(ModeKernelspace), inMode},
+		{"oomScoreAdj", !in(ModeKernelspace), inMode},
 		{"clusterCIDR", detect(ClusterCIDR), detectWith},
+		{"clusterCIDR", !in(ModeKernelspace), inMode},
 		{"clientConnection", fl.out.Manifests == "", ", since --manifests is given"},
 		{"conntrack.min", *c.Conntrack.MaxPerCore != 0, " with conntrack.maxPerCore 0"},
 		{"bindAddressHardFail", c.HealthzBindAddress != "" || c.MetricsBindAddress != "", ": there is no server"},
@@ -132,7 +138,7 @@ func (fl *Flags) noteNoEffect(c *v1alpha1.KubeProxyConfiguration, fileFields []s
 		if why, none := noEffect(rules, field); none {
 			fl.note("in the configuration file: %s has no effect%s", field, why)
 		}
-		if field == "windowsRunAsService" || strings.HasPrefix(field, "winkernel.") {
+		if c.Mode != ModeKernelspace && (field == "windowsRunAsService" || strings.HasPrefix(field, "winkernel.")) {
 			windows = append(windows, field)
 		}
 	}
@@ -166,7 +172,9 @@ func flagFields() map[string]string {
 		"conntrack-udp-timeout":             "conntrack.udpTimeout",
 		"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
 		"detect-local-mode":                 "detectLocalMode",
+		"enable-dsr":                        "winkernel.enableDSR",
 		"feature-gates":                     "featureGates",
+		"forward-healthcheck-vip":           "winkernel.forwardHealthCheckVip",
 		"healthz-bind-address":              "healthzBindAddress",
 		"hostname-override":                 "hostnameOverride",
 		"iptables-localhost-nodeports":      "iptables.localhostNodePorts",
@@ -192,6 +200,7 @@ func flagFields() map[string]string {
 		"log-text-split-stream":             "logging.options.text.splitStream",
 		"logging-format":                    "logging.format",
 		"metrics-bind-address":              "metricsBindAddress",
+		"network-name":                      "winkernel.networkName",
 		"nodeport-addresses":                "nodePortAddresses",
 		"oom-score-adj":                     "oomScoreAdj",
 		"pod-bridge-interface":              "detectLocal.bridgeInterface",
@@ -199,8 +208,11 @@ func flagFields() map[string]string {
 		"profiling":                         "enableProfiling",
 		"proxy-mode":                        "mode",
 		"proxy-port-range":                  "portRange",
+		"root-hnsendpoint-name":             "winkernel.rootHnsEndpointName",
 		"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
+		"source-vip":                        "winkernel.sourceVip",
 		"v":                                 "logging.verbosity",
 		"vmodule":                           "logging.vmodule",
+		"windows-service":                   "windowsRunAsService",
 	}
 }

@@ -68,9 +68,9 @@ func deref[T any](p *T) any {
 
 // validate returns the errors that kube-proxy would report for a configuration with its
 // defaults.
-func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate) error {
+func validate(c *v1alpha1.KubeProxyConfiguration, system string, gates featuregate.FeatureGate) error {
 	v := &validator{}
-	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS, ModeUserspace}
+	modes := modesOf(system)
 	v.check(slices.Contains(modes, string(c.Mode)), "mode", c.Mode, "must be "+strings.Join(modes, ", "))
 	if c.Mode == ModeNFTables {
 		v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
@@ -80,6 +80,12 @@ func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate)
 	sync, least := periods(c)
 	v.check(*sync > 0, string(c.Mode)+".syncPeriod", sync.String(), "must be positive")
 	v.check(*least >= 0 && *least <= *sync, string(c.Mode)+".minSyncPeriod", least.String(), "must not be negative, or longer than syncPeriod")
+	if w := c.Winkernel; c.Mode == ModeKernelspace {
+		if w.SourceVip != "" {
+			v.errs = append(v.errs, validation.IsValidIPForLegacyField(field.NewPath("winkernel.sourceVip"), w.SourceVip, true, nil)...)
+		}
+		v.check(!w.ForwardHealthCheckVip || w.RootHnsEndpointName != "", "winkernel.rootHnsEndpointName", "", "is required by winkernel.forwardHealthCheckVip")
+	}
 	if c.Mode == ModeIPVS {
 		v.notNegative("ipvs.tcpTimeout", c.IPVS.TCPTimeout.Duration)
 		v.notNegative("ipvs.tcpFinTimeout", c.IPVS.TCPFinTimeout.Duration)

@@ -22,6 +22,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -65,6 +66,50 @@ const (
 	affinityPrefix = "affinity-"
 	hashLength     = 9
 )
+
+// WriteRecent writes the clients that kube-proxy's nftables mode remembers for the endpoints of s
+// to the lists of xt_recent that package iptables uses, in the network namespace that ns is an open
+// file of. The rules of s must be in effect. Clients that have not connected within the affinity
+// timeout are left out; the timeout of the others begins again. WriteRecent continues after an error.
+func (c *Clients) WriteRecent(ns *os.File, s *ruleset.Service) error {
+	if s.Port.Affinity == 0 {
+		return nil
+	}
+	lists := map[string][]netip.Addr{}
+	for _, ep := range s.Selection.Reachable {
+		for addr, age := range c.byName[setName(s.Key, ep.Addr)] {
+			if age < s.Port.Affinity {
+				name := iptables.EndpointChain(s.Key, ep.Addr)
+				lists[name] = append(lists[name], addr)
+			}
+		}
+	}
+	if len(lists) == 0 {
+		return nil
+	}
+	n, err := netns.Open(ns)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	return n.Do(func() error {
+		var errs []error
+		for name, clients := range lists {
+			errs = append(errs, appendRecent(recentDir+"/"+name, clients))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// appendRecent adds clients to a list of xt_recent. The kernel takes one from each open file.
+func appendRecent(path string, clients []netip.Addr) error {
+	for _, addr := range clients {
+		if err := os.WriteFile(path, []byte("+"+addr.String()+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // setName returns the end of the name of the set of an endpoint's clients in kube-proxy's
 // nftables mode, as in affinity-7TCSBJI4-default/web/tcp/http__10.1.0.2/8080.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -19,6 +20,9 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
 )
+
+// modes are the modes that a proxy can report.
+var modes = []string{"nftables", "iptables", "ipvs"}
 
 // Rules is what the kernel has of one kind.
 type Rules struct {
@@ -41,6 +45,12 @@ const (
 
 // ipvsDevice has the addresses of Services in mode ipvs, of both owners.
 const ipvsDevice = "kube-ipvs0"
+
+// IPVSDevice reports whether the calling thread's network namespace has the device of mode ipvs.
+func IPVSDevice() bool {
+	_, err := net.InterfaceByName(ipvsDevice)
+	return err == nil
+}
 
 // legacyInterval is how often Look calls Legacy at most.
 const legacyInterval = time.Minute

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
@@ -27,11 +26,11 @@ const kubeProxyTable = "kube-proxy"
 // Mark makes markers in the calling thread's network namespace. A table of kube-proxy, with all of
 // its rules, is replaced by the marker in one transaction.
 func Mark(families []tracker.Family) error {
-	return edit(families, func(conn *nftables.Conn, t *nftables.Table) {
-		conn.AddTable(t) // there must be one to delete
-		conn.DelTable(t)
-		conn.AddTable(t)
-		conn.AddChain(&nftables.Chain{Name: markerChain, Table: t})
+	return edit(families, func(t nfnl.Table) {
+		t.Create(0) // there must be one to delete
+		t.Delete()
+		t.Create(0)
+		t.Chain(markerChain, nil)
 	})
 }
 
@@ -44,23 +43,26 @@ func Unmark(ctx context.Context) error {
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	return edit(marked, func(conn *nftables.Conn, t *nftables.Table) { conn.DelTable(t) })
+	return edit(marked, nfnl.Table.Delete)
 }
 
-// edit calls fn with kube-proxy's table of each family and commits what it adds to conn.
-func edit(families []tracker.Family, fn func(*nftables.Conn, *nftables.Table)) error {
-	conn, err := nftables.New()
+// edit calls fn with kube-proxy's table of each family and commits what fn writes.
+func edit(families []tracker.Family, fn func(nfnl.Table)) error {
+	conn, err := nfnl.Dial(nil)
 	if err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
 	}
+	defer conn.Close()
+	b := &nfnl.Batch{}
+	b.Reset()
 	for _, f := range families {
-		family := nftables.TableFamilyIPv4
+		family := byte(unix.NFPROTO_IPV4)
 		if f == tracker.IPv6 {
-			family = nftables.TableFamilyIPv6
+			family = unix.NFPROTO_IPV6
 		}
-		fn(conn, &nftables.Table{Name: kubeProxyTable, Family: family})
+		fn(nfnl.Table{Batch: b, Family: family, Name: kubeProxyTable})
 	}
-	if err := conn.Flush(); err != nil {
+	if err := conn.Commit(b); err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
 	}
 	return nil

@@ -41,9 +41,6 @@ func DefaultAddresses() (metrics, healthz []string) {
 	return []string{"127.0.0.1:10249", "[::1]:10249"}, []string{"127.0.0.1:10256", "[::1]:10256"}
 }
 
-// modes are the modes that a proxy can report.
-var modes = []string{"nftables", "iptables", "ipvs"}
-
 // Look returns the kinds of rules whose owners answer now. A proxy that does not report its
 // mode counts for all modes. An address that does not answer in time keeps its last answer.
 func (p *Prober) Look(ctx context.Context) []Kind {

@@ -1,0 +1,204 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const folder = "../../examples/nodeproxy/deploy"
+
+// TestOverlaysBuildWhatTheAPIAccepts builds the base and each overlay. Every object must decode
+// strictly, and a DaemonSet must mount only volumes that it has.
+func TestOverlaysBuildWhatTheAPIAccepts(t *testing.T) {
+	overlays, err := filepath.Glob(filepath.Join(folder, "overlays", "*"))
+	if err != nil || len(overlays) != 3 {
+		t.Fatalf("overlays %q, error %v", overlays, err)
+	}
+	for _, path := range append(overlays, filepath.Join(folder, "base")) {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			kinds := map[string]int{}
+			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range built.Resources() {
+				text, err := r.AsYAML()
+				if err != nil {
+					t.Fatal(err)
+				}
+				kinds[r.GetKind()]++
+				var out any
+				switch r.GetKind() {
+				case "DaemonSet":
+					out = &apps.DaemonSet{}
+				case "ConfigMap":
+					out = &v1.ConfigMap{}
+				case "Service":
+					out = &v1.Service{}
+				case "ServiceAccount":
+					out = &v1.ServiceAccount{}
+				case "ClusterRole":
+					out = &rbac.ClusterRole{}
+				case "ClusterRoleBinding":
+					out = &rbac.ClusterRoleBinding{}
+				case "PrometheusRule", "ServiceMonitor":
+					continue
+				default:
+					t.Fatalf("unexpected kind %s", r.GetKind())
+				}
+				if err := yaml.UnmarshalStrict(text, out); err != nil {
+					t.Errorf("%s: %v\n%s", r.CurId(), err, text)
+				}
+				if d, ok := out.(*apps.DaemonSet); ok {
+					checkDaemonSet(t, filepath.Base(path), d)
+				}
+			}
+			if kinds["DaemonSet"] != 1 || kinds["ServiceAccount"] != 1 || (kinds["PrometheusRule"] == 1) != strings.HasSuffix(path, "prometheus") {
+				t.Errorf("built %v", kinds)
+			}
+		})
+	}
+}
+
+func checkDaemonSet(t *testing.T, overlay string, d *apps.DaemonSet) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	agent := pod.Containers[0]
+	config := "/etc/nodeproxy/config.yaml"
+	if overlay == "kubeadm" || overlay == "calico" {
+		config = "/var/lib/kube-proxy/config.conf"
+	}
+	if !slices.Contains(agent.Args, "--config="+config) || !slices.Contains(pod.InitContainers[0].Args, config) {
+		t.Errorf("arguments %q and %q lack the file %s", agent.Args, pod.InitContainers[0].Args, config)
+	}
+	for arg, in := range map[string]string{"--kube-proxy-table=always": "calico", "--service-traffic-metrics": "prometheus"} {
+		if slices.Contains(agent.Args, arg) != (overlay == in) {
+			t.Errorf("%s: arguments %q", overlay, agent.Args)
+		}
+	}
+	own := slices.ContainsFunc(agent.Env, func(e v1.EnvVar) bool { return e.Name == "KUBERNETES_SERVICE_HOST" })
+	if kubeadm := strings.HasPrefix(config, "/var"); own == kubeadm {
+		t.Errorf("the API server's address is given: %v, with kubeadm's file: %v", own, kubeadm)
+	}
+	for _, c := range append(pod.InitContainers, pod.Containers...) {
+		if !strings.HasPrefix(c.Image, "ghcr.io/go-proxier/nodeproxy:v") {
+			t.Errorf("image %s", c.Image)
+		}
+		paths := 0
+		for _, m := range c.VolumeMounts {
+			if !slices.ContainsFunc(pod.Volumes, func(v v1.Volume) bool { return v.Name == m.Name }) {
+				t.Errorf("%s mounts %s, which is no volume", c.Name, m.Name)
+			}
+			if strings.HasPrefix(config, m.MountPath+"/") {
+				paths++
+			}
+		}
+		if paths != 1 {
+			t.Errorf("%s mounts the folder of %s %d times", c.Name, config, paths)
+		}
+	}
+}
+
+// TestStartupTaintComponentBuilds adds the component startup-taint to each overlay. The DaemonSet must
+// have the flag, and the only right that is added is to patch nodes.
+func TestStartupTaintComponentBuilds(t *testing.T) {
+	overlays, err := filepath.Glob(filepath.Join(folder, "overlays", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	absolute, err := filepath.Abs(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(overlays, filepath.Join(folder, "base")) {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			dir, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			rel, err := filepath.Rel(dir, absolute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			within, err := filepath.Rel(folder, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := "resources: [" + filepath.Join(rel, within) + "]\ncomponents: [" + filepath.Join(rel, "components/startup-taint") + "]\n"
+			if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kinds := map[string]int{}
+			for _, r := range built.Resources() {
+				kinds[r.GetKind()]++
+				text, err := r.AsYAML()
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch r.GetKind() {
+				case "DaemonSet":
+					var d apps.DaemonSet
+					if err := yaml.UnmarshalStrict(text, &d); err != nil {
+						t.Fatal(err)
+					}
+					if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--remove-startup-taint=go-proxier.github.io/not-ready") {
+						t.Errorf("arguments %q", args)
+					}
+				case "ClusterRole":
+					var c rbac.ClusterRole
+					if err := yaml.UnmarshalStrict(text, &c); err != nil {
+						t.Fatal(err)
+					}
+					patches := slices.ContainsFunc(c.Rules, func(r rbac.PolicyRule) bool {
+						return slices.Contains(r.Verbs, "patch") && slices.Contains(r.Resources, "nodes")
+					})
+					if own := c.Name == "nodeproxy-startup-taint"; own != patches || own && (len(c.Rules) != 1 || len(c.Rules[0].Verbs) != 1 || len(c.Rules[0].Resources) != 1) {
+						t.Errorf("role %s: %v", c.Name, c.Rules)
+					}
+				}
+			}
+			if kinds["ClusterRole"] != 2 || kinds["ClusterRoleBinding"] != 2 || kinds["ValidatingAdmissionPolicy"] != 1 || kinds["ValidatingAdmissionPolicyBinding"] != 1 {
+				t.Errorf("built %v", kinds)
+			}
+		})
+	}
+}
+
+// TestImageTagIsTheNextRelease compares the tag of the image with the version of the library that
+// the examples require.
+func TestImageTagIsTheNextRelease(t *testing.T) {
+	base, err := os.ReadFile(filepath.Join(folder, "base/kustomization.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := os.ReadFile("../../examples/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(mod), "github.com/go-proxier/proxier ")
+	version := strings.Fields(rest)[0]
+	if !strings.Contains(string(base), "newTag: "+version+"}") {
+		t.Errorf("the image's tag is not %s", version)
+	}
+	changes, err := os.ReadFile("../../.github/CHANGELOG.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(changes), "## ["+strings.TrimPrefix(version, "v")+"] - 2") {
+		t.Errorf("the changelog has no entry with a date for %s", version)
+	}
+}

@@ -1,0 +1,2 @@
+// Package deploy builds nodeproxy's kustomize overlays in its test.
+package deploy

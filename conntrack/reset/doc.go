@@ -1,0 +1,55 @@
+// Package reset ends TCP connections to endpoints that vanished: to pods of a node that
+// failed, and to pods that were deleted by force. No kernel is left to close such a
+// connection, so a client waits until its retransmissions end, which takes Linux 15
+// minutes (kubernetes/kubernetes#46753, #98700).
+//
+//	var cursor *ruleset.Cursor
+//	r, err := reset.New(ctx, reset.Config{Exists: func(a netip.AddrPort) bool {
+//		return len(cursor.LookupEndpoint(a, v1.ProtocolTCP)) != 0
+//	}})
+//	...
+//	cursor = engine.Attach("plane", r.Wrap(backend))
+//	go r.Run(ctx)
+//
+// # Which connections end
+//
+// An endpoint vanished if it is missing from all EndpointSlices of a Service that still
+// exists, and did not serve as a terminating endpoint before. After [Config].Delay, unless it
+// returned or another Service has it ([Config].Exists), a packet of an established connection
+// from an address of the Service to the endpoint is answered by RST. Not affected are:
+//
+//   - connections to an endpoint that terminates and still serves. They last until the
+//     endpoint closes them.
+//   - connections of a Service that was deleted.
+//   - connections to the endpoint that did not use the Service.
+//   - all other protocols. Package conntrack deletes stale UDP flows.
+//
+// Of a range of ports ([ruleset.Frontend].LastPort), connections through each of its ports end.
+// A range that another Service has, or a single port of another Service, keeps the
+// connections to its endpoints, too.
+//
+// A pod that leaves its Service by a change of its labels vanishes, too, although it
+// may still run: do not use this package where operators isolate pods in that way.
+//
+// # How
+//
+// A table of nf_tables, named proxier-reset, has a set of pairs of Service address and
+// endpoint, and rules in the hooks forward and output that reject packets of these pairs "with
+// tcp reset". A pair costs one element, however many connections it has, and the kernel
+// removes it after [Config].Lifetime. For a range, the pairs are those of the connections that
+// exist after the delay: the package then reads the table of connection tracking once. New connections are never affected. The table survives
+// a restart of the process, and [New] reads it. Endpoints that vanish while no process runs
+// are not noticed.
+//
+// Two other ways were tried. Deleting the entry of connection tracking lets the kernel pick the
+// connection up in the middle (nf_conntrack_tcp_loose), choose another endpoint, and
+// pass on the RST of that one. It costs a deletion for each connection, and does nothing if the
+// Service has no other endpoint, since a connection that is established ignores an ICMP error.
+// Destroying the socket (SOCK_DESTROY) ends connections that are silent, too, but only
+// those of processes in the node's own network namespace: see [Config].DestroySockets.
+//
+// It works with data planes that translate destinations in connection tracking, such as
+// packages nftables and iptables. Packets in a flowtable skip the rules until the flow leaves
+// it. The package needs CAP_NET_ADMIN and Linux 4.17; on other systems [New] returns a
+// [*dataplane.UnsupportedError].
+package reset

@@ -1,0 +1,372 @@
+package reset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+const (
+	// defaultDelay is the default of [Config].Delay: the time after which Kubernetes'
+	// node controller regards a silent node as failed is longer (40 s and more), so the
+	// delay only has to cover an EndpointSlice that is written again.
+	defaultDelay = 10 * time.Second
+	// defaultLifetime is the default of [Config].Lifetime: a little more than the 924 s in
+	// which Linux gives up a connection (net.ipv4.tcp_retries2 = 15,
+	// Documentation/networking/ip-sysctl.rst).
+	defaultLifetime = 20 * time.Minute
+	// defaultLimit is the default of [Config].Limit.
+	defaultLimit = 65_536
+)
+
+// Config is the configuration of a [Resetter]. The zero value is useful: it selects the
+// defaults, in the network namespace of the calling thread.
+type Config struct {
+	// NetNS is an open file of the network namespace to work in; nil is the namespace of
+	// the thread that calls [New]. New duplicates the file.
+	NetNS *os.File
+	// Delay is the time between an endpoint's disappearance and the end of its
+	// connections. 0 means 10 seconds.
+	Delay time.Duration
+	// Lifetime is the time for which connections are ended afterwards. 0 means
+	// 20 minutes.
+	Lifetime time.Duration
+	// Limit is the greatest number of pairs of a Service's address and an endpoint that are
+	// kept. Connections of further pairs are left alone. 0 means 65,536. Each port of a range
+	// with connections is a pair.
+	Limit int
+	// Exists, if not nil, reports whether a Service has the TCP endpoint: connections to
+	// such an endpoint stay. [Resetter.Run] calls it from its own goroutine;
+	// [ruleset.Cursor.LookupEndpoint] answers it.
+	Exists func(netip.AddrPort) bool
+	// DestroySockets ends the connections of processes in the network namespace immediately,
+	// even if they send nothing (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY). It reads the
+	// table of connection tracking once for each group of endpoints that vanished. Without
+	// the kernel's support, Run logs that once.
+	DestroySockets bool
+	// Trace holds hooks; nil means none.
+	Trace *Trace
+	// Log receives a line for each group of endpoints whose connections end, and for
+	// errors; nil discards them.
+	Log *slog.Logger
+}
+
+// Trace is a set of hooks that a [Resetter] calls. A hook may be nil.
+type Trace struct {
+	// Ended is called by [Resetter.Run] after each group of endpoints whose connections end from
+	// then on. It must not call the Resetter.
+	Ended func(Info)
+}
+
+// Info describes a group of endpoints that vanished.
+type Info struct {
+	// Endpoints is the number of endpoints, and Addresses the number of pairs of a Service's
+	// address and an endpoint. Each port of a range with connections counts.
+	Endpoints, Addresses int
+	// Sockets is the number of local sockets that were destroyed, 0 without
+	// [Config].DestroySockets.
+	Sockets int
+}
+
+// Resetter ends connections to endpoints that vanished. [New] makes one; the zero value must
+// not be used. Its methods may be called concurrently.
+type Resetter struct {
+	config Config
+	log    *slog.Logger
+	wake   chan struct{}
+
+	// destroying is held while sockets are destroyed, which may take long. It is locked before mu.
+	destroying sync.Mutex
+
+	mu     sync.Mutex
+	table  table
+	plan   plan
+	closed bool
+}
+
+// table is the kernel's part. Its methods are not called concurrently, except for destroy and
+// connections, which are not called concurrently with themselves, each other and close.
+type table interface {
+	// add writes pairs that the kernel removes after the lifetime.
+	add(ctx context.Context, pairs []pair, lifetime time.Duration) error
+	// remove deletes pairs. A pair that is missing is no error.
+	remove(ctx context.Context, pairs []pair) error
+	// list returns all pairs, each with the time for which it stays.
+	list(ctx context.Context) (map[pair]time.Duration, error)
+	// destroy ends the connections of local sockets for whose pair wanted returns true, and
+	// returns their number. The error wraps unix.EOPNOTSUPP if the kernel cannot.
+	destroy(ctx context.Context, wanted func(pair) bool) (int, error)
+	// connections returns the pair of each translated connection, once, if wanted returns true for
+	// it.
+	connections(ctx context.Context, wanted func(pair) bool) ([]pair, error)
+	close() error
+}
+
+// New returns a Resetter. It creates the table, or reads that of an earlier process. The error
+// wraps [ruleset.ErrConfig] if a field of c is negative, and is a [*dataplane.UnsupportedError]
+// if the system lacks a feature. New starts no goroutine.
+func New(ctx context.Context, c Config) (*Resetter, error) {
+	if c.Delay < 0 || c.Lifetime < 0 || c.Limit < 0 {
+		return nil, fmt.Errorf("reset: %w: a field is negative", ruleset.ErrConfig)
+	}
+	t, err := open(c.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newResetter(ctx, c, t)
+	if err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return r, nil
+}
+
+func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
+	orDefault(&c.Delay, defaultDelay)
+	orDefault(&c.Lifetime, defaultLifetime)
+	orDefault(&c.Limit, defaultLimit)
+	r := &Resetter{
+		config: c, log: backendconf.Log(c.Log), wake: make(chan struct{}, 1), table: t,
+		plan: plan{delay: c.Delay, lifetime: c.Lifetime, limit: c.Limit, endpoints: map[netip.AddrPort]*vanished{}},
+	}
+	pairs, err := t.list(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reset: cannot read the table: %w", err)
+	}
+	now := time.Now()
+	for w, left := range pairs {
+		r.plan.adopt(w, now.Add(left))
+	}
+	return r, nil
+}
+
+// orDefault sets v to the default if it is 0.
+func orDefault[T comparable](v *T, value T) {
+	var zero T
+	if *v == zero {
+		*v = value
+	}
+}
+
+// Close closes the Resetter's sockets and ends Run. The table stays, so that connections end
+// while no process runs; [Cleanup] removes it. Closing a closed Resetter does nothing.
+func (r *Resetter) Close() error {
+	r.destroying.Lock()
+	defer r.destroying.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	r.notify()
+	return r.table.close()
+}
+
+// notify wakes Run.
+func (r *Resetter) notify() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Wrap returns a backend that applies deltas with b, notes the endpoints that vanish, and has
+// b's limits. Before an endpoint gets connections again, its pairs are removed from the table. If
+// that fails, b is not called, and Apply returns the error.
+func (r *Resetter) Wrap(b ruleset.Backend) ruleset.Backend {
+	return ruleset.WithLimitsOf(b, ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		if err := r.revive(ctx, d); err != nil {
+			return err
+		}
+		err := b.Apply(ctx, d)
+		r.record(d, err)
+		return err
+	}))
+}
+
+// revive removes the pairs of endpoints that d has again.
+func (r *Resetter) revive(ctx context.Context, d *ruleset.Delta) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	pairs := r.plan.returning(d)
+	if len(pairs) == 0 {
+		return nil
+	}
+	if err := r.table.remove(ctx, pairs); err != nil {
+		now := time.Now()
+		for _, w := range pairs { // so that the next attempt removes them
+			r.plan.adopt(w, now.Add(r.config.Lifetime))
+		}
+		return fmt.Errorf("reset: cannot remove endpoints that returned: %w", err)
+	}
+	return nil
+}
+
+// record notes the endpoints that vanished with d. err is the result of applying d.
+func (r *Resetter) record(d *ruleset.Delta, err error) {
+	var partial *ruleset.PartialError
+	if err != nil && (!errors.As(err, &partial) || errors.Is(err, ruleset.ErrNeedFull)) {
+		return
+	}
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := len(r.plan.endpoints) + len(r.plan.lost)
+	for i := range d.Changes {
+		c := &d.Changes[i]
+		if partial != nil && partial.Failed[c.Key] != nil {
+			continue
+		}
+		r.plan.record(c, now)
+	}
+	if len(r.plan.endpoints)+len(r.plan.lost) > before {
+		r.notify()
+	}
+}
+
+// Run writes the pairs whose delay has passed, until ctx ends or the Resetter is closed. It
+// returns ctx's error or [os.ErrClosed]. Errors of the kernel are logged, and tried again after
+// [Config].Delay.
+func (r *Resetter) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.wake:
+		case <-timer.C:
+		}
+		wait, err := r.step(ctx)
+		if err != nil {
+			return err
+		}
+		timer.Reset(wait)
+	}
+}
+
+// step writes what is due and returns the time until the next step.
+func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
+	r.destroying.Lock()
+	defer r.destroying.Unlock()
+	r.findInRanges(ctx)
+	pairs, wait, err := r.writeDue(ctx)
+	if err != nil || len(pairs) == 0 {
+		return wait, err
+	}
+	info := Info{Addresses: len(pairs), Sockets: r.destroySockets(ctx, pairs)}
+	endpoints := map[netip.AddrPort]struct{}{}
+	for _, w := range pairs {
+		endpoints[w.endpoint] = struct{}{}
+	}
+	info.Endpoints = len(endpoints)
+	r.log.Info("ending connections to vanished endpoints", "endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets)
+	if t := r.config.Trace; t != nil && t.Ended != nil {
+		t.Ended(info)
+	}
+	return wait, nil
+}
+
+// findInRanges notes the pairs of the connections to endpoints that vanished from ranges of ports.
+// Deltas are applied while it reads the table of connection tracking.
+func (r *Resetter) findInRanges(ctx context.Context) {
+	r.mu.Lock()
+	var due []*lostRange
+	if !r.closed {
+		due = r.plan.dueRanges(time.Now())
+	}
+	r.mu.Unlock()
+	if len(due) == 0 {
+		return
+	}
+	byAddr := map[netip.Addr][]*lostRange{}
+	for _, l := range due {
+		byAddr[l.frontend.Addr] = append(byAddr[l.frontend.Addr], l)
+	}
+	pairs, err := r.table.connections(ctx, func(w pair) bool {
+		return slices.ContainsFunc(byAddr[w.frontend.Addr()], func(l *lostRange) bool { return l.has(w) })
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if err != nil {
+		r.log.Error("cannot find the connections to vanished endpoints of ranges of ports", "error", err)
+		for _, l := range due {
+			l.due = now.Add(r.config.Delay)
+		}
+		return
+	}
+	r.plan.found(due, pairs, now)
+}
+
+// writeDue writes the pairs that are due and returns them, with the time until the next step.
+func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, 0, os.ErrClosed
+	}
+	exists := r.config.Exists
+	if exists == nil {
+		exists = func(netip.AddrPort) bool { return false }
+	}
+	now := time.Now()
+	pairs := r.plan.due(now, exists)
+	if len(pairs) != 0 {
+		if err := r.table.add(ctx, pairs, r.config.Lifetime); err != nil {
+			r.log.Error("cannot end connections to vanished endpoints", "error", err)
+			return nil, r.config.Delay, nil
+		}
+		r.plan.wrote(pairs, now)
+	}
+	next, ok := r.plan.next()
+	if !ok {
+		return pairs, r.config.Lifetime, nil
+	}
+	return pairs, max(time.Until(next), time.Millisecond), nil
+}
+
+// destroySockets destroys the local sockets of pairs, if the configuration says so, and returns
+// their number. Deltas are applied while it runs. It spares endpoints that return.
+func (r *Resetter) destroySockets(ctx context.Context, pairs []pair) int {
+	if !r.config.DestroySockets {
+		return 0
+	}
+	list := make(map[pair]bool, len(pairs))
+	for _, w := range pairs {
+		list[w] = true
+	}
+	n, err := r.table.destroy(ctx, func(w pair) bool {
+		if !list[w] {
+			return false
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.plan.endpoints[w.endpoint] != nil
+	})
+	switch {
+	case errors.Is(err, syscall.EOPNOTSUPP):
+		r.config.DestroySockets = false
+		r.log.Warn("the kernel cannot destroy sockets (CONFIG_INET_DIAG_DESTROY): connections of local processes to vanished endpoints end when the processes send", "error", err)
+	case err != nil:
+		r.log.Error("cannot destroy sockets of vanished endpoints", "error", err)
+	}
+	return n
+}
+
+// Cleanup removes the table from the network namespace of c. It returns nil if the table is missing, and
+// an error if the kernel refuses.
+func Cleanup(ctx context.Context, c Config) error { return cleanup(ctx, c.NetNS) }

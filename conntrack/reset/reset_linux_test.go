@@ -1,0 +1,558 @@
+package reset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// site is a node with a client and two pods, each behind a link of its own.
+type site struct {
+	t      *testing.T
+	hosts  map[string]*netlab.Host
+	pipe   *backendtest.Pipeline
+	cursor *ruleset.Cursor
+	reset  *Resetter
+	// gone holds the pods that drop every packet.
+	gone map[string]bool
+}
+
+func (s *site) addr(pod string, f tracker.Family) netip.Addr {
+	n := map[string]int{"client": 1, "pod1": 2, "pod2": 3}[pod]
+	if f == tracker.IPv6 {
+		return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d::2", n))
+	}
+	return netip.MustParseAddr(fmt.Sprintf("10.244.%d.2", n))
+}
+
+// newSite starts the node's data plane, and a Resetter whose delay is a moment.
+func newSite(t *testing.T, c Config) *site {
+	t.Helper()
+	return newSiteServed(t, c, inThisProcess)
+}
+
+// newSiteServed is newSite with a function that starts a pod's server.
+func newSiteServed(t *testing.T, c Config, serve func(*testing.T, *netlab.Host, string)) *site {
+	t.Helper()
+	t.Parallel()
+	netlab.Require(t)
+	s := &site{t: t, gone: map[string]bool{}}
+	var lab *netlab.Lab
+	lab, s.hosts = netlab.NewHosts(t, "node", "client", "pod1", "pod2")
+	b := &netlab.Builder{Lab: lab}
+	node := s.hosts["node"]
+	b.Do(node.Forward)
+	for i, name := range []string{"client", "pod1", "pod2"} {
+		h, n := s.hosts[name], i+1
+		b.Link(node, name, h, "eth0")
+		b.Addrs(node, name, fmt.Sprintf("10.244.%d.1/24", n), fmt.Sprintf("fd00:10:244:%d::1/64", n))
+		b.Addrs(h, "eth0", fmt.Sprintf("10.244.%d.2/24", n), fmt.Sprintf("fd00:10:244:%d::2/64", n))
+		b.Routes(h, "", fmt.Sprintf("10.244.%d.1", n), "0.0.0.0/0")
+		b.Routes(h, "", fmt.Sprintf("fd00:10:244:%d::1", n), "::/0")
+	}
+	// The node's own connections to Services need a route.
+	b.Routes(node, "", "10.244.1.2", "0.0.0.0/0")
+	b.Routes(node, "", "fd00:10:244:1::2", "::/0")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	for _, name := range []string{"pod1", "pod2"} {
+		serve(t, s.hosts[name], name)
+	}
+	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	s.pipe = backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService})
+	plane, err := nftables.New(t.Context(), nftables.Config{NetNS: node.File()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { plane.Close() })
+	c.NetNS, c.Delay = node.File(), time.Millisecond
+	c.Exists = func(a netip.AddrPort) bool { return len(s.cursor.LookupEndpoint(a, v1.ProtocolTCP)) != 0 }
+	if s.reset, err = New(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.reset.Close() })
+	s.cursor = s.pipe.Engine.Attach("plane", s.reset.Wrap(plane))
+	s.service("web", "10.96.0.1", "fd00:10:96::1", backendtest.NodePort(30080))
+	s.endpoints("web", ready("pod1"), ready("pod2"))
+	return s
+}
+
+func name(service string) types.NamespacedName {
+	return types.NamespacedName{Namespace: "shop", Name: service}
+}
+
+func (s *site) service(service, v4, v6 string, edits ...func(*v1.Service)) {
+	s.pipe.Tracker.SetService(backendtest.Service(name(service), "p", v4, v6, edits...))
+}
+
+// state is a pod as an endpoint.
+type state struct {
+	pod                  string
+	terminating, serving bool
+}
+
+func ready(pod string) state { return state{pod: pod} }
+
+// endpoints sets the endpoints of a Service and syncs.
+func (s *site) endpoints(service string, pods ...state) {
+	s.t.Helper()
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		var eps []discovery.Endpoint
+		for _, p := range pods {
+			ep := backendtest.Endpoint(s.addr(p.pod, f).String(), "elsewhere")
+			if p.terminating {
+				no := false
+				ep.Conditions = discovery.EndpointConditions{Ready: &no, Serving: &p.serving, Terminating: &p.terminating}
+			}
+			eps = append(eps, ep)
+		}
+		s.pipe.Tracker.SetSlice(backendtest.Slice(name(service), f.String(), f, "p", v1.ProtocolTCP, eps...))
+	}
+	if err := s.cursor.Sync(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// silence makes a pod drop every packet, as if its node had lost power, or ends that.
+func (s *site) silence(pod string, on bool) {
+	s.t.Helper()
+	script := "delete table inet test"
+	if on {
+		script = "add table inet test; add chain inet test in { type filter hook prerouting priority -300; policy drop; }"
+	}
+	if out, err := s.hosts[pod].Output("nft", script); err != nil {
+		s.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// conn opens connections from a host until one goes to the pod.
+func (s *site) conn(from, to, pod string) net.Conn {
+	s.t.Helper()
+	for range 100 {
+		ctx, cancel := context.WithTimeout(s.t.Context(), testtime.Timeout)
+		c, err := s.hosts[from].Dial(ctx, "tcp", "", to)
+		cancel()
+		if err != nil {
+			s.t.Fatalf("%s to %s: %v", from, to, err)
+		}
+		s.t.Cleanup(func() { c.Close() })
+		if got, err := ask(c); err != nil {
+			s.t.Fatal(err)
+		} else if got == pod {
+			return c
+		}
+	}
+	s.t.Fatalf("no connection from %s to %s reached %s", from, to, pod)
+	return nil
+}
+
+// ask sends a request and returns the answer.
+func ask(c net.Conn) (string, error) {
+	if err := c.SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
+		return "", err
+	}
+	if _, err := c.Write([]byte("who?")); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 64)
+	n, err := c.Read(buf)
+	return string(buf[:n]), err
+}
+
+// write writes what is due.
+func (s *site) write() {
+	s.t.Helper()
+	time.Sleep(2 * s.reset.config.Delay)
+	if _, err := s.reset.step(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// pairs returns the number of pairs in the kernel.
+func (s *site) pairs() int {
+	s.t.Helper()
+	all, err := s.reset.table.list(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return len(all)
+}
+
+// destinations are addresses of the Service web.
+var destinations = []string{"10.96.0.1:80", "[fd00:10:96::1]:80", "10.244.1.1:30080", "[fd00:10:244:1::1]:30080"}
+
+func TestConnectionsToVanishedEndpointEnd(t *testing.T) {
+	s := newSite(t, Config{})
+	type open struct {
+		what    string
+		c       net.Conn
+		survive bool
+	}
+	var list []open
+	for _, to := range destinations {
+		for _, from := range []string{"client", "node"} {
+			list = append(list,
+				open{from + " to " + to + ", vanished", s.conn(from, to, "pod1"), false},
+				open{from + " to " + to + ", other endpoint", s.conn(from, to, "pod2"), true})
+		}
+	}
+	direct := s.conn("client", "10.244.2.2:8080", "pod1")
+	s.silence("pod1", true)
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	for _, o := range list {
+		switch got, err := ask(o.c); {
+		case o.survive && (err != nil || got != "pod2"):
+			t.Errorf("%s: %q, %v", o.what, got, err)
+		case !o.survive && !errors.Is(err, unix.ECONNRESET):
+			t.Errorf("%s: %q, %v, want a reset", o.what, got, err)
+		}
+	}
+	// A connection that does not use the Service is not touched.
+	s.silence("pod1", false)
+	if got, err := ask(direct); got != "pod1" || err != nil {
+		t.Errorf("direct connection: %q, %v", got, err)
+	}
+}
+
+// TestConnectionsThroughRangesEnd has a range that keeps the ports, a shifted one, and a single port
+// of another Service in a range.
+func TestConnectionsThroughRangesEnd(t *testing.T) {
+	s := newSite(t, Config{})
+	ports := func(first, last, target uint16) func(*v1.Service) {
+		return func(svc *v1.Service) { worldgen.SetPortRange(svc, "p", first, last, target) }
+	}
+	s.service("kept", "10.96.0.2", "fd00:10:96::2", ports(8000, 8100, 0))
+	s.service("shifted", "10.96.0.3", "fd00:10:96::3", ports(180, 280, 8000))
+	s.service("around", "10.96.0.4", "fd00:10:96::4", ports(1, 65535, 0), func(svc *v1.Service) { svc.Spec.ExternalIPs = []string{"192.0.2.9", "2001:db8::9"} })
+	s.service("single", "10.96.0.5", "fd00:10:96::5", func(svc *v1.Service) {
+		svc.Spec.ExternalIPs, svc.Spec.Ports[0].Port = []string{"192.0.2.9", "2001:db8::9"}, 8079
+	})
+	all := []string{"kept", "shifted", "around", "single"}
+	for _, name := range all {
+		s.endpoints(name, ready("pod1"), ready("pod2"))
+	}
+	var ended, stay []net.Conn
+	for _, to := range []string{"10.96.0.2:8080", "[fd00:10:96::2]:8080", "10.96.0.3:260", "[fd00:10:96::3]:260", "10.96.0.4:8080", "192.0.2.9:8080", "[2001:db8::9]:8080"} {
+		for _, from := range []string{"client", "node"} {
+			ended = append(ended, s.conn(from, to, "pod1"))
+			stay = append(stay, s.conn(from, to, "pod2"))
+		}
+	}
+	for _, to := range []string{"192.0.2.9:8079", "[2001:db8::9]:8079", "10.96.0.5:8079"} {
+		stay = append(stay, s.conn("client", to, "pod2"))
+	}
+	s.silence("pod1", true)
+	for _, name := range append(all, "web") {
+		s.endpoints(name, ready("pod2"))
+	}
+	s.write()
+	for _, c := range ended {
+		if got, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%v: %q, %v, want a reset", c.RemoteAddr(), got, err)
+		}
+	}
+	for _, c := range stay {
+		if got, err := ask(c); got != "pod2" || err != nil {
+			t.Errorf("%v: %q, %v", c.RemoteAddr(), got, err)
+		}
+	}
+	// The pod returns to one range. Its other Services still have no connections to it.
+	before := s.pairs()
+	s.silence("pod1", false)
+	s.endpoints("shifted", ready("pod1"), ready("pod2"))
+	s.conn("client", "10.96.0.3:260", "pod1")
+	if after := s.pairs(); before == 0 || after >= before {
+		t.Errorf("%d pairs after the endpoint returned, %d before", after, before)
+	}
+}
+
+// TestSinglePortInRangeKeepsItsEndpoint takes a pod from a range but not from the Service with a
+// single port in it.
+func TestSinglePortInRangeKeepsItsEndpoint(t *testing.T) {
+	s := newSite(t, Config{})
+	external := func(svc *v1.Service) { svc.Spec.ExternalIPs = []string{"192.0.2.9"} }
+	s.service("range", "10.96.0.2", "fd00:10:96::2", external, func(svc *v1.Service) { worldgen.SetPortRange(svc, "p", 1, 65535, 0) })
+	s.endpoints("range", ready("pod1"))
+	through := s.conn("client", "10.96.0.2:8080", "pod1")
+	s.service("single", "10.96.0.3", "fd00:10:96::3", external, func(svc *v1.Service) { svc.Spec.Ports[0].Port = 8080 })
+	s.endpoints("single", ready("pod1"))
+	s.endpoints("web", ready("pod2"))
+	single := s.conn("client", "192.0.2.9:8080", "pod1")
+	s.endpoints("range", ready("pod2"))
+	s.write()
+	if got, err := ask(single); got != "pod1" || err != nil {
+		t.Errorf("single port: %q, %v", got, err)
+	}
+	// The pod is still an endpoint, so it did not vanish.
+	if got, err := ask(through); got != "pod1" || err != nil {
+		t.Errorf("range: %q, %v", got, err)
+	}
+	s.endpoints("single", ready("pod2"))
+	s.endpoints("range", ready("pod1"))
+	s.endpoints("range", ready("pod2"))
+	s.write()
+	for _, c := range []net.Conn{single, through} {
+		if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%v: %v, want a reset", c.RemoteAddr(), err)
+		}
+	}
+}
+
+func TestTerminatingEndpointKeepsItsConnections(t *testing.T) {
+	s := newSite(t, Config{})
+	c := s.conn("client", "10.96.0.1:80", "pod1")
+	s.endpoints("web", state{"pod1", true, true}, ready("pod2"))
+	s.write()
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	if got, err := ask(c); got != "pod1" || err != nil || s.pairs() != 0 {
+		t.Errorf("%q, %v, %d pairs", got, err, s.pairs())
+	}
+	// One that terminated without serving ends when it leaves.
+	c = s.conn("client", "10.96.0.1:80", "pod2")
+	s.endpoints("web", state{"pod2", true, false}, ready("pod1"))
+	s.write()
+	if got, err := ask(c); got != "pod2" || err != nil {
+		t.Errorf("terminating: %q, %v", got, err)
+	}
+	s.endpoints("web", ready("pod1"))
+	s.write()
+	if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("gone: %v, want a reset", err)
+	}
+}
+
+func TestEndpointOfAnotherServiceStays(t *testing.T) {
+	s := newSite(t, Config{})
+	s.service("other", "10.96.0.2", "fd00:10:96::2")
+	s.endpoints("other", ready("pod1"))
+	c := s.conn("client", "10.96.0.1:80", "pod1")
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	if got, err := ask(c); got != "pod1" || err != nil || s.pairs() != 0 {
+		t.Errorf("%q, %v, %d pairs", got, err, s.pairs())
+	}
+}
+
+func TestReturnedEndpointGetsConnections(t *testing.T) {
+	s := newSite(t, Config{})
+	for range 2 {
+		s.endpoints("web", ready("pod2"))
+		s.write()
+		if n := s.pairs(); n != 4 {
+			t.Fatalf("%d pairs, want the cluster IP and the NodePort in both families", n)
+		}
+		s.endpoints("web", ready("pod1"), ready("pod2"))
+		if n := s.pairs(); n != 0 {
+			t.Fatalf("%d pairs after the endpoint returned", n)
+		}
+		s.conn("client", "10.96.0.1:80", "pod1")
+	}
+}
+
+func TestRestartKeepsPairs(t *testing.T) {
+	s := newSite(t, Config{})
+	c := s.conn("client", "10.96.0.1:80", "pod1")
+	s.silence("pod1", true)
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	if err := s.reset.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The kernel ends connections while no process runs.
+	if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%v, want a reset", err)
+	}
+	if err := s.reset.Run(t.Context()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Run of a closed Resetter: %v", err)
+	}
+	next, err := New(t.Context(), Config{NetNS: s.hosts["node"].File(), Delay: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { next.Close() })
+	s.reset = next
+	if n := s.pairs(); n != 4 || len(next.plan.endpoints) != 2 {
+		t.Fatalf("%d pairs, %d endpoints after a restart", n, len(next.plan.endpoints))
+	}
+	// The endpoint returns: a full delta has it.
+	s.silence("pod1", false)
+	plane, err := nftables.New(t.Context(), nftables.Config{NetNS: s.hosts["node"].File()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { plane.Close() })
+	s.cursor = s.pipe.Engine.Attach("again", next.Wrap(plane))
+	s.endpoints("web", ready("pod1"), ready("pod2"))
+	if n := s.pairs(); n != 0 {
+		t.Errorf("%d pairs after the endpoint returned", n)
+	}
+	s.conn("client", "10.96.0.1:80", "pod1")
+}
+
+func TestSilentSocketsAreDestroyed(t *testing.T) {
+	s := newSite(t, Config{DestroySockets: true})
+	for _, to := range destinations {
+		c := s.conn("node", to, "pod1")
+		other := s.conn("node", to, "pod2")
+		s.silence("pod1", true)
+		ended := make(chan error, 1)
+		if err := c.SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, err := c.Read(make([]byte, 1))
+			ended <- err
+		}()
+		s.endpoints("web", ready("pod2"))
+		s.write()
+		err := <-ended
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			netlab.Need(t, false, "SOCK_DESTROY (CONFIG_INET_DIAG_DESTROY)")
+		}
+		if !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("%s: %v, want ECONNABORTED", to, err)
+		}
+		if got, err := ask(other); got != "pod2" || err != nil {
+			t.Errorf("%s, other endpoint: %q, %v", to, got, err)
+		}
+		s.silence("pod1", false)
+		s.endpoints("web", ready("pod1"), ready("pod2"))
+	}
+}
+
+// TestManyConnectionsCostOnePair opens many connections to an endpoint that vanishes.
+func TestManyConnectionsCostOnePair(t *testing.T) {
+	s := newSiteServed(t, Config{}, inOwnProcess)
+	n := 200
+	if os.Getenv("PROXIER_THOROUGH") != "" {
+		n = 10_000
+	}
+	s.endpoints("web", ready("pod1"))
+	conns := make([]net.Conn, n)
+	for i := range conns {
+		conns[i] = s.conn([]string{"client", "node"}[i%2], "10.96.0.1:80", "pod1")
+	}
+	s.silence("pod1", true)
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	if got := s.pairs(); got != 4 {
+		t.Errorf("%d pairs", got)
+	}
+	for i, c := range conns {
+		if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
+			t.Fatalf("connection %d of %d: %v, want a reset", i, n, err)
+		}
+	}
+}
+
+// TestDeletingTheEntryIsNotEnough shows the other way: without its entry in connection tracking
+// a connection is picked up in the middle and gets the RST of another endpoint. Without another
+// endpoint it gets an ICMP error, which it ignores.
+func TestDeletingTheEntryIsNotEnough(t *testing.T) {
+	s := newSite(t, Config{})
+	for _, left := range [][]state{{ready("pod2")}, nil} {
+		s.endpoints("web", ready("pod1"))
+		c := s.conn("client", "10.96.0.1:80", "pod1")
+		s.silence("pod1", true)
+		s.endpoints("web", left...)
+		if out, err := s.hosts["node"].Output("conntrack", "-F"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Write([]byte("who?"))
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
+		}
+		if reset := errors.Is(err, unix.ECONNRESET); reset != (len(left) != 0) {
+			t.Errorf("%d other endpoints: %v", len(left), err)
+		}
+		s.silence("pod1", false)
+	}
+}
+
+func TestCleanupRemovesTheTable(t *testing.T) {
+	s := newSite(t, Config{})
+	for range 2 {
+		if err := Cleanup(t.Context(), Config{NetNS: s.hosts["node"].File()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := s.hosts["node"].Output("nft", "list tables")
+	if err != nil || strings.Contains(out, tableName) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestManyOpenFiles runs in a process with more than 1,024 open files, such as the listeners of
+// health-check node ports.
+func TestManyOpenFiles(t *testing.T) {
+	netlab.ManyFiles(t)
+	host := netlab.NewHost(t)
+	c := Config{NetNS: host.File()}
+	r, err := New(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	want := pair{netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.244.1.2:8080")}
+	if err := r.table.add(t.Context(), []pair{want}, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	pairs, err := r.table.list(t.Context())
+	if left := pairs[want]; err != nil || len(pairs) != 1 || left <= 0 || left > time.Hour {
+		t.Errorf("%v after add: %v", pairs, err)
+	}
+	if err := r.table.remove(t.Context(), []pair{want}); err != nil {
+		t.Fatal(err)
+	}
+	if pairs, err := r.table.list(t.Context()); err != nil || len(pairs) != 0 {
+		t.Errorf("%v after remove: %v", pairs, err)
+	}
+	if err := Cleanup(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRulesReadAsDocumented compares the rules with what nft prints.
+func TestRulesReadAsDocumented(t *testing.T) {
+	s := newSite(t, Config{})
+	out, err := s.hosts["node"].Output("nft", "list chain inet "+tableName+" forward")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @addresses-4",
+		"ct original ip6 daddr . ct original proto-dst . ip6 daddr . tcp dport @addresses-6",
+		"ct original proto-dst . ip daddr . tcp dport @nodeports-4",
+		"reject with tcp reset", "ct status dnat", "ct state established",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+}

@@ -1,0 +1,536 @@
+package reset
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+)
+
+const (
+	tableName = "proxier-reset"
+	// priority is that of the chains, before other programs' filter chains (0), which may
+	// drop the packets.
+	priority = -10
+	// batch is the greatest number of elements in one transaction. They fit in one attribute,
+	// whose length has 16 bits.
+	batch = 500
+)
+
+// Offsets of registers and values. Sources: include/uapi/linux/netfilter/nf_tables.h and
+// nf_conntrack_common.h.
+const (
+	reg32          = 8      // NFT_REG32_00, the first register of four bytes
+	statusDNAT     = 1 << 5 // IPS_DST_NAT
+	stateKnown     = 1 << 1 // NF_CT_STATE_BIT(IP_CT_ESTABLISHED)
+	directionOrig  = 0      // IP_CT_DIR_ORIGINAL
+	transportBytes = 4      // of an element: a port, padded
+)
+
+// Values that golang.org/x/sys/unix lacks. Source: include/uapi/linux/netfilter/nf_tables.h.
+const (
+	setConcat     = 0x80 // NFT_SET_CONCAT
+	descConcat    = 2    // NFTA_SET_DESC_CONCAT
+	descFieldSize = 1    // NFTA_SET_FIELD_LEN
+)
+
+// dataType is a type by which the nft tool prints a part of a key. Source: its
+// include/datatype.h.
+type dataType struct{ number, bytes uint32 }
+
+var (
+	typeIPv4 = dataType{7, 4}
+	typeIPv6 = dataType{8, 16}
+	typePort = dataType{13, 2}
+)
+
+// typeBits is the number of bits of each type in the number of a concatenation
+// (TYPE_BITS in nft's include/datatype.h).
+const typeBits = 6
+
+// family describes the sets of one address family.
+type family struct {
+	nfproto byte
+	bytes   uint32 // of an address
+	offset  uint32 // of the destination address in the IP header
+	typ     dataType
+	any     netip.Addr
+	names   [2]string // set of addresses, set of NodePorts
+	diag    netlink.InetFamily
+}
+
+func families() []family {
+	return []family{
+		{unix.NFPROTO_IPV4, 4, 16, typeIPv4, netip.IPv4Unspecified(), [2]string{"addresses-4", "nodeports-4"}, unix.AF_INET},
+		{unix.NFPROTO_IPV6, 16, 24, typeIPv6, netip.IPv6Unspecified(), [2]string{"addresses-6", "nodeports-6"}, unix.AF_INET6},
+	}
+}
+
+// kernelTable is the table in a network namespace.
+type kernelTable struct {
+	ns    *netns.Namespace
+	conn  *nfnl.Conn
+	route *netlink.Handle
+}
+
+// open creates the table if it is missing.
+func open(ns *os.File) (table, error) {
+	k := &kernelTable{}
+	var err error
+	if k.ns, err = netns.Open(ns); err != nil {
+		return nil, fmt.Errorf("reset: %w", err)
+	}
+	if err = k.open(); err != nil {
+		return nil, errors.Join(err, k.close())
+	}
+	return k, nil
+}
+
+func (k *kernelTable) open() error {
+	var err error
+	if k.conn, err = nfnl.Dial(k.ns.File()); err != nil {
+		return unsupported("netfilter netlink", err)
+	}
+	err = k.ns.Do(func() (err error) {
+		k.route, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("reset: %w", err)
+	}
+	t, b := transaction()
+	t.Create(0)
+	chains := map[string]uint32{"forward": unix.NF_INET_FORWARD, "output": unix.NF_INET_LOCAL_OUT}
+	for chain, hook := range chains {
+		t.Chain(chain, &nfnl.Hook{Type: "filter", Number: hook, Priority: priority})
+		t.Flush(chain)
+	}
+	for i, f := range families() {
+		key := []dataType{f.typ, typePort, f.typ, typePort}
+		for j, set := range f.names {
+			newSet(b, set, uint32(2*i+j+1), key[j:])
+			for chain := range chains {
+				if err := addRule(t, chain, rule(f, set, j == 1)); err != nil {
+					return fmt.Errorf("reset: %w", err)
+				}
+			}
+		}
+	}
+	if err := k.conn.Commit(b); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("reset: cannot create table %s: %w", tableName, err)
+		}
+		return unsupported("table with a set of concatenated keys and reject", err)
+	}
+	return nil
+}
+
+// transaction returns an empty transaction and the table that it is about.
+func transaction() (nfnl.Table, *nfnl.Batch) {
+	b := &nfnl.Batch{}
+	b.Reset()
+	return nfnl.Table{Batch: b, Family: unix.NFPROTO_INET, Name: tableName}, b
+}
+
+// newSet creates a set if it is missing. Its elements have keys of several types, and
+// expire. The kernel needs an ID of the set within the transaction, but rules use the name.
+func newSet(b *nfnl.Batch, name string, id uint32, key []dataType) {
+	var number, bytes uint32
+	for _, t := range key {
+		number = number<<typeBits | t.number
+		bytes += uint32(nfnl.Align(int(t.bytes)))
+	}
+	b.Note("create set " + name)
+	b.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFPROTO_INET)
+	b.String(unix.NFTA_SET_TABLE, tableName)
+	b.String(unix.NFTA_SET_NAME, name)
+	b.Uint32(unix.NFTA_SET_ID, id)
+	b.Uint32(unix.NFTA_SET_FLAGS, unix.NFT_SET_TIMEOUT|setConcat)
+	b.Uint32(unix.NFTA_SET_KEY_TYPE, number)
+	b.Uint32(unix.NFTA_SET_KEY_LEN, bytes)
+	b.Nest(unix.NFTA_SET_DESC)
+	b.Nest(descConcat)
+	for _, t := range key {
+		b.Nest(unix.NFTA_LIST_ELEM)
+		b.Uint32(descFieldSize, t.bytes)
+		b.Unnest()
+	}
+	b.Unnest()
+	b.Unnest()
+	b.End()
+}
+
+func addRule(t nfnl.Table, chain string, list []expr.Any) error {
+	var encoded [][]byte
+	for _, e := range list {
+		data, err := expr.Marshal(t.Family, e)
+		if err != nil {
+			return err
+		}
+		encoded = append(encoded, data)
+	}
+	t.Rule(chain, encoded)
+	return nil
+}
+
+func unsupported(feature string, err error) error {
+	return &dataplane.UnsupportedError{Backend: "reset", Feature: feature, Minimum: "Linux 4.17", Err: err}
+}
+
+// rule returns the rule that looks up a packet in a set, in the words of nft:
+//
+//	meta nfproto F meta l4proto tcp ct status dnat ct state established
+//	ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @set counter reject with tcp reset
+//
+// The first part of the key is missing in the set of NodePorts.
+func rule(f family, set string, nodePort bool) []expr.Any {
+	out := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{f.nfproto}},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
+	}
+	for key, bit := range map[expr.CtKey]uint32{expr.CtKeySTATUS: statusDNAT, expr.CtKeySTATE: stateKnown} {
+		out = append(out,
+			&expr.Ct{Key: key, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, bit), Xor: make([]byte, 4)},
+			&expr.Cmp{Register: 1, Op: expr.CmpOpNeq, Data: make([]byte, 4)},
+		)
+	}
+	at := uint32(reg32)
+	add := func(size uint32, e func(register uint32) expr.Any) {
+		out = append(out, e(at))
+		at += size / 4
+	}
+	if !nodePort {
+		key := expr.CtKeyDSTIP
+		if f.bytes == 16 {
+			key = expr.CtKeyDSTIP6
+		}
+		add(f.bytes, func(r uint32) expr.Any {
+			return &expr.Ct{Key: key, Register: r, Direction: directionOrig, OptDirection: true}
+		})
+	}
+	add(transportBytes, func(r uint32) expr.Any {
+		return &expr.Ct{Key: expr.CtKeyPROTODST, Register: r, Direction: directionOrig, OptDirection: true}
+	})
+	add(f.bytes, func(r uint32) expr.Any {
+		return &expr.Payload{DestRegister: r, Base: expr.PayloadBaseNetworkHeader, Offset: f.offset, Len: f.bytes}
+	})
+	add(transportBytes, func(r uint32) expr.Any {
+		return &expr.Payload{DestRegister: r, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+	})
+	return append(out,
+		&expr.Lookup{SourceRegister: reg32, SetName: set},
+		&expr.Counter{},
+		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+	)
+}
+
+// key returns the set and the key of a pair.
+func key(w pair) (set string, out []byte) {
+	f := families()[0]
+	if w.endpoint.Addr().Is6() {
+		f = families()[1]
+	}
+	set = f.names[1]
+	if w.frontend.Addr() != f.any {
+		set = f.names[0]
+		out = append(out, w.frontend.Addr().AsSlice()...)
+	}
+	out = append(binary.BigEndian.AppendUint16(out, w.frontend.Port()), 0, 0)
+	out = append(out, w.endpoint.Addr().AsSlice()...)
+	return set, append(binary.BigEndian.AppendUint16(out, w.endpoint.Port()), 0, 0)
+}
+
+// parse returns the pair of a key in the set of addresses, or of NodePorts.
+func (f family) parse(key []byte, nodePort bool) (w pair, ok bool) {
+	n := int(f.bytes)
+	want := 2*n + 2*transportBytes
+	if nodePort {
+		want -= n
+	}
+	if len(key) != want {
+		return w, false
+	}
+	at := f.any
+	if !nodePort {
+		at, _ = netip.AddrFromSlice(key[:n])
+		key = key[n:]
+	}
+	endpoint, _ := netip.AddrFromSlice(key[transportBytes : transportBytes+n])
+	w.frontend = netip.AddrPortFrom(at, binary.BigEndian.Uint16(key))
+	w.endpoint = netip.AddrPortFrom(endpoint, binary.BigEndian.Uint16(key[transportBytes+n:]))
+	return w, true
+}
+
+func (k *kernelTable) add(ctx context.Context, pairs []pair, lifetime time.Duration) error {
+	return k.change(ctx, pairs, func(b *nfnl.Batch, set string, keys [][]byte) {
+		elements(b, unix.NFT_MSG_NEWSETELEM, set, keys, lifetime)
+	})
+}
+
+// remove first adds the elements: then none is missing when they are deleted.
+func (k *kernelTable) remove(ctx context.Context, pairs []pair) error {
+	return k.change(ctx, pairs, func(b *nfnl.Batch, set string, keys [][]byte) {
+		elements(b, unix.NFT_MSG_NEWSETELEM, set, keys, 0)
+		elements(b, unix.NFT_MSG_DELSETELEM, set, keys, 0)
+	})
+}
+
+// change makes a transaction of each batch of pairs. It calls f with the keys of each set.
+func (k *kernelTable) change(ctx context.Context, pairs []pair, f func(b *nfnl.Batch, set string, keys [][]byte)) error {
+	for part := range slices.Chunk(pairs, batch) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		bySet := map[string][][]byte{}
+		for _, w := range part {
+			set, key := key(w)
+			bySet[set] = append(bySet[set], key)
+		}
+		_, b := transaction()
+		for set, keys := range bySet {
+			f(b, set, keys)
+		}
+		if err := k.conn.Commit(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elements adds (NFT_MSG_NEWSETELEM) or deletes (NFT_MSG_DELSETELEM) elements of a set. They
+// expire after the lifetime, unless that is 0.
+func elements(b *nfnl.Batch, typ uint16, set string, keys [][]byte, lifetime time.Duration) {
+	var flags uint16
+	if typ == unix.NFT_MSG_NEWSETELEM {
+		flags = unix.NLM_F_CREATE
+	}
+	b.Note("elements of set " + set)
+	b.Begin(typ, flags, unix.NFPROTO_INET)
+	b.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
+	b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	for _, key := range keys {
+		b.Nest(unix.NFTA_LIST_ELEM)
+		b.Nest(unix.NFTA_SET_ELEM_KEY)
+		b.Bytes(unix.NFTA_DATA_VALUE, key)
+		b.Unnest()
+		if lifetime != 0 {
+			b.Uint64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(lifetime.Milliseconds()))
+		}
+		b.Unnest()
+	}
+	b.Unnest()
+	b.End()
+}
+
+// list repeats a read that another process's transaction interrupts.
+func (k *kernelTable) list(ctx context.Context) (out map[pair]time.Duration, err error) {
+	for range 10 {
+		if out, err = k.read(ctx); !errors.Is(err, nfnl.ErrInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
+func (k *kernelTable) read(ctx context.Context) (map[pair]time.Duration, error) {
+	out := map[pair]time.Duration{}
+	for _, f := range families() {
+		for i, set := range f.names {
+			attrs := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
+			r := nfnl.Request{
+				Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETSETELEM, Family: unix.NFPROTO_INET, Dump: true,
+				Attrs: nfnl.AppendString(attrs, unix.NFTA_SET_ELEM_LIST_SET, set),
+			}
+			err := k.conn.Get(ctx, r, func(attrs []byte) error {
+				for typ, list := range nfnl.Attributes(attrs) {
+					if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+						continue
+					}
+					for _, element := range nfnl.Attributes(list) {
+						key, left := parseElement(element)
+						if w, ok := f.parse(key, i == 1); ok {
+							out[w] = left
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// parseElement returns the key of an element and the time for which it stays.
+func parseElement(attrs []byte) (key []byte, left time.Duration) {
+	for typ, data := range nfnl.Attributes(attrs) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			for typ, value := range nfnl.Attributes(data) {
+				if typ == unix.NFTA_DATA_VALUE {
+					key = value
+				}
+			}
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			left = time.Duration(nfnl.Uint64(data)) * time.Millisecond
+		}
+	}
+	return key, left
+}
+
+// flow is a TCP connection in the table of connection tracking.
+type flow struct {
+	client netip.AddrPort
+	pair
+}
+
+// flows calls f with each TCP connection of a family.
+func (k *kernelTable) flows(ctx context.Context, of family, f func(flow) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	list, err := k.route.ConntrackTableList(netlink.ConntrackTable, of.diag)
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		if c.Forward.Protocol != unix.IPPROTO_TCP {
+			continue
+		}
+		err := f(flow{addrPort(c.Forward.SrcIP, c.Forward.SrcPort), pair{addrPort(c.Forward.DstIP, c.Forward.DstPort), addrPort(c.Reverse.SrcIP, c.Reverse.SrcPort)}})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *kernelTable) connections(ctx context.Context, wanted func(pair) bool) (out []pair, err error) {
+	seen := map[pair]struct{}{}
+	for _, f := range families() {
+		err := k.flows(ctx, f, func(c flow) error {
+			if _, ok := seen[c.pair]; !ok && wanted(c.pair) {
+				seen[c.pair] = struct{}{}
+				out = append(out, c.pair)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (k *kernelTable) destroy(ctx context.Context, wanted func(pair) bool) (n int, err error) {
+	for _, f := range families() {
+		err := k.flows(ctx, f, func(c flow) error {
+			if !wanted(c.pair) && !wanted(pair{netip.AddrPortFrom(f.any, c.frontend.Port()), c.endpoint}) {
+				return nil
+			}
+			err := k.destroySocket(f, c.client, c.frontend)
+			switch {
+			case err == nil:
+				n++
+			case !errors.Is(err, unix.ENOENT): // ENOENT: of another network namespace
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// destroySocket ends the connection of the socket with these addresses. The library's
+// SocketDestroy knows IPv4 alone. Source: include/uapi/linux/inet_diag.h (struct
+// inet_diag_req_v2) and net/ipv4/inet_diag.c.
+func (k *kernelTable) destroySocket(f family, local, remote netip.AddrPort) error {
+	const (
+		ports   = 8 // offset of idiag_sport in the request
+		sources = 12
+		targets = 28
+		cookies = 48
+		size    = 56
+	)
+	req := make([]byte, size)
+	req[0], req[1] = byte(f.diag), unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(req[ports:], local.Port())
+	binary.BigEndian.PutUint16(req[ports+2:], remote.Port())
+	copy(req[sources:targets], local.Addr().AsSlice())
+	copy(req[targets:], remote.Addr().AsSlice())
+	copy(req[cookies:], bytes.Repeat([]byte{0xff}, size-cookies)) // INET_DIAG_NOCOOKIE
+	return k.ns.Do(func() error {
+		r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+		r.AddRawData(req)
+		_, err := r.Execute(unix.NETLINK_INET_DIAG, 0)
+		return err
+	})
+}
+
+func addrPort(ip net.IP, port uint16) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(a.Unmap(), port)
+}
+
+func (k *kernelTable) close() error {
+	if k.route != nil {
+		k.route.Close()
+	}
+	var err error
+	if k.conn != nil {
+		err = k.conn.Close()
+	}
+	return errors.Join(err, k.ns.Close())
+}
+
+// cleanup writes nothing if there is no table: other programs follow each transaction.
+func cleanup(ctx context.Context, ns *os.File) error {
+	conn, err := nfnl.Dial(ns)
+	if err != nil {
+		return fmt.Errorf("reset: %w", err)
+	}
+	defer conn.Close()
+	err = conn.Get(ctx, nfnl.Request{
+		Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_INET,
+		Attrs: nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, tableName),
+	}, func([]byte) error { return nil })
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("reset: cannot look for table %s: %w", tableName, err)
+	case err != nil:
+		return unsupported("nf_tables", err)
+	}
+	t, b := transaction()
+	t.Create(0) // there must be one to delete
+	t.Delete()
+	if err := conn.Commit(b); err != nil {
+		return fmt.Errorf("reset: cannot remove table %s: %w", tableName, err)
+	}
+	return nil
+}

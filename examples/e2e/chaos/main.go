@@ -1,0 +1,203 @@
+//go:build linux
+
+// Chaos tests nodeproxy with an API server that misbehaves, with objects that no API server should
+// hold, and with damage to the process and the kernel's state. After each round of changes and
+// faults it compares the kernel's state with that of a new agent on a new node.
+//
+//	chaos -for 1h                     all modes that this machine supports
+//	chaos -for 10m -mode iptables     one mode
+//	chaos -mode nftables -seed 17 -worlds 5 -repeat   repeats one world five times
+//	chaos -only 'SIGKILL,flush nat'   these faults alone
+//	chaos -help                       all flags
+//
+// The modes are nftables, iptables, ipvs, sockets (nftables with --socket-lb) and offload
+// (nftables with --nftables-offload). Modes run concurrently. Mode ipvs needs a kernel with IPVS;
+// a test runs it in a virtual machine elsewhere:
+//
+//	go test -run TestChaosInVM -v -timeout 1h . -for 30m
+//
+// Chaos needs root, or the right to create user namespaces; mode sockets needs root.
+//
+// # Worlds
+//
+// A mode's time consists of worlds, one after another. A world has a seed, a node in a network
+// namespace, an API server, one agent, and some rounds. Package worldgen generates the objects,
+// which are changed to invalid and unusual ones at times (mangle.go). A round makes up to 25 steps.
+// A step is a few changes of objects, or a fault: of the API server (misbehave.go), of the process
+// (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses and interfaces), or of the rules (flushed
+// tables, deleted elements and rules, foreign tables; faults_*.go). In a virtual machine, the clock
+// also jumps by up to two days, and the kernel refuses to track more connections.
+//
+// # Judgement
+//
+// At the end of a round the API server behaves again. A new agent starts on a new node, with its own
+// API server and the same objects. Within -settle, both kernels must hold the same state, apart
+// from names and numbers that an agent chooses (meaning_*.go), and the first agent must be healthy.
+// It must not have ended by itself, panicked, or reported a data race.
+//
+// # Output
+//
+// Chaos prints a line for each world and the differences of a failed round. A failure names the
+// world's seed, which repeats the same objects and faults in the same order; the timing of
+// processes still varies. In worlds with an even seed there is a pause after each step, so that
+// a repetition has the same result, unless that depends on the order of concurrent work (-repeat). The folder -dir keeps the log, the objects and the steps of worlds that
+// failed. The exit status is 1 after a failure.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
+)
+
+func main() { os.Exit(command(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// options are the options of the command.
+type options struct {
+	length    time.Duration
+	modes     string
+	seed      uint64
+	worlds    int
+	rounds    int
+	repeat    bool
+	settle    time.Duration
+	only      string
+	nodeproxy string
+	dir       string
+	// loseEvents makes the API server withhold some changes from watches, so that tests can
+	// check that chaos finds an agent that misses a change.
+	loseEvents bool
+}
+
+func newFlags(f *flag.FlagSet) *options {
+	o := &options{}
+	f.DurationVar(&o.length, "for", time.Minute, "duration; a world that has begun is completed")
+	f.StringVar(&o.modes, "mode", "all", "modes, separated by commas: "+strings.Join(modeNames(), ", ")+"; or all that this machine supports")
+	f.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()), "seed of the first world; each world adds 1")
+	f.IntVar(&o.worlds, "worlds", 0, "number of worlds of each mode; 0 means as many as -for allows")
+	f.BoolVar(&o.repeat, "repeat", false, "give all worlds the same seed, to repeat a failure that depends on timing")
+	f.IntVar(&o.rounds, "rounds", 6, "number of rounds of a world")
+	f.DurationVar(&o.settle, "settle", time.Minute, "longest time until the state must be right after a round")
+	f.StringVar(&o.only, "only", "", "names of the faults to run, separated by commas; all if empty")
+	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
+	f.StringVar(&o.dir, "dir", "chaos-failures", "folder for the logs of worlds that failed")
+	return o
+}
+
+// command runs the command and returns the exit status.
+func command(args []string, out, diag io.Writer) int {
+	f := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	o := newFlags(f)
+	return nodeagent.Main(f, args, diag, func(ctx context.Context) (bool, error) {
+		failures, err := o.run(ctx, out)
+		if err == nil && failures != 0 {
+			fmt.Fprintf(out, "%d rounds failed\n", failures)
+		}
+		return failures == 0, err
+	})
+}
+
+// run runs all modes concurrently and returns the number of failed rounds.
+func (o *options) run(ctx context.Context, out io.Writer) (failures int, err error) {
+	modes, err := o.chosenModes(out)
+	if err != nil {
+		return 0, err
+	}
+	if o.nodeproxy == "" {
+		dir, err := os.MkdirTemp("", "chaos-")
+		if err != nil {
+			return 0, err
+		}
+		defer os.RemoveAll(dir)
+		o.nodeproxy = filepath.Join(dir, "nodeproxy")
+		if err := nodeagent.Build(ctx, o.nodeproxy); err != nil {
+			return 0, err
+		}
+	}
+	if o.nodeproxy, err = filepath.Abs(o.nodeproxy); err != nil {
+		return 0, err
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var errs []error
+	report := &lockedWriter{w: out}
+	for _, m := range modes {
+		wg.Go(func() {
+			n, err := o.runMode(ctx, m, report)
+			mu.Lock()
+			defer mu.Unlock()
+			failures += n
+			if err != nil && ctx.Err() == nil {
+				errs = append(errs, fmt.Errorf("mode %s: %w", m.name, err))
+			}
+		})
+	}
+	wg.Wait()
+	return failures, errors.Join(errs...)
+}
+
+// chosenModes returns the modes to run. Of "all", it leaves out those that this machine does
+// not support, and prints them.
+func (o *options) chosenModes(out io.Writer) (chosen []*mode, err error) {
+	names := strings.Split(o.modes, ",")
+	if o.modes == "all" {
+		names = modeNames()
+	}
+	for _, name := range names {
+		i := slices.IndexFunc(modes, func(m *mode) bool { return m.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("unknown mode %q", name)
+		}
+		switch err := modes[i].supported(); {
+		case err == nil:
+			chosen = append(chosen, modes[i])
+		case o.modes == "all":
+			fmt.Fprintf(out, "%-9s left out: %v\n", name, err)
+		default:
+			return nil, fmt.Errorf("mode %s: %w", name, err)
+		}
+	}
+	return chosen, nil
+}
+
+// runMode runs worlds in one mode.
+func (o *options) runMode(ctx context.Context, m *mode, out io.Writer) (failures int, err error) {
+	start := time.Now()
+	for n := 0; ; n++ {
+		if ctx.Err() != nil || o.worlds != 0 && n == o.worlds || o.worlds == 0 && n != 0 && time.Since(start) >= o.length {
+			return failures, nil
+		}
+		seed := o.seed
+		if !o.repeat {
+			seed += uint64(n)
+		}
+		r, err := o.runWorld(ctx, m, seed)
+		if err != nil {
+			return failures, fmt.Errorf("seed %d: %w", seed, err)
+		}
+		failures += r.failures
+		fmt.Fprint(out, r)
+	}
+}
+
+// lockedWriter writes the output of several modes.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}

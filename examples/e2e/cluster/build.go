@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const upstream = "k8s.io/kubernetes"
+
+// corednsModule is CoreDNS in the version that Kubernetes v1.37 deploys. It is built
+// outside of this module, because it needs other versions of dependencies than Kubernetes.
+const corednsModule = "github.com/coredns/coredns@v1.14.6"
+
+// kubernetesVersion returns the version of Kubernetes that go.mod requires.
+func kubernetesVersion() (string, error) {
+	info, ok := debug.ReadBuildInfo()
+	if ok {
+		for _, m := range info.Deps {
+			if m.Path == upstream {
+				return m.Version, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("cannot determine the version of Kubernetes: this program was built without module %s", upstream)
+}
+
+// etcdPackage is the program etcd, in the version of the client that Kubernetes requires.
+const etcdPackage = "go.etcd.io/etcd/server/v3"
+
+// programs lists the packages of a cluster's programs besides etcd. Their build flags are
+// those of CI's build of ../apiserver, so both use the same entries of Go's build cache.
+var programs = []string{
+	upstream + "/cmd/kube-apiserver",
+	upstream + "/cmd/kube-proxy",
+	upstream + "/cmd/kube-scheduler",
+	upstream + "/cmd/kube-controller-manager",
+	upstream + "/cmd/kubectl",
+	upstream + "/cmd/kubelet",
+	upstream + "/test/images/agnhost",
+	upstream + "/test/images/regression-issue-74839",
+	"github.com/onsi/ginkgo/v2/ginkgo",
+}
+
+// build builds the programs and images that the cache folder lacks, and returns the settings
+// of a cluster that uses them.
+func build(ctx context.Context, o options) (settings, error) {
+	s, err := o.settings()
+	if err != nil {
+		return s, err
+	}
+	if err := check(io.Discard, o.kernel != ""); err != nil {
+		return s, err
+	}
+	if err := os.MkdirAll(s.bin(), 0o755); err != nil {
+		return s, err
+	}
+	fmt.Printf("Kubernetes %s in %s\n", s.Version, o.dir)
+	minor := strings.Split(s.Version, ".")[1]
+	ldflags := fmt.Sprintf("-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=%s -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=%s", s.Version, minor)
+	for _, p := range programs {
+		if err := s.compile(ctx, filepath.Base(p), "build", ldflags, p); err != nil {
+			return s, err
+		}
+	}
+	if err := s.compile(ctx, "etcd", "build", ldflags, etcdPackage); err != nil {
+		return s, err
+	}
+	if err := s.compile(ctx, "e2e.test", "test", "-c", "-vet=off", ldflags, upstream+"/test/e2e"); err != nil {
+		return s, err
+	}
+	if err := s.compile(ctx, "coredns", "install", "-ldflags=-s -w", corednsModule); err != nil {
+		return s, err
+	}
+	return s, s.makeImages(ctx)
+}
+
+// buildNodeproxy builds nodeproxy from the tree that holds this module. It always runs the
+// go command, which checks whether the sources changed.
+func (s settings) buildNodeproxy(ctx context.Context) error {
+	root, err := sourceRoot(ctx)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(s.bin(), "nodeproxy"), ".")
+	cmd.Dir = filepath.Join(root, "examples", "nodeproxy")
+	cmd.Env = append(os.Environ(), "GOWORK=") // in the workspace, so with this tree's library
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot build nodeproxy: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// compile builds a program with the go command unless the cache folder already has the
+// program. It prints the number of compiled packages from time to time.
+func (s settings) compile(ctx context.Context, name string, args ...string) error {
+	target := filepath.Join(s.bin(), name)
+	if _, err := os.Stat(target); err == nil {
+		return nil
+	}
+	// An interrupted build must leave no program in the target's folder.
+	tmp, err := os.MkdirTemp(s.bin(), ".build-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	verb, args := args[0], args[1:]
+	env := append(os.Environ(), "GOWORK=off")
+	if verb == "install" { // accepts a module's version, but not -o
+		env = append(env, "GOBIN="+tmp)
+	} else {
+		args = append([]string{"-o", filepath.Join(tmp, name)}, args...)
+	}
+	if verb != "test" {
+		args = append([]string{"-v"}, args...)
+	}
+	cmd := exec.CommandContext(ctx, "go", append([]string{verb}, args...)...)
+	cmd.Env = env
+	var packages atomic.Int64
+	var messages bytes.Buffer
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fmt.Printf("building %s\n", name)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+			if line := lines.Text(); strings.ContainsAny(line, " #:") {
+				fmt.Fprintln(&messages, line)
+			} else {
+				packages.Add(1)
+			}
+		}
+	}()
+	for ticker := time.NewTicker(30 * time.Second); ; {
+		select {
+		case <-ticker.C:
+			progress := ""
+			if verb != "test" { // -v does not list packages there
+				progress = fmt.Sprintf("%d packages compiled in ", packages.Load())
+			}
+			fmt.Printf("building %s: %s%s\n", name, progress, time.Since(start).Round(time.Second))
+			continue
+		case <-read:
+		}
+		ticker.Stop()
+		break
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("cannot build %s: %w\n%s", name, err, messages.Bytes())
+	}
+	fmt.Printf("built %s in %s\n", name, time.Since(start).Round(time.Second))
+	return os.Rename(filepath.Join(tmp, name), target)
+}
+
+// output runs a command and returns its output without white space around it.
+func output(ctx context.Context, args ...string) (string, error) {
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return string(bytes.TrimSpace(out)), err
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// daemonSetImage is the full name of the image in deploy/base/daemonset.yaml.
+const daemonSetImage = "docker.io/library/nodeproxy:latest"
+
+// withDaemonSet runs the DaemonSet of deploy/base/daemonset.yaml on all nodes of a cluster while f
+// runs. Its image is made by the recipe beside it. The proxy's rules remain.
+func (s settings) withDaemonSet(ctx context.Context, pid int, control place, mode string, f func(context.Context, settings, place) error) error {
+	root, err := sourceRoot(ctx)
+	if err != nil {
+		return err
+	}
+	deploy := filepath.Join(root, "examples", "nodeproxy", "deploy")
+	tmp, err := os.MkdirTemp(s.Dir, ".daemonset-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	recipe, err := os.ReadFile(filepath.Join(deploy, "Containerfile"))
+	if err != nil {
+		return err
+	}
+	image, err := follow(ctx, string(recipe), root, tmp)
+	if err != nil {
+		return fmt.Errorf("%s/Containerfile: %w", deploy, err)
+	}
+	image.names = []string{daemonSetImage}
+	image.layers = append([]string{s.rootfs()}, image.layers...)
+	archive := filepath.Join(tmp, "nodeproxy.tar")
+	if err := writeArchive(ctx, archive, tmp, []containerImage{image}); err != nil {
+		return err
+	}
+	if err := s.cleanUpAll(ctx, pid); err != nil {
+		return err
+	}
+	for n := 1; n <= s.Nodes; n++ {
+		node, err := s.place(pid, nodeName(n))
+		if err != nil {
+			return err
+		}
+		// The archive's path inside of the cluster.
+		file := filepath.Join(cacheInside, filepath.Base(tmp), filepath.Base(archive))
+		cmd := exec.Command("/usr/bin/env", "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", file)
+		cmd.Env = s.inside().environment()
+		if err := node.run(ctx, cmd); err != nil {
+			return fmt.Errorf("cannot import the image on %s: %w", node.name, err)
+		}
+	}
+	rights, err := os.ReadFile(filepath.Join(deploy, "base", "rbac.yaml"))
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(deploy, "base", "daemonset.yaml"))
+	if err != nil {
+		return err
+	}
+	manifest, err := adapt(string(text), mode, has(unix.CAP_SYS_RESOURCE))
+	if err != nil {
+		return fmt.Errorf("%s/base/daemonset.yaml: %w", deploy, err)
+	}
+	for _, m := range []string{string(rights), manifest} {
+		if _, err := s.kubectl(ctx, control, strings.NewReader(m), "apply", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	// Also after an interruption.
+	defer s.kubectl(context.WithoutCancel(ctx), control, strings.NewReader(manifest), "delete", "--ignore-not-found", "--timeout=1m", "-f", "-")
+	out, err := s.kubectl(ctx, control, nil, "rollout", "status", "--namespace=kube-system", "--timeout="+startTimeout.String(), "daemonset/nodeproxy")
+	if err != nil {
+		pods, _ := s.kubectl(ctx, control, nil, "describe", "pods", "--namespace=kube-system", "--selector=app.kubernetes.io/name=nodeproxy")
+		return fmt.Errorf("%w\n%s", err, pods)
+	}
+	fmt.Println(out)
+	for n := 1; n <= s.Nodes; n++ {
+		if err := s.waitHealthy(ctx, control, nodeName(n)); err != nil {
+			return err
+		}
+	}
+	return f(ctx, s, control)
+}
+
+// has reports whether this process can give a capability to others.
+func has(capability uintptr) bool {
+	n, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
+	return err == nil && n == 1
+}
+
+// adapt makes the changes to daemonset.yaml that its comments ask for in this cluster, whose
+// nodes are containers. If the machine does not have CAP_SYS_RESOURCE, no container can have it. It
+// returns an error if the file lacks what is to be changed.
+func adapt(manifest, mode string, sysResource bool) (string, error) {
+	changes := [][2]string{
+		{"api.cluster.example", controlIP},
+		{"clusterCIDR: 10.244.0.0/16", "clusterCIDR: " + podRange + "\n    conntrack: {maxPerCore: 0}"},
+		{"    mode: nftables\n", "    mode: " + mode + "\n"},
+	}
+	if !sysResource {
+		changes = append(changes, [2]string{", SYS_RESOURCE]", "]"})
+	}
+	for _, change := range changes {
+		if strings.Count(manifest, change[0]) != 1 {
+			return "", fmt.Errorf("%q is not there exactly once", change[0])
+		}
+		manifest = strings.Replace(manifest, change[0], change[1], 1)
+	}
+	return manifest, nil
+}
+
+// follow follows a Containerfile without a registry: it builds the program in the folder root,
+// and copies what the last image has besides Debian and its packages to a folder of tmp. The
+// file system of Debian that the cluster's images share must have the packages.
+func follow(ctx context.Context, containerfile, root, tmp string) (containerImage, error) {
+	layer := filepath.Join(tmp, "layer")
+	image := containerImage{layers: []string{layer}}
+	built := ""
+	for line := range strings.Lines(strings.ReplaceAll(containerfile, "\\\n", " ")) {
+		line = strings.TrimSpace(line)
+		verb, rest, _ := strings.Cut(line, " ")
+		words := strings.Fields(rest)
+		var err error
+		switch {
+		case line == "" || verb[0] == '#', line == "COPY . .", verb == "WORKDIR":
+		case verb == "FROM":
+			name := words[0][strings.LastIndex(words[0], "/")+1:]
+			if !strings.HasPrefix(name, "golang:") && name != "debian:"+debianSuite+"-slim" {
+				err = fmt.Errorf("cannot replace image %s", words[0])
+			}
+		case verb == "RUN" && strings.Contains(rest, "go build"):
+			at := slices.Index(words, "-o")
+			if at < 0 || at+1 == len(words) {
+				err = fmt.Errorf("go build without -o")
+				break
+			}
+			built, words[at+1] = words[at+1], filepath.Join(tmp, "built")
+			cmd := exec.CommandContext(ctx, "sh", "-c", strings.Join(words, " "))
+			cmd.Dir, cmd.Env = root, append(os.Environ(), "GOWORK=")
+			var out []byte
+			if out, err = cmd.CombinedOutput(); err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+		case verb == "RUN" && strings.HasPrefix(rest, "apt-get update && apt-get install "):
+			install, _, _ := strings.Cut(strings.TrimPrefix(rest, "apt-get update && apt-get install "), "&&")
+			for _, w := range strings.Fields(install) {
+				if !strings.HasPrefix(w, "-") && !slices.Contains(debian, w) {
+					err = fmt.Errorf("the file system for images has no package %s", w)
+				}
+			}
+		case verb == "RUN" && len(words) == 4 && words[0] == "ln" && words[1] == "-s":
+			err = os.Symlink(words[2], filepath.Join(layer, words[3]))
+		case verb == "COPY" && len(words) == 3 && words[0] == "--from=build" && words[1] == built:
+			err = copyFile(filepath.Join(layer, words[2]), filepath.Join(tmp, "built"), 0o755)
+		case verb == "ENTRYPOINT":
+			err = json.Unmarshal([]byte(rest), &image.entrypoint)
+		case verb == "CMD":
+			err = json.Unmarshal([]byte(rest), &image.cmd)
+		default:
+			err = fmt.Errorf("unknown instruction")
+		}
+		if err != nil {
+			return image, fmt.Errorf("cannot follow %q: %w", line, err)
+		}
+	}
+	if built == "" || len(image.entrypoint) == 0 {
+		return image, fmt.Errorf("it builds %q and runs %q", built, image.entrypoint)
+	}
+	return image, nil
+}
+
+// sourceRoot returns the root of the tree that holds this module.
+func sourceRoot(ctx context.Context) (string, error) {
+	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return "", fmt.Errorf("cannot find nodeproxy's sources (run this in folder e2e/cluster): %w", err)
+	}
+	return filepath.Join(dir, "..", "..", ".."), nil
+}

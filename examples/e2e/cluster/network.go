@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ip runs the program ip. It splits the formatted text into arguments at white space.
+func ip(format string, args ...any) error {
+	_, err := output(context.Background(), append([]string{"ip"}, strings.Fields(fmt.Sprintf(format, args...))...)...)
+	return err
+}
+
+// sysctl sets a kernel parameter of the process's network namespace.
+func sysctl(name, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0o644)
+}
+
+// router enables forwarding of packets in the network namespace. It also enables IPv6, which
+// a new namespace may inherit turned off, and disables duplicate address detection, which
+// would delay the use of addresses by a second.
+func router() error {
+	for _, p := range [][2]string{
+		{"ipv4/ip_forward", "1"},
+		{"ipv4/conf/all/rp_filter", "0"},
+		{"ipv4/conf/default/rp_filter", "0"},
+		{"ipv6/conf/all/disable_ipv6", "0"},
+		{"ipv6/conf/default/disable_ipv6", "0"},
+		{"ipv6/conf/all/forwarding", "1"},
+		{"ipv6/conf/all/accept_dad", "0"},
+		{"ipv6/conf/default/accept_dad", "0"},
+	} {
+		if err := sysctl(p[0], p[1]); err != nil {
+			return err
+		}
+	}
+	return ip("link set lo up")
+}
+
+// bridge is the control plane's interface that connects all nodes.
+const bridge = "nodes"
+
+// network prepares the control plane's network namespace: a bridge for the nodes, and
+// routes to their pods.
+func (p *plane) network() error {
+	if err := router(); err != nil {
+		return err
+	}
+	// A load balancer may have several nodes. Each connection goes to one of them.
+	if err := sysctl("ipv4/fib_multipath_hash_policy", "1"); err != nil {
+		return err
+	}
+	for _, c := range []string{
+		"link add " + bridge + " type bridge",
+		"addr add " + controlIP + "/24 dev " + bridge,
+		"addr add " + controlIP6 + "/64 dev " + bridge + " nodad",
+		"link set " + bridge + " up",
+		"addr add " + balancerClient + "/32 dev lo",
+		// Packets to a load balancer without nodes must be lost. The peer of this interface
+		// drops them: without ARP they are not addressed to its hardware address.
+		"link add lost type veth peer name lost-peer",
+		"link set lost arp off up",
+		"link set lost-peer up",
+		"route add " + balancerRange + " dev lost",
+	} {
+		if err := ip("%s", c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connect connects the node whose process 1 is pid to the bridge, and routes its pods to it. In
+// a machine, the node takes one of the machine's interfaces, which startMachine connects.
+func (p *plane) connect(n, pid int) error {
+	if p.machine {
+		name, err := machineInterface(n)
+		if err != nil {
+			return err
+		}
+		return ip("link set %s netns %d name eth0", name, pid)
+	}
+	if err := ip("link add eth0 netns %d type veth peer name %s", pid, nodeName(n)); err != nil {
+		return err
+	}
+	return p.attach(n)
+}
+
+// attach connects a node's interface in the control plane to the bridge, and routes the node's
+// pods to the node. Number 0 is the machine, which has no pods.
+func (p *plane) attach(n int) error {
+	if err := ip("link set %s master %s up", nodeName(n), bridge); err != nil || n == 0 {
+		return err
+	}
+	if err := ip("route add %s via %s", podIPs(n), nodeIP(n)); err != nil {
+		return err
+	}
+	return ip("route add %s via %s", podIP6s(n), nodeIP6(n))
+}
+
+// nodeNetwork configures a node's network namespace, which must have eth0.
+func nodeNetwork(n, nodes int) error {
+	if err := router(); err != nil {
+		return err
+	}
+	commands := []string{
+		"addr add " + nodeIP(n) + "/24 dev eth0",
+		"addr add " + nodeIP6(n) + "/64 dev eth0 nodad",
+		"link set eth0 up",
+		"route add default via " + controlIP,
+		"-6 route add default via " + controlIP6,
+	}
+	for m := 1; m <= nodes; m++ {
+		if m != n {
+			commands = append(commands, "route add "+podIPs(m)+" via "+nodeIP(m), "route add "+podIP6s(m)+" via "+nodeIP6(m))
+		}
+	}
+	for _, c := range commands {
+		if err := ip("%s", c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cniConfig returns a CNI configuration that connects each pod by a veth and routes. With a
+// bridge, and without the kernel's br_netfilter, the replies of an endpoint to a client on
+// its node would bypass connection tracking.
+func cniConfig(n int) string {
+	return `{
+  "cniVersion": "0.4.0",
+  "name": "pods",
+  "plugins": [
+    {
+      "type": "ptp",
+      "ipMasq": false,
+      "mtu": 1500,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{"subnet": ` + strconv.Quote(podIPs(n)) + `}], [{"subnet": ` + strconv.Quote(podIP6s(n)) + `}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+      }
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
+  ]
+}
+`
+}
+
+// The addresses of a cluster. They exist in the cluster's own network namespaces only, so
+// two clusters can use the same addresses.
+const (
+	maxNodes = 9
+
+	controlIP  = "172.30.0.1" // of the control plane: API server, CoreDNS, router between the nodes
+	controlIP6 = "fd00:172:30::1"
+	machineIP  = "172.30.0.100" // of a virtual machine with the nodes, for role remote
+
+	podRange      = "10.244.0.0/16,fd00:10:244::/48"
+	serviceRange  = "10.96.0.0/16,fd00:10:96::/112"
+	apiServiceIP  = "10.96.0.1" // the API server's Service takes the first address of serviceRange
+	dnsServiceIP  = "10.96.0.10"
+	clusterDomain = "cluster.local"
+
+	// balancerRange holds the addresses of load balancers. Upstream's tests treat every
+	// source address in the /16 of a node's address as a node, so clients of load
+	// balancers have an address elsewhere.
+	balancerRange  = "198.51.100.0/24"
+	balancerClient = "198.18.0.1"
+)
+
+func nodeName(n int) string { return fmt.Sprintf("n%d", n) }
+func nodeIP(n int) string   { return fmt.Sprintf("172.30.0.1%d", n) }
+func nodeIP6(n int) string  { return fmt.Sprintf("fd00:172:30::1%d", n) }
+func podIPs(n int) string   { return fmt.Sprintf("10.244.%d.0/24", n) }
+func podIP6s(n int) string  { return fmt.Sprintf("fd00:10:244:%d::/64", n) }
+func zone(n int) string     { return fmt.Sprintf("zone-%d", (n-1)%3+1) }

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const containerdSocket = "/run/containerd/containerd.sock"
+
+func nodeNamespaces() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
+	}
+}
+
+// machineParameters holds the kernel parameters of the whole machine, below /proc/sys, that
+// kubelet sets, with kubelet's values. A node has files with these values in their place,
+// so kubelet leaves the machine's parameters alone.
+var machineParameters = map[string]string{
+	"vm/overcommit_memory":      "1",
+	"vm/panic_on_oom":           "0",
+	"kernel/panic":              "10",
+	"kernel/panic_on_oops":      "1",
+	"kernel/keys/root_maxkeys":  "1000000",
+	"kernel/keys/root_maxbytes": "25000000",
+}
+
+// node is the role of a node's process 1.
+func node() error {
+	s, err := parseSettings(os.Args[1])
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(os.Args[2])
+	if err != nil {
+		return err
+	}
+	dir := func(name ...string) string { return s.state(append([]string{nodeName(n)}, name...)...) }
+	if err := unix.Sethostname([]byte(nodeName(n))); err != nil {
+		return os.NewSyscallError("sethostname", err)
+	}
+	if err := nodeMounts(dir); err != nil {
+		return err
+	}
+	if _, err := io.ReadAll(os.Stdin); err != nil { // ends when the node is connected
+		return err
+	}
+	if err := nodeNetwork(n, s.Nodes); err != nil {
+		return err
+	}
+	for name, content := range map[string]string{
+		"cni/10-pods.conflist": cniConfig(n),
+		"containerd.toml":      containerdConfig(dir("cni")),
+		"kubelet.yaml":         s.kubeletConfig(n),
+		"resolv.conf":          "nameserver " + controlIP + "\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(dir(name)), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(dir(name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+
+	daemons := map[int]string{}
+	daemon := func(name, path string, args ...string) error {
+		log, err := os.Create(s.log(nodeName(n) + "-" + name + ".log"))
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		cmd := &exec.Cmd{Path: path, Args: append([]string{name}, args...), Stdout: log, Stderr: log, Env: s.environment(), Dir: "/"}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		daemons[cmd.Process.Pid] = name
+		return nil
+	}
+	containerd, err := exec.LookPath("containerd")
+	if err != nil {
+		return err
+	}
+	if err := daemon("containerd", containerd, "--config", dir("containerd.toml")); err != nil {
+		return err
+	}
+	if s.Kernel == "" { // see disk
+		if err := s.importImages(containerdSocket); err != nil {
+			return err
+		}
+	}
+	if err := daemon("kubelet", s.bin("kubelet"), "--config", dir("kubelet.yaml"), "--kubeconfig", s.state(nodeName(n)+".conf"),
+		"--hostname-override", nodeName(n), "--node-ip", nodeIP(n)+","+nodeIP6(n)); err != nil {
+		return err
+	}
+	// Process 1 must also reap processes that lost their parents, such as containerd's
+	// shims. From here on no other code waits for a command.
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return os.NewSyscallError("wait4", err)
+		}
+		if name := daemons[pid]; name != "" {
+			return fmt.Errorf("%s ended: exit status %d, signal %d", name, status.ExitStatus(), status.Signal())
+		}
+	}
+}
+
+// nodeMounts mounts a node's own folders for the files of kubelet and containerd.
+func nodeMounts(dir func(...string) string) error {
+	for _, d := range []string{"cgroup", "lib", "log", "parameters"} {
+		if err := os.MkdirAll(dir(d), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := mountAll([]mount{
+		{source: "proc", target: "/proc", fstype: "proc"},
+		// A new sysfs shows the node's network interfaces, but has no control groups.
+		{source: "/sys/fs/cgroup", target: dir("cgroup"), flags: unix.MS_BIND | unix.MS_REC},
+		{source: "sysfs", target: "/sys", fstype: "sysfs"},
+		{source: dir("cgroup"), target: "/sys/fs/cgroup", flags: unix.MS_BIND | unix.MS_REC},
+		{source: "tmpfs", target: "/run", fstype: "tmpfs", data: "mode=755"},
+		{source: dir("lib"), target: "/var/lib", flags: unix.MS_BIND},
+		{source: dir("log"), target: "/var/log", flags: unix.MS_BIND},
+	}); err != nil {
+		return err
+	}
+	if err := unix.Unmount(dir("cgroup"), unix.MNT_DETACH); err != nil {
+		return os.NewSyscallError("unmount", err)
+	}
+	for name, value := range machineParameters {
+		target := filepath.Join("/proc/sys", name)
+		if _, err := os.Stat(target); err != nil {
+			continue // the kernel does not have it
+		}
+		file := dir("parameters", strings.ReplaceAll(name, "/", "."))
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
+			return err
+		}
+		if err := mountAll([]mount{{source: file, target: target, flags: unix.MS_BIND}}); err != nil {
+			return err
+		}
+	}
+	// Within the node, for volumes with mount propagation.
+	return mountAll([]mount{{target: "/", flags: unix.MS_REC | unix.MS_SHARED}})
+}
+
+// importImages waits until containerd answers at its socket and imports all images.
+func (s settings) importImages(socket string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		_, err := output(ctx, "ctr", "--address", socket, "version")
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("cannot reach containerd: %w", err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	archives := []string{s.imageArchive()}
+	for _, name := range s.Images {
+		archives = append(archives, s.state(name))
+	}
+	for _, a := range archives {
+		if _, err := output(ctx, "ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// containerdConfig returns containerd's configuration file, in the version that containerd
+// 1.3 to 2 understand. It works without the right to lower an OOM score (CAP_SYS_RESOURCE).
+func containerdConfig(cni string) string {
+	return fmt.Sprintf(`version = 2
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp",
+]
+
+[grpc]
+  address = %q
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = "/var/lib/containerd/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = %q
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  tolerate_missing_hugetlb_controller = true
+  disable_hugetlb_controller = true
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = %q
+    conf_dir = %q
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+`, containerdSocket, pauseImage(), cniPlugins, cni)
+}
+
+// kubeletConfig returns kubelet's configuration file. Kubelet accepts either version of
+// control groups, does not limit pods as a whole, and ignores how full the machine's disk
+// is.
+func (s settings) kubeletConfig(n int) string {
+	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication:
+  x509: {clientCAFile: %s}
+  anonymous: {enabled: false}
+cgroupDriver: cgroupfs
+cgroupRoot: %s/%s
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+failCgroupV1: false
+failSwapOn: false
+containerRuntimeEndpoint: unix://%s
+clusterDomain: %s
+clusterDNS: [%s]
+resolvConf: %s
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%}
+kubeAPIQPS: 100
+kubeAPIBurst: 200
+`, s.state("ca.crt"), s.cgroup(), nodeName(n), containerdSocket, clusterDomain, dnsServiceIP, s.state(nodeName(n), "resolv.conf"))
+}

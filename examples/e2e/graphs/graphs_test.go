@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// draw runs the command and returns its pictures by name.
+func draw(t *testing.T, bench string, rivals ...string) (map[string]string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	args := []string{"--out", dir}
+	file := func(option, name, text string) {
+		t.Helper()
+		name = filepath.Join(dir, name)
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, option, name)
+	}
+	file("--bench", "bench", bench)
+	for i, text := range rivals {
+		file("--rival", fmt.Sprint("rival", i), text)
+	}
+	if err := run(args, io.Discard); err != nil {
+		return nil, err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[filepath.Base(f)] = string(text)
+	}
+	return out, nil
+}
+
+const (
+	benchText = `goos: linux
+pkg: github.com/go-proxier/proxier/nftables
+BenchmarkColdStart/services=100/endpoints=10-2   10  4000000 ns/op  2000000 floor-ns/op  2.0 x-floor
+BenchmarkColdStart/services=1000/endpoints=10-2  10  30000000 ns/op  15000000 floor-ns/op  2.0 x-floor
+BenchmarkColdStart/services=45000/endpoints=1-2  10  300000000 ns/op  150000000 floor-ns/op  2.0 x-floor
+BenchmarkOneEndpointChanged/services=100/endpoints=10-2   50000  20000 ns/op  7500 floor-ns/op  2.7 x-floor
+BenchmarkOneEndpointChanged/services=1000/endpoints=10-2  50000  20000 ns/op  7500 floor-ns/op  2.7 x-floor
+PASS
+`
+	rivalText = `{"runs": [
+{"proxy": "kube-proxy", "version": "Kubernetes v1.37.2", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.6}, "change": {"p50Ms": 1000}},
+{"proxy": "nodeproxy", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.15}, "change": {"p50Ms": 0.6}},
+{"proxy": "kube-proxy", "version": "Kubernetes v1.37.2", "minSyncPeriod": "1ms", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.6}, "change": {"p50Ms": 28}},
+{"proxy": "kube-proxy", "version": "Kubernetes v1.37.2", "mode": "iptables", "services": 100, "endpoints": 10, "start": {"seconds": 0.7}, "change": {"p50Ms": 960}}
+]}`
+)
+
+// TestSameInputGivesSameBytes draws twice, and compares the pictures in the tree with
+// pictures drawn from the data beside them.
+func TestSameInputGivesSameBytes(t *testing.T) {
+	first, err := draw(t, benchText, rivalText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(first) != 4 {
+		t.Errorf("%d pictures, want 4", len(first))
+	}
+	again, err := draw(t, benchText, rivalText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range first {
+		if again[name] != text {
+			t.Errorf("%s differs from itself", name)
+		}
+		d := xml.NewDecoder(strings.NewReader(text))
+		for {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+	for _, want := range []string{"kube-proxy: 600 ms with 100 Services.", "library alone: 4.0 ms with 100 Services, 30 ms with 1,000 Services.", "floor: 2.0 ms with"} {
+		if !strings.Contains(first["cold-start-dark.svg"], want) {
+			t.Errorf("no %q in\n%s", want, first["cold-start-dark.svg"])
+		}
+	}
+	for _, want := range []string{"kube-proxy: 1.0 s with 100 Services.", "kube-proxy, 1 ms: 28 ms with 100 Services.", "with its default minSyncPeriod of 1 s, and with one of 1 ms, which is less than a sync takes.",
+		"kube-proxy 1.37.2, nodeproxy: beside an API server",
+		"kube-proxy was not measured with more than 3,000 Services"} {
+		if !strings.Contains(first["one-change-dark.svg"], want) {
+			t.Errorf("no %q in\n%s", want, first["one-change-dark.svg"])
+		}
+	}
+	later, err := draw(t, benchText, rivalText, strings.Replace(rivalText, "0.6", "0.7", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "kube-proxy: 700 ms with 100 Services."; !strings.Contains(later["cold-start-dark.svg"], want) {
+		t.Errorf("with a later file, no %q in\n%s", want, later["cold-start-dark.svg"])
+	}
+	if strings.Contains(first["cold-start-light.svg"], "45,000") {
+		t.Error("a graph mixes numbers of endpoints")
+	}
+
+	data := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	kept, err := draw(t, data("testdata/nftables.txt"), data("../rival/testdata/rival-45000.json"), data("../rival/testdata/rival-10000.json"), data("../rival/testdata/rival.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range kept {
+		got, err := os.ReadFile(name)
+		if err != nil || !bytes.Equal(got, []byte(text)) {
+			t.Errorf("%s differs from the picture that go generate draws (error %v)", name, err)
+		}
+	}
+}
+
+func TestBadInputIsRejected(t *testing.T) {
+	for _, tt := range []struct{ bench, rival, want string }{
+		{"", rivalText, "bench: no ColdStart or OneEndpointChanged with 10 endpoints"},
+		{"BenchmarkColdStart/services=100/endpoints=10-2 10 soon ns/op\n", rivalText, "bench:1: parsing measurement"},
+		{"BenchmarkColdStart/services=100/endpoints=10-2 10 5 ns/op\n", rivalText, "no floor-sec/op"},
+		{"BenchmarkColdStart/services=many/endpoints=10-2 10 5 ns/op 5 floor-ns/op\n", rivalText, "ColdStart/services=many/endpoints=10-2: bad number"},
+		{strings.ReplaceAll(benchText, "ColdStart", "Other"), rivalText, ""},
+		{benchText, "", "rival0: EOF"},
+		{benchText, "{}", "rival0: no run in mode nftables with 10 endpoints"},
+		{benchText, strings.ReplaceAll(rivalText, "kube-proxy", "other"), `rival0: unknown proxy "other"`},
+		{benchText, strings.Replace(rivalText, "v1.37.2", "v1.36.0", 1), "rival0: two versions of kube-proxy, 1.36.0 and 1.37.2"},
+		{benchText, strings.Replace(rivalText, "Kubernetes v1.37.2", "", 1), `rival0: kube-proxy has version ""`},
+		{benchText, strings.Replace(rivalText, `"mode": "nftables"`, `"minSyncPeriod": "2ms", "mode": "nftables"`, 1), "rival0: two values of minSyncPeriod, 2ms and 1ms"},
+		{benchText, strings.Replace(rivalText, "1ms", "-1s", 1), `rival0: bad minSyncPeriod "-1s"`},
+		{benchText, strings.ReplaceAll(rivalText, `{"seconds": 0.6}`, `{}`), "rival0: kube-proxy with 100 Services has no time"},
+	} {
+		_, err := draw(t, tt.bench, tt.rival)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("error %v, want %q", err, tt.want)
+		}
+	}
+	if err := run(nil, io.Discard); err == nil || !strings.Contains(err.Error(), "need a file") {
+		t.Errorf("error %v", err)
+	}
+}

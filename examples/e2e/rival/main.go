@@ -1,0 +1,266 @@
+//go:build linux
+
+// Rival measures nodeproxy beside kube-proxy against a real API server.
+//
+//	rival [flags]            measure; JSON and a table go to files or standard output
+//	rival --table FILE...    print the tables of earlier runs' JSON
+//
+// One run measures the proxies one after the other, each alone in its own network
+// namespace, against the same kube-apiserver and etcd. Idle proxies and connections are measured
+// with all proxies of one number of Services running. The Services have no selector; rival
+// writes their EndpointSlices. All endpoint addresses are local to the proxy's namespace. One
+// server answers at all of them and sends the address that the connection reached, so
+// every measured connection consists of real packets and shows its endpoint. Both proxies
+// get the same flags, and their defaults for everything else. kube-proxy is measured a second
+// time with a minSyncPeriod of 1 ms, because its default of 1 s is most of a change's latency.
+// In an outage of the API server all proxies run at the same time.
+// A watch of rival's own receives the same changes, as the floor of their latencies.
+//
+// It needs three binaries besides nodeproxy:
+//
+//	examples/e2e/apiserver/build /tmp/rival
+//
+// and root, or user namespaces. Without kube-proxy it measures nodeproxy alone.
+// The types in report.go document the measurements and the JSON.
+//
+// kube-proxy is measured with at most 3,000 Services: its nftables mode can hold a kernel
+// lock for minutes with more.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// options holds the values of the flags.
+type options struct {
+	apiserver, etcd  string // as the flags name them
+	control          controlplane.Programs
+	nodeproxy, rival string
+	modes            []string
+	services         []int // for both proxies
+	alone            []int // for nodeproxy alone
+	changes          int
+	kubeProxyChanges int
+	rate, rated      int
+	starts, rounds   int
+	idle, gap        time.Duration
+	outage           time.Duration
+	outages          int
+	outageOnly       bool
+	jsonFile, mdFile string
+	endpoints        int
+	logs             string
+	extra            []string
+}
+
+// maxKubeProxy is the largest number of Services that kube-proxy is measured with.
+const maxKubeProxy = 3000
+
+func main() {
+	if os.Geteuid() != 0 {
+		if inside, code, err := netlab.Reexec(); !inside {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "rival:", err)
+				os.Exit(1)
+			}
+			os.Exit(code)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rival:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o, files, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if len(files) > 0 {
+		return printTables(out, files...)
+	}
+	dir, err := os.MkdirTemp("", "rival")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := o.find(ctx, dir); err != nil {
+		return err
+	}
+	report, err := measureAll(ctx, o, dir)
+	if report == nil {
+		return err
+	}
+	// After a failure the earlier measurements are still written.
+	text, failed := json.MarshalIndent(report, "", "  ")
+	err = errors.Join(err, failed)
+	if o.jsonFile != "" {
+		err = errors.Join(err, os.WriteFile(o.jsonFile, append(text, '\n'), 0o644))
+	}
+	if o.mdFile == "" {
+		return errors.Join(err, Markdown(out, report))
+	}
+	f, failed := os.Create(o.mdFile)
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	return errors.Join(err, Markdown(f, report), f.Close())
+}
+
+// printTables prints the tables of the JSON in files.
+func printTables(out io.Writer, files ...string) error {
+	var reports []*Report
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		r := new(Report)
+		if err := json.Unmarshal(text, r); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		reports = append(reports, r)
+	}
+	return Markdown(out, reports...)
+}
+
+// parse returns the options, or the files whose tables are to be printed.
+func parse(args []string) (*options, []string, error) {
+	o := &options{}
+	f := flag.NewFlagSet("rival", flag.ExitOnError)
+	table := f.Bool("table", false, "print the tables of JSON files, which the arguments name, and measure nothing")
+	f.StringVar(&o.apiserver, "kube-apiserver", "", "path of kube-apiserver; if empty, "+controlplane.APIServerEnv+" names it, or else it is the one in PATH")
+	f.StringVar(&o.etcd, "etcd", "", "path of etcd; if empty, "+controlplane.EtcdEnv+" names it, or else it is the one in PATH")
+	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
+	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "path of kube-proxy; if empty, the one in PATH; without any, only nodeproxy is measured")
+	modes := f.String("modes", "nftables,iptables", "proxy modes")
+	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
+	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
+	f.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
+	f.IntVar(&o.starts, "starts", 5, "starts of each proxy, fewer if they take longer than 40 seconds; the median counts")
+	f.IntVar(&o.changes, "changes", 200, "changes to measure one by one")
+	f.IntVar(&o.kubeProxyChanges, "kube-proxy-changes", 30, "changes to measure one by one for kube-proxy with its default minSyncPeriod, which takes a second for each")
+	f.IntVar(&o.rated, "burst", 1000, "changes to measure at a rate")
+	f.IntVar(&o.rate, "rate", 1000, "changes per second in the burst; the API server may limit it")
+	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies; 0 to leave it out")
+	f.IntVar(&o.rounds, "rounds", 60, "rounds of connections, 0.4 seconds for each proxy")
+	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "pause between a change that is in effect and the next change")
+	f.DurationVar(&o.outage, "outage", 2*time.Minute, "duration of an outage of the API server; 0 to leave it out")
+	f.IntVar(&o.outages, "outages", 2, "number of outages")
+	f.BoolVar(&o.outageOnly, "outage-only", false, "measure outages and nothing else")
+	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
+	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
+	f.StringVar(&o.logs, "logs", "", "folder for the logs of all processes")
+	extra := f.String("nodeproxy-flags", "", "further flags of nodeproxy, separated by spaces")
+	short := f.Bool("short", false, "a short form: 100 Services, few changes, 5 idle seconds")
+	if err := f.Parse(args); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case *table && f.NArg() == 0:
+		return nil, nil, errors.New("--table needs a file")
+	case *table:
+		return nil, f.Args(), nil
+	case f.NArg() != 0:
+		return nil, nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	set := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if *short {
+		def := func(name string, apply func()) {
+			if !set[name] {
+				apply()
+			}
+		}
+		def("services", func() { *services = "100" })
+		def("alone", func() { *alone = "" })
+		def("starts", func() { o.starts = 2 })
+		def("changes", func() { o.changes = 30 })
+		def("kube-proxy-changes", func() { o.kubeProxyChanges = 5 })
+		def("burst", func() { o.rated = 300 })
+		def("rounds", func() { o.rounds = 5 })
+		def("idle", func() { o.idle = 5 * time.Second })
+		def("outage", func() { o.outage = time.Second })
+		def("outages", func() { o.outages = 1 })
+	}
+	o.modes = list(*modes)
+	o.extra = strings.Fields(*extra)
+	var err error
+	if o.services, err = numbers(*services); err != nil {
+		return nil, nil, err
+	}
+	if o.alone, err = numbers(*alone); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case len(o.services)+len(o.alone) == 0:
+		return nil, nil, errors.New("--services and --alone are empty")
+	case slices.ContainsFunc(append(o.services, o.alone...), func(n int) bool { return n < minServices || n > maxServices }):
+		return nil, nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
+	case o.endpoints < 1 || o.endpoints > maxEndpoints:
+		return nil, nil, fmt.Errorf("--endpoints must be from 1 to %d", maxEndpoints)
+	case o.starts < 1 || o.rounds < 1 || o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
+		return nil, nil, fmt.Errorf("--starts, --rounds, --changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
+	}
+	return o, nil, nil
+}
+
+func list(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
+}
+
+func numbers(s string) (out []int, err error) {
+	for _, f := range list(s) {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, n)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// find finds the binaries. It builds nodeproxy if no flag names one.
+func (o *options) find(ctx context.Context, dir string) error {
+	var err error
+	if o.control, err = controlplane.Find(o.apiserver, o.etcd); err != nil {
+		return err
+	}
+	if o.rival == "" {
+		o.rival, _ = exec.LookPath("kube-proxy")
+	} else if _, err := exec.LookPath(o.rival); err != nil {
+		return err
+	}
+	if o.nodeproxy != "" {
+		_, err := exec.LookPath(o.nodeproxy)
+		return err
+	}
+	o.nodeproxy = filepath.Join(dir, "nodeproxy")
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", o.nodeproxy, "github.com/go-proxier/proxier/examples/nodeproxy")
+	if text, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", build, err, text)
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// nodeAddr is the address of every node.
+const nodeAddr = "10.0.0.1"
+
+// node is the host of one proxy, with a server at the addresses of all endpoints.
+type node struct {
+	lab      *netlab.Lab
+	host     *netlab.Host
+	listener net.Listener
+}
+
+// newNode makes the n-th node and links it to the API server's host.
+func newNode(c *control, n int) (_ *node, err error) {
+	d := &node{}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	d.lab = netlab.New()
+	if d.host, err = d.lab.Host(fmt.Sprintf("node-%d", n)); err != nil {
+		return nil, err
+	}
+	there := fmt.Sprintf("node%d", n)
+	own, other := netip.AddrFrom4([4]byte{10, 1, byte(n), 1}), netip.AddrFrom4([4]byte{10, 1, byte(n), 2})
+	for _, f := range []func() error{
+		func() error { return d.lab.Link(d.host, "eth0", c.host, there) },
+		func() error { return d.host.AddAddr("lo", netip.MustParsePrefix(nodeAddr+"/32")) },
+		func() error { return d.host.AddAddr("eth0", netip.PrefixFrom(own, 24)) },
+		func() error { return c.host.AddAddr(there, netip.PrefixFrom(other, 24)) },
+		// Packets to cluster IPs need a route to reach the proxy's rules. Without rules they
+		// end at the API server's host, which does not forward them.
+		func() error { return d.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), other, "") },
+		func() error { return d.host.Forward() },
+		func() error { return d.host.AddLocal(endpointRange) },
+	} {
+		if err := f(); err != nil {
+			return nil, err
+		}
+	}
+	if d.listener, err = d.host.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", endpointPort)); err != nil {
+		return nil, err
+	}
+	go serve(d.listener)
+	return d, nil
+}
+
+// serve sends each client the address that its connection reached.
+func serve(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			a := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().As4()
+			conn.Write(a[:])
+			conn.Read(a[:]) // until the client resets it
+		}()
+	}
+}
+
+func (d *node) close() {
+	if d.listener != nil {
+		d.listener.Close()
+	}
+	if d.lab != nil {
+		d.lab.Close()
+	}
+}
+
+// probe connects to an address and returns the address that answers. It uses plain blocking
+// system calls: the caller's thread must be in the node's namespace.
+func probe(to netip.AddrPort, timeout time.Duration) (netip.Addr, error) {
+	var none netip.Addr
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return none, err
+	}
+	defer unix.Close(fd)
+	tv := unix.NsecToTimeval(int64(timeout))
+	err = errors.Join(
+		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv))
+	if err != nil {
+		return none, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil {
+		return none, err
+	}
+	var b [4]byte
+	if n, err := unix.Read(fd, b[:]); n != len(b) {
+		return none, fmt.Errorf("bad answer: %d bytes, error %w", n, err)
+	}
+	return netip.AddrFrom4(b), nil
+}
+
+// noAnswer bounds a connection through rules that are in effect. A connection whose first
+// packet was lost is abandoned after this time.
+const noAnswer = 20 * time.Millisecond
+
+// visit connects to a Service and returns the endpoint that answers.
+func visit(service int) (netip.Addr, error) {
+	a, err := probe(netip.AddrPortFrom(clusterIP(service), servicePort), noAnswer)
+	if err != nil {
+		return a, err
+	}
+	if s, _ := setOf(a); s != service {
+		return a, fmt.Errorf("service %d was answered by %s, an endpoint of service %d", service, a, s)
+	}
+	return a, nil
+}
+
+// arrives waits until an endpoint of the set answers for a Service. It must be called in
+// the node's namespace.
+func arrives(ctx context.Context, service, set int, end time.Time) error {
+	for {
+		a, err := visit(service)
+		if err == nil {
+			if _, s := setOf(a); s == set {
+				return nil
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("a change of service %d is not in effect: last answer from %v, error %v", service, a, err)
+		}
+	}
+}
+
+// connections returns the number of connections per second to an address.
+func (d *node) connections(to netip.AddrPort, clients int, length time.Duration) (float64, error) {
+	var n atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, clients)
+	began := time.Now()
+	end := began.Add(length)
+	for i := range clients {
+		wg.Go(func() {
+			errs[i] = d.host.Do(func() error {
+				for time.Now().Before(end) {
+					// Go interrupts a thread that stays in one goroutine for long.
+					if _, err := probe(to, time.Second); errors.Is(err, unix.EINTR) {
+						continue
+					} else if err != nil {
+						return err
+					}
+					n.Add(1)
+				}
+				return nil
+			})
+		})
+	}
+	wg.Wait()
+	return float64(n.Load()) / time.Since(began).Seconds(), errors.Join(errs...)
+}

@@ -1,0 +1,176 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// TestSetOfInvertsEndpoint tests the first and the last Service.
+func TestSetOfInvertsEndpoint(t *testing.T) {
+	for _, service := range []int{0, 1, maxServices - 1} {
+		for set := range 3 {
+			for _, n := range []int{0, maxEndpoints - 1} {
+				a := endpoint(service, set, n)
+				if !endpointRange.Contains(a) {
+					t.Errorf("%s is not within %s", a, endpointRange)
+				}
+				if gotService, gotSet := setOf(a); gotService != service || gotSet != set {
+					t.Errorf("setOf(%s) = %d, %d, want %d, %d", a, gotService, gotSet, service, set)
+				}
+			}
+		}
+	}
+}
+
+// TestPartsOfALatencyAddUp adds changes whose event comes before the answer, between the answer
+// and the packet, and after the packet.
+func TestPartsOfALatencyAddUp(t *testing.T) {
+	answered := time.Unix(1000, 0)
+	const whole = 10 * time.Millisecond
+	for event, want := range map[time.Duration]time.Duration{-time.Millisecond: 0, 4 * time.Millisecond: 4 * time.Millisecond, 12 * time.Millisecond: whole} {
+		var c took
+		c.add(answered, answered.Add(event), answered.Add(whole))
+		if c.whole[0] != whole || c.watch[0] != want || c.proxy[0] != whole-want {
+			t.Errorf("event after %s: whole %s, watch %s, proxy %s; want %s, %s, %s", event, c.whole[0], c.watch[0], c.proxy[0], whole, want, whole-want)
+		}
+	}
+}
+
+// TestShareIsAQuotientOfMeans computes rates whose quotient and error are known.
+func TestShareIsAQuotientOfMeans(t *testing.T) {
+	for _, c := range []struct {
+		service, direct []float64
+		want            Connections
+	}{
+		{[]float64{90}, []float64{100}, Connections{Rounds: 1, PerSecond: 90, DirectPerSecond: 100, Share: 0.9}},
+		{[]float64{90, 180}, []float64{100, 200}, Connections{Rounds: 2, PerSecond: 135, DirectPerSecond: 150, Share: 0.9}},
+		// The differences from 90 % are 3 and -3: the mean's error is 3, of 100.
+		{[]float64{93, 87}, []float64{100, 100}, Connections{Rounds: 2, PerSecond: 90, DirectPerSecond: 100, Share: 0.9, ShareError: 0.03}},
+	} {
+		got := rates(c.service, c.direct)
+		near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+		if got.Rounds != c.want.Rounds || !near(got.PerSecond, c.want.PerSecond) || !near(got.DirectPerSecond, c.want.DirectPerSecond) ||
+			!near(got.Share, c.want.Share) || !near(got.ShareError, c.want.ShareError) {
+			t.Errorf("rates(%v, %v) = %+v, want %+v", c.service, c.direct, got, c.want)
+		}
+	}
+}
+
+// TestEveryPhaseIsMeasured makes short runs in both modes, with kube-proxy if
+// PROXIER_KUBE_PROXY names it.
+func TestEveryPhaseIsMeasured(t *testing.T) {
+	testtime.NeedThorough(t)
+	programs := controlplane.Need(t)
+	dir := t.TempDir()
+	var out strings.Builder
+	file := filepath.Join(dir, "rival.json")
+	if err := run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", programs.APIServer, "--json", file, "--logs", dir}, &out); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r Report
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Runs) < 2 {
+		t.Errorf("%d runs, want at least 2", len(r.Runs))
+	}
+	if r.Outages == nil || len(r.Outages.Proxies) != len(r.Runs) {
+		t.Errorf("outages %+v, want one proxy for each of %d runs", r.Outages, len(r.Runs))
+	} else {
+		for _, p := range r.Outages.Proxies {
+			if len(p.FollowedSeconds) != 1 {
+				t.Errorf("an outage was not measured: %+v", p)
+			}
+		}
+	}
+	kinds := map[string]bool{}
+	for _, run := range r.Runs {
+		kinds[run.title()] = true
+		if run.Failed != "" {
+			t.Errorf("%s in mode %s: %s", run.title(), run.Mode, run.Failed)
+		}
+		if run.Start.Seconds == 0 || run.Change.Count == 0 || run.Resize.Count == 0 || run.Burst.Changes == 0 || run.Connections.Rounds == 0 || run.Connections.PerSecond == 0 || run.Connections.Share == 0 || run.Idle.Seconds == 0 {
+			t.Errorf("a phase was not measured: %+v", run)
+		}
+		for _, l := range []struct {
+			Quantiles
+			Parts
+		}{{run.Change.Quantiles, run.Change.Parts}, {run.Resize.Quantiles, run.Resize.Parts}, {run.Burst.Quantiles, run.Burst.Parts}} {
+			if l.MaxMs < max(l.Watch.MaxMs, l.Proxy.MaxMs) || l.MaxMs > l.Watch.MaxMs+l.Proxy.MaxMs+0.001 { // a microsecond for rounding
+				t.Errorf("%s in mode %s: the parts do not add up: %+v", run.title(), run.Mode, l)
+			}
+		}
+		if row := "| " + run.Mode + " | 100 | " + run.title() + " |"; !strings.Contains(out.String(), row) {
+			t.Errorf("no row %q in the table:\n%s", row, &out)
+		}
+	}
+	if os.Getenv("PROXIER_KUBE_PROXY") != "" && len(kinds) != 3 {
+		t.Errorf("measured %v, want kube-proxy with two periods and nodeproxy", kinds)
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite the tables in MEASUREMENTS.md")
+
+// TestTablesAreThoseOfTheData compares the tables in MEASUREMENTS.md with testdata.
+func TestTablesAreThoseOfTheData(t *testing.T) {
+	var b strings.Builder
+	if err := printTables(&b, "testdata/rival-45000.json", "testdata/rival-10000.json", "testdata/rival.json", "testdata/outages.json"); err != nil {
+		t.Fatal(err)
+	}
+	const page, begin, end = "../../../.github/MEASUREMENTS.md", "<!-- made by examples/e2e/rival -->\n", "<!-- end -->\n"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok1 := strings.Cut(string(text), begin)
+	written, after, ok2 := strings.Cut(rest, end)
+	if !ok1 || !ok2 {
+		t.Fatalf("no tables in %s", page)
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if written != b.String() {
+		t.Errorf("the tables in %s are not those of testdata; \"go test -run Tables . -update\" writes them:\n%s", page, &b)
+	}
+}
+
+// TestLaterRunsReplaceEarlierOnes merges two reports.
+func TestLaterRunsReplaceEarlierOnes(t *testing.T) {
+	run := func(mode string, services int, seconds float64) Run {
+		return Run{Proxy: nodeproxy, Mode: mode, Services: services, Start: Start{Seconds: seconds}}
+	}
+	var b strings.Builder
+	if err := Markdown(&b, &Report{Runs: []Run{run("iptables", 3000, 1), run("nftables", 45000, 2), run("nftables", 100, 3)}}, &Report{Runs: []Run{run("nftables", 45000, 4)}}); err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for line := range strings.Lines(b.String()) {
+		if f := strings.Split(line, " | "); strings.Contains(line, "| nodeproxy |") && len(rows) < 3 {
+			rows = append(rows, strings.Join(f[:4], " "))
+		}
+	}
+	if want := []string{"| nftables 100 nodeproxy 3.00 s", "| nftables 45,000 nodeproxy 4.00 s", "| iptables 3,000 nodeproxy 1.00 s"}; !slices.Equal(rows, want) {
+		t.Errorf("rows %q, want %q", rows, want)
+	}
+}
+
+func TestMain(m *testing.M) { netlab.Main(m) }

@@ -1,0 +1,149 @@
+//go:build linux
+
+// Windows compares nodeproxy.exe with kube-proxy.exe by the calls that they make to Windows' Host
+// Networking Service (HNS). Both run in Wine against a real kube-apiserver and package standin,
+// which counts the calls. It needs Wine, PROXIER_KUBE_APISERVER and PROXIER_ETCD.
+//
+//	GOOS=windows go build -o nodeproxy.exe ./examples/nodeproxy
+//	(cd examples/e2e/apiserver && GOWORK=off GOOS=windows go build -o kube-proxy.exe k8s.io/kubernetes/cmd/kube-proxy)
+//	go run ./examples/e2e/windows -services 100,1000 nodeproxy.exe examples/e2e/apiserver/kube-proxy.exe
+//
+// Each Service has a cluster IP and two endpoints on other nodes. The network is of type L2Bridge.
+// Times are of Wine and of the stand-in: a call of the real service takes longer.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/examples/internal/standin"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+func main() {
+	if inside, code, err := netlab.Reexec(); err != nil || !inside {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		os.Exit(code)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "windows:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	sizes := flag.String("services", "100,1000", "the numbers of Services, separated by commas")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "Usage: windows [flags] PROGRAM.exe ...")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
+		return flag.ErrHelp
+	}
+	programs, err := controlplane.Find("", "")
+	if err != nil {
+		return err
+	}
+	wine, err := standin.Find()
+	if err != nil {
+		return err
+	}
+	var results []result
+	for _, size := range strings.Split(*sizes, ",") {
+		n, err := strconv.Atoi(size)
+		if err != nil {
+			return err
+		}
+		for _, exe := range flag.Args() {
+			r, err := measure(ctx, wine, programs, exe, n)
+			if err != nil {
+				return fmt.Errorf("%s with %d Services: %w", filepath.Base(exe), n, err)
+			}
+			results = append(results, r)
+			fmt.Fprintf(os.Stderr, "%s with %d Services: %+v\n", filepath.Base(exe), n, r.steps)
+		}
+	}
+	write(results)
+	return nil
+}
+
+// result is what was measured of a program.
+type result struct {
+	program  string
+	services int
+	steps    []measured
+}
+
+// measured is what one step cost.
+type measured struct {
+	name string
+	// calls counts all calls, and writes those that change the service.
+	calls, writes int
+	// gone is the most load balancers that were missing at one time, of those that had been there.
+	gone int
+	// took is the time to the last call, or to the last one that writes if there are any.
+	took time.Duration
+}
+
+// measure starts a program, changes an endpoint, and restarts the program.
+func measure(ctx context.Context, wine *standin.Wine, programs controlplane.Programs, exe string, n int) (r result, err error) {
+	r = result{program: strings.TrimSuffix(filepath.Base(exe), ".exe"), services: n}
+	dir, err := os.MkdirTemp("", "windows")
+	if err != nil {
+		return r, err
+	}
+	defer os.RemoveAll(dir)
+	s, err := newSite(ctx, wine, programs, dir)
+	if err != nil {
+		return r, err
+	}
+	defer s.close()
+	if err := s.createServices(ctx, n); err != nil {
+		return r, err
+	}
+	for _, step := range []struct {
+		name string
+		do   func() error
+		done func() bool
+	}{
+		{"start", func() error { return s.startProxy(exe) }, func() bool { return s.loadBalancers() == n }},
+		{"one endpoint replaced", func() error { return s.replaceEndpoint(ctx, 2) }, func() bool { return s.endpointReplaced(2) }},
+		{"restart", func() error { s.stopProxy(); return s.startProxy(exe) }, func() bool { return s.loadBalancers() == n }},
+	} {
+		m, err := s.step(ctx, step.name, step.do, step.done)
+		if err != nil {
+			return r, err
+		}
+		r.steps = append(r.steps, m)
+	}
+	return r, nil
+}
+
+// write prints the table.
+func write(results []result) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
+	fmt.Fprintln(w, "| Services \t| step \t| program \t| calls \t| of these writes \t| load balancers missing \t| time \t|")
+	fmt.Fprintln(w, "|---\t|---\t|---\t|---\t|---\t|---\t|---\t|")
+	for _, r := range results {
+		for _, m := range r.steps {
+			fmt.Fprintf(w, "| %d \t| %s \t| %s \t| %d \t| %d \t| %d \t| %v \t|\n", r.services, m.name, r.program, m.calls, m.writes, m.gone, m.took.Round(10*time.Millisecond))
+		}
+	}
+	w.Flush()
+}

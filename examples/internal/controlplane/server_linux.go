@@ -1,0 +1,210 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// Config describes a control plane. The fields up to ServiceRanges are required.
+type Config struct {
+	// Host runs both programs and has Address. etcd listens on the host's 127.0.0.1, so
+	// a host can run one control plane at a time.
+	Host     *netlab.Host
+	Address  string
+	Programs Programs
+	// Dir is an existing folder for keys, certificates, the kubeconfig and etcd's data.
+	Dir string
+	// ServiceRanges holds the ranges of cluster IPs as in --service-cluster-ip-range.
+	ServiceRanges string
+	// User is the user of Kubeconfig; an administrator if empty.
+	User string
+	// APIServerFlags are added to the flags that Start gives the API server.
+	APIServerFlags []string
+	// EtcdLog and APIServerLog receive the output of the programs. Nil discards it.
+	EtcdLog, APIServerLog io.Writer
+}
+
+// Server is a running control plane. Its methods may be called concurrently, except Kill,
+// Run and Close.
+type Server struct {
+	config     Config
+	http       *http.Client
+	etcd, kube *exec.Cmd // nil unless started
+}
+
+const (
+	port       = "6443"
+	adminToken = "admin-token"
+	userToken  = "user-token"
+	// readyTimeout bounds each wait. A slow machine takes minutes to start the API server.
+	readyTimeout = 5 * time.Minute
+	// connections bounds the idle connections of the client.
+	connections = 32
+)
+
+// Start starts both programs and waits until the API server is ready. The caller must
+// call Close.
+func Start(ctx context.Context, c Config) (_ *Server, err error) {
+	s := &Server{config: c}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	s.http = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
+			return c.Host.Dial(ctx, network, "", to)
+		},
+		TLSClientConfig:     &tls.Config{InsecureSkipVerify: true}, // the server made its certificate itself
+		MaxIdleConnsPerHost: connections,
+		ForceAttemptHTTP2:   true,
+	}}
+	if err := s.writeFiles(); err != nil {
+		return nil, err
+	}
+	s.etcd, err = s.start(c.Programs.Etcd, c.EtcdLog, []string{
+		"--data-dir", s.path("etcd"), "--unsafe-no-fsync", "--quota-backend-bytes", "8000000000",
+		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379", "--listen-peer-urls", "http://127.0.0.1:2380",
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Run(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// writeFiles writes the key for ServiceAccounts, the tokens and the kubeconfig.
+func (s *Server) writeFiles() error {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return err
+	}
+	tokens, token := adminToken+",admin,1,system:masters\n", adminToken
+	if s.config.User != "" {
+		tokens += userToken + "," + s.config.User + ",2\n"
+		token = userToken
+	}
+	return errors.Join(
+		os.WriteFile(s.path("sa.key"), pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}), 0o600),
+		os.WriteFile(s.path("tokens.csv"), []byte(tokens), 0o600),
+		os.WriteFile(s.Kubeconfig(), fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://%s", insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: %s}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`, net.JoinHostPort(s.config.Address, port), token), 0o600))
+}
+
+// path returns the path of a file in the control plane's folder.
+func (s *Server) path(name string) string { return filepath.Join(s.config.Dir, name) }
+
+// Kubeconfig returns the path of a kubeconfig for Config.User.
+func (s *Server) Kubeconfig() string { return s.path("kubeconfig") }
+
+// start starts a program on the host.
+func (s *Server) start(program string, log io.Writer, args []string) (*exec.Cmd, error) {
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := s.config.Host.Start(cmd); err != nil {
+		return nil, fmt.Errorf("cannot start %s: %w", filepath.Base(program), err)
+	}
+	return cmd, nil
+}
+
+// Run starts the API server again after Kill and waits until it is ready.
+func (s *Server) Run(ctx context.Context) (err error) {
+	c := &s.config
+	s.kube, err = s.start(c.Programs.APIServer, c.APIServerLog, append([]string{
+		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", c.Address, "--advertise-address", c.Address, "--secure-port", port,
+		"--cert-dir", s.path("certs"), "--token-auth-file", s.path("tokens.csv"),
+		"--authorization-mode", "RBAC", "--disable-admission-plugins", "ServiceAccount",
+		"--service-cluster-ip-range", c.ServiceRanges, "--service-account-issuer", "https://cluster.test",
+		"--service-account-key-file", s.path("sa.key"), "--service-account-signing-key-file", s.path("sa.key"),
+	}, c.APIServerFlags...))
+	if err != nil {
+		return err
+	}
+	return s.WaitFor(ctx, "/readyz")
+}
+
+// WaitFor waits until the API server answers a GET request for a path with success: an
+// API server makes its own namespaces and objects some time after it is ready. It
+// returns the last request's error after five minutes or when ctx ends.
+func (s *Server) WaitFor(ctx context.Context, path string) error {
+	for end := time.Now().Add(readyTimeout); ; {
+		_, err := s.Request(ctx, http.MethodGet, path, nil)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return fmt.Errorf("the API server is not ready: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Request sends a request as an administrator and returns the answer. The body is JSON; a
+// PATCH request's is a JSON merge patch. Any status of 300 or more is an error that
+// holds the answer.
+func (s *Server) Request(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, method, "https://"+net.JoinHostPort(s.config.Address, port)+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+adminToken)
+	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	resp, err := s.http.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	case resp.StatusCode >= 300:
+		return nil, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, answer)
+	}
+	return answer, nil
+}
+
+// Kill kills the API server. etcd keeps running.
+func (s *Server) Kill() { kill(s.kube) }
+
+// Close kills both programs.
+func (s *Server) Close() {
+	kill(s.kube)
+	kill(s.etcd)
+}
+
+func kill(cmd *exec.Cmd) {
+	if cmd != nil {
+		cmd.Process.Kill()
+		cmd.Wait()
+	}
+}

@@ -1,0 +1,15 @@
+// Package standin runs Windows programs that use the Host Networking Service (HNS) on Linux. Wine
+// runs the program, and three small DLLs take the place of the service's. They pass each call to a
+// [Server], which answers from a service in memory, [fakehns.Service].
+//
+//	w := standin.Start(t)               // skips the test without Wine
+//	s := standin.NewServer(listener, service)
+//	...
+//	cmd := w.Command("kube-proxy.exe", "--network-name=cluster")
+//	cmd.Env = append(cmd.Environ(), s.Env())
+//
+// A Windows program may also serve itself: see [Server.Setenv].
+//
+// The stand-in knows what hnslib calls for networks, endpoints and load balancers. It moves no
+// packets. Programs of Go 1.22 and later run in Wine 8 with the third DLL, bcryptprimitives.dll.
+package standin

@@ -1,0 +1,321 @@
+// Package agent is the verb run: it keeps the kernel in agreement with the objects.
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/conntrack/reset"
+	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/examples/metrics"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// shutdownTimeout limits how long servers finish their requests after the agent ends.
+const shutdownTimeout = 2 * time.Second
+
+// ipvsDeprecation is the warning to operators of mode ipvs: that of kube-proxy, and what holds
+// for this agent.
+const ipvsDeprecation = "kube-proxy has deprecated its mode ipvs and removes it in Kubernetes 1.43 (KEP-5495); nodeproxy keeps its mode ipvs"
+
+// Agent programs a network namespace with the objects of a source. The world has the
+// objects and the engine; pipeline.go connects the engine to the kernel; observers.go
+// reports; takeover.go removes the rules of other modes.
+type Agent struct {
+	*objects.World
+	*observers
+	source   objects.Source
+	mode     modes.Mode
+	families []tracker.Family
+	takeOver *takeOver
+	servers  []*server
+	// listeners are those of servers that must not fail, by address. They are opened before
+	// the kernel's rules change.
+	listeners map[string]net.Listener
+	closers   []func()
+	started   time.Time
+
+	// netns is the network namespace, and instance identifies this process in the answers of
+	// its servers.
+	netns    *os.File
+	instance string
+	// nodeIPs holds the node's addresses at the start, if the mode needs them.
+	nodeIPs []netip.Addr
+
+	plane dataplane.Plane
+	// cleaner deletes stale UDP flows. It is nil if the system has no connection tracking.
+	cleaner *conntrack.Cleaner
+	// resetter ends connections to endpoints that vanished, or is nil.
+	resetter *reset.Resetter
+	rules    *ruleset.Cursor
+	// followers are synced after the rules are in effect.
+	followers []*ruleset.Cursor
+	// Sockets is nil without --socket-lb, and socketRules is its cursor.
+	Sockets     *socketlb.Backend
+	socketRules *ruleset.Cursor
+	// taint is nil without --remove-startup-taint.
+	taint *startupTaint
+	// localhost is nil unless this process serves NodePorts at loopback addresses.
+	localhost *localhost
+	runner    *runner.Runner
+	// refresh fires when the node's addresses must be read again.
+	refresh *time.Timer
+	// mu is held while objects are handed in and while a sync runs, so that objects that
+	// are handed in together are synced together.
+	mu sync.Mutex
+	// upToDate reports that the last sync has brought everything into effect. mu protects it.
+	upToDate bool
+}
+
+// New returns an agent for the network namespace of the calling thread. After it
+// returns, only servers need the thread.
+func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Writer, log *slog.Logger) (_ *Agent, err error) {
+	a := &Agent{started: time.Now(), refresh: time.NewTimer(0)}
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	if a.mode, err = modes.Find(all, cfg.Mode); err != nil {
+		return nil, err
+	}
+	own, stopReading, err := objects.OpenAddresses()
+	if err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, stopReading)
+	src, client, err := objects.NewSource(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	a.source = src
+	a.closers = append(a.closers, src.Close)
+	if f, ok := src.(*objects.Files); ok {
+		f.Locked = a.handIn
+	}
+
+	var node *v1.Node
+	if a.mode.NeedsNode {
+		if node, err = src.Node(ctx, objects.NeedOf(cfg)); err != nil {
+			return nil, err
+		}
+		if a.nodeIPs = objects.NodeInfo(cfg, node).Addresses; len(a.nodeIPs) == 0 {
+			if a.nodeIPs, err = own(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	// Steps that may fail because privileges or kernel features are missing come first.
+	if a.families, err = modes.ServedFamilies(ctx, a.mode, modes.Settings{Config: cfg, NodeIPs: a.nodeIPs}, log); err != nil {
+		return nil, err
+	}
+	if a.observers, err = newObservers(cfg, a.families, out, log); err != nil {
+		return nil, err
+	}
+	if client != nil {
+		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName, log)
+		a.closers = append(a.closers, a.recorder.Shutdown)
+	}
+	if err := a.listen(ctx, cfg.Effective); err != nil {
+		return nil, err
+	}
+	if err := a.openKernel(ctx, cfg, log); err != nil {
+		return nil, err
+	}
+	if err := a.openSockets(ctx, cfg, log); err != nil {
+		return nil, err
+	}
+	if a.mode.TracksConnections {
+		tune(cfg, log)
+		checkForwarding(a.families, cfg.Mode, log)
+	}
+
+	hooks := objects.WorldHooks{
+		Own:            own,
+		OwnInUse:       func() { a.refresh.Reset(max(cfg.SyncPeriod, time.Second)) },
+		ReceiveService: a.metrics.ReceiveService,
+		ReceiveSlice:   a.metrics.ReceiveSlice,
+		Eligible:       a.Proxy.SetEligible,
+		APIServer:      objects.FindAPIAddresses(ctx, cfg, log),
+		OverBudget:     a.metrics.OverBudget,
+	}
+	if client != nil {
+		hooks.Events = a.recorder
+		if cfg.StartupTaint != "" {
+			a.taint = &startupTaint{key: cfg.StartupTaint, remove: client.RemoveTaint, event: a.nodeEvent, log: log, wake: make(chan struct{}, 1)}
+			hooks.Node = a.taint.observe
+		}
+	}
+	if !a.mode.NeedsNode {
+		if node, err = src.Node(ctx, objects.NeedOf(cfg)); err != nil {
+			return nil, err
+		}
+	}
+	if client != nil || node != nil {
+		// With an API server /healthz waits for the Node object, as kube-proxy's does.
+		a.Proxy.SetEligible(health.Eligible(node))
+	}
+	if a.World, err = objects.New(cfg, a.families, node, hooks, log); err != nil {
+		return nil, err
+	}
+	a.instance = rand.Text()
+	a.takeOver = newTakeOver(cfg, all, a.families, a.netns, a.instance, a.boundTo, log)
+	a.takeOver.failed = a.metrics.CleanupFailed
+	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
+	if p, ok := a.plane.(interface{ TakesOver() bool }); ok && !p.TakesOver() {
+		a.takeOver.powerless = true
+		if cfg.Adopt {
+			log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
+		}
+	}
+	if err := a.connect(); err != nil {
+		return nil, err
+	}
+	if err := a.openLocalhost(log); err != nil {
+		return nil, err
+	}
+	a.servers = a.newServers()
+	return a, nil
+}
+
+// openKernel opens the data plane and the cleaner of UDP flows.
+func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+	netns, err := openNetNS()
+	if err != nil {
+		return err
+	}
+	a.netns = netns
+	a.closers = append(a.closers, func() { netns.Close() })
+	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, Log: log}
+	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
+	if a.plane, err = a.mode.Open(ctx, s); err != nil {
+		return err
+	}
+	a.closers = append(a.closers, func() { a.plane.Close() })
+	if a.mode.TracksConnections {
+		if a.cleaner, err = conntrack.New(ctx, c); err != nil {
+			log.Warn("cannot delete stale UDP flows", "error", err)
+		} else {
+			a.closers = append(a.closers, func() { a.cleaner.Close() })
+		}
+	}
+	if cfg.ResetVanished != 0 {
+		if err := a.openResetter(ctx, cfg, log); err != nil {
+			return err
+		}
+	}
+	if read := modes.Counters(a.plane); read != nil {
+		a.metrics.WatchCounters(read)
+	}
+	if cfg.TrafficMetrics {
+		a.watchTraffic()
+	}
+	return nil
+}
+
+// watchTraffic adds the metrics of each Service's traffic.
+func (a *Agent) watchTraffic() {
+	a.metrics.WatchTraffic(metrics.TrafficConfig{
+		Read: func(ctx context.Context) (*dataplane.Traffic, error) {
+			t, err := a.plane.Traffic(ctx)
+			for _, r := range a.moreTraffic() {
+				if err == nil {
+					var more *dataplane.Traffic
+					if more, err = r.Traffic(ctx); err == nil {
+						modes.AddTraffic(t, more)
+					}
+				}
+			}
+			if err != nil {
+				a.Log.Warn("cannot read the traffic of Services", "error", err)
+			}
+			return t, err
+		},
+		All: func() (out []tracker.Key) {
+			for _, s := range a.Engine.Snapshot().Services {
+				out = append(out, s.Key)
+			}
+			return out
+		},
+		Endpoints: func(k tracker.Key) int {
+			if s := a.rules.Service(k); s != nil {
+				return len(s.Selection.Reachable)
+			}
+			return 0
+		},
+	})
+}
+
+// moreTraffic returns what counts the connections that the rules of the mode do not meet.
+func (a *Agent) moreTraffic() (out []dataplane.TrafficReader) {
+	if a.Sockets != nil {
+		out = append(out, a.Sockets)
+	}
+	if a.localhost != nil {
+		out = append(out, a.localhost.plane)
+	}
+	return out
+}
+
+// Close closes everything and leaves the rules in place.
+func (a *Agent) Close() {
+	for _, f := range slices.Backward(a.closers) {
+		f()
+	}
+}
+
+// Run keeps the kernel in agreement with the source until parent ends or an error occurs
+// that cannot be retried. It leaves the rules in place.
+func (a *Agent) Run(parent context.Context) error {
+	defer a.Close()
+	ctx, stop := context.WithCancelCause(parent)
+	defer stop(nil)
+	a.Failed = func(err error) { stop(err) }
+	a.nodeEvent(false, ReasonStarting, "")
+	if a.Config.Mode == config.ModeIPVS {
+		a.Log.Warn(ipvsDeprecation)
+		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
+	}
+	loops := []func(context.Context) error{
+		a.runRules, a.followSource, a.followNode, a.watchRules, a.watchSockets, a.watchConfig, a.takeOver.run, a.resetConnections, a.removeTaint,
+	}
+	for _, s := range a.servers {
+		loops = append(loops, s.run)
+	}
+	var wg sync.WaitGroup
+	for _, f := range loops {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				stop(err)
+			}
+		})
+	}
+	wg.Wait()
+	down, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	a.ports.Close(down)
+	if parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}

@@ -1,0 +1,135 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestDriftThatIsFoundDuringASyncIsRepaired finds rules that another process altered while a
+// sync runs that has already applied its changes.
+func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
+	for name, succeeds := range map[string]bool{"the sync succeeds": true, "the sync fails": false} {
+		t.Run(name, func(t *testing.T) {
+			tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+			engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var full bool
+			cursor := engine.Attach("rules", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+				full = d.Full
+				return nil
+			}))
+			if err := cursor.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			triggered := make(chan struct{}, 10)
+			r, err := runner.New(runner.Config{Trace: &runner.Trace{Queued: func(time.Time) { triggered <- struct{}{} }}}, func(context.Context) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := &Agent{World: &objects.World{}, observers: &observers{}, runner: r}
+			a.Log = slog.New(slog.DiscardHandler)
+
+			a.mu.Lock() // a sync begins
+			handled := make(chan struct{})
+			go func() {
+				defer close(handled)
+				a.drifted("rules", cursor)(&dataplane.DriftError{Backend: "test", What: "a rule is missing"})
+			}()
+			select {
+			case <-handled:
+			case <-time.After(100 * time.Millisecond): // drifted waits
+			}
+			a.upToDate = succeeds
+			a.mu.Unlock() // the sync ends
+			<-handled
+			if got := len(triggered) != 0; got != succeeds {
+				t.Errorf("another sync was requested: %t", got)
+			}
+			full = false
+			if err := cursor.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !full {
+				t.Error("the next sync does not compare everything")
+			}
+		})
+	}
+}
+
+func TestListenersAreBounded(t *testing.T) {
+	l := &listenLimit{max: 2}
+	var open []net.Listener
+	for range 2 {
+		x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		open = append(open, x)
+	}
+	if x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0"); err == nil {
+		x.Close()
+		t.Error("a third listener was opened")
+	}
+	// Closing a listener twice gives back one.
+	open[0].Close()
+	open[0].Close()
+	x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("after one was closed: %v", err)
+	}
+	defer x.Close()
+	// A failure gives back its own.
+	for range 3 {
+		if _, err := l.listen(t.Context(), "tcp4", "192.0.2.255:1"); err == nil {
+			t.Fatal("a foreign address can be listened at")
+		}
+	}
+	open[1].Close()
+	if x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0"); err != nil {
+		t.Errorf("after failures: %v", err)
+	} else {
+		x.Close()
+	}
+	if l := newListenLimit(); l.max < 1 {
+		t.Errorf("the default limit is %d", l.max)
+	}
+}
+
+// TestEachParameterCanBeLeftAlone checks that every parameter has a flag that leaves it alone.
+func TestEachParameterCanBeLeftAlone(t *testing.T) {
+	all := conntrack.Tuning{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
+	list, err := all.Settings(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list {
+		flag := skipFlag(s)
+		if flag == "" {
+			t.Fatalf("%s has no flag", s.Path)
+		}
+		c := configtest.Parsed(t, []string{"run", "--conntrack-udp-timeout=1s", "--conntrack-udp-timeout-stream=1s", "--conntrack-tcp-be-liberal", flag})
+		left, err := c.Tuning.Settings(1)
+		if err != nil || slices.ContainsFunc(left, func(o conntrack.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
+			t.Errorf("%s leaves %v, error %v", flag, left, err)
+		}
+	}
+}

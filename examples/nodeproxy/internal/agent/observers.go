@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/examples/metrics"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The reasons of the agent's own Events, as kube-proxy has them.
+const (
+	ReasonStarting           = "Starting"
+	reasonHealthzFailed      = "FailedToStartProxierHealthcheck"
+	reasonMetricsFailed      = "FailedToStartMetricServer"
+	reasonServiceCheckFailed = "FailedToStartServiceHealthcheck"
+	reasonIPVSDeprecation    = "IPVSDeprecation"
+	component                = "nodeproxy"
+)
+
+// observers report what the agent does, by metrics, health checks, Events, and a line on
+// standard output for each change that is in effect. The agent works without them.
+type observers struct {
+	metrics  *metrics.Set
+	Proxy    *health.Proxy
+	ports    *health.NodePorts
+	recorder *kubeapi.Recorder // nil without an API server
+	nodeName string
+
+	// out receives the lines about changes that are in effect. With the logging format json,
+	// entries receives them instead; otherwise it is nil.
+	out     io.Writer
+	entries *slog.Logger
+	// manifests reports that the source calls handedIn for each change.
+	manifests bool
+	// due is set if report must print a line for the objects received at receivedAt.
+	due        bool
+	receivedAt time.Time
+	// asked is when the oldest change that no sync has taken was handed in. It is for
+	// sources that do not call handedIn.
+	asked atomic.Pointer[time.Time]
+	// began is when the last sync began, applied when its last Apply ended, and changed the
+	// number of Service ports that it changed.
+	began   time.Time
+	applied time.Time
+	changed int
+	// lines bounds the rate of lines about changes from an API server.
+	lines complaint.Bucket
+	// synced is the outcome of the last sync.
+	synced ruleset.SyncInfo
+}
+
+func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, log *slog.Logger) (*observers, error) {
+	o := &observers{
+		metrics:   metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: families}),
+		nodeName:  cfg.NodeName,
+		out:       out,
+		manifests: cfg.Manifests != "",
+		lines:     complaint.Bucket{Burst: 60, Every: time.Second},
+	}
+	if cfg.JSON() {
+		o.entries = log
+	}
+	cfg.Gates.AddMetrics()
+	var err error
+	o.Proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: families, Answered: o.metrics.Answered})
+	if err != nil {
+		return nil, err
+	}
+	o.ports = health.NewNodePorts(health.NodePortsConfig{
+		Services: health.NewServices(health.ServicesConfig{ProxyHealthy: o.Proxy.Healthy}),
+		Families: families,
+		Listen:   newListenLimit().listen,
+		Failed:   o.serviceCheckFailed,
+		Log:      log,
+	})
+	return o, nil
+}
+
+// queued is the Queued function of the [runner.Trace].
+func (o *observers) queued(at time.Time) {
+	o.Proxy.Queued()
+	o.metrics.Queued(at)
+}
+
+// onSync is the function for [ruleset.Cursor.OnSync].
+func (o *observers) onSync(i ruleset.SyncInfo) {
+	o.synced = i
+	o.metrics.Synced(i)
+}
+
+// begin is called before a sync. It returns the time when the oldest change of the sync was
+// handed in.
+func (o *observers) begin() (asked time.Time) {
+	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
+	o.Proxy.Started()
+	if t := o.asked.Swap(nil); t != nil {
+		asked = *t
+	}
+	return asked
+}
+
+// done is called after a sync if all objects are listed. A Service that cannot be programmed
+// does not make the node unhealthy.
+func (o *observers) done(inEffect bool) { o.Proxy.Done(inEffect) }
+
+// handedIn is called when a source has handed in the objects of one change.
+func (o *observers) handedIn() { o.due, o.receivedAt = true, time.Now() }
+
+// appliedDelta is called after each Apply.
+func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
+	o.metrics.Applied(d, err)
+	o.applied, o.changed = time.Now(), 0
+	for i := range d.Changes {
+		if d.Changes[i].Fields != 0 {
+			o.changed++
+		}
+	}
+}
+
+// report writes the line about a change that is in effect: a change of the manifests or,
+// with another source, any change of the rules.
+func (o *observers) report(listed bool, failed int, asked time.Time) {
+	if !o.manifests {
+		o.due, o.receivedAt = o.synced.Applied && listed, asked
+		if asked.IsZero() {
+			o.receivedAt = o.synced.Start
+		}
+	}
+	if !o.due {
+		return
+	}
+	o.due = false
+	if o.applied.IsZero() {
+		o.applied = time.Now() // the kernel needed no change
+	}
+	took, waited := o.applied.Sub(o.began), max(0, o.began.Sub(o.receivedAt))
+	if o.entries != nil {
+		list := []any{"services", o.synced.Services, "endpoints", o.synced.Endpoints, "changed", o.changed, "took", took.String(), "waited", waited.String()}
+		if failed != 0 {
+			list = append(list, "failed", failed)
+		}
+		o.entries.Info("synced", list...)
+		return
+	}
+	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v waited=%v",
+		o.synced.Services, o.synced.Endpoints, o.changed, took, waited)
+	if failed != 0 {
+		line += fmt.Sprintf(" failed=%d", failed)
+	}
+	// With manifests, a test or a person waits for each line.
+	if !o.manifests {
+		omitted, ok := o.lines.Take(time.Now())
+		if !ok {
+			return
+		}
+		if omitted != 0 {
+			line += fmt.Sprintf(" omitted=%d", omitted)
+		}
+	}
+	fmt.Fprintln(o.out, line)
+}
+
+func (o *observers) nodeEvent(warning bool, reason, message string) {
+	if o.recorder != nil {
+		o.recorder.NodeEvent(warning, reason, message)
+	}
+}
+
+func (o *observers) serviceCheckFailed(service types.NamespacedName, port uint16, err error) {
+	if o.recorder != nil {
+		o.recorder.Event(v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: service.Namespace, Name: service.Name, UID: types.UID(service.String())},
+			true, reasonServiceCheckFailed, fmt.Sprintf("node %s cannot answer health checks at port %d: %v", o.nodeName, port, err))
+	}
+}

@@ -1,0 +1,181 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+)
+
+// fullSyncPeriod is how often the agent compares and repairs everything, as kube-proxy
+// does.
+const fullSyncPeriod = time.Hour
+
+// connect attaches the data plane and the followers to the engine. The runner syncs them
+// when the engine has a change.
+func (a *Agent) connect() (err error) {
+	rules := ruleset.WithLimitsOf(a.plane, ruleset.BackendFunc(a.apply))
+	if a.cleaner != nil {
+		rules = conntrack.After(rules, a.cleaner)
+	}
+	if a.resetter != nil {
+		rules = a.resetter.Wrap(rules)
+	}
+	a.rules = a.Engine.Attach(a.Config.Mode, rules)
+	a.rules.OnSync(a.onSync)
+	a.followers = []*ruleset.Cursor{a.Engine.Attach("health", a.ports), a.Engine.Attach("metrics", a.metrics)}
+	if a.Sockets != nil {
+		a.socketRules = a.Engine.Attach("socketlb", a.Sockets)
+		a.followers = append(a.followers, a.socketRules)
+	}
+	a.runner, err = runner.New(runner.Config{
+		Min:    a.Config.MinSyncPeriod,
+		Pace:   a.Config.Pace,
+		Retry:  a.Config.SyncPeriod,
+		Max:    max(fullSyncPeriod, a.Config.MinSyncPeriod, a.Config.Pace.Most),
+		Resync: a.rules.Resync,
+		Log:    a.Log,
+		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.Starting},
+	}, a.Sync)
+	if err != nil {
+		return err
+	}
+	a.Engine.Notify(func() {
+		now := time.Now()
+		a.asked.CompareAndSwap(nil, &now)
+		a.runner.Trigger()
+	})
+	return nil
+}
+
+// followSource hands in the objects of the source.
+func (a *Agent) followSource(ctx context.Context) error { return a.source.Follow(ctx, a.World) }
+
+// handIn calls feed, which hands in objects that must be synced together.
+func (a *Agent) handIn(feed func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	feed()
+	a.handedIn()
+	a.runner.Trigger() // even without a difference, for the line on standard output
+}
+
+// followNode reads the node's addresses regularly while they come from the routing table.
+func (a *Agent) followNode(ctx context.Context) error {
+	defer a.refresh.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.refresh.C:
+			a.RefreshNode()
+		}
+	}
+}
+
+// Starting is the SyncStart function of the [runner.Trace]. Syncs before all objects are
+// listed apply nothing and are not counted.
+func (a *Agent) Starting(runner.Info) {
+	if a.Tracker.Synced() {
+		a.metrics.Starting()
+	}
+}
+
+// runRules syncs the rules. It first waits for a kube-proxy that uses the same objects.
+func (a *Agent) runRules(ctx context.Context) error {
+	if err := a.takeOver.waitTurn(ctx); err != nil {
+		return err
+	}
+	return a.runner.Run(ctx)
+}
+
+// Sync brings the kernel up to date. An error makes the runner call it again.
+func (a *Agent) Sync(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.upToDate = false
+	asked := a.begin()
+	err := ignoreNotSynced(a.rules.Sync(ctx))
+	failed := 0
+	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
+		failed = len(p.Failed)
+	}
+	inEffect, listed := err == nil || failed != 0, a.Tracker.Synced()
+	if listed {
+		a.done(inEffect)
+	}
+	if inEffect {
+		a.upToDate = listed
+		for _, c := range a.followers {
+			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
+		}
+		if a.localhost != nil {
+			err = errors.Join(err, a.localhost.sync(ctx))
+		}
+		a.report(listed, failed, asked) // after the followers: everything must be in effect
+		if listed {
+			a.takeOver.done()
+		}
+	}
+	if a.cleaner != nil {
+		err = errors.Join(err, a.cleaner.Flush(ctx)) // if the clean-up after Apply failed
+	}
+	return err
+}
+
+// ignoreNotSynced returns err, or nil if the source has not listed all objects yet. Another
+// sync follows then.
+func ignoreNotSynced(err error) error {
+	if errors.Is(err, ruleset.ErrNotSynced) {
+		return nil
+	}
+	return err
+}
+
+// apply applies a delta to the data plane and reports it to the observers.
+func (a *Agent) apply(ctx context.Context, d *ruleset.Delta) error {
+	err := a.takeOver.applyWithClients(ctx, d, a.plane.Apply)
+	a.appliedDelta(d, err)
+	if err == nil && !d.Full && a.observers.changed != 0 {
+		a.takeOver.changed()
+	}
+	return err
+}
+
+// watchRules repairs the rules when another process altered them.
+func (a *Agent) watchRules(ctx context.Context) error {
+	return a.plane.Watch(ctx, a.mode.Watch, a.drifted("rules", a.rules))
+}
+
+// drifted returns the function that handles what a backend's Watch finds. what names the
+// backend's objects in messages.
+func (a *Agent) drifted(what string, c *ruleset.Cursor) func(error) {
+	var last time.Time
+	return func(err error) {
+		needFull := errors.Is(err, ruleset.ErrNeedFull)
+		if needFull {
+			c.Resync()
+		}
+		// A sync that runs now may have applied its changes before the check, and then repairs
+		// nothing. Wait for its end. A sync that failed is retried.
+		a.mu.Lock()
+		upToDate := a.upToDate
+		a.mu.Unlock()
+		switch {
+		case !upToDate:
+			return
+		case !needFull:
+			a.Log.Warn("cannot check whether the "+what+" were altered", "error", err)
+			return
+		}
+		a.Log.Warn("repairing the "+what, "error", err)
+		if time.Since(last) < 10*time.Second {
+			a.Log.Warn("another process keeps altering the " + what + ": does another agent run in this network namespace?")
+		}
+		last = time.Now()
+		a.runner.Trigger()
+	}
+}

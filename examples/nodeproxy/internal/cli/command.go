@@ -1,0 +1,192 @@
+// Package cli has what the verbs of nodeproxy share: command lines, help texts, manual pages,
+// errors and logs.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+)
+
+// ErrUsage is wrapped by errors of the command line. Their exit status is 2.
+var ErrUsage = errors.New("see --help")
+
+// Bad returns an error that wraps ErrUsage.
+func Bad(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", fmt.Errorf(format, args...), ErrUsage)
+}
+
+// AddFlags adds the flags of run to a verb. Other flags may be added to the verb.
+func (p *Program) AddFlags(c *cobra.Command) *config.Flags {
+	f := config.AddFlags(c.Flags())
+	f.SetOutput(p.Diag) // of warnings about deprecated flags
+	for name, values := range map[string][]string{
+		"proxy-mode":        {config.ModeNFTables, config.ModeIPTables, config.ModeIPVS, config.ModeUserspace},
+		"detect-local-mode": {config.ClusterCIDR, config.NodeCIDR, config.BridgeInterface, config.InterfaceNamePrefix},
+		"logging-format":    {"text", "json"},
+		"kube-proxy-table":  {string(config.TableAlways), "adopted", string(config.TableNever)},
+	} {
+		Complete(c, name, values...)
+	}
+	f.VisitAll(func(flag *pflag.Flag) {
+		if value, _ := pflag.UnquoteUsage(flag); value == "file" || value == "folder" {
+			completeWith(c, flag.Name, cobra.ShellCompDirectiveDefault) // names of files
+		}
+	})
+	return f
+}
+
+// Complete makes shells complete the value of a flag from a list.
+func Complete(c *cobra.Command, flag string, values ...string) {
+	completeWith(c, flag, cobra.ShellCompDirectiveNoFileComp, values...)
+}
+
+func completeWith(c *cobra.Command, flag string, how cobra.ShellCompDirective, values ...string) {
+	if err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, how)); err != nil {
+		panic(err) // the flag exists, and has no completion yet
+	}
+}
+
+// Configure returns the configuration of a command line whose flags are parsed, and which must
+// have n arguments besides flags.
+func Configure(flags *config.Flags, n int) (*config.Config, error) {
+	if flags.NArg() != n {
+		return nil, Bad("%d arguments instead of %d", flags.NArg(), n)
+	}
+	c, err := flags.Config()
+	if err != nil {
+		return nil, Bad("%w", err)
+	}
+	return c, nil
+}
+
+// LoggedError is an error that is in the log already.
+type LoggedError struct{ Err error }
+
+func (e LoggedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e LoggedError) Unwrap() error { return e.Err }
+
+// StatusError is the exit status of a verb that has printed what failed. 0 is no error.
+type StatusError int
+
+func (e StatusError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// Version returns the program's version from the build information.
+func Version() string {
+	if i, ok := debug.ReadBuildInfo(); ok && i.Main.Version != "" {
+		return i.Main.Version
+	}
+	return "(devel)"
+}
+
+// VersionLine returns the output of the verb version: the version, the commit if the program was
+// built from a repository, and the release of Kubernetes whose kube-proxy it follows.
+func VersionLine() string {
+	line := "nodeproxy " + Version()
+	commit, modified := "", ""
+	if i, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range i.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				commit = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				modified = ", modified"
+			}
+		}
+	}
+	if commit != "" {
+		line += ", commit " + commit + modified
+	}
+	return fmt.Sprintf("%s, follows Kubernetes %s, %s %s/%s", line, config.Kubernetes, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// section is a part of a help text: flags under a title.
+type section struct {
+	title string
+	flags *pflag.FlagSet
+}
+
+// sections returns a command's flags: its own first, then those of the agent's configuration in
+// their groups. Hidden and deprecated flags are left out.
+func sections(c *cobra.Command) []section {
+	var all []section
+	own := section{c.Name() + "'s own", newSection()}
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		group := f.Annotations[config.GroupAnnotation]
+		switch {
+		case f.Hidden:
+		case len(group) == 0:
+			own.flags.AddFlag(f)
+		default:
+			if n := len(all); n == 0 || all[n-1].title != group[0] {
+				all = append(all, section{group[0], newSection()})
+			}
+			all[len(all)-1].flags.AddFlag(f)
+		}
+	})
+	switch {
+	case len(all) == 0:
+		own.title = ""
+	case alone(own.flags, "help"):
+		all[0].flags.AddFlag(own.flags.Lookup("help"))
+		return all
+	}
+	return append([]section{own}, all...)
+}
+
+// alone reports whether a set has one flag, with this name.
+func alone(f *pflag.FlagSet, name string) bool {
+	n := 0
+	f.VisitAll(func(*pflag.Flag) { n++ })
+	return n == 1 && f.Lookup(name) != nil
+}
+
+func newSection() *pflag.FlagSet {
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.SortFlags = false
+	return f
+}
+
+// Program holds what the verbs share.
+type Program struct {
+	// Modes returns the modes for a configuration.
+	Modes     func(*config.Config) []modes.Mode
+	Out, Diag io.Writer
+	// Restrict drops all capabilities except those in keep. If it drops any, it first calls
+	// prepare and tells it whether CAP_SYS_MODULE is among them. It is nil if the program
+	// shares its process, as in tests.
+	Restrict func(log *slog.Logger, keep []int, prepare func(modules bool))
+	// Process allows the program to set up logging for the whole process.
+	Process bool
+	// AsKubeProxy reports that the program was called as kube-proxy, in whose place it then
+	// is: the verb is run even without flags, and kube-proxy's rules are adopted.
+	AsKubeProxy bool
+}
+
+// Logger returns the logger that the configuration selects.
+// With --log-file, all further output goes to that file, until the process ends.
+func (p *Program) Logger(c *config.Config) (*slog.Logger, error) {
+	if c.LogFile != "" {
+		f, err := os.OpenFile(c.LogFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("cannot open --log-file: %w", err)
+		}
+		p.Out, p.Diag = f, f
+	}
+	if p.Process {
+		return processLogger(c, p.Out, p.Diag)
+	}
+	return OwnLogger(c, p.Diag), nil
+}

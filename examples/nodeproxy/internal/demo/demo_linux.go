@@ -1,0 +1,525 @@
+package demo
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/iptables"
+)
+
+// worldFiles are the manifests that the demo serves.
+//
+//go:embed world/*.yaml
+var worldFiles embed.FS
+
+// Exit statuses of demo besides 0: an expectation failed, the demo could not begin, and the
+// demo was interrupted.
+const (
+	exitFailed   = 1
+	ExitNoSpaces = 3
+	// ExitStopped is the status by which shells report SIGINT.
+	ExitStopped = 130
+)
+
+const demoLong = `Builds a small cluster of network namespaces, serves the manifests that ship with
+the program, and sends real connections. It needs no privileges except the right to
+create user namespaces, and changes nothing outside of them. The exit status is 0 if
+all expectations held, 1 if one failed, 3 if namespaces cannot be created, and 130 if
+the demo was interrupted.
+`
+
+// Command returns the verb demo.
+func Command(p *cli.Program) *cobra.Command {
+	c := &cobra.Command{Use: demoUse, Short: demoShort, Long: demoLong}
+	flags := c.Flags()
+	mode := flags.String("proxy-mode", config.ModeNFTables, "the data plane of node-1: nftables, or iptables, whose programs must be installed")
+	sockets := flags.Bool("socket-lb", false, "translate the TCP connections of node-1 at the socket, as run --socket-lb does; needs root")
+	hold := flags.Bool("hold", false, "keep the cluster at the end, to look around, until interrupted")
+	cli.Complete(c, "proxy-mode", config.ModeNFTables, config.ModeIPTables)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		switch {
+		case len(args) != 0:
+			return cli.Bad("unexpected argument %q", args[0])
+		case *mode != config.ModeNFTables && *mode != config.ModeIPTables:
+			return cli.Bad("no demo of proxy mode %q", *mode)
+		case *sockets:
+			return cli.StatusError(demoSockets(c.Context(), *mode, *hold, p.Out, p.Diag))
+		}
+		return cli.StatusError(run(c.Context(), *mode, *hold, p.Out, p.Diag))
+	}
+	return c
+}
+
+// run runs the tour and returns the exit status.
+func run(ctx context.Context, mode string, hold bool, out, diag io.Writer) int {
+	inside, code, err := netlab.Reexec()
+	if err == nil && !inside {
+		return code
+	}
+	var t *tour
+	if err == nil {
+		t, err = newTour(mode, out, diag)
+	}
+	if err != nil {
+		fmt.Fprintf(diag, `nodeproxy demo: %v
+The demo needs the right to create user and network namespaces. It may be restricted by
+the parameters user.max_user_namespaces, kernel.unprivileged_userns_clone and
+kernel.apparmor_restrict_unprivileged_userns, or by a container's seccomp profile. As
+root, the demo needs no user namespaces.
+`, err)
+		return ExitNoSpaces
+	}
+	return t.show(ctx, hold)
+}
+
+// show runs the tour, prints the result and returns the exit status.
+func (t *tour) show(ctx context.Context, hold bool) int {
+	defer t.close()
+	if err := t.run(ctx); errors.Is(err, errStopped) || ctx.Err() != nil {
+		t.printf("\nStopped.")
+		return ExitStopped
+	} else if err != nil {
+		fmt.Fprintf(t.diag, "nodeproxy demo: %v\n", err)
+		return exitFailed
+	}
+	if hold {
+		t.printf("\nEverything stays up until you press Ctrl-C. In another terminal:\n%s", t.howToLook())
+		<-ctx.Done()
+	}
+	if t.failed > 0 {
+		t.printf("\n%d of %d expectations FAILED", t.failed, t.checked)
+		return exitFailed
+	}
+	t.printf("\nAll %d expectations held.", t.checked)
+	return 0
+}
+
+// tour is one run of the demo.
+type tour struct {
+	*lab.Lab
+	mode            string
+	out, diag       io.Writer
+	folder          string // the folder of the manifests
+	synced          chan string
+	sockets         *demoCgroup // nil without --socket-lb
+	checked, failed int
+}
+
+func newTour(mode string, out, diag io.Writer) (*tour, error) {
+	l, err := lab.New()
+	if err != nil {
+		return nil, err
+	}
+	return &tour{Lab: l, mode: mode, out: out, diag: diag, synced: make(chan string, 100)}, nil
+}
+
+func (t *tour) printf(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
+
+// expect prints an expectation and whether it held.
+func (t *tour) expect(ok bool, format string, args ...any) {
+	t.checked++
+	verdict := "ok"
+	if !ok {
+		verdict = "FAILED"
+		t.failed++
+	}
+	t.printf("  %-6s  %s", verdict, fmt.Sprintf(format, args...))
+}
+
+// run sets up the cluster and visits the Services.
+func (t *tour) run(ctx context.Context) (err error) {
+	if t.folder, err = os.MkdirTemp("", "nodeproxy-demo-"); err != nil {
+		return err
+	}
+	files, err := worldFiles.ReadDir("world")
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		text, err := worldFiles.ReadFile("world/" + f.Name())
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(t.folder, f.Name()), text, 0o644); err != nil {
+			return err
+		}
+	}
+	t.printf(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside of
+the cluster: each in a network namespace of this process. The tour sends real
+connections through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
+
+	stop, err := t.startAgent(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	line, err := t.waitSynced(ctx)
+	if err != nil {
+		return err
+	}
+	if err := t.sockets.wait(ctx); err != nil {
+		return err
+	}
+	t.printf("\nThe manifests are in effect: %s", line)
+
+	for _, stop := range []func(){t.clusterIP, t.nodePort, t.loadBalancer, t.localPolicy, t.affinity, t.noEndpoints} {
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		stop()
+	}
+	if err := t.udp(ctx); err != nil {
+		return err
+	}
+	if err := t.changes(ctx); err != nil {
+		return err
+	}
+	t.showRules()
+	return nil
+}
+
+// startAgent runs the agent of the verb run in the node's namespace. stop ends the agent.
+func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
+	// No servers: they would listen in this namespace, not the node's. No parameters: the
+	// demo must not change the machine's.
+	flags := config.NewFlags("run")
+	if err := flags.Parse(append(t.objectFlags(),
+		"--sync-period", "1s", "--min-sync-period", "0s",
+		"--healthz-bind-address", "", "--metrics-bind-address", "",
+		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
+	)); err != nil {
+		return nil, err
+	}
+	cfg, err := cli.Configure(flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	t.sockets.configure(cfg)
+	var a *agent.Agent
+	err = t.Node.Do(func() (err error) {
+		a, err = agent.New(ctx, cfg, t.modes(), lines(t.synced), cli.Quiet(cfg, cli.OwnLogger(cfg, t.diag)))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.sockets.follow(a)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	return func() error { cancel(); return <-ended }, nil
+}
+
+// modes returns the modes that the demo supports.
+func (t *tour) modes() []modes.Mode {
+	// The programs of iptables run from any thread, and without privileges they cannot open
+	// the default lock file.
+	m := modes.IPTablesWith(func(c *iptables.Config) {
+		c.NetNS, c.LockFile = t.Node.File(), filepath.Join(t.folder, "xtables.lock")
+	})
+	return []modes.Mode{modes.NFTables(), m}
+}
+
+// lines is an io.Writer that sends each line to a channel.
+type lines chan string
+
+func (l lines) Write(b []byte) (int, error) {
+	l <- strings.TrimSpace(string(b))
+	return len(b), nil
+}
+
+// errStopped ends a tour that was interrupted.
+var errStopped = errors.New("interrupted")
+
+// waitSynced returns the agent's line about the next change that is in effect.
+func (t *tour) waitSynced(ctx context.Context) (string, error) {
+	select {
+	case line := <-t.synced:
+		return line, nil
+	case <-ctx.Done():
+		return "", errStopped
+	case <-time.After(time.Minute):
+		return "", errors.New("no change came into effect for a minute")
+	}
+}
+
+// edit changes a manifest, waits until the change is in effect, and prints it.
+func (t *tour) edit(ctx context.Context, what, file string, change func(line string) string) error {
+	path := filepath.Join(t.folder, file)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var changed strings.Builder
+	for line := range strings.Lines(string(text)) {
+		changed.WriteString(change(line))
+	}
+	// Renamed into place, so that the agent never reads a part of the file.
+	if err := os.WriteFile(path+".new", []byte(changed.String()), 0o644); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	line, err := t.waitSynced(ctx)
+	if err == nil {
+		t.printf("  %s: %s", what, line)
+	}
+	return err
+}
+
+// without removes a pod's endpoints.
+func without(pod string) func(string) string {
+	return func(line string) string {
+		if strings.HasSuffix(line, "# "+pod+"\n") {
+			return ""
+		}
+		return line
+	}
+}
+
+const connections = 60
+
+func (t *tour) clusterIP() {
+	t.printf("\nshop/web by its cluster IP, %d connections from pod-1:", connections)
+	for f, vip := range (lab.Dual{"10.96.0.10", "fd00:10:96::10"}) {
+		y := lab.Visits(t.Pod1, "", lab.Port(vip, "80"), connections)
+		t.expect(y.Answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", lab.Families[f], y)
+		me := lab.PodAddr["pod-1"][f]
+		t.expect(y.Saw("pod-2", me) && y.Saw("pod-3", me), "%s: other pods see pod-1's own address, %s", lab.Families[f], me)
+		if t.sockets != nil {
+			t.expect(y.Saw("pod-1", me), "%s: pod-1, sent to itself, sees its own address: at the socket nothing is masqueraded", lab.Families[f])
+			continue
+		}
+		t.expect(len(y.Sources["pod-1"]) == 1 && !y.Sources["pod-1"][me],
+			"%s: pod-1, sent to itself, sees the node's address", lab.Families[f])
+	}
+	t.sockets.count(t, 2*connections)
+}
+
+func (t *tour) nodePort() {
+	t.printf("\nshop/web by the node's port 30080, %d connections from the client:", connections)
+	for f, addr := range lab.NodeAddr {
+		y := lab.Visits(t.Client, lab.ClientAddr[f], lab.Port(addr, "30080"), connections)
+		t.expect(y.Answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", lab.Families[f], y)
+		t.expect(!y.Sources["pod-1"][lab.ClientAddr[f]] && !y.Sources["pod-2"][lab.ClientAddr[f]] && y.Saw("pod-3", lab.NodeAddr[f]),
+			"%s: the source is masqueraded: pods see %s", lab.Families[f], y.SourceList())
+	}
+}
+
+func (t *tour) loadBalancer() {
+	t.printf("\nshop/web by its load balancer's address, for some sources only:")
+	for f, vip := range (lab.Dual{"203.0.113.80", "2001:db8:1b::80"}) {
+		y := lab.Visits(t.Client, lab.ClientAddr[f], lab.Port(vip, "80"), connections)
+		t.expect(y.Answered("pod-1", "pod-2", "pod-3"), "%s: from %s every endpoint answers: %v", lab.Families[f], lab.ClientAddr[f], y)
+		c, err := lab.Dial(t.Client, "tcp", lab.StrangerAddr[f], lab.Port(vip, "80"), lab.NoAnswerTimeout)
+		if err == nil {
+			c.Close()
+		}
+		t.expect(lab.IsTimeout(err), "%s: from %s, outside the ranges, a connection gets no answer", lab.Families[f], lab.StrangerAddr[f])
+	}
+}
+
+func (t *tour) localPolicy() {
+	t.printf("\nshop/local by its load balancer's address, with externalTrafficPolicy Local:")
+	for f, vip := range (lab.Dual{"203.0.113.81", "2001:db8:1b::81"}) {
+		y := lab.Visits(t.Client, lab.ClientAddr[f], lab.Port(vip, "80"), connections)
+		t.expect(y.Answered("pod-1"), "%s: only the endpoint on this node answers the client: %v", lab.Families[f], y)
+		t.expect(y.Saw("pod-1", lab.ClientAddr[f]), "%s: the source is preserved: pod-1 sees %s", lab.Families[f], y.SourceList())
+		y = lab.Visits(t.Pod2, "", lab.Port(vip, "80"), connections)
+		t.expect(y.Answered("pod-1", "pod-3"), "%s: pods of the node may use every endpoint: %v", lab.Families[f], y)
+	}
+}
+
+func (t *tour) affinity() {
+	t.printf("\nshop/cart, with session affinity:")
+	for f, vip := range (lab.Dual{"10.96.0.30", "fd00:10:96::30"}) {
+		y := lab.Visits(t.Pod2, "", lab.Port(vip, "80"), connections)
+		t.expect(len(y.Errs) == 0 && len(y.Answers) == 1, "%s: pod-2 always gets the same endpoint: %v", lab.Families[f], y)
+	}
+}
+
+func (t *tour) noEndpoints() {
+	t.printf("\nDestinations without an answer:")
+	for f, vip := range (lab.Dual{"10.96.0.40", "fd00:10:96::40"}) {
+		_, err := lab.Dial(t.Pod1, "tcp", "", lab.Port(vip, "80"), testtime.Timeout)
+		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: shop/empty, without endpoints, refuses immediately", lab.Families[f])
+		_, err = lab.Dial(t.Pod1, "tcp", "", lab.Port(vip, "81"), testtime.Timeout)
+		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses, too", lab.Families[f])
+	}
+	for f, vip := range (lab.Dual{"10.96.0.250", "fd00:10:96::250"}) {
+		_, err := lab.Dial(t.Pod1, "tcp", "", lab.Port(vip, "80"), lab.NoAnswerTimeout)
+		t.expect(lab.IsTimeout(err), "%s: a cluster IP that no Service has does not answer", lab.Families[f])
+	}
+}
+
+// udp sends questions to the name server from one socket, removes the endpoint that answers,
+// and sends another question.
+func (t *tour) udp(ctx context.Context) error {
+	t.printf("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
+	var talks [2]*lab.Talk
+	var before [2]string
+	for f, vip := range (lab.Dual{"10.96.0.53", "fd00:10:96::53"}) {
+		c, err := lab.Dial(t.Pod2, "udp", "", lab.Port(vip, "53"), testtime.Timeout)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		talks[f] = c
+		before[f], _, err = c.Ask()
+		t.expect(err == nil, "%s: %s answers", lab.Families[f], before[f])
+	}
+	err := t.edit(ctx, "these endpoints are removed", "endpoints-dns.yaml", func(line string) string {
+		f := 0
+		if strings.Contains(line, "fd00:") {
+			f = 1
+		}
+		return without(before[f])(line)
+	})
+	if err != nil {
+		return err
+	}
+	for f, c := range talks {
+		name, _, err := c.Ask()
+		t.expect(err == nil && name != before[f], "%s: the next question of the same socket goes to %s", lab.Families[f], name)
+	}
+	return nil
+}
+
+// changes adds an endpoint and removes another while two hosts open connections all the
+// time and one connection stays open.
+func (t *tour) changes(ctx context.Context) error {
+	t.printf("\nshop/web changes while the client and pod-1 open connections all the time:")
+	long, err := t.connectionTo("pod-2")
+	if err != nil {
+		return err
+	}
+	defer long.Close()
+
+	s := lab.NewStream(t.Client, lab.Port("203.0.113.80", "80"), t.Pod1, lab.Port("fd00:10:96::10", "80"))
+	defer s.Stop()
+	err = t.edit(ctx, "pod-4 becomes ready", "endpoints-web.yaml", func(line string) string {
+		return strings.Replace(line, ", conditions: {ready: false}", "", 1)
+	})
+	if err != nil {
+		return err
+	}
+	y := s.Next(2 * connections)
+	t.expect(y.Answers["pod-4"] > 0, "pod-4 gets its share: %v", y)
+	if err := t.edit(ctx, "pod-2 is removed", "endpoints-web.yaml", without("pod-2")); err != nil {
+		return err
+	}
+	y = s.Next(2 * connections)
+	t.expect(y.Answered("pod-1", "pod-3", "pod-4"), "pod-2 gets no more connections: %v", y)
+	name, _, err := long.Ask()
+	t.expect(err == nil && name == "pod-2", "the connection to pod-2 that was open before the change still works")
+	y = s.Stop()
+	total := 0
+	for _, n := range y.Answers {
+		total += n
+	}
+	t.expect(len(y.Errs) == 0, "of %d connections, %d failed%s", total+len(y.Errs), len(y.Errs), firstError(y.Errs))
+	return nil
+}
+
+func firstError(errs []error) string {
+	if len(errs) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", first: %v", errs[0])
+}
+
+// connectionTo opens connections from the client to shop/web's NodePort until one
+// gets to the pod.
+func (t *tour) connectionTo(pod string) (*lab.Talk, error) {
+	for range 1000 {
+		c, err := lab.Dial(t.Client, "tcp", "", lab.Port(lab.NodeAddr[0], "30080"), testtime.Timeout)
+		if err != nil {
+			return nil, err
+		}
+		name, _, err := c.Hear()
+		if err == nil && name == pod {
+			return c, nil
+		}
+		c.Close()
+	}
+	return nil, fmt.Errorf("no connection to shop/web got to %s", pod)
+}
+
+// list returns the command that lists the rules.
+func (t *tour) list() []string {
+	if t.mode == config.ModeIPTables {
+		return []string{"iptables-save"}
+	}
+	return []string{"nft", "list", "table", "ip", "proxier"}
+}
+
+// howToLook returns functions for the shell of another terminal, bash or zsh: on_node and in_pod
+// run programs on the node and in a pod, and world prints nodeproxy's flags for the node's objects.
+func (t *tour) howToLook() string {
+	enter := func(h *netlab.Host) string {
+		return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s", os.Getpid(), h.Path())
+	}
+	return fmt.Sprintf("  on_node() { %s \"$@\"; }\n  in_pod() { %s \"$@\"; }\n  world() { echo %s; }\n  on_node %s", enter(t.Node), enter(t.Pod1),
+		strings.Join(t.objectFlags(), " "), strings.Join(t.list(), " "))
+}
+
+// objectFlags returns nodeproxy's flags for the node's objects.
+func (t *tour) objectFlags() []string {
+	return []string{"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--proxy-mode", t.mode}
+}
+
+// close ends everything and removes the manifests.
+func (t *tour) close() {
+	t.Lab.Close()
+	if t.folder != "" {
+		os.RemoveAll(t.folder)
+	}
+}
+
+// showRules prints how to list the rules and, if the program is installed, the rules of a
+// Service.
+func (t *tour) showRules() {
+	list := t.list()
+	t.printf("\nTo list the rules, run %q on a node, or here\nwhile \"nodeproxy demo --hold\" waits. The rules of shop/web:", strings.Join(list, " "))
+	if _, err := exec.LookPath(list[0]); err != nil {
+		t.printf("  (%s is not installed here; the proxy does not need it)", list[0])
+		return
+	}
+	listing, err := t.Node.Output(list[0], list[1:]...)
+	if err != nil {
+		t.printf("  (%v)", err)
+		return
+	}
+	object := ""
+	for line := range strings.Lines(listing) {
+		line = strings.TrimRight(line, "\n")
+		switch {
+		case strings.HasPrefix(line, "\tmap ") || strings.HasPrefix(line, "\tset "):
+			object = strings.TrimSuffix(strings.TrimSpace(line), " {")
+		case strings.HasPrefix(line, "*"):
+			object = line[1:]
+		}
+		if strings.Contains(line, `"shop/web:`) {
+			t.printf("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))
+		}
+	}
+}

@@ -1,0 +1,286 @@
+// Package inspect has the verbs explain, trace and top, which read the kernel of a node.
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The texts of trace for every system.
+const (
+	traceUse   = "trace [flags] ADDR:PORT[/PROTOCOL]"
+	traceShort = "follow real connections"
+)
+
+const explainLong = `Prints what the objects require for the first packet of a connection, and why. Unless
+--kernel=false, it compares that with the rules in the kernel of the network namespace
+it runs in. It reads the objects from where run reads them, with the same flags. The
+protocol is TCP by default.
+
+With --all it prints each Service port that cannot work on this node, with the reason
+from the EndpointSlices.
+
+The exit status is 1 if the kernel differs from the objects or has no rules, or if --all
+found something.
+`
+
+// explainOptions are the flags of explain.
+type explainOptions struct {
+	from, in    string
+	kernel, all bool
+}
+
+// ExplainCommand returns the verb explain.
+func ExplainCommand(p *cli.Program) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "explain [flags] {ADDR:PORT[/PROTOCOL] | --all}",
+		Short: "print what happens to a packet, or every Service that cannot work",
+		Long:  explainLong,
+	}
+	var o explainOptions
+	flags := p.AddFlags(c)
+	flags.StringVar(&o.from, "from", "", "the source `address` of the packet, optionally with its port (ADDR:PORT); if empty, the node's own address")
+	flags.StringVar(&o.in, "in-interface", "", "the `interface` the packet comes in by; if empty and --from is not the node's own address, an interface that belongs to no pod")
+	flags.BoolVar(&o.kernel, "kernel", true, "compare with the rules in the kernel")
+	flags.BoolVar(&o.all, "all", false, "print every Service port that cannot work, with the reason")
+	c.RunE = func(c *cobra.Command, _ []string) error { return explain(c.Context(), p, flags, o) }
+	return c
+}
+
+// explain runs the verb explain. It compares the ruleset's verdict on a packet with the rules in
+// the kernel.
+func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explainOptions) error {
+	cfg, log, packet, err := packetArgs(p, flags, o.all)
+	if err != nil {
+		return err
+	}
+	w, err := objects.Peek(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	if o.all {
+		return explainAll(p.Out, w)
+	}
+	packet.NodeAddresses = w.Tracker.Node().Addresses
+	if packet.To.Addr().IsLoopback() { // which every node has
+		packet.NodeAddresses = []netip.Addr{packet.To.Addr()}
+	}
+	packet.InInterface = o.in
+	var source netip.AddrPort
+	if o.from != "" {
+		if source, err = parseSource(o.from, packet.To.Addr()); err != nil {
+			return err
+		}
+		packet.From = source.Addr()
+		if o.in == "" && !slices.Contains(packet.NodeAddresses, packet.From) {
+			packet.InInterface = outside
+		}
+	} else {
+		for _, a := range packet.NodeAddresses {
+			if !packet.From.IsValid() && a.Is4() == packet.To.Addr().Is4() {
+				packet.From = a
+			}
+		}
+		source = netip.AddrPortFrom(packet.From, 0)
+	}
+	snapshot := w.Engine.Snapshot()
+	q := question{packet, snapshot.Trace(packet), false}
+	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
+	writeVerdict(p.Out, q.verdict)
+	writeWhyEmpty(p.Out, "", w, q.verdict)
+	q.writeHash(p.Out, cfg.Mode, source, snapshot.Node.HashSeed)
+	if why := cfg.LoopbackServer(packet.To.Addr()); why != "" && q.verdict.Frontend != nil {
+		_, err := fmt.Fprintln(p.Out, "kernel: has no rule for it;", why)
+		return err
+	}
+	if !o.kernel {
+		return nil
+	}
+	m, err := modes.Find(p.Modes(cfg), cfg.Mode)
+	if err != nil {
+		return err
+	}
+	if m.Lookup == nil {
+		_, err := fmt.Fprintf(p.Out, "kernel: has no rules in mode %s; the agent's process serves the Service if the node has the address\n", cfg.Mode)
+		return err
+	}
+	err = q.compareKernel(ctx, p.Out, m)
+	if others := writeOthers(ctx, p.Out, m, log); err == nil {
+		err = others
+	}
+	return err
+}
+
+// packetArgs returns what the command line of explain or trace has: flags and a destination, or
+// flags alone if none is set.
+func packetArgs(p *cli.Program, flags *config.Flags, none bool) (*config.Config, *slog.Logger, ruleset.Packet, error) {
+	var packet ruleset.Packet
+	n := 1
+	if none {
+		n = 0
+	}
+	cfg, err := cli.Configure(flags, n)
+	if err != nil {
+		return nil, nil, packet, err
+	}
+	log, err := p.Logger(cfg)
+	if err != nil {
+		return nil, nil, packet, err
+	}
+	if !none {
+		packet, err = parsePacket(flags.Arg(0))
+	}
+	return cfg, cli.Quiet(cfg, log), packet, err
+}
+
+// writeWhyEmpty writes why the Service of a verdict has no endpoints, if it has none.
+func writeWhyEmpty(out io.Writer, prefix string, w *objects.World, v ruleset.Verdict) {
+	if v.Action != ruleset.ActionReject && v.Action != ruleset.ActionPass || v.Service == nil || v.Service.Selection.HasAny {
+		return
+	}
+	name := v.Service.Key.NamespacedName
+	if s := w.KeptService(name); s != nil {
+		printLine(out, "%sbecause: %s", prefix, whyEmpty(s, w.KeptSlices(name), v.Service.Key))
+	}
+}
+
+// parseSource parses --from, "ADDR" or "ADDR:PORT", for packets to an address.
+func parseSource(from string, to netip.Addr) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(from)
+	if err != nil {
+		addr, err := netip.ParseAddr(from)
+		if err != nil {
+			return a, cli.Bad("--from: %q is neither ADDR nor ADDR:PORT", from)
+		}
+		a = netip.AddrPortFrom(addr, 0)
+	}
+	a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	if a.Addr().Is4() != to.Is4() {
+		return a, cli.Bad("--from %v and %v are of different address families", a.Addr(), to)
+	}
+	return a, nil
+}
+
+// outside stands for the incoming interface of a packet if only its source is known.
+const outside = "(outside)"
+
+// parsePacket parses "ADDR:PORT[/PROTOCOL]".
+func parsePacket(s string) (ruleset.Packet, error) {
+	to, protocol, given := strings.Cut(s, "/")
+	p := ruleset.Packet{Protocol: v1.ProtocolTCP}
+	if given {
+		p.Protocol = v1.Protocol(strings.ToUpper(protocol))
+	}
+	var err error
+	if p.To, err = netip.ParseAddrPort(to); err != nil {
+		return p, cli.Bad("%q is not ADDR:PORT", to)
+	}
+	switch p.Protocol {
+	case v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
+		return p, nil
+	}
+	return p, cli.Bad("protocol %q is not TCP, UDP or SCTP", protocol)
+}
+
+func writeVerdict(out io.Writer, v ruleset.Verdict) {
+	printLine(out, "%v: %s", v.Action, v.Rule)
+	if v.Service != nil {
+		ports := ""
+		if v.Frontend.IsRange() {
+			ports = ", ports " + v.Frontend.Ports()
+		}
+		printLine(out, "service: %v, by its %v%s", v.Service.Key, v.Frontend.Kind, ports)
+	}
+	writeAffinity(out, "", v)
+	for _, e := range v.Endpoints {
+		fmt.Fprintf(out, "endpoint: %v on node %q, %s%s\n", v.AddrOf(e), e.Node, sourceKept(v.MasqueradeTo(e)), weightOf(e, v.Endpoints))
+	}
+}
+
+// writeAffinity writes the line about a verdict's client affinity, if it has any.
+func writeAffinity(out io.Writer, prefix string, v ruleset.Verdict) {
+	if v.Affinity != 0 {
+		fmt.Fprintf(out, "%saffinity: to the same endpoint for %v\n", prefix, v.Affinity)
+	}
+}
+
+func sourceKept(masqueraded bool) string {
+	if masqueraded {
+		return "masqueraded"
+	}
+	return "source kept"
+}
+
+// weightOf returns the weight of an endpoint and its share of new connections as text, or
+// "" if all endpoints have the same weight.
+func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
+	sum, same := 0, true
+	for _, o := range all {
+		sum += int(o.Weight)
+		same = same && o.Weight == e.Weight
+	}
+	if same {
+		return ""
+	}
+	return fmt.Sprintf(", weight %d (%.3g %%)", e.Weight, 100*float64(e.Weight)/float64(sum))
+}
+
+// target returns the frontend's target for the packet.
+func (q question) target() ruleset.Target { return q.verdict.Frontend.TargetFor(q.internal) }
+
+// writeHash writes, for a Service that chooses endpoints by a hash, each endpoint's share of
+// the hash table, and the endpoint of the source. The table and the hash depend on the mode.
+func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, seed uint64) {
+	v := q.verdict
+	if v.Action != ruleset.ActionForward || v.Service.Hash() == tracker.HashNone {
+		return
+	}
+	table, pool := v.Service.Maglev(q.target(), seed), v.Service.Pool(q.target())
+	what := "source address"
+	if v.Hash == tracker.HashSourcePort {
+		what += " and port"
+	}
+	switch mode {
+	case config.ModeIPTables:
+		fmt.Fprintf(out, "hash: by %s, which mode iptables does not support: it chooses endpoints at random\n", what)
+		return
+	case config.ModeIPVS:
+		fmt.Fprintf(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); explain cannot compute which endpoint a source gets\n", what)
+		return
+	}
+	fmt.Fprintf(out, "hash: by %s, in a Maglev table of %d slots\n", what, table.Len())
+	slots := make([]int, len(pool))
+	for i := range table.Len() {
+		slots[table.At(i)]++
+	}
+	for i, e := range pool {
+		fmt.Fprintf(out, "hash: %d slots of %v\n", slots[i], v.AddrOf(e))
+	}
+	unless := ""
+	if v.Affinity != 0 {
+		unless = ", unless client affinity holds another endpoint"
+	}
+	switch {
+	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
+		fmt.Fprintf(out, "hash: add a port to see the endpoint of the source: --from %v\n", netip.AddrPortFrom(source.Addr(), 40000))
+	case v.Hash == tracker.HashSourcePort:
+		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source, v.AddrOf(pool[table.Find(v.Service.HashOf(source, seed))]), unless)
+	default:
+		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source.Addr(), v.AddrOf(pool[table.Find(v.Service.HashOf(source, seed))]), unless)
+	}
+}

@@ -1,0 +1,134 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// errDiffers ends explain when the kernel treats a packet differently.
+var errDiffers = errors.New("the kernel's rules differ from what the objects require")
+
+// errNoRules ends explain when the kernel has no rules of the mode.
+var errNoRules = errors.New("the kernel has no rules of this mode: the agent does not run here, or has not synced yet")
+
+// errOthers ends explain when rules of another proxy may treat the packet first.
+var errOthers = errors.New("rules of another proxy may take the packet first")
+
+// writeOthers prints the rules of other proxies in the network namespace, and returns errOthers
+// if there are any.
+func writeOthers(ctx context.Context, out io.Writer, m modes.Mode, log *slog.Logger) error {
+	k := takeover.Kernel{Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return modes.LegacyOwners(ctx, log) }}
+	rules, err := k.Look(ctx)
+	if err != nil {
+		return err
+	}
+	kinds := slices.SortedFunc(maps.Keys(rules), func(a, b takeover.Kind) int { return strings.Compare(a.String(), b.String()) })
+	for _, kind := range kinds {
+		if !rules[kind].Present || kind == (takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}) {
+			continue
+		}
+		err = errOthers
+		if m.TakesOver && kind.Mode == m.Name {
+			fmt.Fprintf(out, "kernel: kube-proxy has written the rules of mode %s last\n", m.Name)
+			continue
+		}
+		fmt.Fprintf(out, "kernel: rules of %s are there, too, and may take this packet first\n", kind)
+	}
+	return err
+}
+
+// question is a packet that explain looks up in the kernel, and its verdict.
+type question struct {
+	packet  ruleset.Packet
+	verdict ruleset.Verdict
+	// internal reports that the packet comes from the node or one of its pods, and that
+	// the frontend treats such packets differently.
+	internal bool
+}
+
+// compareKernel prints where the kernel sends a packet in a mode, and whether that agrees
+// with the verdict. It returns errDiffers if it does not.
+func (q question) compareKernel(ctx context.Context, out io.Writer, m modes.Mode) error {
+	f := q.verdict.Frontend
+	found, err := m.Lookup(ctx, dataplane.Query{
+		Packet: q.packet, Internal: q.internal, NodePort: f != nil && f.Kind == ruleset.KindNodePort,
+	})
+	var drift *dataplane.DriftError
+	switch {
+	case errors.Is(err, dataplane.ErrNoRules):
+		fmt.Fprintf(out, "kernel: mode %s has no rules in this network namespace\n", m.Name)
+		return errNoRules
+	case errors.As(err, &drift):
+		printLine(out, "kernel: %s", drift.What)
+		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
+		return errDiffers
+	case err != nil:
+		return err
+	case !found.Entry:
+		found.Where = m.NoEntry
+		if f != nil && f.IsRange() {
+			fmt.Fprintf(out, "kernel: the Service has an event if mode %s does not serve its range of ports\n", m.Name)
+		}
+	}
+	expected := q.entry()
+	if m.Name == config.ModeIPTables {
+		expected = q.verdict.Endpoints // its rules match the packet's source
+	}
+	return q.compare(out, found, expected)
+}
+
+// entry returns the endpoints that the packet's entry must lead to, even if packets from
+// its source are dropped.
+func (q question) entry() []*tracker.Endpoint {
+	f := q.verdict.Frontend
+	if f == nil || f.Admits(q.packet.From) {
+		return q.verdict.Endpoints
+	}
+	return q.verdict.Service.Pool(f.TargetFor(q.internal))
+}
+
+// compare prints what was found in the kernel, and whether it agrees with expected.
+func (q question) compare(out io.Writer, found dataplane.Found, expected []*tracker.Endpoint) error {
+	where := found.Where
+	if found.Service != "" {
+		where += ", for " + found.Service
+	}
+	printLine(out, "kernel: %s", where)
+	for _, ep := range found.Endpoints {
+		fmt.Fprintf(out, "kernel: endpoint %v\n", ep)
+	}
+	var want []netip.AddrPort
+	for _, ep := range expected {
+		want = append(want, q.verdict.AddrOf(ep))
+	}
+	slices.SortFunc(want, netip.AddrPort.Compare)
+	want = slices.Compact(want) // endpoints of a range may differ in their own port only
+	s := q.verdict.Service
+	other := found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
+	if !slices.Equal(found.Endpoints, want) || other {
+		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
+		return errDiffers
+	}
+	fmt.Fprintln(out, "kernel: agrees")
+	return nil
+}
+
+// internal reports whether a packet comes from the node or its pods and the frontend treats
+// such packets differently from others.
+func internal(n *ruleset.Node, p ruleset.Packet, f *ruleset.Frontend) bool {
+	return f != nil && f.ShortCircuit() && (p.InInterface == "" || n.LocalTraffic.Recognizes(p.From, p.InInterface))
+}

@@ -1,0 +1,86 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ipvs"
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// readTraffic reads the counters in the kernel.
+func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error) {
+	var t *dataplane.Traffic
+	switch mode {
+	case config.ModeNFTables:
+		if t, err = nftables.Traffic(ctx, nftables.Config{}); err == nil {
+			s.Ready, err = nftables.Ready(ctx, nftables.Config{})
+		}
+	case config.ModeIPTables:
+		t, err = iptables.Traffic(ctx, iptables.Config{})
+	case config.ModeIPVS:
+		t, err = ipvs.Traffic(ctx, ipvs.Config{})
+	case config.ModeUserspace:
+		return s, errInProcess
+	default:
+		err = fmt.Errorf("--proxy-mode %s has no counters", mode)
+	}
+	switch {
+	case errors.Is(err, dataplane.ErrNoRules):
+		return s, fmt.Errorf("mode %s has no rules in this network namespace: %w", mode, err)
+	case errors.Is(err, fs.ErrPermission):
+		return s, fmt.Errorf("cannot read the counters of mode %s without CAP_NET_ADMIN in this network namespace; run top as root: %w", mode, err)
+	case err != nil:
+		return s, err
+	case t.Known == 0:
+		return s, fmt.Errorf("the rules of mode %s have no counters: an earlier version of the agent wrote them", mode)
+	}
+	if err := addSockets(ctx, t, s.Ready); err != nil {
+		return s, err
+	}
+	s.At, s.Known = time.Now(), t.Known
+	s.Counters = map[toptable.Name]dataplane.Counters{}
+	for k, c := range t.Services {
+		s.Counters[toptable.NameOf(k)] = c
+	}
+	for d, c := range t.Unnamed {
+		family := tracker.FamilyOf(d.Addr.Addr())
+		s.Counters[toptable.Name{Service: d.Addr.String(), Protocol: string(d.Protocol), Family: family.String()}] = c
+	}
+	return s, nil
+}
+
+// addSockets adds the connections that --socket-lb translated, if it is in effect and the maps
+// may be read, to those of the Services in t and ready.
+func addSockets(ctx context.Context, t *dataplane.Traffic, ready map[tracker.Key]int) error {
+	services := maps.Clone(ready)
+	if services == nil {
+		services = map[tracker.Key]int{}
+	}
+	for k := range t.Services {
+		services[k] = 0
+	}
+	sockets, err := socketlb.Traffic(ctx, socketlb.Config{}, maps.Keys(services))
+	switch {
+	case errors.Is(err, dataplane.ErrNoRules), errors.Is(err, fs.ErrPermission):
+		return nil
+	case err == nil:
+		modes.AddTraffic(t, sockets)
+	}
+	return err
+}
+
+// errInProcess is what verbs report that read the kernel's rules or counters, in mode
+// userspace.
+var errInProcess = errors.New("mode userspace has no rules and counters in the kernel: the agent's process serves the Services, and counts with --service-traffic-metrics")

@@ -1,0 +1,23 @@
+//go:build !linux
+
+package inspect
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+)
+
+// TraceCommand returns a verb trace that returns an error: the kernels of other systems than
+// Linux do not show a packet's way.
+func TraceCommand(*cli.Program) *cobra.Command {
+	return &cobra.Command{
+		Use: traceUse, Short: traceShort, FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(*cobra.Command, []string) error { return errNoTrace },
+	}
+}
+
+var errNoTrace = fmt.Errorf("needs Linux: it follows packets by nf_tables or connection tracking, which %s does not have; nodeproxy explain works", runtime.GOOS)

@@ -1,0 +1,221 @@
+// Package lab is the network of the demo and of nodeproxy's tests: hosts in network namespaces,
+// and clients that record which server answered.
+package lab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// Lab is the network of the demo and its servers.
+//
+//	pod-1 --+                       +-- far (node-2) with pod-3 and pod-4
+//	        +-- node (node-1) ------+
+//	pod-2 --+                       +-- client, outside the cluster
+type Lab struct {
+	Net                           *netlab.Lab
+	Node, far, Client, Pod1, Pod2 *netlab.Host
+	closers                       []io.Closer
+}
+
+// The addresses of the demo that are not in its manifests.
+var (
+	NodeAddr   = Dual{"192.0.2.1", "2001:db8::1"}
+	ClientAddr = Dual{"198.51.100.9", "2001:db8:c::9"}
+	// StrangerAddr is an address of the client that no load balancer admits.
+	StrangerAddr = Dual{"198.51.100.200", "2001:db8:c::1:200"}
+	PodAddr      = map[string]Dual{
+		"pod-1": {"10.1.1.2", "fd00:10:1:1::2"},
+		"pod-2": {"10.1.1.3", "fd00:10:1:1::3"},
+		"pod-3": {"10.1.2.2", "fd00:10:1:2::2"},
+		"pod-4": {"10.1.2.3", "fd00:10:1:2::3"},
+	}
+)
+
+// Dual is an IPv4 address and the corresponding IPv6 address.
+type Dual [2]string
+
+// Families are the names of the families of a dual.
+var Families = [2]string{"IPv4", "IPv6"}
+
+// Port returns the address with a port.
+func Port(addr, port string) string { return net.JoinHostPort(addr, port) }
+
+// New builds the network and starts its servers.
+func New() (_ *Lab, err error) {
+	d := &Lab{}
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+	d.Net = netlab.New()
+	b := &netlab.Builder{Lab: d.Net}
+	d.Node, d.far, d.Client = b.Host("node"), b.Host("far"), b.Host("client")
+	d.Pod1, d.Pod2 = b.Host("pod-1"), b.Host("pod-2")
+	b.Do(func() error { return d.Node.Forward() })
+
+	b.Link(d.Node, "eth0", d.far, "eth0")
+	b.Addrs(d.Node, "eth0", "192.0.2.1/24", "2001:db8::1/64")
+	b.Addrs(d.far, "eth0", "192.0.2.2/24", "2001:db8::2/64")
+	b.Routes(d.far, "", "192.0.2.1", "0.0.0.0/0")
+	b.Routes(d.far, "", "2001:db8::1", "::/0")
+	b.Routes(d.Node, "", "192.0.2.2", "10.1.2.0/24")
+	b.Routes(d.Node, "", "2001:db8::2", "fd00:10:1:2::/64")
+	b.Addrs(d.far, "lo", "10.1.2.2/32", "10.1.2.3/32", "fd00:10:1:2::2/128", "fd00:10:1:2::3/128")
+
+	b.Link(d.Node, "eth1", d.Client, "eth0")
+	b.Addrs(d.Node, "eth1", "198.51.100.1/24", "2001:db8:c::1/64")
+	b.Addrs(d.Client, "eth0", "198.51.100.9/24", "2001:db8:c::9/64", "198.51.100.200/24", "2001:db8:c::1:200/64")
+	b.Routes(d.Client, "", "198.51.100.1", "0.0.0.0/0")
+	b.Routes(d.Client, "", "2001:db8:c::1", "::/0")
+	b.Routes(d.Node, "", ClientAddr[0], "0.0.0.0/0")
+	b.Routes(d.Node, "", ClientAddr[1], "::/0")
+
+	for name, h := range map[string]*netlab.Host{"pod-1": d.Pod1, "pod-2": d.Pod2} {
+		veth, a := "veth-"+name, PodAddr[name]
+		b.Link(d.Node, veth, h, "eth0")
+		b.Addrs(d.Node, veth, "10.1.1.1/32", "fd00:10:1:1::1/128")
+		b.Routes(d.Node, veth, "", a[0]+"/32", a[1]+"/128")
+		b.Addrs(h, "eth0", a[0]+"/32", a[1]+"/128")
+		b.Routes(h, "eth0", "", "10.1.1.1/32", "fd00:10:1:1::1/128")
+		b.Routes(h, "eth0", "10.1.1.1", "0.0.0.0/0")
+		b.Routes(h, "eth0", "fd00:10:1:1::1", "::/0")
+	}
+	for name, h := range map[string]*netlab.Host{"pod-1": d.Pod1, "pod-2": d.Pod2, "pod-3": d.far, "pod-4": d.far} {
+		for _, a := range PodAddr[name] {
+			b.Do(func() error { return d.Serve(name, h, a) })
+		}
+	}
+	return d, b.Err
+}
+
+func (d *Lab) Close() {
+	for _, c := range d.closers {
+		c.Close()
+	}
+	if d.Net != nil {
+		d.Net.Close()
+	}
+}
+
+// Serve starts a pod's servers. They answer with their name and the client's address: over
+// TCP once, and again for each line that they receive; over UDP for each packet.
+func (d *Lab) Serve(name string, h *netlab.Host, addr string) error {
+	l, err := h.Listen("tcp", Port(addr, "8080"))
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, l)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				go greet(name, c)
+			}
+		}
+	}()
+	p, err := h.ListenPacket("udp", Port(addr, "5353"))
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, p)
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := p.ReadFrom(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				p.WriteTo([]byte(answer(name, from)), from)
+			}
+		}
+	}()
+	return nil
+}
+
+func greet(name string, c net.Conn) {
+	defer c.Close()
+	lines := bufio.NewScanner(c)
+	for ok := true; ok; ok = lines.Scan() {
+		if _, err := io.WriteString(c, answer(name, c.RemoteAddr())); err != nil {
+			return
+		}
+	}
+}
+
+func answer(name string, from net.Addr) string {
+	host, _, _ := net.SplitHostPort(from.String())
+	return name + " " + host + "\n"
+}
+
+// NoAnswerTimeout is the timeout for connections that must not get an answer. Connections
+// that must get one use [testtime.Timeout].
+const NoAnswerTimeout = 300 * time.Millisecond
+
+// Talk is a connection to one of the servers.
+type Talk struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// Dial connects to a Service. The source address, from, may be "".
+func Dial(h *netlab.Host, network, from, to string, wait time.Duration) (*Talk, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	if from != "" {
+		from = Port(from, "0")
+	}
+	c, err := h.Dial(ctx, network, from, to)
+	if err != nil {
+		return nil, err
+	}
+	return NewTalk(c), nil
+}
+
+// NewTalk returns a talk over a connection.
+func NewTalk(c net.Conn) *Talk { return &Talk{c, bufio.NewReader(c)} }
+
+// Hear reads an answer: the server's name and the client's address.
+func (t *Talk) Hear() (name, source string, err error) {
+	t.SetReadDeadline(time.Now().Add(testtime.Timeout))
+	line, err := t.r.ReadString('\n')
+	name, source, _ = strings.Cut(strings.TrimSpace(line), " ")
+	return name, source, err
+}
+
+// Ask requests another answer and reads it.
+func (t *Talk) Ask() (name, source string, err error) {
+	if _, err := io.WriteString(t, "?\n"); err != nil {
+		return "", "", err
+	}
+	return t.Hear()
+}
+
+// Visit connects, reads the answer and closes the connection. The source address, from, may
+// be "".
+func Visit(h *netlab.Host, from, to string) (name, source string, err error) {
+	t, err := Dial(h, "tcp", from, to, testtime.Timeout)
+	if err != nil {
+		return "", "", err
+	}
+	defer t.Close()
+	name, source, err = t.Hear()
+	if err != nil {
+		err = fmt.Errorf("connected to %s, but got no answer: %w", to, err)
+	}
+	return name, source, err
+}

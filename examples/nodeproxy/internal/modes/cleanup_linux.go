@@ -1,0 +1,120 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ipvs"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// LegacyOwners returns the owners of rules in iptables-legacy.
+func LegacyOwners(ctx context.Context, log *slog.Logger) (map[takeover.Owner]bool, error) {
+	out := map[takeover.Owner]bool{}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if !legacyInUse(f) {
+			continue
+		}
+		c := iptables.Config{Flavor: iptables.Legacy, Families: []tracker.Family{f}, Log: log}
+		foreign, err := iptables.Foreign(ctx, c)
+		owned, err2 := iptables.Owned(ctx, c)
+		if err := errors.Join(Missing(err, log), Missing(err2, log)); err != nil {
+			return nil, err
+		}
+		if foreign {
+			out[takeover.KubeProxy] = true
+		}
+		if owned {
+			out[takeover.Nodeproxy] = true
+		}
+	}
+	return out, nil
+}
+
+// sharedWithIPVS are the modes whose objects kube-proxy's mode ipvs uses, too, and what those are.
+var sharedWithIPVS = map[string]string{config.ModeIPVS: "virtual servers and sets", config.ModeIPTables: "chains"}
+
+// Cleanable returns the modes whose rules --cleanup may remove. If a kube-proxy in mode ipvs runs, and
+// adopt is not set, it leaves out the modes that share objects with it and in which the agent has left
+// rules, and returns an error: nothing proves whose those objects are.
+func Cleanable(ctx context.Context, modes []Mode, adopt bool, log *slog.Logger) (out []Mode, refused error) {
+	var p takeover.Prober
+	p.Metrics, p.Healthz = takeover.DefaultAddresses()
+	if adopt || !slices.Contains(p.Look(ctx), takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS}) {
+		return modes, nil
+	}
+	// A kube-proxy that does not report its mode answers for all.
+	device := takeover.IPVSDevice()
+	for _, m := range modes {
+		if shared := sharedWithIPVS[m.Name]; shared != "" && (device || m.Name == config.ModeIPVS) {
+			if owned, err := m.owned(ctx, log); err == nil && owned {
+				refused = errors.Join(refused, fmt.Errorf("rules of mode %s stay: kube-proxy runs in mode ipvs and uses the same %s; stop it, or run nodeproxy in mode nftables first, which removes them", m.Name, shared))
+				continue
+			}
+		}
+		out = append(out, m) // cleaning up reports an error that persists
+	}
+	return out, refused
+}
+
+// drainInterval is how often retireIPVS checks whether connections have ended.
+const drainInterval = time.Second
+
+// retireIPVS removes mode ipvs without breaking connections. In other modes connection
+// tracking keeps established connections; IPVS keeps them itself. Endpoints get no new
+// connections, and everything is removed when the last connection has ended.
+func retireIPVS(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error {
+	families := ipvsFamilies(ctx)
+	if len(families) == 0 {
+		return nil // without IPVS there can be no rules
+	}
+	if owned, err := m.owned(ctx, log); err != nil || !owned && !adopt {
+		return err
+	}
+	b, err := ipvs.New(ctx, ipvs.Config{Families: families, Log: log, KeepSysctls: true})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := b.Apply(ctx, &ruleset.Delta{Full: true, Node: &ruleset.Node{}}); err != nil {
+		return err
+	}
+	tick := time.NewTicker(drainInterval)
+	defer tick.Stop()
+	for logged := false; ; logged = true {
+		n, err := b.Retire(ctx)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return m.CleanupKubeProxy(ctx, log) // in every flavor of iptables
+		}
+		if !logged {
+			log.Info("waiting for the last connections of mode ipvs before its rules are removed", "endpoints", n)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// ipvsFamilies returns the address families in which the kernel has IPVS.
+func ipvsFamilies(ctx context.Context) []tracker.Family {
+	var out []tracker.Family
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if ipvs.Probe(ctx, ipvs.Config{Families: []tracker.Family{f}}) == nil {
+			out = append(out, f)
+		}
+	}
+	return out
+}

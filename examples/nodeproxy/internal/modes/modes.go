@@ -1,0 +1,204 @@
+// Package modes has the data planes of nodeproxy: how each is probed, opened, looked up and
+// cleaned up.
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/metrics"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Settings determine the configuration of a backend.
+type Settings struct {
+	*config.Config
+	Families []tracker.Family
+	// NodeIPs holds the node's addresses, for a mode with NeedsNode.
+	NodeIPs []netip.Addr
+	// Clients returns the clients that kube-proxy remembers for an endpoint, each with the time
+	// since its last connection. It may be nil.
+	Clients func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
+	// NetNS is the network namespace, nil for the calling thread's.
+	NetNS *os.File
+	// Rules is called with the number of rules in a table of iptables, and the number that
+	// the last sync wrote.
+	Rules func(f tracker.Family, table string, total, written int)
+	// LoadBalancerFailed is called with "create", "modify" or "delete" after Windows refused the
+	// call, with what the load balancer serves and the kind of the error in the words of
+	// kube-proxy's metrics. It may be nil.
+	LoadBalancerFailed func(call string, f tracker.Family, purpose, reason string)
+	Log                *slog.Logger
+}
+
+// Mode is a data plane as the agent uses it.
+type Mode struct {
+	Name string
+	// Watch is the interval of the data plane's Watch.
+	Watch time.Duration
+	// TakesOver reports that the data plane's objects have the names of kube-proxy's own
+	// objects, so that the first sync replaces kube-proxy's.
+	TakesOver bool
+	// NeedsNode reports that the data plane needs the node's addresses.
+	NeedsNode bool
+	// TracksConnections reports that Linux tracks connections to Services. The agent then sets the
+	// parameters of connection tracking and deletes stale UDP flows.
+	TracksConnections bool
+	// NoEntry is what explain prints if the kernel has no entry for a packet.
+	NoEntry string
+	// Probe returns an error if the families of the settings cannot be served on this node.
+	// It changes nothing.
+	Probe func(context.Context, Settings) error
+	// MayPass, if not nil, reports that an error of Probe may pass without a change of the
+	// configuration. The agent then waits.
+	MayPass func(error) bool
+	// SetSysctls, if not nil, sets the kernel parameters that otherwise the first sync
+	// sets. Neither writes a parameter that already has its value.
+	SetSysctls func(context.Context, Settings) error
+	// resetSysctls, if not nil, sets the kernel parameters back that this mode has set and
+	// that other modes do not need.
+	resetSysctls func(context.Context, *slog.Logger) error
+	// Open opens the data plane.
+	Open func(context.Context, Settings) (dataplane.Plane, error)
+	// owned reports whether the agent has left rules in this mode.
+	owned func(context.Context, *slog.Logger) (bool, error)
+	// Cleanup removes the rules that the agent has left in this mode.
+	Cleanup func(context.Context, *slog.Logger) error
+	// CleanupKubeProxy removes the rules that kube-proxy has left in this mode.
+	CleanupKubeProxy func(context.Context, *slog.Logger) error
+	// Retire, if not nil, replaces cleanup and cleanupKubeProxy when the agent changes to
+	// another mode. It waits until the connections that cleanup would break have ended.
+	Retire func(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error
+	// Lookup reads from the kernel where it sends a packet. It is nil if the mode has no rules
+	// in the kernel.
+	Lookup func(context.Context, dataplane.Query) (dataplane.Found, error)
+}
+
+// configured returns a function that calls do with a backend's configuration.
+func configured[C any](configure func(Settings) (C, error), do func(context.Context, C) error) func(context.Context, Settings) error {
+	return func(ctx context.Context, s Settings) error {
+		c, err := configure(s)
+		if err != nil {
+			return err
+		}
+		return do(ctx, c)
+	}
+}
+
+// opened returns a function that opens a backend with its configuration.
+func opened[C any, B dataplane.Plane](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (dataplane.Plane, error) {
+	return func(ctx context.Context, s Settings) (dataplane.Plane, error) {
+		c, err := configure(s)
+		if err != nil {
+			return nil, err
+		}
+		b, err := open(ctx, c)
+		if err != nil {
+			return nil, err // returning b would make a non-nil dataplane.Plane of a nil B
+		}
+		return b, nil
+	}
+}
+
+// Find returns the mode of a name.
+func Find(modes []Mode, name string) (Mode, error) {
+	i := slices.IndexFunc(modes, func(m Mode) bool { return m.Name == name })
+	if i < 0 {
+		return Mode{}, fmt.Errorf("this build does not support --proxy-mode %s", name)
+	}
+	return modes[i], nil
+}
+
+// Leftovers removes the rules of every mode except inUse, and kube-proxy's rules if adopt is
+// set. It continues after an error. If inUse is "", it removes the rules of all modes;
+// otherwise it leaves out modes that have a retire function.
+func Leftovers(ctx context.Context, modes []Mode, inUse string, adopt bool, log *slog.Logger) error {
+	var errs []error
+	for _, m := range modes {
+		if inUse != "" && inUse != m.Name && m.Retire != nil {
+			continue
+		}
+		if m.Name != inUse {
+			if err := m.Cleanup(ctx, log); err != nil {
+				errs = append(errs, fmt.Errorf("cannot remove the rules of mode %s: %w", m.Name, err))
+			}
+		}
+		if adopt && !(m.TakesOver && m.Name == inUse) {
+			if err := m.CleanupKubeProxy(ctx, log); err != nil {
+				errs = append(errs, fmt.Errorf("cannot remove kube-proxy's rules of mode %s: %w", m.Name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ResetSysctls sets the kernel parameters back that modes other than inUse have set.
+func ResetSysctls(ctx context.Context, modes []Mode, inUse string, log *slog.Logger) (err error) {
+	for _, m := range modes {
+		if m.Name != inUse && m.resetSysctls != nil {
+			err = errors.Join(err, m.resetSysctls(ctx, log))
+		}
+	}
+	return err
+}
+
+// Missing returns err, or nil if the node lacks a feature or program without which no rules
+// can exist.
+func Missing(err error, log *slog.Logger) error {
+	if errors.Is(err, dataplane.ErrUnsupported) && !errors.Is(err, fs.ErrPermission) {
+		log.Debug("skipped looking for rules", "error", err)
+		return nil
+	}
+	return err
+}
+
+// Counters returns a function that reads the packet counters of a data plane's rules, or nil if it
+// has none.
+func Counters(p dataplane.Plane) func() (map[metrics.Counted]uint64, error) {
+	b, ok := p.(*iptables.Backend)
+	if !ok {
+		return nil
+	}
+	return func() (map[metrics.Counted]uint64, error) {
+		packets, err := b.Counters()
+		out := map[metrics.Counted]uint64{}
+		for name, as := range map[string]metrics.Counted{
+			iptables.InvalidDropped: metrics.InvalidDropped, iptables.LocalhostNodePorts: metrics.LocalhostNodePorts,
+		} {
+			if n, ok := packets[name]; ok {
+				out[as] = n
+			}
+		}
+		return out, err
+	}
+}
+
+// limits are what a data plane in this process may use.
+type limits struct{ Sockets, Connections, Sessions int }
+
+// LimitsFor returns the limits for a number of files that the process may open. Half of the
+// files are for listening sockets, a quarter for TCP connections with up to six each, and an
+// eighth for UDP sessions. The rest is for the agent itself.
+func LimitsFor(files uint64) limits {
+	n := int(min(files, 1<<20))
+	return limits{Sockets: max(n/2, 1), Connections: min(max(n/24, 4), 20000), Sessions: min(max(n/8, 1), 5000)}
+}
+
+// AddTraffic adds the counters of Services in from to those in to.
+func AddTraffic(to, from *dataplane.Traffic) {
+	for k, c := range from.Services {
+		sum := to.Services[k]
+		sum.Add(c)
+		to.Services[k] = sum
+	}
+}

@@ -1,0 +1,296 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ipvs"
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// ownedOf returns the configurations with which the agent has left rules.
+func ownedOf[C any](ctx context.Context, list []C, owned func(context.Context, C) (bool, error), log *slog.Logger) (out []C, err error) {
+	for _, c := range list {
+		ok, e := owned(ctx, c)
+		if ok {
+			out = append(out, c)
+		}
+		err = errors.Join(err, Missing(e, log))
+	}
+	return out, err
+}
+
+// cleanupAll calls cleanup for each configuration. It retries once after a failure, because rules of
+// one flavor of iptables can refer to sets of the other.
+func cleanupAll[C any](ctx context.Context, list []C, cleanup func(context.Context, C) error, log *slog.Logger) (err error) {
+	for range 2 {
+		err = nil
+		for _, c := range list {
+			err = errors.Join(err, Missing(cleanup(ctx, c), log))
+		}
+		if err == nil {
+			break
+		}
+	}
+	return err
+}
+
+// kubeProxyTable is the name of kube-proxy's table in its nftables mode.
+const kubeProxyTable = "kube-proxy"
+
+// All returns all modes for a configuration.
+func All(*config.Config) []Mode { return []Mode{NFTables(), IPTables(), IPVS(), Userspace()} }
+
+func NFTables() Mode {
+	configure := func(s Settings) (nftables.Config, error) {
+		c := nftables.Config{Families: s.Families, MasqueradeMark: s.MasqueradeMark, Clients: s.Clients, CountPackets: s.CountPackets, NetNS: s.NetNS, Log: s.Log}
+		if len(s.Offload) != 0 {
+			c.Offload = &nftables.Offload{Interfaces: s.Offload}
+		}
+		return c, nil
+	}
+	return Mode{
+		Name:              config.ModeNFTables,
+		Watch:             250 * time.Millisecond, // after transactions only
+		TracksConnections: true,
+		NoEntry:           "no entry for it",
+		Probe:             configured(configure, nftables.Probe),
+		Open:              opened(configure, nftables.New),
+		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return nftables.Lookup(ctx, nftables.Config{}, q)
+		},
+		owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
+			owned, err := nftables.Owned(ctx, nftables.Config{Log: log})
+			return owned, Missing(err, log)
+		},
+		Cleanup: func(ctx context.Context, log *slog.Logger) error {
+			list, err := ownedOf(ctx, []nftables.Config{{Log: log}}, nftables.Owned, log)
+			return errors.Join(err, cleanupAll(ctx, list, nftables.Cleanup, log), unmark(ctx, log))
+		},
+		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
+			return cleanupAll(ctx, []nftables.Config{{Table: kubeProxyTable, Log: log}}, nftables.Cleanup, log)
+		},
+	}
+}
+
+// unmark deletes the agent's markers, if the kernel has nf_tables.
+func unmark(ctx context.Context, log *slog.Logger) error {
+	found, err := nftables.Owned(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
+	if err != nil || !found {
+		return Missing(err, log)
+	}
+	return takeover.Unmark(ctx)
+}
+
+func IPTables() Mode { return IPTablesWith(func(*iptables.Config) {}) }
+
+// IPTablesWith returns mode iptables with a function that edits each configuration.
+func IPTablesWith(edit func(*iptables.Config)) Mode {
+	configure := func(s Settings) (iptables.Config, error) {
+		c := iptables.Config{
+			Families: s.Families, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: LocalhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,
+			Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
+		}
+		edit(&c)
+		return c, nil
+	}
+	// left returns the configurations with which the agent, or kube-proxy, may have left rules.
+	left := func(log *slog.Logger) (out []iptables.Config) {
+		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			for _, flavor := range flavors() {
+				if flavor != iptables.Legacy || legacyInUse(family) {
+					out = append(out, iptables.Config{Flavor: flavor, Families: []tracker.Family{family}, Log: log})
+				}
+			}
+		}
+		return out
+	}
+	return Mode{
+		Name:      config.ModeIPTables,
+		Watch:     5 * time.Second, // one request to the kernel for each table
+		TakesOver: true, TracksConnections: true,
+		NoEntry:    "no rule for it",
+		Probe:      configured(configure, iptables.Probe),
+		Open:       opened(configure, iptables.New),
+		SetSysctls: configured(configure, iptables.SetSysctls),
+		resetSysctls: func(ctx context.Context, log *slog.Logger) (err error) {
+			for _, c := range left(log) {
+				err = errors.Join(err, Missing(iptables.SetSysctls(ctx, c), log))
+			}
+			return err
+		},
+		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return iptables.Lookup(ctx, iptables.Config{}, q)
+		},
+		owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
+			list, err := ownedOf(ctx, left(log), iptables.Owned, log)
+			return len(list) != 0, err
+		},
+		Cleanup: func(ctx context.Context, log *slog.Logger) error {
+			return cleanupAll(ctx, left(log), iptables.CleanupOwn, log)
+		},
+		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
+			return cleanupAll(ctx, left(log), iptables.Cleanup, log)
+		},
+	}
+}
+
+func IPVS() Mode {
+	configure := func(s Settings) (ipvs.Config, error) {
+		e := s.Effective.IPVS
+		c := ipvs.Config{
+			Families: s.Families, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
+			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP,
+			Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
+		}
+		for _, cidr := range e.ExcludeCIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return c, err
+			}
+			c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
+		}
+		return c, nil
+	}
+	// left returns the configurations with which the agent, or kube-proxy, may have left rules.
+	left := func(log *slog.Logger) (out []ipvs.Config) {
+		for _, flavor := range flavors() {
+			out = append(out, ipvs.Config{IPTables: flavor, Log: log})
+		}
+		return out
+	}
+	return Mode{
+		Name:      config.ModeIPVS,
+		Watch:     30 * time.Second, // reads everything
+		TakesOver: true, TracksConnections: true,
+		NoEntry:    "no virtual server for it",
+		Retire:     retireIPVS,
+		Probe:      configured(configure, ipvs.Probe),
+		Open:       opened(configure, ipvs.New),
+		SetSysctls: configured(configure, func(_ context.Context, c ipvs.Config) error { return ipvs.SetSysctls(c) }),
+		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return ipvs.Lookup(ctx, ipvs.Config{}, q)
+		},
+		owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
+			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
+			return len(list) != 0, err
+		},
+		Cleanup: func(ctx context.Context, log *slog.Logger) error {
+			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
+			return errors.Join(err, cleanupAll(ctx, list, ipvs.Cleanup, log))
+		},
+		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
+			return cleanupAll(ctx, left(log), ipvs.Cleanup, log)
+		},
+	}
+}
+
+// flavors returns the flavors of iptables that rules may have been written with. The
+// flavor of the programs without one in their names may have changed, and kube-proxy's
+// image selects a flavor by itself.
+func flavors() []iptables.Flavor {
+	out := []iptables.Flavor{iptables.NFT, iptables.Legacy}
+	for _, program := range []string{"iptables-nft-save", "iptables-legacy-save"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return append(out, iptables.AnyFlavor) // may be a third one
+		}
+	}
+	return out
+}
+
+// legacyInUse reports whether the network namespace of the calling thread has tables of
+// iptables-legacy. Reading a table that does not exist would create it.
+func legacyInUse(f tracker.Family) bool {
+	tables, known := legacyTables(f)
+	return known && slices.ContainsFunc(tables, func(t string) bool { return t == "nat" || t == "filter" })
+}
+
+// legacyTables returns the existing tables of iptables-legacy. known is false if the
+// kernel has no iptables-legacy, or its module is not loaded.
+func legacyTables(f tracker.Family) (tables []string, known bool) {
+	name := "ip_tables_names"
+	if f == tracker.IPv6 {
+		name = "ip6_tables_names"
+	}
+	text, err := os.ReadFile("/proc/thread-self/net/" + name)
+	switch {
+	case err == nil:
+		return strings.Fields(string(text)), true
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, false
+	}
+	return []string{"nat", "filter"}, true // the file is not readable: both may exist
+}
+
+// LoadModules loads the modules that the kernel does not load on demand: ip_tables and
+// ip6_tables, for which iptables-legacy runs modprobe, which needs CAP_SYS_MODULE.
+func (m Mode) LoadModules(ctx context.Context, c *config.Config, log *slog.Logger) {
+	if m.Name == config.ModeNFTables || m.Name == config.ModeUserspace {
+		return
+	}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if _, known := legacyTables(f); known {
+			continue
+		}
+		if err := IPTables().Probe(ctx, Settings{Config: c, Families: []tracker.Family{f}}); err != nil {
+			// The mode tries again when it starts, and reports the error.
+			log.Debug("iptables cannot be used", "family", f, "error", err)
+		}
+	}
+}
+
+// LocalhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses: the
+// configuration must enable it, and nodePortAddresses must contain such an address.
+func LocalhostNodePorts(c *config.Config) bool {
+	if !*c.Effective.IPTables.LocalhostNodePorts {
+		return false
+	}
+	within, given := false, false
+	for _, s := range c.Effective.NodePortAddresses {
+		switch p, err := netip.ParsePrefix(s); {
+		case s == "all" || s == "localhost":
+			within = true
+		case s == "primary":
+			given = true
+		case err == nil && p.Addr().Is4():
+			given = true
+			within = within || p.Overlaps(netip.MustParsePrefix("127.0.0.0/8"))
+		}
+	}
+	return within || !given
+}
+
+// HasIPv6 reports whether the calling thread's namespace has IPv6. The kernel must have it,
+// not be booted with ipv6.disable=1, and have 0 in net.ipv6.conf.all.disable_ipv6.
+func HasIPv6() bool {
+	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
+		return false
+	}
+	disabled, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	return err != nil || strings.TrimSpace(string(disabled)) == "0"
+}
+
+// OpenFiles returns the number of files that the process may open. The Go runtime raises it to
+// the hard limit.
+func OpenFiles() uint64 {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return 1024
+	}
+	return r.Cur
+}

@@ -1,0 +1,32 @@
+//go:build !linux
+
+package modes
+
+import (
+	"context"
+	"log/slog"
+	"math"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+)
+
+// All returns all modes for a configuration.
+func All(c *config.Config) []Mode { return []Mode{Kernelspace(c)} }
+
+// LegacyOwners returns nothing: only Linux has iptables.
+func LegacyOwners(context.Context, *slog.Logger) (map[takeover.Owner]bool, error) { return nil, nil }
+
+// Cleanable returns the modes: --cleanup may remove what all of them left.
+func Cleanable(_ context.Context, modes []Mode, _ bool, _ *slog.Logger) ([]Mode, error) {
+	return modes, nil
+}
+
+// LoadModules does nothing.
+func (m Mode) LoadModules(context.Context, *config.Config, *slog.Logger) {}
+
+// HasIPv6 returns true. The node's addresses and the data plane decide.
+func HasIPv6() bool { return true }
+
+// OpenFiles returns the number of files that the process may open: any.
+func OpenFiles() uint64 { return math.MaxUint64 }

@@ -1,0 +1,383 @@
+// Package objects reads Services, EndpointSlices and the Node from an API server or from files,
+// and turns them into a ruleset.
+package objects
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// World turns objects into the ruleset. Any agent that is built on the library has such a
+// part, whatever it programs.
+type World struct {
+	Config  *config.Config
+	Log     *slog.Logger
+	Tracker *tracker.Tracker
+	Engine  *ruleset.Engine
+	WorldHooks
+
+	mu sync.Mutex
+	// node is this node's object, or nil.
+	node *v1.Node
+	// cidrs are the ranges of cluster IPs, by the name of the ServiceCIDR object.
+	cidrs map[string][]netip.Prefix
+	// services and slices hold the objects if the hooks ask for it; otherwise they are nil.
+	keptServices map[types.NamespacedName]*v1.Service
+	keptSlices   map[types.NamespacedName]*discovery.EndpointSlice
+}
+
+// WorldHooks are the functions that a world calls. All but failed may be nil.
+type WorldHooks struct {
+	// Own returns the node's addresses if neither a flag nor a Node object has them.
+	Own func() ([]netip.Addr, error)
+	// OwnInUse is called when the result of own is in use. It may change at any time.
+	OwnInUse func()
+	// Events receives what is wrong with objects.
+	Events tracker.EventSink
+	// ReceiveService and receiveSlice count a Service or EndpointSlice that is received,
+	// or its deletion. They call update, which hands it in and reports whether that made a
+	// difference. addressType is "" for a slice that is deleted.
+	ReceiveService func(name types.NamespacedName, update func() (changed bool))
+	ReceiveSlice   func(addressType string, update func() (changed bool))
+	// APIServer holds the addresses that no external IP may take.
+	APIServer apiAddresses
+	// Eligible is called with whether the node may get load-balancer traffic.
+	Eligible func(bool)
+	// OverBudget counts a Service port that exceeds the budget.
+	OverBudget func(tracker.Key)
+	// Node is called with each version of this node's object.
+	Node func(*v1.Node)
+	// Keep stores the objects for KeptServices and KeptSlices.
+	Keep bool
+	// Failed is called with an error that requires a restart of the agent.
+	Failed func(error)
+}
+
+// New returns a world without Services. The Node may be nil.
+func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks WorldHooks, log *slog.Logger) (*World, error) {
+	w := &World{Config: cfg, Log: log, WorldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}}
+	if hooks.Keep {
+		w.keptServices, w.keptSlices = map[types.NamespacedName]*v1.Service{}, map[types.NamespacedName]*discovery.EndpointSlice{}
+	}
+	// How pod traffic is recognized must be known from the start.
+	local, err := w.localTraffic()
+	if err != nil {
+		return nil, err
+	}
+	how, err := annotations.NewReader(cfg.Annotations, PortRanges(cfg.Mode))
+	if err != nil {
+		return nil, err
+	}
+	w.Tracker, err = tracker.New(tracker.Config{
+		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.Events,
+		OnService: func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
+			warning := hooks.APIServer.onService(p)
+			if err := how.OnService(s, port, p); err != nil {
+				return err
+			}
+			if cfg.Mode == config.ModeKernelspace {
+				_ = winkernel.OnService(s, port, p) // never fails
+			}
+			return warning
+		},
+		OnEndpoint:        how.OnEndpoint,
+		IgnoreExternalIPs: !cfg.Gates.Enabled(config.AllowServiceExternalIPs),
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.Engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker:           w.Tracker,
+		MasqueradeAll:     cfg.MasqueradeAll,
+		LocalTraffic:      local,
+		NodePortAddresses: cfg.NodePorts,
+		Budget:            serviceBudget(cfg),
+		OverBudget:        hooks.OverBudget,
+		Log:               log,
+	})
+	return w, err
+}
+
+// PortRanges returns the ranges of ports that the data plane of a mode serves. Where it serves none,
+// annotations must not extend a port, because it would not be served at all.
+func PortRanges(mode string) ruleset.PortRanges {
+	switch mode {
+	case config.ModeNFTables, config.ModeIPTables:
+		return ruleset.PortRangesShifted
+	}
+	return ruleset.PortRangesNone
+}
+
+// serviceBudget returns the budget for the configured mode.
+func serviceBudget(cfg *config.Config) ruleset.Budget {
+	b := cfg.Budget
+	if cfg.Mode == config.ModeIPVS {
+		b.Cost = ipvsCost
+	}
+	return b
+}
+
+// ipvsCost is the cost of a Service in mode ipvs, where every frontend has its own list of
+// endpoints. A NodePort has one for each of the node's addresses; a node is taken to have four.
+func ipvsCost(s *ruleset.Service) int {
+	n := 0
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		servers := max(len(s.Pool(f.Target)), len(s.Pool(f.Internal)))
+		times := 1
+		if f.Kind == ruleset.KindNodePort {
+			times = 4
+		}
+		n += times*(1+servers) + len(f.Sources)
+	}
+	return n
+}
+
+func (w *World) SetService(s *v1.Service) {
+	w.keep(func() { w.keptServices[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s })
+	w.service(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, func() bool { return w.Tracker.SetService(s) })
+}
+
+func (w *World) DeleteService(n types.NamespacedName) {
+	w.keep(func() { delete(w.keptServices, n) })
+	w.service(n, func() bool { return w.Tracker.DeleteService(n) })
+}
+
+func (w *World) service(name types.NamespacedName, update func() (changed bool)) {
+	if w.ReceiveService == nil {
+		update()
+		return
+	}
+	w.ReceiveService(name, update)
+}
+
+func (w *World) SetSlice(s *discovery.EndpointSlice) {
+	w.keep(func() { w.keptSlices[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s })
+	w.slice(string(s.AddressType), func() bool { return w.Tracker.SetSlice(s) })
+}
+
+func (w *World) DeleteSlice(n types.NamespacedName) {
+	w.keep(func() { delete(w.keptSlices, n) })
+	w.slice("", func() bool { return w.Tracker.DeleteSlice(n) })
+}
+
+func (w *World) slice(addressType string, update func() (changed bool)) {
+	if w.ReceiveSlice == nil {
+		update()
+		return
+	}
+	w.ReceiveSlice(addressType, update)
+}
+
+// keep calls f, which changes the stored objects, if they are stored.
+func (w *World) keep(f func()) {
+	if w.Keep {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f()
+	}
+}
+
+// KeptServices returns the Services, sorted by name. The caller must not change them.
+func (w *World) KeptServices() []*v1.Service {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.SortedFunc(maps.Values(w.keptServices), func(a, b *v1.Service) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+}
+
+// KeptService returns a Service, or nil.
+func (w *World) KeptService(n types.NamespacedName) *v1.Service {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.keptServices[n]
+}
+
+// KeptSlices returns the EndpointSlices of a Service, sorted by name. The caller must not change
+// them.
+func (w *World) KeptSlices(service types.NamespacedName) []*discovery.EndpointSlice {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []*discovery.EndpointSlice
+	for _, s := range w.keptSlices {
+		if s.Namespace == service.Namespace && s.Labels[discovery.LabelServiceName] == service.Name {
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// setNode hands in this node's object. It calls failed if the agent cannot follow a change.
+func (w *World) setNode(n *v1.Node) {
+	if n.Name != w.Config.NodeName {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.Config.Effective.DetectLocalMode == config.NodeCIDR && w.node != nil && !slices.Equal(podCIDRs(w.node), podCIDRs(n)) {
+		w.Failed(errors.New("the node's podCIDRs changed: restart needed"))
+		return
+	}
+	w.node = n
+	w.setEligible(health.Eligible(n))
+	w.Tracker.SetNode(w.nodeInfo())
+	if w.WorldHooks.Node != nil {
+		w.WorldHooks.Node(n)
+	}
+}
+
+// nodeGone handles the deletion of this node's object. If discard is not set, the last state
+// of the object stays in effect, because the node still carries its pods' traffic, and the
+// node is not eligible for load-balancer traffic. If discard is set, the node is as eligible
+// as one that never had an object.
+func (w *World) nodeGone(discard bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.setEligible(discard)
+	if !discard {
+		w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
+		return
+	}
+	w.node = nil
+	w.Tracker.SetNode(w.nodeInfo())
+}
+
+func (w *World) setEligible(eligible bool) {
+	if w.Eligible != nil {
+		w.Eligible(eligible)
+	}
+}
+
+// RefreshNode reads the node's own addresses again if neither a flag nor a Node has them.
+func (w *World) RefreshNode() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Tracker.SetNode(w.nodeInfo())
+}
+
+func (w *World) setServiceCIDR(o *networking.ServiceCIDR) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cidrs[o.Name] = w.prefixes(o)
+	w.cidrsChanged()
+}
+
+func (w *World) deleteServiceCIDR(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.cidrs, name)
+	w.cidrsChanged()
+}
+
+func (w *World) cidrsChanged() {
+	var cidrs []netip.Prefix
+	for _, c := range w.cidrs {
+		cidrs = append(cidrs, c...)
+	}
+	w.Engine.SetServiceCIDRs(cidrs)
+}
+
+// prefixes returns the ranges of a ServiceCIDR.
+func (w *World) prefixes(o *networking.ServiceCIDR) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range o.Spec.CIDRs {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			w.Log.Warn("skipped a range of a ServiceCIDR", "serviceCIDR", o.Name, "error", err)
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// localTraffic returns how pod traffic is recognized.
+func (w *World) localTraffic() (ruleset.LocalTraffic, error) {
+	mode := w.Config.Effective.DetectLocalMode
+	if mode != config.NodeCIDR {
+		if mode == config.ClusterCIDR && len(w.Config.DetectLocal.CIDRs) == 0 && w.Config.Mode != config.ModeKernelspace {
+			w.Log.Info("no --cluster-cidr: traffic of pods is not recognized, and traffic to cluster IPs is not masqueraded")
+		}
+		return w.Config.DetectLocal, nil
+	}
+	if w.node == nil {
+		return ruleset.LocalTraffic{}, fmt.Errorf("--detect-local-mode %s needs a Node object named %q", mode, w.Config.NodeName)
+	}
+	var cidrs []netip.Prefix
+	for _, s := range podCIDRs(w.node) {
+		c, err := netip.ParsePrefix(s)
+		if err != nil {
+			return ruleset.LocalTraffic{}, fmt.Errorf("podCIDRs of Node %s: %w", w.node.Name, err)
+		}
+		cidrs = append(cidrs, c.Masked())
+	}
+	if len(cidrs) == 0 {
+		return ruleset.LocalTraffic{}, fmt.Errorf("--detect-local-mode %s, but Node %s has no podCIDRs", mode, w.node.Name)
+	}
+	return ruleset.LocalTraffic{CIDRs: cidrs}, nil
+}
+
+func podCIDRs(n *v1.Node) []string {
+	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
+		return []string{n.Spec.PodCIDR}
+	}
+	return n.Spec.PodCIDRs
+}
+
+// NodeInfo returns the node information of the configuration and of a Node object, which may be nil.
+func NodeInfo(cfg *config.Config, n *v1.Node) tracker.NodeInfo {
+	info := tracker.NodeInfo{Name: cfg.NodeName}
+	bind := cfg.BindAddress
+	if bind.IsValid() {
+		info.Addresses = append(info.Addresses, bind)
+	}
+	if n != nil {
+		node := tracker.NodeInfoOf(n)
+		info.Zone = node.Zone
+		for _, a := range node.Addresses {
+			if !bind.IsValid() || tracker.FamilyOf(a) != tracker.FamilyOf(bind) {
+				info.Addresses = append(info.Addresses, a)
+			}
+		}
+	}
+	return info
+}
+
+// nodeInfo returns the node information. The address in each family is --bind-address, or
+// else the address of the Node object. If neither has any, the addresses come from the
+// routing table.
+func (w *World) nodeInfo() tracker.NodeInfo {
+	info := NodeInfo(w.Config, w.node)
+	if len(info.Addresses) == 0 && w.Own != nil {
+		own, err := w.Own()
+		if err != nil {
+			w.Log.Warn("cannot read the node's addresses", "error", err)
+		}
+		info.Addresses = own
+		if w.OwnInUse != nil {
+			w.OwnInUse()
+		}
+	}
+	return info
+}

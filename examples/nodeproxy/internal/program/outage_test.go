@@ -1,0 +1,78 @@
+//go:build linux
+
+package program
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// TestOutageOfTheAPIServer stops the API server, for long enough that the pauses between
+// two attempts have grown. The agent logs the cause and keeps the rules, follows the API
+// server after its return, and ends at a signal during an outage.
+func TestOutageOfTheAPIServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute; run without -short")
+	}
+	outage := 20 * time.Second
+	if testtime.Thorough() {
+		outage = 2 * time.Minute
+	}
+	s := newSite(t)
+	c := s.newCluster(t)
+	c.apply("../../deploy/base/rbac.yaml")
+	p := start(t, s.Node, "run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--min-sync-period", "0s")
+	add := func(name string) string {
+		var created v1.Service
+		c.do("POST", "/api/v1/namespaces/default/services", fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {ports: [{name: http, port: 80}]}}`, name), &created)
+		c.do("POST", slicesPath, endpoints(name, podIPs[0]+" n1"), nil)
+		return lab.Port(created.Spec.ClusterIP, "80")
+	}
+	first := add("first")
+	s.answeredBy(t, first, podIPs[0])
+
+	c.Kill()
+	down := time.Now()
+	p.logged(t, "cannot read from the API server")
+	t.Logf("the outage is in the log after %v", time.Since(down))
+	if !strings.Contains(p.log(), "connection refused") {
+		t.Errorf("no cause in the log:\n%s", p.log())
+	}
+	time.Sleep(outage - time.Since(down))
+	if y := lab.Visits(s.Client, "", first, 5); !y.Answered(podIPs[0]) {
+		t.Error("the rules did not stay in effect")
+	}
+	if err := c.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	up := time.Now()
+	second := add("second")
+	eventually(t, "the new Service is served", func() bool { return lab.Visits(s.Client, "", second, 1).Answered(podIPs[0]) })
+	t.Logf("a new Service is served %v after the API server is ready", time.Since(up))
+	p.logged(t, "reading from the API server again")
+	if n := strings.Count(p.log(), "cannot read from the API server"); n > 1+int(time.Since(down)/time.Minute) {
+		t.Errorf("%d lines about one outage of %v:\n%s", n, time.Since(down), p.log())
+	}
+
+	c.Kill()
+	time.Sleep(outage / 2)
+	end := time.Now()
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, _ := p.exit(t); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	t.Logf("SIGTERM in the outage: ended after %v", time.Since(end))
+	if strings.Contains(p.log(), "Event{") || strings.Contains(p.log(), "write event") {
+		t.Errorf("Events that could not be written are in the log:\n%s", p.log())
+	}
+}

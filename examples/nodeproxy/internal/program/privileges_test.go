@@ -1,0 +1,75 @@
+//go:build linux
+
+package program
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// capabilities returns a set of capabilities of a process, from proc(5).
+func capabilities(t *testing.T, pid int, set string) uint64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if name, value, _ := strings.Cut(line, ":"); name == set {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no %s:\n%s", set, status)
+	return 0
+}
+
+// TestOnlyNeededCapabilitiesAreKept starts the agent with every capability, in each mode that
+// works here.
+func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
+	netlab.Require(t)
+	var want uint64
+	for _, c := range agent.Needed(&config.Config{}) {
+		want |= 1 << c
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			if mode == "iptables" {
+				_, err := exec.LookPath("iptables-restore")
+				netlab.Need(t, err == nil, "iptables-restore")
+			}
+			if all := capabilities(t, os.Getpid(), "CapEff"); all&(1<<unix.CAP_SYS_ADMIN) == 0 {
+				t.Fatalf("the test itself has %x", all)
+			}
+			lab := netlab.New()
+			t.Cleanup(func() { lab.Close() })
+			h, err := lab.Host("node")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/lock")
+			p := start(t, h, "run", "--proxy-mode", mode, "--manifests", "../demo/world", "--hostname-override", "node-a", "--oom-score-adj", "0")
+			if l := p.line(t); !strings.HasPrefix(l, "synced ") {
+				t.Fatal(l)
+			}
+			for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
+				if got := capabilities(t, p.Process.Pid, set); got != want {
+					t.Errorf("%s is %x, want %x", set, got, want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,269 @@
+//go:build linux
+
+package program
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// takeOverTools skips a test where a program is missing.
+func takeOverTools(t *testing.T) {
+	t.Helper()
+	needMode(t, "iptables")
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "nft")
+}
+
+// agentArgs returns the arguments of an agent for the Service web.
+func agentArgs(dir, mode string, more ...string) []string {
+	return append([]string{
+		"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode,
+	}, more...)
+}
+
+// rollOut replaces the endpoints of the Service web.
+func rollOut(t *testing.T, dir string, ips ...string) {
+	t.Helper()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+}
+
+// TestTakeOverFromRunningKubeProxy starts the agent while a kube-proxy runs, then ends kube-proxy,
+// and then replaces all endpoints, as the usual order on a cluster does.
+func TestTakeOverFromRunningKubeProxy(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for _, from := range []string{"nftables", "iptables"} {
+		for _, to := range []string{"nftables", "iptables"} {
+			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t)
+				dir := t.TempDir()
+				rollOut(t, dir, podIPs[0])
+				old := startKubeProxy(t, s.Node, from, true, podIPs[0])
+				stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+				stream.Next(20)
+				p := start(t, s.Node, agentArgs(dir, to, "--adopt-from-kube-proxy", "--metrics-bind-address", "127.0.0.1:10250")...)
+				waits := from == to && to == "iptables"
+				if waits {
+					p.logged(t, "kube-proxy runs and writes the same rules")
+				} else {
+					p.synced(t, "services=1 endpoints=1 changed=1")
+					p.logged(t, "another proxy runs")
+					if !strings.Contains(metricsOn(t, s.Node, "127.0.0.1:10250"), fmt.Sprintf(`proxier_other_proxy_rules{mode=%q,proxy="kube-proxy",state="in-use"} 1`, from)) {
+						t.Error("no metric of kube-proxy's rules")
+					}
+				}
+				if code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz"); code == 200 {
+					t.Error("kube-proxy's port answers as the agent's")
+				}
+				held(t, stream, "when both run")
+				if !waits {
+					s.explains(t, dir, to, 1, "kernel: rules of kube-proxy's mode "+from+" are there, too, and may take this packet first")
+				}
+				// Both follow changes, and kube-proxy writes its rules again.
+				old.sync(podIPs[1])
+				rollOut(t, dir, podIPs[1])
+				if !waits {
+					p.synced(t, "services=1 endpoints=1 changed=1")
+				}
+				held(t, stream, "after a change while both run")
+				s.answeredBy(t, clusterVIP, podIPs[1])
+				old.stop()
+				if waits {
+					p.synced(t, "services=1 endpoints=1 changed=1")
+				}
+				held(t, stream, "when kube-proxy has ended")
+				rollOut(t, dir, podIPs[2])
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				eventually(t, "kube-proxy's rules are gone", func() bool {
+					got := rules(t, s.Node)
+					return !got["kube-proxy nftables"] && (to == "iptables" || !got["iptables"])
+				})
+				s.answeredBy(t, clusterVIP, podIPs[2])
+				s.answeredBy(t, nodePort, podIPs[2])
+				eventually(t, "the agent's own server answers", func() bool {
+					code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz")
+					return code == 200
+				})
+				s.explains(t, dir, to, 0, "kernel: agrees")
+				held(t, stream, "at the end")
+				stream.Stop()
+				eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
+					return !strings.Contains(metricsOn(t, s.Node, "127.0.0.1:10250"), "proxier_other_proxy_rules{")
+				})
+			})
+		}
+	}
+}
+
+// TestTwoAgentsOfDifferentModes starts the agent in another mode while one runs, which holds the
+// ports, and then ends the first one.
+func TestTwoAgentsOfDifferentModes(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for from, to := range map[string]string{"nftables": "iptables", "iptables": "nftables"} {
+		t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			dir := t.TempDir()
+			rollOut(t, dir, podIPs[0])
+			old := start(t, s.Node, agentArgs(dir, from)...)
+			old.synced(t, "services=1 endpoints=1 changed=1")
+			stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+			stream.Next(20)
+			p := start(t, s.Node, agentArgs(dir, to)...)
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			p.logged(t, `another proxy runs: its rules are removed when it has ended" proxy="nodeproxy" mode="`+from+`"`)
+			held(t, stream, "when both run")
+			s.explains(t, dir, to, 1, "kernel: rules of nodeproxy's mode "+from+" are there, too, and may take this packet first")
+			rollOut(t, dir, podIPs[1])
+			old.synced(t, "services=1 endpoints=1 changed=1")
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			held(t, stream, "after a change while both run")
+			s.answeredBy(t, clusterVIP, podIPs[1])
+			if got := rules(t, s.Node); !got[from] || !got[to] {
+				t.Errorf("while both run: %v", got)
+			}
+			old.Process.Signal(syscall.SIGTERM)
+			old.exit(t)
+			held(t, stream, "when the first has ended")
+			rollOut(t, dir, podIPs[2])
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			eventually(t, "the first agent's rules are gone", func() bool { return !rules(t, s.Node)[from] })
+			s.answeredBy(t, clusterVIP, podIPs[2])
+			s.answeredBy(t, nodePort, podIPs[2])
+			held(t, stream, "at the end")
+			stream.Stop()
+			s.explains(t, dir, to, 0, "kernel: agrees")
+		})
+	}
+}
+
+// explains checks the exit status and a line of explain about the Service web.
+func (s *site) explains(t *testing.T, dir, mode string, code int, line string) {
+	t.Helper()
+	e := start(t, s.Node, "explain", "--manifests", dir+"/web.yaml", "--hostname-override", "n1", "--proxy-mode", mode, clusterVIP)
+	if got, out := e.exit(t); got != code || !slices.Contains(out, line) {
+		t.Errorf("explain: exit status %d, want %d; %q in\n%s\nlog:\n%s", got, code, line, strings.Join(out, "\n"), e.log())
+	}
+}
+
+// metricsOn returns the metrics at an address of a node.
+func metricsOn(t *testing.T, h *netlab.Host, addr string) string {
+	t.Helper()
+	var text string
+	eventually(t, "metrics", func() (ok bool) {
+		var code int
+		code, text, _ = get(t, h, "http://"+addr+"/metrics")
+		return code == 200
+	})
+	return text
+}
+
+// TestRulesOfRunningKubeProxyStay starts a kube-proxy beside a running agent, which holds the
+// ports, ends the agent and cleans up: the way back.
+func TestRulesOfRunningKubeProxyStay(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for _, from := range []string{"nftables", "iptables"} {
+		for _, to := range []string{"nftables", "iptables"} {
+			for _, first := range []string{"agent ends", "kube-proxy starts"} {
+				t.Run(fmt.Sprintf("from=%s/to=%s/first=%s", from, to, first), func(t *testing.T) {
+					t.Parallel()
+					s := newSite(t)
+					dir := t.TempDir()
+					rollOut(t, dir, podIPs[0])
+					p := start(t, s.Node, agentArgs(dir, from, "--adopt-from-kube-proxy")...)
+					p.synced(t, "services=1 endpoints=1 changed=1")
+					stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+					stream.Next(20)
+					end := func() {
+						p.Process.Signal(syscall.SIGTERM)
+						p.exit(t)
+						held(t, stream, "when the agent has ended")
+					}
+					if first == "agent ends" {
+						end()
+					}
+					now := startKubeProxy(t, s.Node, to, first == "agent ends", podIPs[0])
+					held(t, stream, "when kube-proxy has started")
+					if first != "agent ends" {
+						time.Sleep(2 * time.Second) // the agent may look at kube-proxy's rules
+						now.sync(podIPs[0])
+						held(t, stream, "when both run")
+						end()
+						now.sync(podIPs[0])
+					}
+					c := start(t, s.Node, "run", "--cleanup")
+					if code, _ := c.exit(t); code != 0 {
+						t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
+					}
+					held(t, stream, "after --cleanup")
+					now.sync(podIPs[1])
+					held(t, stream, "after a change")
+					stream.Stop()
+					s.answeredBy(t, clusterVIP, podIPs[1])
+					s.answeredBy(t, nodePort, podIPs[1])
+					text, err := s.Node.Output("iptables-save")
+					if err != nil {
+						t.Fatal(err)
+					}
+					// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
+					for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
+						if strings.Contains(text, own) {
+							t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, c.log())
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS has a chain of the agent's mode ipvs, or the rules
+// of its mode iptables, and a kube-proxy in mode ipvs.
+func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for _, mode := range []string{"ipvs", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			if mode == "ipvs" {
+				if out, err := s.Node.Output("iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			} else {
+				dir := t.TempDir()
+				rollOut(t, dir, podIPs[0])
+				p := start(t, s.Node, agentArgs(dir, mode)...)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				p.Process.Signal(syscall.SIGTERM)
+				p.exit(t)
+				if out, err := s.Node.Output("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			}
+			old := &scriptedKubeProxy{t: t, node: s.Node, mode: "ipvs"}
+			old.serve("127.0.0.1:10249", old.mode)
+			c := start(t, s.Node, "run", "--cleanup")
+			if code, _ := c.exit(t); code != 1 || !strings.Contains(c.log(), "rules of mode "+mode+" stay: kube-proxy runs in mode ipvs") || !rules(t, s.Node)[mode] {
+				t.Errorf("exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
+			}
+			old.stop()
+			c = start(t, s.Node, "run", "--cleanup")
+			if code, _ := c.exit(t); code != 0 || rules(t, s.Node)[mode] {
+				t.Errorf("without kube-proxy: exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
+			}
+		})
+	}
+}

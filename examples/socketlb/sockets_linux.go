@@ -1,0 +1,182 @@
+package socketlb
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// abortStale ends the connected UDP sockets whose endpoint left with these changes: no program
+// sees their datagrams. The process gets ECONNABORTED, and its next socket another endpoint.
+// Errors are logged, since an endpoint that is gone must not keep the change from being applied.
+func (b *Backend) abortStale(changes []*ruleset.Change) {
+	stale := map[peer]bool{}
+	for _, c := range changes {
+		if c.Key.Protocol != v1.ProtocolUDP {
+			continue
+		}
+		keeps := membersOf(c.New)
+		for s := range c.Before() {
+			for k := range membersOf(s) {
+				if _, ok := keeps[k]; ok || k.Target != flowMember {
+					continue
+				}
+				for i := range s.Frontends {
+					stale[peer{keyOf(&s.Frontends[i], c.Key), k.Endpoint}] = true
+				}
+			}
+		}
+	}
+	if len(stale) == 0 {
+		return
+	}
+	sockets, err := b.connectedTo(stale)
+	if err == nil && len(sockets) != 0 {
+		err = b.abort(sockets)
+	}
+	if err != nil {
+		b.config.Log.Warn("socketlb: cannot end UDP sockets whose endpoint is gone", "error", err)
+	}
+}
+
+// connectedTo returns the cookies of the sockets that are connected to one of the peers. The
+// address of a NodePort in a peer is not the node's address that the socket was connected to, so
+// only its port is compared.
+func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
+	type atPort struct {
+		port     [2]byte
+		endpoint endpoint
+	}
+	nodePorts := map[atPort]bool{}
+	for p := range stale {
+		if netip.AddrFrom16(p.Service.Addr).Unmap().IsUnspecified() {
+			nodePorts[atPort{p.Service.Port, p.Endpoint}] = true
+		}
+	}
+	out := map[uint64]bool{}
+	note := func(cookie uint64, p peer) {
+		if p.Service.Protocol == protocolUDP && (stale[p] || nodePorts[atPort{p.Service.Port, p.Endpoint}]) {
+			out[cookie] = true
+		}
+	}
+	recents := make([]recentPeer, b.maps.recent.MaxEntries())
+	var cursor ebpf.MapBatchCursor
+	n, err := b.maps.recent.BatchLookup(&cursor, make([]uint32, len(recents)), recents, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, err
+	}
+	for _, r := range recents[:n] {
+		if r.Cookie != 0 {
+			note(r.Cookie, r.Peer)
+		}
+	}
+	others, err := readMap[uint64, peer](b.maps.peers)
+	for cookie, p := range others {
+		note(cookie, p)
+	}
+	return out, err
+}
+
+// abort ends the UDP sockets with these cookies, in all network namespaces that this process finds.
+func (b *Backend) abort(cookies map[uint64]bool) error {
+	var failed error
+	found := b.host.eachNamespace(func() error {
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			list, err := netlink.SocketDiagUDP(family)
+			if err != nil {
+				return err
+			}
+			for _, s := range list {
+				cookie := uint64(s.ID.Cookie[1])<<32 | uint64(s.ID.Cookie[0])
+				if !cookies[cookie] {
+					continue
+				}
+				if err := destroy(s); err != nil && !errors.Is(err, unix.ENOENT) {
+					failed = errors.Join(failed, err)
+				}
+			}
+		}
+		return nil
+	})
+	return errors.Join(failed, found)
+}
+
+// destroy ends a UDP socket (SOCK_DESTROY of include/uapi/linux/sock_diag.h, with a struct
+// inet_diag_req_v2). The library's SocketDestroy knows TCP over IPv4 alone.
+func destroy(s *netlink.Socket) error {
+	const (
+		ports     = 8
+		addresses = 12
+		length    = 16 // of an address
+		device    = addresses + 2*length
+		size      = 56
+	)
+	req := make([]byte, size)
+	req[0], req[1] = s.Family, unix.IPPROTO_UDP
+	be, ne := binary.BigEndian, binary.NativeEndian
+	be.PutUint16(req[ports:], s.ID.SourcePort)
+	be.PutUint16(req[ports+2:], s.ID.DestinationPort)
+	from, to := s.ID.Source.To16(), s.ID.Destination.To16()
+	if s.Family == unix.AF_INET {
+		from, to = s.ID.Source.To4(), s.ID.Destination.To4()
+	}
+	copy(req[addresses:], from)
+	copy(req[addresses+length:], to)
+	ne.PutUint32(req[device:], s.ID.Interface)
+	ne.PutUint32(req[device+4:], s.ID.Cookie[0])
+	ne.PutUint32(req[device+8:], s.ID.Cookie[1])
+	r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+	r.AddRawData(req)
+	_, err := r.Execute(unix.NETLINK_INET_DIAG, 0)
+	return err
+}
+
+// eachNamespace calls f in the node's network namespace and in those of all processes. It skips
+// processes whose namespace it may not open, and continues after an error of f.
+func (h *host) eachNamespace(f func() error) error {
+	failed := h.ns.Do(f)
+	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return errors.Join(failed, err)
+	}
+	seen := map[uint64]bool{h.inode: true}
+	for _, path := range links {
+		var st unix.Stat_t
+		if unix.Stat(path, &st) != nil || seen[st.Ino] {
+			continue
+		}
+		seen[st.Ino] = true
+		failed = errors.Join(failed, inNamespace(path, f))
+	}
+	return failed
+}
+
+// inNamespace calls f in the network namespace of a file.
+func inNamespace(path string, f func() error) error {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil // the process has ended, or is another user's
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	ns, err := netns.Open(file)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(f)
+}

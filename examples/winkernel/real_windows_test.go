@@ -1,0 +1,116 @@
+package winkernel_test
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/Microsoft/hnslib/hcn"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// realNetwork is the network that TestRealService makes.
+const realNetwork = "proxier-test"
+
+// TestRealService programs load balancers in the Host Networking Service of this machine, in an
+// l2bridge network of its own, which it deletes. It runs with PROXIER_HNS=1 in the environment,
+// because it takes every load balancer of the machine for its own.
+func TestRealService(t *testing.T) {
+	if os.Getenv("PROXIER_HNS") == "" || *dlls {
+		t.Skip("needs Windows, and PROXIER_HNS=1 in the environment: the test deletes load balancers of the machine")
+	}
+	network, err := (&hcn.HostComputeNetwork{
+		Name: realNetwork, Type: hcn.L2Bridge, SchemaVersion: hcn.V2SchemaVersion(),
+		Ipams: []hcn.Ipam{{Type: "Static", Subnets: []hcn.Subnet{{
+			IpAddressPrefix: "10.244.0.0/16", Routes: []hcn.Route{{NextHop: "10.244.0.1", DestinationPrefix: "0.0.0.0/0"}},
+		}}}},
+	}).Create()
+	if err != nil {
+		t.Fatalf("cannot make the network: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := network.Delete(); err != nil {
+			t.Errorf("cannot delete the network: %v", err)
+		}
+	})
+	hns, err := winkernel.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := winkernel.Config{HNS: hns, Network: realNetwork, Node: "win-1", NodeIPs: []netip.Addr{nodeIP}}
+	t.Cleanup(func() {
+		if err := winkernel.Cleanup(context.Background(), config); err != nil {
+			t.Errorf("Cleanup: %v", err)
+		}
+	})
+	c := &cluster{config: config, old: map[int]*ruleset.Service{}}
+	c.restart(t)
+	apply := func(full bool, services map[int]*ruleset.Service) {
+		t.Helper()
+		if err := c.backend.Apply(t.Context(), c.delta(full, services)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, n int, want ...string) {
+		t.Helper()
+		if err := c.backend.Check(t.Context()); err != nil {
+			t.Errorf("%s: Check: %v", what, err)
+		}
+		found, err := winkernel.Lookup(t.Context(), config, dataplane.Query{Packet: ruleset.Packet{
+			Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(c.old[n].Port.ClusterIP, 80),
+		}})
+		var got []string
+		for _, a := range found.Endpoints {
+			got = append(got, a.String())
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: endpoints %v, %v; want %v", what, got, err, want)
+		}
+	}
+	apply(true, map[int]*ruleset.Service{
+		0: service(0, "10.244.2.1:8080", "10.244.2.2:8080"),
+		1: service(1, "10.244.2.1:9090"),
+	})
+	check("two endpoints", 0, "10.244.2.1:8080", "10.244.2.2:8080")
+	check("the same address, another port", 1, "10.244.2.1:9090")
+	apply(false, map[int]*ruleset.Service{0: service(0, "10.244.2.1:8080", "10.244.2.3:8080")})
+	check("an endpoint replaced", 0, "10.244.2.1:8080", "10.244.2.3:8080")
+
+	before := realIDs(t, hns)
+	c.restart(t)
+	apply(true, c.old)
+	if after := realIDs(t, hns); !slices.Equal(before, after) {
+		t.Errorf("a restart replaced load balancers: %v, then %v", before, after)
+	}
+	apply(false, map[int]*ruleset.Service{1: nil})
+	if n := len(realIDs(t, hns)); n != 1 {
+		t.Errorf("%d load balancers, want 1", n)
+	}
+	apply(false, map[int]*ruleset.Service{0: nil})
+	if owned, err := winkernel.Owned(t.Context(), config); owned || err != nil {
+		t.Errorf("Owned after the last Service went: %v, %v", owned, err)
+	}
+}
+
+// realIDs returns the IDs of the load balancers with cluster IPs of the test, sorted.
+func realIDs(t *testing.T, hns winkernel.HNS) (out []string) {
+	t.Helper()
+	lbs, err := hns.LoadBalancers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, lb := range lbs {
+		if lb.Frontend.Family == tracker.IPv4 && lb.Frontend.Port == 80 {
+			out = append(out, lb.ID)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

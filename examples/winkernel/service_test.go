@@ -1,0 +1,53 @@
+package winkernel_test
+
+import (
+	"flag"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/internal/standin"
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+)
+
+var (
+	dlls    = flag.Bool("dlls", false, "call the service in memory by way of Open and the stand-in's DLLs: needs Wine")
+	allDLLs = flag.Bool("dlls.all", false, "with -dlls or in TestUnderWine, run the whole conformance suite and all kills")
+)
+
+// server answers the calls of the DLLs in this process.
+var server = sync.OnceValues(func() (*standin.Server, error) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s := standin.NewServer(l, nil)
+	return s, s.Setenv()
+})
+
+// api returns what a backend calls: the service itself or, with -dlls, hnslib and the DLLs, which
+// call the service that was last passed to api.
+func api(tb testing.TB, s *fakehns.Service) winkernel.HNS {
+	tb.Helper()
+	if !*dlls {
+		return s
+	}
+	srv, err := server()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	srv.Use(s)
+	h, err := winkernel.Open()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return h
+}
+
+// parallel runs a test in parallel with others, unless they share the DLLs.
+func parallel(t *testing.T) {
+	if !*dlls {
+		t.Parallel()
+	}
+}

@@ -1,0 +1,167 @@
+package netlab
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// requireAllEnv makes [Require] and [Need] fail instead of skip. The project's own checks
+// set it, so that no machine skips tests unnoticed.
+const requireAllEnv = "PROXIER_REQUIRE_ALL"
+
+// Main runs the tests in new user and network namespaces, by [Reexec], and exits with
+// their status. Call it in TestMain. If namespaces are not available, it runs the tests in
+// the present ones, and tests that call [Require] are skipped.
+func Main(m *testing.M) {
+	inside, code, err := Reexec()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if inside || err != nil {
+		code = m.Run()
+	}
+	os.Exit(code)
+}
+
+// Parallel makes up to n tests that call t.Parallel run at the same time, unless the flag
+// -parallel is set. Call it in TestMain before [Main]. It is for tests that wait, for
+// example to see that the kernel does nothing, and need hardly any processor.
+func Parallel(n int) {
+	const name = "test.parallel"
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if given {
+		return
+	}
+	if err := flag.Set(name, strconv.Itoa(n)); err != nil {
+		panic(err) // the flag exists
+	}
+}
+
+// Require skips the test unless it runs inside [Main] and can create namespaces. With
+// PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
+func Require(tb testing.TB) {
+	tb.Helper()
+	if os.Getenv(InsideEnv) == "" {
+		Need(tb, false, "its own network namespace (was TestMain netlab.Main, and are user namespaces allowed?)")
+		return
+	}
+	// Some systems let anyone create user namespaces but grant no privileges in them.
+	lab := New()
+	_, err := lab.Host("probe")
+	lab.Close()
+	Need(tb, err == nil, fmt.Sprintf("network namespaces: %v", err))
+}
+
+// Need skips the test unless ok is set, with a line that names what the test needs. With
+// PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
+func Need(tb testing.TB, ok bool, what string) {
+	tb.Helper()
+	switch {
+	case ok:
+	case os.Getenv(requireAllEnv) != "":
+		tb.Fatalf("needs %s (%s is set)", what, requireAllEnv)
+	default:
+		tb.Skipf("needs %s", what)
+	}
+}
+
+// NewHost returns a host in a lab of its own, which ends with the test. It skips the test
+// as [Require] does.
+func NewHost(tb testing.TB) *Host {
+	tb.Helper()
+	Require(tb)
+	_, hosts := NewHosts(tb, "node")
+	return hosts["node"]
+}
+
+// NewHosts returns a lab, which ends with the test, and its hosts by their names.
+func NewHosts(tb testing.TB, names ...string) (*Lab, map[string]*Host) {
+	tb.Helper()
+	lab, hosts := New(), map[string]*Host{}
+	tb.Cleanup(func() { lab.Close() })
+	for _, name := range names {
+		var err error
+		if hosts[name], err = lab.Host(name); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return lab, hosts
+}
+
+// ServeTCP accepts TCP connections at the address, which must be literal, until the
+// test ends. It calls handle for each on a goroutine of its own and closes the
+// connection when handle returns.
+func (h *Host) ServeTCP(tb testing.TB, addr string, handle func(net.Conn)) {
+	tb.Helper()
+	l, err := h.Listen("tcp", addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c)
+			}()
+		}
+	}()
+}
+
+// ServeUDP answers every datagram at the address, which must be literal, with the
+// text until the test ends.
+func (h *Host) ServeUDP(tb testing.TB, addr, text string) {
+	tb.Helper()
+	l, err := h.ListenPacket("udp", addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	// Thousands of clients may ask at the same moment. Outside of the initial user namespace
+	// the buffer keeps its default size.
+	if raw, err := l.(*net.UDPConn).SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20) })
+	}
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			_, from, err := l.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			// A client that gets no answer notices.
+			_, _ = l.WriteTo([]byte(text), from)
+		}
+	}()
+}
+
+// ManyFiles opens files until a new one has a number above 1,023, which select(2) cannot
+// watch. The files stay open until the test ends.
+func ManyFiles(tb testing.TB) {
+	tb.Helper()
+	const enough = 1100
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		tb.Fatal(err)
+	}
+	Need(tb, limit.Max >= 2*enough, "a hard limit of 2,200 open files (ulimit -Hn)")
+	for range enough {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { f.Close() })
+	}
+}

@@ -1,0 +1,25 @@
+// Package testtime determines how long tests take and wait.
+package testtime
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// Timeout is how long a test waits for an event before it fails. It is long enough for an
+// emulated machine on busy processors. No test passes because of it: tests do not assert
+// by time that something happens immediately.
+const Timeout = time.Minute
+
+// Thorough reports whether tests should run their long forms, with more rounds and all worlds in
+// emulated machines: PROXIER_THOROUGH is 1 and -short is not set. .ci/run sets the variable.
+func Thorough() bool { return !testing.Short() && os.Getenv("PROXIER_THOROUGH") == "1" }
+
+// NeedThorough skips a test that takes long unless Thorough is true.
+func NeedThorough(tb testing.TB) {
+	tb.Helper()
+	if !Thorough() {
+		tb.Skip("takes long; set PROXIER_THOROUGH=1")
+	}
+}

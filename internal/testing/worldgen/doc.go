@@ -1,0 +1,25 @@
+// Package worldgen generates random Services, EndpointSlices and changes of them, for
+// tests that compare the behavior of a data plane with the expected one. The same seed
+// generates the same world:
+//
+//	g := worldgen.New(seed, worldgen.Params{ ... })
+//	ops := g.Start()
+//	for range 100 {
+//		for _, op := range ops {
+//			op.Apply(myTracker)
+//		}
+//		// Sync, and compare with Engine.Snapshot.
+//		ops = g.Step()
+//	}
+//
+// Worlds contain unusual cases on purpose: addresses and NodePorts that several Services
+// ask for and that move between them, endpoints at the node's own addresses or in several
+// slices at the same time, Services without endpoints or with terminating ones only, hints on some
+// endpoints only, changes of type. [Minimize] finds a small set of changes with which a
+// test still fails.
+//
+// The API has no fields for weights and hashes. Objects carry them in annotations, which
+// [OnService] and [OnEndpoint] read: set both in the [tracker.Config].
+//
+// Package conformance uses worldgen.
+package worldgen

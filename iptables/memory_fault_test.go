@@ -1,0 +1,302 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// inMemory runs a test with each flavor of a kernel in memory.
+func inMemory(t *testing.T, f func(t *testing.T, r *rig, m *memory)) {
+	for _, flavor := range []Flavor{NFT, Legacy} {
+		t.Run(string(flavor), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, system{flavor, true})
+			f(t, r, r.node.(*memory))
+		})
+	}
+}
+
+func TestLockHeldByAnotherProcessChangesNothing(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		r.set(0, []int{1})
+		r.sync()
+		before := m.lines(tracker.IPv4)
+		m.set("locked", "")
+		r.setEndpoints(0, 1, 2)
+		if err := r.cursor.Sync(t.Context()); !errors.Is(err, ErrLocked) || errors.Is(err, ruleset.ErrNeedFull) {
+			t.Fatalf("%v, want ErrLocked", err)
+		}
+		r.backend.known = false
+		if err := r.backend.Check(t.Context()); !errors.Is(err, ErrLocked) {
+			t.Errorf("Check: %v, want ErrLocked", err)
+		}
+		if now := m.lines(tracker.IPv4); !slices.Equal(now, before) {
+			t.Errorf("the tables changed: %v", now)
+		}
+		m.set("", "")
+		r.sync()
+		r.verify()
+	})
+}
+
+func TestTooLargeInputIsDivided(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		m.set("limit", "")
+		for i := range 150 {
+			r.set(i, upTo(5), nodePort(30000+int32(i)))
+		}
+		r.set(150, upTo(300), affinity(60)) // one of its chains is too large by itself
+		var partial *ruleset.PartialError
+		if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) {
+			t.Fatalf("%v, want a PartialError", err)
+		}
+		for k, err := range partial.Failed {
+			if c := (*CommandError)(nil); k.Name != "svc-150" || !errors.As(err, &c) || outcomeOf(c).result != tooLarge {
+				t.Errorf("%v failed: %v", k, err)
+			}
+		}
+		r.setEndpoints(150, 1)
+		r.sync()
+		r.verify()
+	})
+}
+
+// TestUnacknowledgedPartsAreKnown makes a later write of an Apply fail after earlier ones. The
+// next change of the Services must replace what is in effect of them.
+func TestUnacknowledgedPartsAreKnown(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		locked := &CommandError{Program: "memory-restore", Status: 4, Cause: ErrLocked}
+		for i := range 8 {
+			r.set(i, []int{i, i + 1}, nodePort(30000+int32(i)))
+		}
+		r.sync()
+		for _, f := range r.backend.families {
+			f.limit = 100 // a few parts
+		}
+		for round, next := range []func(i int){
+			func(i int) { r.set(i, []int{50 + i}, nodePort(30100+int32(i))) },
+			func(i int) { r.set(i, []int{i, i + 1}, nodePort(30000+int32(i))) }, // as acknowledged last
+			func(i int) {
+				r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)})
+			},
+			func(i int) { r.set(i, nil) },
+		} {
+			for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				writes := 0
+				m.tables[family].Before = func(string) error {
+					if writes++; family == tracker.IPv4 && writes == 1 {
+						return nil
+					}
+					return locked
+				}
+				for i := range 12 {
+					r.set(i, []int{20 + i, 30 + i, 40 + i}, nodePort(30200+int32(i)), affinity(10))
+				}
+				if err := r.cursor.Sync(t.Context()); !errors.Is(err, ErrLocked) || errors.Is(err, ruleset.ErrNeedFull) {
+					t.Fatalf("round %d, %v: %v, want ErrLocked", round, family, err)
+				}
+				m.tables[family].Before = nil
+				for i := range 12 {
+					next(i)
+				}
+				r.sync()
+				r.verify()
+				for i := range 8 {
+					r.set(i, []int{i, i + 1}, nodePort(30000+int32(i)))
+				}
+				r.sync()
+				r.verify()
+			}
+		}
+		for _, f := range r.backend.families {
+			if len(f.model.ahead) != 0 {
+				t.Errorf("%v: %d Services are ahead of an acknowledged delta", f.family, len(f.model.ahead))
+			}
+		}
+	})
+}
+
+// TestFrontendsMoveInOneStep exchanges the cluster IPs of Services again and again, after
+// failures, which are written one by one. Each cluster IP must be forwarded after every input.
+func TestFrontendsMoveInOneStep(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		const n = 6
+		tables := m.tables[tracker.IPv4]
+		rng := rand.New(rand.NewPCG(5, 5))
+		order := rng.Perm(n)
+		set := func() {
+			for i, at := range order {
+				s := svc(i)
+				s.Spec.ClusterIP, s.Spec.ClusterIPs = svc(at).Spec.ClusterIP, svc(at).Spec.ClusterIPs
+				r.tracker.SetService(s)
+			}
+		}
+		for i := range n {
+			r.setEndpoints(i, 10*i+1, 10*i+2)
+		}
+		set()
+		r.sync()
+		locked := &CommandError{Program: "memory-restore", Status: 4, Cause: ErrLocked}
+		for range 20 {
+			tables.Before = func(string) error { return locked }
+			for range 2 {
+				order = rng.Perm(n)
+				set()
+				if err := r.cursor.Sync(t.Context()); !errors.Is(err, ErrLocked) {
+					t.Fatal(err)
+				}
+			}
+			tables.Before = nil
+			tables.After = func(string) error {
+				for i := range n {
+					p := ruleset.Packet{From: netip.MustParseAddr("192.0.2.9"), Protocol: v1.ProtocolTCP, InInterface: "eth0"}
+					p.To = netip.AddrPortFrom(netip.MustParseAddr(svc(i).Spec.ClusterIP), 80)
+					if out := tables.Handle(p); out.Action != ruleset.ActionForward {
+						t.Errorf("%s: %v", p.To, out)
+					}
+				}
+				return nil
+			}
+			r.sync()
+			tables.After = nil
+			r.verify()
+			if t.Failed() {
+				return
+			}
+		}
+	})
+}
+
+// TestForeignChangesAreRepaired alters the tables at random. A full delta must repair
+// everything and leave what belongs to others.
+func TestForeignChangesAreRepaired(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		rng := rand.New(rand.NewPCG(9, 9))
+		r.everyKind()
+		for i := range firstRules + 20 {
+			r.set(100+i, upTo(1+i%3))
+		}
+		r.sync()
+		r.command(tracker.IPv4, "", "-t", "nat", "-N", "OTHER")
+		r.command(tracker.IPv4, "", "-t", "nat", "-A", "OTHER", "-j", "RETURN")
+		noticed := 0
+		for i := range 40 {
+			if i%4 == 0 { // the chains of Services, which Check does not read, are the most
+				r.command(tracker.IPv4, "", "-t", "nat", "-F", []string{"KUBE-POSTROUTING", "PREROUTING"}[i/4%2])
+			}
+			for range 1 + rng.IntN(3) {
+				table := []string{"nat", "filter"}[rng.IntN(2)]
+				l := r.kernel(tracker.IPv4)
+				names := slices.DeleteFunc(slices.Sorted(maps.Keys(l)), func(k string) bool {
+					return !strings.HasPrefix(k, table+" ") || k == "nat OTHER"
+				})
+				_, name, _ := strings.Cut(names[rng.IntN(len(names))], " ")
+				switch rules := len(l[table+" "+name]); {
+				case rng.IntN(3) == 0:
+					r.command(tracker.IPv4, "", "-t", table, "-F", name)
+				case rules == 0 || rng.IntN(2) == 0:
+					if strings.HasPrefix(name, "KUBE-") {
+						r.command(tracker.IPv4, "", "-t", table, "-I", name, "1", "-s", "203.0.113.9", "-j", "DROP")
+					}
+				default:
+					r.command(tracker.IPv4, "", "-t", table, "-D", name, fmt.Sprint(1+rng.IntN(rules)))
+				}
+			}
+			var drift *dataplane.DriftError
+			if err := r.backend.Check(context.Background()); errors.As(err, &drift) {
+				noticed++
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			r.cursor.Resync()
+			r.sync()
+			r.verifyBut("nat OTHER")
+		}
+		if noticed < 8 { // with iptables-legacy, an alteration of the same size is noticed after minutes
+			t.Errorf("Check noticed %d of 40 alterations, and 10 are of chains that it reads", noticed)
+		}
+	})
+}
+
+// TestConnectionsOfDeletedServicesAreForgotten counts connections of a Service that loses its
+// endpoints and then is deleted.
+func TestConnectionsOfDeletedServicesAreForgotten(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		r.config.CountTraffic = true
+		r.start()
+		r.set(0, []int{1, 2})
+		r.set(1, []int{3}, nodePort(30001), externalLocal)
+		r.sync()
+		f := r.backend.families[0]
+		var pools []*chain
+		for _, s := range r.engine.Snapshot().Services {
+			if s.Key.Family != tracker.IPv4 {
+				continue
+			}
+			out, err := f.model.render(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range out.chains {
+				if isPoolChain(out.chains[i].name) {
+					pools = append(pools, &out.chains[i])
+				}
+			}
+		}
+		b := newBatch()
+		for _, c := range pools {
+			c.begin(connections{5, 300})
+			b.put(*c)
+		}
+		if out := f.write(t.Context(), b.inputs(nat, nil, 1000, nil)...); out.err != nil {
+			t.Fatal(out.err)
+		}
+		counts := func() (n [2]uint64) {
+			t.Helper()
+			got, err := r.backend.Traffic(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k, c := range got.Services {
+				for i := range n {
+					if k.Name == svc(i).Name && k.Family == tracker.IPv4 && k.Protocol == v1.ProtocolTCP {
+						n[i] += c.Connections
+					}
+				}
+			}
+			return n
+		}
+		if got := counts(); got != [2]uint64{5, 10} { // the second has two pools
+			t.Errorf("at first %v", got)
+		}
+		if read, err := r.traffic(); err != nil || len(read.Services) != 2 {
+			t.Errorf("Traffic: %v, %v", read, err)
+		}
+		for _, endpoints := range [][]int{{1}, nil, {7, 8}, nil} {
+			r.setEndpoints(0, endpoints...)
+			r.sync()
+			if got := counts(); got != [2]uint64{5, 10} {
+				t.Errorf("with endpoints %v: %v", endpoints, got)
+			}
+		}
+		r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: svc(0).Name})
+		r.sync()
+		if got := counts(); got != [2]uint64{0, 10} || len(f.kept) != 0 {
+			t.Errorf("after the deletion: %v, %v is kept", got, f.kept)
+		}
+	})
+}

@@ -1,0 +1,267 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/iptool"
+	"github.com/go-proxier/proxier/internal/testing/iptmem"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// memory is a kernel in memory, with programs that a test can make misbehave. It outlives the
+// backends that close it.
+type memory struct {
+	tables map[tracker.Family]*iptmem.Tables
+
+	mu       sync.Mutex
+	sysctls  map[string]string
+	readOnly bool // no sysctl can be set
+	objects  map[string]bool
+	written  []string
+	how      string // see watched.set
+	what     string
+	runs     int // calls of programs
+}
+
+func newMemory(flavor Flavor) *memory {
+	m := &memory{
+		tables:  map[tracker.Family]*iptmem.Tables{},
+		sysctls: map[string]string{routeLocalnet: "0", tcpBeLiberal: "0"}, objects: map[string]bool{},
+	}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		m.tables[f] = iptmem.New(flavor == NFT)
+		m.tables[f].Accounting = func(name string) bool {
+			_, ok, _ := m.Packets(name)
+			return ok
+		}
+	}
+	return m
+}
+
+func (m *memory) Close() error { return nil }
+
+func (m *memory) Sysctl(name string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sysctls[name]
+}
+
+func (m *memory) SetSysctl(name, value string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.readOnly {
+		return errors.ErrUnsupported
+	}
+	m.sysctls[name] = value
+	return nil
+}
+
+func (m *memory) Accounts() (accounts, error) { return m, nil }
+
+func (m *memory) Add(name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.objects[name] = true
+	return nil
+}
+
+func (m *memory) Packets(name string) (uint64, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return 0, m.objects[name], nil
+}
+
+// errBusy is the error of deleting an object that a rule counts into.
+var errBusy = errors.New("object is in use")
+
+func (m *memory) Delete(name string) error {
+	for _, t := range m.tables {
+		var saved strings.Builder
+		if err := t.Save(context.Background(), "", &saved); err != nil || strings.Contains(saved.String(), counted(name)) {
+			return errors.Join(errBusy, err)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.objects, name)
+	return nil
+}
+
+func (m *memory) Generation(_ context.Context, nft bool, legacy []tracker.Family) (g generation, ok bool) {
+	for _, f := range legacy {
+		for t := range tables {
+			g.legacy += fmt.Sprint(m.tables[f].Size(t.String()), " ")
+		}
+	}
+	if nft {
+		g.nft = 1
+		for _, t := range m.tables {
+			g.nft += t.Commits()
+		}
+	}
+	return g, true
+}
+
+func (m *memory) CountRules(_ context.Context, f tracker.Family, t table, chain string) (int, error) {
+	return m.tables[f].Count(t.String(), chain), nil
+}
+
+func (m *memory) Watch(ctx context.Context, interval time.Duration, check func(context.Context) error, drifted func(error)) error {
+	if err := dataplane.Watch(ctx, interval, check, drifted); err != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (m *memory) Programs(_ context.Context, f tracker.Family) (programs, error) {
+	return &memoryPrograms{memory: m, family: f, Tables: m.tables[f]}, nil
+}
+
+// memoryPrograms is the programs of one family.
+type memoryPrograms struct {
+	*iptmem.Tables
+	memory *memory
+	family tracker.Family
+}
+
+// programName is the name that calls have in watched.calls.
+func programName(f tracker.Family) string {
+	if f == tracker.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+func (p *memoryPrograms) Restore(ctx context.Context, input []byte, options ...string) error {
+	m := p.memory
+	m.mu.Lock()
+	m.runs++
+	how, what := m.how, m.what
+	for line := range strings.Lines(string(input)) {
+		if !strings.HasPrefix(line, "-C") && !strings.HasPrefix(line, ":") && !strings.HasPrefix(line, "COMMIT") {
+			m.written = append(m.written, programName(p.family)+" "+strings.TrimSpace(line))
+		}
+	}
+	m.mu.Unlock()
+	killed := &CommandError{Program: "memory-restore", Status: -1, Cause: context.DeadlineExceeded}
+	switch how {
+	case "missing":
+		return os.ErrNotExist
+	case "locked":
+		return &CommandError{Program: "memory-restore", Status: 4, Cause: ErrLocked}
+	case "hang":
+		return killed
+	case "late":
+		if err := p.memoryError(p.Tables.Restore(ctx, input, options...)); err != nil {
+			return err
+		}
+		return killed
+	case "refuse", "large":
+		n := 0
+		for line := range strings.Lines(string(input)) {
+			if n++; strings.Contains(line, what) {
+				e := &CommandError{Program: "memory-restore", Status: 1, Message: "Message too long"}
+				if how == "refuse" {
+					e.Message, e.Line, e.Text = fmt.Sprintf("line %d failed", n), n, strings.TrimSuffix(line, "\n")
+				}
+				return e
+			}
+		}
+	case "limit":
+		if strings.Count(string(input), "\n") > 200 {
+			return &CommandError{Program: "memory-restore", Status: 1, Message: "Message too long"}
+		}
+	}
+	return p.memoryError(p.Tables.Restore(ctx, input, options...))
+}
+
+// Save fails if what is "save" and the family is IPv6.
+func (p *memoryPrograms) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
+	p.memory.mu.Lock()
+	p.memory.runs++
+	how := p.memory.how
+	p.memory.mu.Unlock()
+	if how == "missing" || how == "save6" && p.family == tracker.IPv6 {
+		return &CommandError{Program: "memory-save", Status: 1}
+	}
+	return p.memoryError(p.Tables.Save(ctx, table, out, options...))
+}
+
+// memoryError returns err with a [*CommandError] in place of an [*iptool.Error].
+func (*memoryPrograms) memoryError(err error) error {
+	if e, ok := err.(*iptool.Error); ok {
+		return (*CommandError)(e)
+	}
+	return err
+}
+
+// command implements testNode.
+func (m *memory) command(f tracker.Family, suffix string, args ...string) (string, error) {
+	t := m.tables[f]
+	switch suffix {
+	case "-save":
+		table := ""
+		if len(args) == 2 && args[0] == "-t" {
+			table = args[1]
+		}
+		var out strings.Builder
+		err := t.Save(context.Background(), table, &out)
+		return out.String(), err
+	case "-restore":
+		text, err := os.ReadFile(args[len(args)-1])
+		if err != nil {
+			return "", err
+		}
+		if len(args) == 2 {
+			return "", t.Restore(context.Background(), text)
+		}
+		return "", t.Load(string(text))
+	}
+	return "", t.Run(args...)
+}
+
+func (m *memory) open(Config) (kernel, error)         { return m, nil }
+func (m *memory) sysctl(name string) string           { return m.Sysctl(name) }
+func (m *memory) setSysctl(name, value string) error  { return m.SetSysctl(name, value) }
+func (m *memory) timeout(time.Duration, *Backend)     {}
+func (m *memory) dropPrograms()                       { m.set("missing", "") }
+func (m *memory) set(how, what string)                { m.mu.Lock(); m.how, m.what = how, what; m.mu.Unlock() }
+func (m *memory) dump(f tracker.Family) (text string) { text, _ = m.command(f, "-save"); return text }
+
+func (m *memory) calls() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := m.written
+	m.written = nil
+	if out == nil {
+		out = []string{""}
+	}
+	return out
+}
+
+// lines returns the sorted contents of a family's tables, without the canaries.
+func (m *memory) lines(f tracker.Family) (out []string) {
+	for table, chains := range iptext.Parse(m.dump(f)) {
+		for name, rules := range chains {
+			if name == chainCanary {
+				continue
+			}
+			out = append(out, fmt.Sprint(table, " ", name))
+			for i, r := range rules {
+				out = append(out, fmt.Sprint(table, " ", name, " ", i, " ", r))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}

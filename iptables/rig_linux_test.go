@@ -1,0 +1,274 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// linuxSystems lists the flavors of Linux.
+var linuxSystems = []system{{NFT, false}, {Legacy, false}}
+
+// onLinux returns a flavor of Linux.
+func onLinux(flavor Flavor) system { return system{flavor, false} }
+
+// flavors runs a test for each flavor that is installed.
+func flavors(t *testing.T, f func(t *testing.T, flavor Flavor)) {
+	for _, s := range linuxSystems {
+		t.Run(s.String(), func(t *testing.T) {
+			need(t, s)
+			f(t, s.Flavor)
+		})
+	}
+}
+
+// need skips a test whose programs are not installed.
+func need(tb testing.TB, s system) {
+	tb.Helper()
+	if !s.memory {
+		needFlavor(tb, s.Flavor)
+	}
+}
+
+// lacks skips a test, as netlab.Need does.
+func lacks(tb testing.TB, what string) {
+	tb.Helper()
+	netlab.Need(tb, false, what)
+}
+
+// linuxPrograms returns the programs of iptables-nft, or nil without namespaces or programs.
+func linuxPrograms(t *testing.T, f tracker.Family) programs {
+	c, err := Config{Flavor: NFT}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv(netlab.InsideEnv) == "" {
+		return nil
+	}
+	k, err := openKernel(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := k.Programs(t.Context(), f)
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+func needFlavor(tb testing.TB, flavor Flavor) {
+	tb.Helper()
+	_, err4 := exec.LookPath("iptables-" + string(flavor) + "-restore")
+	_, err6 := exec.LookPath("ip6tables-" + string(flavor) + "-restore")
+	netlab.Need(tb, err4 == nil && err6 == nil, "iptables-"+string(flavor)+"-restore and ip6tables-"+string(flavor)+"-restore")
+}
+
+// testConfig returns a configuration for a test.
+func testConfig(tb testing.TB, flavor Flavor) Config {
+	tb.Helper()
+	needFlavor(tb, flavor)
+	// Only root may open the usual lock file.
+	return Config{Flavor: flavor, LockFile: filepath.Join(tb.TempDir(), "lock")}
+}
+
+// linuxNode is a node with a kernel of Linux.
+type linuxNode struct {
+	host     *netlab.Host
+	flavor   Flavor
+	lockFile string
+	tb       testing.TB
+	dir      string // of the programs of a watched node
+}
+
+func newLinuxNode(tb testing.TB, flavor Flavor, c *Config) testNode {
+	n := &linuxNode{host: netlab.NewHost(tb), flavor: flavor, tb: tb}
+	*c = testConfig(tb, flavor)
+	c.NetNS, n.lockFile = n.host.File(), c.LockFile
+	return n
+}
+
+// host returns the host of a rig on Linux.
+func (r *rig) host() *netlab.Host { return r.node.(*linuxNode).host }
+
+func (n *linuxNode) open(c Config) (kernel, error) {
+	k, err := openKernel(c)
+	if err != nil || n.dir == "" {
+		return k, err
+	}
+	return scripted{k.(*linux), n.dir}, nil
+}
+
+// scripted is a kernel with scripts in place of iptables-restore.
+type scripted struct {
+	*linux
+	dir string
+}
+
+func (s scripted) Programs(ctx context.Context, f tracker.Family) (programs, error) {
+	c := s.tools(f)
+	c.Restore = filepath.Join(s.dir, programName(f)+"-"+c.Flavor+"-restore")
+	return findPrograms(ctx, c)
+}
+
+func (n *linuxNode) command(f tracker.Family, suffix string, args ...string) (string, error) {
+	return n.host.Output("env", append([]string{"XTABLES_LOCKFILE=" + n.lockFile, programName(f) + "-" + string(n.flavor) + suffix}, args...)...)
+}
+
+func (n *linuxNode) sysctl(name string) string {
+	value, err := n.host.Output("cat", "/proc/sys/"+name)
+	if err != nil {
+		n.tb.Error(err)
+	}
+	return strings.TrimSpace(value)
+}
+
+func (n *linuxNode) setSysctl(name, value string) error { return n.host.Sysctl(name, value) }
+
+func (*linuxNode) timeout(d time.Duration, b *Backend) {
+	for _, f := range b.families {
+		f.programs = tool{f.programs.(tool).WithTimeout(d)}
+	}
+}
+
+// newWatchedNode returns a node whose backends run a script in place of iptables-restore.
+func newWatchedNode(tb testing.TB, flavor Flavor, c *Config) testNode {
+	n := newLinuxNode(tb, flavor, c).(*linuxNode)
+	n.dir = tb.TempDir()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		restore, err := exec.LookPath(family + "-" + string(flavor) + "-restore")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		script := fmt.Sprintf(`#!/bin/sh
+case $1 in --version) exec %[3]s "$@";; esac
+cd %[1]s
+cat > in.$$
+grep -v -e ^-C -e ^: -e ^COMMIT in.$$ | sed "s/^/%[2]s /" >> calls
+n=$([ -e refuse ] && grep -n -m 1 -f refuse in.$$ | cut -d: -f1); if [ -n "$n" ]; then echo "line $n failed" >&2; exit 1; fi
+if [ -e hang ]; then exec sleep 60; fi
+if [ -e late ]; then %[3]s "$@" < in.$$; exec sleep 60; fi
+%[3]s "$@" < in.$$
+status=$?
+rm in.$$
+exit $status
+`, n.dir, family, restore)
+		// A process forked while the file is open for writing has it open, too, until it
+		// runs its program. Until then the script cannot be run (ETXTBSY).
+		syscall.ForkLock.RLock()
+		err = os.WriteFile(filepath.Join(n.dir, filepath.Base(restore)), []byte(script), 0o755)
+		syscall.ForkLock.RUnlock()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return n
+}
+
+func (n *linuxNode) set(how, what string) {
+	for _, f := range []string{"refuse", "hang", "late"} {
+		os.Remove(filepath.Join(n.dir, f))
+	}
+	if how != "" {
+		if err := os.WriteFile(filepath.Join(n.dir, how), []byte(what), 0o644); err != nil {
+			n.tb.Fatal(err)
+		}
+	}
+}
+
+func (n *linuxNode) dropPrograms() {
+	for _, name := range []string{"iptables", "ip6tables"} {
+		if err := os.Remove(filepath.Join(n.dir, name+"-"+string(n.flavor)+"-restore")); err != nil {
+			n.tb.Fatal(err)
+		}
+	}
+}
+
+func (n *linuxNode) calls() []string {
+	path := filepath.Join(n.dir, "calls")
+	b, _ := os.ReadFile(path)
+	os.Remove(path)
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
+}
+
+// newForWorld returns a function that opens backends of a flavor for worlds.
+func newForWorld(flavor Flavor) func(testing.TB, conformance.Env) ruleset.Backend {
+	return func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		c := testConfig(tb, flavor)
+		c.NetNS, c.Families = env.NetNS, env.Families
+		b, err := New(context.Background(), c)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { b.Close() })
+		return b
+	}
+}
+
+// TestConformance runs the suite that all backends must pass.
+func TestConformance(t *testing.T) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		conformance.Run(t, conformance.Options{New: newForWorld(flavor), Skip: skips})
+	})
+}
+
+// podTargets is the cluster IP and the NodePort of Service 50, whose endpoints are pods of a
+// world.
+var podTargets = []conformance.Target{
+	{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
+	{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
+}
+
+// podSlice returns the EndpointSlice of Service 50 with n of the pods.
+func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
+	es := slice(50, tracker.IPv4)
+	backendtest.AddPods(es, pods, n, rng)
+	return es
+}
+
+// setPods gives Service 50 n of the world's pods as endpoints.
+func setPods(w *conformance.World, n int, rng *rand.Rand) {
+	w.Tracker.SetSlice(podSlice(backendtest.Pods(w), n, rng))
+}
+
+// TestFailover passes connections between two nodes with one external IP. Answers do not return
+// by the node that is passed, so the nodes must accept packets that connection tracking considers
+// invalid.
+func TestFailover(t *testing.T) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		backendtest.Failover(t, newForWorld(flavor), backendtest.FailoverOptions{Liberal: true})
+	})
+}
+
+// TestRandomWorlds sends packets through random worlds, and compares the tables after each
+// change with the tables of a cold start.
+func TestRandomWorlds(t *testing.T) {
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		worlds := 25
+		if !testtime.Thorough() {
+			worlds = 3
+		}
+		conformance.RunRandom(t, conformance.Options{New: newForWorld(flavor), Skip: skips}, conformance.Random{
+			First: *backendtest.Seed, Worlds: worlds, For: max(0, *backendtest.Soak/2),
+			Dump: func(tb testing.TB, env conformance.Env, b ruleset.Backend) string { return dump(tb, b.(*Backend)) },
+		})
+	})
+}

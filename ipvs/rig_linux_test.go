@@ -1,0 +1,92 @@
+package ipvs
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// newHost returns a host with two addresses.
+func newHost(tb testing.TB) *netlab.Host {
+	tb.Helper()
+	lab, hosts := netlab.NewHosts(tb, "node", "peer")
+	if err := lab.Link(hosts["node"], "eth0", hosts["peer"], "eth0"); err != nil {
+		tb.Fatal(err)
+	}
+	for _, a := range []string{"192.0.2.1/24", "2001:db8:1::1/64"} {
+		if err := hosts["node"].AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return hosts["node"]
+}
+
+// connections passes lists of IPVS connections to seen until it returns nil. The kernel writes
+// such a list page by page and counts from the beginning of a table that all namespaces share.
+// If connections come and go, a list can lack a connection or have it twice.
+func (r *rig) connections(command string, seen func([]string) error) {
+	r.tb.Helper()
+	for deadline := time.Now().Add(testtime.Timeout); ; {
+		err := seen(r.run(command))
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.tb.Fatal(err)
+		}
+	}
+}
+
+func lines(tb testing.TB, h *netlab.Host, command string) []string {
+	tb.Helper()
+	args := strings.Fields(command)
+	if _, err := exec.LookPath(args[0]); err != nil {
+		netlab.Need(tb, false, args[0])
+	}
+	out, err := h.Output(args[0], args[1:]...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var list []string
+	for l := range strings.Lines(out) {
+		list = append(list, strings.Join(strings.Fields(l), " "))
+	}
+	return list
+}
+
+// systemOf returns the kernel that a Backend uses.
+func systemOf(b *Backend) *system {
+	k := b.kernel
+	if c, ok := k.(*counter); ok {
+		k = c.kernel
+	}
+	return k.(*system)
+}
+
+// hostNode is a host of netlab as a node.
+type hostNode struct{ *netlab.Host }
+
+func (n hostNode) open(tb testing.TB, c Config) (*Backend, error) {
+	c.NetNS = n.File()
+	return New(tb.Context(), c)
+}
+
+func (n hostNode) lines(tb testing.TB, command string) []string {
+	tb.Helper()
+	return lines(tb, n.Host, command)
+}
+
+// newRig starts a backend on the host.
+func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
+	tb.Helper()
+	c.NetNS = h.File()
+	return newRigOn(tb, hostNode{h}, c)
+}
+
+// host returns the rig's host.
+func (r *rig) host() *netlab.Host { return r.node.(hostNode).Host }

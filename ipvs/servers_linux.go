@@ -1,0 +1,265 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+
+	moby "github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// servers makes requests to IPVS through github.com/moby/ipvs. Without a handle it has no
+// virtual servers.
+type servers struct {
+	handle *moby.Handle
+}
+
+// errNoFamily is the error of openIPVS if this process cannot use the kernel's IPVS.
+var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
+
+// openIPVS opens a handle in the calling thread's namespace. The kernel loads the module
+// ip_vs if it can.
+func openIPVS() (*moby.Handle, error) {
+	// This request makes the kernel load the module. moby looks the family up once in a
+	// process and keeps the answer even if the family was missing. It then treats every
+	// request as successful, because no request gets an answer.
+	nl, err := netlink.NewHandle(unix.NETLINK_GENERIC)
+	if err != nil {
+		return nil, fmt.Errorf("open generic netlink socket: %w", err)
+	}
+	_, err = nl.GenlFamilyGet("IPVS")
+	nl.Close()
+	if errors.Is(err, unix.ENOENT) {
+		return nil, errNoFamily
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up generic netlink family IPVS: %w", err)
+	}
+	h, err := moby.New("")
+	if err != nil {
+		return nil, fmt.Errorf("open IPVS socket: %w", err)
+	}
+	if err := checkIPVS(h); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// checkIPVS requests a virtual server that cannot exist. It returns an error unless the
+// kernel answers that it does not.
+func checkIPVS(h *moby.Handle) error {
+	var errno unix.Errno
+	_, err := h.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return nil
+	case err == nil || !errors.As(err, &errno):
+		return errors.New("IPVS became available after this process first looked for it; restart the process")
+	}
+	return err
+}
+
+// service returns a virtual server in moby's representation.
+func (key virtualKey) service(v virtual) *moby.Service {
+	s := &moby.Service{
+		AddressFamily: uint16(inet.AF(key.family)),
+		FWMark:        key.mark,
+		SchedName:     string(v.scheduler),
+		Flags:         v.flags,
+		Timeout:       v.timeout,
+		// Persistence treats clients with the same bits in this mask as one. For IPv6 it is
+		// the mask's length.
+		Netmask: 0xffffffff,
+	}
+	if key.family == tracker.IPv6 {
+		s.Netmask = 128
+	}
+	if key.mark == 0 {
+		s.Address, s.Port, s.Protocol = key.at.Addr().AsSlice(), key.at.Port(), uint16(key.proto)
+	}
+	return s
+}
+
+// virtuals calls fn with each virtual server of the family.
+//
+// The kernel splits a long list into messages, and finds its place in the next one by
+// counting the virtual servers of all network namespaces (ip_vs_genl_dump_services of
+// net/netfilter/ipvs/ip_vs_ctl.c). If one is added or deleted in between, the list lacks
+// some or repeats them, without an error. virtuals therefore reads the list until two
+// results in a row are equal.
+func (k *servers) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
+	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
+		found := map[virtualKey]virtual{}
+		err := k.services(f, func(key virtualKey, s *moby.Service) {
+			found[key] = virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout}
+		})
+		return found, err
+	})
+	for key, v := range found {
+		fn(key, v)
+	}
+	return err
+}
+
+// sameTwice calls list until two results in a row are equal, and returns that result. If
+// no two are equal, it returns the union of all, some of which may be deleted by now.
+func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
+	const most = 20
+	all, last := map[K]V{}, map[K]V(nil)
+	for range most {
+		found, err := list()
+		if err != nil {
+			return nil, err
+		}
+		if last != nil && maps.Equal(last, found) {
+			return found, nil
+		}
+		maps.Copy(all, found)
+		last = found
+	}
+	return all, nil
+}
+
+// services reads the list once and calls fn with each virtual server of the family in moby's
+// representation.
+func (k *servers) services(f tracker.Family, fn func(virtualKey, *moby.Service)) error {
+	if k.handle == nil {
+		return nil
+	}
+	list, err := k.handle.GetServices()
+	if err != nil {
+		return fmt.Errorf("list virtual servers: %w", err)
+	}
+	for _, s := range list {
+		if key, ok := keyOf(s); ok && key.family == f {
+			fn(key, s)
+		}
+	}
+	return nil
+}
+
+// keyOf returns the key of a virtual server in moby's representation.
+func keyOf(s *moby.Service) (virtualKey, bool) {
+	key := virtualKey{mark: s.FWMark}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if s.AddressFamily == uint16(inet.AF(f)) {
+			key.family = f
+		}
+	}
+	if s.FWMark == 0 {
+		a, ok := netip.AddrFromSlice(s.Address)
+		if !ok {
+			return virtualKey{}, false
+		}
+		key.proto, key.at = uint8(s.Protocol), netip.AddrPortFrom(a, s.Port)
+	}
+	return key, true
+}
+
+func (k *servers) reals(key virtualKey, fn func(real)) error {
+	list, err := k.handle.GetDestinations(key.service(virtual{}))
+	if err != nil {
+		return wrap(err, "list real servers of", key)
+	}
+	for _, d := range list {
+		if a, ok := netip.AddrFromSlice(d.Address); ok {
+			fn(real{netip.AddrPortFrom(a, d.Port), uint16(d.Weight), d.ActiveConnections, d.InactiveConnections})
+		}
+	}
+	return nil
+}
+
+func (k *servers) addVirtual(key virtualKey, v virtual) error {
+	err := k.handle.NewService(key.service(v))
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return k.setVirtual(key, v)
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("add virtual server %s: the kernel has no scheduler %s (module ip_vs_%s): %w", key, v.scheduler, v.scheduler, err)
+	}
+	return wrap(err, "add virtual server", key)
+}
+
+func (k *servers) setVirtual(key virtualKey, v virtual) error {
+	err := k.handle.UpdateService(key.service(v))
+	return wrap(err, "set virtual server", key)
+}
+
+// delVirtual deletes a virtual server if it exists.
+func (k *servers) delVirtual(key virtualKey) error {
+	err := k.handle.DelService(key.service(virtual{}))
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return wrap(err, "delete virtual server", key)
+}
+
+func destination(at netip.AddrPort, weight uint16) *moby.Destination {
+	return &moby.Destination{Address: at.Addr().AsSlice(), Port: at.Port(), Weight: int(weight)}
+}
+
+func (k *servers) addReal(key virtualKey, at netip.AddrPort, weight uint16) error {
+	err := k.handle.NewDestination(key.service(virtual{}), destination(at, weight))
+	if errors.Is(err, unix.EEXIST) {
+		return k.setReal(key, at, weight)
+	}
+	return wrap(err, "add real server "+at.String()+" to", key)
+}
+
+func (k *servers) setReal(key virtualKey, at netip.AddrPort, weight uint16) error {
+	err := k.handle.UpdateDestination(key.service(virtual{}), destination(at, weight))
+	return wrap(err, "set real server "+at.String()+" of", key)
+}
+
+// delReal deletes a real server if it exists.
+func (k *servers) delReal(key virtualKey, at netip.AddrPort) error {
+	err := k.handle.DelDestination(key.service(virtual{}), destination(at, 0))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return wrap(err, "delete real server "+at.String()+" of", key)
+}
+
+// setTimeouts sets the timeouts that are not 0.
+func (k *servers) setTimeouts(t Timeouts) error {
+	if t == (Timeouts{}) {
+		return nil
+	}
+	err := k.handle.SetConfig(&moby.Config{TimeoutTCP: t.TCP, TimeoutTCPFin: t.TCPFin, TimeoutUDP: t.UDP})
+	if err != nil {
+		return fmt.Errorf("set timeouts: %w", err)
+	}
+	return nil
+}
+
+// statistics returns the counters of each virtual server. A list may lack some if others are
+// added or deleted at the same time (see virtuals), so it reads two and takes the larger
+// counters.
+func (k *servers) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error) {
+	out := map[virtualKey]dataplane.Counters{}
+	for range 2 {
+		err := k.services(f, func(key virtualKey, s *moby.Service) {
+			c := dataplane.Counters{
+				Connections: uint64(s.Stats.Connections),
+				Packets:     uint64(s.Stats.PacketsIn) + uint64(s.Stats.PacketsOut),
+				Bytes:       s.Stats.BytesIn + s.Stats.BytesOut,
+			}
+			if c.Packets >= out[key].Packets {
+				out[key] = c
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

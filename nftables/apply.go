@@ -1,0 +1,248 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/maglev"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// state is the state of a [Backend].
+type state struct {
+	config Config
+	// layout configures the tables.
+	layout model.Config
+	// complaints receives Services that cannot be programmed.
+	complaints *complaint.Log
+	ns         *netns.Namespace
+	// close cancels open when the backend is closed.
+	open  context.Context
+	close context.CancelFunc
+
+	mu   sync.Mutex
+	conn *kernel.Conn
+	// name is the name of the tables in use: the configured name or that of the staging
+	// tables.
+	name string
+	// tables is the model of the tables in the kernel, nil while their state is unknown. sink
+	// commits its transactions.
+	tables  *model.Tables
+	sink    *streamSink
+	watched watched
+	// route lists the namespace's network interfaces. It is nil without Config.Offload.
+	// staleInterfaces is set after syncInterfaces failed, until it succeeds.
+	route           *netlink.Handle
+	staleInterfaces bool
+	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace
+	// period, and when the grace period began.
+	inGrace map[tracker.Family]map[netip.Addr]time.Time
+	// unused holds, by family, the chains of an earlier table that could not be deleted.
+	unused map[tracker.Family]map[string]bool
+}
+
+// New returns a backend for the network namespace that c names. It opens a netlink
+// socket and checks, without changing anything, that the kernel has every feature that
+// the package uses. The error is a [*dataplane.UnsupportedError] that names what is missing,
+// or wraps [ruleset.ErrConfig]. Any other error may be temporary. Apply writes the tables
+// when it gets the first full delta. The tables stay in place when the backend is closed.
+func New(ctx context.Context, c Config) (*Backend, error) {
+	return newBackend(ctx, c, model.DefaultConfig, kernel.SendBuffer)
+}
+
+// newBackend is New with limits other than those of the encoding and the socket.
+func newBackend(ctx context.Context, c Config, l model.Config, sendBuffer int) (*Backend, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c, conn, err := c.dial(sendBuffer)
+	if err != nil {
+		return nil, err
+	}
+	l.Clients, l.FastPath = c.StickyClients, c.Offload != nil
+	b := &Backend{state{config: c, layout: l, complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn}}
+	b.open, b.close = context.WithCancel(context.Background())
+	if err = b.probe(); err == nil {
+		b.ns, err = netns.Open(c.NetNS)
+	}
+	if err == nil && c.Offload != nil {
+		err = b.ns.Do(func() (err error) {
+			b.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("nftables: cannot open route socket: %w", err)
+		}
+	}
+	if err != nil {
+		b.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Close waits for a running [Backend.Apply], closes the backend's socket and leaves its
+// tables in place. Closing it again does nothing and returns nil.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.tables = nil
+	b.close()
+	if b.route != nil {
+		b.route.Close()
+	}
+	if b.ns != nil {
+		b.ns.Close()
+	}
+	return b.conn.Close()
+}
+
+// Apply makes the tables agree with d, as [ruleset.Backend] requires.
+//
+// A delta is committed in one transaction for both families, so a packet meets the rules
+// from before or after it. A very large delta takes several transactions of whole Services
+// each. A full delta replaces the tables' contents in one transaction, even if another
+// process wrote them, and keeps the remembered clients of Services with affinity. So a new
+// process takes over from an earlier one. If no table exists, Apply writes one in several
+// transactions of whole Services each. If the transaction is larger than this process can
+// send, Apply fills a staging table in several transactions and then swaps it in.
+//
+// A [*ruleset.PartialError] names Services that cannot be programmed. Such a Service stays
+// as it was last acknowledged, even in a full delta, except for frontends and endpoints that
+// it has no more (see [ruleset.Service.Remaining]). "Limits" in the package documentation
+// lists the reasons. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
+// because the tables were not as the backend left them. If the kernel refuses a full delta,
+// the error wraps an [*Error] and the tables are unchanged.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	if err := b.lock(ctx); err != nil {
+		return err
+	}
+	defer b.mu.Unlock()
+	switch {
+	case d.Full:
+		return b.replace(ctx, d)
+	case b.tables == nil || b.tables.List[0].NeedsRewrite(d.Node):
+		return ruleset.ErrNeedFull
+	}
+	began := time.Now()
+	failed, err := b.update(ctx, d)
+	switch {
+	case err == nil:
+		b.logLacking()
+		return partial(failed)
+	case ctx.Err() == nil:
+		b.config.Log.Warn("nftables: cannot apply change, a full sync is needed", slog.Any("error", err))
+		err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+	}
+	b.discard(began)
+	return err
+}
+
+// Limits returns the limits of one Service, which are the same in both families. Apply programs
+// a Service that exceeds them with the first endpoints, as many as allowed.
+func (b *Backend) Limits(tracker.Family) ruleset.Limits { return model.Limits() }
+
+// lock locks b.mu, unless ctx is done or the backend is closed.
+func (b *Backend) lock(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	if b.conn.Closed() {
+		b.mu.Unlock()
+		return errClosed
+	}
+	return nil
+}
+
+// rules renders the rules of the family's tables for a node.
+func (b *Backend) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
+	r := kernel.Rules{Family: f, Mark: b.mark(), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic}
+	if o := b.config.Offload; o != nil {
+		r.Offload = &kernel.Offload{AfterPackets: o.AfterPackets, UDP: o.UDP}
+	}
+	return r
+}
+
+// writer returns a writer for tables of a name and a node.
+func (b *Backend) writer(name string, n *ruleset.Node) *kernel.Writer {
+	var rules []kernel.Rules
+	for _, f := range b.config.Families {
+		rules = append(rules, b.rules(f, n))
+	}
+	return kernel.NewWriter(name, rules...)
+}
+
+// discard discards the models after a failure that left the kernel state unknown. What
+// was written from the given time on may be missing from the kernel.
+func (b *Backend) discard(from time.Time) {
+	if b.tables != nil {
+		b.inGrace = map[tracker.Family]map[netip.Addr]time.Time{}
+		for _, t := range b.tables.List {
+			b.inGrace[t.Family] = t.InGrace(from)
+		}
+	}
+	b.tables = nil
+}
+
+// update applies a delta that is not full.
+func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
+	b.sink.begin()
+	failed, err := b.tables.Update(ctx, d, b.sink)
+	if err != nil {
+		return nil, errors.Join(err, b.sink.wait())
+	}
+	b.deleteLost(b.sink.lost)
+	for _, t := range b.tables.List {
+		b.deleteGarbage(t)
+		if t.Rewritten() {
+			b.forgetRules(t, layout.LeadsToRanges)
+		}
+	}
+	if b.sink.structural {
+		// Changes that another process made before or during the transaction must not pass
+		// for the backend's own. If the tables cannot be read now, Check reads them later.
+		return failed, kernel.IgnoreInterrupted(b.examine(false))
+	}
+	return failed, nil
+}
+
+// refused logs a Service that cannot be programmed.
+func (b *Backend) refused(k tracker.Key, err error) {
+	backendconf.Complain(b.complaints, slog.LevelError, k, "nftables: cannot program service, it stays as it was but for what is gone", err)
+}
+
+// logLacking logs the Services that lack client affinity since the last delta.
+func (b *Backend) logLacking() {
+	b.tables.Lacking(func(k tracker.Key, err error) {
+		backendconf.Complain(b.complaints, slog.LevelWarn, k, "nftables: service is forwarded without client affinity", err)
+	})
+}
+
+func partial(failed map[tracker.Key]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &ruleset.PartialError{Failed: failed}
+}
+
+// errClosed is the error of a closed backend.
+var errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)

@@ -1,0 +1,11 @@
+// Package kernel commits transactions of package model, and reads tables back. Only Linux has it.
+//
+// A [Writer] encodes a model.Tx as a [Batch], which the kernel applies as a whole or not at all
+// (include/uapi/linux/netfilter/nfnetlink.h, NFNL_MSG_BATCH_BEGIN and _END). [Rules] renders the
+// chains that the objects of a Tx stand for.
+//
+// Sets are written and read without github.com/google/nftables, which is several times slower with
+// set elements. BenchmarkLibraryWrite, BenchmarkLibraryReadElements and BenchmarkLibraryList
+// of package nftables compare both in the same kernel. The library encodes the
+// expressions of rules.
+package kernel

@@ -1,0 +1,173 @@
+//go:build linux
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// longest is a table name of the greatest length.
+var longest = strings.Repeat("x", 62)
+
+// rulesFor returns rules with every option.
+func rulesFor(f tracker.Family, local ruleset.LocalTraffic) Rules {
+	return Rules{Family: f, Mark: 1 << 14, Seed: 1, Offload: &Offload{AfterPackets: 20, UDP: true}, Local: local}
+}
+
+// manyCIDRs recognizes pods by many address ranges.
+func manyCIDRs() (l ruleset.LocalTraffic) {
+	for i := range 20 {
+		l.CIDRs = append(l.CIDRs,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 17),
+			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, byte(i)}), 65))
+	}
+	return l
+}
+
+// TestObjectsTakeNoMoreThanTheirSize encodes each kind of object with the longest rules.
+func TestObjectsTakeNoMoreThanTheirSize(t *testing.T) {
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		c := model.DefaultConfig
+		c.FastPath = true
+		tx := &model.Tx{}
+		model.NewTable(f, &ruleset.Node{LocalTraffic: manyCIDRs()}, c, nil, 0).CreateAll(tx)
+		hash, draw := layout.StickyHandler{Buckets: 65537, Hash: tracker.HashSourcePort, Seconds: 86400}, layout.StickyHandler{Buckets: 1 << 20, Seconds: 86400}
+		for _, o := range []model.Object{
+			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets}},
+			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash}},
+			{Kind: model.ChooserChain, Sticky: draw}, {Kind: model.ChooserChain, Sticky: hash},
+			{Kind: model.StickyChain, Sticky: draw}, {Kind: model.StickyChain, Sticky: hash},
+			{Kind: model.SourceRule, Size: f.Bits()}, {Kind: model.DeleteChain, Name: longest},
+			{Kind: model.AddDevices, Names: []string{strings.Repeat("v", 15), "a"}}, {Kind: model.NewSet, Set: layout.Allowed(f.Bits()), Size: 1 << 20},
+		} {
+			o.Family = f
+			tx.Object(o)
+		}
+		for _, o := range tx.Objects {
+			w := NewWriter(longest, rulesFor(f, manyCIDRs()))
+			before := w.batch.Len()
+			w.object(&o)
+			one := model.Tx{}
+			empty := one.Size()
+			one.Object(o)
+			if size, most := w.batch.Len()-before, one.Size()-empty; size > most || w.err != nil {
+				t.Errorf("%+v takes %d bytes, more than %d, %v", o, size, most, w.err)
+			}
+		}
+	}
+}
+
+// sizes is a sink that compares the encoded size of each transaction with the planned one.
+type sizes struct {
+	local ruleset.LocalTraffic
+	sent  int
+}
+
+func (s *sizes) Limit() int { return 1 << 20 }
+
+func (s *sizes) Send(tx *model.Tx) error {
+	w := NewWriter(longest, rulesFor(tracker.IPv4, s.local), rulesFor(tracker.IPv6, s.local))
+	w.Add(tx)
+	batch, err := w.Finish()
+	if err != nil {
+		return err
+	}
+	if batch.Len() > tx.Size() || tx.Size() > s.Limit() {
+		return fmt.Errorf("a transaction of %d bytes, but its size is %d of %d", batch.Len(), tx.Size(), s.Limit())
+	}
+	s.sent++
+	return nil
+}
+
+func (s *sizes) Commit(tx *model.Tx) error { return s.Send(tx) }
+
+// TestTransactionsTakeNoMoreThanTheirSize plans random changes of Services with long names, and
+// encodes the transactions.
+func TestTransactionsTakeNoMoreThanTheirSize(t *testing.T) {
+	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
+	sink := &sizes{}
+	var tables *model.Tables
+	cursor := p.Engine.Attach("sizes", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		if !d.Full {
+			_, err := tables.Update(ctx, d, sink)
+			if errors.Is(err, model.ErrOverflow) {
+				return ruleset.ErrNeedFull
+			}
+			return err
+		}
+		sink.local = d.Node.LocalTraffic
+		create := &model.Tx{}
+		var list []*model.Table
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			tab := model.NewTable(f, d.Node, model.DefaultConfig, d.Changes, 0)
+			tab.Create(nil, false, create)
+			tab.Hook(create)
+			list = append(list, tab)
+		}
+		tables = model.NewTables(list...)
+		_, err := tables.Fill(ctx, d, sink, create, nil, func() (map[tracker.Key]bool, error) { return nil, nil })
+		return err
+	}))
+	rng := rand.New(rand.NewPCG(7, 7))
+	long := func(n int) string { return strings.Repeat("x", n) }
+	for range 60 {
+		for range 5 {
+			i := rng.IntN(20)
+			name := backendtest.ServiceName(i)
+			name.Namespace, name.Name = "ns"+long(60), name.Name+long(50)
+			if rng.IntN(4) == 0 {
+				p.Tracker.DeleteService(name)
+				continue
+			}
+			port := "p" + long(14)
+			p.Tracker.SetService(backendtest.Service(name, port, fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd00:10:96::%x", i+1), func(s *v1.Service) {
+				s.Spec.Type = v1.ServiceTypeLoadBalancer
+				s.Spec.Ports[0].NodePort = int32(30000 + i)
+				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", i)}, {IP: fmt.Sprintf("2001:db8:1::%x", i)}}
+				for range rng.IntN(12) {
+					s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
+						fmt.Sprintf("172.16.0.0/%d", 1+rng.IntN(32)), fmt.Sprintf("2001:db8:2::/%d", 1+rng.IntN(128)))
+				}
+				if rng.IntN(2) == 0 {
+					backendtest.ExternalLocal(s)
+				}
+				if rng.IntN(2) == 0 {
+					backendtest.Affinity(1 + rng.Int32N(86400))(s)
+				}
+				worldgen.SetHash(s, [...]tracker.Hash{0, 0, tracker.HashSource}[rng.IntN(3)])
+			}))
+			for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				slice := backendtest.Slice(name, f.String(), f, port, v1.ProtocolTCP)
+				for e := range rng.IntN([]int{2, 20, 2000}[rng.IntN(3)]) {
+					addr := fmt.Sprintf("10.244.%d.%d", e>>8, e&255)
+					if f == tracker.IPv6 {
+						addr = fmt.Sprintf("fd00:10:244::%x", e)
+					}
+					slice.Endpoints = append(slice.Endpoints, backendtest.Endpoint(addr, [...]string{backendtest.ThisNode, "far"}[e%2]))
+				}
+				p.Tracker.SetSlice(slice)
+			}
+		}
+		if err := cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sink.sent < 50 {
+		t.Errorf("only %d transactions", sink.sent)
+	}
+}

@@ -1,0 +1,154 @@
+package layout
+
+import (
+	"encoding/binary"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Spec holds the attributes with which a set is created. Types are the nft tool's data types
+// (nftables, include/datatype.h), which the kernel stores without attaching a meaning.
+type Spec struct {
+	KeyType, KeyLen   uint32
+	DataType, DataLen uint32 // DataType 0: a set, not a map
+	Flags             uint32
+	// Fields holds the lengths of the key's fields if the set holds ranges of concatenations.
+	Fields []uint32
+}
+
+// Flags of sets, and the type of a verdict (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*
+// and NFT_DATA_VERDICT).
+const (
+	FlagMap     = 0x8
+	setInterval = 0x4
+	setTimeout  = 0x10
+	setEval     = 0x20
+	setConcat   = 0x80
+
+	DataVerdict = 0xffffff00
+)
+
+// interfaceNameLen is the length of an interface's name in a key (IFNAMSIZ of linux/if.h).
+const interfaceNameLen = 16
+
+// field is a part of a key or of data: its type and length in bytes.
+type field struct{ typ, len uint32 }
+
+// The types in the machine's byte order.
+const (
+	typeMark    = 19
+	typeClassID = 23
+	typeIfname  = 41
+)
+
+// typeBits is the number of bits of each type in the type of a concatenation.
+const typeBits = 6
+
+func concat(fields []field) (typ, length uint32) {
+	for _, f := range fields {
+		typ = typ<<typeBits | f.typ
+		length += (f.len + 3) &^ 3
+	}
+	return typ, length
+}
+
+// Spec returns the attributes of the set in a table of the family.
+func (s Set) Spec(f tracker.Family) Spec {
+	addr, proto, port := field{7, 4}, field{12, 1}, field{13, 2} // ipv4_addr, inet_proto, inet_service
+	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{DataVerdict, 0}
+	if f == tracker.IPv6 {
+		addr = field{8, 16} // ipv6_addr
+	}
+	var key, data []field
+	var flags uint32
+	switch s {
+	case VersionSet:
+		key = []field{mark}
+	case ServiceIPs, InternalIPs:
+		key, data = []field{addr, proto, port}, []field{class}
+	case NodePorts, InternalNodePorts:
+		key, data = []field{proto, port}, []field{class}
+	case Handlers, InternalHandlers, OwnHandlers, StickyHandlers, RangeStickyHandlers:
+		key, data = []field{class}, []field{verdict}
+	case ServiceRanges:
+		key, data, flags = []field{addr, proto, port}, []field{class}, setInterval|setConcat
+	case RangeSources:
+		key, flags = []field{addr, addr, proto, port}, setInterval|setConcat
+	case RangeKeys, InternalRangeKeys:
+		key, data = []field{class}, []field{class}
+	case ShiftFrom, ShiftTo:
+		key, data = []field{class}, []field{port}
+	case Endpoints:
+		key, data = []field{class, mark}, []field{addr, port}
+	case StickyPools:
+		key, data = []field{class}, []field{class}
+	case StickyBuckets:
+		key, data = []field{class, mark}, []field{class}
+	case StickyEndpoints:
+		key, data = []field{class}, []field{addr, port}
+	case StickyClients:
+		key, data, flags = []field{class, addr}, []field{class}, setTimeout|setEval
+	case Connections, Refused, Dropped, Packets:
+		key, flags = []field{addr, proto, port}, setEval
+	case ClusterIPs:
+		key = []field{addr}
+	case Hairpin:
+		key = []field{addr, addr}
+	case FastPathInterfaces:
+		key = []field{{typeIfname, interfaceNameLen}}
+	case NodePortIPs, ServiceCIDRs:
+		key, flags = []field{addr}, setInterval
+	default:
+		key = []field{addr, addr, proto, port}
+	}
+	sp := Spec{Flags: flags}
+	sp.KeyType, sp.KeyLen = concat(key)
+	if flags&setConcat != 0 {
+		for _, f := range key {
+			sp.Fields = append(sp.Fields, f.len)
+		}
+	}
+	if data != nil {
+		sp.Flags |= FlagMap
+		sp.DataType, sp.DataLen = concat(data)
+	}
+	return sp
+}
+
+// ByteOrders returns a set's user data, by which the nft tool recognizes keys or data in the
+// machine's byte order (libnftnl, NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER). The tool
+// needs it for a class ID, mark or interface name that is not part of a concatenation.
+func (sp Spec) ByteOrders() []byte {
+	const key, data, hostOrder = 0, 1, 1
+	var out []byte
+	for kind, typ := range [...]uint32{key: sp.KeyType, data: sp.DataType} {
+		if typ == typeClassID || typ == typeMark || typ == typeIfname {
+			out = append(out, byte(kind), 4)
+			out = binary.NativeEndian.AppendUint32(out, hostOrder)
+		}
+	}
+	return out
+}
+
+// Interval reports whether the set holds ranges of addresses.
+func (s Set) Interval() bool { return s == NodePortIPs || s == ServiceCIDRs }
+
+// Concat reports whether the set holds ranges of concatenations. The data of its elements begins
+// with what differs in the end of the range (see Element.End).
+func (s Set) Concat() bool { return s == ServiceRanges || s == RangeSources }
+
+// OfRanges reports whether the set exists only if a frontend has a range of ports.
+func (s Set) OfRanges() bool { return s >= FirstOfRanges && s <= LastOfRanges }
+
+// Verdicts reports whether the set is a map from handlers to chains.
+func (s Set) Verdicts() bool {
+	return s == Handlers || s == InternalHandlers || s == OwnHandlers || s == StickyHandlers || s == RangeStickyHandlers
+}
+
+// Counts reports whether the set holds counters.
+func (s Set) Counts() bool { return s == Connections || s == Refused || s == Dropped }
+
+// TrafficSets returns the sets of counters. Their keys are the address, protocol and port that a
+// client connects to. Rules add an element for the first packet to a destination. So an unused
+// frontend takes no memory, and a change of a Service adds no counters.
+func TrafficSets() [3]Set { return [...]Set{Connections, Refused, Dropped} }

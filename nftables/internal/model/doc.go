@@ -1,0 +1,7 @@
+// Package model holds what the tables in the kernel contain, and plans how they change. It does
+// no I/O and builds on every system.
+//
+// A [Table] is the model of one family's table. [Table.Change] adds the elements by which a
+// Service changes to a [Tx], a transaction as a value. [Tables] turns a delta into transactions
+// and passes them to a [Sink]: the kernel, or in tests a fake.
+package model

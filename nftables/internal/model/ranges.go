@@ -1,0 +1,190 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Range is the addresses from First to Last.
+type Range struct{ First, Last netip.Addr }
+
+func rangeOf(p netip.Prefix) Range {
+	last := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(last)*8; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	addr, _ := netip.AddrFromSlice(last)
+	return Range{p.Addr(), addr}
+}
+
+// merged returns the ranges of the family's prefixes, sorted. It joins ranges that overlap or
+// touch, as an interval set requires.
+func merged(prefixes []netip.Prefix, f tracker.Family) []Range {
+	var ranges []Range
+	for _, p := range inet.Prefixes(prefixes, f) {
+		ranges = append(ranges, rangeOf(p))
+	}
+	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
+	var out []Range
+	for _, r := range ranges {
+		if n := len(out); n > 0 && !out[n-1].Last.Next().Less(r.First) {
+			if out[n-1].Last.Less(r.Last) {
+				out[n-1].Last = r.Last
+			}
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// nodePortRanges returns the ranges of addresses at which NodePorts answer. An address must
+// also be the node's own.
+func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []Range {
+	loopback, all := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("0.0.0.0/0")
+	if f == tracker.IPv6 {
+		loopback, all = netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("::/0")
+	}
+	ranges := merged(n.Prefixes, f)
+	if n.All {
+		ranges = []Range{rangeOf(all)}
+	}
+	cut := rangeOf(loopback)
+	var out []Range
+	for _, r := range ranges {
+		if r.Last.Less(cut.First) || cut.Last.Less(r.First) {
+			out = append(out, r)
+			continue
+		}
+		if r.First.Less(cut.First) {
+			out = append(out, Range{r.First, cut.First.Prev()})
+		}
+		if cut.Last.Less(r.Last) {
+			out = append(out, Range{cut.Last.Next(), r.Last})
+		}
+	}
+	return out
+}
+
+// SetRanges makes an interval set hold the ranges. It does not rewrite existing ranges, because
+// the kernel makes new elements of an interval set visible a moment after the rest of the
+// transaction.
+func (t *Table) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
+	have := t.ranges[s]
+	for _, r := range have {
+		if !slices.Contains(ranges, r) {
+			tx.edit(&Edit{Family: t.Family, Element: r.element(s), Deletion: true})
+		}
+	}
+	for _, r := range ranges {
+		if !slices.Contains(have, r) {
+			tx.edit(&Edit{Family: t.Family, Element: r.element(s)})
+		}
+	}
+	t.ranges[s] = ranges
+}
+
+// Keep makes an interval set start with the ranges that it has in the kernel.
+func (t *Table) Keep(s layout.Set, ranges []Range) { t.ranges[s] = ranges }
+
+// element returns the range as an element of an interval set: the first address and, as data, the
+// first address after the range. There is no data if the range ends with the last address.
+func (r Range) element(s layout.Set) layout.Element {
+	e := layout.Element{Set: s, Key: ip(r.First)}
+	if next := r.Last.Next(); next.IsValid() {
+		e.Data = ip(next)
+	}
+	return e
+}
+
+// Bound is an element of an interval set: the first address of a range or, if End is set,
+// the first address after it.
+type Bound struct {
+	Addr netip.Addr
+	End  bool
+}
+
+// RangesOf sorts the bounds and returns their ranges.
+func RangesOf(bounds []Bound) []Range {
+	slices.SortFunc(bounds, func(a, b Bound) int {
+		if a.Addr == b.Addr && a.End != b.End { // one range ends where another begins
+			if a.End {
+				return -1
+			}
+			return 1
+		}
+		return a.Addr.Compare(b.Addr)
+	})
+	var out []Range
+	open := false
+	for _, b := range bounds {
+		switch {
+		case !b.End && !open:
+			out = append(out, rangeOf(netip.PrefixFrom(b.Addr, 0))) // to the last address
+			open = true
+		case b.End && open:
+			out[len(out)-1].Last = b.Addr.Prev()
+			open = false
+		}
+	}
+	return out
+}
+
+// SetNode sets the node and makes the interval sets agree with it. They depend on the node alone.
+func (t *Table) SetNode(n *ruleset.Node, tx *Tx) {
+	t.Node = n
+	t.SetRanges(layout.NodePortIPs, nodePortRanges(n.NodePorts(t.Family), t.Family), tx)
+	t.setServiceCIDRs(tx)
+}
+
+func (t *Table) setServiceCIDRs(tx *Tx) {
+	t.SetRanges(layout.ServiceCIDRs, merged(t.Node.ServiceCIDRs, t.Family), tx)
+}
+
+// NeedsRewrite reports whether the node n differs from the table's in fields that rules of many
+// chains, or the elements of every endpoint, depend on.
+func (t *Table) NeedsRewrite(n *ruleset.Node) bool {
+	old := t.Node
+	return old.Info.Name != n.Info.Name || old.HashSeed != n.HashSeed ||
+		old.LocalTraffic.Bridge != n.LocalTraffic.Bridge ||
+		old.LocalTraffic.InterfacePrefix != n.LocalTraffic.InterfacePrefix ||
+		!slices.Equal(old.LocalTraffic.CIDRs, n.LocalTraffic.CIDRs)
+}
+
+// SetInterfaces makes the set of the fast path's interfaces hold the interfaces, by name with their
+// indices. The caller changes the flowtable's devices.
+func (t *Table) SetInterfaces(links map[string]int, tx *Tx) {
+	edit := func(names []string, deletion bool) {
+		for _, name := range names {
+			tx.edit(&Edit{Family: t.Family, Deletion: deletion, Element: layout.Element{Set: layout.FastPathInterfaces, Key: layout.InterfaceName(name)}})
+		}
+	}
+	edit(Missing(t.interfaces, links), true)
+	edit(Missing(links, t.interfaces), false)
+}
+
+// Interfaces returns the interfaces of the fast path by name, with their indices. It is nil before
+// the first KeepInterfaces.
+func (t *Table) Interfaces() map[string]int { return t.interfaces }
+
+// KeepInterfaces records that the interfaces of SetInterfaces are in effect.
+func (t *Table) KeepInterfaces(links map[string]int) {
+	t.interfaces, t.count[layout.FastPathInterfaces] = links, len(links)
+}
+
+// Missing returns the keys of a that are missing from b, sorted.
+func Missing[A, B any](a map[string]A, b map[string]B) []string {
+	var out []string
+	for name := range a {
+		if _, ok := b[name]; !ok {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

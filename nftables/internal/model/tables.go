@@ -1,0 +1,348 @@
+package model
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Sink takes transactions.
+type Sink interface {
+	// Limit returns the largest size of a transaction in bytes.
+	Limit() int
+	// Send takes a transaction that others follow. It may commit the transaction later and return
+	// its error from the next call. It must not keep tx.
+	Send(tx *Tx) error
+	// Commit takes the last transaction and returns when all transactions are committed.
+	Commit(tx *Tx) error
+}
+
+// Chunk is the number of elements in one transaction, if a delta may be divided. Larger
+// transactions are no faster and take more memory.
+const Chunk = 10000
+
+// Tables is the model of the tables of all families. It turns deltas into transactions. After an
+// error of any method, its state and that of the kernel may differ, and the Tables must be
+// discarded.
+type Tables struct {
+	List []*Table
+	// Refused, if not nil, is called with each Service that cannot be programmed.
+	Refused func(tracker.Key, error)
+
+	sink     Sink
+	tx, rest *Tx
+}
+
+// NewTables returns the model of the tables in list.
+func NewTables(list ...*Table) *Tables { return &Tables{List: list, tx: &Tx{}, rest: &Tx{}} }
+
+// Table returns the model of the family's table, or nil.
+func (m *Tables) Table(f tracker.Family) *Table {
+	for _, t := range m.List {
+		if t.Family == f {
+			return t
+		}
+	}
+	return nil
+}
+
+// Update passes the transactions of a delta that is not full to sink. It returns the Services that
+// cannot be programmed.
+func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[tracker.Key]error, error) {
+	m.begin(sink)
+	for _, t := range m.List {
+		if t.Node != d.Node {
+			t.SetNode(d.Node, m.tx)
+		}
+		t.collectSticky(m.tx)
+	}
+	failed, err := m.services(ctx, d.Changes, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.retryLacking(ctx, d.Changes); err != nil {
+		return nil, err
+	}
+	for _, t := range m.List {
+		t.collectRanges(m.tx)
+		for mark := m.tx.Mark(); t.expireGrace(m.tx); mark = m.tx.Mark() {
+			if err := m.room(ctx, mark); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return failed, m.commit()
+}
+
+// Fill passes transactions with the Services of a full delta to sink, after the creation of the
+// tables, which create holds. grace holds endpoints in their grace period by
+// family. installed returns the Services that the kernel has.
+func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *Tx, grace map[tracker.Family][]GraceEntry, installed func() (map[tracker.Key]bool, error)) (map[tracker.Key]error, error) {
+	// The sink may be busy with a transaction as soon as it has got one, so installed comes first.
+	changes, err := m.byPrecedence(d.Changes, installed)
+	if err != nil {
+		return nil, err
+	}
+	m.begin(sink)
+	m.tx.Edits = slices.Grow(m.tx.Edits, min(Chunk, 8*len(changes)))
+	m.tx.append(create)
+	if err := m.prepare(ctx, changes); err != nil {
+		return nil, err
+	}
+	for _, t := range m.List {
+		for _, g := range grace[t.Family] {
+			mark := m.tx.Mark()
+			t.addGrace(g, m.tx)
+			if err := m.room(ctx, mark); err != nil {
+				return nil, err
+			}
+		}
+	}
+	// Untranslated packets to cluster IPs are rejected or dropped only once every Service is in the
+	// table.
+	clusterIPs := make([]Edit, 0, len(changes))
+	failed, err := m.services(ctx, changes, &clusterIPs)
+	if err != nil {
+		return nil, err
+	}
+	for i := range clusterIPs {
+		mark := m.tx.Mark()
+		m.tx.edit(&clusterIPs[i])
+		if err := m.room(ctx, mark); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range m.List {
+		mark := m.tx.Mark()
+		t.setServiceCIDRs(m.tx)
+		if err := m.room(ctx, mark); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range m.List {
+		t.releaseKept(m.tx)
+	}
+	err = m.commit()
+	m.tx, m.rest = &Tx{}, &Tx{} // they were large
+	return failed, err
+}
+
+// prepare creates the handlers that the Services need. Elements are added to the maps later, because
+// the kernel walks through a whole map when it gets a chain with a rule that looks it up.
+//
+// For the same reason prepare creates the chains of all pools of up to layout.ExactBuckets
+// endpoints. Otherwise the first Service with a new number of endpoints would wait for such a
+// walk, several milliseconds in a large cluster. Each of these chains costs each new element
+// about 15 ns, because the kernel checks the element against every rule that looks up its map; a
+// cluster with Services of many sizes needs the chains anyway.
+func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) error {
+	for _, t := range m.List {
+		for n := range layout.ExactBuckets {
+			mark := m.tx.Mark()
+			t.preparePool(n+1, m.tx)
+			if err := m.room(ctx, mark); err != nil {
+				return err
+			}
+		}
+	}
+	room := func(mark Mark) error { return m.room(ctx, mark) }
+	for i := range changes {
+		if t := m.Table(changes[i].Key.Family); t != nil && changes[i].New != nil {
+			if err := t.prepare(changes[i].New, m.tx, room); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Tables) begin(sink Sink) {
+	m.sink = sink
+	m.tx.Reset()
+	m.tx.Limit = sink.Limit()
+}
+
+// room sends the transaction if it is large: without what is behind mark if it would be too large
+// otherwise.
+func (m *Tables) room(ctx context.Context, mark Mark) error {
+	switch {
+	case m.tx.Size() > m.tx.Limit && mark.edits+mark.objects != 0:
+		m.tx.Cut(mark, m.rest)
+		if err := m.send(); err != nil {
+			return err
+		}
+		m.tx.Reset()
+		m.tx.append(m.rest)
+	case len(m.tx.Edits) >= Chunk:
+		if err := m.send(); err != nil {
+			return err
+		}
+		m.tx.Reset()
+	default:
+		return nil
+	}
+	return ctx.Err()
+}
+
+func (m *Tables) send() error {
+	if m.overflows() {
+		return ErrOverflow
+	}
+	return m.sink.Send(m.tx)
+}
+
+func (m *Tables) commit() error {
+	if m.overflows() {
+		return ErrOverflow
+	}
+	return m.sink.Commit(m.tx)
+}
+
+func (m *Tables) overflows() bool { return slices.ContainsFunc(m.List, (*Table).overflows) }
+
+// services adds the changes. It moves elements of the set of cluster IPs to clusterIPs, unless that
+// is nil.
+func (m *Tables) services(ctx context.Context, changes []ruleset.Change, clusterIPs *[]Edit) (failed map[tracker.Key]error, err error) {
+	for i := range changes {
+		c := &changes[i]
+		t := m.Table(c.Key.Family)
+		if t == nil {
+			continue
+		}
+		refused, err := m.service(ctx, t, c, clusterIPs)
+		if err != nil {
+			return nil, err
+		}
+		if refused != nil {
+			if failed == nil {
+				failed = map[tracker.Key]error{}
+			}
+			failed[c.Key] = refused
+			if m.Refused != nil {
+				m.Refused(c.Key, refused)
+			}
+		}
+	}
+	if failed != nil {
+		err = m.keepLost(ctx, changes, failed, clusterIPs)
+	}
+	return failed, err
+}
+
+// keepLost gives Services that were programmed back the frontends that they lost to a Service that
+// failed. They are not acknowledged.
+func (m *Tables) keepLost(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error, clusterIPs *[]Edit) error {
+	for i := range changes {
+		c := &changes[i]
+		t := m.Table(c.Key.Family)
+		if t == nil || c.New == nil || failed[c.Key] != nil {
+			continue
+		}
+		for range c.LostFrontends() {
+			kept := c.Keeping(t.Node, failed)
+			if kept != c.New {
+				refused, err := m.try(ctx, t, &ruleset.Change{Key: c.Key, Old: c.New, New: kept, Fields: ruleset.FieldAll}, clusterIPs)
+				if err != nil {
+					return err
+				}
+				if refused != nil {
+					kept = c.New
+				}
+			}
+			t.unacked[c.ID()] = kept
+			break
+		}
+	}
+	return nil
+}
+
+// service adds one change. If the Service cannot be programmed, refused is the reason. What
+// remains of a Service that was programmed is added instead.
+func (m *Tables) service(ctx context.Context, t *Table, c *ruleset.Change, clusterIPs *[]Edit) (refused, err error) {
+	refused, err = m.try(ctx, t, c, clusterIPs)
+	if refused == nil || err != nil {
+		return nil, err
+	}
+	id := c.ID()
+	before, _ := t.inEffect(c)
+	last := c.Old
+	if last == nil {
+		last = before
+	}
+	left := last.Remaining(c.New)
+	if left != nil {
+		again, err := m.try(ctx, t, &ruleset.Change{Key: c.Key, Old: before, New: left, Fields: ruleset.FieldAll}, clusterIPs)
+		if err != nil {
+			return nil, err
+		}
+		if again == nil {
+			t.unacked[id] = left
+			return refused, nil
+		}
+	}
+	if t.service(id) != nil {
+		// Not even the deletion of what is gone has room in a transaction.
+		return nil, fmt.Errorf("cannot remove what is gone of service %s: %w", c.Key, refused)
+	}
+	return refused, nil
+}
+
+// try adds a change, unless it returns the reason why it cannot.
+func (m *Tables) try(ctx context.Context, t *Table, c *ruleset.Change, clusterIPs *[]Edit) (refused, err error) {
+	mark := m.tx.Mark()
+	err = t.Change(c, m.tx)
+	switch {
+	case errors.Is(err, ErrOverflow), errors.Is(err, errUnknown):
+		return nil, err
+	case err != nil:
+		return err, nil
+	}
+	if clusterIPs != nil {
+		*clusterIPs = m.tx.takeClusterIPs(mark, *clusterIPs)
+	}
+	return nil, m.room(ctx, mark)
+}
+
+// retryLacking adds Services that lack client affinity again, except those in changes, once there
+// are numbers of sticky pools for them. The oldest come first.
+func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) error {
+	for _, t := range m.List {
+		if len(t.lacking) == 0 || t.sticky.exhausted() {
+			continue
+		}
+		waiting := maps.Clone(t.lacking)
+		for i := range changes {
+			delete(waiting, changes[i].ID())
+		}
+		list := slices.SortedFunc(maps.Values(waiting), func(a, b *ruleset.Service) int {
+			return cmp.Or(compareAge(a, b), a.Key.Compare(b.Key))
+		})
+		for _, s := range list {
+			if t.sticky.exhausted() {
+				break
+			}
+			if _, err := m.try(ctx, t, &ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Lacking calls fn with one of the Services of each table that lack client affinity since the last
+// call, and an error that counts the others.
+func (m *Tables) Lacking(fn func(tracker.Key, error)) {
+	for _, t := range m.List {
+		if n := t.newlyLacking.count; n != 0 {
+			fn(t.newlyLacking.key, fmt.Errorf("%w: %d more Services", errTooManySticky, n-1))
+			t.newlyLacking.count = 0
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Tx is a transaction: the objects to create or delete, in order, and then the elements to
+// delete and to add. The kernel deletes all elements before it adds others. Building a Tx has no
+// effect. The zero value is empty.
+type Tx struct {
+	Objects []Object
+	Edits   []Edit
+	// Lost holds the destinations that a Service lost. Their counters are to be deleted after
+	// the commit.
+	Lost []Destination
+	// Limit, if not 0, is the largest size in bytes of the part of one Service.
+	Limit int
+
+	bytes int
+	lists listSet
+}
+
+// Kind is what happens to an object.
+type Kind uint8
+
+// The kinds of Object.
+const (
+	CreateTable       Kind = iota + 1 // create the table, unless it exists
+	CreateNewTable                    // create the table, which must not exist
+	DeleteTable                       // with everything in it
+	DeleteRules                       // of all chains
+	NewSet                            // Set, for Size elements
+	DeleteSet                         // Name
+	NewFlowtable                      // without devices
+	DeleteFlowtable                   // Name
+	AddDevices                        // Names, to the flowtable
+	DeleteDevices                     // Names, of the flowtable
+	FixedChains                       // the chains that every table has, without hooks
+	BaseChains                        // the chains with hooks
+	HandlerChain                      // of Handler; Size is the number of conditions for local traffic
+	StickyChains                      // the chains that all sticky handlers share
+	ChooserChain                      // of Sticky
+	StickyChain                       // of Sticky
+	RangeChains                       // the chains for ranges of ports
+	RangeStickyChains                 // the chains that the sticky handlers for ranges share
+	UseRanges                         // rewrite the chains that lead to RangeChains, so that they do
+	UnuseRanges                       // rewrite them, so that they do not
+	SourceRule                        // Size is the length of the prefixes of allowed sources
+	DeleteChain                       // Name, with its rules
+)
+
+// Object is the creation or deletion of an object. Kind determines the other fields in use.
+type Object struct {
+	Kind    Kind
+	Family  tracker.Family
+	Set     layout.Set
+	Size    int
+	Handler layout.Handler
+	Sticky  layout.StickyHandler
+	Name    string
+	Names   []string
+}
+
+// bytes returns an upper bound of the object's bytes in a transaction.
+func (o *Object) bytes() int {
+	switch o.Kind {
+	case FixedChains:
+		return 12 << 10
+	case BaseChains:
+		return 6 << 10
+	case HandlerChain:
+		if o.Handler.Handling == layout.HandleDirect {
+			return 2560
+		}
+		return 1536 + 512*o.Size
+	case StickyChains, RangeStickyChains:
+		return 2560
+	case RangeChains:
+		return 3584
+	case UseRanges, UnuseRanges:
+		return 5120
+	case ChooserChain:
+		return 3072
+	case StickyChain:
+		return 2048
+	case NewSet:
+		return 256
+	case AddDevices, DeleteDevices:
+		return 256 + 24*len(o.Names)
+	}
+	return 640
+}
+
+// Edit is an element to add to a set or to delete from it. An element to delete has a key only, with
+// the end of a range of concatenations in its data.
+type Edit struct {
+	layout.Element
+	Family   tracker.Family
+	Deletion bool
+	// Text is the element's comment or, in a verdict map, the chain that it goes to.
+	Text string
+	// Timeout and Left are for a remembered client: the affinity timeout, and the part of it
+	// that is left.
+	Timeout, Left time.Duration
+}
+
+// bytes returns the number of bytes that the element takes in a transaction, or a little more.
+func (e *Edit) bytes() int {
+	size := layout.ElementSize(e.Key.Len(), e.Data.Len())
+	if e.Text != "" {
+		size += layout.CommentSize(len(e.Text)) + 16
+	}
+	if e.Timeout != 0 {
+		size += 2 * 12
+	}
+	if e.Set.Concat() {
+		size += layout.ElementSize(e.Key.Len(), 0)
+	}
+	if e.Set.Interval() {
+		size += layout.ElementSize(e.Data.Len(), 0) + 8
+	}
+	return size
+}
+
+// Destination is the address, protocol and port of a frontend, in the encoding of the sets of
+// counters.
+type Destination struct {
+	Family tracker.Family
+	Key    layout.Octets
+}
+
+// listSet is a set of lists of elements: a bit for each family, set and operation.
+type listSet [(4*int(layout.SetCount) + 63) / 64]uint64
+
+// add adds the list of an element and reports whether it is new.
+func (l *listSet) add(e *Edit) bool {
+	n := 4 * int(e.Set)
+	if e.Deletion {
+		n++
+	}
+	if e.Family == tracker.IPv6 {
+		n += 2
+	}
+	bit := uint64(1) << (n % 64)
+	fresh := l[n/64]&bit == 0
+	l[n/64] |= bit
+	return fresh
+}
+
+// MessageSize is an upper bound of a message's bytes without its elements.
+const MessageSize = 160
+
+// Size returns the number of bytes of the transaction in a netlink message, or a little more.
+func (tx *Tx) Size() int {
+	// A message has at most 60 kB of elements.
+	return tx.bytes + tx.bytes/(50<<10)*MessageSize + 4*MessageSize
+}
+
+// Structural reports whether the transaction changes more than elements of large sets.
+func (tx *Tx) Structural() bool {
+	if len(tx.Objects) != 0 {
+		return true
+	}
+	for i := range tx.Edits {
+		if s := tx.Edits[i].Set; s.Interval() || s == layout.StickyHandlers || s == layout.RangeStickyHandlers {
+			return true
+		}
+	}
+	return false
+}
+
+// Reset empties the transaction and keeps its memory.
+func (tx *Tx) Reset() {
+	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit}
+}
+
+// Object appends an object.
+func (tx *Tx) Object(o Object) {
+	tx.Objects = append(tx.Objects, o)
+	tx.bytes += o.bytes()
+}
+
+// add appends an element to add, with a comment or a chain.
+func (tx *Tx) add(f tracker.Family, e *layout.Element, text string) {
+	tx.Edits = append(tx.Edits, Edit{Element: *e, Family: f, Text: text})
+	tx.measure(&tx.Edits[len(tx.Edits)-1])
+}
+
+// remove appends the deletion of the element with e's key.
+func (tx *Tx) remove(f tracker.Family, e *layout.Element) {
+	gone := layout.Element{Set: e.Set, Key: e.Key}
+	if e.Set.Concat() {
+		gone.Data = e.Data
+	}
+	tx.Edits = append(tx.Edits, Edit{Element: gone, Family: f, Deletion: true})
+	tx.measure(&tx.Edits[len(tx.Edits)-1])
+}
+
+func (tx *Tx) edit(e *Edit) {
+	tx.Edits = append(tx.Edits, *e)
+	tx.measure(e)
+}
+
+func (tx *Tx) measure(e *Edit) {
+	tx.bytes += e.bytes()
+	if tx.lists.add(e) {
+		tx.bytes += MessageSize
+	}
+}
+
+// Mark is a place in a transaction.
+type Mark struct{ objects, edits, lost int }
+
+// Mark returns the end of the transaction.
+func (tx *Tx) Mark() Mark { return Mark{len(tx.Objects), len(tx.Edits), len(tx.Lost)} }
+
+// sizeFrom returns the size of a transaction with the part behind m only.
+func (tx *Tx) sizeFrom(m Mark) int {
+	part := Tx{Objects: tx.Objects[m.objects:], Edits: tx.Edits[m.edits:]}
+	part.measureAll()
+	return part.Size()
+}
+
+func (tx *Tx) measureAll() {
+	tx.bytes, tx.lists = 0, listSet{}
+	for i := range tx.Objects {
+		tx.bytes += tx.Objects[i].bytes()
+	}
+	for i := range tx.Edits {
+		tx.measure(&tx.Edits[i])
+	}
+}
+
+// Truncate removes everything behind m.
+func (tx *Tx) Truncate(m Mark) {
+	tx.Objects, tx.Edits, tx.Lost = tx.Objects[:m.objects], tx.Edits[:m.edits], tx.Lost[:m.lost]
+	tx.measureAll()
+}
+
+// Cut moves everything behind m to rest, which it empties first.
+func (tx *Tx) Cut(m Mark, rest *Tx) {
+	rest.Reset()
+	rest.Objects = append(rest.Objects, tx.Objects[m.objects:]...)
+	rest.Edits = append(rest.Edits, tx.Edits[m.edits:]...)
+	rest.Lost = append(rest.Lost, tx.Lost[m.lost:]...)
+	rest.measureAll()
+	tx.Truncate(m)
+}
+
+// append appends what other has.
+func (tx *Tx) append(other *Tx) {
+	tx.Objects, tx.Edits = append(tx.Objects, other.Objects...), append(tx.Edits, other.Edits...)
+	tx.Lost = append(tx.Lost, other.Lost...)
+	tx.measureAll()
+}
+
+// takeClusterIPs moves the elements of the set of cluster IPs behind m to list.
+func (tx *Tx) takeClusterIPs(m Mark, list []Edit) []Edit {
+	kept := tx.Edits[:m.edits]
+	for _, e := range tx.Edits[m.edits:] {
+		if e.Set == layout.ClusterIPs {
+			list = append(list, e)
+			tx.bytes -= e.bytes()
+		} else {
+			kept = append(kept, e)
+		}
+	}
+	tx.Edits = kept
+	return list
+}
+
+// String returns a line for each object and each element.
+func (tx *Tx) String() string {
+	var b strings.Builder
+	for _, o := range tx.Objects {
+		fmt.Fprintf(&b, "%s kind %d set %s size %d handler %+v sticky %+v name %q %q\n",
+			o.Family, o.Kind, o.Set.Name(), o.Size, o.Handler, o.Sticky, o.Name, o.Names)
+	}
+	for i := range tx.Edits {
+		e := &tx.Edits[i]
+		verb := "add"
+		if e.Deletion {
+			verb = "delete"
+		}
+		fmt.Fprintf(&b, "%s %s %s %x : %x %q", e.Family, verb, e.Set.Name(), e.Key.Bytes(), e.Data.Bytes(), e.Text)
+		if e.Timeout != 0 {
+			fmt.Fprintf(&b, " timeout %v expires %v", e.Timeout, e.Left)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}

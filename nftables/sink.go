@@ -1,0 +1,110 @@
+//go:build linux
+
+package nftables
+
+import (
+	"errors"
+	"math"
+
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+)
+
+// streamSink is a [model.Sink] that commits each transaction while the next one is built. That nearly
+// halves the time for many Services.
+type streamSink struct {
+	conn *kernel.Conn
+	// writer encodes the next transaction. While that of spare is being committed, inFlight is not
+	// nil and receives the result.
+	writer, spare *kernel.Writer
+	inFlight      chan error
+	// structural is set if a transaction since begin changed more than elements of large sets.
+	structural bool
+	// lost holds the destinations that Services lost in the transactions since begin.
+	lost []model.Destination
+	// newWriter makes spare.
+	newWriter func() *kernel.Writer
+}
+
+func newStreamSink(conn *kernel.Conn, newWriter func() *kernel.Writer) *streamSink {
+	return &streamSink{conn: conn, writer: newWriter(), newWriter: newWriter}
+}
+
+// begin starts another delta.
+func (p *streamSink) begin() {
+	p.spare, p.structural, p.lost = nil, false, p.lost[:0]
+}
+
+// Limit implements [model.Sink].
+func (p *streamSink) Limit() int { return p.conn.Limit() }
+
+// encode encodes a transaction.
+func (p *streamSink) encode(tx *model.Tx) (*kernel.Batch, error) {
+	p.writer.Reset()
+	p.writer.Add(tx)
+	p.structural = p.structural || tx.Structural()
+	p.lost = append(p.lost, tx.Lost...)
+	return p.writer.Finish()
+}
+
+// Send implements [model.Sink].
+func (p *streamSink) Send(tx *model.Tx) error {
+	batch, err := p.encode(tx)
+	if err := errors.Join(err, p.wait()); err != nil {
+		return err
+	}
+	p.inFlight = make(chan error, 1)
+	go func(done chan<- error) { done <- p.conn.Commit(batch) }(p.inFlight)
+	if p.spare == nil {
+		p.spare = p.newWriter()
+	}
+	p.writer, p.spare = p.spare, p.writer
+	return nil
+}
+
+// Commit implements [model.Sink].
+func (p *streamSink) Commit(tx *model.Tx) error {
+	batch, err := p.encode(tx)
+	if p.inFlight != nil || err != nil {
+		if err := errors.Join(err, p.wait()); err != nil {
+			return err
+		}
+	}
+	return p.conn.Commit(batch)
+}
+
+// wait waits for the commit that is running, if any, and returns its error.
+func (p *streamSink) wait() error {
+	if p.inFlight == nil {
+		return nil
+	}
+	err := <-p.inFlight
+	p.inFlight = nil
+	return err
+}
+
+// batchSink is a [model.Sink] that makes one batch of all transactions.
+type batchSink struct {
+	conn   *kernel.Conn
+	writer *kernel.Writer
+	// last, if not nil, adds to the batch before the commit.
+	last func(*kernel.Writer) error
+}
+
+// Limit implements [model.Sink].
+func (*batchSink) Limit() int { return math.MaxInt }
+
+// Send implements [model.Sink].
+func (s *batchSink) Send(tx *model.Tx) error {
+	s.writer.Add(tx)
+	return nil
+}
+
+// Commit implements [model.Sink].
+func (s *batchSink) Commit(tx *model.Tx) error {
+	s.writer.Add(tx)
+	if err := s.last(s.writer); err != nil {
+		return err
+	}
+	return s.writer.Commit(s.conn)
+}

@@ -1,0 +1,144 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Plane is a [ruleset.Backend] of a data plane that other processes can alter, such as
+// a kernel. The backends of packages nftables, iptables and ipvs implement it. All
+// methods may be called concurrently.
+type Plane interface {
+	ruleset.Backend
+	ruleset.Limiter
+	TrafficReader
+	// Check compares the data plane with what Apply has programmed. It returns a
+	// [*DriftError] if another process altered it, another error if it cannot be
+	// read, and nil before the first Apply. It changes nothing.
+	Check(ctx context.Context) error
+	// Watch calls drifted with each alteration by another process, until ctx ends or
+	// the backend is closed, and returns the error of ctx or one that wraps
+	// [os.ErrClosed]. The interval is the time between
+	// two checks of a data plane that does not report alterations itself; it must be
+	// positive. The caller then requests a full delta: see [ruleset.Cursor.Resync].
+	Watch(ctx context.Context, interval time.Duration, drifted func(error)) error
+	// Close releases the backend's resources and ends Watch. What was programmed stays
+	// in effect. Later calls of other methods return an error that wraps
+	// [os.ErrClosed].
+	Close() error
+}
+
+// MasqueradeMark is the packet mark of connections that must be masqueraded. It has
+// one bit; other programs may use all other bits. The zero value means
+// [DefaultMasqueradeMark].
+type MasqueradeMark uint32
+
+// DefaultMasqueradeMark is bit 14, the default of kube-proxy's --iptables-masquerade-bit.
+const DefaultMasqueradeMark MasqueradeMark = 1 << 14
+
+// MasqueradeBit returns the mark with a bit, 0 to 31, as kube-proxy's configuration
+// numbers it. Any other number is an error that wraps [ruleset.ErrConfig].
+func MasqueradeBit(bit int) (MasqueradeMark, error) {
+	if bit < 0 || bit > 31 {
+		return 0, fmt.Errorf("%w: masquerade bit %d is not between 0 and 31", ruleset.ErrConfig, bit)
+	}
+	return 1 << bit, nil
+}
+
+// Value returns the mark as a number. For the zero value it returns
+// [DefaultMasqueradeMark]. The error wraps [ruleset.ErrConfig] if the mark has more than one
+// bit.
+func (m MasqueradeMark) Value() (uint32, error) {
+	if m == 0 {
+		m = DefaultMasqueradeMark
+	}
+	if bits.OnesCount32(uint32(m)) != 1 {
+		return 0, fmt.Errorf("%w: masquerade mark %#x does not have exactly one bit", ruleset.ErrConfig, uint32(m))
+	}
+	return uint32(m), nil
+}
+
+// ErrUnsupported is wrapped by errors about a kernel feature, a program or a
+// privilege that a backend needs and this system lacks. Retrying is useless until the
+// system changes. The error is an [*UnsupportedError].
+var ErrUnsupported = errors.New("not supported on this system")
+
+// UnsupportedError reports what a system lacks. It wraps [ErrUnsupported].
+type UnsupportedError struct {
+	// Backend is the package that needs the feature, such as "nftables".
+	Backend string
+	// Family is the address family that needs the feature, or 0 for both.
+	Family tracker.Family
+	// Feature is the missing feature: a kernel object, module, program or capability.
+	Feature string
+	// Minimum is the oldest release that has the feature, such as "Linux 5.15", or "" if
+	// the age of the system is not the reason.
+	Minimum string
+	// Err is the system's error, or nil.
+	Err error
+}
+
+// Error returns all fields in one line.
+func (e *UnsupportedError) Error() string {
+	s := e.Backend + ": " + e.Feature + " is " + ErrUnsupported.Error()
+	if e.Family != 0 {
+		s = e.Backend + ": " + e.Feature + " for " + e.Family.String() + " is " + ErrUnsupported.Error()
+	}
+	if e.Minimum != "" {
+		s += " (" + e.Minimum + " or later is needed)"
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns [ErrUnsupported] and Err.
+func (e *UnsupportedError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrUnsupported}
+	}
+	return []error{ErrUnsupported, e.Err}
+}
+
+// Query is the argument of a kernel backend's Lookup, which reports what the kernel
+// does with the first packet of a connection.
+type Query struct {
+	// Packet is the first packet of the connection.
+	Packet ruleset.Packet
+	// Internal reports whether the packet is internal traffic: from the node or, as
+	// [ruleset.LocalTraffic] recognizes it, from one of its pods. Frontends with
+	// externalTrafficPolicy Local handle internal traffic differently (see
+	// [ruleset.Frontend.ShortCircuit]).
+	Internal bool
+	// NodePort reports whether the packet's destination is a NodePort, so that the
+	// entry is found by its port alone.
+	NodePort bool
+}
+
+// Found is the result of Lookup: the entry that it read from the kernel. The zero
+// value means that the kernel has no entry for the packet.
+type Found struct {
+	// Entry reports whether there is an entry.
+	Entry bool
+	// Where describes the entry for an operator, in terms of the backend's own tools:
+	// its table, chain or virtual server.
+	Where string
+	// Service is the name of the Service port, or "" if the kernel does not store it.
+	Service string
+	// Endpoints holds the endpoints of new connections, sorted and without
+	// duplicates. It is empty if connections are refused or dropped. The endpoints of a range
+	// of ports have the port to which the packet goes (see [ruleset.Frontend.Endpoint]).
+	Endpoints []netip.AddrPort
+}
+
+// ErrNoRules is wrapped by the error of Lookup if the backend has programmed nothing in
+// the network namespace.
+var ErrNoRules = errors.New("no rules of this backend in the network namespace")

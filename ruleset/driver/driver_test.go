@@ -1,0 +1,326 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/driver"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// entry is the value of a frontend.
+type entry struct {
+	service          tracker.Key
+	target, internal ruleset.Target
+	frontend         ruleset.Frontend
+	affinity         time.Duration
+}
+
+// bucket is a part of a pool.
+type bucket struct {
+	endpoint driver.Endpoint
+	weight   uint16
+}
+
+// plane is a data plane in memory with all tables of a driver.
+type plane struct {
+	env       conformance.SimEnv
+	node      *ruleset.Node
+	endpoints map[driver.Endpoint]struct{}
+	addresses map[netip.Addr]struct{}
+	pools     map[driver.Pool][]bucket
+	frontends map[driver.Frontend]entry
+	writes    []string
+	t         testing.TB
+}
+
+func newPlane(t testing.TB, env conformance.SimEnv) *plane {
+	return &plane{
+		env: env, t: t, endpoints: map[driver.Endpoint]struct{}{}, addresses: map[netip.Addr]struct{}{},
+		pools: map[driver.Pool][]bucket{}, frontends: map[driver.Frontend]entry{},
+	}
+}
+
+// table returns the functions of a table that is a map.
+func table[K comparable, V any](p *plane, name string, m map[K]V) driver.Table[K, V] {
+	write := func(text string, f func()) error {
+		if err := p.env.Fail(); err != nil {
+			return err
+		}
+		f()
+		p.writes = append(p.writes, text)
+		p.check()
+		p.env.Look()
+		return nil
+	}
+	return driver.Table[K, V]{
+		Installed: func() (iter.Seq2[K, V], error) { return maps.All(maps.Clone(m)), nil },
+		Put:       func(k K, v V) error { return write("put "+name, func() { m[k] = v }) },
+		Delete:    func(k K) error { return write("delete "+name, func() { delete(m, k) }) },
+	}
+}
+
+// check fails the test if something refers to a missing entry.
+func (p *plane) check() {
+	for at, b := range p.pools {
+		for _, b := range b {
+			if _, ok := p.endpoints[b.endpoint]; !ok {
+				p.t.Errorf("pool %v refers to the missing endpoint %v", at, b.endpoint)
+			}
+		}
+	}
+	for at, e := range p.frontends {
+		for _, t := range []ruleset.Target{e.target, e.internal} {
+			if _, ok := p.pools[driver.Pool{Service: e.service, Target: t}]; !ok && (t == ruleset.TargetCluster || t == ruleset.TargetLocal) {
+				p.t.Errorf("frontend %v refers to the missing %v", at, t)
+			}
+		}
+		if _, ok := p.addresses[at.Addr]; !ok && at.Addr.IsValid() {
+			p.t.Errorf("frontend %v has no address", at)
+		}
+	}
+}
+
+func (p *plane) driver(byService, empty bool) ruleset.Backend {
+	d, err := driver.New(driver.Plane[[]bucket, entry]{
+		Node:      func(n *ruleset.Node) error { p.node = n; return nil },
+		Endpoints: table(p, "endpoint", p.endpoints),
+		Addresses: table(p, "address", p.addresses),
+		Pools:     table(p, "pool", p.pools),
+		Frontends: table(p, "frontend", p.frontends),
+		Pool: func(s *ruleset.Service, t ruleset.Target) (out []bucket) {
+			for _, ep := range s.Pool(t) {
+				out = append(out, bucket{driver.EndpointOf(s, ep), ep.Weight})
+			}
+			return out
+		},
+		Frontend: func(s *ruleset.Service, f *ruleset.Frontend) entry {
+			return entry{service: s.Key, target: f.Target, internal: f.Internal, frontend: *f, affinity: s.Port.Affinity}
+		},
+		EmptyPools: empty,
+		ByService:  byService,
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return d
+}
+
+func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
+	if p.node == nil {
+		return conformance.Outcome{}
+	}
+	at := driver.Frontend{Addr: pk.To.Addr(), Port: pk.To.Port(), Protocol: pk.Protocol, Family: tracker.FamilyOf(pk.To.Addr())}
+	find := func(at driver.Frontend) (found []entry) {
+		for k, e := range p.frontends {
+			if k.Service = (tracker.Key{}); k == at {
+				found = append(found, e)
+			}
+		}
+		return found
+	}
+	found := find(at)
+	if len(found) == 0 && slices.Contains(pk.NodeAddresses, at.Addr) && p.node.NodePorts(at.Family).Allows(at.Addr) {
+		at.Addr = netip.Addr{}
+		found = find(at)
+	}
+	if len(found) == 0 {
+		return conformance.Outcome{}
+	}
+	e := found[0]
+	fromPod, fromNode := p.node.LocalTraffic.Recognizes(pk.From, pk.InInterface), pk.InInterface == ""
+	target := e.frontend.TargetFor(fromPod || fromNode)
+	switch {
+	case !e.frontend.Admits(pk.From), target == ruleset.TargetDrop:
+		return conformance.Outcome{Action: ruleset.ActionDrop}
+	case target == ruleset.TargetReject:
+		return conformance.Outcome{Action: ruleset.ActionReject}
+	case target == ruleset.TargetPass:
+		return conformance.Outcome{}
+	}
+	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
+	for _, b := range p.pools[driver.Pool{Service: e.service, Target: target}] {
+		out.Endpoints = append(out.Endpoints, conformance.Choice{
+			Addr: b.endpoint.Addr, Weight: int(b.weight),
+			Masquerade: e.frontend.Masquerade.Applies(fromPod, fromNode) || b.endpoint.Addr.Addr() == pk.From,
+		})
+	}
+	return out
+}
+
+func (p *plane) dump() string {
+	lines := []string{fmt.Sprintln("pools", p.pools), fmt.Sprintln("endpoints", p.endpoints), fmt.Sprintln("addresses", p.addresses)}
+	for at, e := range p.frontends {
+		lines = append(lines, fmt.Sprintln(at, e))
+	}
+	return strings.Join(slices.Sorted(slices.Values(lines)), "")
+}
+
+// TestDriverPassesConformance drives a data plane with every table. After each write, nothing
+// may refer to a missing entry.
+func TestDriverPassesConformance(t *testing.T) {
+	for _, byService := range []bool{false, true} {
+		empty := !byService
+		t.Run(fmt.Sprintf("byService=%t/empty=%t", byService, empty), func(t *testing.T) {
+			skip := map[conformance.Feature]string{
+				conformance.LoopbackNodePorts: "no packet from a loopback address leaves the node",
+				conformance.ClosedPorts:       "frontends are all there is",
+				conformance.ServiceCIDRs:      "as closed ports",
+				conformance.ConsistentHash:    "the plane has no hash",
+			}
+			if byService {
+				// Of several entries for an address any may be used for a moment.
+				skip[conformance.ReplaceInPlace] = "the plane has no order"
+			}
+			conformance.Simulate(t, conformance.Simulation{
+				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+					p := newPlane(t, env)
+					return conformance.Plane{
+						Backend: func() ruleset.Backend { return p.driver(byService, empty) },
+						Handle:  p.handle, Dump: p.dump,
+					}
+				},
+				Skip: skip, Worlds: 6,
+			})
+		})
+	}
+}
+
+// world is a plane with an engine.
+type world struct {
+	*plane
+	fail    error
+	tracker *tracker.Tracker
+	cursor  *ruleset.Cursor
+}
+
+func newWorld(t *testing.T, empty bool) *world {
+	w := &world{}
+	w.plane = newPlane(t, conformance.SimEnv{Fail: func() error { return w.fail }, Look: func() {}})
+	w.start(t, empty)
+	return w
+}
+
+// start starts a process on the plane.
+func (w *world) start(t *testing.T, empty bool) {
+	t.Helper()
+	var err error
+	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: w.tracker})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cursor = e.Attach("plane", w.driver(false, empty))
+	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+}
+
+// sync syncs and returns the writes.
+func (w *world) sync(t *testing.T) []string {
+	t.Helper()
+	w.writes = nil
+	if err := w.cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return w.writes
+}
+
+// TestDriverWritesOnlyWhatDiffers counts the writes of single changes and of a restart.
+func TestDriverWritesOnlyWhatDiffers(t *testing.T) {
+	w := newWorld(t, true)
+	set := func(eps ...string) {
+		w.tracker.SetService(service("web", "10.96.0.1"))
+		w.tracker.SetSlice(slice("web", eps...))
+	}
+	for _, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() { set("10.0.0.1", "10.0.0.2") }, "put endpoint, put endpoint, put address, put pool, put frontend"},
+		{func() { w.start(t, true); set("10.0.0.1", "10.0.0.2") }, ""},
+		{func() { set("10.0.0.1", "10.0.0.3") }, "put endpoint, put pool, delete endpoint"},
+		{func() { set() }, "put frontend, put pool, delete endpoint, delete endpoint"},
+		{func() { set("10.0.0.1") }, "put endpoint, put pool, put frontend"},
+		{func() { w.tracker.DeleteService(name("web")) }, "delete frontend, delete pool, delete endpoint, delete address"},
+	} {
+		step.do()
+		if got := strings.Join(w.sync(t), ", "); got != step.want {
+			t.Errorf("writes %q, want %q", got, step.want)
+		}
+	}
+	if len(w.pools)+len(w.frontends)+len(w.endpoints)+len(w.addresses) != 0 {
+		t.Errorf("left: %s", w.dump())
+	}
+}
+
+// TestFailureAffectsOneService fails the first write of two changes.
+func TestFailureAffectsOneService(t *testing.T) {
+	w := newWorld(t, false)
+	w.sync(t)
+	w.tracker.SetService(service("a", "10.96.0.1"))
+	w.tracker.SetService(service("b", "10.96.0.2"))
+	w.tracker.SetSlice(slice("a", "10.0.0.1"))
+	w.tracker.SetSlice(slice("b", "10.0.0.2"))
+	refused, n := errors.New("refused"), 0
+	w.env.Fail = func() error {
+		if n++; n == 1 {
+			return refused
+		}
+		return nil
+	}
+	err := w.cursor.Sync(t.Context())
+	var partial *ruleset.PartialError
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, refused) {
+		t.Fatalf("error %v", err)
+	}
+	if len(w.frontends) != 1 {
+		t.Errorf("%d frontends of the other Service", len(w.frontends))
+	}
+	w.sync(t)
+	if len(w.frontends) != 2 {
+		t.Errorf("%d frontends after a retry", len(w.frontends))
+	}
+	// A full delta must be repeated as a whole.
+	w.cursor.Resync()
+	n = 0
+	w.tracker.SetService(service("a", "10.96.0.3"))
+	if err := w.cursor.Sync(t.Context()); err == nil || errors.As(err, &partial) {
+		t.Errorf("error %v of a full delta", err)
+	}
+	w.sync(t)
+}
+
+// TestIncompletePlaneIsRejected leaves out what New requires.
+func TestIncompletePlaneIsRejected(t *testing.T) {
+	p := newPlane(t, conformance.SimEnv{})
+	for _, c := range []driver.Plane[int, int]{
+		{Endpoints: driver.Table[driver.Endpoint, struct{}]{Put: table(p, "", p.endpoints).Put}},
+		{Addresses: driver.Table[netip.Addr, struct{}]{Put: table(p, "", p.addresses).Put}},
+		{Pools: table(p, "", map[driver.Pool]int{})},
+		{Frontends: table(p, "", map[driver.Frontend]int{})},
+	} {
+		if _, err := driver.New(c); !errors.Is(err, ruleset.ErrConfig) {
+			t.Errorf("error %v", err)
+		}
+	}
+	d, err := driver.New(driver.Plane[int, int]{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Apply(ctx, &ruleset.Delta{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,305 @@
+package placement_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/placement"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// cluster is an engine of all nodes, with the rules of each by what Changes yields.
+type cluster struct {
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	p       *placement.Placements
+	rules   map[string]map[tracker.Key]*ruleset.Service
+	// yielded counts the changes, and visited their nodes.
+	yielded, visited int
+}
+
+func newTracker(t testing.TB, node tracker.NodeInfo) (*tracker.Tracker, *ruleset.Engine) {
+	t.Helper()
+	tr, err := tracker.New(tracker.Config{Node: node})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	return tr, e
+}
+
+func newCluster(t testing.TB) *cluster {
+	c := &cluster{p: placement.New(tracker.TopologyOptions{}), rules: map[string]map[tracker.Key]*ruleset.Service{}}
+	c.tracker, c.engine = newTracker(t, tracker.NodeInfo{})
+	c.cursor = c.engine.Attach("all", c)
+	return c
+}
+
+func (c *cluster) Apply(_ context.Context, d *ruleset.Delta) error {
+	for i := range d.Changes {
+		seen := map[string]bool{}
+		for ch := range c.p.Changes(d, &d.Changes[i]) {
+			c.yielded++
+			for node := range ch.Nodes() {
+				c.visited++
+				if seen[node] {
+					return fmt.Errorf("%s is yielded twice for %v", node, ch.Key)
+				}
+				seen[node] = true
+				if ch.New == nil {
+					delete(c.rules[node], ch.Key)
+				} else {
+					c.rules[node][ch.Key] = ch.New
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// join adds a node.
+func (c *cluster) join(n tracker.NodeInfo) {
+	c.p.SetNode(n)
+	c.rules[n.Name] = map[tracker.Key]*ruleset.Service{}
+	s := c.engine.Snapshot()
+	for _, svc := range s.Services {
+		c.rules[n.Name][svc.Key] = c.p.Service(s.Node, svc, n.Name)
+	}
+}
+
+// TestNodesHaveTheRulesOfTheirOwnEngine makes random changes, with nodes that join and leave.
+// Each node must have the frontends and pools of an Engine of its own.
+func TestNodesHaveTheRulesOfTheirOwnEngine(t *testing.T) {
+	families := []tracker.Family{tracker.IPv4, tracker.IPv6}
+	addr := func(v4, v6 string) func(tracker.Family, int) netip.Addr {
+		return func(f tracker.Family, n int) netip.Addr {
+			if f == tracker.IPv6 {
+				return netip.MustParseAddr(fmt.Sprintf("%s%x", v6, n))
+			}
+			return netip.MustParseAddr(fmt.Sprint(v4, n))
+		}
+	}
+	nodes := []tracker.NodeInfo{
+		{Name: "a", Zone: "zone-a", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		{Name: "b", Zone: "zone-b", Addresses: []netip.Addr{netip.MustParseAddr("198.51.100.1")}},
+		{Name: "c", Zone: "zone-a"}, {Name: "d", Zone: "zone-c"}, {Name: "e"},
+	}
+	for seed := range uint64(40) {
+		params := worldgen.Params{
+			Families: families, ClusterIP: addr("10.96.0.", "fd00::"), ExternalIP: addr("198.18.0.", "fd01::"), LoadBalancerIP: addr("198.19.0.", "fd02::"),
+			Protocols: []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP}, Affinity: true, Weights: true,
+			Sources: []string{"192.0.2.0/24", "198.51.100.0/24", "fd00::/16"},
+		}
+		for i := range 6 {
+			params.Backends = append(params.Backends, worldgen.Backend{
+				Node: string("abcx"[i%4]), Ports: []uint16{80},
+				Addr: func(f tracker.Family) netip.Addr { return addr("10.0.0.", "fd03::")(f, i+1) },
+			})
+		}
+		g := worldgen.New(seed, params)
+		c := newCluster(t)
+		trackers, engines := map[string]*tracker.Tracker{}, map[string]*ruleset.Engine{}
+		for _, n := range nodes {
+			trackers[n.Name], engines[n.Name] = newTracker(t, n)
+		}
+		for step := range 30 {
+			ops := g.Start
+			if step != 0 {
+				ops = g.Step
+			}
+			for _, o := range ops() {
+				if o.SetNode != nil {
+					continue
+				}
+				o.Apply(c.tracker)
+				for _, n := range nodes {
+					o.Apply(trackers[n.Name])
+				}
+			}
+			n := nodes[step%len(nodes)]
+			if c.rules[n.Name] != nil && step%3 == 0 {
+				c.p.DeleteNode(n.Name)
+				delete(c.rules, n.Name)
+			}
+			if step%11 == 10 {
+				c.cursor.Resync()
+			}
+			if err := c.cursor.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if c.rules[n.Name] == nil {
+				c.join(n)
+			}
+			for name, rules := range c.rules {
+				want := engines[name].Snapshot()
+				if len(rules) != len(want.Services) {
+					t.Fatalf("seed %d step %d: %s has %d Services, want %d", seed, step, name, len(rules), len(want.Services))
+				}
+				for _, w := range want.Services {
+					s := rules[w.Key]
+					if s == nil || !sameRules(s, w) {
+						t.Fatalf("seed %d step %d: %s has\n%+v\nwant\n%+v", seed, step, name, s, w)
+					}
+				}
+			}
+		}
+	}
+}
+
+// sameRules compares all that forwards packets.
+func sameRules(a, b *ruleset.Service) bool {
+	if len(a.Frontends) != len(b.Frontends) {
+		return false
+	}
+	for i := range a.Frontends {
+		if !reflect.DeepEqual(a.Frontends[i], b.Frontends[i]) {
+			return false
+		}
+	}
+	for _, t := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
+		if a.HasPool(t) != b.HasPool(t) || fmt.Sprint(a.Pool(t)) != fmt.Sprint(b.Pool(t)) {
+			return false
+		}
+	}
+	return true
+}
+
+func service(i int, local bool) *v1.Service {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", i)},
+		Spec: v1.ServiceSpec{
+			ClusterIP: netip.AddrFrom4([4]byte{172, 30, byte(i >> 8), byte(i)}).String(),
+			Ports:     []v1.ServicePort{{Port: 80}},
+		},
+	}
+	if local {
+		p := v1.ServiceInternalTrafficPolicyLocal
+		s.Spec.InternalTrafficPolicy = &p
+	}
+	return s
+}
+
+// slice returns endpoints of Service i, each on another node. The first has an address of its
+// own for each odd variant.
+func slice(i, endpoints, variant int) *discovery.EndpointSlice {
+	unnamed, port := "", int32(8080)
+	es := &discovery.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", i), Labels: map[string]string{discovery.LabelServiceName: fmt.Sprint("s", i)}},
+		AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &unnamed, Port: &port}},
+	}
+	for j := range endpoints {
+		k, node := i*endpoints+j, nodeName(i+j)
+		a := netip.AddrFrom4([4]byte{10, byte(k >> 16), byte(k >> 8), byte(k)})
+		if j == 0 && variant%2 == 1 {
+			a = netip.AddrFrom4([4]byte{11, byte(k >> 16), byte(k >> 8), byte(k)})
+		}
+		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}, NodeName: &node})
+	}
+	return es
+}
+
+func nodeName(i int) string { return fmt.Sprint("node-", i%1000) }
+
+// TestChangeCostsTheNodesThatDiffer counts the nodes of a change of one endpoint.
+func TestChangeCostsTheNodesThatDiffer(t *testing.T) {
+	c := newCluster(t)
+	for i := range 1000 {
+		c.join(tracker.NodeInfo{Name: nodeName(i), Zone: fmt.Sprint("z", i%3)})
+	}
+	for i := range 2 {
+		c.tracker.SetService(service(i, i == 1))
+		c.tracker.SetSlice(slice(i, 10, 0))
+	}
+	if err := c.cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ yielded, visited int }{{1, 1000}, {1, 1}} {
+		c.yielded, c.visited = 0, 0
+		c.tracker.SetSlice(slice(i, 10, 1))
+		if err := c.cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if c.yielded != want.yielded || c.visited != want.visited {
+			t.Errorf("local %t: %d changes for %d nodes, want %+v", i == 1, c.yielded, c.visited, want)
+		}
+	}
+}
+
+// BenchmarkPlacements measures the memory of all nodes compared with a single node's, and one
+// changed endpoint: of a Service that every node sees alike, or that differs on one node
+// (local=true).
+func BenchmarkPlacements(b *testing.B) {
+	for _, size := range []struct{ nodes, services int }{{1000, 1000}, {5000, 10000}} {
+		for _, local := range []bool{false, true} {
+			b.Run(fmt.Sprintf("nodes=%d/services=%d/local=%t", size.nodes, size.services, local), func(b *testing.B) {
+				heap := func() uint64 {
+					var m runtime.MemStats
+					runtime.GC()
+					runtime.GC()
+					runtime.ReadMemStats(&m)
+					return m.HeapAlloc
+				}
+				empty := heap()
+				p := placement.New(tracker.TopologyOptions{})
+				tr, e := newTracker(b, tracker.NodeInfo{})
+				yielded := 0
+				cursor := e.Attach("all", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+					for i := range d.Changes {
+						for range p.Changes(d, &d.Changes[i]) {
+							yielded++
+						}
+					}
+					return nil
+				}))
+				for i := range size.services {
+					tr.SetService(service(i, local))
+					tr.SetSlice(slice(i, 10, 0))
+				}
+				sync := func() {
+					if err := cursor.Sync(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				}
+				sync()
+				single := heap() - empty
+				for i := range size.nodes {
+					name := fmt.Sprint("node-", i) // the first 1,000 have endpoints
+					p.SetNode(tracker.NodeInfo{Name: name, Zone: fmt.Sprint("z", i%3)})
+				}
+				sync()
+				all := heap() - empty
+				variants := []*discovery.EndpointSlice{slice(7, 10, 0), slice(7, 10, 1)}
+				yielded = 0
+				n := 0
+				b.ReportAllocs()
+				for b.Loop() {
+					n++
+					tr.SetSlice(variants[n%2])
+					sync()
+				}
+				if !local && yielded != n {
+					b.Fatalf("%d changes yield %d", n, yielded)
+				}
+				b.ReportMetric(float64(all)/float64(single), "x-single-node")
+				b.ReportMetric(float64(all)/1e6, "MB")
+				runtime.KeepAlive(e)
+				runtime.KeepAlive(p)
+			})
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package ruleset_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestLogNamesWhatTheEngineWaitsFor runs README's agent without tracker.SourceNodes in MarkSynced.
+func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cursor := engine.Attach("data plane", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
+	ctx, cancel := context.WithCancel(t.Context())
+	runs := 0
+	r, err := runner.New(runner.Config{
+		Min: time.Millisecond, Retry: time.Millisecond, Max: 10 * time.Millisecond, Resync: cursor.Resync, Log: log,
+		Trace: &runner.Trace{SyncDone: func(runner.Info) {
+			if runs++; runs == 5 {
+				cancel()
+			}
+		}},
+	}, cursor.Sync)
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine.Notify(r.Trigger)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
+	_ = r.Run(ctx)
+	if n := strings.Count(out.String(), "MarkSynced has not been called for [Nodes]"); n != 1 {
+		t.Errorf("%d lines name the source after %d runs:\n%s", n, runs, out.String())
+	}
+}
