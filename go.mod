@@ -3,7 +3,7 @@ module github.com/go-proxier/proxier
 go 1.25.0
 
 require (
-	github.com/google/nftables v0.3.1-0.20251119083706-1db35da82052
+	github.com/google/nftables v0.3.0
 	github.com/moby/ipvs v1.1.0
 	github.com/vishvananda/netlink v1.3.1
 	golang.org/x/sys v0.47.0

@@ -38,7 +38,6 @@ const (
 	reg32          = 8      // NFT_REG32_00, the first register of four bytes
 	statusDNAT     = 1 << 5 // IPS_DST_NAT
 	stateKnown     = 1 << 1 // NF_CT_STATE_BIT(IP_CT_ESTABLISHED)
-	directionOrig  = 0      // IP_CT_DIR_ORIGINAL
 	transportBytes = 4      // of an element: a port, padded
 )
 
@@ -175,12 +174,16 @@ func newSet(b *nfnl.Batch, name string, id uint32, key []dataType) {
 	b.End()
 }
 
-func addRule(t nfnl.Table, chain string, list []expr.Any) error {
+// addRule adds a rule of expressions: of type expr.Any, or encoded.
+func addRule(t nfnl.Table, chain string, list []any) error {
 	var encoded [][]byte
 	for _, e := range list {
-		data, err := expr.Marshal(t.Family, e)
-		if err != nil {
-			return err
+		data, ok := e.([]byte)
+		if !ok {
+			var err error
+			if data, err = expr.Marshal(t.Family, e.(expr.Any)); err != nil {
+				return err
+			}
 		}
 		encoded = append(encoded, data)
 	}
@@ -198,8 +201,8 @@ func unsupported(feature string, err error) error {
 //	ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @set counter reject with tcp reset
 //
 // The first part of the key is missing in the set of NodePorts.
-func rule(f family, set string, nodePort bool) []expr.Any {
-	out := []expr.Any{
+func rule(f family, set string, nodePort bool) []any {
+	out := []any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{f.nfproto}},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
@@ -213,26 +216,22 @@ func rule(f family, set string, nodePort bool) []expr.Any {
 		)
 	}
 	at := uint32(reg32)
-	add := func(size uint32, e func(register uint32) expr.Any) {
+	add := func(size uint32, e func(register uint32) any) {
 		out = append(out, e(at))
 		at += size / 4
 	}
 	if !nodePort {
-		key := expr.CtKeyDSTIP
+		key := uint32(nfnl.CtDstIP)
 		if f.bytes == 16 {
-			key = expr.CtKeyDSTIP6
+			key = nfnl.CtDstIP6
 		}
-		add(f.bytes, func(r uint32) expr.Any {
-			return &expr.Ct{Key: key, Register: r, Direction: directionOrig, OptDirection: true}
-		})
+		add(f.bytes, func(r uint32) any { return nfnl.OriginalCt(key, r) })
 	}
-	add(transportBytes, func(r uint32) expr.Any {
-		return &expr.Ct{Key: expr.CtKeyPROTODST, Register: r, Direction: directionOrig, OptDirection: true}
-	})
-	add(f.bytes, func(r uint32) expr.Any {
+	add(transportBytes, func(r uint32) any { return nfnl.OriginalCt(nfnl.CtProtoDst, r) })
+	add(f.bytes, func(r uint32) any {
 		return &expr.Payload{DestRegister: r, Base: expr.PayloadBaseNetworkHeader, Offset: f.offset, Len: f.bytes}
 	})
-	add(transportBytes, func(r uint32) expr.Any {
+	add(transportBytes, func(r uint32) any {
 		return &expr.Payload{DestRegister: r, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 	})
 	return append(out,

@@ -137,11 +137,14 @@ func (w Rules) toFastPath() []rule {
 
 // originalAddr and originalPort load the destination before translation.
 func (w Rules) originalAddr(reg uint32) part {
-	key := expr.CtKeyDSTIP
 	if w.Family == tracker.IPv6 {
-		key = expr.CtKeyDSTIP6
+		return original(nfnl.CtDstIP6, reg)
 	}
-	return of(&expr.Ct{Key: key, Register: reg})
+	return original(nfnl.CtDstIP, reg)
 }
 
-func originalPort(reg uint32) part { return of(&expr.Ct{Key: expr.CtKeyPROTODST, Register: reg}) }
+func originalPort(reg uint32) part { return original(nfnl.CtProtoDst, reg) }
+
+func original(key, reg uint32) part {
+	return func(byte) ([]byte, error) { return nfnl.OriginalCt(key, reg), nil }
+}
