@@ -134,17 +134,32 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if b.closed.Load() {
 		return errClosed
 	}
+	bad, err := b.apply(ctx, d)
+	for _, f := range b.families {
+		changes := changesOf(d.Changes, f.family)
+		switch {
+		case f.model == nil:
+		case err != nil:
+			f.model.remember(changes, nil)
+		default:
+			f.model.remember(changes, bad)
+			f.model.acknowledge(changes, bad)
+		}
+	}
+	if err == nil && len(bad) != 0 {
+		return &ruleset.PartialError{Failed: bad}
+	}
+	return err
+}
+
+// apply applies a delta. It returns the Services that were refused.
+func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	bad := map[tracker.Key]error{}
 	for _, f := range b.families {
-		var changes []ruleset.Change
-		for _, c := range d.Changes {
-			if c.Key.Family == f.family {
-				changes = append(changes, c)
-			}
-		}
+		changes := changesOf(d.Changes, f.family)
 		f.logHashFallback(changes)
 		f.written = [tables]int{}
 		var refused map[tracker.Key]error
@@ -158,18 +173,21 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			refused, err = f.update(ctx, d.Node, changes)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		maps.Copy(bad, refused)
 		f.trace(b.config.Trace)
 	}
-	for _, f := range b.families {
-		f.model.acknowledge(d.Changes, bad)
+	return bad, nil
+}
+
+func changesOf(all []ruleset.Change, f tracker.Family) (out []ruleset.Change) {
+	for _, c := range all {
+		if c.Key.Family == f {
+			out = append(out, c)
+		}
 	}
-	if len(bad) != 0 {
-		return &ruleset.PartialError{Failed: bad}
-	}
-	return nil
+	return out
 }
 
 // trace calls the functions of t.

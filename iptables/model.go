@@ -76,7 +76,7 @@ func newModel(s *settings, node *ruleset.Node) (*model, error) {
 }
 
 // ranges holds the dispatchers whose chains exist only while there are ranges of ports. They come
-// after all others. A single port has precedence over a range, also if its packets are not
+// after all others. A single port has precedence over a range, even if its packets are not
 // forwarded: singlePorts and singleNodePorts, in table nat, keep these from the ranges.
 var ranges = [...]int{toRanges, refusedRanges, singlePorts, singleNodePorts}
 
@@ -115,6 +115,22 @@ func (m *model) programmed(c ruleset.Change) *ruleset.Service {
 		return s
 	}
 	return c.Old
+}
+
+// knows reports whether programmed is right: not if an Apply succeeded with the change, but the
+// cursor was told otherwise.
+func (m *model) knows(c ruleset.Change) bool {
+	_, ok := m.ahead[c.ID()]
+	return ok || len(c.Attempted) == 0
+}
+
+// remember stores what the tables have of Services whose changes failed.
+func (m *model) remember(changes []ruleset.Change, bad map[tracker.Key]error) {
+	for _, c := range changes {
+		if _, ok := m.ahead[c.ID()]; !ok && (bad == nil || bad[c.Key] != nil) {
+			m.ahead[c.ID()] = c.Old
+		}
+	}
 }
 
 // acknowledge records that the changes are acknowledged except those of bad Services and of

@@ -15,7 +15,7 @@ import (
 // update applies changes to tables that agree with the model. It returns the Services that
 // were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
-	if !sameRules(f.model.node, node) {
+	if !sameRules(f.model.node, node) || slices.ContainsFunc(changes, func(c ruleset.Change) bool { return !f.model.knows(c) }) {
 		return nil, ruleset.ErrNeedFull
 	}
 	if slices.Contains(f.counters, LocalhostNodePorts) && f.model.trees[toNodePorts].ahead == 0 {

@@ -156,10 +156,6 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return err
 }
 
-// Limits returns the limits of one Service, which are the same in both families. Apply programs
-// a Service that exceeds them with the first endpoints, as many as allowed.
-func (b *Backend) Limits(tracker.Family) ruleset.Limits { return model.Limits() }
-
 // lock locks b.mu, unless ctx is done or the backend is closed.
 func (b *Backend) lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

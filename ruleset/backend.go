@@ -30,6 +30,9 @@ import (
 //   - An error that wraps [ErrNeedFull]: the state of the data plane is unknown. The
 //     whole state is offered in one delta.
 //   - Any other error: nothing in d is acknowledged, and all of it is offered again.
+//
+// A Backend takes what it has returned for what the Cursor was told. One that calls another
+// Backend, and fails after that one has succeeded, returns an error that wraps [ErrNeedFull].
 type Backend interface {
 	Apply(ctx context.Context, d *Delta) error
 }

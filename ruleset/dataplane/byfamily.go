@@ -16,7 +16,7 @@ import (
 //
 // If one of them fails, Apply reports the Services of its family as failed in a
 // [*ruleset.PartialError] and accepts those of the other. If the delta is Full or changes the
-// Node, this would acknowledge too much; both then get the delta again, as both do
+// Node, this would acknowledge too much; both then get a full delta, as both do
 // after an [ruleset.ErrNeedFull] of either.
 func ByFamily(v4, v6 ruleset.Backend) ruleset.Backend {
 	return &byFamily{v4: v4, v6: v6}
@@ -65,7 +65,8 @@ func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	if len(failed) != 0 {
-		return errors.Join(failed...)
+		// The other backend may have succeeded, and would take this delta for acknowledged.
+		return errors.Join(append(failed, ruleset.ErrNeedFull)...)
 	}
 	if len(partial.Failed) != 0 {
 		return partial

@@ -20,8 +20,9 @@ type Plane interface {
 	ruleset.Limiter
 	TrafficReader
 	// Check compares the data plane with what Apply has programmed. It returns a
-	// [*DriftError] if another process altered it, another error if it cannot be
-	// read, and nil before the first Apply. It changes nothing.
+	// [*DriftError] if another process altered it, and another error if it cannot be
+	// read. Before the first full delta it returns nil or a DriftError. It changes no rule of
+	// a Service.
 	Check(ctx context.Context) error
 	// Watch calls drifted with each alteration by another process, until ctx ends or
 	// the backend is closed, and returns the error of ctx or one that wraps

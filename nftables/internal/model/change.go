@@ -56,13 +56,17 @@ func (t *Table) Change(c *ruleset.Change, tx *Tx) error {
 }
 
 // inEffect returns the version of the Service that the table has, and the fields in which New
-// differs from it.
+// differs from it. It returns nil if the version is not known: the change was attempted, and the
+// backend reported success, but the cursor was told otherwise.
 func (t *Table) inEffect(c *ruleset.Change) (*ruleset.Service, ruleset.Field) {
 	if t.service(c.ID()) == nil {
 		return nil, ruleset.FieldAll
 	}
 	if s := t.unacked[c.ID()]; s != nil {
 		return s, ruleset.FieldAll
+	}
+	if len(c.Attempted) != 0 {
+		return nil, ruleset.FieldAll
 	}
 	return c.Old, c.Fields
 }

@@ -310,14 +310,15 @@ func (m *Tables) try(ctx context.Context, t *Table, c *ruleset.Change, clusterIP
 	return nil, m.room(ctx, mark)
 }
 
-// retryLacking adds Services that lack client affinity again, except those in changes, once there
-// are numbers of sticky pools for them. The oldest come first.
+// retryLacking adds Services that lack client affinity again, except those in changes and those
+// whose last change failed, once there are numbers of sticky pools for them. The oldest come first.
 func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range m.List {
 		if len(t.lacking) == 0 || t.sticky.exhausted() {
 			continue
 		}
 		waiting := maps.Clone(t.lacking)
+		maps.DeleteFunc(waiting, func(id uint32, _ *ruleset.Service) bool { return t.unacked[id] != nil })
 		for i := range changes {
 			delete(waiting, changes[i].ID())
 		}

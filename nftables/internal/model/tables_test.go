@@ -29,6 +29,42 @@ func (r *rig) chainOf(i int) string {
 	return t.resolve(layout.Handlers, number(e.data))
 }
 
+// TestLostAcknowledgmentNeedsAFullDelta hides from the cursor that a change is in effect, and then
+// changes the Service again.
+func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
+	r := newRig(t)
+	lost := false
+	later := errors.New("a later step failed")
+	cursor := r.engine.Attach("wrapper", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		err := r.backend.Apply(ctx, d)
+		if err == nil && lost {
+			err = later
+		}
+		return err
+	}))
+	sync := func(want error) {
+		t.Helper()
+		if err := cursor.Sync(t.Context()); !errors.Is(err, want) {
+			t.Fatalf("%v, want %v", err, want)
+		}
+	}
+	r.tracker.SetService(svc(0, backendtest.NodePort(30000)))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1))
+	sync(nil)
+	want := r.chainOf(0)
+	lost = true
+	r.tracker.SetService(svc(0))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 2, 3))
+	sync(later)
+	lost = false
+	r.tracker.SetService(svc(0, backendtest.NodePort(30000)))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1))
+	sync(nil)
+	if got := r.chainOf(0); got != want || r.backend.full != 2 {
+		t.Errorf("%d full deltas, want 2; the Service has\n%s\nwant\n%s", r.backend.full, got, want)
+	}
+}
+
 // TestServicesGetAffinityWhenOthersGiveItUp has room for one Service with client affinity.
 func TestServicesGetAffinityWhenOthersGiveItUp(t *testing.T) {
 	r := newRig(t)

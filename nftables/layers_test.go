@@ -1,0 +1,33 @@
+package nftables
+
+import (
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestLayersImportDownwards reads the imports of the layers below this package. The compiler rules out
+// cycles only.
+func TestLayersImportDownwards(t *testing.T) {
+	const internal = "github.com/go-proxier/proxier/nftables/"
+	for layer, allowed := range map[string]string{"layout": "", "model": "internal/layout", "kernel": "internal/layout internal/model"} {
+		files, err := filepath.Glob(filepath.Join("internal", layer, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no files of %s, error %v", layer, err)
+		}
+		for _, file := range files {
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range f.Imports {
+				name, below := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), internal)
+				if below && !strings.Contains(" "+allowed+" ", " "+name+" ") {
+					t.Errorf("%s imports %s", file, name)
+				}
+			}
+		}
+	}
+}
