@@ -4,15 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// bound returns the version of now that the Budget allows. If the slot has no rules and none
-// are allowed, bound stores the state for admit and returns nil.
+// bound returns the version of now that the Budget allows, nil if the slot has no rules and
+// none are allowed. If the port would need more, it waits for admit.
 func (e *Engine) bound(now *Service, s *slot, state *tracker.PortState) *Service {
 	b := &e.budget
 	most := b.Port
@@ -30,31 +29,27 @@ func (e *Engine) bound(now *Service, s *slot, state *tracker.PortState) *Service
 	least := func(frontends int) *Service {
 		return withEndpoints(withFrontends(withTable(now, 0), max(1, frontends)), 1)
 	}
+	e.stopWaiting(now.ID)
 	fitting, what := b.fit(now, most)
 	if fitting == nil {
 		fitting = least(1)
 	}
-	if b.Total != 0 && e.used-had+b.cost(fitting) > b.Total {
-		left := max(b.Total-(e.used-had), had)
-		if most != 0 {
-			left = min(left, most)
-		}
-		fitting, what = nil, "all elements of the budget are in use"
+	if a := e.narrowest(now.Key.Namespace); a != nil && b.cost(fitting)-had > a.left() {
+		left := had + max(a.left(), 0)
+		most = cmp.Or(most, left)
+		fitting, what = nil, "no element is left"
 		if left > 0 {
-			fitting, what = b.fit(now, left)
+			fitting, what = b.fit(now, min(left, most))
 		}
 		if fitting == nil && s.live {
 			fitting = least(len(s.svc.Frontends))
 		}
+		what = "beyond the budget of " + a.name + ": " + what
+		e.wait(&waiter{id: now.ID, state: *state, account: a, hasRules: fitting != nil})
 	}
 	if what != "" {
 		e.overBudget(now.Key, what)
 	}
-	if fitting == nil {
-		e.refused[now.ID] = *state
-		return nil
-	}
-	delete(e.refused, now.ID)
 	return fitting
 }
 
@@ -71,49 +66,59 @@ func (e *Engine) overBudget(k tracker.Key, what string) {
 
 // charge sets the cost of a slot, 0 for one that is no longer live.
 func (e *Engine) charge(s *slot, cost int) {
-	if cost < int(s.cost) {
-		e.freed = true
-	}
-	e.used += cost - int(s.cost)
+	by := cost - int(s.cost)
 	s.cost = int32(cost)
+	e.total.used += by
+	if by < 0 {
+		e.noteFreed(&e.total)
+	}
+	if e.budget.Namespace != 0 {
+		a := e.namespace(s.svc.Key.Namespace)
+		a.used += by
+		if by < 0 {
+			e.noteFreed(a)
+		}
+	}
 }
 
 // sortJobs sorts the jobs by the age of their Services.
 func (e *Engine) sortJobs() {
-	slices.SortFunc(e.jobs, func(a, b job) int { return e.compareAge(a.id, b.id) })
+	slices.SortFunc(e.jobs, func(a, b job) int {
+		p, o := e.slots[a.id].port, e.slots[b.id].port
+		if p == nil || o == nil { // removed after it was queued
+			return cmp.Compare(a.id, b.id)
+		}
+		return compareAge(p, o)
+	})
 	for i := range e.jobs {
 		e.slots[e.jobs[i].id].job = int32(i + 1)
 	}
 }
 
 // compareAge orders ports by the creation of their Services, the oldest first, and then by key.
-func (e *Engine) compareAge(a, b uint32) int {
-	p, o := e.slots[a].port, e.slots[b].port
-	if p == nil || o == nil { // removed after it was queued
-		return cmp.Compare(a, b)
-	}
-	return cmp.Or(p.CompareAge(o), p.Key.Compare(o.Key))
+func compareAge(a, b *tracker.ServicePort) int {
+	return cmp.Or(a.CompareAge(b), a.Key.Compare(b.Key))
 }
 
-// admit compiles refused ports again if others have become smaller. It reports whether one
-// has rules now.
+// admit compiles ports that wait for elements again, if others have become smaller or have
+// stopped waiting. In each account it ends at the first one that still waits. It reports whether
+// the ruleset changed.
 func (e *Engine) admit() (changed bool) {
-	if !e.freed || len(e.refused) == 0 {
-		e.freed = false
-		return false
-	}
-	e.freed = false
-	ids := slices.SortedFunc(maps.Keys(e.refused), e.compareAge)
-	for _, id := range ids {
-		if e.used >= e.budget.Total {
-			break
-		}
-		state := e.refused[id]
-		if e.compile(job{id, &state}) {
-			changed = true
+	for _, a := range e.freed {
+		for len(a.waiting) != 0 && a.left() > 0 {
+			w := a.waiting[0]
+			if e.compile(job{w.id, &w.state}) {
+				changed = true
+			}
+			if again := e.waiting[w.id]; again != nil && again.account == a {
+				break
+			}
 		}
 	}
-	e.freed = false
+	for _, a := range e.freed {
+		a.freed = false
+	}
+	e.freed = e.freed[:0]
 	return changed
 }
 
@@ -135,7 +140,7 @@ func (e *Engine) serves(id uint32, at l4Key) bool {
 	if s == nil {
 		return false
 	}
-	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Total == 0 && !s.Port.PassWithoutEndpoints && len(e.ownership.ranges) == 0 {
+	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Namespace == 0 && b.Total == 0 && !s.Port.PassWithoutEndpoints && len(e.ownership.ranges) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })

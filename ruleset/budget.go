@@ -27,10 +27,15 @@ type Budget struct {
 	// Service is the maximum cost of all ports of a Service in both families. Each may cost
 	// an equal share, but not more than Port.
 	Service int
-	// Total is the maximum cost of all Services. A port that has rules may always cost what
-	// it does, and have at least one endpoint. A new port gets what is left, or no rules
-	// until others cost less. If several ports have no rules, as after a restart, the oldest
-	// Services come first, and then the lowest keys.
+	// Namespace is the maximum cost of all Services of one namespace, so that the users of a
+	// namespace cannot use up Total alone. A port that has rules may always cost what it
+	// does, and have at least one endpoint. Beyond that, a port gets what is left. When
+	// others cost less, the ports without rules come first, then those that are incomplete,
+	// each in the order of the age of their Services and then of their keys. After a restart
+	// no port has rules, so the order of arrival decides nothing.
+	Namespace int
+	// Total is the maximum cost of all Services. It is divided as Namespace is. A bound that
+	// is several times Namespace leaves room for other namespaces.
 	Total int
 	// Buckets is the maximum number of buckets of a hash table. A larger table gets the
 	// largest size in the Budget. A pool with more endpoints than that has no hash.
@@ -48,14 +53,14 @@ type Budget struct {
 }
 
 // DefaultBudget returns a Budget for a node: 6,000 elements for a port in a family, 500,000
-// for a Service, 5,000,000 in all, tables of at most 4,093 buckets and 256 for each endpoint,
-// and deltas of 1,000 elements.
+// for a Service, 1,250,000 for a namespace, 5,000,000 in all, tables of at most 4,093 buckets and
+// 256 for each endpoint, and deltas of 1,000 elements.
 func DefaultBudget() Budget {
-	return Budget{Port: 6_000, Service: 500_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 1_000}
+	return Budget{Port: 6_000, Service: 500_000, Namespace: 1_250_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 1_000}
 }
 
 func (b *Budget) validate() error {
-	for _, n := range []int{b.Port, b.Service, b.Total, b.Buckets, b.BucketsPerEndpoint, b.Delta} {
+	for _, n := range []int{b.Port, b.Service, b.Namespace, b.Total, b.Buckets, b.BucketsPerEndpoint, b.Delta} {
 		if n < 0 {
 			return fmt.Errorf("%d is negative", n)
 		}

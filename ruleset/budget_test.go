@@ -1,8 +1,11 @@
 package ruleset
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -10,6 +13,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -363,7 +368,7 @@ func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
 	}
 }
 
-// TestTotalKeepsTheRulesOfOthers uses up the Budget.
+// TestTotalKeepsTheRulesOfOthers uses up a Budget that does not bound namespaces.
 func TestTotalKeepsTheRulesOfOthers(t *testing.T) {
 	tr, e, over := budgeted(t, Budget{Total: 10})
 	served := func() string {
@@ -394,8 +399,8 @@ func TestTotalKeepsTheRulesOfOthers(t *testing.T) {
 			t.Errorf("%s: served %q, want %q", step.what, got, step.want)
 		}
 	}
-	if e.used != 0 || len(e.refused) != 0 || over["a"] == 0 || over["b"] == 0 {
-		t.Errorf("used %d, refused %d, over %v", e.used, len(e.refused), over)
+	if e.total.used != 0 || len(e.waiting) != 0 || over["a"] == 0 || over["b"] == 0 {
+		t.Errorf("used %d, waiting %d, over %v", e.total.used, len(e.waiting), over)
 	}
 }
 
@@ -419,5 +424,271 @@ func TestOrderOfArrivalDoesNotDecide(t *testing.T) {
 		if fmt.Sprint(got) != want || len(got) == 10 {
 			t.Fatalf("served %v, want %s", got, want)
 		}
+	}
+}
+
+// tenant sets and deletes the objects of one namespace.
+type tenant struct {
+	tr        *tracker.Tracker
+	namespace string
+	// net is part of the addresses, which differ between tenants.
+	net int
+}
+
+// set sets Service i, which is older than Service i+1, and n endpoints.
+func (o tenant) set(i, n int) {
+	s := service(fmt.Sprint("s", i), fmt.Sprintf("172.%d.%d.%d", 30+o.net, i/250, i%250+1))
+	s.Namespace, s.CreationTimestamp = o.namespace, metav1.Unix(int64(1000+i), 0)
+	o.tr.SetService(s)
+	es := slice(s.Name, many(o.net, n)...)
+	es.Namespace = o.namespace
+	o.tr.SetSlice(es)
+}
+
+func (o tenant) delete(i int) {
+	o.tr.DeleteService(types.NamespacedName{Namespace: o.namespace, Name: fmt.Sprint("s", i)})
+}
+
+// endpointsOf returns the Services that have rules, with the numbers of their endpoints.
+func endpointsOf(e *Engine) string {
+	var out []string
+	for _, s := range e.Snapshot().Services {
+		out = append(out, fmt.Sprintf("%s/%s:%d", s.Key.Namespace, s.Key.Name, len(s.Selection.Cluster)))
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// TestNamespaceLeavesTheTotalToOthers runs an attacker who would use up the Budget's Total.
+func TestNamespaceLeavesTheTotalToOthers(t *testing.T) {
+	b := Budget{Total: 40, Namespace: 10}
+	tr, e, over := budgeted(t, b)
+	evil, victim, other := tenant{tr, "evil", 1}, tenant{tr, "victim", 2}, tenant{tr, "other", 3}
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"a victim", func() { victim.set(15, 3) }, "victim/s15:3"},
+		{"an attacker fills its namespace", func() {
+			for i := range 10 {
+				evil.set(i, 20)
+			}
+		}, "evil/s0:9 victim/s15:3"},
+		{"the victim grows", func() { victim.set(15, 7) }, "evil/s0:9 victim/s15:7"},
+		{"a new Service of the victim", func() { victim.set(16, 1) }, "evil/s0:9 victim/s15:7 victim/s16:1"},
+		{"a new victim", func() { other.set(0, 9) }, "evil/s0:9 other/s0:9 victim/s15:7 victim/s16:1"},
+		{"the attacker's endpoints go", func() { evil.set(0, 4) }, "evil/s0:4 evil/s1:4 other/s0:9 victim/s15:7 victim/s16:1"},
+		{"they return, and no Service loses rules", func() { evil.set(0, 20) }, "evil/s0:4 evil/s1:4 other/s0:9 victim/s15:7 victim/s16:1"},
+		{"the attacker's first Service goes, and one without rules comes first", func() { evil.delete(0) }, "evil/s1:4 evil/s2:4 other/s0:9 victim/s15:7 victim/s16:1"},
+	} {
+		step.do()
+		if got := endpointsOf(e); got != step.want {
+			t.Errorf("%s:\n got %q\nwant %q", step.what, got, step.want)
+		}
+	}
+	for seed := range uint64(20) {
+		tr, e, _ := budgeted(t, b)
+		evil, victim, other := tenant{tr, "evil", 1}, tenant{tr, "victim", 2}, tenant{tr, "other", 3}
+		do := []func(){func() { victim.set(15, 7) }, func() { victim.set(16, 1) }, func() { other.set(9, 9) }}
+		for i := range 10 {
+			do = append(do, func() { evil.set(i, 3) })
+		}
+		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(do), func(i, j int) { do[i], do[j] = do[j], do[i] })
+		for _, f := range do {
+			f()
+		}
+		if got, want := endpointsOf(e), "evil/s0:3 evil/s1:3 evil/s2:1 other/s9:9 victim/s15:7 victim/s16:1"; got != want {
+			t.Fatalf("after a restart:\n got %q\nwant %q", got, want)
+		}
+	}
+	if over["s9"] == 0 || over["s15"]+over["s16"] != 0 {
+		t.Errorf("over the budget: %v", over)
+	}
+}
+
+// TestServiceBeyondItsNamespaceIsReportedOnce reads the log and the events.
+func TestServiceBeyondItsNamespaceIsReportedOnce(t *testing.T) {
+	var logged bytes.Buffer
+	var ev events
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: &ev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := NewEngine(Config{Tracker: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	a := tenant{tr, "a", 1}
+	a.set(0, 20)
+	a.set(1, 1)
+	e.Snapshot()
+	for i := range 10 { // the same content
+		tr.SetNode(tracker.NodeInfo{Name: "n1", Zone: fmt.Sprint(i)})
+		a.set(1, 1)
+		a.set(0, 20)
+		e.Snapshot()
+	}
+	want := []string{
+		`Service/s0  true ProxyLimitExceeded: port "p" (IPv4): beyond the budget of the namespace: it costs 21 elements, at most 10 are allowed; left out: 11 of 20 endpoints`,
+		`Service/s1  true ProxyLimitExceeded: port "p" (IPv4): beyond the budget of the namespace: no element is left`,
+	}
+	if got := ev.take(); !slices.Equal(got, want) {
+		t.Errorf("events\n got %q\nwant %q", got, want)
+	}
+	if n := strings.Count(logged.String(), "\n"); n != 2 {
+		t.Errorf("%d lines:\n%s", n, &logged)
+	}
+}
+
+// TestPortBehindAWaitingOneGetsElements removes a port that needs more than is left.
+func TestPortBehindAWaitingOneGetsElements(t *testing.T) {
+	tr, e, _ := budgeted(t, Budget{Total: 10})
+	a := tenant{tr, "a", 1}
+	a.set(0, 4)
+	a.set(1, 9)
+	e.Snapshot()
+	a.set(2, 1)
+	a.set(0, 3)
+	if got, want := endpointsOf(e), "a/s0:3 a/s1:4"; got != want {
+		t.Errorf("one element for a Service that needs two: got %q, want %q", got, want)
+	}
+	a.delete(2)
+	if got, want := endpointsOf(e), "a/s0:3 a/s1:5"; got != want {
+		t.Errorf("that Service goes: got %q, want %q", got, want)
+	}
+}
+
+// TestWaitingPortsCostNothing changes one port while many others wait for elements.
+func TestWaitingPortsCostNothing(t *testing.T) {
+	tr, e, over := budgeted(t, Budget{Total: 1000, Namespace: 100})
+	evil, victim := tenant{tr, "evil", 1}, tenant{tr, "victim", 2}
+	for i := range 500 {
+		evil.set(i, 10)
+	}
+	victim.set(1000, 5)
+	e.Snapshot()
+	if n := len(e.waiting); n < 480 {
+		t.Fatalf("%d ports wait", n)
+	}
+	clear(over)
+	for n := range 10 {
+		victim.set(1000, n%5+1)
+		e.Snapshot()
+	}
+	if len(over) != 0 {
+		t.Errorf("a change of another namespace compiled %v", over)
+	}
+	evil.set(3, 9) // one endpoint goes
+	e.Snapshot()
+	evil.set(3, 10)
+	e.Snapshot()
+	if compiled := len(over); compiled == 0 || compiled > 3 {
+		t.Errorf("a change of one endpoint compiled %v", over)
+	}
+}
+
+// TestBudgetsInRandomWorlds changes random Services of three namespaces. A Service that does not
+// change must not lose endpoints, and in the end everything must be served that fits.
+func TestBudgetsInRandomWorlds(t *testing.T) {
+	waited := 0
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		b := Budget{Total: 50 + r.IntN(50), Namespace: pick(r, 0, 20+r.IntN(20))}
+		tr, e, _ := budgeted(t, b)
+		var tenants []tenant
+		for i := range 3 {
+			tenants = append(tenants, tenant{tr, fmt.Sprint("ns", i), i})
+		}
+		type place struct{ tenant, service int }
+		wants, has := map[place]int{}, map[place]int{}
+		check := func(changed map[place]bool) {
+			t.Helper()
+			sum, by, ports := 0, map[string]int{}, 0
+			now := map[place]int{}
+			for _, s := range e.Snapshot().Services {
+				var p place
+				fmt.Sscanf(s.Key.Namespace+" "+s.Key.Name, "ns%d s%d", &p.tenant, &p.service)
+				now[p] = len(s.Selection.Cluster)
+				sum += s.Cost()
+				by[s.Key.Namespace] += s.Cost()
+				ports++
+				if now[p] > wants[p] {
+					t.Errorf("%v has %d endpoints of %d", p, now[p], wants[p])
+				}
+			}
+			for p, n := range has {
+				if want, ok := wants[p]; ok && !changed[p] && (now[p] < n || want > 0 && now[p] == 0) {
+					t.Errorf("%v lost endpoints: %d of %d", p, now[p], n)
+				}
+			}
+			has = now
+			if sum != e.total.used || sum > b.Total+ports {
+				t.Errorf("%d elements cost %d of %d", e.total.used, sum, b.Total)
+			}
+			for name, a := range e.namespaces {
+				if a.used != by[name] || a.used > a.limit+ports {
+					t.Errorf("%s: %d elements cost %d of %d", name, a.used, by[name], a.limit)
+				}
+			}
+			waited += len(e.waiting)
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+		set := func(p place, n int) {
+			wants[p] = n
+			tenants[p.tenant].set(p.service, n)
+		}
+		remove := func(p place) {
+			delete(wants, p)
+			tenants[p.tenant].delete(p.service)
+		}
+		for range 100 {
+			changed := map[place]bool{}
+			for range 1 + r.IntN(3) {
+				p := place{r.IntN(3), r.IntN(8)}
+				changed[p] = true
+				if _, ok := wants[p]; ok && r.IntN(3) == 0 {
+					remove(p)
+				} else {
+					set(p, r.IntN(8))
+				}
+			}
+			check(changed)
+		}
+		for {
+			sum, by := 0, [3]int{}
+			for p, n := range wants {
+				sum += n + 1
+				by[p.tenant] += n + 1
+			}
+			if sum <= b.Total && (b.Namespace == 0 || slices.Max(by[:]) <= b.Namespace) {
+				break
+			}
+			for {
+				p := place{r.IntN(3), r.IntN(8)}
+				if _, ok := wants[p]; ok {
+					remove(p)
+					check(map[place]bool{p: true})
+					break
+				}
+			}
+		}
+		check(nil)
+		if !maps.Equal(has, wants) || len(e.waiting) != 0 {
+			t.Fatalf("seed %d: everything fits, but the Services have\n%v of\n%v, and %d ports wait", seed, has, wants, len(e.waiting))
+		}
+		for p := range maps.Clone(wants) {
+			remove(p)
+		}
+		e.Snapshot()
+		if e.total.used != 0 || len(e.namespaces)+len(e.waiting) != 0 {
+			t.Fatalf("seed %d: %d elements, %d namespaces, %d waiting ports are left", seed, e.total.used, len(e.namespaces), len(e.waiting))
+		}
+	}
+	if waited < 1000 {
+		t.Errorf("only %d ports waited", waited)
 	}
 }

@@ -526,7 +526,7 @@ func (c *Cursor) fail(ch *Change, again bool) {
 func (e *Engine) drop(id uint32) {
 	s := &e.slots[id]
 	s.holders--
-	if _, waits := e.refused[id]; s.holders == 0 && !s.live && !waits {
+	if s.holders == 0 && !s.live && e.waiting[id] == nil {
 		e.release(id)
 	}
 }

@@ -48,8 +48,8 @@
 //     range; the range keeps it. Ranges that overlap at one address do not share it: in the
 //     order above, the first one wins, and the others get nothing at this address.
 //   - A Service has a bounded cost, and a cheap change does not wait for expensive ones, if
-//     [Config] has a [Budget]. All Services together have a bounded cost, and a Service that
-//     has rules does not lose them to a new one.
+//     [Config] has a [Budget]. All Services of a namespace have a bounded cost, and all Services
+//     together. A Service that has rules does not lose them to a new one.
 //   - No backend is called before all sources of the tracker are synced
 //     ([tracker.Config].Sources). The first early Sync returns
 //     [ErrNotSynced].
@@ -77,9 +77,10 @@
 //
 // Package driver performs these steps for data planes without transactions. In this order
 // a frontend never refers to a missing endpoint, and a frontend that stays is never
-// missing. A data plane with transactions may use any order. Apply must be idempotent. It returns a [*PartialError] if single Services fail, and [ErrNeedFull]
-// if the tables are not in the expected state. BACKEND.md in this directory has the
-// details, the path of a packet, and how a restarted process keeps its tables.
+// missing. A data plane with transactions may use any order. Apply must be idempotent. It
+// returns a [*PartialError] if single Services fail, and [ErrNeedFull] if the tables are not
+// in the expected state. BACKEND.md in this directory has the details, the path of a packet,
+// and how a restarted process keeps its tables.
 //
 // A data plane with limits implements [Limiter]. Package dataplane has the contract of
 // backends whose rules other processes can alter, and joins a backend for IPv4 and one

@@ -115,11 +115,13 @@ type Engine struct {
 	// withoutRanges holds the live Services with ranges, by ID, as backends without ranges are
 	// offered them.
 	withoutRanges map[uint32]*Service
-	// used is the cost of the live slots. refused holds, by ID, the ports that have no rules
-	// because Budget.Total is used up. freed reports that used fell since they were refused.
-	used         int
-	refused      map[uint32]tracker.PortState
-	freed        bool
+	// total is the account of all live slots. namespaces holds those of namespaces, if the
+	// Budget bounds them. freed holds the accounts that admit examines.
+	total      account
+	namespaces map[string]*account
+	freed      []*account
+	// waiting holds, by ID, the ports that wait for elements of an account.
+	waiting      map[uint32]*waiter
 	onOverBudget func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
 	jobs []job
@@ -177,7 +179,9 @@ func NewEngine(c Config) (*Engine, error) {
 		log:          c.Log,
 		budget:       c.Budget,
 		onOverBudget: c.OverBudget,
-		refused:      map[uint32]tracker.PortState{},
+		total:        account{name: "all Services", limit: c.Budget.Total},
+		namespaces:   map[string]*account{},
+		waiting:      map[uint32]*waiter{},
 		complaints:   complaint.NewLog(c.Log),
 		slots:        make([]slot, 1),
 		names:        map[types.NamespacedName][]uint32{},
@@ -298,7 +302,7 @@ func (e *Engine) pull() {
 	}
 	e.ownership.assignRanges(e.recompile)
 	// Compile last: only now does each frontend have its final owner.
-	if e.budget.Total != 0 && e.used == 0 {
+	if b := &e.budget; e.total.used == 0 && (b.Namespace != 0 || b.Total != 0) {
 		// Which Services get rules must not depend on the order of their arrival.
 		e.sortJobs()
 	}
@@ -424,15 +428,19 @@ func (e *Engine) add(k tracker.Key) uint32 {
 
 // remove removes a Service from the ruleset.
 func (e *Engine) remove(id uint32) {
-	e.own(id, nil)
 	s := &e.slots[id]
-	delete(e.refused, id)
+	namespace := s.port.Key.Namespace
+	e.own(id, nil)
+	e.stopWaiting(id)
 	if s.live {
 		s.live = false
 		e.noteRanges(id, nil)
 		e.count(s.svc, -1)
 		e.countAddresses(s.svc, -1)
 		e.charge(s, 0)
+	}
+	if a := e.namespaces[namespace]; a != nil && a.used == 0 && len(a.waiting) == 0 {
+		delete(e.namespaces, namespace)
 	}
 	switch {
 	case s.svc == nil: // never compiled

@@ -730,8 +730,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, %d ports, %d endpoints",
 				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.ports, e.endpoints)
 		}
-		if e.used != 0 || len(e.refused) != 0 {
-			t.Errorf("seed %d: %d elements in use, %d services refused", seed, e.used, len(e.refused))
+		if e.total.used != 0 || len(e.waiting)+len(e.namespaces) != 0 {
+			t.Errorf("seed %d: %d elements in use, %d ports wait, %d namespaces", seed, e.total.used, len(e.waiting), len(e.namespaces))
 		}
 		if len(e.free) != len(e.slots)-1 {
 			t.Errorf("seed %d: %d of %d ids are free", seed, len(e.free), len(e.slots)-1)

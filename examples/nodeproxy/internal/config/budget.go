@@ -19,6 +19,7 @@ func bounds() []bound {
 	return []bound{
 		{"port", "a port of a Service in one address family", func(b *ruleset.Budget) *int { return &b.Port }},
 		{"service", "a Service", func(b *ruleset.Budget) *int { return &b.Service }},
+		{"namespace", "all Services of a namespace, a quarter of total if only that is given", func(b *ruleset.Budget) *int { return &b.Namespace }},
 		{"total", "all Services", func(b *ruleset.Budget) *int { return &b.Total }},
 		{"slots", "a hash table", func(b *ruleset.Budget) *int { return &b.Buckets }},
 		{"slots-per-endpoint", "a hash table, for each endpoint", func(b *ruleset.Budget) *int { return &b.BucketsPerEndpoint }},
@@ -49,6 +50,9 @@ func budget(given map[string]int) (ruleset.Budget, error) {
 			return out, fmt.Errorf("%s is negative: %d", name, given[name])
 		}
 		*list[i].field(&out) = given[name]
+	}
+	if _, ok := given["namespace"]; !ok {
+		out.Namespace = (out.Total + 3) / 4 // not 0, which means none
 	}
 	return out, nil
 }

@@ -23,7 +23,7 @@
 // # Feature gates
 //
 // A name that no release of Kubernetes up to [Kubernetes] has is an error, as in kube-proxy:
-// a misspelt gate would have no effect. Gates of other components and of earlier releases are
+// a misspelled gate would have no effect. Gates of other components and of earlier releases are
 // accepted. The agent honors AllowServiceExternalIPs, KubeProxyIPVS,
 // KubeProxyNFTablesLocalhostNodePorts, AllAlpha, AllBeta, and the gates of logging, /flagz and
 // /statusz. Some other gates matter to a proxy but are fixed, because the agent always has the

@@ -117,14 +117,14 @@ func (fl *Flags) addOwn() {
 		f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode, and how often to read the node's addresses if no Node object has them")
 		f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have their own series, and all others share one")
 		f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove the rules that kube-proxy left on the node, so that no traffic is lost")
-		f.Var(&fl.out.KubeProxyTable, "kube-proxy-table", "`when` to keep a table kube-proxy with an empty chain, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix with nftablesMode Auto: always, adopted (once the agent has taken over from kube-proxy's nftables mode) or never")
+		f.Var(&fl.out.KubeProxyTable, "kube-proxy-table", "`when` to keep a table kube-proxy with an empty chain, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix with nftablesMode Auto: always, adopted (once the agent has taken over from kube-proxy's nftables mode, or found a node without rules when it was to take over) or never")
 		f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
-		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections of this node's processes and pods when they connect, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")
+		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")
 		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root. In a container, the folder where the host's /sys/fs/cgroup is mounted")
 		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for service meshes that redirect connections in the pod")
 		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
 		f.BoolVar(&fl.out.CountPackets, "nftables-count-packets", false, "count the packets and bytes of each Service in both directions, for top and --service-traffic-metrics, in mode nftables; each packet of a connection to a Service costs a look-up")
-		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint is gone that did not terminate, as when its node fails or its pod is deleted by force, TCP connections to it are ended by RST, in modes nftables and iptables; 0 leaves them alone. Pods that leave a Service by a change of their labels lose their connections, too")
+		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint is gone that did not terminate, as when its pod is deleted by force, for example after its node failed, TCP connections to it are ended by RST, in modes nftables and iptables; 0 leaves them alone. Pods that leave a Service by a change of their labels lose their connections, too")
 		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that keeps pods from the node until Services work: the agent removes it from its Node object when the rules are in effect, which needs the right to patch nodes")
 		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))
 		f.StringToIntVar(&fl.budget, "budget", nil, "bounds of what Services may cost, in elements of the data plane, as `BOUND=NUMBER`,...; 0 means none. "+budgetHelp())
@@ -307,7 +307,7 @@ func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubePro
 func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
 	text, err := read(fl.file)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--config: %w", err)
 	}
 	files, err := newCodec()
 	if err != nil {
@@ -315,7 +315,7 @@ func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProx
 	}
 	c, notes, err := files.decode(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", fl.file, err)
+		return nil, fmt.Errorf("--config: %s: %w", fl.file, err)
 	}
 	fl.out.ConfigFile, fl.out.FileText = fl.file, text
 	fl.out.Notes = append(fl.out.Notes, notes...)

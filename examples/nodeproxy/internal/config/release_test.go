@@ -42,6 +42,19 @@ func TestDocumentsNameTheNewestRelease(t *testing.T) {
 			t.Errorf("%q: %q", text, got)
 		}
 	}
+	patch := map[string]bool{}
+	for _, module := range []string{"apiserver", "cluster"} {
+		text, err := os.ReadFile(filepath.Join(root, "examples", "e2e", module, "go.mod"))
+		_, rest, found := strings.Cut(string(text), "\tk8s.io/kubernetes v"+Kubernetes+".")
+		if err != nil || !found {
+			t.Fatalf("error %v, or module %s does not require Kubernetes %s", err, module, Kubernetes)
+		}
+		patch[strings.Fields(rest)[0]] = true
+	}
+	if len(patch) != 1 {
+		t.Fatalf("the modules require different patch releases of Kubernetes %s: %v", Kubernetes, patch)
+	}
+	exact := regexp.MustCompile(`(?:kube-proxy|kube-proxy\.exe|Kubernetes)\s+v?` + regexp.QuoteMeta(Kubernetes) + `\.(\d+)`)
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || filepath.Base(path) == "release_test.go" {
 			return err
@@ -55,6 +68,11 @@ func TestDocumentsNameTheNewestRelease(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		for _, m := range exact.FindAllStringSubmatch(string(text), -1) {
+			if !patch[m[1]] {
+				t.Errorf("%s says %s; the modules of e2e require patch release %v", path, m[0], patch)
+			}
+		}
 		for _, release := range outdated(string(text)) {
 			t.Errorf("%s names Kubernetes %s; the tree was compared with %s", path, release, Kubernetes)
 		}
@@ -62,12 +80,6 @@ func TestDocumentsNameTheNewestRelease(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, module := range []string{"apiserver", "cluster"} {
-		text, err := os.ReadFile(filepath.Join(root, "examples", "e2e", module, "go.mod"))
-		if err != nil || !strings.Contains(string(text), "\tk8s.io/kubernetes v"+Kubernetes+".") {
-			t.Errorf("error %v, or module %s does not require Kubernetes %s", err, module, Kubernetes)
-		}
 	}
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil || !strings.Contains(string(readme), "kube-proxy "+Kubernetes+"'s flags") {
