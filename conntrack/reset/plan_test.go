@@ -194,6 +194,18 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		m.fail = nil
 		apply(endpointsOf("web", "10.96.0.1"), all)
 		want(0)
+		// A node fails: its endpoint is not ready, then terminating, and then gone.
+		notReady, terminating := endpointsOf("web", "10.96.0.1", a, b, c), endpointsOf("web", "10.96.0.1", a, b, c)
+		notReady.Endpoints[0] = &tracker.Endpoint{Addr: netip.MustParseAddrPort(a)}
+		terminating.Endpoints[0] = &tracker.Endpoint{Addr: netip.MustParseAddrPort(a), Terminating: true}
+		apply(all, notReady)
+		want(2 * defaultDelay)
+		apply(notReady, terminating)
+		want(2 * defaultDelay)
+		apply(terminating, less)
+		want(2*defaultDelay, a)
+		apply(less, all)
+		want(0)
 		// Pairs end by themselves.
 		apply(all, less)
 		want(2*defaultDelay, a)

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
 const (
-	// defaultDelay is the default of [Config].Delay: the time after which Kubernetes'
-	// node controller regards a silent node as failed is longer (40 s and more), so the
-	// delay only has to cover an EndpointSlice that is written again.
+	// defaultDelay is the default of [Config].Delay. It only has to cover an EndpointSlice
+	// that is written again: Kubernetes removes an endpoint of a failed node after its Pod
+	// object is deleted, minutes after the node failed.
 	defaultDelay = 10 * time.Second
 	// defaultLifetime is the default of [Config].Lifetime: a little more than the 924 s in
 	// which Linux gives up a connection (net.ipv4.tcp_retries2 = 15,
@@ -27,6 +28,10 @@ const (
 	defaultLifetime = 20 * time.Minute
 	// defaultLimit is the default of [Config].Limit.
 	defaultLimit = 65_536
+	// lineBurst lines about endpoints are logged one after the other, and then one in each
+	// lineEvery.
+	lineBurst = 20
+	lineEvery = 10 * time.Second
 )
 
 // Config is the configuration of a [Resetter]. The zero value is useful: it selects the
@@ -56,8 +61,8 @@ type Config struct {
 	DestroySockets bool
 	// Trace holds hooks; nil means none.
 	Trace *Trace
-	// Log receives a line for each group of endpoints whose connections end, and for
-	// errors; nil discards them.
+	// Log receives a line for each group of endpoints whose connections end, at most 20 in a
+	// row and then one in 10 seconds, and for errors; nil discards them.
 	Log *slog.Logger
 }
 
@@ -87,6 +92,8 @@ type Resetter struct {
 
 	// destroying is held while sockets are destroyed, which may take long. It is locked before mu.
 	destroying sync.Mutex
+	// lines bounds the lines about endpoints. destroying protects it.
+	lines complaint.Bucket
 
 	mu     sync.Mutex
 	table  table
@@ -136,7 +143,8 @@ func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
 	orDefault(&c.Limit, defaultLimit)
 	r := &Resetter{
 		config: c, log: backendconf.Log(c.Log), wake: make(chan struct{}, 1), table: t,
-		plan: plan{delay: c.Delay, lifetime: c.Lifetime, limit: c.Limit, endpoints: map[netip.AddrPort]*vanished{}},
+		lines: complaint.Bucket{Burst: lineBurst, Every: lineEvery},
+		plan:  plan{delay: c.Delay, lifetime: c.Lifetime, limit: c.Limit, endpoints: map[netip.AddrPort]*vanished{}},
 	}
 	pairs, err := t.list(ctx)
 	if err != nil {
@@ -273,7 +281,13 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 		endpoints[w.endpoint] = struct{}{}
 	}
 	info.Endpoints = len(endpoints)
-	r.log.Info("ending connections to vanished endpoints", "endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets)
+	if suppressed, ok := r.lines.Take(time.Now()); ok {
+		args := []any{"endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets}
+		if suppressed > 0 {
+			args = append(args, "suppressed", suppressed)
+		}
+		r.log.Info("ending connections to vanished endpoints", args...)
+	}
 	if t := r.config.Trace; t != nil && t.Ended != nil {
 		t.Ended(info)
 	}

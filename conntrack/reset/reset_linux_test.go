@@ -110,6 +110,8 @@ func (s *site) service(service, v4, v6 string, edits ...func(*v1.Service)) {
 type state struct {
 	pod                  string
 	terminating, serving bool
+	// failed is a pod that is neither ready nor serving nor terminating.
+	failed bool
 }
 
 func ready(pod string) state { return state{pod: pod} }
@@ -121,7 +123,7 @@ func (s *site) endpoints(service string, pods ...state) {
 		var eps []discovery.Endpoint
 		for _, p := range pods {
 			ep := backendtest.Endpoint(s.addr(p.pod, f).String(), "elsewhere")
-			if p.terminating {
+			if p.terminating || p.failed {
 				no := false
 				ep.Conditions = discovery.EndpointConditions{Ready: &no, Serving: &p.serving, Terminating: &p.terminating}
 			}
@@ -323,7 +325,7 @@ func TestSinglePortInRangeKeepsItsEndpoint(t *testing.T) {
 func TestTerminatingEndpointKeepsItsConnections(t *testing.T) {
 	s := newSite(t, Config{})
 	c := s.conn("client", "10.96.0.1:80", "pod1")
-	s.endpoints("web", state{"pod1", true, true}, ready("pod2"))
+	s.endpoints("web", state{pod: "pod1", terminating: true, serving: true}, ready("pod2"))
 	s.write()
 	s.endpoints("web", ready("pod2"))
 	s.write()
@@ -332,7 +334,7 @@ func TestTerminatingEndpointKeepsItsConnections(t *testing.T) {
 	}
 	// One that terminated without serving ends when it leaves.
 	c = s.conn("client", "10.96.0.1:80", "pod2")
-	s.endpoints("web", state{"pod2", true, false}, ready("pod1"))
+	s.endpoints("web", state{pod: "pod2", terminating: true}, ready("pod1"))
 	s.write()
 	if got, err := ask(c); got != "pod2" || err != nil {
 		t.Errorf("terminating: %q, %v", got, err)
@@ -341,6 +343,44 @@ func TestTerminatingEndpointKeepsItsConnections(t *testing.T) {
 	s.write()
 	if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("gone: %v, want a reset", err)
+	}
+}
+
+// TestConnectionsToFailedNodeEndWithThePodObject has what Kubernetes writes when a node fails. The
+// endpoint is not ready, minutes later terminating, and missing only after the Pod object is deleted,
+// by force or because of the out-of-service taint. Until then the connections hang.
+func TestConnectionsToFailedNodeEndWithThePodObject(t *testing.T) {
+	s := newSite(t, Config{})
+	var conns []net.Conn
+	for _, to := range destinations {
+		conns = append(conns, s.conn("client", to, "pod1"))
+	}
+	s.silence("pod1", true)
+	for _, pod1 := range []state{{pod: "pod1", failed: true}, {pod: "pod1", terminating: true}} {
+		s.endpoints("web", pod1, ready("pod2"))
+		s.write()
+		if n := s.pairs(); n != 0 {
+			t.Errorf("%+v: %d pairs, want none", pod1, n)
+		}
+		for _, c := range conns {
+			if err := c.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := c.Write([]byte("who?"))
+			if err == nil {
+				_, err = c.Read(make([]byte, 1))
+			}
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%+v: %v: %v, want no answer", pod1, c.RemoteAddr(), err)
+			}
+		}
+	}
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	for _, c := range conns {
+		if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("gone: %v: %v, want a reset", c.RemoteAddr(), err)
+		}
 	}
 }
 
@@ -468,16 +508,25 @@ func TestManyConnectionsCostOnePair(t *testing.T) {
 	}
 }
 
-// TestDeletingTheEntryIsNotEnough shows the other way: without its entry in connection tracking
+// TestDeletingTheEntryIsNotEnough shows the other ways: without its entry in connection tracking
 // a connection is picked up in the middle and gets the RST of another endpoint. Without another
-// endpoint it gets an ICMP error, which it ignores.
+// endpoint it gets an ICMP error, which it ignores. The table of pairs does not match it any more.
 func TestDeletingTheEntryIsNotEnough(t *testing.T) {
 	s := newSite(t, Config{})
-	for _, left := range [][]state{{ready("pod2")}, nil} {
+	for _, way := range []struct {
+		left  []state
+		pairs bool // the pairs are written, too
+	}{{[]state{ready("pod2")}, false}, {nil, false}, {[]state{ready("pod2")}, true}, {nil, true}} {
+		left := way.left
 		s.endpoints("web", ready("pod1"))
 		c := s.conn("client", "10.96.0.1:80", "pod1")
 		s.silence("pod1", true)
 		s.endpoints("web", left...)
+		if way.pairs {
+			if s.write(); s.pairs() == 0 {
+				t.Fatal("no pairs")
+			}
+		}
 		if out, err := s.hosts["node"].Output("conntrack", "-F"); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -489,7 +538,7 @@ func TestDeletingTheEntryIsNotEnough(t *testing.T) {
 			_, err = c.Read(make([]byte, 1))
 		}
 		if reset := errors.Is(err, unix.ECONNRESET); reset != (len(left) != 0) {
-			t.Errorf("%d other endpoints: %v", len(left), err)
+			t.Errorf("%d other endpoints, pairs %t: %v", len(left), way.pairs, err)
 		}
 		s.silence("pod1", false)
 	}
