@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +16,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -78,6 +81,8 @@ func (a *address) leave(c *conn) {
 // [Backend.Shutdown] ends it. Its methods are safe for concurrent use.
 type Backend struct {
 	config Config
+	// complaints receives Services that cannot be served.
+	complaints *complaint.Log
 
 	// ctx ends all connections and sessions.
 	ctx    context.Context
@@ -152,7 +157,7 @@ func New(c Config) (*Backend, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &Backend{
-		config: c, ctx: ctx, cancel: cancel,
+		config: c, complaints: complaint.NewLog(c.Log), ctx: ctx, cancel: cancel,
 		services:  map[tracker.Key]*service{},
 		bindings:  map[place]*binding{},
 		addresses: map[netip.Addr]*address{},
@@ -287,7 +292,9 @@ func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 			w.now = nil
 		case len(w.frontends) == 0:
 		case k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP:
-			b.config.Log.Warn("Service port is not served: only TCP and UDP are supported", "service", k)
+			// One line for all ports of a Service.
+			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
+			b.complaints.Write(slog.LevelWarn, o, "ports are not served: only TCP and UDP are supported", "protocol", complaint.Value(k.Protocol))
 			w.now = nil
 		}
 		if w.now != nil || w.service != nil {
@@ -455,7 +462,7 @@ func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
 		bi.nodePort = nil
 	}
 	if err := b.update(bi); err != nil { // of the Service that takes over, which is retried
-		b.config.Log.Warn("cannot listen", "address", p.at, "protocol", p.proto, "error", err)
+		backendconf.Complain(b.complaints, slog.LevelWarn, bi.rule.Load().service.now.Load().Key, "cannot listen", err)
 	}
 }
 

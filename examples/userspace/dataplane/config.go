@@ -57,7 +57,8 @@ type Config struct {
 	// accepted it, and for each UDP datagram of a client without a session. It must be safe
 	// for concurrent use and return quickly.
 	Refused func(protocol v1.Protocol, at netip.AddrPort)
-	// Log receives failures, and Services that cannot be served. Nil discards.
+	// Log receives failures, and Services that cannot be served. Length, repetition and rate of
+	// messages about Services are bounded as for [tracker.Config].Log. Nil discards.
 	Log *slog.Logger
 }
 

@@ -197,11 +197,11 @@ func TestRemovedEndpointIsDrained(t *testing.T) {
 func TestEndpointRemovedDuringDialIsReplaced(t *testing.T) {
 	t.Parallel()
 	a, b := serveTCP(t, "a"), serveTCP(t, "b")
-	dialled, gone := make(chan struct{}), make(chan struct{})
+	dialed, gone := make(chan struct{}), make(chan struct{})
 	var d net.Dialer
 	w := newWorld(t, Config{Drain: -1, Dial: func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 		if to == a {
-			close(dialled)
+			close(dialed)
 			<-gone
 		}
 		return d.DialContext(ctx, network, to.String())
@@ -219,7 +219,7 @@ func TestEndpointRemovedDuringDialIsReplaced(t *testing.T) {
 			t.Errorf("reached %q", c.name)
 		}
 	}()
-	<-dialled
+	<-dialed
 	w.endpoints("web", tcp, b)
 	w.sync()
 	close(gone)

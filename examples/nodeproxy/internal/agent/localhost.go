@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -12,6 +14,8 @@ import (
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -27,9 +31,8 @@ type localhost struct {
 	// retry requests a sync after a while, or is stopped.
 	retry *time.Timer
 	every time.Duration
-	log   *slog.Logger
-	// failing holds the Service ports whose failure was logged.
-	failing map[tracker.Key]bool
+	// complaints receives the Service ports that cannot be served.
+	complaints *complaint.Log
 }
 
 // openLocalhost opens the data plane of NodePorts at loopback addresses, if the configuration
@@ -40,7 +43,7 @@ func (a *Agent) openLocalhost(log *slog.Logger) error {
 		return nil
 	}
 	l := &localhost{
-		log: log, every: max(a.Config.SyncPeriod, time.Second), failing: map[tracker.Key]bool{},
+		complaints: complaint.NewLog(log), every: max(a.Config.SyncPeriod, time.Second),
 		retry: time.AfterFunc(time.Hour, func() { a.runner.Trigger() }),
 	}
 	l.retry.Stop()
@@ -85,32 +88,14 @@ func (l *localhost) close() {
 	_ = l.plane.Shutdown(now) // returns now's error if there were connections
 }
 
-// apply applies a delta. It counts the Service ports that failed, and logs those that did not
-// fail before.
+// apply applies a delta. It counts and logs the Service ports that failed.
 func (l *localhost) apply(ctx context.Context, d *ruleset.Delta) error {
 	err := l.plane.Apply(ctx, d)
-	failed := map[tracker.Key]error{}
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
-		failed = p.Failed
-	}
-	for i := range d.Changes {
-		if k := d.Changes[i].Key; failed[k] == nil {
-			delete(l.failing, k)
+		for _, k := range slices.SortedFunc(maps.Keys(p.Failed), tracker.Key.Compare) {
+			l.metrics.Failed(k.Family)
+			backendconf.Complain(l.complaints, slog.LevelWarn, k, "cannot serve NodePorts at a loopback address, will retry", p.Failed[k])
 		}
-	}
-	added := 0
-	var example tracker.Key
-	for k := range failed {
-		l.metrics.Failed(k.Family)
-		if !l.failing[k] {
-			l.failing[k] = true
-			if added++; added == 1 || k.Compare(example) < 0 {
-				example = k
-			}
-		}
-	}
-	if added != 0 {
-		l.log.Warn("cannot serve NodePorts at a loopback address, will retry", "servicePorts", added, "first", example, "error", failed[example])
 	}
 	return err
 }

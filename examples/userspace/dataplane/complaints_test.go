@@ -1,0 +1,95 @@
+package dataplane
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// logging returns a world and what its Backend logs.
+func logging(t *testing.T, c Config) (*world, *bytes.Buffer) {
+	t.Helper()
+	out := &bytes.Buffer{}
+	c.Log = slog.New(slog.NewTextHandler(out, nil))
+	return newWorld(t, c), out
+}
+
+// TestSCTPServiceIsReportedOnce has a Service with 2,000 ports and an endpoint that comes and goes.
+func TestSCTPServiceIsReportedOnce(t *testing.T) {
+	w, logged := logging(t, Config{})
+	const ports = 2000
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sctp"},
+		Spec:       v1.ServiceSpec{ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol}},
+	}
+	es := &discovery.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "sctp", Labels: map[string]string{discovery.LabelServiceName: "sctp"}},
+		AddressType: discovery.AddressTypeIPv4,
+	}
+	sctp := v1.ProtocolSCTP
+	for i := range ports {
+		name, port := fmt.Sprint("p", i), int32(1+i)
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: name, Port: port, Protocol: sctp})
+		es.Ports = append(es.Ports, discovery.EndpointPort{Name: &name, Port: &port, Protocol: &sctp})
+	}
+	w.tracker.SetService(s)
+	for i := range 5 {
+		now := es.DeepCopy()
+		now.Endpoints = []discovery.Endpoint{{Addresses: []string{fmt.Sprint("10.0.0.", 1+i%2)}}}
+		w.tracker.SetSlice(now)
+		w.sync()
+	}
+	if n := len(w.engine.Snapshot().Services); n != ports {
+		t.Fatalf("%d ports", n)
+	}
+	if n := strings.Count(logged.String(), "\n"); n != 1 {
+		t.Errorf("%d lines, of them the first are\n%.1000s", n, logged)
+	}
+}
+
+// TestTakenPortIsReportedOnce has a NodePort that another program uses, and a Service that comes and
+// goes at the NodePort's address and port.
+func TestTakenPortIsReportedOnce(t *testing.T) {
+	w, logged := logging(t, Config{Addresses: onlyLoopback{}})
+	ports, err := ruleset.ParseNodePortAddresses([]string{"localhost"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker, NodePortAddresses: ports}); err != nil {
+		t.Fatal(err)
+	}
+	w.cursor = w.engine.Attach("userspace", w.backend)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+	w.tracker.SetService(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "node-port"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeNodePort, ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			Ports: []v1.ServicePort{{Port: int32(freePort(t, "tcp")), NodePort: int32(port), Protocol: tcp}},
+		},
+	})
+	w.endpoints("node-port", tcp, serveTCP(t, "a"))
+	for range 50 {
+		w.service("flapping", tcp, port)
+		_ = w.cursor.Sync(t.Context()) // the NodePort fails
+		w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "flapping"})
+		_ = w.cursor.Sync(t.Context())
+	}
+	if n := strings.Count(logged.String(), "cannot listen"); n != 1 || !strings.Contains(logged.String(), "ns/node-port") {
+		t.Errorf("%d lines, of them the first are\n%.1000s", n, logged)
+	}
+}
