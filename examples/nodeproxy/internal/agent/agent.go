@@ -4,6 +4,7 @@ package agent
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -24,6 +25,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -206,7 +208,7 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	}
 	a.netns = netns
 	a.closers = append(a.closers, func() { netns.Close() })
-	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, Log: log}
+	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: log}
 	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
 	if a.plane, err = a.mode.Open(ctx, s); err != nil {
 		return err
@@ -231,6 +233,13 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 		a.watchTraffic()
 	}
 	return nil
+}
+
+// limitExceeded sends an Event about a limit of the data plane that a Service exceeds, as package
+// ruleset does for those that it knows.
+func (a *Agent) limitExceeded(k tracker.Key, limit string) {
+	a.Tracker.Event(k.NamespacedName, true, tracker.ReasonLimitExceeded,
+		fmt.Sprintf("port %q (%s): backend %s: %s", complaint.Value(k.Port), k.Family, a.Config.Mode, limit))
 }
 
 // watchTraffic adds the metrics of each Service's traffic.

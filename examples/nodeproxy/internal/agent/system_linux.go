@@ -32,7 +32,8 @@ func setOOMScore(adj int32) error {
 // rules, connection tracking and network parameters, CAP_NET_RAW for iptables-legacy,
 // CAP_NET_BIND_SERVICE for servers at privileged ports, and CAP_DAC_READ_SEARCH for
 // configuration, manifests and credentials of another user. --socket-lb also needs CAP_BPF
-// and CAP_PERFMON.
+// and CAP_PERFMON. To end connected UDP sockets of pods it would also need CAP_SYS_ADMIN and
+// CAP_SYS_PTRACE, which have too much power to be kept by default.
 func Needed(c *config.Config) []int {
 	keep := []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE, unix.CAP_DAC_READ_SEARCH}
 	if c.SocketLB.Enabled {

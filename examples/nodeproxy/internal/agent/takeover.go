@@ -41,6 +41,9 @@ type takeOver struct {
 	marks    config.KubeProxyTable
 	marking  bool
 	families []tracker.Family
+	// fresh reports that the agent is to take over from kube-proxy but had no rules when it
+	// started: the node is new, or was booted.
+	fresh bool
 	// powerless reports that the process cannot read or remove rules.
 	powerless bool
 	// retry is how long to wait after a failure.
@@ -152,8 +155,15 @@ func (t *takeOver) applyWithClients(ctx context.Context, d *ruleset.Delta, apply
 // agent's mode: each would remove what the other writes.
 func (t *takeOver) waitTurn(ctx context.Context) error {
 	m, err := modes.Find(t.modes, t.inUse)
-	if err != nil || !m.TakesOver {
+	if err != nil {
 		return err
+	}
+	if t.adopt {
+		owned, err := m.Owned(ctx, t.log)
+		t.fresh = err == nil && !owned
+	}
+	if !m.TakesOver {
+		return nil
 	}
 	same := []takeover.Kind{{Owner: takeover.KubeProxy, Mode: t.inUse}}
 	if t.inUse == config.ModeIPTables {
@@ -272,7 +282,12 @@ func (t *takeOver) mark(ctx context.Context, rules map[takeover.Kind]takeover.Ru
 	case config.TableAlways:
 		t.marking = true
 	case config.TableAdopted:
-		t.marking = t.marking || len(marked) != 0
+		// Whether a node that was booted had a marker is not known. It gets one, unless rules of
+		// kube-proxy show that its Services were not in nftables.
+		t.fresh = t.fresh && !slices.ContainsFunc(slices.Collect(maps.Keys(rules)), func(k takeover.Kind) bool {
+			return k.Owner == takeover.KubeProxy && rules[k].Present
+		})
+		t.marking = t.marking || len(marked) != 0 || t.fresh
 	}
 	if !t.marking || rules[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeNFTables}].Present || !slices.ContainsFunc(t.families, func(f tracker.Family) bool { return !slices.Contains(marked, f) }) {
 		return nil
@@ -282,8 +297,8 @@ func (t *takeOver) mark(ctx context.Context, rules map[takeover.Kind]takeover.Ru
 
 // replaceByMarker removes the rules of kube-proxy's nftables mode, and makes markers in the same
 // transaction.
-func (t *takeOver) replaceByMarker(context.Context, *slog.Logger) error {
-	if err := takeover.Mark(t.families); err != nil {
+func (t *takeOver) replaceByMarker(ctx context.Context, _ *slog.Logger) error {
+	if err := takeover.Replace(ctx, t.families); err != nil {
 		return err
 	}
 	t.marking = true

@@ -55,7 +55,7 @@ func Cleanable(ctx context.Context, modes []Mode, adopt bool, log *slog.Logger) 
 	device := takeover.IPVSDevice()
 	for _, m := range modes {
 		if shared := sharedWithIPVS[m.Name]; shared != "" && (device || m.Name == config.ModeIPVS) {
-			if owned, err := m.owned(ctx, log); err == nil && owned {
+			if owned, err := m.Owned(ctx, log); err == nil && owned {
 				refused = errors.Join(refused, fmt.Errorf("rules of mode %s stay: kube-proxy runs in mode ipvs and uses the same %s; stop it, or run nodeproxy in mode nftables first, which removes them", m.Name, shared))
 				continue
 			}
@@ -76,7 +76,7 @@ func retireIPVS(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error
 	if len(families) == 0 {
 		return nil // without IPVS there can be no rules
 	}
-	if owned, err := m.owned(ctx, log); err != nil || !owned && !adopt {
+	if owned, err := m.Owned(ctx, log); err != nil || !owned && !adopt {
 		return err
 	}
 	b, err := ipvs.New(ctx, ipvs.Config{Families: families, Log: log, KeepSysctls: true})

@@ -63,10 +63,16 @@ func winkernelConfig(s Settings) (winkernel.Config, error) {
 		HNS: hns, Network: w.Network, Node: s.NodeName, DSR: w.EnableDSR, SourceVIP: w.SourceVIP,
 		ForwardHealthCheckVIP: w.ForwardHealthCheckVip, RootEndpoint: w.RootHnsEndpointName, Log: s.Log,
 	}
+	c.Trace = &winkernel.Trace{}
 	if s.LoadBalancerFailed != nil {
-		c.Trace = &winkernel.Trace{WriteFailed: func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
+		c.Trace.WriteFailed = func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
 			s.LoadBalancerFailed(string(w), lb.Frontend.Family, string(lb.Purpose), reasonOf(err))
-		}}
+		}
+	}
+	if s.LimitExceeded != nil {
+		c.Trace.LeftOut = func(k tracker.Key, addrs []netip.Addr) {
+			s.LimitExceeded(k, fmt.Sprintf("pods in the host network of this node get no connections: %v", addrs))
+		}
 	}
 	for _, f := range s.Families {
 		i := slices.IndexFunc(s.NodeIPs, func(a netip.Addr) bool { return tracker.FamilyOf(a) == f })

@@ -38,7 +38,10 @@ type Settings struct {
 	// call, with what the load balancer serves and the kind of the error in the words of
 	// kube-proxy's metrics. It may be nil.
 	LoadBalancerFailed func(call string, f tracker.Family, purpose, reason string)
-	Log                *slog.Logger
+	// LimitExceeded is called with a limit of Windows that a Service exceeds, after a line in Log.
+	// It may be nil.
+	LimitExceeded func(k tracker.Key, limit string)
+	Log           *slog.Logger
 }
 
 // Mode is a data plane as the agent uses it.
@@ -70,8 +73,8 @@ type Mode struct {
 	resetSysctls func(context.Context, *slog.Logger) error
 	// Open opens the data plane.
 	Open func(context.Context, Settings) (dataplane.Plane, error)
-	// owned reports whether the agent has left rules in this mode.
-	owned func(context.Context, *slog.Logger) (bool, error)
+	// Owned reports whether the agent has left rules in this mode.
+	Owned func(context.Context, *slog.Logger) (bool, error)
 	// Cleanup removes the rules that the agent has left in this mode.
 	Cleanup func(context.Context, *slog.Logger) error
 	// CleanupKubeProxy removes the rules that kube-proxy has left in this mode.

@@ -74,7 +74,7 @@ func NFTables() Mode {
 		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
 			return nftables.Lookup(ctx, nftables.Config{}, q)
 		},
-		owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
+		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			owned, err := nftables.Owned(ctx, nftables.Config{Log: log})
 			return owned, Missing(err, log)
 		},
@@ -137,7 +137,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
 			return iptables.Lookup(ctx, iptables.Config{}, q)
 		},
-		owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
+		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, left(log), iptables.Owned, log)
 			return len(list) != 0, err
 		},
@@ -186,7 +186,7 @@ func IPVS() Mode {
 		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
 			return ipvs.Lookup(ctx, ipvs.Config{}, q)
 		},
-		owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
+		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
 			return len(list) != 0, err
 		},

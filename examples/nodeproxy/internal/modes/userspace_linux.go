@@ -29,7 +29,7 @@ func Userspace() Mode {
 		Watch: 10 * time.Second, // lists addresses and routes
 		Probe: func(context.Context, Settings) error { return nil },
 		Open:  func(_ context.Context, s Settings) (dataplane.Plane, error) { return newUserspacePlane(s) },
-		owned: func(context.Context, *slog.Logger) (owned bool, err error) {
+		Owned: func(context.Context, *slog.Logger) (owned bool, err error) {
 			err = WithAddresses(func(a *vip.Addresses) error {
 				held, err := a.Held()
 				owned = len(held) != 0

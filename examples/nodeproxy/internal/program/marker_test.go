@@ -5,6 +5,7 @@ package program
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -116,4 +117,50 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	}
 	cleanup()
 	marked("--cleanup", nil)
+
+	// A node that was booted, or is new.
+	p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	marked("on a node without rules", marker)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	cleanup()
+	put(t, dir, "old", kubeProxyIPTables)
+	if out, err := s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for range 2 {
+		p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		eventually(t, "the rules of kube-proxy are gone", func() bool {
+			text, err := s.Node.Output("iptables-nft-save")
+			return err == nil && !strings.Contains(text, "KUBE-SERVICES")
+		})
+		s.explains(t, dir, "nftables", 0, "kernel: agrees")
+		marked("after kube-proxy's mode iptables", nil)
+		p.Process.Signal(syscall.SIGTERM)
+		p.exit(t)
+	}
+}
+
+// TestTablesOfUnservedFamiliesAreReplaced takes over on a node where IPv6 is turned off. kube-proxy has a
+// table for IPv6 there, too.
+func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	s := newSite(t)
+	if err := s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	rollOut(t, dir, podIPs[0])
+	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
+	if out, err := s.Node.Output("nft", "-f", dir+"/old"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	eventually(t, "no chain of kube-proxy is left", func() bool {
+		return !slices.Contains(chainsOfKubeProxy(t, s.Node, "ip6"), "services")
+	})
+	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 }

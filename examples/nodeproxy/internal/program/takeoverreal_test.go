@@ -19,10 +19,11 @@ import (
 // names, in each mode, while it runs, and back.
 func TestTakeOverFromRealKubeProxy(t *testing.T) {
 	takeOverTools(t)
-	path := os.Getenv("PROXIER_KUBE_PROXY")
-	if path == "" {
-		t.Skip("needs PROXIER_KUBE_PROXY: a kube-proxy")
+	if testing.Short() {
+		t.Skip("takes a minute; run without -short")
 	}
+	path := os.Getenv("PROXIER_KUBE_PROXY")
+	netlab.Need(t, path != "", "PROXIER_KUBE_PROXY: a kube-proxy")
 	s := newSite(t)
 	b := &netlab.Builder{Lab: s.Net}
 	control := b.Host("control")

@@ -37,6 +37,9 @@ func (k *Kernel) Marked() []tracker.Family { return nil }
 // Mark does nothing.
 func Mark([]tracker.Family) error { return nil }
 
+// Replace does nothing.
+func Replace(context.Context, []tracker.Family) error { return nil }
+
 // Unmark does nothing.
 func Unmark(context.Context) error { return nil }
 

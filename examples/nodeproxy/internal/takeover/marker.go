@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,36 @@ func Mark(families []tracker.Family) error {
 	})
 }
 
+// Replace is Mark for the given families, and for each other family in which kube-proxy's table
+// exists: kube-proxy writes rules in families that the agent does not serve.
+func Replace(ctx context.Context, served []tracker.Family) error {
+	var k Kernel
+	defer k.close()
+	if err := k.open(); err != nil {
+		return err
+	}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if slices.Contains(served, f) {
+			continue
+		}
+		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, nfproto(f), nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, kubeProxyTable))
+		if err != nil {
+			return fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
+		}
+		if found {
+			served = append(slices.Clip(served), f)
+		}
+	}
+	return Mark(served)
+}
+
+func nfproto(f tracker.Family) uint8 {
+	if f == tracker.IPv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
 // Unmark deletes the markers in the calling thread's network namespace. It leaves tables of
 // kube-proxy.
 func Unmark(ctx context.Context) error {
@@ -56,11 +87,7 @@ func edit(families []tracker.Family, fn func(nfnl.Table)) error {
 	b := &nfnl.Batch{}
 	b.Reset()
 	for _, f := range families {
-		family := byte(unix.NFPROTO_IPV4)
-		if f == tracker.IPv6 {
-			family = unix.NFPROTO_IPV6
-		}
-		fn(nfnl.Table{Batch: b, Family: family, Name: kubeProxyTable})
+		fn(nfnl.Table{Batch: b, Family: nfproto(f), Name: kubeProxyTable})
 	}
 	if err := conn.Commit(b); err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
@@ -74,11 +101,7 @@ func (k *Kernel) markers(ctx context.Context) (out []tracker.Family, err error) 
 		return nil, err
 	}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		family := uint8(unix.NFPROTO_IPV4)
-		if f == tracker.IPv6 {
-			family = unix.NFPROTO_IPV6
-		}
-		marker, err := k.isMarker(ctx, family)
+		marker, err := k.isMarker(ctx, nfproto(f))
 		if err != nil {
 			return nil, fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
 		}
