@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/ledger"
 	"github.com/go-proxier/proxier/tracker"
@@ -192,7 +194,7 @@ func (a *apply) withdraw(e Endpoint) error {
 
 // write makes the endpoints and load balancers of a Service.
 func (a *apply) write(c *ruleset.Change) error {
-	wait := &WaitingError{}
+	var missing absent
 	plan := a.plans[c.Key]
 	for i := range plan {
 		w := &plan[i]
@@ -203,24 +205,54 @@ func (a *apply) write(c *ruleset.Change) error {
 		}
 		lb := w.settings
 		var err error
-		if lb.Endpoints, err = a.resolve(w, wait); err != nil {
+		if lb.Endpoints, err = a.resolve(w, &missing); err != nil {
 			return err
 		}
 		if err := a.put(lb); err != nil {
 			return err
 		}
 	}
-	if len(wait.Addrs) == 0 {
-		return nil
+	missing.sort()
+	if all := slices.Concat(missing.late, missing.node); len(all) != 0 {
+		a.waiting[c.Key] = all
 	}
-	slices.SortFunc(wait.Addrs, netip.Addr.Compare)
-	wait.Addrs = slices.Compact(wait.Addrs)
-	a.waiting[c.Key] = wait.Addrs
-	return wait
+	if len(missing.node) != 0 {
+		a.leaveOut(c.Key, missing.node)
+	}
+	if len(missing.late) != 0 {
+		return &WaitingError{missing.late}
+	}
+	return nil
+}
+
+// absent holds the addresses of endpoints that the service does not have.
+type absent struct {
+	// late holds those that the network plugin will make, or delete.
+	late []netip.Addr
+	// node holds those at the node's own addresses. Network plugins do not make them.
+	node []netip.Addr
+}
+
+// sort sorts the addresses and removes duplicates.
+func (m *absent) sort() {
+	for _, list := range []*[]netip.Addr{&m.late, &m.node} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
+}
+
+// leaveOut reports that the load balancers of a Service leave out pods in the node's host network.
+func (a *apply) leaveOut(k tracker.Key, addrs []netip.Addr) {
+	about := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port,
+		Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
+	if a.complaints.Write(slog.LevelWarn, about, "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(addrs)) &&
+		a.config.Trace != nil && a.config.Trace.LeftOut != nil {
+		a.config.Trace.LeftOut(k, addrs)
+	}
 }
 
 // resolve returns the IDs of a load balancer's endpoints. It makes those of other nodes.
-func (a *apply) resolve(w *wanted, wait *WaitingError) ([]string, error) {
+func (a *apply) resolve(w *wanted, missing *absent) ([]string, error) {
 	if w.root {
 		if a.state.root == "" {
 			return nil, nil // Check notices it
@@ -235,8 +267,10 @@ func (a *apply) resolve(w *wanted, wait *WaitingError) ([]string, error) {
 			return nil, err
 		case id != "":
 			out = append(out, id)
-		case !slices.Contains(a.config.NodeIPs, e.Addr.Addr()):
-			wait.Addrs = append(wait.Addrs, e.Addr.Addr())
+		case slices.Contains(a.config.NodeIPs, e.Addr.Addr()):
+			missing.node = append(missing.node, e.Addr.Addr())
+		default:
+			missing.late = append(missing.late, e.Addr.Addr())
 		}
 	}
 	slices.Sort(out)

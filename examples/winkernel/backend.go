@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/ruleset/ledger"
@@ -33,8 +34,9 @@ type Backend struct {
 	lbs       ledger.Ledger[tracker.Key, Frontend]
 	addresses ledger.Ledger[tracker.Key, address]
 	// waiting holds the addresses of pods that the network plugin must make an endpoint for,
-	// or delete one.
-	waiting map[tracker.Key][]netip.Addr
+	// or delete one, and those of pods that are left out until there is an endpoint.
+	waiting    map[tracker.Key][]netip.Addr
+	complaints *complaint.Log
 }
 
 // address is a remote endpoint that the backend makes: for a pod of another node, or for a
@@ -53,7 +55,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	if err := c.probe(ctx); err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c}
+	b := &Backend{config: c, complaints: complaint.NewLog(c.Log)}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b, nil
 }

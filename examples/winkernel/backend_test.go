@@ -1,9 +1,11 @@
 package winkernel_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -62,7 +64,7 @@ func service(n int, endpoints ...string) *ruleset.Service {
 	state := tracker.PortState{Port: p}
 	for _, a := range endpoints {
 		e := &tracker.Endpoint{Addr: netip.MustParseAddrPort(a), Ready: true, Serving: true, Weight: 1, Node: "other"}
-		if e.Addr.Addr().As4()[2] == 1 {
+		if e.Addr.Addr().As4()[2] == 1 || e.Addr.Addr() == nodeIP {
 			e.Node = "win-1"
 		}
 		state.Endpoints = append(state.Endpoints, e)
@@ -169,6 +171,52 @@ func TestLoadBalancerGoesWhileItsOnlyPodHasNoEndpoint(t *testing.T) {
 	if lbs, _ := c.hns.LoadBalancers(); len(lbs) != 1 {
 		t.Errorf("load balancers are %v", lbs)
 	}
+}
+
+// TestHostNetworkPodIsLeftOutAndReported has a pod at the node's own address, for which no network
+// plugin makes an endpoint.
+func TestHostNetworkPodIsLeftOutAndReported(t *testing.T) {
+	c := newCluster(t)
+	var log bytes.Buffer
+	var reported []string
+	c.config.Log = slog.New(slog.NewTextHandler(&log, nil))
+	c.config.Trace = &winkernel.Trace{LeftOut: func(k tracker.Key, addrs []netip.Addr) {
+		reported = append(reported, fmt.Sprint(k.Name, addrs))
+	}}
+	c.restart(t)
+	host := nodeIP.String() + ":80"
+	has := func(n int, want ...string) {
+		t.Helper()
+		_, endpoints, _ := c.hns.Find(winkernel.Frontend{VIP: c.old[n].Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
+		var got []string
+		for _, e := range endpoints {
+			got = append(got, e.Addrs[0].String())
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("Service %d has the endpoints %v, want %v", n, got, want)
+		}
+	}
+	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80", host), 1: service(1, host)})
+	has(0, "10.244.2.1")
+	has(1)
+	c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.2:80", host)})
+	has(0, "10.244.2.2")
+	slices.Sort(reported)
+	if want := []string{"svc-0[192.168.0.11]", "svc-1[192.168.0.11]"}; !slices.Equal(reported, want) || bytes.Count(log.Bytes(), []byte("host network")) != 2 {
+		t.Errorf("reported were %v, want %v; the log:\n%s", reported, want, &log)
+	}
+	if err := c.backend.Check(t.Context()); err != nil {
+		t.Errorf("Check while nothing happened: %v", err)
+	}
+	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{nodeIP}})
+	var drift *dataplane.DriftError
+	if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
+		t.Errorf("Check after an endpoint was made at the node's address: %v", err)
+	}
+	c.apply(t, true, c.old)
+	has(0, "10.244.2.2", nodeIP.String())
+	has(1, nodeIP.String())
 }
 
 // TestCheckFindsForeignChanges changes each kind of object behind the backend's back.

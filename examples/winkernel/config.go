@@ -50,6 +50,10 @@ type Trace struct {
 	// delete the load balancer. A refusal that the Backend handles by another write does not
 	// count.
 	WriteFailed func(Write, LoadBalancer, error)
+	// LeftOut is called with the addresses, sorted, of pods that the load balancers of a Service
+	// leave out, because they are in the host network of this node. It is called with each line
+	// about them in Config.Log: once while the addresses stay the same, and at a bounded rate.
+	LeftOut func(tracker.Key, []netip.Addr)
 }
 
 // Write is a call that changes a load balancer.

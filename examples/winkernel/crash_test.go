@@ -32,6 +32,9 @@ func TestKilledProcessIsContinued(t *testing.T) {
 						continue
 					}
 					n := killBefore(t, w, last, -1)
+					if s := &w.Steps[last]; n == 0 && len(s.HNS) != 0 && len(s.Writes.Least) != 0 {
+						t.Errorf("what happens to the service in step %q needs %v, and no write was made", s.Name, s.Writes.Least)
+					}
 					for allowed := range n {
 						if writes.Add(1)%int64(*killEvery) == 0 {
 							kills.Add(1)
@@ -66,7 +69,7 @@ func killBefore(t *testing.T, w *world, last, allowed int) (writes int) {
 		writes++
 		return nil
 	}
-	_ = r.cursor.Sync(t.Context())
+	r.sync(t, &w.Steps[last], true)
 	r.hns.Before = nil
 	if allowed < 0 {
 		return writes

@@ -51,6 +51,11 @@
 // port have different ports, those of the commonest port are served, and of equally common ones
 // those of the lowest. A Service that asks for one of these gets an Event: see [Backend.Limits].
 //
+// Network plugins make no endpoint at the node's own address, which is the address of pods in the
+// host network of this node. Load balancers leave these pods out, as kube-proxy does, so a frontend
+// with no other endpoints has no load balancer. A line in [Config].Log and [Trace].LeftOut report
+// them; nodeproxy sends an Event. If there is an endpoint at the address, it is used.
+//
 // # Differences from kube-proxy
 //
 // They were found with kube-proxy 1.37.2, in recorded worlds. kube-proxy's other modes, or the API,
@@ -62,7 +67,7 @@
 //   - Terminating endpoints serve all kinds of frontends while their pool has no ready endpoint
 //     (KEP-1669), and each pool decides by itself.
 //   - Endpoints with different ports: one port is served and an Event reports the others. kube-proxy
-//     sends to the port that it saw last, also where no endpoint listens.
+//     sends to the port that it saw last, even where no endpoint listens.
 //   - A pod whose endpoint the network plugin makes late, or makes again, is added when the Service is
 //     offered again or Check notices it. kube-proxy leaves the pod out until the Service changes.
 //   - A restart keeps the load balancers. kube-proxy deletes and creates all of them, which takes

@@ -24,8 +24,15 @@ import (
 )
 
 var (
-	worlds = flag.String("worlds", "testdata/worlds", "folder of worlds to replay")
+	worlds = flag.String("worlds", testdata, "folder of worlds to replay")
 	states = flag.String("states", "", "folder in which TestWorlds writes the state of the service after each step, a file for each world")
+)
+
+// testdata is the folder of the recorded worlds, and testdataSteps the number of their steps with an
+// expectation, which the package documentation tells.
+const (
+	testdata      = "testdata/worlds"
+	testdataSteps = 454
 )
 
 // TestWorlds replays recorded worlds. After each step the service must have the expected state,
@@ -37,12 +44,14 @@ func TestWorlds(t *testing.T) {
 		t.Fatalf("no worlds in %s: %v", *worlds, err)
 	}
 	var least, writes, steps, gaps atomic.Int64
+	expected := 0
 	t.Run("world", func(t *testing.T) {
 		for _, file := range files {
 			w, err := readWorld(file)
 			if err != nil {
 				t.Fatal(err)
 			}
+			expected += w.expectations()
 			t.Run(w.Name, func(t *testing.T) {
 				parallel(t)
 				r := newReplay(t, w, false)
@@ -50,6 +59,9 @@ func TestWorlds(t *testing.T) {
 					if !t.Run(strings.ReplaceAll(w.Steps[i].Name, " ", "_"), func(t *testing.T) { r.step(t, &w.Steps[i]) }) {
 						return
 					}
+				}
+				if r.steps != w.expectations() {
+					t.Errorf("compared %d steps of %d", r.steps, w.expectations())
 				}
 				if err := r.writeStates(); err != nil {
 					t.Error(err)
@@ -62,6 +74,9 @@ func TestWorlds(t *testing.T) {
 		}
 	})
 	t.Logf("%d steps with an expectation; %d writes where the least is %d; %d gaps", steps.Load(), writes.Load(), least.Load(), gaps.Load())
+	if *worlds == testdata && expected != testdataSteps {
+		t.Errorf("the worlds have %d steps with an expectation, want %d", expected, testdataSteps)
+	}
 	if writes.Load()*10 > least.Load()*12 {
 		t.Errorf("%d writes are more than 1.2 times the least, %d", writes.Load(), least.Load())
 	}
@@ -226,11 +241,32 @@ func (r *replay) state(t *testing.T) *worldState {
 	for _, lb := range lbs {
 		out.LoadBalancers = append(out.LoadBalancers, worldLBOf(lb, byID))
 	}
-	slices.SortFunc(out.Endpoints, func(a, b worldEndpoint) int { return slices.CompareFunc(a.IPs, b.IPs, netip.Addr.Compare) })
+	slices.SortFunc(out.Endpoints, compareEndpoints)
 	slices.SortFunc(out.LoadBalancers, func(a, b worldLB) int {
 		return cmp.Or(cmp.Compare(a.VIP, b.VIP), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.ExternalPort, b.ExternalPort), slices.Compare(a.Flags, b.Flags))
 	})
 	return out
+}
+
+// TestStatesHaveOneOrder writes the state of a service that lists its objects in random order, with
+// two endpoints at one address.
+func TestStatesHaveOneOrder(t *testing.T) {
+	r := &replay{hns: fakehns.New(winkernel.Network{ID: networkID, Name: "cluster", Type: winkernel.L2Bridge}, true)}
+	at := []netip.Addr{netip.MustParseAddr("10.244.1.5")}
+	r.hns.Plug(winkernel.Endpoint{Addrs: at, Remote: true})
+	r.hns.Plug(winkernel.Endpoint{Addrs: at})
+	for range 20 {
+		if s := r.state(t); s.Endpoints[0].Remote || !s.Endpoints[1].Remote {
+			t.Fatalf("the remote endpoint comes before the local one: %+v", s.Endpoints)
+		}
+	}
+}
+
+// compareEndpoints orders endpoints by address. Of two at one address the local one comes first.
+func compareEndpoints(a, b worldEndpoint) int {
+	remote := map[bool]int{true: 1}
+	return cmp.Or(slices.CompareFunc(a.IPs, b.IPs, netip.Addr.Compare), cmp.Compare(remote[a.Remote], remote[b.Remote]),
+		cmp.Compare(a.MAC, b.MAC), cmp.Compare(a.Name, b.Name))
 }
 
 // writeStates writes the file for the flag -states: the world's name and, for each step, its name
@@ -393,16 +429,18 @@ func (r *replay) compare(t *testing.T, s *worldStep) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := map[string]string{}
+	byID, macs := map[string]winkernel.Endpoint{}, map[string]winkernel.Endpoint{}
 	var have, may []string
 	for _, e := range endpoints {
-		line := describeEndpoint(e)
-		have = append(have, line)
-		for i, a := range e.Addrs {
-			if i == 0 || a.Is6() {
-				addr[e.ID+a.String()] = a.String()
-			}
+		byID[e.ID] = e
+		have = append(have, describeEndpoint(e))
+		if !e.Remote || !strings.HasPrefix(e.MAC, "02-11-") {
+			continue // not an agent's, or of a cluster IP, which has the host's
 		}
+		if o, ok := macs[e.MAC]; ok {
+			t.Errorf("endpoints %v and %v have the hardware address %s", o.Addrs, e.Addrs, e.MAC)
+		}
+		macs[e.MAC] = e
 	}
 	var want []string
 	for i := range s.Expect.Endpoints {
@@ -412,10 +450,6 @@ func (r *replay) compare(t *testing.T, s *worldStep) {
 		} else {
 			want = append(want, line)
 		}
-	}
-	byID := map[string]winkernel.Endpoint{}
-	for _, e := range endpoints {
-		byID[e.ID] = e
 	}
 	for _, lb := range lbs {
 		have = append(have, describeLB(lb, byID))

@@ -2,6 +2,7 @@ package winkernel_test
 
 import (
 	"flag"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -12,8 +13,10 @@ import (
 )
 
 var (
-	dlls    = flag.Bool("dlls", false, "call the service in memory by way of Open and the stand-in's DLLs: needs Wine")
-	allDLLs = flag.Bool("dlls.all", false, "with -dlls or in TestUnderWine, run the whole conformance suite and all kills")
+	dlls = flag.Bool("dlls", false, "call the service in memory by way of Open and the stand-in's DLLs: needs Wine")
+	// The library reads the version once in a process.
+	dllsVersion = flag.String("dlls.version", "", "with -dlls, the version of HNS that the stand-in reports, such as 9.1")
+	allDLLs     = flag.Bool("dlls.all", false, "with -dlls or in TestUnderWine, run the whole conformance suite and all kills")
 )
 
 // server answers the calls of the DLLs in this process.
@@ -23,6 +26,13 @@ var server = sync.OnceValues(func() (*standin.Server, error) {
 		return nil, err
 	}
 	s := standin.NewServer(l, nil)
+	if *dllsVersion != "" {
+		var major, minor int
+		if _, err := fmt.Sscanf(*dllsVersion, "%d.%d", &major, &minor); err != nil {
+			return nil, fmt.Errorf("-dlls.version %q: %w", *dllsVersion, err)
+		}
+		s.SetVersion(major, minor)
+	}
 	return s, s.Setenv()
 })
 

@@ -15,7 +15,7 @@ func TestUnderWine(t *testing.T) {
 	if *dlls {
 		t.Skip("runs the tests without -dlls")
 	}
-	run := "^(TestWorlds|TestConformance|TestChange.*|TestRestart.*|TestLoad.*|TestCheck.*|TestStopped.*|TestFailed.*|TestUseless.*|TestCleanup.*|TestInvalid.*|TestClosed.*|TestKilled.*)$"
+	run := "^(TestWorlds|TestConformance|TestChange.*|TestRestart.*|TestLoad.*|TestCheck.*|TestStopped.*|TestFailed.*|TestUseless.*|TestHostNetwork.*|TestCleanup.*|TestInvalid.*|TestClosed.*|TestKilled.*)$"
 	// Tests take turns: the DLLs know one service.
 	args := []string{"-dlls", "-test.parallel=1", "-test.timeout=60m", "-worlds=" + *worlds}
 	switch {
@@ -27,4 +27,9 @@ func TestUnderWine(t *testing.T) {
 		args = append(args, "-kill.every=20")
 	}
 	standin.Start(t).Test(t, append(args, "-test.run="+run)...)
+}
+
+// TestOldVersionUnderWine runs TestOldVersion as a Windows program of its own.
+func TestOldVersionUnderWine(t *testing.T) {
+	standin.Start(t).Test(t, "-dlls", "-dlls.version=9.1", "-test.run=^TestOldVersion$")
 }

@@ -121,6 +121,16 @@ func readWorld(file string) (*world, error) {
 	return w, nil
 }
 
+// expectations returns the number of steps with an expectation.
+func (w *world) expectations() (n int) {
+	for i := range w.Steps {
+		if w.Steps[i].Expect != nil {
+			n++
+		}
+	}
+	return n
+}
+
 func (w *world) network(n *worldNetwork) winkernel.Network {
 	out := winkernel.Network{ID: n.ID, Name: w.Config.NetworkName, Type: winkernel.L2Bridge}
 	if strings.EqualFold(n.Type, "overlay") {
