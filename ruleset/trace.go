@@ -254,5 +254,8 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	// through this node.
 	v.masquerade = f.Masquerade.Applies(fromPod, fromNode)
 	v.Rule = fmt.Sprintf("%s%s goes to its %s", name, whom, target)
+	if target == TargetLocal && f.Kind != KindClusterIP && svc.Port.PreferLocal && !svc.Port.ExternalLocal {
+		v.Rule += ", which the Service prefers to those of other nodes"
+	}
 	return v
 }

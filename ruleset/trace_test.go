@@ -148,8 +148,38 @@ func TestTraceFollowsItsRules(t *testing.T) {
 	}
 }
 
-// TestTraceMayFailSend checks when a socket on the node may get EPERM: not for
-// packets to the node itself, but for packets that kube-proxy stops on their way out.
+// TestTraceNamesPreferLocal checks the reason for which a Service with externalTrafficPolicy
+// Cluster uses this node's endpoints only.
+func TestTraceNamesPreferLocal(t *testing.T) {
+	node := &Node{Info: tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1")}, NodePorts4: NodePorts{All: true}}
+	here, there := endpoint("10.1.0.1:80", "n1"), endpoint("10.2.0.1:80", "n2")
+	const reason = "local endpoints, which the Service prefers to those of other nodes"
+	for _, c := range []struct {
+		what, to string
+		port     tracker.ServicePort
+		eps      []*tracker.Endpoint
+		want     string // the end of the rule
+	}{
+		{"prefers", "192.168.0.1:30080", tracker.ServicePort{PreferLocal: true}, []*tracker.Endpoint{here, there}, reason},
+		{"prefers, load-balancer IP", "203.0.113.1:80", tracker.ServicePort{PreferLocal: true}, []*tracker.Endpoint{here, there}, reason},
+		{"prefers, but has none here", "192.168.0.1:30080", tracker.ServicePort{PreferLocal: true}, []*tracker.Endpoint{there}, "cluster endpoints"},
+		{"prefers, but policy Local", "192.168.0.1:30080", tracker.ServicePort{PreferLocal: true, ExternalLocal: true}, []*tracker.Endpoint{here, there}, "local endpoints"},
+		{"prefers, cluster IP", "172.30.0.1:80", tracker.ServicePort{PreferLocal: true, InternalLocal: true}, []*tracker.Endpoint{here, there}, "local endpoints"},
+		{"policy Local", "192.168.0.1:30080", tracker.ServicePort{ExternalLocal: true}, []*tracker.Endpoint{here, there}, "local endpoints"},
+	} {
+		p := c.port
+		p.Key, p.ClusterIP, p.Port, p.NodePort, p.LoadBalancerIPs = key("web", tracker.IPv4), netip.MustParseAddr("172.30.0.1"), 80, 30080, addrs("203.0.113.1")
+		s := &Snapshot{Node: node, Services: []*Service{Compile(tracker.PortState{Port: &p, Endpoints: c.eps}, node, tracker.TopologyOptions{})}}
+		v := s.Trace(Packet{
+			From: netip.MustParseAddr("198.51.100.9"), InInterface: "eth0", Protocol: v1.ProtocolTCP,
+			To: netip.MustParseAddrPort(c.to), NodeAddresses: addrs("192.168.0.1"),
+		})
+		if v.Action != ActionForward || !strings.HasSuffix(v.Rule, " "+c.want) {
+			t.Errorf("%s: %s: %q, want the end %q", c.what, v.Action, v.Rule, c.want)
+		}
+	}
+}
+
 // TestTracePassesPackets checks Trace for frontends of Services with PassWithoutEndpoints.
 // 203.0.113.9 is an address of the node.
 func TestTracePassesPackets(t *testing.T) {
@@ -217,6 +247,8 @@ func TestTracePassesPackets(t *testing.T) {
 	}
 }
 
+// TestTraceMayFailSend checks when a socket on the node may get EPERM: not for
+// packets to the node itself, but for packets that kube-proxy stops on their way out.
 func TestTraceMayFailSend(t *testing.T) {
 	node := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1")}
 	tr, e := world(t, Config{ServiceCIDRs: prefixes("172.30.0.0/16")}, node)

@@ -12,8 +12,7 @@
 //   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
 //     groups that use it. The driver counts its users, with package ledger.
 //
-// It has no ranges of ports ([ruleset.PortRangesNone]): package ruleset/driver names a frontend by
-// one port.
+// It has no ranges of ports ([ruleset.PortRangesNone]): a flow of the example matches one port.
 //
 // Package ruleset/driver calls the Plane's functions in the order of package ruleset's steps.
 // A full delta first adopts the switch's state: groups keep their numbers, and only

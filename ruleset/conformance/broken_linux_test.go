@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -260,6 +261,33 @@ func TestBrokenBackendsFail(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPlaneThatRefusesInsteadOfDroppingPasses runs a world against a backend that skips Drop.
+// TestBrokenBackendsFail runs such a backend without the skip.
+func TestPlaneThatRefusesInsteadOfDroppingPasses(t *testing.T) {
+	netlab.Require(t)
+	needNft(t)
+	skip := maps.Clone(referenceSkips)
+	skip[Drop] = "the backend refuses"
+	worlds := scriptedWorlds()
+	i := slices.IndexFunc(worlds, func(w world) bool { return w.name == "internal policy Local" })
+	worlds[i].run(newWorld(t, Options{Skip: skip, New: func(testing.TB, Env) ruleset.Backend {
+		r := &reference{}
+		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+			own := *d
+			own.Changes = slices.Clone(d.Changes)
+			eachFrontend(func(f *ruleset.Frontend) {
+				if f.Target == ruleset.TargetDrop {
+					f.Target = ruleset.TargetReject
+				}
+				if f.Internal == ruleset.TargetDrop {
+					f.Internal = ruleset.TargetReject
+				}
+			})(&own)
+			return r.Apply(ctx, &own)
+		})
+	}}, worlds[i].config))
 }
 
 // backend returns the options for TestReferencePasses.

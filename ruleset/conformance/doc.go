@@ -68,8 +68,7 @@
 //	}
 //
 // This shows that the backend writes the right entries in the right order. Run shows that
-// the data plane handles packets correctly with them. Package worldgen generates the
-// random worlds and can be used alone.
+// the data plane handles packets correctly with them.
 //
 // On systems other than Linux the package has only the parts that Simulate needs.
 package conformance

@@ -114,8 +114,13 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		}
 		w.made.note(v)
 	case ruleset.ActionDrop:
-		if o := from.probe(ctx, r.proto, to, silence); o.kind != silent || wrongError(o) {
+		o := from.probe(ctx, r.proto, to, silence)
+		refuses := o.kind == refused && w.mayRefuse(v, p)
+		if o.kind != silent && !refuses || wrongError(o) {
 			return complain(o, "get no answer")
+		}
+		if refuses {
+			v.Action = ruleset.ActionReject // the backend counts it as refused
 		}
 		w.made.note(v)
 	case ruleset.ActionPass:

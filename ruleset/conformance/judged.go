@@ -29,6 +29,12 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 	return true
 }
 
+// mayRefuse reports whether a packet that must be dropped may be refused, because the backend
+// lacks Drop. Sources that a frontend does not admit must still be dropped.
+func (s skips) mayRefuse(v ruleset.Verdict, p ruleset.Packet) bool {
+	return !s.does(Drop) && v.Service != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From)
+}
+
 // othersServe reports whether the address of a frontend that lets packets pass has another
 // frontend that does not.
 func othersServe(all *ruleset.Snapshot, f *ruleset.Frontend) bool {

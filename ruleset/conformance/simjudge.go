@@ -161,7 +161,7 @@ func (w *simWorld) compare(s *ruleset.Snapshot, p ruleset.Packet) error {
 		}
 		return nil
 	}
-	if !w.does(Drop) && v.Service != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From) && o.Action == ruleset.ActionReject {
+	if o.Action == ruleset.ActionReject && w.mayRefuse(v, p) {
 		return nil
 	}
 	if o.Action != v.Action {

@@ -101,7 +101,9 @@ type Choice struct {
 // at random, and in most of their steps frontends move between Services. After each
 // successful step, packets from every kind of host to every current and former
 // frontend must get the result of Trace. At each [SimEnv].Look a frontend that
-// forwards before and after must forward, to endpoints that exist before or after.
+// forwards before and after must forward, to endpoints that exist before or after. One that
+// forwards neither before nor after must not forward. A data plane that removes an entry to
+// replace it breaks these rules, and skips [ReplaceInPlace].
 //
 // Affinity, hashes and weights are compared with the Outcome. Only packets can show
 // whether the data plane implements them.

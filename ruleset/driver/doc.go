@@ -16,6 +16,11 @@
 // failed write fails one Service, which is retried; a failure in a full delta causes another
 // full delta.
 //
+// While a Service is refused each time, every delta is therefore full and compares all entries. The
+// other Services are served, and frontends that they give up are deleted. All other entries that
+// nothing needs, such as those that an earlier process left, stay until the Service is accepted or
+// removed, because its earlier frontends may refer to them.
+//
 // A full delta, which is the first one of a process, calls Installed for each table. Entries
 // that equal the wanted ones are not written, and entries that nothing needs are deleted. A
 // restart without changes writes nothing.

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -135,6 +137,13 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 		found = find(at)
 	}
 	if len(found) == 0 {
+		for k, e := range p.frontends {
+			if k.Addr == pk.To.Addr() && k.Protocol == pk.Protocol && k.LastPort != 0 && e.frontend.Matches(pk.To.Port()) {
+				found = append(found, e)
+			}
+		}
+	}
+	if len(found) == 0 {
 		return conformance.Outcome{}
 	}
 	e := found[0]
@@ -151,7 +160,7 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
 	for _, b := range p.pools[driver.Pool{Service: e.service, Target: target}] {
 		out.Endpoints = append(out.Endpoints, conformance.Choice{
-			Addr: b.endpoint.Addr, Weight: int(b.weight),
+			Addr: e.frontend.Endpoint(&tracker.Endpoint{Addr: b.endpoint.Addr}, pk.To.Port()), Weight: int(b.weight),
 			Masquerade: e.frontend.Masquerade.Applies(fromPod, fromNode) || b.endpoint.Addr.Addr() == pk.From,
 		})
 	}
@@ -164,6 +173,13 @@ func (p *plane) dump() string {
 		lines = append(lines, fmt.Sprintln(at, e))
 	}
 	return strings.Join(slices.Sorted(slices.Values(lines)), "")
+}
+
+// ranged is a backend that serves ranges of ports.
+type ranged struct{ ruleset.Backend }
+
+func (ranged) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
 }
 
 // TestDriverPassesConformance drives a data plane with every table. After each write, nothing
@@ -186,7 +202,7 @@ func TestDriverPassesConformance(t *testing.T) {
 				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
 					p := newPlane(t, env)
 					return conformance.Plane{
-						Backend: func() ruleset.Backend { return p.driver(byService, empty) },
+						Backend: func() ruleset.Backend { return ranged{p.driver(byService, empty)} },
 						Handle:  p.handle, Dump: p.dump,
 					}
 				},
@@ -215,14 +231,22 @@ func newWorld(t *testing.T, empty bool) *world {
 func (w *world) start(t *testing.T, empty bool) {
 	t.Helper()
 	var err error
-	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
+	if w.tracker, err = tracker.New(tracker.Config{
+		Node: tracker.NodeInfo{Name: "here"},
+		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			if s.Labels["range"] != "" {
+				p.LastPort = p.Port + 10
+			}
+			return nil
+		},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	e, err := ruleset.NewEngine(ruleset.Config{Tracker: w.tracker})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.cursor = e.Attach("plane", w.driver(false, empty))
+	w.cursor = e.Attach("plane", ranged{w.driver(false, empty)})
 	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
@@ -299,6 +323,45 @@ func TestFailureAffectsOneService(t *testing.T) {
 		t.Errorf("error %v of a full delta", err)
 	}
 	w.sync(t)
+}
+
+// TestRangeStaysApartFromSinglePort has two Services at one address: one has port 80, and the
+// other one the ports 80 to 90.
+func TestRangeStaysApartFromSinglePort(t *testing.T) {
+	w := newWorld(t, false)
+	single, many := service("single", "10.96.0.1"), service("range", "10.96.0.2")
+	many.Labels = map[string]string{"range": "yes"}
+	const shared = "203.0.113.1"
+	for _, s := range []*v1.Service{single, many} {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: shared}}
+		w.tracker.SetService(s)
+	}
+	w.tracker.SetSlice(slice("single", "10.0.0.1"))
+	w.tracker.SetSlice(slice("range", "10.0.0.2"))
+	at := driver.Frontend{Addr: netip.MustParseAddr(shared), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}
+	all := at
+	all.LastPort = 90
+	for _, step := range []struct {
+		do   func()
+		want map[driver.Frontend]string
+	}{
+		{func() {}, map[driver.Frontend]string{at: "single", all: "range"}},
+		{func() { w.start(t, false); w.tracker.SetService(single); w.tracker.SetService(many) }, map[driver.Frontend]string{at: "single", all: "range"}},
+		{func() { w.tracker.DeleteService(name("range")) }, map[driver.Frontend]string{at: "single"}},
+	} {
+		step.do()
+		w.sync(t)
+		got := map[driver.Frontend]string{}
+		for k, e := range w.frontends {
+			if k.Addr == at.Addr {
+				got[k] = e.service.Name
+			}
+		}
+		if !maps.Equal(got, step.want) {
+			t.Errorf("frontends at %s are %v, want %v", shared, got, step.want)
+		}
+	}
 }
 
 // TestIncompletePlaneIsRejected leaves out what New requires.

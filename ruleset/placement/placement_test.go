@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -24,9 +25,12 @@ type cluster struct {
 	engine  *ruleset.Engine
 	cursor  *ruleset.Cursor
 	p       *placement.Placements
+	infos   map[string]tracker.NodeInfo
 	rules   map[string]map[tracker.Key]*ruleset.Service
 	// yielded counts the changes, and visited their nodes.
 	yielded, visited int
+	// fail is the error of Apply, which changes the rules nevertheless.
+	fail error
 }
 
 func newTracker(t testing.TB, node tracker.NodeInfo) (*tracker.Tracker, *ruleset.Engine) {
@@ -44,7 +48,10 @@ func newTracker(t testing.TB, node tracker.NodeInfo) (*tracker.Tracker, *ruleset
 }
 
 func newCluster(t testing.TB) *cluster {
-	c := &cluster{p: placement.New(tracker.TopologyOptions{}), rules: map[string]map[tracker.Key]*ruleset.Service{}}
+	c := &cluster{
+		p:     placement.New(tracker.TopologyOptions{}),
+		infos: map[string]tracker.NodeInfo{}, rules: map[string]map[tracker.Key]*ruleset.Service{},
+	}
 	c.tracker, c.engine = newTracker(t, tracker.NodeInfo{})
 	c.cursor = c.engine.Attach("all", c)
 	return c
@@ -69,12 +76,13 @@ func (c *cluster) Apply(_ context.Context, d *ruleset.Delta) error {
 			}
 		}
 	}
-	return nil
+	return c.fail
 }
 
-// join adds a node.
+// join adds a node, or one whose zone changed.
 func (c *cluster) join(n tracker.NodeInfo) {
 	c.p.SetNode(n)
+	c.infos[n.Name] = n
 	c.rules[n.Name] = map[tracker.Key]*ruleset.Service{}
 	s := c.engine.Snapshot()
 	for _, svc := range s.Services {
@@ -156,6 +164,86 @@ func TestNodesHaveTheRulesOfTheirOwnEngine(t *testing.T) {
 						t.Fatalf("seed %d step %d: %s has\n%+v\nwant\n%+v", seed, step, name, s, w)
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestFailedAttemptLeavesNoNodeOut fails an Apply and takes the change back. Nothing differs from
+// what the nodes had before, but each of them may have the version that failed.
+func TestFailedAttemptLeavesNoNodeOut(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		c := newCluster(t)
+		const nodes = 5 // the first three have endpoints
+		for i := range nodes {
+			c.join(tracker.NodeInfo{Name: nodeName(i)})
+		}
+		c.tracker.SetService(service(0, local))
+		for _, step := range []struct {
+			variant int
+			fail    error
+		}{{0, nil}, {1, errors.New("refused")}, {0, nil}} {
+			c.tracker.SetSlice(slice(0, 3, step.variant))
+			c.fail, c.visited = step.fail, 0
+			if err := c.cursor.Sync(t.Context()); !errors.Is(err, step.fail) {
+				t.Fatal(err)
+			}
+		}
+		if c.visited != nodes {
+			t.Errorf("local %t: after a failed attempt %d nodes are visited, want %d", local, c.visited, nodes)
+		}
+		c.compareWithCompile(t, fmt.Sprintf("local %t", local))
+	}
+}
+
+// TestNodeThatMovesGetsTheRulesOfItsZone changes the zone of a node, and then an endpoint of each
+// zone.
+func TestNodeThatMovesGetsTheRulesOfItsZone(t *testing.T) {
+	c := newCluster(t)
+	for i, zone := range []string{"z0", "z0", "z1"} {
+		c.join(tracker.NodeInfo{Name: nodeName(i), Zone: zone})
+	}
+	// Endpoint 0 is for zone z0, and endpoint 1 for zone z1.
+	set := func(first int) {
+		es := slice(0, 2, first)
+		for i := range es.Endpoints {
+			es.Endpoints[i].Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: fmt.Sprint("z", i)}}}
+		}
+		c.tracker.SetSlice(es)
+		if err := c.cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.compareWithCompile(t, fmt.Sprint("first endpoint ", first))
+	}
+	c.tracker.SetService(service(0, false))
+	set(0)
+	moved := tracker.NodeInfo{Name: nodeName(0), Zone: "z1"}
+	if !c.p.SetNode(moved) {
+		t.Error("SetNode reports no change of the zone")
+	}
+	if c.p.SetNode(moved) {
+		t.Error("SetNode reports a change of a node that is the same")
+	}
+	c.join(moved)
+	c.compareWithCompile(t, "after the move")
+	c.visited = 0
+	set(1)
+	if c.visited != 1 {
+		t.Errorf("a change of zone z0 visits %d nodes, want the one that stayed", c.visited)
+	}
+}
+
+// compareWithCompile fails the test if a node has other rules than Compile returns for it.
+func (c *cluster) compareWithCompile(t *testing.T, when string) {
+	t.Helper()
+	for name, rules := range c.rules {
+		all := c.engine.Snapshot()
+		for _, s := range all.Services {
+			node := *all.Node
+			node.Info = c.infos[name]
+			want := ruleset.Compile(tracker.PortState{Port: s.Port, Endpoints: s.Endpoints}, &node, tracker.TopologyOptions{})
+			if got := rules[s.Key]; got == nil || !sameRules(got, want) {
+				t.Errorf("%s: %s has\n%+v\nwant\n%+v", when, name, got, want)
 			}
 		}
 	}
