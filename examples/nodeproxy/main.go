@@ -28,10 +28,10 @@
 //
 // # Requirements
 //
-// Run needs Windows (below), or Linux 5.10 or later and, except in mode userspace, CAP_NET_ADMIN. Mode iptables with iptables-legacy also
-// needs CAP_NET_RAW. Run loads the kernel modules of its mode and then, before it serves,
-// gives up all capabilities except these two, CAP_NET_BIND_SERVICE, CAP_DAC_READ_SEARCH and
-// the capabilities of --socket-lb.
+// Run needs Windows (below), or Linux 5.10 or later and, except in mode userspace,
+// CAP_NET_ADMIN. Mode iptables with iptables-legacy also needs CAP_NET_RAW. Run loads the kernel
+// modules of its mode and then, before it serves, gives up all capabilities except these two,
+// CAP_NET_BIND_SERVICE, CAP_DAC_READ_SEARCH and the capabilities of --socket-lb.
 //
 // "nodeproxy run --init-only" does everything that needs a writable /proc/sys in the
 // configured mode. It sets the parameters of connection tracking, in mode ipvs also the
@@ -77,9 +77,10 @@
 // # Annotations
 //
 // --budget bounds what a Service may cost, in elements of the rules: port=6000 for a port of
-// a Service in one address family, service=500000, total=5000000, slots=4093 and
-// slots-per-endpoint=256 for hash tables, and delta=1000 for one change of the rules. Beyond
-// a bound a Service is served in part, with an Event. A Service with a hash,
+// a Service in one address family, service=500000, namespace=1250000 for all Services of a
+// namespace, total=5000000, slots=4093 and slots-per-endpoint=256 for hash tables, and delta=1000
+// for one change of the rules. If only total is given, the bound of a namespace is a quarter of
+// it. Beyond a bound a Service is served in part, with an Event. A Service with a hash,
 // externalTrafficPolicy Local and more than 15 endpoints needs port=9000.
 //
 // Annotations configure what the API has no fields for. They are in force only if
@@ -129,9 +130,10 @@
 //   - A connection that has passed a node goes on passing when the node gets an endpoint. UDP
 //     packets go to the endpoint immediately.
 //   - Mode ipvs: the node has the address only while it serves it, so open connections end when
-//     the address begins to pass, and those that have passed when the node gets an endpoint. Under externalTrafficPolicy Local, the node and its pods
-//     pass as well while it has none; the other modes send them to endpoints of other nodes. An
-//     address passes when no Service port at it has an endpoint.
+//     the address begins to pass, and those that have passed when the node gets an endpoint.
+//     Under externalTrafficPolicy Local, the node and its pods pass as well while it has none;
+//     the other modes send them to endpoints of other nodes. An address passes when no Service
+//     port at it has an endpoint.
 //   - Mode iptables: if answers return by another way than through this node, set
 //     conntrack.tcpBeLiberal. Otherwise the rules drop the packets of connections of which the
 //     node sees one direction, as kube-proxy's do.
@@ -147,9 +149,9 @@
 //	game=all                 the ports 1 to 65535
 //	30000-30100              a port without a name
 //
-// There are at most eight items. The range must contain the port itself, and endpoints must listen at its ports: the target port of
-// the Service does not matter for it. Where a mode has no ranges, the port is served alone, to its
-// target port, with a log line and an Event.
+// There are at most eight items. The range must contain the port itself, and endpoints must listen
+// at its ports: the target port of the Service does not matter for it. Where a mode has no ranges,
+// the port is served alone, to its target port, with a log line and an Event.
 //
 //   - Modes nftables and iptables have ranges. Mode nftables does not count their connections without
 //     --nftables-count-packets, and does not send them through the fast path. It cannot shift some
@@ -179,7 +181,7 @@
 //
 // # Connections to endpoints that vanished
 //
-// When a node fails, or a pod is deleted by force, no kernel is left to close the connections of
+// When a node fails, or a pod is deleted by force, nothing closes the connections of
 // clients. They hang until the client's kernel gives up, after 15 minutes
 // (kubernetes/kubernetes#46753, #98700, #104098). With
 // --reset-connections-of-vanished-endpoints=10s, in modes nftables and iptables, the node answers
@@ -188,6 +190,10 @@
 // keeps its connections to the end, as does one that returns, or that another Service has. See
 // [github.com/go-proxier/proxier/conntrack/reset] for how it works and what it does not notice.
 //
+//   - An endpoint of a failed node is gone when its Pod object is. Kubernetes keeps it in its
+//     EndpointSlice, as not ready and later as terminating, until the Pod is deleted by force, its
+//     node gets the taint node.kubernetes.io/out-of-service, or the Node object is deleted. Until
+//     then the connections hang.
 //   - Do not use it where operators take a pod out of its Service by a change of its labels and
 //     expect its connections to live on.
 //   - Connections through --socket-lb have no translation that could be recognized, and connections
@@ -306,11 +312,18 @@
 // ipvs stays here. Run repeats the deprecation, and says that the mode stays, in its log and
 // in an Event of the node. The page IPVS.md in the folder deploy is for operators of that mode.
 //
-// With --socket-lb, BPF programs translate TCP connections of the node's own processes and
-// of its pods when they connect: see [github.com/go-proxier/proxier/examples/socketlb]. The
-// rules of the mode serve all other traffic. --socket-lb needs CAP_BPF and CAP_PERFMON, and
+// With --socket-lb, BPF programs translate TCP connections and UDP datagrams of the node's own
+// processes and of its pods at the socket: see [github.com/go-proxier/proxier/examples/socketlb].
+// The rules of the mode serve all other traffic. --socket-lb needs CAP_BPF and CAP_PERFMON, and
 // in a container the host's /sys/fs/bpf and /sys/fs/cgroup. A run without --socket-lb
 // removes what an earlier run with it left.
+//
+// A pod's connected UDP socket stays with its endpoint when that is gone, and run logs that once.
+// Ending the socket needs hostPID, CAP_SYS_ADMIN and CAP_SYS_PTRACE. The manifests in the folder
+// deploy do not give them, and a run with CAP_SETPCAP, such as one in a privileged container, gives
+// both capabilities up. Processes that open a new socket for each question, as resolvers do, and
+// those with unconnected sockets reach another endpoint. Connected sockets in the node's own network
+// namespace are ended.
 //
 // If --proxy-mode changes between two runs, the new rules are in effect before the rules of
 // the other mode are removed. With --adopt-from-kube-proxy the same holds for the rules of
@@ -338,7 +351,8 @@
 // with nftablesMode Auto, looks for chains in the tables kube-proxy of families ip and ip6 every
 // 15 s, and restarts with another data plane when they come or go. So when mode nftables has
 // removed the rules of kube-proxy's nftables mode, it keeps tables of this name with the chain
-// nodeproxy-marker, which no packet enters. --kube-proxy-table=always makes them on every node, and
+// nodeproxy-marker, which no packet enters. With --adopt-from-kube-proxy a node without any rules,
+// which is new or was booted, gets them, too. --kube-proxy-table=always makes them on every node, and
 // never leaves them out. Another mode, and --cleanup, remove them. A kube-proxy that starts again
 // adds its own chains.
 //

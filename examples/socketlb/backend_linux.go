@@ -45,6 +45,8 @@ type state struct {
 
 	// writes counts the entries that were written or deleted.
 	writes int
+	// missingReported is set once a log line said that connected UDP sockets were not found.
+	missingReported bool
 }
 
 // poolKey names a pool of a Service.
@@ -191,6 +193,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 			changes = append(changes, &d.Changes[i])
 		}
 	}
+	stale := b.stalePeers(changes, d.Full)
 	failed = map[tracker.Key]error{}
 	for _, c := range changes {
 		if err := errors.Join(b.fillPools(c, d.Full), b.fillMembers(c)); err != nil {
@@ -235,7 +238,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 	if err := b.retry(changes, failed); err != nil {
 		return nil, err
 	}
-	b.abortStale(changes)
+	b.abortStale(stale)
 	if d.Full {
 		return failed, errors.Join(b.maps.pin(&b.config), b.hooks.attach(&b.config))
 	}

@@ -27,12 +27,11 @@
 // connections are left to the backend behind:
 //
 //   - SCTP, MPTCP, and clients elsewhere;
-//   - ranges of ports ([tracker.ServicePort].LastPort): each port would need an entry of its own;
 //   - datagrams from an unconnected UDP socket to a second Service, if the chosen endpoint
 //     already answers the socket for another Service: both answers would have one source;
 //   - Services without endpoints for the connection, ports of cluster IPs that no Service
 //     has, and unused addresses of Service CIDRs;
-//   - ranges of ports ([ruleset.PortRangesNone]): the programs find a frontend by its exact
+//   - ranges of ports ([tracker.ServicePort].LastPort): the programs find a frontend by its exact
 //     address and port in a hash map, and a range would need a second look-up in every program;
 //   - load-balancer IPs with loadBalancerSourceRanges, and Services that choose endpoints by
 //     a hash of the source: a socket usually has no source before it connects;
@@ -56,10 +55,14 @@
 // one endpoint as long as that is ready or serves while it terminates; then the next datagram goes
 // to another one. No program sees the datagrams of a connected socket, so when its endpoint is
 // gone the socket is ended (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY): the process gets
-// ECONNABORTED immediately, and its next socket another endpoint. For sockets of pods the agent
-// must see the pods' processes in /proc (hostPID) and may enter their network namespaces
-// (CAP_SYS_ADMIN); without that, or without the kernel's option, a connected socket stays with
-// the endpoint that is gone.
+// ECONNABORTED immediately, and its next socket another endpoint. The same happens after a restart
+// to the sockets whose endpoint left while no process ran.
+//
+// To end sockets of pods, the process must find their network namespaces in /proc (hostPID) and
+// enter them. It needs CAP_SYS_ADMIN, and CAP_SYS_PTRACE for processes of other users or with other
+// capabilities. Otherwise a connected socket stays with the endpoint that is gone, and the Backend
+// logs that once. "nodeproxy run", as it is deployed, has neither capability: it ends the sockets in
+// the node's own network namespace only. Without the kernel's option no socket is ended.
 //
 // A resolver sends the questions for A and AAAA from one socket at the same time
 // (kubernetes/kubernetes#56903). TestParallelLookupsLoseNothing does so from 2,000 sockets at a

@@ -195,9 +195,9 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 	}
 }
 
-// maxRecent is the most entries of the map recent. Each processor numbers sockets in sequence
-// (include/linux/cookie.h), so a new socket finds its entry free unless an open socket has the
-// same remainder. These 256 KiB stay in a processor's cache; a map of all peers does not, and a lookup in it
+// maxRecent is the most entries of the map recent. A CPU numbers its sockets in sequence
+// (include/linux/cookie.h), so a new socket's entry is free unless an open socket has the
+// same number modulo 4,096. These 256 KiB stay in a processor's cache; a map of all peers does not, and a lookup in it
 // takes half a microsecond.
 const maxRecent = 4096
 

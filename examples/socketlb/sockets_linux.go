@@ -1,9 +1,11 @@
 package socketlb
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,10 +20,10 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// abortStale ends the connected UDP sockets whose endpoint left with these changes: no program
-// sees their datagrams. The process gets ECONNABORTED, and its next socket another endpoint.
-// Errors are logged, since an endpoint that is gone must not keep the change from being applied.
-func (b *Backend) abortStale(changes []*ruleset.Change) {
+// stalePeers returns the peers whose endpoint leaves with these changes. In a full delta that
+// includes the endpoints in the maps of an earlier process that left while no process ran. It must
+// be called before the maps are written.
+func (b *Backend) stalePeers(changes []*ruleset.Change, full bool) map[peer]bool {
 	stale := map[peer]bool{}
 	for _, c := range changes {
 		if c.Key.Protocol != v1.ProtocolUDP {
@@ -39,16 +41,61 @@ func (b *Backend) abortStale(changes []*ruleset.Change) {
 			}
 		}
 	}
+	if !full {
+		return stale
+	}
+	keeps := map[memberKey]struct{}{}
+	for _, c := range changes {
+		maps.Copy(keeps, membersOf(c.New))
+	}
+	for at, f := range b.frontends {
+		for k := range b.members[f.Service] {
+			if _, ok := keeps[k]; !ok && k.Target == flowMember {
+				stale[peer{at, k.Endpoint}] = true
+			}
+		}
+	}
+	return stale
+}
+
+// abortStale ends the connected UDP sockets of these peers: no program sees their datagrams. The
+// process gets ECONNABORTED, and its next socket another endpoint. Errors are logged, since an
+// endpoint that is gone must not keep the change from being applied.
+func (b *Backend) abortStale(stale map[peer]bool) {
 	if len(stale) == 0 {
 		return
 	}
 	sockets, err := b.connectedTo(stale)
+	var refused error
 	if err == nil && len(sockets) != 0 {
-		err = b.abort(sockets)
+		refused, err = b.abort(sockets)
 	}
 	if err != nil {
 		b.config.Log.Warn("socketlb: cannot end UDP sockets whose endpoint is gone", "error", err)
+		return
 	}
+	b.reportMissing(stale, sockets, refused)
+}
+
+// reportMissing logs that open sockets are in no network namespace that this process may enter. It
+// logs that once, because every later change would repeat it.
+func (b *Backend) reportMissing(stale map[peer]bool, missing map[uint64]bool, refused error) {
+	if b.missingReported || len(missing) == 0 {
+		return
+	}
+	open, err := b.connectedTo(stale) // without the sockets that were closed since
+	if err != nil {
+		return
+	}
+	maps.DeleteFunc(missing, func(cookie uint64, _ bool) bool { return !open[cookie] })
+	if len(missing) == 0 {
+		return
+	}
+	b.missingReported = true
+	if refused == nil {
+		refused = errors.New("no process in their network namespace is in /proc (hostPID)")
+	}
+	b.config.Log.Warn("socketlb: cannot end UDP sockets in other network namespaces: they stay with the endpoint that is gone", "sockets", len(missing), "error", refused)
 }
 
 // connectedTo returns the cookies of the sockets that are connected to one of the peers. The
@@ -89,28 +136,29 @@ func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
 	return out, err
 }
 
-// abort ends the UDP sockets with these cookies, in all network namespaces that this process finds.
-func (b *Backend) abort(cookies map[uint64]bool) error {
-	var failed error
-	found := b.host.eachNamespace(func() error {
+// abort ends the UDP sockets with these cookies, in all network namespaces that this process may
+// enter, and deletes the cookies that it finds. refused is the error about another namespace, if any.
+func (b *Backend) abort(cookies map[uint64]bool) (refused, err error) {
+	return b.host.eachNamespace(func() error {
+		var failed error
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			list, err := netlink.SocketDiagUDP(family)
 			if err != nil {
-				return err
+				return errors.Join(failed, err)
 			}
 			for _, s := range list {
 				cookie := uint64(s.ID.Cookie[1])<<32 | uint64(s.ID.Cookie[0])
 				if !cookies[cookie] {
 					continue
 				}
+				delete(cookies, cookie)
 				if err := destroy(s); err != nil && !errors.Is(err, unix.ENOENT) {
 					failed = errors.Join(failed, err)
 				}
 			}
 		}
-		return nil
+		return failed
 	})
-	return errors.Join(failed, found)
 }
 
 // destroy ends a UDP socket (SOCK_DESTROY of include/uapi/linux/sock_diag.h, with a struct
@@ -143,32 +191,39 @@ func destroy(s *netlink.Socket) error {
 	return err
 }
 
-// eachNamespace calls f in the node's network namespace and in those of all processes. It skips
-// processes whose namespace it may not open, and continues after an error of f.
-func (h *host) eachNamespace(f func() error) error {
-	failed := h.ns.Do(f)
+// eachNamespace calls f in the node's network namespace and in those of all processes, and
+// continues after an error of f. refused is the first error about a namespace that this process may
+// not enter.
+func (h *host) eachNamespace(f func() error) (refused, failed error) {
+	failed = h.ns.Do(f)
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		return errors.Join(failed, err)
-	}
+	failed = errors.Join(failed, err)
 	seen := map[uint64]bool{h.inode: true}
 	for _, path := range links {
-		var st unix.Stat_t
-		if unix.Stat(path, &st) != nil || seen[st.Ino] {
-			continue
+		entered := false
+		err := inNamespace(path, seen, func() error { entered = true; return f() })
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // the process has ended
+		case !entered && errors.Is(err, fs.ErrPermission):
+			refused = cmp.Or(refused, err)
+		default:
+			failed = errors.Join(failed, err)
 		}
-		seen[st.Ino] = true
-		failed = errors.Join(failed, inNamespace(path, f))
 	}
-	return failed
+	return refused, failed
 }
 
-// inNamespace calls f in the network namespace of a file.
-func inNamespace(path string, f func() error) error {
-	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil // the process has ended, or is another user's
+// inNamespace calls f in the network namespace of a file, unless its inode is in seen.
+func inNamespace(path string, seen map[uint64]bool, f func() error) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
+	if seen[st.Ino] {
+		return nil
+	}
+	seen[st.Ino] = true
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +27,7 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -221,7 +224,6 @@ func TestConnectedSocketEndsWithItsEndpoint(t *testing.T) {
 				if on == "node" {
 					h = l.nodeNS
 				}
-				// A process in the pod, by which the agent finds the pod's namespace.
 				c, err := l.dial(h, "udp", "", to)
 				if err != nil {
 					t.Fatal(err)
@@ -230,11 +232,7 @@ func TestConnectedSocketEndsWithItsEndpoint(t *testing.T) {
 				if _, err := talk(c); err != nil {
 					t.Fatal(err)
 				}
-				process := exec.Command("sleep", "600")
-				if err := h.Start(process); err != nil {
-					t.Fatal(err)
-				}
-				defer func() { process.Process.Kill(); process.Wait() }()
+				l.started(h)
 				ended := make(chan error, 1)
 				if err := c.SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
 					t.Fatal(err)
@@ -253,6 +251,152 @@ func TestConnectedSocketEndsWithItsEndpoint(t *testing.T) {
 			})
 		}
 	}
+}
+
+// reads waits for the error of a socket that gets no datagram.
+func reads(c net.Conn, wait time.Duration) error {
+	if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	_, err := c.Read(make([]byte, 1))
+	return err
+}
+
+// started starts a process in a host, by which a Backend finds the host's network namespace.
+func (l *lab) started(h *netlab.Host) {
+	l.Helper()
+	process := exec.Command("sleep", "600")
+	if err := h.Start(process); err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { process.Process.Kill(); process.Wait() })
+}
+
+// TestConnectedSocketEndsAfterRestart removes the endpoint of one connected socket, and the Service
+// of another one, while no process runs.
+func TestConnectedSocketEndsAfterRestart(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	l.udp(2, "dns", "log", "other")
+	l.started(l.pod)
+	open := func(to string) net.Conn {
+		c, err := l.dial(l.pod, "udp", "", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if _, err := talk(c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	gone := []net.Conn{open("10.96.0.1:80"), open(nodeAddr4 + ":30080"), open("[fd00:10:96::1]:80"), open("10.96.0.2:80")}
+	stays := open("10.96.0.3:80")
+	if err := l.backend.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
+	l.tracker.DeleteService(name("log"))
+	c := l.config()
+	l.start(c)
+	l.sync()
+	for _, c := range gone {
+		if err := reads(c, testtime.Timeout); !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("%s: %v, want ECONNABORTED", c.RemoteAddr(), err)
+		}
+	}
+	if _, err := talk(stays); err != nil {
+		t.Errorf("a socket whose endpoint stays: %v", err)
+	}
+}
+
+// TestSocketsThatCannotBeEndedAreReportedOnce ends sockets of a pod twice: without a process in /proc
+// by which the pod is found, without the capabilities to enter its network namespace, and with both.
+func TestSocketsThatCannotBeEndedAreReportedOnce(t *testing.T) {
+	t.Parallel()
+	const line = "cannot end UDP sockets in other network namespaces"
+	for _, c := range []struct {
+		what             string
+		process, confine bool
+		lines            int // of the log; 0 if the sockets are ended
+	}{
+		{"no process", false, false, 1},
+		{"no capabilities", true, true, 1},
+		{"both", true, false, 0},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
+			var log syncBuffer
+			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+			if c.process {
+				l.started(l.pod)
+			}
+			for range 2 {
+				l.udp(1, "dns")
+				conn, err := l.dial(l.pod, "udp", "", "10.96.0.1:80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := talk(conn); err != nil {
+					t.Fatal(err)
+				}
+				l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
+				// The Backend works in the node's network namespace, as the agent does.
+				if err := l.nodeNS.Do(func() error {
+					if !c.confine {
+						return l.cursor.Sync(t.Context())
+					}
+					return withoutCapabilities(func() error { return l.cursor.Sync(t.Context()) }, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE)
+				}); err != nil {
+					t.Fatal(err)
+				}
+				if err := reads(conn, 100*time.Millisecond); errors.Is(err, unix.ECONNABORTED) != (c.lines == 0) {
+					t.Errorf("%v, want %d lines", err, c.lines)
+				}
+				conn.Close()
+			}
+			if text := log.String(); strings.Count(text, line) != c.lines || strings.Count(text, "\n") != c.lines {
+				t.Errorf("want %d lines:\n%s", c.lines, text)
+			}
+		})
+	}
+}
+
+// withoutCapabilities calls f on this thread without some of its effective capabilities.
+func withoutCapabilities(f func() error, capabilities ...int) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all [2]unix.CapUserData
+	if err := unix.Capget(&header, &all[0]); err != nil {
+		return err
+	}
+	less := all
+	for _, c := range capabilities {
+		less[c/32].Effective &^= 1 << (c % 32)
+	}
+	if err := unix.Capset(&header, &less[0]); err != nil {
+		return err
+	}
+	return errors.Join(f(), unix.Capset(&header, &all[0]))
+}
+
+// syncBuffer is a buffer for concurrent use.
+type syncBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 // TestAnswersComeFromTheRightAddress sends from one socket to two Services with the same

@@ -51,7 +51,7 @@ func Command(p *cli.Program) *cobra.Command {
 	c := &cobra.Command{Use: demoUse, Short: demoShort, Long: demoLong}
 	flags := c.Flags()
 	mode := flags.String("proxy-mode", config.ModeNFTables, "the data plane of node-1: nftables, or iptables, whose programs must be installed")
-	sockets := flags.Bool("socket-lb", false, "translate the TCP connections of node-1 at the socket, as run --socket-lb does; needs root")
+	sockets := flags.Bool("socket-lb", false, "translate the TCP connections and UDP datagrams of node-1 at the socket, as run --socket-lb does; needs root")
 	hold := flags.Bool("hold", false, "keep the cluster at the end, to look around, until interrupted")
 	cli.Complete(c, "proxy-mode", config.ModeNFTables, config.ModeIPTables)
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -374,11 +374,16 @@ func (t *tour) noEndpoints() {
 // udp sends questions to the name server from one socket, removes the endpoint that answers,
 // and sends another question.
 func (t *tour) udp(ctx context.Context) error {
-	t.printf("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
+	kind, open := "", func(to string) (*lab.Talk, error) { return lab.Dial(t.Pod2, "udp", "", to, testtime.Timeout) }
+	if t.sockets != nil {
+		// No program sees the datagrams of a connected socket.
+		kind, open = "unconnected ", func(to string) (*lab.Talk, error) { return unconnected(t.Pod2, to) }
+	}
+	t.printf("\nkube-system/dns, over UDP, from one %ssocket of pod-2 in each family:", kind)
 	var talks [2]*lab.Talk
 	var before [2]string
 	for f, vip := range (lab.Dual{"10.96.0.53", "fd00:10:96::53"}) {
-		c, err := lab.Dial(t.Pod2, "udp", "", lab.Port(vip, "53"), testtime.Timeout)
+		c, err := open(lab.Port(vip, "53"))
 		if err != nil {
 			return err
 		}

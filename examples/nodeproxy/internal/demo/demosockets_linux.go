@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -120,6 +123,41 @@ func (c *demoCgroup) wait(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// unconnected returns a talk over an unconnected UDP socket.
+func unconnected(h *netlab.Host, to string) (*lab.Talk, error) {
+	addr, err := netip.ParseAddrPort(to)
+	if err != nil {
+		return nil, err
+	}
+	any := "0.0.0.0:0"
+	if addr.Addr().Is6() {
+		any = "[::]:0"
+	}
+	c, err := h.ListenPacket("udp", any)
+	if err != nil {
+		return nil, err
+	}
+	return lab.NewTalk(datagrams{c.(*net.UDPConn), addr}), nil
+}
+
+// datagrams is a connection over an unconnected UDP socket.
+type datagrams struct {
+	*net.UDPConn
+	to netip.AddrPort
+}
+
+// Write sends a datagram with sendmsg(2).
+func (d datagrams) Write(b []byte) (int, error) { return d.WriteToUDPAddrPort(b, d.to) }
+
+// Read returns a datagram's data. It returns an error for one from another address.
+func (d datagrams) Read(b []byte) (int, error) {
+	n, from, err := d.ReadFromUDPAddrPort(b)
+	if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil && from != d.to {
+		err = fmt.Errorf("a datagram from %s, not from %s", from, d.to)
+	}
+	return n, err
 }
 
 // count expects that this number of connections of pods was translated at the socket.
