@@ -1,16 +1,15 @@
 package informers_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,6 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -214,44 +214,64 @@ func TestResyncChangesNothing(t *testing.T) {
 	}
 }
 
-// TestOutageIsLoggedAndLeft starts while the API server refuses connections. Feed logs the
-// cause, ends with its context, and in another run follows the server when it serves.
+// TestOutageIsLoggedAndLeft starts while the API server refuses connections, on the clock of package
+// synctest, which a busy machine does not affect. Feed must log the cause within 5 seconds. After a
+// minute, when the pauses between attempts have grown, Feed must return within a second of the end
+// of its context. In the second run, the server serves after that minute, and Feed must follow it.
 func TestOutageIsLoggedAndLeft(t *testing.T) {
 	for _, returns := range []bool{false, true} {
-		client := fake.NewClientset(service("web", "10.96.0.1"))
-		var up atomic.Bool
-		client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return !up.Load(), nil, syscall.ECONNREFUSED
+		t.Run(fmt.Sprint("returns=", returns), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { outage(t, returns) })
 		})
-		tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
-		if err != nil {
-			t.Fatal(err)
+	}
+}
+
+func outage(t *testing.T, returns bool) {
+	client := fake.NewClientset(service("web", "10.96.0.1"))
+	var up atomic.Bool
+	var refused atomic.Int64
+	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if up.Load() {
+			return false, nil, nil
 		}
-		synced := make(chan struct{}, 10)
-		tr.Notify(func() { synced <- struct{}{} })
-		r, w := io.Pipe()
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error)
-		go func() {
-			done <- informers.Feed(ctx, informers.Config{Client: client, Tracker: tr, Log: slog.New(slog.NewTextHandler(w, nil))})
-			w.Close()
-		}()
-		lines := bufio.NewScanner(r)
-		if !lines.Scan() || !strings.Contains(lines.Text(), "connection refused") {
-			t.Errorf("the first line is %q", lines.Text())
+		refused.Add(1)
+		return true, nil, syscall.ECONNREFUSED
+	})
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder // every goroutine waits while the test reads it
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- informers.Feed(ctx, informers.Config{Client: client, Tracker: tr, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	}()
+	time.Sleep(5 * time.Second)
+	synctest.Wait()
+	if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), "connection refused") {
+		t.Errorf("after 5 s the log is %q, want one line with the cause", log.String())
+	}
+	time.Sleep(55 * time.Second)
+	synctest.Wait()
+	if n := refused.Load(); n < 10 { // of each of two kinds, one in 6 s at least
+		t.Errorf("%d attempts in a minute", n)
+	}
+	if returns {
+		up.Store(true)
+		time.Sleep(2 * apiretry.LongestPause) // with the random part
+		synctest.Wait()
+		if !tr.Synced() {
+			t.Error("Feed did not follow the server within the longest pause")
 		}
-		go func() {
-			for lines.Scan() {
-			}
-		}()
-		if returns {
-			up.Store(true)
-			<-synced
-		}
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Feed returned %v", err)
-		}
+	}
+	ended := time.Now()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Feed returned %v", err)
+	}
+	if took := time.Since(ended); took > time.Second {
+		t.Errorf("Feed returned %v after the end of its context", took)
 	}
 }
 

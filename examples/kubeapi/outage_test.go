@@ -10,7 +10,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -39,7 +41,14 @@ func handlerOf(seen func(what string)) Handler {
 // after Follow.
 func follow(t *testing.T, url string, log *slog.Logger, seen func(string)) (stop func()) {
 	t.Helper()
-	c, err := NewClient(&rest.Config{Host: url, QPS: 1e6, Burst: 1e6, TLSClientConfig: rest.TLSClientConfig{}})
+	return followBy(t, &rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{}}, log, seen)
+}
+
+// followBy is follow with a client configuration.
+func followBy(t *testing.T, config *rest.Config, log *slog.Logger, seen func(string)) (stop func()) {
+	t.Helper()
+	config.QPS, config.Burst = 1e6, 1e6
+	c, err := NewClient(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,9 +94,8 @@ func serveLists(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"kind":"%sList","apiVersion":%q,"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a","namespace":"b"}}]}`, kind, version)
 }
 
-// TestOutageIsLoggedAndEndsAtOnce starts with API servers that do not serve. The cause must
-// be in the log, and Follow must not wait for its next attempt when its context ends.
-func TestOutageIsLoggedAndEndsAtOnce(t *testing.T) {
+// TestOutageIsLoggedWithItsCause starts with API servers that do not serve.
+func TestOutageIsLoggedWithItsCause(t *testing.T) {
 	refusing := func(code int, reason string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, code, reason) }))
 		t.Cleanup(s.Close)
@@ -108,7 +116,7 @@ func TestOutageIsLoggedAndEndsAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			log := make(lines, 100)
-			stop := follow(t, tt.url, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
+			follow(t, tt.url, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
 			var line string
 			for !strings.Contains(line, "cannot read from the API server") {
 				select {
@@ -120,16 +128,76 @@ func TestOutageIsLoggedAndEndsAtOnce(t *testing.T) {
 			if !strings.Contains(line, tt.cause) {
 				t.Errorf("no cause %q in %s", tt.cause, line)
 			}
-			time.Sleep(time.Second) // until the pauses are longer than what follows
-			start := time.Now()
-			stop()
-			t.Logf("Follow returned after %v", time.Since(start))
-			for len(log) > 0 {
-				if line := <-log; !strings.Contains(line, "ServiceCIDRs") {
-					t.Errorf("a second line: %s", line)
-				}
-			}
 		})
+	}
+}
+
+// apiServer is an API server in this process.
+type apiServer func(*http.Request) (*http.Response, error)
+
+func (f apiServer) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestFollowLogsAnOutageInTimeAndReturnsWithItsContext follows API servers that do not serve, on the
+// clock of package synctest, which a busy machine does not affect. The log must have the cause
+// within 5 seconds, and after that at most one line a minute. When its context ends, Follow must
+// return within a second, even after an outage in which the pauses between attempts have grown.
+func TestFollowLogsAnOutageInTimeAndReturnsWithItsContext(t *testing.T) {
+	status := func(code int, reason string) apiServer {
+		return func(*http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			answer(w, code, reason)
+			return w.Result(), nil
+		}
+	}
+	for name, tt := range map[string]struct {
+		server apiServer
+		cause  string
+	}{
+		"refused": {func(*http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED }, "connection refused"},
+		"401":     {status(http.StatusUnauthorized, "Unauthorized"), "Unauthorized"},
+		"403":     {status(http.StatusForbidden, "Forbidden"), "it is Forbidden"},
+		"503":     {status(http.StatusServiceUnavailable, "ServiceUnavailable"), "it is ServiceUnavailable"},
+		"silent": {func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}, "no answer yet"},
+	} {
+		for _, outage := range []time.Duration{12 * time.Second, 25 * time.Second, time.Minute} {
+			t.Run(fmt.Sprint(name, " for ", outage), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					log := make(lines, 1000)
+					logged := func() (n int) {
+						synctest.Wait()
+						for len(log) > 0 {
+							switch line := <-log; {
+							case strings.Contains(line, "cannot read from the API server") && strings.Contains(line, tt.cause):
+								n++
+							case !strings.Contains(line, "cannot read ServiceCIDRs"):
+								t.Errorf("unexpected line: %s", line)
+							}
+						}
+						return n
+					}
+					stop := followBy(t, &rest.Config{Host: "http://api", Transport: tt.server}, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
+					time.Sleep(5 * time.Second)
+					if n := logged(); n != 1 {
+						t.Errorf("%d lines with the cause after 5 s, want 1", n)
+					}
+					time.Sleep(outage - 5*time.Second)
+					if n := logged(); n > int(outage/time.Minute) {
+						t.Errorf("%d lines more after %v", n, outage)
+					}
+					ended := time.Now()
+					stop()
+					if took := time.Since(ended); took > time.Second {
+						t.Errorf("Follow returned %v after the end of its context", took)
+					}
+					if n := logged(); n != 0 {
+						t.Errorf("%d lines about the end", n)
+					}
+				})
+			})
+		}
 	}
 }
 

@@ -21,8 +21,10 @@ type TrafficConfig struct {
 	// Endpoints returns the number of endpoints that new connections of a Service port can
 	// go to.
 	Endpoints func(tracker.Key) int
-	// All, if not nil, returns every Service port. If they are no more than Limit in an address
-	// family, each has series from the start, with 0, so that rate sees the first refusal.
+	// All, if not nil, returns every Service port. Those without traffic then have series with 0,
+	// so that rate sees the first refusal: as many in each address family as the Service ports
+	// with traffic leave of Limit, in the order of their keys. If there are more, the series of
+	// "(other)" starts with 0, too.
 	All func() []tracker.Key
 	// Limit is the most Service ports with their own series in each address family. 0 means
 	// [DefaultTrafficLimit].
@@ -101,28 +103,18 @@ func (t *traffic) Describe(out chan<- *prometheus.Desc) {
 	out <- t.endpoints
 }
 
-// addIdle adds the Service ports without traffic to what was read, unless they are too many.
-func (t *traffic) addIdle(read *dataplane.Traffic) {
+// idle returns the Service ports that were not counted, by address family.
+func (t *traffic) idle(counted map[tracker.Key]dataplane.Counters) map[tracker.Family][]tracker.Key {
+	out := map[tracker.Family][]tracker.Key{}
 	if t.All == nil {
-		return
+		return out
 	}
-	ports := map[tracker.Family][]tracker.Key{}
 	for _, k := range t.All() {
-		ports[k.Family] = append(ports[k.Family], k)
-	}
-	for _, list := range ports {
-		if len(list) > t.Limit {
-			continue
-		}
-		for _, k := range list {
-			if _, counted := read.Services[k]; !counted {
-				if read.Services == nil {
-					read.Services = map[tracker.Key]dataplane.Counters{}
-				}
-				read.Services[k] = dataplane.Counters{}
-			}
+		if _, ok := counted[k]; !ok {
+			out[k.Family] = append(out[k.Family], k)
 		}
 	}
+	return out
 }
 
 // Collect implements [prometheus.Collector].
@@ -135,7 +127,7 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 	if err != nil {
 		return // an error here would suppress all other metrics
 	}
-	t.addIdle(read)
+	idle := t.idle(read.Services)
 	export := func(c dataplane.Counters, labels ...string) {
 		for _, m := range t.counters {
 			if read.Known.Has(m.known) {
@@ -150,12 +142,17 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 			t.families[family] = f
 		}
 		f.update(read.Services, family, t.Limit)
-		for k := range f.own {
+		shown := idle[family]
+		if free := t.Limit - len(f.own); len(shown) > free {
+			slices.SortFunc(shown, tracker.Key.Compare)
+			shown = shown[:free]
+		}
+		for _, k := range append(slices.Collect(maps.Keys(f.own)), shown...) {
 			labels := []string{k.Namespace, k.Name, k.Port, string(k.Protocol), family.String()}
 			export(read.Services[k], labels...)
 			out <- prometheus.MustNewConstMetric(t.endpoints, prometheus.GaugeValue, float64(t.Endpoints(k)), labels...)
 		}
-		if f.rest != (dataplane.Counters{}) {
+		if f.rest != (dataplane.Counters{}) || len(shown) < len(idle[family]) {
 			export(f.rest, "", otherServices, "", "", family.String())
 		}
 	}

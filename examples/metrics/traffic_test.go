@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http/httptest"
-	"strings"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -80,31 +79,52 @@ func TestTrafficSeriesAreLimited(t *testing.T) {
 	}
 }
 
-// TestIdleServicesHaveSeriesUnlessTooMany checks that series start with 0 before any traffic.
-func TestIdleServicesHaveSeriesUnlessTooMany(t *testing.T) {
-	for n, want := range map[int]int{2: 2, 3: 0} {
-		s := newSet("nftables")
-		s.WatchTraffic(TrafficConfig{
-			Read: func(context.Context) (*dataplane.Traffic, error) {
-				return &dataplane.Traffic{Known: dataplane.CountsConnections | dataplane.CountsRefused}, nil
-			},
-			Endpoints: func(tracker.Key) int { return 0 },
-			All: func() (out []tracker.Key) {
-				for i := range n {
-					k := tracker.Key{Family: tracker.IPv4}
-					k.Namespace, k.Name, k.Protocol = "ns", fmt.Sprint("s", i), "TCP"
-					out = append(out, k)
+// TestIdleServicesHaveSeries checks that series start with 0 before any traffic. If there are more
+// Service ports than the limit, the first ones have a series, and the others share one.
+func TestIdleServicesHaveSeries(t *testing.T) {
+	counted := map[tracker.Key]dataplane.Counters{}
+	var all []tracker.Key
+	s := newSet("nftables")
+	s.WatchTraffic(TrafficConfig{
+		Read: func(context.Context) (*dataplane.Traffic, error) {
+			return &dataplane.Traffic{Known: dataplane.CountsConnections | dataplane.CountsRefused, Services: counted}, nil
+		},
+		Endpoints: func(tracker.Key) int { return 0 },
+		All:       func() []tracker.Key { return slices.Clone(all) },
+		Limit:     2,
+	})
+	key := func(name string) tracker.Key {
+		k := tracker.Key{Family: tracker.IPv4}
+		k.Namespace, k.Name, k.Protocol = "ns", name, "TCP"
+		return k
+	}
+	refuse := func(name string) { counted[key(name)] = dataplane.Counters{Refused: counted[key(name)].Refused + 1} }
+	check := func(what, want string) {
+		t.Helper()
+		got := map[string]float64{}
+		for _, m := range families(t, s)["proxier_service_refused_packets_total"].GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "service" {
+					got[l.GetValue()] = m.GetCounter().GetValue()
 				}
-				return out
-			},
-			Limit: 2,
-		})
-		w := httptest.NewRecorder()
-		s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
-		for _, name := range []string{"connections_total", "refused_packets_total"} {
-			if got := strings.Count(w.Body.String(), "\nproxier_service_"+name+"{"); got != want {
-				t.Errorf("%d Services: %d series of %s, want %d", n, got, name, want)
 			}
 		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("%s: %v, want %s", what, got, want)
+		}
 	}
+	check("no Service", "map[]")
+	all = []tracker.Key{key("b"), key("a")}
+	check("as many as the limit", "map[a:0 b:0]")
+	all = []tracker.Key{key("c"), key("b"), key("d"), key("a")}
+	check("more than the limit", "map[(other):0 a:0 b:0]")
+	refuse("b")
+	check("the first refusal", "map[(other):0 a:0 b:1]")
+	refuse("d")
+	check("a refusal of one without a series", "map[(other):0 b:1 d:1]")
+	refuse("a")
+	check("a refusal of one more than the limit", "map[(other):1 b:1 d:1]")
+	delete(counted, key("d"))
+	all = []tracker.Key{key("c"), key("b"), key("a")}
+	check("one with a series is deleted", "map[(other):1 b:1 c:0]")
 }

@@ -1,7 +1,7 @@
 // Package stall detects periods in which the machine stood still. Tests that send packets
 // use it to ignore retransmissions that the data plane did not cause: TCP sends a packet
 // again that has not been answered for a second (RFC 6298 section 2), whether it was lost or
-// still waits for a processor.
+// still waits for a processor. Tests of how long something takes subtract the stalls.
 package stall
 
 import (
@@ -94,6 +94,34 @@ func (d *Detector) Within(from, to time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.Always || slices.ContainsFunc(d.stalls, func(s period) bool { return s.to.After(from) && s.from.Before(to) })
+}
+
+// Running returns the time between from and to without the stalls.
+func (d *Detector) Running(from, to time.Time) time.Duration {
+	for i := range d.last {
+		d.poll(i, time.Now())
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	running := to.Sub(from)
+	for _, s := range d.stalls {
+		running -= max(0, earlier(s.to, to).Sub(later(s.from, from)))
+	}
+	return running
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // Stalls returns how many stalls there were, and how long they were in all.

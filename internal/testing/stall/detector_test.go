@@ -32,6 +32,17 @@ func TestStallsAreReported(t *testing.T) {
 	if !p.Within(at(9*time.Second), at(10500*time.Millisecond)) || p.Within(at(9*time.Second), at(9500*time.Millisecond)) {
 		t.Error("Within does not look at the end of the period")
 	}
+	// The stall was from just before 10 s to just after 11.5 s.
+	for _, tt := range []struct{ from, to, running time.Duration }{
+		{0, 9 * time.Second, 9 * time.Second},
+		{9 * time.Second, 12 * time.Second, 3*time.Second/2 - 2*pollInterval},
+		{10500 * time.Millisecond, 11 * time.Second, 0},
+		{11 * time.Second, 13 * time.Second, 3*time.Second/2 - pollInterval},
+	} {
+		if got := p.Running(at(tt.from), at(tt.to)); got < tt.running || got > tt.running+3*pollInterval {
+			t.Errorf("running from %v to %v: %v, want %v", tt.from, tt.to, got, tt.running)
+		}
+	}
 	// A stall that is still going on.
 	p.last[1] = time.Now().Add(-time.Second)
 	if !p.Since(time.Now().Add(-time.Second / 2)) {

@@ -9,7 +9,8 @@ import (
 
 // Timeout is how long a test waits for an event before it fails. It is long enough for an
 // emulated machine on busy processors. No test passes because of it: tests do not assert
-// by time that something happens immediately.
+// by time that something happens immediately, unless they use a synthetic clock or subtract
+// the stalls of the machine (package stall).
 const Timeout = time.Minute
 
 // Thorough reports whether tests should run their long forms, with more rounds and all worlds in
