@@ -105,7 +105,9 @@
 //   - Connections to ranges of ports ([ruleset.Frontend].LastPort) are not counted, unless by
 //     Config.CountPackets, and do not take the fast path. A very long range that is shifted
 //     downwards may have no translation in the kernel; then its Service fails.
-//   - With Config.CountPackets, packets are counted for 1,048,576 destinations.
+//   - With Config.CountPackets, packets are counted for 1,048,576 destinations. If connections
+//     outlive their Service, its counter returns, and stays until the address has a Service again
+//     and loses it.
 //   - Traffic is counted for twice the number of frontends that the last full delta had, and at
 //     least 4,096. Connections to further destinations are forwarded without being counted.
 //   - A transaction is at most as large as the socket's buffer. A Service that does not fit fails

@@ -105,13 +105,18 @@ func newForwarder(tb testing.TB, o *Offload) *forwarder {
 	}
 	f.offload = o
 	f.start()
+	f.service()
+	f.endpoints(1)
+	return f
+}
+
+// service adds the Service without a sync.
+func (f *forwarder) service() {
 	f.tracker.SetService(svc(0, func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeNodePort
 		s.Spec.Ports[0].NodePort = offloadNodePort
 		s.Spec.ExternalIPs = externalIPs
 	}))
-	f.endpoints(1)
-	return f
 }
 
 func (f *forwarder) must(errs ...error) {

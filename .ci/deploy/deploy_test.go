@@ -3,9 +3,11 @@ package deploy
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apps "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -27,6 +29,8 @@ func TestOverlaysBuildWhatTheAPIAccepts(t *testing.T) {
 	for _, path := range append(overlays, filepath.Join(folder, "base")) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			kinds := map[string]int{}
+			var service *v1.Service
+			var monitor *serviceMonitor
 			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), path)
 			if err != nil {
 				t.Fatal(err)
@@ -51,22 +55,101 @@ func TestOverlaysBuildWhatTheAPIAccepts(t *testing.T) {
 					out = &rbac.ClusterRole{}
 				case "ClusterRoleBinding":
 					out = &rbac.ClusterRoleBinding{}
-				case "PrometheusRule", "ServiceMonitor":
-					continue
+				case "PrometheusRule":
+					out = &prometheusRule{}
+				case "ServiceMonitor":
+					out = &serviceMonitor{}
 				default:
 					t.Fatalf("unexpected kind %s", r.GetKind())
 				}
 				if err := yaml.UnmarshalStrict(text, out); err != nil {
 					t.Errorf("%s: %v\n%s", r.CurId(), err, text)
 				}
-				if d, ok := out.(*apps.DaemonSet); ok {
-					checkDaemonSet(t, filepath.Base(path), d)
+				switch o := out.(type) {
+				case *apps.DaemonSet:
+					checkDaemonSet(t, filepath.Base(path), o)
+				case *prometheusRule:
+					checkAlerts(t, o)
+				case *v1.Service:
+					service = o
+				case *serviceMonitor:
+					monitor = o
 				}
 			}
 			if kinds["DaemonSet"] != 1 || kinds["ServiceAccount"] != 1 || (kinds["PrometheusRule"] == 1) != strings.HasSuffix(path, "prometheus") {
 				t.Errorf("built %v", kinds)
 			}
+			if monitor != nil {
+				checkMonitor(t, monitor, service)
+			}
 		})
+	}
+}
+
+// prometheusRule and serviceMonitor have the fields of the Prometheus operator's objects that the
+// overlay uses.
+type (
+	prometheusRule struct {
+		APIVersion, Kind string
+		Metadata         map[string]any
+		Spec             struct {
+			Groups []struct {
+				Name  string
+				Rules []struct {
+					Alert, Expr, For    string
+					Labels, Annotations map[string]string
+				}
+			}
+		}
+	}
+	serviceMonitor struct {
+		APIVersion, Kind string
+		Metadata         map[string]any
+		Spec             struct {
+			JobLabel  string
+			Selector  struct{ MatchLabels map[string]string }
+			Endpoints []struct{ Port string }
+		}
+	}
+)
+
+// perInstance matches the expression of an alert that fires for each agent that is down: the series
+// of the agents, not a sum of them and not absent().
+var perInstance = regexp.MustCompile(`^up\{[^}]*\} == 0$`)
+
+// checkAlerts checks that each alert is complete, and that NodeproxyDown fires for one agent.
+func checkAlerts(t *testing.T, r *prometheusRule) {
+	t.Helper()
+	down := 0
+	for _, g := range r.Spec.Groups {
+		for _, a := range g.Rules {
+			_, err := time.ParseDuration(a.For)
+			if a.Alert == "" || strings.TrimSpace(a.Expr) == "" || err != nil || a.Labels["severity"] == "" || a.Annotations["summary"] == "" {
+				t.Errorf("alert %q: expr %q, for %q (%v), labels %v, annotations %v", a.Alert, a.Expr, a.For, err, a.Labels, a.Annotations)
+			}
+			if a.Alert != "NodeproxyDown" {
+				continue
+			}
+			if down++; !perInstance.MatchString(a.Expr) {
+				t.Errorf("NodeproxyDown does not fire for one agent: %s", a.Expr)
+			}
+		}
+	}
+	if down != 1 {
+		t.Errorf("%d alerts NodeproxyDown", down)
+	}
+}
+
+// checkMonitor checks that a ServiceMonitor selects the Service and names its port.
+func checkMonitor(t *testing.T, m *serviceMonitor, s *v1.Service) {
+	t.Helper()
+	for k, v := range m.Spec.Selector.MatchLabels {
+		if s.Labels[k] != v {
+			t.Errorf("the monitor selects %s=%s; the Service's labels are %v", k, v, s.Labels)
+		}
+	}
+	if len(m.Spec.Endpoints) != 1 || len(s.Spec.Ports) != 1 || m.Spec.Endpoints[0].Port != s.Spec.Ports[0].Name {
+		t.Errorf("the monitor has the endpoints %v, the Service the ports %v", m.Spec.Endpoints, s.Spec.Ports)
 	}
 }
 

@@ -69,10 +69,14 @@ func TestShareIsAQuotientOfMeans(t *testing.T) {
 	}
 }
 
-// TestEveryPhaseIsMeasured makes short runs in both modes, with kube-proxy if
-// PROXIER_KUBE_PROXY names it.
+var withKubeProxy = flag.Bool("with-kube-proxy", false, "measure the kube-proxy that PROXIER_KUBE_PROXY names, too, which takes 20 minutes")
+
+// TestEveryPhaseIsMeasured makes short runs in both modes.
 func TestEveryPhaseIsMeasured(t *testing.T) {
 	testtime.NeedThorough(t)
+	if !*withKubeProxy {
+		t.Setenv("PROXIER_KUBE_PROXY", "")
+	}
 	programs := controlplane.Need(t)
 	dir := t.TempDir()
 	var out strings.Builder
