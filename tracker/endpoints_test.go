@@ -147,7 +147,7 @@ func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 func TestTriggerTimesAreTaken(t *testing.T) { synctest.Test(t, triggerTimes) }
 
 func triggerTimes(t *testing.T) {
-	start := time.Now() // in the bubble, also when the tracker is made
+	start := time.Now() // in the bubble, even when the tracker is made
 	later := func(n int) string { return start.Add(time.Duration(n) * time.Millisecond).Format(time.RFC3339Nano) }
 	et, e := newEndpoints(t, tracker.Config{})
 	take := func(want ...int) {

@@ -134,7 +134,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 }
 
 // createAnnotated creates a Service of type LoadBalancer with the annotation preserve-destination,
-// a source range, and a pod of the node.
+// a source range, a pod of the node, and a pod in the node's host network.
 func (s *site) createAnnotated(ctx context.Context) error {
 	s.hns.Plug(winkernel.Endpoint{Name: "cbr0", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.1")}, MAC: "00-15-5d-00-00-01"})
 	err := s.send(ctx, "POST", "/api/v1/namespaces/default/services", map[string]any{
@@ -152,7 +152,10 @@ func (s *site) createAnnotated(ctx context.Context) error {
 	return s.send(ctx, "POST", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", map[string]any{
 		"metadata":    map[string]any{"name": "annotated", "labels": map[string]string{"kubernetes.io/service-name": "annotated"}},
 		"addressType": "IPv4", "ports": []any{map[string]any{"name": "http", "port": 8080, "protocol": "TCP"}},
-		"endpoints": []any{map[string]any{"addresses": []string{"10.244.1.5"}, "nodeName": nodeName, "conditions": map[string]any{"ready": true}}},
+		"endpoints": []any{
+			map[string]any{"addresses": []string{"10.244.1.5"}, "nodeName": nodeName, "conditions": map[string]any{"ready": true}},
+			map[string]any{"addresses": []string{nodeIP}, "nodeName": nodeName, "conditions": map[string]any{"ready": true}},
+		},
 	})
 }
 
@@ -162,7 +165,7 @@ func (s *site) annotated() int {
 	return len(slices.DeleteFunc(lbs, func(lb winkernel.LoadBalancer) bool { return lb.Frontend.Port == 80 || lb.Frontend.Port == 443 }))
 }
 
-// checkAnnotated checks the load balancers of the Service of createAnnotated, and its Event.
+// checkAnnotated checks the load balancers of the Service of createAnnotated, and its Events.
 func (s *site) checkAnnotated(t *testing.T) {
 	t.Helper()
 	want := map[string]winkernel.PortFlags{
@@ -181,17 +184,17 @@ func (s *site) checkAnnotated(t *testing.T) {
 	if err != nil || !maps.Equal(got, want) {
 		t.Errorf("the annotated Service has the load balancers %v, %v; want %v", got, err, want)
 	}
+	var events []byte
 	for range 100 {
-		events, err := s.control.Request(t.Context(), "GET", "/api/v1/namespaces/default/events", nil)
-		if err != nil {
+		if events, err = s.control.Request(t.Context(), "GET", "/api/v1/namespaces/default/events", nil); err != nil {
 			t.Fatal(err)
 		}
-		if bytes.Contains(events, []byte("loadBalancerSourceRanges")) {
+		if bytes.Contains(events, []byte("loadBalancerSourceRanges")) && bytes.Contains(events, []byte("get no connections: ["+nodeIP+"]")) {
 			return
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	t.Error("no Event reports that loadBalancerSourceRanges have no effect")
+	t.Errorf("no Event reports that loadBalancerSourceRanges have no effect, or that the pod in the host network is left out:\n%s", events)
 }
 
 // build builds nodeproxy.exe.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -110,14 +111,45 @@ const serviceProxyName = "service.kubernetes.io/service-proxy-name"
 // errCannotWork ends explain --all if it found a Service that cannot work.
 var errCannotWork = errors.New("some Services cannot work")
 
-// explainAll prints each Service port that cannot work, with the reason.
+// taken describes the frontends that a Service asks for and another Service owns.
+func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
+	check := func(kind ruleset.Kind, a netip.Addr, port uint16) {
+		owner, f := snapshot.Lookup(netip.AddrPortFrom(a, port), s.Key.Protocol)
+		if owner == nil || owner.Key == s.Key || f.IsRange() != s.Port.IsRange() {
+			return
+		}
+		at := netip.AddrPortFrom(a, port).String()
+		if kind == ruleset.KindNodePort {
+			at = fmt.Sprint(port)
+		}
+		out = append(out, fmt.Sprintf("%v %s belongs to %v", kind, at, owner.Key))
+	}
+	p := s.Port
+	check(ruleset.KindClusterIP, p.ClusterIP, p.Port)
+	for _, a := range p.ExternalIPs {
+		check(ruleset.KindExternalIP, a, p.Port)
+	}
+	for _, a := range p.LoadBalancerIPs {
+		check(ruleset.KindLoadBalancerIP, a, p.Port)
+	}
+	if every := netip.IPv4Unspecified(); p.NodePort != 0 {
+		if s.Key.Family == tracker.IPv6 {
+			every = netip.IPv6Unspecified()
+		}
+		check(ruleset.KindNodePort, every, p.NodePort)
+	}
+	return out
+}
+
+// explainAll prints each Service port that cannot work, with the reason, and each frontend that a
+// Service port asks for and another Service owns.
 func explainAll(out io.Writer, w *objects.World) error {
 	snapshot := w.Engine.Snapshot()
 	served := map[tracker.Key]*ruleset.Service{}
 	for _, s := range snapshot.Services {
 		served[s.Key] = s
 	}
-	services, ports, broken := 0, 0, 0
+	services, ports, broken, lost := 0, 0, 0, 0
 	say := func(format string, args ...any) {
 		broken++
 		printLine(out, format, args...)
@@ -142,6 +174,10 @@ func explainAll(out io.Writer, w *objects.World) error {
 				}
 				found = true
 				ports++
+				for _, what := range taken(snapshot, o) {
+					lost++
+					printLine(out, "%v: %s", key, what)
+				}
 				switch sel := o.Selection; {
 				case len(sel.Reachable) == 0 && !sel.HasAny:
 					say("%v: has no endpoints on any node: %s", key, whyEmpty(s, w.KeptSlices(name), key))
@@ -154,11 +190,16 @@ func explainAll(out io.Writer, w *objects.World) error {
 			}
 		}
 	}
-	fmt.Fprintf(out, "%s, %s: ", count(services, "Service"), count(ports, "port"))
-	if broken == 0 {
-		fmt.Fprintln(out, "all have endpoints")
+	result := "all have endpoints"
+	if broken != 0 {
+		result = fmt.Sprintf("%d cannot work", broken)
+	}
+	if lost != 0 {
+		result += fmt.Sprintf(", %s lost to other Services", count(lost, "frontend"))
+	}
+	fmt.Fprintf(out, "%s, %s: %s\n", count(services, "Service"), count(ports, "port"), result)
+	if broken+lost == 0 {
 		return nil
 	}
-	fmt.Fprintf(out, "%d cannot work\n", broken)
 	return errCannotWork
 }

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -15,6 +16,38 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/tracker"
 )
+
+// TestExplainAllNamesTheOwnerOfAFrontend has two Services with the same external IP and node port.
+// The older one has them.
+func TestExplainAllNamesTheOwnerOfAFrontend(t *testing.T) {
+	cfg := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1"})
+	w, err := objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, number := "http", int32(8080)
+	for i, name := range []string{"old", "young", "other"} {
+		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(int64(i+1), 0)}}
+		s.Spec.ClusterIP = fmt.Sprint("10.96.0.", i+1)
+		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+		s.Spec.Ports = []v1.ServicePort{{Name: port, Port: 80, Protocol: v1.ProtocolTCP, NodePort: 30080 + int32(i/2)}}
+		s.Spec.Type, s.Spec.ExternalIPs = v1.ServiceTypeNodePort, []string{fmt.Sprint("192.0.2.", 1+i/2)}
+		w.SetService(s)
+		o := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, Endpoints: []discovery.Endpoint{{Addresses: []string{"10.1.0.2"}}},
+			Ports: []discovery.EndpointPort{{Name: &port, Port: &number}}}
+		o.Namespace, o.Name, o.Labels = "ns", name+"-1", map[string]string{discovery.LabelServiceName: name}
+		w.SetSlice(o)
+	}
+	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	var out strings.Builder
+	const want = `ns/young:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to ns/old:http/TCP/IPv4
+ns/young:http/TCP/IPv4: node port 30080 belongs to ns/old:http/TCP/IPv4
+3 Services, 3 ports: all have endpoints, 2 frontends lost to other Services
+`
+	if err := explainAll(&out, w); !errors.Is(err, errCannotWork) || out.String() != want {
+		t.Errorf("error %v, output:\n%s\nwant:\n%s", err, out.String(), want)
+	}
+}
 
 // TestExplainAllGivesTheReasonFromTheSlices has a Service for each reason, and two that work.
 func TestExplainAllGivesTheReasonFromTheSlices(t *testing.T) {
