@@ -24,11 +24,16 @@ import (
 // kubeProxyIPVS creates the state that kube-proxy's ipvs mode leaves on a node of the site, for
 // the Service web with its first endpoint and --cluster-cidr 10.1.0.0/16. It has the same sets,
 // chains, rules and order, including sets and chains that only other Services use.
+//
+// The timeout of established connections is two minutes instead of 15. When two processors handle the
+// last packets of a connection, IPVS can mark it as closed but leave it the timer of an established
+// one (ip_vs_conn_put reads the timeout before it sets the timer), and drains last until then.
 const kubeProxyIPVS = `set -e
 sysctl() { echo $2 > /proc/sys/net/ipv4/$1; }
 sysctl vs/conntrack 1; sysctl vs/conn_reuse_mode 0; sysctl vs/expire_nodest_conn 1; sysctl vs/expire_quiescent_template 1; sysctl ip_forward 1
 ip link add kube-ipvs0 type dummy
 ip addr add 10.96.0.10/32 dev kube-ipvs0
+ipvsadm --set 120 120 300
 
 ipset restore <<EOF
 create KUBE-LOOP-BACK hash:ip,port,ip family inet hashsize 1024 maxelem 65536
