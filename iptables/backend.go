@@ -136,14 +136,14 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	bad, err := b.apply(ctx, d)
 	for _, f := range b.families {
-		changes := changesOf(d.Changes, f.family)
-		switch {
-		case f.model == nil:
-		case err != nil:
-			f.model.remember(changes, nil)
-		default:
-			f.model.remember(changes, bad)
-			f.model.acknowledge(changes, bad)
+		if f.model == nil {
+			continue
+		}
+		if err != nil || len(bad) != 0 {
+			f.model.remember(changesOf(d.Changes, f.family), bad)
+		}
+		if err == nil {
+			f.model.acknowledge(d.Changes, bad)
 		}
 	}
 	if err == nil && len(bad) != 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// bound returns the version of now that the Budget allows, nil if the slot has no rules and
+// bound returns the version of the wanted Service that the Budget allows, nil if the slot has no rules and
 // none are allowed. If the port would need more, it waits for admit.
 func (e *Engine) bound(now *Service, s *slot, state *tracker.PortState) *Service {
 	b := &e.budget
