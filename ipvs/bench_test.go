@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -39,6 +40,22 @@ func BenchmarkKernel(b *testing.B) {
 	for _, services := range []int{10, 10000} {
 		b.Run(fmt.Sprintf("Connections/services=%d", services), func(b *testing.B) { benchConnections(b, services) })
 	}
+}
+
+// BenchmarkChangeBesideAttacker: see [backendtest.ChangeBesideAttacker]. In a virtual machine, compare
+// its lines with the one without an attack.
+func BenchmarkChangeBesideAttacker(b *testing.B) {
+	if !vm.Inside(b, vm.IPVS, "") {
+		return
+	}
+	backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
+		backend, err := New(tb.Context(), Config{NetNS: newHost(tb).File(), Families: []tracker.Family{tracker.IPv4}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { backend.Close() })
+		return backend
+	})
 }
 
 // fill sets Services with ten endpoints each.

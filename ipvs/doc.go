@@ -32,8 +32,8 @@
 //     the real server with weight 0 and continues to drain it.
 //   - A Backend leaves other programs' virtual servers alone. It recognizes its own by
 //     their mark or by an element in one of its sets.
-//   - If the kernel refuses an endpoint or a set is full, only that endpoint or that
-//     Service is missing.
+//   - If the kernel refuses an endpoint or a set is full, only that endpoint is missing, or a
+//     new frontend. Endpoints that are gone leave.
 //
 // # Differences from kube-proxy's ipvs mode
 //
@@ -89,12 +89,18 @@
 //     beyond that, internal traffic is treated like external traffic. A Service port keeps its
 //     mark while it needs one, and after a restart gets the one that it had. Free
 //     marks go to older Services first.
-//   - 4,194,304 elements of each ipset. A change of a Service that needs more fails alone, and the
-//     Service keeps its previous objects.
+//   - 4,194,304 elements of each ipset. When a set is full, the Services that need further elements
+//     do without them: an endpoint cannot reach itself through the Service, clients of a source
+//     range are dropped, internal traffic is treated like external traffic, connections that are to
+//     be dropped are refused, or a new frontend is left out. A frontend that exists stays, and its
+//     endpoints are followed; while it cannot be restricted to source ranges it gets no further
+//     endpoint. The Services are in the [*ruleset.PartialError]. Free room goes to older Services
+//     first.
 //   - The affinity timeout of a virtual server, 24 days. A longer one is shortened (see
 //     [Backend.Limits]).
 //   - A change of a virtual server or of an endpoint that the kernel refuses, for want of memory
-//     for example, fails alone. It is tried again with the next delta.
+//     for example, fails alone. It is tried again with the next delta. Endpoints that are gone
+//     leave even so.
 //
 // # Requirements
 //

@@ -18,7 +18,7 @@ func (l *entryLists) add(e entry) { l[e.set] = append(l[e.set], e) }
 // inserts holds elements to add. Several items can need the same element.
 type inserts struct {
 	lists entryLists
-	items map[entry]*item
+	items map[entry][]*item
 	marks map[entry]uint32
 }
 
@@ -26,7 +26,7 @@ func (in *inserts) add(e entry, it *item, mark uint32) {
 	if in.items[e] == nil {
 		in.lists.add(e)
 	}
-	in.items[e] = it
+	in.items[e] = append(in.items[e], it)
 	if mark != 0 {
 		in.marks[e] = mark
 	}
@@ -70,7 +70,7 @@ func (u *update) insertLateSources(context.Context) error { return u.insertOf((*
 
 // insertOf adds the elements of a kind.
 func (u *update) insertOf(kind func(*item, entry) bool) error {
-	in := inserts{items: map[entry]*item{}}
+	in := inserts{items: map[entry][]*item{}}
 	for it := range u.remaining {
 		for _, e := range it.plan.entries {
 			if kind(it, e) && u.s.entries.Claim(it.owner, e) {
@@ -84,7 +84,7 @@ func (u *update) insertOf(kind func(*item, entry) bool) error {
 // insertInternal adds the elements that send internal traffic to its own virtual servers,
 // with their packet mark.
 func (u *update) insertInternal(context.Context) error {
-	in := inserts{items: map[entry]*item{}, marks: map[entry]uint32{}}
+	in := inserts{items: map[entry][]*item{}, marks: map[entry]uint32{}}
 	for it := range u.remaining {
 		for _, e := range it.plan.internal {
 			if u.s.entries.Claim(it.owner, e) || u.s.entryMarks[e] != it.plan.mark {
@@ -95,7 +95,8 @@ func (u *update) insertInternal(context.Context) error {
 	return u.insert(in)
 }
 
-// insert adds elements, many at a time. An item with an element that the kernel refuses
+// insert adds elements, many at a time. The elements of older Services come first, so they get
+// the room that a set has left. An item with an element that the kernel refuses for another reason
 // fails.
 func (u *update) insert(in inserts) error {
 	// This is the reverse of the order of deletion: source ranges come before the set that
@@ -118,8 +119,14 @@ func (u *update) insert(in inserts) error {
 				u.s.hasEntry(e, in.marks[e])
 			case errors.Is(err, ruleset.ErrNeedFull):
 				return err
+			case errors.Is(err, errSetFull):
+				for _, it := range in.items[e] {
+					it.lack(e, err)
+				}
 			default:
-				u.failed[in.items[e].key] = err
+				for _, it := range in.items[e] {
+					u.failed[it.key] = err
+				}
 				delete(u.s.entryMarks, e)
 			}
 		}

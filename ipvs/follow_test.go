@@ -35,6 +35,9 @@ func followTests() map[string]func(*testing.T, func(testing.TB) node) {
 		"NodePorts follow the node's addresses": testNodePortsFollowTheNodesAddresses,
 		"refused Services fail alone":           testRefusedServicesFailAlone,
 		"interrupted deltas are completed":      testInterruptedDeltasAreCompleted,
+		"full sets keep no endpoint":            testFullSetsKeepNoEndpoint,
+		"full sets take no frontend":            testFullSetsTakeNoFrontend,
+		"room goes to the oldest":               testRoomGoesToTheOldest,
 	}
 }
 

@@ -30,6 +30,10 @@ const netOrder = unix.NLA_F_NET_BYTEORDER
 // maxElements is how many elements a hash may grow to. It starts small.
 const maxElements = 1 << 22
 
+// hashFull is IPSET_ERR_HASH_FULL (include/uapi/linux/netfilter/ipset/ip_set_hash.h). Bitmaps have
+// another error with this number, for a port outside of their range, and theirs is every port.
+const hashFull = ipsetError(nl.IPSET_ERR_TYPE_SPECIFIC)
+
 // bulk is the most elements of one request. An element has about 100 bytes, and the length
 // of the attribute that contains them has 16 bits.
 const bulk = 400
@@ -154,6 +158,9 @@ func (c *ipsets) change(cmd uint16, s setID, f tracker.Family, entries []entry, 
 			verb := "add to"
 			if cmd == nl.IPSET_CMD_DEL {
 				verb = "delete from"
+			}
+			if errors.Is(err, hashFull) {
+				err = errSetFull
 			}
 			err = fmt.Errorf("%s set %s: %w", verb, s.name(f), err)
 			if errors.Is(err, unix.ENOENT) {

@@ -72,11 +72,14 @@ type setTable interface {
 	// The error wraps ENOENT if there is no such set.
 	listSet(s setID, f tracker.Family, fn func(e entry, mark uint32)) error
 	// addEntries adds elements to a set, or some of them if it returns an error. An
-	// existing element gets the mark.
+	// existing element gets the mark. The error wraps errSetFull if the set has no room.
 	addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error
 	// delEntries deletes the elements that exist.
 	delEntries(s setID, f tracker.Family, list []entry) error
 }
+
+// errSetFull is the error of adding to a set that has its largest number of elements.
+var errSetFull = errors.New("the set is full")
 
 // addressTable holds addresses, with the dummy device.
 type addressTable interface {

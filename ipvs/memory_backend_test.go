@@ -320,8 +320,7 @@ func TestLostFrontendStaysIfItsNewServiceFails(t *testing.T) {
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1)
 	r.sync()
-	// The set of cluster IPs is full, so the new Service fails.
-	m.sets["KUBE-CLUSTER-IP"].most = 1
+	m.noServer[netip.MustParseAddr("10.96.0.2")] = true
 	r.set(svc(1), 1, 1)
 	r.set(svc(2, externalIPs("198.18.0.1")), 2, 2)
 	var partial *ruleset.PartialError
@@ -330,7 +329,32 @@ func TestLostFrontendStaysIfItsNewServiceFails(t *testing.T) {
 	}
 	r.has("ipvsadm -Sn", "-a -t 198.18.0.1:80 -r 10.244.1.1:8080 -m -w 1")
 	r.has("ip -o addr show dev kube-ipvs0", "1: kube-ipvs0 inet 198.18.0.1/32")
-	m.sets["KUBE-CLUSTER-IP"].most = 1 << 22
+	clear(m.noServer)
+	r.sync()
+	if _, err := r.backend.Retire(t.Context()); err != nil {
+		t.Error(err)
+	}
+	r.agree()
+}
+
+// TestFailedServiceLosesEndpointsThatAreGone replaces the endpoints of a Service to which the kernel
+// refuses another virtual server.
+func TestFailedServiceLosesEndpointsThatAreGone(t *testing.T) {
+	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1, 2)
+	r.sync()
+	m.noServer[netip.MustParseAddr("198.18.0.2")] = true
+	for _, restart := range []bool{false, true} {
+		if restart {
+			r.restart()
+		}
+		r.set(svc(1, externalIPs("198.18.0.1", "198.18.0.2")), 1, 2, 3)
+		r.fails(1)
+		for _, at := range []string{"10.96.0.1:80", "198.18.0.1:80"} {
+			r.has("ipvsadm -Sn", "-a -t "+at+" -r 10.244.1.1:8080 -m -w 0", "-a -t "+at+" -r 10.244.1.2:8080 -m -w 1")
+		}
+	}
+	clear(m.noServer)
 	r.sync()
 	if _, err := r.backend.Retire(t.Context()); err != nil {
 		t.Error(err)

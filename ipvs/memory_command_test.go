@@ -39,6 +39,8 @@ func (n memoryNode) lines(tb testing.TB, command string) []string {
 	return out
 }
 
+func (n memoryNode) limit(_ testing.TB, set string, most int) { n.sets[set].most = most }
+
 func (n memoryNode) command(program string, args []string) ([]string, error) {
 	switch program {
 	case "iptables-save", "ip6tables-save":

@@ -3,7 +3,6 @@ package ipvs
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -30,7 +29,9 @@ type memory struct {
 	// the kernel lacks.
 	refused map[netip.Addr]bool
 	missing map[Scheduler]bool
-	noIPv6  bool
+	// noServer holds addresses at which no virtual server can be added.
+	noServer map[netip.Addr]bool
+	noIPv6   bool
 
 	mu       sync.Mutex
 	failures int
@@ -67,7 +68,7 @@ type memoryDevice struct {
 // newMemory returns a namespace with a device eth0 that has the addresses.
 func newMemory(addrs ...netip.Addr) *memory {
 	m := &memory{
-		refused: map[netip.Addr]bool{}, missing: map[Scheduler]bool{},
+		refused: map[netip.Addr]bool{}, missing: map[Scheduler]bool{}, noServer: map[netip.Addr]bool{},
 		virtuals: map[virtualKey]*memoryVirtual{}, sets: map[string]*memorySet{}, devices: map[string]*memoryDevice{},
 		tables: map[tracker.Family]*iptmem.Tables{tracker.IPv4: iptmem.New(true), tracker.IPv6: iptmem.New(true)},
 		params: map[string]string{},
@@ -183,6 +184,9 @@ func (m *memory) addVirtual(k virtualKey, v virtual) error {
 		if m.missing[v.scheduler] {
 			return syscall.ENOENT
 		}
+		if m.noServer[k.at.Addr()] {
+			return syscall.ENOMEM
+		}
 		if have := m.virtuals[k]; have != nil {
 			have.virtual = v
 		} else {
@@ -295,9 +299,6 @@ func (m *memory) listSet(s setID, f tracker.Family, fn func(entry, uint32)) erro
 	return nil
 }
 
-// errFull is the error of a set that is full.
-var errFull = errors.New("hash is full")
-
 func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(*memorySet, entry) error) error {
 	err := m.write(func() error {
 		set := m.sets[s.name(f)]
@@ -321,7 +322,7 @@ func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(
 func (m *memory) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
 	return m.changeSet(s, f, list, func(set *memorySet, e entry) error {
 		if _, ok := set.elements[e]; !ok && len(set.elements) >= set.most {
-			return errFull
+			return errSetFull
 		}
 		full := e
 		full.set, full.family = s, f

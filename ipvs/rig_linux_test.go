@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -79,6 +80,15 @@ func (n hostNode) open(tb testing.TB, c Config) (*Backend, error) {
 func (n hostNode) lines(tb testing.TB, command string) []string {
 	tb.Helper()
 	return lines(tb, n.Host, command)
+}
+
+// limit replaces the set by one with the same elements.
+func (n hostNode) limit(tb testing.TB, set string, most int) {
+	tb.Helper()
+	script := fmt.Sprintf(`ipset save %[1]s | sed -e 's/ %[1]s / other /' -e 's/maxelem [0-9]*/maxelem %[2]d/' | ipset restore && ipset swap other %[1]s && ipset destroy other`, set, most)
+	if out, err := n.Output("sh", "-c", script); err != nil {
+		tb.Fatalf("limit set %s: %v: %s", set, err, out)
+	}
 }
 
 // newRig starts a backend on the host.

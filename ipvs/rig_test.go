@@ -36,6 +36,8 @@ type node interface {
 	open(testing.TB, Config) (*Backend, error)
 	// lines runs a program and returns the lines of its output, with single blanks.
 	lines(tb testing.TB, command string) []string
+	// limit sets the largest number of elements of a set that exists.
+	limit(tb testing.TB, set string, most int)
 }
 
 // newRigOn starts a backend on the node.

@@ -1,10 +1,14 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
 	"syscall"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // upsertInternal adds and changes an item's virtual server of internal traffic.
@@ -47,6 +51,7 @@ func (u *update) upsert(it *item, kind func(virtualKey) bool) error {
 		if err := u.upsertReals(it, p, v); err != nil {
 			return err
 		}
+		v.filled = it.key
 	}
 	return nil
 }
@@ -89,17 +94,71 @@ func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
 			// The retry of both Service ports drains them.
 			return errors.New("a frontend that moved to a Service port that failed still needs the real servers")
 		}
-		keep := make(map[netip.AddrPort]struct{}, len(p.pool))
+		keep := make(map[netip.AddrPort]bool, len(p.pool))
 		for _, ep := range p.pool {
-			keep[ep.Addr] = struct{}{}
+			keep[ep.Addr] = true
 		}
-		for at := range v.reals {
-			if _, ok := keep[at]; ok {
+		if err := u.quiesceGone(p.key, v, keep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// quiesceFailed begins to drain the real servers of failed items whose endpoints are gone. It leaves
+// those of a frontend that another Service port had before, and those of an item that has endpoints
+// of which none serves yet: the virtual server would refuse connections.
+func (u *update) quiesceFailed(context.Context) error {
+	for _, it := range u.items {
+		if u.failed[it.key] == nil {
+			continue
+		}
+		known := map[netip.AddrPort]bool{}
+		if it.service != nil {
+			for _, ep := range it.service.Endpoints {
+				known[ep.Addr] = true
+			}
+		}
+		for k := range u.s.servers.Items(it.owner) {
+			v := u.s.virtuals[k]
+			if v == nil || u.held[k] {
 				continue
 			}
-			if err := u.quiesce(p.key, v, at); err != nil {
-				return err
+			mine, unknown, serves := v.filled == it.key, v.filled == tracker.Key{}, v.serves(known)
+			if !mine && !(unknown && serves) || !serves && len(known) != 0 {
+				continue
 			}
+			if err := u.quiesceGone(k, v, known); errors.Is(err, ruleset.ErrNeedFull) {
+				return err
+			} else if err != nil {
+				u.failed[it.key] = errors.Join(u.failed[it.key], err)
+			}
+		}
+	}
+	return nil
+}
+
+// serves reports whether one of the real servers gets new connections.
+func (v *virtualState) serves(servers map[netip.AddrPort]bool) bool {
+	for at, weight := range v.reals {
+		if weight != 0 && servers[at] {
+			return true
+		}
+	}
+	return false
+}
+
+// quiesceGone begins to drain the real servers that are not known.
+func (u *update) quiesceGone(k virtualKey, v *virtualState, known map[netip.AddrPort]bool) error {
+	if err := u.reread(k, v); err != nil {
+		return err
+	}
+	for at := range v.reals {
+		if known[at] {
+			continue
+		}
+		if err := u.quiesce(k, v, at); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -141,8 +200,16 @@ func (it *item) refuses(err error) bool {
 	if !errors.Is(err, syscall.EINVAL) {
 		return false
 	}
-	it.refused = append(it.refused, err)
+	it.note(err)
 	return true
+}
+
+// note records the kernel's refusal of a part of an item.
+func (it *item) note(err error) {
+	const most = 10 // a Service may have thousands of endpoints
+	if len(it.refused) < most {
+		it.refused = append(it.refused, err)
+	}
 }
 
 // dropVirtuals removes an item's virtual servers that are no longer in its plan, unless

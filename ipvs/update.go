@@ -38,9 +38,11 @@ type item struct {
 	owner   owner
 	service *ruleset.Service // nil if the Service port was deleted
 	plan    plan
-	// refused holds the kernel's errors about single real servers. The others are in
-	// place.
+	// refused holds the kernel's errors about single real servers and set elements, the first
+	// few of each update. The others are in place.
 	refused []error
+	// lacks holds the elements that the kernel refuses and that frontends need.
+	lacks []entry
 }
 
 // steps returns the steps of an update in order. Each step is done for all items before
@@ -57,6 +59,7 @@ func (u *update) steps(full bool) []step {
 	}
 	return []step{
 		{"add set elements", u.insertEntries},
+		{"leave out frontends that lack set elements", u.each(u.withhold)},
 		{"delete source ranges", u.deleteSources},
 		{"add and change virtual servers of internal traffic", u.each(u.upsertInternal)},
 		{"drain real servers of an earlier process", ifFull(u.each(u.quiesceInternal))},
@@ -67,6 +70,7 @@ func (u *update) steps(full bool) []step {
 		{"delete set elements that drop", u.deleteDrops},
 		{"delete set elements of internal traffic", u.deleteInternal},
 		{"drain real servers", u.each(u.quiesceReals)},
+		{"drain real servers of failed Services", u.quiesceFailed},
 		{"add late source ranges", u.insertLateSources},
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},
@@ -214,9 +218,9 @@ func (u *update) makePlans(full bool) {
 	if full {
 		u.s.reserveMarks(marks)
 	}
-	// After a restart, new marks go to the oldest Services first.
-	byAge := slices.SortedStableFunc(slices.Values(u.items), func(a, b *item) int { return cmp.Compare(a.age(), b.age()) })
-	for _, it := range byAge {
+	// After a restart, packet marks and the room in sets go to the oldest Services first.
+	slices.SortStableFunc(u.items, func(a, b *item) int { return cmp.Compare(a.age(), b.age()) })
+	for _, it := range u.items {
 		switch {
 		case len(it.plan.internal) == 0 || u.failed[it.key] != nil:
 			continue
