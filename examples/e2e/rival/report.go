@@ -258,6 +258,9 @@ func Markdown(w io.Writer, reports ...*Report) error {
 
 // share formats the share of the rate without a proxy.
 func (c Connections) share() string {
+	if c.DirectPerSecond == 0 {
+		return "–" // not measured
+	}
 	if c.Rounds == 0 {
 		return fmt.Sprintf("%.0f %%", 100*c.PerSecond/max(c.DirectPerSecond, 1)) // measured with an earlier rival
 	}
