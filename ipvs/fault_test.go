@@ -775,7 +775,7 @@ func testRefusedElementsAffectNothingElse(f *faultWorld) {
 		if !errors.As(err, &partial) || len(partial.Failed) != 1 {
 			t.Errorf("a full set: %v", err)
 		}
-		expect("a full set", 2, bad)
+		expect("a full set", 2)
 		f.run("ipset swap full KUBE-EXTERNAL-IP; ipset destroy full")
 		f.Cursor.Resync()
 		f.Sync()

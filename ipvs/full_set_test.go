@@ -182,7 +182,7 @@ func testRoomGoesToTheOldest(t *testing.T, newNode func(testing.TB) node) {
 func TestRandomFullSets(t *testing.T) {
 	worlds := uint64(60)
 	if testtime.Thorough() {
-		worlds = 3000
+		worlds = 1000
 	}
 	for seed := *backendtest.Seed; seed < *backendtest.Seed+worlds && !t.Failed(); seed++ {
 		newFullWorld(t, seed).run()

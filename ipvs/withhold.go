@@ -81,13 +81,21 @@ func (u *update) withhold(it *item) error {
 	if len(p.internal) == 0 {
 		p.virtuals = slices.DeleteFunc(p.virtuals, func(v plannedVirtual) bool { return v.key.mark != 0 })
 	}
+	it.plan = p
+	u.keepElements(it, stays)
+	return nil
+}
+
+// keepElements adds the elements that frontends have to the item's plan.
+func (u *update) keepElements(it *item, frontends []netip.AddrPort) {
+	p := &it.plan
 	for e := range u.s.entries.Items(it.owner) {
-		if isOther(e) && e.set != setLoopBack && slices.ContainsFunc(stays, e.of) && !slices.Contains(p.entries, e) {
+		if isOther(e) && e.set != setLoopBack && slices.ContainsFunc(frontends, e.of) && !slices.Contains(p.entries, e) {
 			p.entries = append(p.entries, e)
 		}
 	}
 	for _, v := range p.virtuals {
-		if !slices.Contains(stays, v.key.at) {
+		if !slices.Contains(frontends, v.key.at) {
 			continue
 		}
 		// The element by which the virtual server is recognized may be another Service port's.
@@ -96,8 +104,6 @@ func (u *update) withhold(it *item) error {
 			p.entries = append(p.entries, e)
 		}
 	}
-	it.plan = p
-	return nil
 }
 
 // keepReals limits the pool to the real servers that the virtual server has.
