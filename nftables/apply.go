@@ -149,7 +149,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		b.logLacking()
 		return partial(failed)
 	case ctx.Err() == nil:
-		b.config.Log.Warn("nftables: cannot apply change, a full sync is needed", slog.Any("error", err))
+		b.complaints.Write(slog.LevelWarn, complaint.Object{Kind: "table", Name: b.name}, "nftables: cannot apply change, a full sync is needed", "error", err)
 		err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	}
 	b.discard(began)

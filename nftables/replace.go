@@ -184,6 +184,7 @@ func (r *tables) plan(create func(*model.Table, *kernelTable)) {
 	for _, f := range r.b.config.Families {
 		k := r.old.families[f]
 		t := model.NewTable(f, r.d.Node, r.b.layout, r.d.Changes, len(k.hairpin))
+		t.KeepRoom(func(s layout.Set) int { return k.sets[s.Name()].Size })
 		t.Adopt(k.sticky)
 		create(t, k)
 		list = append(list, t)

@@ -119,6 +119,12 @@ func (b *follower) replace(ctx context.Context, d *ruleset.Delta) (map[tracker.K
 				adopted.Add(key.Bytes(), e.data.Bytes(), e.text)
 			}
 			t.Adopt(adopted)
+			t.KeepRoom(func(s layout.Set) int {
+				if set := had.sets[s]; set != nil {
+					return set.size
+				}
+				return 0
+			})
 		}
 		create.Object(Object{Kind: CreateTable, Family: f})
 		t.Create(nil, false, create)

@@ -169,16 +169,35 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 // each NodePort.
 const nodePortAddresses = 16
 
-// setSizes sets the sizes of the sets for the Services in changes.
+// setSizes sets the sizes of the sets for the Services in changes. A full delta fails as a whole if
+// a set needs more.
 func (t *Table) setSizes(changes []ruleset.Change, endpoints int) {
 	need := &t.wanted
 	need[layout.Hairpin] = endpoints
 	for i := range changes {
-		if s := changes[i].New; s != nil && s.Key.Family == t.Family {
-			t.demand(s, need)
+		c := &changes[i]
+		if c.New == nil || c.Key.Family != t.Family {
+			continue
+		}
+		if c.Old == nil || c.Old == c.New {
+			t.demand(c.New, need)
+			continue
+		}
+		// What remains of a Service that cannot be programmed needs no more than Old.
+		var before, after [layout.SetCount]int
+		t.demand(c.Old, &before)
+		t.demand(c.New, &after)
+		for s := range need {
+			need[s] += max(before[s], after[s])
 		}
 	}
-	for s := layout.ServiceIPs; s < layout.SetCount; s++ {
+	if need[layout.StickyPools] > int(t.config.Sticky) {
+		// Services without a number of a sticky pool get pools of the other kind.
+		need[layout.Endpoints] += need[layout.StickyBuckets]
+	}
+	// Sets of allowed sources have no size. Otherwise each prefix length that a Service may begin to
+	// use would need room for very many sources.
+	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
 		t.size[s] = SizeFor(need[s])
 	}
 	t.size[layout.StickyClients] = t.config.Clients
@@ -187,6 +206,29 @@ func (t *Table) setSizes(changes []ruleset.Change, endpoints int) {
 	t.size[layout.ServiceRanges], t.size[layout.RangeSources] = 0, 0
 	for _, s := range layout.TrafficSets() {
 		t.size[s] = SizeFor(need[layout.ServiceIPs] + nodePortAddresses*need[layout.NodePorts])
+	}
+}
+
+// keptRoom and keptHairpin are the largest sizes that sets keep. Without an element, a set of size
+// keptRoom takes 6 MB of kernel memory (BenchmarkRoom of package nftables). A backend does not read a
+// set of hairpin connections that is much larger than keptHairpin.
+const (
+	keptRoom    = 1 << 18
+	keptHairpin = 1 << 15
+)
+
+// KeepRoom makes sets as large as those of the table that this one replaces, up to a bound. had
+// returns the size of a set of that table, or 0. Without KeepRoom, a Service that needs many elements
+// of different sets by turns would cause a full delta each time.
+func (t *Table) KeepRoom(had func(layout.Set) int) {
+	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
+		most := keptRoom
+		if s == layout.Hairpin {
+			most = keptHairpin
+		}
+		if t.size[s] != 0 && s != layout.StickyClients {
+			t.size[s] = max(t.size[s], min(had(s), most))
+		}
 	}
 }
 
@@ -222,6 +264,10 @@ func (t *Table) demand(s *ruleset.Service, need *[layout.SetCount]int) {
 		if f.Kind == ruleset.KindClusterIP {
 			need[layout.ClusterIPs]++
 		}
+	}
+	if hasRange(s) {
+		need[layout.ShiftFrom] += len(targets)
+		need[layout.ShiftTo] += len(targets)
 	}
 	for _, ep := range s.Selection.Reachable {
 		if t.mayBeHere(ep) {
