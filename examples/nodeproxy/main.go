@@ -337,15 +337,26 @@
 // be started and stopped in any order; every connection is forwarded meanwhile.
 //
 // While another proxy runs, its rules stay. Run asks the loopback addresses at ports 10249 and
-// 10256 whether one runs. A proxy that does not answer there runs if its rules appear or change,
-// and follow each change of the endpoints within 40 s. When it has ended, run removes its rules
-// within seconds, those of kube-proxy only with --adopt-from-kube-proxy. The metric
-// proxier_other_proxy_rules, a line of the log for each change, and explain report them.
+// 10256 whether one runs, and the addresses and ports of its own metrics-bind-address and
+// healthz-bind-address: a kube-proxy that it replaces often has the same configuration. If no proxy
+// answers, run looks in /proc for a process named kube-proxy in its network namespace. Run sees the
+// node's processes as a service of systemd, and in a pod with hostPID. A pod of the manifests in the
+// folder deploy sees only its own: add "hostPID: true" for the time of the take-over if kube-proxy's
+// ports are not the default ones and not in the agent's configuration. Run asks no other ports, because
+// a request to an unknown server may have effects.
 //
-// Modes iptables and ipvs use the chains and virtual servers of kube-proxy's same mode. There
-// run writes nothing while that kube-proxy answers. /readyz, at the address of /healthz,
-// answers 200 when the rules are in effect. kube-proxy has no such page, so a probe of /readyz
-// does not take a kube-proxy that still holds the port for nodeproxy.
+// A proxy that is not found in these ways runs if its rules appear or change, and follow each change of
+// the endpoints within 40 s. When it has ended, run removes its rules within seconds, those of
+// kube-proxy only with --adopt-from-kube-proxy. The metric proxier_other_proxy_rules, a line of the log
+// for each change, and explain report them.
+//
+// Modes iptables and ipvs use the chains and virtual servers of kube-proxy's same mode. There run
+// writes nothing while that kube-proxy answers, or while its process is found: then its mode is not
+// known. A kube-proxy that is not found writes the same rules at the same time, and each removes what
+// the other writes: stop it first. One inside of another program, as in k3s, is found by its ports only.
+//
+// /readyz, at the address of /healthz, answers 200 when the rules are in effect. kube-proxy has no
+// such page, so a probe of /readyz does not take a kube-proxy that still holds the port for nodeproxy.
 //
 // Other programs find out by kube-proxy's tables whether Services are in nftables: Calico's Felix,
 // with nftablesMode Auto, looks for chains in the tables kube-proxy of families ip and ip6 every

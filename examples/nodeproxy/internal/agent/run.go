@@ -104,7 +104,7 @@ func runWith(ctx context.Context, p *cli.Program, cfg *config.Config, log *slog.
 		log.Info("wrote the configuration", "file", cfg.WriteConfigTo)
 		return nil
 	case cfg.Cleanup:
-		all, refused := modes.Cleanable(ctx, available, cfg.Adopt, log)
+		all, refused := modes.Cleanable(ctx, available, cfg, log)
 		err := modes.Leftovers(ctx, all, "", cfg.Adopt, log)
 		if cfg.Adopt {
 			// The rules of kube-proxy's modes refer to each other's chains and sets. The

@@ -89,11 +89,11 @@ func newTakeOver(cfg *config.Config, all []modes.Mode, families []tracker.Family
 	t := &takeOver{
 		modes: all, inUse: cfg.Mode, adopt: cfg.Adopt, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, log: log, netns: netns,
 		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return modes.LegacyOwners(ctx, log) }},
-		prober:   &takeover.Prober{Own: instance, Skip: bound},
+		prober:   &takeover.Prober{Own: instance, Skip: bound, Runs: takeover.KubeProxyRuns},
 		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
 	}
 	t.done = sync.OnceFunc(func() { close(t.inEffect) })
-	t.prober.Metrics, t.prober.Healthz = takeover.DefaultAddresses()
+	t.prober.Metrics, t.prober.Healthz = takeover.Addresses(cfg.Effective.MetricsBindAddress, cfg.Effective.HealthzBindAddress)
 	for _, m := range all {
 		if m.Name != t.inUse {
 			t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}] = &otherRules{}

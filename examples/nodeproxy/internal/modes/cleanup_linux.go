@@ -42,13 +42,14 @@ func LegacyOwners(ctx context.Context, log *slog.Logger) (map[takeover.Owner]boo
 // sharedWithIPVS are the modes whose objects kube-proxy's mode ipvs uses, too, and what those are.
 var sharedWithIPVS = map[string]string{config.ModeIPVS: "virtual servers and sets", config.ModeIPTables: "chains"}
 
-// Cleanable returns the modes whose rules --cleanup may remove. If a kube-proxy in mode ipvs runs, and
-// adopt is not set, it leaves out the modes that share objects with it and in which the agent has left
-// rules, and returns an error: nothing proves whose those objects are.
-func Cleanable(ctx context.Context, modes []Mode, adopt bool, log *slog.Logger) (out []Mode, refused error) {
-	var p takeover.Prober
-	p.Metrics, p.Healthz = takeover.DefaultAddresses()
-	if adopt || !slices.Contains(p.Look(ctx), takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS}) {
+// Cleanable returns the modes whose rules --cleanup may remove. If a kube-proxy runs in mode ipvs, or in
+// a mode that is not known, and c does not adopt its rules, it leaves out the modes that share objects
+// with mode ipvs and in which the agent has left rules, and returns an error: nothing proves whose those
+// objects are.
+func Cleanable(ctx context.Context, modes []Mode, c *config.Config, log *slog.Logger) (out []Mode, refused error) {
+	p := takeover.Prober{Runs: takeover.KubeProxyRuns}
+	p.Metrics, p.Healthz = takeover.Addresses(c.Effective.MetricsBindAddress, c.Effective.HealthzBindAddress)
+	if c.Adopt || !slices.Contains(p.Look(ctx), takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS}) {
 		return modes, nil
 	}
 	// A kube-proxy that does not report its mode answers for all.
@@ -56,7 +57,7 @@ func Cleanable(ctx context.Context, modes []Mode, adopt bool, log *slog.Logger) 
 	for _, m := range modes {
 		if shared := sharedWithIPVS[m.Name]; shared != "" && (device || m.Name == config.ModeIPVS) {
 			if owned, err := m.Owned(ctx, log); err == nil && owned {
-				refused = errors.Join(refused, fmt.Errorf("rules of mode %s stay: kube-proxy runs in mode ipvs and uses the same %s; stop it, or run nodeproxy in mode nftables first, which removes them", m.Name, shared))
+				refused = errors.Join(refused, fmt.Errorf("rules of mode %s stay: kube-proxy runs, and its mode ipvs uses the same %s; stop it, or run nodeproxy in mode nftables first, which removes them", m.Name, shared))
 				continue
 			}
 		}

@@ -18,7 +18,7 @@ func All(c *config.Config) []Mode { return []Mode{Kernelspace(c)} }
 func LegacyOwners(context.Context, *slog.Logger) (map[takeover.Owner]bool, error) { return nil, nil }
 
 // Cleanable returns the modes: --cleanup may remove what all of them left.
-func Cleanable(_ context.Context, modes []Mode, _ bool, _ *slog.Logger) ([]Mode, error) {
+func Cleanable(_ context.Context, modes []Mode, _ *config.Config, _ *slog.Logger) ([]Mode, error) {
 	return modes, nil
 }
 

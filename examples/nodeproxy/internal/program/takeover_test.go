@@ -4,7 +4,10 @@ package program
 
 import (
 	"fmt"
+	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -102,6 +105,57 @@ func TestTakeOverFromRunningKubeProxy(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestTakeOverWaitsForKubeProxyAtOtherPorts starts the agent in mode iptables while a kube-proxy
+// runs in this mode that does not answer at the default ports. The agent's own configuration names
+// its ports, or only its process can be seen.
+func TestTakeOverWaitsForKubeProxyAtOtherPorts(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, how := range []string{"same configuration", "process"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			dir := t.TempDir()
+			rollOut(t, dir, podIPs[0])
+			old := startKubeProxy(t, s.Node, "iptables", false, podIPs[0])
+			args := agentArgs(dir, "iptables", "--adopt-from-kube-proxy")
+			end := old.stop
+			if how == "process" {
+				path := filepath.Join(dir, "kube-proxy")
+				if err := os.Symlink(sleep, path); err != nil {
+					t.Fatal(err)
+				}
+				cmd := exec.Command(path, "600")
+				if err := s.Node.Start(cmd); err != nil {
+					t.Fatal(err)
+				}
+				end = func() {
+					cmd.Process.Kill()
+					cmd.Wait()
+				}
+				t.Cleanup(func() { cmd.Process.Kill() })
+			} else {
+				old.serve("127.0.0.1:20249", "iptables")
+				args = append(args, "--metrics-bind-address", "127.0.0.1:20249", "--healthz-bind-address", "0.0.0.0:20256")
+			}
+			before := rules(t, s.Node)
+			p := start(t, s.Node, args...)
+			p.logged(t, "kube-proxy runs and writes the same rules")
+			if now := rules(t, s.Node); !maps.Equal(now, before) {
+				t.Errorf("rules while kube-proxy runs: %v, before %v", now, before)
+			}
+			end()
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			p.logged(t, "kube-proxy has ended")
+			s.answeredBy(t, clusterVIP, podIPs[0])
+		})
 	}
 }
 
@@ -230,11 +284,11 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 }
 
 // TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS has a chain of the agent's mode ipvs, or the rules
-// of its mode iptables, and a kube-proxy in mode ipvs.
+// of its mode iptables, and a kube-proxy in mode ipvs. In one case the configuration names its port.
 func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
-	for _, mode := range []string{"ipvs", "iptables"} {
+	for mode, at := range map[string]string{"ipvs": "127.0.0.1:10249", "iptables": "127.0.0.1:20249"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
@@ -254,13 +308,13 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 				}
 			}
 			old := &scriptedKubeProxy{t: t, node: s.Node, mode: "ipvs"}
-			old.serve("127.0.0.1:10249", old.mode)
-			c := start(t, s.Node, "run", "--cleanup")
-			if code, _ := c.exit(t); code != 1 || !strings.Contains(c.log(), "rules of mode "+mode+" stay: kube-proxy runs in mode ipvs") || !rules(t, s.Node)[mode] {
+			old.serve(at, old.mode)
+			c := start(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
+			if code, _ := c.exit(t); code != 1 || !strings.Contains(c.log(), "rules of mode "+mode+" stay: kube-proxy runs, and its mode ipvs uses the same") || !rules(t, s.Node)[mode] {
 				t.Errorf("exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
 			}
 			old.stop()
-			c = start(t, s.Node, "run", "--cleanup")
+			c = start(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
 			if code, _ := c.exit(t); code != 0 || rules(t, s.Node)[mode] {
 				t.Errorf("without kube-proxy: exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
 			}

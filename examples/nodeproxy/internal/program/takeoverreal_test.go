@@ -16,7 +16,8 @@ import (
 )
 
 // TestTakeOverFromRealKubeProxy takes a node over from the kube-proxy that PROXIER_KUBE_PROXY
-// names, in each mode, while it runs, and back.
+// names, in each mode, while it runs, and back. With moved ports, only kube-proxy's process shows that
+// it runs.
 func TestTakeOverFromRealKubeProxy(t *testing.T) {
 	takeOverTools(t)
 	if testing.Short() {
@@ -62,11 +63,13 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 			return lab.Visits(s.Client, "", clusterVIP, 5).Answered(last) && lab.Visits(s.Client, "", nodePort, 5).Answered(last)
 		})
 	}
-	kubeProxy := func(t *testing.T, mode string) (stop func()) {
+	kubeProxy := func(t *testing.T, mode string, flags ...string) (stop func()) {
 		t.Helper()
 		log := &tail{}
-		cmd := exec.Command(path, "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16",
-			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")
+		cmd := exec.Command(path, append([]string{
+			"--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16",
+			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s",
+		}, flags...)...)
 		cmd.Stdout, cmd.Stderr = log, log
 		if err := s.Node.Start(cmd); err != nil {
 			t.Fatal(err)
@@ -102,10 +105,18 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 		}
 		return out
 	}
-	for _, from := range []string{"nftables", "iptables"} {
-		for _, to := range []string{"nftables", "iptables"} {
-			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
-				stop := kubeProxy(t, from)
+	for _, ports := range []string{"default", "moved"} {
+		for _, modes := range [][2]string{{"nftables", "nftables"}, {"nftables", "iptables"}, {"iptables", "nftables"}, {"iptables", "iptables"}} {
+			from, to := modes[0], modes[1]
+			var flags []string
+			if ports == "moved" {
+				if from != "iptables" {
+					continue // without its ports, it is not known that it shares nothing with mode iptables
+				}
+				flags = []string{"--metrics-bind-address", "127.0.0.1:20249", "--healthz-bind-address", "0.0.0.0:20256"}
+			}
+			t.Run(fmt.Sprintf("from=%s/to=%s/ports=%s", from, to, ports), func(t *testing.T) {
+				stop := kubeProxy(t, from, flags...)
 				served("kube-proxy serves")
 				before := sticky(t)
 				stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
@@ -151,7 +162,7 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 				}
 				p.Process.Signal(syscall.SIGTERM)
 				p.exit(t)
-				stop = kubeProxy(t, from)
+				stop = kubeProxy(t, from, flags...)
 				held(t, stream, "when kube-proxy has started again")
 				cleanup := start(t, s.Node, "run", "--cleanup")
 				if code, _ := cleanup.exit(t); code != 0 {

@@ -8,7 +8,7 @@
 // and its new rules are again the first. So rules may only be removed after their owner has
 // ended, and must be looked for as long as the agent runs.
 //
-// [Kernel] reads which rules exist, [Prober] asks which proxies run, and [Watch] decides.
+// [Kernel] reads which rules exist, [Prober] finds out which proxies run, and [Watch] decides.
 // Kernel and Prober change nothing. Watch does no I/O.
 package takeover
 

@@ -34,6 +34,9 @@ func (k *Kernel) Look(context.Context) (map[Kind]Rules, error) { return nil, nil
 // Marked returns nothing.
 func (k *Kernel) Marked() []tracker.Family { return nil }
 
+// KubeProxyRuns returns false.
+func KubeProxyRuns() bool { return false }
+
 // Mark does nothing.
 func Mark([]tracker.Family) error { return nil }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,8 +23,8 @@ const probeTimeout = 500 * time.Millisecond
 // maxAnswer is the longest answer that is read, in bytes.
 const maxAnswer = 4096
 
-// Prober asks the servers of other proxies in the network namespace for their mode. It is not
-// safe for concurrent use.
+// Prober asks the servers of other proxies in the network namespace for their mode, and looks for
+// the process of a kube-proxy that does not answer. It is not safe for concurrent use.
 type Prober struct {
 	// Own is the value of this process's InstanceHeader.
 	Own string
@@ -31,18 +32,49 @@ type Prober struct {
 	Metrics, Healthz []string
 	// Skip, if not nil, reports that an address is this process's own and must not be asked.
 	Skip func(addr string) bool
+	// Runs, if not nil, reports whether a process named kube-proxy runs. It is called if no proxy
+	// answers: a nodeproxy that answers may have this name, too.
+	Runs func() bool
 
 	last map[string][]Kind
 }
 
-// DefaultAddresses returns the loopback addresses where proxies serve their metrics and their
-// health check by default.
-func DefaultAddresses() (metrics, healthz []string) {
-	return []string{"127.0.0.1:10249", "[::1]:10249"}, []string{"127.0.0.1:10256", "[::1]:10256"}
+// The ports where proxies serve their metrics and their health check by default.
+const (
+	metricsPort = "10249"
+	healthzPort = "10256"
+)
+
+// Addresses returns the addresses where proxies may serve their metrics and their health check: the
+// loopback addresses at the default ports, and at those of the agent's own configured addresses,
+// which are host:port or empty, and these addresses themselves. A kube-proxy that the agent
+// replaces often has the same configuration.
+func Addresses(ownMetrics, ownHealthz string) (metrics, healthz []string) {
+	return addresses(metricsPort, ownMetrics), addresses(healthzPort, ownHealthz)
 }
 
-// Look returns the kinds of rules whose owners answer now. A proxy that does not report its
-// mode counts for all modes. An address that does not answer in time keeps its last answer.
+func addresses(port, own string) []string {
+	out := loopback(port)
+	host, ownPort, err := net.SplitHostPort(own)
+	if err != nil {
+		return out
+	}
+	list := loopback(ownPort)
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsUnspecified() {
+		list = append(list, own)
+	}
+	for _, a := range list {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func loopback(port string) []string { return []string{"127.0.0.1:" + port, "[::1]:" + port} }
+
+// Look returns the kinds of rules whose owners run now. A proxy that does not report its mode
+// counts for all modes. An address that does not answer in time keeps its last answer.
 func (p *Prober) Look(ctx context.Context) []Kind {
 	now := map[string][]Kind{}
 	c := &http.Client{
@@ -68,6 +100,11 @@ func (p *Prober) Look(ctx context.Context) []Kind {
 		}
 	}
 	p.last = now
+	if len(out) == 0 && p.Runs != nil && p.Runs() {
+		for _, m := range modes {
+			out = append(out, Kind{KubeProxy, m})
+		}
+	}
 	slices.SortFunc(out, func(a, b Kind) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(out)
 }

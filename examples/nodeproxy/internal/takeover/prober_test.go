@@ -31,22 +31,44 @@ func TestProberTellsProxiesApart(t *testing.T) {
 	closed := free.Addr().String()
 	free.Close()
 	const health = `{"lastUpdated": "x","currentTime": "y", "nodeEligible": true}`
+	unknown := []Kind{{KubeProxy, "iptables"}, {KubeProxy, "ipvs"}, {KubeProxy, "nftables"}}
 	for name, tt := range map[string]struct {
 		metrics, healthz string
+		runs             bool
 		want             []Kind
 	}{
-		"nothing":                {closed, closed, nil},
-		"another program":        {serve("", "hello"), serve("", "ok"), nil},
-		"kube-proxy":             {serve("", "iptables"), serve("", health), []Kind{{KubeProxy, "iptables"}}},
-		"kube-proxy's metrics":   {serve("", "nftables\n"), closed, []Kind{{KubeProxy, "nftables"}}},
-		"kube-proxy's /healthz":  {closed, serve("", health), []Kind{{KubeProxy, "iptables"}, {KubeProxy, "ipvs"}, {KubeProxy, "nftables"}}},
-		"another nodeproxy":      {serve("other", "ipvs"), serve("other", health), []Kind{{Nodeproxy, "ipvs"}}},
-		"itself":                 {serve("own", "ipvs"), serve("own", health), nil},
-		"itself, and kube-proxy": {serve("", "nftables"), serve("own", health), []Kind{{KubeProxy, "nftables"}}},
+		"nothing":                {closed, closed, false, nil},
+		"another program":        {serve("", "hello"), serve("", "ok"), false, nil},
+		"kube-proxy":             {serve("", "iptables"), serve("", health), true, []Kind{{KubeProxy, "iptables"}}},
+		"kube-proxy's metrics":   {serve("", "nftables\n"), closed, true, []Kind{{KubeProxy, "nftables"}}},
+		"kube-proxy's /healthz":  {closed, serve("", health), false, unknown},
+		"kube-proxy's process":   {closed, closed, true, unknown},
+		"another nodeproxy":      {serve("other", "ipvs"), serve("other", health), true, []Kind{{Nodeproxy, "ipvs"}}},
+		"itself":                 {serve("own", "ipvs"), serve("own", health), false, nil},
+		"itself, and kube-proxy": {serve("", "nftables"), serve("own", health), false, []Kind{{KubeProxy, "nftables"}}},
+		"itself, and a process":  {serve("own", "nftables"), serve("own", health), true, unknown},
 	} {
-		p := Prober{Own: "own", Metrics: []string{tt.metrics}, Healthz: []string{tt.healthz}}
+		p := Prober{Own: "own", Metrics: []string{tt.metrics}, Healthz: []string{tt.healthz}, Runs: func() bool { return tt.runs }}
 		if got := p.Look(t.Context()); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+func TestAddressesOfTheOwnConfigurationAreAsked(t *testing.T) {
+	local := func(port string) []string { return []string{"127.0.0.1:" + port, "[::1]:" + port} }
+	for own, want := range map[string][]string{
+		"":                  nil,
+		"127.0.0.1:10249":   nil,
+		"0.0.0.0:10249":     nil,
+		"127.0.0.1:20249":   local("20249"),
+		"[::]:20249":        local("20249"),
+		"192.0.2.1:10249":   {"192.0.2.1:10249"},
+		"[2001:db8::1]:999": append(local("999"), "[2001:db8::1]:999"),
+	} {
+		metrics, healthz := Addresses(own, "127.0.0.1:10256")
+		if want := append(local("10249"), want...); !slices.Equal(metrics, want) || !slices.Equal(healthz, local("10256")) {
+			t.Errorf("%q: %v and %v, want %v", own, metrics, healthz, want)
 		}
 	}
 }

@@ -31,7 +31,7 @@ type Sighting struct {
 	// Present reports that there are rules. Stamp changes with them.
 	Present bool
 	Stamp   uint64
-	// Answers reports that a process that owns such rules answers.
+	// Answers reports that a process that owns such rules answers, or that [Prober] found it.
 	Answers bool
 	// OwnChange is when the agent last changed its own rules because objects changed, or
 	// zero.

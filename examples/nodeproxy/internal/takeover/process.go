@@ -1,0 +1,58 @@
+//go:build linux
+
+package takeover
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+)
+
+// KubeProxyRuns reports whether a process named kube-proxy runs in the network namespace of the
+// calling thread. It does not count this process, its children, and its parent, which may be a script
+// of this name. It finds the processes that /proc has: in a container that is not in the host's PID
+// namespace, only those of the container.
+//
+// Reading a link in /proc/PID/ns needs the right to trace the process, which a process with few
+// capabilities does not have. The files in /proc/PID/net need no right, and those of two network
+// namespaces have different inodes.
+func KubeProxyRuns() bool {
+	own, err := os.Stat("/proc/thread-self/net/dev")
+	if err != nil {
+		return false
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() || pid == os.Getppid() {
+			continue
+		}
+		dir := "/proc/" + e.Name()
+		name, err := os.ReadFile(dir + "/comm")
+		if err != nil || string(bytes.TrimSpace(name)) != string(KubeProxy) {
+			continue
+		}
+		// A zombie has no network namespace.
+		found, err := os.Stat(dir + "/net/dev")
+		if err == nil && os.SameFile(own, found) && parentOf(dir) != os.Getpid() {
+			return true
+		}
+	}
+	return false
+}
+
+// parentOf returns the parent's ID of the process that has a folder in /proc, or 0. A child that has
+// not yet executed its program has the name of its parent.
+func parentOf(dir string) int {
+	// "PID (NAME) STATE PARENT ...". The name may have any characters.
+	text, _ := os.ReadFile(dir + "/stat")
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(string(fields[1]))
+	return parent
+}
