@@ -10,7 +10,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -73,7 +72,7 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 			for range 2 {
 				r.cursor.Detach()
 				r.backend.Close()
-				b, err := newBackend(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2}, withoutGrace, kernel.SendBuffer)
+				b, err := open(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2}, withoutGrace)
 				if err != nil {
 					t.Fatal(err)
 				}

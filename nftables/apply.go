@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -9,111 +7,16 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"sync"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// state is the state of a [Backend].
-type state struct {
-	config Config
-	// layout configures the tables.
-	layout model.Config
-	// complaints receives Services that cannot be programmed.
-	complaints *complaint.Log
-	ns         *netns.Namespace
-	// close cancels open when the backend is closed.
-	open  context.Context
-	close context.CancelFunc
-
-	mu   sync.Mutex
-	conn *kernel.Conn
-	// name is the name of the tables in use: the configured name or that of the staging
-	// tables.
-	name string
-	// tables is the model of the tables in the kernel, nil while their state is unknown. sink
-	// commits its transactions.
-	tables  *model.Tables
-	sink    *streamSink
-	watched watched
-	// route lists the namespace's network interfaces. It is nil without Config.Offload.
-	// staleInterfaces is set after syncInterfaces failed, until it succeeds.
-	route           *netlink.Handle
-	staleInterfaces bool
-	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace
-	// period, and when the grace period began.
-	inGrace map[tracker.Family]map[netip.Addr]time.Time
-	// unused holds, by family, the chains of an earlier table that could not be deleted.
-	unused map[tracker.Family]map[string]bool
-}
-
-// New returns a backend for the network namespace that c names. It opens a netlink
-// socket and checks, without changing anything, that the kernel has every feature that
-// the package uses. The error is a [*dataplane.UnsupportedError] that names what is missing,
-// or wraps [ruleset.ErrConfig]. Any other error may be temporary. Apply writes the tables
-// when it gets the first full delta. The tables stay in place when the backend is closed.
-func New(ctx context.Context, c Config) (*Backend, error) {
-	return newBackend(ctx, c, model.DefaultConfig, kernel.SendBuffer)
-}
-
-// newBackend is New with limits other than those of the encoding and the socket.
-func newBackend(ctx context.Context, c Config, l model.Config, sendBuffer int) (*Backend, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	c, conn, err := c.dial(sendBuffer)
-	if err != nil {
-		return nil, err
-	}
-	l.Clients, l.FastPath = c.StickyClients, c.Offload != nil
-	b := &Backend{state{config: c, layout: l, complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn}}
-	b.open, b.close = context.WithCancel(context.Background())
-	if err = b.probe(); err == nil {
-		b.ns, err = netns.Open(c.NetNS)
-	}
-	if err == nil && c.Offload != nil {
-		err = b.ns.Do(func() (err error) {
-			b.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-			return err
-		})
-		if err != nil {
-			err = fmt.Errorf("nftables: cannot open route socket: %w", err)
-		}
-	}
-	if err != nil {
-		b.Close()
-		return nil, err
-	}
-	return b, nil
-}
-
-// Close waits for a running [Backend.Apply], closes the backend's socket and leaves its
-// tables in place. Closing it again does nothing and returns nil.
-func (b *Backend) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.tables = nil
-	b.close()
-	if b.route != nil {
-		b.route.Close()
-	}
-	if b.ns != nil {
-		b.ns.Close()
-	}
-	return b.conn.Close()
-}
 
 // Apply makes the tables agree with d, as [ruleset.Backend] requires.
 //
@@ -179,12 +82,12 @@ func (b *Backend) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
 }
 
 // writer returns a writer for tables of a name and a node.
-func (b *Backend) writer(name string, n *ruleset.Node) *kernel.Writer {
+func (b *Backend) writer(name string, n *ruleset.Node) writer {
 	var rules []kernel.Rules
 	for _, f := range b.config.Families {
 		rules = append(rules, b.rules(f, n))
 	}
-	return kernel.NewWriter(name, rules...)
+	return b.conn.NewWriter(name, rules...)
 }
 
 // discard discards the models after a failure that left the kernel state unknown. What

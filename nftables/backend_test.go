@@ -47,13 +47,6 @@ type rig struct {
 	pools func(model.Config) model.Config
 }
 
-// withoutGrace lets endpoints go without a grace period, so that the tables follow from the ruleset.
-var withoutGrace = func() model.Config {
-	c := model.DefaultConfig
-	c.GracePeriod = 0
-	return c
-}()
-
 // bufferFor returns the size of a send buffer for transactions of at most limit bytes, 0 for the
 // usual size. The kernel doubles the size, and needs 32 bytes.
 func bufferFor(limit int) int {
@@ -77,7 +70,7 @@ func limitTo(tb testing.TB, b *Backend, limit int) {
 }
 
 func (b *Backend) limitTo(limit int) error {
-	_, conn, err := Config{NetNS: b.ns.File()}.dial(bufferFor(limit))
+	conn, err := dialWith(Config{NetNS: b.conn.(*socket).ns.File(), Offload: b.config.Offload}, bufferFor(limit))
 	if err != nil {
 		return err
 	}
@@ -112,7 +105,7 @@ func (r *rig) start() {
 	if r.pools != nil {
 		l = r.pools(l)
 	}
-	b, err := newBackend(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, CountPackets: r.countPackets}, l, kernel.SendBuffer)
+	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, CountPackets: r.countPackets}, l)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -144,16 +137,6 @@ func (r *rig) verify() {
 		r.Fatal(err)
 	}
 }
-
-// Names that the tests of all backends share.
-var (
-	svc      = backendtest.Numbered
-	epSlice  = backendtest.NumberedSlice
-	upTo     = backendtest.UpTo
-	sticky   = backendtest.Affinity
-	nodePort = backendtest.NodePort
-	overUDP  = backendtest.Over(v1.ProtocolUDP)
-)
 
 // TestTablesFollowRandomChanges applies random changes, full deltas and restarts to a kernel, and
 // compares its tables with the ruleset after each.

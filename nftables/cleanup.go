@@ -1,12 +1,9 @@
-//go:build linux
-
 package nftables
 
 import (
 	"context"
 	"fmt"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
@@ -15,7 +12,7 @@ import (
 // such tables. Connections that were translated stay translated. The error is about the
 // configuration, a [*dataplane.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
-	err := ownTables(ctx, c, func(conn *kernel.Conn, w *kernel.Writer) error { return w.Commit(conn) })
+	err := ownTables(ctx, c, connection.Commit)
 	if err != nil {
 		return fmt.Errorf("nftables: cannot delete tables: %w", err)
 	}
@@ -25,7 +22,7 @@ func Cleanup(ctx context.Context, c Config) error {
 // Owned reports whether the network namespace has a table that [Cleanup] with the same
 // configuration would delete. Its errors are like those of Cleanup.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
-	err = ownTables(ctx, c, func(_ *kernel.Conn, w *kernel.Writer) error {
+	err = ownTables(ctx, c, func(_ connection, w writer) error {
 		owned = !w.Empty()
 		return nil
 	})
@@ -37,8 +34,8 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 
 // ownTables calls fn with a writer that deletes each existing table of a Backend with the
 // configuration. It calls fn again if another process changes the tables concurrently.
-func ownTables(ctx context.Context, c Config, fn func(*kernel.Conn, *kernel.Writer) error) error {
-	c, conn, err := c.dial(kernel.SendBuffer)
+func ownTables(ctx context.Context, c Config, fn func(connection, writer) error) error {
+	c, conn, err := c.dial()
 	if err != nil {
 		return err
 	}
@@ -47,10 +44,11 @@ func ownTables(ctx context.Context, c Config, fn func(*kernel.Conn, *kernel.Writ
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		w := kernel.NewWriter("")
-		for _, w.Table = range []string{c.Table, stagingOf(c.Table), packetsOf(c.Table)} {
+		w := conn.NewWriter("")
+		for _, table := range []string{c.Table, stagingOf(c.Table), packetsOf(c.Table)} {
+			w.Use(table)
 			for _, f := range c.Families {
-				head, err := conn.Table(w.Table, f)
+				head, err := conn.Table(table, f)
 				if err != nil {
 					return err
 				}

@@ -27,7 +27,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/confine"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -55,7 +54,7 @@ func takenOver(t *testing.T, w *conformance.World) {
 	t.Helper()
 	r := &rig{TB: t, tracker: w.Tracker, engine: w.Engine}
 	var err error
-	if r.backend, err = newBackend(context.Background(), Config{NetNS: w.Env.NetNS}, withoutGrace, kernel.SendBuffer); err != nil {
+	if r.backend, err = open(context.Background(), Config{NetNS: w.Env.NetNS}, withoutGrace); err != nil {
 		t.Fatal(err)
 	}
 	defer r.backend.Close()

@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -85,7 +83,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 		return k, err
 	}
 	k.sound = k.Flags == 0
-	base := kernel.Rules{Family: f, Mark: b.mark()}.BaseChains()
+	base, _ := b.conn.Outline(kernel.Rules{Family: f, Mark: b.mark()}, []model.Object{{Kind: model.BaseChains}})
 	for name, c := range k.chains {
 		k.hooked = k.hooked || c.Base != nil
 		k.sound = k.sound && c.Is(base[name])
@@ -153,13 +151,13 @@ func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s l
 	if !k.has(s, f) {
 		return nil
 	}
-	return kernel.IgnoreInterrupted(b.conn.ReadAll(table, f, s, begin, fn))
+	return kernel.IgnoreInterrupted(readAll(b.conn, table, f, s, begin, fn))
 }
 
 // readRanges returns the contents of an interval set.
 func (b *Backend) readRanges(table string, f tracker.Family, s layout.Set) ([]model.Range, error) {
 	var bounds []model.Bound
-	err := b.conn.ReadAll(table, f, s, func() { bounds = nil }, func(e kernel.Element) {
+	err := readAll(b.conn, table, f, s, func() { bounds = nil }, func(e kernel.Element) {
 		if a, ok := netip.AddrFromSlice(e.Key); ok {
 			bounds = append(bounds, model.Bound{Addr: a, End: e.IntervalEnd})
 		}

@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -10,34 +8,12 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
-
-// links returns the index of each network interface by name.
-func (b *Backend) links() (map[string]int, error) {
-	var links []netlink.Link
-	var err error
-	for range 10 {
-		if links, err = b.route.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list interfaces: %w", err)
-	}
-	out := make(map[string]int, len(links))
-	for _, link := range links {
-		out[link.Attrs().Name] = link.Attrs().Index
-	}
-	return out, nil
-}
 
 // refreshInterfaces adds new network interfaces that Offload.Interfaces chooses to the fast path,
 // and removes others from it, as a full delta does. Without Config.Offload, or before the first
@@ -58,7 +34,7 @@ func (b *Backend) syncInterfaces() error {
 		return nil
 	}
 	err := persist(func() error {
-		links, err := b.links()
+		links, err := b.conn.Links()
 		if err != nil {
 			return err
 		}
@@ -99,11 +75,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 	if b.config.Offload == nil {
 		return failed, func() {}, nil
 	}
-	var s *nl.NetlinkSocket
-	err = b.ns.Do(func() (err error) {
-		s, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
-		return err
-	})
+	events, err := b.conn.WatchLinks()
 	if errors.Is(err, os.ErrClosed) {
 		return nil, nil, errClosed
 	}
@@ -122,7 +94,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 		for {
 			err := b.refreshInterfaces(ctx)
 			// ENOENT means that interfaces are deleted faster than they can be listed.
-			for attempt := 0; attempt < 10 && errors.Is(err, unix.ENOENT); attempt++ {
+			for attempt := 0; attempt < 10 && errors.Is(err, syscall.ENOENT); attempt++ {
 				select {
 				case <-ctx.Done():
 				case <-time.After(100 * time.Millisecond):
@@ -132,7 +104,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 			if err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
 				report(err)
 			}
-			if err := b.waitInterfaces(ctx, s); err != nil {
+			if err := b.waitInterfaces(ctx, events); err != nil {
 				if ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
 					report(fmt.Errorf("nftables: cannot watch interfaces: %w", err))
 				}
@@ -140,53 +112,42 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 			}
 		}
 	})
-	return report, func() { cancel(); s.Close(); done.Wait() }, nil
+	return report, func() { cancel(); events.Close(); done.Wait() }, nil
 }
 
 // waitInterfaces returns nil when refreshInterfaces may have something to do.
-func (b *Backend) waitInterfaces(ctx context.Context, s *nl.NetlinkSocket) error {
+func (b *Backend) waitInterfaces(ctx context.Context, events linkEvents) error {
 	for {
-		messages, from, err := s.Receive()
+		changes, err := events.Next()
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS): // the socket lost notifications
-			return nil
-		case errors.Is(err, unix.EINTR):
-			continue
 		case err != nil:
 			return err
-		case from.Pid != nl.PidKernel:
-			continue
-		}
-		for _, m := range messages {
-			header := unix.NlMsghdr(m.Header)
-			link, err := netlink.LinkDeserialize(&header, m.Data)
-			if err != nil || b.matters(m.Header.Type == unix.RTM_DELLINK, link.Attrs()) {
-				return nil
-			}
+		case len(changes) == 0 || slices.ContainsFunc(changes, b.matters):
+			return nil
 		}
 	}
 }
 
 // matters reports whether the change of an interface changes the chosen interfaces. Most changes
 // are about an interface's state, or refreshInterfaces has seen them.
-func (b *Backend) matters(gone bool, link *netlink.LinkAttrs) bool {
+func (b *Backend) matters(link linkChange) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.tables == nil {
 		return false // the next full delta lists all interfaces
 	}
-	index, known := b.tables.List[0].Interfaces()[link.Name]
-	if gone {
-		return known && index == link.Index
+	index, known := b.tables.List[0].Interfaces()[link.name]
+	if link.gone {
+		return known && index == link.index
 	}
-	if b.config.Offload.chooses(link.Name) {
-		return !known || index != link.Index
+	if b.config.Offload.chooses(link.name) {
+		return !known || index != link.index
 	}
 	// The interface may have had another name before.
 	for _, index := range b.tables.List[0].Interfaces() {
-		if index == link.Index {
+		if index == link.index {
 			return true
 		}
 	}
@@ -202,7 +163,7 @@ func (b *Backend) compareFlowtables(t *model.Table) error {
 	}
 	ft, ok := found[layout.FastPath]
 	if b.config.Offload != nil {
-		if !ok || !ft.Sound() {
+		if !ok || !ft.Sound {
 			return drifted(t.Family, "flowtable %s is missing or has other attributes", layout.FastPath)
 		}
 		delete(found, layout.FastPath)
@@ -214,7 +175,7 @@ func (b *Backend) compareFlowtables(t *model.Table) error {
 	if t.Interfaces() == nil || len(missing)+len(unexpected) == 0 {
 		return nil
 	}
-	links, err := b.links()
+	links, err := b.conn.Links()
 	if err != nil {
 		return err
 	}

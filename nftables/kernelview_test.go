@@ -1,17 +1,15 @@
-//go:build linux
-
 package nftables
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -29,11 +27,10 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	tb.Helper()
 	all := func(s layout.Set, fn func(kernel.Element)) {
 		err := b.conn.Elements(b.name, f, s, fn)
-		if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
+		if err != nil && !errors.Is(err, syscall.ENOENT) {
 			tb.Fatalf("read %s: %v", s.Name(), err)
 		}
 	}
-	number := func(data []byte) uint32 { return binary.NativeEndian.Uint32(data) }
 	handlers := map[bool]map[uint32]string{}
 	for internal, s := range map[bool]layout.Set{false: layout.Handlers, true: layout.InternalHandlers} {
 		handlers[internal] = map[uint32]string{}

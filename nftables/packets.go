@@ -1,12 +1,13 @@
-//go:build linux
-
 package nftables
 
 import (
 	"fmt"
+	"maps"
 
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // keepPacketCounters creates the tables that count packets if they are missing or differ, and without
@@ -14,15 +15,20 @@ import (
 // A table of its own serves through all replacements of the others, so no packet is missed or
 // counted twice.
 func (b *Backend) keepPacketCounters() error {
-	w := kernel.NewWriter(packetsOf(b.config.Table))
+	table := packetsOf(b.config.Table)
+	var rules []kernel.Rules
 	for _, f := range b.config.Families {
-		head, err := b.conn.Table(w.Table, f)
+		rules = append(rules, kernel.Rules{Family: f})
+	}
+	w := b.conn.NewWriter(table, rules...)
+	for _, f := range b.config.Families {
+		head, err := b.conn.Table(table, f)
 		if err != nil {
 			return err
 		}
 		sound := false
 		if head.Exists && b.config.CountPackets {
-			if sound, err = b.conn.HasPacketCounters(w.Table, f); err != nil {
+			if sound, err = b.hasPacketCounters(f); err != nil {
 				return err
 			}
 		}
@@ -30,10 +36,10 @@ func (b *Backend) keepPacketCounters() error {
 			w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
 		}
 		if b.config.CountPackets && !sound {
-			w.PacketCounters(f)
+			w.Add(&model.Tx{Objects: packetCounterObjects(f)})
 		}
 	}
-	if err := w.Commit(b.conn); err != nil {
+	if err := b.conn.Commit(w); err != nil {
 		return fmt.Errorf("cannot write the tables that count packets: %w", err)
 	}
 	return nil
@@ -45,7 +51,7 @@ func (b *Backend) examinePacketCounters() error {
 		return nil
 	}
 	for _, f := range b.config.Families {
-		sound, err := b.conn.HasPacketCounters(packetsOf(b.config.Table), f)
+		sound, err := b.hasPacketCounters(f)
 		switch {
 		case err != nil:
 			return err
@@ -54,4 +60,41 @@ func (b *Backend) examinePacketCounters() error {
 		}
 	}
 	return nil
+}
+
+// packetCounterObjects creates the table that counts packets.
+func packetCounterObjects(f tracker.Family) []model.Object {
+	return []model.Object{{Kind: model.PacketCounters, Family: f}}
+}
+
+// hasPacketCounters reports whether the table that counts packets is as this package creates it.
+func (b *Backend) hasPacketCounters(f tracker.Family) (bool, error) {
+	table := packetsOf(b.config.Table)
+	head, err := b.conn.Table(table, f)
+	if err != nil || !head.Exists || head.Flags != 0 {
+		return false, err
+	}
+	sets, err := b.conn.Sets(table, f)
+	if err != nil || len(sets) != 1 || !sets[layout.Packets.Name()].Is(layout.Packets.Spec(f)) {
+		return false, err
+	}
+	chains, err := b.conn.Chains(table, f)
+	if err != nil {
+		return false, err
+	}
+	rules, err := b.conn.Rules(table, f)
+	if err != nil {
+		return false, err
+	}
+	counts := map[string]int{}
+	for _, r := range rules {
+		counts[r.Chain]++
+	}
+	base, want := b.conn.Outline(kernel.Rules{Family: f}, packetCounterObjects(f))
+	for name, hook := range base {
+		if chain, ok := chains[name]; !ok || !chain.Is(hook) {
+			return false, nil
+		}
+	}
+	return len(chains) == len(base) && maps.Equal(counts, want), nil
 }

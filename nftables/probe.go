@@ -1,14 +1,10 @@
-//go:build linux
-
 package nftables
 
 import (
 	"errors"
 	"fmt"
+	"syscall"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -32,8 +28,8 @@ func (b *Backend) probe() error {
 			return err
 		}
 		if b.config.CountPackets {
-			w := kernel.NewWriter(probeTable)
-			w.PacketCounters(f)
+			w := b.conn.NewWriter(probeTable, kernel.Rules{Family: f})
+			w.Add(&model.Tx{Objects: packetCounterObjects(f)})
 			if err := b.probeWriter(w, f); err != nil {
 				return err
 			}
@@ -65,21 +61,20 @@ func (b *Backend) probeTable(f tracker.Family, offload bool) error {
 	if !offload {
 		rules.Offload = nil
 	}
-	w := kernel.NewWriter(probeTable, rules)
+	w := b.conn.NewWriter(probeTable, rules)
 	w.Add(tx)
 	return b.probeWriter(w, f)
 }
 
 // probeWriter makes the kernel check what creates the probe table, and deletes the table in the same
 // transaction.
-func (b *Backend) probeWriter(w *kernel.Writer, f tracker.Family) error {
-	batch, err := w.Finish()
-	if err != nil {
+func (b *Backend) probeWriter(w writer, f tracker.Family) error {
+	if err := w.Finish(); err != nil {
 		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
 	// Nothing of the table stays, so no packet meets it.
 	w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
-	if err := b.conn.Commit(batch); err != nil {
+	if err := b.conn.Commit(w); err != nil {
 		return unsupported(f, err)
 	}
 	return nil
@@ -94,36 +89,10 @@ func unsupported(f tracker.Family, err error) error {
 	}
 	e := &dataplane.UnsupportedError{Backend: "nftables", Family: f, Feature: refused.What, Minimum: minimumKernel, Err: err}
 	switch refused.Errno {
-	case unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY, unix.EEXIST, unix.EMFILE, unix.ENFILE:
+	case syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EINTR, syscall.EBUSY, syscall.EEXIST, syscall.EMFILE, syscall.ENFILE:
 		return fmt.Errorf("nftables: cannot probe kernel: %s: %w", f, err)
-	case unix.EPERM:
+	case syscall.EPERM:
 		e.Feature, e.Minimum = "programming without CAP_NET_ADMIN in the network namespace's user namespace", ""
 	}
 	return e
-}
-
-// dial returns c with defaults, and a socket in its network namespace with a send buffer of the
-// given size.
-func (c Config) dial(sendBuffer int) (Config, *kernel.Conn, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return c, nil, err
-	}
-	conn, err := kernel.Dial(c.NetNS, sendBuffer)
-	if err != nil {
-		return c, nil, unsupportedSocket(err)
-	}
-	conn.Refusal = func(e *nfnl.Error) error { return (*Error)(e) }
-	return c, conn, nil
-}
-
-// unsupportedSocket returns the error of opening a socket: a
-// [*dataplane.UnsupportedError] if the kernel has no such sockets or does not allow them.
-func unsupportedSocket(err error) error {
-	for _, errno := range []unix.Errno{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EPERM, unix.EACCES} {
-		if errors.Is(err, errno) {
-			return &dataplane.UnsupportedError{Backend: "nftables", Feature: "an nfnetlink socket", Err: err}
-		}
-	}
-	return fmt.Errorf("nftables: %w", err)
 }

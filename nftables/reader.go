@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -10,8 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -23,7 +20,7 @@ import (
 // reader reads a table for [Lookup], [Ready] and [Traffic].
 type reader struct {
 	ctx    context.Context
-	conn   *kernel.Conn
+	conn   connection
 	table  string
 	family tracker.Family
 }
@@ -32,11 +29,16 @@ type reader struct {
 // there is no table, or a set is missing because another version wrote the table, the error
 // wraps [dataplane.ErrNoRules].
 func readTables(ctx context.Context, c Config, purpose string, fn func(reader) error) error {
-	c, conn, err := c.dial(kernel.SendBuffer)
+	c, conn, err := c.dial()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+	return readTablesBy(ctx, conn, c, purpose, fn)
+}
+
+// readTablesBy is readTables with a connection. c has its defaults.
+func readTablesBy(ctx context.Context, conn connection, c Config, purpose string, fn func(reader) error) error {
 	found := false
 	for _, f := range c.Families {
 		table, err := tableInUse(conn, c.Table, f)
@@ -44,7 +46,7 @@ func readTables(ctx context.Context, c Config, purpose string, fn func(reader) e
 			found = true
 			err = fn(reader{ctx, conn, table, f})
 		}
-		if errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, syscall.ENOENT) {
 			err = fmt.Errorf("table has another layout: %w", dataplane.ErrNoRules)
 		}
 		if err != nil {
@@ -59,7 +61,7 @@ func readTables(ctx context.Context, c Config, purpose string, fn func(reader) e
 
 // tableInUse returns the name of the table that packets meet: the configured name, the name of
 // the staging table, or "" if there is no such table.
-func tableInUse(conn *kernel.Conn, name string, f tracker.Family) (string, error) {
+func tableInUse(conn connection, name string, f tracker.Family) (string, error) {
 	for _, name := range []string{name, stagingOf(name)} {
 		found, err := conn.HasBaseChain(name, f, layout.ChainNATPrerouting)
 		if found || err != nil {
@@ -78,20 +80,28 @@ func (r reader) each(s layout.Set, fn func(kernel.Element)) error {
 	return kernel.IgnoreInterrupted(kernel.Again(func() error { return r.conn.Elements(r.table, r.family, s, fn) }))
 }
 
+// readAll calls fn with the elements of a set, and begin before each attempt.
+func readAll(conn connection, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
+	return kernel.Again(func() error {
+		begin()
+		return conn.Elements(table, f, s, fn)
+	})
+}
+
 // frontends calls fn with the element of each frontend of a single port and with its Service port.
 func (r reader) frontends(fn func(kernel.Element, tracker.Key)) error {
 	return r.named(fn, layout.ServiceIPs, layout.NodePorts)
 }
 
 // ranges calls fn with the element of each frontend of a range of ports and with its Service port.
-// The error wraps [unix.ENOENT] if the table has never had ranges.
+// The error wraps [syscall.ENOENT] if the table has never had ranges.
 func (r reader) ranges(fn func(kernel.Element, tracker.Key)) error {
 	return r.named(fn, layout.ServiceRanges)
 }
 
 // ignoreMissing returns nil if a set is missing, and err otherwise.
 func ignoreMissing(err error) error {
-	if errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, syscall.ENOENT) {
 		return nil
 	}
 	return err

@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -9,9 +7,8 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -44,7 +41,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		b.tables = nil
 		return fmt.Errorf("nftables: cannot replace tables: %w", err)
 	}
-	b.sink = newStreamSink(b.conn, func() *kernel.Writer { return b.writer(b.name, d.Node) })
+	b.sink = newStreamSink(b.conn, func() writer { return b.writer(b.name, d.Node) })
 	for _, t := range b.tables.List {
 		t.ReleaseAdopted()
 	}
@@ -62,7 +59,7 @@ func persist(f func() error) (err error) {
 	for range 5 {
 		err = f()
 		var drift *dataplane.DriftError
-		if !errors.As(err, &drift) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
+		if !errors.As(err, &drift) && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EEXIST) && !errors.Is(err, syscall.EBUSY) {
 			break
 		}
 	}
@@ -115,7 +112,7 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
 	failed, err := b.perform(ctx, &staged{tables{b: b, d: d, old: old, name: name}})
 	if err == nil {
-		waitForPackets()
+		b.conn.WaitForPackets()
 		err = b.deleteTables(old)
 	}
 	return failed, err
@@ -134,9 +131,9 @@ func (b *Backend) deleteTables(k *kernelTables) error {
 
 // commit commits a transaction of objects that have no rules.
 func (b *Backend) commit(name string, tx *model.Tx) error {
-	w := kernel.NewWriter(name)
+	w := b.conn.NewWriter(name)
 	w.Add(tx)
-	return w.Commit(b.conn)
+	return b.conn.Commit(w)
 }
 
 // replacement is a way to replace tables.
@@ -278,12 +275,12 @@ func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bo
 	}
 	for name, s := range k.sets {
 		// The kernel deletes anonymous sets with the foreign rules that they belong to.
-		if !stays[name] && s.Flags&unix.NFT_SET_ANONYMOUS == 0 {
+		if !stays[name] && s.Flags&layout.FlagAnonymous == 0 {
 			r.create.Object(model.Object{Kind: model.DeleteSet, Family: f, Name: name})
 		}
 	}
 	for name, ft := range k.flowtables {
-		if name == layout.FastPath && r.b.config.Offload != nil && ft.Sound() {
+		if name == layout.FastPath && r.b.config.Offload != nil && ft.Sound {
 			keptFlowtable = true
 			continue
 		}
@@ -293,7 +290,7 @@ func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bo
 }
 
 func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
-	newWriter := func() *kernel.Writer { return r.b.writer(r.name, r.d.Node) }
+	newWriter := func() writer { return r.b.writer(r.name, r.d.Node) }
 	if r.old.exist {
 		w := newWriter()
 		for _, t := range r.model.List {
@@ -313,7 +310,7 @@ func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
 
 // copyPackets copies what packets wrote to sets that do not stay: the remembered clients and the
 // counters. Counts between here and the commit are lost.
-func (r *inPlace) copyPackets(w *kernel.Writer) error {
+func (r *inPlace) copyPackets(w writer) error {
 	for _, t := range r.model.List {
 		k := r.old.families[t.Family]
 		if !k.keeps(layout.StickyClients, t.Family, 0) {
@@ -321,11 +318,11 @@ func (r *inPlace) copyPackets(w *kernel.Writer) error {
 			if err != nil {
 				return err
 			}
-			w.AddElements(t.Family, layout.StickyClients, false, clients)
+			w.AddElements(t.Family, layout.StickyClients, clients)
 		}
 		stays := func(s layout.Set) bool { return k.keeps(s, t.Family, t.Size(s)) }
 		err := r.counters(t, stays, func(s layout.Set, list *kernel.Elements) error {
-			w.AddElements(t.Family, s, false, list)
+			w.AddElements(t.Family, s, list)
 			return nil
 		})
 		if err != nil {
@@ -340,7 +337,7 @@ func (r *inPlace) copyPackets(w *kernel.Writer) error {
 func (r *inPlace) finish() error {
 	for _, t := range r.model.List {
 		t.Recall(nil)
-		used := r.b.expectedRules(t)
+		_, used := r.b.expectedChains(t)
 		unused := map[string]bool{}
 		for name := range r.old.families[t.Family].chains {
 			if _, ok := used[name]; !ok {
@@ -402,7 +399,7 @@ func (r *staged) prepare() {
 }
 
 func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) {
-	p := newStreamSink(r.b.conn, func() *kernel.Writer { return r.b.writer(r.name, r.d.Node) })
+	p := newStreamSink(r.b.conn, func() writer { return r.b.writer(r.name, r.d.Node) })
 	failed, err := r.write(ctx, p)
 	if err != nil {
 		return nil, errors.Join(err, p.wait())
@@ -435,15 +432,15 @@ func (r *staged) finish() error {
 	}
 	w := r.b.writer(r.name, r.d.Node)
 	w.Add(tx)
-	return w.Commit(r.b.conn)
+	return r.b.conn.Commit(w)
 }
 
 // add adds elements to a set in several transactions.
 func (r *staged) add(f tracker.Family, s layout.Set, list *kernel.Elements) error {
 	for part := range list.Parts(r.b.conn.Limit() / 2) {
-		w := kernel.NewWriter(r.name)
-		w.AddElements(f, s, false, part)
-		if err := w.Commit(r.b.conn); err != nil {
+		w := r.b.conn.NewWriter(r.name)
+		w.AddElements(f, s, part)
+		if err := r.b.conn.Commit(w); err != nil {
 			return err
 		}
 	}
@@ -458,7 +455,7 @@ func (r *tables) counters(t *model.Table, stays func(layout.Set) bool, add func(
 			continue
 		}
 		list := &kernel.Elements{}
-		err := r.b.conn.ReadAll(r.old.name, t.Family, s, list.Reset, func(e kernel.Element) {
+		err := readAll(r.b.conn, r.old.name, t.Family, s, list.Reset, func(e kernel.Element) {
 			if e.Expr != nil && list.Count() < t.Size(s) {
 				list.AddCounter(e.Key, e.Expr)
 			}

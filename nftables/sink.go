@@ -1,32 +1,29 @@
-//go:build linux
-
 package nftables
 
 import (
 	"errors"
 	"math"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
 // streamSink is a [model.Sink] that commits each transaction while the next one is built. That nearly
 // halves the time for many Services.
 type streamSink struct {
-	conn *kernel.Conn
+	conn connection
 	// writer encodes the next transaction. While that of spare is being committed, inFlight is not
 	// nil and receives the result.
-	writer, spare *kernel.Writer
+	writer, spare writer
 	inFlight      chan error
 	// structural is set if a transaction since begin changed more than elements of large sets.
 	structural bool
 	// lost holds the destinations that Services lost in the transactions since begin.
 	lost []model.Destination
 	// newWriter makes spare.
-	newWriter func() *kernel.Writer
+	newWriter func() writer
 }
 
-func newStreamSink(conn *kernel.Conn, newWriter func() *kernel.Writer) *streamSink {
+func newStreamSink(conn connection, newWriter func() writer) *streamSink {
 	return &streamSink{conn: conn, writer: newWriter(), newWriter: newWriter}
 }
 
@@ -39,7 +36,7 @@ func (p *streamSink) begin() {
 func (p *streamSink) Limit() int { return p.conn.Limit() }
 
 // encode encodes a transaction.
-func (p *streamSink) encode(tx *model.Tx) (*kernel.Batch, error) {
+func (p *streamSink) encode(tx *model.Tx) error {
 	p.writer.Reset()
 	p.writer.Add(tx)
 	p.structural = p.structural || tx.Structural()
@@ -49,12 +46,12 @@ func (p *streamSink) encode(tx *model.Tx) (*kernel.Batch, error) {
 
 // Send implements [model.Sink].
 func (p *streamSink) Send(tx *model.Tx) error {
-	batch, err := p.encode(tx)
+	err := p.encode(tx)
 	if err := errors.Join(err, p.wait()); err != nil {
 		return err
 	}
 	p.inFlight = make(chan error, 1)
-	go func(done chan<- error) { done <- p.conn.Commit(batch) }(p.inFlight)
+	go func(done chan<- error, w writer) { done <- p.conn.Commit(w) }(p.inFlight, p.writer)
 	if p.spare == nil {
 		p.spare = p.newWriter()
 	}
@@ -64,13 +61,13 @@ func (p *streamSink) Send(tx *model.Tx) error {
 
 // Commit implements [model.Sink].
 func (p *streamSink) Commit(tx *model.Tx) error {
-	batch, err := p.encode(tx)
+	err := p.encode(tx)
 	if p.inFlight != nil || err != nil {
 		if err := errors.Join(err, p.wait()); err != nil {
 			return err
 		}
 	}
-	return p.conn.Commit(batch)
+	return p.conn.Commit(p.writer)
 }
 
 // wait waits for the commit that is running, if any, and returns its error.
@@ -85,10 +82,10 @@ func (p *streamSink) wait() error {
 
 // batchSink is a [model.Sink] that makes one batch of all transactions.
 type batchSink struct {
-	conn   *kernel.Conn
-	writer *kernel.Writer
+	conn   connection
+	writer writer
 	// last, if not nil, adds to the batch before the commit.
-	last func(*kernel.Writer) error
+	last func(writer) error
 }
 
 // Limit implements [model.Sink].
@@ -106,5 +103,5 @@ func (s *batchSink) Commit(tx *model.Tx) error {
 	if err := s.last(s.writer); err != nil {
 		return err
 	}
-	return s.writer.Commit(s.conn)
+	return s.conn.Commit(s.writer)
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -8,8 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -52,9 +49,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	}
 	defer b.mu.Unlock()
 	if b.tables == nil {
-		c := b.config
-		c.NetNS = b.ns.File()
-		return Traffic(ctx, c)
+		return readTraffic(func(fn func(reader) error) error { return readTablesBy(ctx, b.conn, b.config, trafficPurpose, fn) })
 	}
 	out := newTraffic()
 	for _, t := range b.tables.List {
@@ -90,16 +85,23 @@ const packetCounters = dataplane.CountsPackets | dataplane.CountsBytes
 // that are longer than 127 bytes are cut to that length. The error wraps [dataplane.ErrNoRules]
 // if there is no table. Known is empty if a version without counters wrote the table.
 func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
+	return readTraffic(func(fn func(reader) error) error { return readTables(ctx, c, trafficPurpose, fn) })
+}
+
+const trafficPurpose = "read traffic"
+
+// readTraffic reads the counters of the tables with which read calls its argument.
+func readTraffic(read func(func(reader) error) error) (*dataplane.Traffic, error) {
 	out, known, packets := newTraffic(), true, true
-	err := readTables(ctx, c, "read traffic", func(r reader) error {
+	err := read(func(r reader) error {
 		counted, err := r.counters()
-		if errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, syscall.ENOENT) {
 			known = false
 			return nil
 		}
 		if err == nil {
 			err = r.packets(packetsOf(strings.TrimSuffix(r.table, stagingOf(""))), counted)
-			if errors.Is(err, unix.ENOENT) {
+			if errors.Is(err, syscall.ENOENT) {
 				packets, err = false, nil
 			}
 		}
@@ -219,9 +221,9 @@ func (b *Backend) prune(f tracker.Family, c counters, o owners) {
 	}
 	for s, list := range lists {
 		for part := range list.Parts(b.conn.Limit() / 2) {
-			w := kernel.NewWriter(b.tableOf(s))
+			w := b.conn.NewWriter(b.tableOf(s))
 			w.DeleteElements(f, s, part)
-			if err := w.Commit(b.conn); err != nil {
+			if err := b.conn.Commit(w); err != nil {
 				b.logLost(err)
 			}
 		}
@@ -256,13 +258,13 @@ func (b *Backend) deleteLost(lost []model.Destination) {
 			}
 		}
 		for part := range list.Parts(b.conn.Limit() / (2*len(sets) + 1)) {
-			w := kernel.NewWriter(b.name)
+			w := b.conn.NewWriter(b.name)
 			for _, s := range sets {
-				w.Table = b.tableOf(s)
-				w.AddElements(f, s, false, part)
+				w.Use(b.tableOf(s))
+				w.AddElements(f, s, part)
 				w.DeleteElements(f, s, part)
 			}
-			if err := w.Commit(b.conn); err != nil {
+			if err := b.conn.Commit(w); err != nil {
 				b.logLost(err)
 			}
 		}

@@ -35,8 +35,8 @@ func BenchmarkTraffic(b *testing.B) {
 		counters.AddCounter(key.Bytes(), onePacket())
 	}
 	w := kernel.NewWriter(DefaultTable)
-	w.AddElements(tracker.IPv4, layout.Connections, true, counters)
-	if err := w.Commit(p.backend.conn); err != nil {
+	w.AddElements(tracker.IPv4, layout.Connections, counters)
+	if err := p.backend.conn.Commit(w); err != nil {
 		b.Fatal(err)
 	}
 	per := (kernelMemory() - before) / services

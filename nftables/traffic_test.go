@@ -245,9 +245,9 @@ func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *kernel.Eleme
 	tb.Helper()
 	w := kernel.NewWriter(b.name)
 	for _, s := range layout.TrafficSets() {
-		w.AddElements(f, s, true, list)
+		w.AddElements(f, s, list)
 	}
-	if err := w.Commit(b.conn); err != nil {
+	if err := b.conn.Commit(w); err != nil {
 		tb.Fatal(err)
 	}
 }

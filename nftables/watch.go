@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -9,9 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -53,7 +50,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	if b.staleInterfaces {
 		// With ENOENT, interfaces are deleted faster than they can be listed, and the next call
 		// tries again. If a table is missing, the generation has changed.
-		if err := b.syncInterfaces(); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := b.syncInterfaces(); err != nil && !errors.Is(err, syscall.ENOENT) {
 			b.discard(time.Now())
 			return err
 		}
@@ -103,7 +100,7 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	open, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(b.open, func() { cancel(errClosed) })()
-	err = nfnl.WatchCommits(open, b.ns.File(), interval, b.Check, drifted)
+	err = b.conn.WatchCommits(open, interval, b.Check, drifted)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -123,7 +120,7 @@ func (b *Backend) examine(count bool) error {
 		switch {
 		case errors.As(err, &drift):
 			return drift
-		case errors.Is(err, unix.ENOENT):
+		case errors.Is(err, syscall.ENOENT):
 			return drifted(t.Family, "the table or one of its sets is missing")
 		case err != nil:
 			return fmt.Errorf("nftables: cannot check tables: %w", err)
@@ -174,7 +171,7 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, coun
 	if err != nil {
 		return nil, err
 	}
-	expected, base := b.expectedRules(t), b.rules(t.Family, t.Node).BaseChains()
+	base, expected := b.expectedChains(t)
 	for name := range expected {
 		if c, ok := chains[name]; !ok || !c.Is(base[name]) {
 			return drift("chain %s is missing or has another hook or policy", name)
@@ -211,18 +208,16 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, coun
 	return found, b.compareMaps(t)
 }
 
-// expectedRules returns the number of rules that each chain must have.
-func (b *Backend) expectedRules(t *model.Table) map[string]int {
-	rules := b.rules(t.Family, t.Node)
-	out := rules.FixedRules()
-	for _, o := range t.Chains() {
-		rules.CountRules(&o, out)
-	}
+// expectedChains returns the hooks of base chains, and the number of rules that each chain must have.
+func (b *Backend) expectedChains(t *model.Table) (base map[string]*kernel.BaseChain, rules map[string]int) {
+	objects := []model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}}
+	objects = slices.AppendSeq(objects, maps.Values(t.Chains()))
 	if t.UsesRanges() {
-		rules.CountRules(&model.Object{Kind: model.UseRanges}, out)
+		objects = append(objects, model.Object{Kind: model.UseRanges})
 	}
-	out[layout.ChainFirewallCheck] += t.Sources()
-	return out
+	base, rules = b.conn.Outline(b.rules(t.Family, t.Node), objects)
+	rules[layout.ChainFirewallCheck] += t.Sources()
+	return base, rules
 }
 
 // compareMaps compares the contents of the verdict maps and the interval sets.
@@ -232,8 +227,8 @@ func (b *Backend) compareMaps(t *model.Table) error {
 			continue
 		}
 		found := map[uint32]string{}
-		err := b.conn.ReadAll(b.name, t.Family, s, func() { clear(found) }, func(e kernel.Element) {
-			if len(e.Key) == 4 && e.Verdict == unix.NFT_GOTO {
+		err := readAll(b.conn, b.name, t.Family, s, func() { clear(found) }, func(e kernel.Element) {
+			if len(e.Key) == 4 && e.Goto {
 				found[binary.NativeEndian.Uint32(e.Key)] = e.Chain
 			} else {
 				found[0] = "" // no handler has the key 0, so the maps differ
@@ -272,7 +267,7 @@ func (b *Backend) compareCount(t *model.Table, s layout.Set, count int) error {
 		if want > countable {
 			return nil
 		}
-		err := b.conn.ReadAll(b.name, t.Family, s, func() { count = 0 }, func(kernel.Element) { count++ })
+		err := readAll(b.conn, b.name, t.Family, s, func() { count = 0 }, func(kernel.Element) { count++ })
 		if err != nil {
 			return err
 		}

@@ -62,31 +62,19 @@ func (w Rules) fixedChains() []chainSpec {
 	}...)
 }
 
-// BaseChains returns the hooks of the base chains by name.
-func (w Rules) BaseChains() map[string]*BaseChain {
-	out := map[string]*BaseChain{}
-	for _, c := range w.fixedChains() {
-		if c.base != nil {
-			out[c.name] = c.base
+// Outline returns the chains that objects create: the hooks of base chains, and the number of rules
+// of each chain.
+func (w Rules) Outline(objects []model.Object) (base map[string]*BaseChain, rules map[string]int) {
+	base, rules = map[string]*BaseChain{}, map[string]int{}
+	for i := range objects {
+		for _, c := range w.chainsOf(&objects[i]) {
+			rules[c.name] = len(c.rules)
+			if c.base != nil {
+				base[c.name] = c.base
+			}
 		}
 	}
-	return out
-}
-
-// FixedRules returns the number of rules of each chain that does not depend on the Services.
-func (w Rules) FixedRules() map[string]int {
-	out := map[string]int{}
-	for _, c := range w.fixedChains() {
-		out[c.name] = len(c.rules)
-	}
-	return out
-}
-
-// CountRules adds the chains that an object creates to counts, with their numbers of rules.
-func (w Rules) CountRules(o *model.Object, counts map[string]int) {
-	for _, c := range w.chainsOf(o) {
-		counts[c.name] = len(c.rules)
-	}
+	return base, rules
 }
 
 // chainsOf returns the chains that an object creates.
@@ -125,6 +113,8 @@ func (w Rules) chainsOf(o *model.Object) []chainSpec {
 			}
 		}
 		return out
+	case model.PacketCounters:
+		return w.packetChains()
 	case model.FixedChains, model.BaseChains:
 		return slices.DeleteFunc(w.fixedChains(), func(c chainSpec) bool { return (c.base != nil) != (o.Kind == model.BaseChains) })
 	}

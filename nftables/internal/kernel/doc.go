@@ -1,4 +1,5 @@
-// Package kernel commits transactions of package model, and reads tables back. Only Linux has it.
+// Package kernel commits transactions of package model, and reads tables back. On systems other than
+// Linux it has only the types of what it reads, and the encoding of elements.
 //
 // A [Writer] encodes a model.Tx as a [Batch], which the kernel applies as a whole or not at all
 // (include/uapi/linux/netfilter/nfnetlink.h, NFNL_MSG_BATCH_BEGIN and _END). [Rules] renders the

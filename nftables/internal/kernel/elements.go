@@ -1,13 +1,9 @@
-//go:build linux
-
 package kernel
 
 import (
 	"encoding/binary"
 	"iter"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -58,7 +54,7 @@ func (e *Elements) Parts(limit int) iter.Seq[*Elements] {
 func (e *Elements) Add(key, data []byte, comment string) {
 	at := e.open(key)
 	if len(data) != 0 {
-		e.value(unix.NFTA_SET_ELEM_DATA, data)
+		e.value(elemData, data)
 	}
 	if comment != "" {
 		e.comment(comment)
@@ -70,9 +66,9 @@ func (e *Elements) Add(key, data []byte, comment string) {
 // are in the kernel's encoding, big-endian milliseconds.
 func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	at := e.open(key)
-	e.value(unix.NFTA_SET_ELEM_DATA, data)
-	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_SET_ELEM_TIMEOUT, timeout)
-	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_SET_ELEM_EXPIRATION, expiration)
+	e.value(elemData, data)
+	e.buf = nfnl.AppendBytes(e.buf, elemTimeout, timeout)
+	e.buf = nfnl.AppendBytes(e.buf, elemExpiration, expiration)
 	e.close(at)
 }
 
@@ -80,7 +76,7 @@ func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 // encoding.
 func (e *Elements) AddCounter(key, counter []byte) {
 	at := e.open(key)
-	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_SET_ELEM_EXPR|unix.NLA_F_NESTED, counter)
+	e.buf = nfnl.AppendBytes(e.buf, elemExpr|flagNested, counter)
 	e.close(at)
 }
 
@@ -88,12 +84,12 @@ func (e *Elements) AddCounter(key, counter []byte) {
 func (e *Elements) AddVerdict(key []byte, chain string) {
 	at := e.open(key)
 	data := len(e.buf)
-	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_SET_ELEM_DATA)
+	e.buf = nfnl.BeginNested(e.buf, elemData)
 	verdict := len(e.buf)
-	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_DATA_VERDICT)
-	code := int32(unix.NFT_GOTO)
-	e.buf = nfnl.AppendUint32(e.buf, unix.NFTA_VERDICT_CODE, uint32(code))
-	e.buf = nfnl.AppendString(e.buf, unix.NFTA_VERDICT_CHAIN, chain)
+	e.buf = nfnl.BeginNested(e.buf, attrVerdict)
+	code := verdictGoto
+	e.buf = nfnl.AppendUint32(e.buf, verdictCode, uint32(code))
+	e.buf = nfnl.AppendString(e.buf, verdictChain, chain)
 	nfnl.EndNested(e.buf, verdict)
 	nfnl.EndNested(e.buf, data)
 	e.close(at)
@@ -108,7 +104,7 @@ func (e *Elements) AddInterval(first, end []byte) {
 		return
 	}
 	at := e.open(end)
-	e.buf = nfnl.AppendUint32(e.buf, unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	e.buf = nfnl.AppendUint32(e.buf, elemFlags, intervalEnd)
 	e.close(at)
 }
 
@@ -116,9 +112,9 @@ func (e *Elements) AddInterval(first, end []byte) {
 // a set. comment may be "".
 func (e *Elements) AddRange(first, last, data []byte, comment string) {
 	at := e.open(first)
-	e.value(setElemAttrKeyEnd, last)
+	e.value(elemKeyEnd, last)
 	if len(data) != 0 {
-		e.value(unix.NFTA_SET_ELEM_DATA, data)
+		e.value(elemData, data)
 	}
 	if comment != "" {
 		e.comment(comment)
@@ -128,8 +124,8 @@ func (e *Elements) AddRange(first, last, data []byte, comment string) {
 
 func (e *Elements) open(key []byte) int {
 	at := len(e.buf)
-	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_LIST_ELEM)
-	e.value(unix.NFTA_SET_ELEM_KEY, key)
+	e.buf = nfnl.BeginNested(e.buf, listElem)
+	e.value(elemKey, key)
 	return at
 }
 
@@ -139,15 +135,15 @@ func (e *Elements) close(at int) {
 }
 
 func (e *Elements) value(typ uint16, v []byte) {
-	e.buf = nfnl.AppendHeader(e.buf, typ|unix.NLA_F_NESTED, 4+nfnl.Align(len(v)))
-	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
+	e.buf = nfnl.AppendHeader(e.buf, typ|flagNested, 4+nfnl.Align(len(v)))
+	e.buf = nfnl.AppendBytes(e.buf, attrValue, v)
 }
 
 // comment appends a comment in its Printable form.
 func (e *Elements) comment(s string) {
 	s = layout.Printable(s)
 	n := len(s) + 1
-	e.buf = nfnl.AppendHeader(e.buf, unix.NFTA_SET_ELEM_USERDATA, 2+n)
+	e.buf = nfnl.AppendHeader(e.buf, elemUserData, 2+n)
 	e.buf = append(e.buf, layout.UserDataComment, byte(n))
 	e.buf = append(e.buf, s...)
 	e.buf = append(e.buf, 0)

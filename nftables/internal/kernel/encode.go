@@ -3,9 +3,7 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,27 +16,17 @@ import (
 // Writer encodes transactions as one batch: objects in their order, then the elements to delete and
 // the elements to add. It keeps its memory from one batch to the next.
 type Writer struct {
-	// Table is the name of the tables.
-	Table string
-	rules [2]Rules
-	batch Batch
-	lists [2]struct{ add, remove [layout.SetCount]Elements }
-	// touched holds the lists that have elements.
-	touched []list
-	err     error
-}
-
-// list holds the elements to add to a set or to delete from it.
-type list struct {
-	*Elements
-	family   tracker.Family
-	set      layout.Set
-	deletion bool
+	Lists
+	table    string
+	rules    [2]Rules
+	batch    Batch
+	finished bool
+	err      error
 }
 
 // NewWriter returns a Writer for tables of a name. rules renders the chains of the families' tables.
 func NewWriter(table string, rules ...Rules) *Writer {
-	w := &Writer{Table: table}
+	w := &Writer{table: table}
 	for _, r := range rules {
 		w.rules[index(r.Family)] = r
 	}
@@ -49,27 +37,15 @@ func NewWriter(table string, rules ...Rules) *Writer {
 // Reset empties the writer.
 func (w *Writer) Reset() {
 	w.batch.Reset()
-	for _, l := range w.touched {
-		l.Reset()
-	}
-	w.touched, w.err = w.touched[:0], nil
+	w.Lists.Reset()
+	w.finished, w.err = false, nil
 }
+
+// Use makes what is encoded from now on be about tables of another name.
+func (w *Writer) Use(table string) { w.table = table }
 
 // Empty reports whether nothing was added.
-func (w *Writer) Empty() bool { return len(w.touched) == 0 && w.batch.Empty() }
-
-// Expect makes room for n elements of a set.
-func (w *Writer) Expect(f tracker.Family, s layout.Set, n int) {
-	if n == 0 {
-		return
-	}
-	sp := s.Spec(f)
-	bytes := layout.ElementSize(int(sp.KeyLen), int(sp.DataLen))
-	if s == layout.ServiceIPs || s == layout.NodePorts || s == layout.StickyEndpoints {
-		bytes += layout.CommentSize(40)
-	}
-	w.lists[index(f)].add[s].Grow(n * bytes)
-}
+func (w *Writer) Empty() bool { return w.Lists.Empty() && w.batch.Empty() }
 
 // Add encodes a transaction, which becomes part of the batch.
 func (w *Writer) Add(tx *model.Tx) {
@@ -77,97 +53,50 @@ func (w *Writer) Add(tx *model.Tx) {
 		w.object(&tx.Objects[i])
 	}
 	for i := range tx.Edits {
-		w.edit(&tx.Edits[i])
+		w.Edit(&tx.Edits[i])
 	}
 }
 
-// edit encodes an element.
-func (w *Writer) edit(e *model.Edit) {
-	lists := &w.lists[index(e.Family)]
-	l := list{&lists.add[e.Set], e.Family, e.Set, false}
-	if e.Deletion {
-		l = list{&lists.remove[e.Set], e.Family, e.Set, true}
-	}
-	if l.Count() == 0 {
-		w.touched = append(w.touched, l)
-	}
-	switch {
-	case e.Set.Interval():
-		l.AddInterval(e.Key.Bytes(), e.Data.Bytes())
-	case e.Set.Concat():
-		last, data := e.End()
-		if e.Deletion {
-			data = layout.Octets{}
+// Finish encodes the elements that Add got. What is added afterwards must be objects.
+func (w *Writer) Finish() error {
+	w.batch.Grow(w.Size())
+	w.Each(func(f tracker.Family, s layout.Set, deletion bool, list *Elements) {
+		if deletion {
+			w.DeleteElements(f, s, list)
+		} else {
+			w.addElements(f, s, unix.NLM_F_EXCL, list)
 		}
-		l.AddRange(e.Key.Bytes(), last.Bytes(), data.Bytes(), e.Text)
-	case e.Deletion:
-		l.Add(e.Key.Bytes(), nil, "")
-	case e.Set.Verdicts():
-		l.AddVerdict(e.Key.Bytes(), e.Text)
-	case e.Timeout != 0:
-		l.AddTimed(e.Key.Bytes(), e.Data.Bytes(), milliseconds(e.Timeout), milliseconds(e.Left))
-	default:
-		l.Add(e.Key.Bytes(), e.Data.Bytes(), e.Text)
-	}
+	})
+	w.finished = true
+	return w.err
 }
 
-// milliseconds returns the kernel's encoding of a time.
-func milliseconds(d time.Duration) []byte {
-	return binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds()))
-}
-
-// Finish returns the batch. The caller must not add to it afterwards.
-func (w *Writer) Finish() (*Batch, error) {
-	size := 0
-	for _, l := range w.touched {
-		size += l.Size() + model.MessageSize
-	}
-	w.batch.Grow(size + size/(50<<10)*model.MessageSize + model.MessageSize)
-	for _, l := range w.touched {
-		if l.deletion {
-			w.DeleteElements(l.family, l.set, l.Elements)
-		}
-	}
-	for _, l := range w.touched {
-		if !l.deletion {
-			w.AddElements(l.family, l.set, true, l.Elements)
-		}
-	}
-	return &w.batch, w.err
-}
-
-// Commit commits the batch.
+// Commit commits the batch. It calls Finish, unless that was called.
 func (w *Writer) Commit(conn *Conn) error {
-	batch, err := w.Finish()
-	if err != nil {
-		return err
+	if !w.finished {
+		if err := w.Finish(); err != nil {
+			return err
+		}
 	}
-	return conn.Commit(batch)
+	return conn.Commit(&w.batch)
 }
 
-// AddElements encodes elements now, instead of with the others in Finish. If they are exclusive,
-// none may exist.
-func (w *Writer) AddElements(f tracker.Family, s layout.Set, exclusive bool, list *Elements) {
-	flags := uint16(unix.NLM_F_CREATE)
-	if exclusive {
-		flags |= unix.NLM_F_EXCL
-	}
+// AddElements encodes elements now, instead of with the others in Finish. Elements that exist stay as
+// they are.
+func (w *Writer) AddElements(f tracker.Family, s layout.Set, list *Elements) {
+	w.addElements(f, s, 0, list)
+}
+
+// addElements encodes elements. With unix.NLM_F_EXCL, none may exist.
+func (w *Writer) addElements(f tracker.Family, s layout.Set, flags uint16, list *Elements) {
 	w.batch.NoteOf("add elements to ", s)
-	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, flags, inet.AF(f), w.Table, s.Name(), list)
+	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|flags, inet.AF(f), w.table, s.Name(), list)
 }
 
 // DeleteElements encodes deletions of elements now, instead of with the others in Finish.
 func (w *Writer) DeleteElements(f tracker.Family, s layout.Set, list *Elements) {
 	w.batch.NoteOf("delete elements of ", s)
-	w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(f), w.Table, s.Name(), list)
-}
-
-// index returns the index of a family in an array.
-func index(f tracker.Family) int {
-	if f == tracker.IPv6 {
-		return 1
-	}
-	return 0
+	w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(f), w.table, s.Name(), list)
 }
 
 // object encodes the creation or deletion of an object.
@@ -179,7 +108,7 @@ func (w *Writer) object(o *model.Object) {
 	case model.CreateNewTable:
 		w.newTable(f, unix.NLM_F_EXCL)
 	case model.DeleteTable:
-		w.open("delete table "+w.Table, unix.NFT_MSG_DELTABLE, 0, f)
+		w.open("delete table "+w.table, unix.NFT_MSG_DELTABLE, 0, f)
 		w.batch.End()
 	case model.DeleteRules:
 		w.open("delete rules", unix.NFT_MSG_DELRULE, 0, f)
@@ -206,6 +135,12 @@ func (w *Writer) object(o *model.Object) {
 			w.batch.End()
 			w.chain(f, c.name, c.base, c.rules)
 		}
+	case model.PacketCounters:
+		w.newTable(f, 0)
+		w.newSet(f, layout.Packets, layout.MaxPackets)
+		for _, c := range w.rules[index(f)].chainsOf(o) {
+			w.chain(f, c.name, c.base, c.rules)
+		}
 	case model.DeleteChain:
 		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, o.Name)
 	default:
@@ -223,7 +158,7 @@ const tableAttr = unix.NFTA_TABLE_NAME
 func (w *Writer) open(what string, typ, flags uint16, f tracker.Family) {
 	w.batch.Note(what)
 	w.batch.Begin(typ, flags, inet.AF(f))
-	w.batch.String(tableAttr, w.Table)
+	w.batch.String(tableAttr, w.table)
 }
 
 // delete deletes an object of a kind. nameAttr is the attribute with its name.
@@ -235,7 +170,7 @@ func (w *Writer) delete(kind string, typ, nameAttr uint16, f tracker.Family, nam
 
 // newTable creates the family's table. With unix.NLM_F_EXCL the table must not exist.
 func (w *Writer) newTable(f tracker.Family, flags uint16) {
-	w.open("create table "+w.Table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f)
+	w.open("create table "+w.table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f)
 	w.batch.End()
 }
 
@@ -282,23 +217,16 @@ const (
 	setFieldLen   = 1
 )
 
-// BaseChain is the hook of a base chain.
-type BaseChain struct {
-	typ      string
-	hook     uint32
-	priority int32
-}
-
 // chain creates a chain with rules and the hook base, nil for no hook.
 func (w *Writer) chain(f tracker.Family, name string, base *BaseChain, rules []rule) {
 	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	if base != nil {
 		w.batch.Nest(unix.NFTA_CHAIN_HOOK)
-		w.batch.Uint32(unix.NFTA_HOOK_HOOKNUM, base.hook)
-		w.batch.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(base.priority))
+		w.batch.Uint32(unix.NFTA_HOOK_HOOKNUM, base.Hook)
+		w.batch.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(base.Priority))
 		w.batch.Unnest()
-		w.batch.String(unix.NFTA_CHAIN_TYPE, base.typ)
+		w.batch.String(unix.NFTA_CHAIN_TYPE, base.Type)
 	}
 	w.batch.End()
 	for i, r := range rules {

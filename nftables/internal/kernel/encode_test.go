@@ -83,12 +83,11 @@ func (s *sizes) Limit() int { return 1 << 20 }
 func (s *sizes) Send(tx *model.Tx) error {
 	w := NewWriter(longest, rulesFor(tracker.IPv4, s.local), rulesFor(tracker.IPv6, s.local))
 	w.Add(tx)
-	batch, err := w.Finish()
-	if err != nil {
+	if err := w.Finish(); err != nil {
 		return err
 	}
-	if batch.Len() > tx.Size() || tx.Size() > s.Limit() {
-		return fmt.Errorf("a transaction of %d bytes, but its size is %d of %d", batch.Len(), tx.Size(), s.Limit())
+	if w.batch.Len() > tx.Size() || tx.Size() > s.Limit() {
+		return fmt.Errorf("a transaction of %d bytes, but its size is %d of %d", w.batch.Len(), tx.Size(), s.Limit())
 	}
 	s.sent++
 	return nil

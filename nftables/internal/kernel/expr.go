@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -46,28 +45,6 @@ func (r rule) with(parts ...part) rule { return append(r[:len(r):len(r)], parts.
 
 func of(e expr.Any) part {
 	return func(family byte) ([]byte, error) { return expr.Marshal(family, e) }
-}
-
-// Rules renders the rules of one family's table.
-type Rules struct {
-	Family tracker.Family
-	// Mark is the bit of the packet mark that requests masquerading.
-	Mark uint32
-	// Seed is the seed of the hashes. It is not 0, because the kernel replaces 0 by a random
-	// seed.
-	Seed uint32
-	// Local recognizes traffic of this node's pods.
-	Local ruleset.LocalTraffic
-	// Offload is nil for tables without a flowtable.
-	Offload *Offload
-}
-
-// Offload determines the connections that take the fast path.
-type Offload struct {
-	// AfterPackets is the number of packets after which a connection takes the fast path.
-	AfterPackets int
-	// UDP offloads UDP in addition to TCP.
-	UDP bool
 }
 
 func (w Rules) addrLen() uint32 { return uint32(w.Family.Bits() / 8) }

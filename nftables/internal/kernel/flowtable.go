@@ -68,27 +68,13 @@ func (w *Writer) devices(what string, typ, flags uint16, f tracker.Family, names
 	}
 }
 
-// Flowtable is a flowtable as the kernel has it.
-type Flowtable struct {
-	hook, priority, flags uint32
-	// Devices holds the names of the interfaces.
-	Devices map[string]bool
-}
-
-// Sound reports whether the flowtable is as newFlowtable makes it, apart from its devices.
-func (k Flowtable) Sound() bool {
-	return k.Devices != nil && k.hook == unix.NF_NETDEV_INGRESS && k.priority == uint32(priorityFilter) && k.flags == flowtableCounter
-}
-
 // Flowtables returns the table's flowtables by name.
 func (c *Conn) Flowtables(table string, f tracker.Family) (out map[string]Flowtable, err error) {
 	begin := func() { out = map[string]Flowtable{} }
 	err = c.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, begin, func(a *attributes) {
 		hook := parse(a[flowtableAttrHook])
-		k := Flowtable{
-			hook: hook.number(flowtableHookNum), priority: hook.number(flowtableHookPriority),
-			flags: a.number(flowtableAttrFlags), Devices: map[string]bool{},
-		}
+		k := Flowtable{Devices: map[string]bool{}, Sound: a.number(flowtableAttrFlags) == flowtableCounter &&
+			hook.number(flowtableHookNum) == unix.NF_NETDEV_INGRESS && hook.number(flowtableHookPriority) == uint32(priorityFilter)}
 		for typ, name := range nfnl.Attributes(hook[flowtableHookDevices]) {
 			if typ == deviceName {
 				k.Devices[nfnl.String(name)] = true

@@ -19,6 +19,8 @@ type Spec struct {
 // Flags of sets, and the type of a verdict (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*
 // and NFT_DATA_VERDICT).
 const (
+	FlagAnonymous = 0x1
+
 	FlagMap     = 0x8
 	setInterval = 0x4
 	setTimeout  = 0x10

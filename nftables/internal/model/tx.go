@@ -52,6 +52,7 @@ const (
 	UnuseRanges                       // rewrite them, so that they do not
 	SourceRule                        // Size is the length of the prefixes of allowed sources
 	DeleteChain                       // Name, with its rules
+	PacketCounters                    // the table that counts packets, with its set and chains
 )
 
 // Object is the creation or deletion of an object. Kind determines the other fields in use.

@@ -1,4 +1,4 @@
-package model
+package nftables
 
 import (
 	"net/netip"
@@ -16,7 +16,7 @@ import (
 // Services.
 func TestChangeWritesFewElements(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newMemoryRig(t)
 	for _, services := range []int{1, 200} {
 		for i := range services {
 			r.tracker.SetService(svc(i))
@@ -25,10 +25,10 @@ func TestChangeWritesFewElements(t *testing.T) {
 		r.sync()
 		count := func(what string, want int, change func()) {
 			t.Helper()
-			before := r.backend.sink.written
+			before := r.memory.written
 			change()
 			r.sync()
-			if n := r.backend.sink.written - before; n != want {
+			if n := r.memory.written - before; n != want {
 				t.Errorf("%d services: %s took %d elements, want %d", services, what, n, want)
 			}
 		}
@@ -54,7 +54,7 @@ func TestChangeWritesFewElements(t *testing.T) {
 // hashed Service writes. Only buckets that change are written.
 func TestChangeOfWeightOrHashWritesFewElements(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newMemoryRig(t)
 	hashed := func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSourcePort) }
 	r.tracker.SetService(svc(0, hashed))
 	r.tracker.SetService(svc(1))
@@ -68,10 +68,10 @@ func TestChangeOfWeightOrHashWritesFewElements(t *testing.T) {
 	}
 	count := func(what string, most int, change func()) {
 		t.Helper()
-		before := r.backend.sink.written
+		before := r.memory.written
 		change()
 		r.sync()
-		if n := r.backend.sink.written - before; n > most || n == 0 {
+		if n := r.memory.written - before; n > most || n == 0 {
 			t.Errorf("%s took %d elements, at most %d wanted", what, n, most)
 		} else {
 			t.Logf("%s took %d elements", what, n)

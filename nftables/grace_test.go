@@ -1,4 +1,4 @@
-package model
+package nftables
 
 import (
 	"testing"
@@ -15,11 +15,12 @@ import (
 func TestRemovedEndpointsHaveGracePeriod(t *testing.T) { synctest.Test(t, graceful) }
 
 func graceful(t *testing.T) {
-	r := newRig(t)
-	r.backend.config.GracePeriod = time.Hour
+	r := newMemoryRig(t)
+	r.layout.GracePeriod = time.Hour
+	r.start()
 	count := func(what string, want int) {
 		t.Helper()
-		if n := len(r.backend.kernel.tables[tracker.IPv4].sets[layout.Hairpin].elements); n != want {
+		if n := len(r.memory.inUse(tracker.IPv4).elements(layout.Hairpin)); n != want {
 			t.Errorf("%s: %d endpoints, want %d", what, n, want)
 		}
 	}

@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -11,11 +9,10 @@ import (
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// waitForPackets waits until every packet that is in a netfilter hook has left it. The kernel
-// runs hooks inside an RCU read-side critical section, and membarrier(2) waits for such sections
-// on all CPUs, about 20 ms. A virtual machine whose CPUs the host takes away holds packets in a
-// hook for milliseconds.
-func waitForPackets() {
+// WaitForPackets implements [connection]. The kernel runs hooks inside an RCU read-side critical
+// section, and membarrier(2) waits for such sections on all CPUs, about 20 ms. A virtual machine
+// whose CPUs the host takes away holds packets in a hook for milliseconds.
+func (*socket) WaitForPackets() {
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		// The kernel was built without the call, or has CPUs without a timer tick (nohz_full).
 		time.Sleep(20 * time.Millisecond)

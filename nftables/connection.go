@@ -1,0 +1,103 @@
+package nftables
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// connection is a connection to nf_tables of one network namespace. dial opens Linux's; tests have
+// one to a kernel in memory. Errors about a missing object wrap [syscall.ENOENT], and those of reads
+// that transactions of other processes interrupt wrap [nfnl.ErrInterrupted]. A connection is not safe
+// for concurrent use, except for NewWriter, Limit, Outline, WatchCommits and WatchLinks.
+type connection interface {
+	// NewWriter returns a writer for tables of a name. rules renders the chains of the families'
+	// tables.
+	NewWriter(table string, rules ...kernel.Rules) writer
+	// Commit commits all that w has or, if it returns an error, nothing. It calls Finish, unless
+	// that was called. An empty transaction does nothing.
+	Commit(w writer) error
+	// Limit returns the largest transaction in bytes.
+	Limit() int
+	// Commits returns how many transactions this connection has committed. Each adds one to
+	// Generation, and so do those of other processes.
+	Commits() uint32
+	Generation() (uint32, error)
+
+	// Outline returns the chains that objects create: the hooks of base chains, and the number of
+	// rules of each chain.
+	Outline(r kernel.Rules, objects []model.Object) (base map[string]*kernel.BaseChain, rules map[string]int)
+	// Table reads a table without its contents.
+	Table(name string, f tracker.Family) (kernel.Head, error)
+	// Sets, Chains, Flowtables and Rules return the objects of a table, all but rules by name.
+	Sets(table string, f tracker.Family) (map[string]kernel.Set, error)
+	Chains(table string, f tracker.Family) (map[string]kernel.Chain, error)
+	Flowtables(table string, f tracker.Family) (map[string]kernel.Flowtable, error)
+	Rules(table string, f tracker.Family) ([]kernel.Rule, error)
+	// HasBaseChain reports whether the table exists and has the base chain of a name.
+	HasBaseChain(table string, f tracker.Family, chain string) (bool, error)
+	// Elements calls fn with each element of a set, which is valid only during the call.
+	Elements(table string, f tracker.Family, s layout.Set, fn func(kernel.Element)) error
+
+	// WaitForPackets waits until every packet that is in a netfilter hook has left it.
+	WaitForPackets()
+	// WatchCommits calls check as [nfnl.WatchCommits] does.
+	WatchCommits(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error
+	// Links returns the index of each network interface by name. Links and WatchLinks work only with
+	// Config.Offload.
+	Links() (map[string]int, error)
+	WatchLinks() (linkEvents, error)
+
+	// Close closes the connection. Closing it again does nothing.
+	Close() error
+	Closed() bool
+}
+
+// writer encodes transactions as one: objects in their order, then the elements to delete and the
+// elements to add. A writer may encode while its connection commits what another one has.
+type writer interface {
+	// Add adds a transaction. It does not keep tx.
+	Add(tx *model.Tx)
+	// AddElements and DeleteElements encode elements now, instead of after all objects. An element
+	// that is added and exists stays as it is.
+	AddElements(f tracker.Family, s layout.Set, list *kernel.Elements)
+	DeleteElements(f tracker.Family, s layout.Set, list *kernel.Elements)
+	// Finish encodes the elements that Add got. What is added afterwards must be objects.
+	Finish() error
+	// Expect makes room for n elements of a set.
+	Expect(f tracker.Family, s layout.Set, n int)
+	// Use makes what is encoded from now on be about tables of another name.
+	Use(table string)
+	Empty() bool
+	// Reset empties the writer, which keeps its memory.
+	Reset()
+}
+
+// linkEvents receives changes of network interfaces.
+type linkEvents interface {
+	// Next blocks until interfaces change, or after Close returns an error. It returns no changes if
+	// notifications were lost.
+	Next() ([]linkChange, error)
+	Close()
+}
+
+// linkChange is a network interface that was changed or deleted.
+type linkChange struct {
+	name  string
+	index int
+	gone  bool
+}
+
+// dial returns c with defaults, and a connection to its network namespace.
+func (c Config) dial() (Config, connection, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return c, nil, err
+	}
+	conn, err := dial(c)
+	return c, conn, err
+}

@@ -1,0 +1,113 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Lists holds the elements of transactions by set: those to delete and those to add. The zero value
+// is empty. It keeps its memory when it is emptied.
+type Lists struct {
+	lists [2]struct{ add, remove [layout.SetCount]Elements }
+	// touched holds the lists that have elements.
+	touched []list
+}
+
+// list holds the elements to add to a set or to delete from it.
+type list struct {
+	*Elements
+	family   tracker.Family
+	set      layout.Set
+	deletion bool
+}
+
+// Reset empties all lists.
+func (l *Lists) Reset() {
+	for _, t := range l.touched {
+		t.Reset()
+	}
+	l.touched = l.touched[:0]
+}
+
+// Expect makes room for n elements of a set.
+func (l *Lists) Expect(f tracker.Family, s layout.Set, n int) {
+	if n == 0 {
+		return
+	}
+	sp := s.Spec(f)
+	bytes := layout.ElementSize(int(sp.KeyLen), int(sp.DataLen))
+	if s == layout.ServiceIPs || s == layout.NodePorts || s == layout.StickyEndpoints {
+		bytes += layout.CommentSize(40)
+	}
+	l.lists[index(f)].add[s].Grow(n * bytes)
+}
+
+// Edit encodes an element.
+func (l *Lists) Edit(e *model.Edit) {
+	lists := &l.lists[index(e.Family)]
+	t := list{&lists.add[e.Set], e.Family, e.Set, false}
+	if e.Deletion {
+		t = list{&lists.remove[e.Set], e.Family, e.Set, true}
+	}
+	if t.Count() == 0 {
+		l.touched = append(l.touched, t)
+	}
+	switch {
+	case e.Set.Interval():
+		t.AddInterval(e.Key.Bytes(), e.Data.Bytes())
+	case e.Set.Concat():
+		last, data := e.End()
+		if e.Deletion {
+			data = layout.Octets{}
+		}
+		t.AddRange(e.Key.Bytes(), last.Bytes(), data.Bytes(), e.Text)
+	case e.Deletion:
+		t.Add(e.Key.Bytes(), nil, "")
+	case e.Set.Verdicts():
+		t.AddVerdict(e.Key.Bytes(), e.Text)
+	case e.Timeout != 0:
+		t.AddTimed(e.Key.Bytes(), e.Data.Bytes(), milliseconds(e.Timeout), milliseconds(e.Left))
+	default:
+		t.Add(e.Key.Bytes(), e.Data.Bytes(), e.Text)
+	}
+}
+
+// milliseconds returns the kernel's encoding of a time.
+func milliseconds(d time.Duration) []byte {
+	return binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds()))
+}
+
+// Empty reports whether there are no elements.
+func (l *Lists) Empty() bool { return len(l.touched) == 0 }
+
+// Size returns an upper bound of the bytes of the messages with all elements.
+func (l *Lists) Size() int {
+	size := 0
+	for _, t := range l.touched {
+		size += t.Size() + model.MessageSize
+	}
+	return size + size/(50<<10)*model.MessageSize + model.MessageSize
+}
+
+// Each calls fn with each list: first those of elements to delete, then those of elements to add.
+func (l *Lists) Each(fn func(f tracker.Family, s layout.Set, deletion bool, list *Elements)) {
+	for _, deletion := range [...]bool{true, false} {
+		for _, t := range l.touched {
+			if t.deletion == deletion {
+				fn(t.family, t.set, deletion, t.Elements)
+			}
+		}
+	}
+}
+
+// index returns the index of a family in an array.
+func index(f tracker.Family) int {
+	if f == tracker.IPv6 {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,212 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// chainOf returns the handling of a Service's cluster IP, without numbers.
+func (r *memoryRig) chainOf(i int) string {
+	t := r.memory.inUse(tracker.IPv4)
+	_, _, key := layout.FrontendKey(false, netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", i+1)), "TCP", 80)
+	e, ok := t.found(layout.ServiceIPs, key.Bytes())
+	if !ok {
+		return ""
+	}
+	return t.resolve(layout.Handlers, number(e.Data))
+}
+
+// TestLostAcknowledgmentNeedsAFullDelta hides from the cursor that a change is in effect, and then
+// changes the Service again.
+func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
+	r := newMemoryRig(t)
+	lost := false
+	later := errors.New("a later step failed")
+	cursor := r.engine.Attach("wrapper", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		err := r.apply(ctx, d)
+		if err == nil && lost {
+			err = later
+		}
+		return err
+	}))
+	sync := func(want error) {
+		t.Helper()
+		if err := cursor.Sync(t.Context()); !errors.Is(err, want) {
+			t.Fatalf("%v, want %v", err, want)
+		}
+	}
+	r.tracker.SetService(svc(0, backendtest.NodePort(30000)))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1))
+	sync(nil)
+	want := r.chainOf(0)
+	lost = true
+	r.tracker.SetService(svc(0))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 2, 3))
+	sync(later)
+	lost = false
+	r.tracker.SetService(svc(0, backendtest.NodePort(30000)))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1))
+	sync(nil)
+	if got := r.chainOf(0); got != want || r.full != 2 {
+		t.Errorf("%d full deltas, want 2; the Service has\n%s\nwant\n%s", r.full, got, want)
+	}
+}
+
+// TestServicesGetAffinityWhenOthersGiveItUp has room for one Service with client affinity.
+func TestServicesGetAffinityWhenOthersGiveItUp(t *testing.T) {
+	r := newMemoryRig(t)
+	r.layout.Sticky = 1
+	var log strings.Builder
+	r.config.Log = slog.New(slog.NewTextHandler(&log, nil))
+	r.start()
+	for i := range 3 {
+		r.tracker.SetService(svc(i, backendtest.Affinity(600), func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(int64(100-i), 0) }))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, i+1))
+	}
+	r.sync()
+	for _, want := range []int{2, 1, 0} { // the oldest first
+		for i := range 3 {
+			if has := strings.Contains(r.chainOf(i), "sticky"); has != (i == want) {
+				t.Errorf("Service %d: chain %s", i, r.chainOf(i))
+			}
+		}
+		r.tracker.DeleteService(backendtest.ServiceName(want))
+		r.sync()
+	}
+	if n := strings.Count(log.String(), "without client affinity"); n != 1 {
+		t.Errorf("%d reports of Services without affinity: %s", n, log.String())
+	}
+}
+
+// TestServiceTooLargeFailsAlone changes a Service in a way that has no room in a transaction.
+func TestServiceTooLargeFailsAlone(t *testing.T) {
+	r := newMemoryRig(t)
+	for i := range 2 {
+		r.tracker.SetService(svc(i))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1, 2))
+	}
+	r.sync()
+	r.memory.limit = 16 << 10
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, append(backendtest.UpTo(900)[1:], 1)...))
+	r.tracker.SetSlice(epSlice(1, tracker.IPv4, 3))
+	var partial *ruleset.PartialError
+	if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, ErrTooLarge) {
+		t.Fatalf("Sync returned %v", err)
+	}
+	if a, b := r.chainOf(0), r.chainOf(1); a != "cluster-ip-2 [10.244.0.1:8080 10.244.0.2:8080]" || b != "cluster-ip-1 [10.244.0.3:8080]" || r.full != 1 {
+		t.Errorf("chains %s and %s after %d full deltas", a, b, r.full)
+	}
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 2, 5))
+	r.sync()
+	r.verify()
+}
+
+// TestClusterIPsComeLastInMemory looks at a cold start after each transaction. Packets to a cluster IP
+// may be refused only once all of its ports are in the table.
+func TestClusterIPsComeLastInMemory(t *testing.T) {
+	const services = 200
+	r := newMemoryRig(t)
+	r.memory.limit = 64 << 10
+	for i := range services {
+		r.tracker.SetService(svc(i))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, backendtest.UpTo(30)...))
+	}
+	halfway := 0
+	r.memory.look = func() {
+		t4 := r.memory.tables[tableID{DefaultTable, tracker.IPv4}]
+		if n := len(t4.elements(layout.ServiceIPs)); n != services {
+			if n != 0 {
+				halfway++
+			}
+			if refused := len(t4.elements(layout.ClusterIPs)); refused != 0 {
+				t.Errorf("with %d services, the table has %d addresses that refuse", n, refused)
+			}
+		}
+	}
+	r.sync()
+	r.memory.look = nil
+	if halfway == 0 {
+		t.Error("the cold start took one transaction")
+	}
+	r.verify()
+}
+
+// TestUnusedStickyHandlersAreCollected changes the timeouts of a few Services again and again.
+func TestUnusedStickyHandlersAreCollected(t *testing.T) {
+	r := newMemoryRig(t)
+	for i := range 5 * model.KeepUnused {
+		for s := range 3 {
+			r.tracker.SetService(svc(s, backendtest.Affinity(int32(100+i*(s+1)))))
+			r.tracker.SetSlice(epSlice(s, tracker.IPv4, backendtest.UpTo(1+i%3)...))
+		}
+		r.sync()
+		if n := len(r.backend.tables.Table(tracker.IPv4).Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+6 {
+			t.Fatalf("round %d: %d sticky handlers", i, n)
+		}
+	}
+	if r.full != 1 {
+		t.Errorf("%d full deltas", r.full)
+	}
+	r.verify()
+}
+
+// TestMemoryFollowsInterfaces adds and removes interfaces of the fast path.
+func TestMemoryFollowsInterfaces(t *testing.T) {
+	r := newMemoryRig(t)
+	r.config.Offload = &Offload{Interfaces: []string{"veth*"}}
+	r.memory.links = map[string]int{"lo": 1, "veth1": 2, "eth0": 3}
+	r.start()
+	r.tracker.SetService(svc(0))
+	r.sync()
+	check := func(want ...string) {
+		t.Helper()
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			table := r.memory.inUse(f)
+			if got := slices.Sorted(maps.Keys(table.flowtables[layout.FastPath])); !slices.Equal(got, want) {
+				t.Errorf("%v: flowtable has %v, want %v", f, got, want)
+			}
+			if n := len(table.elements(layout.FastPathInterfaces)); n != len(want) {
+				t.Errorf("%v: rules have %d interfaces, want %v", f, n, want)
+			}
+		}
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Errorf("Check returned %v", err)
+		}
+	}
+	check("veth1")
+	r.memory.links["veth2"] = 4
+	if err := r.backend.refreshInterfaces(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("veth1", "veth2")
+	delete(r.memory.links, "veth1")
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		r.memory.alter(f, func(t *memoryTable) { delete(t.flowtables[layout.FastPath], "veth1") })
+	}
+	if err := r.backend.Check(t.Context()); err != nil {
+		t.Errorf("Check returned %v after an interface was deleted", err)
+	}
+	r.cursor.Resync()
+	r.sync()
+	check("veth2")
+	r.memory.alter(tracker.IPv4, func(t *memoryTable) { clear(t.flowtables[layout.FastPath]) })
+	if err := r.backend.Check(t.Context()); !errors.Is(err, ruleset.ErrNeedFull) {
+		t.Errorf("Check returned %v after an interface was removed from the flowtable", err)
+	}
+}

@@ -1,0 +1,62 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+)
+
+// TestSimulation runs every world of the conformance suite with a kernel in memory. Commits fail before
+// or after they take effect. The smaller limit replaces tables by staging tables.
+func TestSimulation(t *testing.T) {
+	worlds := 8
+	if testtime.Thorough() {
+		worlds = 100
+	}
+	for _, limit := range []int{0, 96 << 10} {
+		t.Run(fmt.Sprintf("limit=%d", limit), func(t *testing.T) {
+			conformance.Simulate(t, conformance.Simulation{
+				First: *backendtest.Seed, Worlds: worlds,
+				Skip: map[conformance.Feature]string{conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node"},
+				New:  func(tb testing.TB, env conformance.SimEnv) conformance.Plane { return newPlane(tb, env, limit) },
+			})
+		})
+	}
+}
+
+// newPlane returns a data plane in memory whose transactions have at most limit bytes.
+func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Plane {
+	m := newMemory()
+	m.limit = limit
+	elsewhere := map[netip.Addr]bool{}
+	return conformance.Plane{
+		Backend: func() ruleset.Backend {
+			b := m.backend(tb, Config{Families: env.Families}, withoutGrace)
+			return applier{b, func(ctx context.Context, d *ruleset.Delta) error {
+				noteElsewhere(d, elsewhere)
+				m.fail, m.look = env.Fail, env.Look
+				defer func() { m.fail, m.look = nil, nil }()
+				return b.Apply(ctx, d)
+			}}
+		},
+		Handle: func(p ruleset.Packet) conformance.Outcome { return m.handlePacket(p, elsewhere) },
+		Dump:   m.describe,
+	}
+}
+
+// noteElsewhere adds the addresses of other nodes' endpoints.
+func noteElsewhere(d *ruleset.Delta, to map[netip.Addr]bool) {
+	for _, c := range d.Changes {
+		for i := 0; c.New != nil && i < len(c.New.Endpoints); i++ {
+			if ep := c.New.Endpoints[i]; ep.Node != "" && ep.Node != d.Node.Info.Name {
+				to[ep.Addr.Addr()] = true
+			}
+		}
+	}
+}
