@@ -1,0 +1,321 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// everySet lists all sets.
+func everySet() (out []layout.Set) {
+	for s := range layout.SetCount + 1 {
+		out = append(out, s)
+	}
+	return out
+}
+
+// contents returns a line for each object and element of a table, except those of the omitted sets.
+// A chain's line has its number of rules only if that is 0.
+func contents(tb testing.TB, c connection, table string, f tracker.Family, omit ...layout.Set) []string {
+	tb.Helper()
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	head, err := c.Table(table, f)
+	must(err)
+	if !head.Exists {
+		return nil
+	}
+	out := []string{fmt.Sprintf("table %v flags %d", f, head.Flags)}
+	chains, err := c.Chains(table, f)
+	must(err)
+	rules, err := c.Rules(table, f)
+	must(err)
+	ruled := map[string]bool{}
+	for _, r := range rules {
+		ruled[r.Chain] = true
+	}
+	for name, chain := range chains {
+		out = append(out, fmt.Sprintf("chain %s, hooked %t, has rules %t", name, chain.Base != nil, ruled[name]))
+	}
+	sets, err := c.Sets(table, f)
+	must(err)
+	for _, s := range everySet() {
+		set, ok := sets[s.Name()]
+		if !ok {
+			continue
+		}
+		delete(sets, s.Name())
+		out = append(out, fmt.Sprintf("set %s, sound %t, size %d", s.Name(), set.Is(s.Spec(f)), set.Size))
+		n := 0
+		must(readAll(c, table, f, s, func() { n = 0 }, func(kernel.Element) { n++ }))
+		out = append(out, fmt.Sprintf("%s has %d elements", s.Name(), n))
+		if slices.Contains(omit, s) {
+			continue
+		}
+		must(c.Elements(table, f, s, func(e kernel.Element) {
+			out = append(out, fmt.Sprintf("%s %x-%x: %x %s %t %q %t %x", s.Name(), e.Key, e.KeyEnd, e.Data, e.Chain, e.Goto, e.Comment, e.IntervalEnd, e.Timeout))
+		}))
+	}
+	for name := range sets {
+		out = append(out, "unknown set "+name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestMemoryEqualsLinux drives the same random worlds through a Backend with a kernel in memory and one
+// with Linux, and compares the contents of all tables after each change.
+func TestMemoryEqualsLinux(t *testing.T) {
+	netlab.Require(t)
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			h := netlab.NewHost(t)
+			m := newMemory()
+			p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
+			limit := []int{0, smallLimit}[seed%2]
+			m.limit = limit
+			// The numbers of sticky pools are random in tables that replace others. kernelView resolves
+			// them.
+			var omit []layout.Set
+			written := false
+			var backends [2]*Backend
+			var cursors [2]*ruleset.Cursor
+			start := func() {
+				for i := range backends {
+					if cursors[i] != nil {
+						cursors[i].Detach()
+						backends[i].Close()
+					}
+				}
+				backends[0] = m.backend(t, Config{CountPackets: true}, withoutGrace)
+				b, err := open(t.Context(), Config{NetNS: h.File(), CountPackets: true}, withoutGrace)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { b.Close() })
+				if limit != 0 {
+					limitTo(t, b, limit)
+				}
+				backends[1] = b
+				for i, b := range backends {
+					cursors[i] = p.Engine.Attach(fmt.Sprint("backend ", i), b)
+					cursors[i].OnSync(func(i ruleset.SyncInfo) {
+						if i.Full && written {
+							omit = []layout.Set{
+								layout.StickyPools, layout.StickyBuckets, layout.StickyEndpoints, layout.ServiceIPs, layout.NodePorts,
+								layout.InternalIPs, layout.InternalNodePorts,
+							}
+						}
+					})
+				}
+			}
+			start()
+			rng := rand.New(rand.NewPCG(seed, 4))
+			// A Maglev table does not fit into the smallest transactions.
+			changes := backendtest.Changes{Hash: limit == 0, Shared: 4}
+			for step := range 60 {
+				for range 1 + rng.IntN(3) {
+					changes.Make(p.Tracker, p.Engine, rng)
+				}
+				switch n := rng.IntN(20); {
+				case step < 20:
+				case n == 0:
+					start()
+				case n == 1:
+					cursors[0].Resync()
+					cursors[1].Resync()
+				}
+				for i, c := range cursors {
+					if err := c.Sync(t.Context()); err != nil {
+						t.Fatalf("step %d, backend %d: %v", step, i, err)
+					}
+					if err := backends[i].Check(t.Context()); err != nil {
+						t.Fatalf("step %d, backend %d: %v", step, i, err)
+					}
+				}
+				written = true
+				for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+					if backends[0].name != backends[1].name {
+						t.Fatalf("step %d: table %s in memory, %s in Linux", step, backends[0].name, backends[1].name)
+					}
+					for _, table := range []string{DefaultTable, stagingOf(DefaultTable), packetsOf(DefaultTable)} {
+						got, want := contents(t, backends[0].conn, table, f, omit...), contents(t, backends[1].conn, table, f, omit...)
+						if !slices.Equal(got, want) {
+							t.Fatalf("step %d, table %s: memory has\n%s\nLinux has\n%s", step, table, without(got, want), without(want, got))
+						}
+					}
+					if d := diffViews(kernelView(t, backends[0], f), kernelView(t, backends[1], f)); d != "" {
+						t.Fatalf("step %d: memory differs from Linux:\n%s", step, d)
+					}
+				}
+			}
+		})
+	}
+}
+
+// without returns the lines of a that b lacks.
+func without(a, b []string) string {
+	have := map[string]bool{}
+	for _, line := range b {
+		have[line] = true
+	}
+	return strings.Join(slices.DeleteFunc(slices.Clone(a), func(line string) bool { return have[line] }), "\n")
+}
+
+// TestMemoryRefusesWhatLinuxRefuses commits transactions to a kernel in memory and to Linux. Both must
+// answer the same, and have the same contents afterwards.
+func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
+	t.Parallel()
+	const f = tracker.IPv4
+	object := func(o model.Object) func(writer) {
+		o.Family = f
+		return func(w writer) { w.Add(&model.Tx{Objects: []model.Object{o}}) }
+	}
+	edit := func(deletion bool, s layout.Set, key layout.Octets, data layout.Octets, text string) func(writer) {
+		e := model.Edit{Element: layout.Element{Set: s, Key: key, Data: data}, Family: f, Deletion: deletion, Text: text}
+		return func(w writer) { w.Add(&model.Tx{Edits: []model.Edit{e}}) }
+	}
+	endpoint := func(bucket uint32) (layout.Octets, layout.Octets) {
+		return layout.Octets{}.Word(1).Word(bucket), layout.Octets{}.Word(0x0100000a).Port(80)
+	}
+	add := func(bucket uint32) func(writer) {
+		key, data := endpoint(bucket)
+		return edit(false, layout.Endpoints, key, data, "")
+	}
+	remove := func(bucket uint32) func(writer) {
+		key, _ := endpoint(bucket)
+		return edit(true, layout.Endpoints, key, layout.Octets{}, "")
+	}
+	again := func(w writer) {
+		list := &kernel.Elements{}
+		key, data := endpoint(0)
+		list.Add(key.Bytes(), data.Bytes(), "")
+		w.AddElements(f, layout.Endpoints, list)
+	}
+	pool := layout.Handler{Buckets: 1}
+	masquerading := layout.Handler{Handling: layout.HandleAlways, Buckets: 1}
+	unknown := layout.Handler{Handling: layout.HandleAlways, Buckets: 2}
+	handler := func(n uint32, chain string) func(writer) {
+		return edit(false, layout.Handlers, layout.Octets{}.Word(n), layout.Octets{}, chain)
+	}
+	portRange := func(first, last uint16) func(writer) {
+		e := layout.RangeElement(netip.MustParseAddr("10.96.0.1"), "TCP", first, last, 1)
+		return edit(false, layout.ServiceRanges, e.Key, e.Data, "")
+	}
+	interval := func(first, end uint32) func(writer) {
+		return edit(false, layout.ServiceCIDRs, layout.Octets{}.Port(uint16(first)), layout.Octets{}.Port(uint16(end)), "")
+	}
+	before := []func(writer){
+		object(model.Object{Kind: model.CreateTable}),
+		object(model.Object{Kind: model.NewSet, Set: layout.Endpoints, Size: 2}),
+		object(model.Object{Kind: model.NewSet, Set: layout.Handlers, Size: 100}),
+		object(model.Object{Kind: model.NewSet, Set: layout.Connections, Size: 100}),
+		object(model.Object{Kind: model.NewSet, Set: layout.ServiceRanges}),
+		object(model.Object{Kind: model.NewSet, Set: layout.ServiceCIDRs}),
+		object(model.Object{Kind: model.HandlerChain, Handler: pool}),
+		object(model.Object{Kind: model.HandlerChain, Handler: masquerading}),
+		add(0), handler(1, masquerading.Chain()), portRange(100, 200), interval(0x0a00, 0x0b00),
+	}
+	for name, c := range map[string]struct {
+		do   []func(writer)
+		want syscall.Errno
+	}{
+		"nothing":                          {nil, 0},
+		"create a table that exists":       {[]func(writer){object(model.Object{Kind: model.CreateTable})}, 0},
+		"create a new table that exists":   {[]func(writer){object(model.Object{Kind: model.CreateNewTable})}, syscall.EEXIST},
+		"delete a table":                   {[]func(writer){object(model.Object{Kind: model.DeleteTable})}, 0},
+		"delete a table twice":             {[]func(writer){object(model.Object{Kind: model.DeleteTable}), object(model.Object{Kind: model.DeleteTable})}, syscall.ENOENT},
+		"delete a table and add a set":     {[]func(writer){object(model.Object{Kind: model.DeleteTable}), object(model.Object{Kind: model.NewSet, Set: layout.Hairpin})}, syscall.ENOENT},
+		"delete and create a table":        {[]func(writer){object(model.Object{Kind: model.DeleteTable}), object(model.Object{Kind: model.CreateNewTable})}, 0},
+		"delete a set that does not exist": {[]func(writer){object(model.Object{Kind: model.DeleteSet, Name: "hairpin-connections"})}, syscall.ENOENT},
+		"replace a set that rules used": {[]func(writer){
+			object(model.Object{Kind: model.DeleteRules}), object(model.Object{Kind: model.DeleteSet, Name: layout.Endpoints.Name()}),
+			object(model.Object{Kind: model.NewSet, Set: layout.Endpoints, Size: 2}), add(0), add(1),
+		}, 0},
+		"add an element":                       {[]func(writer){add(1)}, 0},
+		"add an element that exists":           {[]func(writer){add(1), add(0)}, syscall.EEXIST},
+		"add too many elements":                {[]func(writer){add(1), add(2)}, syscall.ENFILE},
+		"replace an element of a full set":     {[]func(writer){remove(0), add(1), add(2)}, 0},
+		"replace an element by the same":       {[]func(writer){remove(0), add(0)}, 0},
+		"delete an element that is missing":    {[]func(writer){add(1), remove(2)}, syscall.ENOENT},
+		"delete an element twice":              {[]func(writer){remove(0), remove(0)}, syscall.ENOENT},
+		"add an element once more":             {[]func(writer){again}, 0},
+		"add an element to a missing set":      {[]func(writer){edit(false, layout.Hairpin, layout.Octets{}.Word(1).Word(1), layout.Octets{}, "")}, syscall.ENOENT},
+		"lead to a chain":                      {[]func(writer){handler(2, pool.Chain())}, 0},
+		"lead to a missing chain":              {[]func(writer){handler(2, "none")}, syscall.ENOENT},
+		"delete a chain that elements use":     {[]func(writer){object(model.Object{Kind: model.DeleteChain, Name: masquerading.Chain()})}, syscall.EBUSY},
+		"delete a chain that rules use":        {[]func(writer){object(model.Object{Kind: model.DeleteChain, Name: pool.Chain()})}, syscall.EBUSY},
+		"delete a chain that does not exist":   {[]func(writer){object(model.Object{Kind: model.DeleteChain, Name: "none"})}, syscall.ENOENT},
+		"create a chain that leads to nothing": {[]func(writer){object(model.Object{Kind: model.HandlerChain, Handler: unknown})}, syscall.ENOENT},
+		"delete all rules":                     {[]func(writer){object(model.Object{Kind: model.DeleteRules})}, 0},
+		"add a range":                          {[]func(writer){portRange(300, 400)}, 0},
+		"add a range that overlaps":            {[]func(writer){portRange(150, 300)}, syscall.EEXIST},
+		"add an interval":                      {[]func(writer){interval(0x0c00, 0x0d00)}, 0},
+		"add an interval next to another":      {[]func(writer){interval(0x0b00, 0x0c00)}, 0},
+		"add an interval that exists":          {[]func(writer){interval(0x0a00, 0x0b00)}, syscall.EEXIST},
+		"change interfaces without flowtable":  {[]func(writer){object(model.Object{Kind: model.AddDevices, Names: []string{"lo"}})}, syscall.ENOENT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			linux, err := dialWith(Config{NetNS: netlab.NewHost(t).File()}, kernel.SendBuffer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer linux.Close()
+			conns := []connection{newMemory().connect(), linux}
+			var generations [2]uint32
+			var found [2][]string
+			for i, conn := range conns {
+				for j, steps := range [][]func(writer){before, c.do} {
+					w := conn.NewWriter("t", kernel.Rules{Family: f, Mark: 1, Seed: 1})
+					for _, step := range steps {
+						step(w)
+					}
+					generation, err := conn.Generation()
+					if err != nil {
+						t.Fatal(err)
+					}
+					err = conn.Commit(w)
+					var refused *Error
+					switch {
+					case j == 0 && err != nil:
+						t.Fatalf("%T: %v", conn, err)
+					case j == 0:
+					case c.want == 0 && err != nil, c.want != 0 && (!errors.As(err, &refused) || refused.Errno != c.want):
+						t.Errorf("%T: Commit returned %v, want %v", conn, err, c.want)
+					}
+					now, err := conn.Generation()
+					if err != nil {
+						t.Fatal(err)
+					}
+					generations[i] = now - generation
+				}
+				found[i] = contents(t, conn, "t", f)
+			}
+			if generations[0] != generations[1] {
+				t.Errorf("memory has %d new generations, Linux %d", generations[0], generations[1])
+			}
+			if !slices.Equal(found[0], found[1]) {
+				t.Errorf("memory has\n%s\nLinux has\n%s", without(found[0], found[1]), without(found[1], found[0]))
+			}
+		})
+	}
+}
