@@ -344,3 +344,85 @@ func (Change) MarshalText() ([]byte, error) { return nil, errWire }
 
 // MarshalBinary returns an error, like MarshalText. Package encoding/gob calls it.
 func (Change) MarshalBinary() ([]byte, error) { return nil, errWire }
+
+// finder finds the first element of a list with a given key. It does not allocate for
+// short lists, which are the rule, and does no quadratic work for long ones.
+type finder[T any, K comparable] struct {
+	list  []T
+	key   func(T) K
+	index map[K]int // nil for a short list
+}
+
+func newFinder[T any, K comparable](list []T, key func(T) K) finder[T, K] {
+	f := finder[T, K]{list: list, key: key}
+	if len(list) <= 16 {
+		return f
+	}
+	f.index = make(map[K]int, len(list))
+	for i, x := range list {
+		if _, ok := f.index[key(x)]; !ok {
+			f.index[key(x)] = i
+		}
+	}
+	return f
+}
+
+// first returns the index of the first element with key k, or -1.
+func (f finder[T, K]) first(k K) int {
+	if f.index == nil {
+		return slices.IndexFunc(f.list, func(x T) bool { return f.key(x) == k })
+	}
+	if i, ok := f.index[k]; ok {
+		return i
+	}
+	return -1
+}
+
+func (f finder[T, K]) has(k K) bool { return f.first(k) >= 0 }
+
+// link finds frontends that move between two changes. It records in the change that
+// gains a frontend which Service loses it, and moves that change before the one that
+// loses it. Without such changes it returns immediately.
+func link(changes []Change) {
+	winners := 0
+	for i := range changes {
+		winners += len(changes[i].lost)
+	}
+	if winners == 0 {
+		return
+	}
+	byKey := make(map[tracker.Key]int, len(changes))
+	for i := range changes {
+		byKey[changes[i].Key] = i
+	}
+	for i := range changes {
+		for _, m := range changes[i].lost {
+			if w, ok := byKey[m.key]; ok {
+				changes[w].taken = append(changes[w].taken, move{m.at, changes[i].Key})
+			}
+		}
+	}
+
+	// Depth first: a change comes after the changes to which it loses a frontend. If
+	// one of these is still being visited, the changes form a circle, which has no
+	// such order.
+	out := make([]Change, 0, len(changes))
+	opened := make([]bool, len(changes))
+	var visit func(i int)
+	visit = func(i int) {
+		if opened[i] {
+			return
+		}
+		opened[i] = true
+		for _, m := range changes[i].lost {
+			if w, ok := byKey[m.key]; ok {
+				visit(w)
+			}
+		}
+		out = append(out, changes[i])
+	}
+	for i := range changes {
+		visit(i)
+	}
+	copy(changes, out)
+}

@@ -9,10 +9,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/go-proxier/proxier/tracker"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestChangeYieldsWhatDiffers compares Upserted, Removed and GoneFrontends with their
@@ -350,4 +351,20 @@ func TestKeepingLeavesFrontendsOfFailedServices(t *testing.T) {
 	failing = "older"
 	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "other"})
 	sync("nothing")
+}
+
+// TestFinderFindsFirst compares the two ways of searching, for long and for short lists.
+func TestFinderFindsFirst(t *testing.T) {
+	for n := range 40 {
+		list := make([]int, n)
+		for i := range list {
+			list[i] = i * i % 23 // with duplicates
+		}
+		f := newFinder(list, func(x int) int { return x })
+		for k := range 25 {
+			if got, want := f.first(k), slices.Index(list, k); got != want || f.has(k) != (want >= 0) {
+				t.Errorf("%d elements: %d is at %d, want %d", n, k, got, want)
+			}
+		}
+	}
 }
