@@ -7,34 +7,23 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Counted identifies a packet counter of iptables rules.
-type Counted uint8
-
-const (
-	// InvalidDropped counts packets that are dropped because connection tracking marks them
-	// as invalid.
-	InvalidDropped Counted = iota + 1
-	// LocalhostNodePorts counts the first packets of connections to NodePorts at loopback
-	// addresses.
-	LocalhostNodePorts
-)
-
 // counters exports packet counters of iptables rules, which the kernel holds. Each scrape
 // reads them. Missing counters, and counters that cannot be read, are left out.
 type counters struct {
-	read  func() (map[Counted]uint64, error)
-	descs map[Counted]*prometheus.Desc
+	read  func() (map[string]uint64, error)
+	descs map[string]*prometheus.Desc
 }
 
-// WatchCounters exports the packet counters that read returns. Each scrape calls read.
-// WatchCounters must be called at most once.
-func (s *Set) WatchCounters(read func() (map[Counted]uint64, error)) {
+// WatchCounters exports the packet counters that read returns, by the names of kube-proxy's
+// accounting objects, as iptables.Backend.Counters does. Each scrape calls read. WatchCounters must
+// be called at most once.
+func (s *Set) WatchCounters(read func() (map[string]uint64, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("kubeproxy_iptables_"+name, help, nil, nil)
 	}
-	s.registry.MustRegister(counters{read, map[Counted]*prometheus.Desc{
-		InvalidDropped:     desc("ct_state_invalid_dropped_packets_total", "Packets that were dropped because connection tracking took them for invalid"),
-		LocalhostNodePorts: desc("localhost_nodeports_accepted_packets_total", "Connections to NodePorts at loopback addresses, by their first packets"),
+	s.registry.MustRegister(counters{read, map[string]*prometheus.Desc{
+		"ct_state_invalid_dropped_pkts": desc("ct_state_invalid_dropped_packets_total", "Packets that were dropped because connection tracking took them for invalid"),
+		"localhost_nps_accepted_pkts":   desc("localhost_nodeports_accepted_packets_total", "Connections to NodePorts at loopback addresses, by their first packets"),
 	}})
 }
 

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/metrics"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner/health"
@@ -162,9 +163,9 @@ func TestRulesAreExportedByTable(t *testing.T) {
 // must not suppress other metrics.
 func TestMissingCountersAreLeftOut(t *testing.T) {
 	s := newSet("iptables")
-	var packets map[Counted]uint64
+	var packets map[string]uint64
 	var failure error
-	s.WatchCounters(func() (map[Counted]uint64, error) { return packets, failure })
+	s.WatchCounters(func() (map[string]uint64, error) { return packets, failure })
 	const invalid, localhost = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
 	there := func(what string, names ...string) {
 		t.Helper()
@@ -179,9 +180,9 @@ func TestMissingCountersAreLeftOut(t *testing.T) {
 		}
 	}
 	there("no nfacct")
-	packets = map[Counted]uint64{InvalidDropped: 7, 99: 1}
+	packets = map[string]uint64{iptables.InvalidDropped: 7, "other": 1}
 	there("one", invalid)
-	packets[LocalhostNodePorts] = 3
+	packets[iptables.LocalhostNodePorts] = 3
 	there("both", invalid, localhost)
 	if i, l := value(t, s, invalid, ""), value(t, s, localhost, ""); i != 7 || l != 3 {
 		t.Errorf("%v and %v, want 7 and 3", i, l)
@@ -280,8 +281,8 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 		s.Flushed(tracker.IPv4, conntrack.Info{})
 		s.Rules(tracker.IPv4, "nat", 1, 1)
 		if mode == "iptables" {
-			s.WatchCounters(func() (map[Counted]uint64, error) {
-				return map[Counted]uint64{InvalidDropped: 0, LocalhostNodePorts: 0}, nil
+			s.WatchCounters(func() (map[string]uint64, error) {
+				return map[string]uint64{iptables.InvalidDropped: 0, iptables.LocalhostNodePorts: 0}, nil
 			})
 		}
 		s.WatchTraffic(TrafficConfig{

@@ -64,7 +64,7 @@ type Agent struct {
 	// nodeIPs holds the node's addresses at the start, if the mode needs them.
 	nodeIPs []netip.Addr
 
-	plane dataplane.Plane
+	plane modes.Plane
 	// cleaner deletes stale UDP flows. It is nil if the system has no connection tracking.
 	cleaner *conntrack.Cleaner
 	// resetter ends connections to endpoints that vanished, or is nil.
@@ -184,11 +184,9 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 	a.takeOver = newTakeOver(cfg, all, a.families, a.netns, a.instance, a.boundTo, log)
 	a.takeOver.failed = a.metrics.CleanupFailed
 	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
-	if p, ok := a.plane.(interface{ TakesOver() bool }); ok && !p.TakesOver() {
-		a.takeOver.powerless = true
-		if cfg.Adopt {
-			log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
-		}
+	a.takeOver.powerless = a.plane.Powerless
+	if a.plane.Powerless && cfg.Adopt {
+		log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
 	}
 	if err := a.connect(); err != nil {
 		return nil, err
@@ -226,8 +224,8 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 			return err
 		}
 	}
-	if read := modes.Counters(a.plane); read != nil {
-		a.metrics.WatchCounters(read)
+	if a.plane.Counters != nil {
+		a.metrics.WatchCounters(a.plane.Counters)
 	}
 	if cfg.TrafficMetrics {
 		a.watchTraffic()

@@ -8,6 +8,7 @@ import (
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // fullSyncPeriod is how often the agent compares and repairs everything, as kube-proxy
@@ -17,7 +18,7 @@ const fullSyncPeriod = time.Hour
 // connect attaches the data plane and the followers to the engine. The runner syncs them
 // when the engine has a change.
 func (a *Agent) connect() (err error) {
-	rules := ruleset.WithLimitsOf(a.plane, ruleset.BackendFunc(a.apply))
+	var rules ruleset.Backend = a
 	if a.cleaner != nil {
 		rules = conntrack.After(rules, a.cleaner)
 	}
@@ -135,8 +136,11 @@ func ignoreNotSynced(err error) error {
 	return err
 }
 
-// apply applies a delta to the data plane and reports it to the observers.
-func (a *Agent) apply(ctx context.Context, d *ruleset.Delta) error {
+// Limits returns the limits of the data plane.
+func (a *Agent) Limits(f tracker.Family) ruleset.Limits { return a.plane.Limits(f) }
+
+// Apply applies a delta to the data plane and reports it to the observers.
+func (a *Agent) Apply(ctx context.Context, d *ruleset.Delta) error {
 	err := a.takeOver.applyWithClients(ctx, d, a.plane.Apply)
 	a.appliedDelta(d, err)
 	if err == nil && !d.Full && a.observers.changed != 0 {

@@ -129,7 +129,7 @@ func runWith(ctx context.Context, p *cli.Program, cfg *config.Config, log *slog.
 		if m.SetSysctls != nil {
 			err = errors.Join(err, m.SetSysctls(ctx, modes.Settings{Config: cfg}))
 		}
-		err = errors.Join(err, modes.ResetSysctls(ctx, available, cfg.Mode, log))
+		err = errors.Join(err, modes.ResetSysctls(ctx, cfg.Mode, log))
 		if err == nil {
 			log.Info("all kernel parameters are set", "mode", cfg.Mode)
 		}
@@ -170,9 +170,6 @@ func (a *Agent) logStart() {
 		"clusterCIDR", c.Effective.ClusterCIDR, "masqueradeAll", c.MasqueradeAll,
 		"minSyncPeriod", c.MinSyncPeriod, "syncPeriod", c.SyncPeriod,
 		"healthz", c.Effective.HealthzBindAddress, "metrics", c.Effective.MetricsBindAddress)
-	if p, ok := a.plane.(interface{ LogRights(*slog.Logger) }); ok {
-		p.LogRights(a.Log)
-	}
 	if a.localhost != nil {
 		a.Log.Info("this process serves NodePorts at loopback addresses: connections to them end with it", "families", fmt.Sprint(c.LoopbackFamilies(a.families)))
 	}

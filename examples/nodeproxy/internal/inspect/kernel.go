@@ -78,11 +78,8 @@ func (q question) compareKernel(ctx context.Context, out io.Writer, m modes.Mode
 		return errDiffers
 	case err != nil:
 		return err
-	case !found.Entry:
-		found.Where = m.NoEntry
-		if f != nil && f.IsRange() {
-			fmt.Fprintf(out, "kernel: the Service has an event if mode %s does not serve its range of ports\n", m.Name)
-		}
+	case !found.Entry && f != nil && f.IsRange():
+		fmt.Fprintf(out, "kernel: the Service has an event if mode %s does not serve its range of ports\n", m.Name)
 	}
 	expected := q.entry()
 	if m.Name == config.ModeIPTables {

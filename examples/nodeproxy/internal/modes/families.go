@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -22,7 +23,7 @@ func waitForFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, interva
 	logged := ""
 	for {
 		out, err := servedFamilies(ctx, m, s, ipv6, log)
-		if err == nil || m.MayPass == nil || !m.MayPass(err) {
+		if err == nil || !mayPass(err) {
 			return out, err
 		}
 		if text := err.Error(); text != logged {
@@ -35,6 +36,12 @@ func waitForFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, interva
 		case <-time.After(interval):
 		}
 	}
+}
+
+// mayPass reports whether an error of a probe may pass without a change of the configuration. A
+// machine with Windows starts its services, and the network plugin makes the network, in any order.
+func mayPass(err error) bool {
+	return errors.Is(err, winkernel.ErrNotRunning) || errors.Is(err, winkernel.ErrNoNetwork)
 }
 
 func servedFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
@@ -59,7 +66,7 @@ func servedFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, log *slo
 			out = append(out, f)
 			continue
 		}
-		if m.MayPass != nil && m.MayPass(err) {
+		if mayPass(err) {
 			return nil, err // the other family's probe may find that it has passed
 		}
 		if tracker.FamilyOf(s.BindAddress) == f {

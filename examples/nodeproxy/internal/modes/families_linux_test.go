@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
+	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -55,7 +56,7 @@ func TestFamiliesThatWorkAreServed(t *testing.T) {
 
 // TestFamiliesAreServedOnceAnErrorHasPassed waits for what may pass, and for nothing else.
 func TestFamiliesAreServedOnceAnErrorHasPassed(t *testing.T) {
-	passes, stays := errors.New("not there yet"), errors.New("never there")
+	passes, stays := error(winkernel.ErrNoNetwork), errors.New("never there")
 	c := configtest.Parsed(t, []string{"run", "--bind-address", "0.0.0.0"})
 	for _, tt := range []struct {
 		name     string
@@ -68,7 +69,7 @@ func TestFamiliesAreServedOnceAnErrorHasPassed(t *testing.T) {
 		{"the second probe passes", []error{passes, passes}, "[IPv4 IPv6]", 1},
 		{"an error that stays", []error{passes, passes, stays, stays, stays}, "error", 1},
 	} {
-		m := Mode{MayPass: func(err error) bool { return errors.Is(err, passes) }, Probe: func(context.Context, Settings) error {
+		m := Mode{Probe: func(context.Context, Settings) error {
 			if len(tt.failures) == 0 {
 				return nil
 			}
@@ -87,7 +88,7 @@ func TestFamiliesAreServedOnceAnErrorHasPassed(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	m := Mode{MayPass: func(error) bool { return true }, Probe: func(context.Context, Settings) error { return passes }}
+	m := Mode{Probe: func(context.Context, Settings) error { return passes }}
 	if _, err := waitForFamilies(ctx, m, Settings{Config: c}, true, time.Hour, slog.New(slog.DiscardHandler)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
 	}

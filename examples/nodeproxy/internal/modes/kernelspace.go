@@ -19,34 +19,29 @@ import (
 
 // Kernelspace is the mode of Windows: load balancers of its Host Networking Service (HNS).
 func Kernelspace(cfg *config.Config) Mode {
-	// left calls do with the configuration for what an earlier run left.
-	left := func(log *slog.Logger, do func(winkernel.Config) error) error {
+	cleanup := func(ctx context.Context, log *slog.Logger) error {
 		c, err := leftConfig(cfg, log)
 		if err != nil {
 			return err
 		}
-		return do(c)
-	}
-	cleanup := func(ctx context.Context, log *slog.Logger) error {
-		return left(log, func(c winkernel.Config) error { return winkernel.Cleanup(ctx, c) })
+		return winkernel.Cleanup(ctx, c)
 	}
 	return Mode{
 		Name: config.ModeKernelspace, Watch: 30 * time.Second, // lists all objects
 		TakesOver: true, NeedsNode: true,
-		NoEntry: "no load balancer for it",
-		Probe:   configured(winkernelConfig, winkernel.Probe),
-		Open:    opened(winkernelConfig, winkernel.New),
-		// A machine starts its services, and the network plugin makes the network, in any order.
-		MayPass: func(err error) bool {
-			return errors.Is(err, winkernel.ErrNotRunning) || errors.Is(err, winkernel.ErrNoNetwork)
-		},
+		Probe:            configured(winkernelConfig, winkernel.Probe),
+		Open:             opened(winkernelConfig, winkernel.New),
 		Cleanup:          cleanup,
 		CleanupKubeProxy: cleanup, // nothing tells whose the load balancers are
-		Lookup: func(ctx context.Context, q dataplane.Query) (found dataplane.Found, err error) {
-			err = left(nil, func(c winkernel.Config) (err error) {
-				found, err = winkernel.Lookup(ctx, c, q)
-				return err
-			})
+		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			c, err := leftConfig(cfg, nil)
+			if err != nil {
+				return dataplane.Found{}, err
+			}
+			found, err := winkernel.Lookup(ctx, c, q)
+			if !found.Entry {
+				found.Where = "no load balancer for it"
+			}
 			return found, err
 		},
 	}

@@ -13,9 +13,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -57,34 +55,36 @@ type Mode struct {
 	// TracksConnections reports that Linux tracks connections to Services. The agent then sets the
 	// parameters of connection tracking and deletes stale UDP flows.
 	TracksConnections bool
-	// NoEntry is what explain prints if the kernel has no entry for a packet.
-	NoEntry string
 	// Probe returns an error if the families of the settings cannot be served on this node.
 	// It changes nothing.
 	Probe func(context.Context, Settings) error
-	// MayPass, if not nil, reports that an error of Probe may pass without a change of the
-	// configuration. The agent then waits.
-	MayPass func(error) bool
 	// SetSysctls, if not nil, sets the kernel parameters that otherwise the first sync
 	// sets. Neither writes a parameter that already has its value.
 	SetSysctls func(context.Context, Settings) error
-	// resetSysctls, if not nil, sets the kernel parameters back that this mode has set and
-	// that other modes do not need.
-	resetSysctls func(context.Context, *slog.Logger) error
 	// Open opens the data plane.
-	Open func(context.Context, Settings) (dataplane.Plane, error)
+	Open func(context.Context, Settings) (Plane, error)
 	// Owned reports whether the agent has left rules in this mode.
 	Owned func(context.Context, *slog.Logger) (bool, error)
 	// Cleanup removes the rules that the agent has left in this mode.
 	Cleanup func(context.Context, *slog.Logger) error
 	// CleanupKubeProxy removes the rules that kube-proxy has left in this mode.
 	CleanupKubeProxy func(context.Context, *slog.Logger) error
-	// Retire, if not nil, replaces cleanup and cleanupKubeProxy when the agent changes to
-	// another mode. It waits until the connections that cleanup would break have ended.
+	// Retire, if not nil, replaces Cleanup and CleanupKubeProxy when the agent changes to
+	// another mode. It waits until the connections that Cleanup would break have ended.
 	Retire func(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error
-	// Lookup reads from the kernel where it sends a packet. It is nil if the mode has no rules
-	// in the kernel.
+	// Lookup reads from the kernel where it sends a packet. If there is no entry for the packet,
+	// Found.Where states that. Lookup is nil if the mode has no rules in the kernel.
 	Lookup func(context.Context, dataplane.Query) (dataplane.Found, error)
+}
+
+// Plane is the open data plane of a mode.
+type Plane struct {
+	dataplane.Plane
+	// Counters reads the packet counters of the rules, by the names of kube-proxy's accounting
+	// objects. It is nil if there are none.
+	Counters func() (map[string]uint64, error)
+	// Powerless reports that the process cannot remove the rules of other modes.
+	Powerless bool
 }
 
 // configured returns a function that calls do with a backend's configuration.
@@ -99,17 +99,30 @@ func configured[C any](configure func(Settings) (C, error), do func(context.Cont
 }
 
 // opened returns a function that opens a backend with its configuration.
-func opened[C any, B dataplane.Plane](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (dataplane.Plane, error) {
-	return func(ctx context.Context, s Settings) (dataplane.Plane, error) {
+func opened[C any, B dataplane.Plane](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (Plane, error) {
+	return func(ctx context.Context, s Settings) (Plane, error) {
 		c, err := configure(s)
 		if err != nil {
-			return nil, err
+			return Plane{}, err
 		}
 		b, err := open(ctx, c)
 		if err != nil {
-			return nil, err // returning b would make a non-nil dataplane.Plane of a nil B
+			return Plane{}, err // b is a nil pointer, and as a dataplane.Plane would not be nil
 		}
-		return b, nil
+		return Plane{Plane: b}, nil
+	}
+}
+
+// lookedUp returns a function that looks a packet up with the zero configuration of a backend. If
+// there is no entry, Where is noEntry.
+func lookedUp[C any](lookup func(context.Context, C, dataplane.Query) (dataplane.Found, error), noEntry string) func(context.Context, dataplane.Query) (dataplane.Found, error) {
+	return func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+		var c C
+		found, err := lookup(ctx, c, q)
+		if !found.Entry {
+			found.Where = noEntry
+		}
+		return found, err
 	}
 }
 
@@ -145,16 +158,6 @@ func Leftovers(ctx context.Context, modes []Mode, inUse string, adopt bool, log 
 	return errors.Join(errs...)
 }
 
-// ResetSysctls sets the kernel parameters back that modes other than inUse have set.
-func ResetSysctls(ctx context.Context, modes []Mode, inUse string, log *slog.Logger) (err error) {
-	for _, m := range modes {
-		if m.Name != inUse && m.resetSysctls != nil {
-			err = errors.Join(err, m.resetSysctls(ctx, log))
-		}
-	}
-	return err
-}
-
 // Missing returns err, or nil if the node lacks a feature or program without which no rules
 // can exist.
 func Missing(err error, log *slog.Logger) error {
@@ -163,27 +166,6 @@ func Missing(err error, log *slog.Logger) error {
 		return nil
 	}
 	return err
-}
-
-// Counters returns a function that reads the packet counters of a data plane's rules, or nil if it
-// has none.
-func Counters(p dataplane.Plane) func() (map[metrics.Counted]uint64, error) {
-	b, ok := p.(*iptables.Backend)
-	if !ok {
-		return nil
-	}
-	return func() (map[metrics.Counted]uint64, error) {
-		packets, err := b.Counters()
-		out := map[metrics.Counted]uint64{}
-		for name, as := range map[string]metrics.Counted{
-			iptables.InvalidDropped: metrics.InvalidDropped, iptables.LocalhostNodePorts: metrics.LocalhostNodePorts,
-		} {
-			if n, ok := packets[name]; ok {
-				out[as] = n
-			}
-		}
-		return out, err
-	}
 }
 
 // limits are what a data plane in this process may use.

@@ -19,7 +19,6 @@ import (
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
-	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -68,12 +67,9 @@ func NFTables() Mode {
 		Name:              config.ModeNFTables,
 		Watch:             250 * time.Millisecond, // after transactions only
 		TracksConnections: true,
-		NoEntry:           "no entry for it",
 		Probe:             configured(configure, nftables.Probe),
 		Open:              opened(configure, nftables.New),
-		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
-			return nftables.Lookup(ctx, nftables.Config{}, q)
-		},
+		Lookup:            lookedUp(nftables.Lookup, "no entry for it"),
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			owned, err := nftables.Owned(ctx, nftables.Config{Log: log})
 			return owned, Missing(err, log)
@@ -109,45 +105,57 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 		edit(&c)
 		return c, nil
 	}
-	// left returns the configurations with which the agent, or kube-proxy, may have left rules.
-	left := func(log *slog.Logger) (out []iptables.Config) {
-		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			for _, flavor := range flavors() {
-				if flavor != iptables.Legacy || legacyInUse(family) {
-					out = append(out, iptables.Config{Flavor: flavor, Families: []tracker.Family{family}, Log: log})
-				}
-			}
-		}
-		return out
-	}
 	return Mode{
 		Name:      config.ModeIPTables,
 		Watch:     5 * time.Second, // one request to the kernel for each table
 		TakesOver: true, TracksConnections: true,
-		NoEntry:    "no rule for it",
-		Probe:      configured(configure, iptables.Probe),
-		Open:       opened(configure, iptables.New),
-		SetSysctls: configured(configure, iptables.SetSysctls),
-		resetSysctls: func(ctx context.Context, log *slog.Logger) (err error) {
-			for _, c := range left(log) {
-				err = errors.Join(err, Missing(iptables.SetSysctls(ctx, c), log))
+		Probe: configured(configure, iptables.Probe),
+		Open: func(ctx context.Context, s Settings) (Plane, error) {
+			c, _ := configure(s)
+			b, err := iptables.New(ctx, c)
+			if err != nil {
+				return Plane{}, err
 			}
-			return err
+			return Plane{Plane: b, Counters: b.Counters}, nil
 		},
-		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
-			return iptables.Lookup(ctx, iptables.Config{}, q)
-		},
+		SetSysctls: configured(configure, iptables.SetSysctls),
+		Lookup:     lookedUp(iptables.Lookup, "no rule for it"),
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
-			list, err := ownedOf(ctx, left(log), iptables.Owned, log)
+			list, err := ownedOf(ctx, leftByIPTables(log), iptables.Owned, log)
 			return len(list) != 0, err
 		},
 		Cleanup: func(ctx context.Context, log *slog.Logger) error {
-			return cleanupAll(ctx, left(log), iptables.CleanupOwn, log)
+			return cleanupAll(ctx, leftByIPTables(log), iptables.CleanupOwn, log)
 		},
 		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return cleanupAll(ctx, left(log), iptables.Cleanup, log)
+			return cleanupAll(ctx, leftByIPTables(log), iptables.Cleanup, log)
 		},
 	}
+}
+
+// leftByIPTables returns the configurations with which the agent, or kube-proxy, may have left
+// rules of mode iptables.
+func leftByIPTables(log *slog.Logger) (out []iptables.Config) {
+	for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		for _, flavor := range flavors() {
+			if flavor != iptables.Legacy || legacyInUse(family) {
+				out = append(out, iptables.Config{Flavor: flavor, Families: []tracker.Family{family}, Log: log})
+			}
+		}
+	}
+	return out
+}
+
+// ResetSysctls sets the kernel parameters back that modes other than inUse have set. Only mode
+// iptables sets some that the others do not need.
+func ResetSysctls(ctx context.Context, inUse string, log *slog.Logger) (err error) {
+	if inUse == config.ModeIPTables {
+		return nil
+	}
+	for _, c := range leftByIPTables(log) {
+		err = errors.Join(err, Missing(iptables.SetSysctls(ctx, c), log))
+	}
+	return err
 }
 
 func IPVS() Mode {
@@ -178,14 +186,11 @@ func IPVS() Mode {
 		Name:      config.ModeIPVS,
 		Watch:     30 * time.Second, // reads everything
 		TakesOver: true, TracksConnections: true,
-		NoEntry:    "no virtual server for it",
 		Retire:     retireIPVS,
 		Probe:      configured(configure, ipvs.Probe),
 		Open:       opened(configure, ipvs.New),
 		SetSysctls: configured(configure, func(_ context.Context, c ipvs.Config) error { return ipvs.SetSysctls(c) }),
-		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
-			return ipvs.Lookup(ctx, ipvs.Config{}, q)
-		},
+		Lookup:     lookedUp(ipvs.Lookup, "no virtual server for it"),
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
 			return len(list) != 0, err

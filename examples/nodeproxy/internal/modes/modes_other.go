@@ -25,6 +25,9 @@ func Cleanable(_ context.Context, modes []Mode, _ *config.Config, _ *slog.Logger
 // LoadModules does nothing.
 func (m Mode) LoadModules(context.Context, *config.Config, *slog.Logger) {}
 
+// ResetSysctls does nothing.
+func ResetSysctls(context.Context, string, *slog.Logger) error { return nil }
+
 // HasIPv6 returns true. The node's addresses and the data plane decide.
 func HasIPv6() bool { return true }
 

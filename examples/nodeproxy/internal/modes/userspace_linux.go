@@ -18,7 +18,6 @@ import (
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/examples/userspace/vip"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
 // Userspace is the mode whose data plane is this process. The kernel has no rules, only
@@ -28,7 +27,7 @@ func Userspace() Mode {
 		Name:  config.ModeUserspace,
 		Watch: 10 * time.Second, // lists addresses and routes
 		Probe: func(context.Context, Settings) error { return nil },
-		Open:  func(_ context.Context, s Settings) (dataplane.Plane, error) { return newUserspacePlane(s) },
+		Open:  func(_ context.Context, s Settings) (Plane, error) { return openUserspace(s) },
 		Owned: func(context.Context, *slog.Logger) (owned bool, err error) {
 			err = WithAddresses(func(a *vip.Addresses) error {
 				held, err := a.Held()
@@ -60,8 +59,8 @@ func WithAddresses(f func(*vip.Addresses) error) error {
 	return f(a)
 }
 
-// UserspacePlane is the data plane of mode userspace.
-type UserspacePlane struct {
+// userspacePlane is the data plane of mode userspace.
+type userspacePlane struct {
 	*userspace.Backend
 	addresses *vip.Addresses
 	rights    rights
@@ -75,23 +74,28 @@ type rights struct {
 	ports uint16
 }
 
-func newUserspacePlane(s Settings) (*UserspacePlane, error) {
+// openUserspace opens the data plane and logs what the process may not serve.
+func openUserspace(s Settings) (Plane, error) {
 	own, err := vip.New()
 	if err != nil {
-		return nil, err
+		return Plane{}, err
 	}
-	p := &UserspacePlane{addresses: own, rights: rightsOf(own)}
+	p := &userspacePlane{addresses: own, rights: rightsOf(own)}
 	c := userspace.Config{Addresses: own, Serves: p.serves, Log: s.Log}
 	if !p.rights.addresses {
 		c.Addresses = &presentAddresses{own: own, held: map[netip.Addr]bool{}}
+		s.Log.Warn("without CAP_NET_ADMIN, only addresses that the node already has are served: NodePorts, and cluster, external and load-balancer IPs with a local route (ip route add local CIDR dev lo)")
+	}
+	if p.rights.ports > 1 {
+		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.rights.ports, "sysctl", "net.ipv4.ip_unprivileged_port_start")
 	}
 	l := LimitsFor(OpenFiles())
 	c.MaxSockets, c.MaxConnections, c.MaxServiceConnections, c.MaxSessions = l.Sockets, l.Connections, l.Connections/4, l.Sessions
 	if p.Backend, err = userspace.New(c); err != nil {
 		own.Close()
-		return nil, err
+		return Plane{}, err
 	}
-	return p, nil
+	return Plane{Plane: p, Powerless: !p.rights.addresses}, nil
 }
 
 // rightsOf tries what the process may do.
@@ -113,28 +117,15 @@ func rightsOf(a *vip.Addresses) rights {
 }
 
 // serves reports whether the process can serve a frontend at an address and port.
-func (p *UserspacePlane) serves(f *ruleset.Frontend, _ v1.Protocol, at netip.AddrPort) bool {
+func (p *userspacePlane) serves(f *ruleset.Frontend, _ v1.Protocol, at netip.AddrPort) bool {
 	if at.Port() < p.rights.ports {
 		return false
 	}
 	return p.rights.addresses || f.Kind == ruleset.KindNodePort || p.addresses.Local(at.Addr())
 }
 
-// TakesOver reports whether the process can remove the rules of other modes.
-func (p *UserspacePlane) TakesOver() bool { return p.rights.addresses }
-
-// LogRights logs what cannot be served.
-func (p *UserspacePlane) LogRights(log *slog.Logger) {
-	if !p.rights.addresses {
-		log.Warn("without CAP_NET_ADMIN, only addresses that the node already has are served: NodePorts, and cluster, external and load-balancer IPs with a local route (ip route add local CIDR dev lo)")
-	}
-	if p.rights.ports > 1 {
-		log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.rights.ports, "sysctl", "net.ipv4.ip_unprivileged_port_start")
-	}
-}
-
 // Close resets all connections and removes the addresses of Services from the node.
-func (p *UserspacePlane) Close() error {
+func (p *userspacePlane) Close() error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	_ = p.Shutdown(now) // returns now's error if there were connections

@@ -186,7 +186,7 @@ func (p *fakePlane) mode(name string) modes.Mode {
 	return modes.Mode{
 		Name: name, TracksConnections: true,
 		Probe: func(context.Context, modes.Settings) error { return nil },
-		Open:  func(context.Context, modes.Settings) (dataplane.Plane, error) { return p, nil },
+		Open:  func(context.Context, modes.Settings) (modes.Plane, error) { return modes.Plane{Plane: p}, nil },
 	}
 }
 
