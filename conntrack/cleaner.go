@@ -51,9 +51,8 @@ type Config struct {
 }
 
 // Cleaner deletes stale UDP flows. [Cleaner.Record] takes the changes of one
-// [ruleset.Cursor] (or of the two sides of a [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily] under one cursor), and
-// [Cleaner.Flush] examines the table. [After] calls both. The methods are safe for
-// concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the
+// [ruleset.Cursor], and [Cleaner.Flush] examines the table. [After] calls both. The methods are
+// safe for concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the
 // Service.
 //
 // [New] makes one; the zero value must not be used.
@@ -242,18 +241,28 @@ func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) error {
 // package documentation shows how to retry it soon. If b's Apply fails altogether, there
 // is no clean-up. The result has the limits of b ([ruleset.Limiter]). Neither b nor c may
 // be nil.
-func After(b ruleset.Backend, c *Cleaner) ruleset.Backend {
-	return ruleset.WithLimitsOf(b, ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-		err := b.Apply(ctx, d)
-		c.Record(d, err)
-		if _, acked := outcome(err); !acked {
-			return err
-		}
-		if err := c.Flush(ctx); err != nil && ctx.Err() == nil {
-			c.log.LogAttrs(ctx, slog.LevelWarn, "conntrack: cannot delete stale UDP flows, the next sync tries again", slog.Any("error", err))
-		}
+func After(b ruleset.Backend, c *Cleaner) ruleset.Backend { return &follower{b, c} }
+
+// follower is the backend that [After] returns.
+type follower struct {
+	ruleset.Backend
+	cleaner *Cleaner
+}
+
+func (f *follower) Limits(family tracker.Family) ruleset.Limits {
+	return ruleset.LimitsOf(f.Backend, family)
+}
+
+func (f *follower) Apply(ctx context.Context, d *ruleset.Delta) error {
+	err := f.Backend.Apply(ctx, d)
+	f.cleaner.Record(d, err)
+	if _, acked := outcome(err); !acked {
 		return err
-	}))
+	}
+	if err := f.cleaner.Flush(ctx); err != nil && ctx.Err() == nil {
+		f.cleaner.log.LogAttrs(ctx, slog.LevelWarn, "conntrack: cannot delete stale UDP flows, the next sync tries again", slog.Any("error", err))
+	}
+	return err
 }
 
 // Trace is a set of hooks that a [Cleaner] calls. Any hook, and the *Trace itself, may be

@@ -86,8 +86,7 @@ func (l Lacks) in(s *Service) (out Lacks) {
 // [tracker.ReasonLimitExceeded]. It does so once, until the Service no longer exceeds
 // the limit.
 //
-// A Backend that wraps another should have the limits of that one: see
-// [WithLimitsOf].
+// A Backend that wraps another should return the limits of that one: see [LimitsOf].
 type Limiter interface {
 	Limits(tracker.Family) Limits
 }
@@ -100,17 +99,6 @@ func LimitsOf(b Backend, f tracker.Family) Limits {
 	}
 	return Limits{}
 }
-
-// WithLimitsOf returns a backend that applies deltas with b and has the limits of
-// inner. It is for a b that wraps inner.
-func WithLimitsOf(inner, b Backend) Backend { return withLimits{b, inner} }
-
-type withLimits struct {
-	Backend
-	inner Backend
-}
-
-func (w withLimits) Limits(f tracker.Family) Limits { return LimitsOf(w.inner, f) }
 
 // excess is a set of bits: one for each limit, and from excessLacks on those of Lacks.
 type excess uint16

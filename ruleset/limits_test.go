@@ -74,7 +74,7 @@ func TestExceededLimitIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	tr, e, ev := worldWithEvents(t, slog.New(slog.NewTextHandler(&logged, nil)))
 	b := &limitedBackend{limits: Limits{Affinity: time.Hour, Endpoints: 4, AffinityEndpoints: 3, WeightedEndpoints: 2}}
-	c := e.Attach("small", WithLimitsOf(b, BackendFunc(b.Apply)))
+	c := e.Attach("small", b)
 	sticky := func(seconds int32) func(*v1.Service) {
 		return func(s *v1.Service) {
 			s.UID = "u1"

@@ -42,7 +42,7 @@
 // A table of nf_tables, named proxier-reset, has a set of pairs of Service address and
 // endpoint, and rules in the hooks forward and output that reject packets of these pairs "with
 // tcp reset". A pair costs one element, however many connections it has, and the kernel
-// removes it after [Config].Lifetime. For a range, the pairs are those of the connections that
+// removes it after 20 minutes. For a range, the pairs are those of the connections that
 // exist after the delay: the package then reads the table of connection tracking once. New
 // connections are never affected. The table survives a restart of the process, and [New] reads it.
 // Endpoints that vanish while no process runs are not noticed.

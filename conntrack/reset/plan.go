@@ -20,8 +20,8 @@ type pair struct {
 
 // plan decides which pairs are written. It does no I/O.
 type plan struct {
-	delay, lifetime time.Duration
-	limit           int
+	delay time.Duration
+	limit int
 	// endpoints holds the endpoints that vanished.
 	endpoints map[netip.AddrPort]*vanished
 	pairs     int
@@ -171,14 +171,14 @@ func (p *plan) forgetUnwritten(endpoint netip.AddrPort, v *vanished) {
 		delete(p.endpoints, endpoint)
 		return
 	}
-	v.next = v.next.Add(p.lifetime)
+	v.next = v.next.Add(lifetime)
 }
 
 // wrote notes that the kernel has the pairs.
 func (p *plan) wrote(pairs []pair, now time.Time) {
 	for _, w := range pairs {
 		if v := p.endpoints[w.endpoint]; v != nil {
-			v.written, v.next = len(v.frontends), now.Add(p.lifetime)
+			v.written, v.next = len(v.frontends), now.Add(lifetime)
 		}
 	}
 }

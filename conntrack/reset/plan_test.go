@@ -33,7 +33,7 @@ type memory struct {
 	reading func()
 }
 
-func (m *memory) add(_ context.Context, pairs []pair, lifetime time.Duration) error {
+func (m *memory) add(_ context.Context, pairs []pair) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.fail != nil {
@@ -209,7 +209,7 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		// Pairs end by themselves.
 		apply(all, less)
 		want(2*defaultDelay, a)
-		want(defaultLifetime)
+		want(lifetime)
 		if len(r.plan.endpoints) != 0 || r.plan.pairs != 0 {
 			t.Errorf("left %v, %d pairs", r.plan.endpoints, r.plan.pairs)
 		}
@@ -257,7 +257,7 @@ func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 }
 
 func TestInvalidConfigIsRejected(t *testing.T) {
-	for _, c := range []Config{{Delay: -1}, {Lifetime: -1}, {Limit: -1}} {
+	for _, c := range []Config{{Delay: -1}, {Limit: -1}} {
 		if _, err := New(t.Context(), c); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("%+v: %v", c, err)
 		}

@@ -1,6 +1,7 @@
 package reset
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 const (
@@ -22,10 +24,10 @@ const (
 	// that is written again: Kubernetes removes an endpoint of a failed node after its Pod
 	// object is deleted, minutes after the node failed.
 	defaultDelay = 10 * time.Second
-	// defaultLifetime is the default of [Config].Lifetime: a little more than the 924 s in
+	// lifetime is the time for which connections are ended: a little more than the 924 s in
 	// which Linux gives up a connection (net.ipv4.tcp_retries2 = 15,
 	// Documentation/networking/ip-sysctl.rst).
-	defaultLifetime = 20 * time.Minute
+	lifetime = 20 * time.Minute
 	// defaultLimit is the default of [Config].Limit.
 	defaultLimit = 65_536
 	// lineBurst lines about endpoints are logged one after the other, and then one in each
@@ -41,11 +43,8 @@ type Config struct {
 	// the thread that calls [New]. New duplicates the file.
 	NetNS *os.File
 	// Delay is the time between an endpoint's disappearance and the end of its
-	// connections. 0 means 10 seconds.
+	// connections. 0 means 10 seconds. Connections are ended for 20 minutes afterwards.
 	Delay time.Duration
-	// Lifetime is the time for which connections are ended afterwards. 0 means
-	// 20 minutes.
-	Lifetime time.Duration
 	// Limit is the greatest number of pairs of a Service's address and an endpoint that are
 	// kept. Connections of further pairs are left alone. 0 means 65,536. Each port of a range
 	// with connections is a pair.
@@ -105,7 +104,7 @@ type Resetter struct {
 // connections, which are not called concurrently with themselves, each other and close.
 type table interface {
 	// add writes pairs that the kernel removes after the lifetime.
-	add(ctx context.Context, pairs []pair, lifetime time.Duration) error
+	add(ctx context.Context, pairs []pair) error
 	// remove deletes pairs. A pair that is missing is no error.
 	remove(ctx context.Context, pairs []pair) error
 	// list returns all pairs, each with the time for which it stays.
@@ -123,7 +122,7 @@ type table interface {
 // wraps [ruleset.ErrConfig] if a field of c is negative, and is a [*dataplane.UnsupportedError]
 // if the system lacks a feature. New starts no goroutine.
 func New(ctx context.Context, c Config) (*Resetter, error) {
-	if c.Delay < 0 || c.Lifetime < 0 || c.Limit < 0 {
+	if c.Delay < 0 || c.Limit < 0 {
 		return nil, fmt.Errorf("reset: %w: a field is negative", ruleset.ErrConfig)
 	}
 	t, err := open(c.NetNS)
@@ -138,13 +137,11 @@ func New(ctx context.Context, c Config) (*Resetter, error) {
 }
 
 func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
-	orDefault(&c.Delay, defaultDelay)
-	orDefault(&c.Lifetime, defaultLifetime)
-	orDefault(&c.Limit, defaultLimit)
+	c.Delay, c.Limit = cmp.Or(c.Delay, defaultDelay), cmp.Or(c.Limit, defaultLimit)
 	r := &Resetter{
 		config: c, log: backendconf.Log(c.Log), wake: make(chan struct{}, 1), table: t,
 		lines: complaint.Bucket{Burst: lineBurst, Every: lineEvery},
-		plan:  plan{delay: c.Delay, lifetime: c.Lifetime, limit: c.Limit, endpoints: map[netip.AddrPort]*vanished{}},
+		plan:  plan{delay: c.Delay, limit: c.Limit, endpoints: map[netip.AddrPort]*vanished{}},
 	}
 	pairs, err := t.list(ctx)
 	if err != nil {
@@ -155,14 +152,6 @@ func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
 		r.plan.adopt(w, now.Add(left))
 	}
 	return r, nil
-}
-
-// orDefault sets v to the default if it is 0.
-func orDefault[T comparable](v *T, value T) {
-	var zero T
-	if *v == zero {
-		*v = value
-	}
 }
 
 // Close closes the Resetter's sockets and ends Run. The table stays, so that connections end
@@ -191,15 +180,23 @@ func (r *Resetter) notify() {
 // Wrap returns a backend that applies deltas with b, notes the endpoints that vanish, and has
 // b's limits. Before an endpoint gets connections again, its pairs are removed from the table. If
 // that fails, b is not called, and Apply returns the error.
-func (r *Resetter) Wrap(b ruleset.Backend) ruleset.Backend {
-	return ruleset.WithLimitsOf(b, ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-		if err := r.revive(ctx, d); err != nil {
-			return err
-		}
-		err := b.Apply(ctx, d)
-		r.record(d, err)
+func (r *Resetter) Wrap(b ruleset.Backend) ruleset.Backend { return &wrapped{b, r} }
+
+// wrapped is the backend that [Resetter.Wrap] returns.
+type wrapped struct {
+	ruleset.Backend
+	resetter *Resetter
+}
+
+func (w *wrapped) Limits(f tracker.Family) ruleset.Limits { return ruleset.LimitsOf(w.Backend, f) }
+
+func (w *wrapped) Apply(ctx context.Context, d *ruleset.Delta) error {
+	if err := w.resetter.revive(ctx, d); err != nil {
 		return err
-	}))
+	}
+	err := w.Backend.Apply(ctx, d)
+	w.resetter.record(d, err)
+	return err
 }
 
 // revive removes the pairs of endpoints that d has again.
@@ -216,7 +213,7 @@ func (r *Resetter) revive(ctx context.Context, d *ruleset.Delta) error {
 	if err := r.table.remove(ctx, pairs); err != nil {
 		now := time.Now()
 		for _, w := range pairs { // so that the next attempt removes them
-			r.plan.adopt(w, now.Add(r.config.Lifetime))
+			r.plan.adopt(w, now.Add(lifetime))
 		}
 		return fmt.Errorf("reset: cannot remove endpoints that returned: %w", err)
 	}
@@ -340,7 +337,7 @@ func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration, error) 
 	now := time.Now()
 	pairs := r.plan.due(now, exists)
 	if len(pairs) != 0 {
-		if err := r.table.add(ctx, pairs, r.config.Lifetime); err != nil {
+		if err := r.table.add(ctx, pairs); err != nil {
 			r.log.Error("cannot end connections to vanished endpoints", "error", err)
 			return nil, r.config.Delay, nil
 		}
@@ -348,7 +345,7 @@ func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration, error) 
 	}
 	next, ok := r.plan.next()
 	if !ok {
-		return pairs, r.config.Lifetime, nil
+		return pairs, lifetime, nil
 	}
 	return pairs, max(time.Until(next), time.Millisecond), nil
 }

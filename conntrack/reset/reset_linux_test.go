@@ -569,11 +569,11 @@ func TestManyOpenFiles(t *testing.T) {
 	}
 	defer r.Close()
 	want := pair{netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.244.1.2:8080")}
-	if err := r.table.add(t.Context(), []pair{want}, time.Hour); err != nil {
+	if err := r.table.add(t.Context(), []pair{want}); err != nil {
 		t.Fatal(err)
 	}
 	pairs, err := r.table.list(t.Context())
-	if left := pairs[want]; err != nil || len(pairs) != 1 || left <= 0 || left > time.Hour {
+	if left := pairs[want]; err != nil || len(pairs) != 1 || left <= 0 || left > lifetime {
 		t.Errorf("%v after add: %v", pairs, err)
 	}
 	if err := r.table.remove(t.Context(), []pair{want}); err != nil {

@@ -278,7 +278,7 @@ func (f family) parse(key []byte, nodePort bool) (w pair, ok bool) {
 	return w, true
 }
 
-func (k *kernelTable) add(ctx context.Context, pairs []pair, lifetime time.Duration) error {
+func (k *kernelTable) add(ctx context.Context, pairs []pair) error {
 	return k.change(ctx, pairs, func(b *nfnl.Batch, set string, keys [][]byte) {
 		elements(b, unix.NFT_MSG_NEWSETELEM, set, keys, lifetime)
 	})
