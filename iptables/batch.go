@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -72,16 +73,8 @@ type input struct {
 // every state between two inputs is right. Unless canary is nil, it returns the canary's
 // rule for each input.
 func (b *batch) inputs(t table, commands []string, limit int, canary func() string) []*input {
-	puts := make([]chain, 0, len(b.puts[t]))
-	for _, c := range b.puts[t] {
-		puts = append(puts, c)
-	}
-	slices.SortFunc(puts, func(a, b chain) int { return cmp.Or(a.rank-b.rank, strings.Compare(a.name, b.name)) })
-	drops := make([]string, 0, len(b.drops[t]))
-	for name := range b.drops[t] {
-		drops = append(drops, name)
-	}
-	slices.Sort(drops)
+	puts := slices.SortedFunc(maps.Values(b.puts[t]), func(a, b chain) int { return cmp.Or(a.rank-b.rank, strings.Compare(a.name, b.name)) })
+	drops := slices.Sorted(maps.Keys(b.drops[t]))
 
 	var out []*input
 	lines, start := 0, 0

@@ -52,7 +52,7 @@ func cleanup(ctx context.Context, c Config, k kernel, one func(*family, context.
 // kube-proxy and a Backend both write the chain KUBE-SERVICES of table filter at every sync of
 // all rules. A Backend's version leads to KUBE-CLUSTER-IPS, which kube-proxy does not have.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
-	return anyFilter(ctx, c, (*kernelTable).ours)
+	return anyFilter(ctx, c, func(k *kernelTable) bool { return k.ours })
 }
 
 // Foreign reports whether kube-proxy was the last to program the tables, in any family of the
@@ -82,10 +82,7 @@ func anyFilterOf(ctx context.Context, c Config, k kernel, is func(*kernelTable) 
 }
 
 // foreign reports whether kube-proxy was the last to program the table filter.
-func (k *kernelTable) foreign() bool { return k.chains[chainServices] != nil && !k.ours() }
-
-// ours reports whether a Backend was the last to program the table filter.
-func (k *kernelTable) ours() bool { return k.refuses }
+func (k *kernelTable) foreign() bool { return k.chains[chainServices] != nil && !k.ours }
 
 // CleanupOwn is like [Cleanup], except that it leaves kube-proxy's rules. In a family whose
 // tables kube-proxy programmed last, it removes only the chains and rules that kube-proxy does
@@ -101,7 +98,7 @@ func (f *family) cleanupOwn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if k.ours() {
+	if k.ours {
 		return f.cleanup(ctx)
 	}
 	left := slices.ContainsFunc(k.canary, isCanary)

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"context"
-	"hash/maphash"
 	"log/slog"
 	"slices"
 
@@ -34,7 +33,7 @@ func (r *replacement) guardLoopback(ctx context.Context) (unset, err error) {
 // writeGuard writes the guard unless the kernel has it.
 func (r *replacement) writeGuard(ctx context.Context) error {
 	k, c, b := r.found[filter], r.guardChain(), newBatch()
-	if h := k.chains[c.name]; h == nil || h.Sum64() != hashChain(r.seed, c.rules) {
+	if !k.has(c, r.seed) {
 		b.put(c)
 	}
 	var commands []string
@@ -51,13 +50,8 @@ func (r *replacement) writeGuard(ctx context.Context) error {
 	if out := r.write(ctx, b.inputs(filter, commands, r.limit, nil)...); out.err != nil {
 		return out.err
 	}
-	h := &maphash.Hash{}
-	h.SetSeed(r.seed)
-	for _, rule := range c.rules {
-		h.WriteString(rule)
-		h.WriteByte('\n')
-	}
-	k.chains[c.name] = h
+	h := hashChain(r.seed, c.rules)
+	k.chains[c.name] = &h
 	return nil
 }
 
@@ -94,8 +88,7 @@ func (f *family) closeLoopback(k *kernelTable) (stays bool, err error) {
 	if k.chains[chainLocalnet] == nil || f.kernel.Sysctl(routeLocalnet) == "0" {
 		return false, nil
 	}
-	kubeProxy := k.chains[chainServices] != nil && !k.ours()
-	if f.setsBack = f.setsBack || k.setsBack; !f.setsBack || kubeProxy {
+	if f.setsBack = f.setsBack || k.setsBack; !f.setsBack || k.foreign() {
 		return true, nil
 	}
 	err = setSysctl(f.kernel, routeLocalnet, "0")

@@ -153,13 +153,12 @@ func (f *family) readTables(ctx context.Context) (*replacement, error) {
 // need notes that a chain must exist, and adds it to the batch unless the kernel has it.
 func (r *replacement) need(c chain) {
 	k := r.found[c.table]
-	hash := k.chains[c.name]
-	delete(k.chains, c.name)
-	if hash == nil || hash.Sum64() != hashChain(r.seed, c.rules) {
+	if !k.has(c, r.seed) {
 		r.batch.put(c)
 		r.lines += len(c.rules) + 1
 		r.touched[c.table] = true
 	}
+	delete(k.chains, c.name)
 }
 
 // needServices adds the changes' new Services to the model, and notes that their own chains

@@ -178,7 +178,7 @@ func (r *rig) owned() (owned bool, err error) {
 		return Owned(r.Context(), r.config)
 	}
 	err = r.with(func(c Config, k kernel) error {
-		owned, err = anyFilterOf(r.Context(), c, k, (*kernelTable).ours)
+		owned, err = anyFilterOf(r.Context(), c, k, func(k *kernelTable) bool { return k.ours })
 		return err
 	})
 	return owned, err

@@ -16,21 +16,31 @@ type kernelTable struct {
 	hooks []hook
 	// canary is the rules of our canary.
 	canary []string
-	// refuses reports that KUBE-SERVICES leads to KUBE-CLUSTER-IPS.
-	refuses bool
+	// ours reports, of the table filter, that a Backend was the last to program it: KUBE-SERVICES
+	// leads to KUBE-CLUSTER-IPS.
+	ours bool
 	// setsBack reports that the guard of the loopback range has guardMark.
 	setsBack bool
 }
 
 // hashChain returns the hash of a chain's rules.
-func hashChain(seed maphash.Seed, rules []string) uint64 {
-	var h maphash.Hash
+func hashChain(seed maphash.Seed, rules []string) (h maphash.Hash) {
 	h.SetSeed(seed)
 	for _, r := range rules {
 		h.WriteString(r)
 		h.WriteByte('\n')
 	}
-	return h.Sum64()
+	return h
+}
+
+// has reports whether the table has a chain of ours with these rules.
+func (k *kernelTable) has(c chain, seed maphash.Seed) bool {
+	h := k.chains[c.name]
+	if h == nil {
+		return false
+	}
+	want := hashChain(seed, c.rules)
+	return h.Sum64() == want.Sum64()
 }
 
 // readKernel reads a table.
@@ -63,8 +73,8 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 		}
 		if !l.IsRule {
 			if owned(tab, last) {
-				lastHash = &maphash.Hash{}
-				lastHash.SetSeed(seed)
+				h := hashChain(seed, nil)
+				lastHash = &h
 				k.chains[last] = lastHash
 			}
 			return
@@ -81,7 +91,7 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 		case chainCanary:
 			k.canary = append(k.canary, string(l.Rule))
 		case chainServices:
-			k.refuses = k.refuses || string(l.Rule) == iptext.Jump(chainClusterIPs)
+			k.ours = k.ours || string(l.Rule) == iptext.Jump(chainClusterIPs)
 		case chainLocalnet:
 			k.setsBack = k.setsBack || string(l.Rule) == guardMark
 		}

@@ -131,24 +131,7 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 			continue
 		}
 		r.names[names[i]] = true
-		set := ""
-		if recent != "" {
-			set = "-m recent --set --name " + names[i] + " " + recent
-		}
-		c := chain{nat, names[i], []string{iptext.Join(iptext.Source(iptext.Host(ep.Addr.Addr())), iptext.Jump(chainMarkMasq))}, rankEndpoint}
-		translate := func(match, to string) {
-			c.rules = append(c.rules, iptext.Join("-p "+r.protocol, match, set, "-j DNAT --to-destination "+to))
-		}
-		if p := r.s.Port; !p.IsRange() {
-			translate("", ep.Addr.String())
-		} else {
-			if p.NodePort != 0 {
-				// The NodePort of a range is a single port.
-				translate(iptext.Join("-m addrtype --dst-type LOCAL", iptext.DestinationPort(r.protocol, p.NodePort)), ep.Addr.String())
-			}
-			translate("", iptext.DestinationOf(ep.Addr.Addr(), p.Port, p.LastPort, cmp.Or(p.TargetPort, p.Port)))
-		}
-		r.add(c)
+		r.add(r.endpointChain(names[i], ep, recent))
 	}
 	if recent != "" {
 		seconds := strconv.FormatInt(int64((r.s.Port.Affinity+time.Second-1)/time.Second), 10)
@@ -167,6 +150,30 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	c.rules = append(c.rules, rules...)
 	r.add(c)
 	return nil
+}
+
+// endpointChain returns the chain that translates connections to an endpoint. recent is the rest of
+// the match that remembers a client, "" without client affinity.
+func (r *serviceRenderer) endpointChain(name string, ep *tracker.Endpoint, recent string) chain {
+	c := chain{nat, name, []string{iptext.Join(iptext.Source(iptext.Host(ep.Addr.Addr())), iptext.Jump(chainMarkMasq))}, rankEndpoint}
+	set := ""
+	if recent != "" {
+		set = "-m recent --set --name " + name + " " + recent
+	}
+	translate := func(match, to string) {
+		c.rules = append(c.rules, iptext.Join("-p "+r.protocol, match, set, "-j DNAT --to-destination "+to))
+	}
+	p := r.s.Port
+	if !p.IsRange() {
+		translate("", ep.Addr.String())
+		return c
+	}
+	if p.NodePort != 0 {
+		// The NodePort of a range is a single port.
+		translate(iptext.Join("-m addrtype --dst-type LOCAL", iptext.DestinationPort(r.protocol, p.NodePort)), ep.Addr.String())
+	}
+	translate("", iptext.DestinationOf(ep.Addr.Addr(), p.Port, p.LastPort, cmp.Or(p.TargetPort, p.Port)))
+	return c
 }
 
 // masquerade returns the rules that mark connections to a cluster IP that must be
@@ -204,8 +211,7 @@ func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	}
 	if isPool(f.Target) {
 		r.place(to, k, false, r.to(f), iptext.Comment(r.name, " cluster IP"), r.ports(f), iptext.Jump(r.poolChain(f.Target)))
-	}
-	if !isPool(f.Target) {
+	} else {
 		r.keep(f)
 	}
 	if f.Target != ruleset.TargetCluster {
@@ -310,15 +316,9 @@ func (r *serviceRenderer) keep(f *ruleset.Frontend) {
 		d = singleNodePorts
 	}
 	if passes {
-		c := chain{table: nat, name: prefixFirewall + hashOf(r.variant(sourcesOf, f), "single"), rank: rankFirewall}
-		target = iptext.Jump(c.name)
-		if r.fresh(nat, c.name) {
-			for _, p := range f.Sources {
-				c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
-			}
-			c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" -j ACCEPT")
-			r.add(c)
-		}
+		name := prefixFirewall + hashOf(r.variant(sourcesOf, f), "single")
+		r.sourcesChain(nat, name, f, "-j ACCEPT")
+		target = iptext.Jump(name)
 	}
 	r.place(d, keyOf(f.Addr, r.s.Key.Protocol, f.Port), false, r.to(f), iptext.Comment(r.name), r.ports(f), target)
 }
@@ -335,15 +335,22 @@ func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
 	}
 	// Connections from allowed sources pass, or the rule that refuses all, which is next,
 	// refuses them. All others are dropped.
-	if r.fresh(filter, name) {
-		c := chain{table: filter, name: name, rank: rankFirewall}
-		for _, p := range f.Sources {
-			c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
-		}
-		c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" -j DROP")
-		r.add(c)
-	}
+	r.sourcesChain(filter, name, f, "-j DROP")
 	return iptext.Join(r.to(f), iptext.Comment(r.name, about), r.ports(f), iptext.Jump(name))
+}
+
+// sourcesChain renders the chain that returns packets from allowed sources and has a target for all
+// others.
+func (r *serviceRenderer) sourcesChain(t table, name string, f *ruleset.Frontend, others string) {
+	if !r.fresh(t, name) {
+		return
+	}
+	c := chain{table: t, name: name, rank: rankFirewall}
+	for _, p := range f.Sources {
+		c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
+	}
+	c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" "+others)
+	r.add(c)
 }
 
 // variant returns the text that the name of f's chain is a hash of. Frontends for which
