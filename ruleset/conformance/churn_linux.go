@@ -7,6 +7,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // Churn is the result of [World.Churn].
@@ -73,9 +75,9 @@ func (h host) churn(ctx context.Context, t Target, timeout time.Duration, done <
 			h.excuses.connections.Add(1)
 		}
 		switch {
-		case o.kind == reached:
+		case o.Kind == netlab.Reached:
 			opened++
-		case o.kind == silent && t.Protocol == v1.ProtocolUDP && h.stalls.Within(begun, begun.Add(lossTime)):
+		case o.Kind == netlab.Silent && t.Protocol == v1.ProtocolUDP && h.stalls.Within(begun, begun.Add(lossTime)):
 			h.excuses.excused.Add(1)
 		case len(failures) < maxFailures:
 			failures = append(failures, fmt.Errorf("%s from %s to %s: %s", t.Protocol, h.name, t.Addr, o))

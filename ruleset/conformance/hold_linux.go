@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -57,7 +57,7 @@ func (h *Held) Len() int { return len(h.connections) }
 // connection. It is nil if there are none.
 func (h *Held) Check() error {
 	deadline := time.Now().Add(heldTimeout)
-	return h.each(func(c *connection) error { return c.echo(deadline) })
+	return h.each(func(c *connection) error { return c.Echo(deadline) })
 }
 
 // Send sends a line through every connection without waiting for the reply, for which
@@ -65,7 +65,7 @@ func (h *Held) Check() error {
 // before the clients give up. The error joins one for each connection that is already
 // broken.
 func (h *Held) Send() error {
-	return h.each(func(c *connection) error { return c.send(time.Now().Add(testtime.Timeout)) })
+	return h.each(func(c *connection) error { return c.Send(time.Now().Add(testtime.Timeout)) })
 }
 
 // each calls f for every connection and joins the errors.
@@ -95,15 +95,12 @@ func (h *Held) Split() (masqueraded, others *Held) {
 
 // connection is an open connection.
 type connection struct {
-	net.Conn
-	r      *bufio.Reader
+	*netlab.Lines
 	from   string
 	to     netip.AddrPort
 	server netip.AddrPort
 	// client is the client's address, and source the address that the server sees.
 	client, source netip.Addr
-	// sent and received count lines.
-	sent, received int
 }
 
 // open opens a TCP connection. It fails the test on an error.
@@ -111,38 +108,11 @@ func (w *World) open(from string, to netip.AddrPort) *connection {
 	w.tb.Helper()
 	ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
 	defer cancel()
-	c, r, text, err := w.net.hosts[from].connect(ctx, to)
+	c, text, err := w.net.hosts[from].connect(ctx, to)
 	if err != nil {
 		w.tb.Fatalf("connect from %s to %s: %v", from, to, err)
 	}
 	w.tb.Cleanup(func() { c.Close() })
-	o, client := parseGreeting(text), c.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-	return &connection{Conn: c, r: r, from: from, to: to, server: o.server, client: client, source: o.source}
-}
-
-// send sends a line, which the server will send back.
-func (c *connection) send(deadline time.Time) error {
-	c.sent++
-	c.SetDeadline(deadline)
-	_, err := fmt.Fprintf(c, "line %d\n", c.sent)
-	return err
-}
-
-// echo sends a line and waits for the server to return it and all earlier ones.
-func (c *connection) echo(deadline time.Time) error {
-	if err := c.send(deadline); err != nil {
-		return err
-	}
-	for c.received < c.sent {
-		want := fmt.Sprintf("line %d\n", c.received+1)
-		got, err := c.r.ReadString('\n')
-		if err != nil {
-			return err
-		}
-		if got != want {
-			return fmt.Errorf("got %q for %q", got, want)
-		}
-		c.received++
-	}
-	return nil
+	o, client := netlab.OutcomeOf(text, nil), c.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	return &connection{Lines: c, from: from, to: to, server: o.Server, client: client, source: o.Source}
 }

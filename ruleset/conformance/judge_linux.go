@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -102,21 +103,21 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		unsupported = Pass
 	}
 	if v.Action != ruleset.ActionForward && v.Service != nil && !w.does(unsupported) {
-		if o := from.probe(ctx, r.proto, to, silence); o.kind == reached {
+		if o := from.probe(ctx, r.proto, to, silence); o.Kind == netlab.Reached {
 			return complain(o, "not reach an endpoint")
 		}
 		return nil
 	}
 	switch v.Action {
 	case ruleset.ActionReject:
-		if o := from.probe(ctx, r.proto, to, timeout); o.kind != refused || wrongError(o) {
+		if o := from.probe(ctx, r.proto, to, timeout); o.Kind != netlab.Refused || wrongError(o) {
 			return complain(o, "be refused")
 		}
 		w.made.note(v)
 	case ruleset.ActionDrop:
 		o := from.probe(ctx, r.proto, to, silence)
-		refuses := o.kind == refused && w.mayRefuse(v, p)
-		if o.kind != silent && !refuses || wrongError(o) {
+		refuses := o.Kind == netlab.Refused && w.mayRefuse(v, p)
+		if o.Kind != netlab.Silent && !refuses || wrongError(o) {
 			return complain(o, "get no answer")
 		}
 		if refuses {
@@ -126,10 +127,10 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	case ruleset.ActionPass:
 		want := w.unhandled(from, to)
 		wait := timeout
-		if want.kind == silent {
+		if want.Kind == netlab.Silent {
 			wait = silence
 		}
-		if o := from.probe(ctx, r.proto, to, wait); o.kind != want.kind || o.server != want.server || o.source != want.source {
+		if o := from.probe(ctx, r.proto, to, wait); o.Kind != want.Kind || o.Server != want.Server || o.Source != want.Source {
 			return complain(o, fmt.Sprintf("pass (%s)", want))
 		}
 	case ruleset.ActionForward:
@@ -194,12 +195,12 @@ func (w *World) mayMove(v ruleset.Verdict) bool {
 // permitted returns the endpoint that was reached, or an error if it must not be.
 func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*tracker.Endpoint, error) {
 	switch {
-	case o.kind == silent:
-		return nil, fmt.Errorf("%s, must be forwarded (%w)", o, o.err)
-	case o.kind != reached:
+	case o.Kind == netlab.Silent:
+		return nil, fmt.Errorf("%s, must be forwarded (%w)", o, o.Err)
+	case o.Kind != netlab.Reached:
 		return nil, fmt.Errorf("%s, must be forwarded", o)
 	}
-	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return v.AddrOf(e) == o.server })
+	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return v.AddrOf(e) == o.Server })
 	if i < 0 {
 		return nil, fmt.Errorf("%s, which is not among the endpoints allowed (%v)", o, v.Endpoints)
 	}
@@ -208,10 +209,10 @@ func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*trac
 		return ep, nil
 	}
 	if !w.does(SourceAddress) || w.options.masquerades(p, v, ep) {
-		if !slices.Contains(w.nodeAddresses(tracker.FamilyOf(p.From)), o.source) {
+		if !slices.Contains(w.nodeAddresses(tracker.FamilyOf(p.From)), o.Source) {
 			return nil, fmt.Errorf("%s, which must be masqueraded to an address of the node", o)
 		}
-	} else if o.source != p.From {
+	} else if o.Source != p.From {
 		return nil, fmt.Errorf("%s, must keep its source %s", o, p.From)
 	}
 	return ep, nil
@@ -226,17 +227,17 @@ func counts(seen map[netip.AddrPort]int) string {
 }
 
 // unhandled returns the expected outcome for a packet that is not for a Service.
-func (w *World) unhandled(from host, to netip.AddrPort) outcome {
+func (w *World) unhandled(from host, to netip.AddrPort) netlab.Outcome {
 	f := tracker.FamilyOf(to.Addr())
 	if slices.Contains(w.nodeAddresses(f), to.Addr()) {
 		if to.Port() == nodePortOwn {
-			return outcome{kind: reached, server: to, source: from.addr(f)}
+			return netlab.Outcome{Kind: netlab.Reached, Server: to, Source: from.addr(f)}
 		}
-		return outcome{kind: refused}
+		return netlab.Outcome{Kind: netlab.Refused}
 	}
 	if w.podAt(f, to.Addr()) != "" || slices.ContainsFunc(w.config.elsewhere, func(t target) bool { return t.at(f) == to }) {
-		return outcome{kind: reached, server: to, source: from.addr(f)}
+		return netlab.Outcome{Kind: netlab.Reached, Server: to, Source: from.addr(f)}
 	}
 	// The default route leads to a host that drops the packet.
-	return outcome{kind: silent}
+	return netlab.Outcome{Kind: netlab.Silent}
 }

@@ -1,19 +1,17 @@
 package conformance
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -24,37 +22,16 @@ const silence = 250 * time.Millisecond
 
 // outcome is the result of a connection.
 type outcome struct {
-	kind outcomeKind
-	// server is the server that responded and source the client address that it saw,
-	// if reached.
-	server netip.AddrPort
-	source netip.Addr
+	netlab.Outcome
 	// notSent reports whether sending failed with EPERM.
 	notSent bool
-	// err is the cause of a failure.
-	err error
 }
 
-type outcomeKind string
-
-const (
-	reached outcomeKind = "reached"
-	refused outcomeKind = "refused"
-	silent  outcomeKind = "no answer"
-	failed  outcomeKind = "failed"
-)
-
 func (o outcome) String() string {
-	switch o.kind {
-	case reached:
-		return fmt.Sprintf("reached %s with source %s", o.server, o.source)
-	case failed:
-		return fmt.Sprintf("failed: %v", o.err)
+	if o.notSent && o.Kind != netlab.Reached && o.Kind != netlab.Failed {
+		return o.Outcome.String() + ", sending failed with EPERM"
 	}
-	if o.notSent {
-		return string(o.kind) + ", sending failed with EPERM"
-	}
-	return string(o.kind)
+	return o.Outcome.String()
 }
 
 // probe makes one connection and returns its result within the given time.
@@ -76,26 +53,7 @@ func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, w
 
 // outcomeOf returns the outcome of a connection with its greeting or its error.
 func outcomeOf(text string, err error) outcome {
-	var timeout net.Error
-	switch {
-	case err == nil:
-		return parseGreeting(text)
-	case errors.Is(err, unix.ECONNREFUSED):
-		return outcome{kind: refused, notSent: errors.Is(err, unix.EPERM)}
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		return outcome{kind: silent, notSent: errors.Is(err, unix.EPERM), err: err}
-	}
-	return outcome{kind: failed, err: err}
-}
-
-func parseGreeting(text string) outcome {
-	self, peer, _ := strings.Cut(text, " ")
-	server, err1 := netip.ParseAddrPort(self)
-	source, err2 := netip.ParseAddrPort(peer)
-	if err := errors.Join(err1, err2); err != nil {
-		return outcome{kind: failed, err: fmt.Errorf("unexpected reply %q: %w", text, err)}
-	}
-	return outcome{kind: reached, server: server, source: source.Addr().Unmap()}
+	return outcome{netlab.OutcomeOf(text, err), errors.Is(err, unix.EPERM)}
 }
 
 // local returns the host's source address, with a port or 0.
@@ -108,32 +66,12 @@ func (h host) local(to netip.AddrPort, port uint16) string {
 var errLost = errors.New("the first packet was lost")
 
 // connect opens a TCP connection and reads the server's greeting.
-func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bufio.Reader, string, error) {
+func (h host) connect(ctx context.Context, to netip.AddrPort) (*netlab.Lines, string, error) {
 	c, err := h.dialTCP(ctx, to)
 	if err != nil {
-		return nil, nil, "", err
+		return nil, "", err
 	}
-	r := bufio.NewReader(c)
-	text, err := receiveGreeting(ctx, c, r)
-	if err != nil {
-		c.Close()
-		return nil, nil, "", err
-	}
-	return c, r, text, nil
-}
-
-func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (string, error) {
-	// Close with a reset, so that no port stays in TIME_WAIT, neither here nor in the
-	// node's connection tracking.
-	if err := c.SetLinger(0); err != nil {
-		return "", err
-	}
-	if deadline, ok := ctx.Deadline(); ok {
-		c.SetDeadline(deadline)
-	}
-	text, err := r.ReadString('\n')
-	c.SetDeadline(time.Time{})
-	return strings.TrimSpace(text), err
+	return netlab.ReceiveGreeting(ctx, c)
 }
 
 // dialTCP opens a TCP connection. If its first packet gets no answer, dialTCP fails with errLost
@@ -170,7 +108,7 @@ func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, err
 }
 
 func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {
-	c, _, text, err := h.connect(ctx, to)
+	c, text, err := h.connect(ctx, to)
 	if err != nil {
 		return "", err
 	}
@@ -192,7 +130,7 @@ func (h host) probeUDP(ctx context.Context, port uint16, to netip.AddrPort) (str
 	// a flow, and the others must be refused too.
 	for range 3 {
 		text, err = ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) {
-			return strings.TrimSpace(string(b)), true
+			return string(b), true
 		})
 		if !errors.Is(err, unix.ECONNREFUSED) {
 			break

@@ -79,7 +79,7 @@ func forwards(t *testing.T, o Options) bool {
 		var results []string
 		for _, to := range []target{atPrimary(30080), clusterIP(1, 80)} {
 			o := client.probe(t.Context(), tcp, to.at(f), shortly)
-			if o.kind == reached || to.at(f).Addr() == primary(f) && o.kind != refused {
+			if o.Kind == netlab.Reached || to.at(f).Addr() == primary(f) && o.Kind != netlab.Refused {
 				return
 			}
 			results = append(results, fmt.Sprintf("TCP from %s to %s (%s): %s, must be forwarded", client.name, to.name, to.at(f), o))

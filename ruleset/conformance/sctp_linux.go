@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -131,8 +131,8 @@ func answerSCTP(c *net.IPConn, self netip.Addr) {
 		if !ok || h.chunk != chunkInit || h.to != podPort && h.to != podPort2 {
 			continue
 		}
-		peer := net.TCPAddr{IP: from.IP, Port: int(h.from)}
-		text := greeting(netip.AddrPortFrom(self, h.to), &peer)
+		peer, _ := netip.AddrFromSlice(from.IP)
+		text := netlab.Greeting(netip.AddrPortFrom(self, h.to), netip.AddrPortFrom(peer, h.from))
 		_, _ = c.WriteToIP(sctpPacket(h.to, h.from, h.tag, chunkInitAck, 1, text), from)
 	}
 }
@@ -157,7 +157,7 @@ func (h host) probeSCTP(ctx context.Context, to netip.AddrPort) (string, error) 
 		if !ok || a.chunk != chunkInitAck || a.from != to.Port() || a.to != port || a.verification != tag {
 			return "", false
 		}
-		return strings.TrimSpace(string(a.cookie)), true
+		return string(a.cookie), true
 	})
 }
 

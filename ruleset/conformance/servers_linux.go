@@ -2,19 +2,12 @@ package conformance
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
-
-// Every server greets a new TCP connection or a datagram with a line of its own
-// address and the client's address that it sees: "10.244.1.11:8080 192.0.2.10:40000".
-// A TCP server then sends back everything it receives, until the connection is
-// closed.
 
 // serve starts the servers of all pods and of the node itself.
 func (n *network) serve(s *scene) {
@@ -37,17 +30,11 @@ func (n *network) serve(s *scene) {
 	}
 }
 
-func greeting(self netip.AddrPort, peer net.Addr) []byte {
-	return fmt.Appendf(nil, "%s %s\n", self, peer)
-}
-
 func serveTCP(tb testing.TB, ns *netlab.Host, at netip.AddrPort) {
 	tb.Helper()
 	ns.ServeTCP(tb, at.String(), func(c net.Conn) {
 		defer context.AfterFunc(tb.Context(), func() { c.Close() })()
-		if _, err := c.Write(greeting(at, c.RemoteAddr())); err == nil {
-			io.Copy(c, c)
-		}
+		netlab.Greet(c)
 	})
 }
 
@@ -58,15 +45,5 @@ func serveUDP(tb testing.TB, ns *netlab.Host, at netip.AddrPort) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { c.Close() })
-	go func() {
-		buf := make([]byte, 100)
-		for {
-			_, from, err := c.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			// A client without a reply reports that itself.
-			_, _ = c.WriteTo(greeting(at, from), from)
-		}
-	}()
+	go netlab.ServePackets(c, func(from netip.AddrPort) []byte { return netlab.Greeting(at, from) })
 }

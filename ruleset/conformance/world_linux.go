@@ -158,8 +158,8 @@ func (w *World) Pods() []Pod {
 func (w *World) Reach(to Target, wait time.Duration) (netip.AddrPort, error) {
 	from := w.net.hosts["client1"]
 	o := from.probe(w.tb.Context(), to.Protocol, to.Addr, wait)
-	if o.kind != reached {
+	if o.Kind != netlab.Reached {
 		return netip.AddrPort{}, fmt.Errorf("%s from %s to %s: %s", to.Protocol, from.name, to.Addr, o)
 	}
-	return o.server, nil
+	return o.Server, nil
 }

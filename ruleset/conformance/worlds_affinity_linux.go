@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -136,11 +137,11 @@ func (w *World) outlive(c client, to target, timeout time.Duration) (judged, mov
 		v := visit{begun: time.Now()}
 		o := w.net.hosts[fmt.Sprint("client", c.number)].probe(w.tb.Context(), v1.ProtocolTCP, to.at(c.family), w.timeout())
 		time.Sleep(w.options.delay)
-		v.server, v.end = o.server, time.Now()
-		if o.kind != reached {
+		v.server, v.end = o.Server, time.Now()
+		if o.Kind != netlab.Reached {
 			w.tb.Errorf("from %s to %s: %s", c, to.name, o)
 		}
-		return v, o.kind == reached
+		return v, o.Kind == netlab.Reached
 	}
 	last, ok := connect()
 	for kept, tries := 0, 0; ok && !judged && tries < affinityTries; tries++ {
@@ -174,10 +175,10 @@ func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 		for i := 1; i <= affinityClients; i++ {
 			c := client{f, i}
 			o := w.net.hosts[fmt.Sprint("client", i)].probe(w.tb.Context(), p, to.at(f), w.timeout())
-			if o.kind != reached {
+			if o.Kind != netlab.Reached {
 				w.tb.Fatalf("%s from %s to %s (%s): %s", p, c, to.name, to.at(f), o)
 			}
-			out[c] = o.server
+			out[c] = o.Server
 		}
 	}
 	return out

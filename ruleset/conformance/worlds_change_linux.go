@@ -90,7 +90,7 @@ func changePacketWorlds() []world {
 					if !must(c) {
 						continue
 					}
-					if err := c.echo(time.Now().Add(testtime.Timeout)); err != nil {
+					if err := c.Echo(time.Now().Add(testtime.Timeout)); err != nil {
 						w.tb.Errorf("connection from %s to %s, served by %s, broke after %s: %v", c.from, c.to, c.server, after, err)
 					}
 				}

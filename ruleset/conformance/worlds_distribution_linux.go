@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -77,8 +78,8 @@ func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) 
 			for range n / workers {
 				o := w.net.hosts["client1"].probe(w.tb.Context(), proto, to, w.timeout())
 				mu.Lock()
-				if o.kind == reached {
-					seen[o.server]++
+				if o.Kind == netlab.Reached {
+					seen[o.Server]++
 				} else {
 					err = fmt.Errorf("%s: %s", to, o)
 				}

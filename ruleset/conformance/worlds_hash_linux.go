@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -136,10 +137,10 @@ func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPor
 		ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
 		o := outcomeOf(from.probeUDP(ctx, uint16(first+i), to.at(f)))
 		cancel()
-		if o.kind != reached {
+		if o.Kind != netlab.Reached {
 			w.tb.Fatalf("from port %d to %s (%s): %s", first+i, to.name, to.at(f), o)
 		}
-		out[i] = o.server
+		out[i] = o.Server
 	}
 	return out
 }

@@ -21,7 +21,7 @@ func bridgeWorlds() []world {
 					for range 2 {
 						c := w.open("pod3", clusterIP(1, 80).at(f))
 						time.Sleep(1100 * time.Millisecond) // redirects are limited to one a second
-						if err := c.echo(time.Now().Add(testtime.Timeout)); err != nil {
+						if err := c.Echo(time.Now().Add(testtime.Timeout)); err != nil {
 							w.tb.Errorf("%s: %v", f, err)
 						}
 					}

@@ -59,24 +59,15 @@ func newNode(c *control, n int) (_ *node, err error) {
 	if d.listener, err = d.host.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", endpointPort)); err != nil {
 		return nil, err
 	}
-	go serve(d.listener)
+	go netlab.Serve(d.listener, answer)
 	return d, nil
 }
 
-// serve sends each client the address that its connection reached.
-func serve(l net.Listener) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer conn.Close()
-			a := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().As4()
-			conn.Write(a[:])
-			conn.Read(a[:]) // until the client resets it
-		}()
-	}
+// answer sends a client the address that its connection reached.
+func answer(conn net.Conn) {
+	a := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().As4()
+	conn.Write(a[:])
+	conn.Read(a[:]) // until the client resets it
 }
 
 func (d *node) close() {

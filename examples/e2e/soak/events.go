@@ -87,11 +87,7 @@ func (s *soak) events(ctx context.Context) error {
 
 // happen makes an event, waits until it is in effect, and judges some connections.
 func (s *soak) happen(ctx context.Context, e event) error {
-	s.rec.begin(e.name)
-	over := func() {}
-	if e.outage {
-		over = s.rec.outage("while rules were missing: " + e.name)
-	}
+	s.rec.begin(e.name, e.outage)
 	err := e.do(s, ctx)
 	done := time.Now()
 	if err == nil && e.outage {
@@ -100,11 +96,11 @@ func (s *soak) happen(ctx context.Context, e event) error {
 	if err == nil {
 		err = s.barrier(ctx)
 	}
-	over()
+	s.rec.over()
 	if err != nil {
 		return fmt.Errorf("%s: %w", e.name, err)
 	}
-	s.rec.logf("in effect after %v", time.Since(done).Round(time.Millisecond))
+	s.rec.log.Printf("in effect after %v", time.Since(done).Round(time.Millisecond))
 	return s.judge(ctx)
 }
 
@@ -200,7 +196,7 @@ func (s *soak) edit(ctx context.Context) error {
 		case "UDP":
 			svc.udp = !svc.udp
 		}
-		s.rec.logf("%s of %s", what, svc.name())
+		s.rec.log.Printf("%s of %s", what, svc.name())
 	})
 }
 
@@ -229,7 +225,7 @@ func (s *soak) restart(signal syscall.Signal, f func() error) error {
 func (s *soak) kill(ctx context.Context) error {
 	grow := func() error { return s.step(ctx, s.pop.some(50), func(svc *service) { s.pop.grow(svc, 1) }) }
 	after, signal := time.Duration(s.rng.IntN(1500))*time.Millisecond, []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[s.rng.IntN(2)]
-	s.rec.logf("%v after %v", signal, after)
+	s.rec.log.Printf("%v after %v", signal, after)
 	if err := grow(); err != nil {
 		return err
 	}
@@ -279,7 +275,7 @@ func (s *soak) others(ctx context.Context) error {
 // shell returns what an event does in which another process runs commands on the node.
 func shell(text string) func(*soak, context.Context) error {
 	return func(s *soak, _ context.Context) error {
-		s.rec.logf("%s", text)
+		s.rec.log.Print(text)
 		_, err := s.net.node.Output("sh", "-ec", text)
 		return err
 	}

@@ -163,6 +163,6 @@ func (s *soak) usage() (map[string]float64, error) {
 	if err == nil && len(out) != len(allowance) {
 		err = fmt.Errorf("/metrics has only %v", out)
 	}
-	s.rec.logf("the agent: %v", out)
+	s.rec.log.Printf("the agent: %v", out)
 	return out, err
 }

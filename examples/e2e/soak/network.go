@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -166,40 +165,19 @@ func newNetwork() (_ *network, err error) {
 	return n, b.Err
 }
 
-// serve starts the servers of a host, which run until the process ends. A server answers a
-// connection or a datagram with a line that holds its own address and the client's address
-// as it sees them: "10.244.1.11:8080 192.0.2.10:40000". Over TCP it then echoes what it
-// receives.
+// serve starts the servers of a host, which greet each client and run until the process ends.
 func serve(h *netlab.Host) error {
 	at := fmt.Sprintf("[::]:%d", podPort)
 	l, err := h.Listen("tcp", at)
 	if err != nil {
 		return err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				if _, err := c.Write(greeting(c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort())); err == nil {
-					io.Copy(c, c)
-				}
-			}()
-		}
-	}()
+	go netlab.Serve(l, netlab.Greet)
 	p, err := h.ListenPacket("udp", at)
 	if err != nil {
 		return err
 	}
 	return serveUDP(p.(*net.UDPConn))
-}
-
-// greeting returns the line of a server.
-func greeting(self, peer netip.AddrPort) []byte {
-	return fmt.Appendf(nil, "%s %s\n", netip.AddrPortFrom(self.Addr().Unmap(), self.Port()), netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port()))
 }
 
 // serveUDP answers each datagram from the address that it was sent to, which IPV6_PKTINFO holds in
@@ -227,7 +205,7 @@ func serveUDP(c *net.UDPConn) error {
 			}
 			if list, err := unix.ParseSocketControlMessage(oob[:n]); err == nil && len(list) == 1 && len(list[0].Data) == unix.SizeofInet6Pktinfo {
 				self := netip.AddrPortFrom(netip.AddrFrom16([16]byte(list[0].Data[:16])), podPort)
-				_, _, _ = c.WriteMsgUDPAddrPort(greeting(self, from), oob[:n], from) // the client reports a missing answer
+				_, _, _ = c.WriteMsgUDPAddrPort(netlab.Greeting(self, from), oob[:n], from) // the client reports a missing answer
 			}
 		}
 	}()

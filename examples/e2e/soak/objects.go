@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -135,7 +136,7 @@ func (s *service) object() *v1.Service {
 	}
 	o.Spec.ClusterIP = o.Spec.ClusterIPs[0]
 	for _, p := range s.protocols() {
-		o.Spec.Ports = append(o.Spec.Ports, v1.ServicePort{Name: portName(p), Protocol: p, Port: s.port, TargetPort: intstr.FromInt32(podPort), NodePort: s.nodePort()})
+		o.Spec.Ports = append(o.Spec.Ports, v1.ServicePort{Name: strings.ToLower(string(p)), Protocol: p, Port: s.port, TargetPort: intstr.FromInt32(podPort), NodePort: s.nodePort()})
 	}
 	switch s.kind {
 	case nodePort:
@@ -162,14 +163,6 @@ func (s *service) object() *v1.Service {
 	return o
 }
 
-// portName returns the name of a port.
-func portName(p v1.Protocol) string {
-	if p == v1.ProtocolUDP {
-		return "udp"
-	}
-	return "tcp"
-}
-
 // slices returns the EndpointSlices.
 func (s *service) slices() []*discovery.EndpointSlice {
 	var out []*discovery.EndpointSlice
@@ -182,7 +175,7 @@ func (s *service) slices() []*discovery.EndpointSlice {
 			AddressType: discovery.AddressType(families[f].String()),
 		}
 		for _, p := range s.protocols() {
-			es.Ports = append(es.Ports, discovery.EndpointPort{Name: new(portName(p)), Protocol: new(p), Port: new(int32(podPort))})
+			es.Ports = append(es.Ports, discovery.EndpointPort{Name: new(strings.ToLower(string(p))), Protocol: new(p), Port: new(int32(podPort))})
 		}
 		for _, e := range s.endpoints {
 			es.Endpoints = append(es.Endpoints, discovery.Endpoint{

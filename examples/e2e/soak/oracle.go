@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -128,7 +129,7 @@ func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 	for _, w := range list {
 		verdict := w.Trace(from.packet(t))
 		partial := verdict.Action != ruleset.ActionForward && len(list) > 1
-		if partial && (got.kind == refused || got.kind == silent) {
+		if partial && (got.Kind == netlab.Refused || got.Kind == netlab.Silent) {
 			return nil
 		}
 		mayDrop = mayDrop || partial || verdict.Action == ruleset.ActionDrop
@@ -172,24 +173,24 @@ func (p *place) packet(t target) ruleset.Packet {
 // check returns an error unless the outcome of a connection from the place agrees with the
 // verdict.
 func (p *place) check(o outcome, v ruleset.Verdict) error {
-	want := map[ruleset.Action]outcomeKind{ruleset.ActionForward: reached, ruleset.ActionReject: refused, ruleset.ActionDrop: silent}[v.Action]
+	want := map[ruleset.Action]netlab.OutcomeKind{ruleset.ActionForward: netlab.Reached, ruleset.ActionReject: netlab.Refused, ruleset.ActionDrop: netlab.Silent}[v.Action]
 	switch {
 	case v.Action == ruleset.ActionPass:
 		return nil
-	case o.kind != want:
+	case o.Kind != want:
 		return fmt.Errorf("%v, want %q: %s", o, want, v.Rule)
 	case v.Action != ruleset.ActionForward:
 		return nil
 	}
 	for _, ep := range v.Endpoints {
-		if ep.Addr != o.server {
+		if ep.Addr != o.Server {
 			continue
 		}
-		f := familyOf(o.source)
+		f := familyOf(o.Source)
 		switch {
-		case v.MasqueradeTo(ep) && !slices.Contains(nodeAddresses[f], o.source):
+		case v.MasqueradeTo(ep) && !slices.Contains(nodeAddresses[f], o.Source):
 			return fmt.Errorf("%v, must be masqueraded to an address of the node: %s", o, v.Rule)
-		case !v.MasqueradeTo(ep) && o.source != p.addr[f]:
+		case !v.MasqueradeTo(ep) && o.Source != p.addr[f]:
 			return fmt.Errorf("%v, must keep its source %s: %s", o, p.addr[f], v.Rule)
 		}
 		return nil

@@ -3,19 +3,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -29,33 +27,14 @@ func (t target) String() string { return fmt.Sprintf("%s %s", t.proto, t.to) }
 
 // outcome is the result of a connection attempt or of a request.
 type outcome struct {
+	netlab.Outcome
 	begun time.Time
-	kind  outcomeKind
-	// server is the address that answered, and source the client address that it saw.
-	server netip.AddrPort
-	source netip.Addr
 	// lost is the number of packets without an answer before the connection was accepted or refused.
 	lost int
-	err  error
 }
 
-type outcomeKind string
-
-const (
-	reached outcomeKind = "reached"
-	refused outcomeKind = "refused"
-	silent  outcomeKind = "no answer"
-	failed  outcomeKind = "failed"
-)
-
 func (o outcome) String() string {
-	s := string(o.kind)
-	switch {
-	case o.kind == reached:
-		s += fmt.Sprintf(" %s with source %s", o.server, o.source)
-	case o.err != nil:
-		s += fmt.Sprintf(" (%v)", o.err)
-	}
+	s := o.Outcome.String()
 	if o.lost > 0 {
 		s += fmt.Sprintf(", after %d packets were lost", o.lost)
 	}
@@ -82,69 +61,37 @@ func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	if t.proto == v1.ProtocolTCP {
-		c, _, o := p.connect(ctx, t.to)
+		c, o := p.connect(ctx, t.to)
 		if c != nil {
 			c.Close()
 		}
 		return o
 	}
-	o := outcome{begun: time.Now()}
+	begun := time.Now()
 	c, err := p.dialUDP(ctx, t.to)
 	if err != nil {
-		o.finish("", err) // a slow machine may need all of the time for this
-		return o
+		return outcome{Outcome: netlab.OutcomeOf("", err), begun: begun} // a slow machine may need all of the time for this
 	}
 	defer c.Close()
 	return ask(c, wait)
 }
 
-// finish fills in the outcome from the server's greeting or the error.
-func (o *outcome) finish(text string, err error) {
-	if err == nil {
-		self, peer, _ := strings.Cut(strings.TrimSpace(text), " ")
-		var source netip.AddrPort
-		if o.server, err = netip.ParseAddrPort(self); err == nil {
-			source, err = netip.ParseAddrPort(peer)
-		}
-		o.source = source.Addr()
-	}
-	var timeout net.Error
-	switch o.err = err; {
-	case err == nil:
-		o.kind = reached
-	case errors.Is(err, unix.ECONNREFUSED):
-		o.kind = refused
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		o.kind = silent
-	default:
-		o.kind = failed
-	}
-}
-
-// connect opens a TCP connection and reads the server's greeting. c is nil unless the server is
-// reached.
-func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, o outcome) {
+// connect opens a TCP connection and reads the server's greeting. c is nil without a greeting.
+func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *netlab.Lines, o outcome) {
 	o.begun = time.Now()
+	var conn *net.TCPConn
 	var err error
 	for range sourcePorts {
-		if c, o.lost, err = p.host.DialTCP(ctx, p.local(to), to); !errors.Is(err, unix.EADDRINUSE) {
+		if conn, o.lost, err = p.host.DialTCP(ctx, p.local(to), to); !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}
-	var text string
+	greeting := ""
 	if err == nil {
-		// Close resets the connection, so no socket stays in TIME_WAIT.
-		c.SetLinger(0)
-		deadline, _ := ctx.Deadline()
-		c.SetDeadline(deadline)
-		r = bufio.NewReader(c)
-		text, err = r.ReadString('\n')
+		c, greeting, err = netlab.ReceiveGreeting(ctx, conn)
 	}
-	if o.finish(text, err); o.kind != reached && c != nil {
-		c.Close()
-		c = nil
-	}
-	return c, r, o
+	o.Outcome = netlab.OutcomeOf(greeting, err)
+	return c, o
 }
 
 // sourcePorts is how many source ports a connection tries.
@@ -170,6 +117,6 @@ func ask(c net.Conn, wait time.Duration) outcome {
 	if err == nil || errors.Is(err, unix.EPERM) {
 		n, err = c.Read(buf)
 	}
-	o.finish(string(buf[:n]), err)
+	o.Outcome = netlab.OutcomeOf(string(buf[:n]), err)
 	return o
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"log"
 	"maps"
 	"slices"
 	"sync"
@@ -13,9 +14,10 @@ import (
 
 // recorder collects the result of a run and writes the log. Its methods are safe for concurrent use.
 type recorder struct {
-	mu    sync.Mutex
-	log   io.Writer
+	log   *log.Logger
 	start time.Time
+
+	mu sync.Mutex
 	// event is the current or last event, and begun its begin.
 	event  string
 	begun  time.Time
@@ -24,8 +26,10 @@ type recorder struct {
 	// connections that stay open), talk (requests from sockets that stay open), and judged (between
 	// two events, when everything is in effect).
 	counts map[string]*count
-	// outages holds the times in which losses are excused.
-	outages        []*outage
+	// outage is the reason that excuses losses, and outageEnd when the last such time ended, zero
+	// until then.
+	outage         string
+	outageEnd      time.Time
 	left, failures []string
 }
 
@@ -36,100 +40,73 @@ type count struct {
 	excused    map[string]int
 }
 
-type outage struct {
-	to     time.Time // zero until the end
-	reason string
+func newRecorder(out io.Writer) *recorder {
+	return &recorder{log: log.New(out, "", log.Ltime|log.Lmicroseconds|log.LUTC), start: time.Now(), begun: time.Now(), event: "start", counts: map[string]*count{}}
 }
 
-func newRecorder(log io.Writer) *recorder {
-	return &recorder{log: log, start: time.Now(), begun: time.Now(), event: "start", counts: map[string]*count{}}
-}
-
-// logf writes a line with the time.
-func (r *recorder) logf(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.write(fmt.Sprintf(format, args...))
-}
-
-func (r *recorder) write(line string) {
-	fmt.Fprintln(r.log, time.Now().UTC().Format("15:04:05.000"), line)
-}
-
-// begin records the begin of an event.
-func (r *recorder) begin(name string) {
+// begin records the begin of an event. If it is an outage, losses are excused until over is called.
+func (r *recorder) begin(name string, outage bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.number++
 	r.event, r.begun = fmt.Sprintf("%d %s", r.number, name), time.Now()
-	r.write("event " + r.event)
+	if outage {
+		r.outage, r.outageEnd = "while rules were missing: "+name, time.Time{}
+	}
+	r.log.Print("event ", r.event)
 }
 
-func (r *recorder) count(kind string) *count {
+// over ends an outage.
+func (r *recorder) over() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.outageEnd.IsZero() {
+		r.outageEnd = time.Now()
+	}
+}
+
+// result counts a connection, with an error if its outcome was wrong. The reason excuses that if it is
+// not empty; an outage while the connection was open excuses it too.
+func (r *recorder) result(kind string, begun time.Time, reason string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.counts[kind] == nil {
 		r.counts[kind] = &count{excused: map[string]int{}}
 	}
-	r.counts[kind].made++
-	return r.counts[kind]
-}
-
-// made counts a connection with the right outcome.
-func (r *recorder) made(kind string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.count(kind)
-}
-
-// lost counts a connection with a wrong outcome. The reason excuses it if that is not
-// empty; an outage while the connection was open excuses it too.
-func (r *recorder) lost(kind string, begun time.Time, reason string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, o := range r.outages {
-		if reason == "" && (o.to.IsZero() || o.to.After(begun)) {
-			reason = o.reason
-		}
+	c := r.counts[kind]
+	c.made++
+	if err == nil {
+		return
 	}
-	c := r.count(kind)
+	if reason == "" && (r.outageEnd.IsZero() || r.outageEnd.After(begun)) {
+		reason = r.outage
+	}
 	if reason != "" {
 		c.excused[reason]++
 		return
 	}
 	c.lost++
-	r.fail(fmt.Sprintf("%s, begun %v ago: %v", kind, time.Since(begun).Round(time.Millisecond), err))
+	r.fail("%s, begun %v ago: %v", kind, time.Since(begun).Round(time.Millisecond), err)
 }
 
 // failf records a failure that does not concern one connection.
 func (r *recorder) failf(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fail(fmt.Sprintf(format, args...))
+	r.fail(format, args...)
 }
 
-func (r *recorder) fail(what string) {
-	text := fmt.Sprintf("FAILURE %.3f s into event %s: %s", time.Since(r.begun).Seconds(), r.event, what)
+func (r *recorder) fail(format string, args ...any) {
+	text := fmt.Sprintf("FAILURE %.3f s into event %s: ", time.Since(r.begun).Seconds(), r.event) + fmt.Sprintf(format, args...)
 	r.failures = append(r.failures, text)
-	r.write(text)
-}
-
-// outage begins a time in which losses are excused. end ends it.
-func (r *recorder) outage(reason string) (end func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	o := &outage{reason: reason}
-	r.outages = append(r.outages, o)
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		o.to = time.Now()
-	}
+	r.log.Print(text)
 }
 
 // leftover records what is left over.
 func (r *recorder) leftover(what []string) {
 	for _, w := range what {
 		r.left = append(r.left, "LEFT OVER: "+w)
-		r.logf("LEFT OVER: %s", w)
+		r.log.Print("LEFT OVER: ", w)
 	}
 }
 
@@ -144,7 +121,7 @@ func (r *recorder) limitExcuses() {
 	defer r.mu.Unlock()
 	for kind, c := range r.counts {
 		if n := c.excused[stalled]; n > max(freeExcuses, c.made*excusedPercent/100) {
-			r.fail(fmt.Sprintf("%s: %d of %d were excused %s: the machine is too busy, or connections are lost", kind, n, c.made, stalled))
+			r.fail("%s: %d of %d were excused %s: the machine is too busy, or connections are lost", kind, n, c.made, stalled)
 		}
 	}
 }

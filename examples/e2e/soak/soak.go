@@ -21,6 +21,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/stall"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -82,7 +83,7 @@ func run(ctx context.Context, o *options, dir string, log, out io.Writer) (*reco
 	wg.Go(func() {
 		for sleep(progress, 10*time.Second); progress.Err() == nil; sleep(progress, 10*time.Second) {
 			line := s.rec.progress()
-			s.rec.logf("%s", line)
+			s.rec.log.Print(line)
 			fmt.Fprintln(out, line)
 		}
 	})
@@ -94,7 +95,7 @@ func run(ctx context.Context, o *options, dir string, log, out io.Writer) (*reco
 	}
 	s.rec.limitExcuses()
 	stalls, total := s.stalls.Stalls()
-	s.rec.logf("the machine stalled %d times, for %.1f s in all", stalls, total.Seconds())
+	s.rec.log.Printf("the machine stalled %d times, for %.1f s in all", stalls, total.Seconds())
 	return s.rec, err
 }
 
@@ -129,7 +130,7 @@ func (s *soak) life(ctx context.Context) error {
 		return err
 	}
 
-	s.rec.begin("end")
+	s.rec.begin("end", false)
 	var gone []change
 	for id, old := range s.pop.now {
 		if id != 0 {
@@ -196,7 +197,7 @@ func (s *soak) commit(ctx context.Context, changes ...change) error {
 		s.oracle.commit(c)
 		names = append(names, c.either().name())
 	}
-	s.rec.logf("change of %s", strings.Join(names, " "))
+	s.rec.log.Printf("change of %s", strings.Join(names, " "))
 	s.oracle.publish()
 	for _, c := range changes {
 		s.pop.store(c)
@@ -231,7 +232,7 @@ func (s *soak) ping(ctx context.Context) error {
 		for f := range families {
 			want := netip.AddrPortFrom(podAddr(b.endpoints[0].pod, f), podPort)
 			t := target{netip.AddrPortFrom(b.addr(clusterIPs, f), uint16(b.port)), v1.ProtocolTCP}
-			if o := s.net.places[0].probe(ctx, t, 2*time.Second); o.server != want {
+			if o := s.net.places[0].probe(ctx, t, 2*time.Second); o.Server != want {
 				return fmt.Errorf("%s: %v, want %s", t, o, want)
 			}
 		}
@@ -304,8 +305,8 @@ func (s *soak) sample(ctx context.Context, right func(*version, *place, target, 
 		return
 	}
 	again := from.probe(ctx, to, connectTimeout)
-	if again.kind == reached && again.server != o.server {
-		again.kind, again.err = failed, fmt.Errorf("with affinity the client goes to %s and then to %s", o.server, again.server)
+	if again.Kind == netlab.Reached && again.Server != o.Server {
+		again.Kind, again.Err = netlab.Failed, fmt.Errorf("with affinity the client goes to %s and then to %s", o.Server, again.Server)
 	}
 	if ctx.Err() == nil {
 		right(v, from, to, again)

@@ -147,7 +147,7 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 	v := o.since()
 	from := &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
 	to := target{netip.AddrPortFrom(full.addr(clusterIPs, 0), 80), v1.ProtocolTCP}
-	got := outcome{kind: reached, server: netip.AddrPortFrom(podAddr(localPods, 0), podPort), source: from.addr[0]}
+	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods, 0), podPort), Source: from.addr[0]}}
 	if err := o.judge(v, from, to, got); err != nil {
 		t.Errorf("without a loss: %v", err)
 	}

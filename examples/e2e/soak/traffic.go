@@ -3,17 +3,18 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -34,9 +35,7 @@ type held struct {
 	from    *place
 	to      target
 	server  netip.AddrPort
-	net.Conn
-	r *bufio.Reader
-	n int // lines sent
+	*netlab.Lines
 	// leave is closed to ask for the end of the connection, and left at its end.
 	leave, left chan struct{}
 }
@@ -82,7 +81,7 @@ func (t *traffic) connect(from *place, to target) {
 	v := t.oracle.since()
 	o := from.probe(t.ctx, to, patience(v.Trace(from.packet(to))))
 	if t.ctx.Err() == nil {
-		t.count(portName(to.proto), v, from, to, o)
+		t.count(strings.ToLower(string(to.proto)), v, from, to, o)
 	}
 }
 
@@ -91,21 +90,18 @@ const stalled = "while the machine stalled"
 
 // count judges a connection and counts it. It reports whether the outcome was right.
 func (s *soak) count(kind string, v *version, from *place, to target, o outcome) bool {
-	err := s.oracle.judge(v, from, to, o)
-	if err == nil {
-		s.rec.made(kind)
-		return true
-	}
-	reason := ""
-	if s.stalls.Since(o.begun) { // excuses what was late, not what was wrong
+	err, reason := s.oracle.judge(v, from, to, o), ""
+	if err != nil {
+		err = fmt.Errorf("%s from %s: %w", to, from.name, err)
 		intime := o
 		intime.lost = 0
-		if to.proto == v1.ProtocolUDP && o.kind == silent || o.lost > 0 && s.oracle.judge(v, from, to, intime) == nil {
+		late := to.proto == v1.ProtocolUDP && o.Kind == netlab.Silent || o.lost > 0 && s.oracle.judge(v, from, to, intime) == nil
+		if late && s.stalls.Since(o.begun) { // excuses what was late, not what was wrong
 			reason = stalled
 		}
 	}
-	s.rec.lost(kind, o.begun, reason, fmt.Errorf("%s from %s: %w", to, from.name, err))
-	return false
+	s.rec.result(kind, o.begun, reason, err)
+	return err == nil
 }
 
 // hold keeps a connection open, and opens another one when it ends.
@@ -131,14 +127,14 @@ func (t *traffic) open(rng *rand.Rand) *held {
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, connectTimeout)
 	defer cancel()
-	c, r, o := from.connect(ctx, to.to)
+	c, o := from.connect(ctx, to.to)
 	if t.ctx.Err() != nil || !t.count("tcp", v, from, to, o) || c == nil {
 		if c != nil {
 			c.Close()
 		}
 		return nil
 	}
-	h := &held{service: svc.id, from: from, to: to, server: o.server, Conn: c, r: r, leave: make(chan struct{}), left: make(chan struct{})}
+	h := &held{service: svc.id, from: from, to: to, server: o.Server, Lines: c, leave: make(chan struct{}), left: make(chan struct{})}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.pop.serves(h.service, h.server) { // drain came first
@@ -181,28 +177,15 @@ func (t *traffic) use(h *held, rng *rand.Rand) {
 			leaving = true
 		case <-time.After(500*time.Millisecond + time.Duration(rng.IntN(1000))*time.Millisecond):
 		}
-		if err := h.echo(); err != nil {
-			t.rec.lost("held", good, "", fmt.Errorf("open connection from %s to %s, served by %s: %w", h.from.name, h.to.to, h.server, err))
+		err := h.Echo(time.Now().Add(heldTimeout))
+		if err != nil {
+			err = fmt.Errorf("open connection from %s to %s, served by %s: %w", h.from.name, h.to.to, h.server, err)
+		}
+		if t.rec.result("held", good, "", err); err != nil {
 			return
 		}
-		t.rec.made("held")
 		good = time.Now()
 	}
-}
-
-// echo sends a line and reads it back from the server.
-func (h *held) echo() error {
-	h.n++
-	line := fmt.Sprintf("line %d\n", h.n)
-	h.SetDeadline(time.Now().Add(heldTimeout))
-	if _, err := h.Write([]byte(line)); err != nil {
-		return err
-	}
-	got, err := h.r.ReadString('\n')
-	if err == nil && got != line {
-		err = fmt.Errorf("got %q for %q", got, line)
-	}
-	return err
 }
 
 // drain closes the open connections to endpoints that the population does not have any more, after a
@@ -280,16 +263,13 @@ func (t *traffic) request(c net.Conn, from *place, to target) bool {
 			return false
 		}
 		// A known flow may stay with an endpoint that gets no new connections.
-		if o.kind == reached && t.oracle.hasEndpoint(v, from, to, o.server) {
-			t.rec.made("talk")
-			return true
-		}
-		if err = t.oracle.judge(v, from, to, o); err == nil {
-			t.rec.made("talk")
-			return false // the Service is gone, or has no endpoints
+		kept := o.Kind == netlab.Reached && t.oracle.hasEndpoint(v, from, to, o.Server)
+		if err = t.oracle.judge(v, from, to, o); kept || err == nil {
+			t.rec.result("talk", begun, "", nil)
+			return kept // otherwise the Service is gone, or has no endpoints
 		}
 		sleep(t.ctx, talkPause)
 	}
-	t.rec.lost("talk", begun, "", fmt.Errorf("UDP socket %s at %s to %s: %d requests, the last: %w", c.LocalAddr(), from.name, to.to, tries, err))
+	t.rec.result("talk", begun, "", fmt.Errorf("UDP socket %s at %s to %s: %d requests, the last: %w", c.LocalAddr(), from.name, to.to, tries, err))
 	return false
 }

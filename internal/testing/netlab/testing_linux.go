@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"testing"
@@ -106,18 +107,7 @@ func (h *Host) ServeTCP(tb testing.TB, addr string, handle func(net.Conn)) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				handle(c)
-			}()
-		}
-	}()
+	go Serve(l, handle)
 }
 
 // ServeUDP answers every datagram at the address, which must be literal, with the
@@ -134,17 +124,7 @@ func (h *Host) ServeUDP(tb testing.TB, addr, text string) {
 	if raw, err := l.(*net.UDPConn).SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20) })
 	}
-	go func() {
-		buf := make([]byte, 64)
-		for {
-			_, from, err := l.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			// A client that gets no answer notices.
-			_, _ = l.WriteTo([]byte(text), from)
-		}
-	}()
+	go ServePackets(l, func(netip.AddrPort) []byte { return []byte(text) })
 }
 
 // ManyFiles opens files until a new one has a number above 1,023, which select(2) cannot

@@ -5,10 +5,10 @@ package lab
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -116,50 +116,27 @@ func (d *Lab) Serve(name string, h *netlab.Host, addr string) error {
 		return err
 	}
 	d.closers = append(d.closers, l)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				go greet(name, c)
-			}
-		}
-	}()
+	go netlab.Serve(l, func(c net.Conn) { greet(name, c) })
 	p, err := h.ListenPacket("udp", Port(addr, "5353"))
 	if err != nil {
 		return err
 	}
 	d.closers = append(d.closers, p)
-	go func() {
-		buf := make([]byte, 100)
-		for {
-			_, from, err := p.ReadFrom(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				p.WriteTo([]byte(answer(name, from)), from)
-			}
-		}
-	}()
+	go netlab.ServePackets(p, func(from netip.AddrPort) []byte { return answer(name, from) })
 	return nil
 }
 
 func greet(name string, c net.Conn) {
-	defer c.Close()
 	lines := bufio.NewScanner(c)
 	for ok := true; ok; ok = lines.Scan() {
-		if _, err := io.WriteString(c, answer(name, c.RemoteAddr())); err != nil {
+		if _, err := c.Write(answer(name, c.RemoteAddr().(*net.TCPAddr).AddrPort())); err != nil {
 			return
 		}
 	}
 }
 
-func answer(name string, from net.Addr) string {
-	host, _, _ := net.SplitHostPort(from.String())
-	return name + " " + host + "\n"
+func answer(name string, from netip.AddrPort) []byte {
+	return fmt.Appendf(nil, "%s %s\n", name, from.Addr().Unmap())
 }
 
 // NoAnswerTimeout is the timeout for connections that must not get an answer. Connections
