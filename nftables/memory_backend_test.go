@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -208,5 +209,63 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 	r.memory.alter(tracker.IPv4, func(t *memoryTable) { clear(t.flowtables[layout.FastPath]) })
 	if err := r.backend.Check(t.Context()); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Errorf("Check returned %v after an interface was removed from the flowtable", err)
+	}
+}
+
+// TestRestartKeepsClientsInMemory restarts with a remembered client and a counter in the tables, which
+// are replaced in one transaction or by staging tables.
+func TestRestartKeepsClientsInMemory(t *testing.T) {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": 50 << 10} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newMemoryRig(t)
+			r.memory.limit = limit
+			for i := range 25 {
+				r.tracker.SetService(svc(i, sticky(1000)))
+				r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(20)...))
+			}
+			r.sync()
+			for i := range 5 { // a new process would give their numbers to others
+				r.tracker.DeleteService(backendtest.ServiceName(i))
+			}
+			r.sync()
+			endpoint := netip.MustParseAddrPort("10.244.0.7:8080")
+			var client kernel.Element
+			at := layout.Octets{}.Addr(netip.MustParseAddr("10.96.0.8")).Proto("TCP").Port(80)
+			counter := kernel.Element{Key: at.Bytes(), Expr: []byte("12 packets")}
+			r.memory.alter(tracker.IPv4, func(tab *memoryTable) {
+				for _, e := range tab.elements(layout.StickyEndpoints) {
+					if a, _ := layout.ParseAddrPort(e.Data); a == endpoint && e.Comment == "ns/svc-7:p/TCP/IPv4" {
+						client = kernel.Element{
+							Key: append(word(number(e.Key)&layout.StickyMask), 172, 16, 0, 9), Data: e.Key,
+							Timeout: make([]byte, 8), Expiration: []byte("8 bytes."),
+						}
+					}
+				}
+				tab.elements(layout.StickyClients)[string(client.Key)] = client
+				tab.elements(layout.Connections)[string(counter.Key)] = counter
+			})
+			for range 3 {
+				before := r.backend.name
+				r.start()
+				r.sync()
+				if swapped := r.backend.name != before; swapped != (limit != 0) {
+					t.Errorf("the tables were swapped: %t", swapped)
+				}
+				tab := r.memory.inUse(tracker.IPv4)
+				got, ok := tab.found(layout.StickyClients, client.Key)
+				if !ok || string(got.Data) != string(client.Data) || string(got.Expiration) != string(client.Expiration) {
+					t.Fatalf("the client became %+v", got)
+				}
+				member, _ := tab.found(layout.StickyEndpoints, client.Data)
+				if a, _ := layout.ParseAddrPort(member.Data); a != endpoint || member.Comment != "ns/svc-7:p/TCP/IPv4" {
+					t.Fatalf("the client's endpoint became %v of %s", a, member.Comment)
+				}
+				if got, _ := tab.found(layout.Connections, counter.Key); string(got.Expr) != string(counter.Expr) {
+					t.Errorf("the counter became %+v", got)
+				}
+				r.verify()
+			}
+		})
 	}
 }
