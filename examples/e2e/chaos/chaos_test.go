@@ -35,11 +35,8 @@ func brief(t *testing.T, mode string) *options {
 	m := modes[slices.Index(modeNames(), mode)]
 	err := m.supported()
 	netlab.Need(t, err == nil, mode)
-	if o.nodeproxy = flags.nodeproxy; o.nodeproxy == "" {
-		o.nodeproxy = filepath.Join(t.TempDir(), "nodeproxy")
-		if err := nodeagent.Build(t.Context(), o.nodeproxy); err != nil {
-			t.Fatal(err)
-		}
+	if o.nodeproxy, err = nodeagent.Find(t.Context(), flags.nodeproxy, t.TempDir()); err != nil {
+		t.Fatal(err)
 	}
 	return o
 }

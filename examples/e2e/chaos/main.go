@@ -51,7 +51,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -113,18 +112,12 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 	if err != nil {
 		return 0, err
 	}
-	if o.nodeproxy == "" {
-		dir, err := os.MkdirTemp("", "chaos-")
-		if err != nil {
-			return 0, err
-		}
-		defer os.RemoveAll(dir)
-		o.nodeproxy = filepath.Join(dir, "nodeproxy")
-		if err := nodeagent.Build(ctx, o.nodeproxy); err != nil {
-			return 0, err
-		}
+	dir, err := os.MkdirTemp("", "chaos-")
+	if err != nil {
+		return 0, err
 	}
-	if o.nodeproxy, err = filepath.Abs(o.nodeproxy); err != nil {
+	defer os.RemoveAll(dir)
+	if o.nodeproxy, err = nodeagent.Find(ctx, o.nodeproxy, dir); err != nil {
 		return 0, err
 	}
 	var mu sync.Mutex

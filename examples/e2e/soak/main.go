@@ -60,7 +60,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
@@ -115,10 +114,6 @@ func (o *options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	defer os.RemoveAll(dir)
 	if o.nodeproxy == "" {
 		fmt.Fprintln(out, "Building nodeproxy.")
-		o.nodeproxy = filepath.Join(dir, "nodeproxy")
-		if err := nodeagent.Build(ctx, o.nodeproxy); err != nil {
-			return false, fmt.Errorf("%w (see -nodeproxy)", err)
-		}
 	}
 	log, err := os.Create(o.logFile)
 	if err != nil {

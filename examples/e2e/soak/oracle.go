@@ -152,13 +152,8 @@ func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPort) bool {
 	for _, w := range o.until(v) {
 		svc := w.Trace(from.packet(t)).Service
-		if svc == nil {
-			continue
-		}
-		for _, ep := range svc.Endpoints {
-			if ep.Addr == at {
-				return true
-			}
+		if svc != nil && slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
+			return true
 		}
 	}
 	return false

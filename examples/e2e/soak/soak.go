@@ -74,7 +74,7 @@ func run(ctx context.Context, o *options, dir string, log, out io.Writer) (*reco
 	if s.src, err = newFolder(dir); err != nil {
 		return nil, err
 	}
-	if err := s.newAgent(dir); err != nil {
+	if err := s.newAgent(ctx, dir); err != nil {
 		return nil, err
 	}
 	defer s.agent.Kill()
@@ -157,15 +157,15 @@ func (s *soak) life(ctx context.Context) error {
 const metricsAddr = "127.0.0.1:10249"
 
 // newAgent makes the agent. Its folder for temporary files must be empty at the end.
-func (s *soak) newAgent(dir string) (err error) {
+func (s *soak) newAgent(ctx context.Context, dir string) (err error) {
 	s.agent = nodeagent.Agent{Host: s.net.node, Dir: filepath.Join(dir, "agent"), Args: []string{
 		"run", "--manifests", s.src.dir, "--hostname-override", nodeName, "--proxy-mode", s.o.mode, "--cluster-cidr", localPodCIDRs[0] + "," + localPodCIDRs[1],
 		"--nodeport-addresses", "primary", "--profiling", "--metrics-bind-address", metricsAddr,
 		// The limits of connection tracking apply to the whole machine.
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 	}}
-	if s.agent.Bin, err = filepath.Abs(s.o.nodeproxy); err != nil {
-		return err
+	if s.agent.Bin, err = nodeagent.Find(ctx, s.o.nodeproxy, dir); err != nil {
+		return fmt.Errorf("%w (see -nodeproxy)", err)
 	}
 	if s.agent.Log, err = filepath.Abs(s.o.logFile + ".agent"); err != nil {
 		return err

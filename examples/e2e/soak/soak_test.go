@@ -27,7 +27,7 @@ var flags = newFlags(flag.CommandLine)
 
 func TestMain(m *testing.M) { netlab.Main(m) }
 
-// short builds the agent and returns the options of a run of some seconds.
+// short returns the options of a run of some seconds.
 func short(t *testing.T, programs ...string) *options {
 	t.Helper()
 	testtime.NeedThorough(t)
@@ -37,13 +37,7 @@ func short(t *testing.T, programs ...string) *options {
 		netlab.Need(t, err == nil, p)
 	}
 	o := newFlags(flag.NewFlagSet("", flag.PanicOnError))
-	o.services, o.rate, o.pause, o.seed = 60, 50, 0, 1
-	if o.nodeproxy = flags.nodeproxy; o.nodeproxy == "" {
-		o.nodeproxy = filepath.Join(t.TempDir(), "nodeproxy")
-		if err := nodeagent.Build(t.Context(), o.nodeproxy); err != nil {
-			t.Fatal(err)
-		}
-	}
+	o.services, o.rate, o.pause, o.seed, o.nodeproxy = 60, 50, 0, 1, flags.nodeproxy
 	return o
 }
 

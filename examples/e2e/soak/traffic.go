@@ -64,24 +64,19 @@ func (t *traffic) end() {
 	t.wg.Wait()
 }
 
-// visit makes one connection after another.
+// visit makes one connection after another and judges each.
 func (t *traffic) visit(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
 		interval := workers * time.Second / time.Duration(t.o.rate)
 		next := time.Now().Add(interval/2 + rand.N(interval))
 		if _, to, ok := t.pop.pick(rng); ok {
-			t.connect(t.net.places[rng.IntN(len(t.net.places))], to)
+			from, v := t.net.places[rng.IntN(len(t.net.places))], t.oracle.since()
+			o := from.probe(t.ctx, to, patience(v.Trace(from.packet(to))))
+			if t.ctx.Err() == nil {
+				t.count(strings.ToLower(string(to.proto)), v, from, to, o)
+			}
 		}
 		sleep(t.ctx, time.Until(next))
-	}
-}
-
-// connect makes one connection and judges it.
-func (t *traffic) connect(from *place, to target) {
-	v := t.oracle.since()
-	o := from.probe(t.ctx, to, patience(v.Trace(from.packet(to))))
-	if t.ctx.Err() == nil {
-		t.count(strings.ToLower(string(to.proto)), v, from, to, o)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -27,6 +28,18 @@ func Build(ctx context.Context, file string, env ...string) error {
 		return fmt.Errorf("cannot build nodeproxy: %w: %s", err, text)
 	}
 	return nil
+}
+
+// Find returns the absolute path of a program: of file or, if that is empty, of nodeproxy, which Find
+// builds in the folder dir.
+func Find(ctx context.Context, file, dir string) (string, error) {
+	if file == "" {
+		file = filepath.Join(dir, "nodeproxy")
+		if err := Build(ctx, file); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Abs(file)
 }
 
 // Main parses the flags of a program that takes no other arguments, and calls run with privileges
