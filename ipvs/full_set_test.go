@@ -185,7 +185,7 @@ func testRoomGoesToTheOldest(t *testing.T, newNode func(testing.TB) node) {
 func TestRandomFullSets(t *testing.T) {
 	worlds := uint64(60)
 	if testtime.Thorough() {
-		worlds = 1000
+		worlds = 500
 	}
 	for seed := *backendtest.Seed; seed < *backendtest.Seed+worlds && !t.Failed(); seed++ {
 		newFullWorld(t, seed).run()

@@ -17,7 +17,7 @@ import (
 func TestSimulation(t *testing.T) {
 	worlds := 8
 	if testtime.Thorough() {
-		worlds = 100
+		worlds = 24
 	}
 	for _, limit := range []int{0, 96 << 10} {
 		t.Run(fmt.Sprintf("limit=%d", limit), func(t *testing.T) {
