@@ -25,6 +25,10 @@ func TestManifestIsAdapted(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
 	}
+	got, err = adapt(string(text), "nftables", false)
+	if err != nil || !strings.Contains(got, "    nodePortAddresses: [primary,localhost]\n") {
+		t.Errorf("error %v, or no NodePorts at loopback addresses in\n%s", err, got)
+	}
 	if _, err := adapt(strings.ReplaceAll(string(text), "api.cluster.example", "api"), "iptables", true); err == nil {
 		t.Error("a manifest without the API server's address is accepted")
 	}

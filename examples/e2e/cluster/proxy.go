@@ -19,6 +19,10 @@ import (
 // daemonSet is the value of --proxy for nodeproxy in pods.
 const daemonSet = "daemonset"
 
+// localhostNodePorts holds the nodePortAddresses for the tests of NodePorts at loopback addresses,
+// which mode nftables serves only if asked to.
+const localhostNodePorts = "primary,localhost"
+
 // runProxy is the command "proxy".
 func runProxy(ctx context.Context, o options, mode string) error {
 	return withProxy(ctx, o, mode, func(ctx context.Context, _ settings, control place) error {
@@ -68,8 +72,7 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 		return fmt.Errorf("unknown proxy %q, must be nodeproxy, kube-proxy or %s", o.proxy, daemonSet)
 	}
 	if mode == "nftables" {
-		// For the tests of NodePorts at loopback addresses, which this mode serves only if asked to.
-		command = append(command, "--nodeport-addresses", "primary,localhost")
+		command = append(command, "--nodeport-addresses", localhostNodePorts)
 		if o.proxy == "kube-proxy" {
 			command = append(command, "--feature-gates", "KubeProxyNFTablesLocalhostNodePorts=true")
 		}
