@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -24,6 +25,12 @@ func TestSimulation(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestReleasesDeltas(t *testing.T) {
+	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+		return simulated(tb, env, NFT, false)
+	})
 }
 
 // simulated returns a data plane in memory. Some of its failing writes meet a lock, some are

@@ -30,6 +30,10 @@ func TestSimulation(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{Skip: skips, New: newPlane, First: *backendtest.Seed, Worlds: worlds})
 }
 
+func TestReleasesDeltas(t *testing.T) {
+	backendtest.ReleasesDeltas(t, newPlane)
+}
+
 func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Plane {
 	config, err := Config{Families: env.Families}.withDefaults()
 	if err != nil {

@@ -30,6 +30,10 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
+func TestReleasesDeltas(t *testing.T) {
+	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Plane { return newPlane(tb, env, 0) })
+}
+
 // newPlane returns a data plane in memory whose transactions have at most limit bytes.
 func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Plane {
 	m := newMemory()

@@ -200,6 +200,7 @@ func (m *Tables) send() error {
 }
 
 func (m *Tables) commit() error {
+	defer func() { m.sink = nil }() // it may refer to the delta
 	if m.overflows() {
 		return ErrOverflow
 	}
