@@ -102,7 +102,9 @@ func newBackend(c Config, k kernel) *Backend {
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both
 // families. The backend shortens a longer affinity timeout to the limit.
-func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
+func (b *Backend) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
+}
 
 // Close closes the backend's sockets and leaves everything in the kernel in place.
 func (b *Backend) Close() error {

@@ -213,6 +213,10 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 // maxAffinity is the longest time for which the kernel can remember clients.
 const maxAffinity = math.MaxInt32 / 1000 * time.Second
 
+// elementsAtOnce is [ruleset.Limits].Delta. Each real server takes a request of its own, and two
+// if it replaces another.
+const elementsAtOnce = 100
+
 // internalVirtual returns the properties of a virtual server with a mark. For clients that
 // IPVS remembers by a mark it translates ports only if the packet has the virtual server's
 // port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's

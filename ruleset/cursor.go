@@ -362,7 +362,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	if now == nil && s.acked == nil && !failed {
 		return
 	}
-	if most := c.engine.budget.Delta; most != 0 && !d.Full {
+	if most := c.deltaSize(); most != 0 && !d.Full {
 		part := now
 		if now != nil {
 			part = grown(s.acked, now, most)

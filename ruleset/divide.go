@@ -12,6 +12,17 @@ import (
 // examines all that are left, so their number must not grow with the changes.
 const leastShare = 32
 
+// deltaSize returns the size of an incremental delta, or 0 if deltas are not divided.
+func (c *Cursor) deltaSize() int {
+	most := c.engine.budget.Delta
+	for _, l := range c.limits {
+		if l.Delta != 0 {
+			most = min(most, l.Delta)
+		}
+	}
+	return most
+}
+
 // divide returns the changes to offer now, if all together are larger than the Budget allows.
 // The others stay dirty. Changes that exchange frontends stay together. changes is sorted as
 // in a Delta, and so is the result.
@@ -20,16 +31,16 @@ const leastShare = 32
 // that have waited longest, at least one. So a small change need not wait for large ones, and
 // no change waits forever.
 func (c *Cursor) divide(changes []Change) (now, later []Change) {
-	b := &c.engine.budget
-	if b.Delta == 0 || len(changes) < 2 {
+	most := c.deltaSize()
+	if most == 0 || len(changes) < 2 {
 		return changes, nil
 	}
 	costs, total := make([]int, len(changes)), 0
 	for i := range changes {
-		costs[i] = b.changeCost(&changes[i])
+		costs[i] = c.engine.budget.changeCost(&changes[i])
 		total += costs[i]
 	}
-	most := max(b.Delta, total/leastShare)
+	most = max(most, total/leastShare)
 	if total <= most {
 		return changes, nil
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"testing"
+
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestDeltasOfManyChangesAreFew changes many Services at once: each delta examines what is left.
@@ -27,4 +29,44 @@ func TestDeltasOfManyChangesAreFew(t *testing.T) {
 	if deltas < 32 || deltas > 300 {
 		t.Errorf("%d deltas", deltas)
 	}
+}
+
+// TestSlowBackendsGetSmallerDeltas compares the deltas of two backends of one Engine, one of which
+// declares the size of its deltas.
+func TestSlowBackendsGetSmallerDeltas(t *testing.T) {
+	for budget, want := range map[int][2]int{0: {1, 1}, 5: {40, 40}, 50: {4, 20}} {
+		tr, e, _ := budgeted(t, Budget{Delta: budget})
+		deltas := [2]int{}
+		var cursors [2]*Cursor
+		for i := range deltas {
+			b := Backend(BackendFunc(func(context.Context, *Delta) error { deltas[i]++; return nil }))
+			if i == 1 {
+				b = slowBackend{b}
+			}
+			cursors[i] = e.Attach("b", b)
+			if err := cursors[i].Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tr.SetService(service("a", "172.30.0.1"))
+		tr.SetSlice(slice("a", many(1, 200)...))
+		for i, c := range cursors {
+			deltas[i] = 0
+			if err := c.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if deltas[i] != want[i] {
+				t.Errorf("budget %d: backend %d got %d deltas, want %d", budget, i, deltas[i], want[i])
+			}
+		}
+	}
+}
+
+type slowBackend struct{ Backend }
+
+func (slowBackend) Limits(f tracker.Family) Limits {
+	if f == tracker.IPv4 {
+		return Limits{}
+	}
+	return Limits{Delta: 10}
 }

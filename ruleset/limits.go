@@ -31,6 +31,10 @@ type Limits struct {
 	// leaves the frontends that the data plane does not serve out of the Services that it
 	// offers, as if they did not exist, and reports the Service as one that exceeds a limit.
 	PortRanges PortRanges
+	// Delta is about the number of elements ([Service.Cost]) that the data plane changes in 10
+	// ms. Deltas are divided by it if it is less than [Budget].Delta, so that no change waits long
+	// for another. Full deltas are not divided.
+	Delta int
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
 }
