@@ -161,6 +161,25 @@ func attacks() []attack {
 	}
 }
 
+// victimBackend sends to inEffect when a change of the victim is in effect.
+type victimBackend struct {
+	ruleset.Backend
+	inEffect chan<- struct{}
+}
+
+// Limits returns those of the backend, among them the size of its deltas.
+func (v victimBackend) Limits(f tracker.Family) ruleset.Limits { return ruleset.LimitsOf(v.Backend, f) }
+
+func (v victimBackend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	err := v.Backend.Apply(ctx, d)
+	for i := range d.Changes {
+		if err == nil && d.Changes[i].Key.NamespacedName == victimName(7) && !d.Full {
+			v.inEffect <- struct{}{}
+		}
+	}
+	return err
+}
+
 func besideAttacker(b *testing.B, a attack, backend ruleset.Backend) {
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
@@ -178,16 +197,7 @@ func besideAttacker(b *testing.B, a attack, backend ruleset.Backend) {
 		b.Fatal(err)
 	}
 	inEffect := make(chan struct{}, 1)
-	var effect ruleset.BackendFunc = func(ctx context.Context, d *ruleset.Delta) error {
-		err := backend.Apply(ctx, d)
-		for i := range d.Changes {
-			if err == nil && d.Changes[i].Key.NamespacedName == victimName(7) && !d.Full {
-				inEffect <- struct{}{}
-			}
-		}
-		return err
-	}
-	cursor := p.Engine.Attach("victim", effect)
+	cursor := p.Engine.Attach("victim", victimBackend{backend, inEffect})
 	for i := range victims {
 		p.Tracker.SetService(victimService(i))
 		p.Tracker.SetSlice(victimSlice(i))
