@@ -70,3 +70,32 @@ func (slowBackend) Limits(f tracker.Family) Limits {
 	}
 	return Limits{Delta: 10}
 }
+
+// TestRangesOfPortsCostMore counts the ranges of ports in each delta of many.
+func TestRangesOfPortsCostMore(t *testing.T) {
+	tr, e := world(t, Config{Budget: Budget{Delta: 500}}, tracker.NodeInfo{Name: "n1"})
+	most, all := 0, 0
+	c := e.Attach("b", &rangePlane{func(d *Delta) {
+		n := 0
+		for i := range d.Changes {
+			for f := range d.Changes[i].UpsertedFrontends() {
+				if f.IsRange() {
+					n++
+				}
+			}
+		}
+		most, all = max(most, n), all+n
+	}})
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		tr.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("172.30.0.%d", i+1), withRanges("p=1000-1099:0")))
+	}
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if all != 20 || most > 5 {
+		t.Errorf("%d ranges in all, %d in one delta", all, most)
+	}
+}
