@@ -124,7 +124,7 @@ func (r *deltaRecorder) Apply(_ context.Context, d *Delta) error {
 	cost := 0
 	for i := range d.Changes {
 		names = append(names, d.Changes[i].Key.Name)
-		cost += r.b.changeCost(&d.Changes[i])
+		cost += r.b.changedElements(&d.Changes[i])
 	}
 	r.deltas, r.costs = append(r.deltas, names), append(r.costs, cost)
 	if r.during != nil {

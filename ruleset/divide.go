@@ -35,12 +35,13 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 	if most == 0 || len(changes) < 2 {
 		return changes, nil
 	}
-	costs, total := make([]int, len(changes)), 0
+	costs, total, elements := make([]int, len(changes)), 0, 0
 	for i := range changes {
-		costs[i] = c.engine.budget.changeCost(&changes[i])
-		total += costs[i]
+		n := c.engine.budget.changedElements(&changes[i])
+		costs[i] = n + rangesCost(&changes[i])
+		total, elements = total+costs[i], elements+n
 	}
-	most = max(most, total/leastShare)
+	most = max(most, elements/leastShare)
 	if total <= most {
 		return changes, nil
 	}

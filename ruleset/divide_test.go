@@ -73,7 +73,7 @@ func (slowBackend) Limits(f tracker.Family) Limits {
 
 // TestRangesOfPortsCostMore counts the ranges of ports in each delta of many.
 func TestRangesOfPortsCostMore(t *testing.T) {
-	tr, e := world(t, Config{Budget: Budget{Delta: 500}}, tracker.NodeInfo{Name: "n1"})
+	tr, e := world(t, Config{Budget: Budget{Delta: 1250}}, tracker.NodeInfo{Name: "n1"})
 	most, all := 0, 0
 	c := e.Attach("b", &rangePlane{func(d *Delta) {
 		n := 0
