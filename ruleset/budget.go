@@ -44,8 +44,9 @@ type Budget struct {
 	// whose size [tracker.ServicePort].HashBuckets determines.
 	BucketsPerEndpoint int
 	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of
-	// all that waits is more. A frontend with a range of ports counts as 250. Syncs divide larger changes into several deltas: see
-	// [Cursor.Sync]. For a backend with a smaller [Limits].Delta, that counts.
+	// all that waits is more. A frontend with a range of ports counts as 250. Syncs divide larger
+	// changes into several deltas: see [Cursor.Sync]. For a backend with a smaller
+	// [Limits].Delta, that counts.
 	Delta int
 	// Cost, if not nil, replaces [Service.Cost], for data planes that need more elements.
 	// Leaving out endpoints, frontends, weights or the hash must not raise the cost.
