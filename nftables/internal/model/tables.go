@@ -128,7 +128,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	}
 	for _, t := range m.List {
 		t.releaseKept(m.tx)
-		t.collectRanges(m.tx) // each Service with a range was refused
+		t.collectRanges(m.tx) // Create counts versions that are replaced or refused
 	}
 	err = m.commit()
 	m.tx, m.rest = &Tx{}, &Tx{} // they were large
