@@ -44,9 +44,8 @@ type Budget struct {
 	// whose size [tracker.ServicePort].HashBuckets determines.
 	BucketsPerEndpoint int
 	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of
-	// all that waits is more. A frontend with a range of ports counts as 250. Syncs divide larger
-	// changes into several deltas: see [Cursor.Sync]. For a backend with a smaller
-	// [Limits].Delta, that counts.
+	// all that waits is more. Syncs divide larger changes into several deltas: see
+	// [Cursor.Sync]. For a backend with a smaller [Limits].Delta, that counts.
 	Delta int
 	// Cost, if not nil, replaces [Service.Cost], for data planes that need more elements.
 	// Leaving out endpoints, frontends, weights or the hash must not raise the cost.
@@ -290,28 +289,6 @@ func shrunk(old *Service, n int) *Service {
 	out := *withEndpoints(old, left)
 	out.Frontends = nil
 	return &out
-}
-
-// rangeCost is the number of elements that take about as long as a frontend with a range of ports:
-// nftables takes 3 ms to remove one of 800.
-const rangeCost = 250
-
-// rangesCost returns what the frontends with ranges of ports add to the cost of a change.
-func rangesCost(c *Change) (n int) {
-	if c.Fields&FieldFrontends == 0 {
-		return 0
-	}
-	for _, s := range []*Service{c.Old, c.New} {
-		if s == nil || !s.Port.IsRange() {
-			continue
-		}
-		for i := range s.Frontends {
-			if s.Frontends[i].IsRange() {
-				n += rangeCost
-			}
-		}
-	}
-	return n
 }
 
 // changedElements returns about how many elements a change writes and deletes.

@@ -23,6 +23,25 @@ func (c *Cursor) deltaSize() int {
 	return most
 }
 
+// rangesCost returns what frontends with ranges of ports add to the cost of a change.
+func (c *Cursor) rangesCost(ch *Change) (n int) {
+	each := c.limits[familyIndex(ch.Key.Family)].RangeCost
+	if each == 0 || ch.Fields&FieldFrontends == 0 {
+		return 0
+	}
+	for _, s := range []*Service{ch.Old, ch.New} {
+		if s == nil || !s.Port.IsRange() {
+			continue
+		}
+		for i := range s.Frontends {
+			if s.Frontends[i].IsRange() {
+				n += each
+			}
+		}
+	}
+	return n
+}
+
 // divide returns the changes to offer now, if all together are larger than the Budget allows.
 // The others stay dirty. Changes that exchange frontends stay together. changes is sorted as
 // in a Delta, and so is the result.
@@ -38,7 +57,7 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 	costs, total, elements := make([]int, len(changes)), 0, 0
 	for i := range changes {
 		n := c.engine.budget.changedElements(&changes[i])
-		costs[i] = n + rangesCost(&changes[i])
+		costs[i] = n + c.rangesCost(&changes[i])
 		total, elements = total+costs[i], elements+n
 	}
 	most = max(most, elements/leastShare)

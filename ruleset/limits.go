@@ -35,6 +35,9 @@ type Limits struct {
 	// ms. Deltas are divided by it if it is less than [Budget].Delta, so that no change waits long
 	// for another. Full deltas are not divided.
 	Delta int
+	// RangeCost is the number of elements that take as long as a frontend with a range of ports, for
+	// the size of deltas. 0 means that it takes no longer than others.
+	RangeCost int
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
 }

@@ -99,8 +99,9 @@ func has(capability uintptr) bool {
 }
 
 // adapt makes the changes to daemonset.yaml that its comments ask for in this cluster, whose
-// nodes are containers, and has mode nftables serve NodePorts at loopback addresses. If the machine does not have CAP_SYS_RESOURCE, no container can have it. It
-// returns an error if the file lacks what is to be changed.
+// nodes are containers, and has mode nftables serve NodePorts at loopback addresses. If the
+// machine does not have CAP_SYS_RESOURCE, no container can have it. It returns an error if the
+// file lacks what is to be changed.
 func adapt(manifest, mode string, sysResource bool) (string, error) {
 	config := "clusterCIDR: " + podRange + "\n    conntrack: {maxPerCore: 0}"
 	if mode == "nftables" {

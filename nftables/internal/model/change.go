@@ -166,7 +166,11 @@ func fitted(s *ruleset.Service) *ruleset.Service {
 
 // Limits returns the limits of one Service.
 func Limits() ruleset.Limits {
-	return ruleset.Limits{AffinityEndpoints: layout.MaxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints, PortRanges: ruleset.PortRangesShifted}
+	return ruleset.Limits{
+		AffinityEndpoints: layout.MaxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints,
+		PortRanges: ruleset.PortRangesShifted,
+		RangeCost:  250, // the kernel takes 3 ms to remove one of 800 ranges
+	}
 }
 
 // writePool adds the buckets and the numbered endpoints by which a Service's pool changes. was and
