@@ -79,7 +79,11 @@ func (c *conns) changed(conn net.Conn, s http.ConnState) {
 func (c *conns) record(conn net.Conn, s http.ConnState) (victim net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.remove(conn)
+	if known := c.remove(conn); !known && s != http.StateNew {
+		// Its goroutine reports a state that it entered before the connection was closed. If
+		// that counted, another connection would be closed for it.
+		return nil
+	}
 	switch s {
 	case http.StateNew, http.StateIdle:
 		c.add(&c.waiting, conn)
@@ -105,9 +109,12 @@ func (c *conns) add(to *list.List, conn net.Conn) {
 	c.at[conn] = place{to, to.PushBack(conn)}
 }
 
-func (c *conns) remove(conn net.Conn) {
-	if p, ok := c.at[conn]; ok {
+// remove removes conn from the lists, and reports whether it was in one.
+func (c *conns) remove(conn net.Conn) bool {
+	p, ok := c.at[conn]
+	if ok {
 		p.Remove(p.Element)
 		delete(c.at, conn)
 	}
+	return ok
 }

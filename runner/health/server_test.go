@@ -126,7 +126,8 @@ func TestVictims(t *testing.T) {
 		{b, http.StateNew, nil},
 		{a, http.StateActive, nil},
 		{x, http.StateNew, b},      // the one that waits
-		{b, http.StateClosed, nil}, // is no longer known
+		{b, http.StateActive, nil}, // is no longer known, so x stays
+		{b, http.StateClosed, nil},
 		{x, http.StateActive, nil},
 		{y, http.StateNew, a}, // all are busy: the first, and not the new one
 		{y, http.StateActive, nil},
