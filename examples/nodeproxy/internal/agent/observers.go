@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -118,10 +119,14 @@ func (o *observers) done(inEffect bool) { o.Proxy.Done(inEffect) }
 // handedIn is called when a source has handed in the objects of one change.
 func (o *observers) handedIn() { o.due, o.receivedAt = true, time.Now() }
 
-// appliedDelta is called after each Apply.
+// appliedDelta is called after each Apply. A sync may need several.
 func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 	o.metrics.Applied(d, err)
-	o.applied, o.changed = time.Now(), 0
+	o.applied = time.Now()
+	if errors.Is(err, ruleset.ErrNeedFull) {
+		o.changed = 0 // the full delta has these changes again
+		return
+	}
 	for i := range d.Changes {
 		if d.Changes[i].Fields != 0 {
 			o.changed++
