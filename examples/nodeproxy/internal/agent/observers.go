@@ -124,8 +124,7 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 	o.metrics.Applied(d, err)
 	o.applied = time.Now()
 	if errors.Is(err, ruleset.ErrNeedFull) {
-		o.changed = 0 // the full delta has these changes again
-		return
+		return // the full delta that follows has these changes again
 	}
 	for i := range d.Changes {
 		if d.Changes[i].Fields != 0 {
