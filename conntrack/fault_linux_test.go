@@ -159,8 +159,7 @@ func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 func TestFullTableCanBeCleanedUp(t *testing.T) {
 	testtime.NeedThorough(t)
 	node := netlab.NewHost(t)
-	_, err := node.Output("nft", "--version")
-	netlab.Need(t, err == nil, "the nft command")
+	netlab.NeedPrograms(t, "nft")
 	limit, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +186,7 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	node.ServeTCP(t, "10.9.0.1:8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
-	if _, err := node.Output("nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
+	if _, err := node.Run(t, "nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
 		t.Fatal(err)
 	}
 	dial := func(wait time.Duration) (net.Conn, error) {

@@ -419,8 +419,8 @@ func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 // TestKernelClientReachesNextEndpoint has one client's socket send while its endpoint goes away.
 // In a zone, only a Cleaner for that zone helps the client.
 func TestKernelClientReachesNextEndpoint(t *testing.T) {
-	_, err := netlab.NewHost(t).Output("nft", "--version")
-	netlab.Need(t, err == nil, "the nft command")
+	netlab.Require(t)
+	netlab.NeedPrograms(t, "nft")
 	type world struct {
 		name, client, node, vip, one, two, family, zone string
 		ranges                                          bool // the Service has a range around the port
@@ -498,7 +498,7 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 				if w.ranges {
 					to, ports = d.Changes[0].New.Selection.Cluster[0].Addr.Addr().String(), "50-99"
 				}
-				_, err := node.Output("nft", fmt.Sprintf(`table %[1]s t
+				_, err := node.Run(t, "nft", fmt.Sprintf(`table %[1]s t
 					delete table %[1]s t
 					table %[1]s t {
 					chain in { type filter hook prerouting priority raw; %[4]s; }
@@ -568,9 +568,6 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	lab, hosts := netlab.NewHosts(t, "node", "client")
 	node, client := hosts["node"], hosts["client"]
-	if _, err := node.Output("nft", "--version"); err != nil {
-		netlab.Need(t, false, "the nft command")
-	}
 	if err := errors.Join(
 		lab.Link(client, "eth0", node, "eth0"),
 		client.AddAddr("eth0", netip.MustParsePrefix("10.9.0.2/24")),
@@ -599,7 +596,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 		t.Helper()
 		// The kernel translates packets of old flows while it has a NAT chain and a rule that
 		// needs connection tracking.
-		if out, err := node.Output("nft", "table ip t {\nchain c { type nat hook prerouting priority dstnat\n}\n}\nflush chain ip t c\nadd rule ip t c ct state new\n"+text); err != nil {
+		if out, err := node.Run(t, "nft", "table ip t {\nchain c { type nat hook prerouting priority dstnat\n}\n}\nflush chain ip t c\nadd rule ip t c ct state new\n"+text); err != nil {
 			t.Fatal(err, out)
 		}
 	}

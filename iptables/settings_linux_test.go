@@ -9,8 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestSetSysctlsSetsRouteLocalnet checks that SetSysctls, without any program, sets the sysctl
-// for the same configurations as a Backend.
+// TestSetSysctlsSetsRouteLocalnet checks that SetSysctls sets the sysctl for the same
+// configurations as a Backend. Setting it to 1 needs programs.
 func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 	netlab.Require(t)
 	t.Parallel()
@@ -23,6 +23,9 @@ func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 		{Config{LocalhostNodePorts: true, Families: []tracker.Family{tracker.IPv4}}, "1"},
 		{Config{LocalhostNodePorts: true}, "1"},
 	} {
+		if c.want == "1" {
+			netlab.NeedPrograms(t, "iptables-restore", "iptables-save")
+		}
 		h := netlab.NewHost(t)
 		for _, ns := range []*os.File{nil, h.File()} {
 			c.config.NetNS = ns

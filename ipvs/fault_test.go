@@ -172,7 +172,7 @@ func (f *faultWorld) run(commands string) []string {
 func (f *faultWorld) try(commands string) (list []string, err error) {
 	for command := range strings.SplitSeq(commands, "; ") {
 		args := strings.Fields(command)
-		cmd := exec.Command(args[0], args[1:]...)
+		cmd := netlab.Command(f.t, args[0], args[1:]...)
 		var out, stderr strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, &stderr
 		if err := f.Do(cmd.Start); err != nil {

@@ -3,7 +3,6 @@
 package ipvs
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -16,10 +15,7 @@ import (
 
 // testOnlyBackendRulesAreOwned calls Owned with kube-proxy's chains and with the backend's.
 func testOnlyBackendRulesAreOwned(t *testing.T) {
-	for _, program := range []string{"iptables-nft-restore", "iptables-nft-save", "ip6tables-nft-save"} {
-		_, err := exec.LookPath(program)
-		netlab.Need(t, err == nil, program)
-	}
+	netlab.NeedPrograms(t, "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
 	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File(), IPTables: iptables.NFT}
 	owned := func(what string, want bool) {
@@ -30,7 +26,7 @@ func testOnlyBackendRulesAreOwned(t *testing.T) {
 	}
 	restore := func(input string) {
 		t.Helper()
-		cmd := exec.Command("iptables-nft-restore", "--noflush")
+		cmd := netlab.Command(t, "iptables-nft-restore", "--noflush")
 		cmd.Stdin = strings.NewReader(input)
 		if err := h.Start(cmd); err != nil {
 			t.Fatal(err)

@@ -3,7 +3,6 @@ package ipvs
 import (
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -46,10 +45,7 @@ func (r *rig) connections(command string, seen func([]string) error) {
 func lines(tb testing.TB, h *netlab.Host, command string) []string {
 	tb.Helper()
 	args := strings.Fields(command)
-	if _, err := exec.LookPath(args[0]); err != nil {
-		netlab.Need(tb, false, args[0])
-	}
-	out, err := h.Output(args[0], args[1:]...)
+	out, err := h.Run(tb, args[0], args[1:]...)
 	if err != nil {
 		tb.Fatal(err)
 	}

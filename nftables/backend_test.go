@@ -243,14 +243,14 @@ func remembers(listing, client, member string) bool {
 
 func needNFT(tb testing.TB, h *netlab.Host) {
 	tb.Helper()
-	_, err := h.Output("nft", "--version")
+	_, err := h.Run(tb, "nft", "--version")
 	netlab.Need(tb, err == nil, fmt.Sprintf("the nft tool: %v", err))
 }
 
 // nft runs the nft tool in the rig's namespace.
 func (r *rig) nft(script string) string {
 	r.Helper()
-	out, err := r.host.Output("nft", script)
+	out, err := r.host.Run(r, "nft", script)
 	if err != nil {
 		r.Fatalf("nft %s: %v\n%s", script, err, out)
 	}
@@ -362,13 +362,13 @@ func TestProbeKeepsForeignTable(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
 	needNFT(t, h)
-	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
+	if out, err := h.Run(t, "nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
 	}
 	if err := Probe(t.Context(), Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("Probe returned %v", err)
 	}
-	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
+	if out, err := h.Run(t, "nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
 		t.Errorf("theirs is %s, %v", out, err)
 	}
 }

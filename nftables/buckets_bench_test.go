@@ -208,7 +208,7 @@ func BenchmarkConnections(b *testing.B) {
 func stopCounting(b *testing.B, h *netlab.Host, pool layout.Handler) {
 	b.Helper()
 	nft := func(command ...string) string {
-		out, err := h.Output("nft", command...)
+		out, err := h.Run(b, "nft", command...)
 		if err != nil {
 			b.Fatalf("nft %s: %v: %s", command, err, out)
 		}

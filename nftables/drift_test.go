@@ -87,7 +87,7 @@ func alteredRig(t *testing.T) *rig {
 // alter alters the tables. It skips the test if the tool or the kernel refuses.
 func (r *rig) alter(script string) {
 	r.Helper()
-	if out, err := r.host.Output("nft", script); err != nil {
+	if out, err := r.host.Run(r, "nft", script); err != nil {
 		r.Fatalf("nft %s: %v\n%s", script, err, out)
 	}
 }

@@ -102,13 +102,12 @@ const smallEnv = "PROXIER_TEST_SMALL"
 // of it.
 func TestRefusedTransactionHasNoEffect(t *testing.T) {
 	t.Parallel()
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "the nft tool")
+	netlab.NeedPrograms(t, "nft")
 	const services = 200
 	var refusals, changed int
 	// Apply is called in the node's namespace.
 	list := func() string {
-		out, err := exec.Command("nft", "-s", "list", "ruleset").CombinedOutput()
+		out, err := netlab.Command(t, "nft", "-s", "list", "ruleset").CombinedOutput()
 		if err != nil {
 			t.Errorf("nft: %v: %s", err, out)
 		}
@@ -137,8 +136,9 @@ func TestRefusedTransactionHasNoEffect(t *testing.T) {
 	w.Sync()
 	nft := func(script string) {
 		t.Helper()
+		cmd := netlab.Command(t, "nft", script)
 		if err := w.Do(func() error {
-			out, err := exec.Command("nft", script).CombinedOutput()
+			out, err := cmd.CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("nft %s: %w: %s", script, err, out)
 			}

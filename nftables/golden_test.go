@@ -31,7 +31,7 @@ func TestListingMatchesGolden(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
-	version, _ := r.host.Output("nft", "--version")
+	version, _ := r.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 
 	seconds := int32(600)
@@ -79,7 +79,7 @@ func TestListingOfChoiceMatchesGolden(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
-	version, _ := r.host.Output("nft", "--version")
+	version, _ := r.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	for i, edit := range []func(*v1.Service){
 		func(*v1.Service) {},

@@ -61,7 +61,7 @@ func FuzzNames(f *testing.F) {
 			if err := b.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: []ruleset.Change{c}}); err != nil {
 				t.Fatal(err)
 			}
-			listing, err := host.Output("nft", "list", "ruleset")
+			listing, err := host.Run(t, "nft", "list", "ruleset")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,9 +4,9 @@ package nftables
 
 import (
 	"fmt"
-	"os/exec"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 )
 
@@ -20,8 +20,9 @@ func makeOlder(t *testing.T, do func(func() error) error, table string) {
 		script += fmt.Sprintf("delete element %s layout { %#x }; add element %s layout { 1 };", at, layout.Version, at)
 		script += fmt.Sprintf("add chain %s near; add map %s classes { type classid : verdict; };", at, at)
 	}
+	nft := netlab.Command(t, "nft", script)
 	err := do(func() error {
-		if out, err := exec.Command("nft", script).CombinedOutput(); err != nil {
+		if out, err := nft.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil

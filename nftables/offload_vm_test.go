@@ -205,7 +205,7 @@ func (c *flow) offloaded() (offloaded bool, packets int) {
 	local := c.LocalAddr()
 	protocol, family := local.Network(), "ipv"+strconv.Itoa(map[bool]int{true: 4, false: 6}[c.family == tracker.IPv4])
 	_, port, _ := net.SplitHostPort(local.String())
-	out, err := c.host.Output("conntrack", "-L", "-f", family, "-p", protocol, "--orig-port-src", port)
+	out, err := c.host.Run(c, "conntrack", "-L", "-f", family, "-p", protocol, "--orig-port-src", port)
 	if err != nil || strings.Count(out, "\n") != 1 {
 		c.Fatalf("conntrack: %v\n%s", err, out)
 	}
@@ -650,7 +650,7 @@ func alteredFlowtableIsRepaired(t *testing.T) {
 // handleOf returns the handle of the rule of a chain that contains the text.
 func (f *forwarder) handleOf(family, chain, text string) string {
 	f.Helper()
-	out, err := f.host.Output("nft", "-a", "list chain "+family+" proxier "+chain)
+	out, err := f.host.Run(f, "nft", "-a", "list chain "+family+" proxier "+chain)
 	f.must(err)
 	for line := range strings.Lines(out) {
 		if rule, handle, ok := strings.Cut(line, " # handle "); ok && strings.Contains(rule, text) {
@@ -664,7 +664,7 @@ func (f *forwarder) handleOf(family, chain, text string) string {
 // offloadListing compares the nft tool's listing with testdata.
 func offloadListing(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
-	version, _ := f.host.Output("nft", "--version")
+	version, _ := f.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	f.compareListing(map[string]string{"ip": "offload-ipv4.nft", "ip6": "offload-ipv6.nft"}, normal)
 }

@@ -44,7 +44,7 @@ func TestConformanceWithPacketCounters(t *testing.T) {
 // judge counts the packets of connections to port 8080 of a host, by rules of its own.
 func (f *forwarder) judge(h *netlab.Host) {
 	f.Helper()
-	out, err := h.Output("nft", "add table inet judge; add chain inet judge in { type filter hook input priority 0; }; add chain inet judge out { type filter hook output priority 0; }; "+
+	out, err := h.Run(f, "nft", "add table inet judge; add chain inet judge in { type filter hook input priority 0; }; add chain inet judge out { type filter hook output priority 0; }; "+
 		"add rule inet judge in tcp dport 8080 counter; add rule inet judge out tcp sport 8080 counter")
 	if err != nil {
 		f.Fatalf("%v: %s", err, out)
@@ -57,7 +57,7 @@ var judged = regexp.MustCompile(`counter packets (\d+) bytes (\d+)`)
 func (f *forwarder) judged(hosts ...*netlab.Host) (packets, bytes uint64) {
 	f.Helper()
 	for _, h := range hosts {
-		out, err := h.Output("nft", "list table inet judge")
+		out, err := h.Run(f, "nft", "list table inet judge")
 		if err != nil {
 			f.Fatalf("%v: %s", err, out)
 		}

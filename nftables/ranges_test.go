@@ -109,7 +109,7 @@ func TestRangesComeAndGo(t *testing.T) {
 
 	// A restart rewrites the table around the set of ranges.
 	handle := func() string {
-		out, err := r.host.Output("nft", "-a", "list map ip "+r.backend.name+" service-ranges")
+		out, err := r.host.Run(t, "nft", "-a", "list map ip "+r.backend.name+" service-ranges")
 		if err != nil || !strings.Contains(out, "# handle ") {
 			t.Fatalf("%v: %s", err, out)
 		}

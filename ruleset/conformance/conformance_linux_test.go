@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"maps"
-	"os/exec"
 	"slices"
 	"testing"
 
@@ -16,8 +15,7 @@ func TestMain(m *testing.M) { Main(m) }
 
 func needNft(t *testing.T) {
 	t.Helper()
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "the nft program")
+	netlab.NeedPrograms(t, "nft")
 }
 
 // TestReferencePasses runs the whole suite against the reference backend, or against

@@ -67,13 +67,11 @@ func TestHeldConnectionBreaks(t *testing.T) {
 			t.Fatalf("%d connections to %d pods, %v", h.Len(), len(to), err)
 		}
 	}
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "the nft tool")
 	script := "table ip t { chain c { type filter hook forward priority 0; meta l4proto tcp ip daddr " + to[1].Addr.Addr().String() + " reject with tcp reset; }; }"
-	if err := w.Do(func() error { return exec.Command("nft", script).Run() }); err != nil {
+	if err := w.Do(netlab.Command(t, "nft", script).Run); err != nil {
 		t.Fatal(err)
 	}
-	err = h.Check()
+	err := h.Check()
 	if err == nil {
 		t.Fatal("the connections of a disconnected pod still work")
 	}
@@ -88,11 +86,10 @@ func TestHeldConnectionBreaks(t *testing.T) {
 // disconnected, and splits them by masquerading.
 func TestHeldTrafficSurvivesInterruption(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "the nft tool")
+	netlab.NeedPrograms(t, "nft")
 	nft := func(script string) {
 		t.Helper()
-		if err := w.Do(func() error { return exec.Command("nft", script).Run() }); err != nil {
+		if err := w.Do(netlab.Command(t, "nft", script).Run); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,10 +31,7 @@ func short(t *testing.T, programs ...string) *options {
 	t.Helper()
 	testtime.NeedThorough(t)
 	netlab.Require(t)
-	for _, p := range programs {
-		_, err := exec.LookPath(p)
-		netlab.Need(t, err == nil, p)
-	}
+	netlab.NeedPrograms(t, programs...)
 	o := newFlags(flag.NewFlagSet("", flag.PanicOnError))
 	o.services, o.rate, o.pause, o.seed, o.nodeproxy = 60, 50, 0, 1, flags.nodeproxy
 	return o

@@ -21,7 +21,7 @@ import (
 func (h *Host) Start(cmd *exec.Cmd) error { return h.Do(cmd.Start) }
 
 // Output runs a command inside the namespace and returns its standard output. The error
-// contains its standard error.
+// contains its standard error. Tests call [Host.Run].
 func (h *Host) Output(name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	var out, diag strings.Builder

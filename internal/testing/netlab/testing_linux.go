@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
 	"testing"
 
@@ -74,18 +75,46 @@ func Need(tb testing.TB, ok bool, what string) {
 	}
 }
 
+// NeedPrograms skips the test, as [Need] does, unless the programs are installed. A name without
+// slashes is looked up on the PATH.
+func NeedPrograms(tb testing.TB, names ...string) {
+	tb.Helper()
+	for _, name := range names {
+		_, err := exec.LookPath(name)
+		Need(tb, err == nil, name)
+	}
+}
+
+// Command returns a command that runs a program. It skips the test as [NeedPrograms] does, so it
+// must be called from the test's goroutine. Tests run every program that a machine may lack by
+// Command or [Host.Run].
+func Command(tb testing.TB, name string, args ...string) *exec.Cmd {
+	tb.Helper()
+	NeedPrograms(tb, name)
+	return exec.Command(name, args...)
+}
+
+// Run runs a program inside the namespace and returns its standard output, as [Host.Output] does.
+// It skips the test as [Command] does.
+func (h *Host) Run(tb testing.TB, name string, args ...string) (string, error) {
+	tb.Helper()
+	NeedPrograms(tb, name)
+	return h.Output(name, args...)
+}
+
 // NewHost returns a host in a lab of its own, which ends with the test. It skips the test
 // as [Require] does.
 func NewHost(tb testing.TB) *Host {
 	tb.Helper()
-	Require(tb)
 	_, hosts := NewHosts(tb, "node")
 	return hosts["node"]
 }
 
-// NewHosts returns a lab, which ends with the test, and its hosts by their names.
+// NewHosts returns a lab, which ends with the test, and its hosts by their names. It skips the
+// test as [Require] does.
 func NewHosts(tb testing.TB, names ...string) (*Lab, map[string]*Host) {
 	tb.Helper()
+	Require(tb)
 	lab, hosts := New(), map[string]*Host{}
 	tb.Cleanup(func() { lab.Close() })
 	for _, name := range names {

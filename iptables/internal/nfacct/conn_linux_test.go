@@ -56,7 +56,7 @@ func TestObjectsAreCreatedReadAndDeleted(t *testing.T) {
 		}
 	}
 
-	if out, err := h.Output("iptables-nft", "-A", "OUTPUT", "-p", "udp", "-m", "nfacct", "--nfacct-name", "abc"); err != nil {
+	if out, err := h.Run(t, "iptables-nft", "-A", "OUTPUT", "-p", "udp", "-m", "nfacct", "--nfacct-name", "abc"); err != nil {
 		t.Logf("cannot count into an object: %v, %s", err, out)
 	} else {
 		if err := c.Delete("abc"); !errors.Is(err, unix.EBUSY) {

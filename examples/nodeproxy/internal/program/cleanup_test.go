@@ -69,7 +69,7 @@ func needFlavor(t *testing.T, flavor string) {
 		t.Fatal(err)
 	}
 	for _, family := range []string{"iptables-", "ip6tables-"} {
-		_, err = h.Output(family+flavor+"-save", "-t", "nat")
+		_, err = h.Run(t, family+flavor+"-save", "-t", "nat")
 		netlab.Need(t, err == nil, "a working "+family+flavor)
 	}
 }

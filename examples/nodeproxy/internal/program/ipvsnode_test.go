@@ -156,7 +156,7 @@ func traces(t *testing.T, h *netlab.Host) []string {
 		// A listing may fail because of a concurrent removal.
 		eventually(t, name, func() bool {
 			var err error
-			text, err = h.Output(name, args...)
+			text, err = h.Run(t, name, args...)
 			return err == nil
 		})
 		for line := range strings.Lines(text) {
@@ -260,7 +260,7 @@ func adoptIPVS(t *testing.T) {
 					break
 				}
 				if time.Now().After(end) {
-					conns, _ := s.Node.Output("ipvsadm", "-Lnc")
+					conns, _ := s.Node.Run(t, "ipvsadm", "-Lnc")
 					t.Fatalf("log:\n%s\nconnections of IPVS:\n%s\nleft when all connections had ended:\n%s", p.log(), conns, difference(now, want))
 				}
 			}
@@ -334,10 +334,7 @@ func cleanupIPVSNode(t *testing.T) {
 // boot.
 func TestIPVSNode(t *testing.T) {
 	testtime.NeedThorough(t)
-	for _, program := range []string{"ipset", "ipvsadm"} {
-		_, err := exec.LookPath(program)
-		netlab.Need(t, err == nil, program)
-	}
+	netlab.NeedPrograms(t, "ipset", "ipvsadm")
 	if !vm.Inside(t, vm.IPVS, "") {
 		return
 	}
@@ -449,11 +446,11 @@ func explainIPVS(t *testing.T) {
 	asks(0, client, "10.96.0.10:81", "no virtual server for it", "agrees")
 	p.Process.Kill()
 	p.exit(t)
-	if _, err := s.Node.Output("ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"); err != nil {
+	if _, err := s.Node.Run(t, "ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"); err != nil {
 		t.Fatal(err)
 	}
 	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
-	if _, err := s.Node.Output("ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
+	if _, err := s.Node.Run(t, "ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
 		t.Fatal(err)
 	}
 	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what the objects require")

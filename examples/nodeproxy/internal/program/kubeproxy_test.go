@@ -98,7 +98,7 @@ func (p *scriptedKubeProxy) sync(ips ...string) {
 
 func (p *scriptedKubeProxy) run(name string, args ...string) {
 	p.t.Helper()
-	if out, err := p.node.Output(name, args...); err != nil {
+	if out, err := p.node.Run(p.t, name, args...); err != nil {
 		p.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 const routeLocalnet = "net/ipv4/conf/all/route_localnet"
@@ -30,8 +29,9 @@ type intruder struct {
 func newIntruder(t *testing.T, s *site) *intruder {
 	in := &intruder{site: s, t: t}
 	for _, args := range []string{"addr del 127.0.0.1/8 dev lo", "route add 127.0.0.1/32 via 192.0.2.1 dev eth0"} {
-		_, err := s.Client.Output("ip", strings.Fields(args)...)
-		netlab.Need(t, err == nil, "the ip command")
+		if _, err := s.Client.Run(t, "ip", strings.Fields(args)...); err != nil {
+			t.Fatal(err)
+		}
 	}
 	server, err := s.Node.ListenPacket("udp4", "127.0.0.1:9999")
 	if err != nil {
@@ -102,7 +102,7 @@ func (in *intruder) keptOut(when, value string) {
 // guard reports whether the node has the guard.
 func (in *intruder) guard() bool {
 	in.t.Helper()
-	text, err := in.Node.Output("iptables-save", "-t", "filter")
+	text, err := in.Node.Run(in.t, "iptables-save", "-t", "filter")
 	if err != nil {
 		in.t.Fatal(err)
 	}

@@ -230,8 +230,7 @@ func TestDemoExpectationsHold(t *testing.T) {
 	netlab.Require(t)
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
-			_, err := exec.LookPath("ip6tables-restore")
-			netlab.Need(t, mode != "iptables" || err == nil, "iptables")
+			needMode(t, mode)
 			testDemo(t, "--proxy-mode", mode)
 		})
 	}

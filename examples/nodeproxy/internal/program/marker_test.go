@@ -20,7 +20,7 @@ func chainsOfKubeProxy(t *testing.T, h *netlab.Host, family string) (out []strin
 	var text string
 	eventually(t, "nft lists the chains", func() bool {
 		var err error
-		text, err = h.Output("nft", "--json", "list", "chains", family)
+		text, err = h.Run(t, "nft", "--json", "list", "chains", family)
 		return err == nil
 	})
 	var listing struct {
@@ -47,7 +47,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables)
-	if _, err := s.Node.Output("nft", "-f", dir+"/old"); err != nil {
+	if _, err := s.Node.Run(t, "nft", "-f", dir+"/old"); err != nil {
 		t.Fatal(err)
 	}
 	marker := []string{"nodeproxy-marker"}
@@ -67,7 +67,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 
-	if _, err := s.Node.Output("nft", "delete", "table", "ip", "kube-proxy"); err != nil {
+	if _, err := s.Node.Run(t, "nft", "delete", "table", "ip", "kube-proxy"); err != nil {
 		t.Fatal(err)
 	}
 	marked("the marker is restored", marker)
@@ -100,7 +100,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	p.Process.Signal(syscall.SIGTERM)
 	p.exit(t)
 	// A kube-proxy's table is not the agent's.
-	if _, err := s.Node.Output("nft", "add", "chain", "ip", "kube-proxy", "services"); err != nil {
+	if _, err := s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"); err != nil {
 		t.Fatal(err)
 	}
 	cleanup := func() {
@@ -112,7 +112,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	}
 	cleanup()
 	marked("--cleanup beside kube-proxy's chain", []string{"nodeproxy-marker", "services"})
-	if _, err := s.Node.Output("nft", "delete", "chain", "ip", "kube-proxy", "services"); err != nil {
+	if _, err := s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"); err != nil {
 		t.Fatal(err)
 	}
 	cleanup()
@@ -132,7 +132,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 		p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		eventually(t, "the rules of kube-proxy are gone", func() bool {
-			text, err := s.Node.Output("iptables-nft-save")
+			text, err := s.Node.Run(t, "iptables-nft-save")
 			return err == nil && !strings.Contains(text, "KUBE-SERVICES")
 		})
 		s.explains(t, dir, "nftables", 0, "kernel: agrees")
@@ -154,7 +154,7 @@ func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
-	if out, err := s.Node.Output("nft", "-f", dir+"/old"); err != nil {
+	if out, err := s.Node.Run(t, "nft", "-f", dir+"/old"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)

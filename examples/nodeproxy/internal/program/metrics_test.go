@@ -481,11 +481,11 @@ func TestRepairedFailureIsCounted(t *testing.T) {
 // wipeMode removes the agent's rules behind its back.
 func wipeMode(t *testing.T, h *netlab.Host, mode string) {
 	t.Helper()
-	command := "nft flush ruleset"
+	command := []string{"nft", "flush ruleset"}
 	if mode == "iptables" {
-		command = "echo '*nat\nCOMMIT' | iptables-restore"
+		command = []string{"sh", "-c", "echo '*nat\nCOMMIT' | iptables-restore"}
 	}
-	if out, err := h.Output("sh", "-c", command); err != nil {
+	if out, err := h.Run(t, command[0], command[1:]...); err != nil {
 		t.Errorf("%s: %v\n%s", command, err, out)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -96,13 +95,12 @@ func TestEffectiveConfigIsWritten(t *testing.T) {
 // the ports.
 func TestHardFailChangesNoRule(t *testing.T) {
 	t.Parallel()
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "nft")
+	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
 	s.serveWeb(t, podIPs[:1], "--metrics-bind-address", "192.0.2.1:10249")
 	listing := func() string {
 		t.Helper()
-		text, err := s.Node.Output("nft", "--stateless", "--handle", "list", "ruleset")
+		text, err := s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,7 +33,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	}
 	rules := func(table string) (n int) {
 		t.Helper()
-		text, err := s.Node.Output("iptables-save", "-t", table)
+		text, err := s.Node.Run(t, "iptables-save", "-t", table)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	page("/proxyMode", "iptables")
 
 	// Every scrape reads the counters of the rules.
-	text, err := s.Node.Output("iptables-save", "-t", "filter")
+	text, err := s.Node.Run(t, "iptables-save", "-t", "filter")
 	if err != nil {
 		t.Fatal(err)
 	}

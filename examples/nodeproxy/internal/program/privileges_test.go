@@ -5,7 +5,6 @@ package program
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,8 +47,7 @@ func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			if mode == "iptables" {
-				_, err := exec.LookPath("iptables-restore")
-				netlab.Need(t, err == nil, "iptables-restore")
+				netlab.NeedPrograms(t, "iptables-restore")
 			}
 			if all := capabilities(t, os.Getpid(), "CapEff"); all&(1<<unix.CAP_SYS_ADMIN) == 0 {
 				t.Fatalf("the test itself has %x", all)

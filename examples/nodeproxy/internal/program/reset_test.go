@@ -47,6 +47,7 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			needMode(t, mode)
+			netlab.NeedPrograms(t, "nft")
 			s := newSite(t)
 			const metricsAt = "192.0.2.1:10249"
 			flags := []string{"--proxy-mode", mode, "--min-sync-period", "0s", "--metrics-bind-address", metricsAt}
@@ -58,7 +59,7 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 				_, _, err := silent.Hear() // it sends nothing
 				read <- err
 			}()
-			out, err := s.pods.Output("nft", "add table ip test; add chain ip test in { type filter hook prerouting priority -300; }; add rule ip test in ip daddr "+podIPs[0]+" drop")
+			out, err := s.pods.Run(t, "nft", "add table ip test; add chain ip test in { type filter hook prerouting priority -300; }; add rule ip test in ip daddr "+podIPs[0]+" drop")
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
@@ -86,7 +87,7 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			}
 			hasTable := func() bool {
 				t.Helper()
-				out, err := s.Node.Output("nft", "list tables")
+				out, err := s.Node.Run(t, "nft", "list tables")
 				if err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
@@ -104,7 +105,7 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			}
 			stop()
 			// The endpoint returns, and gets connections from a new run.
-			if out, err := s.pods.Output("nft", "delete table ip test"); err != nil {
+			if out, err := s.pods.Run(t, "nft", "delete table ip test"); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			p, _ = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)

@@ -4,7 +4,6 @@ package program
 
 import (
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,10 +21,7 @@ func needMode(t *testing.T, mode string) {
 	programs := map[string][]string{
 		"iptables": {"iptables-restore", "iptables-save", "ip6tables-restore", "ip6tables-save"},
 	}[mode]
-	for _, p := range programs {
-		_, err := exec.LookPath(p)
-		netlab.Need(t, err == nil, p)
-	}
+	netlab.NeedPrograms(t, programs...)
 }
 
 // rules reports for each mode whether a node has rules of it.
@@ -38,7 +34,7 @@ func rules(t *testing.T, h *netlab.Host) map[string]bool {
 		var text string
 		eventually(t, name, func() (ok bool) {
 			var err error
-			text, err = h.Output(name, args...)
+			text, err = h.Run(t, name, args...)
 			return err == nil
 		})
 		return text
@@ -92,8 +88,7 @@ func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
 func switchModes(t *testing.T, first string, others ...string) {
 	t.Helper()
 	needMode(t, "iptables")
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "nft")
+	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
@@ -212,8 +207,7 @@ const kubeProxyNFTables = `table ip kube-proxy {
 func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "nft")
+	netlab.NeedPrograms(t, "nft")
 	for _, from := range []string{"iptables", "nftables"} {
 		for _, to := range []string{"nftables", "iptables"} {
 			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
@@ -221,12 +215,13 @@ func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
 				s := newSite(t)
 				left := "kube-proxy " + from
 				dir := t.TempDir()
+				var err error
 				if from == "iptables" {
 					put(t, dir, "old", kubeProxyIPTables)
 					_, err = s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old")
 				} else {
 					put(t, dir, "old", kubeProxyNFTables)
-					_, err = s.Node.Output("nft", "-f", dir+"/old")
+					_, err = s.Node.Run(t, "nft", "-f", dir+"/old")
 				}
 				if err != nil {
 					t.Fatal(err)

@@ -141,12 +141,12 @@ func testDisabledIPv6(t *testing.T, mode string) {
 		t.Errorf("log:\n%s", log)
 	}
 	if mode == "nftables" {
-		if tables, err := s.Node.Output("nft", "list", "tables"); err != nil || strings.Contains(tables, "ip6 ") {
+		if tables, err := s.Node.Run(t, "nft", "list", "tables"); err != nil || strings.Contains(tables, "ip6 ") {
 			t.Errorf("error %v, tables:\n%s", err, tables)
 		}
 		return
 	}
-	if rules, err := s.Node.Output("ip6tables-save"); err != nil || strings.Contains(rules, "KUBE-") {
+	if rules, err := s.Node.Run(t, "ip6tables-save"); err != nil || strings.Contains(rules, "KUBE-") {
 		t.Errorf("error %v, rules for IPv6:\n%s", err, rules)
 	}
 }

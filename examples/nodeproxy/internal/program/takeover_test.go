@@ -22,8 +22,7 @@ import (
 func takeOverTools(t *testing.T) {
 	t.Helper()
 	needMode(t, "iptables")
-	_, err := exec.LookPath("nft")
-	netlab.Need(t, err == nil, "nft")
+	netlab.NeedPrograms(t, "nft")
 }
 
 // agentArgs returns the arguments of an agent for the Service web.
@@ -267,7 +266,7 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 					stream.Stop()
 					s.answeredBy(t, clusterVIP, podIPs[1])
 					s.answeredBy(t, nodePort, podIPs[1])
-					text, err := s.Node.Output("iptables-save")
+					text, err := s.Node.Run(t, "iptables-save")
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -293,7 +292,7 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			if mode == "ipvs" {
-				if out, err := s.Node.Output("iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"); err != nil {
+				if out, err := s.Node.Run(t, "iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}
 			} else {
@@ -303,7 +302,7 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				p.Process.Signal(syscall.SIGTERM)
 				p.exit(t)
-				if out, err := s.Node.Output("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"); err != nil {
+				if out, err := s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}
 			}

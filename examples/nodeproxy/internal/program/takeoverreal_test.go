@@ -85,7 +85,7 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 			if mode == "nftables" {
 				return rules(t, s.Node)["kube-proxy nftables"]
 			}
-			text, _ := s.Node.Output("iptables-save")
+			text, _ := s.Node.Run(t, "iptables-save")
 			return strings.Contains(text, "-A KUBE-SERVICES -d 10.96.0.10/32 ") && !strings.Contains(text, "-j KUBE-CLUSTER-IPS")
 		})
 		return func() {

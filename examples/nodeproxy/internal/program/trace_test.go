@@ -5,7 +5,6 @@ package program
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,13 +14,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
-
-// needProgram skips the test if a program is missing.
-func needProgram(t *testing.T, name string) {
-	t.Helper()
-	_, err := exec.LookPath(name)
-	netlab.Need(t, err == nil, name)
-}
 
 // runTrace runs trace while connect makes connections, until trace ends.
 func runTrace(t *testing.T, h *netlab.Host, connect func(), args ...string) (code int, out string) {
@@ -88,7 +80,7 @@ func TestTraceAgrees(t *testing.T) {
 			mode, kind, _ := strings.Cut(flavor, "-")
 			var env []string
 			if mode == "iptables" {
-				needProgram(t, flavor)
+				netlab.NeedPrograms(t, flavor)
 				env = []string{"PATH=" + flavorPath(t, kind)}
 			}
 			s := newSite(t)
@@ -165,7 +157,7 @@ func TestTraceFollowsTheNodesConnections(t *testing.T) {
 // TestTraceNamesForeignChains adds chains that drop, reject and masquerade packets.
 func TestTraceNamesForeignChains(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "nft")
+	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
 	_, dir := s.serveWeb(t, podIPs[:2])
 	flags := []string{"--manifests", dir, "--hostname-override", "n1"}
@@ -190,7 +182,7 @@ func TestTraceNamesForeignChains(t *testing.T) {
 			"DIFFERS: masqueraded, but must be: source kept\n",
 		}},
 	} {
-		if _, err := s.Node.Output("nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"); err != nil {
+		if _, err := s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"); err != nil {
 			t.Fatal(err)
 		}
 		code, out := runTrace(t, s.Node, func() {
@@ -202,7 +194,7 @@ func TestTraceNamesForeignChains(t *testing.T) {
 		if code != 1 {
 			t.Errorf("%s: exit status %d", tt.rule, code)
 		}
-		if _, err := s.Node.Output("nft", "delete table inet firewall"); err != nil {
+		if _, err := s.Node.Run(t, "nft", "delete table inet firewall"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -290,10 +282,10 @@ func TestTraceFollowsUDP(t *testing.T) {
 // TestTraceLeavesNoTable ends trace by signals, such as SIGKILL.
 func TestTraceLeavesNoTable(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "nft")
+	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
 	tables := func() string {
-		out, err := s.Node.Output("nft", "list tables")
+		out, err := s.Node.Run(t, "nft", "list tables")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -353,9 +345,9 @@ func TestTraceFollowsTheReply(t *testing.T) {
 	}
 	trace("answered", 0, podIPs[0], "8080")
 	trace("reset by the endpoint", 1, podIPs[0], "8081")
-	needProgram(t, "nft")
+	netlab.NeedPrograms(t, "nft")
 	const lossy = "table inet lossy { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }"
-	if _, err := s.pods.Output("nft", lossy); err != nil {
+	if _, err := s.pods.Run(t, "nft", lossy); err != nil {
 		t.Fatal(err)
 	}
 	trace("silent", 1, podIPs[0], "8080")

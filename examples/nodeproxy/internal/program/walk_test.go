@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // TestTopAndTraceFindTheFaultsOfTheReadme follows the commands of the README. With top and
@@ -14,11 +15,11 @@ import (
 // refuses connections, and a Service whose packets another program's chain drops.
 func TestTopAndTraceFindTheFaultsOfTheReadme(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "nft")
+	netlab.NeedPrograms(t, "nft")
 	d, _, flags := newDemoSite(t)
 	flags = flags[:len(flags)-2] // without --min-sync-period
 	const guard = "table inet guard { chain forward { type filter hook forward priority 0; ip daddr 10.1.2.0/24 tcp dport 8080 drop; }; }"
-	if _, err := d.Node.Output("nft", guard); err != nil {
+	if _, err := d.Node.Run(t, "nft", guard); err != nil {
 		t.Fatal(err)
 	}
 	s := &site{Lab: d}
@@ -53,7 +54,7 @@ func TestTopAndTraceFindTheFaultsOfTheReadme(t *testing.T) {
 	}
 
 	// All connections to cart go to one endpoint, and trace shows why.
-	if _, err := d.Node.Output("nft", "delete table inet guard"); err != nil {
+	if _, err := d.Node.Run(t, "nft", "delete table inet guard"); err != nil {
 		t.Fatal(err)
 	}
 	if r := topRows(t, d.Node)["shop/cart IPv4"]; r["ready"] != 3.0 {
