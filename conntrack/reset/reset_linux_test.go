@@ -12,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -55,7 +58,6 @@ func newSite(t *testing.T, c Config) *site {
 func newSiteServed(t *testing.T, c Config, serve func(*testing.T, *netlab.Host, string)) *site {
 	t.Helper()
 	t.Parallel()
-	netlab.Require(t)
 	s := &site{t: t, gone: map[string]bool{}}
 	var lab *netlab.Lab
 	lab, s.hosts = netlab.NewHosts(t, "node", "client", "pod1", "pod2")
@@ -139,13 +141,32 @@ func (s *site) endpoints(service string, pods ...state) {
 // silence makes a pod drop every packet, as if its node had lost power, or ends that.
 func (s *site) silence(pod string, on bool) {
 	s.t.Helper()
-	script := "delete table inet test"
+	_, b := transaction()
+	table := nfnl.Table{Batch: b, Family: unix.NFPROTO_INET, Name: "test"}
 	if on {
-		script = "add table inet test; add chain inet test in { type filter hook prerouting priority -300; policy drop; }"
+		table.Create(0)
+		table.Chain("in", &nfnl.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -300})
+		if err := addRule(table, "in", []any{&expr.Verdict{Kind: expr.VerdictDrop}}); err != nil {
+			s.t.Fatal(err)
+		}
+	} else {
+		table.Delete()
 	}
-	if out, err := s.hosts[pod].Output("nft", script); err != nil {
-		s.t.Fatalf("%v: %s", err, out)
+	conn := s.dial(pod)
+	defer conn.Close()
+	if err := conn.Commit(b); err != nil {
+		s.t.Fatal(err)
 	}
+}
+
+// dial opens a netlink socket in a host.
+func (s *site) dial(host string) *nfnl.Conn {
+	s.t.Helper()
+	conn, err := nfnl.Dial(s.hosts[host].File())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return conn
 }
 
 // conn opens connections from a host until one goes to the pod.
@@ -527,8 +548,8 @@ func TestDeletingTheEntryIsNotEnough(t *testing.T) {
 				t.Fatal("no pairs")
 			}
 		}
-		if out, err := s.hosts["node"].Output("conntrack", "-F"); err != nil {
-			t.Fatalf("%v: %s", err, out)
+		if err := s.hosts["node"].Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+			t.Fatal(err)
 		}
 		if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
 			t.Fatal(err)
@@ -551,9 +572,14 @@ func TestCleanupRemovesTheTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	out, err := s.hosts["node"].Output("nft", "list tables")
-	if err != nil || strings.Contains(out, tableName) {
-		t.Errorf("%v: %s", err, out)
+	conn := s.dial("node")
+	defer conn.Close()
+	err := conn.Get(t.Context(), nfnl.Request{
+		Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_INET,
+		Attrs: nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, tableName),
+	}, func([]byte) error { return nil })
+	if !errors.Is(err, unix.ENOENT) {
+		t.Errorf("the table after Cleanup: %v, want %v", err, unix.ENOENT)
 	}
 }
 
@@ -590,7 +616,7 @@ func TestManyOpenFiles(t *testing.T) {
 // TestRulesReadAsDocumented compares the rules with what nft prints.
 func TestRulesReadAsDocumented(t *testing.T) {
 	s := newSite(t, Config{})
-	out, err := s.hosts["node"].Output("nft", "list chain inet "+tableName+" forward")
+	out, err := s.hosts["node"].Run(t, "nft", "list chain inet "+tableName+" forward")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,17 @@ import (
 // commit commits a transaction of two objects.
 func commit(t *testing.T, h *netlab.Host) {
 	t.Helper()
-	if _, err := h.Output("nft", "add table ip other; delete table ip other"); err != nil {
+	c, err := Dial(h.File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	b := &Batch{}
+	b.Reset()
+	other := Table{Batch: b, Family: unix.NFPROTO_IPV4, Name: "other"}
+	other.Create(0)
+	other.Delete()
+	if err := c.Commit(b); err != nil {
 		t.Fatal(err)
 	}
 }
