@@ -1,14 +1,16 @@
-// Skips prints the results of tests and, at the end, which tests were skipped and why. go test
-// itself prints nothing about skipped tests of a package that passes.
+// Skips prints the results of tests and, at the end, how many tests ran, and which were skipped and
+// why. go test itself prints nothing about skipped tests of a package that passes.
 //
 //	go test -json ./... ./examples/... | go run ./internal/testing/skips
 //
-// The exit status is 1 if a test failed.
+// A test with subtests is not counted, but its subtests are. The exit status is 1 if a test failed,
+// or if a smaller part of the tests ran than the flag -ran requires, in percent.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -27,16 +29,21 @@ var remedies = []struct{ word, remedy string }{
 	{"etcd", "build it in examples/e2e/apiserver; PROXIER_ETCD names it"},
 	{"Wine", "apt install wine wine64 gcc-mingw-w64-x86-64"},
 	{"virtual machine", "apt install qemu-system-x86 busybox-static; PROXIER_VM_KERNEL=$(.ci/vm-kernel)"},
-	{"nft", "apt install nftables"},
 	{"iptables", "apt install iptables"},
+	{"nft", "apt install nftables"},
 	{"ipset", "apt install ipset"},
 	{"conntrack", "apt install conntrack"},
+	{"ipvsadm", "apt install ipvsadm"},
+	{"needs ip", "apt install iproute2"},
+	{"user namespaces", "run as root, or set the sysctl user.max_user_namespaces"},
 	{"BPF", "run as root in the initial user namespace"},
 	{"root", "run as root"},
 }
 
 func main() {
-	failed, err := summarize(os.Stdin, os.Stdout)
+	percent := flag.Int("ran", 0, "the `percentage` of tests that must run")
+	flag.Parse()
+	failed, err := summarize(os.Stdin, os.Stdout, *percent)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "skips:", err)
 		os.Exit(2)
@@ -50,10 +57,12 @@ func main() {
 type event struct{ Action, Package, Test, Output string }
 
 // summarize reads the events of tests and writes the summary. It reports whether a test or
-// package failed.
-func summarize(in io.Reader, out io.Writer) (failed bool, err error) {
+// package failed, or less than a percentage of the tests ran.
+func summarize(in io.Reader, out io.Writer, percent int) (failed bool, err error) {
 	output := map[string]string{}    // of each test that runs
 	skipped := map[string][]string{} // tests by reason
+	parents := map[string]bool{}     // tests with subtests
+	ran, total := 0, 0
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<24)
 	for lines.Scan() {
@@ -63,9 +72,25 @@ func summarize(in io.Reader, out io.Writer) (failed bool, err error) {
 			continue
 		}
 		name := e.Package + " " + e.Test
+		if i := strings.LastIndexByte(e.Test, '/'); i >= 0 {
+			parents[e.Package+" "+e.Test[:i]] = true
+		}
+		// The result of a test comes after those of its subtests.
+		if e.Test != "" && !parents[name] {
+			switch e.Action {
+			case "pass", "fail":
+				ran++
+				total++
+			case "skip":
+				total++
+			}
+		}
 		switch e.Action {
 		case "output":
 			output[name] += e.Output
+			continue
+		case "build-output":
+			fmt.Fprint(out, e.Output)
 			continue
 		case "skip":
 			if e.Test != "" {
@@ -99,6 +124,11 @@ func summarize(in io.Reader, out io.Writer) (failed bool, err error) {
 			}
 			break
 		}
+	}
+	fmt.Fprintf(out, "\ntests: %d ran, %d skipped\n", ran, total-ran)
+	if 100*ran < percent*total {
+		fmt.Fprintf(out, "fewer than %d%% of the tests ran\n", percent)
+		failed = true
 	}
 	return failed, lines.Err()
 }
