@@ -19,12 +19,14 @@ import (
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestProgramDiesWithAgent kills an agent that waits for a program. The program must die,
 // too, so that it does not write after the next agent has taken over.
 func TestProgramDiesWithAgent(t *testing.T) {
+	netlab.Require(t)
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {

@@ -19,11 +19,16 @@ const requireAllEnv = "PROXIER_REQUIRE_ALL"
 
 // Main runs the tests in new user and network namespaces, by [Reexec], and exits with
 // their status. Call it in TestMain. If namespaces are not available, it runs the tests in
-// the present ones, and tests that call [Require] are skipped.
+// the present ones without examples, and tests that call [Require] are skipped.
 func Main(m *testing.M) {
 	inside, code, err := Reexec()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
+		// An example cannot skip itself.
+		flag.Parse()
+		if err := flag.Set("test.skip", "^Example"); err != nil {
+			panic(err) // the flag exists
+		}
 	}
 	if inside || err != nil {
 		code = m.Run()

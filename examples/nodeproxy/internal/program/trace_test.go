@@ -115,6 +115,7 @@ func TestTraceAgrees(t *testing.T) {
 				}
 				return
 			}
+			netlab.NeedPrograms(t, "nft") // by which trace prints a rule
 			code, out := runTrace(t, s.Node, func() { s.refused(t, "10.96.0.40:80") }, append(flags, "--count", "1", "10.96.0.40:80")...)
 			contains(t, out, "kernel: refused: table ip ", "that rule: ", "must: reject: ", "0 forwarded, 1 refused, 0 neither; kernel and objects AGREE")
 			if code != 0 {
