@@ -118,7 +118,8 @@ func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error 
 		}
 		switch {
 		case a.LinkIndex == d.index:
-			if !addr.IsLinkLocalUnicast() {
+			// The kernel gives the device an IPv6 link-local address, with a prefix of 64 bits.
+			if bits, _ := a.Mask.Size(); bits == addr.BitLen() {
 				bound(addr)
 			}
 		case !addr.IsLoopback():

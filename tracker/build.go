@@ -23,6 +23,7 @@ const defaultAffinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) 
 type builder struct {
 	families      []Family
 	noExternalIPs bool
+	reserved      []netip.Addr
 	hook          func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	reporter      reporter
 	// skipped holds what the current call reports, by reason.
@@ -55,8 +56,8 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 		return nil
 	}
 	name := b.name(s, ports)
-	external := b.addrs(s, "externalIPs", b.externalIPs(s))
-	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
+	external := b.addrs(s, "externalIPs", b.externalIPs(s), false)
+	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s), true)
 	room := maxFrontends / len(ports)
 	ingress = first(b, "load-balancer ingress addresses for each port", ingress, room)
 	external = first(b, "externalIPs for each port", external, room-len(ingress))
@@ -248,14 +249,21 @@ func parseAddr(s string) (netip.Addr, error) {
 	return a, nil
 }
 
-// parseExternal parses an address at which other hosts can reach a Service. The API
-// server refuses loopback and link-local addresses in spec.externalIPs and in
-// EndpointSlices, but not in the status of a Service. There they would redirect the
-// node's own servers, such as 127.0.0.1:10256, or the metadata of a cloud's machine.
-func parseExternal(s string) (netip.Addr, error) {
+// metadata is the address at which clouds serve the metadata and credentials of a machine.
+var metadata = netip.AddrFrom4([4]byte{169, 254, 169, 254})
+
+// external parses an address at which other hosts can reach a Service. The API server
+// refuses loopback and link-local addresses in spec.externalIPs and in EndpointSlices, but
+// not in the status of a Service, where a loopback address would redirect the node's own
+// servers, such as 127.0.0.1:10256. Routers may announce link-local load-balancer IPs.
+func (b *builder) external(s string, linkLocal bool) (netip.Addr, error) {
 	a, err := parseAddr(s)
-	if err == nil && (a.IsLoopback() || a.IsLinkLocalUnicast()) {
-		return netip.Addr{}, fmt.Errorf("%s is valid on one host or link only", a)
+	switch {
+	case err != nil:
+	case a.IsLoopback() || a.IsLinkLocalUnicast() && !linkLocal:
+		err = fmt.Errorf("%s is valid on one host or link only", a)
+	case a == metadata || slices.Contains(b.reserved, a):
+		err = fmt.Errorf("%s is reserved", a)
 	}
 	return a, err
 }
@@ -274,10 +282,10 @@ func ingressIPs(s *v1.Service) []string {
 }
 
 // addrs parses a list of external addresses of any family and removes duplicates.
-func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr {
+func (b *builder) addrs(s *v1.Service, what string, texts []string, linkLocal bool) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range first(b, what, texts, maxAddresses) {
-		a, err := parseExternal(text)
+		a, err := b.external(text, linkLocal)
 		if err != nil {
 			b.invalid("%s: %w", what, err)
 		} else if !slices.Contains(out, a) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -34,6 +35,11 @@ type Config struct {
 	// spec.externalIPs were empty, as kube-proxy does when its feature gate
 	// AllowServiceExternalIPs is off (KEP-5707).
 	IgnoreExternalIPs bool
+	// ReservedIPs lists addresses that no Service may have as an external or load-balancer
+	// IP, such as that of a DNS cache on the node. The tracker leaves them out of a Service
+	// and reports it. 169.254.169.254, where clouds serve the metadata of a machine, is
+	// always reserved. Cluster IPs are not checked.
+	ReservedIPs []netip.Addr
 	// Topology holds the options that the caller will pass to [Select]. The zero
 	// value is kube-proxy's behavior. [Tracker] uses it to find the Services that a
 	// change of the node affects; the other trackers ignore it.
@@ -99,6 +105,12 @@ func (c Config) complete() (Config, error) {
 			if f.Bits() == 0 {
 				return c, fmt.Errorf("%w: unknown family %d", ErrConfig, f)
 			}
+		}
+	}
+	c.ReservedIPs = slices.Clone(c.ReservedIPs)
+	for i, a := range c.ReservedIPs {
+		if c.ReservedIPs[i] = a.Unmap(); !a.IsValid() || a.Zone() != "" {
+			return c, fmt.Errorf("%w: ReservedIPs: %q is not an address", ErrConfig, a)
 		}
 	}
 	if c.OwnerLabel == "" {

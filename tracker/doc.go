@@ -44,8 +44,9 @@
 //   - Addresses may have leading zeros ([endpointslice.ParseAddr]), and source
 //     ranges may have spaces around them. Unspecified, multicast and broadcast
 //     addresses are rejected everywhere ([endpointslice.IsUnicast]), loopback and
-//     link-local addresses as external and load-balancer IPs. kube-proxy accepts all of
-//     them in the status of a Service, where the API server does not check them.
+//     reserved addresses (Config.ReservedIPs) as external and load-balancer IPs, and
+//     link-local addresses as external IPs. kube-proxy accepts all of them in the status
+//     of a Service, where the API server does not check them.
 //   - Without spec.ipFamilies, which the API server always sets, a Service has only
 //     spec.clusterIP, in that address's family. [Config] may name a Service's slices by
 //     another label (OwnerLabel).

@@ -157,12 +157,19 @@ func TestServicePorts(t *testing.T) {
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, LoadBalancerIPs: addrs("192.0.2.1")},
 			six:  {Key: six, ClusterIP: addr("fd00::1"), Port: 80, LoadBalancerIPs: addrs("fd01::1")},
 		}, reports: []string{"load-balancer ingress"}},
+		{name: "link-local load-balancer addresses", edit: func(s *v1.Service) {
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "169.254.7.1"}, {IP: "fe80::7"}, {IP: "169.254.169.254"}}
+			s.Spec.ExternalIPs = []string{"169.254.7.2"}
+		}, want: ports{
+			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, LoadBalancerIPs: addrs("169.254.7.1")},
+			six:  {Key: six, ClusterIP: addr("fd00::1"), Port: 80, LoadBalancerIPs: addrs("fe80::7")},
+		}, reports: []string{"load-balancer ingress: 169.254.169.254 is reserved", "externalIPs: 169.254.7.2 is valid on one host or link only"}},
 		{name: "addresses that reach no Service", edit: func(s *v1.Service) {
-			for _, a := range []string{"127.0.0.1", "::1", "169.254.169.254", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "255.255.255.255", "::ffff:127.0.0.1"} {
+			for _, a := range []string{"127.0.0.1", "::1", "169.254.169.254", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "255.255.255.255", "::ffff:127.0.0.1"} {
 				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, a)
 				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a})
 			}
-		}, want: plain(), reports: []string{"externalIPs: 127.0.0.1 is valid on one host or link only", "and 16 more"}},
+		}, want: plain(), reports: []string{"externalIPs: 127.0.0.1 is valid on one host or link only", "and 14 more"}},
 		{name: "broadcast cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIPs[0] = "255.255.255.255" }, want: only(six), reports: []string{"not a unicast address"}},
 		{name: "source ranges", edit: func(s *v1.Service) {
 			s.Spec.LoadBalancerSourceRanges = []string{" 203.0.113.000/025 ", "\tfd02::1/64\n", "203.0.113.77/25", "0.0.0.0/0"}
@@ -294,6 +301,26 @@ func TestUntrackedFamilyIsIgnored(t *testing.T) {
 	}
 	if len(*e) > 0 {
 		t.Error(*e)
+	}
+}
+
+func TestReservedAddressesAreLeftOut(t *testing.T) {
+	svc := dualStack()
+	svc.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.9"}
+	svc.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.2"}, {IP: "::ffff:192.0.2.9"}, {IP: "fd01::9"}}
+	s, e := newServices(t, tracker.Config{ReservedIPs: addrs("::ffff:192.0.2.9", "fd01::9")})
+	s.Set(svc)
+	s.Take()
+	for key, p := range s.Map() {
+		if slices.ContainsFunc(append(p.ExternalIPs, p.LoadBalancerIPs...), func(a netip.Addr) bool { return a == addr("192.0.2.9") || a == addr("fd01::9") }) {
+			t.Errorf("%s has a reserved address: %v %v", key, p.ExternalIPs, p.LoadBalancerIPs)
+		}
+	}
+	if strings.Count(strings.Join(*e, ""), "is reserved") != 3 {
+		t.Errorf("reported %q, want three reserved addresses", *e)
+	}
+	if _, err := tracker.NewServiceChangeTracker(tracker.Config{ReservedIPs: []netip.Addr{{}}}); !errors.Is(err, tracker.ErrConfig) {
+		t.Errorf("invalid reserved address: %v", err)
 	}
 }
 

@@ -82,7 +82,7 @@ func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 func newServices(c Config) *ServiceChangeTracker {
 	return &ServiceChangeTracker{
 		selector: c.Selector,
-		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, hook: c.OnService, reporter: reporter{complaint.NewLog(c.Log), c.Events}},
+		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, reserved: c.ReservedIPs, hook: c.OnService, reporter: reporter{complaint.NewLog(c.Log), c.Events}},
 		services: byname.New[*trackedService](),
 		health:   map[types.NamespacedName]uint16{},
 	}
