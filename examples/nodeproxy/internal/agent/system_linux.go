@@ -59,7 +59,11 @@ func superfluous(keep []int) []int {
 // process. It returns if there is nothing to give up, or if that fails: a process that may
 // not reduce its bounding set is restricted already. Before it drops capabilities, it
 // calls prepare and tells it whether CAP_SYS_MODULE is among them.
-func DropPrivileges(log *slog.Logger, keep []int, prepare func(modules bool)) {
+//
+// It calls ready immediately before the execution, and returns if ready reports false. ready
+// gives signals back to the kernel: the program that is executed does not see those that this
+// one has received.
+func DropPrivileges(log *slog.Logger, keep []int, prepare func(modules bool), ready func() bool) {
 	drop := superfluous(keep)
 	if len(drop) == 0 {
 		return
@@ -73,6 +77,9 @@ func DropPrivileges(log *slog.Logger, keep []int, prepare func(modules bool)) {
 			log.Debug("capabilities stay as they are", "error", err)
 			return
 		}
+	}
+	if !ready() {
+		return
 	}
 	if err := syscall.Exec("/proc/self/exe", os.Args, os.Environ()); err != nil {
 		log.Warn("cannot give up privileges", "error", fmt.Errorf("exec: %w", err))

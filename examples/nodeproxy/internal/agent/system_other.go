@@ -19,4 +19,4 @@ func setOOMScore(int32) error { return nil }
 func Needed(*config.Config) []int { return nil }
 
 // DropPrivileges does nothing.
-func DropPrivileges(*slog.Logger, []int, func(modules bool)) {}
+func DropPrivileges(*slog.Logger, []int, func(modules bool), func() bool) {}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -26,15 +27,38 @@ func Main() int {
 	if code, ran := runAsService(os.Args); ran {
 		return code
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	return dispatch(ctx, newProgram(os.Args[0]), os.Args[1:])
+	ctx, release := untilSignal()
+	p := newProgram(os.Args[0])
+	p.Restrict = func(log *slog.Logger, keep []int, prepare func(modules bool)) {
+		agent.DropPrivileges(log, keep, prepare, release)
+	}
+	return dispatch(ctx, p, os.Args[1:])
+}
+
+// untilSignal returns a context that SIGINT and SIGTERM end. release stops that: from then on these
+// signals end the process. It reports whether none came before. It may be called once.
+func untilSignal() (ctx context.Context, release func() bool) {
+	ctx, end := context.WithCancel(context.Background())
+	caught, relayed := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(caught, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		defer close(relayed)
+		for range caught {
+			end()
+		}
+	}()
+	return ctx, func() bool {
+		signal.Stop(caught) // returns after all signals so far are in caught
+		close(caught)
+		<-relayed
+		return ctx.Err() == nil
+	}
 }
 
 // newProgram returns the program of this process, which was called by a name.
 func newProgram(name string) *cli.Program {
 	return &cli.Program{
-		Modes: modes.All, Out: os.Stdout, Diag: os.Stderr, Restrict: agent.DropPrivileges, Process: true,
+		Modes: modes.All, Out: os.Stdout, Diag: os.Stderr, Process: true,
 		AsKubeProxy: strings.TrimSuffix(filepath.Base(name), ".exe") == "kube-proxy",
 	}
 }

@@ -30,6 +30,9 @@ const programEnv = "NODEPROXY_TEST_PROGRAM"
 const otherUserEnv = "NODEPROXY_TEST_OTHER_USER"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(signalEnv) != "" {
+		dropAfterSignal()
+	}
 	if os.Getenv(programEnv) == "" {
 		netlab.Main(m)
 	}

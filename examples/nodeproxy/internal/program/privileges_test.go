@@ -4,6 +4,7 @@ package program
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -34,6 +35,33 @@ func capabilities(t *testing.T, pid int, set string) uint64 {
 	}
 	t.Fatalf("no %s:\n%s", set, status)
 	return 0
+}
+
+// signalEnv makes the test binary call dropAfterSignal.
+const signalEnv = "NODEPROXY_TEST_SIGNAL"
+
+// dropAfterSignal drops privileges after this process got SIGTERM, and prints whether it
+// executed the program again.
+func dropAfterSignal() {
+	_, release := untilSignal()
+	what := "executed"
+	agent.DropPrivileges(slog.New(slog.DiscardHandler), nil, func(bool) {
+		what = "stopped"
+		_ = unix.Kill(os.Getpid(), unix.SIGTERM)
+	}, release)
+	fmt.Println(what)
+	os.Exit(0)
+}
+
+// TestSignalIsKeptWhenPrivilegesAreDropped sends SIGTERM before the program executes itself.
+func TestSignalIsKeptWhenPrivilegesAreDropped(t *testing.T) {
+	netlab.Require(t)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), signalEnv+"=1")
+	out, err := cmd.Output()
+	if string(out) != "stopped\n" || err != nil {
+		t.Errorf("%q, %v; want stopped", out, err)
+	}
 }
 
 // TestOnlyNeededCapabilitiesAreKept starts the agent with every capability, in each mode that
