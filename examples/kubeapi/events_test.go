@@ -1,11 +1,14 @@
 package kubeapi
 
 import (
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -15,46 +18,49 @@ import (
 // that does not answer.
 func TestRefusedEventsAreLoggedOnceAMinute(t *testing.T) {
 	for name, tt := range map[string]struct {
-		handle func(http.ResponseWriter)
-		lines  int
+		server apiServer
+		lines  []string // the reasons in the log
 	}{
-		"refused":   {func(w http.ResponseWriter) { answer(w, http.StatusForbidden, "Forbidden") }, 1},
-		"no answer": {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 0},
+		"refused": {func(*http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			answer(w, http.StatusForbidden, "Forbidden")
+			return w.Result(), nil
+		}, []string{"First", "Third"}},
+		"no answer": {func(*http.Request) (*http.Response, error) { return nil, io.EOF }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			asked := make(chan struct{}, 100)
-			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				asked <- struct{}{}
-				tt.handle(w)
-			}))
-			t.Cleanup(s.Close)
-			c, err := NewClient(&rest.Config{Host: s.URL})
-			if err != nil {
-				t.Fatal(err)
-			}
-			log := make(lines, 100)
-			r := NewRecorder(c, "test", "n1", slog.New(slog.NewTextHandler(log, nil)))
-			r.NodeEvent(true, "First", "first")
-			r.NodeEvent(true, "Second", "second")
-			for range 2 { // the second attempt of the first Event, if it had no answer
-				select {
-				case <-asked:
-				case <-time.After(time.Minute):
-					t.Fatal("no request")
+			synctest.Test(t, func(t *testing.T) {
+				var asked atomic.Int64
+				c, err := NewClient(&rest.Config{Host: "http://api", Transport: apiServer(func(r *http.Request) (*http.Response, error) {
+					asked.Add(1)
+					return tt.server(r)
+				})})
+				if err != nil {
+					t.Fatal(err)
 				}
-			}
-			// The recorder reports the end of the broadcaster to its own log, with the whole Event.
-			r.Shutdown()
-			s.Close() // waits for requests
-			if len(log) != tt.lines {
-				t.Errorf("%d lines, want %d", len(log), tt.lines)
-			}
-			for len(log) > 0 {
-				if line := <-log; !strings.Contains(line, "it is Forbidden") || !strings.Contains(line, "reason=First about=n1") {
-					t.Errorf("no cause in %s", line)
+				log := make(lines, 100)
+				r := NewRecorder(c, "test", "n1", slog.New(slog.NewTextHandler(log, nil)))
+				r.NodeEvent(true, "First", "first")
+				time.Sleep(30 * time.Second)
+				r.NodeEvent(true, "Second", "second")
+				time.Sleep(31 * time.Second)
+				r.NodeEvent(true, "Third", "third")
+				synctest.Wait()
+				if n := asked.Load(); n < 3 { // the attempts to write the first Event, if it had no answer
+					t.Errorf("%d requests", n)
 				}
-			}
+				// The recorder reports the end of the broadcaster to its own log, with the whole Event.
+				r.Shutdown()
+				synctest.Wait()
+				if len(log) != len(tt.lines) {
+					t.Fatalf("%d lines, want %d", len(log), len(tt.lines))
+				}
+				for _, reason := range tt.lines {
+					if line := <-log; !strings.Contains(line, "it is Forbidden") || !strings.Contains(line, "reason="+reason+" about=n1") {
+						t.Errorf("no cause, or not of %s, in %s", reason, line)
+					}
+				}
+			})
 		})
 	}
 }

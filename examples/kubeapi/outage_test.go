@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -201,46 +202,48 @@ func TestFollowLogsAnOutageInTimeAndReturnsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestReturnedServerIsFollowed follows an API server that does not serve for longer than
-// a few pauses. It counts the attempts: the pauses must not grow without bound.
+// TestReturnedServerIsFollowed follows an API server that does not serve for longer than a few
+// pauses, on the clock of package synctest. It counts the attempts: the pauses must not grow without
+// bound.
 func TestReturnedServerIsFollowed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 20 s; run without -short")
-	}
-	t.Parallel()
-	var mu sync.Mutex
-	up, attempts := false, 0
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		serves := up
-		if !up && strings.HasSuffix(r.URL.Path, "services") {
-			attempts++
+	synctest.Test(t, func(t *testing.T) {
+		var up atomic.Bool
+		var attempts atomic.Int64
+		server := apiServer(func(r *http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			if up.Load() {
+				serveLists(w, r)
+			} else {
+				if strings.HasSuffix(r.URL.Path, "services") {
+					attempts.Add(1)
+				}
+				answer(w, http.StatusServiceUnavailable, "ServiceUnavailable")
+			}
+			return w.Result(), nil
+		})
+		synced := make(chan string, 1000)
+		stop := followBy(t, &rest.Config{Host: "http://api", Transport: server}, slog.New(slog.DiscardHandler), func(what string) {
+			select {
+			case synced <- what:
+			default:
+			}
+		})
+		time.Sleep(20 * time.Second)
+		if n := attempts.Load(); n < 4 || n > 15 { // 0.8 + 1.6 + 3.2 s at most, then 3 to 6 s
+			t.Errorf("%d attempts in 20 s", n)
 		}
-		mu.Unlock()
-		if !serves {
-			answer(w, http.StatusServiceUnavailable, "ServiceUnavailable")
-			return
+		up.Store(true)
+		start := time.Now()
+		for what := range synced {
+			if what == "synced services" {
+				break
+			}
 		}
-		serveLists(w, r)
-	}))
-	t.Cleanup(s.Close)
-	synced := make(chan string, 1000)
-	follow(t, s.URL, slog.New(slog.DiscardHandler), func(what string) { synced <- what })
-	time.Sleep(20 * time.Second)
-	mu.Lock()
-	up = true
-	n := attempts
-	mu.Unlock()
-	start := time.Now()
-	for what := range synced {
-		if what == "synced services" {
-			break
+		if took := time.Since(start); took > 6*time.Second {
+			t.Errorf("followed %v after the return, want 6 s at most", took)
 		}
-	}
-	t.Logf("%d attempts in 20 s, followed %v after the return", n, time.Since(start))
-	if n < 4 || n > 15 { // 0.8 + 1.6 + 3.2 s at most, then 3 to 6 s
-		t.Errorf("%d attempts in 20 s", n)
-	}
+		stop()
+	})
 }
 
 // TestSharedLogSinkIsNotInitialized proves with the race detector that Follow does not
