@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -160,21 +161,27 @@ func allWaiting(err error) (out []netip.Addr) {
 }
 
 // TestConformance runs fewer random worlds and one kind of network with -dlls, unless -dlls.all
-// is set: a call by way of Wine takes a millisecond.
+// is set: a call by way of Wine takes a millisecond. All random worlds run in one kind of network,
+// and in the others in the long form.
 func TestConformance(t *testing.T) {
-	worlds, fewer := 0, *dlls && !*allDLLs
-	if fewer {
-		worlds = 4
-	}
+	fewer := *dlls && !*allDLLs
 	for _, c := range []struct {
 		network  winkernel.NetworkType
 		families []tracker.Family
 		modify   bool
+		worlds   int
 	}{
-		{winkernel.L2Bridge, nil, true},
-		{winkernel.L2Bridge, nil, false},
-		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true},
+		{winkernel.L2Bridge, nil, true, 0},
+		{winkernel.L2Bridge, nil, false, 6},
+		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true, 6},
 	} {
+		worlds := c.worlds
+		switch {
+		case fewer:
+			worlds = 4
+		case testtime.Thorough():
+			worlds = 0
+		}
 		if fewer && c.network != winkernel.Overlay {
 			continue
 		}
