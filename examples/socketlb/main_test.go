@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 	if privileged() == nil {
 		// No process in the user namespace that conformance.Main creates may load programs.
 		os.Setenv(netlab.InsideEnv, "1")
+		netlab.Parallel(4) // worlds wait for packets that must not arrive
 		code := m.Run()
 		if p, err := testCgroup(); err == nil {
 			if err := p.Close(); err != nil {
@@ -84,7 +85,10 @@ func newNode(tb testing.TB) *node {
 	return n
 }
 
-func (n *node) config() Config { return Config{Cgroup: n.Path(), Dir: n.dir} }
+// config has room for what a test needs: the kernel allocates the maps in advance.
+func (n *node) config() Config {
+	return Config{Cgroup: n.Path(), Dir: n.dir, Connections: 1 << 12, Clients: 1 << 10}
+}
 
 // testCgroup is this process's cgroup, which contains the cgroups of all nodes.
 var testCgroup = sync.OnceValues(func() (*threadcgroup.Parent, error) {

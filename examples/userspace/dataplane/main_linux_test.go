@@ -11,11 +11,15 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/userspace/vip"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-func TestMain(m *testing.M) { conformance.Main(m) }
+func TestMain(m *testing.M) {
+	netlab.Parallel(4) // worlds wait for packets that must not arrive
+	conformance.Main(m)
+}
 
 // dialer opens connections from inside a world's node, in goroutines locked to threads in
 // its namespace. A program that runs on the node needs no dialer.
