@@ -90,6 +90,8 @@ type Stream struct {
 	round, n   int
 	quit       bool
 	Visit      func(h *netlab.Host, from, to string) (name, source string, err error)
+	// Pause is the time between two connections of a host.
+	Pause time.Duration
 	// Stalls, if not nil, excuses connections that fail while the machine stands still.
 	Stalls  *stall.Detector
 	excused int
@@ -116,6 +118,7 @@ func (s *Stream) loop(h *netlab.Host, to string) {
 		if quit {
 			return
 		}
+		time.Sleep(s.Pause)
 		begin := time.Now()
 		name, source, err := s.Visit(h, "", to)
 		excuse := err != nil && s.Stalls != nil && s.Stalls.Since(begin)

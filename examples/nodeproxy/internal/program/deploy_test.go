@@ -361,6 +361,7 @@ func TestUnitMatchesTheProgram(t *testing.T) {
 
 // TestSystemdAcceptsTheUnit runs systemd-analyze verify.
 func TestSystemdAcceptsTheUnit(t *testing.T) {
+	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
 	netlab.Need(t, err == nil, "systemd-analyze (package systemd)")
 	text, err := os.ReadFile("../../deploy/nodeproxy.service")
@@ -407,6 +408,7 @@ var buildImage = flag.Bool("build-image", false, "build the image's program as t
 // TestContainerfileBuildsTheProgram checks that the Containerfile builds the program, copies
 // the result, and runs it.
 func TestContainerfileBuildsTheProgram(t *testing.T) {
+	t.Parallel()
 	var version, build, built, copied, link, entry, command string
 	packages := ""
 	for _, line := range instructions(t) {

@@ -43,13 +43,16 @@ func get(t *testing.T, h *netlab.Host, url string) (code int, body string, heade
 	return r.StatusCode, string(b), r.Header
 }
 
-// eventually waits until f returns true.
+// eventually waits until f returns true. It calls f less and less often, because f may start
+// programs.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
+	pause := 10 * time.Millisecond
+	for end := time.Now().Add(3 * time.Minute); !f(); pause = min(2*pause, 160*time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
+		time.Sleep(pause)
 	}
 }
 
@@ -76,6 +79,7 @@ func endpoints(service string, list ...string) string {
 // TestEndToEnd runs the agent against a real API server, with only the rights that its
 // manifest gives it, and sends packets.
 func TestEndToEnd(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	c := s.newCluster(t)
 	c.validate("../../deploy/base/rbac.yaml")
@@ -125,7 +129,7 @@ func TestEndToEnd(t *testing.T) {
 	eventually(t, "the port is closed", func() bool { code, _, _ := get(t, s.Client, check); return code == 0 })
 
 	// The API server restarts. No connection fails, and no sync writes anything.
-	stream := lab.NewStream(s.Client, vip, s.Client, nodePort)
+	stream := s.streamTo(vip)
 	stream.Next(20)
 	// Lines may be printed after their changes are in effect.
 	for _, services := range []string{"services=3 ", "services=2 "} { // with lb, and without

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // fakeAPI is an API server without Services and EndpointSlices. Clients that watch its Nodes
@@ -204,7 +205,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	before := descriptors()
 	for i, url := range []string{"192.0.2.1:10256", "192.0.2.1:10249"} {
 		for range 2000 {
-			conn, err := lab.Dial(s.Client, "tcp", "", url, lab.NoAnswerTimeout)
+			conn, err := lab.Dial(s.Client, "tcp", "", url, testtime.Timeout)
 			if err != nil {
 				t.Fatal(err)
 			}

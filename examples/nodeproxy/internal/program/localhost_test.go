@@ -276,6 +276,7 @@ func TestLocalhostNodePortsNeedTheKeyword(t *testing.T) {
 
 // TestExplainNamesTheServerOfLoopbackAddresses needs no rules.
 func TestExplainNamesTheServerOfLoopbackAddresses(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))

@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 		dropAfterSignal()
 	}
 	if os.Getenv(programEnv) == "" {
+		netlab.Parallel(8) // most tests wait for the agent, which waits for its intervals
 		netlab.Main(m)
 	}
 	if os.Getenv(readOnlyEnv) != "" {
@@ -233,6 +234,7 @@ func TestDemoExpectationsHold(t *testing.T) {
 	netlab.Require(t)
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			needMode(t, mode)
 			testDemo(t, "--proxy-mode", mode)
 		})
@@ -294,6 +296,7 @@ func TestInterruptedDemoReturns130(t *testing.T) {
 
 // TestDemoWithoutNamespacesReturns3 runs the demo where namespaces cannot be created.
 func TestDemoWithoutNamespacesReturns3(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	cmd := exec.Command("/proc/self/exe", "demo")
 	cmd.Env = []string{programEnv + "=1"}

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // chainsOfKubeProxy returns the names of the chains in kube-proxy's table of a family. Calico's Felix
@@ -57,13 +59,18 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	}
 	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	eventually(t, "the marker replaces the table", func() bool {
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(20 * time.Millisecond) {
 		chains := chainsOfKubeProxy(t, s.Node, "ip")
 		if len(chains) == 0 {
 			t.Fatalf("there was no chain for a moment; log:\n%s", p.log())
 		}
-		return slices.Equal(chains, marker)
-	})
+		if slices.Equal(chains, marker) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the marker does not replace the table: chains %q", chains)
+		}
+	}
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 

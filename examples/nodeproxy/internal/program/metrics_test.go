@@ -244,6 +244,7 @@ func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
 	ipvs := (&fakePlane{}).mode("ipvs") // TestIPVSNode has the real one
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables(), ipvs} {
 		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
 			needMode(t, m.Name)
 			metricsOf(t, m)
 		})
@@ -342,6 +343,7 @@ func (s *site) countsInKernel(t *testing.T) (yes bool) {
 // TestChangesAreCountedAsInKubeProxy hands in Services and EndpointSlices of both families, some of
 // them without a change.
 func TestChangesAreCountedAsInKubeProxy(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.agentIn(t, (&fakePlane{}).mode("nftables"), func(a *agent.Agent) error {
 		want := func(what string, services, pendingServices, endpoints, pendingEndpoints float64) {
@@ -447,6 +449,7 @@ func TestFailuresAreCounted(t *testing.T) {
 func TestRepairedFailureIsCounted(t *testing.T) {
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables()} {
 		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
 			needMode(t, m.Name)
 			s := newSite(t)
 			name, partial := "sync_proxy_rules_nftables_sync_failures_total", -1.0

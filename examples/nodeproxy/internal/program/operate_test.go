@@ -180,7 +180,7 @@ func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 				return err
 			}
 			if old == nil {
-				stream = lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+				stream = s.stream()
 			} else {
 				old.Detach()
 				if err := oldMode.Cleanup(t.Context(), w.Log); err != nil {

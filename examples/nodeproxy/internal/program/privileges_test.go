@@ -74,6 +74,7 @@ func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 	}
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			if mode == "iptables" {
 				netlab.NeedPrograms(t, "iptables-restore")
 			}
@@ -86,8 +87,7 @@ func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/lock")
-			p := start(t, h, "run", "--proxy-mode", mode, "--manifests", "../demo/world", "--hostname-override", "node-a", "--oom-score-adj", "0")
+			p := startWith(t, h, []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}, "run", "--proxy-mode", mode, "--manifests", "../demo/world", "--hostname-override", "node-a", "--oom-score-adj", "0")
 			if l := p.line(t); !strings.HasPrefix(l, "synced ") {
 				t.Fatal(l)
 			}

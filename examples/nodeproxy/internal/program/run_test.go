@@ -125,6 +125,19 @@ func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process
 	return p, dir
 }
 
+// stream opens connections to the Service web until it is stopped.
+func (s *site) stream() *lab.Stream { return s.streamTo(clusterVIP) }
+
+// streamTo opens connections to an address and to nodePort. In the tests' long form each connection
+// begins when the one before it has ended. That takes all processors, which other tests wait for.
+func (s *site) streamTo(to string) *lab.Stream {
+	pause := 5 * time.Millisecond
+	if testtime.Thorough() {
+		pause = 0
+	}
+	return lab.StartStream(&lab.Stream{Visit: lab.Visit, Pause: pause}, s.Client, to, s.Client, nodePort)
+}
+
 // answeredBy checks that connections are answered by exactly these endpoints.
 func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
 	t.Helper()
@@ -134,6 +147,7 @@ func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
 }
 
 func TestRunFollowsManifests(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
@@ -182,7 +196,7 @@ func TestRunFollowsManifests(t *testing.T) {
 
 	// No connection fails while the agent is killed, the manifests change, and another
 	// agent takes over.
-	stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+	stream := s.stream()
 	stream.Next(20)
 	p.Process.Kill()
 	if _, rest := p.exit(t); len(rest) != 0 {
@@ -235,43 +249,46 @@ func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
 // TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
 // objects.
 func TestExplainComparesWithTheKernel(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
-	asks := func(mode string, code int, want ...string) {
-		t.Helper()
-		for _, to := range []string{clusterVIP, nodePort} {
-			p := start(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "192.0.2.9", to)
-			got, out := p.exit(t)
-			for _, line := range want {
-				if got != code || !slices.Contains(out, "kernel: "+line) {
-					t.Errorf("mode %s: exit status %d, want %d; %q in\n%s\n%s", mode, got, code, line, strings.Join(out, "\n"), p.log())
+	for _, mode := range explainedModes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			needMode(t, mode)
+			s := newSite(t)
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}
+			asks := func(code int, want ...string) {
+				t.Helper()
+				for _, to := range []string{clusterVIP, nodePort} {
+					p := start(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "192.0.2.9", to)...)
+					got, out := p.exit(t)
+					for _, line := range want {
+						if got != code || !slices.Contains(out, "kernel: "+line) {
+							t.Errorf("exit status %d, want %d; %q in\n%s\n%s", got, code, line, strings.Join(out, "\n"), p.log())
+						}
+					}
 				}
 			}
-		}
-	}
-	for _, mode := range explainedModes {
-		needMode(t, mode)
-		asks(mode, 1, "mode "+mode+" has no rules in this network namespace")
-		p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode)
-		p.synced(t, "services=1 endpoints=2 changed=1")
-		asks(mode, 0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
-		for _, to := range []string{"10.96.0.10:81", "10.96.0.99:80", "192.0.2.1:80", "203.0.113.7:80"} {
-			p := start(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "198.51.100.9", to)
-			if code, out := p.exit(t); code != 0 || !slices.Contains(out, "kernel: agrees") {
-				t.Errorf("mode %s: %s: exit status %d:\n%s\n%s", mode, to, code, strings.Join(out, "\n"), p.log())
+			asks(1, "mode "+mode+" has no rules in this network namespace")
+			p := start(t, s.Node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...)
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			asks(0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
+			for _, to := range []string{"10.96.0.10:81", "10.96.0.99:80", "192.0.2.1:80", "203.0.113.7:80"} {
+				p := start(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "198.51.100.9", to)...)
+				if code, out := p.exit(t); code != 0 || !slices.Contains(out, "kernel: agrees") {
+					t.Errorf("%s: exit status %d:\n%s\n%s", to, code, strings.Join(out, "\n"), p.log())
+				}
 			}
-		}
-		p.Process.Kill()
-		p.exit(t)
-		// No agent follows this change.
-		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
-		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
-		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
-		asks(mode, 0, "agrees")
-		c := start(t, s.Node, "run", "--cleanup")
-		c.exit(t)
+			p.Process.Kill()
+			p.exit(t)
+			// No agent follows this change.
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+			asks(1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			asks(0, "agrees")
+			c := start(t, s.Node, "run", "--cleanup")
+			c.exit(t)
+		})
 	}
 }
 
@@ -280,6 +297,7 @@ var explainedModes = []string{"nftables", "iptables"}
 
 // TestRunFollowsTheNodeObject also checks that --manifests may be a single file.
 func TestRunFollowsTheNodeObject(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
 	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: ADDR}]}\n---\n"

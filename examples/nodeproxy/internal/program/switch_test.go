@@ -132,7 +132,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+	stream := s.stream()
 	for i, mode := range others {
 		stream.Next(20)
 		if i%2 == 0 {
@@ -232,7 +232,7 @@ func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
 					t.Fatalf("the rules of the test are wrong: %v", err)
 				}
 				defer long.Close()
-				stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+				stream := s.stream()
 				stream.Next(20)
 				args := []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", to}
 

@@ -19,6 +19,7 @@ import (
 // names, in each mode, while it runs, and back. With moved ports, only kube-proxy's process shows that
 // it runs.
 func TestTakeOverFromRealKubeProxy(t *testing.T) {
+	t.Parallel()
 	takeOverTools(t)
 	if testing.Short() {
 		t.Skip("takes a minute; run without -short")
@@ -119,7 +120,7 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 				stop := kubeProxy(t, from, flags...)
 				served("kube-proxy serves")
 				before := sticky(t)
-				stream := lab.NewStream(s.Client, clusterVIP, s.Client, nodePort)
+				stream := s.stream()
 				stream.Next(20)
 				p := start(t, s.Node, "run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--proxy-mode", to, "--cluster-cidr", "10.1.0.0/16",
 					"--adopt-from-kube-proxy", "--min-sync-period", "0s")

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -151,8 +152,9 @@ func TestTopScreenSortsAndFilters(t *testing.T) {
 	d, _, _ := newDemoSite(t)
 	const width, height = 96, 17
 	p := startPTY(t, d.Node, width, height, "top", "--interval", "1s")
-	traffic := lab.NewStream(d.Client, lab.Port("203.0.113.80", "80"), d.Pod1, lab.Port("fd00:10:96::10", "80"))
-	more := lab.StartStream(&lab.Stream{Visit: func(h *netlab.Host, from, to string) (string, string, error) {
+	const pause = 5 * time.Millisecond
+	traffic := lab.StartStream(&lab.Stream{Visit: lab.Visit, Pause: pause}, d.Client, lab.Port("203.0.113.80", "80"), d.Pod1, lab.Port("fd00:10:96::10", "80"))
+	more := lab.StartStream(&lab.Stream{Pause: pause, Visit: func(h *netlab.Host, from, to string) (string, string, error) {
 		if to == "10.96.0.40:80" {
 			lab.Visit(h, from, to) // refused
 			return "", "", nil

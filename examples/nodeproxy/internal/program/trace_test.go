@@ -18,7 +18,7 @@ import (
 // runTrace runs trace while connect makes connections, until trace ends.
 func runTrace(t *testing.T, h *netlab.Host, connect func(), args ...string) (code int, out string) {
 	t.Helper()
-	p := start(t, h, append([]string{"trace", "--for", "20s"}, args...)...)
+	p := start(t, h, append([]string{"trace", "--for", "5m"}, args...)...)
 	first := p.line(t)
 	if !strings.HasPrefix(first, "following connections to ") {
 		t.Fatalf("the first line is %q", first)
@@ -293,7 +293,7 @@ func TestTraceLeavesNoTable(t *testing.T) {
 		return out
 	}
 	for _, signal := range []os.Signal{syscall.SIGKILL, os.Interrupt} {
-		p := start(t, s.Node, "trace", "--must=false", "--for", "20s", clusterVIP)
+		p := start(t, s.Node, "trace", "--must=false", "--for", "5m", clusterVIP)
 		p.line(t)
 		if got := tables(); !strings.HasPrefix(got, "table ip proxier-trace-") {
 			t.Fatalf("tables while trace runs:\n%s", got)
