@@ -32,6 +32,7 @@ import (
 // TestCleanUpNeedsOnlyNetAdmin cleans up in a process that has only CAP_NET_ADMIN, and in one
 // without it.
 func TestCleanUpNeedsOnlyNetAdmin(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		capabilities []int
 		enough       bool

@@ -419,6 +419,7 @@ func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 // TestKernelClientReachesNextEndpoint has one client's socket send while its endpoint goes away.
 // In a zone, only a Cleaner for that zone helps the client.
 func TestKernelClientReachesNextEndpoint(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	netlab.NeedPrograms(t, "nft")
 	type world struct {
@@ -566,6 +567,7 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 // and to a NodePort while the Service loses its last endpoint. Their packets keep the flows
 // alive, so only a clean-up keeps them from the endpoint.
 func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
+	t.Parallel()
 	lab, hosts := netlab.NewHosts(t, "node", "client")
 	node, client := hosts["node"], hosts["client"]
 	if err := errors.Join(

@@ -16,6 +16,7 @@ import (
 // TestCleanerAgreesWithModel drives random changes, failures and flows through a Cleaner. It
 // compares the remaining flows with a model that examines all flows and all Services each time.
 func TestCleanerAgreesWithModel(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), acked: map[string]*ruleset.Service{}, tried: map[string][]*ruleset.Service{}, zones: []uint16{0}}

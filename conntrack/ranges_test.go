@@ -15,6 +15,7 @@ import (
 // first ports of two addresses, one of which is the node's. It compares the remaining flows with a
 // model that examines every frontend for every flow.
 func TestCleanerAgreesWithModelOfRanges(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			m := &rangeModel{t: t, rng: rand.New(rand.NewPCG(seed, 11)), acked: make([]*ruleset.Service, rangeServices), wanted: make([]*ruleset.Service, rangeServices)}

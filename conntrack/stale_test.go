@@ -393,6 +393,7 @@ func TestNodePortAddressesChange(t *testing.T) {
 
 // TestQueueIsBounded records many changes without a successful clean-up.
 func TestQueueIsBounded(t *testing.T) {
+	t.Parallel()
 	node := everyAddress()
 	p := newStaleFlows(tracker.IPv4)
 	stays := change(nil, service{name: "stays", cluster: "10.96.0.1:53", endpoints: eps("10.0.0.1:53")}.compile(node))
@@ -417,6 +418,7 @@ func TestQueueIsBounded(t *testing.T) {
 
 // TestQueuedRangesAreBounded records many ranges at one address without a successful clean-up.
 func TestQueuedRangesAreBounded(t *testing.T) {
+	t.Parallel()
 	node := everyAddress()
 	p := newStaleFlows(tracker.IPv4)
 	for i := range 2 * maxRanges {
