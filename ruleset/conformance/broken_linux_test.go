@@ -3,12 +3,8 @@ package conformance
 import (
 	"context"
 	"maps"
-	"os"
-	"os/exec"
 	"regexp"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,13 +13,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// brokenEnv names the broken backend for TestReferencePasses.
-const brokenEnv = "CONFORMANCE_TEST_BROKEN"
-
-// hurryEnv selects short timeouts ("1") or long ones, even for connections that a
-// broken backend accepts.
-const hurryEnv = "CONFORMANCE_TEST_HURRY"
 
 // broken is a backend with one fault, and the failure that it must cause.
 type broken struct {
@@ -227,40 +216,48 @@ func deleteMoved(d *ruleset.Delta) {
 	})(d)
 }
 
-// TestBrokenBackendsFail runs the suite against broken backends, each in its own
-// process, and checks for the expected message.
+// TestBrokenBackendsFail runs a world of the suite against each broken backend and checks for the
+// expected message.
 func TestBrokenBackendsFail(t *testing.T) {
 	netlab.Require(t)
 	needNft(t)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	// The processes mostly wait.
-	limit := make(chan struct{}, 6)
 	for _, b := range brokenBackends() {
-		limit <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-limit }()
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			w := worldNamed(t, b.world)
 			complaint := regexp.MustCompile(b.complaint)
 			// On a busy machine short timeouts can cause other failures. Then the
 			// test is repeated with the usual timeouts.
-			for _, hurry := range []string{"1", "0"} {
-				cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
-					"^TestReferencePasses$/^"+strings.ReplaceAll(b.world, " ", "_")+"$")
-				cmd.Env = append(os.Environ(), brokenEnv+"="+b.name, hurryEnv+"="+hurry)
-				out, err := cmd.CombinedOutput()
+			for _, hurry := range []bool{true, false} {
+				out := complaints(t, func(tb testing.TB) { w.run(newWorld(talkative{tb}, b.options(hurry), w.config)) })
 				switch {
-				case err != nil && complaint.Match(out):
+				case complaint.MatchString(out):
 					return
-				case hurry == "1":
-					t.Logf("a backend that %s gets longer timeouts (%v)", b.name, err)
-				case err == nil:
-					t.Errorf("a backend that %s: the world %q reports no failure", b.name, b.world)
+				case hurry:
+					t.Logf("longer timeouts after %q", out)
 				default:
-					t.Errorf("a backend that %s: the world %q does not report %q but:\n%s", b.name, b.world, b.complaint, out)
+					t.Errorf("the world %q does not report %q but %q", b.world, b.complaint, out)
 				}
 			}
 		})
 	}
+}
+
+// talkative is a test whose log is part of its failures.
+type talkative struct{ testing.TB }
+
+func (t talkative) Log(args ...any)                 { t.Error(args...) }
+func (t talkative) Logf(format string, args ...any) { t.Errorf(format, args...) }
+
+// worldNamed returns a world of the suite.
+func worldNamed(t *testing.T, name string) world {
+	t.Helper()
+	worlds := packetWorlds()
+	i := slices.IndexFunc(worlds, func(w world) bool { return w.name == name })
+	if i < 0 {
+		t.Fatalf("there is no world %q", name)
+	}
+	return worlds[i]
 }
 
 // TestPlaneThatRefusesInsteadOfDroppingPasses runs a world against a backend that skips Drop.
@@ -270,9 +267,8 @@ func TestPlaneThatRefusesInsteadOfDroppingPasses(t *testing.T) {
 	needNft(t)
 	skip := maps.Clone(referenceSkips)
 	skip[Drop] = "the backend refuses"
-	worlds := scriptedWorlds()
-	i := slices.IndexFunc(worlds, func(w world) bool { return w.name == "internal policy Local" })
-	worlds[i].run(newWorld(t, Options{Skip: skip, New: func(testing.TB, Env) ruleset.Backend {
+	w := worldNamed(t, "internal policy Local")
+	w.run(newWorld(t, Options{Skip: skip, New: func(testing.TB, Env) ruleset.Backend {
 		r := &reference{}
 		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 			own := *d
@@ -287,27 +283,18 @@ func TestPlaneThatRefusesInsteadOfDroppingPasses(t *testing.T) {
 			})(&own)
 			return r.Apply(ctx, &own)
 		})
-	}}, worlds[i].config))
+	}}, w.config))
 }
 
-// backend returns the options for TestReferencePasses.
-func backend(t *testing.T) Options {
-	name := os.Getenv(brokenEnv)
-	if name == "" {
-		return Options{Skip: referenceSkips, New: func(testing.TB, Env) ruleset.Backend { return &reference{} }}
+// options returns the options for worlds of the broken backend: with short timeouts, or with long
+// ones even for connections that it accepts.
+func (b broken) options(hurry bool) Options {
+	wait, quiet := 3*time.Second, silence
+	if !hurry {
+		wait, quiet = testtime.Timeout, 3*time.Second
 	}
-	all := brokenBackends()
-	i := slices.IndexFunc(all, func(b broken) bool { return b.name == name })
-	if i < 0 {
-		t.Fatalf("no broken backend has the name %q", name)
-	}
-	b := all[i]
 	if b.skip == nil {
 		b.skip = referenceSkips
-	}
-	wait, quiet := 3*time.Second, silence
-	if os.Getenv(hurryEnv) == "0" {
-		wait, quiet = testtime.Timeout, 3*time.Second
 	}
 	return Options{Skip: b.skip, timeout: wait, silence: quiet, stalled: b.stalled, delay: b.delay, New: func(testing.TB, Env) ruleset.Backend {
 		r := &reference{faults: b.faults}

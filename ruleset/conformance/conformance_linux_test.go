@@ -11,18 +11,20 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) {
+	netlab.Parallel(6)
+	Main(m)
+}
 
 func needNft(t *testing.T) {
 	t.Helper()
 	netlab.NeedPrograms(t, "nft")
 }
 
-// TestReferencePasses runs the whole suite against the reference backend, or against
-// one that TestBrokenBackendsFail selects.
+// TestReferencePasses runs the whole suite against the reference backend.
 func TestReferencePasses(t *testing.T) {
 	needNft(t)
-	Run(t, backend(t))
+	Run(t, Options{Skip: referenceSkips, New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
 }
 
 // TestPlaneWithoutUDPPasses runs the whole suite against a backend that serves only TCP.

@@ -32,16 +32,7 @@ func Run(t *testing.T, o Options) {
 	if !forwards(t, o) {
 		return
 	}
-	worlds := slices.Concat(
-		// Worlds that wait come first.
-		affinityPacketWorlds(),
-		changePacketWorlds(),
-		bridgeWorlds(),
-		weightPacketWorlds(),
-		hashPacketWorlds(),
-		distributionWorlds(),
-		scriptedWorlds(),
-	)
+	worlds := packetWorlds()
 	progress := newProgress(len(worlds))
 	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {
@@ -59,6 +50,19 @@ func Run(t *testing.T, o Options) {
 			world.run(newWorld(t, o, world.config))
 		})
 	}
+}
+
+// packetWorlds returns all worlds. Those that wait come first.
+func packetWorlds() []world {
+	return slices.Concat(
+		affinityPacketWorlds(),
+		changePacketWorlds(),
+		bridgeWorlds(),
+		weightPacketWorlds(),
+		hashPacketWorlds(),
+		distributionWorlds(),
+		scriptedWorlds(),
+	)
 }
 
 // packets returns the script of a world that needs real packets.

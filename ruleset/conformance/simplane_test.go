@@ -417,8 +417,10 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	if !ok && toNode && (ports.Allows(pk.To.Addr()) || ports.AllowsLoopback(pk.To.Addr())) {
 		e, ok = p.find(netip.Addr{}, pk)
 	}
-	if r, found := p.findRange(pk); found && (!ok || p.fault == "prefers ranges to single ports") {
-		e, ok = r, true
+	if !ok || p.fault == "prefers ranges to single ports" {
+		if r, found := p.findRange(pk); found {
+			e, ok = r, true
+		}
 	}
 	switch {
 	case ok:

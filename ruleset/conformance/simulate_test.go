@@ -7,11 +7,13 @@ import (
 	"net/netip"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -19,12 +21,20 @@ import (
 // TestSimulatedPlanesPass runs the suite against data planes with and without owners
 // in the keys of frontends.
 func TestSimulatedPlanesPass(t *testing.T) {
-	for _, owners := range []bool{false, true} {
+	worlds := 4
+	if testtime.Thorough() {
+		worlds = 24
+	}
+	for i, owners := range []bool{false, true} {
 		t.Run(fmt.Sprintf("owners=%t", owners), func(t *testing.T) {
-			Simulate(t, Simulation{New: simPlanes(owners, "")})
+			t.Parallel()
+			Simulate(t, Simulation{New: simPlanes(owners, ""), First: uint64(i * worlds), Worlds: worlds})
 		})
 	}
-	t.Run("without ranges", func(t *testing.T) { Simulate(t, Simulation{New: simPlanes(false, "knows no ranges"), Worlds: 6}) })
+	t.Run("without ranges", func(t *testing.T) {
+		t.Parallel()
+		Simulate(t, Simulation{New: simPlanes(false, "knows no ranges"), Worlds: worlds})
+	})
 }
 
 // recorder is a test whose failures are stored and have no effect.
@@ -45,6 +55,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	r.Errorf(format, args...)
 	runtime.Goexit()
 }
+func (r *recorder) Error(args ...any) { r.Errorf("%s", fmt.Sprint(args...)) }
 func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
 func (r *recorder) FailNow()          { runtime.Goexit() }
 func (r *recorder) Helper()           {}
@@ -59,7 +70,7 @@ func complaints(t *testing.T, f func(tb testing.TB)) string {
 		f(r)
 	}()
 	<-done
-	for _, f := range r.undo {
+	for _, f := range slices.Backward(r.undo) {
 		f()
 	}
 	return r.text.String()
