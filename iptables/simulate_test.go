@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -13,11 +14,17 @@ import (
 
 // TestSimulation runs the conformance suite with a kernel in memory. The second run divides
 // changes into inputs of few lines and does not look at the states between them: a chain of a
-// Service may then be in effect before the rules that lead to it.
+// Service may then be in effect before the rules that lead to it. It gets other random worlds.
 func TestSimulation(t *testing.T) {
-	for _, flavor := range []Flavor{NFT, Legacy} {
+	worlds := 4
+	if testtime.Thorough() {
+		worlds = 24
+	}
+	for i, flavor := range []Flavor{NFT, Legacy} {
 		t.Run(string(flavor), func(t *testing.T) {
+			t.Parallel()
 			conformance.Simulate(t, conformance.Simulation{
+				First: *backendtest.Seed + uint64(i*worlds), Worlds: worlds,
 				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
 					return simulated(tb, env, flavor, flavor == Legacy)
 				},

@@ -85,7 +85,7 @@ func contents(tb testing.TB, c connection, table string, f tracker.Family, omit 
 // with Linux, and compares the contents of all tables after each change.
 func TestMemoryEqualsLinux(t *testing.T) {
 	netlab.Require(t)
-	for seed := range uint64(6) {
+	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			h := netlab.NewHost(t)

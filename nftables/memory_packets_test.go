@@ -252,8 +252,9 @@ func (t passage) dispatch(handlers layout.Set, dispatchKey uint32, internal layo
 		out.Endpoints = append(out.Endpoints, conformance.Choice{})
 	}
 	if h.Range {
+		port := t.shifted(dispatchKey, p.To.Port())
 		for i, a := range buckets {
-			buckets[i] = netip.AddrPortFrom(a.Addr(), t.shifted(dispatchKey, p.To.Port()))
+			buckets[i] = netip.AddrPortFrom(a.Addr(), port)
 		}
 	}
 	weights := map[netip.AddrPort]int{}

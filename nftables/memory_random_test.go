@@ -10,15 +10,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// randomSeeds returns the number of seeds of a test of random changes. One seed in two has small
+// transactions.
+func randomSeeds() uint64 {
+	if testtime.Thorough() {
+		return 6
+	}
+	return 2
+}
+
 // TestMemoryFollowsRandomChanges applies random changes, full deltas and restarts, and compares the
 // tables with those of a cold start after each.
 func TestMemoryFollowsRandomChanges(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			r := newMemoryRig(t)
@@ -47,7 +57,7 @@ func TestMemoryFollowsRandomChanges(t *testing.T) {
 // many Services are refused. A table that were not as before after a refusal would not agree with
 // the kernel, which would refuse the next transaction.
 func TestRefusedServicesLeaveTablesAsTheyAre(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			r := newMemoryRig(t)

@@ -108,9 +108,9 @@ func (s busy) hand(t *tracker.Tracker, rng *rand.Rand) {
 // TestNoConnectionIsLost opens connections from outside and from a pod, to cluster IPs and a
 // NodePort, during everything that a node agent does.
 func TestNoConnectionIsLost(t *testing.T) {
-	changes := 2000
-	if !testtime.Thorough() {
-		changes = 200
+	changes, rounds := 100, 10
+	if testtime.Thorough() {
+		changes, rounds = 2000, 50
 	}
 	var b *Backend
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
@@ -137,23 +137,23 @@ func TestNoConnectionIsLost(t *testing.T) {
 			w.Sync()
 		}
 	})
-	during("50 full resyncs", func() {
-		for range 50 {
+	during(fmt.Sprintf("%d full resyncs", rounds), func() {
+		for range rounds {
 			w.Cursor.Resync()
 			w.Sync()
 		}
 	})
-	during("50 full resyncs by a staging table", func() {
+	during(fmt.Sprintf("%d full resyncs by a staging table", rounds), func() {
 		limitTo(t, b, 20<<10) // the skeletons fit, and little more
 		defer limitTo(t, b, 0)
-		for range 50 {
+		for range rounds {
 			w.Cursor.Resync()
 			w.Sync()
 		}
 	})
 	if _, err := exec.LookPath("nft"); err == nil {
-		during("20 tables of an older layout replaced", func() {
-			for range 20 {
+		during(fmt.Sprintf("%d tables of an older layout replaced", rounds/2), func() {
+			for range rounds / 2 {
 				makeOlder(t, w.Do, b.name)
 				w.Cursor.Resync()
 				w.Sync()

@@ -18,6 +18,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -91,18 +92,22 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 			t.Errorf("%s: %d of %d connections were not counted, at most %d may be", what, missing, c.Opened, rounds*lost)
 		}
 	}
-	during("endpoint changes", 300, 0, func(int) { s.hand(w.Tracker, rng) })
-	during("full resyncs", 20, 0, func(int) { w.Cursor.Resync() })
-	during("restarts", 20, 0, func(int) {
+	rounds, growths := 10, 1
+	if testtime.Thorough() {
+		rounds, growths = 20, 3
+	}
+	during("endpoint changes", 15*rounds, 0, func(int) { s.hand(w.Tracker, rng) })
+	during("full resyncs", rounds, 0, func(int) { w.Cursor.Resync() })
+	during("restarts", rounds, 0, func(int) {
 		w.Cursor.Detach()
 		b.Close()
 		b = newForWorld(t, w.Env).(*Backend)
 		w.Cursor = w.Engine.Attach("nftables", b)
 	})
 	limitTo(t, b, 20<<10) // the skeletons fit, and little more
-	during("staging tables", 20, 20, func(int) { w.Cursor.Resync() })
+	during("staging tables", rounds, 20, func(int) { w.Cursor.Resync() })
 	limitTo(t, b, 0)
-	during("sets with more room", 3, 200, func(i int) {
+	during("sets with more room", growths, 200, func(i int) {
 		// The table in the kernel has room for half of them.
 		for n := range 3000 << i {
 			w.Tracker.SetService(benchService(n + 100))

@@ -34,6 +34,7 @@ func Failover(t *testing.T, open func(testing.TB, conformance.Env) ruleset.Backe
 		for _, local := range []bool{true, false} {
 			// Without the policy Local each node is a cluster of its own.
 			t.Run(fmt.Sprintf("%s/policy Local %v", f, local), func(t *testing.T) {
+				t.Parallel()
 				failover(t, f, local, open, o)
 			})
 		}
