@@ -153,9 +153,12 @@ func (m *memory) handlePacket(p ruleset.Packet, elsewhere map[netip.Addr]bool) c
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	to := p.To.Addr().Unmap()
+	if m.poolsAt != m.generation || m.pools == nil {
+		m.pools, m.poolsAt = map[poolKey]memoryPool{}, m.generation
+	}
 	tables := m.hooked(tracker.FamilyOf(to))
 	for _, t := range tables {
-		if out, ok := t.translate(p, elsewhere); ok {
+		if out, ok := t.translate(p, elsewhere, m.pools); ok {
 			return out
 		}
 	}
@@ -172,7 +175,7 @@ func (m *memory) handlePacket(p ruleset.Packet, elsewhere map[netip.Addr]bool) c
 }
 
 // translate returns what a table's NAT chains do with a packet, unless it is for no Service.
-func (t *memoryTable) translate(p ruleset.Packet, elsewhere map[netip.Addr]bool) (conformance.Outcome, bool) {
+func (t *memoryTable) translate(p ruleset.Packet, elsewhere map[netip.Addr]bool, pools map[poolKey]memoryPool) (conformance.Outcome, bool) {
 	to := netip.AddrPortFrom(p.To.Addr().Unmap(), p.To.Port())
 	_, internal, key := layout.FrontendKey(false, to.Addr(), p.Protocol, to.Port())
 	e, ok := t.found(layout.ServiceIPs, key.Bytes())
@@ -190,7 +193,7 @@ func (t *memoryTable) translate(p ruleset.Packet, elsewhere map[netip.Addr]bool)
 	if !ok {
 		return conformance.Outcome{}, false
 	}
-	w := passage{t, p, elsewhere}
+	w := passage{t, p, elsewhere, pools}
 	return w.dispatch(layout.Handlers, number(e.Data), internal, at, false), true
 }
 
@@ -199,6 +202,7 @@ type passage struct {
 	*memoryTable
 	ruleset.Packet
 	elsewhere map[netip.Addr]bool
+	pools     map[poolKey]memoryPool
 }
 
 // dispatch follows a dispatch key. internal is the map with another one for internal traffic.
@@ -241,7 +245,12 @@ func (t passage) dispatch(handlers layout.Set, dispatchKey uint32, internal layo
 	case layout.HandleNotPods:
 		masquerade = masquerade || !fromPod
 	}
-	buckets, sticky := t.pool(dispatchKey)
+	at := poolKey{t.memoryTable, dispatchKey}
+	if _, ok := t.pools[at]; !ok {
+		buckets, sticky := t.pool(dispatchKey)
+		t.pools[at] = memoryPool{buckets, sticky}
+	}
+	buckets, sticky := t.pools[at].buckets, t.pools[at].sticky
 	out := conformance.Outcome{Action: ruleset.ActionForward, Hash: h.Hash}
 	size := h.Buckets
 	if sticky != nil {
@@ -253,6 +262,7 @@ func (t passage) dispatch(handlers layout.Set, dispatchKey uint32, internal layo
 	}
 	if h.Range {
 		port := t.shifted(dispatchKey, p.To.Port())
+		buckets = slices.Clone(buckets)
 		for i, a := range buckets {
 			buckets[i] = netip.AddrPortFrom(a.Addr(), port)
 		}

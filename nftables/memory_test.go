@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -48,6 +49,21 @@ type memory struct {
 	handles    uint64
 	// undo takes the running transaction back.
 	undo []func()
+	// pools holds what packets found since generation poolsAt.
+	pools   map[poolKey]memoryPool
+	poolsAt uint32
+}
+
+// poolKey is a dispatch key of a table.
+type poolKey struct {
+	table *memoryTable
+	key   uint32
+}
+
+// memoryPool is a result of [memoryTable.pool].
+type memoryPool struct {
+	buckets []netip.AddrPort
+	sticky  *layout.StickyHandler
 }
 
 type tableID struct {
