@@ -23,7 +23,7 @@ import (
 
 // TestSimulation runs the conformance suite with a kernel in memory.
 func TestSimulation(t *testing.T) {
-	worlds := 8
+	worlds := 4
 	if testtime.Thorough() {
 		worlds = 100
 	}
