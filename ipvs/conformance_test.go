@@ -15,16 +15,17 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestConformance runs the suite that all backends must pass. Unless the tests are thorough, it
-// runs a few worlds of the suite.
+// TestConformance runs the suite that all backends must pass. Unless all tests must run,
+// it runs one world of the suite.
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a virtual machine; run without -short")
 	}
-	worlds := "^(cluster_IP|node_port|external_policy_Local|oldest_service_keeps_an_address|external_IP_takes_no_load-balancer_IP)$"
-	if testtime.Thorough() {
+	worlds := "^external_policy_Local$"
+	if testtime.Complete() {
 		worlds = ""
 	}
+	t.Parallel()
 	if !vm.Inside(t, vm.IPVS, worlds) {
 		return
 	}

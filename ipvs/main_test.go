@@ -53,9 +53,11 @@ func newAgent(c Config) (*agent, error) {
 }
 
 // inMachine reports whether the running kernel has IPVS. If not, it runs the test in a virtual
-// machine that has it, which takes minutes. It skips the test unless the tests are thorough.
+// machine that has it, beside the other tests that call inMachine. It skips the test unless all
+// tests must run.
 func inMachine(t *testing.T) bool {
 	t.Helper()
-	testtime.NeedThorough(t)
+	testtime.NeedComplete(t)
+	t.Parallel()
 	return vm.Inside(t, vm.IPVS, "")
 }

@@ -27,7 +27,7 @@ import (
 // It needs a kernel with flowtables and runs in the emulated one, where only the ratios are
 // meaningful:
 //
-//	PROXIER_VM_KERNEL=$(.ci/vm-kernel) go test ./nftables -run '^$' -bench Offload -benchtime 30x
+//	PROXIER_VM_PROCESSORS=2 PROXIER_VM_KERNEL=$(.ci/vm-kernel) go test ./nftables -run '^$' -bench Offload -benchtime 30x
 func BenchmarkOffload(b *testing.B) {
 	if !vm.Inside(b, vm.Debian, "") {
 		return

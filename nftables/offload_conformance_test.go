@@ -24,7 +24,8 @@ var notOffload = []conformance.Feature{
 
 // TestOffloadConformance puts connections on the fast path as soon as they are established.
 func TestOffloadConformance(t *testing.T) {
-	testtime.NeedThorough(t)
+	testtime.NeedComplete(t)
+	t.Parallel()
 	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}

@@ -32,7 +32,8 @@ import (
 
 // TestOffloadByFlowtables runs on a kernel that has flowtables.
 func TestOffloadByFlowtables(t *testing.T) {
-	testtime.NeedThorough(t)
+	testtime.NeedComplete(t)
+	t.Parallel()
 	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}

@@ -13,8 +13,8 @@ import (
 // the stalls of the machine (package stall).
 const Timeout = time.Minute
 
-// Thorough reports whether tests should run their long forms, with more rounds and all worlds in
-// emulated machines: PROXIER_THOROUGH is 1 and -short is not set. .ci/run sets the variable.
+// Thorough reports whether tests should run their long forms, with more rounds: PROXIER_THOROUGH
+// is 1 and -short is not set.
 func Thorough() bool { return !testing.Short() && os.Getenv("PROXIER_THOROUGH") == "1" }
 
 // NeedThorough skips a test that takes long unless Thorough is true.
@@ -22,5 +22,19 @@ func NeedThorough(tb testing.TB) {
 	tb.Helper()
 	if !Thorough() {
 		tb.Skip("takes long; set PROXIER_THOROUGH=1")
+	}
+}
+
+// Complete reports whether every test should run, those in an emulated machine too:
+// PROXIER_REQUIRE_ALL or PROXIER_THOROUGH is 1 and -short is not set.
+func Complete() bool {
+	return Thorough() || !testing.Short() && os.Getenv("PROXIER_REQUIRE_ALL") == "1"
+}
+
+// NeedComplete skips a test in an emulated machine unless Complete is true.
+func NeedComplete(tb testing.TB) {
+	tb.Helper()
+	if !Complete() {
+		tb.Skip("takes long in an emulated machine; set PROXIER_REQUIRE_ALL=1")
 	}
 }

@@ -37,9 +37,10 @@ var tools = []string{
 	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
 }
 
-// initScript is the machine's first program. It runs the test, with its output on the second
-// serial port, and reports the status on the third. Earlier errors go to the first serial port,
-// the console.
+// initScript is the machine's first program. The second serial port brings commands, a line each,
+// and takes their output and status. Errors at boot go to the first serial port, the console.
+//
+// A command leaves no process and no temporary file behind.
 const initScript = `#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/sbin:/bin
@@ -50,7 +51,6 @@ mount -t bpf bpf /sys/fs/bpf
 mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
-for p in ttyS1 ttyS2; do stty -F /dev/$p raw -echo; done
 # No tunnel device in each namespace.
 echo 1 >/proc/sys/net/core/fb_tunnels_only_for_init_net
 while read -r m; do insmod /modules/$m || echo "cannot load $m"; done </modules/order
@@ -58,14 +58,19 @@ while read -r m; do insmod /modules/$m || echo "cannot load $m"; done </modules/
 for f in ipv4 ipv6; do for n in 1 2 3; do echo 65536 >/proc/sys/net/$f/neigh/default/gc_thresh$n; done; done
 # All namespaces share one limit of ICMP errors, too.
 for f in msgs_per_sec msgs_burst; do echo 1000000 >/proc/sys/net/ipv4/icmp_$f; done
-if [ -x /sbin/nft ]; then unshare -n sh -c 'nft -f /hold; exec sleep 1000000' >/dev/null & fi
-. /environment
-cd /work
-set --
-while IFS= read -r a; do set -- "$@" "$a"; done </arguments
-echo ` + started + ` >/dev/ttyS1
-/test "$@" </dev/null >/dev/ttyS1 2>&1
-echo "status $?" >/dev/ttyS2
+touch /run/hold
+if [ -x /sbin/nft ]; then unshare -n sh -c 'nft -f /hold; mount -o bind /proc/self/ns/net /run/hold'; fi
+export HOME=/root
+stty -F /dev/ttyS1 raw -echo
+exec 3<>/dev/ttyS1
+echo ` + ready + ` >&3
+while IFS= read -r command <&3; do
+	(eval "$command") </dev/null >&3 2>&1 3>&-
+	status=$?
+	kill -KILL -1
+	rm -rf /tmp/*
+	printf '\000status %d\n' $status >&3
+done
 poweroff -f
 `
 
@@ -87,38 +92,35 @@ table netdev hold {
 }
 `
 
-// writeImage writes the initial RAM file system that runs the program with the
-// arguments and environment, in a folder with the same testdata.
-func writeImage(w io.Writer, k *kernel, program string, args, env []string) error {
+// testPath returns the path in a machine of the test binary with the index.
+func testPath(i int) string { return fmt.Sprintf("/test%d", i) }
+
+// writeImage writes the initial RAM file system with the test binaries and the working directory's
+// testdata.
+func writeImage(w io.Writer, k *kernel, programs []string) error {
 	a := newArchive(w)
 	for _, d := range []string{"proc", "sys", "dev", "tmp", "run", "bin", "sbin", "etc", "root", "work", "modules", "var/lib"} {
 		a.dir(d)
 	}
 	a.file("init", []byte(initScript))
 	a.file("hold", []byte(hold))
-	a.file("arguments", []byte(strings.Join(args, "\n")+"\n"))
-	var exports strings.Builder
-	for _, e := range env {
-		name, value, _ := strings.Cut(e, "=")
-		fmt.Fprintf(&exports, "export %s='%s'\n", name, strings.ReplaceAll(value, "'", `'\''`))
-	}
-	a.file("environment", []byte(exports.String()))
 	a.link("var/run", "/run")
 	// All modules are loaded at boot.
-	a.link("sbin/modprobe", "/bin/true")
+	a.file("sbin/modprobe", []byte("#!/bin/sh\n"))
 
 	if data, err := os.ReadFile("/etc/protocols"); err == nil {
 		a.file("etc/protocols", data)
 	}
-	files, err := withLibraries(map[string]string{"test": program})
+	files, err := hostFiles()
 	if err != nil {
 		return err
 	}
-	fromHost, err := hostFiles()
-	if err != nil {
+	for i, p := range programs {
+		files[strings.TrimPrefix(testPath(i), "/")] = p
+	}
+	if files, err = withLibraries(files); err != nil {
 		return err
 	}
-	maps.Copy(files, fromHost)
 	for name, path := range files {
 		if err := a.copy(path, name); err != nil {
 			return err
@@ -182,7 +184,7 @@ func hostFiles() (map[string]string, error) {
 	if files["bin/busybox"], err = exec.LookPath("busybox"); err != nil {
 		return nil, err
 	}
-	return withLibraries(files)
+	return files, nil
 }
 
 // loaded matches a library in the output of ldd.

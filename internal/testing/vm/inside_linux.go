@@ -11,7 +11,10 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,7 +46,9 @@ const insideEnv = "PROXIER_VM_INSIDE"
 // the same meaning there. If they select no subtests, it runs the subtests that the pattern
 // subtests matches, or all if the pattern is empty.
 //
-// A top-level test must call it, before t.Parallel.
+// Tests that run one after the other share a machine. Tests that call t.Parallel before Inside
+// run in machines side by side, one for each of the host's processors. A top-level test must
+// call Inside.
 func Inside(tb testing.TB, kind Kind, subtests string) bool {
 	tb.Helper()
 	if os.Getenv(insideEnv) != "" {
@@ -53,7 +58,7 @@ func Inside(tb testing.TB, kind Kind, subtests string) bool {
 		tb.Fatal("vm.Inside is for top-level tests")
 	}
 	if kind == IPVS && nativeIPVS() {
-		native(tb, subtests).run(tb)
+		native(tb, subtests)
 		return false
 	}
 	h, err := findHost()
@@ -64,21 +69,80 @@ func Inside(tb testing.TB, kind Kind, subtests string) bool {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
 	timeout := remaining(tb)
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
-	tb.Cleanup(cancel)
-	for range boots {
-		cmd, err := h.boot(ctx, tb.TempDir(), program, arguments(tb, timeout, subtests))
-		if err != nil {
+	defer cancel()
+	m := machines.take(h)
+	defer func() { machines.put(m) }()
+	if m != nil && m.dir != dir {
+		m.kill() // it lacks the testdata of this folder
+		m = nil
+	}
+	if m == nil {
+		if m, err = h.boot(ctx, []string{program}); err != nil {
 			tb.Fatal(err)
 		}
-		if cmd.run(tb) {
-			return false
-		}
+		m.dir = dir
 	}
-	tb.Fatalf("the machine did not start the test in %d attempts", boots)
+	if whole := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); m.counted && whole != 0 {
+		// The machine's clock is faster than the host's while it waits. ctx has the host's.
+		timeout = whole
+	}
+	f := &follower{tb: tb}
+	status, err := m.run(ctx, command(0, arguments(tb, timeout, h.parallel, subtests)), f.line)
+	if err != nil {
+		m = nil
+	}
+	f.end(status, err)
 	return false
 }
+
+// machines holds the machines of this process, which end with it.
+var machines pool
+
+// pool lends machines.
+type pool struct {
+	mu sync.Mutex
+	// idle holds machines that run no test. A nil machine can be booted.
+	idle []*machine
+	free sync.Cond
+}
+
+// take waits for a machine or, if none is idle and the host has a processor left, returns nil.
+func (p *pool) take(h *host) *machine {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.free.L == nil {
+		p.free.L = &p.mu
+		p.idle = make([]*machine, min(max(1, runtime.NumCPU()/h.threads), most))
+	}
+	for len(p.idle) == 0 {
+		p.free.Wait()
+	}
+	last := len(p.idle) - 1
+	m := p.idle[last]
+	p.idle = p.idle[:last]
+	return m
+}
+
+// put returns a machine, or nil for one that has ended.
+func (p *pool) put(m *machine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if m == nil {
+		p.idle = slices.Insert(p.idle, 0, nil)
+	} else {
+		p.idle = append(p.idle, m)
+	}
+	p.free.Signal()
+}
+
+// most is the largest number of machines of a process. Each may use 3 GiB.
+const most = 4
 
 // nativeIPVS reports whether IPVS can be used by a child of this process in a new
 // network namespace.
@@ -99,8 +163,9 @@ func nativeIPVS() bool {
 // grace is the time between the deadlines of the started process and of this test.
 const grace = 10 * time.Second
 
-// arguments returns the command line for the one test, with the given timeout.
-func arguments(tb testing.TB, timeout time.Duration, subtests string) []string {
+// arguments returns the command line for the one test, with the given timeout and number of parallel
+// tests.
+func arguments(tb testing.TB, timeout time.Duration, parallel int, subtests string) []string {
 	name := regexp.QuoteMeta(tb.Name())
 	args := []string{"-test.v=true"}
 	selected := func(value string) string {
@@ -113,9 +178,7 @@ func arguments(tb testing.TB, timeout time.Duration, subtests string) []string {
 		}
 		return "^" + name + "$"
 	}
-	// Tests that wait run in parallel, but not so many that they wait for the emulated
-	// processors.
-	args = append(args, "-test.parallel=4")
+	args = append(args, "-test.parallel="+strconv.Itoa(parallel))
 	run, bench := "", ""
 	for i := 1; i < len(os.Args); i++ {
 		name, value, given := strings.Cut(strings.TrimPrefix(os.Args[i], "-"), "=")
@@ -157,9 +220,9 @@ func remaining(tb testing.TB) time.Duration {
 	return time.Hour
 }
 
-// environment returns the environment of the started test.
+// environment returns what a started test has in addition to its own environment.
 func environment() []string {
-	env := []string{insideEnv + "=1", netlab.InsideEnv + "=1", "HOME=/root"}
+	env := []string{insideEnv + "=1", netlab.InsideEnv + "=1"}
 	for _, e := range os.Environ() {
 		name, _, _ := strings.Cut(e, "=")
 		if strings.HasPrefix(name, "PROXIER_") && name != insideEnv && name != kernelEnv || name == "GORACE" || name == "GOMAXPROCS" {
@@ -169,48 +232,48 @@ func environment() []string {
 	return env
 }
 
-// native runs the test in a new network namespace of the running kernel.
-func native(tb testing.TB, subtests string) *command {
-	cmd := exec.CommandContext(tb.Context(), "/proc/self/exe")
-	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb), subtests)...)
-	cmd.Env = append(os.Environ(), environment()...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	return &command{cmd, 0, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}
+// command returns a command of the machine's shell that runs the program with the index.
+func command(program int, args []string) string {
+	words := []string{"cd /work && env"}
+	for _, w := range slices.Concat(environment(), []string{testPath(program)}, args) {
+		words = append(words, "'"+strings.ReplaceAll(w, "'", `'\''`)+"'")
+	}
+	return strings.Join(words, " ")
 }
 
-// run waits for the command and gives tb the result of its test. It reports false if the
-// command did not start the test in time.
-func (c *command) run(tb testing.TB) bool {
+// native runs the test in a new network namespace of the running kernel.
+func native(tb testing.TB, subtests string) {
 	tb.Helper()
 	// Keep the thread that starts the process, because the process dies with it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	lines, started, err := c.start()
+	cmd := exec.CommandContext(tb.Context(), "/proc/self/exe")
+	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb), 4, subtests)...)
+	cmd.Env = append(os.Environ(), environment()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
 	if err != nil {
-		tb.Fatalf("vm: %v", err)
+		tb.Fatal(err)
 	}
-	result, text, err := follow(tb, lines)
-	werr := c.Wait()
-	code, serr := c.status()
-	switch {
-	case !started:
-		tb.Logf("the machine did not start the test within %v: %v", c.startTimeout, serr)
-		return false
-	case serr != nil:
-		tb.Fatalf("%s%v", text, errors.Join(serr, werr, err))
-	case code != 0:
-		tb.Fatalf("%sexit status %d", text, code)
-	case result == "SKIP":
-		tb.Skipf("%s", text)
-	case result == "" && isBenchmark(tb):
-		tb.Skip("-bench selects none of its sub-benchmarks")
-	case result != "PASS":
-		tb.Fatalf("%sthe process succeeded but did not run the test", text)
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
 	}
-	if isBenchmark(tb) {
-		tb.Skip("the results are above")
+	f := &follower{tb: tb}
+	lines := bufio.NewReader(out)
+	for {
+		text, err := lines.ReadString('\n')
+		f.line(text)
+		if err != nil {
+			break
+		}
 	}
-	return true
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = nil
+	}
+	f.end(cmd.ProcessState.ExitCode(), err)
 }
 
 func isBenchmark(tb testing.TB) bool {
@@ -218,39 +281,56 @@ func isBenchmark(tb testing.TB) bool {
 	return ok
 }
 
-// follow reads the output of a test and returns the test's result: PASS, FAIL, SKIP, or "".
-// With -v it shows output as it comes; otherwise it returns the output. It always shows
-// results of benchmarks.
-func follow(tb testing.TB, lines *bufio.Reader) (result, text string, err error) {
-	_, bench := tb.(*testing.B)
-	var kept strings.Builder
-	for {
-		line, err := lines.ReadString('\n')
-		if line != "" {
-			for _, end := range []string{"PASS", "FAIL", "SKIP"} {
-				if strings.HasPrefix(line, "--- "+end+": "+tb.Name()+" ") {
-					result = end
-				}
-			}
-			switch {
-			case bench:
-				if strings.HasPrefix(line, "Benchmark") && len(strings.Fields(line)) > 2 {
-					result = "PASS"
-					fmt.Print(line)
-				} else {
-					kept.WriteString(line)
-				}
-			case testing.Verbose():
-				io.WriteString(tb.Output(), line)
-			default:
-				kept.WriteString(line)
-			}
+// follower reads the output of a test process and gives tb the test's result. With -v it shows
+// output as it comes; otherwise it shows the output of a test that failed or skipped. It always
+// shows results of benchmarks.
+type follower struct {
+	tb testing.TB
+	// result is the test's result: PASS, FAIL, SKIP, or "".
+	result string
+	// kept is the output to show at the end.
+	kept strings.Builder
+}
+
+// line reads a line of the output.
+func (f *follower) line(line string) {
+	for _, end := range []string{"PASS", "FAIL", "SKIP"} {
+		if strings.HasPrefix(line, "--- "+end+": "+f.tb.Name()+" ") {
+			f.result = end
 		}
-		if err == io.EOF {
-			return result, kept.String(), nil
+	}
+	switch {
+	case isBenchmark(f.tb):
+		if strings.HasPrefix(line, "Benchmark") && len(strings.Fields(line)) > 2 {
+			f.result = "PASS"
+			fmt.Print(line)
+		} else {
+			f.kept.WriteString(line)
 		}
-		if err != nil {
-			return result, kept.String(), err
-		}
+	case testing.Verbose():
+		io.WriteString(f.tb.Output(), line)
+	default:
+		f.kept.WriteString(line)
+	}
+}
+
+// end gives tb the result of the process, which ended with the status or the error.
+func (f *follower) end(status int, err error) {
+	tb := f.tb
+	tb.Helper()
+	text := f.kept.String()
+	switch {
+	case err != nil:
+		tb.Fatalf("%s%v", text, err)
+	case status != 0:
+		tb.Fatalf("%sexit status %d", text, status)
+	case f.result == "SKIP":
+		tb.Skipf("%s", text)
+	case f.result == "" && isBenchmark(tb):
+		tb.Skip("-bench selects none of its sub-benchmarks")
+	case f.result != "PASS":
+		tb.Fatalf("%sthe process succeeded but did not run the test", text)
+	case isBenchmark(tb):
+		tb.Skip("the results are above")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -16,9 +17,7 @@ import (
 
 // TestMachineHasKernelAndTools runs in the machine.
 func TestMachineHasKernelAndTools(t *testing.T) {
-	if testing.Short() {
-		t.Skip("boots a machine")
-	}
+	testtime.NeedComplete(t)
 	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}
@@ -49,60 +48,119 @@ func TestMachineHasKernelAndTools(t *testing.T) {
 	}
 }
 
-// endEnv names the way in which TestMachineChild ends.
-const endEnv = "PROXIER_VM_TEST_END"
+// childEnv is set in the environment of tests that other tests run.
+const childEnv = "PROXIER_VM_TEST_CHILD"
 
-// TestMachineChild is the test that other tests run in a machine.
-func TestMachineChild(t *testing.T) {
-	how := os.Getenv(endEnv)
-	if how == "" {
-		t.Skip("runs as a child of TestEndInMachineIsReported")
+// inChild reports true in a machine that runs a test of a test.
+func inChild(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(childEnv) == "" {
+		t.Skip("runs as a child of TestEndsInMachineAreReported")
 	}
-	if !vm.Inside(t, vm.Debian, "") {
-		return
-	}
-	switch how {
-	case "skip":
+	return vm.Inside(t, vm.Debian, "")
+}
+
+func TestChildSkips(t *testing.T) {
+	if inChild(t) {
 		t.Skip("skipped in the machine")
-	case "fail":
-		t.Fatal("failed in the machine")
-	case "exit":
-		os.Exit(0)
-	case "crash":
-		if err := os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0); err != nil {
-			t.Error(err)
-		}
-		select {}
 	}
 }
 
-// TestEndInMachineIsReported has a test in the machine end in every way.
-func TestEndInMachineIsReported(t *testing.T) {
-	if os.Getenv(endEnv) != "" {
+func TestChildFails(t *testing.T) {
+	if inChild(t) {
+		t.Fatal("failed in the machine")
+	}
+}
+
+func TestChildExits(t *testing.T) {
+	if inChild(t) {
+		os.Exit(0)
+	}
+}
+
+// TestChildLeavesProcess leaves a process, a temporary file and a mark.
+func TestChildLeavesProcess(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	if err := exec.Command("sleep", "100000").Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/tmp/left", "/run/left"} {
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestChildFindsNothing must find the mark, which shows that it runs in the same machine, alone.
+func TestChildFindsNothing(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	if _, err := os.Stat("/run/left"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat("/tmp/left"); err == nil {
+		t.Error("a temporary file is left")
+	}
+	if out, err := netlab.Command(t, "pidof", "sleep").Output(); err == nil {
+		t.Errorf("process %s is left", out)
+	}
+}
+
+func TestChildWaitsForever(t *testing.T) {
+	if inChild(t) {
+		<-make(chan int)
+	}
+}
+
+func TestChildCrashes(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	if err := os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0); err != nil {
+		t.Error(err)
+	}
+	select {}
+}
+
+func TestChildFollowsCrash(t *testing.T) {
+	if inChild(t) {
+		t.Log("in another machine")
+	}
+}
+
+// TestEndsInMachineAreReported has tests in a machine end in every way.
+func TestEndsInMachineAreReported(t *testing.T) {
+	if os.Getenv(childEnv) != "" {
 		t.Skip("runs in the machine already")
 	}
-	testtime.NeedThorough(t)
-	for _, c := range []struct {
-		how  string
-		ok   bool
-		want string
-	}{
-		{"skip", true, "--- SKIP: TestMachineChild "},
-		{"fail", false, "failed in the machine"},
-		{"exit", false, "the process succeeded but did not run the test"},
-		{"crash", false, "the machine ended without the test's status"},
+	testtime.NeedComplete(t)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestChild", "-test.v", "-test.paniconexit0", "-test.timeout=20m")
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	if bytes.Contains(out, []byte("a virtual machine: ")) {
+		t.Skipf("%s", out)
+	}
+	if err == nil {
+		t.Error("the process succeeded")
+	}
+	for _, want := range []string{
+		`^--- SKIP: TestChildSkips `, `skipped in the machine`,
+		`^--- FAIL: TestChildFails `, `failed in the machine`,
+		`^--- FAIL: TestChildExits `, `the process succeeded but did not run the test`,
+		`^--- PASS: TestChildLeavesProcess `,
+		`^--- PASS: TestChildFindsNothing `,
+		`^--- FAIL: TestChildWaitsForever `, `exit status 2`,
+		`^--- FAIL: TestChildCrashes `, `the machine ended without the test's status`,
+		`^--- PASS: TestChildFollowsCrash `, `in another machine`,
 	} {
-		t.Run(c.how, func(t *testing.T) {
-			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestMachineChild$", "-test.v", "-test.paniconexit0")
-			cmd.Env = append(os.Environ(), endEnv+"="+c.how)
-			out, err := cmd.CombinedOutput()
-			if bytes.Contains(out, []byte("SKIP: TestMachineChild ")) && c.how != "skip" {
-				t.Skipf("%s", out)
-			}
-			if (err == nil) != c.ok || !bytes.Contains(out, []byte(c.want)) {
-				t.Errorf("%v; %q is missing or the status is wrong in:\n%s", err, c.want, out)
-			}
-		})
+		if !regexp.MustCompile("(?m)" + want).Match(out) {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s", out)
 	}
 }

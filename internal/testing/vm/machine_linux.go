@@ -5,60 +5,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// boots is the number of attempts to boot a machine. An emulated machine sometimes
-	// hangs at boot.
-	boots = 3
-	// bootTime bounds an attempt, which takes some seconds on idle processors.
-	bootTime = 2 * time.Minute
-)
+// boots is the number of attempts to boot a machine. An emulated machine with several processors
+// sometimes hangs at boot.
+const boots = 3
 
-// command is a test process in a machine or in a namespace of this one.
-type command struct {
-	*exec.Cmd
-	// startTimeout bounds the time until a machine starts the test. It is 0 for a command that
-	// is not a machine.
-	startTimeout time.Duration
-	// status returns the test's exit status after the end of Cmd, or an error if it has
-	// none.
-	status func() (int, error)
-}
-
-// started is the line that a machine writes before it starts the test.
-const started = "starting"
-
-// start starts the command, which ends with the calling thread, and returns its output. It
-// reports false if a machine does not start the test in time; the machine is killed then.
-func (c *command) start() (lines *bufio.Reader, ok bool, err error) {
-	if c.SysProcAttr == nil {
-		c.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	c.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	out, err := c.StdoutPipe()
-	if err != nil {
-		return nil, false, err
-	}
-	c.Stderr = c.Stdout
-	if err := c.Start(); err != nil {
-		return nil, false, err
-	}
-	lines = bufio.NewReader(out)
-	if c.startTimeout == 0 {
-		return lines, true, nil
-	}
-	timer := time.AfterFunc(c.startTimeout, func() { c.Process.Kill() })
-	first, _ := lines.ReadString('\n')
-	return lines, timer.Stop() && first == started+"\n", nil
-}
+// processorsEnv names the number of processors of an emulated machine. Several take turns with
+// the host's processors, and their clock is the host's. With one, the default, the clock counts
+// instructions.
+const processorsEnv = "PROXIER_VM_PROCESSORS"
 
 // ErrMissing is wrapped by errors about a program or a kernel that a machine needs and this
 // system lacks.
@@ -68,6 +34,17 @@ var ErrMissing = errors.New("cannot boot a virtual machine")
 type host struct {
 	qemu   string
 	kernel *kernel
+	// accelerator holds the arguments of qemu for the processors.
+	accelerator []string
+	// threads is the number of processors of the host that a machine uses.
+	threads int
+	// parallel is the number of parallel tests in a machine. Tests that wait run in parallel, but
+	// not so many that they wait for emulated processors.
+	parallel int
+	// counted is set if the clock of machines counts instructions.
+	counted bool
+	// bootTime bounds an attempt to boot, which takes some seconds on an idle processor.
+	bootTime time.Duration
 }
 
 // findHost returns this system's host. The error wraps ErrMissing.
@@ -83,48 +60,185 @@ func findHost() (*host, error) {
 	if _, err := exec.LookPath("busybox"); err != nil {
 		return nil, fmt.Errorf("%w (package busybox-static): %w", ErrMissing, err)
 	}
-	return &host{qemu, k}, nil
+	n := 1
+	if text := os.Getenv(processorsEnv); text != "" {
+		if n, err = strconv.Atoi(text); err != nil || n < 1 {
+			return nil, fmt.Errorf("%s=%q is not a number of processors", processorsEnv, text)
+		}
+	}
+	h := &host{qemu: qemu, kernel: k, parallel: 4, bootTime: 2 * time.Minute}
+	switch {
+	case unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil:
+		h.threads, h.parallel = max(n, 2), 8
+		// qemu takes the second one if the first one does not work.
+		h.accelerator = []string{"-accel", "kvm", "-accel", "tcg,thread=multi"}
+	case n > 1:
+		h.threads = n
+		h.accelerator = []string{"-accel", "tcg,thread=multi"}
+	default:
+		h.threads, h.counted = 1, true
+		h.bootTime = time.Hour // a busy host delays it, and the kernel's watchdog ends one that hangs
+		// A nanosecond for each instruction. While the processor waits, the clock jumps to the
+		// next timer.
+		h.accelerator = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"}
+	}
+	h.accelerator = append(h.accelerator, "-smp", strconv.Itoa(h.threads))
+	return h, nil
 }
 
-// boot returns the command that boots a virtual machine and runs the test binary with the
-// arguments in it. dir is an empty folder for the machine's files.
-func (h *host) boot(ctx context.Context, dir, program string, args []string) (*command, error) {
-	fd, err := unix.MemfdCreate("image", unix.MFD_CLOEXEC)
+// machine is a virtual machine that runs one command after another.
+type machine struct {
+	cmd *exec.Cmd
+	// commands is the machine's second serial port, and output what it writes there.
+	commands io.Writer
+	output   *bufio.Reader
+	console  *os.File
+	// counted is set if the machine's clock counts instructions.
+	counted bool
+	// dir is the folder whose testdata the machine has.
+	dir string
+	// ended is closed when the machine has ended, with state.
+	ended chan struct{}
+	state *os.ProcessState
+}
+
+const (
+	// ready is the line that a machine writes when it waits for the first command.
+	ready = "ready"
+	// statusMark precedes the status of a command.
+	statusMark = "\x00status "
+)
+
+// boot returns a machine with the test binaries. ctx bounds the boot alone. The machine ends with
+// this process.
+func (h *host) boot(ctx context.Context, programs []string) (*machine, error) {
+	image, err := memory("image")
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	if err := writeImage(image, h.kernel, programs); err != nil {
+		return nil, fmt.Errorf("vm: image: %w", err)
+	}
+	return h.try(ctx, image)
+}
+
+// try boots the image, several times if need be.
+func (h *host) try(ctx context.Context, image *os.File) (*machine, error) {
+	var err error
+	for range boots {
+		var m *machine
+		if m, err = h.start(image); err != nil {
+			return nil, err
+		}
+		stop := context.AfterFunc(ctx, m.kill)
+		timer := time.AfterFunc(h.bootTime, m.kill)
+		first, _ := m.output.ReadString('\n')
+		if timer.Stop() && stop() && first == ready+"\n" {
+			return m, nil
+		}
+		err = fmt.Errorf("the machine did not start in %d attempts: %w", boots, m.end())
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, err
+}
+
+// start starts a machine.
+func (h *host) start(image *os.File) (_ *machine, err error) {
+	m := &machine{counted: h.counted, ended: make(chan struct{})}
+	if m.console, err = memory("console"); err != nil {
+		return nil, err
+	}
+	m.cmd = exec.Command(h.qemu, append(h.accelerator,
+		"-m", "3072", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", h.kernel.image, "-initrd", "/dev/fd/3",
+		"-append", parameters,
+		"-chardev", "file,id=console,path=/dev/fd/4", "-serial", "chardev:console",
+		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out")...)
+	m.cmd.ExtraFiles = []*os.File{image, m.console}
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if m.commands, err = m.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := m.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	m.cmd.Stderr = m.cmd.Stdout
+	m.output = bufio.NewReader(out)
+	// The machine ends with the thread that starts it, so this thread lasts as long.
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := m.cmd.Start()
+		started <- err
+		if err == nil {
+			m.state, _ = m.cmd.Process.Wait()
+			close(m.ended)
+		}
+	}()
+	return m, <-started
+}
+
+// parameters is the kernel's command line.
+//
+// The guest's check of its timer fails on a busy host. A kernel that hangs writes the stacks of
+// its processors and ends, within two minutes. With a watchdog_thresh of 30 one hung for longer:
+// each warning about a stalled RCU seems to put the watchdog off.
+const parameters = "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=20 softlockup_panic=1 softlockup_all_cpu_backtrace=1 mitigations=off"
+
+// memory returns an empty file in memory.
+func memory(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("vm: %w", err)
 	}
-	image := os.NewFile(uintptr(fd), "image")
-	if err := writeImage(image, h.kernel, program, args, environment()); err != nil {
-		image.Close()
-		return nil, fmt.Errorf("vm: image: %w", err)
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// run runs a command of the machine's shell, passes on each line of its output, and returns its
+// status. If it returns an error, or ctx ends, the machine has ended.
+func (m *machine) run(ctx context.Context, command string, line func(string)) (status int, err error) {
+	defer context.AfterFunc(ctx, m.kill)()
+	if m.counted {
+		m.cmd.Process.Signal(syscall.SIGCONT)
 	}
-	console, status := filepath.Join(dir, "console"), filepath.Join(dir, "status")
-	cmd := exec.CommandContext(ctx, h.qemu,
-		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072",
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", h.kernel.image, "-initrd", "/dev/fd/3",
-		// The guest's check of its timer fails on a busy host. A kernel that hangs writes
-		// the stacks of its processors and ends, within two minutes. With a watchdog_thresh of 30
-		// one hung for longer: each warning about a stalled RCU seems to put the watchdog off.
-		"-append", "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=20 softlockup_panic=1 softlockup_all_cpu_backtrace=1",
-		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
-		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out",
-		"-chardev", "file,id=status,path="+status, "-serial", "chardev:status")
-	cmd.ExtraFiles = []*os.File{image}
-	context.AfterFunc(ctx, func() { image.Close() })
-	return &command{cmd, bootTime, func() (int, error) {
-		text, err := os.ReadFile(status)
-		code := 0
-		if err == nil {
-			_, err = fmt.Sscanf(string(text), "status %d", &code)
+	if _, err := io.WriteString(m.commands, command+"\n"); err != nil {
+		return 0, m.end()
+	}
+	for {
+		text, err := m.output.ReadString('\n')
+		text, number, ended := strings.Cut(text, statusMark)
+		if text != "" {
+			line(text)
 		}
-		if err == nil {
-			return code, nil
+		if err != nil {
+			return 0, m.end()
 		}
-		log, _ := os.ReadFile(console)
-		if len(log) > 4000 {
-			log = log[len(log)-4000:]
+		if !ended {
+			continue
 		}
-		return 0, fmt.Errorf("the machine ended without the test's status; its console:\n%s", log)
-	}}, nil
+		if m.counted {
+			// The clock of a machine that waits for a command would run as fast as it can.
+			m.cmd.Process.Signal(syscall.SIGSTOP)
+		}
+		return strconv.Atoi(strings.TrimSpace(number))
+	}
+}
+
+func (m *machine) kill() { m.cmd.Process.Kill() }
+
+// end kills the machine and returns an error with the end of its console.
+func (m *machine) end() error {
+	m.kill()
+	<-m.ended
+	text := make([]byte, 4000)
+	if info, err := m.console.Stat(); err == nil {
+		n, _ := m.console.ReadAt(text, max(0, info.Size()-int64(len(text))))
+		text = text[:n]
+	}
+	m.console.Close()
+	return fmt.Errorf("the machine ended without the test's status (%v); its console:\n%s", m.state, text)
 }

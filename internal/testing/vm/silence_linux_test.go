@@ -1,18 +1,46 @@
 package vm
 
 import (
-	"errors"
-	"os/exec"
+	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 )
 
-// TestUnstartedMachineIsNoFailure runs commands that do not start a test.
-func TestUnstartedMachineIsNoFailure(t *testing.T) {
-	for _, script := range []string{"exec sleep 600", "exit 1"} {
-		c := &command{exec.Command("sh", "-c", script), 100 * time.Millisecond, func() (int, error) { return 0, errors.New("no status") }}
-		if c.run(t) {
-			t.Errorf("%q ran the test", script)
-		}
+// TestMachineThatDoesNotStartIsBootedAgain boots with programs in place of qemu.
+func TestMachineThatDoesNotStartIsBootedAgain(t *testing.T) {
+	image, err := memory("image")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	for _, c := range []struct {
+		name, first string
+		ok          bool
+	}{
+		{"ends", "exit 1", true},
+		{"hangs", "exec sleep 600", true},
+		{"always hangs", "rm runs; exec sleep 600", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			qemu, err := filepath.Abs("qemu")
+			if err != nil {
+				t.Fatal(err)
+			}
+			script := "#!/bin/sh\n[ -e runs ] || { touch runs; " + c.first + "; }\necho ready\nexec sleep 600\n"
+			if err := os.WriteFile(qemu, []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			h := &host{qemu: qemu, kernel: &kernel{}, bootTime: time.Second}
+			m, err := h.try(context.Background(), image)
+			if (err == nil) != c.ok {
+				t.Fatal(err)
+			}
+			if err == nil {
+				_ = m.end()
+			}
+		})
 	}
 }

@@ -330,10 +330,10 @@ func cleanupIPVSNode(t *testing.T) {
 	}
 }
 
-// TestIPVSNode runs the tests that need a kernel with IPVS in one machine, which takes long to
-// boot.
+// TestIPVSNode runs the tests that need a kernel with IPVS.
 func TestIPVSNode(t *testing.T) {
-	testtime.NeedThorough(t)
+	testtime.NeedComplete(t)
+	t.Parallel()
 	netlab.NeedPrograms(t, "ipset", "ipvsadm")
 	if !vm.Inside(t, vm.IPVS, "") {
 		return
@@ -542,6 +542,10 @@ func privilegesIPVS(t *testing.T) {
 
 	// As with kube-proxy, the limit of connections is only raised.
 	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
+	if before, err = os.ReadFile(limit); err != nil {
+		t.Fatal(err)
+	}
+	defer os.WriteFile(limit, before, 0)
 	for _, tt := range []struct{ perCore, was, want string }{{"0", "77777", "77777\n"}, {"1", "77777", "200000\n"}, {"1", "777777", "777777\n"}} {
 		if err := os.WriteFile(limit, []byte(tt.was), 0); err != nil {
 			t.Fatal(err)

@@ -78,7 +78,8 @@ func TestSwitchingModesBreaksNoConnection(t *testing.T) {
 
 // TestSwitchingIPVSBreaksNoConnection does the same with mode ipvs, in a kernel with IPVS.
 func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
-	testtime.NeedThorough(t)
+	testtime.NeedComplete(t)
+	t.Parallel()
 	if !vm.Inside(t, vm.IPVS, "") {
 		return
 	}
