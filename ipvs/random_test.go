@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
@@ -14,5 +15,9 @@ func TestRandomWorlds(t *testing.T) {
 	if !inMachine(t) {
 		return
 	}
-	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: skips}, conformance.Random{First: *backendtest.Seed, Worlds: 5, Steps: 3, Packets: 30, For: *backendtest.Soak})
+	worlds := 3
+	if testtime.Thorough() {
+		worlds = 10
+	}
+	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: skips}, conformance.Random{First: *backendtest.Seed, Worlds: worlds, Steps: 3, Packets: 30, For: *backendtest.Soak})
 }
