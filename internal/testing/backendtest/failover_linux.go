@@ -182,12 +182,7 @@ func (w *failoverWorld) serve(pod *netlab.Host, n *failoverNode) {
 // prefer makes the router send packets to the address by way of a node.
 func (w *failoverWorld) prefer(via netip.Addr) {
 	w.Helper()
-	six := "-4"
-	if w.family == tracker.IPv6 {
-		six = "-6"
-	}
-	_, err := w.router.Output("ip", six, "route", "replace", single(w.vip.Addr()).String(), "via", via.String())
-	w.must(err)
+	w.must(w.router.AddRoute(single(w.vip.Addr()), via, ""))
 }
 
 // endpoints makes the pods of the named nodes the endpoints, and waits until both nodes have

@@ -134,8 +134,8 @@ func waitLocal(nl *netlink.Handle, a netip.Addr) error {
 	})
 }
 
-// AddRoute adds a route to dst, through via or directly if via is the zero Addr. With a via,
-// ifname may be "".
+// AddRoute adds a route to dst, through via or directly if via is the zero Addr, or replaces
+// the one that is there. With a via, ifname may be "".
 func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
 	r := &netlink.Route{Dst: ipNet(dst)}
 	if via.IsValid() {
@@ -144,7 +144,7 @@ func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
 		r.Scope = netlink.SCOPE_LINK
 	}
 	add := func(nl *netlink.Handle) error {
-		if err := nl.RouteAdd(r); err != nil {
+		if err := nl.RouteReplace(r); err != nil {
 			return fmt.Errorf("add route %s via %s dev %q: %w", dst, via, ifname, err)
 		}
 		return nil
