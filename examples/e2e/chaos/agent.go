@@ -5,8 +5,10 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 
 	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
 )
@@ -16,23 +18,38 @@ type agent struct{ nodeagent.Agent }
 
 const (
 	healthzAddr = "127.0.0.1:10256"
-	metricsAddr = "127.0.0.1:10249"
+	// metricsAddr has a port that no NodePort of a world has.
+	metricsAddr = "127.0.0.1:29249"
 )
 
-// newAgent returns an agent that is not started. dir is a folder for its files.
+// newAgent returns an agent that is not started. Its files are in the folder dir. Its folder for
+// temporary files is dir/name, which must be empty after a clean-up.
 func newAgent(bin string, n *node, m *mode, e environment, dir, name string) (*agent, error) {
-	config := filepath.Join(dir, name+".kubeconfig")
+	config, own := filepath.Join(dir, name+".kubeconfig"), filepath.Join(dir, name)
 	if err := os.WriteFile(config, []byte(kubeconfig), 0o644); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(own, 0o755); err != nil {
 		return nil, err
 	}
 	args := []string{
 		"run", "--kubeconfig", config, "--kube-api-content-type", "application/json", "--kube-api-qps", "1000", "--kube-api-burst", "1000",
-		"--hostname-override", nodeName, "--cluster-cidr", clusterCIDRs, "--sync-period", "2s", "--service-traffic-metrics",
-		"--healthz-bind-address", healthzAddr, "--metrics-bind-address", metricsAddr,
+		"--hostname-override", nodeName, "--cluster-cidr", clusterCIDRs, "--sync-period", "2s", "--service-traffic-metrics", "--profiling",
+		"--healthz-bind-address", healthzAddr, "--metrics-bind-address", metricsAddr, "--nodeport-addresses", m.nodePorts,
 		// The limits of connection tracking apply to the whole machine.
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 	}
-	return &agent{nodeagent.Agent{Host: n.Host, Bin: bin, Args: append(append(args, m.args...), e.args...), Wrap: e.wrap, Log: filepath.Join(dir, name+".log")}}, nil
+	wrap := func(c *exec.Cmd) *exec.Cmd {
+		if e.wrap != nil {
+			c = e.wrap(c)
+		}
+		c.Dir, c.Env = own, append(os.Environ(), "TMPDIR="+own, "HOME="+own)
+		if e.path != "" {
+			c.Env = append(c.Env, "PATH="+e.path+":"+os.Getenv("PATH"))
+		}
+		return c
+	}
+	return &agent{nodeagent.Agent{Host: n.Host, Bin: bin, Args: append(append(args, m.args...), e.args...), Dir: own, Wrap: wrap, Log: filepath.Join(dir, name+".log")}}, nil
 }
 
 // healthy returns an error unless /livez reports that the agent is healthy.
@@ -61,4 +78,56 @@ var syncLine = regexp.MustCompile(`(?m)^synced services=`)
 func (a *agent) synced() bool {
 	text, _ := os.ReadFile(a.Log)
 	return syncLine.Match(text)
+}
+
+// cleanUp runs nodeproxy run --cleanup.
+func (a *agent) cleanUp() error {
+	cmd, err := a.Command("run", "--cleanup")
+	if err != nil {
+		return err
+	}
+	return cmd.Wait()
+}
+
+// allowance holds by how much the metrics of an agent may exceed those of a new one. Go's maps do not
+// shrink, buffers are kept for the next change, and connections of the clients of its servers come
+// and go.
+var allowance = map[string]float64{"go_memstats_heap_alloc_bytes": 12 << 20, "go_goroutines": 4, "process_open_fds": 5}
+
+// usageMetric matches the metrics of the agent's resource usage.
+var usageMetric = regexp.MustCompile(`(?m)^(go_memstats_heap_alloc_bytes|go_goroutines|process_open_fds) (\S+)$`)
+
+// usage returns the agent's resource usage after a garbage collection.
+func (a *agent) usage() (map[string]float64, error) {
+	for range 3 { // a collection runs finalizers, which release more memory for the next one
+		if _, err := a.Get(metricsAddr + "/debug/pprof/heap?gc=1"); err != nil {
+			return nil, err
+		}
+	}
+	text, err := a.Get(metricsAddr + "/metrics")
+	out := map[string]float64{}
+	for _, m := range usageMetric.FindAllSubmatch(text, -1) {
+		if out[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {
+			return nil, err
+		}
+	}
+	if err == nil && len(out) != len(allowance) {
+		err = fmt.Errorf("/metrics has only %v", out)
+	}
+	return out, err
+}
+
+// excess lists the resources of which the agent uses more than a new agent.
+func (a *agent) excess(fresh *agent) (out []string, err error) {
+	now, err := a.usage()
+	if err != nil {
+		return nil, err
+	}
+	first, err := fresh.usage()
+	for name, more := range allowance {
+		if now[name] > first[name]+more {
+			out = append(out, fmt.Sprintf("the agent's %s: %.0f, and %.0f of a new agent", name, now[name], first[name]))
+		}
+	}
+	return out, err
 }

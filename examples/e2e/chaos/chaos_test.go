@@ -4,7 +4,7 @@ package main
 
 import (
 	"flag"
-	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 )
 
@@ -31,7 +32,7 @@ func brief(t *testing.T, mode string) *options {
 	t.Helper()
 	netlab.Require(t)
 	o := newFlags(flag.NewFlagSet("", flag.PanicOnError))
-	o.modes, o.seed, o.worlds, o.rounds, o.dir = mode, 1, 1, 2, t.TempDir()
+	o.modes, o.seed, o.worlds, o.rounds, o.services, o.dir = mode, 2, 1, 2, 10, t.TempDir()
 	m := modes[slices.Index(modeNames(), mode)]
 	err := m.supported()
 	netlab.Need(t, err == nil, mode)
@@ -41,32 +42,137 @@ func brief(t *testing.T, mode string) *options {
 	return o
 }
 
-// TestAgentSurvivesChaos runs a short world in each mode that needs no privileges.
+// open opens the world of the options.
+func open(t *testing.T, o *options) *world {
+	t.Helper()
+	w, err := o.newWorld(modes[slices.Index(modeNames(), o.modes)], o.seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.close)
+	if err := w.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if w.rec.failed() {
+		t.Fatalf("at the start: %q", w.rec.failures)
+	}
+	return w
+}
+
+// TestAgentSurvivesChaos runs a short world in each mode that needs no privileges, unless tests are
+// thorough one round in one mode.
 func TestAgentSurvivesChaos(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables"} {
+	for _, mode := range []string{"nftables", "iptables", "iptables-legacy"} {
 		t.Run(mode, func(t *testing.T) {
-			o := brief(t, mode)
-			if n, err := o.run(t.Context(), t.Output()); n != 0 || err != nil {
+			if mode != "nftables" {
+				testtime.NeedThorough(t)
+			}
+			o, kinds := brief(t, mode), []string{"tcp", "udp", "sampled", "held", "talk"}
+			if !testtime.Thorough() {
+				o.rounds, o.services, o.seed, kinds = 1, 4, 1, kinds[:3]
+			}
+			var out strings.Builder
+			if n, err := o.run(t.Context(), &out); n != 0 || err != nil {
 				t.Errorf("%d failures, error %v", n, err)
+			}
+			t.Log(out.String())
+			for _, kind := range kinds {
+				if !strings.Contains(out.String(), kind+" ") {
+					t.Errorf("there were no connections of kind %s", kind)
+				}
 			}
 		})
 	}
 }
 
-// TestMissedChangesAreFound withholds changes from the agent.
-func TestMissedChangesAreFound(t *testing.T) {
+// TestLossesAndLeftoversAreFound flushes rules in a fault that is not declared as an outage, and
+// leaves an address of a Service behind.
+func TestLossesAndLeftoversAreFound(t *testing.T) {
+	testtime.NeedThorough(t)
 	o := brief(t, "nftables")
-	// No fault makes the agent list the objects again.
-	o.loseEvents, o.only, o.rounds, o.settle = true, "foreign table", 8, 3*time.Second
-	n, err := o.run(t.Context(), t.Output())
+	o.rate = 200
+	w := open(t, o)
+	for range 3 {
+		w.shell("nft flush ruleset")
+		time.Sleep(2 * time.Second)
+	}
+	w.traffic.end()
+	if text := lines(w.rec.failures); w.rec.lost == 0 || !strings.Contains(text, "right but for the retransmission") {
+		t.Errorf("failures %q, want lost packets", text)
+	}
+	w.rec.failures = nil
+	w.shell("nft 'add table ip left; add set ip left mine {type ipv4_addr; elements = {198.51.100.7};}'")
+	o.settle = 5 * time.Second
+	if err := w.end(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if text := lines(w.rec.failures); !strings.Contains(text, "198.51.100.7") {
+		t.Errorf("failures %q, want 198.51.100.7", text)
+	}
+}
+
+// TestLostPacketIsAcceptedWhileServiceHasNoEndpoints judges a connection that was established
+// after a retransmission.
+func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
+	o, err := newOracle("primary")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n == 0 {
-		t.Error("no failure was found")
+	svc := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "world", Name: "a"},
+		Spec:       v1.ServiceSpec{ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"}, Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}},
 	}
-	if kept, _ := filepath.Glob(filepath.Join(o.dir, "nftables-1.*")); len(kept) != 3 {
-		t.Errorf("kept files %q, want a log, the steps and the objects", kept)
+	slice := &discovery.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "world", Name: "a-1", Labels: map[string]string{discovery.LabelServiceName: "a"}},
+		AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: new(""), Protocol: new(v1.ProtocolTCP), Port: new(int32(podPorts[0]))}},
+		Endpoints: []discovery.Endpoint{{Addresses: []string{podAddr(localPods, 0).String()}}},
+	}
+	o.change(services, "world/a", svc)
+	o.change(slicesOf, "world/a-1", slice)
+	o.inEffect()
+	v := o.since()
+	from := &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
+	to := target{netip.MustParseAddrPort("10.96.0.7:80"), v1.ProtocolTCP}
+	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods, 0), podPorts[0]), Source: from.addr[0]}}
+	if err := o.judge(v, from, to, got); err != nil {
+		t.Errorf("without a loss: %v", err)
+	}
+	wrong := got
+	wrong.Server = netip.AddrPortFrom(podAddr(0, 0), podPorts[0])
+	if o.judge(v, from, to, wrong) == nil {
+		t.Error("another endpoint is accepted")
+	}
+	got.lost = 1
+	if o.judge(v, from, to, got) == nil {
+		t.Error("a loss is accepted though the Service always had an endpoint")
+	}
+	more := slice.DeepCopy()
+	more.Endpoints = append(more.Endpoints, discovery.Endpoint{Addresses: []string{podAddr(localPods+1, 0).String()}})
+	o.change(slicesOf, "world/a-1", more)
+	if o.judge(v, from, to, got) == nil || o.judge(v, from, to, wrong) == nil {
+		t.Error("a loss or another endpoint is accepted while the Service gets an endpoint")
+	}
+	o.change(slicesOf, "world/a-1", nil)
+	if err := o.judge(v, from, to, got); err != nil {
+		t.Errorf("a loss while the endpoints change: %v", err)
+	}
+}
+
+// TestMissedChangesAreFound withholds changes from the agent.
+func TestMissedChangesAreFound(t *testing.T) {
+	testtime.NeedThorough(t)
+	o := brief(t, "nftables")
+	// No fault makes the agent list the objects again.
+	o.loseEvents, o.only, o.rounds, o.settle = true, "others' rules", 8, 3*time.Second
+	var out strings.Builder
+	if _, err := o.run(t.Context(), &out); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "differences after") {
+		t.Errorf("no failure was found: %s", out.String())
+	}
+	if kept, _ := filepath.Glob(filepath.Join(o.dir, "nftables-2.*")); len(kept) != 4 {
+		t.Errorf("kept files %q, want a log, the goroutines, the steps and the objects", kept)
 	}
 }
 
@@ -75,7 +181,7 @@ func TestSeedRepeatsWorld(t *testing.T) {
 	steps := func() (string, []byte) {
 		s := newAPIServer(3)
 		s.duplicate = true
-		o := newObjects(3, s)
+		o := newObjects(3, 10, s)
 		o.start()
 		for range 50 {
 			o.step()
@@ -130,14 +236,10 @@ func TestChaosInVM(t *testing.T) {
 func TestExternalIPAtAPIServerLocksNoAgentOut(t *testing.T) {
 	for _, name := range []string{"nftables", "iptables"} {
 		t.Run(name, func(t *testing.T) {
+			testtime.NeedThorough(t)
 			o := brief(t, name)
 			o.settle = 20 * time.Second
-			m := modes[slices.Index(modeNames(), name)]
-			w := &world{o: o, mode: m, rng: rand.New(rand.NewPCG(1, 1)), seed: 1}
-			defer w.close()
-			if err := w.open(); err != nil {
-				t.Fatal(err)
-			}
+			w := open(t, o)
 			thief := &v1.Service{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "thief"},
 				Spec: v1.ServiceSpec{
@@ -153,15 +255,15 @@ func TestExternalIPAtAPIServerLocksNoAgentOut(t *testing.T) {
 			}
 			w.server.set(services, thief)
 			w.server.set(slicesOf, slice)
-			if err := w.judge(t.Context()); err != nil || w.result.failures != 0 {
-				t.Fatalf("at the start: error %v\n%s", err, w.result.text)
+			if err := w.judge(t.Context()); err != nil || w.rec.failed() {
+				t.Fatalf("at the start: error %v\n%q", err, w.rec.failures)
 			}
 			w.server.endWatches(true)
 			later := thief.DeepCopy()
 			later.Name, later.Spec.ClusterIP, later.Spec.ClusterIPs, later.Spec.ExternalIPs = "later", "10.96.0.78", []string{"10.96.0.78"}, nil
 			w.server.set(services, later)
-			if err := w.judge(t.Context()); err != nil || w.result.failures != 0 {
-				t.Errorf("after the watches ended: error %v\n%s", err, w.result.text)
+			if err := w.judge(t.Context()); err != nil || w.rec.failed() {
+				t.Errorf("after the watches ended: error %v\n%q", err, w.rec.failures)
 			}
 		})
 	}

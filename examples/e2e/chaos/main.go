@@ -1,18 +1,20 @@
 //go:build linux
 
-// Chaos tests nodeproxy with an API server that misbehaves, with objects that no API server should
-// hold, and with damage to the process and the kernel's state. After each round of changes and
-// faults it compares the kernel's state with that of a new agent on a new node.
+// Chaos runs nodeproxy with an API server that misbehaves, objects that no API server should hold,
+// and damage to the process and the kernel's state, while connections run through the node. It
+// judges every connection by [ruleset.Snapshot.Trace], and after each round of changes and faults
+// it compares the kernel's state with that of a new agent on a new node.
 //
 //	chaos -for 1h                     all modes that this machine supports
 //	chaos -for 10m -mode iptables     one mode
 //	chaos -mode nftables -seed 17 -worlds 5 -repeat   repeats one world five times
 //	chaos -only 'SIGKILL,flush nat'   these faults alone
+//	chaos -mode nftables -seed 3 -worlds 1 -rounds 500 -services 1000   one world for long
 //	chaos -help                       all flags
 //
-// The modes are nftables, iptables, ipvs, sockets (nftables with --socket-lb) and offload
-// (nftables with --nftables-offload). Modes run concurrently. Mode ipvs needs a kernel with IPVS;
-// a test runs it in a virtual machine elsewhere:
+// The modes are nftables, iptables (the machine's flavor), iptables-legacy, ipvs, sockets (nftables
+// with --socket-lb) and offload (nftables with --nftables-offload). Modes run concurrently. Mode ipvs
+// needs a kernel with IPVS; a test runs it in a virtual machine elsewhere:
 //
 //	go test -run TestChaosInVM -v -timeout 1h . -for 30m
 //
@@ -21,27 +23,65 @@
 // # Worlds
 //
 // A mode's time consists of worlds, one after another. A world has a seed, a node in a network
-// namespace, an API server, one agent, and some rounds. Package worldgen generates the objects,
-// which are changed to invalid and unusual ones at times (mangle.go). A round makes up to 25 steps.
-// A step is a few changes of objects, or a fault: of the API server (misbehave.go), of the process
-// (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses and interfaces), or of the rules (flushed
-// tables, deleted elements and rules, foreign tables; faults_*.go). In a virtual machine, the clock
-// also jumps by up to two days, and the kernel refuses to track more connections.
+// namespace with hosts around it (network.go), an API server, one agent, traffic, and some rounds.
+// Package worldgen generates the objects, which are changed to invalid and unusual ones at times
+// (mangle.go). A round makes up to 25 steps. A step is a few changes of objects, or a fault: of the
+// API server (misbehave.go), of the process (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses,
+// interfaces, a restart), or of the rules (flushed tables, deleted elements and rules, other
+// programs' tables; faults.go). In a virtual machine, the clock also jumps by up to two days, and the
+// kernel refuses to track more connections. Half of the rounds have no fault that removes rules,
+// and in a third of the worlds (those whose seed 3 divides) no fault ends the agent.
+//
+// # Traffic
+//
+// Connections and UDP requests go from random places to random frontends, half of them to recently
+// changed Services, some to closed ports and to addresses that no Service has. Some TCP connections
+// stay open and carry a line each second; chaos closes them itself before their endpoint is removed, as
+// a pod does when it ends. Some UDP sockets stay open, and the agent must move them away from
+// endpoints that are removed. The oracle (oracle.go) says which endpoints may answer, which client
+// address they see, what is refused and what gets no answer. Its tracker receives each object
+// before the agent does. While objects are on their way to the agent, the outcome may be that of any
+// version since the last round, and that of a Service that itself changes is not judged. A TCP
+// connection also counts as lost if it was established only after a retransmission, and one that
+// stays open if it breaks.
+//
+// A loss is excused, and counted, for two reasons. A fault had removed rules, and the round is not
+// over. Or the machine stalled, as package internal/testing/stall measures it: this excuses
+// retransmissions and unanswered UDP requests alone, and too many of them are a failure.
 //
 // # Judgement
 //
 // At the end of a round the API server behaves again. A new agent starts on a new node, with its own
-// API server and the same objects. Within -settle, both kernels must hold the same state, apart
-// from names and numbers that an agent chooses (meaning_*.go), and the first agent must be healthy.
-// It must not have ended by itself, panicked, or reported a data race.
+// API server and the same objects. Within -settle,
+//
+//   - both kernels must hold the same state, apart from names and numbers that an agent chooses
+//     (meaning_*.go);
+//   - the first agent must be healthy, and must not have ended by itself, panicked, or reported
+//     a data race;
+//   - connection tracking must hold no UDP flow to an endpoint that its Service does not have;
+//   - the first agent may use only little more memory, goroutines and files than the new one.
+//
+// Then everything is in effect, and further connections must have exactly the outcome that the oracle
+// says, those of a client to a Service with affinity the same endpoint.
+//
+// At the end of a world all Services are deleted. The kernel's lists must then not name any of them,
+// their addresses or endpoints (leftovers.go). After SIGTERM and "nodeproxy run --cleanup" the kernel
+// must not name any object of the agent, and the agent's folder for temporary files must be empty.
+//
+// Not compared: mode nftables keeps chains that many Services share, at most some hundreds, until it
+// writes the table again. The flows of Services that were deleted while no agent ran expire by
+// themselves. In mode ipvs only connections that must be forwarded are judged.
 //
 // # Output
 //
-// Chaos prints a line for each world and the differences of a failed round. A failure names the
-// world's seed, which repeats the same objects and faults in the same order; the timing of
-// processes still varies. In worlds with an even seed there is a pause after each step, so that
-// a repetition has the same result, unless that depends on the order of concurrent work (-repeat). The folder -dir keeps the log, the objects and the steps of worlds that
-// failed. The exit status is 1 after a failure.
+// Chaos prints a line for each world, and the failures. A failure names the world's seed, which
+// repeats the same objects and faults in the same order; the timing of processes still varies. In
+// worlds with an even seed the first round begins when the agent has started, and there is a pause
+// after each step, so that a repetition has the same result, unless that depends on the order of
+// concurrent work (-repeat). The folder -dir keeps the log, the objects and the steps of worlds
+// that failed. The exit status is 1 after a failure.
+//
+// [ruleset.Snapshot.Trace]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Snapshot.Trace
 package main
 
 import (
@@ -50,6 +90,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"slices"
 	"strings"
@@ -68,6 +109,8 @@ type options struct {
 	seed      uint64
 	worlds    int
 	rounds    int
+	services  int
+	rate      int
 	repeat    bool
 	settle    time.Duration
 	only      string
@@ -86,12 +129,17 @@ func newFlags(f *flag.FlagSet) *options {
 	f.IntVar(&o.worlds, "worlds", 0, "number of worlds of each mode; 0 means as many as -for allows")
 	f.BoolVar(&o.repeat, "repeat", false, "give all worlds the same seed, to repeat a failure that depends on timing")
 	f.IntVar(&o.rounds, "rounds", 6, "number of rounds of a world")
+	f.IntVar(&o.services, "services", 30, "number of Services")
+	f.IntVar(&o.rate, "rate", 50, "connections opened per second, in each mode")
 	f.DurationVar(&o.settle, "settle", time.Minute, "longest time until the state must be right after a round")
 	f.StringVar(&o.only, "only", "", "names of the faults to run, separated by commas; all if empty")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
 	f.StringVar(&o.dir, "dir", "chaos-failures", "folder for the logs of worlds that failed")
 	return o
 }
+
+// maxServices is the largest number of Services, each of which has NodePorts of its own.
+const maxServices = 1000
 
 // command runs the command and returns the exit status.
 func command(args []string, out, diag io.Writer) int {
@@ -100,14 +148,17 @@ func command(args []string, out, diag io.Writer) int {
 	return nodeagent.Main(f, args, diag, func(ctx context.Context) (bool, error) {
 		failures, err := o.run(ctx, out)
 		if err == nil && failures != 0 {
-			fmt.Fprintf(out, "%d rounds failed\n", failures)
+			fmt.Fprintf(out, "%d failures\n", failures)
 		}
 		return failures == 0, err
 	})
 }
 
-// run runs all modes concurrently and returns the number of failed rounds.
+// run runs all modes concurrently and returns the number of failures.
 func (o *options) run(ctx context.Context, out io.Writer) (failures int, err error) {
+	if o.services < 1 || o.services > maxServices || o.rate < 1 {
+		return 0, fmt.Errorf("-services must be from 1 to %d, and -rate positive", maxServices)
+	}
 	modes, err := o.chosenModes(out)
 	if err != nil {
 		return 0, err
@@ -123,7 +174,7 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var errs []error
-	report := &lockedWriter{w: out}
+	report := log.New(out, "", 0)
 	for _, m := range modes {
 		wg.Go(func() {
 			n, err := o.runMode(ctx, m, report)
@@ -155,7 +206,7 @@ func (o *options) chosenModes(out io.Writer) (chosen []*mode, err error) {
 		case err == nil:
 			chosen = append(chosen, modes[i])
 		case o.modes == "all":
-			fmt.Fprintf(out, "%-9s left out: %v\n", name, err)
+			fmt.Fprintf(out, "%-15s left out: %v\n", name, err)
 		default:
 			return nil, fmt.Errorf("mode %s: %w", name, err)
 		}
@@ -164,33 +215,19 @@ func (o *options) chosenModes(out io.Writer) (chosen []*mode, err error) {
 }
 
 // runMode runs worlds in one mode.
-func (o *options) runMode(ctx context.Context, m *mode, out io.Writer) (failures int, err error) {
+func (o *options) runMode(ctx context.Context, m *mode, out *log.Logger) (failures int, err error) {
 	start := time.Now()
-	for n := 0; ; n++ {
-		if ctx.Err() != nil || o.worlds != 0 && n == o.worlds || o.worlds == 0 && n != 0 && time.Since(start) >= o.length {
+	for world := 0; ; world++ {
+		if ctx.Err() != nil || o.worlds != 0 && world == o.worlds || o.worlds == 0 && world != 0 && time.Since(start) >= o.length {
 			return failures, nil
 		}
 		seed := o.seed
 		if !o.repeat {
-			seed += uint64(n)
+			seed += uint64(world)
 		}
-		r, err := o.runWorld(ctx, m, seed)
-		if err != nil {
+		n, err := o.runWorld(ctx, m, seed, out)
+		if failures += n; err != nil {
 			return failures, fmt.Errorf("seed %d: %w", seed, err)
 		}
-		failures += r.failures
-		fmt.Fprint(out, r)
 	}
-}
-
-// lockedWriter writes the output of several modes.
-type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lockedWriter) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }

@@ -15,8 +15,9 @@ const mangleShare = 5
 // mangleService makes some Services unusual or invalid. An API server rejects most of what it
 // does, but not all of it: objects may be older than a check.
 func (o *objects) mangleService(s *v1.Service) {
-	// An API server gives each Service a health-check node port of its own.
-	if o.rng.IntN(mangleShare) == 0 {
+	// An API server gives each Service a health-check node port of its own. As long as two have the
+	// same, each sync fails in part.
+	if o.rng.IntN(20*mangleShare) == 0 {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal
 		s.Spec.HealthCheckNodePort = int32(31100 + o.rng.IntN(2))
 	}

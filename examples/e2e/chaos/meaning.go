@@ -50,7 +50,7 @@ var counters = regexp.MustCompile(`\[\d+:\d+\]`)
 // chain's rules counts.
 func (m meaning) addRules(n *node) error {
 	for _, tool := range []string{"iptables-save", "ip6tables-save"} {
-		text, err := n.Output(tool)
+		text, err := n.sh(tool)
 		if err != nil {
 			return err
 		}
@@ -58,6 +58,9 @@ func (m meaning) addRules(n *node) error {
 			reached := reachable(chains)
 			for chain, rules := range chains {
 				name := tool + " " + table + " " + chain
+				if len(rules) == 0 && slices.Contains(builtIn, chain) {
+					continue // iptables-legacy creates a table when a program looks for it
+				}
 				if !reached[chain] {
 					name = unused + name
 				}
@@ -95,9 +98,12 @@ func parseSave(text string) map[string]map[string][]string {
 
 var jump = regexp.MustCompile(`-[jg] (\S+)`)
 
+// builtIn holds the chains that the kernel calls.
+var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
 // reachable returns the chains of a table that the built-in chains lead to.
 func reachable(chains map[string][]string) map[string]bool {
-	reached, next := map[string]bool{}, []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+	reached, next := map[string]bool{}, slices.Clone(builtIn)
 	for ; len(next) != 0; next = next[1:] {
 		if reached[next[0]] {
 			continue

@@ -4,9 +4,14 @@ package main
 
 import (
 	"context"
+	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 
 	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 // mode is a data plane under test.
@@ -14,6 +19,8 @@ type mode struct {
 	name string
 	// args are the agent's flags.
 	args []string
+	// nodePorts is the value of --nodeport-addresses.
+	nodePorts string
 	// programs are the tools that faults and meaning need.
 	programs []string
 	// probe, if not nil, returns an error if the machine does not support the mode.
@@ -31,29 +38,35 @@ type environment struct {
 	args []string
 	wrap func(*exec.Cmd) *exec.Cmd
 	// dir is a folder of pinned BPF objects.
-	dir   string
+	dir string
+	// path is a folder of programs that come before those of the machine, or "".
+	path  string
 	close func()
 }
 
 var modes = []*mode{
 	{
-		name: "nftables", args: []string{"--proxy-mode", "nftables"}, programs: []string{"nft"},
+		name: "nftables", args: []string{"--proxy-mode", "nftables"}, nodePorts: "primary", programs: []string{"nft"},
 		faults: nftFaults, read: nftMeaning,
 	},
 	{
-		name: "iptables", args: []string{"--proxy-mode", "iptables"}, programs: []string{"iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore"},
+		name: "iptables", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore"},
 		faults: iptablesFaults, read: iptablesMeaning,
 	},
 	{
-		name: "ipvs", args: []string{"--proxy-mode", "ipvs"}, programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm", "ip"},
+		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-legacy", "ip6tables-legacy"},
+		faults: iptablesFaults, read: iptablesMeaning, prepare: prepareLegacy,
+	},
+	{
+		name: "ipvs", args: []string{"--proxy-mode", "ipvs"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm", "ip"},
 		faults: ipvsFaults, read: ipvsMeaning, probe: probeIPVS,
 	},
 	{
-		name: "sockets", args: []string{"--proxy-mode", "nftables", "--socket-lb"}, programs: []string{"nft", "unshare", "mount"},
+		name: "sockets", args: []string{"--proxy-mode", "nftables", "--socket-lb"}, nodePorts: "primary", programs: []string{"nft", "unshare", "mount"},
 		faults: append(socketFaults, nftFaults...), read: socketMeaning, probe: probeSockets, prepare: prepareSockets,
 	},
 	{
-		name: "offload", args: []string{"--proxy-mode", "nftables", "--nftables-offload", "eth*,veth*"}, programs: []string{"nft"},
+		name: "offload", args: []string{"--proxy-mode", "nftables", "--nftables-offload", "eth*,veth*"}, nodePorts: "primary", programs: []string{"nft"},
 		faults: append(offloadFaults, nftFaults...), read: nftMeaning, probe: probeOffload,
 	},
 }
@@ -83,6 +96,37 @@ func (m *mode) environment() (environment, error) {
 		return environment{close: func() {}}, nil
 	}
 	return m.prepare()
+}
+
+// prepareLegacy creates a folder in which iptables has the legacy flavor, whatever the machine's is.
+func prepareLegacy() (e environment, err error) {
+	if e.path, err = os.MkdirTemp("", "chaos-legacy-"); err != nil {
+		return e, err
+	}
+	e.close = func() { os.RemoveAll(e.path) }
+	for _, tool := range []string{"iptables", "ip6tables"} {
+		for _, action := range []string{"", "-save", "-restore"} {
+			program, lookErr := exec.LookPath(tool + "-legacy" + action)
+			err = errors.Join(err, lookErr, os.Symlink(program, filepath.Join(e.path, tool+action)))
+		}
+	}
+	return e, err
+}
+
+// judges reports whether a mode does what a verdict says. IPVS takes all packets to an address that
+// is bound, and documents other differences where it does not forward (ipvs/doc.go).
+func (m *mode) judges(v ruleset.Verdict) bool {
+	return m.name != "ipvs" || v.Action == ruleset.ActionForward
+}
+
+// keeps reports whether a connection is forwarded and may live for as long as its endpoint. In
+// mode ipvs, connections from this node's pods under externalTrafficPolicy Local end when the
+// Service loses the external or load-balancer IP (ipvs/doc.go).
+func (m *mode) keeps(from *place, v ruleset.Verdict) bool {
+	if v.Action != ruleset.ActionForward {
+		return false
+	}
+	return m.name != "ipvs" || !strings.HasPrefix(from.in, "veth") || v.Frontend.Kind == ruleset.KindNodePort || !v.Frontend.ShortCircuit()
 }
 
 // probeIPVS returns an error if the kernel has no IPVS.

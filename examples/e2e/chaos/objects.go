@@ -15,40 +15,34 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The addresses of a world.
-const (
-	nodeName     = "n1"
-	nodeAddr4    = "192.168.50.1"
-	nodeAddr6    = "fd00:50::1"
-	otherAddr4   = "192.168.50.3" // sometimes an address of the node
-	otherAddr6   = "fd00:50::3"
-	clusterCIDRs = "10.244.0.0/16,fd00:244::/56"
-)
-
 // objects generates the objects of a world and puts them into an API server.
 type objects struct {
 	rng    *rand.Rand
 	gen    *worldgen.Generator
 	server *apiServer
+	// addresses are those of the Node.
+	addresses []v1.NodeAddress
 }
 
-// numbered returns a function that appends a number to a prefix of each family.
-func numbered(prefix4, prefix6 string) func(tracker.Family, int) netip.Addr {
+// numbered returns a function that adds a number to the address before the first one of a range.
+func numbered(before ...string) func(tracker.Family, int) netip.Addr {
 	return func(f tracker.Family, n int) netip.Addr {
 		if f == tracker.IPv4 {
-			return netip.MustParseAddr(fmt.Sprintf("%s.%d", prefix4, n))
+			return number(before[0], n)
 		}
-		return netip.MustParseAddr(fmt.Sprintf("%s::%x", prefix6, n))
+		return number(before[1], n)
 	}
 }
 
-func newObjects(seed uint64, s *apiServer) *objects {
-	pods := numbered("10.244.0", "fd00:244")
+// kubernetesIP is the cluster IP of the API server's own Service.
+const kubernetesIP = "10.96.100.200"
+
+func newObjects(seed uint64, n int, s *apiServer) *objects {
 	var backends []worldgen.Backend
-	for i := range 9 {
+	for i := range pods {
 		backends = append(backends, worldgen.Backend{
-			Node: fmt.Sprintf("n%d", 1+i%3), Ports: []uint16{8080, 8081},
-			Addr: func(f tracker.Family) netip.Addr { return pods(f, 10+i) },
+			Node: fmt.Sprintf("n%d", 1+i/localPods), Ports: podPorts,
+			Addr: func(f tracker.Family) netip.Addr { return podAddr(i, map[tracker.Family]int{tracker.IPv6: 1}[f]) },
 		})
 	}
 	return &objects{
@@ -56,10 +50,10 @@ func newObjects(seed uint64, s *apiServer) *objects {
 		gen: worldgen.New(seed, worldgen.Params{
 			Families: []tracker.Family{tracker.IPv4, tracker.IPv6},
 			Node:     tracker.NodeInfo{Name: nodeName},
-			Backends: backends, Services: 10, Affinity: true,
-			ClusterIP:      numbered("10.96.0", "fd00:96"),
-			ExternalIP:     numbered("198.51.100", "2001:db8:e"),
-			LoadBalancerIP: numbered("203.0.113", "2001:db8:1b"),
+			Backends: backends, Services: n, Affinity: true,
+			ClusterIP:      numbered("10.96.0.0", "fd00:96::"),
+			ExternalIP:     numbered("198.51.100.0", "2001:db8:e::"),
+			LoadBalancerIP: numbered("203.0.113.0", "2001:db8:1b::"),
 			Sources:        []string{"192.0.2.0/24", "192.0.0.0/16", "198.18.0.0/15", "10.0.0.0/8", "2001:db8::/32", "2001:db8:5::/64", "0.0.0.0/0", "192.168.50.0/24"},
 			Protocols:      []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP},
 		}),
@@ -72,7 +66,7 @@ func (o *objects) start() {
 	o.server.set(services, &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
 		Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeClusterIP, ClusterIP: "10.96.0.200", ClusterIPs: []string{"10.96.0.200"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			Type: v1.ServiceTypeClusterIP, ClusterIP: kubernetesIP, ClusterIPs: []string{kubernetesIP}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
 			Ports: []v1.ServicePort{{Name: "https", Port: 443, Protocol: v1.ProtocolTCP}},
 		},
 	})
@@ -139,24 +133,29 @@ func (o *objects) deleteServices() {
 	}
 }
 
+// setNode sets this node's object. At times its addresses change.
 func (o *objects) setNode(zone string) {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{}}}
 	if zone != "" {
 		n.Labels[v1.LabelTopologyZone] = zone
 	}
 	n.Spec.PodCIDRs = []string{"10.244.0.0/24"}
-	add := func(kind v1.NodeAddressType, a string) {
-		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: kind, Address: a})
-	}
-	if o.rng.IntN(20) != 0 {
-		add(v1.NodeInternalIP, pick(o.rng, nodeAddr4, nodeAddr4, otherAddr4))
-		if o.rng.IntN(4) != 0 {
-			add(v1.NodeInternalIP, pick(o.rng, nodeAddr6, otherAddr6))
+	if o.rng.IntN(10) == 0 || o.addresses == nil {
+		o.addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: nodeName}}
+		add := func(kind v1.NodeAddressType, a string) {
+			o.addresses = append(o.addresses, v1.NodeAddress{Type: kind, Address: a})
 		}
-		if o.rng.IntN(3) == 0 {
-			add(v1.NodeExternalIP, "203.0.113.9")
+		if o.rng.IntN(20) != 0 {
+			add(v1.NodeInternalIP, pick(o.rng, nodeAddr4, nodeAddr4, otherAddr4))
+			if o.rng.IntN(4) != 0 {
+				add(v1.NodeInternalIP, pick(o.rng, nodeAddr6, otherAddr6))
+			}
+			if o.rng.IntN(3) == 0 {
+				add(v1.NodeExternalIP, "192.0.2.99")
+			}
 		}
 	}
+	n.Status.Addresses = o.addresses
 	o.server.set(nodes, n)
 }
 

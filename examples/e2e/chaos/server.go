@@ -62,6 +62,9 @@ type apiServer struct {
 	floor, generation int64
 	// lose reports that a change is withheld from all watches. It may be nil.
 	lose func() bool
+	// announce, if not nil, is called with each object, nil for a deleted one, before a client can see
+	// the change.
+	announce func(r resource, name string, o object)
 
 	server http.Server
 }
@@ -83,6 +86,7 @@ func newAPIServer(seed uint64) *apiServer {
 	}
 	s.cond = sync.NewCond(&s.mu)
 	s.server = http.Server{Handler: s}
+	s.server.SetKeepAlivesEnabled(false) // an agent's idle connections are no leak
 	return s
 }
 
@@ -116,36 +120,46 @@ func (s *apiServer) close() {
 	s.server.Close()
 }
 
-// set creates or replaces an object. It does not modify o.
+// set creates or replaces an object. It does not modify o. Only one goroutine may call set and delete.
 func (s *apiServer) set(r resource, o object) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	old, version := s.objects[r][key(o)], s.version+1
+	s.mu.Unlock()
 	o = o.DeepCopyObject().(object)
 	o.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(kinds[r].APIVersion, kinds[r].Kind))
-	s.version++
-	o.SetResourceVersion(fmt.Sprint(s.version))
+	o.SetResourceVersion(fmt.Sprint(version))
 	kind := "MODIFIED"
-	if old := s.objects[r][key(o)]; old != nil {
+	if old != nil {
 		o.SetUID(old.GetUID())
 		o.SetCreationTimestamp(old.GetCreationTimestamp())
 	} else {
 		kind = "ADDED"
-		o.SetUID(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", s.version)))
+		o.SetUID(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", version)))
 		// The times of Services decide conflicts. Some are equal.
-		o.SetCreationTimestamp(metav1.Unix(1700000000+s.version/4, 0))
+		o.SetCreationTimestamp(metav1.Unix(1700000000+version/4, 0))
 	}
-	s.objects[r][key(o)] = o
+	if s.announce != nil {
+		s.announce(r, key(o), o)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version, s.objects[r][key(o)] = version, o
 	s.publish(r, kind, o)
 }
 
 // delete deletes an object if it exists.
 func (s *apiServer) delete(r resource, name string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	o := s.objects[r][name]
+	s.mu.Unlock()
 	if o == nil {
 		return
 	}
+	if s.announce != nil {
+		s.announce(r, name, nil)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.objects[r], name)
 	s.version++
 	o = o.DeepCopyObject().(object)

@@ -122,7 +122,7 @@ func (m meaning) addMap(name, path string) error {
 
 // socketFaults damage the maps and links of the socket programs.
 var socketFaults = []fault{
-	{"delete a file", func(w *world) (string, error) {
+	{"delete a file", none, func(w *world) (string, error) {
 		files, _ := filepath.Glob(filepath.Join(w.env.dir, pinned, "*"))
 		if len(files) == 0 {
 			return "no file", nil
@@ -130,8 +130,8 @@ var socketFaults = []fault{
 		f := pick(w.rng, files...)
 		return filepath.Base(f), os.Remove(f)
 	}},
-	{"delete all files", func(w *world) (string, error) { return "", os.RemoveAll(filepath.Join(w.env.dir, pinned)) }},
-	{"delete an entry", func(w *world) (string, error) {
+	{"delete all files", none, func(w *world) (string, error) { return "", os.RemoveAll(filepath.Join(w.env.dir, pinned)) }},
+	{"delete an entry", none, func(w *world) (string, error) {
 		name := pick(w.rng, socketMaps...)
 		table, err := ebpf.LoadPinnedMap(filepath.Join(w.env.dir, pinned, name), nil)
 		if err != nil {

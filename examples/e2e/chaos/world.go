@@ -7,16 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/stall"
 )
 
-// world is one node with an agent, and an API server.
+// world is one node with an agent, an API server and traffic.
 type world struct {
 	o       *options
 	mode    *mode
@@ -28,63 +32,70 @@ type world struct {
 	server  *apiServer
 	objects *objects
 	agent   *agent
+	oracle  *oracle
+	traffic *traffic
+	stalls  *stall.Detector
 	faults  []fault
 	// restored is set if another program has restored an old state. If it did so between the
 	// agent's reading and writing, chains that no rule leads to stay until the next full sync.
 	restored bool
 
-	steps  []string
-	result result
-}
-
-// result is the outcome of a world.
-type result struct {
-	mode             string
-	seed             uint64
-	rounds, failures int
-	steps            int
-	took, slowest    time.Duration
-	text             string
-}
-
-func (r *result) String() string {
-	return fmt.Sprintf("%-9s seed %d: %d rounds, %d steps in %v, state right after %v at most, %d failed\n%s",
-		r.mode, r.seed, r.rounds, r.steps, r.took.Round(100*time.Millisecond), r.slowest.Round(10*time.Millisecond), r.failures, r.text)
+	rec *recorder
+	// rounds and steps count what was made, and slowest is the longest time until a state was right.
+	rounds, steps int
+	slowest       time.Duration
 }
 
 // maxSteps is the greatest number of steps of a round.
 const maxSteps = 25
 
-// runWorld runs one world. The error is about the test itself.
-func (o *options) runWorld(ctx context.Context, m *mode, seed uint64) (*result, error) {
+// runWorld runs one world, prints the result and returns the number of failures. The error is about the
+// test itself.
+func (o *options) runWorld(ctx context.Context, m *mode, seed uint64, out *log.Logger) (failures int, err error) {
+	w, err := o.newWorld(m, seed)
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	defer w.close()
+	if err := w.open(ctx); err != nil {
+		return 0, err
+	}
+	for w.rounds < o.rounds && ctx.Err() == nil && !w.rec.failed() && err == nil {
+		err = w.round(ctx) // after a failure, later rounds would repeat the difference
+	}
+	if err == nil && ctx.Err() == nil && !w.rec.failed() {
+		err = w.end(ctx)
+	}
+	w.traffic.end()
+	w.rec.limitStalls()
+	list := w.rec.failures
+	out.Printf("%-15s seed %d: %d rounds, %d steps in %v, state right after %v at most; %s; %d failures%s",
+		m.name, seed, w.rounds, w.steps, time.Since(start).Round(100*time.Millisecond), w.slowest.Round(10*time.Millisecond), w.rec.traffic(),
+		len(list), lines(list[:min(len(list), maxPrinted)]))
+	if err != nil || len(list) != 0 {
+		err = errors.Join(err, w.keep())
+	}
+	return len(list), err
+}
+
+// lines returns a text with a line for each string.
+func lines(list []string) (text string) {
+	for _, line := range list {
+		text += "\n" + line
+	}
+	return text
+}
+
+// newWorld returns a world that is not open.
+func (o *options) newWorld(m *mode, seed uint64) (*world, error) {
 	h := fnv.New64a()
 	h.Write([]byte(m.name))
-	w := &world{o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: o.chosenFaults(m)}
+	w := &world{o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: o.chosenFaults(m), rec: &recorder{made: map[string]int{}}}
 	if len(w.faults) == 0 {
 		return nil, fmt.Errorf("mode %s has no fault named %q", m.name, o.only)
 	}
-	w.result = result{mode: m.name, seed: seed}
-	start := time.Now()
-	defer w.close()
-	if err := w.open(); err != nil {
-		return nil, err
-	}
-	for range o.rounds {
-		if ctx.Err() != nil {
-			break
-		}
-		if err := w.round(ctx); err != nil {
-			return nil, errors.Join(err, w.keep())
-		}
-		if w.result.failures != 0 {
-			break // later rounds would repeat the difference
-		}
-	}
-	w.result.took = time.Since(start)
-	if w.result.failures != 0 {
-		return &w.result, w.keep()
-	}
-	return &w.result, nil
+	return w, nil
 }
 
 // chosenFaults returns the faults of a mode that the options select.
@@ -100,35 +111,66 @@ func (o *options) chosenFaults(m *mode) []fault {
 	return slices.DeleteFunc(all, func(f fault) bool { return !slices.Contains(names, f.name) })
 }
 
-// open creates the node, the API server and the agent.
-func (w *world) open() (err error) {
-	if w.dir, err = os.MkdirTemp("", "chaos-world-"); err != nil {
+// setup creates a node, its environment, an API server's socket and an agent that is not started.
+func (w *world) setup(like *node, name string) (err error) {
+	if w.dir, err = os.MkdirTemp("", "chaos-"+name+"-"); err != nil {
 		return err
 	}
-	if w.node, err = newNode(nil); err != nil {
+	if w.node, err = newNode(like); err != nil {
 		return err
 	}
 	if w.env, err = w.mode.environment(); err != nil {
 		return err
 	}
+	w.node.path = w.env.path
+	if err := w.server.serve(w.node.Host); err != nil {
+		return err
+	}
+	w.agent, err = newAgent(w.o.nodeproxy, w.node, w.mode, w.env, w.dir, name)
+	return err
+}
+
+// open creates the node, the API server and the agent, and starts the traffic. In worlds with an odd
+// seed, the first round begins while the agent starts.
+func (w *world) open(ctx context.Context) (err error) {
 	w.server = newAPIServer(w.seed)
 	w.server.stream = w.rng.IntN(2) == 0
 	if w.o.loseEvents {
 		lost := 0
 		w.server.lose = func() bool { lost++; return lost > 100 && lost%4 == 0 }
 	}
-	if err := w.server.serve(w.node.Host); err != nil {
+	if w.oracle, err = newOracle(w.mode.nodePorts); err != nil {
 		return err
 	}
-	w.objects = newObjects(w.seed, w.server)
+	if err := w.setup(nil, "agent"); err != nil {
+		return err
+	}
+	if err := w.node.serve(); err != nil {
+		return err
+	}
+	w.stalls = stall.Start()
+	w.traffic = &traffic{mode: w.mode, rate: w.o.rate, places: w.node.places, oracle: w.oracle, rec: w.rec, stalls: w.stalls}
+	w.server.announce = func(r resource, name string, o object) {
+		w.oracle.change(r, name, o)
+		w.traffic.drain()
+	}
+	w.objects = newObjects(w.seed, w.o.services, w.server)
 	w.objects.start()
-	if w.agent, err = newAgent(w.o.nodeproxy, w.node, w.mode, w.env, w.dir, "agent"); err != nil {
+	w.rec.missing()
+	w.traffic.start(ctx, w.seed)
+	if err := w.agent.Start(); err != nil || w.seed%2 != 0 {
 		return err
 	}
-	return w.agent.Start()
+	return w.judge(ctx)
 }
 
 func (w *world) close() {
+	if w.traffic != nil && w.traffic.stop != nil {
+		w.traffic.end()
+	}
+	if w.stalls != nil {
+		w.stalls.Stop()
+	}
 	if w.agent != nil {
 		w.agent.Kill()
 	}
@@ -144,23 +186,32 @@ func (w *world) close() {
 	os.RemoveAll(w.dir)
 }
 
-// round makes some steps and compares the result with that of a new agent.
+// round makes some steps and judges the result. Faults remove rules in one round of two. In one world
+// of three, no fault ends the agent, so that its resource usage is that of a long life.
 func (w *world) round(ctx context.Context) error {
-	w.note("-- round %d", w.result.rounds+1)
+	w.rec.note("-- round %d", w.rounds+1)
+	without := effect(0)
+	if w.rng.IntN(2) == 0 {
+		without |= outage
+	}
+	if w.seed%3 == 0 {
+		without |= kills
+	}
+	faults := slices.DeleteFunc(slices.Clone(w.faults), func(f fault) bool { return f.effect&without != 0 })
 	if w.rng.IntN(15) == 0 {
-		w.note("delete all Services")
+		w.rec.note("delete all Services")
 		w.objects.deleteServices()
 	}
 	for range 1 + w.rng.IntN(maxSteps) {
-		if err := w.step(); err != nil {
+		if err := w.step(faults); err != nil {
 			return err
 		}
-		w.result.steps++
+		w.steps++
 		w.pause()
 	}
 	w.server.behave()
 	w.agent.Process().Signal(syscall.SIGCONT)
-	w.result.rounds++
+	w.rounds++
 	return w.judge(ctx)
 }
 
@@ -179,29 +230,34 @@ func (w *world) pause() {
 }
 
 // step changes objects or runs a fault.
-func (w *world) step() error {
-	if w.rng.IntN(5) != 0 {
-		w.note("objects")
+func (w *world) step(faults []fault) error {
+	if w.rng.IntN(5) != 0 || len(faults) == 0 {
+		w.rec.note("objects")
 		w.objects.step()
 		return nil
 	}
-	f := pick(w.rng, w.faults...)
+	f := pick(w.rng, faults...)
+	if f.effect&outage != 0 {
+		w.rec.missing()
+	}
 	detail, err := f.run(w)
-	w.note("%s %s", f.name, detail)
+	w.rec.note("%s %s", f.name, detail)
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
 	return nil
 }
 
-// note records a step.
-func (w *world) note(format string, args ...any) {
-	w.steps = append(w.steps, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+// toggle adds an address or a link to the node, or removes it.
+func (w *world) toggle(what string) error {
+	err := w.node.toggle(what)
+	w.oracle.publish([2][]netip.Addr{w.node.addresses(0), w.node.addresses(1)}, 1)
+	return err
 }
 
 // shell runs a command on the node and returns it, with its error if it failed.
 func (w *world) shell(text string) string {
-	if _, err := w.node.Output("sh", "-c", text); err != nil {
+	if _, err := w.node.sh(text); err != nil {
 		return fmt.Sprintf("%s: %v", text, err)
 	}
 	return text
@@ -210,38 +266,40 @@ func (w *world) shell(text string) string {
 // restart ends the agent with a signal, calls f, and starts the agent.
 func (w *world) restart(s syscall.Signal, f func()) error {
 	if err := w.agent.Stop(s); err != nil {
-		w.fail(err.Error())
+		w.rec.failf("%v", err)
 	}
 	if f != nil {
 		f()
 	}
+	w.oracle.restarted.Store(true)
 	return w.agent.Start()
 }
 
-// fail records a failure.
-func (w *world) fail(text string) {
-	w.result.failures++
-	w.result.text += text + "\n"
-	w.note("FAILED %s", text)
-}
+// freshTimeout bounds the start of a new agent.
+const freshTimeout = 5 * time.Minute
 
 // pollInterval is the pause between two comparisons.
 const pollInterval = 250 * time.Millisecond
 
-// maxPrinted is how many differences a failure prints.
+// maxPrinted is how many failures of a world, and how many differences of a failure, are printed.
 const maxPrinted = 10
 
-// judge compares the state with that of a new agent on a new node.
+// judge compares the state with that of a new agent on a new node, and then sends packets.
 func (w *world) judge(ctx context.Context) error {
 	fresh, err := w.fresh()
 	if err != nil {
 		return err
 	}
 	defer fresh.close()
+	for end := time.Now().Add(freshTimeout); !fresh.agent.synced(); time.Sleep(pollInterval) {
+		if err := fresh.agent.Ended(); err != nil || time.Now().After(end) || ctx.Err() != nil {
+			return errors.Join(errors.New("the new agent has not synced"), err)
+		}
+	}
 	start := time.Now()
 	var bad []string
 	for {
-		if bad = w.wrong(fresh); len(bad) == 0 || time.Since(start) > w.o.settle || ctx.Err() != nil {
+		if bad = w.wrong(fresh); len(bad) == 0 || w.stalls.Running(start, time.Now()) > w.o.settle || ctx.Err() != nil {
 			break
 		}
 		time.Sleep(pollInterval)
@@ -249,38 +307,29 @@ func (w *world) judge(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	w.result.slowest = max(w.result.slowest, time.Since(start))
+	w.slowest = max(w.slowest, time.Since(start))
 	if len(bad) != 0 {
-		w.fail(fmt.Sprintf("%d differences after %v:\n  %s", len(bad), w.o.settle, strings.Join(bad[:min(len(bad), maxPrinted)], "\n  ")))
-		w.note("all differences:\n%s", strings.Join(bad, "\n"))
+		w.rec.failf("%d differences after %v:\n  %s", len(bad), w.o.settle, strings.Join(bad[:min(len(bad), maxPrinted)], "\n  "))
+		w.rec.note("all differences:\n%s", strings.Join(bad, "\n"))
+		return nil
 	}
+	w.oracle.inEffect()
+	w.rec.repaired()
+	w.traffic.sample(w.rng.Uint64())
 	return nil
 }
 
 // fresh returns a world with the same objects and node, and a new agent.
-func (w *world) fresh() (f *world, err error) {
-	f = &world{o: w.o, mode: w.mode, server: w.server.copyOf()}
-	defer func() {
-		if err != nil {
-			f.close()
-		}
-	}()
-	if f.dir, err = os.MkdirTemp("", "chaos-fresh-"); err != nil {
-		return nil, err
+func (w *world) fresh() (*world, error) {
+	f := &world{o: w.o, mode: w.mode, server: w.server.copyOf()}
+	err := f.setup(w.node, "fresh")
+	if err == nil {
+		err = f.agent.Start()
 	}
-	if f.node, err = newNode(w.node); err != nil {
-		return nil, err
+	if err != nil {
+		f.close()
 	}
-	if f.env, err = w.mode.environment(); err != nil {
-		return nil, err
-	}
-	if err = f.server.serve(f.node.Host); err != nil {
-		return nil, err
-	}
-	if f.agent, err = newAgent(w.o.nodeproxy, f.node, w.mode, f.env, f.dir, "fresh"); err != nil {
-		return nil, err
-	}
-	return f, f.agent.Start()
+	return f, err
 }
 
 // wrong lists what is not as it should be.
@@ -290,9 +339,6 @@ func (w *world) wrong(fresh *world) []string {
 	}
 	if err := errors.Join(w.agent.crashed(), fresh.agent.crashed()); err != nil {
 		return []string{err.Error()}
-	}
-	if !fresh.agent.synced() {
-		return []string{"the new agent has not synced"}
 	}
 	if err := w.agent.healthy(); err != nil {
 		return []string{err.Error()}
@@ -305,18 +351,28 @@ func (w *world) wrong(fresh *world) []string {
 	if w.restored {
 		got, want = got.withoutUnused(), want.withoutUnused()
 	}
-	return got.differences(want)
+	if bad := got.differences(want); len(bad) != 0 {
+		return bad
+	}
+	flows, errFlows := w.staleFlows()
+	excess, errExcess := w.agent.excess(fresh.agent)
+	if err := errors.Join(errFlows, errExcess); err != nil {
+		return []string{err.Error()}
+	}
+	return append(flows, excess...)
 }
 
-// keep stores the log, the steps and the objects of a world that failed.
+// keep stores the log, the goroutines, the steps and the objects of a world that failed.
 func (w *world) keep() error {
 	if err := os.MkdirAll(w.o.dir, 0o755); err != nil {
 		return err
 	}
 	base := filepath.Join(w.o.dir, fmt.Sprintf("%s-%d", w.mode.name, w.seed))
 	log, err := os.ReadFile(w.agent.Log)
+	goroutines, _ := w.agent.Get(metricsAddr + "/debug/pprof/goroutine?debug=1") // none if the agent has ended
 	return errors.Join(err,
+		os.WriteFile(base+".goroutines", goroutines, 0o644),
 		os.WriteFile(base+".log", log, 0o644),
-		os.WriteFile(base+".steps", []byte(strings.Join(w.steps, "\n")+"\n"), 0o644),
+		os.WriteFile(base+".steps", []byte(lines(w.rec.steps)), 0o644),
 		os.WriteFile(base+".json", w.server.dump(), 0o644))
 }

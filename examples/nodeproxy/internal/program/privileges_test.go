@@ -56,7 +56,7 @@ func dropAfterSignal() {
 // TestSignalIsKeptWhenPrivilegesAreDropped sends SIGTERM before the program executes itself.
 func TestSignalIsKeptWhenPrivilegesAreDropped(t *testing.T) {
 	netlab.Require(t)
-	cmd := exec.Command("/proc/self/exe")
+	cmd := netlab.Command(t, "/proc/self/exe")
 	cmd.Env = append(os.Environ(), signalEnv+"=1")
 	out, err := cmd.Output()
 	if string(out) != "stopped\n" || err != nil {

@@ -48,9 +48,9 @@ const (
 	silenceTimeout = 250 * time.Millisecond
 )
 
-// patience returns how long to wait for an answer.
-func patience(v ruleset.Verdict) time.Duration {
-	if v.Action == ruleset.ActionDrop || v.Action == ruleset.ActionPass {
+// timeoutOf returns how long to wait for an answer.
+func timeoutOf(v ruleset.Verdict) time.Duration {
+	if v.Action == ruleset.ActionDrop || v.Action == ruleset.ActionPass || v.Action == ruleset.ActionForward && dead(v.Service) {
 		return silenceTimeout
 	}
 	return connectTimeout
@@ -73,7 +73,7 @@ func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome
 		return outcome{Outcome: netlab.OutcomeOf("", err), begun: begun} // a slow machine may need all of the time for this
 	}
 	defer c.Close()
-	return ask(c, wait)
+	return ask(ctx, c, wait)
 }
 
 // connect opens a TCP connection and reads the server's greeting. c is nil without a greeting.
@@ -107,9 +107,10 @@ func (p *place) dialUDP(ctx context.Context, to netip.AddrPort) (c net.Conn, err
 }
 
 // ask sends one datagram and waits for the answer.
-func ask(c net.Conn, wait time.Duration) outcome {
+func ask(ctx context.Context, c net.Conn, wait time.Duration) outcome {
 	o := outcome{begun: time.Now()}
 	c.SetDeadline(o.begun.Add(wait))
+	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Now()) })()
 	buf, n := make([]byte, 200), 0
 	// A sender on the node itself gets EPERM for a dropped or refused packet. The socket
 	// reports a refusal next.

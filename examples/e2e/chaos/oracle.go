@@ -1,0 +1,321 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// oracle decides which outcomes of a connection are right. It has its own tracker and
+// engine, which receive each object before the agent does.
+type oracle struct {
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cidrs   map[string][]netip.Prefix
+
+	mu sync.Mutex
+	// base is the version known to be in effect, and latest the version of the last
+	// change. Any version from base to latest may be in effect.
+	base, latest *version
+	// before is the base before base.
+	before *version
+	// recent holds the Services that were changed last.
+	recent []types.NamespacedName
+	// restarted is set if the agent has been restarted. It cannot recognize the flows of Services that
+	// were deleted while no agent ran (conntrack/doc.go).
+	restarted atomic.Bool
+}
+
+// version is the ruleset after one change.
+type version struct {
+	*ruleset.Snapshot
+	// local holds the node's addresses by family.
+	local [2][]netip.Addr
+	// setting counts the changes of the node's addresses and of ServiceCIDRs.
+	setting int
+	next    *version
+}
+
+// newOracle returns an oracle for agents with these addresses of NodePorts.
+func newOracle(nodePorts string) (*oracle, error) {
+	o := &oracle{cidrs: map[string][]netip.Prefix{}}
+	info := tracker.NodeInfo{Name: nodeName, Addresses: []netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}}
+	var err error
+	if o.tracker, err = tracker.New(tracker.Config{Node: info, Families: []tracker.Family{tracker.IPv4, tracker.IPv6}}); err != nil {
+		return nil, err
+	}
+	addresses, err := ruleset.ParseNodePortAddresses([]string{nodePorts})
+	if err != nil {
+		return nil, err
+	}
+	var pods []netip.Prefix
+	for cidr := range strings.SplitSeq(clusterCIDRs, ",") {
+		pods = append(pods, netip.MustParsePrefix(cidr))
+	}
+	if o.engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(), LocalTraffic: ruleset.LocalTraffic{CIDRs: pods},
+	}); err != nil {
+		return nil, err
+	}
+	o.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	o.latest = &version{Snapshot: o.engine.Snapshot(), local: nodeAddresses}
+	o.before, o.base = o.latest, o.latest
+	return o, nil
+}
+
+// change receives a new or changed object, or nil for a deleted one.
+func (o *oracle) change(r resource, name string, obj object) {
+	namespace, short, _ := strings.Cut(name, "/")
+	id, setting := types.NamespacedName{Namespace: namespace, Name: short}, 0
+	switch x := obj.(type) {
+	case *v1.Service:
+		o.tracker.SetService(x)
+	case *discovery.EndpointSlice:
+		o.tracker.SetSlice(x)
+	case *v1.Node:
+		info := tracker.NodeInfoOf(x)
+		if len(info.Addresses) == 0 { // the agent reads them from the routing table
+			info.Addresses = []netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}
+		}
+		if before := o.latest.Node.Info; !slices.Equal(before.Addresses, info.Addresses) {
+			setting = 1
+		}
+		o.tracker.SetNode(info)
+	case *networking.ServiceCIDR:
+		o.cidrs[name] = nil
+		for _, s := range x.Spec.CIDRs {
+			o.cidrs[name] = append(o.cidrs[name], netip.MustParsePrefix(s))
+		}
+	case nil: // a Node's last state stays in effect
+		switch r {
+		case services:
+			o.tracker.DeleteService(id)
+		case slicesOf:
+			o.tracker.DeleteSlice(id)
+		case serviceCIDRs:
+			delete(o.cidrs, name)
+		}
+	}
+	if r == serviceCIDRs {
+		var all []netip.Prefix
+		for _, list := range o.cidrs {
+			all = append(all, list...)
+		}
+		o.engine.SetServiceCIDRs(all)
+		setting = 1
+	}
+	o.publish(o.latest.local, setting)
+	if slice, ok := obj.(*discovery.EndpointSlice); ok {
+		id.Name = slice.Labels[discovery.LabelServiceName]
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.recent = append(o.recent, id)
+	o.recent = o.recent[max(0, len(o.recent)-recentServices):]
+}
+
+// publish appends a version. Only one goroutine calls it.
+func (o *oracle) publish(local [2][]netip.Addr, setting int) {
+	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: o.latest.setting + setting}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.latest.next = v
+	o.latest = v
+}
+
+// inEffect records that the latest version is in effect.
+func (o *oracle) inEffect() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.before, o.base = o.base, o.latest
+}
+
+// since returns the version that is known to be in effect.
+func (o *oracle) since() *version {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.base
+}
+
+// now returns the latest version.
+func (o *oracle) now() *version {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.latest
+}
+
+// until returns the versions from v to the latest.
+func (o *oracle) until(v *version) []*version {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var out []*version
+	for ; v != nil; v = v.next {
+		out = append(out, v)
+	}
+	return out
+}
+
+// recentServices is how many changes count as recent. Half of all connections go to their Services.
+const recentServices = 20
+
+// pick returns a random TCP or UDP destination: a frontend that a Service has, or had at the end of
+// the round before. Some have a port that is closed, or an address that no Service has.
+func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
+	o.mu.Lock()
+	v := pick(rng, o.before, o.base, o.latest)
+	list := v.Services
+	if len(o.recent) != 0 && rng.IntN(2) == 0 {
+		list = v.Ports(pick(rng, o.recent...))
+	}
+	o.mu.Unlock()
+	if len(list) == 0 {
+		return t, false
+	}
+	svc := pick(rng, list...)
+	if svc.Key.Protocol == v1.ProtocolSCTP || len(svc.Frontends) == 0 {
+		return t, false
+	}
+	to, f := pick(rng, svc.Frontends...), 0
+	if svc.Key.Family == tracker.IPv6 {
+		f = 1
+	}
+	if to.Kind == ruleset.KindNodePort {
+		to.Addr = nodeAddresses[f][rng.IntN(2)]
+	}
+	if !to.Addr.IsGlobalUnicast() { // link-local addresses belong to an interface
+		return t, false
+	}
+	switch rng.IntN(40) {
+	case 0:
+		to.Port = uint16(7000 + rng.IntN(1000))
+	case 1:
+		to.Addr, to.Port = number([]string{"10.96.200.0", "fd00:96::f000"}[f], rng.IntN(1000)), 80
+	}
+	return target{netip.AddrPortFrom(to.Addr, to.Port), svc.Key.Protocol}, true
+}
+
+// judge returns nil if the outcome of a connection is right, and otherwise an error. v was known to
+// be in effect when the connection began. Any version from v to the latest may have been in effect.
+// An agent receives the objects of each kind in order, but may receive the slices of a Service long
+// before or after the Service or the node. So
+//
+//   - while a Service changes, or what its frontend depends on, its connections may have any outcome
+//     but an error;
+//   - while the node's zone changes, connections may reach all endpoints of a Service;
+//   - otherwise the outcome must be that of one of the versions. If one of them does not forward, the
+//     connection may be refused, lose packets or get no answer.
+func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
+	var first error
+	list, old := o.until(v), v.Trace(from.packet(t, v)).Service
+	right, mayFail := false, false
+	zones := slices.ContainsFunc(list, func(w *version) bool { return w.Node.Info.Zone != v.Node.Info.Zone })
+	for _, w := range list {
+		verdict := w.Trace(from.packet(t, w))
+		svc, f := verdict.Service, verdict.Frontend
+		switch {
+		case verdict.Action == ruleset.ActionPass, got.Kind != netlab.Reached && svc != nil && dead(svc):
+			return nil
+		case got.Kind == netlab.Failed:
+		case (svc == nil) != (old == nil), svc != nil && svc.Port != old.Port,
+			w.setting != v.setting && (svc == nil || f.Kind == ruleset.KindNodePort || len(f.Sources) != 0):
+			return nil
+		}
+		mayFail = mayFail || verdict.Action == ruleset.ActionDrop || verdict.Action != ruleset.ActionForward && len(list) > 1
+		if zones && verdict.Action == ruleset.ActionForward {
+			verdict.Endpoints = svc.Endpoints
+		}
+		err := from.check(got, verdict, w)
+		right = right || err == nil
+		if first == nil {
+			first = err
+		}
+	}
+	switch {
+	case right && (got.lost == 0 || mayFail):
+		return nil
+	case right:
+		return fmt.Errorf("%v: right but for the retransmission", got)
+	case len(list) > 1 && mayFail && (got.Kind == netlab.Refused || got.Kind == netlab.Silent):
+		return nil
+	}
+	return first
+}
+
+// hasEndpoint reports whether a Service has an endpoint at the address in one of the
+// versions since v, whatever its conditions.
+func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPort) bool {
+	for _, w := range o.until(v) {
+		if svc := w.Trace(from.packet(t, w)).Service; svc != nil && slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
+			return true
+		}
+	}
+	return false
+}
+
+// keeps reports whether a Service port has an endpoint that is ready or serving at an address, in the
+// latest version.
+func (o *oracle) keeps(key tracker.Key, at netip.AddrPort) bool {
+	return slices.ContainsFunc(o.now().Ports(key.NamespacedName), func(s *ruleset.Service) bool {
+		return s.Key == key && slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at && (e.Ready || e.Serving) })
+	})
+}
+
+// dead reports whether a Service has an endpoint without a server.
+func dead(s *ruleset.Service) bool {
+	return slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return !alive(e.Addr) })
+}
+
+// alive reports whether a server answers at an address.
+func alive(at netip.AddrPort) bool {
+	for pod := range pods {
+		if at.Addr() == podAddr(pod, familyOf(at.Addr())) {
+			return slices.Contains(podPorts, at.Port())
+		}
+	}
+	return false
+}
+
+// packet returns the first packet of a connection, for [ruleset.Snapshot.Trace].
+func (p *place) packet(t target, v *version) ruleset.Packet {
+	f := familyOf(t.to.Addr())
+	return ruleset.Packet{From: p.addr[f], InInterface: p.in, Protocol: t.proto, To: t.to, NodeAddresses: v.local[f]}
+}
+
+// check returns an error unless the outcome of a connection from the place agrees with the
+// verdict of a version.
+func (p *place) check(o outcome, v ruleset.Verdict, of *version) error {
+	want := map[ruleset.Action]netlab.OutcomeKind{ruleset.ActionForward: netlab.Reached, ruleset.ActionReject: netlab.Refused, ruleset.ActionDrop: netlab.Silent}[v.Action]
+	switch {
+	case o.Kind != want:
+		return fmt.Errorf("%v, want %q: %s", o, want, v.Rule)
+	case v.Action != ruleset.ActionForward:
+		return nil
+	}
+	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.Server })
+	if i < 0 {
+		return fmt.Errorf("%v, which is not among the %d endpoints allowed: %s", o, len(v.Endpoints), v.Rule)
+	}
+	f := familyOf(o.Source)
+	switch masqueraded := v.MasqueradeTo(v.Endpoints[i]); {
+	case masqueraded && !slices.Contains(of.local[f], o.Source):
+		return fmt.Errorf("%v, must be masqueraded to an address of the node: %s", o, v.Rule)
+	case !masqueraded && o.Source != p.addr[f]:
+		return fmt.Errorf("%v, must keep its source %s: %s", o, p.addr[f], v.Rule)
+	}
+	return nil
+}

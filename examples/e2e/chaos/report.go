@@ -1,0 +1,123 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// recorder collects the result of a world. Its methods are safe for concurrent use.
+type recorder struct {
+	mu    sync.Mutex
+	steps []string
+	// failures holds what failed.
+	failures []string
+	// made counts the connections by kind: tcp and udp (one request each), held (lines through
+	// connections that stay open), talk (requests from sockets that stay open), sampled (after a round,
+	// when everything is in effect) and affinity (the second of two). The others count failed ones.
+	made                  map[string]int
+	lost, excused, stalls int
+	// broken is set while rules are missing because of a fault, and repairedAt is when such a time
+	// ended last.
+	broken     bool
+	repairedAt time.Time
+}
+
+// note records a step.
+func (r *recorder) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.log(format, args...)
+}
+
+func (r *recorder) log(format string, args ...any) {
+	r.steps = append(r.steps, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+// failf records a failure.
+func (r *recorder) failf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail(format, args...)
+}
+
+func (r *recorder) fail(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.failures = append(r.failures, text)
+	r.log("FAILED %s", text)
+}
+
+// failed reports whether there is a failure.
+func (r *recorder) failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.failures) != 0
+}
+
+// missing records that rules are missing because of a fault. Losses are excused until repaired is called.
+func (r *recorder) missing() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.broken = true
+}
+
+// repaired records that all rules are there.
+func (r *recorder) repaired() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.broken {
+		r.broken, r.repairedAt = false, time.Now()
+	}
+}
+
+// result counts a connection, with an error if its outcome was wrong. The error is excused if the
+// machine stalled, or if rules were missing while the connection was open.
+func (r *recorder) result(kind string, begun time.Time, stalled bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.made[kind]++
+	switch {
+	case err == nil:
+	case r.broken || r.repairedAt.After(begun):
+		r.excused++
+	case stalled:
+		r.stalls++
+	default:
+		r.lost++
+		r.fail("%s, begun %v ago: %v", kind, time.Since(begun).Round(time.Millisecond), err)
+	}
+}
+
+// stalledPercent is the largest percentage of connections that stalls may excuse, and freeStalls a
+// number that they may excuse in any case. With more, the machine is too busy to distinguish an agent
+// that loses connections from one that does not.
+const stalledPercent, freeStalls = 1, 20
+
+// limitStalls records a failure if stalls excused too many connections.
+func (r *recorder) limitStalls() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := 0
+	for _, n := range r.made {
+		all += n
+	}
+	if r.stalls > max(freeStalls, all*stalledPercent/100) {
+		r.fail("%d of %d connections were lost while the machine stalled: it is too busy, or connections are lost", r.stalls, all)
+	}
+}
+
+// traffic returns the counts in one line.
+func (r *recorder) traffic() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for _, kind := range slices.Sorted(maps.Keys(r.made)) {
+		out = append(out, fmt.Sprintf("%s %d", kind, r.made[kind]))
+	}
+	return fmt.Sprintf("%s; %d lost, %d excused by missing rules and %d by stalls", strings.Join(out, ", "), r.lost, r.excused, r.stalls)
+}
