@@ -66,6 +66,13 @@ func (r *recorder) missing() {
 	r.broken = true
 }
 
+// isBroken reports whether rules are missing.
+func (r *recorder) isBroken() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.broken
+}
+
 // repaired records that all rules are there.
 func (r *recorder) repaired() {
 	r.mu.Lock()
