@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 //go:embed dll/*.c
@@ -25,10 +27,12 @@ const compiler = "x86_64-w64-mingw32-gcc"
 type Wine struct{ wine, prefix string }
 
 // Start returns Wine with the DLLs. It makes the prefix once, below the user's cache folder, which
-// takes about a minute. Without Wine or the compiler it skips the test. With
+// takes about a minute. Programs in Wine take minutes, so it skips the test unless long forms
+// run ([testtime.NeedThorough]). Without Wine or the compiler it also skips the test. With
 // PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
 func Start(tb testing.TB) *Wine {
 	tb.Helper()
+	testtime.NeedThorough(tb)
 	w, err := Find()
 	if errors.Is(err, errMissing) && os.Getenv("PROXIER_REQUIRE_ALL") == "" {
 		tb.Skip(err)
