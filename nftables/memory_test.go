@@ -357,7 +357,7 @@ func chainsOf(r kernel.Rules, o *model.Object) []memoryChain {
 		return baseChains(layout.ChainNATPrerouting, layout.ChainNATOutput, layout.ChainPreroutingAgain, layout.ChainOutputAgain,
 			layout.ChainNATPostrouting, layout.ChainFilterForward, layout.ChainFilterInput, layout.ChainFilterOutput)
 	case model.PacketCounters:
-		return baseChains(layout.ChainPacketsIn, layout.ChainPacketsOut)
+		return append(named(layout.ChainPackets), baseChains(layout.ChainPacketsIn, layout.ChainPacketsOut)...)
 	case model.HandlerChain:
 		var to []string
 		for _, next := range []layout.Handler{o.Handler.Unguarded(), o.Handler.Direct()} {

@@ -26,13 +26,16 @@ func (b *Backend) keepPacketCounters() error {
 		if err != nil {
 			return err
 		}
-		sound := false
+		sound, kept := false, false
 		if head.Exists && b.config.CountPackets {
-			if sound, err = b.hasPacketCounters(f); err != nil {
+			if sound, kept, err = b.hasPacketCounters(f); err != nil {
 				return err
 			}
 		}
-		if head.Exists && !sound {
+		switch {
+		case head.Exists && kept && !sound:
+			w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteRules, Family: f}}})
+		case head.Exists && !sound:
 			w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
 		}
 		if b.config.CountPackets && !sound {
@@ -51,7 +54,7 @@ func (b *Backend) examinePacketCounters() error {
 		return nil
 	}
 	for _, f := range b.config.Families {
-		sound, err := b.hasPacketCounters(f)
+		sound, _, err := b.hasPacketCounters(f)
 		switch {
 		case err != nil:
 			return err
@@ -67,34 +70,37 @@ func packetCounterObjects(f tracker.Family) []model.Object {
 	return []model.Object{{Kind: model.PacketCounters, Family: f}}
 }
 
-// hasPacketCounters reports whether the table that counts packets is as this package creates it.
-func (b *Backend) hasPacketCounters(f tracker.Family) (bool, error) {
+// hasPacketCounters reports whether the table that counts packets is as this package creates it. kept
+// reports whether new rules suffice to make it so: then its counters stay.
+func (b *Backend) hasPacketCounters(f tracker.Family) (sound, kept bool, err error) {
 	table := packetsOf(b.config.Table)
 	head, err := b.conn.Table(table, f)
 	if err != nil || !head.Exists || head.Flags != 0 {
-		return false, err
+		return false, false, err
 	}
 	sets, err := b.conn.Sets(table, f)
 	if err != nil || len(sets) != 1 || !sets[layout.Packets.Name()].Is(layout.Packets.Spec(f)) {
-		return false, err
+		return false, false, err
 	}
 	chains, err := b.conn.Chains(table, f)
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	rules, err := b.conn.Rules(table, f)
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	counts := map[string]int{}
 	for _, r := range rules {
 		counts[r.Chain]++
 	}
 	base, want := b.conn.Outline(kernel.Rules{Family: f}, packetCounterObjects(f))
-	for name, hook := range base {
-		if chain, ok := chains[name]; !ok || !chain.Is(hook) {
-			return false, nil
+	missing := len(want)
+	for name, chain := range chains {
+		if _, ok := want[name]; !ok || !chain.Is(base[name]) {
+			return false, false, nil
 		}
+		missing--
 	}
-	return len(chains) == len(base) && maps.Equal(counts, want), nil
+	return missing == 0 && maps.Equal(counts, want), true, nil
 }

@@ -188,7 +188,7 @@ func TestPacketsOfServicesAreCounted(t *testing.T) {
 	listing := f.nft("list table ip proxier-packets")
 	for _, want := range []string{
 		"type filter hook input priority filter; policy accept;", "type filter hook postrouting priority filter; policy accept;",
-		`iifname != "lo" ct status dnat update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }`,
+		`iifname != "lo" ct status dnat jump count`, "ct protocol tcp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }",
 	} {
 		if !strings.Contains(listing, want) {
 			t.Errorf("no %q in\n%s", want, listing)

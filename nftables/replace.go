@@ -274,9 +274,8 @@ func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bo
 	for s := range layout.FirstAllowed {
 		stays[s.Name()] = kept[s]
 	}
-	for name, s := range k.sets {
-		// The kernel deletes anonymous sets with the foreign rules that they belong to.
-		if !stays[name] && s.Flags&layout.FlagAnonymous == 0 {
+	for name := range k.sets {
+		if !stays[name] {
 			r.create.Object(model.Object{Kind: model.DeleteSet, Family: f, Name: name})
 		}
 	}

@@ -342,7 +342,7 @@ func (w Rules) poolChain(c layout.Handler) []rule {
 // choices renders the rules that choose a bucket and translate the connection to its endpoint.
 func (w Rules) choices(c layout.Handler, translate ...part) []rule {
 	choose := func(bucket ...part) rule {
-		return rule(loadDispatch(layout.PoolMask)).with(bucket...).with(found(layout.Endpoints)).with(translate...)
+		return rule(ofService()).with(loadDispatch(layout.PoolMask)...).with(bucket...).with(found(layout.Endpoints)).with(translate...)
 	}
 	draw := func(n int) rule { return choose(random(uint32(n))) }
 	switch n := c.Buckets; {

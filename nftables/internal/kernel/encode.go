@@ -17,11 +17,13 @@ import (
 // the elements to add. It keeps its memory from one batch to the next.
 type Writer struct {
 	Lists
-	table    string
-	rules    [2]Rules
-	batch    Batch
-	finished bool
-	err      error
+	table string
+	rules [2]Rules
+	batch Batch
+	// anonymous is the number of anonymous sets in the batch.
+	anonymous uint32
+	finished  bool
+	err       error
 }
 
 // NewWriter returns a Writer for tables of a name. rules renders the chains of the families' tables.
@@ -38,7 +40,7 @@ func NewWriter(table string, rules ...Rules) *Writer {
 func (w *Writer) Reset() {
 	w.batch.Reset()
 	w.Lists.Reset()
-	w.finished, w.err = false, nil
+	w.anonymous, w.finished, w.err = 0, false, nil
 }
 
 // Use makes what is encoded from now on be about tables of another name.
@@ -188,8 +190,8 @@ func (w *Writer) newSet(f tracker.Family, s layout.Set, size int) {
 		w.batch.Uint32(unix.NFTA_SET_DATA_TYPE, sp.DataType)
 		w.batch.Uint32(unix.NFTA_SET_DATA_LEN, sp.DataLen)
 	}
-	if orders := sp.ByteOrders(); orders != nil {
-		w.batch.Bytes(unix.NFTA_SET_USERDATA, orders)
+	if udata := s.UserData(f); udata != nil {
+		w.batch.Bytes(unix.NFTA_SET_USERDATA, udata)
 	}
 	if sp.Fields != nil {
 		w.batch.Nest(unix.NFTA_SET_DESC)
@@ -234,17 +236,60 @@ func (w *Writer) chain(f tracker.Family, name string, base *BaseChain, rules []r
 	}
 }
 
+// anonymousSet is the name of an anonymous set in a message (nft_set_add of the nft tool). The kernel
+// replaces "%d" by a number.
+const anonymousSet = "__set%d"
+
+// firstAnonymous is greater than the IDs of named sets.
+const firstAnonymous = 1 << 16
+
+// protocols creates an anonymous set of the protocols of Services for the rule that comes next, and
+// returns its ID in the transaction.
+func (w *Writer) protocols(f tracker.Family) uint32 {
+	const protocol, length = 12, 1 // the tool's inet_proto
+	id := firstAnonymous + w.anonymous
+	w.anonymous++
+	w.open("create set of protocols", unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, f)
+	w.batch.String(unix.NFTA_SET_NAME, anonymousSet)
+	w.batch.Uint32(unix.NFTA_SET_ID, id)
+	w.batch.Uint32(unix.NFTA_SET_FLAGS, unix.NFT_SET_ANONYMOUS|unix.NFT_SET_CONSTANT)
+	w.batch.Uint32(unix.NFTA_SET_KEY_TYPE, protocol)
+	w.batch.Uint32(unix.NFTA_SET_KEY_LEN, length)
+	w.batch.Nest(unix.NFTA_SET_DESC)
+	w.batch.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(len(serviceProtocols)))
+	w.batch.Unnest()
+	w.batch.End()
+	w.batch.Begin(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, inet.AF(f))
+	w.batch.String(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.batch.String(unix.NFTA_SET_ELEM_LIST_SET, anonymousSet)
+	w.batch.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
+	list := Elements{}
+	for _, p := range serviceProtocols {
+		list.Add([]byte{p}, nil, "")
+	}
+	w.batch.Bytes(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list.buf)
+	w.batch.End()
+	return id
+}
+
+// serviceProtocols are the protocols that a Service can have.
+var serviceProtocols = [...]byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+
 // rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, otherwise at its beginning.
 // number, from 0, identifies the rule in errors.
 func (w *Writer) rule(f tracker.Family, chain string, number int, flags uint16, r rule) {
-	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f)
-	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
-	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
-	for _, p := range r {
-		data, err := p(inet.AF(f))
+	exprs := make([][]byte, len(r))
+	for i, p := range r {
+		data, err := p(scope{inet.AF(f), func() uint32 { return w.protocols(f) }})
 		if err != nil && w.err == nil {
 			w.err = err
 		}
+		exprs[i] = data
+	}
+	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f)
+	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
+	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
+	for _, data := range exprs {
 		w.batch.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
 	}
 	w.batch.Unnest()

@@ -39,12 +39,19 @@ const dynsetDelete = 2
 type rule []part
 
 // part is one expression: its attributes (NFTA_EXPR_NAME and _DATA).
-type part func(family byte) ([]byte, error)
+type part func(scope) ([]byte, error)
+
+// scope is what an expression's encoding depends on.
+type scope struct {
+	family byte
+	// protocols creates an anonymous set of the protocols of Services and returns its ID.
+	protocols func() uint32
+}
 
 func (r rule) with(parts ...part) rule { return append(r[:len(r):len(r)], parts...) }
 
 func of(e expr.Any) part {
-	return func(family byte) ([]byte, error) { return expr.Marshal(family, e) }
+	return func(s scope) ([]byte, error) { return expr.Marshal(s.family, e) }
 }
 
 func (w Rules) addrLen() uint32 { return uint32(w.Family.Bits() / 8) }
@@ -134,6 +141,14 @@ func (w Rules) reject() part {
 
 func masquerade() part { return of(&expr.Masq{FullyRandom: true}) }
 
+// ofService matches the protocols of Services. The packet's is one of them wherever a rule uses ofService:
+// the nft tool loads a rule that translates a port only if it names the protocol.
+func ofService() []part {
+	return []part{proto(firstReg), func(s scope) ([]byte, error) {
+		return expr.Marshal(s.family, &expr.Lookup{SourceRegister: firstReg, SetName: anonymousSet, SetID: s.protocols()})
+	}}
+}
+
 // dnat sends the connection to the address and port that the last look-up found.
 func (w Rules) dnat() part {
 	nat := w.toAddr()
@@ -155,8 +170,8 @@ func (w Rules) dnatShifted(pool uint32) []part {
 	nat := w.toAddr()
 	nat.RegProtoMin, nat.RegProtoMax = shiftReg, shiftReg+1
 	nat.Specified = true // so that there are flags
-	return append(out, func(family byte) ([]byte, error) {
-		out, err := expr.Marshal(family, nat)
+	return append(out, func(s scope) ([]byte, error) {
+		out, err := expr.Marshal(s.family, nat)
 		if err != nil {
 			return nil, err
 		}

@@ -132,5 +132,5 @@ func (w Rules) originalAddr(reg uint32) part {
 func originalPort(reg uint32) part { return original(nfnl.CtProtoDst, reg) }
 
 func original(key, reg uint32) part {
-	return func(byte) ([]byte, error) { return nfnl.OriginalCt(key, reg), nil }
+	return func(scope) ([]byte, error) { return nfnl.OriginalCt(key, reg), nil }
 }

@@ -14,16 +14,24 @@ import (
 // postrouting if it leaves the node or goes to the node itself, and otherwise input.
 func (w Rules) packetChains() []chainSpec {
 	remote := rule{load(expr.MetaKeyIIFNAME, firstReg), differs(firstReg, interfaceName(layout.LoopbackInterface))}
+	translated := rule(ctDNAT()).with(jump(layout.ChainPackets))
+	var count []rule
+	for _, p := range serviceProtocols {
+		count = append(count, w.countPacket(p))
+	}
 	return []chainSpec{
-		{layout.ChainPacketsIn, &BaseChain{"filter", unix.NF_INET_LOCAL_IN, priorityFilter}, []rule{remote.with(w.countPacket()...)}},
-		{layout.ChainPacketsOut, &BaseChain{"filter", unix.NF_INET_POST_ROUTING, priorityFilter}, []rule{w.countPacket()}},
+		{layout.ChainPackets, nil, count},
+		{layout.ChainPacketsIn, &BaseChain{"filter", unix.NF_INET_LOCAL_IN, priorityFilter}, []rule{remote.with(translated...)}},
+		{layout.ChainPacketsOut, &BaseChain{"filter", unix.NF_INET_POST_ROUTING, priorityFilter}, []rule{translated}},
 	}
 }
 
-// countPacket adds a packet of a translated connection to the counter of its original destination.
-// The protocol is the connection's, not the packet's, which may be an ICMP error.
-func (w Rules) countPacket() rule {
-	return rule(ctDNAT()).with(
+// countPacket adds a packet of a connection to the counter of the connection's original destination.
+// The protocol is the connection's, not the packet's, which may be an ICMP error. There is a rule for
+// each, because the nft tool loads a rule that reads a connection's port only if it names the protocol.
+func (w Rules) countPacket(protocol byte) rule {
+	match := rule{of(&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: firstReg}), equal(firstReg, []byte{protocol})}
+	return match.with(
 		w.originalAddr(firstReg),
 		of(&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: firstReg + w.words()}),
 		originalPort(firstReg+w.words()+1),

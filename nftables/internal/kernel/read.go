@@ -75,10 +75,13 @@ func (c *Conn) Chains(table string, f tracker.Family) (out map[string]Chain, err
 	return out, err
 }
 
-// Sets returns the table's sets and maps by name.
+// Sets returns the table's named sets and maps by name. Anonymous sets are parts of rules.
 func (c *Conn) Sets(table string, f tracker.Family) (out map[string]Set, err error) {
 	begin := func() { out = map[string]Set{} }
 	err = c.dump(table, f, unix.NFT_MSG_GETSET, begin, func(a *attributes) {
+		if a.number(unix.NFTA_SET_FLAGS)&unix.NFT_SET_ANONYMOUS != 0 {
+			return
+		}
 		desc := parse(a[unix.NFTA_SET_DESC])
 		s := Set{Spec: layout.Spec{
 			Flags:   a.number(unix.NFTA_SET_FLAGS),

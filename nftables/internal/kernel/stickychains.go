@@ -57,13 +57,13 @@ func (w Rules) stickyConfirm() []rule { return []rule{w.recall(), {gotoChain(lay
 // stickySend sends the connection to the endpoint of the sticky key, if that exists. The first rule
 // also counts the connection, and does nothing if the set of counters is full.
 func (w Rules) stickySend() []rule {
-	endpoint := rule{load(expr.MetaKeyPRIORITY, firstReg), found(layout.StickyEndpoints)}
+	endpoint := rule(ofService()).with(load(expr.MetaKeyPRIORITY, firstReg), found(layout.StickyEndpoints))
 	return []rule{endpoint.with(w.count(layout.Connections)...).with(w.dnat()), endpoint.with(w.dnat())}
 }
 
 // rangeStickySend does the same for ranges of ports, without counting.
 func (w Rules) rangeStickySend() []rule {
-	endpoint := rule{load(expr.MetaKeyPRIORITY, firstReg), found(layout.StickyEndpoints)}
+	endpoint := rule(ofService()).with(load(expr.MetaKeyPRIORITY, firstReg), found(layout.StickyEndpoints))
 	return []rule{endpoint.with(w.dnatShifted(layout.StickyMask)...), endpoint.with(w.dnatAddr())}
 }
 

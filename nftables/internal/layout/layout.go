@@ -107,6 +107,7 @@ const (
 
 // The chains of the table that counts packets.
 const (
+	ChainPackets    = "count"
 	ChainPacketsIn  = "count-input"
 	ChainPacketsOut = "count-postrouting"
 )

@@ -1,13 +1,12 @@
 package layout
 
 import (
-	"encoding/binary"
-
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Spec holds the attributes with which a set is created. Types are the nft tool's data types
-// (nftables, include/datatype.h), which the kernel stores without attaching a meaning.
+// (nftables, include/datatype.h), which the kernel stores without attaching a meaning. The tool loads
+// a rule only if the types in it are those of its sets: see [Set.UserData].
 type Spec struct {
 	KeyType, KeyLen   uint32
 	DataType, DataLen uint32 // DataType 0: a set, not a map
@@ -19,8 +18,6 @@ type Spec struct {
 // Flags of sets, and the type of a verdict (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*
 // and NFT_DATA_VERDICT).
 const (
-	FlagAnonymous = 0x1
-
 	FlagMap     = 0x8
 	setInterval = 0x4
 	setTimeout  = 0x10
@@ -38,6 +35,7 @@ type field struct{ typ, len uint32 }
 
 // The types in the machine's byte order.
 const (
+	typeInteger = 4
 	typeMark    = 19
 	typeClassID = 23
 	typeIfname  = 41
@@ -58,6 +56,7 @@ func concat(fields []field) (typ, length uint32) {
 func (s Set) Spec(f tracker.Family) Spec {
 	addr, proto, port := field{7, 4}, field{12, 1}, field{13, 2} // ipv4_addr, inet_proto, inet_service
 	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{DataVerdict, 0}
+	bucket := field{typeInteger, 4}
 	if f == tracker.IPv6 {
 		addr = field{8, 16} // ipv6_addr
 	}
@@ -81,11 +80,11 @@ func (s Set) Spec(f tracker.Family) Spec {
 	case ShiftFrom, ShiftTo:
 		key, data = []field{class}, []field{port}
 	case Endpoints:
-		key, data = []field{class, mark}, []field{addr, port}
+		key, data = []field{class, bucket}, []field{addr, port}
 	case StickyPools:
 		key, data = []field{class}, []field{class}
 	case StickyBuckets:
-		key, data = []field{class, mark}, []field{class}
+		key, data = []field{class, bucket}, []field{class}
 	case StickyEndpoints:
 		key, data = []field{class}, []field{addr, port}
 	case StickyClients:
@@ -117,19 +116,35 @@ func (s Set) Spec(f tracker.Family) Spec {
 	return sp
 }
 
-// ByteOrders returns a set's user data, by which the nft tool recognizes keys or data in the
-// machine's byte order (libnftnl, NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER). The tool
-// needs it for a class ID, mark or interface name that is not part of a concatenation.
-func (sp Spec) ByteOrders() []byte {
-	const key, data, hostOrder = 0, 1, 1
+// The user data of a set in a table of nft (libnftnl, NFTNL_UDATA_SET_*).
+const (
+	keyByteOrder  = 0
+	dataByteOrder = 1
+	keyTypeof     = 3
+	dataTypeof    = 4
+)
+
+// UserData returns a set's user data, which only the nft tool reads. It has the byte order of a class
+// ID, mark or interface name that is not part of a concatenation, and the expressions by which the
+// tool names the types of a map whose key has the number of a bucket: "typeof numgen random mod 1".
+func (s Set) UserData(f tracker.Family) []byte {
+	const hostOrder = 1
+	sp := s.Spec(f)
 	var out []byte
-	for kind, typ := range [...]uint32{key: sp.KeyType, data: sp.DataType} {
+	for kind, typ := range [...]uint32{keyByteOrder: sp.KeyType, dataByteOrder: sp.DataType} {
 		if typ == typeClassID || typ == typeMark || typ == typeIfname {
-			out = append(out, byte(kind), 4)
-			out = binary.NativeEndian.AppendUint32(out, hostOrder)
+			out = append(out, tlv32(byte(kind), hostOrder)...)
 		}
 	}
-	return out
+	if s != Endpoints && s != StickyBuckets {
+		return out
+	}
+	data := priorityExpr()
+	if s == Endpoints {
+		data = concatExpr(daddrExpr(f), portExpr())
+	}
+	out = append(out, tlv(keyTypeof, concatExpr(priorityExpr(), numberExpr()))...)
+	return append(out, tlv(dataTypeof, data)...)
 }
 
 // Interval reports whether the set holds ranges of addresses.

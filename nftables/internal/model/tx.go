@@ -76,11 +76,14 @@ func (o *Object) bytes() int {
 		return 6 << 10
 	case HandlerChain:
 		if o.Handler.Handling == layout.HandleDirect {
-			return 2560
+			if o.Handler.Range {
+				return 10 << 10
+			}
+			return 4608
 		}
 		return 1536 + 512*o.Size
 	case StickyChains, RangeStickyChains:
-		return 2560
+		return 3328
 	case RangeChains:
 		return 3584
 	case UseRanges, UnuseRanges:
@@ -90,7 +93,7 @@ func (o *Object) bytes() int {
 	case StickyChain:
 		return 2048
 	case NewSet:
-		return 256
+		return 320
 	case AddDevices, DeleteDevices:
 		return 256 + 24*len(o.Names)
 	}
