@@ -41,6 +41,8 @@ type Backend struct {
 	checked generation
 	ran     time.Time
 	known   bool
+	// started is set once a full delta was applied.
+	started bool
 }
 
 var _ dataplane.Plane = (*Backend)(nil)
@@ -146,6 +148,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			f.model.acknowledge(d.Changes, bad)
 		}
 	}
+	b.started = b.started || d.Full && err == nil
 	if err == nil && len(bad) != 0 {
 		return &ruleset.PartialError{Failed: bad}
 	}

@@ -15,7 +15,7 @@ import (
 
 // Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier
 // state, lost a jump to the backend's chains or a rule of the chains below, or if the state
-// of the tables is unknown. It returns nil if everything is in place. [ErrLocked],
+// of the tables is unknown. It returns nil if everything is in place, and before the first full delta. [ErrLocked],
 // [os.ErrClosed] and other errors mean that the check failed. After a DriftError the next
 // delta must be a full one, which [Backend.Apply] requests.
 //
@@ -46,6 +46,9 @@ func (b *Backend) Check(ctx context.Context) error {
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return errClosed
+	}
+	if !b.started {
+		return nil
 	}
 	// This comes first, so that the next call detects transactions from here on.
 	gen, ok := b.generation(ctx)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -63,6 +64,23 @@ func TestWatchReturnsWhenTheBackendIsClosed(t *testing.T) {
 		}
 		if err := <-done; !errors.Is(err, os.ErrClosed) {
 			t.Error(err)
+		}
+	})
+}
+
+// TestTablesNotYetWrittenAreNoDrift checks tables before the first full delta, and after a failure.
+func TestTablesNotYetWrittenAreNoDrift(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r := newRig(t, flavor)
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Errorf("before the first delta, Check returned %v", err)
+		}
+		r.sync()
+		r.backend.families[0].discard(errors.New("a failure"))
+		var drift *dataplane.DriftError
+		if err := r.backend.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
+			t.Errorf("after a failure, Check returned %v", err)
 		}
 	})
 }

@@ -37,6 +37,8 @@ type Backend struct {
 	// states holds the kernel's state in each family, or nil while that is unknown. before
 	// then holds the last known state, until a full delta is complete.
 	states, before []*state
+	// started is set once a full delta was applied.
+	started bool
 	// rules holds the iptables rules that were last written.
 	rules  map[tracker.Family]written
 	closed bool
@@ -183,7 +185,7 @@ func (b *Backend) discard() {
 
 // remember records that the kernel's state is known, after a full delta.
 func (b *Backend) remember() {
-	b.before = nil
+	b.before, b.started = nil, true
 	for _, s := range b.states {
 		s.before = nil
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // Check compares the kernel's state with the state that the backend wrote. It returns nil
-// if they agree, and a [*dataplane.DriftError] if another process altered something or if
+// if they agree and before the first full delta, and a [*dataplane.DriftError] if another process altered something or if
 // the kernel's state is unknown after a failure. It can also return ctx's error,
 // [os.ErrClosed], or the error of reading the kernel's state. After any error but ctx's
 // the next delta must be a full one, which [Backend.Apply] requests.
@@ -22,7 +22,10 @@ import (
 // and some more. It is meant for long intervals.
 func (b *Backend) Check(ctx context.Context) error {
 	return b.do(ctx, func() error {
-		if b.states == nil {
+		switch {
+		case !b.started:
+			return nil
+		case b.states == nil:
 			return &dataplane.DriftError{Backend: "ipvs", Family: b.config.Families[0], What: "the kernel's state is unknown: no full delta was applied since the last failure"}
 		}
 		for _, s := range b.states {

@@ -361,3 +361,18 @@ func TestFailedServiceLosesEndpointsThatAreGone(t *testing.T) {
 	}
 	r.agree()
 }
+
+// TestStateNotYetWrittenIsNoDrift checks the kernel before the first full delta, and after a failure.
+func TestStateNotYetWrittenIsNoDrift(t *testing.T) {
+	r, _ := newMemoryRig(t, Config{})
+	r.set(svc(1), 1, 1)
+	if err := r.backend.Check(t.Context()); err != nil {
+		t.Errorf("before the first delta, Check returned %v", err)
+	}
+	r.sync()
+	r.backend.discard()
+	var drift *dataplane.DriftError
+	if err := r.backend.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
+		t.Errorf("after a failure, Check returned %v", err)
+	}
+}

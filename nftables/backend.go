@@ -38,6 +38,8 @@ type Backend struct {
 	tables  *model.Tables
 	sink    *streamSink
 	watched watched
+	// started is set once a full delta was applied.
+	started bool
 	// staleInterfaces is set after syncInterfaces failed, until it succeeds.
 	staleInterfaces bool
 	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace

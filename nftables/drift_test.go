@@ -296,17 +296,3 @@ func TestForeignTransactionsAreNoDrift(t *testing.T) {
 		t.Fatal(fmt.Sprint("Check returned ", err))
 	}
 }
-
-// TestUnknownStateIsDrift checks tables before the first full delta.
-func TestUnknownStateIsDrift(t *testing.T) {
-	t.Parallel()
-	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	var drift *dataplane.DriftError
-	if err := b.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
-		t.Errorf("Check returned %v", err)
-	}
-}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,7 @@ import (
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -267,5 +269,25 @@ func TestRestartKeepsClientsInMemory(t *testing.T) {
 				r.verify()
 			}
 		})
+	}
+}
+
+// TestTablesNotYetWrittenAreNoDrift checks tables before the first full delta, and after a failure.
+func TestTablesNotYetWrittenAreNoDrift(t *testing.T) {
+	t.Parallel()
+	r := newMemoryRig(t)
+	r.tracker.SetService(svc(0))
+	for range 2 { // with tables of an earlier process, too
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Errorf("before the first delta, Check returned %v", err)
+		}
+		r.sync()
+		r.start()
+	}
+	r.sync()
+	r.backend.discard(time.Now())
+	var drift *dataplane.DriftError
+	if err := r.backend.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
+		t.Errorf("after a failure, Check returned %v", err)
 	}
 }

@@ -41,6 +41,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		b.tables = nil
 		return fmt.Errorf("nftables: cannot replace tables: %w", err)
 	}
+	b.started = true
 	node := d.Node // not d, which holds every Service as it is now
 	b.sink = newStreamSink(b.conn, func() writer { return b.writer(b.name, node) })
 	for _, t := range b.tables.List {

@@ -29,7 +29,7 @@ type watched struct {
 
 // Check compares the tables with what the backend wrote. It returns a
 // [*dataplane.DriftError] if another process altered or deleted a table, or if the tables'
-// state is unknown after a failure. Other errors are ctx's, wrap [os.ErrClosed], or are about
+// state is unknown after a failure. Before the first full delta it returns nil. Other errors are ctx's, wrap [os.ErrClosed], or are about
 // reading the tables. After any error but ctx's, the next delta must be a full one, and
 // [Backend.Apply] returns [ruleset.ErrNeedFull] for any other.
 //
@@ -44,7 +44,10 @@ func (b *Backend) Check(ctx context.Context) error {
 		return err
 	}
 	defer b.mu.Unlock()
-	if b.tables == nil {
+	switch {
+	case !b.started:
+		return nil
+	case b.tables == nil:
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied after the last failure")
 	}
 	if b.staleInterfaces {

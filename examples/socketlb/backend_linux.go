@@ -37,6 +37,8 @@ type state struct {
 	// The model of the maps' content. frontends is nil while the content is unknown.
 	node      *ruleset.Node
 	frontends map[frontendKey]frontendValue
+	// started is set once a full delta was applied.
+	started   bool
 	pools     map[poolKey]*slotTable
 	members   map[serviceID]map[memberKey]struct{}
 	addresses map[[16]byte]address
@@ -159,6 +161,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		b.frontends = nil
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	}
+	b.started = true
 	if len(failed) != 0 {
 		return &ruleset.PartialError{Failed: failed}
 	}

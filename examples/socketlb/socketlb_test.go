@@ -813,3 +813,18 @@ func TestNoRangesAreOffered(t *testing.T) {
 		t.Errorf("ranges of ports are %v", got)
 	}
 }
+
+// TestMapsNotYetWrittenAreNoDrift checks the maps before the first full delta, and after a failure.
+func TestMapsNotYetWrittenAreNoDrift(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("a", 1, 1)
+	if err := l.backend.Check(t.Context()); err != nil {
+		t.Errorf("before the first delta, Check returned %v", err)
+	}
+	l.sync()
+	l.backend.frontends = nil
+	var drift *dataplane.DriftError
+	if err := l.backend.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
+		t.Errorf("after a failure, Check returned %v", err)
+	}
+}

@@ -21,8 +21,7 @@ type Plane interface {
 	TrafficReader
 	// Check compares the data plane with what Apply has programmed. It returns a
 	// [*DriftError] if another process altered it, and another error if it cannot be
-	// read. Before the first full delta it returns nil or a DriftError. It changes no rule of
-	// a Service.
+	// read. Before the first full delta it returns nil. It changes no rule of a Service.
 	Check(ctx context.Context) error
 	// Watch calls drifted with each alteration by another process, until ctx ends or
 	// the backend is closed, and returns the error of ctx or one that wraps
