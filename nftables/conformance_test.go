@@ -10,9 +10,24 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestConformance sends packets through every world of the conformance suite.
+// TestConformance sends packets through every world of the conformance suite, and gives each world's last
+// listing to the nft tool, if there is one.
 func TestConformance(t *testing.T) {
-	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips()})
+	_, err := tool("", "--version")
+	if err != nil {
+		t.Log("the nft tool is missing: no listing is loaded again")
+	}
+	conformance.Run(t, conformance.Options{Skip: skips(), New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b := newForWorld(tb, env)
+		if err == nil {
+			tb.Cleanup(func() {
+				if err := env.Do(func() error { return loads(false) }); err != nil {
+					tb.Error(err)
+				}
+			})
+		}
+		return b
+	}})
 }
 
 // skips lists the features of the suite that a kernel lacks. In a virtual machine, a counter
