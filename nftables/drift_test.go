@@ -35,7 +35,7 @@ var alterations = []string{
 	"add rule ip proxier services ip daddr { 192.0.2.1, 192.0.2.3 } drop",
 	"insert rule ip proxier nat-output accept",
 	"delete chain ip proxier nat-postrouting",
-	"flush map ip proxier endpoints",
+	"flush map ip proxier tcp-endpoints",
 	"delete element ip proxier service-ips { 10.96.0.1 . tcp . 80 }",
 	"add element ip proxier cluster-ips { 10.96.0.99 }",
 	"flush set ip6 proxier nodeport-ips",
@@ -190,7 +190,7 @@ func TestChangeDetectsAlteredTables(t *testing.T) {
 	netlab.Require(t)
 	for _, alter := range []string{
 		"delete table ip proxier",
-		"add element ip proxier endpoints { \"0:1\" . 0x3 : 10.0.0.1 . 80 }",
+		"add element ip proxier tcp-endpoints { \"0:1\" . 0x3 : 10.0.0.1 . 80 }",
 		// A change with a new handler reads the tables afterwards. It must not take foreign
 		// rules for its own.
 		"insert rule ip proxier nat-output accept",

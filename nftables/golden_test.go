@@ -101,7 +101,7 @@ func TestListingOfChoiceMatchesGolden(t *testing.T) {
 	}
 	r.sync()
 	r.verify()
-	buckets := regexp.MustCompile(`(?s)(map (?:endpoints|sticky-buckets) \{[^=]*)elements = \{.*?\}\n`)
+	buckets := regexp.MustCompile(`(?s)(map (?:tcp-endpoints|sticky-buckets) \{[^=]*)elements = \{.*?\}\n`)
 	r.compareListing(map[string]string{"ip": "choice-ipv4.nft", "ip6": "choice-ipv6.nft"}, func(listing string) string {
 		return normal(buckets.ReplaceAllString(listing, "$1...\n"))
 	})

@@ -51,10 +51,12 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		}
 		pools[pool][bucket] = ep
 	}
-	all(layout.Endpoints, func(e kernel.Element) {
-		a, _ := layout.ParseAddrPort(e.Data)
-		put(number(e.Key), number(e.Key[4:]), a.String())
-	})
+	for _, s := range []layout.Set{layout.Endpoints, layout.UDPEndpoints, layout.SCTPEndpoints} {
+		all(s, func(e kernel.Element) {
+			a, _ := layout.ParseAddrPort(e.Data)
+			put(number(e.Key), number(e.Key[4:]), a.String())
+		})
+	}
 	all(layout.StickyBuckets, func(e kernel.Element) {
 		ep := members[number(e.Data)]
 		if ep == "" {

@@ -101,9 +101,11 @@ func (t *memoryTable) pool(key uint32) (buckets []netip.AddrPort, sticky *layout
 	pool := key & layout.PoolMask
 	e, ok := t.found(layout.StickyPools, word(pool))
 	if !ok {
-		for data := range t.buckets(layout.Endpoints, pool) {
-			a, _ := layout.ParseAddrPort(data)
-			buckets = append(buckets, a)
+		for _, s := range []layout.Set{layout.Endpoints, layout.UDPEndpoints, layout.SCTPEndpoints} {
+			for data := range t.buckets(s, pool) {
+				a, _ := layout.ParseAddrPort(data)
+				buckets = append(buckets, a)
+			}
 		}
 		return buckets, nil
 	}

@@ -143,6 +143,8 @@ func (r reader) endpoints(handlers layout.Set) (func(dispatchKey uint32) (chain 
 		{layout.StickyHandlers, func(key uint32, e kernel.Element) { stickyChains[key] = e.Chain }},
 		{layout.StickyPools, func(key uint32, e kernel.Element) { stickyKeys[key] = binary.NativeEndian.Uint32(e.Data) }},
 		{layout.Endpoints, add},
+		{layout.UDPEndpoints, add},
+		{layout.SCTPEndpoints, add},
 		{layout.StickyBuckets, func(_ uint32, e kernel.Element) { inBucket[binary.NativeEndian.Uint32(e.Data)] = true }},
 		{layout.StickyEndpoints, func(member uint32, e kernel.Element) {
 			if inBucket[member] {

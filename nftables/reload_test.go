@@ -72,15 +72,18 @@ func stable(listing string) string { return dynamic.ReplaceAllString(normal(list
 // loads returns an error if the nft tool refuses the listing of the thread's network namespace. With
 // commit it deletes everything and loads the listing in its place.
 func loads(commit bool) error {
-	args := []string{"-f", "-"}
-	if !commit {
-		args = append(args, "-c")
-	}
 	listing, err := tool("", "list", "ruleset")
 	if err != nil {
 		return err
 	}
-	if _, err = tool("flush ruleset\n"+listing, args...); err != nil {
+	// Beside the tables, the tool reads the types of sets from the kernel, too.
+	_, err = tool(listing, "-c", "-f", "-")
+	if err == nil && commit {
+		_, err = tool("flush ruleset\n"+listing, "-f", "-")
+	} else if err == nil {
+		_, err = tool("flush ruleset\n"+listing, "-c", "-f", "-")
+	}
+	if err != nil {
 		if strings.Contains(err.Error(), "Message too long") {
 			return nil // in a user namespace, the tool cannot make its socket's buffer large
 		}

@@ -93,9 +93,11 @@ const (
 // pools returns the endpoints of each pool by the number of their bucket.
 func (t *nftTable) pools() map[uint32][]string {
 	out := map[uint32][]string{}
-	for k, v := range t.sets["endpoints"] {
-		pool, bucket, _ := strings.Cut(k, " . ")
-		out[classID(pool)] = append(out[classID(pool)], bucket+" "+v)
+	for _, name := range []string{"tcp-endpoints", "udp-endpoints", "sctp-endpoints"} {
+		for k, v := range t.sets[name] {
+			pool, bucket, _ := strings.Cut(k, " . ")
+			out[classID(pool)] = append(out[classID(pool)], bucket+" "+v)
+		}
 	}
 	for k, v := range t.sets["sticky-buckets"] {
 		pool, bucket, _ := strings.Cut(k, " . ")

@@ -341,8 +341,18 @@ func (w Rules) poolChain(c layout.Handler) []rule {
 
 // choices renders the rules that choose a bucket and translate the connection to its endpoint.
 func (w Rules) choices(c layout.Handler, translate ...part) []rule {
+	var out []rule
+	for _, p := range serviceProtocols {
+		out = append(out, w.choicesOf(p, c, translate)...)
+	}
+	return out
+}
+
+// choicesOf renders the rules for the endpoints of one protocol.
+func (w Rules) choicesOf(protocol byte, c layout.Handler, translate []part) []rule {
 	choose := func(bucket ...part) rule {
-		return rule(ofService()).with(loadDispatch(layout.PoolMask)...).with(bucket...).with(found(layout.Endpoints)).with(translate...)
+		match := rule{proto(firstReg), equal(firstReg, []byte{protocol})}.with(loadDispatch(layout.PoolMask)...)
+		return match.with(bucket...).with(found(layout.EndpointsOf(inet.ProtocolOf(protocol)))).with(translate...)
 	}
 	draw := func(n int) rule { return choose(random(uint32(n))) }
 	switch n := c.Buckets; {

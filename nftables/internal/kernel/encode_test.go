@@ -49,8 +49,9 @@ func TestObjectsTakeNoMoreThanTheirSize(t *testing.T) {
 		hash, draw := layout.StickyHandler{Buckets: 65537, Hash: tracker.HashSourcePort, Seconds: 86400}, layout.StickyHandler{Buckets: 1 << 20, Seconds: 86400}
 		for _, o := range []model.Object{
 			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets}},
-			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash}},
-			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets, Range: true}}, {Kind: model.RangeStickyChains},
+			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash}}, {Kind: model.HandlerChain, Handler: layout.Handler{Buckets: 16}},
+			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets, Range: true}},
+			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash, Range: true}}, {Kind: model.RangeStickyChains},
 			{Kind: model.ChooserChain, Sticky: draw}, {Kind: model.ChooserChain, Sticky: hash},
 			{Kind: model.StickyChain, Sticky: draw}, {Kind: model.StickyChain, Sticky: hash},
 			{Kind: model.SourceRule, Size: f.Bits()}, {Kind: model.DeleteChain, Name: longest},

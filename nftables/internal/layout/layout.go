@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // Version increases whenever this package cannot rewrite a table of an earlier
@@ -74,7 +76,9 @@ const (
 	InternalHandlers
 	OwnHandlers
 	StickyHandlers
-	Endpoints
+	Endpoints // of TCP
+	UDPEndpoints
+	SCTPEndpoints
 	StickyPools
 	StickyBuckets
 	StickyEndpoints
@@ -115,6 +119,19 @@ const (
 // MaxPackets is the largest number of destinations whose packets are counted, in each family.
 const MaxPackets = 1 << 20
 
+// EndpointsOf returns the map of the endpoints of a protocol's pools without client affinity. Each
+// protocol has a map, because the nft tool loads a rule that translates a port only if it names the
+// protocol, and the port in the type of the rule's map must be of the same protocol.
+func EndpointsOf(p v1.Protocol) Set {
+	switch p {
+	case v1.ProtocolUDP:
+		return UDPEndpoints
+	case v1.ProtocolSCTP:
+		return SCTPEndpoints
+	}
+	return Endpoints
+}
+
 // Allowed returns the set of sources with prefixes of the given length.
 func Allowed(bits int) Set { return FirstAllowed + Set(bits) }
 
@@ -136,7 +153,9 @@ func (s Set) Name() string {
 		InternalHandlers:   "internal-handlers",
 		OwnHandlers:        "own-handlers",
 		StickyHandlers:     "sticky-handlers",
-		Endpoints:          "endpoints",
+		Endpoints:          "tcp-endpoints",
+		UDPEndpoints:       "udp-endpoints",
+		SCTPEndpoints:      "sctp-endpoints",
 		StickyPools:        "sticky-pools",
 		StickyBuckets:      "sticky-buckets",
 		StickyEndpoints:    "sticky-endpoints",

@@ -79,7 +79,7 @@ func (s Set) Spec(f tracker.Family) Spec {
 		key, data = []field{class}, []field{class}
 	case ShiftFrom, ShiftTo:
 		key, data = []field{class}, []field{port}
-	case Endpoints:
+	case Endpoints, UDPEndpoints, SCTPEndpoints:
 		key, data = []field{class, bucket}, []field{addr, port}
 	case StickyPools:
 		key, data = []field{class}, []field{class}
@@ -136,12 +136,18 @@ func (s Set) UserData(f tracker.Family) []byte {
 			out = append(out, tlv32(byte(kind), hostOrder)...)
 		}
 	}
-	if s != Endpoints && s != StickyBuckets {
+	var data []byte
+	switch s {
+	case Endpoints:
+		data = concatExpr(daddrExpr(f), portExpr(descTCP))
+	case UDPEndpoints:
+		data = concatExpr(daddrExpr(f), portExpr(descUDP))
+	case SCTPEndpoints:
+		data = concatExpr(daddrExpr(f), portExpr(descSCTP))
+	case StickyBuckets:
+		data = priorityExpr()
+	default:
 		return out
-	}
-	data := priorityExpr()
-	if s == Endpoints {
-		data = concatExpr(daddrExpr(f), portExpr())
 	}
 	out = append(out, tlv(keyTypeof, concatExpr(priorityExpr(), numberExpr()))...)
 	return append(out, tlv(dataTypeof, data)...)

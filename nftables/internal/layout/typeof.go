@@ -16,11 +16,12 @@ const (
 	exprConcat  = 13
 	exprNumgen  = 23
 
-	descTransport, transportDstPort = 11, 2 // include/proto.h: PROTO_DESC_TH, THDR_DPORT
-	descIP, ipDstAddr               = 12, 12
-	descIP6, ip6DstAddr             = 13, 9
-	metaPriority                    = 2 // linux/netfilter/nf_tables.h: NFT_META_PRIORITY
-	numgenRandom                    = 1 // NFT_NG_RANDOM
+	// include/proto.h: PROTO_DESC_*, and the number of a field of the header.
+	descUDP, descTCP, descSCTP, dstPort = 6, 8, 10, 2
+	descIP, ipDstAddr                   = 12, 12
+	descIP6, ip6DstAddr                 = 13, 9
+	metaPriority                        = 2 // linux/netfilter/nf_tables.h: NFT_META_PRIORITY
+	numgenRandom                        = 1 // NFT_NG_RANDOM
 )
 
 func tlv(typ byte, data ...[]byte) []byte {
@@ -53,7 +54,8 @@ func numberExpr() []byte {
 	return typeofExpr(exprNumgen, tlv32(0, numgenRandom), tlv32(1, 1), tlv32(2, 0))
 }
 
-// daddrExpr is "ip daddr" or "ip6 daddr", and portExpr is "th dport".
+// daddrExpr is "ip daddr" or "ip6 daddr". portExpr is the destination port of a protocol, such as
+// "tcp dport".
 func daddrExpr(f tracker.Family) []byte {
 	if f == tracker.IPv6 {
 		return typeofExpr(exprPayload, tlv32(0, descIP6), tlv32(1, ip6DstAddr))
@@ -61,6 +63,6 @@ func daddrExpr(f tracker.Family) []byte {
 	return typeofExpr(exprPayload, tlv32(0, descIP), tlv32(1, ipDstAddr))
 }
 
-func portExpr() []byte {
-	return typeofExpr(exprPayload, tlv32(0, descTransport), tlv32(1, transportDstPort))
+func portExpr(protocol uint32) []byte {
+	return typeofExpr(exprPayload, tlv32(0, protocol), tlv32(1, dstPort))
 }

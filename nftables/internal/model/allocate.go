@@ -61,7 +61,7 @@ func (t *Table) pool(old *pool, s *ruleset.Service, target ruleset.Target) *pool
 	if !ok {
 		return nil
 	}
-	p := &pool{number: n}
+	p := &pool{number: n, protocol: s.Key.Protocol}
 	t.undo.created = append(t.undo.created, p)
 	return p
 }

@@ -60,7 +60,7 @@ func emptyBucket(p *pool, bucket int) layout.Element {
 	if p.sticky {
 		return layout.Element{Set: layout.StickyBuckets, Key: word(p.number << layout.StickyShift).Word(uint32(bucket))}
 	}
-	return layout.Element{Set: layout.Endpoints, Key: word(p.number).Word(uint32(bucket))}
+	return layout.Element{Set: layout.EndpointsOf(p.protocol), Key: word(p.number).Word(uint32(bucket))}
 }
 
 // bucketElement returns the element of a pool's bucket with the endpoint at addr.

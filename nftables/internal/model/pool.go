@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
@@ -13,7 +15,8 @@ import (
 // pool holds the endpoints of one Service for one target, in buckets that are numbered without
 // a gap, as in the kernel.
 type pool struct {
-	number uint32
+	number   uint32
+	protocol v1.Protocol
 	// sticky pools are for client affinity: the kernel remembers clients by the number of
 	// their endpoint. An endpoint keeps its number as long as it is in the pool, although its
 	// bucket may change.

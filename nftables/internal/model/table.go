@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -193,7 +195,9 @@ func (t *Table) setSizes(changes []ruleset.Change, endpoints int) {
 	}
 	if need[layout.StickyPools] > int(t.config.Sticky) {
 		// Services without a number of a sticky pool get pools of the other kind.
-		need[layout.Endpoints] += need[layout.StickyBuckets]
+		for _, p := range [...]v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
+			need[layout.EndpointsOf(p)] += need[layout.StickyBuckets]
+		}
 	}
 	// Sets of allowed sources have no size. Otherwise each prefix length that a Service may begin to
 	// use would need room for very many sources.
@@ -244,7 +248,7 @@ func (t *Table) demand(s *ruleset.Service, need *[layout.SetCount]int) {
 		need[layout.StickyBuckets] += buckets
 		need[layout.StickyEndpoints] += len(s.Selection.Cluster) + len(s.Selection.Local)
 	} else {
-		need[layout.Endpoints] += buckets
+		need[layout.EndpointsOf(s.Key.Protocol)] += buckets
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]

@@ -76,10 +76,14 @@ func (o *Object) bytes() int {
 		return 6 << 10
 	case HandlerChain:
 		if o.Handler.Handling == layout.HandleDirect {
-			if o.Handler.Range {
-				return 10 << 10
+			size := 2560
+			if o.Handler.Buckets > layout.ExactBuckets {
+				size = 8 << 10
 			}
-			return 4608
+			if o.Handler.Range {
+				size = size*5/2 + 512
+			}
+			return size
 		}
 		return 1536 + 512*o.Size
 	case StickyChains, RangeStickyChains:
