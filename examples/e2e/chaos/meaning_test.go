@@ -30,7 +30,7 @@ const nftListing = `table ip proxier {
 		elements = { 0:3 : goto sticky-1-9s }
 	}
 
-	map endpoints {
+	map tcp-endpoints {
 		type classid . mark : ipv4_addr . inet_service
 		elements = { 0:1 . 0x00000000 : 10.1.1.2 . 8080 }
 	}

@@ -329,7 +329,7 @@ func (w Rules) hashed(h tracker.Hash, n uint32) []part {
 // to the endpoint in the bucket.
 //
 // The first rule only counts, and does nothing if the set of counters is full. It does not look
-// up the map endpoints, because the kernel checks each new element of a map against every rule
+// up a map of endpoints, because the kernel checks each new element of a map against every rule
 // that looks it up.
 func (w Rules) poolChain(c layout.Handler) []rule {
 	if c.Range {
