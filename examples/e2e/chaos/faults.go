@@ -119,7 +119,7 @@ var nftFaults = []fault{
 		return w.shell("nft delete table " + w.family() + " proxier"), nil
 	}},
 	{"flush set", outage, func(w *world) (string, error) {
-		set := pick(w.rng, "service-ips", "endpoints", "service-nodeports", "handlers", "sticky-endpoints", "cluster-ips", "hairpin-connections", "nodeport-ips", "internal-service-ips")
+		set := pick(w.rng, "service-ips", "tcp-endpoints", "service-nodeports", "handlers", "sticky-endpoints", "cluster-ips", "hairpin-connections", "nodeport-ips", "internal-service-ips")
 		f := w.family()
 		return w.shell(fmt.Sprintf("nft flush set %s proxier %s || nft flush map %s proxier %s", f, set, f, set)), nil
 	}},
@@ -128,7 +128,7 @@ var nftFaults = []fault{
 		return w.shell(fmt.Sprintf("nft flush chain %s proxier %s", w.family(), chain)), nil
 	}},
 	{"delete element", outage, func(w *world) (string, error) {
-		f, set := w.family(), pick(w.rng, "service-ips", "endpoints", "service-nodeports", "cluster-ips")
+		f, set := w.family(), pick(w.rng, "service-ips", "tcp-endpoints", "service-nodeports", "cluster-ips")
 		text, err := w.node.sh("nft -s list table " + f + " proxier")
 		if err != nil {
 			return "no table", nil
