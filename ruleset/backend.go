@@ -104,6 +104,9 @@ type Delta struct {
 	// acknowledged before, for measuring network programming latency. If a backend
 	// fails for long, only the oldest few thousand are kept.
 	Triggers []Trigger
+	// More means that the same [Cursor.Sync] offers another delta after this one, unless this one
+	// fails. A follower whose work should be done once for all of them can wait for the last.
+	More bool
 
 	// cursor is the cursor that offers the delta.
 	cursor *Cursor

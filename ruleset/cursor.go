@@ -53,6 +53,9 @@ type Cursor struct {
 	dirty    []uint32
 	// marks counts the times that an ID became dirty.
 	marks uint64
+	// until is the value of marks when the Sync in progress had taken the changes from the tracker
+	// for the first time, and 0 before. It is used with syncing held.
+	until uint64
 	// unfinished holds the IDs whose change in the current delta adds or removes only a
 	// part of the endpoints.
 	unfinished []uint32
@@ -222,30 +225,25 @@ func (c *Cursor) Sync(ctx context.Context) error {
 // rounds offers deltas until it has offered all changes that existed when it began, or one
 // fails. left reports that there are others.
 func (c *Cursor) rounds(ctx context.Context, info *SyncInfo) (left bool, err error) {
-	c.engine.mu.Lock()
-	until := c.marks
-	c.engine.mu.Unlock()
-	for first := true; ; first = false {
+	c.until = 0
+	for {
 		oldest, err := c.round(ctx, info)
 		if errors.Is(err, ErrNeedFull) {
 			c.Resync()
 			info.Changes, info.Failed = 0, 0
 			oldest, err = c.round(ctx, info)
 		}
-		if first {
-			// The first round takes the changes from the tracker.
-			c.engine.mu.Lock()
-			until = c.marks
-			c.engine.mu.Unlock()
-		}
 		switch {
-		case err != nil || oldest == 0 || oldest > until:
+		case err != nil || !c.more(oldest):
 			return oldest != 0, err
 		case ctx.Err() != nil:
 			return true, ctx.Err()
 		}
 	}
 }
+
+// more reports whether the Sync in progress offers another delta. oldest is as in round.
+func (c *Cursor) more(oldest uint64) bool { return oldest != 0 && oldest <= c.until }
 
 // round builds one delta and applies it. oldest is the value of c.marks when the oldest change
 // that is left for another delta became dirty, or 0 if there is none.
@@ -293,7 +291,11 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 		d.Changes, later = c.divide(d.Changes)
 	}
 	d.Triggers = c.splitTriggers(later)
+	if c.until == 0 {
+		c.until = c.marks
+	}
 	oldest = c.keepDirty(d.Changes, later)
+	d.More = c.more(oldest)
 	c.hold(d.Changes)
 
 	info.Full = d.Full

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -113,4 +114,45 @@ func (r rangeCoster) Limits(f tracker.Family) Limits {
 	l := r.rangePlane.Limits(f)
 	l.RangeCost = r.cost
 	return l
+}
+
+// TestMoreIsSetBeforeTheLastDelta has a Sync of one delta, of several, and of several of which one
+// fails.
+func TestMoreIsSetBeforeTheLastDelta(t *testing.T) {
+	tr, e, _ := budgeted(t, Budget{Delta: 10})
+	var more []bool
+	fails := 0
+	c := e.Attach("b", BackendFunc(func(_ context.Context, d *Delta) error {
+		more = append(more, d.More)
+		if len(more) == fails {
+			return errors.New("no")
+		}
+		return nil
+	}))
+	sync := func(deltas int) {
+		t.Helper()
+		more = nil
+		if err := c.Sync(t.Context()); (err != nil) != (fails != 0) {
+			t.Fatal(err)
+		}
+		if len(more) < deltas {
+			t.Errorf("%d deltas, want %d", len(more), deltas)
+		}
+		for i, m := range more {
+			if want := fails != 0 || i < len(more)-1; m != want {
+				t.Errorf("delta %d of %d: More is %t", i+1, len(more), m)
+			}
+		}
+	}
+	sync(1)
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.SetSlice(slice("a", many(1, 5)...))
+	sync(1)
+	tr.SetSlice(slice("a", many(2, 200)...))
+	sync(3)
+	fails = 2
+	tr.SetSlice(slice("a", many(3, 200)...))
+	sync(2)
+	fails = 0
+	sync(2)
 }
