@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -96,14 +97,9 @@ func (d *device) findDevice() error {
 // addresses calls bound with the device's addresses and own with the node's other
 // addresses, except loopback addresses.
 func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error {
-	var list []netlink.Addr
-	var err error
-	for range 10 {
-		list, err = d.route.AddrList(nil, int(inet.AF(f)))
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) {
+		return d.route.AddrList(nil, int(inet.AF(f)))
+	})
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

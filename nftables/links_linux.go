@@ -1,23 +1,20 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // Links implements [connection].
 func (s *socket) Links() (map[string]int, error) {
-	var links []netlink.Link
-	var err error
-	for range 10 {
-		if links, err = s.route.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	links, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, s.route.LinkList)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}

@@ -614,7 +614,7 @@ func (c *memoryConn) read(name string, f tracker.Family, fn func(*memoryTable)) 
 
 // dump is like read, and repeats it if transactions of other processes interrupt it.
 func (c *memoryConn) dump(name string, f tracker.Family, fn func(*memoryTable)) error {
-	return kernel.Again(func() error { return c.dumpOnce(name, f, fn) })
+	return nfnl.Again(context.Background(), func() error { return c.dumpOnce(name, f, fn) })
 }
 
 func (c *memoryConn) dumpOnce(name string, f tracker.Family, fn func(*memoryTable)) error {

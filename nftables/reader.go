@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -77,12 +78,12 @@ func (r reader) each(s layout.Set, fn func(kernel.Element)) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
-	return kernel.IgnoreInterrupted(kernel.Again(func() error { return r.conn.Elements(r.table, r.family, s, fn) }))
+	return kernel.IgnoreInterrupted(nfnl.Again(r.ctx, func() error { return r.conn.Elements(r.table, r.family, s, fn) }))
 }
 
 // readAll calls fn with the elements of a set, and begin before each attempt.
 func readAll(conn connection, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
-	return kernel.Again(func() error {
+	return nfnl.Again(context.Background(), func() error {
 		begin()
 		return conn.Elements(table, f, s, fn)
 	})

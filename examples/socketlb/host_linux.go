@@ -1,6 +1,7 @@
 package socketlb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -73,7 +75,9 @@ func (h *host) addresses() ([]netip.Addr, error) {
 	if link, err := h.nl.LinkByName(ipvsDevice); err == nil {
 		skip = link.Attrs().Index
 	}
-	list, err := h.nl.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) {
+		return h.nl.AddrList(nil, netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("socketlb: cannot list the node's addresses: %w", err)
 	}

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"hash/fnv"
 
@@ -46,7 +47,7 @@ func (c *Conn) Table(name string, f tracker.Family) (head Head, err error) {
 func (c *Conn) dump(table string, f tracker.Family, typ uint16, begin func(), fn func(a *attributes)) error {
 	request := nfnl.AppendString(nil, tableAttr, table)
 	var a attributes
-	return Again(func() error {
+	return nfnl.Again(context.Background(), func() error {
 		begin()
 		return c.Get(typ, inet.AF(f), true, request, func(attrs []byte) error {
 			// Some kernels ignore the request's table.
