@@ -1,10 +1,14 @@
 package conntrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -34,8 +38,8 @@ func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 			}
 			start := len(req)
 			req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, first+uint32(j-i), unix.AF_INET)
-			req = appendTuple(req, nl.CTA_TUPLE_ORIG, protocol, f.Src, f.Dst)
-			req = appendTuple(req, nl.CTA_TUPLE_REPLY, protocol, f.ReplySrc, f.ReplyDst)
+			req = nfnl.AppendTuple(req, nl.CTA_TUPLE_ORIG, protocol, f.Src, f.Dst)
+			req = nfnl.AppendTuple(req, nl.CTA_TUPLE_REPLY, protocol, f.ReplySrc, f.ReplyDst)
 			req = nfnl.AppendUint32(req, ctaTimeout, 512)
 			nfnl.End(req, start)
 		}
@@ -62,7 +66,7 @@ func BenchmarkFlush(b *testing.B) {
 				fill(b, h, flows, every, inet.UDP)
 				b.ReportAllocs()
 				for b.Loop() {
-					c.Record(&ruleset.Delta{Changes: []ruleset.Change{change(before, after)}}, nil)
+					c.note(&ruleset.Delta{Changes: []ruleset.Change{change(before, after)}}, nil)
 					if err := c.Flush(b.Context()); err != nil || info.Deleted != stale {
 						b.Fatalf("%v, %+v", err, info)
 					}
@@ -198,4 +202,85 @@ func BenchmarkDecode(b *testing.B) {
 			}
 		})
 	}
+}
+
+// flushing flushes after each delta, inside Apply, to compare with Run.
+type flushing struct {
+	ruleset.Backend
+	cleaner *Cleaner
+}
+
+func (f flushing) Apply(ctx context.Context, d *ruleset.Delta) error {
+	return errors.Join(f.Backend.Apply(ctx, d), f.cleaner.Flush(ctx))
+}
+
+// besideFlows runs f with a Cleaner of a kernel's table with 120,000 flows, and a backend that it
+// follows: by Run, or with a flush in each Apply.
+func besideFlows(b *testing.B, f func(b *testing.B, plane ruleset.Backend, dumps func() int)) {
+	for _, name := range []string{"flush in each Apply", "Run"} {
+		b.Run(name, func(b *testing.B) {
+			h := netlab.NewHost(b)
+			fill(b, h, 120000, 0, inet.UDP)
+			var dumps atomic.Int64
+			c := cleanerAt(b, h, &Trace{Flushed: func(i Info) { dumps.Add(int64(i.Dumps)) }})
+			plane := c.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
+			if name == "Run" {
+				ctx, cancel := context.WithCancel(b.Context())
+				ended := make(chan error)
+				go func() { ended <- c.Run(ctx) }()
+				defer func() { cancel(); <-ended }()
+			} else {
+				plane = flushing{plane, c}
+			}
+			f(b, plane, func() int { return int(dumps.Load()) })
+		})
+	}
+}
+
+// BenchmarkEditOfManyPorts replaces all endpoints of a Service with 100 UDP ports and 100 endpoints,
+// beside 120,000 flows.
+func BenchmarkEditOfManyPorts(b *testing.B) {
+	besideFlows(b, func(b *testing.B, plane ruleset.Backend, dumps func() int) {
+		deltas := 0
+		edit := tenant(b, 100, 100, ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+			deltas++
+			return plane.Apply(ctx, d)
+		}))
+		edit(1)
+		deltas = 0
+		before, i := dumps(), 1
+		for b.Loop() {
+			i++
+			edit(i % 250)
+		}
+		for dumps() == before { // Run has begun, or is about to
+			time.Sleep(time.Millisecond)
+		}
+		b.ReportMetric(float64(deltas)/float64(b.N), "deltas/op")
+		b.ReportMetric(float64(dumps()-before)/float64(b.N), "dumps/op")
+	})
+}
+
+// BenchmarkChangeBesideFlippingEndpoint measures how long a change waits for the deltas of an endpoint
+// of a UDP Service that goes or returns ten times a second, beside 120,000 flows.
+func BenchmarkChangeBesideFlippingEndpoint(b *testing.B) {
+	besideFlows(b, func(b *testing.B, plane ruleset.Backend, _ func() int) {
+		both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
+		var waits []time.Duration
+		for b.Loop() {
+			for range 20 {
+				start := time.Now()
+				for _, ch := range []ruleset.Change{change(both, two), change(two, both)} {
+					if err := plane.Apply(b.Context(), &ruleset.Delta{Node: everyAddress(), Changes: []ruleset.Change{ch}}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				waits = append(waits, time.Since(start))
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		slices.Sort(waits)
+		b.ReportMetric(float64(waits[len(waits)/2].Microseconds())/1000, "ms-median")
+		b.ReportMetric(float64(waits[len(waits)-1].Microseconds())/1000, "ms-longest")
+	})
 }

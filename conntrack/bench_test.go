@@ -47,7 +47,7 @@ func BenchmarkJudge(b *testing.B) {
 	p := newStaleFlows(tracker.IPv4)
 	ch := change(nil, dns("10.0.0.1:53", "10.0.0.2:53"))
 	p.record(&ch)
-	stale := p.judge(nil)
+	stale := p.judge(&p.queue, nil)
 	for name, f := range map[string]Flow{
 		"valid": toOne, "stale": flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.9:53"),
 		"other": flow("10.9.0.1:1", "198.51.100.1:443", "198.51.100.1:443"),

@@ -7,13 +7,31 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
+)
+
+const (
+	// pauseFactor is the pause of [Cleaner.Run] after a clean-up, in multiples of its duration:
+	// clean-ups take at most a fifth of the time. maxPause is the longest pause.
+	pauseFactor = 4
+	maxPause    = time.Minute
+	// lineBurst lines about failed clean-ups are logged one after the other, and then one in each
+	// lineEvery.
+	lineBurst = 20
+	lineEvery = 10 * time.Second
+	// deleteBatch is the number of deletions to send in one call. Their acknowledgements must fit
+	// into a socket's default receive buffer, which has room for about 200. A delta waits for one
+	// batch.
+	deleteBatch = 64
 )
 
 // Config is the configuration of a [Cleaner]. The zero value selects the kernel's table in
@@ -42,28 +60,35 @@ type Config struct {
 	// one that has the flow's frontend or, if no Service has it, the one that last had it,
 	// as last acknowledged. A flow that Filter spares is judged again only after a change
 	// of its frontend, or by the next full delta. The goroutine that flushes calls Filter,
-	// which must be quick and must not call the Cleaner.
+	// possibly twice for a flow. Filter must be quick and must not call the Cleaner.
 	Filter func(*ruleset.Service, Flow) bool
-	// Log receives one line for each clean-up that failed inside [After]; nil discards them.
+	// Log receives a line for each clean-up of [Cleaner.Run] that failed, at most 20 in a row and
+	// then one in 10 seconds; nil discards them.
 	Log *slog.Logger
 	// Trace has hooks for each clean-up. It may be nil.
 	Trace *Trace
 }
 
-// Cleaner deletes stale UDP flows. [Cleaner.Record] takes the changes of one
-// [ruleset.Cursor], and [Cleaner.Flush] examines the table. [After] calls both. The methods are
-// safe for concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the
-// Service.
+// Cleaner deletes stale UDP flows. The backend that [Cleaner.Wrap] returns notes which flows may
+// have become stale, and [Cleaner.Run] reads the table and deletes them. The methods are safe for
+// concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the Service.
 //
 // [New] makes one; the zero value must not be used.
 type Cleaner struct {
-	log   *slog.Logger
-	trace *Trace
-	table Table
-	close func() error // closes the table that New opened
+	trace  *Trace
+	table  Table
+	close  func() error // closes the table that New opened
+	runner *runner.Runner
+	// open ends when Close is called.
+	open    context.Context
+	endOpen context.CancelFunc
 
-	mu      sync.Mutex // held while flushing
-	closed  bool
+	// flushing is held while the table is read. It is locked before mu.
+	flushing sync.Mutex
+	// mu is held while a delta is applied, for each flow that is judged, and while a batch of
+	// flows is judged again and deleted. So no flow is deleted while a change of its Service is
+	// partly in effect, and no delta waits for a dump.
+	mu      sync.Mutex
 	stale   [2]*staleFlows // IPv4, IPv6
 	pending atomic.Bool
 }
@@ -82,7 +107,6 @@ func New(ctx context.Context, cfg Config) (*Cleaner, error) {
 		}
 	}
 	c := &Cleaner{
-		log:   backendconf.Log(cfg.Log),
 		trace: cfg.Trace,
 		table: cfg.Table,
 		close: func() error { return nil },
@@ -91,6 +115,10 @@ func New(ctx context.Context, cfg Config) (*Cleaner, error) {
 	for _, p := range c.stale {
 		p.configure(cfg)
 	}
+	var err error
+	if c.runner, err = newRunner(c.Flush, backendconf.Log(cfg.Log)); err != nil {
+		return nil, err
+	}
 	if c.table == nil {
 		k, err := OpenKernelTable(cfg)
 		if err != nil {
@@ -98,31 +126,86 @@ func New(ctx context.Context, cfg Config) (*Cleaner, error) {
 		}
 		c.table, c.close = k, k.Close
 	}
+	c.open, c.endOpen = context.WithCancel(context.Background())
 	return c, nil
 }
 
-// Close closes what New opened, but not a [Config.Table]. Afterwards Record does nothing
-// and Flush returns an error that wraps [os.ErrClosed].
-func (c *Cleaner) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil
-	}
-	c.closed = true
-	c.pending.Store(false)
-	return c.close()
+// newRunner returns the runner of [Cleaner.Run].
+func newRunner(flush func(context.Context) error, log *slog.Logger) (*runner.Runner, error) {
+	lines := complaint.Bucket{Burst: lineBurst, Every: lineEvery}
+	return runner.New(runner.Config{
+		Pace: runner.Pace{Factor: pauseFactor, Most: maxPause},
+		Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+			if i.Err == nil || errors.Is(i.Err, context.Canceled) {
+				return
+			}
+			suppressed, ok := lines.Take(time.Now())
+			if !ok {
+				return
+			}
+			args := []any{"error", i.Err}
+			if suppressed > 0 {
+				args = append(args, "suppressed", suppressed)
+			}
+			log.Warn("cannot delete stale UDP flows, trying again", args...)
+		}},
+	}, flush)
 }
 
-// Record takes a delta and the error of its Apply. If err is nil, all of d is in effect. If
-// err is a [*ruleset.PartialError], all of d except the failed Services is in effect. After
-// any other error the state is unknown. The next Flush examines the flows that d may have
-// made stale. Record takes time proportional to the changes of UDP Services and keeps only
-// the Services of d.
-func (c *Cleaner) Record(d *ruleset.Delta, err error) {
+// Close closes what New opened, but not a [Config.Table], and ends Run. Afterwards the backends of
+// Wrap only apply deltas, and Flush returns an error that wraps [os.ErrClosed].
+func (c *Cleaner) Close() error {
+	c.endOpen()
+	c.flushing.Lock()
+	defer c.flushing.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	c.pending.Store(false)
+	err := c.close()
+	c.close = func() error { return nil }
+	return err
+}
+
+// Wrap returns a backend that applies deltas with b and notes the flows that they may have made
+// stale, if b acknowledges them. It has the limits of b ([ruleset.Limiter]) and returns b's errors.
+// It reads no table. After the last delta of a Sync, Run does so. The Cleaner follows one backend, of
+// one [ruleset.Cursor]. Noting takes time proportional to the changes of UDP Services.
+func (c *Cleaner) Wrap(b ruleset.Backend) ruleset.Backend { return &wrapped{b, c} }
+
+// wrapped is the backend that [Cleaner.Wrap] returns.
+type wrapped struct {
+	ruleset.Backend
+	cleaner *Cleaner
+}
+
+func (w *wrapped) Limits(f tracker.Family) ruleset.Limits { return ruleset.LimitsOf(w.Backend, f) }
+
+func (w *wrapped) Apply(ctx context.Context, d *ruleset.Delta) error {
+	c := w.cleaner
+	err := c.apply(ctx, w.Backend, d)
+	if (err != nil || !d.More) && c.Pending() {
+		c.runner.Trigger()
+	}
+	return err
+}
+
+// errUnfinished is the result of an Apply that did not return.
+var errUnfinished = errors.New("Apply did not return")
+
+func (c *Cleaner) apply(ctx context.Context, b ruleset.Backend, d *ruleset.Delta) (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err = errUnfinished
+	defer func() { c.record(d, err) }()
+	err = b.Apply(ctx, d)
+	return err
+}
+
+// record notes a delta and the error of its Apply. If err is nil, all of d is in effect. If err is
+// a [*ruleset.PartialError], all of d except the failed Services is in effect. After any other
+// error the state is unknown. The caller holds c.mu.
+func (c *Cleaner) record(d *ruleset.Delta, err error) {
+	if c.open.Err() != nil {
 		return
 	}
 	failures, acked := outcome(err)
@@ -166,102 +249,124 @@ func (c *Cleaner) updatePending() {
 }
 
 // Pending reports whether Flush would examine the table: a change that needs it was
-// recorded since the last Flush, or the last Flush failed.
+// noted since the last Flush began, or the last Flush failed.
 func (c *Cleaner) Pending() bool { return c.pending.Load() }
 
-// Flush reads the table once for each family with flows to examine, and deletes those
-// that are stale. Without such a family it makes no request. If reading or deleting fails, or
-// may be incomplete, the family stays pending for the next Flush. After an error that wraps
-// [ErrIncomplete], the next Flush may succeed.
-func (c *Cleaner) Flush(ctx context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
+// Run calls Flush after each Sync that may have left stale flows, until ctx ends or the Cleaner is
+// closed. It returns ctx's error or [os.ErrClosed]. It flushes immediately after a quiet period.
+// After a Flush it pauses for four times as long as the Flush took, at most for a minute, and then
+// flushes for all Syncs since. It logs errors and tries again. Only one Run may be in progress.
+func (c *Cleaner) Run(ctx context.Context) error {
+	both, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.open, cancel)()
+	err := c.runner.Run(both)
+	if ctx.Err() == nil && c.open.Err() != nil {
 		return fmt.Errorf("conntrack: %w", os.ErrClosed)
 	}
-	if !c.pending.Load() {
-		return nil
+	return err
+}
+
+// Flush reads the table once for each family with flows to examine, and deletes those
+// that are stale. Without such a family it makes no request. Deltas are applied while it reads. If
+// reading or deleting fails, or may be incomplete, the family stays pending for the next Flush. After
+// an error that wraps [ErrIncomplete], the next Flush may succeed. An agent that does not call Run
+// calls Flush after each Sync, and again after an error.
+func (c *Cleaner) Flush(ctx context.Context) error {
+	c.flushing.Lock()
+	defer c.flushing.Unlock()
+	if c.open.Err() != nil {
+		return fmt.Errorf("conntrack: %w", os.ErrClosed)
 	}
-	defer c.updatePending()
 	info, start := Info{}, time.Now()
 	for _, p := range c.stale {
-		if !p.pending() {
+		one, begun := Info{}, time.Now()
+		examined, err := c.flush(ctx, p, &one)
+		if !examined {
 			continue
 		}
-		one, begun := Info{}, time.Now()
-		if err := c.flush(ctx, p, &one); err != nil {
+		if err != nil {
 			one.Err = fmt.Errorf("conntrack: %s: %w", p.family, err)
-		} else {
-			p.clear()
 		}
 		one.Duration = time.Since(begun)
 		c.trace.flushedFamily(p.family, one)
 		info.add(one)
 	}
-	info.Duration = time.Since(start)
-	c.trace.flushed(info)
+	if info.Dumps != 0 || info.Err != nil {
+		info.Duration = time.Since(start)
+		c.trace.flushed(info)
+	}
 	return info.Err
 }
 
-// flush cleans up one family.
-func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) error {
+// flush cleans up one family. examined is false if there is nothing to examine.
+func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) (examined bool, err error) {
+	c.mu.Lock()
+	if !p.pending() {
+		c.mu.Unlock()
+		return false, nil
+	}
+	q := p.take()
+	c.updatePending()
+	c.mu.Unlock()
+	err = errUnfinished
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err != nil {
+			p.giveBack(q)
+		}
+		c.updatePending()
+	}()
+	err = c.clean(ctx, p, q, info)
+	return true, err
+}
+
+// clean deletes the stale flows that q selects.
+func (c *Cleaner) clean(ctx context.Context, p *staleFlows, q *queue, info *Info) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var local []netip.Addr
-	if p.needsLocal() {
-		var err error
-		if local, err = c.table.LocalAddrs(ctx, p.family); err != nil {
-			return err
-		}
+	local, err := c.table.LocalAddrs(ctx, p.family)
+	if err != nil {
+		return err
 	}
-	stale := p.judge(local)
+	stale := p.judge(q, local)
+	isStale := func(f Flow) bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return stale(&f)
+	}
 	var doomed []Flow
 	info.Dumps++
-	err := c.table.Dump(ctx, p.family, func(f *Flow) {
+	err = c.table.Dump(ctx, p.family, func(f *Flow) {
 		info.Seen++
-		if stale(f) {
+		if isStale(*f) {
 			doomed = append(doomed, *f)
 		}
 	})
-	info.Stale += len(doomed)
-	if len(doomed) == 0 {
-		return err
-	}
 	// Flows from an incomplete dump are stale, too.
-	n, errDelete := c.table.Delete(ctx, doomed)
+	for batch := range slices.Chunk(doomed, deleteBatch) {
+		errDelete := c.remove(ctx, batch, stale, info)
+		if errDelete != nil {
+			err = errors.Join(err, errDelete)
+			break
+		}
+	}
+	return err
+}
+
+// remove deletes the flows of batch that are still stale: Services may have changed since the dump.
+func (c *Cleaner) remove(ctx context.Context, batch []Flow, stale func(*Flow) bool, info *Info) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	batch = slices.DeleteFunc(batch, func(f Flow) bool { return !stale(&f) })
+	if len(batch) == 0 {
+		return nil
+	}
+	info.Stale += len(batch)
+	n, err := c.table.Delete(ctx, batch)
 	info.Deleted += n
-	return errors.Join(err, errDelete)
-}
-
-// After returns a backend that applies b and then flushes c with the changes that b
-// acknowledged. So no flow is deleted before its packets would meet the new rules. The
-// result's Apply returns the error of b's Apply, even if the clean-up fails. A failed
-// clean-up is logged, reported to [Trace], and kept for the next Apply or c.Flush. The
-// package documentation shows how to retry it soon. If b's Apply fails altogether, there
-// is no clean-up. The result has the limits of b ([ruleset.Limiter]). Neither b nor c may
-// be nil.
-func After(b ruleset.Backend, c *Cleaner) ruleset.Backend { return &follower{b, c} }
-
-// follower is the backend that [After] returns.
-type follower struct {
-	ruleset.Backend
-	cleaner *Cleaner
-}
-
-func (f *follower) Limits(family tracker.Family) ruleset.Limits {
-	return ruleset.LimitsOf(f.Backend, family)
-}
-
-func (f *follower) Apply(ctx context.Context, d *ruleset.Delta) error {
-	err := f.Backend.Apply(ctx, d)
-	f.cleaner.Record(d, err)
-	if _, acked := outcome(err); !acked {
-		return err
-	}
-	if err := f.cleaner.Flush(ctx); err != nil && ctx.Err() == nil {
-		f.cleaner.log.LogAttrs(ctx, slog.LevelWarn, "conntrack: cannot delete stale UDP flows, the next sync tries again", slog.Any("error", err))
-	}
 	return err
 }
 

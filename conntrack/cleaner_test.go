@@ -8,8 +8,13 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -23,6 +28,7 @@ type bed struct {
 	result  error // of the next Apply
 	infos   []Info
 	sum     Info // of the families, since the last of infos
+	flushed error
 	log     bytes.Buffer
 }
 
@@ -53,11 +59,18 @@ func newBedOf(t *testing.T, cfg Config, flows ...Flow) *bed {
 		t.Fatal(err)
 	}
 	b.Cleaner = c
-	b.backend = After(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return b.result }), c)
+	b.backend = c.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return b.result }))
 	return b
 }
 
+// apply applies a delta and flushes. It stores the error of the flush.
 func (b *bed) apply(t *testing.T, full bool, changes ...ruleset.Change) {
+	t.Helper()
+	b.applyOnly(t, full, changes...)
+	b.flushed = b.Flush(t.Context())
+}
+
+func (b *bed) applyOnly(t *testing.T, full bool, changes ...ruleset.Change) {
 	t.Helper()
 	node := everyAddress()
 	err := b.backend.Apply(t.Context(), &ruleset.Delta{Full: full, Node: node, OldNode: node, Changes: changes})
@@ -182,8 +195,8 @@ func TestFailedCleanUpIsKept(t *testing.T) {
 				fail(b.table)
 				b.apply(t, false, change(before, after))
 				b.left(t, toTwo, toOne)
-				if !b.Pending() || b.infos[len(b.infos)-1].Err == nil || !strings.Contains(b.log.String(), "cannot delete stale UDP flows") {
-					t.Errorf("not reported: pending %v, %v, log %q", b.Pending(), b.infos, &b.log)
+				if !b.Pending() || b.infos[len(b.infos)-1].Err == nil || b.flushed == nil {
+					t.Errorf("not reported: pending %v, %v, %v", b.Pending(), b.infos, b.flushed)
 				}
 				b.table.refuse = nil
 				if byApply {
@@ -240,11 +253,212 @@ func TestClosedCleanerDoesNothing(t *testing.T) {
 	if err := errors.Join(b.Close(), b.Close()); err != nil {
 		t.Error(err)
 	}
-	b.Record(&ruleset.Delta{Full: true, Changes: []ruleset.Change{change(nil, dns("10.0.0.1:53"))}}, nil)
+	b.note(&ruleset.Delta{Full: true, Changes: []ruleset.Change{change(nil, dns("10.0.0.1:53"))}}, nil)
 	if b.Pending() {
 		t.Error("pending")
 	}
 	if err := b.Flush(t.Context()); !errors.Is(err, os.ErrClosed) {
 		t.Error(err)
+	}
+}
+
+// tenant attaches a backend to an engine, and returns a function that moves the endpoints of a Service
+// with some UDP ports to a subnet of 10.244.0.0/16, and syncs.
+func tenant(tb testing.TB, ports, endpoints int, plane ruleset.Backend) (edit func(subnet int)) {
+	tb.Helper()
+	tr, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, Budget: ruleset.Budget{Delta: 4 * endpoints}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cursor := engine.Attach("plane", plane)
+	var servicePorts []v1.ServicePort
+	var slicePorts []discovery.EndpointPort
+	for i := range ports {
+		name, protocol, number := fmt.Sprint("p", i), v1.ProtocolUDP, int32(1000+i)
+		servicePorts = append(servicePorts, v1.ServicePort{Name: name, Protocol: protocol, Port: number})
+		slicePorts = append(slicePorts, discovery.EndpointPort{Name: &name, Protocol: &protocol, Port: &number})
+	}
+	meta := metav1.ObjectMeta{Namespace: "tenant", Name: "t"}
+	tr.SetService(&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: servicePorts}})
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
+	return func(subnet int) {
+		tb.Helper()
+		s := &discovery.EndpointSlice{ObjectMeta: meta, AddressType: discovery.AddressTypeIPv4, Ports: slicePorts}
+		s.Labels = map[string]string{discovery.LabelServiceName: "t"}
+		for i := range endpoints {
+			s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", subnet, 1+i)}})
+		}
+		tr.SetSlice(s)
+		if err := cursor.Sync(tb.Context()); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// TestManyDeltasTakeOneDump has a Service with so many endpoints that a Sync needs several deltas.
+func TestManyDeltasTakeOneDump(t *testing.T) { synctest.Test(t, testManyDeltasTakeOneDump) }
+
+func testManyDeltasTakeOneDump(t *testing.T) {
+	b := newBed(t)
+	deltas := 0
+	edit := tenant(t, 20, 30, b.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error {
+		deltas++
+		return nil
+	})))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	edit(1)
+	synctest.Wait()
+	b.table.flows = []Flow{flow("10.9.0.1:1", "10.96.0.1:1000", "10.244.1.1:1000"), flow("10.9.0.1:1", "10.96.0.1:1000", "10.244.2.1:1000")}
+	before := b.table.dumps
+	deltas = 0
+	edit(2)
+	synctest.Wait()
+	if deltas < 2 || b.table.dumps != before+1 {
+		t.Errorf("%d deltas took %d dumps, want one dump for several deltas", deltas, b.table.dumps-before)
+	}
+	b.left(t, flow("10.9.0.1:1", "10.96.0.1:1000", "10.244.2.1:1000"))
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// runIn runs the Cleaner in simulated time, in which a dump takes some time.
+func runIn(t *testing.T, dump time.Duration, f func(*testing.T, *bed)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.apply(t, true, change(nil, dns("10.0.0.1:53", "10.0.0.2:53")))
+		b.table.dumps = 0
+		b.table.flows = []Flow{toTwo, toOne}
+		b.table.during = func() { time.Sleep(dump) }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.Run(ctx) }()
+		synctest.Wait()
+		f(t, b)
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestFlippingEndpointCostsAShareOfTheTime has an endpoint that goes and returns ten times a second.
+// No delta waits for a dump.
+func TestFlippingEndpointCostsAShareOfTheTime(t *testing.T) {
+	const dump, seconds = 300 * time.Millisecond, 60
+	runIn(t, dump, func(t *testing.T, b *bed) {
+		both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
+		for range 10 * seconds {
+			start := time.Now()
+			b.applyOnly(t, false, change(both, two))
+			b.applyOnly(t, false, change(two, both))
+			if waited := time.Since(start); waited != 0 {
+				t.Fatalf("two deltas waited for %v", waited)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if most := int(seconds * time.Second / (dump * (1 + pauseFactor))); b.table.dumps > most+1 || b.table.dumps < most-1 {
+			t.Errorf("%d dumps in %d seconds, want %d", b.table.dumps, seconds, most)
+		}
+	})
+}
+
+// TestRunRetriesAndLogsFailures also checks that the first clean-up is immediate.
+func TestRunRetriesAndLogsFailures(t *testing.T) {
+	runIn(t, 0, func(t *testing.T, b *bed) {
+		b.table.refuse = errTest
+		b.applyOnly(t, false, change(dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")))
+		synctest.Wait()
+		if b.table.dumps != 1 {
+			t.Errorf("%d dumps right after the change", b.table.dumps)
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		lines := bytes.Count(b.log.Bytes(), []byte("cannot delete stale UDP flows"))
+		if b.table.dumps < 100 || lines < lineBurst || lines > lineBurst+60 || !b.Pending() {
+			t.Errorf("%d dumps, %d lines, pending %v", b.table.dumps, lines, b.Pending())
+		}
+		b.table.refuse = nil
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		b.left(t, toTwo)
+	})
+}
+
+// TestCloseEndsRun closes a Cleaner whose backends go on.
+func TestCloseEndsRun(t *testing.T) {
+	runIn(t, 0, func(t *testing.T, b *bed) {
+		both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
+		b.applyOnly(t, false, change(both, two))
+		synctest.Wait()
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := b.Run(t.Context()); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Run of a closed Cleaner: %v", err)
+		}
+		b.applyOnly(t, false, change(two, both))
+	})
+}
+
+// TestChangesDuringDump changes the Service of stale and new flows while the table is read.
+func TestChangesDuringDump(t *testing.T) {
+	both, one, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.1:53"), dns("10.0.0.2:53")
+	again := flow("10.9.0.1:9", "10.96.0.1:53", "10.0.0.1:53")
+	for _, c := range []struct {
+		name          string
+		during, after func(*testing.T, *bed) // after the first flush
+		left          []Flow
+	}{
+		{"nothing", func(*testing.T, *bed) {}, nil, []Flow{toTwo}},
+		{"the endpoint returns", func(t *testing.T, b *bed) { b.applyOnly(t, false, change(two, both)) }, nil, []Flow{toTwo, toOne}},
+		{"the other endpoint goes", func(t *testing.T, b *bed) { b.applyOnly(t, false, change(two, one)) }, nil, []Flow{toOne}},
+		{"the Service goes", func(t *testing.T, b *bed) { b.applyOnly(t, false, change(two, nil)) }, nil, nil},
+		{"a change fails", func(t *testing.T, b *bed) {
+			b.result = errTest
+			b.applyOnly(t, false, change(two, both))
+			b.result = nil
+		}, nil, []Flow{toTwo, toOne}},
+		{"a change fails, and the Service goes later", func(t *testing.T, b *bed) {
+			b.result = errTest
+			b.applyOnly(t, false, change(two, dns("10.0.0.3:53")))
+			b.result = nil
+		}, func(t *testing.T, b *bed) { b.applyOnly(t, false, change(two, nil, dns("10.0.0.3:53"))) }, nil},
+		{"a flow is created again", func(t *testing.T, b *bed) {
+			b.applyOnly(t, false, change(two, both))
+			b.table.flows = append(b.table.flows, again)
+			b.applyOnly(t, false, change(both, two))
+		}, nil, []Flow{toTwo}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t)
+			b.apply(t, true, change(nil, both))
+			b.table.flows = []Flow{toTwo, toOne}
+			once := false
+			b.table.during = func() {
+				if !once {
+					once = true
+					c.during(t, b)
+				}
+			}
+			b.applyOnly(t, false, change(both, two))
+			for _, then := range []func(*testing.T, *bed){c.after, nil} {
+				if err := b.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if then != nil {
+					then(t, b)
+				}
+			}
+			b.left(t, c.left...)
+		})
 	}
 }

@@ -50,10 +50,10 @@ func Example() {
 		return
 	}
 	defer cleaner.Close()
-	backend := conntrack.After(ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+	backend := cleaner.Wrap(ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 		fmt.Println("rules of", len(d.Changes), "service in effect")
 		return nil
-	}), cleaner)
+	}))
 
 	// The deltas that a ruleset.Engine would pass to the backend.
 	port := &tracker.ServicePort{
@@ -78,6 +78,10 @@ func Example() {
 		{Node: node, OldNode: node, Changes: []ruleset.Change{{Key: port.Key, Old: both, New: left}}},
 	} {
 		if err := backend.Apply(context.Background(), d); err != nil {
+			fmt.Println(err)
+		}
+		// An agent runs cleaner.Run in a goroutine of its own, which flushes after each Sync.
+		if err := cleaner.Flush(context.Background()); err != nil {
 			fmt.Println(err)
 		}
 	}

@@ -70,7 +70,7 @@ func cleanUp() error {
 		return err
 	}
 	defer c.Close()
-	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
+	c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
 	return c.Flush(context.Background())
 }
 
@@ -88,7 +88,7 @@ func TestSignalsDoNotFailFlush(t *testing.T) {
 	c := cleanerAt(t, h, nil)
 	for range 20 {
 		create(t, h, toOne, toTwo)
-		c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
+		c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
 		if err := c.Flush(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -114,8 +114,8 @@ const (
 func appendAssured(req []byte, seq uint32, f Flow) []byte {
 	start := len(req)
 	req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, unix.AF_INET)
-	req = appendTuple(req, nl.CTA_TUPLE_ORIG, inet.UDP, f.Src, f.Dst)
-	req = appendTuple(req, nl.CTA_TUPLE_REPLY, inet.UDP, f.ReplySrc, f.ReplyDst)
+	req = nfnl.AppendTuple(req, nl.CTA_TUPLE_ORIG, inet.UDP, f.Src, f.Dst)
+	req = nfnl.AppendTuple(req, nl.CTA_TUPLE_REPLY, inet.UDP, f.ReplySrc, f.ReplyDst)
 	req = nfnl.AppendUint32(req, ctaStatus, statusAssured)
 	req = nfnl.AppendUint32(req, ctaTimeout, 512)
 	nfnl.End(req, start)
@@ -235,7 +235,7 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 		t.Fatal("there is room for a new connection")
 	}
 	lives("when the table is full")
-	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
+	c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
 	if err := c.Flush(t.Context()); err != nil {
 		t.Fatalf("when the table is full: %v", err)
 	}
@@ -277,7 +277,7 @@ func TestCleanersDoNotLeak(t *testing.T) {
 				came, went = append(came, change(nil, s)), append(went, change(s, nil))
 			}
 			for _, changes := range [][]ruleset.Change{came, went} {
-				kept.Record(&ruleset.Delta{Node: everyAddress(), OldNode: everyAddress(), Changes: changes}, nil)
+				kept.note(&ruleset.Delta{Node: everyAddress(), OldNode: everyAddress(), Changes: changes}, nil)
 				if i%10 != 0 { // every time the whole table is read
 					continue
 				}

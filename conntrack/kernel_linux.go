@@ -17,10 +17,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// deleteBatch is the number of deletions to send in one call. Their acknowledgements must fit
-// into a socket's default receive buffer, which has room for about 200.
-const deleteBatch = 64
-
 // kernel is the state of a [KernelTable].
 type kernel struct {
 	conn  *nfnl.Conn
@@ -160,14 +156,9 @@ func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 // LocalAddrs implements [Table]: it returns the addresses of all interfaces, or an
 // error if the kernel does not list them.
 func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
-	var list []netlink.Addr
-	err := error(netlink.ErrDumpInterrupted)
-	for errors.Is(err, netlink.ErrDumpInterrupted) {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		list, err = k.route.AddrList(nil, int(inet.AF(family)))
-	}
+	list, err := nfnl.Whole(ctx, netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) {
+		return k.route.AddrList(nil, int(inet.AF(family)))
+	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot list addresses: %w", err)
 	}

@@ -81,8 +81,8 @@ func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	k := kernelAt(tb, h)
 	seq := k.conn.Sequence(1)
 	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
-	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
+	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
 	b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	b = nfnl.AppendUint32(b, ctaTimeout, 512)
 	nfnl.End(b, 0)
@@ -275,7 +275,7 @@ func TestNewUsesTheThreadsNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
+	c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
 	if err := c.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -400,12 +400,12 @@ func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 	}
 	var info Info
 	c := cleanerAt(t, h, &Trace{Flushed: func(i Info) { info = i }})
-	backend := After(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }), c)
+	backend := c.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 	if err := backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: before}); err != nil {
 		t.Fatal(err)
 	}
 	create(t, h, append(slices.Clone(stay), stale...)...)
-	if err := backend.Apply(t.Context(), &ruleset.Delta{Node: node, OldNode: node, Changes: after}); err != nil {
+	if err := errors.Join(backend.Apply(t.Context(), &ruleset.Delta{Node: node, OldNode: node, Changes: after}), c.Flush(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := read(t, h), shown(stay...); !slices.Equal(got, want) {
@@ -522,7 +522,7 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { c.Close() })
-			backend := After(dataPlane, c)
+			backend := c.Wrap(dataPlane)
 			info := everyAddress()
 			svc := service{name: "dns", cluster: at(w.vip), endpoints: eps(at(w.one))}
 			if w.ranges {
@@ -545,7 +545,7 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 				t.Fatalf("without a clean-up answered by %s, so the test proves nothing", got)
 			}
 			if w.zone != "" {
-				elsewhere.Record(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, second)}}, nil)
+				elsewhere.note(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, second)}}, nil)
 				if err := elsewhere.Flush(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -553,7 +553,7 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 					t.Fatalf("after a clean-up of zone 0 answered by %s, so the flow was in zone 0", got)
 				}
 			}
-			if err := backend.Apply(t.Context(), next); err != nil {
+			if err := errors.Join(backend.Apply(t.Context(), next), c.Flush(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 			if got := ask(); got != w.two {
@@ -626,7 +626,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	first := svc.compile(info)
 	svc.endpoints = nil
 	second := svc.compile(info)
-	c.Record(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}, nil)
+	c.note(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}, nil)
 	if err := c.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -641,7 +641,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 			t.Fatalf("%v does not answer without a clean-up, so the test proves nothing", conn.RemoteAddr())
 		}
 	}
-	c.Record(&ruleset.Delta{Node: info, OldNode: info, Changes: []ruleset.Change{change(first, second)}}, nil)
+	c.note(&ruleset.Delta{Node: info, OldNode: info, Changes: []ruleset.Change{change(first, second)}}, nil)
 	if err := c.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}

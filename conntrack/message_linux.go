@@ -15,7 +15,6 @@ import (
 // Numbers that package nl lacks (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const (
 	ctGetStats         = 5  // IPCTNL_MSG_CT_GET_STATS
-	ctaTupleZone       = 3  // CTA_TUPLE_ZONE
 	ctaFilter          = 25 // CTA_FILTER
 	ctaFilterOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
 	// CTA_FILTER_F_CTA_PROTO_NUM of net/netfilter/nf_internals.h
@@ -28,12 +27,7 @@ const (
 // request for zone 0 does not name the zone, because a kernel without
 // CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
 func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
-	b := nfnl.BeginNested(nil, nl.CTA_TUPLE_ORIG)
-	proto := len(b)
-	b = nfnl.BeginNested(b, nl.CTA_TUPLE_PROTO)
-	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, inet.UDP)
-	nfnl.EndNested(b, proto)
-	nfnl.EndNested(b, 0)
+	b := nfnl.AppendProtocol(nil, inet.UDP)
 	if len(zones) == 1 && zones[0] != 0 {
 		b = nfnl.AppendUint16(b, nl.CTA_ZONE, zones[0])
 	}
@@ -44,34 +38,11 @@ func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
 	return nfnl.Request{Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: inet.AF(f), Dump: true, Attrs: b}
 }
 
-// appendTuple appends the addresses of one direction.
-func appendTuple(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort) []byte {
-	tuple := len(b)
-	b = nfnl.BeginNested(b, kind)
-	part := len(b)
-	b = nfnl.BeginNested(b, nl.CTA_TUPLE_IP)
-	from, to := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
-	if dst.Addr().Is6() {
-		from, to = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
-	}
-	b = nfnl.AppendBytes(b, from, src.Addr().AsSlice())
-	b = nfnl.AppendBytes(b, to, dst.Addr().AsSlice())
-	nfnl.EndNested(b, part)
-	part = len(b)
-	b = nfnl.BeginNested(b, nl.CTA_TUPLE_PROTO)
-	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
-	b = nfnl.AppendUint16(b, nl.CTA_PROTO_SRC_PORT, src.Port())
-	b = nfnl.AppendUint16(b, nl.CTA_PROTO_DST_PORT, dst.Port())
-	nfnl.EndNested(b, part)
-	nfnl.EndNested(b, tuple)
-	return b
-}
-
 // appendDelete appends a request to delete the entry of f and no other.
 func appendDelete(b []byte, seq uint32, f *Flow) []byte {
 	start := len(b)
 	b = nfnl.Begin(b, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
 	if f.Zone != 0 && !f.ReplyZone { // the zone of the original direction
 		b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	}
@@ -87,9 +58,17 @@ func decodeFlow(attrs []byte, f *Flow) error {
 	for kind, value := range nfnl.Attributes(attrs) {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
-			f.Src, f.Dst = decodeTuple(value, f, false)
+			t := nfnl.DecodeTuple(value)
+			f.Src, f.Dst, f.Protocol = t.Src, t.Dst, t.Protocol
+			if t.HasZone {
+				f.Zone, f.ReplyZone = t.Zone, false
+			}
 		case nl.CTA_TUPLE_REPLY:
-			f.ReplySrc, f.ReplyDst = decodeTuple(value, f, true)
+			t := nfnl.DecodeTuple(value)
+			f.ReplySrc, f.ReplyDst = t.Src, t.Dst
+			if t.HasZone {
+				f.Zone, f.ReplyZone = t.Zone, true
+			}
 		case nl.CTA_ID:
 			f.ID = nfnl.Uint32(value)
 		case nl.CTA_ZONE:
@@ -103,39 +82,4 @@ func decodeFlow(attrs []byte, f *Flow) error {
 		}
 	}
 	return nil
-}
-
-// decodeTuple returns the addresses of one direction, and sets the protocol and zone of f.
-func decodeTuple(tuple []byte, f *Flow, reply bool) (src, dst netip.AddrPort) {
-	var from, to netip.Addr
-	var sport, dport uint16
-	for kind, part := range nfnl.Attributes(tuple) {
-		switch kind {
-		case nl.CTA_TUPLE_IP:
-			for kind, value := range nfnl.Attributes(part) {
-				switch kind {
-				case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
-					from, _ = netip.AddrFromSlice(value)
-				case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
-					to, _ = netip.AddrFromSlice(value)
-				}
-			}
-		case nl.CTA_TUPLE_PROTO:
-			for kind, value := range nfnl.Attributes(part) {
-				switch kind {
-				case nl.CTA_PROTO_NUM:
-					if len(value) == 1 {
-						f.Protocol = value[0]
-					}
-				case nl.CTA_PROTO_SRC_PORT:
-					sport = nfnl.Uint16(value)
-				case nl.CTA_PROTO_DST_PORT:
-					dport = nfnl.Uint16(value)
-				}
-			}
-		case ctaTupleZone:
-			f.Zone, f.ReplyZone = nfnl.Uint16(part), reply
-		}
-	}
-	return netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport)
 }

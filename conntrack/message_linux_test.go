@@ -16,11 +16,11 @@ import (
 // encode returns the message with which a kernel reports f.
 func encode(f *Flow) []byte {
 	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, 0, 1, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
 	reply := len(b)
-	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
+	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
 	if f.ReplyZone {
-		b = nfnl.AppendUint16(b, ctaTupleZone, f.Zone)
+		b = nfnl.AppendUint16(b, 3 /* CTA_TUPLE_ZONE */, f.Zone)
 		nfnl.EndNested(b, reply)
 	}
 	b = nfnl.AppendUint32(b, 3, 14) // CTA_STATUS, which decodeFlow ignores

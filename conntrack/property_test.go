@@ -29,9 +29,11 @@ func TestCleanerAgreesWithModel(t *testing.T) {
 			}
 			m.bed = newBedOf(t, cfg)
 			m.table.local = []netip.Addr{addr("127.0.0.1"), addr("192.0.2.1")}
+			m.table.deleted = m.mayBeDeleted
 			for step := range 120 {
 				m.traffic()
 				m.change(step == 0 || m.rng.IntN(15) == 0)
+				m.flush()
 				m.check(step)
 			}
 			if m.deleted == 0 || m.kept == 0 {
@@ -174,13 +176,6 @@ func (m *model) change(full bool) {
 		}
 		m.result = &ruleset.PartialError{Failed: failed}
 	}
-	switch m.rng.IntN(10) {
-	case 0:
-		m.table.fail = ErrIncomplete
-	case 1:
-		m.table.refuse = errTest
-	}
-	before := slices.Clone(m.table.flows)
 	if err := m.backend.Apply(m.t.Context(), d); err != m.result {
 		m.t.Fatal(err)
 	}
@@ -199,20 +194,39 @@ func (m *model) change(full bool) {
 			m.acked[c.Key.Name] = c.New
 		}
 	}
-	// No valid flow may be deleted.
-	left := map[Flow]bool{}
-	for _, f := range m.table.flows {
-		left[f] = true
+}
+
+// mayBeDeleted checks a flow that is deleted: it must not be valid, and the last change of its
+// Service must be acknowledged.
+func (m *model) mayBeDeleted(f Flow) {
+	m.deleted++
+	if m.right(f) {
+		m.t.Fatalf("deleted %+v", f)
 	}
-	for _, f := range before {
-		if !left[f] {
-			m.deleted++
-			if m.right(f) {
-				m.t.Fatalf("deleted %+v", f)
-			}
+	if s := m.owner(f.Dst); s != nil && len(m.tried[s.Key.Name]) != 0 {
+		m.t.Fatalf("deleted %+v, whose Service has a change that is not acknowledged", f)
+	}
+}
+
+// flush cleans up. The clean-up may fail, or Services change while the table is read.
+func (m *model) flush() {
+	switch m.rng.IntN(10) {
+	case 0:
+		m.table.fail = ErrIncomplete
+	case 1:
+		m.table.refuse = errTest
+	case 2, 3, 4:
+		m.table.during = func() {
+			m.traffic()
+			m.change(m.rng.IntN(15) == 0)
+			m.traffic()
 		}
 	}
-	m.table.fail, m.table.refuse = nil, nil
+	err := m.Flush(m.t.Context())
+	if m.table.refuse == nil && m.table.fail == nil && err != nil && !errors.Is(err, ErrIncomplete) {
+		m.t.Fatal(err)
+	}
+	m.table.fail, m.table.refuse, m.table.during = nil, nil, nil
 }
 
 // right reports whether f is a valid flow.

@@ -204,6 +204,7 @@ func (m *rangeModel) change(full bool) {
 	if err := m.backend.Apply(m.t.Context(), d); err != m.result {
 		m.t.Fatal(err)
 	}
+	_ = m.Flush(m.t.Context())
 	m.table.fail, m.table.refuse = nil, nil
 	if m.result != nil {
 		m.tried = append(m.tried, next)

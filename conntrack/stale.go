@@ -94,8 +94,9 @@ type staleFlows struct {
 	// nil until a Service has a range.
 	ranges spans
 	// unacknowledged holds the Services whose last change failed and may be partly in
-	// effect. Their flows are left alone until a later change succeeds.
-	unacknowledged map[tracker.Key]struct{}
+	// effect. Their flows are left alone until a later change succeeds. The value selects the flows
+	// that a clean-up left alone, to be examined then.
+	unacknowledged map[tracker.Key]*queue
 	queue          queue
 
 	// From the Config; the zero values are the defaults.
@@ -136,8 +137,8 @@ func newStaleFlows(f tracker.Family) *staleFlows {
 	return &staleFlows{
 		family:         f,
 		owners:         map[netip.AddrPort]*ruleset.Service{},
-		unacknowledged: map[tracker.Key]struct{}{},
-		queue:          queue{frontends: map[netip.AddrPort]*lost{}},
+		unacknowledged: map[tracker.Key]*queue{},
+		queue:          newQueue(),
 	}
 }
 
@@ -157,8 +158,72 @@ func (p *staleFlows) pending() bool {
 	return p.queue.all || len(p.queue.frontends) > 0 || len(p.queue.ranges) > 0
 }
 
+func newQueue() queue { return queue{frontends: map[netip.AddrPort]*lost{}} }
+
 // clear empties the queue.
-func (p *staleFlows) clear() { p.queue = queue{frontends: map[netip.AddrPort]*lost{}} }
+func (p *staleFlows) clear() { p.queue = newQueue() }
+
+// take returns the queue and begins another one.
+func (p *staleFlows) take() *queue {
+	q := p.queue
+	p.clear()
+	return &q
+}
+
+// giveBack adds a queue whose flows were not all examined.
+func (p *staleFlows) giveBack(old *queue) {
+	p.queue.all = p.queue.all || old.all
+	for at, l := range old.frontends {
+		p.queue.add(place{at: at}, l)
+	}
+	for at, l := range old.ranges {
+		p.queue.add(at, l)
+	}
+	p.bound()
+}
+
+// add selects the flows to a frontend. The queue may have it from a later change.
+func (q *queue) add(w place, old *lost) {
+	have := q.get(w)
+	if have.service == nil {
+		have.service = old.service
+	}
+	for a, s := range old.endpoints {
+		if _, ok := have.endpoints[a]; !ok {
+			have.endpoints[a] = s
+		}
+	}
+}
+
+// get returns the entry of a frontend, which it adds if it is missing.
+func (q *queue) get(w place) *lost {
+	have := q.frontends[w.at]
+	if w.isRange() {
+		have = q.ranges[w]
+	}
+	if have != nil {
+		return have
+	}
+	have = &lost{endpoints: map[netip.AddrPort]*ruleset.Service{}}
+	switch {
+	case !w.isRange():
+		q.frontends[w.at] = have
+	case q.ranges == nil:
+		q.ranges = map[place]*lost{w: have}
+	default:
+		q.ranges[w] = have
+	}
+	return have
+}
+
+// bound empties a queue that has reached its limits, and selects every flow. Clean-ups have failed
+// many times then. To examine all flows finds nearly as many stale ones and needs no memory.
+func (p *staleFlows) bound() {
+	if len(p.queue.frontends) >= maxQueue || len(p.queue.ranges) >= maxRanges {
+		p.clear()
+		p.queue.all = true
+	}
+}
 
 // nodePort returns the key of a NodePort in owners.
 func (p *staleFlows) nodePort(port uint16) netip.AddrPort {
@@ -222,12 +287,20 @@ func (p *staleFlows) concerns(k tracker.Key) bool {
 }
 
 // recordFailure records that c failed and may be partly in effect.
-func (p *staleFlows) recordFailure(c *ruleset.Change) { p.unacknowledged[c.Key] = struct{}{} }
+func (p *staleFlows) recordFailure(c *ruleset.Change) {
+	if p.unacknowledged[c.Key] == nil {
+		q := newQueue()
+		p.unacknowledged[c.Key] = &q
+	}
+}
 
 // record records that c is in effect, and queues the flows that it may have made stale.
 func (p *staleFlows) record(c *ruleset.Change) {
-	_, failed := p.unacknowledged[c.Key]
-	delete(p.unacknowledged, c.Key)
+	left, failed := p.unacknowledged[c.Key]
+	if failed {
+		delete(p.unacknowledged, c.Key)
+		p.giveBack(left)
+	}
 
 	// The frontends before c, including those of failed attempts, and whether they let
 	// packets pass.
@@ -283,27 +356,8 @@ func (p *staleFlows) record(c *ruleset.Change) {
 // examine queues the flows to a frontend of s. gone holds the endpoints that the frontend no
 // longer has.
 func (p *staleFlows) examine(w place, s *ruleset.Service, gone addrs) {
-	if len(p.queue.frontends) >= maxQueue || len(p.queue.ranges) >= maxRanges {
-		// Clean-ups have failed many times. To examine all flows finds nearly as many stale
-		// ones and needs no memory.
-		p.clear()
-		p.queue.all = true
-	}
-	have := p.queue.frontends[w.at]
-	if w.isRange() {
-		have = p.queue.ranges[w]
-	}
-	if have == nil {
-		have = &lost{endpoints: make(map[netip.AddrPort]*ruleset.Service, len(gone))}
-		switch {
-		case !w.isRange():
-			p.queue.frontends[w.at] = have
-		case p.queue.ranges == nil:
-			p.queue.ranges = map[place]*lost{w: have}
-		default:
-			p.queue.ranges[w] = have
-		}
-	}
+	p.bound()
+	have := p.queue.get(w)
 	have.service = s
 	for a := range gone {
 		if w.isRange() {
@@ -344,23 +398,6 @@ func equalNodePorts(a, b ruleset.NodePorts) bool {
 	return a.All == b.All && slices.Equal(a.Prefixes, b.Prefixes)
 }
 
-// needsLocal reports whether judge needs the node's own addresses for the queue.
-func (p *staleFlows) needsLocal() bool {
-	if p.queue.all || len(p.queue.ranges) > 0 {
-		for at := range p.owners {
-			if at.Addr().IsUnspecified() {
-				return true
-			}
-		}
-	}
-	for at := range p.queue.frontends {
-		if at.Addr().IsUnspecified() || p.owners[p.nodePort(at.Port())] != nil {
-			return true
-		}
-	}
-	return false
-}
-
 // inZones reports whether zone is one of zones. Empty zones means zone 0.
 func inZones(zones []uint16, zone uint16) bool {
 	if len(zones) == 0 {
@@ -369,25 +406,31 @@ func inZones(zones []uint16, zone uint16) bool {
 	return slices.Contains(zones, zone)
 }
 
-// judge returns a function that reports whether a flow is stale. local holds the node's own
-// addresses. The function is valid until the next call of record, recordFailure, setNode,
-// examineAll or clear.
-func (p *staleFlows) judge(local []netip.Addr) func(*Flow) bool {
+// judge returns a function that reports whether a flow that q selects is stale, by what is in
+// effect when it is called. local holds the node's own addresses.
+func (p *staleFlows) judge(q *queue, local []netip.Addr) func(*Flow) bool {
 	j := &judge{
 		staleFlows: p,
-		nodePort:   make(map[netip.Addr]struct{}, len(local)),
+		queue:      q,
+		local:      local,
 		valid:      map[*ruleset.Service]addrs{},
-		queued:     p.queue.queuedRanges(),
+		queued:     q.queuedRanges(),
 	}
-	if p.node != nil {
-		for _, a := range local {
-			if answers(p.node.NodePorts(p.family), a) {
+	return j.stale
+}
+
+// setNode stores the addresses at which NodePorts answer.
+func (j *judge) setNode() {
+	j.node = j.staleFlows.node
+	j.nodePort = make(map[netip.Addr]struct{}, len(j.local))
+	if j.node != nil {
+		for _, a := range j.local {
+			if answers(j.node.NodePorts(j.family), a) {
 				j.nodePort[a] = struct{}{}
 			}
 		}
 	}
-	maps.Copy(j.nodePort, p.nodePorts)
-	return j.stale
+	maps.Copy(j.nodePort, j.nodePorts)
 }
 
 // answers reports whether NodePorts may answer at a, an address of the node. With some
@@ -403,7 +446,11 @@ func answers(n ruleset.NodePorts, a netip.Addr) bool {
 // judge decides for each flow of a dump whether it is stale.
 type judge struct {
 	*staleFlows
-	nodePort map[netip.Addr]struct{} // the addresses at which NodePorts answer
+	queue *queue
+	local []netip.Addr // the node's own addresses
+	// nodePort holds the addresses at which NodePorts answer, with the node when it was computed.
+	nodePort map[netip.Addr]struct{}
+	node     *ruleset.Node
 	// valid holds the usable endpoints of Services. If a Service has ranges, valid has the keys
 	// of anyPort, too.
 	valid  map[*ruleset.Service]addrs
@@ -414,6 +461,9 @@ type judge struct {
 func (j *judge) stale(f *Flow) bool {
 	if f.Protocol != inet.UDP || !inZones(j.zones, f.Zone) {
 		return false
+	}
+	if j.nodePort == nil || j.node != j.staleFlows.node {
+		j.setNode()
 	}
 	s := j.staleOf(f)
 	return s != nil && (j.filter == nil || j.filter(s, *f))
@@ -475,7 +525,8 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 			return nil
 		}
 	}
-	if _, ok := j.unacknowledged[owner.Key]; ok {
+	if left, ok := j.unacknowledged[owner.Key]; ok {
+		j.leave(left, f)
 		return nil
 	}
 	valid, ok := j.valid[owner]
@@ -501,4 +552,20 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 		return nil
 	}
 	return owner
+}
+
+// leave selects f in left if the frontend lost the endpoint that f was sent to. Once the Service
+// changes, nothing else may say so.
+func (j *judge) leave(left *queue, f *Flow) {
+	for _, at := range []netip.AddrPort{f.Dst, j.staleFlows.nodePort(f.Dst.Port())} {
+		if s := j.queue.frontends[at].of(f.ReplySrc); s != nil {
+			left.add(place{at: at}, &lost{s, map[netip.AddrPort]*ruleset.Service{f.ReplySrc: s}})
+		}
+	}
+	for _, r := range j.queued[f.Dst.Addr()] {
+		at, ok := r.endpoint(f)
+		if s := r.of(at); ok && s != nil && r.has(f.Dst.Port()) {
+			left.add(r.place, &lost{s, map[netip.AddrPort]*ruleset.Service{at: s}})
+		}
+	}
 }

@@ -171,7 +171,7 @@ func TestChangeMakesFlowStale(t *testing.T) {
 				t.Errorf("pending is %v", p.pending())
 			}
 			local := []netip.Addr{addr("127.0.0.1"), addr("192.0.2.1")}
-			if got := p.judge(local)(&c.flow); got != c.stale {
+			if got := p.judge(&p.queue, local)(&c.flow); got != c.stale {
 				t.Errorf("stale is %v", got)
 			}
 		})
@@ -193,7 +193,7 @@ func TestFullDeltaExaminesAllFlows(t *testing.T) {
 	p.record(&ch)
 	p.clear()
 	p.examineAll()
-	stale := p.judge([]netip.Addr{addr("192.0.2.1")})
+	stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1")})
 	for f, want := range map[Flow]bool{
 		flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.1:53"):        false,
 		flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53"):        true,
@@ -222,7 +222,7 @@ func TestFullDeltaExaminesFlowsToRanges(t *testing.T) {
 	if !p.pending() {
 		t.Error("not pending")
 	}
-	stale := p.judge(nil)
+	stale := p.judge(&p.queue, nil)
 	for src, want := range map[string]bool{"10.0.0.1:60": false, "10.0.0.7:60": true} {
 		f := flow("10.9.0.1:1", "10.96.0.1:60", src)
 		if stale(&f) != want {
@@ -249,7 +249,7 @@ func TestFrontendMovesToAnotherService(t *testing.T) {
 		for _, ch := range changes {
 			p.record(&ch)
 		}
-		stale := p.judge(nil)
+		stale := p.judge(&p.queue, nil)
 		for src, want := range map[string]bool{"10.0.0.1:53": true, "10.0.0.2:53": false, "10.0.0.3:53": false} {
 			f := flow("10.9.0.1:1", "198.51.100.1:53", src)
 			if stale(&f) != want {
@@ -307,11 +307,7 @@ func TestSinglePortWinsInRange(t *testing.T) {
 					for _, ch := range changes {
 						p.record(&ch)
 					}
-					var local []netip.Addr
-					if p.needsLocal() {
-						local = []netip.Addr{addr("192.0.2.1")}
-					}
-					stale := p.judge(local)
+					stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1")})
 					for f, want := range c.want {
 						if got := stale(&f); got != want {
 							t.Errorf("sent to %v: stale is %v", f.ReplySrc, got)
@@ -346,7 +342,7 @@ func TestRangesMoveBetweenServices(t *testing.T) {
 			for _, ch := range changes {
 				p.record(&ch)
 			}
-			stale := p.judge(nil)
+			stale := p.judge(&p.queue, nil)
 			for _, port := range []int{15, 23} {
 				for n, endpoint := range []string{"10.0.0.1", "10.0.0.2"} {
 					f := flow("10.9.0.1:1", fmt.Sprintf("198.51.100.1:%d", port), fmt.Sprintf("%s:%d", endpoint, port))
@@ -379,10 +375,10 @@ func TestNodePortAddressesChange(t *testing.T) {
 		t.Error("pending without a change")
 	}
 	p.setNode(some)
-	if !p.pending() || !p.needsLocal() {
+	if !p.pending() {
 		t.Error("not pending after an address was removed")
 	}
-	stale := p.judge([]netip.Addr{addr("192.0.2.1"), addr("192.0.2.2")})
+	stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1"), addr("192.0.2.2")})
 	for dst, want := range map[string]bool{"192.0.2.1:30053": false, "192.0.2.2:30053": true} {
 		f := flow("10.9.0.1:1", dst, "10.0.0.1:53")
 		if stale(&f) != want {
@@ -411,7 +407,7 @@ func TestQueueIsBounded(t *testing.T) {
 		t.Errorf("%d frontends, all is %v", n, p.queue.all)
 	}
 	f := flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53")
-	if !p.judge(nil)(&f) {
+	if !p.judge(&p.queue, nil)(&f) {
 		t.Error("a stale flow is not found")
 	}
 }
@@ -429,7 +425,7 @@ func TestQueuedRangesAreBounded(t *testing.T) {
 	if n := len(p.queue.ranges); n > maxRanges || !p.queue.all {
 		t.Errorf("%d ranges, all is %v", n, p.queue.all)
 	}
-	stale := p.judge(nil)
+	stale := p.judge(&p.queue, nil)
 	for dst, want := range map[int]bool{11: true, 15: true, 16: false, 20: false, 15005: true} {
 		f := flow("10.9.0.1:1", fmt.Sprintf("10.96.0.1:%d", dst), "10.0.0.7:53")
 		if stale(&f) != want {

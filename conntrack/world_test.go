@@ -100,15 +100,26 @@ func change(old, now *ruleset.Service, attempted ...*ruleset.Service) ruleset.Ch
 	return c
 }
 
+// note records a delta and the error of its Apply.
+func (c *Cleaner) note(d *ruleset.Delta, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.record(d, err)
+}
+
 // memory is a table in memory.
 type memory struct {
 	flows []Flow
 	local []netip.Addr
 	dumps int
+	// during, if not nil, runs in the middle of each Dump.
+	during func()
 	// fail, if not nil, is the error of the next Dump, after half of the flows.
 	fail error
 	// refuse, if not nil, is the error of every Delete.
 	refuse error
+	// deleted, if not nil, is called with each flow that Delete removes.
+	deleted func(Flow)
 }
 
 func (m *memory) Dump(_ context.Context, f tracker.Family, see func(*Flow)) error {
@@ -117,7 +128,10 @@ func (m *memory) Dump(_ context.Context, f tracker.Family, see func(*Flow)) erro
 	if m.fail != nil {
 		flows = flows[:len(flows)/2]
 	}
-	for _, fl := range flows {
+	for i, fl := range flows {
+		if i == len(flows)/2 && m.during != nil {
+			m.during()
+		}
 		if tracker.FamilyOf(fl.Dst.Addr()) == f {
 			see(&fl)
 		}
@@ -134,6 +148,9 @@ func (m *memory) Delete(_ context.Context, doomed []Flow) (int, error) {
 	gone := map[Flow]bool{}
 	for _, f := range doomed {
 		gone[f] = true
+		if m.deleted != nil {
+			m.deleted(f)
+		}
 	}
 	before := len(m.flows)
 	m.flows = slices.DeleteFunc(m.flows, func(f Flow) bool { return gone[f] })

@@ -87,8 +87,8 @@ func TestKernelTableCanBeWrapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
-	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, both)}}, nil)
-	c.Record(&ruleset.Delta{Node: everyAddress(), Changes: []ruleset.Change{change(both, two)}}, nil)
+	c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, both)}}, nil)
+	c.note(&ruleset.Delta{Node: everyAddress(), Changes: []ruleset.Change{change(both, two)}}, nil)
 	if err := c.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}

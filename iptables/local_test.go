@@ -85,7 +85,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		}
 		defer cleaner.Close()
 		r.cursor.Detach()
-		r.cursor = r.engine.Attach("iptables", conntrack.After(r.backend, cleaner))
+		r.cursor = r.engine.Attach("iptables", cleaner.Wrap(r.backend))
 		a := netip.MustParseAddr("192.168.7.1")
 		if err := r.host().AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
 			t.Fatal(err)
@@ -99,6 +99,9 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		es.Endpoints, es.Ports[0].Protocol = append(es.Endpoints, backendtest.Endpoint(a.String(), thisNode)), &proto
 		r.tracker.SetSlice(es)
 		r.sync()
+		if err := cleaner.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		for i := range to {
 			if got, err := exchange(i); got != "endpoint" || err != nil {
 				t.Errorf("%s: %q, %v", to[i], got, err)

@@ -37,7 +37,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	}
 	defer cleaner.Close()
 	r.cursor.Detach()
-	r.cursor = r.engine.Attach("nftables", conntrack.After(r.backend, cleaner))
+	r.cursor = r.engine.Attach("nftables", cleaner.Wrap(r.backend))
 	own := backendtest.OwnServer(t, r.host)
 	r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 	r.sync()
@@ -50,6 +50,9 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		r.tracker.SetSlice(es)
 	}
 	r.sync()
+	if err := cleaner.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for i, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		if got, err := exchange(i); got != f.String() || err != nil {
 			t.Errorf("%v: %q, %v", f, got, err)

@@ -493,7 +493,7 @@ func udpLeavesDeletedEndpoint(t *testing.T) {
 	f.must(err)
 	t.Cleanup(func() { cleaner.Close() })
 	f.cursor.Detach()
-	f.cursor = f.engine.Attach("both", conntrack.After(f.backend, cleaner))
+	f.cursor = f.engine.Attach("both", cleaner.Wrap(f.backend))
 	f.tracker.SetService(svc(1, func(s *v1.Service) { s.Spec.Ports[0].Port, s.Spec.Ports[0].Protocol = 53, v1.ProtocolUDP }))
 	endpoint := func(n int) {
 		for _, fam := range families {
@@ -502,6 +502,7 @@ func udpLeavesDeletedEndpoint(t *testing.T) {
 			f.tracker.SetSlice(es)
 		}
 		f.sync()
+		f.must(cleaner.Flush(t.Context()))
 	}
 	endpoint(1)
 	for i, p := range f.pods {

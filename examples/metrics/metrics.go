@@ -119,6 +119,7 @@ func NewSet(c Config) *Set {
 	s.eachFamily(func(f string) {
 		s.lastSync.WithLabelValues(f)
 		s.lastQueued.WithLabelValues(f)
+		s.conntrackDuration.WithLabelValues(f)
 		for _, v := range []*prometheus.CounterVec{s.conntrackDeleted, s.syncFailures, s.partialFailures, s.cleanupFailures} {
 			if v != nil {
 				v.WithLabelValues(f)

@@ -57,13 +57,14 @@ func Example_followers() {
 	checks := health.NewServices(health.ServicesConfig{})
 
 	// The clean-up runs after the data plane: a flow may end only when the new rules
-	// handle its next packet. The health check is an independent follower.
-	rules := engine.Attach("switch", conntrack.After(plane, cleaner))
+	// handle its next packet. An agent that must not wait for it runs cleaner.Run in a goroutine,
+	// instead of Flush. The health check is an independent follower.
+	rules := engine.Attach("switch", cleaner.Wrap(plane))
 	state := engine.Attach("health", checks)
 	name := types.NamespacedName{Namespace: "shop", Name: "dns"}
 	sync := func() {
 		ctx := context.Background()
-		if err := errors.Join(rules.Sync(ctx), state.Sync(ctx)); err != nil {
+		if err := errors.Join(rules.Sync(ctx), cleaner.Flush(ctx), state.Sync(ctx)); err != nil {
 			fmt.Println(err)
 		}
 		answer := httptest.NewRecorder()

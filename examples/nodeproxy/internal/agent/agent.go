@@ -304,7 +304,7 @@ func (a *Agent) Run(parent context.Context) error {
 		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
 	}
 	loops := []func(context.Context) error{
-		a.runRules, a.followSource, a.followNode, a.watchRules, a.watchSockets, a.watchConfig, a.takeOver.run, a.resetConnections, a.removeTaint,
+		a.runRules, a.followSource, a.followNode, a.watchRules, a.watchSockets, a.watchConfig, a.takeOver.run, a.cleanFlows, a.resetConnections, a.removeTaint,
 	}
 	for _, s := range a.servers {
 		loops = append(loops, s.run)

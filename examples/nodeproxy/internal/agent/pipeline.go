@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
@@ -20,7 +19,7 @@ const fullSyncPeriod = time.Hour
 func (a *Agent) connect() (err error) {
 	var rules ruleset.Backend = a
 	if a.cleaner != nil {
-		rules = conntrack.After(rules, a.cleaner)
+		rules = a.cleaner.Wrap(rules)
 	}
 	if a.resetter != nil {
 		rules = a.resetter.Wrap(rules)
@@ -121,10 +120,15 @@ func (a *Agent) Sync(ctx context.Context) error {
 			a.takeOver.done()
 		}
 	}
-	if a.cleaner != nil {
-		err = errors.Join(err, a.cleaner.Flush(ctx)) // if the clean-up after Apply failed
-	}
 	return err
+}
+
+// cleanFlows deletes stale UDP flows after syncs, which do not wait for it.
+func (a *Agent) cleanFlows(ctx context.Context) error {
+	if a.cleaner == nil {
+		return nil
+	}
+	return a.cleaner.Run(ctx)
 }
 
 // ignoreNotSynced returns err, or nil if the source has not listed all objects yet. Another

@@ -31,7 +31,8 @@ server, for each sync that had something to do:
   endpoints  endpoints that this node may send to, summed over the Service ports in
              each address family
   changed    Service ports, in each address family, whose rules differ from before
-  took       the time from the start of the sync to the kernel's commit
+  took       the time from the start of the sync to the kernel's commit; stale UDP flows
+             are deleted afterwards, and no sync waits for that
   waited     the time from the change to the start of the sync; it counts from the last
              object of a change of the manifests, or from the first one of an API server
   failed     Service ports that could not be programmed and will be retried; missing
