@@ -82,8 +82,7 @@ type Agent struct {
 	runner    *runner.Runner
 	// refresh fires when the node's addresses must be read again.
 	refresh *time.Timer
-	// mu is held while objects are handed in and while a sync runs, so that objects that
-	// are handed in together are synced together.
+	// mu is held while a sync runs.
 	mu sync.Mutex
 	// upToDate reports that the last sync has brought everything into effect. mu protects it.
 	upToDate bool
@@ -113,7 +112,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 	a.source = src
 	a.closers = append(a.closers, src.Close)
 	if f, ok := src.(*objects.Files); ok {
-		f.Locked = a.handIn
+		f.Together = a.handIn
 	}
 
 	var node *v1.Node

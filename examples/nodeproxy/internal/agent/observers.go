@@ -45,6 +45,9 @@ type observers struct {
 	entries *slog.Logger
 	// manifests reports that the source calls handedIn for each change.
 	manifests bool
+	// handed is when the objects of the last change were handed in that no sync has begun with, or
+	// nil.
+	handed atomic.Pointer[time.Time]
 	// due is set if report must print a line for the objects received at receivedAt.
 	due        bool
 	receivedAt time.Time
@@ -106,6 +109,9 @@ func (o *observers) onSync(i ruleset.SyncInfo) {
 func (o *observers) begin() (asked time.Time) {
 	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
 	o.Proxy.Started()
+	if t := o.handed.Swap(nil); t != nil {
+		o.due, o.receivedAt = true, *t
+	}
 	if t := o.asked.Swap(nil); t != nil {
 		asked = *t
 	}
@@ -117,7 +123,10 @@ func (o *observers) begin() (asked time.Time) {
 func (o *observers) done(inEffect bool) { o.Proxy.Done(inEffect) }
 
 // handedIn is called when a source has handed in the objects of one change.
-func (o *observers) handedIn() { o.due, o.receivedAt = true, time.Now() }
+func (o *observers) handedIn() {
+	now := time.Now()
+	o.handed.Store(&now)
+}
 
 // appliedDelta is called after each Apply. A sync may need several.
 func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
@@ -142,7 +151,7 @@ func (o *observers) report(listed bool, failed int, asked time.Time) {
 			o.receivedAt = o.synced.Start
 		}
 	}
-	if !o.due {
+	if !o.due || !listed {
 		return
 	}
 	o.due = false

@@ -54,11 +54,10 @@ func (a *Agent) connect() (err error) {
 // followSource hands in the objects of the source.
 func (a *Agent) followSource(ctx context.Context) error { return a.source.Follow(ctx, a.World) }
 
-// handIn calls feed, which hands in objects that must be synced together.
+// handIn calls feed, which hands in objects that must be synced together. It does not wait for a
+// sync.
 func (a *Agent) handIn(feed func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	feed()
+	a.Together(feed)
 	a.handedIn()
 	a.runner.Trigger() // even without a difference, for the line on standard output
 }
@@ -98,12 +97,13 @@ func (a *Agent) Sync(ctx context.Context) error {
 	defer a.mu.Unlock()
 	a.upToDate = false
 	asked := a.begin()
+	listed := a.Tracker.Synced() // before the sync, which does nothing otherwise
 	err := ignoreNotSynced(a.rules.Sync(ctx))
 	failed := 0
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
 	}
-	inEffect, listed := err == nil || failed != 0, a.Tracker.Synced()
+	inEffect := err == nil || failed != 0
 	if listed {
 		a.done(inEffect)
 	}

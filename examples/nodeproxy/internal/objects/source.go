@@ -80,8 +80,8 @@ type Files struct {
 	reader  *manifests.Reader
 	watcher *manifests.Watcher
 	first   manifests.Changes
-	// Locked, if not nil, calls a function that hands in the objects of one change.
-	Locked func(func())
+	// Together, if not nil, calls a function that hands in the objects of one change.
+	Together func(func())
 }
 
 func newFiles(cfg *config.Config, log *slog.Logger) (_ *Files, err error) {
@@ -110,15 +110,16 @@ func (f *Files) Node(context.Context, Need) (*v1.Node, error) {
 	return nil, nil
 }
 
-// handInFirst hands in the objects that the files had at the start.
+// handInFirst hands in the objects that the files had at the start. They are synced when all are
+// handed in.
 func (f *Files) handInFirst(w *World) {
-	f.feed(w, f.first)
+	f.handIn(func() { f.feed(w, f.first) })
 	f.first = manifests.Changes{}
 	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
 func (f *Files) Follow(ctx context.Context, w *World) error {
-	f.handIn(func() { f.handInFirst(w) })
+	f.handInFirst(w)
 	last := ""
 	for {
 		if err := f.watcher.Wait(ctx); err != nil {
@@ -142,8 +143,8 @@ func (f *Files) Follow(ctx context.Context, w *World) error {
 
 // handIn calls feed, which hands in objects that must be synced together.
 func (f *Files) handIn(feed func()) {
-	if f.Locked != nil {
-		f.Locked(feed)
+	if f.Together != nil {
+		f.Together(feed)
 		return
 	}
 	feed()

@@ -35,6 +35,9 @@ type World struct {
 	Engine  *ruleset.Engine
 	WorldHooks
 
+	// handing is held while objects are handed in that must be synced together.
+	handing sync.Mutex
+
 	mu sync.Mutex
 	// node is this node's object, or nil.
 	node *v1.Node
@@ -106,7 +109,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		return nil, err
 	}
 	w.Engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker:           w.Tracker,
+		Tracker:           whole{w.Tracker, &w.handing},
 		MasqueradeAll:     cfg.MasqueradeAll,
 		LocalTraffic:      local,
 		NodePortAddresses: cfg.NodePorts,
@@ -115,6 +118,29 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		Log:               log,
 	})
 	return w, err
+}
+
+// Together calls feed, which hands in objects that must be synced together.
+func (w *World) Together(feed func()) {
+	w.handing.Lock()
+	defer w.handing.Unlock()
+	feed()
+}
+
+// whole is a tracker whose changes are not taken while objects are handed in that belong together.
+type whole struct {
+	*tracker.Tracker
+	handing *sync.Mutex
+}
+
+// Take returns no updates while objects are handed in. It does not wait, because handing in may need
+// the engine's lock. A sync follows.
+func (w whole) Take() tracker.Changes {
+	if !w.handing.TryLock() {
+		return tracker.Changes{Node: w.Node()}
+	}
+	defer w.handing.Unlock()
+	return w.Tracker.Take()
 }
 
 // PortRanges returns the ranges of ports that the data plane of a mode serves. Where it serves none,
