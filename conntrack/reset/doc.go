@@ -21,7 +21,8 @@
 //   - connections to an endpoint that terminates and still serves. They last until the
 //     endpoint closes them.
 //   - connections of a Service that was deleted.
-//   - connections to the endpoint that did not use the Service.
+//   - connections to the endpoint that did not use the Service: those whose destination connection
+//     tracking did not translate.
 //   - all other protocols. Package conntrack deletes stale UDP flows.
 //
 // An endpoint of a failed node does not vanish when the node fails. Kubernetes keeps it in its

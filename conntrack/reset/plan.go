@@ -1,8 +1,8 @@
 package reset
 
 import (
+	"container/list"
 	"net/netip"
-	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,28 +18,210 @@ type pair struct {
 	frontend, endpoint netip.AddrPort
 }
 
+// connection is a connection in the table of connection tracking.
+type connection struct {
+	// original is the destination of the client's packets, and endpoint the source of the replies.
+	original, endpoint netip.AddrPort
+	// translated is set if the kernel translates the destination (IPS_DST_NAT).
+	translated bool
+}
+
+// pairs returns the pairs with which the kernel's rules end the connection. A connection that is
+// not translated did not use a Service, even if its destination is a Service's address.
+func (c connection) pairs() []pair {
+	if !c.translated || c.original == c.endpoint {
+		return nil
+	}
+	return []pair{{c.original, c.endpoint}, {netip.AddrPortFrom(anyAddr(c.original.Addr()), c.original.Port()), c.endpoint}}
+}
+
+// anyAddr returns the unspecified address of an address's family.
+func anyAddr(a netip.Addr) netip.Addr {
+	if a.Is6() {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
 // plan decides which pairs are written. It does no I/O.
 type plan struct {
 	delay time.Duration
 	limit int
-	// endpoints holds the endpoints that vanished.
-	endpoints map[netip.AddrPort]*vanished
-	pairs     int
-	// lost holds the endpoints that vanished from ranges of ports and whose delay runs.
-	lost []*lostRange
+	// endpoints holds the endpoints that vanished, by their address and port.
+	endpoints map[netip.Addr]map[uint16]*vanished
+	// lost holds the endpoints that vanished from ranges of ports and whose delay runs, by their
+	// address. It is nil until there is one.
+	lost map[netip.Addr]map[*lostRange]*entry
 	// ranged holds the Services with ranges of ports, as acknowledged. It is nil until there is
 	// one.
 	ranged map[tracker.Key]*ruleset.Service
+
+	// shares holds the entries of each namespace, oldest first, and held their number. Pairs of an
+	// earlier process count for the namespace "".
+	shares map[string]*list.List
+	held   int
+	// leaving holds the pairs that gave way and are to be removed from the kernel. They no longer
+	// count.
+	leaving map[*entry]struct{}
+	// gaveWay counts the entries of each namespace that gave way, until gaveWayOnce.
+	gaveWay map[string]int
+	// changed is set when an entry is added.
+	changed bool
 }
 
-// vanished is the state of an endpoint. The kernel has the first frontends, as many as
-// written says.
+func newPlan(delay time.Duration, limit int) plan {
+	return plan{
+		delay: delay, limit: limit,
+		endpoints: map[netip.Addr]map[uint16]*vanished{}, shares: map[string]*list.List{},
+		leaving: map[*entry]struct{}{}, gaveWay: map[string]int{},
+	}
+}
+
+// vanished is the state of an endpoint.
 type vanished struct {
-	frontends []netip.AddrPort
-	written   int
-	// next is the time at which the other frontends are to be written or, if there are
-	// none, at which the kernel has removed all.
+	// pairs holds the endpoint's pairs by their frontend. The kernel does not have unwritten of
+	// them.
+	pairs     map[netip.AddrPort]*entry
+	unwritten int
+	// next is the time at which these are to be written or, if there are none, at which the
+	// kernel has removed all.
 	next time.Time
+}
+
+// entry is what counts for the limit: a pair, or the endpoint of a range.
+type entry struct {
+	pair
+	lost      *lostRange // if it is the endpoint of a range
+	namespace string
+	written   bool
+	place     *list.Element // in shares
+}
+
+// at returns the state of an endpoint, or nil.
+func (p *plan) at(endpoint netip.AddrPort) *vanished {
+	return p.endpoints[endpoint.Addr()][endpoint.Port()]
+}
+
+// make returns the state of an endpoint, which it adds if it is missing.
+func (p *plan) make(endpoint netip.AddrPort) *vanished {
+	v := p.at(endpoint)
+	if v == nil {
+		v = &vanished{pairs: map[netip.AddrPort]*entry{}}
+		if p.endpoints[endpoint.Addr()] == nil {
+			p.endpoints[endpoint.Addr()] = map[uint16]*vanished{}
+		}
+		p.endpoints[endpoint.Addr()][endpoint.Port()] = v
+	}
+	return v
+}
+
+// unmake deletes the state of an endpoint.
+func (p *plan) unmake(endpoint netip.AddrPort) {
+	delete(p.endpoints[endpoint.Addr()], endpoint.Port())
+	if len(p.endpoints[endpoint.Addr()]) == 0 {
+		delete(p.endpoints, endpoint.Addr())
+	}
+}
+
+// hold counts an entry. If the limit is reached, another one gives way.
+func (p *plan) hold(e *entry) {
+	if p.held >= p.limit {
+		p.giveWay(e.namespace)
+	}
+	l := p.shares[e.namespace]
+	if l == nil {
+		l = list.New()
+		p.shares[e.namespace] = l
+	}
+	e.place = l.PushBack(e)
+	p.held++
+	p.changed = true
+}
+
+// release no longer counts an entry.
+func (p *plan) release(e *entry) {
+	if e.place == nil {
+		return
+	}
+	l := p.shares[e.namespace]
+	l.Remove(e.place)
+	if e.place = nil; l.Len() == 0 {
+		delete(p.shares, e.namespace)
+	}
+	p.held--
+}
+
+// giveWay drops an entry in favor of a namespace: the oldest of that namespace, or, if it has less
+// than an equal share, of the one that has most.
+func (p *plan) giveWay(namespace string) {
+	l, n := p.shares[namespace], len(p.shares)
+	if l == nil {
+		n++
+	}
+	if l == nil || l.Len() < p.limit/n {
+		for other, o := range p.shares {
+			if l == nil || o.Len() > l.Len() || o.Len() == l.Len() && other < namespace {
+				namespace, l = other, o
+			}
+		}
+	}
+	e := l.Front().Value.(*entry)
+	p.release(e)
+	p.gaveWay[e.namespace]++
+	switch {
+	case e.lost != nil:
+		p.removeLost(e.lost)
+	case e.written:
+		p.leaving[e] = struct{}{}
+	default:
+		p.removePair(e)
+	}
+}
+
+// removePair deletes an entry from the state of its endpoint.
+func (p *plan) removePair(e *entry) {
+	v := p.at(e.endpoint)
+	if v == nil || v.pairs[e.frontend] != e {
+		return
+	}
+	delete(v.pairs, e.frontend)
+	if !e.written {
+		v.unwritten--
+	}
+	if len(v.pairs) == 0 {
+		p.unmake(e.endpoint)
+	}
+}
+
+// gaveWayOnce returns the number of entries that gave way since the last call, and the namespace
+// of most of them.
+func (p *plan) gaveWayOnce() (n int, namespace string) {
+	for other, m := range p.gaveWay {
+		n += m
+		if m > p.gaveWay[namespace] || m == p.gaveWay[namespace] && other < namespace {
+			namespace = other
+		}
+	}
+	clear(p.gaveWay)
+	return n, namespace
+}
+
+// leavingPairs returns the pairs that are to be removed from the kernel.
+func (p *plan) leavingPairs() (out []pair) {
+	for e := range p.leaving {
+		if v := p.at(e.endpoint); v != nil && v.pairs[e.frontend] == e {
+			out = append(out, e.pair)
+		}
+	}
+	return out
+}
+
+// left notes that the kernel no longer has leavingPairs.
+func (p *plan) left() {
+	for e := range p.leaving {
+		p.removePair(e)
+	}
+	clear(p.leaving)
 }
 
 // returning forgets the endpoints that d has again and returns the written pairs of these.
@@ -69,14 +251,16 @@ func (p *plan) returning(d *ruleset.Delta) (out []pair) {
 
 // remove forgets an endpoint and returns its written pairs.
 func (p *plan) remove(endpoint netip.AddrPort) (out []pair) {
-	v := p.endpoints[endpoint]
+	v := p.at(endpoint)
 	if v == nil {
 		return nil
 	}
-	delete(p.endpoints, endpoint)
-	p.pairs -= len(v.frontends)
-	for _, f := range v.frontends[:v.written] {
-		out = append(out, pair{f, endpoint})
+	p.unmake(endpoint)
+	for _, e := range v.pairs {
+		p.release(e)
+		if e.written {
+			out = append(out, e.pair)
+		}
 	}
 	return out
 }
@@ -107,30 +291,37 @@ func (p *plan) record(c *ruleset.Change, now time.Time) {
 func (p *plan) add(ep *tracker.Endpoint, c *ruleset.Change, now time.Time) {
 	at := now.Add(p.delay)
 	for i := range c.Old.Frontends {
-		switch f := &c.Old.Frontends[i]; {
-		case !f.IsRange():
-			p.addPair(pair{frontend(f, c.Key.Family), ep.Addr}, at)
-		case p.pairs+len(p.lost) < p.limit:
-			p.lost = append(p.lost, &lostRange{f, ep, at})
+		if f := &c.Old.Frontends[i]; f.IsRange() {
+			p.addLost(&lostRange{f, ep, at}, c.Key.Namespace)
+		} else {
+			p.addPair(pair{frontend(f, c.Key.Family), ep.Addr}, c.Key.Namespace, at)
 		}
 	}
 }
 
-// addPair notes a pair to write at a time. Pairs of the same endpoint that wait delay it.
-func (p *plan) addPair(w pair, at time.Time) {
-	v := p.endpoints[w.endpoint]
-	if p.pairs >= p.limit || v != nil && slices.Contains(v.frontends, w.frontend) {
+// addPair notes a pair to write at a time. Pairs of the same endpoint that wait delay it. A pair of
+// an address and itself has no connections that are translated.
+func (p *plan) addPair(w pair, namespace string, at time.Time) {
+	if w.frontend == w.endpoint {
 		return
 	}
-	if v == nil {
-		v = &vanished{}
-		p.endpoints[w.endpoint] = v
+	if v := p.at(w.endpoint); v != nil && v.pairs[w.frontend] != nil {
+		e := v.pairs[w.frontend]
+		if _, ok := p.leaving[e]; ok {
+			delete(p.leaving, e)
+			e.namespace = namespace
+			p.hold(e)
+		}
+		return
 	}
-	if v.written == len(v.frontends) || v.next.Before(at) {
+	e := &entry{pair: w, namespace: namespace}
+	p.hold(e) // the endpoint's last pair may give way
+	v := p.make(w.endpoint)
+	if v.unwritten == 0 || v.next.Before(at) {
 		v.next = at
 	}
-	v.frontends = append(v.frontends, w.frontend)
-	p.pairs++
+	v.pairs[w.frontend] = e
+	v.unwritten++
 }
 
 // frontend returns the address of f in a pair.
@@ -145,54 +336,73 @@ func frontend(f *ruleset.Frontend, family tracker.Family) netip.AddrPort {
 	return netip.AddrPortFrom(a, f.Port)
 }
 
+// all calls f with each endpoint. f may delete it.
+func (p *plan) all(f func(netip.AddrPort, *vanished)) {
+	for a, ports := range p.endpoints {
+		for port, v := range ports {
+			f(netip.AddrPortFrom(a, port), v)
+		}
+	}
+}
+
 // due returns the pairs to write. It forgets the endpoints that exist again and those whose
 // pairs have expired.
 func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair) {
-	for endpoint, v := range p.endpoints {
-		switch {
-		case now.Before(v.next):
-		case v.written == len(v.frontends):
+	var ranges targetsByAddr
+	p.all(func(endpoint netip.AddrPort, v *vanished) {
+		if now.Before(v.next) {
+			return
+		}
+		if v.unwritten == 0 {
 			p.remove(endpoint) // it has expired
-		case exists(endpoint) || p.inRange(endpoint):
-			p.forgetUnwritten(endpoint, v)
-		default:
-			for _, f := range v.frontends[v.written:] {
-				out = append(out, pair{f, endpoint})
+			return
+		}
+		if ranges == nil {
+			ranges = p.targets()
+		}
+		again := exists(endpoint) || ranges.has(endpoint)
+		for _, e := range v.pairs {
+			switch {
+			case e.written:
+			case again:
+				p.release(e)
+				p.removePair(e)
+			default:
+				out = append(out, e.pair)
 			}
 		}
-	}
+		if again {
+			v.next = v.next.Add(lifetime)
+		}
+	})
 	return out
-}
-
-// forgetUnwritten forgets the frontends of an endpoint that the kernel does not have.
-func (p *plan) forgetUnwritten(endpoint netip.AddrPort, v *vanished) {
-	p.pairs -= len(v.frontends) - v.written
-	if v.frontends = v.frontends[:v.written]; v.written == 0 {
-		delete(p.endpoints, endpoint)
-		return
-	}
-	v.next = v.next.Add(lifetime)
 }
 
 // wrote notes that the kernel has the pairs.
 func (p *plan) wrote(pairs []pair, now time.Time) {
 	for _, w := range pairs {
-		if v := p.endpoints[w.endpoint]; v != nil {
-			v.written, v.next = len(v.frontends), now.Add(lifetime)
+		if v := p.at(w.endpoint); v != nil {
+			if e := v.pairs[w.frontend]; e != nil && !e.written {
+				e.written = true
+				v.unwritten--
+			}
+			v.next = now.Add(lifetime)
 		}
 	}
 }
 
 // next returns the time of the next call of due. ok is false if nothing is waiting.
 func (p *plan) next() (at time.Time, ok bool) {
-	for _, v := range p.endpoints {
+	p.all(func(_ netip.AddrPort, v *vanished) {
 		if !ok || v.next.Before(at) {
 			at, ok = v.next, true
 		}
-	}
-	for _, l := range p.lost {
-		if !ok || l.due.Before(at) {
-			at, ok = l.due, true
+	})
+	for _, ranges := range p.lost {
+		for l := range ranges {
+			if !ok || l.due.Before(at) {
+				at, ok = l.due, true
+			}
 		}
 	}
 	return at, ok
@@ -200,13 +410,12 @@ func (p *plan) next() (at time.Time, ok bool) {
 
 // adopt takes over a pair that the kernel has.
 func (p *plan) adopt(w pair, expires time.Time) {
-	v := p.endpoints[w.endpoint]
-	if v == nil {
-		v = &vanished{}
-		p.endpoints[w.endpoint] = v
+	v := p.make(w.endpoint)
+	if v.pairs[w.frontend] != nil {
+		return
 	}
-	v.frontends = slices.Insert(v.frontends, v.written, w.frontend)
-	v.written++
+	e := &entry{pair: w, written: true}
+	v.pairs[w.frontend] = e
 	v.next = expires
-	p.pairs++
+	p.hold(e)
 }

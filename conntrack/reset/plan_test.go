@@ -1,11 +1,15 @@
 package reset
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -26,7 +30,7 @@ type memory struct {
 	// asked is the number of calls of destroy, and cannot makes them fail.
 	asked  int
 	cannot bool
-	// open holds the connections, and asks the number of calls of connections.
+	// open holds the pairs of connections, and asks the number of calls of connections.
 	open []pair
 	asks int
 	// reading, if not nil, runs while the connections are read.
@@ -87,7 +91,7 @@ func (m *memory) connections(_ context.Context, wanted func(pair) bool) (out []p
 }
 
 // destroy counts the pairs that are wanted as one socket each, unless the kernel cannot.
-func (m *memory) destroy(_ context.Context, wanted func(pair) bool) (n int, err error) {
+func (m *memory) destroy(_ context.Context, to func(netip.AddrPort) bool, wanted func(pair) bool) (n int, err error) {
 	m.mu.Lock()
 	m.asked++
 	pairs := slices.Collect(maps.Keys(m.pairs))
@@ -96,7 +100,7 @@ func (m *memory) destroy(_ context.Context, wanted func(pair) bool) (n int, err 
 		return 0, syscall.EOPNOTSUPP
 	}
 	for _, w := range pairs {
-		if wanted(w) {
+		if to(w.frontend) && wanted(w) {
 			n++
 		}
 	}
@@ -180,9 +184,9 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		// A deleted Service keeps its connections.
 		apply(all, nil)
 		want(2 * defaultDelay)
-		// The limit: two endpoints with two addresses each.
+		// The limit: two endpoints with two addresses each. The oldest gives way.
 		apply(all, endpointsOf("web", "10.96.0.1"))
-		want(2*defaultDelay, a, b)
+		want(2*defaultDelay, b, c)
 		if left, _ := m.list(ctx); len(left) != 4 {
 			t.Errorf("%d pairs, want the limit of 4", len(left))
 		}
@@ -210,8 +214,8 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		apply(all, less)
 		want(2*defaultDelay, a)
 		want(lifetime)
-		if len(r.plan.endpoints) != 0 || r.plan.pairs != 0 {
-			t.Errorf("left %v, %d pairs", r.plan.endpoints, r.plan.pairs)
+		if len(r.plan.endpoints) != 0 || r.plan.held != 0 {
+			t.Errorf("left %v, %d pairs", r.plan.endpoints, r.plan.held)
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -261,5 +265,143 @@ func TestInvalidConfigIsRejected(t *testing.T) {
 		if _, err := New(t.Context(), c); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("%+v: %v", c, err)
 		}
+	}
+}
+
+// manyFrontends returns a Service of a namespace with n ports at its cluster IP, and endpoints.
+func manyFrontends(namespace, clusterIP string, n int, endpoints ...string) *ruleset.Service {
+	s := endpointsOf("many", clusterIP, endpoints...)
+	s.Key.Namespace, s.Frontends = namespace, nil
+	for i := range n {
+		s.Frontends = append(s.Frontends, ruleset.Frontend{Kind: ruleset.KindClusterIP, Addr: netip.MustParseAddr(clusterIP), Port: uint16(1000 + i)})
+	}
+	return s
+}
+
+// TestNamespacesShareTheLimit has one namespace lose more pairs than the limit, before and after
+// another one, and before the pairs are written and after.
+func TestNamespacesShareTheLimit(t *testing.T) {
+	const limit = 100
+	for _, written := range []bool{false, true} {
+		var logged bytes.Buffer
+		gave := 0
+		c := Config{Limit: limit, Log: slog.New(slog.NewTextHandler(&logged, nil)), Trace: &Trace{Limited: func(n int) { gave += n }}}
+		inRangeBed(t, c, func(b *rangeBed) {
+			lose := func(namespace, clusterIP string, n int, endpoint string) {
+				b.apply(manyFrontends(namespace, clusterIP, n, endpoint), manyFrontends(namespace, clusterIP, n))
+				if written {
+					b.step(defaultDelay)
+				}
+			}
+			has := func(endpoint string) (n int) {
+				for w := range b.pairs {
+					if w.endpoint.String() == endpoint {
+						n++
+					}
+				}
+				return n
+			}
+			lose("victim", "10.97.0.1", 10, "10.244.9.1:80")
+			for i := range 4 {
+				lose("attacker", fmt.Sprintf("10.96.0.%d", i), limit/2, fmt.Sprintf("10.244.0.%d:80", i))
+			}
+			lose("victim", "10.97.0.2", 10, "10.244.9.2:80")
+			lose("another", "10.97.0.3", 20, "10.244.9.3:80")
+			b.step(2 * defaultDelay)
+			got := []int{has("10.244.9.1:80"), has("10.244.9.2:80"), has("10.244.9.3:80"), has("10.244.0.3:80"), has("10.244.0.0:80")}
+			if want := []int{10, 10, 20, 50, 0}; !slices.Equal(got, want) || len(b.pairs) != limit || b.r.plan.held != limit {
+				t.Errorf("written %t: pairs of the endpoints %v, want %v; %d in all, %d held", written, got, want, len(b.pairs), b.r.plan.held)
+			}
+			if want := 10 + 4*limit/2 + 10 + 20 - limit; gave != want || !strings.Contains(logged.String(), "namespace=attacker") {
+				t.Errorf("written %t: %d pairs gave way, want %d; log: %s", written, gave, want, &logged)
+			}
+			// An endpoint whose pairs gave way gets connections again.
+			b.apply(manyFrontends("attacker", "10.96.0.3", limit/2), manyFrontends("attacker", "10.96.0.3", limit/2, "10.244.0.3:80"))
+			if n := has("10.244.0.3:80"); n != 0 {
+				t.Errorf("%d pairs of an endpoint that returned", n)
+			}
+		})
+	}
+}
+
+// TestPairsOfNothingAreNotHeld loses an endpoint whose address is that of a frontend.
+func TestPairsOfNothingAreNotHeld(t *testing.T) {
+	inRangeBed(t, Config{}, func(b *rangeBed) {
+		b.apply(endpointsOf("web", "10.244.0.1", "10.244.0.1:80"), endpointsOf("web", "10.244.0.1"))
+		b.want(aPair("0.0.0.0:30080", "10.244.0.1:80"))
+	})
+}
+
+// TestOnlyTranslatedConnectionsHavePairs is about the connections of one endpoint.
+func TestOnlyTranslatedConnectionsHavePairs(t *testing.T) {
+	at := netip.MustParseAddrPort
+	endpoint := at("10.244.0.1:30080")
+	for _, c := range []struct {
+		connection
+		want []pair
+	}{
+		{connection{at("192.0.2.1:30080"), endpoint, true}, []pair{{at("192.0.2.1:30080"), endpoint}, {at("0.0.0.0:30080"), endpoint}}},
+		{connection{at("192.0.2.1:30080"), endpoint, false}, nil},
+		{connection{endpoint, endpoint, false}, nil},
+		{connection{endpoint, endpoint, true}, nil},
+	} {
+		if got := c.pairs(); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %v, want %v", c.connection, got, c.want)
+		}
+	}
+}
+
+// TestEndpointsVanishInGroups has an endpoint vanish each second. Sockets are looked for once in each
+// delay.
+func TestEndpointsVanishInGroups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{pairs: map[pair]time.Time{}}
+		r, err := newResetter(t.Context(), Config{DestroySockets: true}, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		plane := r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
+		const seconds = 100
+		for i := range seconds {
+			d := changed(endpointsOf("web", "10.96.0.1", fmt.Sprintf("10.244.0.%d:80", i)), endpointsOf("web", "10.96.0.1"))
+			if err := plane.Apply(ctx, d); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(2 * defaultDelay)
+		synctest.Wait()
+		if most := seconds/int(defaultDelay/time.Second) + 2; m.asked > most || len(m.pairs) != 2*seconds {
+			t.Errorf("sockets were looked for %d times, want at most %d; %d pairs", m.asked, most, len(m.pairs))
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// BenchmarkVanished records that Services of 2,000 ports each lose the same endpoint.
+func BenchmarkVanished(b *testing.B) {
+	for _, pairs := range []int{8000, 64000} {
+		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
+			var changes []ruleset.Change
+			for i := range pairs / 2000 {
+				ip := fmt.Sprintf("10.96.0.%d", i)
+				old := manyFrontends("tenant", ip, 2000, "10.244.0.9:80")
+				changes = append(changes, ruleset.Change{Key: old.Key, Old: old, New: manyFrontends("tenant", ip, 2000)})
+			}
+			for b.Loop() {
+				p := newPlan(time.Second, defaultLimit)
+				for i := range changes {
+					p.record(&changes[i], time.Now())
+				}
+				if p.held != pairs {
+					b.Fatal(p.held)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(pairs), "ns/pair")
+		})
 	}
 }

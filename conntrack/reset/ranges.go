@@ -57,69 +57,131 @@ func (p *plan) noteRanges(c *ruleset.Change) {
 	}
 }
 
+// addLost notes that a range lost an endpoint.
+func (p *plan) addLost(l *lostRange, namespace string) {
+	e := &entry{lost: l, namespace: namespace}
+	p.hold(e)
+	if p.lost == nil {
+		p.lost = map[netip.Addr]map[*lostRange]*entry{}
+	}
+	a := l.endpoint.Addr.Addr()
+	if p.lost[a] == nil {
+		p.lost[a] = map[*lostRange]*entry{}
+	}
+	p.lost[a][l] = e
+}
+
+// removeLost forgets that a range lost an endpoint.
+func (p *plan) removeLost(l *lostRange) {
+	a := l.endpoint.Addr.Addr()
+	if e := p.lost[a][l]; e != nil {
+		p.release(e)
+	}
+	delete(p.lost[a], l)
+	if len(p.lost[a]) == 0 {
+		delete(p.lost, a)
+	}
+}
+
 // returningTo forgets the endpoints that the ranges of s have again and returns the written pairs of
 // these.
 func (p *plan) returningTo(s *ruleset.Service) (out []pair) {
-	has := make(map[netip.Addr]struct{}, len(s.Endpoints))
 	for _, ep := range s.Endpoints {
-		has[ep.Addr.Addr()] = struct{}{}
-	}
-	for endpoint := range p.endpoints {
-		if _, ok := has[endpoint.Addr()]; ok && sendsTo(s, endpoint.Port(), endpoint.Port()) {
-			out = append(out, p.remove(endpoint)...)
+		a := ep.Addr.Addr()
+		for port := range p.endpoints[a] {
+			if sendsTo(s, port, port) {
+				out = append(out, p.remove(netip.AddrPortFrom(a, port))...)
+			}
+		}
+		for l := range p.lost[a] {
+			if first, last := targets(l.frontend); sendsTo(s, first, last) {
+				p.removeLost(l)
+			}
 		}
 	}
-	p.lost = slices.DeleteFunc(p.lost, func(l *lostRange) bool {
-		_, ok := has[l.endpoint.Addr.Addr()]
-		first, last := targets(l.frontend)
-		return ok && sendsTo(s, first, last)
-	})
 	return out
 }
 
 // endpointReturns forgets the ranges that lost an endpoint with this port.
 func (p *plan) endpointReturns(endpoint netip.AddrPort) {
-	p.lost = slices.DeleteFunc(p.lost, func(l *lostRange) bool {
-		first, last := targets(l.frontend)
-		return l.endpoint.Addr.Addr() == endpoint.Addr() && first <= endpoint.Port() && endpoint.Port() <= last
-	})
-}
-
-// inRange reports whether a Service has the endpoint in a range.
-func (p *plan) inRange(endpoint netip.AddrPort) bool {
-	for _, s := range p.ranged {
-		if sendsTo(s, endpoint.Port(), endpoint.Port()) &&
-			slices.ContainsFunc(s.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr.Addr() == endpoint.Addr() }) {
-			return true
+	for l := range p.lost[endpoint.Addr()] {
+		if first, last := targets(l.frontend); first <= endpoint.Port() && endpoint.Port() <= last {
+			p.removeLost(l)
 		}
 	}
-	return false
+}
+
+// targetsByAddr holds the first and the last port to which ranges send, by the address of an endpoint.
+type targetsByAddr map[netip.Addr][][2]uint16
+
+// targets returns the endpoints' ports to which the ranges of all Services send. It is not nil.
+func (p *plan) targets() targetsByAddr {
+	out := targetsByAddr{}
+	for _, s := range p.ranged {
+		for i := range s.Frontends {
+			if !s.Frontends[i].IsRange() {
+				continue
+			}
+			first, last := targets(&s.Frontends[i])
+			for _, ep := range s.Endpoints {
+				a := ep.Addr.Addr()
+				if have := out[a]; len(have) == 0 || have[len(have)-1] != [2]uint16{first, last} {
+					out[a] = append(have, [2]uint16{first, last})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// has reports whether a range sends to the endpoint.
+func (t targetsByAddr) has(endpoint netip.AddrPort) bool {
+	return slices.ContainsFunc(t[endpoint.Addr()], func(r [2]uint16) bool { return r[0] <= endpoint.Port() && endpoint.Port() <= r[1] })
 }
 
 // dueRanges returns the ranges whose delay has passed.
 func (p *plan) dueRanges(now time.Time) (out []*lostRange) {
-	for _, l := range p.lost {
-		if !now.Before(l.due) {
-			out = append(out, l)
+	for _, ranges := range p.lost {
+		for l := range ranges {
+			if !now.Before(l.due) {
+				out = append(out, l)
+			}
 		}
+	}
+	return out
+}
+
+// addrs holds the address of a range and that of an endpoint.
+type addrs struct{ frontend, endpoint netip.Addr }
+
+// byAddrs returns the ranges by their addresses.
+func byAddrs(ranges []*lostRange) map[addrs][]*lostRange {
+	out := map[addrs][]*lostRange{}
+	for _, l := range ranges {
+		at := addrs{l.frontend.Addr, l.endpoint.Addr.Addr()}
+		out[at] = append(out[at], l)
 	}
 	return out
 }
 
 // found notes the pairs of the connections through ranges that were due. Of a range whose endpoint
 // returned since, it notes none.
-func (p *plan) found(ranges []*lostRange, pairs []pair, now time.Time) {
-	waits, due := map[*lostRange]bool{}, map[*lostRange]bool{}
-	for _, l := range p.lost {
-		waits[l] = true
-	}
-	for _, l := range ranges {
-		due[l] = true
-	}
-	for _, w := range pairs {
-		if slices.ContainsFunc(ranges, func(l *lostRange) bool { return waits[l] && l.has(w) }) {
-			p.addPair(w, now)
+func (p *plan) found(due map[addrs][]*lostRange, pairs []pair, now time.Time) {
+	waits := map[*lostRange]string{}
+	for _, ranges := range due {
+		for _, l := range ranges {
+			if e := p.lost[l.endpoint.Addr.Addr()][l]; e != nil {
+				waits[l] = e.namespace
+				p.removeLost(l)
+			}
 		}
 	}
-	p.lost = slices.DeleteFunc(p.lost, func(l *lostRange) bool { return due[l] })
+	for _, w := range pairs {
+		for _, l := range due[addrs{w.frontend.Addr(), w.endpoint.Addr()}] {
+			if namespace, ok := waits[l]; ok && l.has(w) {
+				p.addPair(w, namespace, now)
+				break
+			}
+		}
+	}
 }

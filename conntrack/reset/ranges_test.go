@@ -67,11 +67,17 @@ func (b *rangeBed) apply(old, now *ruleset.Service) {
 // want waits for the delay and checks the written pairs.
 func (b *rangeBed) want(pairs ...pair) {
 	b.t.Helper()
-	time.Sleep(defaultDelay)
+	b.step(defaultDelay)
+	b.wantNow(pairs...)
+}
+
+// step waits and writes what is due.
+func (b *rangeBed) step(wait time.Duration) {
+	b.t.Helper()
+	time.Sleep(wait)
 	if _, err := b.r.step(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
-	b.wantNow(pairs...)
 }
 
 func (b *rangeBed) wantNow(pairs ...pair) {

@@ -43,20 +43,23 @@ type Config struct {
 	// the thread that calls [New]. New duplicates the file.
 	NetNS *os.File
 	// Delay is the time between an endpoint's disappearance and the end of its
-	// connections. 0 means 10 seconds. Connections are ended for 20 minutes afterwards.
+	// connections. 0 means 10 seconds. Connections are ended for 20 minutes afterwards. While
+	// endpoints keep vanishing, they are treated in groups, one in each Delay, so that it may take
+	// twice as long.
 	Delay time.Duration
 	// Limit is the greatest number of pairs of a Service's address and an endpoint that are
-	// kept. Connections of further pairs are left alone. 0 means 65,536. Each port of a range
-	// with connections is a pair.
+	// kept. 0 means 65,536. Each port of a range with connections is a pair. A further pair takes the
+	// place of the oldest one of its namespace or, if that has less than an equal share, of the
+	// namespace that has most. Connections of a pair that gave way are left alone.
 	Limit int
 	// Exists, if not nil, reports whether a Service has the TCP endpoint: connections to
 	// such an endpoint stay. [Resetter.Run] calls it from its own goroutine;
 	// [ruleset.Cursor.LookupEndpoint] answers it.
 	Exists func(netip.AddrPort) bool
 	// DestroySockets ends the connections of processes in the network namespace immediately,
-	// even if they send nothing (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY). It reads the
-	// table of connection tracking once for each group of endpoints that vanished. Without
-	// the kernel's support, Run logs that once.
+	// even if they send nothing (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY). It reads the list of the
+	// namespace's sockets once for each group of endpoints that vanished, and asks connection tracking
+	// about those to an address of a Service. Without the kernel's support, Run logs that once.
 	DestroySockets bool
 	// Trace holds hooks; nil means none.
 	Trace *Trace
@@ -70,6 +73,9 @@ type Trace struct {
 	// Ended is called by [Resetter.Run] after each group of endpoints whose connections end from
 	// then on. It must not call the Resetter.
 	Ended func(Info)
+	// Limited is called by [Resetter.Run] with the number of pairs and ranges that gave way to others
+	// since the last call because of [Config].Limit. It must not call the Resetter.
+	Limited func(n int)
 }
 
 // Info describes a group of endpoints that vanished.
@@ -91,8 +97,10 @@ type Resetter struct {
 
 	// destroying is held while sockets are destroyed, which may take long. It is locked before mu.
 	destroying sync.Mutex
-	// lines bounds the lines about endpoints. destroying protects it.
-	lines complaint.Bucket
+	// lines bounds the lines about endpoints, and limitLines those about the limit. destroying
+	// protects them and notBefore, the earliest time of the next group.
+	lines, limitLines complaint.Bucket
+	notBefore         time.Time
 
 	mu     sync.Mutex
 	table  table
@@ -109,11 +117,11 @@ type table interface {
 	remove(ctx context.Context, pairs []pair) error
 	// list returns all pairs, each with the time for which it stays.
 	list(ctx context.Context) (map[pair]time.Duration, error)
-	// destroy ends the connections of local sockets for whose pair wanted returns true, and
-	// returns their number. The error wraps unix.EOPNOTSUPP if the kernel cannot.
-	destroy(ctx context.Context, wanted func(pair) bool) (int, error)
-	// connections returns the pair of each translated connection, once, if wanted returns true for
-	// it.
+	// destroy ends the connections of local sockets for one of whose pairs wanted returns true, and
+	// returns their number. It ignores sockets for whose destination to returns false. The error
+	// wraps unix.EOPNOTSUPP if the kernel cannot.
+	destroy(ctx context.Context, to func(netip.AddrPort) bool, wanted func(pair) bool) (int, error)
+	// connections returns the pairs of connections, each once, for which wanted returns true.
 	connections(ctx context.Context, wanted func(pair) bool) ([]pair, error)
 	close() error
 }
@@ -140,8 +148,9 @@ func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
 	c.Delay, c.Limit = cmp.Or(c.Delay, defaultDelay), cmp.Or(c.Limit, defaultLimit)
 	r := &Resetter{
 		config: c, log: backendconf.Log(c.Log), wake: make(chan struct{}, 1), table: t,
-		lines: complaint.Bucket{Burst: lineBurst, Every: lineEvery},
-		plan:  plan{delay: c.Delay, limit: c.Limit, endpoints: map[netip.AddrPort]*vanished{}},
+		lines:      complaint.Bucket{Burst: lineBurst, Every: lineEvery},
+		limitLines: complaint.Bucket{Burst: lineBurst, Every: lineEvery},
+		plan:       newPlan(c.Delay, c.Limit),
 	}
 	pairs, err := t.list(ctx)
 	if err != nil {
@@ -229,7 +238,7 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := len(r.plan.endpoints) + len(r.plan.lost)
+	r.plan.changed = false
 	for i := range d.Changes {
 		c := &d.Changes[i]
 		if partial != nil && partial.Failed[c.Key] != nil {
@@ -237,7 +246,7 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 		}
 		r.plan.record(c, now)
 	}
-	if len(r.plan.endpoints)+len(r.plan.lost) > before {
+	if r.plan.changed {
 		r.notify()
 	}
 }
@@ -267,8 +276,15 @@ func (r *Resetter) Run(ctx context.Context) error {
 func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 	r.destroying.Lock()
 	defer r.destroying.Unlock()
-	r.findInRanges(ctx)
+	if wait := time.Until(r.notBefore); wait > 0 {
+		return wait, r.closedError()
+	}
+	found := r.findInRanges(ctx)
 	pairs, wait, err := r.writeDue(ctx)
+	r.reportLimit()
+	if found || len(pairs) != 0 {
+		r.notBefore = time.Now().Add(r.config.Delay)
+	}
 	if err != nil || len(pairs) == 0 {
 		return wait, err
 	}
@@ -278,6 +294,9 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 		endpoints[w.endpoint] = struct{}{}
 	}
 	info.Endpoints = len(endpoints)
+	if t := r.config.Trace; t != nil && t.Ended != nil {
+		t.Ended(info)
+	}
 	if suppressed, ok := r.lines.Take(time.Now()); ok {
 		args := []any{"endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets}
 		if suppressed > 0 {
@@ -285,15 +304,12 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 		}
 		r.log.Info("ending connections to vanished endpoints", args...)
 	}
-	if t := r.config.Trace; t != nil && t.Ended != nil {
-		t.Ended(info)
-	}
 	return wait, nil
 }
 
 // findInRanges notes the pairs of the connections to endpoints that vanished from ranges of ports.
 // Deltas are applied while it reads the table of connection tracking.
-func (r *Resetter) findInRanges(ctx context.Context) {
+func (r *Resetter) findInRanges(ctx context.Context) (read bool) {
 	r.mu.Lock()
 	var due []*lostRange
 	if !r.closed {
@@ -301,14 +317,11 @@ func (r *Resetter) findInRanges(ctx context.Context) {
 	}
 	r.mu.Unlock()
 	if len(due) == 0 {
-		return
+		return false
 	}
-	byAddr := map[netip.Addr][]*lostRange{}
-	for _, l := range due {
-		byAddr[l.frontend.Addr] = append(byAddr[l.frontend.Addr], l)
-	}
+	ranges := byAddrs(due)
 	pairs, err := r.table.connections(ctx, func(w pair) bool {
-		return slices.ContainsFunc(byAddr[w.frontend.Addr()], func(l *lostRange) bool { return l.has(w) })
+		return slices.ContainsFunc(ranges[addrs{w.frontend.Addr(), w.endpoint.Addr()}], func(l *lostRange) bool { return l.has(w) })
 	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -318,9 +331,40 @@ func (r *Resetter) findInRanges(ctx context.Context) {
 		for _, l := range due {
 			l.due = now.Add(r.config.Delay)
 		}
+		return true
+	}
+	r.plan.found(ranges, pairs, now)
+	return true
+}
+
+// reportLimit reports pairs that gave way.
+func (r *Resetter) reportLimit() {
+	r.mu.Lock()
+	n, namespace := r.plan.gaveWayOnce()
+	r.mu.Unlock()
+	if n == 0 {
 		return
 	}
-	r.plan.found(due, pairs, now)
+	if t := r.config.Trace; t != nil && t.Limited != nil {
+		t.Limited(n)
+	}
+	if suppressed, ok := r.limitLines.Take(time.Now()); ok {
+		args := []any{"limit", r.config.Limit, "pairs", n, "namespace", namespace}
+		if suppressed > 0 {
+			args = append(args, "suppressed", suppressed)
+		}
+		r.log.Warn("too many addresses of vanished endpoints: connections to the oldest do not end", args...)
+	}
+}
+
+// closedError returns the error of a closed Resetter.
+func (r *Resetter) closedError() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return os.ErrClosed
+	}
+	return nil
 }
 
 // writeDue writes the pairs that are due and returns them, with the time until the next step.
@@ -334,6 +378,13 @@ func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration, error) 
 	if exists == nil {
 		exists = func(netip.AddrPort) bool { return false }
 	}
+	if gone := r.plan.leavingPairs(); len(gone) != 0 {
+		if err := r.table.remove(ctx, gone); err != nil {
+			r.log.Error("cannot remove pairs of vanished endpoints beyond the limit", "error", err)
+			return nil, r.config.Delay, nil
+		}
+	}
+	r.plan.left()
 	now := time.Now()
 	pairs := r.plan.due(now, exists)
 	if len(pairs) != 0 {
@@ -356,17 +407,20 @@ func (r *Resetter) destroySockets(ctx context.Context, pairs []pair) int {
 	if !r.config.DestroySockets {
 		return 0
 	}
-	list := make(map[pair]bool, len(pairs))
+	list, frontends := make(map[pair]bool, len(pairs)), make(map[netip.AddrPort]bool, len(pairs))
 	for _, w := range pairs {
-		list[w] = true
+		list[w], frontends[w.frontend] = true, true
 	}
-	n, err := r.table.destroy(ctx, func(w pair) bool {
+	to := func(dst netip.AddrPort) bool {
+		return frontends[dst] || frontends[netip.AddrPortFrom(anyAddr(dst.Addr()), dst.Port())]
+	}
+	n, err := r.table.destroy(ctx, to, func(w pair) bool {
 		if !list[w] {
 			return false
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.plan.endpoints[w.endpoint] != nil
+		return r.plan.at(w.endpoint) != nil
 	})
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP):

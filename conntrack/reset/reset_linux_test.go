@@ -504,6 +504,33 @@ func TestSilentSocketsAreDestroyed(t *testing.T) {
 	}
 }
 
+// TestDirectConnectionsOfTheNodeStay has Services whose address and port are those of an endpoint, or
+// whose NodePort is the endpoint's port. The node's own connections to the endpoint do not use them.
+func TestDirectConnectionsOfTheNodeStay(t *testing.T) {
+	s := newSite(t, Config{DestroySockets: true})
+	s.service("web", "10.96.0.1", "fd00:10:96::1", backendtest.NodePort(8080))
+	s.endpoints("web", ready("pod1"))
+	through := []net.Conn{s.conn("node", "10.244.1.1:8080", "pod1"), s.conn("node", "[fd00:10:244:1::1]:8080", "pod1")}
+	direct := []net.Conn{s.conn("node", "10.244.2.2:8080", "pod1"), s.conn("node", "[fd00:10:244:2::2]:8080", "pod1")}
+	s.service("at", "10.96.0.2", "fd00:10:96::2", func(svc *v1.Service) {
+		svc.Spec.ExternalIPs, svc.Spec.Ports[0].Port = []string{"10.244.2.2", "fd00:10:244:2::2"}, 8080
+	})
+	s.endpoints("at", ready("pod1"))
+	s.endpoints("at")
+	s.endpoints("web")
+	s.write()
+	for _, c := range direct {
+		if got, err := ask(c); got != "pod1" || err != nil {
+			t.Errorf("%v: %q, %v", c.RemoteAddr(), got, err)
+		}
+	}
+	for _, c := range through {
+		if _, err := ask(c); !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%v: %v, want an end", c.RemoteAddr(), err)
+		}
+	}
+}
+
 // TestManyConnectionsCostOnePair opens many connections to an endpoint that vanishes.
 func TestManyConnectionsCostOnePair(t *testing.T) {
 	s := newSiteServed(t, Config{}, inOwnProcess)

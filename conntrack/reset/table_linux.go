@@ -6,14 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -70,7 +68,7 @@ type family struct {
 	typ     dataType
 	any     netip.Addr
 	names   [2]string // set of addresses, set of NodePorts
-	diag    netlink.InetFamily
+	diag    byte
 }
 
 func families() []family {
@@ -82,9 +80,10 @@ func families() []family {
 
 // kernelTable is the table in a network namespace.
 type kernelTable struct {
-	ns    *netns.Namespace
-	conn  *nfnl.Conn
-	route *netlink.Handle
+	ns   *netns.Namespace
+	conn *nfnl.Conn
+	// flows is the socket of connection tracking, for destroy and connections.
+	flows *nfnl.Conn
 }
 
 // open creates the table if it is missing.
@@ -105,11 +104,7 @@ func (k *kernelTable) open() error {
 	if k.conn, err = nfnl.Dial(k.ns.File()); err != nil {
 		return unsupported("netfilter netlink", err)
 	}
-	err = k.ns.Do(func() (err error) {
-		k.route, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
-		return err
-	})
-	if err != nil {
+	if k.flows, err = nfnl.Dial(k.ns.File()); err != nil {
 		return fmt.Errorf("reset: %w", err)
 	}
 	t, b := transaction()
@@ -342,12 +337,7 @@ func elements(b *nfnl.Batch, typ uint16, set string, keys [][]byte, lifetime tim
 
 // list repeats a read that another process's transaction interrupts.
 func (k *kernelTable) list(ctx context.Context) (out map[pair]time.Duration, err error) {
-	for range 10 {
-		if out, err = k.read(ctx); !errors.Is(err, nfnl.ErrInterrupted) {
-			break
-		}
-	}
-	return out, err
+	return nfnl.Whole(ctx, nfnl.ErrInterrupted, func() (map[pair]time.Duration, error) { return k.read(ctx) })
 }
 
 func (k *kernelTable) read(ctx context.Context) (map[pair]time.Duration, error) {
@@ -398,42 +388,60 @@ func parseElement(attrs []byte) (key []byte, left time.Duration) {
 	return key, left
 }
 
-// flow is a TCP connection in the table of connection tracking.
-type flow struct {
-	client netip.AddrPort
-	pair
+// Attributes of include/uapi/linux/netfilter/nfnetlink_conntrack.h that package nl lacks, and the
+// flag CTA_FILTER_F_CTA_PROTO_NUM of net/netfilter/nf_internals.h.
+const (
+	ctaFilter          = 25
+	ctaStatusMask      = 26
+	ctaFilterOrigFlags = 1
+	filterProtoNum     = 1 << 3
+)
+
+// decode returns the connection of an entry of connection tracking. ok is false if the entry is of
+// another protocol.
+func decode(attrs []byte) (c connection, ok bool) {
+	for kind, value := range nfnl.Attributes(attrs) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			t := nfnl.DecodeTuple(value)
+			c.original, ok = t.Dst, t.Protocol == unix.IPPROTO_TCP
+		case nl.CTA_TUPLE_REPLY:
+			c.endpoint = nfnl.DecodeTuple(value).Src
+		case nl.CTA_STATUS:
+			c.translated = nfnl.Uint32(value)&statusDNAT != 0
+		}
+	}
+	return c, ok
 }
 
-// flows calls f with each TCP connection of a family.
-func (k *kernelTable) flows(ctx context.Context, of family, f func(flow) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	list, err := k.route.ConntrackTableList(netlink.ConntrackTable, of.diag)
-	if err != nil {
-		return err
-	}
-	for _, c := range list {
-		if c.Forward.Protocol != unix.IPPROTO_TCP {
-			continue
-		}
-		err := f(flow{addrPort(c.Forward.SrcIP, c.Forward.SrcPort), pair{addrPort(c.Forward.DstIP, c.Forward.DstPort), addrPort(c.Reverse.SrcIP, c.Reverse.SrcPort)}})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
+// connections reads the table in pieces. Kernels from 5.8 on report TCP connections alone
+// (CTA_FILTER), and kernels from 5.15 on those that are translated (CTA_STATUS_MASK). Older ones
+// ignore the attributes.
 func (k *kernelTable) connections(ctx context.Context, wanted func(pair) bool) (out []pair, err error) {
+	attrs := nfnl.AppendProtocol(nil, unix.IPPROTO_TCP)
+	filter := len(attrs)
+	attrs = nfnl.BeginNested(attrs, ctaFilter)
+	attrs = nfnl.AppendNative32(attrs, ctaFilterOrigFlags, filterProtoNum)
+	nfnl.EndNested(attrs, filter)
+	attrs = nfnl.AppendUint32(attrs, nl.CTA_STATUS, statusDNAT)
+	attrs = nfnl.AppendUint32(attrs, ctaStatusMask, statusDNAT)
 	seen := map[pair]struct{}{}
 	for _, f := range families() {
-		err := k.flows(ctx, f, func(c flow) error {
-			if _, ok := seen[c.pair]; !ok && wanted(c.pair) {
-				seen[c.pair] = struct{}{}
-				out = append(out, c.pair)
-			}
-			return nil
+		r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: f.nfproto, Dump: true, Attrs: attrs}
+		err := nfnl.Again(ctx, func() error {
+			return k.flows.Get(ctx, r, func(attrs []byte) error {
+				c, ok := decode(attrs)
+				if !ok {
+					return nil
+				}
+				for _, w := range c.pairs() {
+					if _, ok := seen[w]; !ok && wanted(w) {
+						seen[w] = struct{}{}
+						out = append(out, w)
+					}
+				}
+				return nil
+			})
 		})
 		if err != nil {
 			return nil, err
@@ -442,46 +450,118 @@ func (k *kernelTable) connections(ctx context.Context, wanted func(pair) bool) (
 	return out, nil
 }
 
-func (k *kernelTable) destroy(ctx context.Context, wanted func(pair) bool) (n int, err error) {
+// socket holds the addresses of a local socket.
+type socket struct{ local, remote netip.AddrPort }
+
+// destroy looks up the sockets whose destination may be a Service's address in connection tracking.
+func (k *kernelTable) destroy(ctx context.Context, to func(netip.AddrPort) bool, wanted func(pair) bool) (n int, err error) {
 	for _, f := range families() {
-		err := k.flows(ctx, f, func(c flow) error {
-			if !wanted(c.pair) && !wanted(pair{netip.AddrPortFrom(f.any, c.frontend.Port()), c.endpoint}) {
-				return nil
-			}
-			err := k.destroySocket(f, c.client, c.frontend)
-			switch {
-			case err == nil:
-				n++
-			case !errors.Is(err, unix.ENOENT): // ENOENT: of another network namespace
-				return err
-			}
-			return nil
-		})
+		sockets, err := k.sockets(f, to)
 		if err != nil {
 			return n, err
+		}
+		for _, s := range sockets {
+			if err := ctx.Err(); err != nil {
+				return n, err
+			}
+			c, ok, err := k.lookUp(ctx, s)
+			if err != nil {
+				return n, err
+			}
+			if !ok || !slices.ContainsFunc(c.pairs(), wanted) {
+				continue
+			}
+			switch err := k.destroySocket(s); {
+			case err == nil:
+				n++
+			case !errors.Is(err, unix.ENOENT): // ENOENT: it was closed
+				return n, err
+			}
 		}
 	}
 	return n, nil
 }
 
+// lookUp returns the connection of a socket. ok is false if it is not tracked.
+func (k *kernelTable) lookUp(ctx context.Context, s socket) (c connection, ok bool, err error) {
+	family := uint8(unix.NFPROTO_IPV4)
+	if s.remote.Addr().Is6() {
+		family = unix.NFPROTO_IPV6
+	}
+	err = k.flows.Get(ctx, nfnl.Request{
+		Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: family,
+		Attrs: nfnl.AppendTuple(nil, nl.CTA_TUPLE_ORIG, unix.IPPROTO_TCP, s.local, s.remote),
+	}, func(attrs []byte) error {
+		c, ok = decode(attrs)
+		return nil
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return c, false, nil
+	}
+	return c, ok, err
+}
+
+// Offsets in struct inet_diag_req_v2 and struct inet_diag_msg of include/uapi/linux/inet_diag.h, and
+// the states of sockets that have a connection (include/net/tcp_states.h), without TIME_WAIT.
+const (
+	reqStates = 4
+	reqSize   = 56
+	msgPorts  = 4
+	msgSource = 8
+	msgTarget = 24
+	msgSize   = 72
+	connected = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11
+)
+
+// sockets returns the sockets of a family for whose destination to returns true. Sockets of IPv6 may
+// have IPv4 addresses.
+func (k *kernelTable) sockets(f family, to func(netip.AddrPort) bool) (out []socket, err error) {
+	req := make([]byte, reqSize)
+	req[0], req[1] = f.diag, unix.IPPROTO_TCP
+	binary.NativeEndian.PutUint32(req[reqStates:], connected)
+	err = k.ns.Do(func() error {
+		r := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		r.AddRawData(req)
+		return r.ExecuteIter(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(m []byte) bool {
+			if len(m) < msgSize {
+				return true
+			}
+			at := func(addr, port int) netip.AddrPort {
+				a, _ := netip.AddrFromSlice(m[addr : addr+int(f.bytes)])
+				return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(m[port:]))
+			}
+			if s := (socket{at(msgSource, msgPorts), at(msgTarget, msgPorts+2)}); to(s.remote) {
+				out = append(out, s)
+			}
+			return true
+		})
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = fmt.Errorf("%w (CONFIG_INET_TCP_DIAG)", unix.EOPNOTSUPP)
+	}
+	return out, err
+}
+
 // destroySocket ends the connection of the socket with these addresses. The library's
 // SocketDestroy knows IPv4 alone. Source: include/uapi/linux/inet_diag.h (struct
 // inet_diag_req_v2) and net/ipv4/inet_diag.c.
-func (k *kernelTable) destroySocket(f family, local, remote netip.AddrPort) error {
+func (k *kernelTable) destroySocket(s socket) error {
 	const (
 		ports   = 8 // offset of idiag_sport in the request
 		sources = 12
 		targets = 28
 		cookies = 48
-		size    = 56
 	)
-	req := make([]byte, size)
-	req[0], req[1] = byte(f.diag), unix.IPPROTO_TCP
-	binary.BigEndian.PutUint16(req[ports:], local.Port())
-	binary.BigEndian.PutUint16(req[ports+2:], remote.Port())
-	copy(req[sources:targets], local.Addr().AsSlice())
-	copy(req[targets:], remote.Addr().AsSlice())
-	copy(req[cookies:], bytes.Repeat([]byte{0xff}, size-cookies)) // INET_DIAG_NOCOOKIE
+	req := make([]byte, reqSize)
+	req[0], req[1] = unix.AF_INET, unix.IPPROTO_TCP
+	if s.remote.Addr().Is6() {
+		req[0] = unix.AF_INET6
+	}
+	binary.BigEndian.PutUint16(req[ports:], s.local.Port())
+	binary.BigEndian.PutUint16(req[ports+2:], s.remote.Port())
+	copy(req[sources:targets], s.local.Addr().AsSlice())
+	copy(req[targets:], s.remote.Addr().AsSlice())
+	copy(req[cookies:], bytes.Repeat([]byte{0xff}, reqSize-cookies)) // INET_DIAG_NOCOOKIE
 	return k.ns.Do(func() error {
 		r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 		r.AddRawData(req)
@@ -490,18 +570,12 @@ func (k *kernelTable) destroySocket(f family, local, remote netip.AddrPort) erro
 	})
 }
 
-func addrPort(ip net.IP, port uint16) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(a.Unmap(), port)
-}
-
 func (k *kernelTable) close() error {
-	if k.route != nil {
-		k.route.Close()
-	}
 	var err error
-	if k.conn != nil {
-		err = k.conn.Close()
+	for _, c := range []*nfnl.Conn{k.conn, k.flows} {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
 	}
 	return errors.Join(err, k.ns.Close())
 }

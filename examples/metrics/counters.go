@@ -47,21 +47,24 @@ func (c counters) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// CountResets adds counters of endpoints whose connections were ended because they vanished, and of
-// the node's own sockets that were destroyed for it. It returns the function that adds to them, for
-// the hook of package conntrack/reset. It must be called once at most.
-func (s *Set) CountResets() func(endpoints, sockets int) {
+// CountResets adds counters of endpoints whose connections were ended because they vanished, of
+// the node's own sockets that were destroyed for it, and of addresses of Services whose connections
+// were not ended because of the limit. It returns the functions that add to them, for the hooks Ended
+// and Limited of package conntrack/reset. It must be called once at most.
+func (s *Set) CountResets() (ended func(endpoints, sockets int), limited func(n int)) {
 	counter := func(name, help string) prometheus.Counter {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 		s.registry.MustRegister(c)
 		return c
 	}
-	ended := counter("proxier_vanished_endpoints_total", "Endpoints that were gone without having terminated, and whose TCP connections were ended")
+	endpointsEnded := counter("proxier_vanished_endpoints_total", "Endpoints that were gone without having terminated, and whose TCP connections were ended")
 	destroyed := counter("proxier_vanished_endpoints_destroyed_sockets_total", "Sockets of the node's processes that were destroyed because their endpoint was gone")
-	return func(endpoints, sockets int) {
-		ended.Add(float64(endpoints))
+	gaveWay := counter("proxier_vanished_endpoints_limited_total", "Addresses of Services whose connections to an endpoint that was gone were left alone because there were too many")
+	ended = func(endpoints, sockets int) {
+		endpointsEnded.Add(float64(endpoints))
 		destroyed.Add(float64(sockets))
 	}
+	return ended, func(n int) { gaveWay.Add(float64(n)) }
 }
 
 // LoopbackMetrics holds the metrics of a data plane in userspace that serves NodePorts at

@@ -65,8 +65,9 @@
 // # Vanished endpoints
 //
 // [Set.CountResets] adds proxier_vanished_endpoints_total, the endpoints whose TCP connections
-// were ended because they left without terminating, and
-// proxier_vanished_endpoints_destroyed_sockets_total.
+// were ended because they left without terminating,
+// proxier_vanished_endpoints_destroyed_sockets_total, and proxier_vanished_endpoints_limited_total, the
+// addresses of Services whose connections to such an endpoint were left alone because of the limit.
 //
 // # Other proxies
 //

@@ -13,12 +13,12 @@ import (
 
 // openResetter opens what ends connections to endpoints that vanished.
 func (a *Agent) openResetter(ctx context.Context, cfg *config.Config, log *slog.Logger) (err error) {
-	ended := a.metrics.CountResets()
+	ended, limited := a.metrics.CountResets()
 	a.resetter, err = reset.New(ctx, reset.Config{
 		NetNS: a.netns, Delay: cfg.ResetVanished, DestroySockets: true, Log: log,
 		// connect sets a.rules before the loops run.
 		Exists: func(at netip.AddrPort) bool { return len(a.rules.LookupEndpoint(at, v1.ProtocolTCP)) != 0 },
-		Trace:  &reset.Trace{Ended: func(i reset.Info) { ended(i.Endpoints, i.Sockets) }},
+		Trace:  &reset.Trace{Ended: func(i reset.Info) { ended(i.Endpoints, i.Sockets) }, Limited: limited},
 	})
 	if err == nil {
 		a.closers = append(a.closers, func() { a.resetter.Close() })
