@@ -200,7 +200,9 @@
 //     on the fast path of --nftables-offload hang until they leave it.
 //   - The table proxier-reset of nf_tables keeps ending connections for 20 minutes, even if the agent
 //     is restarted. A run without the flag, and run --cleanup, remove it.
-//   - proxier_vanished_endpoints_total counts the endpoints.
+//   - proxier_vanished_endpoints_total counts the endpoints. At most 65,536 addresses of Services with an
+//     endpoint that is gone are treated at a time. proxier_vanished_endpoints_limited_total counts those
+//     beyond, whose connections hang.
 //
 // # Pods that start before Services work
 //
