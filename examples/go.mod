@@ -6,7 +6,7 @@ require (
 	github.com/Microsoft/hnslib v0.1.3
 	github.com/cilium/ebpf v0.22.0
 	github.com/go-logr/logr v1.4.4
-	github.com/go-proxier/proxier v0.1.0
+	github.com/go-proxier/proxier v0.2.0
 	github.com/google/nftables v0.3.0
 	github.com/mdlayher/netlink v1.8.1-0.20251028132421-dcc6cab9a6eb
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822

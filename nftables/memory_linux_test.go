@@ -227,6 +227,8 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 	before := []func(writer){
 		object(model.Object{Kind: model.CreateTable}),
 		object(model.Object{Kind: model.NewSet, Set: layout.Endpoints, Size: 2}),
+		object(model.Object{Kind: model.NewSet, Set: layout.UDPEndpoints, Size: 2}),
+		object(model.Object{Kind: model.NewSet, Set: layout.SCTPEndpoints, Size: 2}),
 		object(model.Object{Kind: model.NewSet, Set: layout.Handlers, Size: 100}),
 		object(model.Object{Kind: model.NewSet, Set: layout.Connections, Size: 100}),
 		object(model.Object{Kind: model.NewSet, Set: layout.ServiceRanges}),

@@ -194,7 +194,7 @@ func TestShiftsComeAndGo(t *testing.T) {
 	shifts(2)
 	reaches(1, 81, 10081)
 	reaches(2, 99, 39)
-	if out := r.nft("list chain ip " + r.backend.name + " range-pool-3"); strings.Count(out, "dnat ip to") != 2 {
+	if out := r.nft("list chain ip " + r.backend.name + " range-pool-3"); strings.Count(out, "dnat ip to") != 6 { // two for each protocol
 		t.Errorf("nft lists %s", out)
 	}
 
