@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -38,8 +39,8 @@ func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 			}
 			start := len(req)
 			req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, first+uint32(j-i), unix.AF_INET)
-			req = nfnl.AppendTuple(req, nl.CTA_TUPLE_ORIG, protocol, f.Src, f.Dst)
-			req = nfnl.AppendTuple(req, nl.CTA_TUPLE_REPLY, protocol, f.ReplySrc, f.ReplyDst)
+			req = tuple.Append(req, nl.CTA_TUPLE_ORIG, protocol, f.Src, f.Dst)
+			req = tuple.Append(req, nl.CTA_TUPLE_REPLY, protocol, f.ReplySrc, f.ReplyDst)
 			req = nfnl.AppendUint32(req, ctaTimeout, 512)
 			nfnl.End(req, start)
 		}

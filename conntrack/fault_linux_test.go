@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/internal/testing/confine"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -114,8 +115,8 @@ const (
 func appendAssured(req []byte, seq uint32, f Flow) []byte {
 	start := len(req)
 	req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, unix.AF_INET)
-	req = nfnl.AppendTuple(req, nl.CTA_TUPLE_ORIG, inet.UDP, f.Src, f.Dst)
-	req = nfnl.AppendTuple(req, nl.CTA_TUPLE_REPLY, inet.UDP, f.ReplySrc, f.ReplyDst)
+	req = tuple.Append(req, nl.CTA_TUPLE_ORIG, inet.UDP, f.Src, f.Dst)
+	req = tuple.Append(req, nl.CTA_TUPLE_REPLY, inet.UDP, f.ReplySrc, f.ReplyDst)
 	req = nfnl.AppendUint32(req, ctaStatus, statusAssured)
 	req = nfnl.AppendUint32(req, ctaTimeout, 512)
 	nfnl.End(req, start)

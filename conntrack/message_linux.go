@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -27,7 +28,7 @@ const (
 // request for zone 0 does not name the zone, because a kernel without
 // CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
 func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
-	b := nfnl.AppendProtocol(nil, inet.UDP)
+	b := tuple.AppendProtocol(nil, inet.UDP)
 	if len(zones) == 1 && zones[0] != 0 {
 		b = nfnl.AppendUint16(b, nl.CTA_ZONE, zones[0])
 	}
@@ -42,7 +43,7 @@ func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
 func appendDelete(b []byte, seq uint32, f *Flow) []byte {
 	start := len(b)
 	b = nfnl.Begin(b, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = tuple.Append(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
 	if f.Zone != 0 && !f.ReplyZone { // the zone of the original direction
 		b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	}
@@ -58,13 +59,13 @@ func decodeFlow(attrs []byte, f *Flow) error {
 	for kind, value := range nfnl.Attributes(attrs) {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
-			t := nfnl.DecodeTuple(value)
+			t := tuple.Decode(value)
 			f.Src, f.Dst, f.Protocol = t.Src, t.Dst, t.Protocol
 			if t.HasZone {
 				f.Zone, f.ReplyZone = t.Zone, false
 			}
 		case nl.CTA_TUPLE_REPLY:
-			t := nfnl.DecodeTuple(value)
+			t := tuple.Decode(value)
 			f.ReplySrc, f.ReplyDst = t.Src, t.Dst
 			if t.HasZone {
 				f.Zone, f.ReplyZone = t.Zone, true

@@ -10,15 +10,16 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // encode returns the message with which a kernel reports f.
 func encode(f *Flow) []byte {
 	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, 0, 1, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = tuple.Append(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
 	reply := len(b)
-	b = nfnl.AppendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
+	b = tuple.Append(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
 	if f.ReplyZone {
 		b = nfnl.AppendUint16(b, 3 /* CTA_TUPLE_ZONE */, f.Zone)
 		nfnl.EndNested(b, reply)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -403,10 +404,10 @@ func decode(attrs []byte) (c connection, ok bool) {
 	for kind, value := range nfnl.Attributes(attrs) {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
-			t := nfnl.DecodeTuple(value)
+			t := tuple.Decode(value)
 			c.original, ok = t.Dst, t.Protocol == unix.IPPROTO_TCP
 		case nl.CTA_TUPLE_REPLY:
-			c.endpoint = nfnl.DecodeTuple(value).Src
+			c.endpoint = tuple.Decode(value).Src
 		case nl.CTA_STATUS:
 			c.translated = nfnl.Uint32(value)&statusDNAT != 0
 		}
@@ -418,7 +419,7 @@ func decode(attrs []byte) (c connection, ok bool) {
 // (CTA_FILTER), and kernels from 5.15 on those that are translated (CTA_STATUS_MASK). Older ones
 // ignore the attributes.
 func (k *kernelTable) connections(ctx context.Context, wanted func(pair) bool) (out []pair, err error) {
-	attrs := nfnl.AppendProtocol(nil, unix.IPPROTO_TCP)
+	attrs := tuple.AppendProtocol(nil, unix.IPPROTO_TCP)
 	filter := len(attrs)
 	attrs = nfnl.BeginNested(attrs, ctaFilter)
 	attrs = nfnl.AppendNative32(attrs, ctaFilterOrigFlags, filterProtoNum)
@@ -490,7 +491,7 @@ func (k *kernelTable) lookUp(ctx context.Context, s socket) (c connection, ok bo
 	}
 	err = k.flows.Get(ctx, nfnl.Request{
 		Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: family,
-		Attrs: nfnl.AppendTuple(nil, nl.CTA_TUPLE_ORIG, unix.IPPROTO_TCP, s.local, s.remote),
+		Attrs: tuple.Append(nil, nl.CTA_TUPLE_ORIG, unix.IPPROTO_TCP, s.local, s.remote),
 	}, func(attrs []byte) error {
 		c, ok = decode(attrs)
 		return nil

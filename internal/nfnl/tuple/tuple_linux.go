@@ -1,9 +1,12 @@
-package nfnl
+// Package tuple encodes and decodes the parts of an entry of connection tracking.
+package tuple
 
 import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // ctaTupleZone is CTA_TUPLE_ZONE of include/uapi/linux/netfilter/nfnetlink_conntrack.h.
@@ -18,50 +21,50 @@ type Tuple struct {
 	HasZone bool
 }
 
-// AppendTuple appends the addresses of one direction: CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
-func AppendTuple(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort) []byte {
+// Append appends the addresses of one direction: CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
+func Append(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort) []byte {
 	tuple := len(b)
-	b = BeginNested(b, kind)
+	b = nfnl.BeginNested(b, kind)
 	part := len(b)
-	b = BeginNested(b, nl.CTA_TUPLE_IP)
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_IP)
 	from, to := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if dst.Addr().Is6() {
 		from, to = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
 	}
-	b = AppendBytes(b, from, src.Addr().AsSlice())
-	b = AppendBytes(b, to, dst.Addr().AsSlice())
-	EndNested(b, part)
+	b = nfnl.AppendBytes(b, from, src.Addr().AsSlice())
+	b = nfnl.AppendBytes(b, to, dst.Addr().AsSlice())
+	nfnl.EndNested(b, part)
 	part = len(b)
-	b = BeginNested(b, nl.CTA_TUPLE_PROTO)
-	b = AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
-	b = AppendUint16(b, nl.CTA_PROTO_SRC_PORT, src.Port())
-	b = AppendUint16(b, nl.CTA_PROTO_DST_PORT, dst.Port())
-	EndNested(b, part)
-	EndNested(b, tuple)
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_PROTO)
+	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
+	b = nfnl.AppendUint16(b, nl.CTA_PROTO_SRC_PORT, src.Port())
+	b = nfnl.AppendUint16(b, nl.CTA_PROTO_DST_PORT, dst.Port())
+	nfnl.EndNested(b, part)
+	nfnl.EndNested(b, tuple)
 	return b
 }
 
 // AppendProtocol appends an original direction of which only the protocol is known, for a filter.
 func AppendProtocol(b []byte, protocol uint8) []byte {
 	tuple := len(b)
-	b = BeginNested(b, nl.CTA_TUPLE_ORIG)
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_ORIG)
 	part := len(b)
-	b = BeginNested(b, nl.CTA_TUPLE_PROTO)
-	b = AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
-	EndNested(b, part)
-	EndNested(b, tuple)
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_PROTO)
+	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
+	nfnl.EndNested(b, part)
+	nfnl.EndNested(b, tuple)
 	return b
 }
 
-// DecodeTuple returns the direction that the attributes of a CTA_TUPLE_ORIG or CTA_TUPLE_REPLY
+// Decode returns the direction that the attributes of a CTA_TUPLE_ORIG or CTA_TUPLE_REPLY
 // describe.
-func DecodeTuple(attrs []byte) (t Tuple) {
+func Decode(attrs []byte) (t Tuple) {
 	var from, to netip.Addr
 	var sport, dport uint16
-	for kind, part := range Attributes(attrs) {
+	for kind, part := range nfnl.Attributes(attrs) {
 		switch kind {
 		case nl.CTA_TUPLE_IP:
-			for kind, value := range Attributes(part) {
+			for kind, value := range nfnl.Attributes(part) {
 				switch kind {
 				case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
 					from, _ = netip.AddrFromSlice(value)
@@ -70,20 +73,20 @@ func DecodeTuple(attrs []byte) (t Tuple) {
 				}
 			}
 		case nl.CTA_TUPLE_PROTO:
-			for kind, value := range Attributes(part) {
+			for kind, value := range nfnl.Attributes(part) {
 				switch kind {
 				case nl.CTA_PROTO_NUM:
 					if len(value) == 1 {
 						t.Protocol = value[0]
 					}
 				case nl.CTA_PROTO_SRC_PORT:
-					sport = Uint16(value)
+					sport = nfnl.Uint16(value)
 				case nl.CTA_PROTO_DST_PORT:
-					dport = Uint16(value)
+					dport = nfnl.Uint16(value)
 				}
 			}
 		case ctaTupleZone:
-			t.Zone, t.HasZone = Uint16(part), true
+			t.Zone, t.HasZone = nfnl.Uint16(part), true
 		}
 	}
 	t.Src, t.Dst = netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport)

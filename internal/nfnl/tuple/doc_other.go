@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package tuple is empty on other systems than Linux.
+package tuple
