@@ -111,18 +111,3 @@ func TestProbeLeavesNothing(t *testing.T) {
 		}
 	})
 }
-
-func TestCheckBeforeTheFirstApplyReportsDrift(t *testing.T) {
-	systems(t, func(t *testing.T, flavor system) {
-		t.Parallel()
-		r := newRig(t, flavor)
-		var drift *dataplane.DriftError
-		if err := r.backend.Check(t.Context()); !errors.As(err, &drift) {
-			t.Errorf("Check: %v, want a DriftError", err)
-		}
-		r.sync()
-		if err := r.backend.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}, NFT)
-}

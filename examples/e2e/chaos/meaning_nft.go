@@ -185,7 +185,7 @@ func (t *nftTable) addFrontends(m meaning, family string) (used map[string]bool)
 
 var (
 	// ownSets holds numbers and counters, which meaning leaves out or resolves.
-	ownSets = regexp.MustCompile(`^(endpoints|sticky-.*|(internal-|own-)?handlers|(internal-)?service-(ips|nodeports)|connections|refused-packets|dropped-packets|hairpin-connections)$`)
+	ownSets = regexp.MustCompile(`^((tcp|udp|sctp)-endpoints|sticky-.*|(internal-|own-)?handlers|(internal-)?service-(ips|nodeports)|connections|refused-packets|dropped-packets|hairpin-connections)$`)
 	nftJump = regexp.MustCompile(`(?:goto|jump) ([\w-]+)`)
 	// fixedChain matches the chains that always exist.
 	fixedChain = regexp.MustCompile(`^chain (nat-|filter-|own-|services$|nodeports$|internal$|masquerading$|cluster-ips-check$)`)
