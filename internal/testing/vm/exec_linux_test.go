@@ -14,7 +14,7 @@ import (
 
 // TestExecReturnsStatusAndOutput runs a test that fails in a machine, and then none.
 func TestExecReturnsStatusAndOutput(t *testing.T) {
-	testtime.NeedComplete(t)
+	testtime.NeedThorough(t) // the tests in machines show it, too
 	t.Setenv(childEnv, "1")
 	program, err := os.Executable()
 	if err != nil {
