@@ -12,7 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	netlab.Parallel(6)
+	netlab.Parallel(3)
 	Main(m)
 }
 
