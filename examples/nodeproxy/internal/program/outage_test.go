@@ -55,7 +55,11 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 		return lab.Port(created.Spec.ClusterIP, "80")
 	}
 	first := add("first")
-	s.answeredBy(t, first, podIPs[0])
+	served := func(what, addr string) {
+		t.Helper()
+		eventually(t, what, func() bool { return lab.Visits(s.Client, "", addr, 1).Answered(podIPs[0]) })
+	}
+	served("the first Service is served", first)
 
 	c.Kill()
 	down := time.Now()
@@ -73,7 +77,7 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	}
 	up := time.Now()
 	second := add("second")
-	eventually(t, "the new Service is served", func() bool { return lab.Visits(s.Client, "", second, 1).Answered(podIPs[0]) })
+	served("the new Service is served", second)
 	t.Logf("a new Service is served %v after the API server is ready", time.Since(up))
 	p.logged(t, "reading from the API server again")
 	if n := strings.Count(p.log(), "cannot read from the API server"); n > 1+int(time.Since(down)/time.Minute) {
