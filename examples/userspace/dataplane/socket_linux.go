@@ -52,7 +52,8 @@ func onSocket(c syscall.RawConn, f func(fd int) error) error {
 }
 
 // attach attaches the filter of an audience to a socket. If the audience is too large for a
-// filter, the socket answers all sources, and connections from others are reset.
+// filter, or the kernel refuses filters of TCP sockets to a process without CAP_NET_ADMIN (6.18.44
+// does), the socket answers all sources, and connections from others are reset.
 func attach(fd int, six bool, who audience) error {
 	prog := filter(six, who)
 	if prog == nil {
@@ -64,7 +65,7 @@ func attach(fd int, six bool, who audience) error {
 	}
 	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
 		&unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]})
-	if errors.Is(err, unix.ENOMEM) && len(prog) > 1 { // net.core.optmem_max
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EPERM) { // ENOMEM: net.core.optmem_max
 		return attach(fd, six, nil)
 	}
 	return err
