@@ -4,53 +4,253 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// bound returns the version of the wanted Service that the Budget allows, nil if the slot has no rules and
-// none are allowed. If the port would need more, it waits for admit.
-func (e *Engine) bound(now *Service, s *slot, state *tracker.PortState) *Service {
-	b := &e.budget
-	most := b.Port
-	if b.Service != 0 {
-		share := max(1, b.Service/max(1, len(e.names[now.Key.NamespacedName])))
-		if most == 0 || share < most {
-			most = share
+// few is the number of elements that each port gets before others get more.
+const few = 16
+
+// admission divides the elements of a Budget.
+type admission struct {
+	// namespaces holds the namespaces with ports. wanted is the sum of what they may get
+	// if only Budget.Namespace bounds them.
+	namespaces map[string]*account
+	wanted     int
+	// level bounds each namespace. It is math.MaxInt if nothing does.
+	level int
+	// changed holds the accounts whose ports changed since the last division.
+	changed []*account
+	// short holds, by ID, the ports that get fewer elements than they want.
+	short map[uint32]*shortage
+}
+
+// account counts the elements that the ports of a namespace want.
+type account struct {
+	name   string
+	wanted int
+	ports  int
+	// byAge holds the IDs of the ports, the oldest first, if the namespace once wanted more than
+	// it gets, and nil before.
+	byAge []uint32
+	// short is the number of ports in admission.short.
+	short   int
+	changed bool
+}
+
+// shortage is a port that gets fewer elements than it wants.
+type shortage struct {
+	grant     int
+	endpoints []*tracker.Endpoint
+	// refused is the Service, without frontends, if it has no rules.
+	refused *Service
+}
+
+// bounded reports whether the Budget bounds more than single Services.
+func (b *Budget) bounded() bool { return b.Namespace != 0 || b.Total != 0 }
+
+// want records how many elements a port needs, 0 if it is removed.
+func (e *Engine) want(id uint32, port *tracker.ServicePort, n int) {
+	if !e.budget.bounded() {
+		return
+	}
+	s := &e.slots[id]
+	was := int(s.want)
+	ad := &e.admission
+	a := ad.namespaces[port.Key.Namespace]
+	if was == n {
+		return
+	}
+	if a == nil {
+		a = &account{name: port.Key.Namespace}
+		ad.namespaces[a.name] = a
+	}
+	s.want = int32(n)
+	ad.wanted -= e.atMost(a)
+	a.wanted += n - was
+	ad.wanted += e.atMost(a)
+	switch {
+	case was == 0:
+		a.ports++
+		if a.byAge != nil {
+			a.byAge = slices.Insert(a.byAge, e.findByAge(a, id, port), id)
+		}
+	case n == 0:
+		a.ports--
+		if a.byAge != nil {
+			i := e.findByAge(a, id, port)
+			a.byAge = slices.Delete(a.byAge, i, i+1)
+		}
+		if ad.short[id] != nil {
+			delete(ad.short, id)
+			a.short--
+		}
+		if a.ports == 0 {
+			delete(ad.namespaces, a.name)
 		}
 	}
-	had := 0
-	if s.live {
-		had = int(s.cost)
+	ad.examine(a)
+}
+
+// atMost returns how many elements a namespace may get without the bound Total.
+func (e *Engine) atMost(a *account) int {
+	if most := e.budget.Namespace; most != 0 {
+		return min(a.wanted, most)
 	}
-	// One frontend with one endpoint must always be possible.
-	least := func(frontends int) *Service {
-		return withEndpoints(withFrontends(withTable(now, 0), max(1, frontends)), 1)
-	}
-	e.stopWaiting(now.ID)
-	fitting, what := b.fit(now, most)
-	if fitting == nil {
-		fitting = least(1)
-	}
-	if a := e.narrowest(now.Key.Namespace); a != nil && b.cost(fitting)-had > a.left() {
-		left := had + max(a.left(), 0)
-		most = cmp.Or(most, left)
-		fitting, what = nil, "no element is left"
-		if left > 0 {
-			fitting, what = b.fit(now, min(left, most))
+	return a.wanted
+}
+
+// findByAge returns the place of a port in a.byAge.
+func (e *Engine) findByAge(a *account, id uint32, port *tracker.ServicePort) int {
+	i, _ := slices.BinarySearchFunc(a.byAge, port, func(o uint32, port *tracker.ServicePort) int {
+		if o == id {
+			return 0
 		}
-		if fitting == nil && s.live {
-			fitting = least(len(s.svc.Frontends))
+		return compareAge(e.slots[o].port, port)
+	})
+	return i
+}
+
+// compareAge orders ports by the creation of their Services, the oldest first, and then by key.
+func compareAge(a, b *tracker.ServicePort) int {
+	return cmp.Or(a.CompareAge(b), a.Key.Compare(b.Key))
+}
+
+// reaged records that the age of a Service changed.
+func (e *Engine) reaged(k tracker.Key) {
+	if a := e.admission.namespaces[k.Namespace]; a != nil {
+		a.byAge = nil
+		e.admission.examine(a)
+	}
+}
+
+// examine lets distribute look at an account.
+func (ad *admission) examine(a *account) {
+	if !a.changed {
+		a.changed = true
+		ad.changed = append(ad.changed, a)
+	}
+}
+
+// distribute gives elements to the namespaces and their ports, as far as what they want has
+// changed, and queues the ports that get another number of elements.
+func (e *Engine) distribute() {
+	ad := &e.admission
+	if len(ad.changed) == 0 {
+		return
+	}
+	if level := e.level(); level != ad.level {
+		for _, a := range ad.namespaces {
+			if a.short != 0 || a.wanted > level {
+				ad.examine(a)
+			}
 		}
-		what = "beyond the budget of " + a.name + ": " + what
-		e.wait(&waiter{id: now.ID, state: *state, account: a, hasRules: fitting != nil})
+		ad.level = level
 	}
-	if what != "" {
-		e.overBudget(now.Key, what)
+	for _, a := range ad.changed {
+		a.changed = false
+		e.share(a)
 	}
-	return fitting
+	clear(ad.changed)
+	ad.changed = ad.changed[:0]
+}
+
+// level returns the number of elements that bounds each namespace.
+func (e *Engine) level() int {
+	most := cmp.Or(e.budget.Namespace, math.MaxInt)
+	left := e.budget.Total
+	if left == 0 || e.admission.wanted <= left {
+		return most
+	}
+	wants := make([]int, 0, len(e.admission.namespaces))
+	for _, a := range e.admission.namespaces {
+		wants = append(wants, e.atMost(a))
+	}
+	slices.Sort(wants)
+	for i, n := range wants {
+		if each := left / (len(wants) - i); n > each {
+			return each
+		}
+		left -= n
+	}
+	return most
+}
+
+// share gives elements to the ports of a namespace, the oldest first.
+func (e *Engine) share(a *account) {
+	left := e.admission.level
+	if a.wanted <= left && a.short == 0 {
+		return
+	}
+	if a.byAge == nil {
+		for id := range e.slots {
+			if s := &e.slots[id]; s.want != 0 && s.port.Key.Namespace == a.name {
+				a.byAge = append(a.byAge, uint32(id))
+			}
+		}
+		slices.SortFunc(a.byAge, func(x, y uint32) int { return compareAge(e.slots[x].port, e.slots[y].port) })
+	}
+	grants := make([]int, len(a.byAge))
+	for i, id := range a.byAge {
+		grants[i] = min(int(e.slots[id].want), few, left)
+		left -= grants[i]
+	}
+	for i, id := range a.byAge {
+		more := min(int(e.slots[id].want)-grants[i], left)
+		grants[i] += more
+		left -= more
+		e.grant(a, id, grants[i])
+	}
+}
+
+// grant sets the number of elements that a port gets.
+func (e *Engine) grant(a *account, id uint32, n int) {
+	s, short := &e.slots[id], e.admission.short
+	had := short[id]
+	enough := n == int(s.want)
+	if had == nil && enough || had != nil && had.grant == n {
+		return
+	}
+	e.recompile(id)
+	switch {
+	case enough:
+		delete(short, id)
+		a.short--
+	case had == nil:
+		short[id] = &shortage{grant: n}
+		a.short++
+	default:
+		had.grant = n
+	}
+}
+
+// admitted returns the part of a Service for which there are elements, nil if there are none, and
+// reports what is left out.
+func (e *Engine) admitted(now *Service) *Service {
+	full, left := now, now.LeftOut
+	sh := e.admission.short[now.ID]
+	if sh != nil {
+		whose := "all Services"
+		if e.admission.level == e.budget.Namespace {
+			whose = "the namespace"
+		}
+		now, left = e.budget.fit(now, sh.grant, whose, left)
+		sh.endpoints, sh.refused = full.Endpoints, nil
+	}
+	if left != nil {
+		e.overBudget(full.Key, left.Text)
+	}
+	if now != nil {
+		now.LeftOut = left
+		return now
+	}
+	c := *full
+	c.Frontends, c.LeftOut = nil, left
+	sh.refused = &c
+	return nil
 }
 
 // overBudget reports that a port exceeds the Budget.
@@ -62,64 +262,6 @@ func (e *Engine) overBudget(k tracker.Key, what string) {
 	if e.onOverBudget != nil {
 		e.onOverBudget(k)
 	}
-}
-
-// charge sets the cost of a slot, 0 for one that is no longer live.
-func (e *Engine) charge(s *slot, cost int) {
-	by := cost - int(s.cost)
-	s.cost = int32(cost)
-	e.total.used += by
-	if by < 0 {
-		e.noteFreed(&e.total)
-	}
-	if e.budget.Namespace != 0 {
-		a := e.namespace(s.svc.Key.Namespace)
-		a.used += by
-		if by < 0 {
-			e.noteFreed(a)
-		}
-	}
-}
-
-// sortJobs sorts the jobs by the age of their Services.
-func (e *Engine) sortJobs() {
-	slices.SortFunc(e.jobs, func(a, b job) int {
-		p, o := e.slots[a.id].port, e.slots[b.id].port
-		if p == nil || o == nil { // removed after it was queued
-			return cmp.Compare(a.id, b.id)
-		}
-		return compareAge(p, o)
-	})
-	for i := range e.jobs {
-		e.slots[e.jobs[i].id].job = int32(i + 1)
-	}
-}
-
-// compareAge orders ports by the creation of their Services, the oldest first, and then by key.
-func compareAge(a, b *tracker.ServicePort) int {
-	return cmp.Or(a.CompareAge(b), a.Key.Compare(b.Key))
-}
-
-// admit compiles ports that wait for elements again, if others have become smaller or have
-// stopped waiting. In each account it ends at the first one that still waits. It reports whether
-// the ruleset changed.
-func (e *Engine) admit() (changed bool) {
-	for _, a := range e.freed {
-		for len(a.waiting) != 0 && a.left() > 0 {
-			w := a.waiting[0]
-			if e.compile(job{w.id, &w.state}) {
-				changed = true
-			}
-			if again := e.waiting[w.id]; again != nil && again.account == a {
-				break
-			}
-		}
-	}
-	for _, a := range e.freed {
-		a.freed = false
-	}
-	e.freed = e.freed[:0]
-	return changed
 }
 
 // callNotify calls the functions of Notify.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-	"strings"
 
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/ruleset/maglev"
@@ -12,33 +11,37 @@ import (
 )
 
 // Budget bounds what Services may cost a data plane, so that the objects of one user do not
-// take time and memory from those of others. Costs are numbers of elements: see
-// [Service.Cost]. In all fields zero means no bound; [DefaultBudget] suits a node.
+// take time and memory from those of others. Port and Service count what the API has:
+// each endpoint of a port and each frontend, once. Namespace and Total count the elements that a data plane needs: see [Service.Cost]. In all fields zero means
+// no bound; [DefaultBudget] suits a node.
 //
-// A Service port that exceeds a bound is served as far as the bound allows. The Engine first
-// gives up its hash or its weights, so that endpoints are chosen at random, then leaves out
-// the last frontends if they need more than a fifth of the bound, and then the last endpoints.
-// Which parts are left out depends only on the object and the Budget, so all nodes agree, and
-// endpoints that are gone leave the rules. The Engine logs the excess to [Config].Log and
-// sends an event with [tracker.ReasonLimitExceeded].
+// A Service port that exceeds a bound is served as far as the bound allows: see [LeftOut].
+// What is left out depends only on the objects, the node and the Budget, and not on their
+// history. Endpoints that are gone leave the rules. The Engine logs the excess to [Config].Log
+// and sends an event with [tracker.ReasonLimitExceeded].
 type Budget struct {
-	// Port is the maximum cost of one port of a Service in one family.
+	// Port is the maximum number of endpoints of one port of a Service in one family. The last
+	// ones are left out.
 	Port int
-	// Service is the maximum cost of all ports of a Service in both families. Each may cost
-	// an equal share, but not more than Port.
+	// Service is the maximum number of endpoints and frontends of all ports of a Service in both
+	// families. Each port may have an equal share. The last frontends are left out if they are
+	// more than a fifth of it, and then the last endpoints.
 	Service int
 	// Namespace is the maximum cost of all Services of one namespace, so that the users of a
-	// namespace cannot use up Total alone. A port that has rules may always cost what it
-	// does, and have at least one endpoint. Beyond that, a port gets what is left. When
-	// others cost less, the ports without rules come first, then those that are incomplete,
-	// each in the order of the age of their Services and then of their keys. After a restart
-	// no port has rules, so the order of arrival decides nothing.
+	// namespace cannot use up Total alone. If all ports together cost more, each gets up to 16
+	// elements, and then the elements that it needs, in the order of the age of their Services
+	// and then of their keys, until none is left. A port that gets fewer than it needs gives up
+	// its hash and its weights, so that endpoints are chosen at random, then the last frontends
+	// if they need more than a fifth of its elements, and then the last endpoints. A port that
+	// gets none has no rules.
 	Namespace int
-	// Total is the maximum cost of all Services. It is divided as Namespace is. A bound that
-	// is several times Namespace leaves room for other namespaces.
+	// Total is the maximum cost of all Services. If they cost more, the namespaces that cost
+	// most get an equal number of elements each, which they divide as those of Namespace.
+	// So a namespace that costs less than an equal part of Total always gets all it needs.
 	Total int
 	// Buckets is the maximum number of buckets of a hash table. A larger table gets the
-	// largest size in the Budget. A pool with more endpoints than that has no hash.
+	// largest size in the Budget. A pool with more endpoints than that gets the smallest table
+	// that has a bucket for each endpoint.
 	Buckets int
 	// BucketsPerEndpoint is the maximum number of buckets for each endpoint of a table
 	// whose size [tracker.ServicePort].HashBuckets determines.
@@ -52,11 +55,14 @@ type Budget struct {
 	Cost func(*Service) int
 }
 
-// DefaultBudget returns a Budget for a node: 6,000 elements for a port in a family, 500,000
-// for a Service, 1,250,000 for a namespace, 5,000,000 in all, tables of at most 4,093 buckets and
-// 256 for each endpoint, and deltas of 1,000 elements.
+// DefaultBudget returns a Budget for a node: 20,000 endpoints for a port in a family, 500,000
+// endpoints and frontends for a Service, 1,250,000 elements for a namespace, 5,000,000 in all, tables
+// of at most 4,093 buckets and 256 for each endpoint, and deltas of 1,000 elements.
 func DefaultBudget() Budget {
-	return Budget{Port: 6_000, Service: 500_000, Namespace: 1_250_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 1_000}
+	return Budget{
+		Port: 20_000, Service: 500_000, Namespace: 1_250_000, Total: 5_000_000,
+		Buckets: 4093, BucketsPerEndpoint: 256, Delta: 1_000,
+	}
 }
 
 func (b *Budget) validate() error {
@@ -106,56 +112,96 @@ func frontendsCost(s *Service) (n int) {
 	return n
 }
 
-// fit returns s if it costs at most the given number of elements and its tables are within
-// the Budget. Otherwise it returns a version of s that does, and what it leaves out. It
-// returns nil if even one frontend with one endpoint costs more. most 0 means no bound.
-func (b *Budget) fit(s *Service, most int) (*Service, string) {
-	var left []string
-	note := func(format string, args ...any) { left = append(left, fmt.Sprintf(format, args...)) }
-	s = b.limitTable(s, note)
-	over := func(s *Service) bool { return most != 0 && b.cost(s) > most }
-	if !over(s) {
-		return s, strings.Join(left, "; ")
+// partsOf returns the number of endpoints and frontends of s, each counted once.
+func partsOf(s *Service) int { return len(s.Frontends) + len(s.Selection.Reachable) }
+
+// limit returns s as far as the bounds on one Service allow, and what they leave out, nil for
+// nothing. ports is the number of the Service's ports in both families.
+func (b *Budget) limit(s *Service, ports int) (*Service, *LeftOut) {
+	var out omissions
+	s = b.limitTable(s, &out)
+	if n := s.Port.SourceRangesLeftOut; n != 0 {
+		out.bound("it has too many source ranges")
+		out.note("%d source ranges", n)
+		out.Sources = n
 	}
+	if n := len(s.Selection.Reachable); b.Port != 0 && n > b.Port {
+		s = fewerEndpoints(s, func(s *Service) bool { return len(s.Selection.Reachable) > b.Port }, &out)
+		out.bound("it has %d endpoints, at most %d are allowed", n, b.Port)
+	}
+	if share := max(2, b.Service/max(1, ports)); b.Service != 0 && partsOf(s) > share {
+		out.bound("it has %d endpoints and frontends, at most %d are allowed", partsOf(s), share)
+		s = fewerFrontends(s, func(s *Service) bool { return partsOf(s) > share/5 }, &out)
+		s = fewerEndpoints(s, func(s *Service) bool { return partsOf(s) > share }, &out)
+	}
+	return s, out.result()
+}
+
+// fit returns s if it costs at most the given number of elements. Otherwise it returns a version
+// of s that does, or nil if even one frontend with one endpoint costs more, and what it leaves out
+// in addition to left. whose names the Services that together are beyond the Budget.
+func (b *Budget) fit(s *Service, most int, whose string, left *LeftOut) (*Service, *LeftOut) {
 	cost := b.cost(s)
+	if cost <= most {
+		return s, left
+	}
+	all := s
+	out := omissions{LeftOut: left.clone()}
+	out.bound("beyond the budget of %s: it costs %d elements, at most %d are left", whose, cost, most)
+	over := func(s *Service) bool { return b.cost(s) > most }
 	if s.Hash() != tracker.HashNone {
 		s = withTable(s, 0)
-		note("the hash")
+		out.note("the hash")
 	}
 	if over(s) && !s.uniform && (s.Weighted(TargetCluster) || s.Weighted(TargetLocal)) {
 		c := *s
 		c.uniform = true
 		s = &c
-		note("the weights")
+		out.note("the weights")
 	}
 	if over(s) {
-		all := s
-		n := len(all.Frontends)
-		if n > 1 {
-			m := sort.Search(n, func(m int) bool {
-				return b.cost(withEndpoints(withFrontends(all, m+1), 1)) > most/5
-			})
-			s = withFrontends(all, max(m, 1))
-		}
-		if out := n - len(s.Frontends); out > 0 {
-			note("%d of %d frontends", out, n)
-		}
-		n = max(len(s.Selection.Cluster), len(s.Selection.Local))
-		if over(s) && n > 1 {
-			all := s
-			k := sort.Search(n, func(k int) bool { return over(withEndpoints(all, k+1)) })
-			s = withEndpoints(all, max(k, 1))
-			note("%d of %d endpoints", n-max(k, 1), n)
-		}
-		if over(s) {
-			return nil, fmt.Sprintf("it costs %d elements, at most %d are left", cost, most)
-		}
+		s = fewerFrontends(s, func(s *Service) bool { return b.cost(s) > most/5 }, &out)
+		s = fewerEndpoints(s, over, &out)
 	}
-	return s, fmt.Sprintf("it costs %d elements, at most %d are allowed; left out: %s", cost, most, strings.Join(left, ", "))
+	if over(s) {
+		out = omissions{LeftOut: left.clone()}
+		out.bound("beyond the budget of %s: it costs %d elements, at most %d are left", whose, cost, most)
+		out.note("all rules")
+		out.Frontends = append(slices.Clip(all.Frontends), out.Frontends...)
+		out.Endpoints += len(all.Selection.Reachable)
+		return nil, out.result()
+	}
+	return s, out.result()
+}
+
+// fewerFrontends returns s without the last frontends that make it too large, even with one
+// endpoint in each pool. It keeps one.
+func fewerFrontends(s *Service, over func(*Service) bool, out *omissions) *Service {
+	n := len(s.Frontends)
+	keep := max(1, sort.Search(n, func(m int) bool { return over(withEndpoints(withFrontends(s, m+1), 1)) }))
+	if keep >= n {
+		return s
+	}
+	out.note("%d of %d frontends", n-keep, n)
+	out.Frontends = append(slices.Clip(s.Frontends[keep:]), out.Frontends...)
+	return withFrontends(s, keep)
+}
+
+// fewerEndpoints returns s without the last endpoints of each pool that make it too large. It
+// keeps one.
+func fewerEndpoints(s *Service, over func(*Service) bool, out *omissions) *Service {
+	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
+	if n < 2 || !over(s) {
+		return s
+	}
+	keep := max(1, sort.Search(n, func(k int) bool { return over(withEndpoints(s, k+1)) }))
+	out.note("%d of %d endpoints", n-keep, n)
+	out.Endpoints += n - keep
+	return withEndpoints(s, keep)
 }
 
 // limitTable returns s with a hash table within the Budget.
-func (b *Budget) limitTable(s *Service, note func(string, ...any)) *Service {
+func (b *Budget) limitTable(s *Service, out *omissions) *Service {
 	if s.Hash() == tracker.HashNone {
 		return s
 	}
@@ -163,7 +209,7 @@ func (b *Budget) limitTable(s *Service, note func(string, ...any)) *Service {
 	size := max(s.HashBuckets(TargetCluster), s.HashBuckets(TargetLocal))
 	most := maglev.MaxSize
 	if b.Buckets != 0 {
-		most = b.Buckets
+		most = max(b.Buckets, maglev.SizeAtLeast(n))
 	}
 	if b.BucketsPerEndpoint != 0 && s.Port.HashBuckets != 0 {
 		most = min(most, max(maglev.SizeFor(n), maglev.SizeAtLeast(b.BucketsPerEndpoint*n)))
@@ -180,9 +226,9 @@ func (b *Budget) limitTable(s *Service, note func(string, ...any)) *Service {
 		best = next
 	}
 	if best == 0 {
-		note("the hash: %d endpoints need more than %d buckets", n, most)
+		out.note("the hash: %d endpoints need more than %d buckets", n, most)
 	} else {
-		note("%d of %d buckets", size-best, size)
+		out.note("%d of %d buckets", size-best, size)
 	}
 	return withTable(s, best)
 }

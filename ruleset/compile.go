@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/cidr"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -236,13 +237,13 @@ func allowedSources(ranges []netip.Prefix) []netip.Prefix {
 			return nil
 		}
 	}
-	return reducePrefixes(ranges)
+	return cidr.Reduce(ranges)
 }
 
 // containsNode reports whether one of the node's own addresses is in sources.
 func containsNode(sources []netip.Prefix, n *Node) bool {
 	return slices.ContainsFunc(n.Info.Addresses, func(a netip.Addr) bool {
-		return containsAddr(sources, a.Unmap())
+		return cidr.Contain(sources, a.Unmap())
 	})
 }
 
@@ -250,10 +251,10 @@ func containsNode(sources []netip.Prefix, n *Node) bool {
 // may reach its own load balancer with the load balancer's address as the source:
 // some load balancers bind the address to the node, and the kernel then chooses it.
 func withOwn(sources []netip.Prefix, own netip.Addr) []netip.Prefix {
-	if containsAddr(sources, own) {
+	if cidr.Contain(sources, own) {
 		return sources
 	}
-	return reducePrefixes(append(slices.Clip(sources), single(own)))
+	return cidr.Reduce(append(slices.Clip(sources), single(own)))
 }
 
 // On returns the Service as another node has it: with the same ID, the same frontends and

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/cidr"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -340,7 +341,7 @@ func FuzzCompile(f *testing.F) {
 			if len(fe.Sources) != 0 && fe.Kind != KindLoadBalancerIP {
 				t.Errorf("%s: has sources", show(*fe))
 			}
-			if !slices.IsSortedFunc(fe.Sources, comparePrefixes) || !slices.Equal(fe.Sources, reducePrefixes(fe.Sources)) {
+			if !slices.Equal(fe.Sources, cidr.Reduce(fe.Sources)) {
 				t.Errorf("%s: sources not reduced", show(*fe))
 			}
 			// Sources admits exactly the addresses in the ranges.

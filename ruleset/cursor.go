@@ -528,7 +528,7 @@ func (c *Cursor) fail(ch *Change, again bool) {
 func (e *Engine) drop(id uint32) {
 	s := &e.slots[id]
 	s.holders--
-	if s.holders == 0 && !s.live && e.waiting[id] == nil {
+	if s.holders == 0 && s.port == nil {
 		e.release(id)
 	}
 }

@@ -77,7 +77,7 @@ func equalOther(a, b *Service, found Field) bool {
 		p.ClusterIP, p.Port, p.NodePort = a.Port.ClusterIP, a.Port.Port, a.Port.NodePort
 		p.LastPort, p.TargetPort = a.Port.LastPort, a.Port.TargetPort
 		p.ExternalIPs, p.LoadBalancerIPs = a.Port.ExternalIPs, a.Port.LoadBalancerIPs
-		p.SourceRanges = a.Port.SourceRanges
+		p.SourceRanges, p.SourceRangesLeftOut = a.Port.SourceRanges, a.Port.SourceRangesLeftOut
 		p.InternalLocal, p.ExternalLocal, p.PreferLocal = a.Port.InternalLocal, a.Port.ExternalLocal, a.Port.PreferLocal
 		p.PassWithoutEndpoints = a.Port.PassWithoutEndpoints
 	}

@@ -1,15 +1,18 @@
 package ruleset
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/cidr"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -115,14 +118,8 @@ type Engine struct {
 	// withoutRanges holds the live Services with ranges, by ID, as backends without ranges are
 	// offered them.
 	withoutRanges map[uint32]*Service
-	// total is the account of all live slots. namespaces holds those of namespaces, if the
-	// Budget bounds them. freed holds the accounts that admit examines.
-	total      account
-	namespaces map[string]*account
-	freed      []*account
-	// waiting holds, by ID, the ports that wait for elements of an account.
-	waiting      map[uint32]*waiter
-	onOverBudget func(tracker.Key)
+	admission     admission
+	onOverBudget  func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
 	jobs []job
 	// ports and endpoints count the live slots and their reachable endpoints.
@@ -135,14 +132,16 @@ type Engine struct {
 type slot struct {
 	// svc is the compiled Service, or the last one if the ID is not live.
 	svc *Service
-	// port is the port whose frontends are in Engine.ownership, or nil.
+	// port is the port whose frontends are in Engine.ownership, or nil if the port does not
+	// exist any more.
 	port *tracker.ServicePort
 	// holders is the number of cursors whose backend may have parts of svc.
 	holders int32
 	// job is 1 + the index of the slot's job in Engine.jobs, or 0 for none.
 	job int32
-	// cost is the cost of svc, if it is live.
-	cost int32
+	// want is the cost of the Service without the bounds Namespace and Total of the Budget.
+	// It is 0 without these bounds.
+	want int32
 	// live reports whether svc is part of the ruleset.
 	live bool
 }
@@ -150,6 +149,7 @@ type slot struct {
 type job struct {
 	id    uint32
 	state *tracker.PortState
+	full  *Service // within the bounds on one Service; nil before Engine.compile
 }
 
 // NewEngine returns an Engine. The error wraps [ErrConfig].
@@ -171,7 +171,7 @@ func NewEngine(c Config) (*Engine, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	c.LocalTraffic.CIDRs = reducePrefixes(c.LocalTraffic.CIDRs)
+	c.LocalTraffic.CIDRs = cidr.Reduce(c.LocalTraffic.CIDRs)
 	e := &Engine{
 		tracker:      c.Tracker,
 		topology:     c.Topology,
@@ -179,9 +179,7 @@ func NewEngine(c Config) (*Engine, error) {
 		log:          c.Log,
 		budget:       c.Budget,
 		onOverBudget: c.OverBudget,
-		total:        account{name: "all Services", limit: c.Budget.Total},
-		namespaces:   map[string]*account{},
-		waiting:      map[uint32]*waiter{},
+		admission:    admission{namespaces: map[string]*account{}, short: map[uint32]*shortage{}, level: cmp.Or(c.Budget.Namespace, math.MaxInt)},
 		complaints:   complaint.NewLog(c.Log),
 		slots:        make([]slot, 1),
 		names:        map[types.NamespacedName][]uint32{},
@@ -191,7 +189,7 @@ func NewEngine(c Config) (*Engine, error) {
 	e.ownership = newOwnership(func(id uint32) *tracker.ServicePort { return e.slots[id].port })
 	e.node = e.newNode(Node{
 		Info:          c.Tracker.Node(),
-		ServiceCIDRs:  reducePrefixes(c.ServiceCIDRs),
+		ServiceCIDRs:  cidr.Reduce(c.ServiceCIDRs),
 		LocalTraffic:  c.LocalTraffic,
 		MasqueradeAll: c.MasqueradeAll,
 		HashSeed:      c.HashSeed,
@@ -234,7 +232,7 @@ func (e *Engine) newNode(n Node) *Node {
 // ignores invalid prefixes; none means that the ranges are not known. It calls the
 // functions that [Engine.Notify] registered if the ranges changed.
 func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
-	cidrs = reducePrefixes(cidrs)
+	cidrs = cidr.Reduce(cidrs)
 	e.mu.Lock()
 	if slices.Equal(cidrs, e.node.ServiceCIDRs) {
 		e.mu.Unlock()
@@ -302,17 +300,14 @@ func (e *Engine) pull() {
 	}
 	e.ownership.assignRanges(e.recompile)
 	// Compile last: only now does each frontend have its final owner.
-	if b := &e.budget; e.total.used == 0 && (b.Namespace != 0 || b.Total != 0) {
-		// Which Services get rules must not depend on the order of their arrival.
-		e.sortJobs()
-	}
 	for i := range e.jobs {
-		if e.compile(e.jobs[i]) {
+		e.compile(&e.jobs[i])
+	}
+	e.distribute()
+	for i := range e.jobs {
+		if e.publish(&e.jobs[i]) {
 			changed = true
 		}
-	}
-	if e.admit() {
-		changed = true
 	}
 	if cap(e.jobs) > 1024 {
 		e.jobs = nil
@@ -429,19 +424,10 @@ func (e *Engine) add(k tracker.Key) uint32 {
 // remove removes a Service from the ruleset.
 func (e *Engine) remove(id uint32) {
 	s := &e.slots[id]
-	namespace := s.port.Key.Namespace
+	port := s.port
 	e.own(id, nil)
-	e.stopWaiting(id)
-	if s.live {
-		s.live = false
-		e.noteRanges(id, nil)
-		e.count(s.svc, -1)
-		e.countAddresses(s.svc, -1)
-		e.charge(s, 0)
-	}
-	if a := e.namespaces[namespace]; a != nil && a.used == 0 && len(a.waiting) == 0 {
-		delete(e.namespaces, namespace)
-	}
+	e.want(id, port, 0)
+	e.retire(id)
 	switch {
 	case s.svc == nil: // never compiled
 		e.free = append(e.free, id)
@@ -451,6 +437,19 @@ func (e *Engine) remove(id uint32) {
 		e.gone[s.svc.Key] = id
 		e.markDirty(id)
 	}
+}
+
+// retire takes a Service out of the ruleset, if it is live, and reports whether it was.
+func (e *Engine) retire(id uint32) bool {
+	s := &e.slots[id]
+	if !s.live {
+		return false
+	}
+	s.live = false
+	e.noteRanges(id, nil)
+	e.count(s.svc, -1)
+	e.countAddresses(s.svc, -1)
+	return true
 }
 
 // release frees the ID of a Service that no backend has any more.
@@ -477,6 +476,9 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 					e.recompile(e.ownership.remove(at, id))
 				}
 			}
+		}
+		if before != nil && p != nil && before.Created != p.Created {
+			e.reaged(p.Key)
 		}
 		s.port = p
 		if p != nil {
@@ -525,30 +527,62 @@ func (e *Engine) queue(id uint32, state *tracker.PortState) {
 	e.jobs[s.job-1].state = state
 }
 
-// recompile queues the compilation of id, if it is live, from its previous input, unless
-// newer input is queued.
+// recompile queues the compilation of id from its previous input, if it has any, unless newer
+// input is queued.
 func (e *Engine) recompile(id uint32) {
-	if s := &e.slots[id]; s.live && s.job == 0 {
+	s := &e.slots[id]
+	if s.job != 0 || s.port == nil {
+		return
+	}
+	if s.live {
 		e.queue(id, &tracker.PortState{Port: s.port, Endpoints: s.svc.Endpoints})
+	} else if short := e.admission.short[id]; short != nil {
+		e.queue(id, &tracker.PortState{Port: s.port, Endpoints: short.endpoints})
 	}
 }
 
-// compile performs a job and reports whether the ruleset changed.
-func (e *Engine) compile(j job) bool {
+// compile compiles the Service of a job within the bounds on one Service.
+func (e *Engine) compile(j *job) {
 	s := &e.slots[j.id]
-	s.job = 0
 	if s.port == nil {
-		return false // the port was removed after it was queued
+		return // the port was removed after it was queued
 	}
 	now := Compile(*j.state, e.node, e.topology)
 	now.ID = j.id
 	e.strip(now, s)
-	if now = e.bound(now, s, j.state); now == nil {
+	now, left := e.budget.limit(now, len(e.names[now.Key.NamespacedName]))
+	now.LeftOut = left
+	j.full = now
+	if e.budget.bounded() {
+		e.want(j.id, s.port, e.budget.cost(now))
+	}
+}
+
+// publish adds the result of a job to the ruleset and reports whether that changed.
+func (e *Engine) publish(j *job) bool {
+	s := &e.slots[j.id]
+	s.job = 0
+	if s.port == nil {
 		return false
+	}
+	if j.full == nil {
+		e.compile(j)
+	}
+	now := e.admitted(j.full)
+	if now == nil {
+		if !e.retire(j.id) {
+			return false
+		}
+		e.markDirty(j.id)
+		return true
 	}
 	differs := FieldAll
 	if s.live {
 		if differs = diff(s.svc, now); differs == 0 {
+			if now.LeftOut != nil || s.svc.LeftOut != nil {
+				s.svc = now
+				e.noteRanges(j.id, now)
+			}
 			return false
 		}
 		e.count(s.svc, -1)
@@ -561,7 +595,6 @@ func (e *Engine) compile(j job) bool {
 	}
 	s.svc, s.live = now, true
 	e.noteRanges(j.id, now)
-	e.charge(s, e.budget.cost(now))
 	e.count(now, 1)
 	e.markDirty(j.id)
 	return true

@@ -730,8 +730,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, %d ports, %d endpoints",
 				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.ports, e.endpoints)
 		}
-		if e.total.used != 0 || len(e.waiting)+len(e.namespaces) != 0 {
-			t.Errorf("seed %d: %d elements in use, %d ports wait, %d namespaces", seed, e.total.used, len(e.waiting), len(e.namespaces))
+		if ad := &e.admission; ad.wanted != 0 || len(ad.short) != 0 || len(ad.namespaces) != 0 {
+			t.Errorf("seed %d: %d elements in use, %d ports wait, %d namespaces", seed, ad.wanted, len(ad.short), len(ad.namespaces))
 		}
 		if len(e.free) != len(e.slots)-1 {
 			t.Errorf("seed %d: %d of %d ids are free", seed, len(e.free), len(e.slots)-1)

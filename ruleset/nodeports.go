@@ -1,11 +1,11 @@
 package ruleset
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/cidr"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -75,7 +75,7 @@ func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) Node
 		}
 	}
 	if len(loopback) != 0 {
-		loopback = reducePrefixes(loopback)
+		loopback = cidr.Reduce(loopback)
 	}
 	if n.primary {
 		for _, a := range info.Addresses {
@@ -87,7 +87,7 @@ func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) Node
 	if all || !given {
 		return NodePorts{All: true, Loopback: loopback}
 	}
-	return NodePorts{Prefixes: reducePrefixes(within), Loopback: loopback}
+	return NodePorts{Prefixes: cidr.Reduce(within), Loopback: loopback}
 }
 
 // Allows reports whether a serves NodePorts. a must be one of the node's own
@@ -101,33 +101,6 @@ func (n NodePorts) Allows(a netip.Addr) bool {
 // AllowsLoopback reports whether a is a loopback address that serves NodePorts.
 func (n NodePorts) AllowsLoopback(a netip.Addr) bool {
 	return containsAddr(n.Loopback, a.Unmap().WithZone(""))
-}
-
-// reducePrefixes returns the prefixes of in, masked and sorted, without invalid ones,
-// duplicates and those contained in another. It does not modify in.
-func reducePrefixes(in []netip.Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(in))
-	for _, p := range in {
-		if p.IsValid() {
-			out = append(out, p.Masked())
-		}
-	}
-	slices.SortFunc(out, comparePrefixes)
-	// Prefixes are nested or disjoint, and a prefix sorts right before those that it
-	// contains. So only the last prefix kept can contain the next.
-	kept := out[:0]
-	for _, p := range out {
-		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
-			continue
-		}
-		kept = append(kept, p)
-	}
-	return slices.Clip(kept)
-}
-
-// comparePrefixes orders prefixes by address, and then the wider one first.
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // containsAddr reports whether a is in one of the prefixes.

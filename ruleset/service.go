@@ -31,6 +31,9 @@ type Service struct {
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
 	// and port, and no two ranges overlap at one address. An address that lets every packet pass is missing: see [TargetPass].
 	Frontends []Frontend
+	// LeftOut is what the Engine's [Budget] leaves out of the Service, nil for nothing. A
+	// backend has no use for it: a difference in it alone is no change.
+	LeftOut *LeftOut
 
 	// uniform reports whether all of Endpoints have the same weight. It is a shortcut
 	// for Weighted, and false in a Service that was not made by Compile.

@@ -9,8 +9,9 @@ import (
 
 // mostShares returns the maximum number of shares of n endpoints with weights: an
 // average of 16 each, but at least 256, so that few endpoints get shares accurate to
-// about one per cent.
-func mostShares(n int) int { return max(256, 16*n) }
+// about one per cent. More than 512 endpoints share 8,192, or two each if that is more: one
+// changed weight may change all of them.
+func mostShares(n int) int { return max(256, min(16*n, max(8192, 2*n))) }
 
 // reduced returns the sum of the weights and their greatest common divisor.
 func reduced(eps []*tracker.Endpoint) (sum, divisor int) {
@@ -35,7 +36,8 @@ func TotalShares(eps []*tracker.Endpoint) int {
 
 // Shares converts the weights of a pool's endpoints to small integers, for uses such
 // as numbers of buckets in a table. Each share is at least 1. The sum is at most 256,
-// or 16 per endpoint if that is more.
+// or 16 per endpoint if that is more. With more than 512 endpoints it is at most 8,192, or 2 per
+// endpoint if that is more.
 //
 // Shares divides the weights by their greatest common divisor. If the sum is still
 // too large, it distributes the maximum number of shares by the method of largest

@@ -19,13 +19,17 @@ type Snapshot struct {
 	Node *Node
 	// Services holds every compiled Service, in no particular order.
 	Services []*Service
+	// Refused holds the Service ports that have no rules because of the Budget, without
+	// Frontends, in no particular order. Their LeftOut has the reason.
+	Refused []*Service
 
 	once sync.Once
 	// at finds frontends. clusterIPs holds the cluster IPs in use.
 	at         portIndex
 	clusterIPs map[netip.Addr]*Service
-	// passing finds the frontends that let every packet pass.
-	passing portIndex
+	// passing finds the frontends that let every packet pass, and leftOut those that the Budget
+	// leaves out.
+	passing, leftOut portIndex
 
 	onceEndpoints sync.Once
 	// endpoints maps keys of endpoints to the Services that have them.
@@ -54,6 +58,11 @@ func (e *Engine) Snapshot() *Snapshot {
 	for id := range e.slots {
 		if e.slots[id].live {
 			s.Services = append(s.Services, e.slots[id].svc)
+		}
+	}
+	for _, short := range e.admission.short {
+		if short.refused != nil {
+			s.Refused = append(s.Refused, short.refused)
 		}
 	}
 	return s
@@ -89,6 +98,19 @@ func (s *Snapshot) lookupPassing(to netip.AddrPort, p v1.Protocol) (*Service, *F
 	f := s.passing.single[at]
 	if f.frontend == nil {
 		f = s.passing.inRange(at)
+	}
+	return f.service, f.frontend
+}
+
+// LookupLeftOut is like Lookup for frontends that the Budget leaves out: see [LeftOut].
+func (s *Snapshot) LookupLeftOut(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+	if s.index(); !to.IsValid() {
+		return nil, nil
+	}
+	at := l4KeyAt(canonical(to.Addr()), to.Port(), p)
+	f := s.leftOut.single[at]
+	if f.frontend == nil {
+		f = s.leftOut.inRange(at)
 	}
 	return f.service, f.frontend
 }
@@ -133,8 +155,16 @@ func (s *Snapshot) index() {
 				s.passing.add(svc, &f)
 			}
 		}
+		for _, list := range [][]*Service{s.Services, s.Refused} {
+			for _, svc := range list {
+				for i := 0; svc.LeftOut != nil && i < len(svc.LeftOut.Frontends); i++ {
+					s.leftOut.add(svc, &svc.LeftOut.Frontends[i])
+				}
+			}
+		}
 		s.at.sort()
 		s.passing.sort()
+		s.leftOut.sort()
 	})
 }
 

@@ -133,6 +133,34 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	p.To = netip.AddrPortFrom(canonical(p.To.Addr()), p.To.Port())
 	toNode := slices.ContainsFunc(p.NodeAddresses, func(a netip.Addr) bool { return canonical(a) == p.To.Addr() })
 
+	v := s.trace(p, toNode)
+	if v.Service == nil {
+		v.Rule += s.missing(p, toNode)
+	} else if out := v.Service.LeftOut; out != nil && len(v.Endpoints) != 0 && out.Endpoints != 0 {
+		v.Rule += fmt.Sprintf(", but not to all of them (%s)", out.Text)
+	}
+	return v
+}
+
+// missing returns why a packet's destination is no frontend, if that is because of the Budget.
+func (s *Snapshot) missing(p Packet, toNode bool) string {
+	svc, f := s.LookupLeftOut(p.To, p.Protocol)
+	if toNode && f == nil {
+		at := netip.IPv4Unspecified()
+		if p.To.Addr().Is6() {
+			at = netip.IPv6Unspecified()
+		}
+		svc, f = s.LookupLeftOut(netip.AddrPortFrom(at, p.To.Port()), p.Protocol)
+	}
+	if f == nil {
+		return ""
+	}
+	return fmt.Sprintf("; the budget leaves out this %s of %s (%s)", f.Kind, svc.Key, svc.LeftOut.Text)
+}
+
+// trace is Trace for canonical addresses. toNode reports whether the packet's destination is one
+// of the node's own addresses.
+func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	fromNode := p.InInterface == ""
 
 	// 1. A Service has this address and port. If it lets the packet pass, the rules below
@@ -215,6 +243,9 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	if !f.Admits(p.From) {
 		v.Action, v.MayFailSend = ActionDrop, fromNode
 		v.Rule = fmt.Sprintf("%s is not among the source ranges of the %s", p.From, name)
+		if out := svc.LeftOut; out != nil && out.Sources != 0 {
+			v.Rule = fmt.Sprintf("%s is not among the first %d source ranges of the %s (%s)", p.From, len(f.Sources), name, out.Text)
+		}
 		return v
 	}
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/endpointslice"
+	"github.com/go-proxier/proxier/internal/cidr"
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
@@ -62,12 +63,19 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	ingress = first(b, "load-balancer ingress addresses for each port", ingress, room)
 	external = first(b, "externalIPs for each port", external, room-len(ingress))
 	ranges, badRange := b.ranges(s)
+	all := len(ranges)
+	if room := maxSources / (len(ports) * max(1, len(ingress))); all > room {
+		ranges = cidr.Merge(ranges)
+		all = len(ranges)
+		ranges = first(b, "merged loadBalancerSourceRanges for each port and load-balancer address", ranges, room)
+	}
 	common := ServicePort{
 		Created:             created(s),
 		HealthCheckNodePort: b.healthCheckNodePort(s),
 		Affinity:            b.affinity(s),
 		InternalLocal:       s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal,
 		ExternalLocal:       b.externalLocal(s),
+		SourceRangesLeftOut: all - len(ranges),
 	}
 	var out []*ServicePort
 	var only *ServicePort
@@ -298,12 +306,20 @@ func (b *builder) addrs(s *v1.Service, what string, texts []string, linkLocal bo
 // ranges parses spec.loadBalancerSourceRanges and reports whether some entries are
 // invalid.
 func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
-	for _, text := range first(b, "loadBalancerSourceRanges", s.Spec.LoadBalancerSourceRanges, maxAddresses) {
+	list := s.Spec.LoadBalancerSourceRanges
+	if len(list) == 0 {
+		return nil, false
+	}
+	seen := make(map[netip.Prefix]struct{}, len(list))
+	for _, text := range list {
 		p, err := parsePrefix(strings.TrimSpace(text))
 		if err != nil {
 			b.invalid("loadBalancerSourceRanges: %w", err)
 			bad = true
-		} else if !slices.Contains(out, p) {
+			continue
+		}
+		if _, repeated := seen[p]; !repeated {
+			seen[p] = struct{}{}
 			out = append(out, p)
 		}
 	}
@@ -448,17 +464,18 @@ func (b *builder) report(s *v1.Service) {
 	b.skipped = emptied(b.skipped)
 }
 
-// Bounds of one Service. Its ports, addresses and source ranges are lists, and every port has
-// every address, so a small object could have a very large result. The parts that come last in
-// the object are left out, and reported with [ReasonLimitExceeded].
+// Bounds of one Service. Its ports and addresses are lists, and every port has every address, so a
+// small object could have a very large result. The parts that come last in the object are left
+// out, and reported with [ReasonLimitExceeded].
 const (
 	// maxPorts is the maximum number of ports.
 	maxPorts = 2000
-	// maxAddresses is the maximum number of external IPs, of load-balancer IPs and of source
-	// ranges.
+	// maxAddresses is the maximum number of external IPs and of load-balancer IPs.
 	maxAddresses = 1000
 	// maxFrontends is the maximum number of ports times external and load-balancer IPs.
 	maxFrontends = 10_000
+	// maxSources is the maximum number of ports times load-balancer IPs times source ranges.
+	maxSources = 100_000
 )
 
 // first returns the first most elements of list. It reports the others.

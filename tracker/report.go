@@ -34,9 +34,10 @@ const (
 	// ReasonFrontendConflict: another Service already uses an address and port of
 	// this Service. Package ruleset reports it.
 	ReasonFrontendConflict = "ProxyFrontendConflict"
-	// ReasonLimitExceeded: the Service has more than 2,000 ports, 1,000 external IPs,
-	// load-balancer IPs or source ranges, or 10,000 combinations of port and address, or, as
-	// package ruleset reports, exceeds a limit of the data plane or a budget.
+	// ReasonLimitExceeded: the Service has more than 2,000 ports, 1,000 external or load-balancer
+	// IPs, 10,000 combinations of port and address, or 100,000 combinations of port, load-balancer
+	// IP and source range, or, as package ruleset reports, exceeds a limit of the data plane or a
+	// budget.
 	ReasonLimitExceeded = "ProxyLimitExceeded"
 	// ReasonClosed: none of the Service's source ranges is usable, so its
 	// load-balancer addresses accept no traffic.

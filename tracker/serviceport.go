@@ -60,6 +60,9 @@ type ServicePort struct {
 	// SourceRanges holds the spec.loadBalancerSourceRanges of the family, masked. It
 	// restricts LoadBalancerIPs only. Empty means that every source is allowed.
 	SourceRanges []netip.Prefix
+	// SourceRangesLeftOut is the number of ranges of both families that are missing from
+	// SourceRanges because the Service has too many: see [ReasonLimitExceeded].
+	SourceRangesLeftOut int
 
 	// Affinity is the time for which a client keeps its endpoint after its last new
 	// connection (sessionAffinity ClientIP), or 0 for no affinity.
@@ -159,7 +162,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(p.LoadBalancerIPs, o.LoadBalancerIPs) &&
-		slices.Equal(p.SourceRanges, o.SourceRanges) &&
+		slices.Equal(p.SourceRanges, o.SourceRanges) && p.SourceRangesLeftOut == o.SourceRangesLeftOut &&
 		p.Affinity == o.Affinity &&
 		p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal &&

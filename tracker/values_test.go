@@ -41,7 +41,7 @@ func eachField[T any](t *testing.T, equal func(a, b *T) bool) {
 				v.SetBool(true)
 			case reflect.Uint8, reflect.Uint16:
 				v.SetUint(1)
-			case reflect.Int64:
+			case reflect.Int, reflect.Int64:
 				v.SetInt(1)
 			case reflect.String:
 				v.SetString("x")

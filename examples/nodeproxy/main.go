@@ -76,12 +76,12 @@
 //
 // # Annotations
 //
-// --budget bounds what a Service may cost, in elements of the rules: port=6000 for a port of
-// a Service in one address family, service=500000, namespace=1250000 for all Services of a
-// namespace, total=5000000, slots=4093 and slots-per-endpoint=256 for hash tables, and delta=1000
-// for one change of the rules. If only total is given, the bound of a namespace is a quarter of
-// it. Beyond a bound a Service is served in part, with an Event. A Service with a hash,
-// externalTrafficPolicy Local and more than 15 endpoints needs port=9000.
+// --budget bounds Services: port=20000 is the number of endpoints of a port in one address family,
+// service=500000 that of endpoints and frontends of all ports of a Service, namespace=1250000 and
+// total=5000000 those of elements in the rules for a namespace and for all, slots=4093 and
+// slots-per-endpoint=256 the sizes of hash tables, and delta=1000 that of one change of the rules.
+// If only total is given, the bound of a namespace is a quarter of it. Beyond a bound a Service is
+// served in part, with an Event, and "explain" names the parts that are left out.
 //
 // Annotations configure what the API has no fields for. They are in force only if
 // --allow-annotations names them, because anyone who may write a Service or an

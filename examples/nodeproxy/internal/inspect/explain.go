@@ -33,7 +33,8 @@ it runs in. It reads the objects from where run reads them, with the same flags.
 protocol is TCP by default.
 
 With --all it prints each Service port that cannot work on this node, with the reason
-from the EndpointSlices, and each address and port that belongs to another Service.
+from the EndpointSlices, each that lacks parts because of --budget, and each address and
+port that belongs to another Service.
 
 The exit status is 1 if the kernel differs from the objects or has no rules, or if --all
 found something.

@@ -141,15 +141,17 @@ func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
 	return out
 }
 
-// explainAll prints each Service port that cannot work, with the reason, and each frontend that a
-// Service port asks for and another Service owns.
+// explainAll prints each Service port that cannot work or is incomplete, with the reason, and each
+// frontend that a Service port asks for and another Service owns.
 func explainAll(out io.Writer, w *objects.World) error {
 	snapshot := w.Engine.Snapshot()
 	served := map[tracker.Key]*ruleset.Service{}
-	for _, s := range snapshot.Services {
-		served[s.Key] = s
+	for _, list := range [][]*ruleset.Service{snapshot.Services, snapshot.Refused} {
+		for _, s := range list {
+			served[s.Key] = s
+		}
 	}
-	services, ports, broken, lost := 0, 0, 0, 0
+	services, ports, broken, lost, incomplete := 0, 0, 0, 0, 0
 	say := func(format string, args ...any) {
 		broken++
 		printLine(out, format, args...)
@@ -178,6 +180,10 @@ func explainAll(out io.Writer, w *objects.World) error {
 					lost++
 					printLine(out, "%v: %s", key, what)
 				}
+				if o.LeftOut != nil {
+					incomplete++
+					printLine(out, "%v: is incomplete: %s", key, o.LeftOut.Text)
+				}
 				switch sel := o.Selection; {
 				case len(sel.Reachable) == 0 && !sel.HasAny:
 					say("%v: has no endpoints on any node: %s", key, whyEmpty(s, w.KeptSlices(name), key))
@@ -197,8 +203,11 @@ func explainAll(out io.Writer, w *objects.World) error {
 	if lost != 0 {
 		result += fmt.Sprintf(", %s lost to other Services", count(lost, "frontend"))
 	}
+	if incomplete != 0 {
+		result += fmt.Sprintf(", %s incomplete by a bound", count(incomplete, "port"))
+	}
 	fmt.Fprintf(out, "%s, %s: %s\n", count(services, "Service"), count(ports, "port"), result)
-	if broken+lost == 0 {
+	if broken+lost+incomplete == 0 {
 		return nil
 	}
 	return errCannotWork
