@@ -35,7 +35,7 @@
 // working directory holds testdata. A test that changes what these namespaces or the kernel have
 // in common must restore it.
 //
-// If /dev/kvm can be opened, a machine has two processors and the host's clock. Otherwise qemu
+// With PROXIER_VM_KVM=1 a machine uses KVM, two processors and the host's clock. Otherwise qemu
 // emulates one processor, ten to twenty times slower than the host's, and the machine's clock
 // counts its instructions: a nanosecond each. While the processor has nothing to do, the clock
 // jumps to the next timer. So waiting costs nothing, a busy host delays no packet, and timeouts and

@@ -26,6 +26,10 @@ const boots = 3
 // instructions.
 const processorsEnv = "PROXIER_VM_PROCESSORS"
 
+// kvmEnv, if not empty, lets machines use KVM. That /dev/kvm can be opened, and qemu starts with
+// it, is not enough: within some clouds' machines the processor then executes nothing.
+const kvmEnv = "PROXIER_VM_KVM"
+
 // ErrMissing is wrapped by errors about a program or a kernel that a machine needs and this
 // system lacks.
 var ErrMissing = errors.New("cannot boot a virtual machine")
@@ -68,10 +72,9 @@ func findHost() (*host, error) {
 	}
 	h := &host{qemu: qemu, kernel: k, parallel: 4, bootTime: 2 * time.Minute}
 	switch {
-	case unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil:
+	case os.Getenv(kvmEnv) != "":
 		h.threads, h.parallel = max(n, 2), 8
-		// qemu takes the second one if the first one does not work.
-		h.accelerator = []string{"-accel", "kvm", "-accel", "tcg,thread=multi"}
+		h.accelerator = []string{"-accel", "kvm"}
 	case n > 1:
 		h.threads = n
 		h.accelerator = []string{"-accel", "tcg,thread=multi"}
@@ -133,16 +136,33 @@ func (h *host) try(ctx context.Context, image *os.File) (*machine, error) {
 		}
 		stop := context.AfterFunc(ctx, m.kill)
 		timer := time.AfterFunc(h.bootTime, m.kill)
-		first, _ := m.output.ReadString('\n')
-		if timer.Stop() && stop() && first == ready+"\n" {
+		said, isReady := m.waitReady()
+		if timer.Stop() && stop() && isReady {
 			return m, nil
 		}
-		err = fmt.Errorf("the machine did not start in %d attempts: %w", boots, m.end())
+		err = fmt.Errorf("the machine did not start in %d attempts: %w\nits output:\n%s", boots, m.end(), said)
 		if ctx.Err() != nil {
 			break
 		}
 	}
 	return nil, err
+}
+
+// waitReady reads the machine's output until it is ready or ends. It returns the other lines,
+// such as qemu's warnings.
+func (m *machine) waitReady() (said string, isReady bool) {
+	for {
+		line, err := m.output.ReadString('\n')
+		if line == ready+"\n" {
+			return said, true
+		}
+		if len(said) < 2000 {
+			said += line
+		}
+		if err != nil {
+			return said, false
+		}
+	}
 }
 
 // start starts a machine.
