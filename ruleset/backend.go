@@ -191,7 +191,7 @@ type Change struct {
 	// wanted Service, or nil if it was removed. Both are nil only if Attempted is not
 	// empty.
 	Old, New *Service
-	// Fields holds the parts in which Old and New differ.
+	// Fields holds the parts in which Old and New differ, and FieldAll in a Full delta.
 	Fields Field
 	// Attempted holds the versions that were offered since Old and failed, oldest
 	// first. Parts of them may be in effect. It is almost always empty.

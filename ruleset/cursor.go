@@ -17,9 +17,18 @@ import (
 // ErrDetached is returned by [Cursor.Sync] after [Cursor.Detach].
 var ErrDetached = errors.New("ruleset: cursor is detached")
 
-// ErrNotSynced is wrapped by the error of the first [Cursor.Sync] that did nothing because
-// some sources of the tracker are not synced. The error names the sources.
-var ErrNotSynced = errors.New("ruleset: tracker is not synced")
+// ErrNotSynced is wrapped by the error of a [Cursor.Sync] that did nothing because some sources
+// of the tracker are not synced. The error names the sources. Such a Sync is neither a success nor
+// a failure, and package runner treats it so.
+var ErrNotSynced error = notSynced{}
+
+type notSynced struct{}
+
+// Error implements error.
+func (notSynced) Error() string { return "ruleset: tracker is not synced" }
+
+// NotReady reports, to package runner, that this is no failure.
+func (notSynced) NotReady() bool { return true }
 
 // errUnfinished is the result of an Apply that did not return.
 var errUnfinished = errors.New("ruleset: Apply did not return")
@@ -45,7 +54,6 @@ type Cursor struct {
 
 	onSync   func(SyncInfo)
 	limits   [2]Limits // of the backend, by familyIndex
-	early    bool      // a Sync has returned ErrNotSynced
 	detached bool
 	full     bool  // the next delta is Full
 	node     *Node // last acknowledged
@@ -167,11 +175,8 @@ func (c *Cursor) Detach() {
 // them, and offers the backend the difference to what it last accepted. If there is no
 // difference, Sync does not call the backend.
 //
-// While the tracker is not Synced, Sync does nothing. The first time, it returns a
-// [ErrNotSynced] with the missing sources, so that a source that is never marked
-// does not go unnoticed. After that it returns nil, so that a loop that starts early
-// does not fail repeatedly. [tracker.Tracker.Missing] returns the missing sources at
-// any time.
+// While the tracker is not Synced, Sync does nothing and returns an error that wraps
+// [ErrNotSynced] and names the missing sources.
 //
 // Sync returns the error of the backend, wrapped with the name of the cursor. The
 // next Sync offers again what was not accepted, so the caller only needs to call Sync
@@ -195,10 +200,6 @@ func (c *Cursor) Sync(ctx context.Context) error {
 		return err
 	}
 	if missing := c.engine.tracker.Missing(); missing != nil {
-		if c.early {
-			return nil
-		}
-		c.early = true
 		return fmt.Errorf("ruleset: sync %s: %w: MarkSynced has not been called for %v", c.name, ErrNotSynced, missing)
 	}
 	info := SyncInfo{Start: time.Now()}
@@ -221,6 +222,25 @@ func (c *Cursor) Sync(ctx context.Context) error {
 	}
 	return err
 }
+
+// SyncAll syncs rules and then the followers, which report or count what is in effect, such as
+// health-check node ports and metrics. They must not be ahead of the rules, so SyncAll returns the
+// error of rules if that brought nothing into effect. One Service that failed does not hold up the
+// followers. SyncAll returns all errors, joined.
+func SyncAll(ctx context.Context, rules *Cursor, followers ...*Cursor) error {
+	err := rules.Sync(ctx)
+	if !InEffect(err) {
+		return err
+	}
+	for _, c := range followers {
+		err = errors.Join(err, c.Sync(ctx))
+	}
+	return err
+}
+
+// InEffect reports whether, after a [Cursor.Sync] that returned err, everything but single
+// Services is in effect: err is nil or a [*PartialError], perhaps wrapped.
+func InEffect(err error) bool { return err == nil || errors.As(err, new(*PartialError)) }
 
 // rounds offers deltas until it has offered all changes that existed when it began, or one
 // fails. left reports that there are others.
@@ -377,10 +397,10 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		}
 	}
 	what := FieldAll
-	if !failed {
+	if !failed && !d.Full {
 		what = diff(s.acked, now)
 	}
-	if what == 0 && !d.Full {
+	if what == 0 {
 		s.acked = now // equal to what the backend has
 		return
 	}

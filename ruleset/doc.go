@@ -49,10 +49,10 @@
 //     order above, the first one wins, and the others get nothing at this address.
 //   - A Service has a bounded cost, and a cheap change does not wait for expensive ones, if
 //     [Config] has a [Budget]. All Services of a namespace have a bounded cost, and all Services
-//     together. A Service that has rules does not lose them to a new one.
+//     together. Within a namespace the oldest come first, and a namespace that needs less than
+//     an equal part of all gets what it needs.
 //   - No backend is called before all sources of the tracker are synced
-//     ([tracker.Config].Sources). The first early Sync returns
-//     [ErrNotSynced].
+//     ([tracker.Config].Sources). Until then each Sync returns [ErrNotSynced].
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.
 //
 // # Applying a delta

@@ -132,12 +132,14 @@ func TestNothingIsOfferedBeforeSync(t *testing.T) {
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.MarkSynced(tracker.SourceServices)
-	if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) ||
-		!strings.Contains(err.Error(), "sync b") || !strings.Contains(err.Error(), "[Slices Nodes]") {
-		t.Fatalf("first sync before the sources are synced: %v", err)
+	for range 2 {
+		if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) || InEffect(err) ||
+			!strings.Contains(err.Error(), "sync b") || !strings.Contains(err.Error(), "[Slices Nodes]") {
+			t.Fatalf("sync before the sources are synced: %v", err)
+		}
 	}
-	if err := c.Sync(t.Context()); err != nil || len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
-		t.Fatalf("before the sources are synced: %v, %d deltas, %d notifications", err, len(b.deltas), notified)
+	if len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
+		t.Fatalf("before the sources are synced: %d deltas, %d notifications", len(b.deltas), notified)
 	}
 	tr.MarkSynced(tracker.SourceSlices, tracker.SourceNodes)
 	if notified != 1 {
@@ -199,7 +201,7 @@ func TestUnchangedRulesetIsNotOffered(t *testing.T) {
 	}
 	c.Resync()
 	sync()
-	if d := b.take(); len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].Changes[0].Fields != 0 || d[0].Changes[0].Old == nil {
+	if d := b.take(); len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].Changes[0].Fields != FieldAll || d[0].Changes[0].Old == nil {
 		t.Errorf("resync: %+v", d)
 	}
 	var got strings.Builder

@@ -21,6 +21,8 @@ const defaultRetry = time.Second
 const (
 	failureBurst = 20
 	failureEvery = 10 * time.Second
+	// waitingEvery is the time between two lines about a function that is not ready.
+	waitingEvery = time.Minute
 )
 
 // Config configures a [Runner].
@@ -31,8 +33,8 @@ type Config struct {
 	// Pace lengthens this pause after expensive runs. With the zero value the pause
 	// is Min.
 	Pace Pace
-	// Retry is the time after a failed run at which the function runs again, unless a
-	// trigger comes first. 0 means 1 second. It must not be negative. If it is
+	// Retry is the time after a failed run, or one that was not ready, at which the function runs
+	// again, unless a trigger comes first. 0 means 1 second. It must not be negative. If it is
 	// less than Min, Min applies.
 	Retry time.Duration
 	// Max is the time between periodic runs, independent of other runs. 0 disables
@@ -44,7 +46,8 @@ type Config struct {
 	// periodic run compares everything.
 	Resync func()
 	// Log receives one line for each failed run, of at most 20 runs and then one every 10
-	// seconds. A line has the number of runs before it that have none. Nil discards them.
+	// seconds. A line has the number of runs before it that have none. While the function is not
+	// ready, there is one line a minute: see [IsNotReady]. Nil discards them.
 	Log *slog.Logger
 	// Trace observes each run. It may be nil.
 	Trace *Trace
@@ -103,6 +106,9 @@ type Runner struct {
 
 	// failures bounds the rate of log lines about failed runs.
 	failures complaint.Bucket
+	// waited is the time of the last line about a function that is not ready, zero if it was
+	// ready in the last run.
+	waited time.Time
 	// notBefore is the end of the pause after the last run.
 	notBefore time.Time
 	// retryAt is the time to retry a failed run, zero after a success.
@@ -258,10 +264,37 @@ func (r *Runner) sync(ctx context.Context) {
 	case info.reason == periodic:
 		r.periodicAt = end.Add(r.cfg.Max)
 	}
-	if info.Err != nil {
-		r.report(ctx, info)
+	if IsNotReady(info.Err) {
+		r.reportWaiting(ctx, info)
+	} else {
+		r.waited = time.Time{}
+		if info.Err != nil {
+			r.report(ctx, info)
+		}
 	}
 	call(r.cfg.Trace.SyncDone, info)
+}
+
+// IsNotReady reports whether err, or an error that it wraps, has a method NotReady() bool that
+// returns true, as ruleset.ErrNotSynced has. A function returns such an error if it did nothing
+// because something is missing that it waits for. The run is then neither a success nor a
+// failure.
+func IsNotReady(err error) bool {
+	var n interface{ NotReady() bool }
+	return errors.As(err, &n) && n.NotReady()
+}
+
+// reportWaiting writes a line about a function that is not ready: at first, and then as a warning
+// every minute.
+func (r *Runner) reportWaiting(ctx context.Context, info Info) {
+	level := slog.LevelWarn
+	if r.waited.IsZero() {
+		level = slog.LevelInfo
+	} else if info.Start.Sub(r.waited) < waitingEvery {
+		return
+	}
+	r.waited = info.Start
+	r.cfg.Log.LogAttrs(ctx, level, "sync waits", slog.String("for", complaint.Long(info.Err.Error())))
 }
 
 // runOnce calls the function and converts a panic to an error.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"runtime"
@@ -437,4 +438,49 @@ func TestNoConcurrentTriggerIsLost(t *testing.T) {
 	if counted > goroutines*each {
 		t.Errorf("%d triggers counted of %d", counted, goroutines*each)
 	}
+}
+
+// notReady is the error of a function that waits.
+type notReady struct{ error }
+
+func (notReady) NotReady() bool { return true }
+
+// TestWaitingIsNoFailure runs a function that is not ready for five minutes and then fails.
+func TestWaitingIsNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		begin := time.Now()
+		runs := 0
+		r, err := runner.New(runner.Config{Retry: 10 * time.Second, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{
+			ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+				if a.Key == slog.TimeKey {
+					return slog.Attr{}
+				}
+				return a
+			},
+		}))}, func(context.Context) error {
+			runs++
+			switch since := time.Since(begin); {
+			case since < 125*time.Second:
+				return fmt.Errorf("sync: %w", notReady{errors.New("no list of Services")})
+			case since < 135*time.Second:
+				return errors.New("broken")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		r.Trigger()
+		r.Run(ctx)
+		want := "level=INFO msg=\"sync waits\" for=\"sync: no list of Services\"\n" +
+			"level=WARN msg=\"sync waits\" for=\"sync: no list of Services\"\n" +
+			"level=WARN msg=\"sync waits\" for=\"sync: no list of Services\"\n" +
+			"level=WARN msg=\"sync failed\" error=broken reason=retry took=0s retry=10s\n"
+		if log.String() != want || runs != 15 {
+			t.Errorf("%d runs, log\n%swant\n%s", runs, &log, want)
+		}
+	})
 }

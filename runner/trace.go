@@ -29,7 +29,7 @@ type Info struct {
 	Start time.Time
 	// Duration is the duration of the run.
 	Duration time.Duration
-	// Err is the error of the function, or a [*PanicError].
+	// Err is the error of the function, or a [*PanicError]. It is not a failure if [IsNotReady].
 	Err error
 
 	reason reason

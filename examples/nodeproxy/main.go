@@ -62,9 +62,10 @@
 // standard error, as kube-proxy's logging flags select. It logs errors, warnings and infos at any verbosity,
 // and debugging messages at -v=4.
 //
-// With an API server, /healthz answers 503 until the agent has received the Node object
-// of its own name, and again after that object is deleted. /livez and the rules do not
-// depend on the Node. With --manifests no Node is needed: without one, the node counts as
+// /healthz answers 503 until the first sync has succeeded, since load balancers ask it (KEP-3458);
+// kube-proxy's answers 200 before that. With an API server, it also answers 503 until the agent has
+// received the Node object of its own name, and again after that object is deleted. /livez and the
+// rules do not depend on the Node. With --manifests no Node is needed: without one, the node counts as
 // eligible for load-balancer traffic.
 //
 // # Under kube-proxy's name

@@ -1,24 +1,6 @@
 // Package health serves health checks: the proxy's own probes (/healthz and /livez),
 // and the health-check node ports where external load balancers ask whether the node
-// has endpoints of a Service. A node agent uses all parts:
-//
-//	proxy, err := health.NewProxy(health.ProxyConfig{Timeout: 2 * syncPeriod})
-//	...
-//	services := health.NewServices(health.ServicesConfig{ProxyHealthy: proxy.Healthy})
-//	ports := health.NewNodePorts(health.NodePortsConfig{Services: services})
-//	defer ports.Close(context.Background())
-//	rules := engine.Attach("nftables", backend)
-//	checks := engine.Attach("health", ports)
-//	r, err := runner.New(runner.Config{..., Trace: proxy.Trace()},
-//		func(ctx context.Context) error {
-//			// Report endpoints to load balancers once they are in effect.
-//			if err := rules.Sync(ctx); err != nil {
-//				return err
-//			}
-//			return checks.Sync(ctx)
-//		})
-//	mux.Handle("/healthz", proxy.Healthz())
-//	mux.Handle("/livez", proxy.Livez())
+// has endpoints of a Service. The package's example shows a node agent that uses all parts.
 //
 // Each part can be used alone:
 //
@@ -34,8 +16,8 @@
 //
 // The responses are kube-proxy's. /livez returns 503 if an update has waited longer
 // than the timeout in any address family, and 200 otherwise. /healthz also returns
-// 503 while the node is not eligible for load-balancer traffic ([Eligible]). The body
-// of both is kube-proxy's JSON.
+// 503 until a sync has succeeded in each family, and while the node is not eligible for
+// load-balancer traffic ([Eligible]). The body of both is kube-proxy's JSON.
 //
 // A Service's health check returns 200 if the node has a local ready endpoint and the
 // proxy is healthy, and 503 otherwise. It ignores whether the node is eligible. The
@@ -62,6 +44,7 @@
 //
 // # Differences from kube-proxy
 //
+//   - kube-proxy's /healthz returns 200 before the first sync, when the node has no rules.
 //   - kube-proxy's servers keep idle connections forever and accept any number.
 //   - kube-proxy serves the check of a single-stack Service only at addresses of the
 //     Service's family. A load balancer that checks an address of the other family

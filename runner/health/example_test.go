@@ -2,6 +2,7 @@ package health_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -19,29 +20,80 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Serve /healthz from the hooks that a runner would call.
+// A node agent uses all parts. Here the data plane refuses a Service, which holds up neither the
+// health checks of others nor /healthz.
 func Example() {
-	proxy, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute})
+	t, engine, err := newEngine()
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	hooks := proxy.Trace() // a runner gets it as runner.Config.Trace
-	hooks.Queued(time.Now())
-	hooks.SyncStart(runner.Info{})
-	hooks.SyncDone(runner.Info{})
-
-	healthz := func() int {
-		w := httptest.NewRecorder()
-		proxy.Healthz().ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
-		return w.Code
+	plane := ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		failed := map[tracker.Key]error{}
+		for _, c := range d.Changes {
+			if c.Key.Name == "refused" {
+				failed[c.Key] = errors.New("too large")
+			}
+		}
+		if len(failed) != 0 {
+			return &ruleset.PartialError{Failed: failed}
+		}
+		return nil
+	})
+	proxy, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute}) // twice the sync period
+	if err != nil {
+		fmt.Println(err)
+		return
 	}
-	fmt.Println(healthz())
+	services := health.NewServices(health.ServicesConfig{ProxyHealthy: proxy.Healthy})
+	ports := health.NewNodePorts(health.NodePortsConfig{Services: services, Listen: listenAnywhere})
+	defer ports.Close(context.Background())
+	rules, checks := engine.Attach("plane", plane), engine.Attach("health", ports)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	r, err := runner.New(runner.Config{Trace: proxy.Trace()}, func(ctx context.Context) error {
+		defer cancel() // this example ends after one run
+		// Report endpoints to load balancers once they are in effect.
+		return ruleset.SyncAll(ctx, rules, checks)
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	engine.Notify(r.Trigger)
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", proxy.Healthz())
+	mux.Handle("/livez", proxy.Livez())
+	mux.Handle("/web", services.Handler(types.NamespacedName{Namespace: "shop", Name: "web"}, tracker.IPv4))
+	ask := func(paths ...string) {
+		var codes []any
+		for _, path := range paths {
+			w := httptest.NewRecorder()
+			mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			codes = append(codes, path, w.Code)
+		}
+		fmt.Println(codes...)
+	}
+
+	ask("/livez", "/healthz", "/web")
+	refused := web()
+	refused.Name, refused.Spec.ClusterIP, refused.Spec.ClusterIPs = "refused", "172.30.0.2", []string{"172.30.0.2"}
+	refused.Spec.HealthCheckNodePort, refused.Spec.Ports[0].NodePort = 30083, 30082
+	t.SetService(refused)
+	r.Run(ctx)
+	ask("/livez", "/healthz", "/web")
 	proxy.SetEligible(false) // the autoscaler is about to remove the node
-	fmt.Println(healthz(), proxy.Healthy())
+	ask("/livez", "/healthz", "/web")
 	// Output:
-	// 200
-	// 503 true
+	// /livez 200 /healthz 503 /web 503
+	// /livez 200 /healthz 200 /web 200
+	// /livez 200 /healthz 503 /web 200
+}
+
+// listenAnywhere listens at a port that the kernel chooses, instead of a health-check node port.
+func listenAnywhere(ctx context.Context, _, _ string) (net.Listener, error) {
+	var c net.ListenConfig
+	return c.Listen(ctx, "tcp4", "127.0.0.1:0")
 }
 
 // web is a Service with a health-check node port.

@@ -59,8 +59,8 @@ type progress struct {
 	updated time.Time // the end of the last successful sync; zero for none
 }
 
-// NewProxy returns a Proxy that is healthy and whose node is eligible. Its errors
-// wrap [ErrConfig].
+// NewProxy returns a Proxy whose node is eligible. It becomes healthy when a sync has succeeded
+// in each family. Its errors wrap [ErrConfig].
 func NewProxy(c ProxyConfig) (*Proxy, error) {
 	if c.Timeout <= 0 {
 		return nil, fmt.Errorf("%w: Timeout (%v) must be positive", ErrConfig, c.Timeout)
@@ -80,7 +80,8 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 
 // Trace returns hooks for a [runner.Runner] whose function updates every family. A
 // run that fails with a [*ruleset.PartialError] counts as a success: one Service that
-// cannot be programmed must not take the node out of service. If families can fail
+// cannot be programmed must not take the node out of service. A run that waits for something
+// ([runner.IsNotReady]) is none: its updates continue to wait. If families can fail
 // independently, as under [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started]
 // and [Proxy.Done] instead.
 func (p *Proxy) Trace() *runner.Trace {
@@ -88,7 +89,7 @@ func (p *Proxy) Trace() *runner.Trace {
 		Queued:    func(time.Time) { p.Queued() },
 		SyncStart: func(runner.Info) { p.Started() },
 		SyncDone: func(i runner.Info) {
-			p.Done(i.Err == nil || errors.As(i.Err, new(*ruleset.PartialError)))
+			p.Done(ruleset.InEffect(i.Err))
 		},
 	}
 }
@@ -151,10 +152,10 @@ func (p *Proxy) SetEligible(eligible bool) {
 	p.ineligible = !eligible
 }
 
-// Healthy reports whether no update has waited too long in any family. /livez serves
-// this result.
+// Healthy reports whether a sync has succeeded in each family, and no update has waited too long
+// in any. /healthz serves this result if the node is eligible.
 func (p *Proxy) Healthy() bool {
-	return p.status(Livez).Healthy
+	return p.status(Healthz).Healthy
 }
 
 // familyStatus is the health of one address family, in kube-proxy's JSON format.
@@ -176,7 +177,8 @@ type status struct {
 	// NodeEligible reports whether the node may get load-balancer traffic. For /livez
 	// it is nil and not part of the JSON.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
-	// Healthy reports whether every family in Status is healthy.
+	// Healthy reports whether every family in Status is healthy and, for /healthz, Status has
+	// all families.
 	Healthy bool `json:"healthy"`
 	// Status has an entry for each family with a successful sync. If it is empty, it
 	// is not part of the JSON.
@@ -188,8 +190,8 @@ func (s status) ok() bool {
 	return s.Healthy && (s.NodeEligible == nil || *s.NodeEligible)
 }
 
-// status returns the current result of a check. As in kube-proxy, it ignores a family
-// without a successful sync: a proxy that waits for the API server is alive.
+// status returns the current result of a check. A family without a successful sync has no rules,
+// so load balancers must use other nodes. But a proxy that waits for the API server is alive.
 func (p *Proxy) status(c Check) status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,6 +199,7 @@ func (p *Proxy) status(c Check) status {
 	out := status{CurrentTime: now, Healthy: true, Status: map[v1.IPFamily]familyStatus{}}
 	for name, s := range p.families {
 		if s.updated.IsZero() {
+			out.Healthy = out.Healthy && c == Livez
 			continue
 		}
 		waiting := s.syncing

@@ -29,18 +29,18 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 	}
 	for name, steps := range map[string][]step{
 		"nothing ever done": {
-			{"queued", both, time.Hour, true},
+			{"queued", both, time.Hour, false},
 		},
 		"done in time": {
-			{"queued", both, 59 * time.Second, true},
-			{"started", both, 0, true},
+			{"queued", both, 59 * time.Second, false},
+			{"started", both, 0, false},
 			{"done", both, time.Hour, true},
 			{"queued", both, 59 * time.Second, true},
 			{"started", both, 999 * time.Millisecond, true},
 			{"done", both, time.Hour, true},
 		},
 		"queued and not begun": {
-			{"started", both, 0, true},
+			{"started", both, 0, false},
 			{"done", both, 0, true},
 			{"queued", both, time.Minute - 1, true},
 			{"queued", both, 1, false},
@@ -48,13 +48,13 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 			{"done", both, 0, true},
 		},
 		"a sync that hangs": {
-			{"started", both, 0, true},
+			{"started", both, 0, false},
 			{"done", both, 0, true},
 			{"started", both, time.Minute, false},
 			{"done", both, 0, true},
 		},
 		"queued during a sync": {
-			{"started", both, 0, true},
+			{"started", both, 0, false},
 			{"done", both, 0, true},
 			{"started", both, 0, true},
 			{"queued", both, 30 * time.Second, true},
@@ -62,7 +62,7 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 			{"queued", both, time.Second, false},
 		},
 		"failing": {
-			{"started", both, 0, true},
+			{"started", both, 0, false},
 			{"done", both, 0, true},
 			{"queued", both, 0, true},
 			{"started", both, 0, true},
@@ -73,7 +73,7 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 			{"done", both, 0, true},
 		},
 		"one family": {
-			{"started", both, 0, true},
+			{"started", both, 0, false},
 			{"done", both, 0, true},
 			{"queued", both, 0, true},
 			{"started", both, 0, true},
@@ -83,7 +83,8 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 			{"done", six, 0, true},
 		},
 		"a family that was never done": {
-			{"started", both, 0, true}, {"done", four, 0, true}, {"failed", six, time.Hour, true},
+			{"started", both, 0, false}, {"done", four, 0, false}, {"failed", six, time.Hour, false},
+			{"started", six, 0, false}, {"done", six, 0, true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,10 +149,10 @@ func servesStatus(t *testing.T) {
 		}
 	}
 	// No update is in effect yet.
-	ask(health.Healthz, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":true}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":false}`)
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","healthy":true}`)
 	p.SetEligible(false)
-	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":true}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":false}`)
 	p.SetEligible(true)
 
 	// An update takes effect in IPv4 at 0:01, in IPv6 at 0:02.
@@ -188,7 +189,7 @@ func servesStatus(t *testing.T) {
 	if !p.Healthy() {
 		t.Error("unhealthy after a PartialError")
 	}
-	if got, want := fmt.Sprint(codes), "map[healthz:[200 503 200 503 503] livez:[200 200 200 503 503]]"; got != want {
+	if got, want := fmt.Sprint(codes), "map[healthz:[503 503 200 503 503] livez:[200 200 200 503 503]]"; got != want {
 		t.Errorf("Answered got %v, want %v", got, want)
 	}
 }

@@ -104,7 +104,7 @@ func (l *localhost) apply(ctx context.Context, d *ruleset.Delta) error {
 // process uses the port, sync requests another sync after a while and returns nil: the rules
 // are in effect.
 func (l *localhost) sync(ctx context.Context) error {
-	err := ignoreNotSynced(l.cursor.Sync(ctx))
+	err := l.cursor.Sync(ctx)
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		l.retry.Reset(l.every)
 		return nil

@@ -118,8 +118,8 @@ func (o *observers) begin() (asked time.Time) {
 	return asked
 }
 
-// done is called after a sync if all objects are listed. A Service that cannot be programmed
-// does not make the node unhealthy.
+// done is called after a sync. A Service that cannot be programmed does not make the node
+// unhealthy.
 func (o *observers) done(inEffect bool) { o.Proxy.Done(inEffect) }
 
 // handedIn is called when a source has handed in the objects of one change.
@@ -136,7 +136,7 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 		return // the full delta that follows has these changes again
 	}
 	for i := range d.Changes {
-		if d.Changes[i].Fields != 0 {
+		if c := &d.Changes[i]; c.Old != c.New || len(c.Attempted) != 0 { // a full delta has unchanged Services, too
 			o.changed++
 		}
 	}
@@ -144,14 +144,14 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 
 // report writes the line about a change that is in effect: a change of the manifests or,
 // with another source, any change of the rules.
-func (o *observers) report(listed bool, failed int, asked time.Time) {
+func (o *observers) report(failed int, asked time.Time) {
 	if !o.manifests {
-		o.due, o.receivedAt = o.synced.Applied && listed, asked
+		o.due, o.receivedAt = o.synced.Applied, asked
 		if asked.IsZero() {
 			o.receivedAt = o.synced.Start
 		}
 	}
-	if !o.due || !listed {
+	if !o.due {
 		return
 	}
 	o.due = false

@@ -56,7 +56,7 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 			t.Fatal(err)
 		}
 		out.Reset()
-		o.report(true, 0, asked)
+		o.report(0, asked)
 		line, _, _ := strings.Cut(out.String(), " took=")
 		return line
 	}

@@ -97,28 +97,25 @@ func (a *Agent) Sync(ctx context.Context) error {
 	defer a.mu.Unlock()
 	a.upToDate = false
 	asked := a.begin()
-	listed := a.Tracker.Synced() // before the sync, which does nothing otherwise
-	err := ignoreNotSynced(a.rules.Sync(ctx))
+	err := a.rules.Sync(ctx)
+	if errors.Is(err, ruleset.ErrNotSynced) {
+		return err // the runner waits
+	}
 	failed := 0
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
 	}
-	inEffect := err == nil || failed != 0
-	if listed {
-		a.done(inEffect)
-	}
-	if inEffect {
-		a.upToDate = listed
+	a.done(ruleset.InEffect(err))
+	if ruleset.InEffect(err) {
+		a.upToDate = true
 		for _, c := range a.followers {
-			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
+			err = errors.Join(err, c.Sync(ctx))
 		}
 		if a.localhost != nil {
 			err = errors.Join(err, a.localhost.sync(ctx))
 		}
-		a.report(listed, failed, asked) // after the followers: everything must be in effect
-		if listed {
-			a.takeOver.done()
-		}
+		a.report(failed, asked) // after the followers: everything must be in effect
+		a.takeOver.done()
 	}
 	return err
 }
@@ -129,15 +126,6 @@ func (a *Agent) cleanFlows(ctx context.Context) error {
 		return nil
 	}
 	return a.cleaner.Run(ctx)
-}
-
-// ignoreNotSynced returns err, or nil if the source has not listed all objects yet. Another
-// sync follows then.
-func ignoreNotSynced(err error) error {
-	if errors.Is(err, ruleset.ErrNotSynced) {
-		return nil
-	}
-	return err
 }
 
 // Limits returns the limits of the data plane.
