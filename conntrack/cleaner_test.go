@@ -364,6 +364,8 @@ func TestFlippingEndpointCostsAShareOfTheTime(t *testing.T) {
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
+		b.table.mu.Lock()
+		defer b.table.mu.Unlock()
 		if most := int(seconds * time.Second / (dump * (1 + pauseFactor))); b.table.dumps > most+1 || b.table.dumps < most-1 {
 			t.Errorf("%d dumps in %d seconds, want %d", b.table.dumps, seconds, most)
 		}
@@ -376,16 +378,20 @@ func TestRunRetriesAndLogsFailures(t *testing.T) {
 		b.table.refuse = errTest
 		b.applyOnly(t, false, change(dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")))
 		synctest.Wait()
+		b.table.mu.Lock()
 		if b.table.dumps != 1 {
 			t.Errorf("%d dumps right after the change", b.table.dumps)
 		}
+		b.table.mu.Unlock()
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
+		b.table.mu.Lock()
 		lines := bytes.Count(b.log.Bytes(), []byte("cannot delete stale UDP flows"))
 		if b.table.dumps < 100 || lines < lineBurst || lines > lineBurst+60 || !b.Pending() {
 			t.Errorf("%d dumps, %d lines, pending %v", b.table.dumps, lines, b.Pending())
 		}
 		b.table.refuse = nil
+		b.table.mu.Unlock()
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		b.left(t, toTwo)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -109,6 +110,9 @@ func (c *Cleaner) note(d *ruleset.Delta, err error) {
 
 // memory is a table in memory.
 type memory struct {
+	// mu is held while a call begins. A test that looks at the fields while a Cleaner runs must
+	// hold it.
+	mu    sync.Mutex
 	flows []Flow
 	local []netip.Addr
 	dumps int
@@ -123,7 +127,9 @@ type memory struct {
 }
 
 func (m *memory) Dump(_ context.Context, f tracker.Family, see func(*Flow)) error {
+	m.mu.Lock()
 	m.dumps++
+	m.mu.Unlock()
 	flows := m.flows
 	if m.fail != nil {
 		flows = flows[:len(flows)/2]
@@ -142,8 +148,11 @@ func (m *memory) Dump(_ context.Context, f tracker.Family, see func(*Flow)) erro
 }
 
 func (m *memory) Delete(_ context.Context, doomed []Flow) (int, error) {
-	if m.refuse != nil {
-		return 0, m.refuse
+	m.mu.Lock()
+	refuse := m.refuse
+	m.mu.Unlock()
+	if refuse != nil {
+		return 0, refuse
 	}
 	gone := map[Flow]bool{}
 	for _, f := range doomed {
