@@ -183,7 +183,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 	a.takeOver = newTakeOver(cfg, all, a.families, a.netns, a.instance, a.boundTo, log)
 	a.takeOver.failed = a.metrics.CleanupFailed
 	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
-	a.takeOver.powerless = a.plane.Powerless
+	a.takeOver.event, a.takeOver.powerless = a.nodeEvent, a.plane.Powerless
 	if a.plane.Powerless && cfg.Adopt {
 		log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
 	}

@@ -27,6 +27,7 @@ const (
 	reasonMetricsFailed      = "FailedToStartMetricServer"
 	reasonServiceCheckFailed = "FailedToStartServiceHealthcheck"
 	reasonIPVSDeprecation    = "IPVSDeprecation"
+	reasonIdleKubeProxy      = "IdleKubeProxy"
 	component                = "nodeproxy"
 )
 

@@ -46,6 +46,7 @@ func (a *Agent) connect() (err error) {
 	a.Engine.Notify(func() {
 		now := time.Now()
 		a.asked.CompareAndSwap(nil, &now)
+		a.takeOver.noticed(now)
 		a.runner.Trigger()
 	})
 	return nil

@@ -51,6 +51,7 @@ type takeOver struct {
 	// failed is called for each failure, and report with each new state of a kind.
 	failed func()
 	report func(takeover.Kind, takeover.State)
+	event  func(warning bool, reason, message string)
 	log    *slog.Logger
 
 	netns  *os.File
@@ -63,8 +64,9 @@ type takeOver struct {
 	// function that closes it.
 	inEffect chan struct{}
 	done     func()
-	// ownChange is when objects last changed the agent's rules, in Unix nanoseconds.
-	ownChange atomic.Int64
+	// ownChange is when objects last changed the agent's rules, and objectChange when they last
+	// changed after the first lists, in Unix nanoseconds. notices counts these changes and the lists.
+	ownChange, objectChange, notices atomic.Int64
 
 	kinds   map[takeover.Kind]*otherRules
 	looked  bool
@@ -89,7 +91,7 @@ func newTakeOver(cfg *config.Config, all []modes.Mode, families []tracker.Family
 	t := &takeOver{
 		modes: all, inUse: cfg.Mode, adopt: cfg.Adopt, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, log: log, netns: netns,
 		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return modes.LegacyOwners(ctx, log) }},
-		prober:   &takeover.Prober{Own: instance, Skip: bound, Runs: takeover.KubeProxyRuns},
+		prober:   &takeover.Prober{Own: instance, Skip: bound, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots},
 		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
 	}
 	t.done = sync.OnceFunc(func() { close(t.inEffect) })
@@ -152,7 +154,8 @@ func (t *takeOver) applyWithClients(ctx context.Context, d *ruleset.Delta, apply
 }
 
 // waitTurn waits while a kube-proxy runs whose objects have the same names as those of the
-// agent's mode: each would remove what the other writes.
+// agent's mode: each would remove what the other writes. It does not wait for one whose rules do not
+// follow the objects: see [takeover.Wait].
 func (t *takeOver) waitTurn(ctx context.Context) error {
 	m, err := modes.Find(t.modes, t.inUse)
 	if err != nil {
@@ -171,7 +174,8 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 		same = append(same, takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS})
 	}
 	var waits takeover.Kind
-	for misses := 0; misses < 2; {
+	var wait takeover.Wait
+	for misses, looks := 0, 0; misses < 2; looks++ {
 		answers := t.prober.Look(ctx)
 		i := slices.IndexFunc(same, func(k takeover.Kind) bool { return slices.Contains(answers, k) })
 		switch {
@@ -186,6 +190,11 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 			fallthrough
 		default:
 			misses = 0
+			if looks%int(presentInterval/waitInterval) == 0 && t.waitIsOver(ctx, &wait, same) {
+				t.log.Error(idleKubeProxy, "mode", waits.Mode)
+				t.event(true, reasonIdleKubeProxy, idleKubeProxy)
+				return nil
+			}
 		}
 		if err := sleep(ctx, waitInterval); err != nil {
 			return err
@@ -194,6 +203,34 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 	t.report(waits, takeover.Absent)
 	t.log.Info("kube-proxy has ended", "mode", waits.Mode)
 	return nil
+}
+
+const idleKubeProxy = "a process answers as kube-proxy, but its rules do not follow the Services: not waiting for its end any longer"
+
+// waitIsOver looks at the rules of some kinds and reports whether their owner does not write them.
+func (t *takeOver) waitIsOver(ctx context.Context, w *takeover.Wait, kinds []takeover.Kind) bool {
+	all, err := t.kernel.Look(ctx)
+	if err != nil {
+		return false // unknown
+	}
+	var rules takeover.Rules
+	for _, k := range kinds {
+		if all[k].Present {
+			rules = all[k]
+		}
+	}
+	var objects time.Time
+	if n := t.objectChange.Load(); n != 0 {
+		objects = time.Unix(0, n)
+	}
+	return w.Over(time.Now(), rules, objects)
+}
+
+// noticed notes that the engine has a change. The first one is that all objects are listed.
+func (t *takeOver) noticed(now time.Time) {
+	if t.notices.Add(1) > 1 {
+		t.objectChange.Store(now.UnixNano())
+	}
 }
 
 // changed notes that objects changed the agent's rules.

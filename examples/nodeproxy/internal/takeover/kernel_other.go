@@ -37,6 +37,9 @@ func (k *Kernel) Marked() []tracker.Family { return nil }
 // KubeProxyRuns returns false.
 func KubeProxyRuns() bool { return false }
 
+// ListenerIsRoots returns true.
+func ListenerIsRoots(string) bool { return true }
+
 // Mark does nothing.
 func Mark([]tracker.Family) error { return nil }
 

@@ -32,6 +32,8 @@ type Prober struct {
 	Metrics, Healthz []string
 	// Skip, if not nil, reports that an address is this process's own and must not be asked.
 	Skip func(addr string) bool
+	// Trusted, if not nil, reports whether an answer at an address counts: see [ListenerIsRoots].
+	Trusted func(addr string) bool
 	// Runs, if not nil, reports whether a process named kube-proxy runs. It is called if no proxy
 	// answers: a nodeproxy that answers may have this name, too.
 	Runs func() bool
@@ -140,6 +142,9 @@ func (p *Prober) ask(ctx context.Context, c *http.Client, addr, path string, rea
 	var out []Kind
 	for _, m := range read(string(body)) {
 		out = append(out, Kind{owner, m})
+	}
+	if len(out) != 0 && p.Trusted != nil && !p.Trusted(addr) {
+		return nil
 	}
 	return out
 }

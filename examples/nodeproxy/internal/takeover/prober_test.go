@@ -94,3 +94,16 @@ func TestSilentProxyKeepsItsLastAnswer(t *testing.T) {
 		silent.Store(true)
 	}
 }
+
+// TestAnswersOfOthersDoNotCount asks a server that does not belong to root.
+func TestAnswersOfOthersDoNotCount(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "iptables") }))
+	defer s.Close()
+	at := strings.TrimPrefix(s.URL, "http://")
+	for _, trusted := range []bool{true, false} {
+		p := Prober{Metrics: []string{at}, Trusted: func(addr string) bool { return trusted && addr == at }}
+		if got := p.Look(t.Context()); (len(got) == 1) != trusted {
+			t.Errorf("trusted %t: %v", trusted, got)
+		}
+	}
+}

@@ -6,10 +6,11 @@ import (
 	"bytes"
 	"os"
 	"strconv"
+	"syscall"
 )
 
-// KubeProxyRuns reports whether a process named kube-proxy runs in the network namespace of the
-// calling thread. It does not count this process, its children, and its parent, which may be a script
+// KubeProxyRuns reports whether a process of root named kube-proxy runs in the network namespace of
+// the calling thread. It does not count this process, its children, and its parent, which may be a script
 // of this name. It finds the processes that /proc has: in a container that is not in the host's PID
 // namespace, only those of the container.
 //
@@ -33,6 +34,9 @@ func KubeProxyRuns() bool {
 		dir := "/proc/" + e.Name()
 		name, err := os.ReadFile(dir + "/comm")
 		if err != nil || string(bytes.TrimSpace(name)) != string(KubeProxy) {
+			continue
+		}
+		if info, err := os.Stat(dir); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
 			continue
 		}
 		// A zombie has no network namespace.

@@ -1,6 +1,7 @@
 package takeover
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,6 +60,41 @@ func TestProcessOfKubeProxyIsFound(t *testing.T) {
 			if time.Now().After(until) {
 				t.Fatalf("%s: found after its end", c.what)
 			}
+		}
+	}
+}
+
+// TestListenersOfOthersAreNotRoots asks for the owner of a listener, and again in a user namespace
+// that has no ID for root.
+func TestListenersOfOthersAreNotRoots(t *testing.T) {
+	netlab.Require(t)
+	if at := os.Getenv("NODEPROXY_TEST_LISTENER"); at != "" {
+		if ListenerIsRoots(at) {
+			t.Errorf("%s is root's", at)
+		}
+		return
+	}
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		at = l.Addr().String()
+		// A connection does not hide the listener.
+		c, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if !ListenerIsRoots(at) {
+			t.Errorf("%s is not root's", at)
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "NODEPROXY_TEST_LISTENER="+at)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("without an ID for root: %v\n%s", err, out)
 		}
 	}
 }
