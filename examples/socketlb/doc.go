@@ -29,6 +29,10 @@
 //   - SCTP, MPTCP, and clients elsewhere;
 //   - datagrams from an unconnected UDP socket to a second Service, if the chosen endpoint
 //     already answers the socket for another Service: both answers would have one source;
+//   - datagrams from a connected UDP socket to another address, whose answers the kernel does not
+//     deliver;
+//   - datagrams of a socket to more than 8 addresses, and of a network namespace beyond a sixteenth
+//     of Config.Connections;
 //   - Services without endpoints for the connection, ports of cluster IPs that no Service
 //     has, and unused addresses of Service CIDRs;
 //   - ranges of ports ([tracker.ServicePort].LastPort): the programs find a frontend by its exact
@@ -53,7 +57,9 @@
 //
 // An unconnected UDP socket may talk to several Services. All its datagrams to one address go to
 // one endpoint as long as that is ready or serves while it terminates; then the next datagram goes
-// to another one. No program sees the datagrams of a connected socket, so when its endpoint is
+// to another one. The source of an answer is the address that the process sent to, until the socket
+// is closed: no other socket takes the place of its flows. If the process uses the endpoint's own
+// address, answers come from there. No program sees the datagrams of a connected socket, so when its endpoint is
 // gone the socket is ended (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY): the process gets
 // ECONNABORTED immediately, and its next socket another endpoint. The same happens after a restart
 // to the sockets whose endpoint left while no process ran.
@@ -102,7 +108,7 @@
 // Apply writes only what differs; the cost of a change depends on the number of endpoints of
 // the Service. [Backend.Check] compares all entries, the programs and the files with what was
 // written, and follows the node's addresses. A full delta repairs them. [Cleanup] removes
-// everything. Config.Connections bounds the connections that are translated at a time, and
+// everything. Config.Connections bounds the connections and flows that are translated at a time, and
 // Config.Clients the clients with affinity: when there are more, the least recently used client
 // is removed and may get another endpoint.
 //

@@ -3,7 +3,6 @@ package socketlb
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -178,16 +177,25 @@ func cgroupID(folder string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// files returns the paths of the existing files of a backend, links first.
+// files returns the paths of the existing files of a backend, links first. They may be those of
+// another version.
 func files(c *Config) (out []string) {
+	entries, err := os.ReadDir(c.Dir)
+	if err != nil {
+		return nil // no folder, or not one that this process may read
+	}
+	exists := func(name string) bool {
+		return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == name })
+	}
 	for _, name := range hookNames {
-		out = append(out, filepath.Join(c.Dir, name))
+		if exists(name) {
+			out = append(out, filepath.Join(c.Dir, name))
+		}
 	}
-	for _, f := range new(bpfMaps).files(c) {
-		out = append(out, filepath.Join(c.Dir, f.name))
+	for _, e := range entries {
+		if !slices.Contains(hookNames, e.Name()) {
+			out = append(out, filepath.Join(c.Dir, e.Name()))
+		}
 	}
-	return slices.DeleteFunc(out, func(path string) bool {
-		_, err := os.Lstat(path)
-		return errors.Is(err, fs.ErrNotExist)
-	})
+	return out
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	v1 "k8s.io/api/core/v1"
@@ -127,13 +128,21 @@ type recentPeer struct {
 // flowMember is the Target of a memberKey that is not one of a pool.
 const flowMember = 0
 
-// flowKey identifies the datagrams from an unconnected socket to a Service, or those from an
-// endpoint to the socket.
+// flowKey identifies one of the Services to which an unconnected socket sends datagrams. Number counts
+// them from 0.
 type flowKey struct {
-	Cookie uint64
-	Peer   endpoint
-	Pad    uint32
+	Cookie      uint64
+	Number, Pad uint32
 }
+
+const (
+	// socketFlows is the most flows of a socket: a program looks at all of them.
+	socketFlows = 8
+	// namespaceShare is the part of the flows that one network namespace may have.
+	namespaceShare = 16
+	// maxNamespaces is the number of network namespaces that are told apart.
+	maxNamespaces = 1 << 16
+)
 
 // address holds the properties of an address of the node. NodePorts is 1 if NodePorts answer
 // there, and Source is 1 if a socket that is bound to it needs no masquerading. Family is the
@@ -159,9 +168,10 @@ type bpfMaps struct {
 	clients   *ebpf.Map // clientKey -> client
 	recent    *ebpf.Map // cookie of a socket modulo the size -> recentPeer
 	peers     *ebpf.Map // cookie of a socket that is not in recent -> peer
-	flows     *ebpf.Map // flowKey of a Service's address -> endpoint
-	replies   *ebpf.Map // flowKey of an endpoint -> endpoint, the Service's address
-	counters  *ebpf.Map // uint32 -> uint64
+	flows     *ebpf.Map // flowKey -> peer
+	// namespaces has the number of flows of each network namespace, by a hash of its cookie.
+	namespaces *ebpf.Map // uint32 -> uint64
+	counters   *ebpf.Map // uint32 -> uint64
 	// connections has an entry for each Service port to which a connection was translated.
 	connections *ebpf.Map // serviceID -> uint64
 }
@@ -177,19 +187,17 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 	hash := func(key, value, entries int) ebpf.MapSpec {
 		return ebpf.MapSpec{Type: ebpf.Hash, KeySize: uint32(key), ValueSize: uint32(value), MaxEntries: uint32(entries), Flags: noPrealloc}
 	}
-	lru := func(key, value, entries int) ebpf.MapSpec {
-		return ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: uint32(key), ValueSize: uint32(value), MaxEntries: uint32(entries)}
-	}
 	return []mapFile{
 		{"frontends", &m.frontends, hash(20, 32, maxFrontends)},
 		{"endpoints", &m.endpoints, hash(16, 20, c.Endpoints)},
 		{"members", &m.members, hash(32, 1, c.Endpoints)},
 		{"addresses", &m.addresses, hash(16, 12, maxAddresses)},
-		{"clients", &m.clients, lru(16, 32, c.Clients)},
+		{"clients", &m.clients, ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 16, ValueSize: 32, MaxEntries: uint32(c.Clients)}},
 		{"recent", &m.recent, ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: c.recentSize()}},
 		{"peers", &m.peers, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
-		{"flows", &m.flows, lru(binary.Size(flowKey{}), 20, c.Connections)},
-		{"replies", &m.replies, lru(binary.Size(flowKey{}), 20, c.Connections)},
+		{"flows", &m.flows, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
+		// Its size depends on that of flows: if flows must be replaced, so must the numbers.
+		{"namespaces", &m.namespaces, ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: uint32(maxNamespaces + c.Connections)}},
 		{connectionsFile, &m.connections, ebpf.MapSpec{Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8, MaxEntries: maxFrontends, Flags: noPrealloc}},
 		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
 	}
@@ -233,7 +241,8 @@ func (m *bpfMaps) open(c *Config) error {
 	return nil
 }
 
-// pin makes each map's file refer to the map that is in use.
+// pin makes each map's file refer to the map that is in use. It deletes files of maps that only
+// another version has.
 func (m *bpfMaps) pin(c *Config) error {
 	if err := os.Mkdir(c.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("socketlb: cannot create the folder of the maps: %w", err)
@@ -246,6 +255,15 @@ func (m *bpfMaps) pin(c *Config) error {
 		// Without Unpin, Pin does nothing for a map that had this file before.
 		if err := errors.Join((*f.m).Unpin(), replaceFile(path, (*f.m).Pin)); err != nil {
 			return fmt.Errorf("socketlb: cannot pin map %s: %w", f.name, err)
+		}
+	}
+	for _, path := range files(c) {
+		name := filepath.Base(path)
+		if slices.Contains(hookNames, name) || slices.ContainsFunc(m.files(c), func(f mapFile) bool { return f.name == name }) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("socketlb: cannot delete the file of a map: %w", err)
 		}
 	}
 	return nil

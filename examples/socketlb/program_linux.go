@@ -2,6 +2,7 @@ package socketlb
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -37,6 +38,10 @@ import (
 //			r.overflow++, unless peers had the socket
 //		to = endpoint
 //		connections[frontend.service]++
+//	where it leaves the connection alone:
+//		forget the socket's peer, as release does
+//	in any case:
+//		forget flows of the socket whose endpoint is to
 //
 //	getpeername(socket, peer):
 //		r = recent[socket modulo the size of recent]
@@ -44,18 +49,27 @@ import (
 //		else if r.overflow != 0: known = peers[socket]
 //		if known, and known.endpoint == peer: peer = known.service
 //
-//	sendmsg(socket, to), of an unconnected UDP socket:
+//	sendmsg(socket, to), of a UDP socket, if the process names the destination:
 //		find the frontend and choose the pool, as connect does
-//		flow = flows[socket, to]
-//		if none, or members[any pool, flow] does not exist:
+//		if socket is connected:
+//			if to is not its peer's service: leave it alone
+//			to = its peer's endpoint
+//			return
+//		n = the first with flows[socket, n].service == to, or the first free one
+//		if n is more than a socket may have: leave it alone
+//		if n is free, or members[any pool, flows[socket, n].endpoint] does not exist:
 //			endpoint = as connect does
-//			if replies[socket, endpoint] is another address: leave it alone
-//			flows[socket, to] = endpoint, replies[socket, endpoint] = to
+//			if a flow of the socket has the endpoint and another service: leave it alone
+//			if n is free: namespaces[netns]++; if that is more than a share: leave it alone
+//			flows[socket, n] = to, endpoint
 //			connections[frontend.service]++
-//		to = endpoint
+//		to = flows[socket, n].endpoint
+//	where it leaves the datagram alone:
+//		forget flows of the socket whose endpoint is to
+//		forget the socket's peer if its endpoint is to, unless the socket is connected
 //
 //	recvmsg(socket, from), of a UDP socket:
-//		if replies[socket, from]: from = that
+//		if a flow of the socket has the endpoint from: from = its service
 //		else: as getpeername does
 //
 //	release(socket):
@@ -63,9 +77,13 @@ import (
 //		r = recent[socket modulo the size of recent]
 //		free r, if it is the socket's
 //		if r.overflow != 0: delete peers[socket], and r.overflow-- if it existed
+//		delete all flows of the socket; namespaces[netns]-- for each
 //
 // A connection that is left alone goes to the backend behind. So does a connection for which
 // a lookup fails, such as the lookup of a slot that is being removed.
+//
+// A flow that is forgotten has no endpoint, and keeps its number: the numbers of a socket's flows
+// have no gaps.
 
 // Fields of struct bpf_sock_addr and struct bpf_sock (include/uapi/linux/bpf.h).
 const (
@@ -77,6 +95,10 @@ const (
 	sockProtocol = 12
 	sockIP4      = 24
 	sockIP6      = 28
+	sockState    = 72
+
+	// stateConnected is the state of a connected socket, of UDP, too (TCP_ESTABLISHED).
+	stateConnected = 1
 
 	protocolTCP = 6
 	protocolUDP = 17
@@ -96,9 +118,10 @@ const (
 	stackNow      = stackVisit - 8   // uint64
 	stackCounter  = stackNow - 8     // uint32
 	stackCookie   = stackCounter - 8 // uint64
-	stackRecent   = stackCookie - 8  // uint32
-	stackFlow     = stackRecent - 32 // flowKey
-	stackReply    = stackFlow - 32   // flowKey
+	stackRecent   = stackCookie - 8  // uint32, a key of recent or namespaces
+	stackFlow     = stackRecent - 16 // flowKey
+	stackOther    = stackFlow - 16   // flowKey
+	stackFlags    = stackOther - 8   // uint32, for the update of a flow
 )
 
 // Fields of a recentPeer.
@@ -153,14 +176,29 @@ func (p *program) lookup(m *ebpf.Map, key int32) {
 
 // update calls bpf_map_update_elem. R0 is 0 if it succeeded.
 func (p *program) update(m *ebpf.Map, key, value int32, flags ebpf.MapUpdateFlags) {
+	p.updateWith(m, key, value, asm.Mov.Imm(asm.R4, int32(flags)))
+}
+
+// updateWith calls bpf_map_update_elem with the flags that an instruction loads into R4.
+func (p *program) updateWith(m *ebpf.Map, key, value int32, flags asm.Instruction) {
 	p.add(
 		asm.LoadMapPtr(asm.R1, m.FD()),
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, key),
 		asm.Mov.Reg(asm.R3, asm.RFP),
 		asm.Add.Imm(asm.R3, value),
-		asm.Mov.Imm(asm.R4, int32(flags)),
+		flags,
 		asm.FnMapUpdateElem.Call(),
+	)
+}
+
+// delete calls bpf_map_delete_elem. R0 is 0 if the entry existed.
+func (p *program) delete(m *ebpf.Map, key int32) {
+	p.add(
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, key),
+		asm.FnMapDeleteElem.Call(),
 	)
 }
 
@@ -215,7 +253,7 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 		asm.StoreImm(asm.RFP, stackTo+18, 0, asm.Half),
 		asm.LoadMem(asm.R1, sockAddr, ctxProtocol, asm.Word),
 		asm.JEq.Imm(asm.R1, protocolTCP, "read"),
-		asm.JNE.Imm(asm.R1, protocolUDP, "leave"),
+		asm.JNE.Imm(asm.R1, protocolUDP, "allow"),
 		asm.StoreImm(asm.RFP, stackTo+18, protocolUDP, asm.Half),
 	)
 	p.label("read", asm.Mov.Imm(asm.R0, 0))
@@ -227,8 +265,18 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 
 	p.storePeer()
 	p.writePeer(asm.RFP, stackEndpoint)
-	p.count("leave")
-	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the connection
+	p.count("translated")
+	p.label("translated", asm.Mov.Imm(asm.R0, 0))
+	p.copyWords(asm.RFP, stackTo, asm.RFP, stackEndpoint, 5)
+	p.add(asm.Ja.Label("flows"))
+
+	p.label("leave", asm.Mov.Imm(asm.R0, 0))
+	p.findRecent("allow")
+	p.forgetPeer("flows")
+	p.label("flows", asm.LoadMem(asm.R1, sockAddr, ctxProtocol, asm.Word))
+	p.add(asm.JNE.Imm(asm.R1, protocolUDP, "allow"))
+	p.forgetFlows("allow")
+	p.label("allow", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())
 	return p.code
 }
@@ -245,51 +293,157 @@ func sendmsg(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p.choosePool(host)
 	p.setKeys()
 
+	p.ifConnected("unconnected")
+	p.findRecent("allow")
+	p.findPeer("leave")
+	p.unless(target, 0, stackTo, "leave")
+	p.copyWords(asm.RFP, stackEndpoint, target, 20, 5)
+	p.add(asm.Ja.Label("send"))
+
 	// The endpoint of the datagrams before this one.
-	p.add(
-		asm.Mov.Reg(asm.R1, sockAddr),
-		asm.FnGetSocketCookie.Call(),
-		asm.StoreMem(asm.RFP, stackFlow, asm.R0, asm.DWord),
-		asm.StoreMem(asm.RFP, stackReply, asm.R0, asm.DWord),
-		asm.StoreImm(asm.RFP, stackFlow+28, 0, asm.Word),
-		asm.StoreImm(asm.RFP, stackReply+28, 0, asm.Word),
-	)
-	p.copyWords(asm.RFP, stackFlow+8, asm.RFP, stackTo, 5)
-	p.lookup(m.flows, stackFlow)
-	p.add(asm.JEq.Imm(asm.R0, 0, "choose"))
-	p.copyWords(asm.RFP, stackEndpoint, asm.R0, 0, 5)
-	p.copyWords(asm.RFP, stackMember+12, asm.R0, 0, 5)
-	p.add(asm.StoreImm(asm.RFP, stackMember+8, flowMember, asm.Word))
+	p.label("unconnected", asm.StoreImm(asm.RFP, stackFlags, int64(ebpf.UpdateExist), asm.Word))
+	p.eachFlow(stackFlow, "new", func(next string) {
+		p.unless(asm.R0, 0, stackTo, next)
+		p.add(asm.Ja.Label("known"))
+	})
+	p.add(asm.Ja.Label("leave"))
+	p.label("known", asm.StoreImm(asm.RFP, stackMember+8, flowMember, asm.Word))
+	p.copyWords(asm.RFP, stackEndpoint, asm.R0, 20, 5)
+	p.copyWords(asm.RFP, stackMember+12, asm.R0, 20, 5)
 	p.lookup(m.members, stackMember)
 	p.add(
 		asm.StoreMem(asm.RFP, stackMember+8, target, asm.Word),
 		asm.JNE.Imm(asm.R0, 0, "send"),
+		asm.Ja.Label("choose"),
 	)
+	p.label("new", asm.StoreImm(asm.RFP, stackFlags, int64(ebpf.UpdateNoExist), asm.Word))
 	p.label("choose", asm.Mov.Imm(asm.R0, 0))
 	p.chooseEndpoint()
 
 	p.label("translate", asm.Mov.Imm(asm.R0, 0))
-	p.copyWords(asm.RFP, stackReply+8, asm.RFP, stackEndpoint, 5)
-	p.lookup(m.replies, stackReply)
-	p.add(asm.JEq.Imm(asm.R0, 0, "new"))
-	for i := range int16(5) {
-		p.add(
-			asm.LoadMem(asm.R1, asm.R0, 4*i, asm.Word),
-			asm.LoadMem(asm.R2, asm.RFP, stackTo+4*i, asm.Word),
-			asm.JNE.Reg(asm.R1, asm.R2, "leave"),
-		)
-	}
-	p.label("new", asm.Mov.Imm(asm.R0, 0))
-	p.update(m.replies, stackReply, stackTo, ebpf.UpdateAny)
-	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
-	p.update(m.flows, stackFlow, stackEndpoint, ebpf.UpdateAny)
-	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
+	p.eachFlow(stackOther, "single", func(next string) {
+		p.unless(asm.R0, 20, stackEndpoint, next)
+		p.unless(asm.R0, 0, stackTo, "leave")
+	})
+	p.label("single", asm.LoadMem(asm.R0, asm.RFP, stackClient+8, asm.DWord)) // clientKey.NetNS
+	p.findNamespace("leave")
+	p.add(
+		asm.LoadMem(asm.R1, asm.RFP, stackFlags, asm.Word),
+		asm.JNE.Imm(asm.R1, int32(ebpf.UpdateNoExist), "store"),
+		asm.LoadMem(asm.R1, size, 0, asm.DWord),
+		asm.JGE.Imm(asm.R1, int32(max(1, m.flows.MaxEntries()/namespaceShare)), "leave"),
+	)
+	p.label("store", asm.Mov.Imm(asm.R0, 0))
+	p.updateWith(m.flows, stackFlow, stackPeer, asm.LoadMem(asm.R4, asm.RFP, stackFlags, asm.Word))
+	p.add(
+		asm.JNE.Imm(asm.R0, 0, "lost"),
+		asm.LoadMem(asm.R1, asm.RFP, stackFlags, asm.Word),
+		asm.JNE.Imm(asm.R1, int32(ebpf.UpdateNoExist), "counted"),
+		asm.AddAtomic.Mem(size, asm.R1, asm.DWord, 0), // 1
+	)
+	p.label("counted", asm.Mov.Imm(asm.R0, 0))
 	p.count("send")
 	p.label("send", asm.Mov.Imm(asm.R0, 0))
 	p.writePeer(asm.RFP, stackEndpoint)
-	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the datagram
+	p.add(asm.Ja.Label("allow"))
+
+	// There is no room, or another thread has stored a flow, as a rule to the same Service.
+	p.label("lost", asm.Mov.Imm(asm.R0, 0))
+	p.lookup(m.flows, stackFlow)
+	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
+	p.unless(asm.R0, 0, stackTo, "leave")
+	p.copyWords(asm.RFP, stackEndpoint, asm.R0, 20, 5)
+	p.add(asm.Ja.Label("send"))
+
+	p.label("leave", asm.Mov.Imm(asm.R0, 0))
+	p.forgetFlows("peer")
+	p.label("peer", asm.Mov.Imm(asm.R0, 0))
+	p.ifConnected("disconnected")
+	p.add(asm.Ja.Label("allow"))
+	p.label("disconnected", asm.Mov.Imm(asm.R0, 0))
+	p.findRecent("allow")
+	p.add(asm.Mov.Reg(frontend, target))
+	p.findPeer("allow")
+	p.unless(target, 20, stackTo, "allow")
+	p.add(asm.Mov.Reg(target, frontend))
+	p.forgetPeer("allow")
+	p.label("allow", asm.Mov.Imm(asm.R0, 1)) // the datagram
 	p.add(asm.Return())
 	return p.code
+}
+
+// ifConnected jumps to a label unless the context's socket is connected.
+func (p *program) ifConnected(otherwise string) {
+	p.add(
+		asm.LoadMem(asm.R1, sockAddr, ctxSocket, asm.DWord),
+		asm.JEq.Imm(asm.R1, 0, otherwise),
+		asm.LoadMem(asm.R1, asm.R1, sockState, asm.Word),
+		asm.JNE.Imm(asm.R1, stateConnected, otherwise),
+	)
+}
+
+// unless jumps to a label unless an endpoint in memory equals one on the stack.
+func (p *program) unless(src asm.Register, from, stack int16, otherwise string) {
+	for i := range int16(5) {
+		p.add(
+			asm.LoadMem(asm.R1, src, from+4*i, asm.Word),
+			asm.LoadMem(asm.R2, asm.RFP, stack+4*i, asm.Word),
+			asm.JNE.Reg(asm.R1, asm.R2, otherwise),
+		)
+	}
+}
+
+// eachFlow loads a pointer to each flow of the context's socket into R0, and its key into the
+// stack at key, for the code that each adds. That code continues with the next flow at a label. After
+// the last flow, the program jumps to the label done, or continues if the socket has all the flows
+// that it may have.
+func (p *program) eachFlow(key int32, done string, each func(next string)) {
+	p.add(
+		asm.Mov.Reg(asm.R1, sockAddr),
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, int16(key), asm.R0, asm.DWord),
+		asm.StoreImm(asm.RFP, int16(key)+12, 0, asm.Word),
+	)
+	for n := range socketFlows {
+		next := fmt.Sprint(done, n)
+		p.add(asm.StoreImm(asm.RFP, int16(key)+8, int64(n), asm.Word))
+		p.lookup(p.maps.flows, key)
+		p.add(asm.JEq.Imm(asm.R0, 0, done))
+		each(next)
+		p.label(next, asm.Mov.Imm(asm.R0, 0))
+	}
+}
+
+// forgetFlows deletes the endpoint of the socket's flows to it: the process uses the address at
+// stackTo itself. Then it continues at the label done.
+func (p *program) forgetFlows(done string) {
+	p.add(asm.StoreImm(asm.RFP, stackTo+18, 0, asm.Half)) // an endpoint has no protocol
+	p.eachFlow(stackOther, done, func(next string) {
+		p.unless(asm.R0, 20, stackTo, next)
+		for i := range int16(5) {
+			p.add(asm.StoreImm(asm.R0, 20+4*i, 0, asm.Word))
+		}
+	})
+	p.add(asm.Ja.Label(done))
+}
+
+// findNamespace loads a pointer to the number of flows of a network namespace into size, or jumps to
+// a label. R0 has the namespace's cookie.
+func (p *program) findNamespace(missing string) {
+	p.add(
+		// Cookies are numbered in sequence. The golden ratio spreads them.
+		asm.LoadImm(asm.R1, -0x61c8864680b583eb, asm.DWord),
+		asm.Mul.Reg(asm.R0, asm.R1),
+		asm.RSh.Imm(asm.R0, 32),
+		asm.Mul.Imm(asm.R0, int32(p.maps.namespaces.MaxEntries())),
+		asm.RSh.Imm(asm.R0, 32),
+		asm.StoreMem(asm.RFP, stackRecent, asm.R0, asm.Word),
+	)
+	p.lookup(p.maps.namespaces, stackRecent)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, missing), // for the verifier
+		asm.Mov.Reg(size, asm.R0),
+	)
 }
 
 // readDestination copies the destination to stackTo, but for the protocol.
@@ -433,8 +587,8 @@ func (p *program) chooseEndpoint() {
 }
 
 // findRecent loads a pointer to the recentPeer of the context's socket into target, and the
-// socket's cookie into R2.
-func (p *program) findRecent() {
+// socket's cookie into R2. The jump to the label missing is for the verifier.
+func (p *program) findRecent(missing string) {
 	p.add(
 		asm.Mov.Reg(asm.R1, sockAddr),
 		asm.FnGetSocketCookie.Call(),
@@ -444,7 +598,7 @@ func (p *program) findRecent() {
 	)
 	p.lookup(p.maps.recent, stackRecent)
 	p.add(
-		asm.JEq.Imm(asm.R0, 0, "leave"), // for the verifier
+		asm.JEq.Imm(asm.R0, 0, missing),
 		asm.Mov.Reg(target, asm.R0),
 		asm.LoadMem(asm.R2, asm.RFP, stackCookie, asm.DWord),
 	)
@@ -454,7 +608,7 @@ func (p *program) findRecent() {
 // is no room.
 func (p *program) storePeer() {
 	p.label("translate", asm.Mov.Imm(asm.R0, 0))
-	p.findRecent()
+	p.findRecent("leave")
 	p.add(
 		// The comparison must be atomic: two processors may find it free.
 		asm.Mov.Imm(asm.R0, 0),
@@ -494,91 +648,100 @@ func compareAndSwap(dst, src asm.Register, offset int16) asm.Instruction {
 	return i
 }
 
-// getpeername returns the program that replaces the endpoint's address by the Service's, for
-// getpeername(2) or, if datagrams is set, for the source of received datagrams.
-func getpeername(f tracker.Family, m *bpfMaps, datagrams bool) asm.Instructions {
-	p := newProgram(f, m)
-	p.add(asm.Mov.Reg(sockAddr, asm.R1))
-	if datagrams {
-		p.add(
-			asm.FnGetSocketCookie.Call(),
-			asm.StoreMem(asm.RFP, stackReply, asm.R0, asm.DWord),
-			asm.StoreImm(asm.RFP, stackReply+28, 0, asm.Word),
-			asm.StoreImm(asm.RFP, stackReply+26, 0, asm.Half),
-			asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
-			asm.StoreMem(asm.RFP, stackReply+24, asm.R1, asm.Half),
-		)
-		p.readAddr(stackReply+8, sockAddr, p.ip)
-		p.lookup(m.replies, stackReply)
-		p.add(
-			asm.JEq.Imm(asm.R0, 0, "connected"),
-			asm.Mov.Reg(target, asm.R0),
-			asm.Ja.Label("write"),
-		)
-		p.label("connected", asm.Mov.Imm(asm.R0, 0))
-	}
-	p.findRecent()
+// findPeer follows findRecent. It loads a pointer to the socket's peer into target, or jumps to a
+// label.
+func (p *program) findPeer(missing string) {
+	found := "found, else " + missing
 	p.add(
 		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),
 		asm.Mov.Reg(asm.R0, target),
 		asm.Add.Imm(asm.R0, atPeer),
-		asm.JEq.Reg(asm.R1, asm.R2, "known"),
+		asm.JEq.Reg(asm.R1, asm.R2, found),
 		asm.LoadMem(asm.R1, target, atOverflow, asm.DWord),
-		asm.JEq.Imm(asm.R1, 0, "leave"),
+		asm.JEq.Imm(asm.R1, 0, missing),
 	)
-	p.lookup(m.peers, stackCookie)
-	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
-	p.label("known", asm.Mov.Reg(target, asm.R0))
-	// The socket may have been connected again to another address.
-	for i := range int16(p.words) {
-		p.add(
-			asm.LoadMem(asm.R1, sockAddr, p.ip+4*i, asm.Word),
-			asm.LoadMem(asm.R2, target, 20+16-4*int16(p.words)+4*i, asm.Word), // peer.Endpoint
-			asm.JNE.Reg(asm.R1, asm.R2, "leave"),
-		)
-	}
+	p.lookup(p.maps.peers, stackCookie)
+	p.add(asm.JEq.Imm(asm.R0, 0, missing))
+	p.label(found, asm.Mov.Reg(target, asm.R0))
+}
+
+// forgetPeer follows findRecent. It deletes the socket's peer, and continues at the label done.
+func (p *program) forgetPeer(done string) {
 	p.add(
-		asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
-		asm.LoadMem(asm.R2, target, 20+16, asm.Half),
-		asm.JNE.Reg(asm.R1, asm.R2, "leave"),
+		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),
+		asm.LoadMem(asm.R2, asm.RFP, stackCookie, asm.DWord),
+		asm.JNE.Reg(asm.R1, asm.R2, "others"),
+		asm.Mov.Imm(asm.R1, 0),
+		asm.StoreMem(target, atCookie, asm.R1, asm.DWord),
 	)
+	p.label("others", asm.LoadMem(asm.R1, target, atOverflow, asm.DWord))
+	p.add(asm.JEq.Imm(asm.R1, 0, done))
+	p.delete(p.maps.peers, stackCookie)
+	p.add(
+		asm.JNE.Imm(asm.R0, 0, done),
+		asm.Mov.Imm(asm.R1, -1),
+		asm.AddAtomic.Mem(target, asm.R1, asm.DWord, atOverflow),
+		asm.Ja.Label(done),
+	)
+}
+
+// getpeername returns the program that replaces the endpoint's address by the Service's, for
+// getpeername(2) or, if datagrams is set, for the source of received datagrams.
+func getpeername(f tracker.Family, m *bpfMaps, datagrams bool) asm.Instructions {
+	p := newProgram(f, m)
+	p.add(
+		asm.Mov.Reg(sockAddr, asm.R1),
+		asm.StoreImm(asm.RFP, stackTo+18, 0, asm.Half),
+	)
+	p.readDestination()
 	if datagrams {
-		p.label("write", asm.Mov.Imm(asm.R0, 0))
+		p.eachFlow(stackFlow, "peer", func(next string) {
+			p.unless(asm.R0, 20, stackTo, next)
+			p.add(asm.Mov.Reg(target, asm.R0), asm.Ja.Label("write"))
+		})
+		p.label("peer", asm.Mov.Imm(asm.R0, 0))
 	}
+	p.findRecent("leave")
+	p.findPeer("leave")
+	// The socket may have been connected again to another address.
+	p.unless(target, 20, stackTo, "leave")
+	p.label("write", asm.Mov.Imm(asm.R0, 0))
 	p.writePeer(target, 0)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())
 	return p.code
 }
 
-// release returns the program that deletes the peer of a socket that is closed.
+// release returns the program that deletes the peer and the flows of a socket that is closed.
 func release(m *bpfMaps) asm.Instructions {
 	p := &program{maps: m}
 	p.add(
 		asm.Mov.Reg(sockAddr, asm.R1), // a struct bpf_sock in this program
-		asm.LoadMem(asm.R1, sockAddr, sockProtocol, asm.Word),
-		asm.JEq.Imm(asm.R1, protocolTCP, "served"),
-		asm.JNE.Imm(asm.R1, protocolUDP, "leave"),
+		asm.LoadMem(frontend, sockAddr, sockProtocol, asm.Word),
+		asm.JEq.Imm(frontend, protocolTCP, "served"),
+		asm.JNE.Imm(frontend, protocolUDP, "leave"),
 	)
 	p.label("served", asm.Mov.Imm(asm.R0, 0))
-	p.findRecent()
+	p.findRecent("leave")
+	p.forgetPeer("flows")
+	p.label("flows", asm.JNE.Imm(frontend, protocolUDP, "leave"))
 	p.add(
-		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),
-		asm.JNE.Reg(asm.R1, asm.R2, "others"),
-		asm.Mov.Imm(asm.R1, 0),
-		asm.StoreMem(target, atCookie, asm.R1, asm.DWord),
+		asm.LoadMem(asm.R1, asm.RFP, stackCookie, asm.DWord),
+		asm.StoreMem(asm.RFP, stackFlow, asm.R1, asm.DWord),
+		asm.StoreImm(asm.RFP, stackFlow+12, 0, asm.Word),
+		asm.Mov.Reg(asm.R1, sockAddr),
+		asm.FnGetNetnsCookie.Call(),
 	)
-	p.label("others", asm.LoadMem(asm.R1, target, atOverflow, asm.DWord))
-	p.add(
-		asm.JEq.Imm(asm.R1, 0, "leave"),
-		asm.LoadMapPtr(asm.R1, m.peers.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, stackCookie),
-		asm.FnMapDeleteElem.Call(),
-		asm.JNE.Imm(asm.R0, 0, "leave"),
-		asm.Mov.Imm(asm.R1, -1),
-		asm.AddAtomic.Mem(target, asm.R1, asm.DWord, atOverflow),
-	)
+	p.findNamespace("leave")
+	for n := range socketFlows {
+		p.add(asm.StoreImm(asm.RFP, stackFlow+8, int64(n), asm.Word))
+		p.delete(m.flows, stackFlow)
+		p.add(
+			asm.JNE.Imm(asm.R0, 0, "leave"),
+			asm.Mov.Imm(asm.R1, -1),
+			asm.AddAtomic.Mem(size, asm.R1, asm.DWord, 0),
+		)
+	}
 	p.label("leave", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())
 	return p.code
