@@ -140,7 +140,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	a.backend, err = dataplane.New(dataplane.Config{
 		Addresses: addresses, Algorithm: algorithm(usual),
 		DialTimeout: o.dialTimeout, Drain: o.drain, UDPTimeout: o.udpTimeout,
-		MaxConnections: o.maxConnections, MaxServiceConnections: o.maxServiceConnections, MaxSessions: o.maxSessions,
+		MaxConnections: o.maxConnections, MaxSessions: o.maxSessions,
 		Log: a.log,
 	})
 	if err != nil {

@@ -72,7 +72,6 @@ type options struct {
 	drain, dialTimeout        time.Duration
 	udpTimeout                time.Duration
 	maxConnections            int
-	maxServiceConnections     int
 	maxSessions               int
 }
 
@@ -93,7 +92,6 @@ func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	f.DurationVar(&o.dialTimeout, "dial-timeout", 5*time.Second, "timeout for connecting to one endpoint")
 	f.DurationVar(&o.udpTimeout, "udp-timeout", time.Minute, "lifetime of an idle UDP session")
 	f.IntVar(&o.maxConnections, "max-connections", 20000, "most TCP connections at a time")
-	f.IntVar(&o.maxServiceConnections, "max-service-connections", 0, "most TCP connections of one Service port at a time (0: no limit)")
 	f.IntVar(&o.maxSessions, "max-sessions", 5000, "most UDP sessions at a time")
 	f.BoolVar(&o.verbose, "verbose", false, "log endpoints that cannot be reached")
 	if err := f.Parse(args); err != nil {

@@ -35,6 +35,10 @@ type NodePortsConfig struct {
 	// addresses are restricted ([ruleset.Node].NodePorts4). Nil means the addresses
 	// of the interfaces.
 	LocalAddrs func() ([]netip.Addr, error)
+	// Connections is the maximum number of connections to all ports together. For a new one beyond
+	// that another one is closed: of the namespace that has most, of its Service and of that
+	// Service's client address that have most, as in [NewServer]. 0 means 512.
+	Connections int
 	// Failed, if not nil, is called when a port cannot be opened, and again only if
 	// the port fails with another error. Like the log lines about it, the calls have a
 	// bounded rate. Failed must return quickly and must not call the NodePorts.
@@ -47,8 +51,8 @@ type NodePortsConfig struct {
 // responds as [Services.Handler] does for IPv4, at IPv6 addresses as for IPv6. It is
 // a [ruleset.Backend]. A port is open from the Apply that adds its Service until the
 // Apply that removes it, or until Close. The only goroutines serve open ports. The
-// timeouts of [NewServer] apply, and its bound of 512 connections to all ports together. The
-// methods are safe for concurrent use.
+// timeouts of [NewServer] apply, and [NodePortsConfig].Connections bounds the connections to all
+// ports together. The methods are safe for concurrent use.
 //
 // [NewNodePorts] makes one; the zero value must not be used.
 type NodePorts struct {
@@ -92,7 +96,7 @@ func NewNodePorts(c NodePortsConfig) *NodePorts {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return &NodePorts{
-		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log), conns: newConns(maxConns),
+		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log), conns: newConns(c.Connections),
 		open:   map[types.NamespacedName]*openPort{},
 		failed: map[types.NamespacedName]string{},
 	}
@@ -233,7 +237,7 @@ func (n *NodePorts) listenAddrs(node *ruleset.Node) ([]netip.Addr, error) {
 func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port uint16) error {
 	o := &openPort{port: port, addrs: n.addrs, server: newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.cfg.Services.serve(w, name, requestFamily(r.Context()))
-	}), n.conns, n.log)}
+	}), n.conns, name, n.log)}
 	o.server.BaseContext = listenerContext
 	var errs []error
 	opened := 0

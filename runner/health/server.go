@@ -1,15 +1,20 @@
 package health
 
 import (
-	"container/list"
+	"cmp"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
-// maxConns is the maximum number of open connections of a server of this package. One
+// maxConns is the default maximum number of open connections of a server of this package. One
 // that waits for a request takes about 20 kB and a file descriptor.
 const maxConns = 512
 
@@ -19,19 +24,23 @@ const maxConns = 512
 //   - A client has 10 seconds to send a request, a minute to read the answer, and a
 //     minute between two requests.
 //   - Headers have at most 16 kB.
-//   - There are at most 512 connections. For a new one beyond that the server
-//     closes the one that has waited longest for a request. If all have sent a part of a
-//     request, it closes the one that began first. So a client that opens many
+//   - There are at most 512 connections. For a new one beyond that the server closes one of
+//     the client address that has most: the one that has waited longest for a request or, if
+//     all have sent a part of a request, the one that began first. So a client that opens many
 //     connections does not keep others out.
 //
 // The caller may change the fields of the server, except ConnState. The handlers of
 // net/http/pprof extend the time to write by themselves. Log receives what [http.Server]
 // logs, at debug level. Nil discards it.
-func NewServer(h http.Handler, log *slog.Logger) *http.Server {
-	return newServer(h, newConns(maxConns), log)
+func NewServer(h http.Handler, log *slog.Logger) *http.Server { return NewServerFor(h, 0, log) }
+
+// NewServerFor is [NewServer] for a maximum number of connections; 0 means 512.
+func NewServerFor(h http.Handler, connections int, log *slog.Logger) *http.Server {
+	return newServer(h, newConns(connections), types.NamespacedName{}, log)
 }
 
-func newServer(h http.Handler, c *conns, log *slog.Logger) *http.Server {
+// newServer returns a server whose connections belong to a Service, if any.
+func newServer(h http.Handler, c *conns, service types.NamespacedName, log *slog.Logger) *http.Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
@@ -43,78 +52,41 @@ func newServer(h http.Handler, c *conns, log *slog.Logger) *http.Server {
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ConnState:         c.changed,
+		ConnState: func(conn net.Conn, s http.ConnState) {
+			if victim := c.record(conn, s, service); victim != nil {
+				victim.Close()
+			}
+		},
 	}
 }
 
 // conns bounds the number of open connections of one or more servers.
 type conns struct {
-	max int
-
 	mu sync.Mutex
-	// waiting holds the connections that wait for a request, and busy the others, the
-	// longest in that state first. at has all of them.
-	waiting, busy list.List
-	at            map[net.Conn]place
+	// open has the connections that wait for a request as idle ones.
+	open *fairshare.Table[net.Conn]
 }
 
-// place is an element of a list.
-type place struct {
-	*list.List
-	*list.Element
-}
-
+// newConns returns conns for a maximum number of connections; 0 means maxConns.
 func newConns(limit int) *conns {
-	return &conns{max: limit, at: map[net.Conn]place{}}
+	return &conns{open: fairshare.New[net.Conn](cmp.Or(limit, maxConns))}
 }
 
-// changed is an [http.Server].ConnState.
-func (c *conns) changed(conn net.Conn, s http.ConnState) {
-	if victim := c.record(conn, s); victim != nil {
-		victim.Close()
-	}
-}
-
-// record records a state of a connection. It returns the connection to close, or nil.
-func (c *conns) record(conn net.Conn, s http.ConnState) (victim net.Conn) {
+// record records a state of a connection to a Service's port. It returns the connection to close, or
+// nil.
+func (c *conns) record(conn net.Conn, s http.ConnState, service types.NamespacedName) (victim net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known := c.remove(conn); !known && s != http.StateNew {
-		// Its goroutine reports a state that it entered before the connection was closed. If
-		// that counted, another connection would be closed for it.
-		return nil
-	}
 	switch s {
-	case http.StateNew, http.StateIdle:
-		c.add(&c.waiting, conn)
-	case http.StateActive:
-		c.add(&c.busy, conn)
+	case http.StateNew:
+		at, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
+		victim, _ = c.open.Add(conn, fairshare.Holder{Namespace: service.Namespace, Service: service.Name, Client: at.Addr().WithZone("")})
+	case http.StateIdle, http.StateActive:
+		// The table does not have a connection whose goroutine reports a state that it entered
+		// before the connection was closed.
+		c.open.Use(conn, s == http.StateActive)
+	default:
+		c.open.Remove(conn)
 	}
-	if len(c.at) <= c.max {
-		return nil
-	}
-	first := c.waiting.Front()
-	if first == nil || first.Value == conn {
-		first = c.busy.Front()
-	}
-	if first == nil {
-		return nil // only if max is 0
-	}
-	victim = first.Value.(net.Conn)
-	c.remove(victim)
 	return victim
-}
-
-func (c *conns) add(to *list.List, conn net.Conn) {
-	c.at[conn] = place{to, to.PushBack(conn)}
-}
-
-// remove removes conn from the lists, and reports whether it was in one.
-func (c *conns) remove(conn net.Conn) bool {
-	p, ok := c.at[conn]
-	if ok {
-		p.Remove(p.Element)
-		delete(c.at, conn)
-	}
-	return ok
 }

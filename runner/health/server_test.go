@@ -9,30 +9,35 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // serveTest serves "ok" with a limit of connections until the test ends.
 func serveTest(t *testing.T, limit int) (addr string, c *conns) {
 	t.Helper()
+	c = newConns(limit)
+	return serveService(t, c, types.NamespacedName{}), c
+}
+
+// serveService serves a port of a Service.
+func serveService(t *testing.T, c *conns, service types.NamespacedName) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c = newConns(limit)
-	s := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }), c, nil)
+	s := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }), c, service, nil)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Close(); <-done })
-	return l.Addr().String(), c
+	return l.Addr().String()
 }
 
-func (c *conns) open() int {
+func (c *conns) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n := c.waiting.Len() + c.busy.Len(); n != len(c.at) {
-		panic(fmt.Sprintf("%d connections in lists, %d in the map", n, len(c.at)))
-	}
-	return len(c.at)
+	return c.open.Len()
 }
 
 // TestManyConnectionsKeepNobodyOut opens far more connections than a server may have.
@@ -65,7 +70,7 @@ func TestManyConnectionsKeepNobodyOut(t *testing.T) {
 					// An error means that the server has closed it.
 					_, _ = conn.Write([]byte(send))
 				}
-				if n := c.open(); n > limit {
+				if n := c.count(); n > limit {
 					t.Fatalf("%d connections are open, want at most %d", n, limit)
 				}
 				if i%500 == 499 {
@@ -113,6 +118,64 @@ func TestBusyConnectionIsKept(t *testing.T) {
 	}
 }
 
+// TestFloodOfAPortKeepsChecksOfOthers holds a connection to a Service's port, as a health check does
+// between its connection and its request, while others are flooded.
+func TestFloodOfAPortKeepsChecksOfOthers(t *testing.T) {
+	const limit = 20
+	c := newConns(limit)
+	victim := serveService(t, c, types.NamespacedName{Namespace: "victim", Name: "a"})
+	var flooded []string
+	for _, name := range []string{"b", "c", "d"} {
+		flooded = append(flooded, serveService(t, c, types.NamespacedName{Namespace: "tenant", Name: name}))
+	}
+	check, err := net.Dial("tcp", victim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer check.Close()
+	for i := range 10 * limit {
+		conn, err := net.Dial("tcp", flooded[i%len(flooded)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	fmt.Fprint(check, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if r, err := http.ReadResponse(bufio.NewReader(check), nil); err != nil {
+		t.Error(err)
+	} else {
+		r.Body.Close()
+	}
+	if n := c.count(); n > limit {
+		t.Errorf("%d connections are open", n)
+	}
+}
+
+// TestFloodOfAClientKeepsOthers floods a server from one address.
+func TestFloodOfAClientKeepsOthers(t *testing.T) {
+	const limit = 20
+	addr, _ := serveTest(t, limit)
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	check, err := d.Dial("tcp", addr)
+	if err != nil {
+		t.Skip("the system has no second loopback address: ", err)
+	}
+	defer check.Close()
+	for range 10 * limit {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	fmt.Fprint(check, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if r, err := http.ReadResponse(bufio.NewReader(check), nil); err != nil {
+		t.Error(err)
+	} else {
+		r.Body.Close()
+	}
+}
+
 func TestVictims(t *testing.T) {
 	pipe := func() net.Conn { a, b := net.Pipe(); t.Cleanup(func() { a.Close(); b.Close() }); return a }
 	a, b, x, y := pipe(), pipe(), pipe(), pipe()
@@ -138,11 +201,11 @@ func TestVictims(t *testing.T) {
 		{y, http.StateClosed, nil},
 		{x, http.StateClosed, nil},
 	} {
-		if got := c.record(step.conn, step.state); got != step.want {
+		if got := c.record(step.conn, step.state, types.NamespacedName{}); got != step.want {
 			t.Errorf("step %d: closes %v, want %v", i, got, step.want)
 		}
 	}
-	if n := c.open(); n != 0 {
+	if n := c.count(); n != 0 {
 		t.Errorf("%d connections are left", n)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -90,10 +91,12 @@ type Backend struct {
 	// running counts the goroutines of sockets, connections and sessions.
 	running sync.WaitGroup
 
-	sockets     atomic.Int64
-	connections atomic.Int64
-	sessions    sessions
-	stats       counters
+	sockets  atomic.Int64
+	sessions sessions
+	stats    counters
+
+	connectionsMu sync.Mutex
+	connections   *fairshare.Table[*conn]
 
 	// mu is held by Apply and Shutdown.
 	mu        sync.Mutex
@@ -138,7 +141,7 @@ type Stats struct {
 	// Connections and Sessions are the current numbers of TCP connections and UDP sessions.
 	Connections, Sessions int
 	// Accepted counts accepted TCP connections. Limited counts those of them that were
-	// reset because of a limit.
+	// reset because of the limit.
 	Accepted, Limited uint64
 	// DialFailures counts failed attempts to reach an endpoint.
 	DialFailures uint64
@@ -162,15 +165,18 @@ func New(c Config) (*Backend, error) {
 		bindings:  map[place]*binding{},
 		addresses: map[netip.Addr]*address{},
 	}
-	b.sessions.max = c.MaxSessions
+	b.connections, b.sessions.all = fairshare.New[*conn](c.MaxConnections), fairshare.New[*session](c.MaxSessions)
 	return b, nil
 }
 
 // Stats returns the current figures.
 func (b *Backend) Stats() Stats {
+	b.connectionsMu.Lock()
+	connections := b.connections.Len()
+	b.connectionsMu.Unlock()
 	return Stats{
 		Sockets:     int(b.sockets.Load()),
-		Connections: int(b.connections.Load()), Sessions: b.sessions.len(),
+		Connections: connections, Sessions: b.sessions.len(),
 		Accepted: b.stats.accepted.Load(), Limited: b.stats.limited.Load(),
 		DialFailures: b.stats.dialFailures.Load(), Evicted: b.stats.evicted.Load(),
 	}

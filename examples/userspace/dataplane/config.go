@@ -42,19 +42,19 @@ type Config struct {
 	// UDPTimeout is the lifetime of a UDP session after its last datagram in either
 	// direction. 0 means 60 s.
 	UDPTimeout time.Duration
-	// MaxConnections is the most TCP connections at a time, and MaxServiceConnections the
-	// most of one Service port. Further connections are reset. 0 means 20,000, and no limit
-	// for one Service port. A connection uses two file descriptors, and on Linux four more
-	// while it copies data.
-	MaxConnections, MaxServiceConnections int
-	// MaxSessions is the most UDP sessions at a time, each with a file descriptor. A further
-	// session ends the least recently used one. 0 means 5,000.
+	// MaxConnections is the most TCP connections at a time; 0 means 20,000. A further connection
+	// resets the oldest one of the namespace that has most, of its Service that has most, and of
+	// that Service's client address that has most. A connection uses two file descriptors, and on
+	// Linux four more while it copies data.
+	MaxConnections int
+	// MaxSessions is the most UDP sessions at a time, each with a file descriptor; 0 means 5,000. A
+	// further session ends one in the same way: the least recently used one of a client address.
 	MaxSessions int
 	// MaxSockets is the most listening sockets, each with a file descriptor. Services that
 	// need more fail, and those that have sockets keep them. 0 means no limit.
 	MaxSockets int
 	// Refused, if not nil, is called for each TCP connection that is reset before an endpoint
-	// accepted it, and for each UDP datagram of a client without a session. It must be safe
+	// accepted it or because of MaxConnections, and for each UDP datagram of a client without a session. It must be safe
 	// for concurrent use and return quickly.
 	Refused func(protocol v1.Protocol, at netip.AddrPort)
 	// Log receives failures, and Services that cannot be served. Length, repetition and rate of
@@ -95,7 +95,6 @@ func (c Config) complete() (Config, error) {
 		{"Attempts", int64(c.Attempts)},
 		{"UDPTimeout", int64(c.UDPTimeout)},
 		{"MaxConnections", int64(c.MaxConnections)},
-		{"MaxServiceConnections", int64(c.MaxServiceConnections)},
 		{"MaxSessions", int64(c.MaxSessions)},
 		{"MaxSockets", int64(c.MaxSockets)},
 	} {

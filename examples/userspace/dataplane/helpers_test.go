@@ -34,6 +34,8 @@ type world struct {
 	backend *Backend
 	slices  map[string]int
 	created int64 // the creation time of the next Services, in seconds
+	// namespace has the next Services and slices.
+	namespace string
 }
 
 func newWorld(t *testing.T, c Config) *world {
@@ -44,7 +46,7 @@ func newWorld(t *testing.T, c Config) *world {
 // newHashedWorld is newWorld with a hash for all Services.
 func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world {
 	t.Helper()
-	w := &world{t: t, slices: map[string]int{}}
+	w := &world{t: t, slices: map[string]int{}, namespace: "ns"}
 	var err error
 	if w.tracker, err = tracker.New(tracker.Config{OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		p.Hash = h
@@ -78,7 +80,7 @@ func (w *world) sync() {
 // service sets a Service at a port.
 func (w *world) service(name string, proto v1.Protocol, port uint16) {
 	w.tracker.SetService(&v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(w.created, 0)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name, CreationTimestamp: metav1.Unix(w.created, 0)},
 		Spec: v1.ServiceSpec{
 			ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
 			Ports: []v1.ServicePort{{Port: int32(port), Protocol: proto}},
@@ -89,7 +91,7 @@ func (w *world) service(name string, proto v1.Protocol, port uint16) {
 // endpoints replaces a Service's endpoints.
 func (w *world) endpoints(name string, proto v1.Protocol, at ...netip.AddrPort) {
 	for i := range max(len(at), w.slices[name]) {
-		slice := types.NamespacedName{Namespace: "ns", Name: fmt.Sprint(name, "-", i)}
+		slice := types.NamespacedName{Namespace: w.namespace, Name: fmt.Sprint(name, "-", i)}
 		if i >= len(at) {
 			w.tracker.DeleteSlice(slice)
 			continue
@@ -97,7 +99,7 @@ func (w *world) endpoints(name string, proto v1.Protocol, at ...netip.AddrPort) 
 		unnamed, port := "", int32(at[i].Port())
 		w.tracker.SetSlice(&discovery.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: "ns", Name: slice.Name, Labels: map[string]string{discovery.LabelServiceName: name},
+				Namespace: w.namespace, Name: slice.Name, Labels: map[string]string{discovery.LabelServiceName: name},
 			},
 			AddressType: discovery.AddressTypeIPv4,
 			Ports:       []discovery.EndpointPort{{Name: &unnamed, Protocol: &proto, Port: &port}},

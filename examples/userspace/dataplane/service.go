@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/userspace/balance"
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -19,15 +20,20 @@ type service struct {
 	// places holds the places where it has or needs sockets. Only Apply uses it.
 	places []place
 
-	now     atomic.Pointer[ruleset.Service] // never nil
-	choice  atomic.Pointer[choice]
-	current atomic.Int64 // TCP connections
+	now    atomic.Pointer[ruleset.Service] // never nil
+	choice atomic.Pointer[choice]
 	// made counts all connections and sessions of endpoints.
 	made atomic.Uint64
 
 	mu        sync.Mutex
 	gone      bool
 	endpoints map[netip.AddrPort]*endpoint // those with connections or sessions
+}
+
+// holder returns the holder of a client's connections and sessions.
+func (s *service) holder(client netip.AddrPort) fairshare.Holder {
+	k := s.now.Load().Key
+	return fairshare.Holder{Namespace: k.Namespace, Service: k.Name, Client: client.Addr()}
 }
 
 // choice chooses a Service's endpoints.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
 // tcpSocket accepts the connections of a place.
@@ -32,7 +34,7 @@ func (b *Backend) listenTCP(lc *net.ListenConfig, bi *binding) (socket, error) {
 func (b *Backend) accept(l *net.TCPListener, bi *binding) {
 	pause := time.Duration(0)
 	for {
-		c, err := l.AcceptTCP()
+		client, err := l.AcceptTCP()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
@@ -49,105 +51,98 @@ func (b *Backend) accept(l *net.TCPListener, bi *binding) {
 		}
 		pause = 0
 		b.stats.accepted.Add(1)
+		c := b.admit(client, bi)
 		b.running.Go(func() { b.serve(c, bi) })
 	}
 }
 
-// serve serves one connection to its end.
-func (b *Backend) serve(client *net.TCPConn, bi *binding) {
-	c := &conn{client: client}
-	defer c.close()
-	if !b.admit(&b.connections, b.config.MaxConnections) {
-		c.cut()
-		b.config.Refused(v1.ProtocolTCP, bi.at)
-		return
+// admit returns a new connection, and resets another one if there are too many.
+func (b *Backend) admit(client *net.TCPConn, bi *binding) *conn {
+	c := &conn{client: client, at: bi.at}
+	c.ctx, c.cancel = context.WithCancel(b.ctx)
+	a := client.RemoteAddr().(*net.TCPAddr).AddrPort()
+	c.from = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	var h fairshare.Holder
+	if r := bi.rule.Load(); r != nil {
+		h = r.service.holder(c.from)
 	}
-	defer b.connections.Add(-1)
+	b.connectionsMu.Lock()
+	victim, full := b.connections.Add(c, h)
+	b.connectionsMu.Unlock()
+	if full {
+		victim.cut()
+		victim.cancel()
+		b.stats.limited.Add(1)
+		b.config.Refused(v1.ProtocolTCP, victim.at)
+	}
+	return c
+}
+
+// serve serves one connection to its end.
+func (b *Backend) serve(c *conn, bi *binding) {
+	defer c.close()
+	defer func() {
+		b.connectionsMu.Lock()
+		defer b.connectionsMu.Unlock()
+		b.connections.Remove(c)
+	}()
 	if a := bi.held.Load(); a != nil {
 		a.enter(c)
 		defer a.leave(c)
 	}
-	ctx, cancel := context.WithCancel(b.ctx)
-	defer cancel()
-	defer context.AfterFunc(ctx, c.cut)()
+	defer c.cancel()
+	defer context.AfterFunc(c.ctx, c.cut)()
 
-	from := client.RemoteAddr().(*net.TCPAddr).AddrPort()
-	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-	service, at := b.connect(ctx, c, bi, from)
+	service, at := b.connect(c, bi)
 	if service == nil {
 		c.cut()
-		b.config.Refused(v1.ProtocolTCP, bi.at)
+		if c.ctx.Err() == nil {
+			b.config.Refused(v1.ProtocolTCP, bi.at)
+		}
 		return
 	}
-	defer service.current.Add(-1)
 	defer service.leave(at, c)
 	c.copy()
 }
 
-// admit adds one to n and reports whether n is within the limit. 0 means no limit.
-func (b *Backend) admit(n interface{ Add(int64) int64 }, limit int) bool {
-	if n.Add(1) <= int64(limit) || limit == 0 {
-		return true
-	}
-	n.Add(-1)
-	b.stats.limited.Add(1)
-	return false
-}
-
 // connect dials endpoints until one answers, and enters the connection there. It returns nil
 // if no endpoint answers.
-func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.AddrPort) (s *service, at netip.AddrPort) {
-	connected := false
-	defer func() {
-		if s != nil && !connected {
-			s.current.Add(-1)
-			s = nil
-		}
-	}()
+func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
 	var tried []netip.AddrPort
 	for range b.config.Attempts {
 		// The rule may have changed during a failed dial, which can take seconds.
 		r := bi.rule.Load()
 		if r == nil {
-			return s, at
+			break
 		}
-		if r.service != s {
-			if s != nil {
-				s.current.Add(-1)
-			}
-			if s = nil; !b.admit(&r.service.current, b.config.MaxServiceConnections) {
-				return s, at
-			}
-			s = r.service
-		}
-		ep := s.pick(r.target(from.Addr(), bi.at.Addr()), from, tried)
+		s := r.service
+		ep := s.pick(r.target(c.from.Addr(), bi.at.Addr()), c.from, tried)
 		if ep == nil { // even if the connection must be refused or dropped
-			return s, at
+			break
 		}
 		s.enter(ep.Addr)
-		server, err := b.dial(ctx, ep.Addr)
+		server, err := b.dial(c.ctx, ep.Addr)
 		if err == nil && s.attach(ep.Addr, c) {
 			if c.join(server) {
-				connected = true
 				s.made.Add(1)
 				return s, ep.Addr
 			}
 			s.leave(ep.Addr, c)
-			return s, at // the connection was cut during the dial
+			break // the connection was cut during the dial
 		}
 		s.leave(ep.Addr, c)
 		if err == nil { // the endpoint was removed during the dial
 			server.Close()
 			continue
 		}
-		if ctx.Err() != nil {
-			return s, at
+		if c.ctx.Err() != nil {
+			break
 		}
 		tried = append(tried, ep.Addr)
 		b.stats.dialFailures.Add(1)
 		b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
 	}
-	return s, at
+	return nil, netip.AddrPort{}
 }
 
 func (b *Backend) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
@@ -159,6 +154,11 @@ func (b *Backend) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error)
 // conn is a client's connection and, once established, the connection to the endpoint.
 type conn struct {
 	client *net.TCPConn
+	from   netip.AddrPort // the client
+	at     netip.AddrPort // the frontend
+	// ctx ends with the process. cancel ends the dial.
+	ctx    context.Context
+	cancel context.CancelFunc
 
 	mu     sync.Mutex
 	server net.Conn

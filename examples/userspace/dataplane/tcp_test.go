@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -226,30 +227,80 @@ func TestEndpointRemovedDuringDialIsReplaced(t *testing.T) {
 	<-done
 }
 
-func TestConnectionsBeyondALimitAreReset(t *testing.T) {
+// TestFloodOfConnectionsEndsItsOwn floods the Services of one namespace beside a connection to another
+// one. Half of the flood waits for an endpoint that does not answer.
+func TestFloodOfConnectionsEndsItsOwn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, Config{MaxConnections: 3, MaxServiceConnections: 2})
-	one, two := freePort(t, "tcp"), freePort(t, "tcp")
-	w.service("one", tcp, one)
-	w.service("two", tcp, two)
-	w.endpoints("one", tcp, serveTCP(t, "a"))
-	w.endpoints("two", tcp, serveTCP(t, "b"))
+	const limit = 10
+	silent := netip.MustParseAddrPort("192.0.2.1:1")
+	w := newWorld(t, Config{MaxConnections: limit, Dial: func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+		if to == silent {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return new(net.Dialer).DialContext(ctx, network, to.String())
+	}})
+	endpoint := serveTCP(t, "a")
+	victim := freePort(t, "tcp")
+	w.service("victim", tcp, victim)
+	w.endpoints("victim", tcp, endpoint)
+	w.namespace = "tenant"
+	var flooded []uint16
+	for i := range 4 {
+		name, port := fmt.Sprint("t", i), freePort(t, "tcp")
+		flooded = append(flooded, port)
+		w.service(name, tcp, port)
+		if i%2 == 0 {
+			w.endpoints(name, tcp, endpoint)
+		} else {
+			w.endpoints(name, tcp, silent)
+		}
+	}
 	w.sync()
-	first := w.connect(one)
-	w.connect(one)
-	if _, err := connect(one); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a third connection to one Service: %v", err)
+	before := w.connect(victim)
+	const flood = 20 * limit
+	for i := range flood {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), flooded[i%len(flooded)]).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
 	}
-	w.connect(two)
-	if _, err := connect(two); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a fourth connection: %v", err)
-	}
-	if s := w.backend.Stats(); s.Connections != 3 || s.Limited != 2 || s.Accepted != 5 {
+	eventually(t, "all are accepted", func() bool { return w.backend.Stats().Accepted == flood+1 })
+	if s := w.backend.Stats(); s.Connections != limit || s.Limited != flood+1-limit {
 		t.Errorf("stats %+v", s)
 	}
-	first.Close()
-	eventually(t, "there is room again", func() bool { return w.backend.Stats().Connections == 2 })
-	w.connect(one)
+	if err := before.echo(); err != nil {
+		t.Errorf("the connection of another namespace: %v", err)
+	}
+	after := w.connect(victim)
+	if err := after.echo(); err != nil {
+		t.Errorf("a new connection of another namespace: %v", err)
+	}
+	if err := before.echo(); err != nil {
+		t.Errorf("the connection of another namespace, after a new one: %v", err)
+	}
+}
+
+// TestOldestConnectionIsReset opens connections to one Service beyond the limit.
+func TestOldestConnectionIsReset(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{MaxConnections: 3}), freePort(t, "tcp")
+	w.service("one", tcp, port)
+	w.endpoints("one", tcp, serveTCP(t, "a"))
+	w.sync()
+	var open []*client
+	for range 4 {
+		open = append(open, w.connect(port))
+	}
+	for i, c := range open {
+		if err := c.echo(); errors.Is(err, syscall.ECONNRESET) != (i == 0) || (err != nil) != (i == 0) {
+			t.Errorf("connection %d: %v", i, err)
+		}
+	}
+	if s := w.backend.Stats(); s.Connections != 3 || s.Limited != 1 || s.Accepted != 4 {
+		t.Errorf("stats %+v", s)
+	}
 }
 
 // TestTakenPortFailsOneService also checks that the Service is served once the other program
@@ -388,7 +439,7 @@ func TestShutdownWaitsForConnections(t *testing.T) {
 
 func TestInvalidConfigIsRejected(t *testing.T) {
 	for _, c := range []Config{
-		{DialTimeout: -1}, {Attempts: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxServiceConnections: -1}, {MaxSessions: -1},
+		{DialTimeout: -1}, {Attempts: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxSessions: -1},
 	} {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", c, err)

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"net"
@@ -14,6 +13,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -45,8 +45,8 @@ func (u *udpSocket) close() {
 	all.mu.Lock()
 	u.ended = true
 	var mine []*session
-	for e := all.recent.Front(); e != nil; e = e.Next() {
-		if s := e.Value.(*session); s.socket == u {
+	for s := range all.all.All() {
+		if s.socket == u {
 			mine = append(mine, s)
 		}
 	}
@@ -111,7 +111,7 @@ func (u *udpSocket) session(client netip.AddrPort) *session {
 	all.mu.Lock()
 	s := u.clients[client]
 	if s != nil && s.good(r) {
-		all.recent.MoveToFront(s.element)
+		all.all.Use(s, false)
 		all.mu.Unlock()
 		return s
 	}
@@ -168,8 +168,7 @@ type session struct {
 	// Only receive uses it.
 	checked *ruleset.Service
 
-	last    atomic.Int64 // time of the last use, in Unix nanoseconds
-	element *list.Element
+	last atomic.Int64 // time of the last use, in Unix nanoseconds
 	// A replaced session still forwards answers for a while. A closed one has ended.
 	replaced, closed atomic.Bool
 }
@@ -276,37 +275,32 @@ func readable(c net.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// sessions holds the sessions of all sockets, the most recently used first.
+// sessions holds the sessions of all sockets.
 type sessions struct {
-	max    int
-	mu     sync.Mutex
-	recent list.List // of *session
+	mu  sync.Mutex
+	all *fairshare.Table[*session]
 }
 
 func (a *sessions) len() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.recent.Len()
+	return a.all.Len()
 }
 
-// add adds a session, and ends the least recently used one if there are too many. It reports
-// false if the socket is closed.
+// add adds a session, and ends another one if there are too many. It reports false if the socket is
+// closed.
 func (a *sessions) add(s *session) bool {
 	a.mu.Lock()
 	if s.socket.ended {
 		a.mu.Unlock()
 		return false
 	}
-	var oldest *session
-	if a.recent.Len() >= a.max {
-		oldest = a.recent.Back().Value.(*session)
-	}
-	s.element = a.recent.PushFront(s)
+	victim, full := a.all.Add(s, s.service.holder(s.client))
 	s.socket.clients[s.client] = s
 	a.mu.Unlock()
-	if oldest != nil {
+	if full {
 		s.socket.backend.stats.evicted.Add(1)
-		oldest.end()
+		victim.end()
 	}
 	return true
 }
@@ -314,7 +308,7 @@ func (a *sessions) add(s *session) bool {
 func (a *sessions) remove(s *session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.recent.Remove(s.element)
+	a.all.Remove(s)
 	if s.socket.clients[s.client] == s {
 		delete(s.socket.clients, s.client)
 	}

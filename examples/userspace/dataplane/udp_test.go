@@ -196,6 +196,36 @@ func TestOldestUDPSessionIsEvicted(t *testing.T) {
 	}
 }
 
+// TestFloodOfDatagramsEndsItsOwnSessions sends to a Service of one namespace from many ports, while a
+// client of another one waits for its answer.
+func TestFloodOfDatagramsEndsItsOwnSessions(t *testing.T) {
+	t.Parallel()
+	w, victim, flooded := newWorld(t, Config{MaxSessions: 5}), freePort(t, "udp"), freePort(t, "udp")
+	a, _ := serveUDP(t, "a", nil)
+	w.service("victim", udp, victim)
+	w.endpoints("victim", udp, a)
+	w.namespace = "tenant"
+	w.service("flooded", udp, flooded)
+	w.endpoints("flooded", udp, a)
+	w.sync()
+	waits := udpClient(t, victim)
+	expect(t, waits, "x", "a x")
+	for range 50 {
+		expect(t, udpClient(t, flooded), "x", "a x")
+	}
+	if s := w.backend.Stats(); s.Sessions != 5 || s.Evicted != 46 {
+		t.Errorf("stats %+v", s)
+	}
+	w.backend.sessions.mu.Lock()
+	defer w.backend.sessions.mu.Unlock()
+	for s := range w.backend.sessions.all.All() {
+		if s.service.now.Load().Key.Namespace == "ns" {
+			return
+		}
+	}
+	t.Error("the session of another namespace has ended")
+}
+
 // TestUDPSessionsEndWithoutEndpoints also removes the Service.
 func TestUDPSessionsEndWithoutEndpoints(t *testing.T) {
 	t.Parallel()

@@ -58,7 +58,7 @@ func (a *Agent) openLocalhost(log *slog.Logger) error {
 		Serves: func(f *ruleset.Frontend, p v1.Protocol, at netip.AddrPort) bool {
 			return f.Kind == ruleset.KindNodePort && at.Addr().IsLoopback() && p != v1.ProtocolSCTP
 		},
-		MaxSockets: limits.Sockets, MaxConnections: limits.Connections, MaxServiceConnections: limits.Connections / 4, MaxSessions: limits.Sessions,
+		MaxSockets: limits.Sockets, MaxConnections: limits.Connections, MaxSessions: limits.Sessions,
 		Refused: func(p v1.Protocol, at netip.AddrPort) { l.metrics.Rejected(tracker.FamilyOf(at.Addr()), p) },
 		Log:     log,
 	})

@@ -90,7 +90,7 @@ func openUserspace(s Settings) (Plane, error) {
 		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.rights.ports, "sysctl", "net.ipv4.ip_unprivileged_port_start")
 	}
 	l := LimitsFor(OpenFiles())
-	c.MaxSockets, c.MaxConnections, c.MaxServiceConnections, c.MaxSessions = l.Sockets, l.Connections, l.Connections/4, l.Sessions
+	c.MaxSockets, c.MaxConnections, c.MaxSessions = l.Sockets, l.Connections, l.Sessions
 	if p.Backend, err = userspace.New(c); err != nil {
 		own.Close()
 		return Plane{}, err
