@@ -246,10 +246,11 @@
 //   - If another process uses a port, the agent logs that once and tries again every
 //     --sync-period. Other Services are not affected.
 //   - Sockets, connections and sessions are limited by the number of files that the process
-//     may open (RLIMIT_NOFILE): half of the files for listening sockets, a quarter for
-//     connections, at most 20,000, and an eighth for UDP sessions, at most 5,000. A further
-//     connection or session ends the oldest one of the namespace that has most, of its Service
-//     and of that Service's client address that have most.
+//     may open (RLIMIT_NOFILE). Up to 128 are for the agent alone. Of the rest, half are for
+//     listening sockets, together with the health-check node ports, a quarter for connections,
+//     at most 20,000, and an eighth for UDP sessions, at most 5,000. A further connection or
+//     session ends the oldest one of the namespace that has most, of its Service and of that
+//     Service's client address that have most.
 //   - SCTP is not served.
 //   - --service-traffic-metrics includes these connections. "nodeproxy top" does not: it reads
 //     the kernel's counters.

@@ -37,9 +37,9 @@
 // # Bounds
 //
 // A client can take up to 512 connections of a server that [NewServer] made, and of
-// all health-check node ports together: about 10 MB. A new connection replaces the one
-// that has waited longest, so that a probe is answered however many connections others
-// hold. Requests and answers that take too long, and connections without a request for a
+// all health-check node ports together: about 10 MB. A new connection replaces one of the
+// namespace, the Service and the client address that have most, so that a probe is answered
+// however many connections others hold. Requests and answers that take too long, and connections without a request for a
 // minute, are ended.
 //
 // # Differences from kube-proxy

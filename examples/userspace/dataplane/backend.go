@@ -490,7 +490,7 @@ func (b *Backend) update(bi *binding) error {
 		if bi.socket != nil {
 			bi.socket.close()
 			bi.socket = nil
-			b.sockets.Add(-1)
+			b.socketClosed()
 		}
 	} else if err := b.listen(bi, r); err != nil {
 		return err
@@ -526,7 +526,7 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		bi.heard = who
 		return nil
 	}
-	if most := b.config.MaxSockets; most != 0 && b.sockets.Load() >= int64(most) {
+	if !b.config.Sockets.Take() {
 		return fmt.Errorf("cannot listen at %s: %w", bi.at, ErrTooManySockets)
 	}
 	lc := net.ListenConfig{Control: control(bi.at.Addr(), who)}
@@ -541,11 +541,18 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 	}
 	if err != nil {
 		bi.socket = nil
+		b.config.Sockets.Give()
 		return err
 	}
 	b.sockets.Add(1)
 	bi.heard = who
 	return nil
+}
+
+// socketClosed counts a listening socket as closed.
+func (b *Backend) socketClosed() {
+	b.sockets.Add(-1)
+	b.config.Sockets.Give()
 }
 
 // hold adds an address to the node.
@@ -616,7 +623,7 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	for _, bi := range b.bindings {
 		if bi.socket != nil {
 			bi.socket.close()
-			b.sockets.Add(-1)
+			b.socketClosed()
 		}
 	}
 	ended := make(chan struct{})

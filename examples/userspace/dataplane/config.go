@@ -50,9 +50,9 @@ type Config struct {
 	// MaxSessions is the most UDP sessions at a time, each with a file descriptor; 0 means 5,000. A
 	// further session ends one in the same way: the least recently used one of a client address.
 	MaxSessions int
-	// MaxSockets is the most listening sockets, each with a file descriptor. Services that
-	// need more fail, and those that have sockets keep them. 0 means no limit.
-	MaxSockets int
+	// Sockets bounds the listening sockets, each with a file descriptor. Services that need more
+	// fail, and those that have sockets keep them. Nil means no limit.
+	Sockets Allowance
 	// Refused, if not nil, is called for each TCP connection that is reset before an endpoint
 	// accepted it or because of MaxConnections, and for each UDP datagram of a client without a session. It must be safe
 	// for concurrent use and return quickly.
@@ -60,6 +60,14 @@ type Config struct {
 	// Log receives failures, and Services that cannot be served. Length, repetition and rate of
 	// messages about Services are bounded as for [tracker.Config].Log. Nil discards.
 	Log *slog.Logger
+}
+
+// Allowance bounds sockets, which several users may share. Its methods must be safe for concurrent use.
+type Allowance interface {
+	// Take reports whether another socket may be opened, and counts it.
+	Take() bool
+	// Give counts a socket as closed.
+	Give()
 }
 
 // Addresses adds addresses to the node. A Backend calls one method at a time.
@@ -79,7 +87,7 @@ type Addresses interface {
 var ErrConfig = errors.New("dataplane: bad configuration")
 
 // ErrTooManySockets is wrapped by the error of a Service that would need more sockets than
-// [Config.MaxSockets].
+// [Config].Sockets allows.
 var ErrTooManySockets = errors.New("dataplane: too many listening sockets")
 
 // ErrClosed is returned by [Backend.Apply] after [Backend.Shutdown].
@@ -96,7 +104,6 @@ func (c Config) complete() (Config, error) {
 		{"UDPTimeout", int64(c.UDPTimeout)},
 		{"MaxConnections", int64(c.MaxConnections)},
 		{"MaxSessions", int64(c.MaxSessions)},
-		{"MaxSockets", int64(c.MaxSockets)},
 	} {
 		if x.value < 0 {
 			return c, fmt.Errorf("%w: %s is negative", ErrConfig, x.name)
@@ -120,6 +127,9 @@ func (c Config) complete() (Config, error) {
 	if c.Addresses == nil {
 		c.Addresses = noAddresses{}
 	}
+	if c.Sockets == nil {
+		c.Sockets = noLimit{}
+	}
 	setDefault(&c.DialTimeout, 5*time.Second)
 	setDefault(&c.Attempts, 3)
 	setDefault(&c.Drain, 30*time.Second)
@@ -138,6 +148,12 @@ func setDefault[T comparable](field *T, value T) {
 		*field = value
 	}
 }
+
+// noLimit implements [Allowance] without a limit.
+type noLimit struct{}
+
+func (noLimit) Take() bool { return true }
+func (noLimit) Give()      {}
 
 // noAddresses implements [Addresses] for a node that already has all addresses.
 type noAddresses struct{}

@@ -16,8 +16,11 @@
 // TCP connection. If the dial fails, the Backend tries another endpoint. It copies bytes in
 // both directions until both sides have closed (package net uses splice(2) on Linux). A
 // reset on one side becomes a reset on the other. Each UDP client has a session with its own
-// socket towards the endpoint. Idle sessions end, and the least recently used session ends
-// when there are too many.
+// socket towards the endpoint. Idle sessions end.
+//
+// If there are too many connections or sessions, the oldest one of the namespace that has most
+// ends, of its Service that has most, of that Service's client address that has most. So a flood
+// ends its own connections.
 //
 // A Service with a hash uses [balance.Maglev] instead of its algorithm, with the table and
 // the hash of package nftables: nodes with either data plane send a client, or a client's

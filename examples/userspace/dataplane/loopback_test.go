@@ -137,10 +137,23 @@ func BenchmarkLoopbackNodePort(b *testing.B) {
 	}
 }
 
+// sockets is an Allowance.
+type sockets struct{ room int }
+
+func (s *sockets) Take() bool {
+	if s.room == 0 {
+		return false
+	}
+	s.room--
+	return true
+}
+
+func (s *sockets) Give() { s.room++ }
+
 // TestSocketsAreLimited has room for one socket, which the first Service keeps.
 func TestSocketsAreLimited(t *testing.T) {
 	t.Parallel()
-	w, first, second := newWorld(t, Config{MaxSockets: 1}), freePort(t, "tcp"), freePort(t, "tcp")
+	w, first, second := newWorld(t, Config{Sockets: &sockets{room: 1}}), freePort(t, "tcp"), freePort(t, "tcp")
 	w.service("first", tcp, first)
 	w.endpoints("first", tcp, serveTCP(t, "first"))
 	w.sync()
@@ -165,7 +178,7 @@ func TestSocketsAreLimited(t *testing.T) {
 // are the oldest, whatever their names.
 func TestOldestServicesGetSockets(t *testing.T) {
 	t.Parallel()
-	w, ports := newWorld(t, Config{MaxSockets: 2}), map[string]uint16{}
+	w, ports := newWorld(t, Config{Sockets: &sockets{room: 2}}), map[string]uint16{}
 	for name, created := range map[string]int64{"a": 0, "b": 400, "c": 200, "d": 300, "e": 500} {
 		ports[name] = freePort(t, "tcp")
 		w.created = created

@@ -205,7 +205,7 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	}
 	a.netns = netns
 	a.closers = append(a.closers, func() { netns.Close() })
-	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: log}
+	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Limits: a.limits, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: log}
 	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
 	if a.plane, err = a.mode.Open(ctx, s); err != nil {
 		return err

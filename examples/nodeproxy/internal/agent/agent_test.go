@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -75,42 +76,41 @@ func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
 }
 
 func TestListenersAreBounded(t *testing.T) {
-	l := &listenLimit{max: 2}
+	limits := modes.LimitsFor(0)
+	limits.Sockets = 2
+	listen := listenWithin(limits)
 	var open []net.Listener
 	for range 2 {
-		x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0")
+		x, err := listen(t.Context(), "tcp4", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer x.Close()
 		open = append(open, x)
 	}
-	if x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0"); err == nil {
+	if x, err := listen(t.Context(), "tcp4", "127.0.0.1:0"); err == nil {
 		x.Close()
 		t.Error("a third listener was opened")
 	}
 	// Closing a listener twice gives back one.
 	open[0].Close()
 	open[0].Close()
-	x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0")
+	x, err := listen(t.Context(), "tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("after one was closed: %v", err)
 	}
 	defer x.Close()
 	// A failure gives back its own.
 	for range 3 {
-		if _, err := l.listen(t.Context(), "tcp4", "192.0.2.255:1"); err == nil {
+		if _, err := listen(t.Context(), "tcp4", "192.0.2.255:1"); err == nil {
 			t.Fatal("a foreign address can be listened at")
 		}
 	}
 	open[1].Close()
-	if x, err := l.listen(t.Context(), "tcp4", "127.0.0.1:0"); err != nil {
+	if x, err := listen(t.Context(), "tcp4", "127.0.0.1:0"); err != nil {
 		t.Errorf("after failures: %v", err)
 	} else {
 		x.Close()
-	}
-	if l := newListenLimit(); l.max < 1 {
-		t.Errorf("the default limit is %d", l.max)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/metrics"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
@@ -51,14 +50,13 @@ func (a *Agent) openLocalhost(log *slog.Logger) error {
 	for _, f := range families {
 		own = append(own, loopbackOf(f))
 	}
-	limits := modes.LimitsFor(modes.OpenFiles())
 	var err error
 	l.plane, err = userspace.New(userspace.Config{
 		Addresses: own,
 		Serves: func(f *ruleset.Frontend, p v1.Protocol, at netip.AddrPort) bool {
 			return f.Kind == ruleset.KindNodePort && at.Addr().IsLoopback() && p != v1.ProtocolSCTP
 		},
-		MaxSockets: limits.Sockets, MaxConnections: limits.Connections, MaxSessions: limits.Sessions,
+		Sockets: a.limits, MaxConnections: a.limits.Connections, MaxSessions: a.limits.Sessions,
 		Refused: func(p v1.Protocol, at netip.AddrPort) { l.metrics.Rejected(tracker.FamilyOf(at.Addr()), p) },
 		Log:     log,
 	})

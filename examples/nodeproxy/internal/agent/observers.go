@@ -14,6 +14,7 @@ import (
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner/health"
@@ -39,6 +40,8 @@ type observers struct {
 	ports    *health.NodePorts
 	recorder *kubeapi.Recorder // nil without an API server
 	nodeName string
+	// limits is the budget of open files.
+	limits *modes.Limits
 
 	// out receives the lines about changes that are in effect. With the logging format json,
 	// entries receives them instead; otherwise it is nil.
@@ -68,6 +71,7 @@ type observers struct {
 
 func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, log *slog.Logger) (*observers, error) {
 	o := &observers{
+		limits:    modes.LimitsFor(modes.OpenFiles()),
 		metrics:   metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: families}),
 		nodeName:  cfg.NodeName,
 		out:       out,
@@ -86,9 +90,9 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 	o.ports = health.NewNodePorts(health.NodePortsConfig{
 		Services: health.NewServices(health.ServicesConfig{ProxyHealthy: o.Proxy.Healthy}),
 		Families: families,
-		Listen:   newListenLimit().listen,
-		Failed:   o.serviceCheckFailed,
-		Log:      log,
+		Listen:   listenWithin(o.limits), Connections: o.limits.Requests,
+		Failed: o.serviceCheckFailed,
+		Log:    log,
 	})
 	return o, nil
 }

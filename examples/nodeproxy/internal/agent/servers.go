@@ -32,6 +32,8 @@ const (
 type server struct {
 	name, addr string
 	handler    http.Handler
+	// connections is the most connections.
+	connections int
 	// hardFail makes the first failure end the agent.
 	hardFail bool
 	// listener is the listener to use first. If it is nil, serve opens one.
@@ -110,7 +112,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	s.bound.Store(true)
 	defer s.bound.Store(false)
-	hs := health.NewServer(s.handler, s.log)
+	hs := health.NewServerFor(s.handler, s.connections, s.log)
 	ended := make(chan error, 1)
 	go func() { ended <- hs.Serve(l) }()
 	var err error
@@ -160,7 +162,7 @@ func (a *Agent) newServers() []*server {
 	add := func(name, addr, reason string, h http.Handler) {
 		if addr != "" {
 			out = append(out, &server{
-				name: name, addr: addr, handler: a.identified(h), hardFail: e.BindAddressHardFail, listener: a.listeners[addr], log: a.Log,
+				name: name, addr: addr, handler: a.identified(h), connections: a.limits.Requests, hardFail: e.BindAddressHardFail, listener: a.listeners[addr], log: a.Log,
 				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
 			})
 		}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
@@ -29,6 +30,8 @@ type Settings struct {
 	Clients func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
 	// NetNS is the network namespace, nil for the calling thread's.
 	NetNS *os.File
+	// Limits is required by a mode whose data plane is this process.
+	Limits *Limits
 	// Rules is called with the number of rules in a table of iptables, and the number that
 	// the last sync wrote.
 	Rules func(f tracker.Family, table string, total, written int)
@@ -168,16 +171,46 @@ func Missing(err error, log *slog.Logger) error {
 	return err
 }
 
-// limits are what a data plane in this process may use.
-type limits struct{ Sockets, Connections, Sessions int }
+// Limits is the budget of open files for all that objects and clients cause. It must not be copied.
+type Limits struct {
+	// Sockets is the most listening sockets: of health-check node ports, and of the data plane in
+	// this process, together.
+	Sockets int
+	// Connections and Sessions are the most TCP connections, with up to six files each, and UDP
+	// sessions through the data plane in this process.
+	Connections, Sessions int
+	// Requests is the most connections to each of the agent's two servers, and to all health-check
+	// node ports.
+	Requests int
 
-// LimitsFor returns the limits for a number of files that the process may open. Half of the
-// files are for listening sockets, a quarter for TCP connections with up to six each, and an
-// eighth for UDP sessions. The rest is for the agent itself.
-func LimitsFor(files uint64) limits {
-	n := int(min(files, 1<<20))
-	return limits{Sockets: max(n/2, 1), Connections: min(max(n/24, 4), 20000), Sessions: min(max(n/8, 1), 5000)}
+	taken atomic.Int64
 }
+
+// LimitsFor returns the limits for a number of files that the process may open. Three eighths, but at
+// least 32 and at most 128, are for the agent alone: the kernel's sockets, programs, the API server, its
+// files. Of the rest, half is for listening sockets, a quarter for TCP connections, an eighth for UDP
+// sessions, and an eighth for requests.
+func LimitsFor(files uint64) *Limits {
+	n := int(min(files, 1<<20))
+	n -= min(max(n*3/8, 32), 128)
+	return &Limits{
+		Sockets: max(n/2, 1), Connections: min(max(n/24, 1), 20000), Sessions: min(max(n/8, 1), 5000),
+		Requests: min(max(n/24, 2), 512),
+	}
+}
+
+// Take reports whether there is room for another listening socket, and counts it. It implements
+// [userspace.Allowance].
+func (l *Limits) Take() bool {
+	if l.taken.Add(1) > int64(l.Sockets) {
+		l.taken.Add(-1)
+		return false
+	}
+	return true
+}
+
+// Give counts a listening socket as closed.
+func (l *Limits) Give() { l.taken.Add(-1) }
 
 // AddTraffic adds the counters of Services in from to those in to.
 func AddTraffic(to, from *dataplane.Traffic) {

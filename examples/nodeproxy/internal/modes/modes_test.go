@@ -12,9 +12,10 @@ import (
 
 // TestLimitsLeaveFilesForTheAgent checks the limits of a process with few and with many files.
 func TestLimitsLeaveFilesForTheAgent(t *testing.T) {
-	for _, files := range []uint64{256, 1024, 65536, 1 << 30} {
+	for files, agent := range map[uint64]int{64: 32, 256: 96, 1024: 128, 65536: 128, 1 << 30: 128} {
 		l := LimitsFor(files)
-		if l.Sockets < 1 || l.Connections < 1 || l.Sessions < 1 || uint64(l.Sockets+6*l.Connections+l.Sessions) > files*9/10 {
+		all := l.Sockets + 6*l.Connections + l.Sessions + 3*l.Requests
+		if l.Sockets < 1 || l.Connections < 1 || l.Sessions < 1 || l.Requests < 2 || all+agent > int(files) {
 			t.Errorf("%d files: %+v", files, l)
 		}
 	}

@@ -89,8 +89,7 @@ func openUserspace(s Settings) (Plane, error) {
 	if p.rights.ports > 1 {
 		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.rights.ports, "sysctl", "net.ipv4.ip_unprivileged_port_start")
 	}
-	l := LimitsFor(OpenFiles())
-	c.MaxSockets, c.MaxConnections, c.MaxSessions = l.Sockets, l.Connections, l.Sessions
+	c.Sockets, c.MaxConnections, c.MaxSessions = s.Limits, s.Limits.Connections, s.Limits.Sessions
 	if p.Backend, err = userspace.New(c); err != nil {
 		own.Close()
 		return Plane{}, err

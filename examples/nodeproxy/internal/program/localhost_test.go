@@ -311,19 +311,7 @@ func TestOneServiceCannotTakeAllLocalhostConnections(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("sh", "-c", `ulimit -n 480 && exec "$0" "$@"`, path, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost", "--metrics-bind-address", "192.0.2.1:10249")
-	cmd.Env = append(os.Environ(), programEnv+"=1")
-	if err := s.Node.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
+	startWith(t, s.Node, []string{filesEnv + "=480"}, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost", "--metrics-bind-address", "192.0.2.1:10249")
 	eventually(t, "the Service is served", func() bool { return s.reached("tcp", "127.0.0.1:30080") == podIPs[0] })
 	most := modes.LimitsFor(480).Connections
 	var open []net.Conn

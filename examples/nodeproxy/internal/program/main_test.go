@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,6 +30,9 @@ const programEnv = "NODEPROXY_TEST_PROGRAM"
 // otherUserEnv makes startWith start a process without capabilities in the host.
 const otherUserEnv = "NODEPROXY_TEST_OTHER_USER"
 
+// filesEnv is the number of files that a process may open.
+const filesEnv = "NODEPROXY_TEST_FILES"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(signalEnv) != "" {
 		dropAfterSignal()
@@ -39,6 +43,12 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv(readOnlyEnv) != "" {
 		if err := readOnlySysctls(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+	}
+	if n, err := strconv.ParseUint(os.Getenv(filesEnv), 10, 64); err == nil {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(3)
 		}
