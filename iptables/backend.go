@@ -150,7 +150,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.started = b.started || d.Full && err == nil
 	if err == nil && len(bad) != 0 {
-		return &ruleset.PartialError{Failed: bad}
+		return &ruleset.PartialError{Failed: bad, Pruned: true}
 	}
 	return err
 }

@@ -145,6 +145,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			return ruleset.ErrNeedFull
 		}
 		failed := map[tracker.Key]error{}
+		var stale []error
 		for _, s := range b.states {
 			u := newUpdate(b, s, failed)
 			if err := u.apply(ctx, d); err != nil {
@@ -156,6 +157,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				}
 				return fmt.Errorf("ipvs: %w", err)
 			}
+			stale = append(stale, u.stale...)
 		}
 		if d.Full {
 			b.remember()
@@ -164,13 +166,17 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				return fmt.Errorf("ipvs: %w", err)
 			}
 		}
-		if len(failed) == 0 {
+		if len(stale) != 0 {
+			b.discard()
+		}
+		if len(failed)+len(stale) == 0 {
 			return nil
 		}
 		for k, err := range failed {
 			backendconf.Complain(b.complaints, slog.LevelError, k, "ipvs: service not programmed", err)
 		}
-		return &ruleset.PartialError{Failed: failed}
+		partial := &ruleset.PartialError{Failed: failed, Pruned: len(stale) == 0}
+		return errors.Join(append([]error{partial}, stale...)...)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -209,8 +210,8 @@ func TestIPv4WorksWhileIPv6IsDisabled(t *testing.T) {
 	r.set(svc(2), 2, -2)
 	r.cursor.Resync()
 	var partial *ruleset.PartialError
-	if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 2 {
-		t.Fatalf("%v, want a PartialError for two IPv6 Services", err)
+	if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 2 || !partial.Pruned {
+		t.Fatalf("%v, want a PartialError for two IPv6 Services, without stale objects", err)
 	}
 	for k := range partial.Failed {
 		if k.Family != tracker.IPv6 {
@@ -360,6 +361,40 @@ func TestFailedServiceLosesEndpointsThatAreGone(t *testing.T) {
 		t.Error(err)
 	}
 	r.agree()
+}
+
+// TestStaleServerThatStaysFailsNoService fails the deletion of a virtual server of an earlier
+// process.
+func TestStaleServerThatStaysFailsNoService(t *testing.T) {
+	for failing := 1; ; failing++ {
+		r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
+		r.set(svc(1), 1, 1)
+		r.set(svc(2), 2, 2)
+		r.sync()
+		r.restart()
+		r.remove(2)
+		writes := 0
+		m.fail = func() error {
+			if writes++; writes == failing {
+				return syscall.EBUSY
+			}
+			return nil
+		}
+		err := r.cursor.Sync(t.Context())
+		if err == nil {
+			t.Fatal("no write deleted the virtual server")
+		}
+		if !strings.Contains(err.Error(), "delete virtual server") {
+			continue
+		}
+		var partial *ruleset.PartialError
+		if !errors.As(err, &partial) || len(partial.Failed) != 0 || partial.Pruned || !errors.Is(err, syscall.EBUSY) {
+			t.Fatalf("%v, want a PartialError with stale objects", err)
+		}
+		r.sync()
+		r.agree()
+		return
+	}
 }
 
 // TestStateNotYetWrittenIsNoDrift checks the kernel before the first full delta, and after a failure.

@@ -2,9 +2,12 @@ package ipvs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 // adoptFailed makes failed items claim the objects in their plans that the kernel has.
@@ -84,8 +87,14 @@ func (u *update) prune(context.Context) error {
 			u.s.servers.Removed(k)
 			continue
 		}
-		if err := u.retire(k); err != nil {
+		if err := u.retire(k); errors.Is(err, ruleset.ErrNeedFull) {
 			return err
+		} else if err != nil {
+			u.stale = append(u.stale, fmt.Errorf("prune: %w", err))
+			// The next full delta must recognize it.
+			if e, ok := u.s.identity(k); ok && u.s.entries.Has(e) {
+				u.s.entries.Claim(owner(0), e)
+			}
 		}
 	}
 	return nil

@@ -23,7 +23,9 @@ type update struct {
 	s *state
 	// failed holds the error of each Service port that failed.
 	failed map[tracker.Key]error
-	items  []*item
+	// stale holds the errors of prune. Everything else is then in effect.
+	stale []error
+	items []*item
 	// held holds the virtual servers of internal traffic to which frontends of failed items
 	// lead that belonged to another item before.
 	held map[virtualKey]bool

@@ -140,7 +140,7 @@ func partial(failed map[tracker.Key]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	return &ruleset.PartialError{Failed: failed}
+	return &ruleset.PartialError{Failed: failed, Pruned: true}
 }
 
 // errClosed is the error of a closed backend.

@@ -26,7 +26,8 @@ import (
 //   - nil: everything in d is in effect.
 //   - A [*PartialError], perhaps wrapped: everything is in effect except the Services
 //     that it names. A Service that loses a frontend to one of these counts as named
-//     too, because its frontend may still be in use.
+//     too, because its frontend may still be in use. After a Full delta, the error also
+//     reports whether stale entries may be left ([PartialError].Pruned).
 //   - An error that wraps [ErrNeedFull]: the state of the data plane is unknown. The
 //     whole state is offered in one delta.
 //   - Any other error: nothing in d is acknowledged, and all of it is offered again.
@@ -55,15 +56,23 @@ var ErrNeedFull = errors.New("ruleset: backend needs the full state")
 var ErrConfig = errors.New("invalid configuration")
 
 // PartialError is returned by a [Backend] that applied a delta except for some
-// Services.
+// Services, or except for the removal of stale entries.
 type PartialError struct {
 	// Failed holds the error of each failed Service. Keys that are not in the delta
-	// have no effect.
+	// have no effect. It is empty if only stale entries may be left.
 	Failed map[tracker.Key]error
+	// Pruned means, after a Full delta, that the data plane has no stale entries: nothing
+	// but what the Services of the delta ask for and what the failed Services had. If it is
+	// not set, the next delta is Full, too ([Delta].Repeat). It has no meaning after other
+	// deltas.
+	Pruned bool
 }
 
 // Error returns the number of failed Services and the first few with their errors.
 func (e *PartialError) Error() string {
+	if len(e.Failed) == 0 {
+		return "stale entries may be left"
+	}
 	keys := slices.SortedFunc(maps.Keys(e.Failed), tracker.Key.Compare)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d services failed", len(keys))
@@ -89,6 +98,12 @@ type Delta struct {
 	// (nil if never), and every Service to remove. Everything else in the data plane
 	// is stale and must be removed.
 	Full bool
+	// Repeat means that a delta is Full only because stale entries may be left, for example
+	// because the backend answered the last Full one with a [*PartialError] without Pruned.
+	// Change.Fields then holds only what differs, as in a delta that is not Full, so a
+	// backend need not write everything. Repeat is not set on the first delta, and not
+	// after [Cursor.Resync] or [ErrNeedFull].
+	Repeat bool
 	// Gen is the generation of the ruleset after this delta. It only grows.
 	Gen uint64
 	// Node is the current node, never nil. OldNode is the last one that the backend
@@ -191,7 +206,8 @@ type Change struct {
 	// wanted Service, or nil if it was removed. Both are nil only if Attempted is not
 	// empty.
 	Old, New *Service
-	// Fields holds the parts in which Old and New differ, and FieldAll in a Full delta.
+	// Fields holds the parts in which Old and New differ, and FieldAll in a Full delta that
+	// is no Repeat.
 	Fields Field
 	// Attempted holds the versions that were offered since Old and failed, oldest
 	// first. Parts of them may be in effect. It is almost always empty.

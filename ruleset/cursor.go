@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -48,14 +47,16 @@ type Cursor struct {
 	engine  *Engine
 	backend Backend
 
-	// syncing is held during a Sync. It is locked before engine.mu. engine.mu guards
-	// the fields below and is never held during Apply.
-	syncing sync.Mutex
+	// syncing has room for one value, which a Sync puts there for its duration. That happens
+	// before engine.mu is locked. engine.mu guards the fields below and is never held during
+	// Apply.
+	syncing chan struct{}
 
 	onSync   func(SyncInfo)
 	limits   [2]Limits // of the backend, by familyIndex
 	detached bool
 	full     bool  // the next delta is Full
+	repeat   bool  // the next Full delta is a Repeat
 	node     *Node // last acknowledged
 	states   []state
 	dirty    []uint32
@@ -124,7 +125,7 @@ func familyIndex(f tracker.Family) int {
 // to date. The name appears in errors and logs. b must not be nil. It may
 // be a [Limiter].
 func (e *Engine) Attach(name string, b Backend) *Cursor {
-	c := &Cursor{name: name, engine: e, backend: b, full: true, tried: map[uint32][]*Service{}}
+	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		c.limits[familyIndex(f)] = LimitsOf(b, f)
 	}
@@ -149,7 +150,7 @@ func (c *Cursor) OnSync(f func(SyncInfo)) {
 func (c *Cursor) Resync() {
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
-	c.full = true
+	c.full, c.repeat = true, false
 }
 
 // Detach removes the cursor from its Engine. Later calls of Sync return
@@ -181,7 +182,8 @@ func (c *Cursor) Detach() {
 // Sync returns the error of the backend, wrapped with the name of the cursor. The
 // next Sync offers again what was not accepted, so the caller only needs to call Sync
 // again after a while. If the backend returns [ErrNeedFull], the same Sync offers the
-// full state once. Only one Sync of a Cursor runs at a time. Syncs of different
+// full state once. Only one Sync of a Cursor runs at a time; others wait until it returns or
+// their context ends. So an Apply must not call its own Cursor's Sync. Syncs of different
 // Cursors run concurrently.
 //
 // If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the
@@ -194,8 +196,11 @@ func (c *Cursor) Detach() {
 //
 // The work is proportional to the changes, except for a Full delta.
 func (c *Cursor) Sync(ctx context.Context) error {
-	c.syncing.Lock()
-	defer c.syncing.Unlock()
+	select {
+	case c.syncing <- struct{}{}:
+		defer func() { <-c.syncing }()
+	case <-ctx.Done():
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -289,8 +294,8 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 		return nil, 0, ErrDetached
 	}
 	e.pull()
-	d = &Delta{Full: c.full, Gen: e.gen, Node: e.node, OldNode: c.node, cursor: c}
-	c.full = false
+	d = &Delta{Full: c.full, Repeat: c.repeat, Gen: e.gen, Node: e.node, OldNode: c.node, cursor: c}
+	c.full, c.repeat = false, false
 	c.grow(len(e.slots))
 	c.unfinished = c.unfinished[:0]
 	if d.Full {
@@ -397,10 +402,10 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		}
 	}
 	what := FieldAll
-	if !failed && !d.Full {
+	if !failed && (!d.Full || d.Repeat) {
 		what = diff(s.acked, now)
 	}
-	if what == 0 {
+	if what == 0 && !d.Full {
 		s.acked = now // equal to what the backend has
 		return
 	}
@@ -468,8 +473,8 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	var partial *PartialError
 	all := err == nil
 	some := !all && !errors.Is(err, ErrNeedFull) && errors.As(err, &partial) && partial != nil
-	if !all && !some && d.Full {
-		c.full = true
+	if d.Full && !all && !(some && partial.Pruned) && !c.full { // c.full: Resync was called
+		c.full, c.repeat = true, some || d.Repeat
 	}
 	if all || some {
 		c.node = d.Node
@@ -535,7 +540,9 @@ func (c *Cursor) fail(ch *Change, again bool) {
 	}
 	if n := ch.New; n != nil && n != ch.Old && !slices.Contains(tried, n) {
 		if len(tried) >= maxAttempts {
-			c.full, tried = true, nil
+			if tried = nil; !c.full {
+				c.full, c.repeat = true, true
+			}
 		}
 		// Earlier deltas still refer to the old slice.
 		tried = append(slices.Clip(tried), n)

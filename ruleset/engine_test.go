@@ -342,7 +342,7 @@ func TestFailedChangesAreOfferedAgain(t *testing.T) {
 func TestAttemptsAreBounded(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{answer: func(d *Delta) error {
-		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}}
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}, Pruned: true}
 	}}
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
@@ -361,6 +361,66 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 	if most > maxAttempts || full != 4 {
 		t.Errorf("at most %d attempts were stored, %d full deltas", most, full)
+	}
+}
+
+// TestPartialFullDeltaIsRepeated refuses a Service in a full delta. The others are
+// acknowledged. Deltas stay full until the backend reports that it has pruned.
+func TestPartialFullDeltaIsRepeated(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	b := &recorder{}
+	c := e.Attach("b", b)
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.SetService(service("b", "172.30.0.2"))
+	refused := map[tracker.Key]error{key("a", tracker.IPv4): errInjected}
+	for i, step := range []struct {
+		do           func()
+		answer       error
+		want, repeat bool // Full and Repeat
+	}{
+		{nil, &PartialError{Failed: refused}, true, false},
+		{nil, errInjected, true, true},
+		{nil, &PartialError{Failed: refused}, true, true},
+		{c.Resync, &PartialError{}, true, false}, // nothing failed but the removal of stale entries
+		{nil, &PartialError{Failed: refused, Pruned: true}, true, true},
+		{nil, &PartialError{Failed: refused}, false, false},
+		{c.Resync, errInjected, true, false},
+		{nil, nil, true, false},
+	} {
+		if step.do != nil {
+			step.do()
+		}
+		b.answer = func(*Delta) error { return step.answer }
+		if err := c.Sync(t.Context()); (err == nil) != (step.answer == nil) {
+			t.Fatal(err)
+		}
+		d := b.take()
+		if len(d) != 1 || d[0].Full != step.want || d[0].Repeat != step.repeat {
+			t.Fatalf("step %d: deltas %+v", i, d)
+		}
+		if c.Service(key("b", tracker.IPv4)) == nil {
+			t.Fatalf("step %d: the other Service is not acknowledged", i)
+		}
+	}
+}
+
+// TestSyncWithinApplyEndsWithItsContext calls Sync in Apply of the same Cursor.
+func TestSyncWithinApplyEndsWithItsContext(t *testing.T) {
+	_, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	ctx, cancel := context.WithCancel(t.Context())
+	var c *Cursor
+	c = e.Attach("b", BackendFunc(func(ctx context.Context, _ *Delta) error {
+		if ctx.Done() == nil {
+			return nil
+		}
+		cancel()
+		return c.Sync(ctx)
+	}))
+	if err := c.Sync(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if err := c.Sync(context.Background()); err != nil {
+		t.Errorf("next Sync: %v", err)
 	}
 }
 

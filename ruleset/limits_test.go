@@ -221,7 +221,7 @@ func TestSyncInfoCounts(t *testing.T) {
 	fail := map[tracker.Key]error{}
 	c := e.Attach("b", BackendFunc(func(context.Context, *Delta) error {
 		if len(fail) != 0 {
-			return &PartialError{Failed: fail}
+			return &PartialError{Failed: fail, Pruned: true}
 		}
 		return nil
 	}))

@@ -50,6 +50,9 @@ type plane struct {
 	node     *Node
 	gen      uint64
 	needFull bool
+	// repeat: the last full delta that was accepted in part may have left stale entries, and
+	// nobody has asked for the whole state since.
+	repeat bool
 }
 
 type poolKey struct {
@@ -98,8 +101,11 @@ type op struct {
 
 // check compares a delta with the Services that this backend accepted before.
 func (p *plane) check(d *Delta) {
-	if p.needFull && !d.Full {
+	if (p.needFull || p.repeat) && !d.Full {
 		p.t.Fatalf("%s: requested a full delta, got another", p.name)
+	}
+	if d.Repeat && !p.repeat {
+		p.t.Fatalf("%s: Repeat of a delta that may not be in effect", p.name)
 	}
 	if d.Gen < p.gen || d.OldNode != p.node || d.Node == nil {
 		p.t.Fatalf("%s: gen %d after %d; old node %p, accepted %p", p.name, d.Gen, p.gen, d.OldNode, p.node)
@@ -116,7 +122,7 @@ func (p *plane) check(d *Delta) {
 		if c.Old == nil && c.New == nil && len(c.Attempted) == 0 {
 			p.t.Fatalf("%s: %s: empty change", p.name, c.Key)
 		}
-		if c.Fields == 0 && !d.Full || c.Fields != FieldAll && (c.Fields != diff(c.Old, c.New) || len(c.Attempted) != 0) {
+		if c.Fields == 0 && !d.Full || c.Fields != FieldAll && (c.Fields != diff(c.Old, c.New) || len(c.Attempted) != 0 || d.Full && !d.Repeat) {
 			p.t.Fatalf("%s: %s: What is %s", p.name, c.Key, c.Fields)
 		}
 		for _, s := range append([]*Service{c.Old, c.New}, c.Attempted...) {
@@ -141,6 +147,7 @@ func (p *plane) check(d *Delta) {
 // plan lists the writes for a delta in the safe order.
 func (p *plane) plan(d *Delta) []op {
 	var ops []op
+	all := d.Full && !d.Repeat
 	if d.Full && p.prunes {
 		live := map[l4Key]bool{}
 		liveIDs := map[uint32]map[netip.AddrPort]bool{}
@@ -179,20 +186,20 @@ func (p *plane) plan(d *Delta) []op {
 			p.ids[c.New.ID] = c.Key
 		}})
 		upserted := c.Upserted()
-		if d.Full {
+		if all {
 			upserted = slices.Values(c.New.Selection.Reachable)
 		}
 		for ep := range upserted {
 			ops = append(ops, op{c.Key, func() { p.eps[epKey{c.New.ID, ep.Addr}] = ep }})
 		}
 		for target, field := range map[Target]Field{TargetCluster: FieldCluster | FieldPools, TargetLocal: FieldLocal | FieldPools} {
-			if d.Full || c.Fields&field != 0 {
+			if all || c.Fields&field != 0 {
 				ops = append(ops, op{c.Key, func() { p.pools[poolKey{c.New.ID, target}] = pool(c.New, target) }})
 			}
 		}
 	}
 	for _, c := range d.Changes {
-		if c.New != nil && (d.Full || c.Fields&FieldFrontends != 0) {
+		if c.New != nil && (all || c.Fields&FieldFrontends != 0) {
 			for i, f := range c.New.Frontends {
 				ops = append(ops, op{c.Key, func() { p.fronts[l4KeyOf(c.New, &c.New.Frontends[i])] = front(c.New, f) }})
 			}
@@ -214,7 +221,7 @@ func (p *plane) plan(d *Delta) []op {
 }
 
 func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
-	p.node, p.gen, p.needFull = d.Node, d.Gen, false
+	p.node, p.gen, p.needFull, p.repeat = d.Node, d.Gen, false, false
 	for _, c := range d.Changes {
 		unsure := failed[c.Key] != nil
 		for _, to := range c.LostFrontends() {
@@ -264,7 +271,9 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 			o.do()
 		}
 		p.accept(d, failed)
-		return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed})
+		pruned := p.r.IntN(2) == 0
+		p.repeat = d.Full && !pruned
+		return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned})
 	case 2: // it fails somewhere in the middle
 		for _, o := range ops[:p.r.IntN(len(ops)+1)] {
 			o.do()
@@ -282,7 +291,7 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 		clear(p.pools)
 		clear(p.eps)
 		clear(p.ids)
-		p.needFull = true
+		p.needFull, p.repeat = true, false
 		return fmt.Errorf("wrapped: %w", ErrNeedFull)
 	}
 }
@@ -666,7 +675,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			i := r.IntN(len(planes))
 			if r.IntN(20) == 0 {
 				cursors[i].Resync()
-				planes[i].needFull = true
+				planes[i].needFull, planes[i].repeat = true, false
 			}
 			if r.IntN(40) == 0 {
 				cursors[i].Detach()

@@ -163,7 +163,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.started = true
 	if len(failed) != 0 {
-		return &ruleset.PartialError{Failed: failed}
+		return &ruleset.PartialError{Failed: failed, Pruned: true}
 	}
 	return nil
 }

@@ -107,7 +107,10 @@ func (l *localPorts) avoid(err error) (again []types.NamespacedName, rest error)
 			others[key] = err
 		}
 	}
-	if len(others) == 0 {
+	switch {
+	case len(again) == 0:
+		return nil, err // perhaps only stale addresses are left
+	case len(others) == 0:
 		return again, nil
 	}
 	return again, &ruleset.PartialError{Failed: others}

@@ -25,6 +25,8 @@ type apply struct {
 	needed map[tracker.Key]map[address]bool
 	// failed holds the errors of Services that fail alone.
 	failed map[tracker.Key]error
+	// stale is the error of prune. Everything is then in effect, but stale objects are left.
+	stale error
 	// uncertain is set after a write whose outcome is unknown.
 	uncertain bool
 	// used holds the endpoints of all load balancers, once inUse has read them after a failed
@@ -63,7 +65,7 @@ func (a *apply) run(changes []ruleset.Change) error {
 		}
 	}
 	if a.full {
-		return a.prune()
+		a.stale = a.prune()
 	}
 	return nil
 }

@@ -114,8 +114,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	case err != nil:
 		return err
-	case len(a.failed) != 0:
-		return &ruleset.PartialError{Failed: a.failed}
+	case len(a.failed) != 0 || a.stale != nil:
+		return errors.Join(&ruleset.PartialError{Failed: a.failed, Pruned: a.stale == nil}, a.stale)
 	}
 	return nil
 }

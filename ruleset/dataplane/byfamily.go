@@ -17,7 +17,8 @@ import (
 // If one of them fails, Apply reports the Services of its family as failed in a
 // [*ruleset.PartialError] and accepts those of the other. If the delta is Full or changes the
 // Node, this would acknowledge too much; both then get a full delta, as both do
-// after an [ruleset.ErrNeedFull] of either.
+// after an [ruleset.ErrNeedFull] of either, and if one of them has not pruned
+// ([ruleset.PartialError].Pruned).
 func ByFamily(v4, v6 ruleset.Backend) ruleset.Backend {
 	return &byFamily{v4: v4, v6: v6}
 }
@@ -34,7 +35,7 @@ func (b *byFamily) Limits(f tracker.Family) ruleset.Limits {
 }
 
 func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
-	var failed []error
+	var failed, stale []error
 	partial := &ruleset.PartialError{Failed: map[tracker.Key]error{}}
 	for _, side := range []struct {
 		family  tracker.Family
@@ -56,6 +57,9 @@ func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 			failed = append(failed, err)
 		case errors.As(err, &p) && p != nil:
 			maps.Copy(partial.Failed, p.Failed)
+			if d.Full && !p.Pruned {
+				stale = append(stale, err)
+			}
 		case d.Full || d.Node != d.OldNode:
 			failed = append(failed, err)
 		default:
@@ -68,8 +72,8 @@ func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 		// The other backend may have succeeded, and would take this delta for acknowledged.
 		return errors.Join(append(failed, ruleset.ErrNeedFull)...)
 	}
-	if len(partial.Failed) != 0 {
-		return partial
+	if partial.Pruned = len(stale) == 0; len(partial.Failed) != 0 || !partial.Pruned {
+		return errors.Join(append([]error{partial}, stale...)...)
 	}
 	return nil
 }

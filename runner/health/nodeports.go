@@ -180,7 +180,7 @@ func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]er
 	if len(failed) == 0 {
 		return nil
 	}
-	p := &ruleset.PartialError{Failed: map[tracker.Key]error{}}
+	p := &ruleset.PartialError{Failed: map[tracker.Key]error{}, Pruned: true}
 	covered := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
 		key := d.Changes[i].Key

@@ -251,13 +251,12 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			failed[w.key] = err
 		}
 	}
+	var stale error
 	if d.Full {
-		if err := b.prune(); err != nil {
-			return err
-		}
+		stale = b.prune()
 	}
-	if len(failed) != 0 {
-		return &ruleset.PartialError{Failed: failed}
+	if len(failed) != 0 || stale != nil {
+		return errors.Join(&ruleset.PartialError{Failed: failed, Pruned: stale == nil}, stale)
 	}
 	return nil
 }

@@ -303,6 +303,29 @@ func TestOldestConnectionIsReset(t *testing.T) {
 	}
 }
 
+// heldBefore has an address that an earlier process held and that cannot be released.
+type heldBefore struct{ onlyLoopback }
+
+func (heldBefore) Held() ([]netip.Addr, error) {
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+}
+func (heldBefore) Release(netip.Addr) error { return syscall.EPERM }
+
+// TestAddressThatStaysFailsNoService starts with an address of an earlier process.
+func TestAddressThatStaysFailsNoService(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{Addresses: heldBefore{}}), freePort(t, "tcp")
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, serveTCP(t, "web"))
+	for range 2 {
+		var partial *ruleset.PartialError
+		if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 0 || partial.Pruned || !errors.Is(err, syscall.EPERM) {
+			t.Fatalf("error %v", err)
+		}
+		w.connect(port)
+	}
+}
+
 // TestTakenPortFailsOneService also checks that the Service is served once the other program
 // closes the port.
 func TestTakenPortFailsOneService(t *testing.T) {
@@ -322,7 +345,7 @@ func TestTakenPortFailsOneService(t *testing.T) {
 	for range 2 {
 		err = w.cursor.Sync(t.Context())
 		var partial *ruleset.PartialError
-		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, syscall.EADDRINUSE) {
+		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !partial.Pruned || !errors.Is(err, syscall.EADDRINUSE) {
 			t.Fatalf("error %v", err)
 		}
 	}
