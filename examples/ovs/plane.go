@@ -2,6 +2,7 @@ package ovs
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"maps"
 	"net/netip"
@@ -43,14 +44,14 @@ func New(sw *Switch) (*Plane, error) {
 	return p, err
 }
 
-// Apply applies a delta. A failed write fails the Service alone, or a full delta as a whole.
+// Apply applies a delta. A failed write fails the Service alone.
 func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := p.driver.Apply(ctx, d); err != nil {
 		return err
 	}
 	for _, id := range p.spare {
 		if err := p.sw.Groups.Delete(id); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err) // the driver takes the delta for acknowledged
 		}
 		p.groups.Unreserve(id)
 	}

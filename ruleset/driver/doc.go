@@ -11,19 +11,23 @@
 //	})
 //	cursor := engine.Attach("switch", d)
 //
-// A Driver writes an entry only if its value differs from the previous one, so an author need
-// not interpret [ruleset.Field]. It calls Delete only after nothing refers to the entry. A
-// failed write fails one Service, which is retried; a failure in a full delta causes another
-// full delta.
+// A Driver records the entries that exist and writes an entry only if its value differs, so an
+// author need not interpret [ruleset.Field]. A value may depend on what earlier writes stored,
+// for example on the number of a pool or of its slots. A Driver calls Delete only after nothing
+// refers to the entry. A failed write fails one Service, which is retried. The other Services
+// are in effect, whether the delta is full or not.
 //
-// While a Service is refused each time, every delta is therefore full and compares all entries. The
-// other Services are served, and frontends that they give up are deleted. All other entries that
-// nothing needs, such as those that an earlier process left, stay until the Service is accepted or
-// removed, because its earlier frontends may refer to them.
+// A full delta calls Installed for each table if it is the first one of a process or follows
+// [ruleset.Cursor.Resync] or [ruleset.ErrNeedFull]. Entries that equal the wanted ones are not
+// written, and entries that nothing needs are deleted. A restart without changes writes
+// nothing. Tables without Installed are written completely.
 //
-// A full delta, which is the first one of a process, calls Installed for each table. Entries
-// that equal the wanted ones are not written, and entries that nothing needs are deleted. A
-// restart without changes writes nothing.
+// If a Service is refused after a restart, a frontend that the earlier process wrote for it may
+// stay. It is not known which pool such a frontend refers to. So what the earlier process
+// wrote, and what nothing needs any more, stays until the Service is accepted or removed:
+// pools, their endpoints, and addresses. Frontends that no Service wants are deleted in any
+// case. Until then every delta is full ([ruleset.Delta].Repeat) and compares all entries with
+// those recorded.
 //
 // A data plane with transactions does not need this package: it may write in any order.
 package driver

@@ -5,21 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"net/netip"
 	"reflect"
-	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Driver is a [ruleset.Backend] that writes a [Plane]. [New] makes one. It is not safe for
-// concurrent use: a [ruleset.Cursor] calls Apply from one goroutine at a time.
+// concurrent use: a [ruleset.Cursor] calls Apply from one goroutine at a time. It stores the
+// value of every pool and frontend that it wrote.
 type Driver[P, F any] struct {
 	plane     Plane[P, F]
 	endpoints shared[Endpoint]
 	addresses shared[netip.Addr]
+	pools     records[Pool, P]
+	frontends records[Frontend, F]
 }
 
 // New returns a Driver. The error wraps [ruleset.ErrConfig]: a table has Put without Delete,
@@ -49,71 +50,82 @@ func New[P, F any](p Plane[P, F]) (*Driver[P, F], error) {
 	if p.EqualFrontends == nil {
 		p.EqualFrontends = func(a, b F) bool { return reflect.DeepEqual(a, b) }
 	}
-	return &Driver[P, F]{plane: p, endpoints: shared[Endpoint]{table: p.Endpoints}, addresses: shared[netip.Addr]{table: p.Addresses}}, nil
+	return &Driver[P, F]{
+		plane:     p,
+		endpoints: shared[Endpoint]{table: p.Endpoints}, addresses: shared[netip.Addr]{table: p.Addresses},
+		pools:     records[Pool, P]{table: p.Pools, equal: p.EqualPools},
+		frontends: records[Frontend, F]{table: p.Frontends, equal: p.EqualFrontends},
+	}, nil
 }
 
 // run is the application of one delta.
 type run[P, F any] struct {
 	*Driver[P, F]
-	ctx   context.Context
-	delta *ruleset.Delta
-	// pools and frontends are the entries found at the start of a full delta.
-	pools     map[Pool]P
-	frontends map[Frontend]F
-	failed    map[tracker.Key]error
+	ctx    context.Context
+	delta  *ruleset.Delta
+	failed map[tracker.Key]error
+	// stale holds the errors of removing entries that are of no Service in the delta.
+	stale []error
+	// wanted holds the Services of a full delta.
+	wanted map[tracker.Key]*ruleset.Service
+	// oldFrontends means that frontends of an earlier process are left, which may refer to
+	// every pool and address of that process. oldPools means that such pools may be left, which
+	// may refer to every endpoint of that process.
+	oldFrontends, oldPools bool
 }
 
-// Apply applies a delta. It returns a [*ruleset.PartialError] if single Services fail. If
-// something fails in a full delta, it returns another error, so that the next delta is full,
-// too.
+// Apply applies a delta. It returns a [*ruleset.PartialError] that names the Services that
+// failed. After a full delta, Pruned is not set if entries that nothing needs are left: an
+// entry could not be deleted, or a failed Service may still need it.
 func (d *Driver[P, F]) Apply(ctx context.Context, delta *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	r := &run[P, F]{Driver: d, ctx: ctx, delta: delta, failed: map[tracker.Key]error{}}
-	if delta.Full {
+	all := delta.Full && !delta.Repeat
+	if all {
 		if err := r.adopt(); err != nil {
 			return err
 		}
 	}
-	if d.plane.Node != nil && (delta.Full || delta.Node != delta.OldNode) {
+	if d.plane.Node != nil && (all || delta.Node != delta.OldNode) {
 		if err := d.plane.Node(delta.Node); err != nil {
 			return err
+		}
+	}
+	if delta.Full {
+		r.wanted = make(map[tracker.Key]*ruleset.Service, len(delta.Changes))
+		for i := range delta.Changes {
+			r.wanted[delta.Changes[i].Key] = delta.Changes[i].New
 		}
 	}
 	r.step(r.deleteGone)
 	r.step(r.fill)
 	r.step(r.expose)
-	if delta.Full {
-		// An earlier frontend of a failed Service may refer to any entry.
-		if len(r.failed) != 0 {
-			return errors.Join(slices.Collect(maps.Values(r.failed))...)
-		}
-		if err := r.pruneFrontends(); err != nil {
-			return err
-		}
+	r.prune(r.pruneFrontends)
+	if r.oldFrontends = r.frontends.anyFound(); d.plane.Frontends.Put == nil {
+		r.oldFrontends = len(r.failed) != 0 && len(r.pools.early) != 0 // another backend has them
 	}
 	r.step(r.deleteLost)
 	r.step(r.trim)
-	if delta.Full {
-		// A found pool that is not in the delta may refer to any endpoint.
-		if err := errors.Join(append(slices.Collect(maps.Values(r.failed)), r.prunePools())...); err != nil {
-			return err
-		}
+	r.prune(r.prunePools)
+	if r.oldPools = r.pools.anyFound(); d.plane.Pools.Put == nil {
+		r.oldPools = r.oldFrontends
 	}
 	r.step(r.release)
-	switch {
-	case delta.Full:
-		errs := slices.Collect(maps.Values(r.failed))
-		return errors.Join(append(errs, r.endpoints.sweep(), r.addresses.sweep())...)
-	case len(r.failed) != 0:
-		return &ruleset.PartialError{Failed: r.failed}
+	r.prune(r.pruneShared)
+	stale := errors.Join(r.stale...)
+	pruned := stale == nil && !r.oldFrontends && !r.oldPools
+	if pruned {
+		d.pools.early, d.endpoints.early, d.addresses.early = nil, nil, nil
 	}
-	return nil
+	if len(r.failed) == 0 && pruned {
+		return nil
+	}
+	return errors.Join(&ruleset.PartialError{Failed: r.failed, Pruned: pruned}, stale)
 }
 
-// step calls f for the change of each Service that has not failed. In a full delta every
-// change has all Fields.
+// step calls f for the change of each Service that has not failed.
 func (r *run[P, F]) step(f func(c ruleset.Change) error) {
 	for _, c := range r.delta.Changes {
 		if r.failed[c.Key] != nil {
@@ -132,52 +144,36 @@ func (r *run[P, F]) step(f func(c ruleset.Change) error) {
 	}
 }
 
-// adopt reads the tables. What the Driver wrote before is in the changes.
+// prune calls f in a full delta.
+func (r *run[P, F]) prune(f func() error) {
+	if !r.delta.Full {
+		return
+	}
+	err := r.ctx.Err()
+	if err == nil {
+		err = f()
+	}
+	if err != nil {
+		r.stale = append(r.stale, err)
+	}
+}
+
+// adopt reads the tables.
 func (r *run[P, F]) adopt() error {
-	var err error
-	if r.pools, err = collect(r.plane.Pools); err != nil {
-		return err
-	}
-	if r.frontends, err = collect(r.plane.Frontends); err != nil {
-		return err
-	}
-	if err := r.endpoints.adopt(); err != nil {
-		return err
-	}
-	if err := r.addresses.adopt(); err != nil {
-		return err
-	}
-	for i := range r.delta.Changes {
-		for s := range r.delta.Changes[i].Before() {
-			r.endpoints.had(s.Key, endpointsOf(s.Key, slices.Values(s.Selection.Reachable)))
-			r.addresses.had(s.Key, r.addressesOf(s))
+	for _, adopt := range []func() error{r.pools.adopt, r.frontends.adopt, r.endpoints.adopt, r.addresses.adopt} {
+		if err := adopt(); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func collect[K comparable, V any](t Table[K, V]) (map[K]V, error) {
-	if t.Put == nil || t.Installed == nil {
-		return nil, nil
-	}
-	all, err := t.Installed()
-	if err != nil {
-		return nil, err
-	}
-	return maps.Collect(all), nil
-}
-
 // deleteGone deletes the frontends that no Service has any more.
 func (r *run[P, F]) deleteGone(c ruleset.Change) error {
-	if r.plane.Frontends.Put == nil {
-		return nil
-	}
 	for f := range c.GoneFrontends() {
-		at := r.plane.frontend(c.Key, &f)
-		if err := r.plane.Frontends.Delete(at); err != nil {
+		if err := r.frontends.delete(r.plane.frontend(c.Key, &f)); err != nil {
 			return err
 		}
-		delete(r.frontends, at)
 	}
 	return nil
 }
@@ -195,8 +191,9 @@ func (r *run[P, F]) fill(c ruleset.Change) error {
 		return err
 	}
 	for _, t := range targets {
-		if len(c.New.Pool(t)) != 0 {
-			if err := r.putPool(c, t); err != nil {
+		at := Pool{c.Key, t}
+		if len(c.New.Pool(t)) != 0 || r.plane.has(c.New, t) && !r.pools.have[at].exists {
+			if err := r.putPool(c.New, t); err != nil {
 				return err
 			}
 		}
@@ -204,73 +201,57 @@ func (r *run[P, F]) fill(c ruleset.Change) error {
 	return nil
 }
 
-// putPool puts a pool whose value differs.
-func (r *run[P, F]) putPool(c ruleset.Change, t ruleset.Target) error {
-	p := &r.plane
-	if p.Pools.Put == nil {
+func (r *run[P, F]) putPool(s *ruleset.Service, t ruleset.Target) error {
+	if r.plane.Pools.Put == nil {
 		return nil
 	}
-	at, now := Pool{c.Key, t}, p.Pool(c.New, t)
-	if c.Fields == ruleset.FieldAll {
-		if was, ok := r.pools[at]; ok && p.EqualPools(was, now) {
-			return nil
-		}
-	} else if p.has(c.Old, t) && p.EqualPools(p.Pool(c.Old, t), now) {
-		return nil
+	at := Pool{s.Key, t}
+	err := r.pools.put(at, r.plane.Pool(s, t))
+	if err == nil && r.plane.Trim == nil {
+		r.pools.confirm(at)
 	}
-	return p.Pools.Put(at, now)
+	return err
 }
 
-// expose puts the frontends whose value differs.
+// expose puts the frontends.
 func (r *run[P, F]) expose(c ruleset.Change) error {
 	p := &r.plane
 	if c.New == nil || p.Frontends.Put == nil {
 		return nil
 	}
-	was := map[Frontend]F{}
-	if c.Fields == ruleset.FieldAll {
-		was = r.frontends
-	} else {
-		for i := range c.Old.Frontends {
-			f := &c.Old.Frontends[i]
-			was[p.frontend(c.Key, f)] = p.Frontend(c.Old, f)
-		}
-	}
 	for i := range c.New.Frontends {
 		f := &c.New.Frontends[i]
-		at, now := p.frontend(c.Key, f), p.Frontend(c.New, f)
-		if old, ok := was[at]; ok && p.EqualFrontends(old, now) {
-			continue
-		}
-		if err := p.Frontends.Put(at, now); err != nil {
+		at := p.frontend(c.Key, f)
+		if err := r.frontends.put(at, p.Frontend(c.New, f)); err != nil {
 			return err
 		}
+		r.frontends.confirm(at)
 	}
 	return nil
 }
 
-// pruneFrontends deletes the found frontends that a full delta does not have.
+// pruneFrontends deletes the frontends that a full delta does not have. It keeps those of
+// earlier owners that a failed Service was to take over.
 func (r *run[P, F]) pruneFrontends() error {
-	if len(r.frontends) == 0 {
-		return nil
-	}
-	for i := range r.delta.Changes {
-		c := &r.delta.Changes[i]
-		if c.New != nil {
-			for j := range c.New.Frontends {
-				delete(r.frontends, r.plane.frontend(c.Key, &c.New.Frontends[j]))
-			}
+	keep := make(map[Frontend]bool)
+	for k, s := range r.wanted {
+		if s == nil {
+			continue
 		}
-		if r.plane.ByService {
-			// deleteLost deletes these.
-			for f := range c.LostFrontends() {
-				delete(r.frontends, r.plane.frontend(c.Key, &f))
+		for i := range s.Frontends {
+			at := r.plane.frontend(k, &s.Frontends[i])
+			keep[at] = true
+			if at.Service = (tracker.Key{}); r.failed[k] != nil {
+				keep[at] = true
 			}
 		}
 	}
 	var errs []error
-	for at := range r.frontends {
-		errs = append(errs, r.plane.Frontends.Delete(at))
+	for at := range r.frontends.have {
+		of := at
+		if of.Service = (tracker.Key{}); !keep[at] && !keep[of] {
+			errs = append(errs, r.frontends.delete(at))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -288,11 +269,11 @@ func (r *run[P, F]) waits(c ruleset.Change) bool {
 
 // deleteLost deletes the entries of frontends that another Service has now.
 func (r *run[P, F]) deleteLost(c ruleset.Change) error {
-	if !r.plane.ByService || r.plane.Frontends.Put == nil || r.waits(c) {
+	if !r.plane.ByService || r.waits(c) {
 		return nil
 	}
 	for f := range c.LostFrontends() {
-		if err := r.plane.Frontends.Delete(r.plane.frontend(c.Key, &f)); err != nil {
+		if err := r.frontends.delete(r.plane.frontend(c.Key, &f)); err != nil {
 			return err
 		}
 	}
@@ -312,62 +293,99 @@ func (r *run[P, F]) trim(c ruleset.Change) error {
 	return nil
 }
 
+func (r *run[P, F]) trimPool(c ruleset.Change, t ruleset.Target) error {
+	at := Pool{c.Key, t}
+	if !r.plane.has(c.New, t) {
+		return r.deletePool(at)
+	}
+	if len(c.New.Pool(t)) == 0 {
+		// The frontends may contain the size of the pool.
+		if err := r.putPool(c.New, t); err != nil {
+			return err
+		}
+		if err := r.expose(c); err != nil {
+			return err
+		}
+	}
+	if r.plane.Trim == nil || r.plane.Pools.Put == nil || r.inUse(at) {
+		return nil
+	}
+	if err := r.plane.Trim(at); err != nil {
+		return err
+	}
+	r.pools.confirm(at)
+	return nil
+}
+
+// inUse reports whether a frontend of an earlier process may refer to a pool.
+func (r *run[P, F]) inUse(at Pool) bool {
+	_, early := r.pools.early[at]
+	return early && r.oldFrontends
+}
+
+func (r *run[P, F]) deletePool(at Pool) error {
+	if r.inUse(at) {
+		return nil
+	}
+	return r.pools.delete(at)
+}
+
+// prunePools deletes the pools of the Services that a full delta does not have.
+func (r *run[P, F]) prunePools() error {
+	var errs []error
+	for at := range r.pools.have {
+		if _, ok := r.wanted[at.Service]; !ok {
+			errs = append(errs, r.deletePool(at))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // release deletes the endpoints and addresses that no Service uses any more.
 func (r *run[P, F]) release(c ruleset.Change) error {
 	if r.waits(c) {
 		return nil
 	}
-	if err := r.endpoints.release(c.Key, endpointsOf(c.Key, c.Removed())); err != nil {
+	if err := r.releaseEndpoints(c); err != nil {
 		return err
 	}
-	return r.addresses.release(c.Key, r.addresses.except(c.Key, r.addressesOf(c.New)))
+	return r.addresses.release(c.Key, r.addresses.except(c.Key, r.addressesOf(c.New)), r.oldFrontends)
 }
 
-func (r *run[P, F]) trimPool(c ruleset.Change, t ruleset.Target) error {
-	p := &r.plane
-	if p.Pools.Put == nil {
-		return nil
-	}
-	at := Pool{c.Key, t}
-	if !p.has(c.New, t) {
-		had := false
-		for s := range c.Before() {
-			had = had || p.has(s, t)
-		}
-		if _, found := r.pools[at]; !had && !found {
-			return nil
-		}
-		delete(r.pools, at)
-		return p.Pools.Delete(at)
-	}
-	if len(c.New.Pool(t)) == 0 {
-		if err := r.putPool(c, t); err != nil {
-			return err
+func (r *run[P, F]) releaseEndpoints(c ruleset.Change) error {
+	for _, t := range targets {
+		if r.inUse(Pool{c.Key, t}) && (r.plane.Trim != nil || !r.plane.has(c.New, t)) {
+			return nil // the pool was not trimmed
 		}
 	}
-	if p.Trim == nil {
-		return nil
+	var gone iter.Seq[Endpoint]
+	if c.Old != nil && c.Fields != ruleset.FieldAll {
+		gone = endpointsOf(c.Key, c.Removed())
+	} else {
+		c.Fields = ruleset.FieldAll // Upserted then yields all endpoints
+		gone = r.endpoints.except(c.Key, endpointsOf(c.Key, c.Upserted()))
 	}
-	return p.Trim(at)
+	return r.endpoints.release(c.Key, gone, r.oldPools)
 }
 
-// prunePools deletes the found pools that a full delta does not have.
-func (r *run[P, F]) prunePools() error {
-	if len(r.pools) == 0 {
-		return nil
-	}
-	for i := range r.delta.Changes {
-		if c := &r.delta.Changes[i]; c.New != nil {
-			for _, t := range targets {
-				delete(r.pools, Pool{c.Key, t})
-			}
+// pruneShared deletes the endpoints and addresses that no Service uses.
+func (r *run[P, F]) pruneShared() error {
+	for k := range r.endpoints.ledger.Owners() {
+		_, ok := r.wanted[k]
+		for _, t := range targets {
+			_, kept := r.pools.have[Pool{k, t}]
+			ok = ok || kept
+		}
+		if !ok {
+			r.endpoints.disown(k)
 		}
 	}
-	var errs []error
-	for at := range r.pools {
-		errs = append(errs, r.plane.Pools.Delete(at))
+	for k := range r.addresses.ledger.Owners() {
+		if _, ok := r.wanted[k]; !ok {
+			r.addresses.disown(k)
+		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(r.endpoints.sweep(r.oldPools), r.addresses.sweep(r.oldFrontends))
 }
 
 // addressesOf yields the addresses of a Service that the plane has a table for. s may be nil.

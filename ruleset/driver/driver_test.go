@@ -43,7 +43,11 @@ type plane struct {
 	pools     map[driver.Pool][]bucket
 	frontends map[driver.Frontend]entry
 	writes    []string
-	t         testing.TB
+	// refused is a frontend that the plane does not write, unless it is zero.
+	refused driver.Frontend
+	// unreadable means that a Driver cannot read the tables.
+	unreadable bool
+	t          testing.TB
 }
 
 func newPlane(t testing.TB, env conformance.SimEnv) *plane {
@@ -55,9 +59,12 @@ func newPlane(t testing.TB, env conformance.SimEnv) *plane {
 
 // table returns the functions of a table that is a map.
 func table[K comparable, V any](p *plane, name string, m map[K]V) driver.Table[K, V] {
-	write := func(text string, f func()) error {
+	write := func(text string, k K, f func()) error {
 		if err := p.env.Fail(); err != nil {
 			return err
+		}
+		if at, ok := any(k).(driver.Frontend); ok && at == p.refused && at.Addr.IsValid() {
+			return errRefused
 		}
 		f()
 		p.writes = append(p.writes, text)
@@ -65,12 +72,18 @@ func table[K comparable, V any](p *plane, name string, m map[K]V) driver.Table[K
 		p.env.Look()
 		return nil
 	}
-	return driver.Table[K, V]{
+	out := driver.Table[K, V]{
 		Installed: func() (iter.Seq2[K, V], error) { return maps.All(maps.Clone(m)), nil },
-		Put:       func(k K, v V) error { return write("put "+name, func() { m[k] = v }) },
-		Delete:    func(k K) error { return write("delete "+name, func() { delete(m, k) }) },
+		Put:       func(k K, v V) error { return write("put "+name, k, func() { m[k] = v }) },
+		Delete:    func(k K) error { return write("delete "+name, k, func() { delete(m, k) }) },
 	}
+	if p.unreadable {
+		out.Installed = nil
+	}
+	return out
 }
+
+var errRefused = errors.New("refused")
 
 // check fails the test if something refers to a missing entry.
 func (p *plane) check() {
@@ -315,14 +328,126 @@ func TestFailureAffectsOneService(t *testing.T) {
 	if len(w.frontends) != 2 {
 		t.Errorf("%d frontends after a retry", len(w.frontends))
 	}
-	// A full delta must be repeated as a whole.
-	w.cursor.Resync()
-	n = 0
-	w.tracker.SetService(service("a", "10.96.0.3"))
-	if err := w.cursor.Sync(t.Context()); err == nil || errors.As(err, &partial) {
-		t.Errorf("error %v of a full delta", err)
+}
+
+// refuse makes the plane refuse the writes of one Service's frontends.
+func (w *world) refuse(ip string) {
+	w.refused = driver.Frontend{Addr: netip.MustParseAddr(ip), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}
+}
+
+// TestRefusedServiceAffectsNoOther refuses one Service of a hundred from the first delta on, in a
+// plane that can read its tables and in one that cannot. The others are acknowledged, changes cost
+// what changed, and removals are not skipped.
+func TestRefusedServiceAffectsNoOther(t *testing.T) {
+	for _, read := range []bool{true, false} {
+		t.Run(fmt.Sprintf("read=%t", read), func(t *testing.T) {
+			w := newWorld(t, true)
+			w.unreadable = !read
+			w.start(t, true)
+			w.refuse("10.96.0.7")
+			const n = 100
+			for i := range n {
+				w.tracker.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i)))
+				w.tracker.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprintf("10.0.0.%d", i)))
+			}
+			acked := 0
+			w.cursor.OnSync(func(i ruleset.SyncInfo) { acked = i.Changes - i.Failed })
+			sync := func() int {
+				t.Helper()
+				w.writes = nil
+				err := w.cursor.Sync(t.Context())
+				if partial := (*ruleset.PartialError)(nil); !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(err.Error(), "ns/s7") {
+					t.Fatalf("error %v, want one that names ns/s7", err)
+				}
+				return len(w.writes)
+			}
+			if sync(); acked != n-1 {
+				t.Errorf("%d Services acknowledged", acked)
+			}
+			w.tracker.SetSlice(slice("s5", "10.0.1.5"))
+			if got := sync(); got != 3 {
+				t.Errorf("%d writes for one endpoint", got)
+			}
+			w.tracker.DeleteService(name("s6"))
+			if got := sync(); got != 4 || len(w.pools) != n-1 || len(w.endpoints) != n-1 || len(w.addresses) != n-1 {
+				t.Errorf("%d writes for a deleted Service; left %d pools, %d endpoints, %d addresses", got, len(w.pools), len(w.endpoints), len(w.addresses))
+			}
+			if got := sync(); got != 0 {
+				t.Errorf("%d writes without a change", got)
+			}
+			w.cursor.Resync()
+			if got, want := sync(), map[bool]int{true: 0, false: 4*(n-1) - 1}[read]; got != want {
+				t.Errorf("%d writes after Resync, want %d", got, want)
+			}
+			if got := sync(); got != 0 {
+				t.Errorf("%d writes after the resync", got)
+			}
+			w.refused = driver.Frontend{}
+			if got := w.sync(t); len(got) != 1 || len(w.frontends) != n-1 {
+				t.Errorf("%d writes when nothing is refused", len(got))
+			}
+		})
 	}
+}
+
+// TestEarlierFrontendKeepsWhatItNeeds restarts with one Service that is refused, and whose
+// frontend of the earlier process stays. What that frontend may refer to stays as long, and other
+// stale entries go.
+func TestEarlierFrontendKeepsWhatItNeeds(t *testing.T) {
+	w := newWorld(t, true)
+	set := func(names ...string) {
+		for _, n := range names {
+			w.tracker.SetService(service(n, "10.96.0."+n))
+			w.tracker.SetSlice(slice(n, "10.0.0."+n))
+		}
+	}
+	set("1", "2", "3")
 	w.sync(t)
+	w.start(t, true)
+	w.refuse("10.96.0.1")
+	set("1", "2")
+	w.tracker.SetService(func() *v1.Service {
+		s := service("1", "10.96.0.1")
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		return s
+	}())
+	for i := range 2 {
+		w.writes = nil
+		err := w.cursor.Sync(t.Context())
+		if partial := (*ruleset.PartialError)(nil); !errors.As(err, &partial) || len(partial.Failed) != 1 || partial.Pruned {
+			t.Fatalf("error %v", err)
+		}
+		if want := []string{"delete frontend"}[i:]; !slices.Equal(w.writes, want) {
+			t.Errorf("writes %q, want %q", w.writes, want)
+		}
+	}
+	w.refused = driver.Frontend{}
+	if got, want := strings.Join(w.sync(t), ", "), "put frontend, delete pool, delete endpoint, delete address"; got != want {
+		t.Errorf("writes %q, want %q", got, want)
+	}
+}
+
+// TestStaleEntryThatStaysFailsNoService fails the deletion of an entry of an earlier process.
+func TestStaleEntryThatStaysFailsNoService(t *testing.T) {
+	w := newWorld(t, true)
+	stale := driver.Frontend{Addr: netip.MustParseAddr("10.96.0.9"), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}
+	w.frontends[stale] = entry{}
+	w.addresses[stale.Addr] = struct{}{}
+	w.refused = stale
+	w.tracker.SetService(service("a", "10.96.0.1"))
+	w.tracker.SetSlice(slice("a", "10.0.0.1"))
+	partial := (*ruleset.PartialError)(nil)
+	if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 0 || partial.Pruned || !errors.Is(err, errRefused) {
+		t.Fatalf("error %v", err)
+	}
+	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: name("a"), Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
+	if w.cursor.Service(key) == nil || len(w.frontends) != 2 {
+		t.Errorf("the Service is not in effect: %s", w.dump())
+	}
+	w.refused = driver.Frontend{}
+	if got := strings.Join(w.sync(t), ", "); got != "delete frontend, delete address" {
+		t.Errorf("writes %q", got)
+	}
 }
 
 // TestRangeStaysApartFromSinglePort has two Services at one address: one has port 80, and the

@@ -15,8 +15,8 @@ import (
 // functions from one goroutine at a time, within Apply.
 type Plane[P, F any] struct {
 	// Node writes what depends on the node. It is called if the node changed and in each
-	// full delta, before anything else is written. It may be nil. Its error fails the
-	// whole delta.
+	// full delta that is no [ruleset.Delta].Repeat, before anything else is written. It
+	// may be nil. Its error fails the whole delta.
 	Node func(*ruleset.Node) error
 
 	// Endpoints is the table of endpoints that pools refer to. Services share an entry: it
@@ -31,11 +31,13 @@ type Plane[P, F any] struct {
 	Frontends Table[Frontend, F]
 
 	// Pool returns the wanted value of a pool. It is required with Pools. It must return
-	// an equal value for the same Service.
+	// an equal value for the same Service. The Driver stores values, so they must not be
+	// modified.
 	Pool func(*ruleset.Service, ruleset.Target) P
 	// Frontend returns the wanted value of a frontend. It is required with Frontends. It
-	// is called after the pools of the Service have been put. If the pools are unchanged,
-	// it must return an equal value for the same Service.
+	// is called after the pools of the Service have been put, and again after a pool has
+	// become empty. So it may return what Pools stored, such as a number or a size. If
+	// the pools are unchanged, it must return an equal value for the same Service.
 	Frontend func(*ruleset.Service, *ruleset.Frontend) F
 	// EqualPools and EqualFrontends compare values. Nil means reflect.DeepEqual.
 	EqualPools     func(a, b P) bool
@@ -45,7 +47,9 @@ type Plane[P, F any] struct {
 	// frontend with an address.
 	HasAddress func(*ruleset.Frontend) bool
 	// EmptyPools means that a pool that exists has an entry even if it is empty
-	// ([ruleset.Service.HasPool]). Otherwise only pools with endpoints have one.
+	// ([ruleset.Service.HasPool]). Otherwise only pools with endpoints have one. A new
+	// empty pool is put before the frontends, and an existing pool becomes empty after
+	// them.
 	EmptyPools bool
 	// Trim, if not nil, is called after the frontends have been written for each pool that
 	// was put before. A plane whose Put must leave what earlier frontends may use deletes
@@ -61,7 +65,8 @@ type Plane[P, F any] struct {
 type Table[K comparable, V any] struct {
 	// Installed yields the entries that the data plane has, including those of an earlier
 	// process. The Driver reads all of them before it writes. Nil means that only the
-	// Driver's own entries exist; then a full delta writes every entry.
+	// Driver's own entries exist; then a full delta writes every entry, unless it is a
+	// [ruleset.Delta].Repeat.
 	Installed func() (iter.Seq2[K, V], error)
 	// Put adds or replaces an entry. After an error, the state of the entry is unknown.
 	Put func(K, V) error

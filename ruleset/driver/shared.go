@@ -12,32 +12,49 @@ import (
 type shared[K comparable] struct {
 	table  Table[K, struct{}]
 	ledger ledger.Ledger[tracker.Key, K]
+	// early is as in records.
+	early map[K]struct{}
 }
 
-// adopt starts a full delta: it forgets what the table has and reads it.
+// adopt starts a full delta: it reads the table. If that is not possible, everything that
+// Services use must be put again.
 func (s *shared[K]) adopt() error {
-	s.ledger = ledger.Ledger[tracker.Key, K]{}
-	if s.table.Put == nil || s.table.Installed == nil {
+	if s.table.Put == nil {
 		return nil
 	}
-	all, err := s.table.Installed()
-	if err != nil {
-		return err
+	var found []K
+	if s.table.Installed != nil {
+		all, err := s.table.Installed()
+		if err != nil {
+			return err
+		}
+		s.early = keep(s.early)
+		for item := range all {
+			if found = append(found, item); !s.ledger.Has(item) && s.ledger.Users(item) == 0 {
+				s.early[item] = struct{}{}
+			}
+		}
+		for item := range s.ledger.Unused() {
+			s.ledger.Removed(item)
+		}
 	}
-	for item := range all {
+	for k := range s.ledger.Owners() {
+		for item := range s.ledger.Items(k) {
+			s.ledger.Removed(item)
+		}
+	}
+	for _, item := range found {
 		s.ledger.Installed(item)
 	}
 	return nil
 }
 
-// had records that the table may have items of a Service, so that they can be released.
-func (s *shared[K]) had(k tracker.Key, items iter.Seq[K]) {
-	if s.table.Put == nil {
-		return
+// keep returns early, and an empty map instead of nil.
+func keep[K comparable](early map[K]struct{}) map[K]struct{} {
+	if early == nil {
+		return map[K]struct{}{}
 	}
-	for item := range items {
-		s.ledger.Claim(k, item)
-	}
+	return early
 }
 
 // claim puts what a Service needs and the table does not have.
@@ -58,12 +75,13 @@ func (s *shared[K]) claim(k tracker.Key, items iter.Seq[K]) error {
 }
 
 // release deletes items that a Service does not use any more, unless another Service does.
-func (s *shared[K]) release(k tracker.Key, items iter.Seq[K]) error {
+// If old is set, it leaves early items, which sweep deletes later.
+func (s *shared[K]) release(k tracker.Key, items iter.Seq[K], old bool) error {
 	if s.table.Put == nil {
 		return nil
 	}
 	for item := range items {
-		if !s.ledger.Release(k, item) {
+		if !s.ledger.Release(k, item) || s.isEarly(item, old) {
 			continue
 		}
 		if err := s.table.Delete(item); err != nil {
@@ -73,6 +91,18 @@ func (s *shared[K]) release(k tracker.Key, items iter.Seq[K]) error {
 		s.ledger.Removed(item)
 	}
 	return nil
+}
+
+func (s *shared[K]) isEarly(item K, old bool) bool {
+	_, early := s.early[item]
+	return early && old
+}
+
+// disown records that a Service uses no item any more.
+func (s *shared[K]) disown(k tracker.Key) {
+	for item := range s.ledger.Items(k) {
+		s.ledger.Release(k, item)
+	}
 }
 
 // except yields the items of a Service that are not in wanted.
@@ -90,13 +120,16 @@ func (s *shared[K]) except(k tracker.Key, wanted iter.Seq[K]) iter.Seq[K] {
 	}
 }
 
-// sweep deletes the items that no Service uses.
-func (s *shared[K]) sweep() error {
+// sweep deletes the items that no Service uses. If old is set, it leaves early items.
+func (s *shared[K]) sweep(old bool) error {
 	if s.table.Put == nil {
 		return nil
 	}
 	var errs []error
 	for item := range s.ledger.Unused() {
+		if s.isEarly(item, old) {
+			continue
+		}
 		if err := s.table.Delete(item); err != nil {
 			errs = append(errs, err)
 			continue

@@ -21,6 +21,9 @@
 // [Table.Trim] deletes the entries at and above it. In this order every slot below the
 // stored size holds an endpoint at any time.
 //
+// With package driver, Pools.Put calls [Table.Replace] and Write, Frontend reads [Table.Len],
+// and Trim calls Trim.
+//
 // The number of writes is proportional to the number of keys set and deleted. A key
 // that replaces another one takes its slot and costs one write. If more keys are
 // deleted than added, the keys in the last slots move into the gaps.

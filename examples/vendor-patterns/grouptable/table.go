@@ -64,14 +64,14 @@ func New(sw Switch, emptyGroups bool) (*Table, error) {
 	return t, err
 }
 
-// Apply applies a delta. A failure affects one Service, or a full delta as a whole.
+// Apply applies a delta. A failure affects one Service.
 func (t *Table) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := t.driver.Apply(ctx, d); err != nil {
 		return err
 	}
 	for _, id := range t.spare {
 		if err := t.sw.RemoveGroup(id); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err) // the driver takes the delta for acknowledged
 		}
 		t.ids.Unreserve(id)
 	}
