@@ -75,6 +75,10 @@ const (
 	// and its pods to the endpoints of every node ([ruleset.Frontend.ShortCircuit]).
 	// Without it, such traffic is not checked.
 	ShortCircuit Feature = "short circuit"
+	// PreferLocal: sending traffic to NodePorts, external IPs and load-balancer IPs to
+	// endpoints on the node while there are any ([tracker.ServicePort].PreferLocal).
+	// Without it, such traffic to a Service that asks for it is not checked.
+	PreferLocal Feature = "prefer local"
 	// Masquerade: replacing the client's address where the ruleset asks for it, and
 	// nowhere else. Without it, the source that endpoints see is not checked.
 	Masquerade Feature = "masquerade"

@@ -23,6 +23,8 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 		return false
 	case !s.does(ShortCircuit) && internal && v.Frontend.ShortCircuit():
 		return false
+	case !s.does(PreferLocal) && v.Service.Port.PreferLocal && !v.Service.Port.ExternalLocal && v.Frontend.Kind != ruleset.KindClusterIP:
+		return false
 	case !s.does(EndpointPorts) && !v.Frontend.IsRange() && differentPorts(v.Service.Selection.Reachable):
 		return false
 	}

@@ -258,6 +258,23 @@ func TestSkippedFeaturesAreNotJudged(t *testing.T) {
 				return elsewhere // for clients, which have no short circuit
 			},
 		},
+		PreferLocal: {
+			world: "local endpoints preferred",
+			handle: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				o := h(p)
+				if o.Action != ruleset.ActionForward {
+					return o
+				}
+				p.To = clusterIP(1, 80).at(tracker.FamilyOf(p.To.Addr())) // all endpoints
+				return h(p)
+			},
+			lie: func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+				if o := h(p); p.To != clusterIP(1, 80).at(tracker.FamilyOf(p.To.Addr())) || o.Action != ruleset.ActionForward {
+					return o
+				}
+				return elsewhere
+			},
+		},
 		ReplaceInPlace: {world: "affinity switched on and off", fault: "removes entries to replace them", lieFault: "writes frontends before pools", lieWorld: "node port"},
 	} {
 		t.Run(string(feature), func(t *testing.T) {
