@@ -116,18 +116,19 @@ type lister[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// informer returns an informer of the objects that the selectors select.
+// informer returns an informer of the objects that the selectors select. If the API server does not
+// know the field selector, it has all objects with the labels, and the tracker ignores the others.
 func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, from lister[L], label, field string) cache.SharedInformer {
 	lw := r.ListWatch(resource, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector, o.FieldSelector = label, field
+			o.LabelSelector = label
 			return from.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector, o.FieldSelector = label, field
+			o.LabelSelector = label
 			return from.Watch(ctx, o)
 		},
-	})
+	}, field)
 	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, c.Client), kind,
 		cache.SharedIndexInformerOptions{ResyncPeriod: c.Resync, ObjectDescription: resource})
 }

@@ -63,6 +63,9 @@ type Handler struct {
 // seconds, and logs failures with their cause: the first one, and after that one line a
 // minute.
 //
+// An API server before Kubernetes 1.31 does not know the field selector of Services. Follow then
+// reads headless Services, too.
+//
 // If the API server does not have ServiceCIDRs (before Kubernetes 1.33) or does not allow to
 // read them, Follow logs that once and follows the other kinds.
 func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h Handler, log *slog.Logger) {
@@ -79,10 +82,13 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	// LogSink: it would initialize the sink, which may be in use.
 	logger := logr.FromSlogHandler(struct{ slog.Handler }{log.Handler()})
 	var wg sync.WaitGroup
-	follow := func(s Source, client rest.Interface, label, field string, expected any, store cache.ReflectorStore) {
+	follow := func(s Source, client rest.Interface, label, field, optional string, expected any, store cache.ReflectorStore) {
 		lw := retrier.ListWatch(string(s), cache.NewFilteredListWatchFromClient(client, string(s), metav1.NamespaceAll, func(o *metav1.ListOptions) {
-			o.LabelSelector, o.FieldSelector = label, field
-		}))
+			o.LabelSelector = label
+			if field != "" {
+				o.FieldSelector = field
+			}
+		}), optional)
 		r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), expected, store, cache.ReflectorOptions{
 			Logger: &logger, Name: string(s), TypeDescription: string(s),
 			// For errors that are not repeated by the retrier.
@@ -95,10 +101,10 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 			r.RunWithContext(klog.NewContext(ctx, logger))
 		})
 	}
-	follow(Services, c.core, label, field, &v1.Service{}, services)
-	follow(Slices, c.discovery, sliceLabel, sliceField, &discovery.EndpointSlice{}, slices)
-	follow(Nodes, c.core, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), &v1.Node{}, nodes)
-	follow(ServiceCIDRs, c.networking, "", "", &networking.ServiceCIDR{}, cidrs)
+	follow(Services, c.core, label, "", field, &v1.Service{}, services)
+	follow(Slices, c.discovery, sliceLabel, "", sliceField, &discovery.EndpointSlice{}, slices)
+	follow(Nodes, c.core, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), "", &v1.Node{}, nodes)
+	follow(ServiceCIDRs, c.networking, "", "", "", &networking.ServiceCIDR{}, cidrs)
 	wg.Wait()
 }
 

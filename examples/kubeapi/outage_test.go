@@ -266,3 +266,44 @@ func TestSharedLogSinkIsNotInitialized(t *testing.T) {
 		stop()
 	}
 }
+
+// TestOldServerIsRead follows an API server that refuses what servers before Kubernetes 1.31 do not
+// know: the field selector of Services, lists as streams, and ServiceCIDRs.
+func TestOldServerIsRead(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch q := r.URL.Query(); {
+		case strings.Contains(q.Get("fieldSelector"), "spec."):
+			answer(w, http.StatusBadRequest, "BadRequest")
+		case strings.HasSuffix(r.URL.Path, "/servicecidrs"):
+			answer(w, http.StatusNotFound, "NotFound")
+		case q.Get("sendInitialEvents") == "" && q.Get("watch") != "":
+			w.Header().Set("Content-Type", "application/json")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done() // no event
+		default:
+			serveLists(w, r)
+		}
+	}))
+	t.Cleanup(s.CloseClientConnections)
+	log := make(lines, 100)
+	synced := make(chan string, 100)
+	stop := follow(t, s.URL, slog.New(slog.NewTextHandler(log, nil)), func(what string) { synced <- what })
+	want := map[string]bool{"synced services": true, "synced endpointslices": true, "synced nodes": true}
+	for len(want) != 0 {
+		select {
+		case what := <-synced:
+			delete(want, what)
+		case <-time.After(time.Minute):
+			t.Fatalf("missing: %v", want)
+		}
+	}
+	stop()
+	close(log)
+	var text strings.Builder
+	for line := range log {
+		text.WriteString(line)
+	}
+	if got := text.String(); strings.Count(got, "does not know a field selector") != 1 || strings.Contains(got, "cannot read from the API server") {
+		t.Errorf("log:\n%s", got)
+	}
+}

@@ -59,25 +59,30 @@ type Retrier struct {
 	// answered holds the resources about which the API server has answered once.
 	answered      map[string]bool
 	since, logged time.Time
+	// unselected holds the resources whose optional field selector the API server refused.
+	unselected map[string]bool
 }
 
 // New returns a Retrier. The log is required.
 func New(log *slog.Logger) *Retrier {
-	return &Retrier{log: log, now: time.Now, failing: map[string]bool{}, answered: map[string]bool{}}
+	return &Retrier{log: log, now: time.Now, failing: map[string]bool{}, answered: map[string]bool{}, unselected: map[string]bool{}}
 }
 
 // ListWatch returns a ListWatch that does the same as lw and repeats failed requests
 // until they succeed or their context ends; then a watch has no events. It returns errors about which a reflector
 // must do something itself, such as an expired resource version.
-func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch) *cache.ListWatch {
+//
+// The requests have the optional field selector, unless the API server refuses it: the reader must
+// ignore the objects that it excludes.
+func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch, optional string) *cache.ListWatch {
 	return &cache.ListWatch{
 		DisableChunking: lw.DisableChunking,
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (out runtime.Object, err error) {
-			err = r.repeat(ctx, resource, func() error { out, err = lw.ListWithContext(ctx, o); return err })
+			err = r.repeat(ctx, resource, o, optional, func(o metav1.ListOptions) error { out, err = lw.ListWithContext(ctx, o); return err })
 			return out, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (out watch.Interface, err error) {
-			err = r.repeat(ctx, resource, func() error { out, err = lw.WatchWithContext(ctx, o); return err })
+			err = r.repeat(ctx, resource, o, optional, func(o metav1.ListOptions) error { out, err = lw.WatchWithContext(ctx, o); return err })
 			if err != nil && ctx.Err() != nil {
 				// A reflector logs an error. It stops a watch without an event.
 				return watch.NewFake(), nil
@@ -87,20 +92,49 @@ func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch) *cache.ListWat
 	}
 }
 
+// selected calls do with the optional field selector, and without it if the API server refuses the
+// request.
+func (r *Retrier) selected(resource string, o metav1.ListOptions, optional string, do func(metav1.ListOptions) error) error {
+	r.mu.Lock()
+	without := optional == "" || r.unselected[resource]
+	r.mu.Unlock()
+	if without {
+		return do(o)
+	}
+	with := o
+	with.FieldSelector = optional
+	refused := do(with)
+	if !apierrors.IsBadRequest(refused) {
+		return refused
+	}
+	err := do(o)
+	if apierrors.IsBadRequest(err) {
+		return err // for another reason
+	}
+	r.mu.Lock()
+	r.unselected[resource] = true
+	r.mu.Unlock()
+	r.log.Info("the API server does not know a field selector: reading all objects", "resource", resource, "selector", optional, "error", refused)
+	return err
+}
+
 // repeat calls do until it succeeds, its error is one for the caller, or ctx ends.
-func (r *Retrier) repeat(ctx context.Context, resource string, do func() error) error {
+func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOptions, optional string, do func(metav1.ListOptions) error) error {
 	for n := 0; ; n++ {
 		slow := time.AfterFunc(answerTimeout, func() { r.slow(resource) })
-		err := do()
+		err := r.selected(resource, o, optional, do)
 		slow.Stop()
 		if ctx.Err() != nil {
 			return err
 		}
-		if err == nil || !repeatable(err) {
+		if err == nil || expected(err, o) {
 			r.succeeded(resource)
 			return err
 		}
 		r.failed(resource, err)
+		if !repeatable(err) {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return err
@@ -123,6 +157,13 @@ func repeatable(err error) bool {
 		return true
 	}
 	return status.Status().Code >= 500
+}
+
+// expected reports whether a reflector sends another request after err, as it does without a failure.
+func expected(err error, o metav1.ListOptions) bool {
+	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) ||
+		apierrors.IsTimeout(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) ||
+		o.SendInitialEvents != nil && apierrors.IsInvalid(err) // before Kubernetes 1.32, by default
 }
 
 // slow records that a request takes long. Only the first answer about a resource is

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -76,7 +77,7 @@ func TestFailuresAreRepeatedAndLoggedOnceAMinute(t *testing.T) {
 					return down
 				}
 				return nil
-			}))
+			}), "")
 			if _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); err != nil {
 				t.Error(err)
 			}
@@ -102,7 +103,7 @@ func TestSilenceIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log buffer
 		r := New(slog.New(slog.NewTextHandler(&log, nil)))
-		lw := r.ListWatch("services", answers(20*time.Second, func() error { return nil }))
+		lw := r.ListWatch("services", answers(20*time.Second, func() error { return nil }), "")
 		go lw.ListWithContext(t.Context(), metav1.ListOptions{})
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
@@ -124,7 +125,7 @@ func TestSilenceIsLogged(t *testing.T) {
 
 func TestPauseEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lw := New(slog.New(slog.DiscardHandler)).ListWatch("services", answers(0, func() error { return errors.New("refused") }))
+		lw := New(slog.New(slog.DiscardHandler)).ListWatch("services", answers(0, func() error { return errors.New("refused") }), "")
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Minute, cancel)
 		start := time.Now()
@@ -159,6 +160,41 @@ func TestErrorsForTheReflectorPass(t *testing.T) {
 	} {
 		if got := repeatable(tt.err); got != tt.want {
 			t.Errorf("%T %v: %v, want %v", tt.err, tt.err, got, tt.want)
+		}
+	}
+}
+
+// TestRefusedSelectorIsLeftOut reads from API servers that do not know a field selector, and from one
+// that refuses the request for another reason.
+func TestRefusedSelectorIsLeftOut(t *testing.T) {
+	const selector = "spec.clusterIP!=None"
+	refused := apierrors.NewBadRequest("field label not supported: spec.clusterIP")
+	for _, broken := range []bool{false, true} {
+		var log buffer
+		var got []string
+		do := func(o metav1.ListOptions) error {
+			got = append(got, o.FieldSelector)
+			if broken || o.FieldSelector != "" {
+				return refused
+			}
+			return nil
+		}
+		r := New(slog.New(slog.NewTextHandler(&log, nil)))
+		lw := r.ListWatch("services", &cache.ListWatch{
+			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return nil, do(o) },
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return nil, do(o) },
+		}, selector)
+		_, list := lw.ListWithContext(t.Context(), metav1.ListOptions{})
+		_, watched := lw.WatchWithContext(t.Context(), metav1.ListOptions{})
+		want, line := []string{selector, "", ""}, "reading all objects"
+		if broken {
+			want, line = []string{selector, "", selector, ""}, "cannot read from the API server"
+		}
+		if !slices.Equal(got, want) || (list != nil) != broken || (watched != nil) != broken {
+			t.Errorf("broken %t: requests %q, errors %v and %v", broken, got, list, watched)
+		}
+		if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), line) {
+			t.Errorf("broken %t: log\n%s", broken, log.String())
 		}
 	}
 }
