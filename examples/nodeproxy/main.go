@@ -53,7 +53,8 @@
 //
 // With --manifests, run writes a line to standard output for each change of the manifests
 // that is in effect, even if the kernel needed no change. With an API server, it writes a
-// line for each sync that had something to do:
+// line for the first sync that had something to do, and then at most one a minute, for all
+// syncs since the last line (--log-every-sync: one for each):
 //
 //	synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
 //

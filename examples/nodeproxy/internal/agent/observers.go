@@ -63,8 +63,11 @@ type observers struct {
 	began   time.Time
 	applied time.Time
 	changed int
-	// lines bounds the rate of lines about changes from an API server.
-	lines complaint.Bucket
+	// everyLine is set if each sync of changes from an API server has a line. Otherwise lines
+	// and, for syncs with failed Services, failures bound their rate.
+	everyLine       bool
+	lines, failures complaint.Bucket
+	line            syncLine
 	// synced is the outcome of the last sync.
 	synced ruleset.SyncInfo
 }
@@ -76,7 +79,9 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 		nodeName:  cfg.NodeName,
 		out:       out,
 		manifests: cfg.Manifests != "",
-		lines:     complaint.Bucket{Burst: 60, Every: time.Second},
+		everyLine: cfg.LogEverySync,
+		lines:     complaint.Bucket{Burst: 1, Every: time.Minute},
+		failures:  complaint.Bucket{Burst: 20, Every: 10 * time.Second},
 	}
 	if cfg.JSON() {
 		o.entries = log
@@ -163,31 +168,45 @@ func (o *observers) report(failed int, asked time.Time) {
 	if o.applied.IsZero() {
 		o.applied = time.Now() // the kernel needed no change
 	}
-	took, waited := o.applied.Sub(o.began), max(0, o.began.Sub(o.receivedAt))
-	if o.entries != nil {
-		list := []any{"services", o.synced.Services, "endpoints", o.synced.Endpoints, "changed", o.changed, "took", took.String(), "waited", waited.String()}
-		if failed != 0 {
-			list = append(list, "failed", failed)
-		}
-		o.entries.Info("synced", list...)
-		return
-	}
-	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v waited=%v",
-		o.synced.Services, o.synced.Endpoints, o.changed, took, waited)
-	if failed != 0 {
-		line += fmt.Sprintf(" failed=%d", failed)
-	}
+	l := &o.line
+	l.syncs++
+	l.changed += o.changed
+	l.took = max(l.took, o.applied.Sub(o.began))
+	l.waited = max(l.waited, o.began.Sub(o.receivedAt))
 	// With manifests, a test or a person waits for each line.
-	if !o.manifests {
-		omitted, ok := o.lines.Take(time.Now())
-		if !ok {
+	if !o.manifests && !o.everyLine {
+		bucket := &o.lines
+		if failed != 0 {
+			bucket = &o.failures
+		}
+		if _, ok := bucket.Take(time.Now()); !ok {
 			return
 		}
-		if omitted != 0 {
-			line += fmt.Sprintf(" omitted=%d", omitted)
-		}
 	}
-	fmt.Fprintln(o.out, line)
+	fields := []any{"services", o.synced.Services, "endpoints", o.synced.Endpoints, "changed", l.changed, "took", l.took.String(), "waited", l.waited.String()}
+	if l.syncs != 1 {
+		fields = append(fields, "syncs", l.syncs)
+	}
+	if failed != 0 {
+		fields = append(fields, "failed", failed)
+	}
+	*l = syncLine{}
+	if o.entries != nil {
+		o.entries.Info("synced", fields...)
+		return
+	}
+	text := "synced"
+	for i := 0; i < len(fields); i += 2 {
+		text += fmt.Sprintf(" %v=%v", fields[i], fields[i+1])
+	}
+	fmt.Fprintln(o.out, text)
+}
+
+// syncLine collects the syncs since the last line: their number, the Service ports that they
+// changed, and the longest times.
+type syncLine struct {
+	syncs, changed int
+	took, waited   time.Duration
 }
 
 func (o *observers) nodeEvent(warning bool, reason, message string) {

@@ -23,8 +23,9 @@ const runLong = `Reads Services and EndpointSlices from an API server, or from -
 programs the network namespace it runs in. It follows their changes. The rules stay
 in effect when it ends. Invalid parts of objects and documents are logged and skipped.
 
-Run prints a line for each change of the manifests that is in effect or, with an API
-server, for each sync that had something to do:
+Run prints a line for each change of the manifests that is in effect. With an API server
+it prints one for the first sync that had something to do, and then at most one a minute,
+for all syncs since the last line; --log-every-sync prints one for each:
   synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
 
   services   Services with a port to serve
@@ -35,8 +36,10 @@ server, for each sync that had something to do:
              are deleted afterwards, and no sync waits for that
   waited     the time from the change to the start of the sync; it counts from the last
              object of a change of the manifests, or from the first one of an API server
+  syncs      syncs that the line is about, if several: changed is a sum then, and took
+             and waited are the longest times
   failed     Service ports that could not be programmed and will be retried; missing
-             if 0
+             if 0. 20 such lines are printed, and then one in 10 seconds
 With --logging-format=json the line is an entry of the log with these fields.
 `
 

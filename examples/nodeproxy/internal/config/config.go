@@ -55,6 +55,8 @@ type Config struct {
 	// Offload has the patterns of the interfaces between which mode nftables offloads
 	// connections. Nil offloads none.
 	Offload []string
+	// LogEverySync writes a line for each sync of changes from an API server.
+	LogEverySync bool
 	// Budget bounds the cost of Services.
 	Budget ruleset.Budget
 	// Annotations holds the names of the allowed annotations, without their prefix.

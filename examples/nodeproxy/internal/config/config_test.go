@@ -555,7 +555,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets",
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets", "log-every-sync",
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {

@@ -93,7 +93,7 @@ func TestEndToEnd(t *testing.T) {
 	vip := lab.Port(web.Spec.ClusterIP, "80")
 
 	args := []string{
-		"run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR",
+		"run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--log-every-sync", "--detect-local-mode", "NodeCIDR",
 		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling",
 	}
 	p := start(t, s.Node, args...)
