@@ -54,6 +54,7 @@ type Set struct {
 	loadBalancerFailures             map[string]*prometheus.CounterVec
 	rules, rulesWritten              *prometheus.GaugeVec
 	otherRules                       *prometheus.GaugeVec
+	configInvalid                    prometheus.Gauge
 
 	mu sync.Mutex
 	// pending holds the Services that changed since the last sync began.
@@ -92,7 +93,10 @@ func NewSet(c Config) *Set {
 	s.otherRules = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
 	}, []string{"proxy", "mode", "state"})
-	s.registry.MustRegister(s.otherRules)
+	s.configInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "proxier_configuration_file_invalid", Help: "1 while the configuration file is invalid and the previous content is in effect",
+	})
+	s.registry.MustRegister(s.otherRules, s.configInvalid)
 	s.healthz = s.counter("proxy_healthz_total", "Answers of /healthz, by status code", "code")
 	s.livez = s.counter("proxy_livez_total", "Answers of /livez, by status code", "code")
 	switch c.Mode {
@@ -304,6 +308,15 @@ func (s *Set) OtherRules(proxy, mode, state string) {
 	s.otherRules.DeletePartialMatch(prometheus.Labels{"proxy": proxy, "mode": mode})
 	if state != "absent" {
 		s.otherRules.WithLabelValues(proxy, mode, state).Set(1)
+	}
+}
+
+// ConfigInvalid stores whether the configuration file is invalid, so that its previous content is
+// in effect.
+func (s *Set) ConfigInvalid(invalid bool) {
+	s.configInvalid.Set(0)
+	if invalid {
+		s.configInvalid.Set(1)
 	}
 }
 

@@ -23,8 +23,9 @@
 //
 // "nodeproxy run --help" lists the flags in groups: nodeproxy's own, kube-proxy's, and those of
 // logging. --config reads kube-proxy's configuration file. Options of kube-proxy that nodeproxy
-// does not support are rejected by name. Run exits when its configuration file changes; its
-// supervisor restarts it.
+// does not support are rejected by name. Run exits when the configuration in its file changes; its
+// supervisor restarts it. If the changed file is invalid, run logs an error, sets the metric
+// proxier_configuration_file_invalid to 1, and goes on with the previous content.
 //
 // # Requirements
 //

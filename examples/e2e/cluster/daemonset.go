@@ -63,13 +63,13 @@ func (s settings) withDaemonSet(ctx context.Context, pid int, control place, mod
 	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(filepath.Join(deploy, "base", "daemonset.yaml"))
+	text, err := readBase(filepath.Join(deploy, "base"))
 	if err != nil {
 		return err
 	}
-	manifest, err := adapt(string(text), mode, has(unix.CAP_SYS_RESOURCE))
+	manifest, err := adapt(text, mode, has(unix.CAP_SYS_RESOURCE))
 	if err != nil {
-		return fmt.Errorf("%s/base/daemonset.yaml: %w", deploy, err)
+		return fmt.Errorf("%s/base: %w", deploy, err)
 	}
 	for _, m := range []string{string(rights), manifest} {
 		if _, err := s.kubectl(ctx, control, strings.NewReader(m), "apply", "-f", "-"); err != nil {
@@ -98,7 +98,25 @@ func has(capability uintptr) bool {
 	return err == nil && n == 1
 }
 
-// adapt makes the changes to daemonset.yaml that its comments ask for in this cluster, whose
+// readBase returns the ConfigMap that kustomize generates from config.yaml, but without a hash in its
+// name, and daemonset.yaml.
+func readBase(dir string) (string, error) {
+	config, err := os.ReadFile(filepath.Join(dir, "config.yaml"))
+	if err != nil {
+		return "", err
+	}
+	set, err := os.ReadFile(filepath.Join(dir, "daemonset.yaml"))
+	if err != nil {
+		return "", err
+	}
+	text := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: nodeproxy, namespace: kube-system}\ndata:\n  config.yaml: |\n"
+	for line := range strings.Lines(string(config)) {
+		text += "    " + line
+	}
+	return text + "---\n" + string(set), nil
+}
+
+// adapt makes the changes to config.yaml and daemonset.yaml that the latter's comments ask for in this cluster, whose
 // nodes are containers, and has mode nftables serve NodePorts at loopback addresses. If the
 // machine does not have CAP_SYS_RESOURCE, no container can have it. It returns an error if the
 // file lacks what is to be changed.

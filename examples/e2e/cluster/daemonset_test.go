@@ -12,11 +12,11 @@ import (
 const deploy = "../../nodeproxy/deploy"
 
 func TestManifestIsAdapted(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(deploy, "base", "daemonset.yaml"))
+	text, err := readBase(filepath.Join(deploy, "base"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := adapt(string(text), "iptables", false)
+	got, err := adapt(text, "iptables", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,11 +25,11 @@ func TestManifestIsAdapted(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
 	}
-	got, err = adapt(string(text), "nftables", false)
+	got, err = adapt(text, "nftables", false)
 	if err != nil || !strings.Contains(got, "    nodePortAddresses: [primary,localhost]\n") {
 		t.Errorf("error %v, or no NodePorts at loopback addresses in\n%s", err, got)
 	}
-	if _, err := adapt(strings.ReplaceAll(string(text), "api.cluster.example", "api"), "iptables", true); err == nil {
+	if _, err := adapt(strings.ReplaceAll(text, "api.cluster.example", "api"), "iptables", true); err == nil {
 		t.Error("a manifest without the API server's address is accepted")
 	}
 }

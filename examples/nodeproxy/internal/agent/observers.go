@@ -29,6 +29,7 @@ const (
 	reasonServiceCheckFailed = "FailedToStartServiceHealthcheck"
 	reasonIPVSDeprecation    = "IPVSDeprecation"
 	reasonIdleKubeProxy      = "IdleKubeProxy"
+	reasonConfigInvalid      = "InvalidConfiguration"
 	component                = "nodeproxy"
 )
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 const runLong = `Reads Services and EndpointSlices from an API server, or from --manifests PATH, and
@@ -191,7 +193,9 @@ func (a *Agent) logStart() {
 // supervisor restarts it.
 var errConfigChanged = errors.New("configuration file changed: restart needed")
 
-// watchConfig returns errConfigChanged when the configuration file has changed.
+// watchConfig returns errConfigChanged when the configuration has changed by its file. While the file
+// is invalid, the agent goes on: one that exits would not start again, and a ConfigMap changes on
+// all nodes within a minute.
 func (a *Agent) watchConfig(ctx context.Context) error {
 	path := a.Config.ConfigFile
 	if path == "" {
@@ -206,10 +210,30 @@ func (a *Agent) watchConfig(ctx context.Context) error {
 	for {
 		// A missing or unreadable file does not count as a change.
 		if now, err := os.ReadFile(path); err == nil && !bytes.Equal(was, now) {
-			return errConfigChanged
+			was = now
+			if a.configChanged(now) {
+				return errConfigChanged
+			}
 		}
 		if err := w.Wait(ctx); err != nil {
 			return err
 		}
 	}
+}
+
+// configChanged reports whether the configuration differs with a new content of its file. It logs
+// why if it does not.
+func (a *Agent) configChanged(text []byte) bool {
+	next, err := a.Config.WithFile(text)
+	a.metrics.ConfigInvalid(err != nil)
+	switch {
+	case err != nil:
+		a.Log.Error("the changed configuration file is invalid: its previous content stays in effect", "error", err)
+		a.nodeEvent(true, reasonConfigInvalid, complaint.Text(err.Error()))
+		return false
+	case reflect.DeepEqual(next.Effective, a.Config.Effective):
+		a.Log.Info("the configuration file changed without effect")
+		return false
+	}
+	return true
 }

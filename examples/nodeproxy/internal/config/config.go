@@ -45,6 +45,7 @@ type Config struct {
 	ConfigFile string
 	// FileText is the content of the configuration file.
 	FileText      []byte
+	again         func(text []byte) (*Config, error)
 	WriteConfigTo string
 	Cleanup       bool
 	Adopt         bool
@@ -103,7 +104,21 @@ type Config struct {
 
 // Config validates the command line and returns its configuration. It reads the
 // configuration file, if one is given.
-func (fl *Flags) Config() (*Config, error) { return fl.config(os.ReadFile, os.Hostname) }
+func (fl *Flags) Config() (*Config, error) {
+	flags := *fl
+	c, err := fl.config(os.ReadFile, os.Hostname)
+	if err == nil {
+		c.again = func(text []byte) (*Config, error) {
+			fl := flags
+			return fl.config(func(string) ([]byte, error) { return text, nil }, os.Hostname)
+		}
+	}
+	return c, err
+}
+
+// WithFile returns the configuration of the same command line with another content of the
+// configuration file.
+func (c *Config) WithFile(text []byte) (*Config, error) { return c.again(text) }
 
 func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {
 	k, err := fl.effective(read)

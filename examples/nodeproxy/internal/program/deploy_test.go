@@ -69,22 +69,15 @@ func parametersOf(c *config.Config) parameters {
 // TestDaemonSetMatchesTheProgram parses the arguments and the configuration of the manifests
 // as the program does.
 func TestDaemonSetMatchesTheProgram(t *testing.T) {
-	list := readObjects(t, "base/daemonset.yaml")
-	var file string
+	const file = "../../deploy/base/config.yaml"
 	var ds *apps.DaemonSet
-	for _, o := range list {
-		switch o := o.(type) {
-		case *v1.ConfigMap:
-			file = filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(file, []byte(o.Data["config.yaml"]), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		case *apps.DaemonSet:
+	for _, o := range readObjects(t, "base/daemonset.yaml") {
+		if o, ok := o.(*apps.DaemonSet); ok {
 			ds = o
 		}
 	}
-	if file == "" || ds == nil {
-		t.Fatal("no ConfigMap, or no DaemonSet")
+	if ds == nil {
+		t.Fatal("no DaemonSet")
 	}
 	spec := ds.Spec.Template.Spec
 	for _, c := range append(spec.InitContainers, spec.Containers...) {
@@ -187,17 +180,15 @@ func TestParametersOnNodesThatAreContainers(t *testing.T) {
 		t.Errorf("the comment does not name %s", kind)
 	}
 	for setting, want := range map[string]int{kind: 0, "conntrack: {min: 2000000000}": 1} {
-		for _, o := range readObjects(t, "base/daemonset.yaml") {
-			m, ok := o.(*v1.ConfigMap)
-			if !ok {
-				continue
-			}
-			dir := t.TempDir()
-			put(t, dir, "config.yaml", m.Data["config.yaml"]+"\n"+setting+"\n")
-			p := start(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml"))
-			if code, _ := p.exit(t); code != want {
-				t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, p.log())
-			}
+		config, err := os.ReadFile("../../deploy/base/config.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		put(t, dir, "config.yaml", string(config)+setting+"\n")
+		p := start(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml"))
+		if code, _ := p.exit(t); code != want {
+			t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, p.log())
 		}
 	}
 }

@@ -65,7 +65,21 @@ logging: {format: json}
 	put(t, etc, "config.yaml", string(text))
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	eventually(t, "the new endpoint is in effect", func() bool { return strings.Count(p.log(), `"msg":"synced"`) == 2 })
+	// Neither does a comment. An invalid file leaves the agent as it is.
 	put(t, etc, "config.yaml", string(text)+"\n# Something else.\n")
+	p.logged(t, "the configuration file changed without effect")
+	invalid := func() string { _, body, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics"); return body }
+	for n, wrong := range []string{"mode: ipvsx\n", "{"} {
+		put(t, etc, "config.yaml", string(text)+wrong)
+		eventually(t, "the file is reported", func() bool { return strings.Count(p.log(), "the changed configuration file is invalid") == n+1 })
+		if !strings.Contains(invalid(), "proxier_configuration_file_invalid 1\n") {
+			t.Error("the metric does not say that the file is invalid")
+		}
+	}
+	put(t, etc, "config.yaml", string(text))
+	eventually(t, "the file is valid again", func() bool { return strings.Contains(invalid(), "proxier_configuration_file_invalid 0\n") })
+	s.answeredBy(t, clusterVIP, podIPs[1])
+	put(t, etc, "config.yaml", strings.Replace(string(text), "250ms", "240ms", 1)+"\nbindAddressHardFail: true\n")
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
