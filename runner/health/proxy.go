@@ -47,8 +47,9 @@ const (
 type Proxy struct {
 	cfg ProxyConfig
 
-	mu         sync.Mutex
-	ineligible bool
+	mu sync.Mutex
+	// ineligible is why the node is not eligible for load-balancer traffic, or "".
+	ineligible string
 	families   map[tracker.Family]*progress
 }
 
@@ -147,9 +148,19 @@ func (p *Proxy) Done(ok bool, families ...tracker.Family) {
 
 // SetEligible records whether the node may get load-balancer traffic; see [Eligible].
 func (p *Proxy) SetEligible(eligible bool) {
+	reason := ""
+	if !eligible {
+		reason = "the node is not eligible for load-balancer traffic"
+	}
+	p.SetIneligible(reason)
+}
+
+// SetIneligible records why the node may not get load-balancer traffic, or that it may if the
+// reason is "". The reason is part of the answer of /healthz; see [WhyIneligible].
+func (p *Proxy) SetIneligible(reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ineligible = !eligible
+	p.ineligible = reason
 }
 
 // Healthy reports whether a sync has succeeded in each family, and no update has waited too long
@@ -167,7 +178,7 @@ type familyStatus struct {
 	Healthy bool `json:"healthy"`
 }
 
-// status is the body of a response, in kube-proxy's JSON format.
+// status is the body of a response, in kube-proxy's JSON format, and a reason.
 type status struct {
 	// LastUpdated is CurrentTime if the check succeeds. Otherwise it is the latest
 	// LastUpdated in Status, or the zero time if Status is empty.
@@ -180,6 +191,8 @@ type status struct {
 	// Healthy reports whether every family in Status is healthy and, for /healthz, Status has
 	// all families.
 	Healthy bool `json:"healthy"`
+	// Reason says why the check fails. It is not part of the JSON if it succeeds.
+	Reason string `json:"reason,omitempty"`
 	// Status has an entry for each family with a successful sync. If it is empty, it
 	// is not part of the JSON.
 	Status map[v1.IPFamily]familyStatus `json:"status,omitempty"`
@@ -197,9 +210,16 @@ func (p *Proxy) status(c Check) status {
 	defer p.mu.Unlock()
 	now := time.Now()
 	out := status{CurrentTime: now, Healthy: true, Status: map[v1.IPFamily]familyStatus{}}
-	for name, s := range p.families {
+	for _, name := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		s := p.families[name]
+		if s == nil {
+			continue
+		}
 		if s.updated.IsZero() {
-			out.Healthy = out.Healthy && c == Livez
+			if c == Healthz {
+				out.Healthy = false
+				out.Reason = "no sync has succeeded yet"
+			}
 			continue
 		}
 		waiting := s.syncing
@@ -207,15 +227,21 @@ func (p *Proxy) status(c Check) status {
 			waiting = s.queued
 		}
 		f := familyStatus{LastUpdated: s.updated, Healthy: waiting.IsZero() || now.Sub(waiting) < p.cfg.Timeout}
-		out.Healthy = out.Healthy && f.Healthy
+		if !f.Healthy {
+			out.Healthy = false
+			out.Reason = fmt.Sprintf("an update in %v waits for %v", name, now.Sub(waiting).Round(time.Second))
+		}
 		if f.LastUpdated.After(out.LastUpdated) {
 			out.LastUpdated = f.LastUpdated
 		}
 		out.Status[v1.IPFamily(name.String())] = f
 	}
 	if c == Healthz {
-		eligible := !p.ineligible
+		eligible := p.ineligible == ""
 		out.NodeEligible = &eligible
+		if out.Healthy {
+			out.Reason = p.ineligible
+		}
 	}
 	if out.ok() {
 		out.LastUpdated = now
@@ -260,7 +286,17 @@ const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 // Eligible reports whether a node may get load-balancer traffic: it is not being
 // deleted, and the cluster autoscaler has not marked it for removal (taint
 // ToBeDeletedByClusterAutoscaler; KEP-3836). It returns false for a nil node.
-func Eligible(n *v1.Node) bool {
-	return n != nil && n.DeletionTimestamp == nil &&
-		!slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == taintToBeDeleted })
+func Eligible(n *v1.Node) bool { return WhyIneligible(n) == "" }
+
+// WhyIneligible returns why a node is not [Eligible], or "" if it is.
+func WhyIneligible(n *v1.Node) string {
+	switch {
+	case n == nil:
+		return "there is no Node object"
+	case n.DeletionTimestamp != nil:
+		return "the Node object is being deleted"
+	case slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == taintToBeDeleted }):
+		return "the Node has the taint " + taintToBeDeleted
+	}
+	return ""
 }

@@ -149,10 +149,10 @@ func servesStatus(t *testing.T) {
 		}
 	}
 	// No update is in effect yet.
-	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":false}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":false,"reason":"no sync has succeeded yet"}`)
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","healthy":true}`)
 	p.SetEligible(false)
-	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":false}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":false,"reason":"no sync has succeeded yet"}`)
 	p.SetEligible(true)
 
 	// An update takes effect in IPv4 at 0:01, in IPv6 at 0:02.
@@ -168,7 +168,7 @@ func servesStatus(t *testing.T) {
 	ask(health.Healthz, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":true,"healthy":true,`+families(true, true))
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","healthy":true,`+families(true, true))
 	p.SetEligible(false)
-	ask(health.Healthz, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":false,"healthy":true,`+families(true, true))
+	ask(health.Healthz, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":false,"healthy":true,"reason":"the node is not eligible for load-balancer traffic",`+families(true, true))
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","healthy":true,`+families(true, true))
 	p.SetEligible(true)
 
@@ -176,12 +176,12 @@ func servesStatus(t *testing.T) {
 	p.Queued(tracker.IPv4)
 	time.Sleep(time.Minute)
 	late := `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:01:03Z",`
-	ask(health.Livez, 503, late+`"healthy":false,`+families(false, true))
-	ask(health.Healthz, 503, late+`"nodeEligible":true,"healthy":false,`+families(false, true))
+	ask(health.Livez, 503, late+`"healthy":false,"reason":"an update in IPv4 waits for 1m0s",`+families(false, true))
+	ask(health.Healthz, 503, late+`"nodeEligible":true,"healthy":false,"reason":"an update in IPv4 waits for 1m0s",`+families(false, true))
 	tr.SyncStart(runner.Info{})
 	tr.SyncDone(runner.Info{Err: errors.New("no")})
 	time.Sleep(time.Minute)
-	ask(health.Livez, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:02:03Z","healthy":false,`+families(false, false))
+	ask(health.Livez, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:02:03Z","healthy":false,"reason":"an update in IPv6 waits for 1m0s",`+families(false, false))
 
 	// One Service that cannot be programmed leaves the proxy healthy.
 	tr.SyncStart(runner.Info{})

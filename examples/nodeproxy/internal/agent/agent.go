@@ -156,7 +156,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 		OwnInUse:       func() { a.refresh.Reset(max(cfg.SyncPeriod, time.Second)) },
 		ReceiveService: a.metrics.ReceiveService,
 		ReceiveSlice:   a.metrics.ReceiveSlice,
-		Eligible:       a.Proxy.SetEligible,
+		Ineligible:     a.Proxy.SetIneligible,
 		APIServer:      objects.FindAPIAddresses(ctx, cfg, log),
 		OverBudget:     a.metrics.OverBudget,
 	}
@@ -174,7 +174,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 	}
 	if client != nil || node != nil {
 		// With an API server /healthz waits for the Node object, as kube-proxy's does.
-		a.Proxy.SetEligible(health.Eligible(node))
+		a.Proxy.SetIneligible(health.WhyIneligible(node))
 	}
 	if a.World, err = objects.New(cfg, a.families, node, hooks, log); err != nil {
 		return nil, err

@@ -79,6 +79,8 @@ type Config struct {
 
 	Mode     string
 	NodeName string
+	// NodeNameFrom names the source of NodeName.
+	NodeNameFrom string
 	// BindAddress is the node's own address, or the zero Addr if it is not given.
 	BindAddress netip.Addr
 	// DetectLocal is how traffic of pods is recognized. It has no CIDRs in mode NodeCIDR:
@@ -187,7 +189,12 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	}
 	// The kubelet derives the name of the Node in the same way.
 	name := k.HostnameOverride
+	out.NodeNameFrom = "--hostname-override"
+	if fl.file != "" && !fl.Changed("hostname-override") {
+		out.NodeNameFrom = "hostnameOverride in the configuration file"
+	}
 	if name == "" {
+		out.NodeNameFrom = "the host's name"
 		if name, err = hostname(); err != nil {
 			return nil, fmt.Errorf("cannot read the host's name, and --hostname-override is not given: %w", err)
 		}

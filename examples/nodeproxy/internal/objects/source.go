@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -232,17 +233,22 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 	gates := map[kubeapi.Source]tracker.Source{
 		kubeapi.Services: tracker.SourceServices, kubeapi.Slices: tracker.SourceSlices, kubeapi.Nodes: tracker.SourceNodes,
 	}
+	empty := newEmptySources(w)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { empty.warn(ctx) })
 	kubeapi.Follow(ctx, s.client, tracker.Selector{}, s.cfg.NodeName, kubeapi.Handler{
-		SetService:        w.SetService,
+		SetService:        func(o *v1.Service) { empty.seen(kubeapi.Services); w.SetService(o) },
 		DeleteService:     w.DeleteService,
-		SetSlice:          w.SetSlice,
+		SetSlice:          func(o *discovery.EndpointSlice) { empty.seen(kubeapi.Slices); w.SetSlice(o) },
 		DeleteSlice:       w.DeleteSlice,
-		SetNode:           w.setNode,
+		SetNode:           func(o *v1.Node) { empty.seen(kubeapi.Nodes); w.setNode(o) },
 		DeleteNode:        func() { w.nodeGone(false) },
 		SetServiceCIDR:    w.setServiceCIDR,
 		DeleteServiceCIDR: w.deleteServiceCIDR,
 		Synced: func(s kubeapi.Source) {
 			w.Log.Debug("listed", "resource", s)
+			empty.listed(s)
 			if g, ok := gates[s]; ok {
 				w.Tracker.MarkSynced(g)
 			}

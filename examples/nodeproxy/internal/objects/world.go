@@ -63,8 +63,9 @@ type WorldHooks struct {
 	ReceiveSlice   func(addressType string, update func() (changed bool))
 	// APIServer holds the addresses that no external IP may take.
 	APIServer apiAddresses
-	// Eligible is called with whether the node may get load-balancer traffic.
-	Eligible func(bool)
+	// Ineligible is called with why the node may not get load-balancer traffic, or with "" if it
+	// may.
+	Ineligible func(reason string)
 	// OverBudget counts a Service port that exceeds the budget.
 	OverBudget func(tracker.Key)
 	// Node is called with each version of this node's object.
@@ -266,7 +267,7 @@ func (w *World) setNode(n *v1.Node) {
 		return
 	}
 	w.node = n
-	w.setEligible(health.Eligible(n))
+	w.setIneligible(health.WhyIneligible(n))
 	w.Tracker.SetNode(w.nodeInfo())
 	if w.WorldHooks.Node != nil {
 		w.WorldHooks.Node(n)
@@ -280,18 +281,19 @@ func (w *World) setNode(n *v1.Node) {
 func (w *World) nodeGone(discard bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.setEligible(discard)
 	if !discard {
+		w.setIneligible("the Node object was deleted")
 		w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
 		return
 	}
+	w.setIneligible("")
 	w.node = nil
 	w.Tracker.SetNode(w.nodeInfo())
 }
 
-func (w *World) setEligible(eligible bool) {
-	if w.Eligible != nil {
-		w.Eligible(eligible)
+func (w *World) setIneligible(reason string) {
+	if w.Ineligible != nil {
+		w.Ineligible(reason)
 	}
 }
 
