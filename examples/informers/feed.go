@@ -42,6 +42,10 @@ type Config struct {
 	// Log receives failures to read from the API server, with their cause: the first one,
 	// and after that one line a minute. Nil discards them.
 	Log *slog.Logger
+	// Contact, if not nil, is called each time that the API server has answered Feed's own
+	// informers about a resource, such as "services": with a list, the begin of a watch, or an
+	// event, of which there is one a minute even without a change. Calls may be concurrent.
+	Contact func(resource string)
 }
 
 // Feed passes the Services, EndpointSlices and the Node to the tracker until ctx is done,
@@ -51,7 +55,7 @@ func Feed(ctx context.Context, c Config) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	retrier := apiretry.New(c.Log)
+	retrier := apiretry.New(c.Log, c.Contact)
 	sources := []source{
 		{tracker.SourceServices, c.Services, handler(c.Tracker.SetService, c.Tracker.DeleteService), func() cache.SharedInformer {
 			label, field := c.Selector.ServiceListOptions()

@@ -39,7 +39,7 @@ const (
 // Handler receives new and changed objects, and the names of deleted ones. [Follow] calls
 // the functions of one kind one at a time, and those of different kinds concurrently. The
 // functions must not modify an object, and may keep it after the call only if it is a Node.
-// Every field must be set.
+// Every field but Contact must be set.
 type Handler struct {
 	SetService        func(*v1.Service)
 	DeleteService     func(types.NamespacedName)
@@ -52,6 +52,10 @@ type Handler struct {
 	// Synced is called once for each source, after all objects of the first list were
 	// passed to the other functions.
 	Synced func(Source)
+	// Contact is called each time that the API server has answered about a source: with a list,
+	// the begin of a watch, or an event, of which there is one a minute even without a change.
+	// So it tells how old the objects may be. Calls may be concurrent.
+	Contact func(Source)
 }
 
 // Follow passes all objects to the handler, and then every change, until ctx ends. It
@@ -77,7 +81,11 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	nodes := newStore(h.SetNode, func(types.NamespacedName) { h.DeleteNode() }, listed(Nodes))
 	cidrs := newStore(h.SetServiceCIDR, func(n types.NamespacedName) { h.DeleteServiceCIDR(n.Name) }, listed(ServiceCIDRs))
 
-	retrier := apiretry.New(log)
+	var contact func(string)
+	if h.Contact != nil {
+		contact = func(resource string) { h.Contact(Source(resource)) }
+	}
+	retrier := apiretry.New(log, contact)
 	// The embedded Handler keeps logr from unwrapping a Handler that it made from a
 	// LogSink: it would initialize the sink, which may be in use.
 	logger := logr.FromSlogHandler(struct{ slog.Handler }{log.Handler()})

@@ -75,6 +75,12 @@
 // the rules of another proxy in one of its modes: with state "in-use" while that proxy runs,
 // and with state "left" when it has ended. Rules that are left no longer follow the endpoints.
 //
+// # The age of the objects
+//
+// [Set.Contact] sets proxier_api_last_contact_timestamp_seconds for each resource. While the API
+// server answers, it is at most a few minutes old. [Set.ConfigInvalid] sets
+// proxier_configuration_file_invalid. kube-proxy has neither.
+//
 // # Differences from kube-proxy
 //
 // These are intended:

@@ -55,6 +55,7 @@ type Set struct {
 	rules, rulesWritten              *prometheus.GaugeVec
 	otherRules                       *prometheus.GaugeVec
 	configInvalid                    prometheus.Gauge
+	apiContact                       *prometheus.GaugeVec
 
 	mu sync.Mutex
 	// pending holds the Services that changed since the last sync began.
@@ -96,7 +97,10 @@ func NewSet(c Config) *Set {
 	s.configInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "proxier_configuration_file_invalid", Help: "1 while the configuration file is invalid and the previous content is in effect",
 	})
-	s.registry.MustRegister(s.otherRules, s.configInvalid)
+	s.apiContact = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "proxier_api_last_contact_timestamp_seconds", Help: "Time when the API server last answered about a resource: the objects are as new as that",
+	}, []string{"resource"})
+	s.registry.MustRegister(s.otherRules, s.configInvalid, s.apiContact)
 	s.healthz = s.counter("proxy_healthz_total", "Answers of /healthz, by status code", "code")
 	s.livez = s.counter("proxy_livez_total", "Answers of /livez, by status code", "code")
 	switch c.Mode {
@@ -309,6 +313,12 @@ func (s *Set) OtherRules(proxy, mode, state string) {
 	if state != "absent" {
 		s.otherRules.WithLabelValues(proxy, mode, state).Set(1)
 	}
+}
+
+// Contact stores that the API server has answered about a resource, such as "services". It fits
+// Contact of informers.Config.
+func (s *Set) Contact(resource string) {
+	s.apiContact.WithLabelValues(resource).Set(seconds(s.cfg.Now()))
 }
 
 // ConfigInvalid stores whether the configuration file is invalid, so that its previous content is

@@ -294,6 +294,7 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 		})
 		s.latency.WithLabelValues("IPv4").Observe(1)
 		s.OtherRules("kube-proxy", "iptables", "in-use")
+		s.Contact("services")
 		for name, f := range families(t, s) {
 			has := map[string]bool{}
 			for _, l := range f.GetMetric()[0].GetLabel() {

@@ -49,8 +49,9 @@ func pause(n int) time.Duration {
 // Retrier repeats the failed requests of several reflectors, and logs failures once for
 // all of them. Its methods are safe for concurrent use.
 type Retrier struct {
-	log *slog.Logger
-	now func() time.Time // for tests
+	log     *slog.Logger
+	contact func(resource string) // nil for none
+	now     func() time.Time      // for tests
 
 	mu sync.Mutex
 	// failing holds the resources whose last request failed. since is the time at which
@@ -63,9 +64,10 @@ type Retrier struct {
 	unselected map[string]bool
 }
 
-// New returns a Retrier. The log is required.
-func New(log *slog.Logger) *Retrier {
-	return &Retrier{log: log, now: time.Now, failing: map[string]bool{}, answered: map[string]bool{}, unselected: map[string]bool{}}
+// New returns a Retrier. The log is required. contact, if not nil, is called each time that the API
+// server has answered about a resource: with a list, the begin of a watch, or an event.
+func New(log *slog.Logger, contact func(resource string)) *Retrier {
+	return &Retrier{log: log, contact: contact, now: time.Now, failing: map[string]bool{}, answered: map[string]bool{}, unselected: map[string]bool{}}
 }
 
 // ListWatch returns a ListWatch that does the same as lw and repeats failed requests
@@ -86,6 +88,14 @@ func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch, optional strin
 			if err != nil && ctx.Err() != nil {
 				// A reflector logs an error. It stops a watch without an event.
 				return watch.NewFake(), nil
+			}
+			if err == nil && r.contact != nil {
+				out = watch.Filter(out, func(e watch.Event) (watch.Event, bool) {
+					if e.Type != watch.Error {
+						r.contact(resource)
+					}
+					return e, true
+				})
 			}
 			return out, err
 		},
@@ -126,6 +136,9 @@ func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOpti
 		slow.Stop()
 		if ctx.Err() != nil {
 			return err
+		}
+		if err == nil && r.contact != nil {
+			r.contact(resource)
 		}
 		if err == nil || expected(err, o) {
 			r.succeeded(resource)

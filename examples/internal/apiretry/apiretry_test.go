@@ -66,7 +66,7 @@ func answers(takes time.Duration, f func() error) *cache.ListWatch {
 func TestFailuresAreRepeatedAndLoggedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log buffer
-		r := New(slog.New(slog.NewTextHandler(&log, nil)))
+		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		start := time.Now()
 		var attempts atomic.Int64
 		down := errors.New("connection refused")
@@ -102,7 +102,7 @@ func TestFailuresAreRepeatedAndLoggedOnceAMinute(t *testing.T) {
 func TestSilenceIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log buffer
-		r := New(slog.New(slog.NewTextHandler(&log, nil)))
+		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		lw := r.ListWatch("services", answers(20*time.Second, func() error { return nil }), "")
 		go lw.ListWithContext(t.Context(), metav1.ListOptions{})
 		time.Sleep(5 * time.Second)
@@ -125,7 +125,7 @@ func TestSilenceIsLogged(t *testing.T) {
 
 func TestPauseEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lw := New(slog.New(slog.DiscardHandler)).ListWatch("services", answers(0, func() error { return errors.New("refused") }), "")
+		lw := New(slog.New(slog.DiscardHandler), nil).ListWatch("services", answers(0, func() error { return errors.New("refused") }), "")
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Minute, cancel)
 		start := time.Now()
@@ -179,7 +179,7 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 			}
 			return nil
 		}
-		r := New(slog.New(slog.NewTextHandler(&log, nil)))
+		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		lw := r.ListWatch("services", &cache.ListWatch{
 			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return nil, do(o) },
 			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return nil, do(o) },
@@ -197,4 +197,44 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 			t.Errorf("broken %t: log\n%s", broken, log.String())
 		}
 	}
+}
+
+// TestContactIsReported lists, watches and receives events, and fails.
+func TestContactIsReported(t *testing.T) {
+	contacts := 0
+	events := watch.NewFake()
+	r := New(slog.New(slog.DiscardHandler), func(resource string) {
+		if resource != "services" {
+			t.Errorf("resource %q", resource)
+		}
+		contacts++
+	})
+	var refused error
+	lw := r.ListWatch("services", &cache.ListWatch{
+		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, refused },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return events, refused },
+	}, "")
+	check := func(what string, want int) {
+		t.Helper()
+		if contacts != want {
+			t.Errorf("%s: %d contacts, want %d", what, contacts, want)
+		}
+		contacts = 0
+	}
+	lw.ListWithContext(t.Context(), metav1.ListOptions{})
+	check("a list", 1)
+	w, err := lw.WatchWithContext(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("a watch", 1)
+	for _, e := range []watch.EventType{watch.Added, watch.Bookmark, watch.Error} {
+		go events.Action(e, nil)
+		<-w.ResultChan()
+	}
+	check("two events and an error", 2)
+	w.Stop()
+	refused = apierrors.NewBadRequest("x")
+	lw.ListWithContext(t.Context(), metav1.ListOptions{})
+	check("a refused list", 0)
 }

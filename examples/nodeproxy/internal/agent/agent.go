@@ -157,6 +157,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 		ReceiveService: a.metrics.ReceiveService,
 		ReceiveSlice:   a.metrics.ReceiveSlice,
 		Ineligible:     a.Proxy.SetIneligible,
+		Contact:        a.metrics.Contact,
 		APIServer:      objects.FindAPIAddresses(ctx, cfg, log),
 		OverBudget:     a.metrics.OverBudget,
 	}

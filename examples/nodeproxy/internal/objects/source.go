@@ -246,6 +246,11 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 		DeleteNode:        func() { w.nodeGone(false) },
 		SetServiceCIDR:    w.setServiceCIDR,
 		DeleteServiceCIDR: w.deleteServiceCIDR,
+		Contact: func(s kubeapi.Source) {
+			if w.Contact != nil {
+				w.Contact(string(s))
+			}
+		},
 		Synced: func(s kubeapi.Source) {
 			w.Log.Debug("listed", "resource", s)
 			empty.listed(s)

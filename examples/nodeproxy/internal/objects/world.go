@@ -63,6 +63,8 @@ type WorldHooks struct {
 	ReceiveSlice   func(addressType string, update func() (changed bool))
 	// APIServer holds the addresses that no external IP may take.
 	APIServer apiAddresses
+	// Contact is called each time that the API server has answered about a resource.
+	Contact func(resource string)
 	// Ineligible is called with why the node may not get load-balancer traffic, or with "" if it
 	// may.
 	Ineligible func(reason string)
