@@ -54,6 +54,7 @@ func Command(p *cli.Program) *cobra.Command {
 	}
 	flags := p.AddFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error { return run(c.Context(), p, flags) }
+	flags.AsKubeProxy = p.AsKubeProxy
 	if p.AsKubeProxy {
 		if err := flags.Set("adopt-from-kube-proxy", "true"); err != nil {
 			panic(err) // it is a flag of type bool

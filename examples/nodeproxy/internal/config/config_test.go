@@ -73,7 +73,7 @@ func TestDefaultsAreKubeProxys(t *testing.T) {
 		}
 	}
 	six := of(t, "--bind-address", "2001:db8::1").Effective
-	if six.HealthzBindAddress != "[::]:10256" || six.MetricsBindAddress != "[::1]:10249" {
+	if six.HealthzBindAddress != "[::]:10256" || six.MetricsBindAddress != "127.0.0.1:10249" {
 		t.Errorf("IPv6: %s %s", six.HealthzBindAddress, six.MetricsBindAddress)
 	}
 	if c := of(t, "--proxy-mode", "iptables"); c.PrimaryOnly || c.Effective.NodePortAddresses != nil {
@@ -296,6 +296,29 @@ func TestEmptyNodePortAddressesEqualMissing(t *testing.T) {
 	}
 }
 
+// TestDefaultModeIsNoted is called under both names, with and without a mode.
+func TestDefaultModeIsNoted(t *testing.T) {
+	for _, asKubeProxy := range []bool{false, true} {
+		for _, args := range [][]string{nil, {"--proxy-mode", "nftables"}} {
+			fl := addFlags(pflag.NewFlagSet("run", pflag.ContinueOnError), "linux")
+			fl.AsKubeProxy = asKubeProxy
+			if err := fl.Parse(append([]string{"--hostname-override", "n1"}, args...)); err != nil {
+				t.Fatal(err)
+			}
+			c, err := fl.Config()
+			if err != nil {
+				t.Fatal(err)
+			}
+			noted := slices.ContainsFunc(c.Notes, func(n string) bool {
+				return strings.HasPrefix(n, "--proxy-mode is not given: mode nftables is used, where kube-proxy's default is iptables")
+			})
+			if noted != (asKubeProxy && args == nil) {
+				t.Errorf("as kube-proxy %t, %q: notes %q", asKubeProxy, args, c.Notes)
+			}
+		}
+	}
+}
+
 // TestServersListenAsKubeProxyDocuments checks the addresses of the servers.
 func TestServersListenAsKubeProxyDocuments(t *testing.T) {
 	const ignored = " has no effect unless it is 0 or "
@@ -305,7 +328,7 @@ func TestServersListenAsKubeProxyDocuments(t *testing.T) {
 	}{
 		{"", "0.0.0.0:10256", "127.0.0.1:10249", nil},
 		{"--bind-address 192.0.2.1", "0.0.0.0:10256", "127.0.0.1:10249", nil},
-		{"--bind-address 2001:db8::1", "[::]:10256", "[::1]:10249", nil},
+		{"--bind-address 2001:db8::1", "[::]:10256", "127.0.0.1:10249", nil},
 		{"--healthz-bind-address 192.0.2.1 --metrics-bind-address ::", "192.0.2.1:10256", "[::]:10249", nil},
 		{"--healthz-bind-address 192.0.2.1:1 --metrics-bind-address [::]:2", "192.0.2.1:1", "[::]:2", nil},
 		{"--healthz-bind-address= --metrics-bind-address=", "", "", nil},

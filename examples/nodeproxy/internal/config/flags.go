@@ -22,6 +22,9 @@ import (
 // Flags is a command line. Call Parse once, then Config once.
 type Flags struct {
 	*pflag.FlagSet
+	// AsKubeProxy reports that the program was called as kube-proxy, whose default mode is another.
+	AsKubeProxy bool
+
 	kube v1alpha1.KubeProxyConfiguration // the values of the flags, with defaults
 	out  Config
 
@@ -285,6 +288,8 @@ func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubePro
 	} else {
 		if c.Mode == "" {
 			fl.noteDefaultMode("--proxy-mode is empty", c)
+		} else if fl.AsKubeProxy && !given["proxy-mode"] {
+			fl.noteDefaultMode("--proxy-mode is not given", c)
 		}
 		fl.completeFlags(c, given)
 	}
@@ -359,7 +364,12 @@ func (fl *Flags) completeFlags(c *v1alpha1.KubeProxyConfiguration, given map[str
 		{"metrics-bind-address", "metrics-port", fl.metricPort, &c.MetricsBindAddress},
 	} {
 		if !given[s.addrFlag] {
-			*s.addr = "" // the default depends on --bind-address
+			// The default of /healthz depends on --bind-address: a server at 0.0.0.0 has no IPv6.
+			// That of the metrics does not, as in kube-proxy, unless a file has bindAddress.
+			*s.addr = ""
+			if s.addrFlag == "metrics-bind-address" {
+				*s.addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(metricsPort))
+			}
 		}
 		_, err := netip.ParseAddr(*s.addr)
 		switch {
