@@ -169,6 +169,10 @@ func checkDaemonSet(t *testing.T, overlay string, d *apps.DaemonSet) {
 			t.Errorf("%s: arguments %q", overlay, agent.Args)
 		}
 	}
+	// The label lets kube-prometheus scrape the pods, which a ServiceMonitor of its own does, too.
+	if labeled := d.Spec.Template.Labels["k8s-app"] == "kube-proxy"; labeled != (overlay != "prometheus") {
+		t.Errorf("%s: labels %v", overlay, d.Spec.Template.Labels)
+	}
 	own := slices.ContainsFunc(agent.Env, func(e v1.EnvVar) bool { return e.Name == "KUBERNETES_SERVICE_HOST" })
 	if kubeadm := strings.HasPrefix(config, "/var"); own == kubeadm {
 		t.Errorf("the API server's address is given: %v, with kubeadm's file: %v", own, kubeadm)

@@ -46,6 +46,9 @@ type Watcher struct {
 // notices every change after NewWatcher returns.
 func NewWatcher(path string) (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if errors.Is(err, unix.EMFILE) {
+		return nil, fmt.Errorf("manifests: inotify: %w: raise the sysctl fs.inotify.max_user_instances", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("manifests: inotify: %w", err)
 	}

@@ -102,6 +102,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if errors.Is(err, ruleset.ErrNotSynced) {
 		return err // the runner waits
 	}
+	var following error
 	failed := 0
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
@@ -110,16 +111,34 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if ruleset.InEffect(err) {
 		a.upToDate = true
 		for _, c := range a.followers {
-			err = errors.Join(err, c.Sync(ctx))
+			following = errors.Join(following, c.Sync(ctx))
 		}
 		if a.localhost != nil {
-			err = errors.Join(err, a.localhost.sync(ctx))
+			following = errors.Join(following, a.localhost.sync(ctx))
 		}
 		a.report(failed, asked) // after the followers: everything must be in effect
 		a.takeOver.done()
 	}
-	return err
+	if err == nil && following != nil {
+		return waiting{following}
+	}
+	return errors.Join(err, following)
 }
+
+// waiting is the error of a sync after which the rules are in effect. It makes the runner try
+// again, and is no failure of the sync: a health-check port may be in use for days.
+type waiting struct{ error }
+
+// Error implements error.
+func (w waiting) Error() string {
+	return "the rules are in effect, but not what follows them: " + w.error.Error()
+}
+
+// Unwrap returns the error of what follows the rules.
+func (w waiting) Unwrap() error { return w.error }
+
+// NotReady reports to the runner that this is no failure.
+func (waiting) NotReady() bool { return true }
 
 // cleanFlows deletes stale UDP flows after syncs, which do not wait for it.
 func (a *Agent) cleanFlows(ctx context.Context) error {
@@ -170,7 +189,7 @@ func (a *Agent) drifted(what string, c *ruleset.Cursor) func(error) {
 		}
 		a.Log.Warn("repairing the "+what, "error", err)
 		if time.Since(last) < 10*time.Second {
-			a.Log.Warn("another process keeps altering the " + what + ": does another agent run in this network namespace?")
+			a.Log.Warn("another process keeps altering the " + what + ": another agent in this network namespace, or a firewall whose reload deletes all rules, such as firewalld and nftables.service")
 		}
 		last = time.Now()
 		a.runner.Trigger()

@@ -129,7 +129,8 @@ func TestFlagsSetTheConfiguration(t *testing.T) {
 		len(c.DetectLocal.CIDRs) != 2 || c.DetectLocal.CIDRs[0].String() != "10.1.0.0/16" || c.Tuning.UDPTimeout != 5*time.Second {
 		t.Errorf("%+v\n%+v", c, e)
 	}
-	wantNotes(t, c, "--iptables-sync-period has no effect in mode ipvs", "feature gates that are fixed here: NFTablesProxyMode=true")
+	wantNotes(t, c, "--iptables-sync-period has no effect in mode ipvs",
+		`clusterCIDR "10.1.2.3/16, fd00::1/48" has a blank, which kube-proxy refuses`, "feature gates that are fixed here: NFTablesProxyMode=true")
 	if c := of(t, "--manifests", "x", "--kubeconfig", "y"); len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "--kubeconfig has no effect, since --manifests is given") {
 		t.Errorf("notes: %q", c.Notes)
 	}
@@ -182,7 +183,7 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		{"--hostname-override \u00a0", "--hostname-override is empty"},
 		{"--feature-gates Fly-ing=true", "unrecognized feature gate \"Fly-ing\""},
 		{"--feature-gates =true", "unrecognized feature gate \"\""},
-		{"--feature-gates AllowServiceExternalIP=false", "unrecognized feature gate \"AllowServiceExternalIP\": no release of Kubernetes up to 1.37 has it"},
+		{"--feature-gates AllowServiceExternalIP=false", "unrecognized feature gate \"AllowServiceExternalIP\": no release of Kubernetes from 1.20 to 1.37 has it"},
 		{"--feature-gates allowserviceexternalips=false", "unrecognized feature gate"},
 		{"--feature-gates #=false", "unrecognized feature gate"},
 		{"--feature-gates ProxyTerminatingEndpoints=false", "ProxyTerminatingEndpoints=false is not supported"},

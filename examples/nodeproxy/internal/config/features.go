@@ -71,7 +71,7 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 		case isFixed:
 			always = append(always, fmt.Sprintf("%s=%v", name, value))
 		case !isKnownGate(name):
-			return nil, nil, fmt.Errorf("unrecognized feature gate %q: no release of Kubernetes up to %s has it", name, Kubernetes)
+			return nil, nil, fmt.Errorf("unrecognized feature gate %q: no release of Kubernetes from 1.20 to %s has it", name, Kubernetes)
 		default:
 			ignored = append(ignored, name)
 		}

@@ -306,6 +306,12 @@ func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubePro
 	fl.paused = given["min-sync-period"] || fl.file == "" && given[mode+"-min-sync-period"] ||
 		slices.Contains(fileFields, mode+".minSyncPeriod")
 	fl.noteNoEffect(c, fileFields, given)
+	if strings.ContainsAny(c.ClusterCIDR, " \t\n") {
+		fl.note("clusterCIDR %q has a blank, which kube-proxy refuses", c.ClusterCIDR)
+	}
+	if c.Mode == ModeUserspace && fl.file != "" {
+		fl.note("mode userspace is nodeproxy's own: kube-proxy has refused it since Kubernetes 1.26")
+	}
 	return c, nil
 }
 

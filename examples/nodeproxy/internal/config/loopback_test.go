@@ -60,5 +60,6 @@ func TestModeUserspaceNotesWhatHasNoEffect(t *testing.T) {
 		"--iptables-masquerade-bit has no effect in mode userspace")
 	wantNotes(t, ofFile(t, "mode: userspace\nipvs: {scheduler: sh}\ndetectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}\n"),
 		"in the configuration file: detectLocal.bridgeInterface has no effect in mode userspace",
-		"in the configuration file: ipvs.scheduler has no effect in mode userspace")
+		"in the configuration file: ipvs.scheduler has no effect in mode userspace",
+		"mode userspace is nodeproxy's own: kube-proxy has refused it since Kubernetes 1.26")
 }
