@@ -11,8 +11,9 @@
 // A problem affects one document, or one item of a List. The Reader reports it and skips
 // the item. If the files hold an object twice, the Reader reports that and uses the first
 // one, by file name and then by position. The Reader reports a file that it cannot open,
-// and keeps the objects that it last read from the file. The objects of a removed file are
-// removed.
+// and keeps the objects that it last read from the file. It does the same with a file with
+// which the files, in the order of their names, have more than 512 MiB together. The objects of
+// a removed file are removed.
 //
 // The Reader sets the API server's defaults of the fields that a node agent reads: the
 // namespace "default", protocols, port names and the timeout of session affinity.

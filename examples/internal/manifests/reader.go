@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -74,16 +75,23 @@ type Changes struct {
 // is not safe for concurrent use.
 type Reader struct {
 	path     string
+	room     int64
 	files    map[string]*file
 	objects  map[Ref]*Object
 	problems map[string]bool
 }
 
 // NewReader returns a Reader for a file or folder, which need not exist yet.
-func NewReader(path string) *Reader { return &Reader{path: path} }
+func NewReader(path string) *Reader { return &Reader{path: path, room: maxSize} }
+
+// maxSize is the maximum size of all files together. 100,000 Services with their slices have 52 MB.
+const maxSize = 512 << 20
+
+var errTooLarge = fmt.Errorf("is too large: all files together may have %d MiB", maxSize>>20)
 
 // file holds what was last read from a file.
 type file struct {
+	size   int64
 	stamp  stamp
 	data   [sha256.Size]byte
 	parts  []part
@@ -107,8 +115,9 @@ func (r *Reader) Read() (Changes, error) {
 	}
 	var c Changes
 	files := make(map[string]*file, len(names))
+	room := r.room
 	for _, name := range names {
-		f, changed := readFile(name, r.files[name])
+		f, changed := readFile(name, r.files[name], room)
 		if f == nil && name == r.path {
 			return Changes{}, fmt.Errorf("manifests: %s: %w", name, fs.ErrNotExist)
 		}
@@ -116,6 +125,7 @@ func (r *Reader) Read() (Changes, error) {
 			continue
 		}
 		files[name] = f
+		room -= f.size
 		c.Any = c.Any || changed
 	}
 	for name := range r.files {
@@ -232,8 +242,9 @@ const quiet = 20 * time.Millisecond
 const clockGranularity = 100 * time.Millisecond
 
 // readFile reads a file and reports whether it differs from f, its last state, which is nil
-// at first. It returns nil for a folder, and for a file that does not exist.
-func readFile(name string, f *file) (*file, bool) {
+// at first. It returns nil for a folder, and for a file that does not exist. A file of more than
+// room bytes is an error.
+func readFile(name string, f *file, room int64) (*file, bool) {
 	failed := func(err error) (*file, bool) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, false
@@ -273,7 +284,7 @@ func readFile(name string, f *file) (*file, bool) {
 		}
 	}
 	now := stampOf(info) // before reading, so the next call notices a concurrent change
-	data, err := os.ReadFile(name)
+	data, err := readAtMost(name, info.Size(), room)
 	if err != nil {
 		return failed(err)
 	}
@@ -287,9 +298,28 @@ func readFile(name string, f *file) (*file, bool) {
 		same.stamp = now
 		return &same, false
 	}
-	g := &file{stamp: now, data: sum}
+	g := &file{size: int64(len(data)), stamp: now, data: sum}
 	g.parse(data, f)
 	return g, true
+}
+
+// readAtMost returns the content of a file, which had size bytes and may be growing. It returns
+// errTooLarge if there are more than room.
+func readAtMost(name string, size, room int64) ([]byte, error) {
+	if size > room {
+		return nil, errTooLarge
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead))
+	n, err := data.ReadFrom(io.LimitReader(f, room+1))
+	if err == nil && n > room {
+		err = errTooLarge
+	}
+	return data.Bytes(), err
 }
 
 // parse parses a file's text. It reuses pieces that the file had before, so that their

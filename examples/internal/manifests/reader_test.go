@@ -348,6 +348,33 @@ func TestUnreadableFileKeepsItsObjects(t *testing.T) {
 	expect(t, r, true, "set Service default/c")
 }
 
+// TestSizeIsBounded adds a file of 8 GB, of which nothing is allocated on the disk, and lets files
+// grow beyond the bound together.
+func TestSizeIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.yaml": svc("a"), "b.yaml": ""})
+	r := NewReader(dir)
+	b := filepath.Join(dir, "b.yaml")
+	if err := os.Truncate(b, 8<<30); err != nil {
+		t.Fatal(err)
+	}
+	const problem = "b.yaml: is too large: all files together may have 512 MiB"
+	expect(t, r, true, "set Service default/a", problem)
+	expect(t, r, false)
+	write(t, dir, map[string]string{"b.yaml": svc("b")})
+	expect(t, r, true, "set Service default/b")
+
+	r.room = int64(len(svc("a") + svc("b") + svc("c")))
+	write(t, dir, map[string]string{"b.yaml": svc("b") + "---\n" + svc("c")})
+	expect(t, r, true, problem)
+	write(t, dir, map[string]string{"a.yaml": "-"})
+	expect(t, r, true, "set Service default/c", "gone Service default/a")
+
+	if _, err := readAtMost(b, 0, 10); !errors.Is(err, errTooLarge) { // it grew while it was read
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestMountedConfigMapIsFollowed makes the steps in which kubelet changes a mounted
 // ConfigMap.
 func TestMountedConfigMapIsFollowed(t *testing.T) {
