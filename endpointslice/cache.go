@@ -138,10 +138,8 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 	}
 	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[c.ownerLabel()]}
 	switch {
-	case s.AddressType == discovery.AddressTypeFQDN:
-		return c.Delete(name)
 	case s.AddressType != discovery.AddressTypeIPv4 && s.AddressType != discovery.AddressTypeIPv6:
-		c.fail(s, fmt.Errorf("%w: unknown address type %q", ErrInvalid, complaint.Value(s.AddressType)))
+		c.fail(s, fmt.Errorf("%w: address type %q is not supported", ErrInvalid, complaint.Value(s.AddressType)))
 		return c.Delete(name)
 	case owner.Name == "":
 		c.fail(s, fmt.Errorf("%w: no label %s", ErrInvalid, c.ownerLabel()))

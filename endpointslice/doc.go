@@ -27,11 +27,11 @@
 // endpoint listed first.
 //
 // A slice whose owner (label kubernetes.io/service-name) changes moves to the new
-// Service. A slice without an owner, or of an address type that is not an IP family,
-// counts as empty. An invalid part of a slice, such as a malformed address or a port
-// that is out of range or unnamed, is skipped and reported to [Config].Report; the
-// rest of the slice is used. An endpoint with several addresses is used with its
-// first.
+// Service. A slice without an owner, or of an address type that is not an IP family
+// (FQDN), counts as empty and is reported to [Config].Report. An invalid part of a
+// slice, such as a malformed address or a port that is out of range or unnamed, is
+// skipped and reported too; the rest of the slice is used. An endpoint with several
+// addresses is used with its first.
 //
 // # Cost
 //

@@ -77,6 +77,18 @@ func TestEndpointChanges(t *testing.T) {
 	}
 }
 
+func TestFQDNSliceIsReportedOnce(t *testing.T) {
+	et, e := newEndpoints(t, tracker.Config{})
+	s := with(slice("ns", "a", "svc"), "db.example.com")
+	s.AddressType = discovery.AddressTypeFQDN
+	if et.Set(s) || et.Set(s) {
+		t.Error("an FQDN slice counts as a change")
+	}
+	if len(*e) != 1 || !strings.HasPrefix((*e)[0], "EndpointSlice ns/a true "+tracker.ReasonInvalid) || !strings.Contains((*e)[0], "FQDN") {
+		t.Error(*e)
+	}
+}
+
 func TestFamiliesAndSelectedSlices(t *testing.T) {
 	et, e := newEndpoints(t, tracker.Config{Families: []tracker.Family{tracker.IPv6}})
 	if et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) || !et.Set(six(with(slice("ns", "a", "svc"), "fd00::1"))) || !et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) {
