@@ -73,6 +73,11 @@
 //   - The first packet of a connection loses the priority that a local process gave it
 //     (SO_PRIORITY).
 //
+// Unlike package iptables, and like kube-proxy, the backend does not drop TCP packets that
+// connection tracking considers invalid, such as those outside of the TCP window. An endpoint's
+// packet of this kind reaches the client untranslated, and the client's answer resets the
+// connection. TCPBeLiberal of package conntrack makes the kernel translate such packets.
+//
 // # Requirements
 //
 // Linux 5.10 or later with nf_tables, NAT and connection tracking, and CAP_NET_ADMIN in the

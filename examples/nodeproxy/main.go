@@ -379,6 +379,14 @@
 // last connection, and IPVS keeps its memory for virtual servers only. A Service whose name is so
 // long that kube-proxy cuts the names of its sets also loses it.
 //
+// Modes iptables, kube-proxy's and nodeproxy's, drop TCP packets that connection tracking considers
+// invalid, such as those outside of the TCP window. Modes nftables do not. Such a packet of an endpoint
+// reaches the client untranslated, and the client's answer resets the connection
+// (kubernetes/kubernetes#74839). Whether a node has such packets shows in the metric
+// kubeproxy_iptables_ct_state_invalid_dropped_packets_total before the take-over. conntrack.tcpBeLiberal
+// makes the kernel translate them; without it, a take-over from a mode iptables to mode nftables writes
+// a warning.
+//
 // To go back, stop nodeproxy, start kube-proxy, wait until its rules are in effect, and run
 // "nodeproxy run --cleanup". The answer 200 of kube-proxy's /healthz does not mean that: wait
 // for its first connection, or for its table or its rules in KUBE-SERVICES. In that order no

@@ -64,11 +64,24 @@ func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 		} else if mode == config.ModeIPVS {
 			continue
 		}
-		value, err := os.ReadFile("/proc/sys/" + sysctl)
-		if err == nil && strings.TrimSpace(string(value)) == "0" {
+		if isZero(sysctl) {
 			log.Warn("the kernel does not forward packets: clients outside cannot reach pods and other nodes through this node", "sysctl", sysctl)
 		}
 	}
+}
+
+// checkLiberal warns if connection tracking does not translate TCP packets outside of the window in
+// the agent's namespace. Mode iptables then drops them; mode nftables does not, like kube-proxy's.
+func checkLiberal(log *slog.Logger) {
+	if isZero("net/netfilter/nf_conntrack_tcp_be_liberal") {
+		log.Warn("mode iptables drops TCP packets that connection tracking considers invalid, mode nftables does not: if they reset connections, set conntrack.tcpBeLiberal")
+	}
+}
+
+// isZero reports whether a sysctl can be read and is 0.
+func isZero(sysctl string) bool {
+	value, err := os.ReadFile("/proc/sys/" + sysctl)
+	return err == nil && strings.TrimSpace(string(value)) == "0"
 }
 
 // onlineFile lists the online CPUs (Documentation/admin-guide/cputopology.rst).

@@ -362,6 +362,9 @@ func (t *takeOver) note(k takeover.Kind, o *otherRules, now takeover.State) {
 		t.log.Warn("another proxy runs, and its rules may come first: they stay without --adopt-from-kube-proxy", "proxy", k.Owner, "mode", k.Mode)
 	case t.removes(k):
 		t.log.Info("removing the rules of a proxy that has ended", "proxy", k.Owner, "mode", k.Mode)
+		if k.Mode == config.ModeIPTables && t.inUse == config.ModeNFTables {
+			checkLiberal(t.log)
+		}
 	default:
 		t.log.Warn("a proxy has ended and left its rules, which may come first and send connections to endpoints that are gone: --adopt-from-kube-proxy removes them", "proxy", k.Owner, "mode", k.Mode)
 	}

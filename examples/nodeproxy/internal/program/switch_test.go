@@ -252,6 +252,9 @@ func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				eventually(t, "kube-proxy's rules are gone", func() bool { return !rules(t, s.Node)[left] })
 				has(t, s.Node, "adopted", to)
+				if got, want := strings.Contains(p.log(), "conntrack.tcpBeLiberal"), from == "iptables" && to == "nftables"; got != want {
+					t.Errorf("the log has a warning about invalid packets: %v, want %v", got, want)
+				}
 				stream.Next(20)
 				if y := stream.Stop(); len(y.Errs) != 0 {
 					t.Errorf("%d connections failed, first: %v", len(y.Errs), y.Errs[0])
