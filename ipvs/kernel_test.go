@@ -43,6 +43,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"only a Backend's rules are owned", testOnlyBackendRulesAreOwned},
 		{"Lookup finds virtual servers", testLookupFindsVirtualServers},
 		{"connections are counted", testConnectionsAreCounted},
+		{"every virtual server has counters", testEveryVirtualServerHasCounters},
 		{"every scheduler works", testEverySchedulerWorks},
 		{"sysctls and timeouts are set", testSysctlsAndTimeoutsAreSet},
 		{"IPv4 works with IPv6 disabled", testIPv4WorksWithIPv6Disabled},

@@ -9,6 +9,7 @@ import (
 
 	moby "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -99,10 +100,19 @@ func (key virtualKey) service(v virtual) *moby.Service {
 func (k *servers) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
 	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
 		found := map[virtualKey]virtual{}
-		err := k.services(f, func(key virtualKey, s *moby.Service) {
-			found[key] = virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout}
-		})
-		return found, err
+		if k.handle == nil {
+			return found, nil
+		}
+		list, err := k.handle.GetServices()
+		if err != nil {
+			return nil, fmt.Errorf("list virtual servers: %w", err)
+		}
+		for _, s := range list {
+			if key, ok := keyOf(s); ok && key.family == f {
+				found[key] = virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout}
+			}
+		}
+		return found, nil
 	})
 	for key, v := range found {
 		fn(key, v)
@@ -127,24 +137,6 @@ func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 		last = found
 	}
 	return all, nil
-}
-
-// services reads the list once and calls fn with each virtual server of the family in moby's
-// representation.
-func (k *servers) services(f tracker.Family, fn func(virtualKey, *moby.Service)) error {
-	if k.handle == nil {
-		return nil
-	}
-	list, err := k.handle.GetServices()
-	if err != nil {
-		return fmt.Errorf("list virtual servers: %w", err)
-	}
-	for _, s := range list {
-		if key, ok := keyOf(s); ok && key.family == f {
-			fn(key, s)
-		}
-	}
-	return nil
 }
 
 // keyOf returns the key of a virtual server in moby's representation.
@@ -244,22 +236,38 @@ func (k *servers) setTimeouts(t Timeouts) error {
 // statistics returns the counters of each virtual server. A list may lack some if others are
 // added or deleted at the same time (see virtuals), so it reads two and takes the larger
 // counters.
-func (k *servers) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error) {
+func (s *system) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error) {
 	out := map[virtualKey]dataplane.Counters{}
 	for range 2 {
-		err := k.services(f, func(key virtualKey, s *moby.Service) {
-			c := dataplane.Counters{
-				Connections: uint64(s.Stats.Connections),
-				Packets:     uint64(s.Stats.PacketsIn) + uint64(s.Stats.PacketsOut),
-				Bytes:       s.Stats.BytesIn + s.Stats.BytesOut,
-			}
-			if c.Packets >= out[key].Packets {
+		list, err := s.dumpServices()
+		if err != nil {
+			return nil, fmt.Errorf("list virtual servers: %w", err)
+		}
+		for _, message := range list {
+			key, c, ok := statisticsOf(message)
+			if ok && key.family == f && c.Packets >= out[key].Packets {
 				out[key] = c
 			}
-		})
-		if err != nil {
-			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// dumpServices returns the kernel's messages about all virtual servers. Package moby reads their
+// counters in 32 bits.
+func (s *system) dumpServices() (out [][]byte, err error) {
+	if s.handle == nil {
+		return nil, nil
+	}
+	err = s.ns.Do(func() error {
+		family, err := netlink.GenlFamilyGet("IPVS")
+		if err != nil {
+			return err
+		}
+		r := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
+		r.AddData(&nl.Genlmsg{Command: getService, Version: 1})
+		out, err = r.Execute(unix.NETLINK_GENERIC, 0)
+		return err
+	})
+	return out, err
 }

@@ -18,8 +18,7 @@ const counted = dataplane.CountsConnections | dataplane.CountsPackets | dataplan
 // Traffic reads the kernel's statistics of the virtual servers, which the kernel sums up every
 // two seconds (net/netfilter/ipvs/ip_vs_est.c). Known is connections, packets and bytes. IPVS
 // does not count refused and dropped packets by Service. A virtual server keeps its statistics
-// while its Service and endpoints change, and when another process takes over. IPVS reports
-// connections, and packets in each direction, in 32 bits, and begins again at 0 beyond that.
+// while its Service and endpoints change, and when another process takes over.
 //
 // Traffic returns counters by Service port once a full delta was applied. Before, it returns the
 // counters of the function [Traffic], by destination. The error is ctx's, [os.ErrClosed], or that

@@ -13,6 +13,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -73,6 +74,36 @@ func testConnectionsAreCounted(t *testing.T) {
 		read, err := Traffic(t.Context(), c)
 		if err != nil || read.Unnamed[at].Connections != opened || len(read.Unnamed) != 1 || len(read.Services) != 0 {
 			t.Errorf("step %d: without the backend %+v, error %v", i, read, err)
+		}
+	}
+}
+
+// testEveryVirtualServerHasCounters compares the two ways in which virtual servers are listed, with
+// packet marks and in both families.
+func testEveryVirtualServerHasCounters(t *testing.T) {
+	r := newRig(t, newHost(t), Config{})
+	r.set(svc(1, nodePort(30001), externalLocal), 1, 1, -1)
+	r.set(svc(2, over(v1.ProtocolSCTP), nodePort(30002)), 2, 1, -1)
+	r.tracker.SetSlice(backendtest.Slice(svcName(1), "2", tracker.IPv6, "http", v1.ProtocolTCP,
+		backendtest.Endpoint("fd00:244::1", "node"), backendtest.Endpoint("fd00:245::1", "other")))
+	r.sync()
+	k := r.backend.kernel
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		stats, err := k.statistics(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		marked := 0
+		if err := k.virtuals(f, func(key virtualKey, _ virtual) {
+			if _, ok := stats[key]; !ok {
+				t.Errorf("no counters of %v", key)
+			}
+			if key.mark != 0 {
+				marked++
+			}
+			delete(stats, key)
+		}); err != nil || marked == 0 || len(stats) != 0 {
+			t.Errorf("%v: %d marks, counters of others %v, error %v", f, marked, stats, err)
 		}
 	}
 }
