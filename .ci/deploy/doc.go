@@ -1,2 +1,2 @@
-// Package deploy builds nodeproxy's kustomize overlays in its test.
+// Package deploy builds nodeproxy's kustomize overlays and Helm chart in its tests.
 package deploy

@@ -1,0 +1,241 @@
+package deploy
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const chartFolder = folder + "/chart"
+
+// objects holds objects by kind and name.
+type objects map[string]map[string]any
+
+// add adds an object in the form that both tools have in common: without the hashes by which they
+// roll out a changed configuration.
+func (o objects) add(t *testing.T, text []byte) {
+	t.Helper()
+	var object map[string]any
+	if err := yaml.UnmarshalStrict(text, &object); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	if object == nil {
+		return
+	}
+	normal, err := yaml.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	normal = regexp.MustCompile(`name: (nodeproxy|nodeproxy-dashboard)-[0-9a-z]{10}\n`).ReplaceAll(normal, []byte("name: $1\n"))
+	normal = regexp.MustCompile(`      annotations:\n        checksum/config: [0-9a-f]{64}\n`).ReplaceAll(normal, nil)
+	object = nil
+	if err := yaml.Unmarshal(normal, &object); err != nil {
+		t.Fatal(err)
+	}
+	if data, ok := object["data"].(map[string]any); ok && data["config.yaml"] != nil {
+		var config map[string]any
+		if err := yaml.UnmarshalStrict([]byte(data["config.yaml"].(string)), &config); err != nil {
+			t.Fatal(err)
+		}
+		data["config.yaml"] = config
+	}
+	meta := object["metadata"].(map[string]any)
+	id := fmt.Sprintf("%v %v", object["kind"], meta["name"])
+	if o[id] != nil {
+		t.Fatalf("two objects %s", id)
+	}
+	o[id] = object
+}
+
+// kustomized builds a folder.
+func kustomized(t *testing.T, path string) objects {
+	t.Helper()
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := objects{}
+	for _, r := range built.Resources() {
+		text, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.add(t, text)
+	}
+	return out
+}
+
+// rendered renders the chart with values, as YAML, in a namespace.
+func rendered(t *testing.T, namespace, values string) (objects, error) {
+	t.Helper()
+	c, err := loader.LoadDir(chartFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, err := chartutil.ReadValues([]byte(values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := chartutil.ToRenderValues(c, given, chartutil.ReleaseOptions{Name: "nodeproxy", Namespace: namespace, IsInstall: true}, chartutil.DefaultCapabilities)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(c, all)
+	if err != nil {
+		return nil, err
+	}
+	out := objects{}
+	for name, text := range files {
+		if filepath.Ext(name) != ".yaml" {
+			continue
+		}
+		for _, document := range strings.Split(text, "\n---\n") {
+			out.add(t, []byte(strings.TrimPrefix(document, "---\n")))
+		}
+	}
+	return out, nil
+}
+
+// TestChartAndOverlaysAgree renders the chart as each overlay, and compares all objects with what
+// kustomize builds.
+func TestChartAndOverlaysAgree(t *testing.T) {
+	component := filepath.Join(t.TempDir(), "with-component")
+	for path, values := range map[string]string{
+		"base":                "{apiServer: {host: api.cluster.example}}",
+		"overlays/kubeadm":    "{kubeadm: true}",
+		"overlays/calico":     "{kubeadm: true, args: [--kube-proxy-table=always]}",
+		"overlays/prometheus": "{apiServer: {host: api.cluster.example}, monitoring: {enabled: true}}",
+		component:             "{apiServer: {host: api.cluster.example}, startupTaint: {enabled: true}}",
+	} {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			at := filepath.Join(folder, path)
+			if path == component {
+				at = withComponent(t, component)
+			}
+			want := kustomized(t, at)
+			got, err := rendered(t, "kube-system", values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a, b := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(a, b) {
+				t.Fatalf("the chart has\n%q, kustomize\n%q", a, b)
+			}
+			for id := range want {
+				if !reflect.DeepEqual(got[id], want[id]) {
+					g, _ := yaml.Marshal(got[id])
+					w, _ := yaml.Marshal(want[id])
+					t.Errorf("%s differs: the chart has\n%s\nkustomize\n%s", id, g, w)
+				}
+			}
+		})
+	}
+}
+
+// withComponent writes a folder whose kustomization adds the component startup-taint to the base.
+func withComponent(t *testing.T, dir string) string {
+	t.Helper()
+	absolute, err := filepath.Abs(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		t.Fatal(err)
+	}
+	rel, err := filepath.Rel(dir, absolute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := "resources: [" + filepath.Join(rel, "base") + "]\ncomponents: [" + filepath.Join(rel, "components/startup-taint") + "]\n"
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestValuesHaveAnEffect sets each value of the chart that the overlays do not.
+func TestValuesHaveAnEffect(t *testing.T) {
+	if _, err := rendered(t, "kube-system", "{}"); err == nil || !strings.Contains(err.Error(), "apiServer.host is required") {
+		t.Errorf("without an API server: %v", err)
+	}
+	got, err := rendered(t, "other", `
+apiServer: {host: 192.0.2.1, port: 443}
+image: {repository: registry.example/nodeproxy, tag: v9, pullPolicy: Always}
+mode: ipvs
+config: {clusterCIDR: 10.1.0.0/16, conntrack: {maxPerCore: 0}, mode: iptables}
+args: [--allow-annotations=weights]
+resources: {limits: {memory: 1Gi}}
+startupTaint: {enabled: true}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := func(id string) string {
+		if got[id] == nil {
+			t.Fatalf("no %s among %q", id, slices.Sorted(maps.Keys(got)))
+		}
+		b, err := yaml.Marshal(got[id])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for id, wants := range map[string][]string{
+		"ConfigMap nodeproxy": {"clusterCIDR: 10.1.0.0/16", "maxPerCore: 0", "mode: iptables", "format: json", "namespace: other"},
+		"DaemonSet nodeproxy": {
+			"image: registry.example/nodeproxy:v9", "imagePullPolicy: Always", "value: 192.0.2.1", `value: "443"`, "- --allow-annotations=weights",
+			"memory: 1Gi", "namespace: other",
+		},
+		"ClusterRoleBinding nodeproxy":                             {"namespace: other"},
+		"ClusterRoleBinding nodeproxy-startup-taint":               {"namespace: other"},
+		"ValidatingAdmissionPolicy nodeproxy-startup-taint":        {"system:serviceaccount:other:nodeproxy"},
+		"ValidatingAdmissionPolicyBinding nodeproxy-startup-taint": {"policyName: nodeproxy-startup-taint"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(text(id), want) {
+				t.Errorf("%s lacks %q:\n%s", id, want, text(id))
+			}
+		}
+	}
+	if n := strings.Count(text("DaemonSet nodeproxy"), "registry.example/nodeproxy:v9"); n != 2 {
+		t.Errorf("%d containers have the image", n)
+	}
+}
+
+// TestChartIsLinted runs helm lint, and compares the version with that of the base.
+func TestChartIsLinted(t *testing.T) {
+	result := lint.AllWithKubeVersion(chartFolder, map[string]any{"apiServer": map[string]any{"host": "api.cluster.example"}}, "kube-system", nil)
+	for _, m := range result.Messages {
+		if m.Severity > support.InfoSev {
+			t.Error(m)
+		}
+	}
+	c, err := loader.LoadDir(chartFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := os.ReadFile(filepath.Join(folder, "base", "kustomization.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := "v" + c.Metadata.Version; c.AppVersion() != v || !strings.Contains(string(base), "newTag: "+v+"}") {
+		t.Errorf("the chart has the versions %s and %s, the base\n%s", c.Metadata.Version, c.AppVersion(), base)
+	}
+}

@@ -1,0 +1,25 @@
+{{/* The documents of a file, as a list in the field list. */}}
+{{- define "nodeproxy.documents" -}}
+{{- $list := list -}}
+{{- range splitList "\n---\n" (.root.Files.Get .file) -}}
+{{- $object := fromYaml . -}}
+{{- if $object.metadata.namespace -}}
+{{- $_ := set $object.metadata "namespace" $.root.Release.Namespace -}}
+{{- end -}}
+{{- range $object.subjects -}}
+{{- $_ := set . "namespace" $.root.Release.Namespace -}}
+{{- end -}}
+{{- $list = append $list $object -}}
+{{- end -}}
+{{- dict "list" $list | toYaml -}}
+{{- end -}}
+
+{{/* The configuration file. */}}
+{{- define "nodeproxy.config" -}}
+{{- $config := fromYaml (.Files.Get "files/base/config.yaml") -}}
+{{- if .Values.monitoring.enabled -}}
+{{- $config = fromYaml (.Files.Get "files/prometheus/config.yaml") -}}
+{{- end -}}
+{{- $_ := set $config "mode" .Values.mode -}}
+{{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
+{{- end -}}
