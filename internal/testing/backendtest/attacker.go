@@ -102,15 +102,26 @@ func attacks() []attack {
 			}
 			tr.SetSlice(attackerSlice(0, 200, 100, "a", 100*(i%2)))
 		}},
-		// A Service gets another port, so that 10,000 endpoints go and 10,000 come.
+		// A Service gets another port, so that 20,000 endpoints go and 20,000 come.
 		{name: "endpoints", step: func(tr *tracker.Tracker, i int) {
 			if i == 0 {
-				for n := range 10 {
+				for n := range 20 {
 					tr.SetSlice(attackerSlice(n, 1, 1000, "a", 0))
 					tr.SetSlice(attackerSlice(n, 1, 1000, "b", 0))
 				}
 			}
 			tr.SetService(attackerService(1, letter(i), func(*v1.Service) {}))
+		}},
+		// A Service with 20,000 endpoints gets client affinity and loses it.
+		{name: "affinity", step: func(tr *tracker.Tracker, i int) {
+			for n := 0; i == 0 && n < 20; n++ {
+				tr.SetSlice(attackerSlice(n, 1, 1000, "a", 0))
+			}
+			tr.SetService(attackerService(1, "a", func(s *v1.Service) {
+				if i%2 == 0 {
+					s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+				}
+			}))
 		}},
 		// A thousand endpoints at a time are replaced.
 		{name: "slice", step: func(tr *tracker.Tracker, i int) {
