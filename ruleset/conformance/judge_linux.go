@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -93,7 +95,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if !w.judges(s, v, p) {
 		return nil
 	}
-	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
+	timeout, silence := w.timeout(), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
@@ -103,19 +105,19 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		unsupported = Pass
 	}
 	if v.Action != ruleset.ActionForward && v.Service != nil && !w.does(unsupported) {
-		if o := from.probe(ctx, r.proto, to, silence); o.Kind == netlab.Reached {
+		if o := from.probe(w.tb.Context(), r.proto, to, silence); o.Kind == netlab.Reached {
 			return complain(o, "not reach an endpoint")
 		}
 		return nil
 	}
 	switch v.Action {
 	case ruleset.ActionReject:
-		if o := from.probe(ctx, r.proto, to, timeout); o.Kind != netlab.Refused || wrongError(o) {
+		if o := w.probe(from, r.proto, to, timeout); o.Kind != netlab.Refused || wrongError(o) {
 			return complain(o, "be refused")
 		}
 		w.made.note(v)
 	case ruleset.ActionDrop:
-		o := from.probe(ctx, r.proto, to, silence)
+		o := w.probe(from, r.proto, to, silence)
 		refuses := o.Kind == netlab.Refused && w.mayRefuse(v, p)
 		if o.Kind != netlab.Silent && !refuses || wrongError(o) {
 			return complain(o, "get no answer")
@@ -130,13 +132,31 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		if want.Kind == netlab.Silent {
 			wait = silence
 		}
-		if o := from.probe(ctx, r.proto, to, wait); o.Kind != want.Kind || o.Server != want.Server || o.Source != want.Source {
+		if o := w.probe(from, r.proto, to, wait); o.Kind != want.Kind || o.Server != want.Server || o.Source != want.Source {
 			return complain(o, fmt.Sprintf("pass (%s)", want))
 		}
 	case ruleset.ActionForward:
 		return w.judgeForward(from, p, v)
 	}
 	return nil
+}
+
+// probe makes one connection, as the host's probe does, and passes the result to Options.Observe.
+func (w *World) probe(from host, proto v1.Protocol, to netip.AddrPort, wait time.Duration) outcome {
+	o := from.probe(w.tb.Context(), proto, to, wait)
+	if w.options.Observe == nil {
+		return o
+	}
+	p := w.packet(from.origin, proto, to)
+	switch o.Kind {
+	case netlab.Reached:
+		w.options.Observe(w, p, Outcome{Action: ruleset.ActionForward, Endpoints: []Choice{{Addr: o.Server, Masquerade: o.Source != p.From}}})
+	case netlab.Refused:
+		w.options.Observe(w, p, Outcome{Action: ruleset.ActionReject})
+	case netlab.Silent:
+		w.options.Observe(w, p, Outcome{Action: ruleset.ActionDrop})
+	}
+	return o
 }
 
 // judgeForward connects until every endpoint was reached. The probability that 30n
@@ -155,7 +175,7 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 		if i > 3*n {
 			time.Sleep(rand.N(time.Millisecond))
 		}
-		o := from.probe(w.tb.Context(), p.Protocol, p.To, w.timeout())
+		o := w.probe(from, p.Protocol, p.To, w.timeout())
 		ep, err := w.permitted(o, p, v)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, v.Rule)

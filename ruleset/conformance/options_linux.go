@@ -41,6 +41,14 @@ type Options struct {
 	// whether an endpoint must see an address of the node in place of the source of
 	// p. It is for data planes that document a different way of masquerading.
 	Masquerades func(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool
+	// Observe, if not nil, is called with the first packet of each connection that a
+	// world compares with Trace, and with what happened to it. The Outcome's action is
+	// [ruleset.ActionForward] if a server answered, which is then the only endpoint, even
+	// if it is the packet's own destination; [ruleset.ActionReject]; or, without an
+	// answer, [ruleset.ActionDrop]. w does not change its Tracker and Engine before
+	// Observe returns. Calls for one World are concurrent. Connections during a change,
+	// and those to which Skip applies, are left out.
+	Observe func(w *World, p ruleset.Packet, o Outcome)
 
 	// run, if not nil, sums the excused connections of the worlds of a run.
 	run *excuses

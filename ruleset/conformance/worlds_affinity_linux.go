@@ -174,7 +174,7 @@ func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 	for _, f := range w.Env.Families {
 		for i := 1; i <= affinityClients; i++ {
 			c := client{f, i}
-			o := w.net.hosts[fmt.Sprint("client", i)].probe(w.tb.Context(), p, to.at(f), w.timeout())
+			o := w.probe(w.net.hosts[fmt.Sprint("client", i)], p, to.at(f), w.timeout())
 			if o.Kind != netlab.Reached {
 				w.tb.Fatalf("%s from %s to %s (%s): %s", p, c, to.name, to.at(f), o)
 			}

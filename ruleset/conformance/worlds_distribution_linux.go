@@ -76,7 +76,7 @@ func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) 
 	for range workers {
 		wg.Go(func() {
 			for range n / workers {
-				o := w.net.hosts["client1"].probe(w.tb.Context(), proto, to, w.timeout())
+				o := w.probe(w.net.hosts["client1"], proto, to, w.timeout())
 				mu.Lock()
 				if o.Kind == netlab.Reached {
 					seen[o.Server]++
