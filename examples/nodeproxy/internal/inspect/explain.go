@@ -77,34 +77,10 @@ func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explain
 	if o.all {
 		return explainAll(p.Out, w)
 	}
-	packet.NodeAddresses = w.Tracker.Node().Addresses
-	if packet.To.Addr().IsLoopback() { // which every node has
-		packet.NodeAddresses = []netip.Addr{packet.To.Addr()}
+	q, err := o.ask(p.Out, w, packet)
+	if err != nil {
+		return err
 	}
-	packet.InInterface = o.in
-	var source netip.AddrPort
-	if o.from != "" {
-		if source, err = parseSource(o.from, packet.To.Addr()); err != nil {
-			return err
-		}
-		packet.From = source.Addr()
-		if o.in == "" && !slices.Contains(packet.NodeAddresses, packet.From) {
-			packet.InInterface = outside
-		}
-	} else {
-		for _, a := range packet.NodeAddresses {
-			if !packet.From.IsValid() && a.Is4() == packet.To.Addr().Is4() {
-				packet.From = a
-			}
-		}
-		source = netip.AddrPortFrom(packet.From, 0)
-	}
-	snapshot := w.Engine.Snapshot()
-	q := question{packet, snapshot.Trace(packet), false}
-	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
-	writeVerdict(p.Out, q.verdict)
-	writeWhyEmpty(p.Out, "", w, q.verdict)
-	q.writeHash(p.Out, cfg.Mode, source, snapshot.Node.HashSeed)
 	if why := cfg.LoopbackServer(packet.To.Addr()); why != "" && q.verdict.Frontend != nil {
 		_, err := fmt.Fprintln(p.Out, "kernel: has no rule for it;", why)
 		return err
@@ -125,6 +101,49 @@ func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explain
 		err = others
 	}
 	return err
+}
+
+// ask writes the ruleset's verdict on a packet to the destination of packet. It returns the question to
+// ask the kernel.
+func (o explainOptions) ask(out io.Writer, w *objects.World, packet ruleset.Packet) (q question, err error) {
+	own := w.Tracker.Node().Addresses
+	if packet.To.Addr().IsLoopback() { // which every node has
+		own = []netip.Addr{packet.To.Addr()}
+	}
+	packet.NodeAddresses = own
+	if o.kernel {
+		// The kernel serves NodePorts at addresses that the Node object lacks, too.
+		local, err := localAddresses()
+		if err != nil {
+			return q, err
+		}
+		packet.NodeAddresses = slices.Concat(own, local)
+	}
+	packet.InInterface = o.in
+	var source netip.AddrPort
+	if o.from != "" {
+		if source, err = parseSource(o.from, packet.To.Addr()); err != nil {
+			return q, err
+		}
+		packet.From = source.Addr()
+		if o.in == "" && !slices.Contains(packet.NodeAddresses, packet.From) {
+			packet.InInterface = outside
+		}
+	} else {
+		for _, a := range own {
+			if !packet.From.IsValid() && a.Is4() == packet.To.Addr().Is4() {
+				packet.From = a
+			}
+		}
+		source = netip.AddrPortFrom(packet.From, 0)
+	}
+	snapshot := w.Engine.Snapshot()
+	q = question{packet, snapshot.Trace(packet), false}
+	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
+	writeVerdict(out, q.verdict)
+	writeWhyEmpty(out, "", w, q.verdict)
+	q.writeHash(out, w.Config.Mode, source, snapshot.Node.HashSeed)
+	return q, nil
 }
 
 // packetArgs returns what the command line of explain or trace has: flags and a destination, or

@@ -186,7 +186,7 @@ func protocolNumber(p v1.Protocol) uint8 {
 	return unix.IPPROTO_TCP
 }
 
-// localAddresses returns the addresses of all interfaces.
+// localAddresses returns all of the node's own addresses.
 func localAddresses() ([]netip.Addr, error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

@@ -4,6 +4,8 @@ package inspect
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -21,3 +23,14 @@ func TraceCommand(*cli.Program) *cobra.Command {
 }
 
 var errNoTrace = fmt.Errorf("needs Linux: it follows packets by nf_tables or connection tracking, which %s does not have; nodeproxy explain works", runtime.GOOS)
+
+// localAddresses returns all of the node's own addresses.
+func localAddresses() (out []netip.Addr, _ error) {
+	list, err := net.InterfaceAddrs()
+	for _, a := range list {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, p.Addr())
+		}
+	}
+	return out, err
+}
