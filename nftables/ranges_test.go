@@ -188,6 +188,9 @@ func TestShiftsComeAndGo(t *testing.T) {
 				t.Errorf("want %d shifts in %s", want, out)
 			}
 		}
+		if err := r.host.Do(func() error { return loads(false) }); err != nil {
+			t.Error(err)
+		}
 	}
 	set(1, shiftedRange(9000, 10080))
 	set(2, shiftedRange(99, 20), sticky(600), nodePort(30002))

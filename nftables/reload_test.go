@@ -72,9 +72,6 @@ var reload = flag.Bool("reload", false, "send packets through reloaded tables in
 // dynamic matches elements that packets add, change or let expire.
 var dynamic = regexp.MustCompile(`(?m)^.* (?:counter packets|expires) .*\n|\t# count \d+$`)
 
-// shifts matches a map with the shift of a range of ports, which the nft tool prints as a port.
-var shifts = regexp.MustCompile(`map shift-(?:from|to) \{[^}]*elements`)
-
 // stable is a listing without what packets and time change.
 func stable(listing string) string { return dynamic.ReplaceAllString(normal(listing), "") }
 
@@ -85,14 +82,7 @@ func loads(commit bool) error {
 	if err != nil {
 		return err
 	}
-	if shifts.MatchString(listing) {
-		return nil // see DESIGN.md
-	}
-	// Beside the tables, the tool reads the types of sets from the kernel, too. It cannot name those of
-	// the maps of port ranges, so the kernel refuses these maps there.
-	if !strings.Contains(listing, "map shift-from") {
-		_, err = tool(listing, "-c", "-f", "-")
-	}
+	_, err = tool(listing, "-c", "-f", "-")
 	if err == nil && commit {
 		_, err = tool("flush ruleset\n"+listing, "-f", "-")
 	} else if err == nil {

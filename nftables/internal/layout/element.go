@@ -128,6 +128,9 @@ func (o Octets) Port(p uint16) Octets {
 	return o
 }
 
+// PortData returns the data of a map that leads to a port alone, which is not padded.
+func PortData(p uint16) Octets { return OctetsOf(binary.BigEndian.AppendUint16(nil, p)) }
+
 // PortOffset is the length of the protocol and port at the end of a frontend's key.
 const PortOffset = 8
 

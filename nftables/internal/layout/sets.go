@@ -112,6 +112,9 @@ func (s Set) Spec(f tracker.Family) Spec {
 	if data != nil {
 		sp.Flags |= FlagMap
 		sp.DataType, sp.DataLen = concat(data)
+		if sp.DataType == port.typ {
+			sp.DataLen = port.len // nft reads a padded port as a number of 32 bits
+		}
 	}
 	return sp
 }

@@ -206,8 +206,8 @@ func (s *service) shiftElements(list []layout.Element) []layout.Element {
 			key = word(p.number << layout.StickyShift)
 		}
 		list = append(list,
-			layout.Element{Set: layout.ShiftFrom, Key: key, Data: layout.Octets{}.Port(s.shift[0])},
-			layout.Element{Set: layout.ShiftTo, Key: key, Data: layout.Octets{}.Port(s.shift[1])})
+			layout.Element{Set: layout.ShiftFrom, Key: key, Data: layout.PortData(s.shift[0])},
+			layout.Element{Set: layout.ShiftTo, Key: key, Data: layout.PortData(s.shift[1])})
 	}
 	return list
 }
