@@ -30,6 +30,25 @@ func Cleanup(ctx context.Context, c Config) error {
 	return nil
 }
 
+// CleanupRules removes only the iptables rules and chains that [Cleanup] would remove. It is for rules
+// in another flavor of iptables than that of a [Backend] that runs, which share the Backend's sets. The
+// error wraps [ruleset.ErrConfig] if c is invalid. Otherwise it joins the errors of iptables-save and
+// iptables-restore. It is nil if these programs are missing.
+func CleanupRules(ctx context.Context, c Config) error {
+	b, err := openBackend(ctx, c, toReadRules)
+	if err != nil {
+		return err
+	}
+	defer b.kernel.close()
+	var errs []error
+	for _, f := range b.config.Families {
+		if err := b.cleanupRules(ctx, f); err != nil {
+			errs = append(errs, fmt.Errorf("ipvs: cannot clean up the rules of %v: %w", f, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func (b *Backend) cleanup(ctx context.Context) error {
 	// Without addresses no packet reaches the other objects.
 	errs := []error{b.kernel.removeDevice()}
