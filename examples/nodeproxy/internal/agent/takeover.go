@@ -90,7 +90,7 @@ type otherRules struct {
 func newTakeOver(cfg *config.Config, all []modes.Mode, families []tracker.Family, netns *os.File, instance string, bound func(addr string) bool, log *slog.Logger) *takeOver {
 	t := &takeOver{
 		modes: all, inUse: cfg.Mode, adopt: cfg.Adopt, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, log: log, netns: netns,
-		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return modes.LegacyOwners(ctx, log) }},
+		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Kind]bool, error) { return modes.LegacyKinds(ctx, log) }},
 		prober:   &takeover.Prober{Own: instance, Skip: bound, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots},
 		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
 	}

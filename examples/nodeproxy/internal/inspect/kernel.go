@@ -31,7 +31,7 @@ var errOthers = errors.New("rules of another proxy may take the packet first")
 // writeOthers prints the rules of other proxies in the network namespace, and returns errOthers
 // if there are any.
 func writeOthers(ctx context.Context, out io.Writer, m modes.Mode, log *slog.Logger) error {
-	k := takeover.Kernel{Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return modes.LegacyOwners(ctx, log) }}
+	k := takeover.Kernel{Legacy: func(ctx context.Context) (map[takeover.Kind]bool, error) { return modes.LegacyKinds(ctx, log) }}
 	rules, err := k.Look(ctx)
 	if err != nil {
 		return err

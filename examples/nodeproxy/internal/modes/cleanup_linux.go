@@ -16,9 +16,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// LegacyOwners returns the owners of rules in iptables-legacy.
-func LegacyOwners(ctx context.Context, log *slog.Logger) (map[takeover.Owner]bool, error) {
-	out := map[takeover.Owner]bool{}
+// LegacyKinds returns the kinds of rules in iptables-legacy, for [takeover.Kernel.Legacy].
+func LegacyKinds(ctx context.Context, log *slog.Logger) (map[takeover.Kind]bool, error) {
+	out := map[takeover.Kind]bool{}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		if !legacyInUse(f) {
 			continue
@@ -26,14 +26,19 @@ func LegacyOwners(ctx context.Context, log *slog.Logger) (map[takeover.Owner]boo
 		c := iptables.Config{Flavor: iptables.Legacy, Families: []tracker.Family{f}, Log: log}
 		foreign, err := iptables.Foreign(ctx, c)
 		owned, err2 := iptables.Owned(ctx, c)
-		if err := errors.Join(Missing(err, log), Missing(err2, log)); err != nil {
+		ipvsOwned, err3 := false, error(nil)
+		if takeover.IPVSDevice() { // Owned reads all rules
+			ipvsOwned, err3 = ipvs.Owned(ctx, ipvs.Config{IPTables: iptables.Legacy, Families: c.Families, Log: log})
+		}
+		if err := errors.Join(Missing(err, log), Missing(err2, log), Missing(err3, log)); err != nil {
 			return nil, err
 		}
-		if foreign {
-			out[takeover.KubeProxy] = true
-		}
-		if owned {
-			out[takeover.Nodeproxy] = true
+		for kind, present := range map[takeover.Kind]bool{
+			{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}: foreign,
+			{Owner: takeover.Nodeproxy, Mode: config.ModeIPTables}: owned,
+			{Owner: takeover.Nodeproxy, Mode: config.ModeIPVS}:     ipvsOwned,
+		} {
+			out[kind] = out[kind] || present
 		}
 	}
 	return out, nil

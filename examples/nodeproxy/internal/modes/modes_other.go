@@ -14,8 +14,8 @@ import (
 // All returns all modes for a configuration.
 func All(c *config.Config) []Mode { return []Mode{Kernelspace(c)} }
 
-// LegacyOwners returns nothing: only Linux has iptables.
-func LegacyOwners(context.Context, *slog.Logger) (map[takeover.Owner]bool, error) { return nil, nil }
+// LegacyKinds returns nothing: only Linux has iptables.
+func LegacyKinds(context.Context, *slog.Logger) (map[takeover.Kind]bool, error) { return nil, nil }
 
 // Cleanable returns the modes: --cleanup may remove what all of them left.
 func Cleanable(_ context.Context, modes []Mode, _ *config.Config, _ *slog.Logger) ([]Mode, error) {

@@ -59,9 +59,10 @@ const legacyInterval = time.Minute
 type Kernel struct {
 	// NetNS is an open file of the namespace, or nil for the calling thread's.
 	NetNS *os.File
-	// Legacy reports which owners have rules in the tables of iptables-legacy. It may run
+	// Legacy reports which kinds, of modes iptables and ipvs, have rules in the tables of
+	// iptables-legacy. Of mode ipvs, only nodeproxy's can be told from mode iptables. Legacy may run
 	// programs. Nil means that there are none.
-	Legacy func(context.Context) (map[Owner]bool, error)
+	Legacy func(context.Context) (map[Kind]bool, error)
 
 	conn *nfnl.Conn
 	link *netlink.Handle
@@ -70,7 +71,7 @@ type Kernel struct {
 	looked     bool
 	last       map[Kind]Rules
 	marked     []tracker.Family
-	legacy     map[Owner]bool
+	legacy     map[Kind]bool
 	legacyAt   time.Time
 }
 
@@ -190,14 +191,16 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 	}
 	// kube-proxy's mode ipvs has KUBE-SERVICES, too.
 	ipvs := KubeProxy
-	if own.Present {
+	if own.Present || k.legacy[Kind{Nodeproxy, "ipvs"}] {
 		ipvs = Nodeproxy
 	}
 	if device {
 		out[Kind{ipvs, "ipvs"}] = Rules{Present: true}
 	}
-	for owner, present := range k.legacy {
-		out[Kind{owner, "iptables"}] = Rules{Present: present}
+	for kind, present := range k.legacy {
+		if kind.Mode == "iptables" {
+			out[kind] = Rules{Present: present}
+		}
 	}
 	if services.Present {
 		owner, err := k.writer(ctx)

@@ -25,7 +25,7 @@ type Rules struct {
 // Kernel finds no rules: what proxies write on other systems than Linux does not tell its owner.
 type Kernel struct {
 	NetNS  *os.File
-	Legacy func(context.Context) (map[Owner]bool, error)
+	Legacy func(context.Context) (map[Kind]bool, error)
 }
 
 // Look returns nothing.
