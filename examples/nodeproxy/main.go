@@ -318,6 +318,16 @@
 // ipvs stays here. Run repeats the deprecation, and says that the mode stays, in its log and
 // in an Event of the node. The page IPVS.md in the folder deploy is for operators of that mode.
 //
+// Modes iptables and ipvs write to one flavor of iptables, nft or legacy, which must be that of the
+// host: a packet passes both, and a drop in one is final. Run chooses at its start, for both address
+// families, as kube-proxy's image does (kubernetes-sigs/iptables-wrappers): the flavor in which kubelet
+// has made the chain KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY in table mangle, nft first; or else the
+// flavor with more rules; or else that of the program iptables-restore, which is nft in the image. It uses the
+// other flavor if one cannot be used. The log has the choice with its reason, and a warning if the chain FORWARD of
+// the other flavor drops packets. --iptables-flavor replaces the choice; give it to --init-only, too. If the
+// flavor differs from that of the last run, the old rules are removed when the new ones are in effect.
+// README.md lists the other facts about a host that an image cannot contain.
+//
 // With --socket-lb, BPF programs translate TCP connections and UDP datagrams of the node's own
 // processes and of its pods at the socket: see [github.com/go-proxier/proxier/examples/socketlb].
 // The rules of the mode serve all other traffic. --socket-lb needs CAP_BPF and CAP_PERFMON, and

@@ -54,7 +54,7 @@ var modes = []*mode{
 		faults: iptablesFaults, read: iptablesMeaning,
 	},
 	{
-		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-legacy", "ip6tables-legacy"},
+		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables", "--iptables-flavor", "legacy"}, nodePorts: "all", programs: []string{"iptables-legacy", "ip6tables-legacy"},
 		faults: iptablesFaults, read: iptablesMeaning, prepare: prepareLegacy,
 	},
 	{

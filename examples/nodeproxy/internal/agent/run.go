@@ -91,6 +91,11 @@ func runWith(ctx context.Context, p *cli.Program, cfg *config.Config, log *slog.
 		return cli.Bad("%w", err)
 	}
 	serves := cfg.WriteConfigTo == "" && !cfg.Cleanup && !cfg.InitOnly
+	var flavor modes.Flavor
+	if serves || cfg.InitOnly {
+		flavor = modes.ChooseFlavor(ctx, cfg)
+		cfg.Flavor = flavor.Name
+	}
 	if serves && p.Restrict != nil {
 		// Log after it: it may execute the program again.
 		p.Restrict(log, Needed(cfg), func(modules bool) {
@@ -103,6 +108,7 @@ func runWith(ctx context.Context, p *cli.Program, cfg *config.Config, log *slog.
 	for _, note := range cfg.Notes {
 		log.Warn(note)
 	}
+	flavor.Log(log)
 	switch {
 	case cfg.WriteConfigTo != "":
 		if err := cfg.Write(cfg.WriteConfigTo); err != nil {

@@ -57,6 +57,9 @@ type takeOver struct {
 	netns  *os.File
 	kernel *takeover.Kernel
 	prober *takeover.Prober
+	// cleanupFlavor removes the rules of the agent's mode in the other flavor of iptables. It is nil if
+	// it has done so, or if there is none.
+	cleanupFlavor func(context.Context) error
 	// moved reports that mode iptables has the clients of kube-proxy's nftables mode.
 	moved bool
 
@@ -97,6 +100,10 @@ func newTakeOver(cfg *config.Config, all []modes.Mode, families []tracker.Family
 	t.done = sync.OnceFunc(func() { close(t.inEffect) })
 	t.prober.Metrics, t.prober.Healthz = takeover.Addresses(cfg.Effective.MetricsBindAddress, cfg.Effective.HealthzBindAddress)
 	for _, m := range all {
+		if m.Name == t.inUse && m.CleanupFlavor != nil {
+			s := modes.Settings{Config: cfg, Families: families, NetNS: netns, Log: log}
+			t.cleanupFlavor = func(ctx context.Context) error { return m.CleanupFlavor(ctx, s) }
+		}
 		if m.Name != t.inUse {
 			t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}] = &otherRules{}
 		}
@@ -254,6 +261,14 @@ func (t *takeOver) run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			t.log.Warn("cannot look for rules of other proxies", "error", err)
 			interval = t.retry
+		}
+		if t.cleanupFlavor != nil {
+			if err := t.cleanupFlavor(ctx); err == nil {
+				t.cleanupFlavor = nil
+			} else if ctx.Err() == nil {
+				t.log.Warn("cannot remove the rules in the other flavor of iptables yet", "error", err)
+				t.failed()
+			}
 		}
 		if err := sleep(ctx, interval); err != nil {
 			return err

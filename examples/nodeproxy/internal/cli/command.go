@@ -34,6 +34,7 @@ func (p *Program) AddFlags(c *cobra.Command) *config.Flags {
 		"proxy-mode":        {config.ModeNFTables, config.ModeIPTables, config.ModeIPVS, config.ModeUserspace},
 		"detect-local-mode": {config.ClusterCIDR, config.NodeCIDR, config.BridgeInterface, config.InterfaceNamePrefix},
 		"logging-format":    {"text", "json"},
+		"iptables-flavor":   {"auto", string(config.FlavorNFT), string(config.FlavorLegacy)},
 		"kube-proxy-table":  {string(config.TableAlways), "adopted", string(config.TableNever)},
 	} {
 		Complete(c, name, values...)

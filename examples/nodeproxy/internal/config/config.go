@@ -27,6 +27,9 @@ import (
 // resetFlag is the flag of [Config.ResetVanished].
 const resetFlag = "reset-connections-of-vanished-endpoints"
 
+// flavorFlag is the flag of [Config.Flavor].
+const flavorFlag = "iptables-flavor"
+
 // Config is a complete and valid configuration of the agent.
 type Config struct {
 	// Effective is the configuration with its defaults, as kube-proxy has it. The other
@@ -68,6 +71,8 @@ type Config struct {
 	Winkernel Winkernel
 	// TrafficMetrics enables metrics of each Service's traffic.
 	TrafficMetrics bool
+	// Flavor is the flavor of iptables in modes iptables and ipvs.
+	Flavor Flavor
 	// CountPackets counts packets and bytes of Services in mode nftables.
 	CountPackets bool
 	// StartupTaint is the key of the taints that the agent removes from its Node when the rules are in
@@ -186,6 +191,9 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	}
 	if out.CountPackets && out.Mode != ModeNFTables {
 		out.Notes = append(out.Notes, "--nftables-count-packets has no effect in mode "+out.Mode)
+	}
+	if out.Flavor != FlavorAuto && out.Mode != ModeIPTables && out.Mode != ModeIPVS {
+		return nil, fmt.Errorf("--%s is for modes iptables and ipvs, and the mode is %s", flavorFlag, out.Mode)
 	}
 	// The kubelet derives the name of the Node in the same way.
 	name := k.HostnameOverride

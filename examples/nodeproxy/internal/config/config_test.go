@@ -579,7 +579,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets", "log-every-sync",
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets", "log-every-sync", flavorFlag,
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
@@ -614,6 +614,22 @@ func TestOffloadPatternsAreChecked(t *testing.T) {
 	wantNotes(t, c, "--nftables-offload has no effect in mode iptables")
 	if _, err := parse("--nftables-offload=veth["); err == nil || !strings.Contains(err.Error(), "--nftables-offload") {
 		t.Errorf("a malformed pattern: %v", err)
+	}
+}
+
+func TestFlavorIsForModesWithIPTables(t *testing.T) {
+	for _, mode := range []string{"iptables", "ipvs"} {
+		for name, want := range map[string]Flavor{"auto": FlavorAuto, "nft": FlavorNFT, "legacy": FlavorLegacy} {
+			if c := ofFile(t, "mode: "+mode+"\n", "--iptables-flavor", name); c.Flavor != want {
+				t.Errorf("mode %s: --iptables-flavor %s is %q", mode, name, c.Flavor)
+			}
+		}
+	}
+	of(t, "--iptables-flavor=auto")
+	for _, args := range [][]string{{"--iptables-flavor=legacy"}, {"--proxy-mode=userspace", "--iptables-flavor=nft"}, {"--proxy-mode=iptables", "--iptables-flavor=old"}} {
+		if _, err := parse(args...); err == nil || !strings.Contains(err.Error(), "--iptables-flavor") {
+			t.Errorf("%q: %v", args, err)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -63,7 +64,7 @@ func (fl *Flags) ignored(name string) bool {
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
 		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only", "log-file", "log-every-sync",
-		resetFlag, "remove-startup-taint", "nftables-count-packets",
+		resetFlag, "remove-startup-taint", "nftables-count-packets", flavorFlag,
 	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
@@ -120,13 +121,14 @@ func (fl *Flags) addOwn() {
 		f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode, and how often to read the node's addresses if no Node object has them")
 		f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have their own series, and all others share one")
 		f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove the rules that kube-proxy left on the node, so that no traffic is lost")
-		f.Var(&fl.out.KubeProxyTable, "kube-proxy-table", "`when` to keep a table kube-proxy with an empty chain, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix with nftablesMode Auto: always, adopted (once the agent has taken over from kube-proxy's nftables mode, or found a node without rules when it was to take over) or never")
+		f.Var(choice[KubeProxyTable]{&fl.out.KubeProxyTable, []string{"adopted", string(TableAlways), string(TableNever)}}, "kube-proxy-table", "`when` to keep a table kube-proxy with an empty chain, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix with nftablesMode Auto: always, adopted (once the agent has taken over from kube-proxy's nftables mode, or found a node without rules when it was to take over) or never")
 		f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
 		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")
 		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root. In a container, the folder where the host's /sys/fs/cgroup is mounted")
 		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for service meshes that redirect connections in the pod")
 		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
 		f.BoolVar(&fl.out.CountPackets, "nftables-count-packets", false, "count the packets and bytes of each Service in both directions, for top and --service-traffic-metrics, in mode nftables; each packet of a connection to a Service costs a look-up")
+		f.Var(choice[Flavor]{&fl.out.Flavor, []string{"auto", string(FlavorNFT), string(FlavorLegacy)}}, flavorFlag, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto, which is chosen at the start as in kube-proxy's image: the flavor with a chain of kubelet, or else the one with more rules, or else that of the program iptables-restore")
 		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint is gone that did not terminate, as when its pod is deleted by force, for example after its node failed, TCP connections to it are ended by RST, in modes nftables and iptables; 0 leaves them alone. Pods that leave a Service by a change of their labels lose their connections, too")
 		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that keeps pods from the node until Services work: the agent removes it from its Node object when the rules are in effect, which needs the right to patch nodes")
 		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))
@@ -400,8 +402,7 @@ func (fl *Flags) completeFlags(c *v1alpha1.KubeProxyConfiguration, given map[str
 }
 
 // KubeProxyTable is when the agent keeps a table named like that of kube-proxy's nftables mode,
-// with one empty chain, for programs that look for it. It is a flag's value. The zero value is
-// TableAdopted.
+// with one empty chain, for programs that look for it. The zero value is TableAdopted.
 type KubeProxyTable string
 
 // The values of KubeProxyTable.
@@ -412,29 +413,39 @@ const (
 	TableNever   KubeProxyTable = "never"
 )
 
-const adopted = "adopted" // the name of TableAdopted
+// Flavor is one of the kernel's two implementations of iptables. The zero value is FlavorAuto.
+type Flavor string
 
-// String returns the name of the value.
-func (t *KubeProxyTable) String() string {
-	if *t == TableAdopted {
-		return adopted
-	}
-	return string(*t)
+// The values of Flavor.
+const (
+	// FlavorAuto leaves the choice to the agent. Where no choice is made, it is the flavor of the
+	// programs without a flavor in their names.
+	FlavorAuto   Flavor = ""
+	FlavorNFT    Flavor = "nft"
+	FlavorLegacy Flavor = "legacy"
+)
+
+// choice is a flag's value that is one of some names. The first name stands for "".
+type choice[T ~string] struct {
+	value *T
+	names []string
 }
 
+// String returns the name of the value.
+func (c choice[T]) String() string { return cmp.Or(string(*c.value), c.names[0]) }
+
 // Set sets the value by its name.
-func (t *KubeProxyTable) Set(name string) error {
-	names := []string{adopted, string(TableAlways), string(TableNever)}
-	switch {
-	case !slices.Contains(names, name):
-		return fmt.Errorf("must be one of %s", strings.Join(names, ", "))
-	case name == adopted:
-		*t = TableAdopted
+func (c choice[T]) Set(name string) error {
+	switch i := slices.Index(c.names, name); i {
+	case -1:
+		return fmt.Errorf("must be one of %s", strings.Join(c.names, ", "))
+	case 0:
+		*c.value = ""
 	default:
-		*t = KubeProxyTable(name)
+		*c.value = T(name)
 	}
 	return nil
 }
 
 // Type is the name of the type in the help text.
-func (t *KubeProxyTable) Type() string { return "when" }
+func (c choice[T]) Type() string { return "name" }

@@ -28,7 +28,7 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 			s.Ready, err = nftables.Ready(ctx, nftables.Config{})
 		}
 	case config.ModeIPTables:
-		t, err = iptables.Traffic(ctx, iptables.Config{})
+		t, err = iptables.Traffic(ctx, iptables.Config{Flavor: modes.FlavorInUse(ctx)})
 	case config.ModeIPVS:
 		t, err = ipvs.Traffic(ctx, ipvs.Config{})
 	case config.ModeUserspace:

@@ -72,6 +72,9 @@ type Mode struct {
 	Cleanup func(context.Context, *slog.Logger) error
 	// CleanupKubeProxy removes the rules that kube-proxy has left in this mode.
 	CleanupKubeProxy func(context.Context, *slog.Logger) error
+	// CleanupFlavor, if not nil, removes the rules that the agent has left in this mode in the other
+	// flavor of iptables than that of the settings, and those of kube-proxy if the settings have Adopt.
+	CleanupFlavor func(context.Context, Settings) error
 	// Retire, if not nil, replaces Cleanup and CleanupKubeProxy when the agent changes to
 	// another mode. It waits until the connections that Cleanup would break have ended.
 	Retire func(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error

@@ -19,6 +19,7 @@ import (
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -99,7 +100,7 @@ func IPTables() Mode { return IPTablesWith(func(*iptables.Config) {}) }
 func IPTablesWith(edit func(*iptables.Config)) Mode {
 	configure := func(s Settings) (iptables.Config, error) {
 		c := iptables.Config{
-			Families: s.Families, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: LocalhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,
+			Families: s.Families, Flavor: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: LocalhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,
 			Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
 		}
 		edit(&c)
@@ -119,7 +120,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			return Plane{Plane: b, Counters: b.Counters}, nil
 		},
 		SetSysctls: configured(configure, iptables.SetSysctls),
-		Lookup:     lookedUp(iptables.Lookup, "no rule for it"),
+		Lookup:     lookedUp(lookupIPTables, "no rule for it"),
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, leftByIPTables(log), iptables.Owned, log)
 			return len(list) != 0, err
@@ -130,7 +131,47 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
 			return cleanupAll(ctx, leftByIPTables(log), iptables.Cleanup, log)
 		},
+		CleanupFlavor: func(ctx context.Context, s Settings) error {
+			list := inOtherFlavor(s, leftByIPTables(s.Log), func(c iptables.Config) iptables.Flavor { return c.Flavor })
+			if len(list) == 0 {
+				return nil
+			}
+			cleanup := iptables.CleanupOwn
+			if s.Adopt {
+				cleanup = iptables.Cleanup
+			}
+			if err := cleanupAll(ctx, list, cleanup, s.Log); err != nil || !LocalhostNodePorts(s.Config) {
+				return err
+			}
+			// The clean-up may have set route_localnet back.
+			c, _ := configure(s)
+			return Missing(iptables.SetSysctls(ctx, c), s.Log)
+		},
 	}
+}
+
+// inOtherFlavor returns the configurations whose flavor of iptables is not that of the settings. It
+// returns none if only the programs without a flavor in their names can be used.
+func inOtherFlavor[C any](s Settings, list []C, flavorOf func(C) iptables.Flavor) []C {
+	return slices.DeleteFunc(list, func(c C) bool {
+		return s.Flavor == config.FlavorAuto || flavorOf(c) != iptables.Flavor(other(s.Flavor))
+	})
+}
+
+func lookupIPTables(ctx context.Context, c iptables.Config, q dataplane.Query) (dataplane.Found, error) {
+	c.Flavor = FlavorInUse(ctx)
+	return iptables.Lookup(ctx, c, q)
+}
+
+// FlavorInUse returns the flavor of iptables in which the agent has left rules of mode iptables. If
+// there are none, it returns [iptables.AnyFlavor].
+func FlavorInUse(ctx context.Context) iptables.Flavor {
+	for _, c := range leftByIPTables(nil) {
+		if owned, err := iptables.Owned(ctx, c); err == nil && owned {
+			return c.Flavor
+		}
+	}
+	return iptables.AnyFlavor
 }
 
 // leftByIPTables returns the configurations with which the agent, or kube-proxy, may have left
@@ -162,7 +203,7 @@ func IPVS() Mode {
 	configure := func(s Settings) (ipvs.Config, error) {
 		e := s.Effective.IPVS
 		c := ipvs.Config{
-			Families: s.Families, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
+			Families: s.Families, IPTables: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
 			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP,
 			Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 		}
@@ -201,6 +242,13 @@ func IPVS() Mode {
 		},
 		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
 			return cleanupAll(ctx, left(log), ipvs.Cleanup, log)
+		},
+		CleanupFlavor: func(ctx context.Context, s Settings) (err error) {
+			list := inOtherFlavor(s, left(s.Log), func(c ipvs.Config) iptables.Flavor { return c.IPTables })
+			if !s.Adopt {
+				list, err = ownedOf(ctx, list, ipvs.Owned, s.Log)
+			}
+			return errors.Join(err, cleanupAll(ctx, list, ipvs.CleanupRules, s.Log))
 		},
 	}
 }

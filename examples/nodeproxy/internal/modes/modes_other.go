@@ -22,6 +22,9 @@ func Cleanable(_ context.Context, modes []Mode, _ *config.Config, _ *slog.Logger
 	return modes, nil
 }
 
+// ChooseFlavor returns the zero Flavor: only Linux has iptables.
+func ChooseFlavor(context.Context, *config.Config) Flavor { return Flavor{} }
+
 // LoadModules does nothing.
 func (m Mode) LoadModules(context.Context, *config.Config, *slog.Logger) {}
 

@@ -352,6 +352,7 @@ func TestIPVSNode(t *testing.T) {
 	t.Run("leave", leaveForIPVS)
 	t.Run("localhost", func(t *testing.T) { testLocalhost(t, "ipvs") })
 	t.Run("metrics", func(t *testing.T) { metricsOf(t, modes.IPVS()) })
+	t.Run("flavor", func(t *testing.T) { testFlavor(t, "ipvs") })
 }
 
 // leaveIPVSWithoutIPv6 changes to another mode on a node where IPv6 is turned off.
