@@ -43,7 +43,7 @@ const (
 	refused
 	// tooLarge: it is too large for one message to the kernel. Nothing of it is in effect.
 	tooLarge
-	// failed: it was not attempted, for example because of a lock. Nothing of it is in effect.
+	// failed: it was not attempted, for example because of a lock or a lack of memory. Nothing of it is in effect.
 	failed
 	// unsure: all, a part, or nothing of it is in effect.
 	unsure
@@ -65,10 +65,10 @@ func outcomeOf(err error) outcome {
 		return outcome{failed, err}
 	case (*iptool.Error)(e).Killed():
 		return outcome{unsure, err}
+	case e.Cause != nil, (*iptool.Error)(e).Temporary():
+		return outcome{failed, err}
 	case (*iptool.Error)(e).TooLarge():
 		return outcome{tooLarge, err}
-	case e.Cause != nil:
-		return outcome{failed, err}
 	}
 	return outcome{refused, err}
 }

@@ -53,6 +53,37 @@ func TestLockHeldByAnotherProcessChangesNothing(t *testing.T) {
 	})
 }
 
+// TestLackOfMemoryIsNoRefusal makes iptables-restore fail before it reads its input. No Service may
+// be blamed, and the backend must not try each.
+func TestLackOfMemoryIsNoRefusal(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		for round, reason := range []string{"Memory allocation problem", "No buffer space available"} {
+			short := &CommandError{Program: "memory-restore", Status: 4, Message: "Could not fetch rule set generation id: " + reason}
+			writes := 0
+			for f := range m.tables {
+				m.tables[f].Before = func(string) error { writes++; return short }
+			}
+			for i := range 30 {
+				r.set(i, []int{i, i + round + 1})
+			}
+			var refused *ruleset.PartialError
+			if err := r.cursor.Sync(t.Context()); err == nil || errors.As(err, &refused) || writes > 2 {
+				t.Errorf("%s: %d writes, error %v", reason, writes, err)
+			}
+			for f := range m.tables {
+				m.tables[f].Before = nil
+			}
+			r.sync()
+			r.verify()
+		}
+		short := &CommandError{Program: "memory-restore", Status: 4, Message: "Could not fetch rule set generation id: Memory allocation problem"}
+		m.tables[tracker.IPv4].Before = func(string) error { return short }
+		if err := r.probe(); err == nil || errors.Is(err, dataplane.ErrUnsupported) {
+			t.Errorf("probe: %v", err)
+		}
+	})
+}
+
 func TestTooLargeInputIsDivided(t *testing.T) {
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		m.set("limit", "")

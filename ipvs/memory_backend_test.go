@@ -200,6 +200,15 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
+// TestLackOfMemoryIsNoMissingScheduler probes while the kernel has no memory.
+func TestLackOfMemoryIsNoMissingScheduler(t *testing.T) {
+	m := newMemory()
+	m.fail = func() error { return syscall.ENOMEM }
+	if _, err := (memoryNode{m}).open(t, Config{}); !errors.Is(err, syscall.ENOMEM) || errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestIPv4WorksWhileIPv6IsDisabled disables IPv6 while a backend serves both families.
 func TestIPv4WorksWhileIPv6IsDisabled(t *testing.T) {
 	r, m := newMemoryRig(t, Config{})

@@ -7,13 +7,18 @@ import (
 	"net/netip"
 	"syscall"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// unsupported returns a [*dataplane.UnsupportedError].
+// unsupported returns a [*dataplane.UnsupportedError] unless the kernel refused for a temporary
+// reason.
 func unsupported(f tracker.Family, feature string, err error) error {
+	if backendconf.Temporary(err) {
+		return fmt.Errorf("ipvs: cannot probe %s: %w", feature, err)
+	}
 	if errors.Is(err, syscall.EPERM) {
 		err = fmt.Errorf("CAP_NET_ADMIN is needed in the initial user namespace: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -88,10 +89,10 @@ func unsupported(f tracker.Family, err error) error {
 		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
 	e := &dataplane.UnsupportedError{Backend: "nftables", Family: f, Feature: refused.What, Minimum: minimumKernel, Err: err}
-	switch refused.Errno {
-	case syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EINTR, syscall.EBUSY, syscall.EEXIST, syscall.EMFILE, syscall.ENFILE:
+	switch {
+	case backendconf.Temporary(refused):
 		return fmt.Errorf("nftables: cannot probe kernel: %s: %w", f, err)
-	case syscall.EPERM:
+	case refused.Errno == syscall.EPERM:
 		e.Feature, e.Minimum = "programming without CAP_NET_ADMIN in the network namespace's user namespace", ""
 	}
 	return e

@@ -53,6 +53,21 @@ func (e *Error) Unwrap() error { return e.Cause }
 // then.
 func (e *Error) Killed() bool { return e.Status < 0 }
 
+// Temporary reports whether the tool lacked something of the system, such as memory, before it read
+// its input.
+func (e *Error) Temporary() bool {
+	_, reason, _ := strings.Cut(e.Message, "Could not fetch rule set generation id: ")
+	for _, s := range []string{
+		"Memory allocation problem", "No buffer space available", "Interrupted system call",
+		"Resource temporarily unavailable", "Device or resource busy",
+	} {
+		if strings.HasPrefix(reason, s) {
+			return true
+		}
+	}
+	return false
+}
+
 // TooLarge reports whether the input was too large for one message to the kernel.
 func (e *Error) TooLarge() bool {
 	return strings.Contains(e.Message, "Message too long") || strings.Contains(e.Message, "No buffer space")

@@ -92,6 +92,12 @@ func TestToolErrorsAreRecognized(t *testing.T) {
 	if e := run("echo 'sendmsg() failed: Message too long' >&2; exit 1"); !e.TooLarge() {
 		t.Errorf("%v: not reported as too large", e)
 	}
+	generation := "echo 'iptables-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: "
+	for text, want := range map[string]bool{"Memory allocation problem": true, "No buffer space available": true, "Permission denied (you must be root)": false} {
+		if e := run(generation + text + "' >&2; exit 4"); e.Temporary() != want {
+			t.Errorf("%v: temporary is %v", e, !want)
+		}
+	}
 	if e := run("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1"); len(e.Message) != maxMessage {
 		t.Errorf("a message of %d bytes", len(e.Message))
 	}

@@ -8,12 +8,15 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // ServedFamilies returns the address families that the node can serve: both, unless the
-// system lacks one. It returns an error if the family of --bind-address cannot be served. It waits
-// while an error may pass.
+// system lacks one. It returns an error if the family of --bind-address cannot be served. It also
+// returns the error of a probe that does not report what the system lacks, because the family may
+// work at the next start. It waits while an error may pass.
 func ServedFamilies(ctx context.Context, m Mode, s Settings, log *slog.Logger) ([]tracker.Family, error) {
 	return waitForFamilies(ctx, m, s, HasIPv6(), 2*time.Second, log)
 }
@@ -38,6 +41,8 @@ func waitForFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, interva
 	}
 }
 
+var errNoIPv6 = fmt.Errorf("%w: the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off", dataplane.ErrUnsupported)
+
 // mayPass reports whether an error of a probe may pass without a change of the configuration. A
 // machine with Windows starts its services, and the network plugin makes the network, in any order.
 func mayPass(err error) bool {
@@ -60,14 +65,14 @@ func servedFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, log *slo
 	for _, f := range both {
 		err := probe(f)
 		if f == tracker.IPv6 && !ipv6 {
-			err = errors.New("the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off")
+			err = errNoIPv6
 		}
 		if err == nil {
 			out = append(out, f)
 			continue
 		}
-		if mayPass(err) {
-			return nil, err // the other family's probe may find that it has passed
+		if !errors.Is(err, dataplane.ErrUnsupported) && !errors.Is(err, ruleset.ErrConfig) {
+			return nil, fmt.Errorf("mode %s: %w", m.Name, err)
 		}
 		if tracker.FamilyOf(s.BindAddress) == f {
 			return nil, fmt.Errorf("%v cannot be served, but the node's address %v requires it: %w", f, s.BindAddress, err)

@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
 	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -38,7 +40,7 @@ func TestFamiliesThatWorkAreServed(t *testing.T) {
 	} {
 		m := Mode{Probe: func(_ context.Context, s Settings) error {
 			if slices.Contains(s.Families, tt.lack) {
-				return fmt.Errorf("%v is missing", tt.lack)
+				return &dataplane.UnsupportedError{Backend: "test", Family: tt.lack, Feature: "a program"}
 			}
 			return nil
 		}}
@@ -50,6 +52,22 @@ func TestFamiliesThatWorkAreServed(t *testing.T) {
 		}
 		if warns := strings.Contains(diag.String(), "cannot serve an address family"); err == nil && warns != (len(got) == 1) {
 			t.Errorf("%s: log %q", tt.name, diag.String())
+		}
+	}
+}
+
+// TestTemporaryErrorTurnsNoFamilyOff probes a node that has no memory for one family at the moment.
+func TestTemporaryErrorTurnsNoFamilyOff(t *testing.T) {
+	c := configtest.Parsed(t, []string{"run", "--bind-address", "0.0.0.0"})
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		m := Mode{Probe: func(_ context.Context, s Settings) error {
+			if slices.Contains(s.Families, f) {
+				return fmt.Errorf("cannot probe kernel: %w", syscall.ENOMEM)
+			}
+			return nil
+		}}
+		if got, err := servedFamilies(t.Context(), m, Settings{Config: c}, true, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("no memory for %v: families %v, error %v", f, got, err)
 		}
 	}
 }

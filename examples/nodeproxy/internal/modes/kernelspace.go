@@ -13,6 +13,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -72,7 +73,7 @@ func winkernelConfig(s Settings) (winkernel.Config, error) {
 	for _, f := range s.Families {
 		i := slices.IndexFunc(s.NodeIPs, func(a netip.Addr) bool { return tracker.FamilyOf(a) == f })
 		if i < 0 {
-			return c, fmt.Errorf("the node has no %v address", f)
+			return c, fmt.Errorf("%w: the node has no %v address", ruleset.ErrConfig, f)
 		}
 		c.NodeIPs = append(c.NodeIPs, s.NodeIPs[i])
 	}
