@@ -152,8 +152,14 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 	}
 
 	hooks := objects.WorldHooks{
-		Own:            own,
-		OwnInUse:       func() { a.refresh.Reset(max(cfg.SyncPeriod, time.Second)) },
+		Own: own,
+		OwnInUse: func(err error) {
+			wait := time.Second
+			if err == nil {
+				wait = max(wait, cfg.SyncPeriod)
+			}
+			a.refresh.Reset(wait)
+		},
 		ReceiveService: a.metrics.ReceiveService,
 		ReceiveSlice:   a.metrics.ReceiveSlice,
 		Ineligible:     a.Proxy.SetIneligible,

@@ -41,6 +41,8 @@ type World struct {
 	mu sync.Mutex
 	// node is this node's object, or nil.
 	node *v1.Node
+	// own holds the last result of Own.
+	own []netip.Addr
 	// cidrs are the ranges of cluster IPs, by the name of the ServiceCIDR object.
 	cidrs map[string][]netip.Prefix
 	// services and slices hold the objects if the hooks ask for it; otherwise they are nil.
@@ -52,8 +54,9 @@ type World struct {
 type WorldHooks struct {
 	// Own returns the node's addresses if neither a flag nor a Node object has them.
 	Own func() ([]netip.Addr, error)
-	// OwnInUse is called when the result of own is in use. It may change at any time.
-	OwnInUse func()
+	// OwnInUse is called after Own was needed, with Own's error: what it returns may change at any
+	// time.
+	OwnInUse func(error)
 	// Events receives what is wrong with objects.
 	Events tracker.EventSink
 	// ReceiveService and receiveSlice count a Service or EndpointSlice that is received,
@@ -78,7 +81,8 @@ type WorldHooks struct {
 	Failed func(error)
 }
 
-// New returns a world without Services. The Node may be nil.
+// New returns a world without Services. The Node may be nil. An error of Own is an error of New,
+// because rules without the node's addresses would end its NodePorts.
 func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks WorldHooks, log *slog.Logger) (*World, error) {
 	w := &World{Config: cfg, Log: log, WorldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}}
 	if hooks.Keep {
@@ -93,8 +97,12 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 	if err != nil {
 		return nil, err
 	}
+	info, err := w.nodeInfo()
+	if err != nil {
+		return nil, err
+	}
 	w.Tracker, err = tracker.New(tracker.Config{
-		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.Events,
+		Node: info, Families: families, Log: log, Events: hooks.Events,
 		OnService: func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
 			warning := hooks.APIServer.onService(p)
 			if err := how.OnService(s, port, p); err != nil {
@@ -270,7 +278,7 @@ func (w *World) setNode(n *v1.Node) {
 	}
 	w.node = n
 	w.setIneligible(health.WhyIneligible(n))
-	w.Tracker.SetNode(w.nodeInfo())
+	w.trackNode()
 	if w.WorldHooks.Node != nil {
 		w.WorldHooks.Node(n)
 	}
@@ -290,7 +298,7 @@ func (w *World) nodeGone(discard bool) {
 	}
 	w.setIneligible("")
 	w.node = nil
-	w.Tracker.SetNode(w.nodeInfo())
+	w.trackNode()
 }
 
 func (w *World) setIneligible(reason string) {
@@ -303,7 +311,7 @@ func (w *World) setIneligible(reason string) {
 func (w *World) RefreshNode() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.Tracker.SetNode(w.nodeInfo())
+	w.trackNode()
 }
 
 func (w *World) setServiceCIDR(o *networking.ServiceCIDR) {
@@ -396,18 +404,27 @@ func NodeInfo(cfg *config.Config, n *v1.Node) tracker.NodeInfo {
 
 // nodeInfo returns the node information. The address in each family is --bind-address, or
 // else the address of the Node object. If neither has any, the addresses come from the
-// routing table.
-func (w *World) nodeInfo() tracker.NodeInfo {
-	info := NodeInfo(w.Config, w.node)
+// routing table. If that cannot be read, they are those that were read last, with an error.
+func (w *World) nodeInfo() (info tracker.NodeInfo, err error) {
+	info = NodeInfo(w.Config, w.node)
 	if len(info.Addresses) == 0 && w.Own != nil {
-		own, err := w.Own()
-		if err != nil {
-			w.Log.Warn("cannot read the node's addresses", "error", err)
+		own, failed := w.Own()
+		if err = failed; err == nil {
+			w.own = own
 		}
-		info.Addresses = own
+		info.Addresses = w.own
 		if w.OwnInUse != nil {
-			w.OwnInUse()
+			w.OwnInUse(err)
 		}
 	}
-	return info
+	return info, err
+}
+
+// trackNode hands the node information to the tracker.
+func (w *World) trackNode() {
+	info, err := w.nodeInfo()
+	if err != nil {
+		w.Log.Warn("cannot read the node's addresses; what was read last stays in effect", "error", err)
+	}
+	w.Tracker.SetNode(info)
 }
