@@ -4,6 +4,7 @@ package agent
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -149,6 +150,9 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 	if a.mode.TracksConnections {
 		tune(cfg, log)
 		checkForwarding(a.families, cfg.Mode, log)
+		if cfg.DetectLocal.Bridge != "" {
+			checkBridge(a.families, log)
+		}
 	}
 
 	hooks := objects.WorldHooks{
@@ -219,10 +223,11 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	}
 	a.closers = append(a.closers, func() { a.plane.Close() })
 	if a.mode.TracksConnections {
-		if a.cleaner, err = conntrack.New(ctx, c); err != nil {
-			log.Warn("cannot delete stale UDP flows", "error", err)
-		} else {
+		a.cleaner, err = conntrack.New(ctx, c)
+		if err == nil {
 			a.closers = append(a.closers, func() { a.cleaner.Close() })
+		} else if err = optional("cannot delete stale UDP flows", err, log); err != nil {
+			return err
 		}
 	}
 	if cfg.ResetVanished != 0 {
@@ -236,6 +241,16 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	if cfg.TrafficMetrics {
 		a.watchTraffic()
 	}
+	return nil
+}
+
+// optional logs an error about what the system lacks, which the agent does without, and returns any
+// other. It may pass, so that the next start has the feature.
+func optional(message string, err error, log *slog.Logger) error {
+	if !errors.Is(err, dataplane.ErrUnsupported) {
+		return err
+	}
+	log.Warn(message, "error", err)
 	return nil
 }
 

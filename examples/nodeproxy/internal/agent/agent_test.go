@@ -2,9 +2,13 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -131,5 +135,19 @@ func TestEachParameterCanBeLeftAlone(t *testing.T) {
 		if err != nil || slices.ContainsFunc(left, func(o conntrack.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
 			t.Errorf("%s leaves %v, error %v", flag, left, err)
 		}
+	}
+}
+
+// TestTemporaryErrorTurnsNoFeatureOff opens the clean-up of UDP flows without the feature, and
+// without memory.
+func TestTemporaryErrorTurnsNoFeatureOff(t *testing.T) {
+	var log strings.Builder
+	l := slog.New(slog.NewTextHandler(&log, nil))
+	lacks := &dataplane.UnsupportedError{Backend: "conntrack", Feature: "netlink"}
+	if err := optional("without it", lacks, l); err != nil || !strings.Contains(log.String(), "without it") {
+		t.Errorf("error %v, log %q", err, &log)
+	}
+	if err := optional("without it", fmt.Errorf("cannot read: %w", syscall.ENOBUFS), l); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("error %v", err)
 	}
 }

@@ -84,6 +84,21 @@ func isZero(sysctl string) bool {
 	return err == nil && strings.TrimSpace(string(value)) == "0"
 }
 
+// checkBridge warns if packets between pods on the same bridge skip the rules. A connection from one to
+// another through a Service fails then, because the answers are not translated back.
+func checkBridge(families []tracker.Family, log *slog.Logger) {
+	for _, f := range families {
+		sysctl := "net/bridge/bridge-nf-call-iptables"
+		if f == tracker.IPv6 {
+			sysctl = "net/bridge/bridge-nf-call-ip6tables"
+		}
+		value, err := os.ReadFile("/proc/sys/" + sysctl)
+		if err != nil || strings.TrimSpace(string(value)) == "0" { // without br_netfilter it is missing
+			log.Warn("packets between pods on the bridge skip the rules: pods cannot reach each other through Services", "sysctl", sysctl, "want", 1)
+		}
+	}
+}
+
 // onlineFile lists the online CPUs (Documentation/admin-guide/cputopology.rst).
 const onlineFile = "/sys/devices/system/cpu/online"
 
