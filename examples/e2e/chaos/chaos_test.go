@@ -195,6 +195,26 @@ func TestSeedRepeatsWorld(t *testing.T) {
 	}
 }
 
+// TestFullTrackingEnds fills connection tracking again while it is full.
+func TestFullTrackingEnds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "max")
+	if err := os.WriteFile(file, []byte("262144\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond} {
+		if _, err := fillTracking(file, d); err != nil {
+			t.Fatal(err)
+		}
+		if text, _ := os.ReadFile(file); string(text) != "1\n" {
+			t.Errorf("the limit is %q", text)
+		}
+	}
+	time.Sleep(300 * time.Millisecond)
+	if text, _ := os.ReadFile(file); string(text) != "262144\n" {
+		t.Errorf("the limit stays %q", text)
+	}
+}
+
 // TestChaosInVM runs the command in a virtual machine, where all modes are supported:
 //
 //	go test -run TestChaosInVM -v -timeout 1h . -for 30m -mode ipvs,offload -settle 10m

@@ -228,15 +228,20 @@ var machineFaults = []fault{
 	}},
 	{"full connection tracking", outage, func(w *world) (string, error) {
 		// The agent's connections to the API server are tracked, too.
-		before, err := os.ReadFile(trackedMax)
-		if err != nil {
-			return "", err
-		}
-		d := time.Duration(w.rng.IntN(3000)) * time.Millisecond
-		time.AfterFunc(d, func() { os.WriteFile(trackedMax, before, 0) })
 		w.server.endWatches(w.rng.IntN(2) == 0)
-		return fmt.Sprint(d), os.WriteFile(trackedMax, []byte("1"), 0)
+		return fillTracking(trackedMax, time.Duration(w.rng.IntN(3000))*time.Millisecond)
 	}},
+}
+
+// fillTracking sets the limit in a file to 1 for some time. It does nothing while that is in effect.
+func fillTracking(file string, d time.Duration) (string, error) {
+	const full = "1\n"
+	before, err := os.ReadFile(file)
+	if err != nil || string(before) == full {
+		return "still", err
+	}
+	time.AfterFunc(d, func() { os.WriteFile(file, before, 0) })
+	return fmt.Sprint(d), os.WriteFile(file, []byte(full), 0)
 }
 
 // trackedMax is the greatest number of tracked connections.

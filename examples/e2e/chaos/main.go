@@ -154,7 +154,8 @@ func command(args []string, out, diag io.Writer) int {
 	})
 }
 
-// run runs all modes concurrently and returns the number of failures.
+// run runs all modes concurrently and returns the number of failures. In a virtual machine, where a
+// fault of one world would affect all, it runs one after the other and divides the time.
 func (o *options) run(ctx context.Context, out io.Writer) (failures int, err error) {
 	if o.services < 1 || o.services > maxServices || o.rate < 1 {
 		return 0, fmt.Errorf("-services must be from 1 to %d, and -rate positive", maxServices)
@@ -175,9 +176,13 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 	var wg sync.WaitGroup
 	var errs []error
 	report := log.New(out, "", 0)
+	length := o.length
+	if inMachine() {
+		length /= time.Duration(len(modes))
+	}
 	for _, m := range modes {
 		wg.Go(func() {
-			n, err := o.runMode(ctx, m, report)
+			n, err := o.runMode(ctx, m, length, report)
 			mu.Lock()
 			defer mu.Unlock()
 			failures += n
@@ -185,6 +190,9 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 				errs = append(errs, fmt.Errorf("mode %s: %w", m.name, err))
 			}
 		})
+		if inMachine() {
+			wg.Wait()
+		}
 	}
 	wg.Wait()
 	return failures, errors.Join(errs...)
@@ -214,11 +222,11 @@ func (o *options) chosenModes(out io.Writer) (chosen []*mode, err error) {
 	return chosen, nil
 }
 
-// runMode runs worlds in one mode.
-func (o *options) runMode(ctx context.Context, m *mode, out *log.Logger) (failures int, err error) {
+// runMode runs worlds in one mode, for a time unless their number is given.
+func (o *options) runMode(ctx context.Context, m *mode, length time.Duration, out *log.Logger) (failures int, err error) {
 	start := time.Now()
 	for world := 0; ; world++ {
-		if ctx.Err() != nil || o.worlds != 0 && world == o.worlds || o.worlds == 0 && world != 0 && time.Since(start) >= o.length {
+		if ctx.Err() != nil || o.worlds != 0 && world == o.worlds || o.worlds == 0 && world != 0 && time.Since(start) >= length {
 			return failures, nil
 		}
 		seed := o.seed
