@@ -42,6 +42,7 @@ func TestOffloadByFlowtables(t *testing.T) {
 		"only connections of Services":            onlyConnectionsOfServices,
 		"connections live through changes":        connectionsLiveThroughChanges,
 		"connections live through interface loss": connectionsLiveThroughInterfaceLoss,
+		"connections fit a narrower path":         connectionsFitNarrowerPath,
 		"UDP leaves a deleted endpoint":           udpLeavesDeletedEndpoint,
 		"interfaces are followed":                 interfacesAreFollowed,
 		"alterations are noticed and repaired":    alteredFlowtableIsRepaired,
@@ -392,6 +393,48 @@ func connectionsLiveThroughChanges(t *testing.T) {
 	f.start()
 	f.sync()
 	all("offload turned on", true)
+}
+
+// connectionsFitNarrowerPath makes the route to an endpoint, and then the one to the client, narrower
+// than the packets of connections on the fast path. The senders must learn it from the node.
+func connectionsFitNarrowerPath(t *testing.T) {
+	const length = 200_000
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	narrow := func(fam tracker.Family, route ...string) {
+		f.Helper()
+		args := append([]string{map[tracker.Family]string{tracker.IPv4: "-4", tracker.IPv6: "-6"}[fam], "route", "change"}, route...)
+		if out, err := f.host.Run(t, "ip", args...); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	for _, fam := range families {
+		var conns []*flow
+		for _, to := range []netip.AddrPort{clusterIP(fam, 80), netip.AddrPortFrom(nodeAddr[fam].Addr(), offloadNodePort)} {
+			c := f.dial(f.client, to)
+			c.echo(50)
+			c.expect(true)
+			conns = append(conns, c)
+		}
+		for _, route := range [][]string{
+			{podAddr(fam, 0).String(), "dev", "veth1", "mtu", "1400"},
+			{"default", "via", clientAddr[fam].Addr().String(), "mtu", "1300"},
+		} {
+			narrow(fam, route...)
+			for _, c := range conns {
+				c.SetDeadline(time.Now().Add(testtime.Timeout))
+				sent := make(chan error, 1)
+				go func() { _, err := c.Write(make([]byte, length)); sent <- err }()
+				n, err := io.CopyN(io.Discard, c, length)
+				if err := errors.Join(err, <-sent); err != nil {
+					t.Errorf("%s to %s: %d of %d bytes came back: %v", strings.Join(route, " "), c.RemoteAddr(), n, length, err)
+				}
+			}
+		}
+		for _, c := range conns {
+			c.echo(50)
+			c.expect(true)
+		}
+	}
 }
 
 // connectionsLiveThroughInterfaceLoss deletes a pod's interface and adds it again. The client is a
