@@ -93,6 +93,8 @@
 //     and the node's processes are one client, and a pod with several addresses is one. The
 //     backend behind stores clients separately, so a pod may have another endpoint at an
 //     address of the Service that is left alone.
+//   - The error queue of a UDP socket (IP_RECVERR) names the endpoint's address and not the
+//     Service's, such as for a datagram that is too large for the path.
 //
 // Rules in the pod or on the node, ss, and connection tracking see such a connection at the
 // endpoint's address, not at the Service's. For service meshes that redirect a pod's
