@@ -67,13 +67,13 @@ func TestProcessOfKubeProxyIsFound(t *testing.T) {
 // TestListenersOfOthersAreNotRoots asks for the owner of a listener, and again in a user namespace
 // that has no ID for root.
 func TestListenersOfOthersAreNotRoots(t *testing.T) {
-	netlab.Require(t)
-	if at := os.Getenv("NODEPROXY_TEST_LISTENER"); at != "" {
+	if at := os.Getenv("NODEPROXY_TEST_LISTENER"); at != "" { // without any right
 		if ListenerIsRoots(at) {
 			t.Errorf("%s is root's", at)
 		}
 		return
 	}
+	netlab.Require(t)
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
 		l, err := net.Listen("tcp", at)
 		if err != nil {
