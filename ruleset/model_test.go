@@ -51,7 +51,7 @@ type plane struct {
 	gen      uint64
 	needFull bool
 	// repeat: the last full delta that was accepted in part may have left stale entries, and
-	// nobody has asked for the whole state since.
+	// no one has asked for the whole state since.
 	repeat bool
 }
 

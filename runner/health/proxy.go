@@ -82,7 +82,7 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 // Trace returns hooks for a [runner.Runner] whose function updates every family. A
 // run that fails with a [*ruleset.PartialError] counts as a success: one Service that
 // cannot be programmed must not take the node out of service. A run that waits for something
-// ([runner.IsNotReady]) is none: its updates continue to wait. If families can fail
+// ([runner.IsNotReady]) counts as neither: its updates continue to wait. If families can fail
 // independently, as under [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started]
 // and [Proxy.Done] instead.
 func (p *Proxy) Trace() *runner.Trace {
