@@ -211,7 +211,7 @@ func (e *Engine) grant(a *account, id uint32, n int) {
 	s, short := &e.slots[id], e.admission.short
 	had := short[id]
 	enough := n == int(s.want)
-	if had == nil && enough || had != nil && had.grant == n {
+	if enough == (had == nil) && (enough || had.grant == n) {
 		return
 	}
 	e.recompile(id)

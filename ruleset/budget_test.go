@@ -760,8 +760,17 @@ func TestBudgetsInRandomWorlds(t *testing.T) {
 			if len(snapshot.Services)+len(snapshot.Refused) != len(wants) {
 				t.Fatalf("seed %d: %d served and %d refused of %d", seed, len(snapshot.Services), len(snapshot.Refused), len(wants))
 			}
+			incomplete := len(snapshot.Refused)
+			for _, s := range snapshot.Services {
+				if s.LeftOut != nil {
+					incomplete++
+				}
+			}
+			if n := len(e.admission.short); n != incomplete {
+				t.Fatalf("seed %d: %d ports wait for elements, %d are incomplete", seed, n, incomplete)
+			}
 			refused += len(snapshot.Refused)
-			waited += len(e.admission.short)
+			waited += incomplete
 		}
 		for p := range wants {
 			tenants[p.tenant].delete(p.service)

@@ -140,7 +140,7 @@ const (
 	socketFlows = 8
 	// namespaceShare is the part of the flows that one network namespace may have.
 	namespaceShare = 16
-	// maxNamespaces is the number of network namespaces that are told apart.
+	// maxNamespaces is the maximum number of network namespaces with a count of their own.
 	maxNamespaces = 1 << 16
 )
 

@@ -62,7 +62,7 @@ func (t *Table[E]) All() iter.Seq[E] { return maps.Keys(t.entries) }
 // Add adds an idle entry, which must not be in the table. If there are too many then, it removes and
 // returns the victim: of the client that has most, of the Service that has most, of the namespace that
 // has most. Among equals it is the one that was used least recently. The victim is the client's
-// oldest idle entry, or its oldest busy one if no other is idle. full is false if there is none.
+// oldest idle entry, or its oldest busy one if no other is idle. full reports that an entry was removed.
 func (t *Table[E]) Add(e E, h Holder) (victim E, full bool) {
 	client := t.root.child(h.Namespace).child(h.Service).child(h.Client.Unmap())
 	t.entries[e] = &place{client, &client.idle, client.idle.PushBack(e)}

@@ -57,8 +57,8 @@ type takeOver struct {
 	netns  *os.File
 	kernel *takeover.Kernel
 	prober *takeover.Prober
-	// cleanupFlavor removes the rules of the agent's mode in the other flavor of iptables. It is nil if
-	// it has done so, or if there is none.
+	// cleanupFlavor removes the rules of the agent's mode in the other flavor of iptables. It is nil
+	// when they are removed, and if there is no other flavor.
 	cleanupFlavor func(context.Context) error
 	// moved reports that mode iptables has the clients of kube-proxy's nftables mode.
 	moved bool

@@ -60,7 +60,7 @@ type Kernel struct {
 	// NetNS is an open file of the namespace, or nil for the calling thread's.
 	NetNS *os.File
 	// Legacy reports which kinds, of modes iptables and ipvs, have rules in the tables of
-	// iptables-legacy. Of mode ipvs, only nodeproxy's can be told from mode iptables. Legacy may run
+	// iptables-legacy. It can distinguish mode ipvs from mode iptables for nodeproxy only. Legacy may run
 	// programs. Nil means that there are none.
 	Legacy func(context.Context) (map[Kind]bool, error)
 
