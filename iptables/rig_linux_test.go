@@ -224,11 +224,15 @@ func newForWorld(flavor Flavor) func(testing.TB, conformance.Env) ruleset.Backen
 }
 
 // TestConformance runs the suite that all backends must pass. Most of its time goes to the programs.
-// Both flavors get the same rules, so one family of iptables-legacy is enough by default.
+// Both flavors get the same rules, so iptables-legacy is left out unless tests are complete, and
+// IPv6 with it unless they are thorough.
 func TestConformance(t *testing.T) {
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		o := conformance.Options{New: newForWorld(flavor), Skip: skips}
+		if flavor == Legacy {
+			testtime.NeedComplete(t)
+		}
 		if flavor == Legacy && !testtime.Thorough() {
 			o.Families = []tracker.Family{tracker.IPv4}
 		}

@@ -31,10 +31,11 @@ func Complete() bool {
 	return Thorough() || !testing.Short() && os.Getenv("PROXIER_REQUIRE_ALL") == "1"
 }
 
-// NeedComplete skips a test in an emulated machine unless Complete is true.
+// NeedComplete skips a test that takes long, in an emulated machine or with external programs,
+// unless Complete is true.
 func NeedComplete(tb testing.TB) {
 	tb.Helper()
 	if !Complete() {
-		tb.Skip("takes long in an emulated machine; set PROXIER_REQUIRE_ALL=1")
+		tb.Skip("takes long; set PROXIER_REQUIRE_ALL=1")
 	}
 }
