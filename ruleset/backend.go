@@ -58,8 +58,9 @@ var ErrConfig = errors.New("invalid configuration")
 // PartialError is returned by a [Backend] that applied a delta except for some
 // Services, or except for the removal of stale entries.
 type PartialError struct {
-	// Failed holds the error of each failed Service. Keys that are not in the delta
-	// have no effect. It is empty if only stale entries may be left.
+	// Failed holds the error of each failed Service, of which parts may be in effect, unless the
+	// error wraps [ErrRefused]. Keys that are not in the delta have no effect. It is empty if only
+	// stale entries may be left.
 	Failed map[tracker.Key]error
 	// Pruned means, after a Full delta, that the data plane has no stale entries: nothing
 	// but what the Services of the delta ask for and what the failed Services had. If it is
@@ -125,6 +126,8 @@ type Delta struct {
 
 	// cursor is the cursor that offers the delta.
 	cursor *Cursor
+	// second: the delta follows one of which the backend refused Services.
+	second bool
 }
 
 // Trigger holds the times at which changes to a Service's endpoints were caused.

@@ -73,6 +73,8 @@ type Cursor struct {
 	tried    map[uint32][]*Service
 	triggers []Trigger
 	effect   effect
+	// left holds what the last delta left as it was, by key.
+	left map[tracker.Key]*left
 }
 
 // state is the state of one ID in a Cursor.
@@ -277,11 +279,19 @@ func (c *Cursor) round(ctx context.Context, info *SyncInfo) (oldest uint64, err 
 	if d == nil || err != nil {
 		return oldest, err
 	}
+	err = c.apply(ctx, d, info)
+	if d = c.fallBack(d); d != nil {
+		err = errors.Join(err, c.apply(ctx, d, &SyncInfo{}))
+	}
+	return oldest, err
+}
+
+// apply calls the backend and acknowledges d.
+func (c *Cursor) apply(ctx context.Context, d *Delta, info *SyncInfo) (err error) {
 	// If Apply panics, record a failure and let the panic continue.
 	err = errUnfinished
 	defer func() { c.acknowledge(d, err, info) }()
-	err = c.backend.Apply(ctx, d)
-	return oldest, err
+	return c.backend.Apply(ctx, d)
 }
 
 // offer returns the delta for the backend, or nil if nothing changed, and the oldest as in
@@ -476,12 +486,24 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if d.Full && !all && !(some && partial.Pruned) && !c.full { // c.full: Resync was called
 		c.full, c.repeat = true, some || d.Repeat
 	}
+	if d.second && errors.Is(err, ErrNeedFull) {
+		c.full, c.repeat = true, false // the caller may have had its one full delta
+	}
 	if all || some {
 		c.node = d.Node
+	}
+	if c.left = nil; some && !d.second {
+		c.left = leave(d, partial.Failed)
 	}
 	failedNames := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
 		ch := &d.Changes[i]
+		if l := c.left[ch.Key]; l != nil && !l.unsure {
+			failedNames[ch.Key.NamespacedName] = true
+			info.Failed++
+			c.unchanged(ch)
+			continue
+		}
 		failed := !all && !some
 		if some {
 			_, failed = partial.Failed[ch.Key]
@@ -548,6 +570,17 @@ func (c *Cursor) fail(ch *Change, again bool) {
 		tried = append(slices.Clip(tried), n)
 	}
 	c.tried[id] = tried
+	c.markDirty(id)
+}
+
+// unchanged records that ch had no effect.
+func (c *Cursor) unchanged(ch *Change) {
+	id := ch.ID()
+	s := &c.states[id]
+	if s.acked == nil && s.held {
+		s.held = false
+		c.engine.drop(id)
+	}
 	c.markDirty(id)
 }
 

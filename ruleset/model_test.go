@@ -35,6 +35,8 @@ type plane struct {
 	prunes bool
 	// failures is the percentage of Applies that fail.
 	failures int
+	// refuses: Services are refused instead of failing.
+	refuses bool
 	// during, if not nil, is called in the middle of an Apply.
 	during func()
 
@@ -42,6 +44,13 @@ type plane struct {
 	pools  map[poolKey]string
 	eps    map[epKey]*tracker.Endpoint
 	ids    map[uint32]tracker.Key
+
+	// refused counts the Services that were refused. served holds the frontends that were in
+	// effect after the Sync before, and whose they were.
+	refused int
+	// again: the last Apply refused Services, so the next one may be of the same Sync.
+	again  bool
+	served map[l4Key]tracker.Key
 
 	// ranges is what the plane serves.
 	ranges PortRanges
@@ -69,7 +78,7 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 	return &plane{
 		t: t, r: r, name: name, prunes: prunes, failures: failures,
 		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
-		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true,
+		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true, served: map[l4Key]tracker.Key{},
 	}
 }
 
@@ -101,7 +110,7 @@ type op struct {
 
 // check compares a delta with the Services that this backend accepted before.
 func (p *plane) check(d *Delta) {
-	if (p.needFull || p.repeat) && !d.Full {
+	if (p.needFull || p.repeat && !p.again) && !d.Full {
 		p.t.Fatalf("%s: requested a full delta, got another", p.name)
 	}
 	if d.Repeat && !p.repeat {
@@ -221,7 +230,7 @@ func (p *plane) plan(d *Delta) []op {
 }
 
 func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
-	p.node, p.gen, p.needFull, p.repeat = d.Node, d.Gen, false, false
+	p.node, p.gen, p.needFull, p.repeat = d.Node, d.Gen, false, p.repeat && !d.Full
 	for _, c := range d.Changes {
 		unsure := failed[c.Key] != nil
 		for _, to := range c.LostFrontends() {
@@ -242,6 +251,8 @@ var errInjected = errors.New("injected failure")
 
 func (p *plane) Apply(_ context.Context, d *Delta) error {
 	p.check(d)
+	again := p.again
+	p.again = false
 	ops := p.plan(d)
 	if p.during != nil {
 		p.during()
@@ -253,7 +264,12 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 		p.accept(d, nil)
 		return nil
 	}
-	switch p.r.IntN(5) {
+	if p.refuses {
+		return p.refuse(d, again)
+	}
+	switch p.r.IntN(6) {
+	case 5:
+		return p.refuse(d, again)
 	case 0, 1: // some Services fail, each somewhere in the middle
 		failed := map[tracker.Key]error{}
 		left := map[tracker.Key]int{}
@@ -272,7 +288,7 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 		}
 		p.accept(d, failed)
 		pruned := p.r.IntN(2) == 0
-		p.repeat = d.Full && !pruned
+		p.repeat = d.Full && !pruned || p.repeat && !d.Full
 		return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned})
 	case 2: // it fails somewhere in the middle
 		for _, o := range ops[:p.r.IntN(len(ops)+1)] {
@@ -293,6 +309,130 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 		clear(p.ids)
 		p.needFull, p.repeat = true, false
 		return fmt.Errorf("wrapped: %w", ErrNeedFull)
+	}
+}
+
+// refuse applies d except for some Services, and for those that lose a frontend to them or to one
+// of those.
+func (p *plane) refuse(d *Delta, again bool) error {
+	failed, left := map[tracker.Key]error{}, map[tracker.Key]bool{}
+	for _, c := range d.Changes {
+		if c.New != nil && p.r.IntN(3) == 0 {
+			failed[c.Key], left[c.Key] = fmt.Errorf("too large: %w", ErrRefused), true
+		}
+	}
+	for n := -1; n != len(left); {
+		n = len(left)
+		for _, c := range d.Changes {
+			for _, to := range c.LostFrontends() {
+				if left[to] {
+					left[c.Key] = true
+				}
+			}
+		}
+	}
+	partly := func(c Change) bool { return left[c.Key] && len(c.Attempted) != 0 }
+	if p.refuses && again || slices.ContainsFunc(d.Changes, partly) {
+		// The second delta of a Sync has what may stay. What is in effect of a Service that
+		// failed before is not known.
+		clear(failed)
+		clear(left)
+	}
+	part := *d
+	part.Changes = slices.Clone(d.Changes)
+	for i := range part.Changes {
+		c := &part.Changes[i]
+		if !left[c.Key] {
+			continue
+		}
+		stays := c.Old
+		for f, to := range c.LostFrontends() {
+			if at := l4KeyOf(&Service{Key: c.Key}, &f); !left[to] && hasFrontend(stays, at) {
+				out := *stays
+				out.Frontends = slices.DeleteFunc(slices.Clone(stays.Frontends), func(f Frontend) bool { return l4KeyOf(stays, &f) == at })
+				stays = &out
+			}
+		}
+		*c = Change{Key: c.Key, Old: c.Old, New: stays, Fields: FieldAll, lost: c.lost}
+	}
+	for _, o := range p.plan(&part) {
+		o.do()
+	}
+	p.node, p.gen, p.needFull = d.Node, d.Gen, false
+	for _, c := range d.Changes {
+		switch {
+		case left[c.Key]:
+		case c.New == nil:
+			delete(p.acked, c.Key)
+		default:
+			p.acked[c.Key] = c.New
+		}
+	}
+	p.refused += len(failed)
+	pruned := p.r.IntN(2) == 0
+	p.repeat, p.again = d.Full && !pruned || p.repeat && !d.Full, len(failed) != 0
+	return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned})
+}
+
+// inEffect returns the Services that were accepted.
+func (p *plane) inEffect() *Snapshot {
+	return &Snapshot{Services: slices.Collect(maps.Values(p.acked)), Node: p.node}
+}
+
+// checkFallback compares the maps of a plane that refuses Services, and the cursor, with the
+// versions that the plane accepted. These have no endpoint that is gone and no frontend that
+// nothing asks for.
+func (p *plane) checkFallback(c *Cursor, s *Snapshot) {
+	p.t.Helper()
+	p.compare(p.inEffect())
+	wanted := map[tracker.Key]*Service{}
+	for _, svc := range s.Services {
+		wanted[svc.Key] = served(svc, p.ranges)
+	}
+	for k, svc := range p.acked {
+		if got := c.Service(k); diff(got, svc) != 0 {
+			p.t.Errorf("%s: the cursor has %v of %s, want %v", p.name, got, k, svc)
+		}
+		w := wanted[k]
+		if w == nil {
+			p.t.Errorf("%s: %s is left", p.name, k)
+			continue
+		}
+		for _, ep := range svc.Selection.Reachable {
+			if !slices.ContainsFunc(w.Endpoints, func(o *tracker.Endpoint) bool { return o.Addr == ep.Addr }) {
+				p.t.Errorf("%s: %s still has %s", p.name, k, ep)
+			}
+		}
+		for i := range svc.Frontends {
+			at := l4KeyOf(svc, &svc.Frontends[i])
+			if !hasFrontend(w, at) && !asksFor(w, at, s.Node) {
+				p.t.Errorf("%s: %s still has %v", p.name, k, at)
+			}
+		}
+	}
+	for at, k := range p.served {
+		w := wanted[k]
+		if w == nil || p.fronts[at] != "" {
+			continue
+		}
+		if slices.ContainsFunc(s.Services, func(o *Service) bool { return hasFrontend(served(o, p.ranges), at) }) && asksFor(w, at, s.Node) {
+			p.t.Errorf("%s: %v is not served any more, and %s asks for it", p.name, at, k)
+		}
+	}
+}
+
+// asksFor reports whether a Service asks for a frontend, which another one may have.
+func asksFor(s *Service, at l4Key, n *Node) bool {
+	return slices.ContainsFunc(frontends(nil, s.Port, &s.Selection, n), func(f Frontend) bool { return l4KeyOf(s, &f) == at })
+}
+
+// remember stores the owner of each frontend.
+func (p *plane) remember() {
+	clear(p.served)
+	for k, svc := range p.acked {
+		for i := range svc.Frontends {
+			p.served[l4KeyOf(svc, &svc.Frontends[i])] = k
+		}
 	}
 }
 
@@ -660,7 +800,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		c := modelConfig
 		c.Budget = o.budget
 		tr, e := world(t, c, o.node)
-		planes := []*plane{newPlane(t, r, "steady", true, 0), newPlane(t, r, "prunes", true, 50), newPlane(t, r, "relies", false, 50)}
+		planes := []*plane{newPlane(t, r, "steady", true, 0), newPlane(t, r, "prunes", true, 50), newPlane(t, r, "relies", false, 50), newPlane(t, r, "refuses", true, 70)}
+		planes[3].refuses = true
 		for i, p := range planes {
 			p.ranges = PortRanges((i + int(seed)) % 3)
 		}
@@ -684,12 +825,12 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				}
 				p := planes[i]
 				planes[i] = newPlane(t, r, p.name, p.prunes, p.failures)
-				planes[i].ranges = p.ranges
+				planes[i].ranges, planes[i].refuses, planes[i].refused = p.ranges, p.refuses, p.refused
 				cursors[i] = e.Attach(p.name, planes[i])
 			}
 			// The world changes during Apply.
 			before, moved := e.Snapshot(), false
-			planes[i].during = nil
+			planes[i].during, planes[i].again = nil, false
 			if o.budget.Delta == 0 && r.IntN(4) == 0 {
 				planes[i].during = func() {
 					// After ErrNeedFull this is the second Apply.
@@ -701,7 +842,10 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			if syncs(t, cursors[i]) {
 				succeeded++
 				planes[i].compare(before)
+			} else if planes[i].refuses && !moved && o.budget.Delta == 0 {
+				planes[i].checkFallback(cursors[i], before)
 			}
+			planes[i].remember()
 			if r.IntN(3) == 0 {
 				checkEffect(t, cursors[i], planes[i].acked)
 			}

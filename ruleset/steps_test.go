@@ -44,6 +44,12 @@ type stepPlane struct {
 	affinity, hash, ext, known, other, policies map[uint32]string
 
 	acked map[tracker.Key]*Service
+	// left holds what is in effect of the Services that this Apply refuses, and of those that lose
+	// a frontend to them.
+	left []*Service
+	// refuses: it refuses Services, unless they have failed before, instead of failing.
+	refuses bool
+	refused int
 	// keep holds the frontends that must be served during this Apply.
 	keep map[l4Key]bool
 	// moved counts takeovers, swapped the takeovers in a circle.
@@ -228,10 +234,15 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 			p.t.Fatalf("%s: %s: Old is not what was accepted", p.name, c.Key)
 		}
 	}
+	p.left = nil
+	var refused map[tracker.Key]error
+	if p.refuses && !d.second && p.r.IntN(100) < p.failures { // it accepts what may stay
+		d, refused = p.refuse(d)
+	}
 	p.begin(d)
 	// The number of writes that still succeed, in total and for each Service that must fail.
 	all, left := 1<<30, map[tracker.Key]int{}
-	if p.r.IntN(100) < p.failures {
+	if !p.refuses && p.r.IntN(100) < p.failures {
 		switch p.r.IntN(4) {
 		case 0, 1:
 			for _, c := range d.Changes {
@@ -424,10 +435,45 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 			p.acked[c.Key] = c.New
 		}
 	}
-	if len(failed) != 0 {
-		return &PartialError{Failed: failed}
+	if maps.Copy(failed, refused); len(failed) != 0 {
+		return &PartialError{Failed: failed, Pruned: true}
 	}
 	return nil
+}
+
+// refuse returns d without the Services that are refused, and without those that lose a frontend
+// to them or to one of those.
+func (p *stepPlane) refuse(d *Delta) (rest *Delta, refused map[tracker.Key]error) {
+	refused, left := map[tracker.Key]error{}, map[tracker.Key]bool{}
+	for _, c := range d.Changes {
+		if c.New != nil && p.r.IntN(4) == 0 {
+			refused[c.Key], left[c.Key] = ErrRefused, true
+		}
+	}
+	for n := -1; n != len(left); {
+		n = len(left)
+		for _, c := range d.Changes {
+			for _, to := range c.LostFrontends() {
+				if left[to] {
+					left[c.Key] = true
+				}
+			}
+		}
+	}
+	if slices.ContainsFunc(d.Changes, func(c Change) bool { return left[c.Key] && len(c.Attempted) != 0 }) {
+		return d, nil
+	}
+	p.refused += len(refused)
+	out := *d
+	out.Changes = nil
+	for _, c := range d.Changes {
+		if !left[c.Key] {
+			out.Changes = append(out.Changes, c)
+		} else if c.Old != nil {
+			p.left = append(p.left, c.Old)
+		}
+	}
+	return &out, refused
 }
 
 // wanted returns a plane with the contents that a full delta asks for.
@@ -437,6 +483,9 @@ func (p *stepPlane) wanted(d *Delta) *stepPlane {
 		if c.New != nil {
 			want.add(c.New)
 		}
+	}
+	for _, s := range p.left {
+		want.add(s)
 	}
 	return want
 }
@@ -586,7 +635,9 @@ func TestStepsKeepFrontendsServed(t *testing.T) {
 		for _, p := range []*stepPlane{
 			newStepPlane(t, r, "by address", false, 0), newStepPlane(t, r, "by owner", true, 0),
 			newStepPlane(t, r, "by address, failing", false, 60), newStepPlane(t, r, "by owner, failing", true, 60),
+			newStepPlane(t, r, "by address, refusing", false, 60), newStepPlane(t, r, "by owner, refusing", true, 60),
 		} {
+			p.refuses = strings.HasSuffix(p.name, "refusing")
 			planes = append(planes, p)
 			cursors = append(cursors, e.Attach(p.name, p))
 		}

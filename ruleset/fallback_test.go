@@ -1,0 +1,105 @@
+package ruleset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestRefusedServiceKeepsWhatMayStay refuses a Service whose endpoints change, and that takes a
+// NodePort from another one. The same Sync offers what may stay of both, and the next one offers
+// the wanted versions again.
+func TestRefusedServiceKeepsWhatMayStay(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	var deltas []string
+	refused := map[tracker.Key]error{}
+	c := e.Attach("plane", BackendFunc(func(_ context.Context, d *Delta) error {
+		var lines []string
+		failed := map[tracker.Key]error{}
+		for _, ch := range d.Changes {
+			if refused[ch.Key] != nil && !d.second {
+				failed[ch.Key] = refused[ch.Key]
+			}
+			text := ch.Key.Name
+			if ch.New == nil {
+				text += " removed"
+			} else {
+				for _, ep := range ch.New.Selection.Reachable {
+					text += " " + ep.Addr.Addr().String()
+				}
+				for _, f := range ch.New.Frontends {
+					if f.Kind == KindNodePort {
+						text += fmt.Sprint(" ", f.Port)
+					}
+				}
+			}
+			lines = append(lines, text)
+		}
+		deltas = append(deltas, strings.Join(lines, ", "))
+		if len(failed) != 0 {
+			return &PartialError{Failed: failed, Pruned: true}
+		}
+		return nil
+	}))
+	set := func(name, ip string, nodePort int32, created int64, eps ...string) {
+		tr.SetService(service(name, ip, func(s *v1.Service) {
+			s.CreationTimestamp = metav1.Unix(created, 0)
+			if s.Spec.Type = v1.ServiceTypeNodePort; nodePort == 0 {
+				s.Spec.Type = v1.ServiceTypeClusterIP
+			}
+			s.Spec.Ports[0].NodePort = nodePort
+		}))
+		tr.SetSlice(slice(name, eps...))
+	}
+	sync := func(wantErr error, want ...string) {
+		t.Helper()
+		deltas = nil
+		if err := c.Sync(t.Context()); !errors.Is(err, wantErr) || err != nil && !InEffect(err) {
+			t.Fatalf("error %v, want %v", err, wantErr)
+		}
+		if !slices.Equal(deltas, want) {
+			t.Errorf("deltas %q, want %q", deltas, want)
+		}
+	}
+	set("a", "172.30.0.1", 0, 1, "10.0.0.1", "10.0.0.2")
+	set("b", "172.30.0.2", 30001, 2, "10.0.1.1")
+	sync(nil, "a 10.0.0.1 10.0.0.2, b 10.0.1.1 30001")
+
+	a := key("a", tracker.IPv4)
+	refused[a] = fmt.Errorf("full: %w", ErrRefused)
+	set("a", "172.30.0.1", 30001, 1, "10.0.0.2", "10.0.0.3")
+	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.1", "a 10.0.0.2")
+	set("b", "172.30.0.2", 30001, 2, "10.0.1.2")
+	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.2", "b 10.0.1.2 30001")
+	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.2")
+
+	// The one that was to lose the NodePort is deleted while the other is refused.
+	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "b"})
+	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b removed", "b removed")
+	if c.Service(key("b", tracker.IPv4)) != nil || len(e.gone) != 0 {
+		t.Error("the deleted Service is left")
+	}
+	delete(refused, a)
+	sync(nil, "a 10.0.0.2 10.0.0.3 30001")
+
+	// A new Service that is refused and deleted leaves nothing.
+	b := key("b", tracker.IPv4)
+	refused[b] = ErrRefused
+	set("b", "172.30.0.2", 30002, 2, "10.0.1.1")
+	sync(ErrRefused, "b 10.0.1.1 30002")
+	sync(ErrRefused, "b 10.0.1.1 30002")
+	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "b"})
+	sync(nil)
+	if len(e.gone) != 0 || len(e.free) != len(e.slots)-2 {
+		t.Errorf("%d Services are left, %d of %d IDs are free", len(e.gone), len(e.free), len(e.slots)-2)
+	}
+}
