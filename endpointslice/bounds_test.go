@@ -1,7 +1,6 @@
 package endpointslice
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 
@@ -11,8 +10,8 @@ import (
 
 // TestProductOfASliceIsBounded has a slice of 1,000 addresses and 1,000 ports.
 func TestProductOfASliceIsBounded(t *testing.T) {
-	var reported error
-	cache := New(Plain(func(_ *discovery.EndpointSlice, err error) { reported = err }))
+	var reported []LeftOut
+	cache := New(Plain(func(_ *discovery.EndpointSlice, left []LeftOut) { reported = left }))
 	s := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "a", Labels: map[string]string{discovery.LabelServiceName: "a"}}}
 	for i := range 1000 {
@@ -20,7 +19,7 @@ func TestProductOfASliceIsBounded(t *testing.T) {
 		s.Ports = append(s.Ports, discovery.EndpointPort{Name: &name, Port: &port})
 		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.0.%d.%d", i/250, i%250)}})
 	}
-	if !cache.Set(s) || !errors.Is(reported, ErrInvalid) {
+	if !cache.Set(s) || len(reported) != 1 || reported[0].Reason != ReasonLimitExceeded {
 		t.Fatalf("reported %v", reported)
 	}
 	changes := cache.Take()

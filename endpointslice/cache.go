@@ -2,7 +2,6 @@ package endpointslice
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
@@ -34,10 +33,9 @@ type Config[E any] struct {
 	// OwnerLabel is the label of a slice with the name of its Service. "" means
 	// kubernetes.io/service-name.
 	OwnerLabel string
-	// Report, if not nil, is called for skipped items. The error wraps [ErrInvalid]
-	// if the object is at fault, and otherwise wraps the error of Make. The slice is
-	// nil if Set was called with nil.
-	Report func(*discovery.EndpointSlice, error)
+	// Report, if not nil, is called once by a Set that leaves out a slice or parts of
+	// it, with all of them. The slice is nil if Set was called with nil.
+	Report func(*discovery.EndpointSlice, []LeftOut)
 }
 
 // Port holds the endpoints of one port of one Service in one family.
@@ -87,6 +85,7 @@ type Cache[E any] struct {
 	values  []E
 	list    []*E
 	lists   []*Port[E]
+	left    []LeftOut
 }
 
 // slice holds an EndpointSlice that has endpoints. The cache does not store others.
@@ -127,22 +126,23 @@ func New[E any](c Config[E]) *Cache[E] {
 // Set stores the current state of a slice and reports whether a Service's endpoints
 // changed.
 func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
+	defer c.report(s)
 	if s == nil {
-		c.fail(nil, fmt.Errorf("%w: nil EndpointSlice", ErrInvalid))
+		c.leave(LeftOut{Reason: ReasonInvalid, Whole: true}, "nil EndpointSlice")
 		return false
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	if name.Namespace == "" || name.Name == "" {
-		c.fail(s, fmt.Errorf("%w: missing name or namespace (name %q, namespace %q)", ErrInvalid, complaint.Value(name.Name), complaint.Value(name.Namespace)))
+		c.leave(LeftOut{Reason: ReasonInvalid, Whole: true}, "missing name or namespace (name %q, namespace %q)", complaint.Value(name.Name), complaint.Value(name.Namespace))
 		return false
 	}
 	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[c.ownerLabel()]}
 	switch {
 	case s.AddressType != discovery.AddressTypeIPv4 && s.AddressType != discovery.AddressTypeIPv6:
-		c.fail(s, fmt.Errorf("%w: address type %q is not supported", ErrInvalid, complaint.Value(s.AddressType)))
+		c.leave(LeftOut{Reason: ReasonAddressType, Whole: true}, "address type %q is not supported", complaint.Value(s.AddressType))
 		return c.Delete(name)
 	case owner.Name == "":
-		c.fail(s, fmt.Errorf("%w: no label %s", ErrInvalid, c.ownerLabel()))
+		c.leave(LeftOut{Reason: ReasonNoService, Whole: true}, "no label %s", c.ownerLabel())
 		return c.Delete(name)
 	}
 
@@ -351,9 +351,8 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 	if len(eps) == 0 {
 		return nil, len(was) > 0
 	}
-	var bad []error
 	if most := max(1, maxEndpoints/len(eps)); len(numbers) > most {
-		bad = append(bad, fmt.Errorf("%w: %d ports with %d endpoints each are more than %d endpoints: only %d ports are used", ErrInvalid, len(numbers), len(eps), maxEndpoints, most))
+		c.leave(LeftOut{Reason: ReasonLimitExceeded}, "%d ports with %d endpoints each are more than %d endpoints: only %d ports are used", len(numbers), len(eps), maxEndpoints, most)
 		numbers = numbers[:most]
 	}
 	var zero E
@@ -372,7 +371,7 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 				if err := c.config.Make(s, &s.Endpoints[eps[j].index], from, &c.values[len(c.values)-1]); err != nil {
 					c.values[len(c.values)-1] = zero
 					c.values = c.values[:len(c.values)-1]
-					bad = append(bad, fmt.Errorf("endpoint %s: %w", from.Addr, err))
+					c.leave(LeftOut{Reason: ReasonHookFailed}, "endpoint %s: %w", from.Addr, err)
 				}
 			}
 		}
@@ -396,7 +395,6 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 		}
 		ports = append(ports, port)
 	}
-	c.report(s, bad)
 	changed = changed || len(ports) != len(was)
 	if !changed {
 		return was, false
@@ -498,24 +496,6 @@ func tidied[T any](s []T) []T {
 	}
 	clear(s)
 	return s[:0]
-}
-
-// report reports the errors about a slice in one call: a slice may have a thousand invalid
-// endpoints.
-func (c *Cache[E]) report(s *discovery.EndpointSlice, bad []error) {
-	switch len(bad) {
-	case 0:
-	case 1:
-		c.fail(s, bad[0])
-	default:
-		c.fail(s, fmt.Errorf("%w (and %d more)", bad[0], len(bad)-1))
-	}
-}
-
-func (c *Cache[E]) fail(s *discovery.EndpointSlice, err error) {
-	if c.config.Report != nil {
-		c.config.Report(s, err)
-	}
 }
 
 func (c *Cache[E]) ownerLabel() string {

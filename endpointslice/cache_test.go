@@ -59,9 +59,14 @@ func terminating(e discovery.Endpoint) discovery.Endpoint {
 type cache = endpointslice.Cache[endpointslice.Endpoint]
 
 // newCache returns a cache and the list of errors that it reports.
-func newCache() (*cache, *[]error) {
-	var errs []error
-	return endpointslice.New(endpointslice.Plain(func(_ *discovery.EndpointSlice, err error) { errs = append(errs, err) })), &errs
+// newCache returns a cache and what it leaves out, each as "reason: text".
+func newCache() (*cache, *[]string) {
+	var out []string
+	return endpointslice.New(endpointslice.Plain(func(_ *discovery.EndpointSlice, left []endpointslice.LeftOut) {
+		for _, l := range left {
+			out = append(out, fmt.Sprintf("%s: %v", l.Reason, l.Err))
+		}
+	})), &out
 }
 
 // dump renders a Service's ports: "http/TCP/IPv4 10.0.0.1:80 ...", with the
@@ -107,39 +112,39 @@ func TestSliceContents(t *testing.T) {
 		name    string
 		slice   *discovery.EndpointSlice
 		want    string
-		reports string // a part of the only error, "" for none
+		reports string // a part of what is reported, "" for nothing
 	}{
 		{
 			name: "sorted by number, not by text", slice: slice("s", "svc", ep("10.0.0.10"), ep("10.0.0.9")),
 			want: "http/TCP/IPv4 10.0.0.9:80 10.0.0.10:80",
 		},
-		{name: "only the first address", slice: slice("s", "svc", ep("10.0.0.1", "10.0.0.2")), want: "http/TCP/IPv4 10.0.0.1:80"},
-		{name: "no address", slice: slice("s", "svc", ep(), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "has no address"},
+		{name: "only the first address", slice: slice("s", "svc", ep("10.0.0.1", "10.0.0.2")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "ProxyFurtherAddress: endpoint 0 has 2 addresses"},
+		{name: "no address", slice: slice("s", "svc", ep(), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "ProxyAddress: endpoint 0 has no address"},
 		{name: "leading zeros", slice: slice("s", "svc", ep("010.000.0.041")), want: "http/TCP/IPv4 10.0.0.41:80"},
 		{name: "malformed address", slice: slice("s", "svc", ep("10.0.0.x"), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "not an IP address"},
-		{name: "many malformed addresses are one report", slice: slice("s", "svc", ep("x"), ep("y"), ep("z")), reports: "and 2 more"},
-		{name: "IPv6 in an IPv4 slice", slice: slice("s", "svc", ep("fd00::1"), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "in a slice of type IPv4"},
+		{name: "many malformed addresses", slice: slice("s", "svc", ep("x"), ep("y")), reports: `ProxyAddress: endpoint 0: "x" is not an IP address; ProxyAddress: endpoint 1: "y" is`},
+		{name: "IPv6 in an IPv4 slice", slice: slice("s", "svc", ep("fd00::1"), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "ProxyFamilyMismatch: endpoint 0: fd00::1 in a slice of type IPv4"},
 		{name: "IPv4 in an IPv6 slice", slice: v6(slice("s", "svc", ep("fd00::1"), ep("10.0.0.1"))), want: "http/TCP/IPv6 [fd00::1]:80", reports: "in a slice of type IPv6"},
 		{name: "IPv4-mapped is IPv4", slice: slice("s", "svc", ep("::ffff:10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80"},
 		{name: "zone", slice: v6(slice("s", "svc", ep("fe80::1%eth0"))), reports: "with a zone"},
-		{name: "unspecified", slice: slice("s", "svc", ep("0.0.0.0")), reports: "not a unicast address"},
-		{name: "broadcast", slice: slice("s", "svc", ep("255.255.255.255")), reports: "not a unicast address"},
-		{name: "multicast", slice: slice("s", "svc", ep("224.0.0.1")), reports: "not a unicast address"},
-		{name: "FQDN", slice: edit(slice("s", "svc", ep("example.com")), func(s *discovery.EndpointSlice) { s.AddressType = discovery.AddressTypeFQDN }), reports: `address type "FQDN" is not supported`},
+		{name: "unspecified", slice: slice("s", "svc", ep("0.0.0.0")), reports: "ProxyAddress: endpoint 0: "},
+		{name: "broadcast", slice: slice("s", "svc", ep("255.255.255.255")), reports: "ProxyAddress: endpoint 0: "},
+		{name: "multicast", slice: slice("s", "svc", ep("224.0.0.1")), reports: "ProxyAddress: endpoint 0: "},
+		{name: "FQDN", slice: edit(slice("s", "svc", ep("example.com")), func(s *discovery.EndpointSlice) { s.AddressType = discovery.AddressTypeFQDN }), reports: `ProxyAddressType: address type "FQDN" is not supported`},
 		{name: "unknown type", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.AddressType = "IPX" }), reports: `address type "IPX" is not supported`},
-		{name: "no label", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.Labels = nil }), reports: "no label"},
+		{name: "no label", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.Labels = nil }), reports: "ProxyNoService: no label"},
 		{name: "no namespace", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.Namespace = "" }), reports: "missing name"},
 		{name: "no name", slice: slice("", "svc", ep("10.0.0.1")), reports: "missing name"},
-		{name: "nil", reports: "nil EndpointSlice"},
+		{name: "nil", reports: "ProxyInvalidObject: nil EndpointSlice"},
 
 		{name: "no ports", slice: ports(slice("s", "svc", ep("10.0.0.1")))},
 		{
 			name: "nil port name", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Port: ptr(int32(80))}, port("a", 1)),
-			want: "a/TCP/IPv4 10.0.0.1:1", reports: "nil name",
+			want: "a/TCP/IPv4 10.0.0.1:1", reports: "ProxyPortName: port 0 has a nil name",
 		},
 		{name: "unnamed port", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("", 80)), want: "/TCP/IPv4 10.0.0.1:80"},
-		{name: "nil and zero port", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Name: ptr("n")}, port("z", 0))},
-		{name: "port too large", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("a", 65536), port("b", 65535)), want: "b/TCP/IPv4 10.0.0.1:65535", reports: "65536"},
+		{name: "nil and zero port", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Name: ptr("n")}, port("z", 0)), reports: `ProxyNoPortNumber: port "n" has no number; ProxyNoPortNumber: port "z" has`},
+		{name: "port too large", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("a", 65536), port("b", 65535)), want: "b/TCP/IPv4 10.0.0.1:65535", reports: `ProxyPortNumber: port "a": number 65536`},
 		{name: "negative port", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("a", -1)), reports: "-1"},
 		{name: "nil protocol is TCP", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1))}), want: "a/TCP/IPv4 10.0.0.1:1"},
 		{
@@ -150,7 +155,7 @@ func TestSliceContents(t *testing.T) {
 			want: "a/SCTP/IPv4 10.0.0.1:1; a/TCP/IPv4 10.0.0.1:1; a/UDP/IPv4 10.0.0.1:1",
 		},
 		{name: "unknown protocol", slice: ports(slice("s", "svc", ep("10.0.0.1")),
-			discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.Protocol("tcp"))}), reports: "unknown protocol"},
+			discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.Protocol("tcp"))}), reports: `ProxyProtocol: port "a": unknown protocol "tcp"`},
 		{
 			name: "one name, two numbers", slice: ports(slice("s", "svc", ep("10.0.0.2"), ep("10.0.0.1")), port("a", 2), port("a", 1), port("a", 2)),
 			want: "a/TCP/IPv4 10.0.0.1:1 10.0.0.1:2 10.0.0.2:1 10.0.0.2:2",
@@ -163,27 +168,27 @@ func TestSliceContents(t *testing.T) {
 		},
 		{
 			name: "duplicate prefers the one not terminating", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(terminating(ep("10.0.0.1")), "a")),
-			want: "http/TCP/IPv4 10.0.0.1:80@b",
+			want: "http/TCP/IPv4 10.0.0.1:80@b", reports: "ProxyDuplicate: endpoint ",
 		},
 		{
 			name: "duplicate then prefers the ready one", slice: slice("s", "svc", onNode(conditions(ep("10.0.0.1"), ptr(false), nil, nil), "a"), onNode(ep("10.0.0.1"), "b")),
-			want: "http/TCP/IPv4 10.0.0.1:80@b",
+			want: "http/TCP/IPv4 10.0.0.1:80@b", reports: "ProxyDuplicate: endpoint ",
 		},
 		{
 			name: "duplicate then prefers the first node", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(ep("10.0.0.01"), "a")),
-			want: "http/TCP/IPv4 10.0.0.1:80@a",
+			want: "http/TCP/IPv4 10.0.0.1:80@a", reports: "ProxyDuplicate: endpoint ",
 		},
 		{
 			name: "duplicate prefers the one with a node", slice: slice("s", "svc", ep("10.0.0.1"), onNode(ep("10.0.0.1"), "a")),
-			want: "http/TCP/IPv4 10.0.0.1:80@a",
+			want: "http/TCP/IPv4 10.0.0.1:80@a", reports: "ProxyDuplicate: endpoint ",
 		},
 		{
 			name: "duplicate prefers the one with a node, listed first", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "a"), ep("10.0.0.1")),
-			want: "http/TCP/IPv4 10.0.0.1:80@a",
+			want: "http/TCP/IPv4 10.0.0.1:80@a", reports: "ProxyDuplicate: endpoint ",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, errs := newCache()
+			c, left := newCache()
 			if got := c.Set(tt.slice); got != (tt.want != "") {
 				t.Errorf("Set() = %v", got)
 			}
@@ -191,12 +196,8 @@ func TestSliceContents(t *testing.T) {
 			if got := dump(c.Ports(named("svc"))); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
-			switch {
-			case tt.reports == "" && len(*errs) > 0, tt.reports != "" && len(*errs) != 1,
-				len(*errs) == 1 && !strings.Contains((*errs)[0].Error(), tt.reports):
-				t.Errorf("reported %q, want %q", *errs, tt.reports)
-			case len(*errs) == 1 && !errors.Is((*errs)[0], endpointslice.ErrInvalid):
-				t.Errorf("%v is not ErrInvalid", (*errs)[0])
+			if all := strings.Join(*left, "; "); tt.reports == "" && all != "" || !strings.Contains(all, tt.reports) {
+				t.Errorf("reported %q, want %q", all, tt.reports)
 			}
 		})
 	}
@@ -515,8 +516,8 @@ func TestMakeErrorSkipsEndpoint(t *testing.T) {
 		}
 		return nil
 	}
-	var reported error
-	config.Report = func(_ *discovery.EndpointSlice, err error) { reported = err }
+	var reported []endpointslice.LeftOut
+	config.Report = func(_ *discovery.EndpointSlice, left []endpointslice.LeftOut) { reported = left }
 	c := endpointslice.New(config)
 	bad := ep("10.0.0.1")
 	bad.Hostname = ptr("x")
@@ -525,7 +526,7 @@ func TestMakeErrorSkipsEndpoint(t *testing.T) {
 	if got := dump(c.Ports(named("svc"))); got != "http/TCP/IPv4 10.0.0.2:80" {
 		t.Error(got)
 	}
-	if !errors.Is(reported, broken) || errors.Is(reported, endpointslice.ErrInvalid) {
+	if len(reported) != 1 || reported[0].Reason != endpointslice.ReasonHookFailed || !errors.Is(reported[0].Err, broken) {
 		t.Error(reported)
 	}
 	c.Set(slice("s", "svc", bad))

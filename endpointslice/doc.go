@@ -28,10 +28,10 @@
 //
 // A slice whose owner (label kubernetes.io/service-name) changes moves to the new
 // Service. A slice without an owner, or of an address type that is not an IP family
-// (FQDN), counts as empty and is reported to [Config].Report. An invalid part of a
-// slice, such as a malformed address or a port that is out of range or unnamed, is
-// skipped and reported too; the rest of the slice is used. An endpoint with several
-// addresses is used with its first.
+// (FQDN), counts as empty. An invalid part of a slice, such as a malformed address or a
+// port that is out of range or unnamed, is left out; the rest of the slice is used. An
+// endpoint with several addresses is used with its first. [Config].Report receives
+// everything that is left out, with a [Reason].
 //
 // # Cost
 //

@@ -34,7 +34,7 @@ func (e *Endpoint) Equal(o *Endpoint) bool {
 
 // Plain returns the [Config] of a cache of [Endpoint] values. report becomes
 // Config.Report and may be nil.
-func Plain(report func(*discovery.EndpointSlice, error)) Config[Endpoint] {
+func Plain(report func(*discovery.EndpointSlice, []LeftOut)) Config[Endpoint] {
 	return Config[Endpoint]{
 		Make: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, from *Endpoint, e *Endpoint) error {
 			*e = *from

@@ -52,7 +52,11 @@ func ExampleCache() {
 		Key: func(s *server) (netip.AddrPort, endpointslice.Rank) {
 			return s.addr, endpointslice.RankOf(s.ready, false, false)
 		},
-		Report: func(s *discovery.EndpointSlice, err error) { fmt.Println(s.Name, err) },
+		Report: func(s *discovery.EndpointSlice, left []endpointslice.LeftOut) {
+			for _, l := range left {
+				fmt.Println(s.Name, l.Reason, l.Err)
+			}
+		},
 	})
 	c.Set(slice("web-1", "web", ep("10.0.0.1"), ep("10.0.0.x")))
 	for _, change := range c.Take() {
@@ -61,7 +65,7 @@ func ExampleCache() {
 		}
 	}
 	// Output:
-	// web-1 endpointslice: invalid: endpoint 1: "10.0.0.x" is not an IP address
+	// web-1 ProxyAddress endpoint 1: "10.0.0.x" is not an IP address
 	// ns/web 10.0.0.1:80 true
 }
 

@@ -2,8 +2,6 @@ package endpointslice
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,14 +12,9 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// ErrInvalid is wrapped by the errors passed to [Config].Report that concern invalid
-// objects. Errors returned by [Config].Make do not wrap it.
-var ErrInvalid = errors.New("endpointslice: invalid")
-
 // maxEndpoints is the maximum number of endpoints that a [Cache] stores for one EndpointSlice:
 // of its addresses times its ports. The API allows 1,000 addresses and 20,000 ports. Of a
-// slice with more, the last ports in the order of their names are not used, and
-// [Config].Report is called.
+// slice with more, the last ports in the order of their names are left out.
 const maxEndpoints = 20_000
 
 // parsedEndpoint is an endpoint of the slice being parsed. The port of its Addr
@@ -49,19 +42,18 @@ func (p parsedPort) compare(o parsedPort) int {
 // parsePorts returns the valid ports, sorted and without duplicates.
 func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 	out := c.numbers
-	var bad []error
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		if p.Name == nil {
-			bad = append(bad, fmt.Errorf("%w: port %d has a nil name", ErrInvalid, i))
+			c.leave(LeftOut{Reason: ReasonPortName}, "port %d has a nil name", i)
 			continue
 		}
 		if p.Port == nil || *p.Port == 0 {
-			// No port number means all ports, which a Service cannot use.
+			c.leave(LeftOut{Reason: ReasonNoPortNumber, Port: p.Name, Expected: true}, "port %q has no number", complaint.Value(*p.Name))
 			continue
 		}
 		if *p.Port < 0 || *p.Port > 65535 {
-			bad = append(bad, fmt.Errorf("%w: port %q: number %d is out of range", ErrInvalid, complaint.Value(*p.Name), *p.Port))
+			c.leave(LeftOut{Reason: ReasonPortNumber, Port: p.Name}, "port %q: number %d is out of range", complaint.Value(*p.Name), *p.Port)
 			continue
 		}
 		proto := v1.ProtocolTCP
@@ -74,13 +66,12 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 			case v1.ProtocolSCTP:
 				proto = v1.ProtocolSCTP
 			default:
-				bad = append(bad, fmt.Errorf("%w: port %q: unknown protocol %q", ErrInvalid, complaint.Value(*p.Name), complaint.Value(*p.Protocol)))
+				c.leave(LeftOut{Reason: ReasonProtocol, Port: p.Name}, "port %q: unknown protocol %q", complaint.Value(*p.Name), complaint.Value(*p.Protocol))
 				continue
 			}
 		}
 		out = append(out, parsedPort{c.interned.name(*p.Name), proto, uint16(*p.Port)})
 	}
-	c.report(s, bad)
 	slices.SortFunc(out, parsedPort.compare)
 	c.numbers = slices.Compact(out)
 	return c.numbers
@@ -90,25 +81,27 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 // duplicates.
 func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 	out := slices.Grow(c.parsed, len(s.Endpoints))
-	var bad []error
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
 		if len(ep.Addresses) == 0 {
-			bad = append(bad, fmt.Errorf("%w: endpoint %d has no address", ErrInvalid, i))
+			c.leave(LeftOut{Reason: ReasonAddress}, "endpoint %d has no address", i)
 			continue
 		}
 		a, err := ParseAddr(ep.Addresses[0])
 		if err != nil {
-			bad = append(bad, fmt.Errorf("%w: endpoint %d: %w", ErrInvalid, i, err))
+			c.leave(LeftOut{Reason: ReasonAddress}, "endpoint %d: %w", i, err)
 			continue
 		}
 		if a.Is4() != (s.AddressType == discovery.AddressTypeIPv4) {
-			bad = append(bad, fmt.Errorf("%w: endpoint %d: %s in a slice of type %s", ErrInvalid, i, a, s.AddressType))
+			c.leave(LeftOut{Reason: ReasonFamilyMismatch}, "endpoint %d: %s in a slice of type %s", i, a, s.AddressType)
 			continue
 		}
 		if !IsUnicast(a) {
-			bad = append(bad, fmt.Errorf("%w: endpoint %d: %s is not a unicast address", ErrInvalid, i, a))
+			c.leave(LeftOut{Reason: ReasonAddress}, "endpoint %d: %s is not a unicast address", i, a)
 			continue
+		}
+		if len(ep.Addresses) > 1 {
+			c.leave(LeftOut{Reason: ReasonFurtherAddress, Expected: true}, "endpoint %d has %d addresses; only the first is used", i, len(ep.Addresses))
 		}
 		// Fill the element in place: benchmarks show the cost of copying a struct of
 		// this size.
@@ -136,12 +129,17 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 			p.ForZones = c.interned.set()
 		}
 	}
-	c.report(s, bad)
 	c.parsed = out
 	if !slices.IsSortedFunc(out, compareParsed) {
 		slices.SortStableFunc(out, compareParsed)
 	}
-	return slices.CompactFunc(out, func(a, b parsedEndpoint) bool { return a.Addr == b.Addr })
+	return slices.CompactFunc(out, func(a, b parsedEndpoint) bool {
+		if a.Addr != b.Addr {
+			return false
+		}
+		c.leave(LeftOut{Reason: ReasonDuplicate, Expected: true}, "endpoint %d repeats the address %s of another", a.index, a.Addr.Addr())
+		return true
+	})
 }
 
 // compareParsed orders endpoints by address and puts the preferred one of several

@@ -68,7 +68,7 @@ type Tracker interface {
 	// without a lock that Take needs. end removes the function.
 	Notify(f func()) (end func())
 	// Event sends a message about a Service to its owner, as [tracker.Tracker.Event] does.
-	Event(service types.NamespacedName, warning bool, reason, message string)
+	Event(service types.NamespacedName, warning bool, reason tracker.Reason, message string)
 }
 
 // maxInterfaceName is the longest name of a network interface (IFNAMSIZ less the

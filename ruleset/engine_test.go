@@ -79,7 +79,7 @@ func (*feed) Missing() []tracker.Source   { return nil }
 func (*feed) Node() tracker.NodeInfo      { return tracker.NodeInfo{} }
 func (*feed) Notify(func()) (end func())  { return func() {} }
 func (f *feed) Take() (c tracker.Changes) { c.Updates, f.updates = f.updates, nil; return c }
-func (f *feed) Event(s types.NamespacedName, _ bool, reason, message string) {
+func (f *feed) Event(s types.NamespacedName, _ bool, reason tracker.Reason, message string) {
 	f.events = append(f.events, fmt.Sprintf("%s: %s: %s", s, reason, message))
 }
 

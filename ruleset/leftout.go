@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// LeftOut is what a [Budget] leaves out of a Service. It must not be changed.
+// LeftOut is what a [Budget] leaves out of a Service, always with the reason
+// [tracker.ReasonLimitExceeded]. It must not be changed.
 type LeftOut struct {
 	// Text names the bounds and all parts that are left out, for people, such as "it has 30000
 	// endpoints, at most 20000 are allowed; left out: 10000 of 30000 endpoints".

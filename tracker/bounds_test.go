@@ -50,7 +50,7 @@ func TestProductsOfAServiceAreBounded(t *testing.T) {
 		if n != c.wantPorts {
 			t.Errorf("%d ports, want %d", n, c.wantPorts)
 		}
-		reported := strings.Contains(strings.Join(*e, " "), tracker.ReasonLimitExceeded)
+		reported := strings.Contains(strings.Join(*e, " "), string(tracker.ReasonLimitExceeded))
 		if cut := n != c.ports || c.wantAddresses != 2*c.addresses; reported != cut {
 			t.Errorf("%d x %d: reported %q", c.ports, c.addresses, *e)
 		}

@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -27,8 +26,8 @@ type builder struct {
 	reserved      []netip.Addr
 	hook          func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	reporter      reporter
-	// skipped holds what the current call reports, by reason.
-	skipped []skipped
+	// left collects what is left out of the Service that Set is processing.
+	left leftOuts
 
 	// Scratch space, empty between calls.
 	usable []usablePort
@@ -38,17 +37,22 @@ type builder struct {
 // build returns a Service's ports in every family, sorted by key. It returns none for
 // a Service that is not forwarded. It keeps none of s's memory.
 func (b *builder) build(s *v1.Service) []*ServicePort {
-	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == v1.ClusterIPNone {
+	whole := func(r Reason, expected bool, why string) []*ServicePort {
+		b.leave(LeftOut{Reason: r, Whole: true, Expected: expected}, "%s", why)
 		return nil
 	}
-	if s.Spec.ClusterIP == "" && (len(s.Spec.ClusterIPs) == 0 || s.Spec.ClusterIPs[0] == v1.ClusterIPNone) {
-		return nil
-	}
-	defer b.report(s)
-	if s.Spec.ClusterIP == "" {
+	switch all := s.Spec.ClusterIPs; {
+	case s.Spec.Type == v1.ServiceTypeExternalName:
+		return whole(ReasonExternalName, true, "its type is ExternalName")
+	case s.Spec.ClusterIP == v1.ClusterIPNone, s.Spec.ClusterIP == "" && len(all) > 0 && all[0] == v1.ClusterIPNone:
+		return whole(ReasonHeadless, true, "it is headless: its clusterIP is None")
+	case s.Spec.ClusterIP == "" && len(all) == 0:
+		return whole(ReasonNoClusterIP, true, "it has no clusterIP, which an API server assigns")
+	case s.Spec.ClusterIP == "":
 		// The API server sets all three fields; hand-made manifests may lack some.
-		b.invalid("clusterIPs without clusterIP: the Service is not served")
-		return nil
+		return whole(ReasonNoClusterIP, false, "clusterIPs without clusterIP: the Service is not served")
+	case len(s.Spec.Ports) == 0:
+		return whole(ReasonNoPorts, true, "it has no ports")
 	}
 	ports := b.ports(s)
 	defer func() { b.usable = emptied(ports) }()
@@ -57,8 +61,12 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 		return nil
 	}
 	name := b.name(s, ports)
-	external := b.addrs(s, "externalIPs", b.externalIPs(s), false)
-	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s), true)
+	b.enumerated(s)
+	if n := len(s.Spec.ExternalIPs); b.noExternalIPs && n > 0 {
+		b.leave(LeftOut{Reason: ReasonExternalIPsOff, Expected: true}, "the proxy does not serve externalIPs, of which it has %d", n)
+	}
+	external := b.addrs("externalIPs", b.externalIPs(s), ips, false)
+	ingress := b.addrs("load-balancer ingress", b.ingressIPs(s), ips, true)
 	room := maxFrontends / len(ports)
 	ingress = first(b, "load-balancer ingress addresses for each port", ingress, room)
 	external = first(b, "externalIPs for each port", external, room-len(ingress))
@@ -100,7 +108,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 			// restriction.
 			common.SourceRanges = []netip.Prefix{noSource(f)}
 			if len(common.LoadBalancerIPs) > 0 {
-				b.skip(ReasonClosed, fmt.Errorf("no usable %s range in loadBalancerSourceRanges: the load-balancer addresses are closed to everyone", f))
+				b.leave(LeftOut{Reason: ReasonClosed}, "no usable %s range in loadBalancerSourceRanges: the load-balancer addresses are closed to everyone", f)
 			}
 		}
 		for _, from := range ports {
@@ -115,16 +123,15 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 			if b.hook != nil {
 				key := p.Key
 				if err := b.hook(s, from.source, p); err != nil {
-					at := fmt.Errorf("port %q (%s): %w", complaint.Value(from.source.Name), f, err)
-					if !isWarning(err) {
-						b.skip(ReasonHookFailed, at)
+					reason := hookReason(err)
+					b.leave(LeftOut{Reason: reason, Port: &from.source.Name}, "port %q (%s): %w", complaint.Value(from.source.Name), f, err)
+					if reason == ReasonHookFailed {
 						continue
 					}
-					b.skip(ReasonHookWarning, at)
 				}
 				p.Key = key
 				if err := p.validateRange(); err != nil {
-					b.skip(ReasonHookFailed, fmt.Errorf("port %q (%s): %w: only port %d is served", complaint.Value(from.source.Name), f, err, from.port))
+					b.leave(LeftOut{Reason: ReasonHookFailed, Port: &from.source.Name}, "port %q (%s): %w: only port %d is served", complaint.Value(from.source.Name), f, err, from.port)
 					p.Port, p.LastPort, p.TargetPort = from.port, 0, 0
 				}
 			}
@@ -178,22 +185,22 @@ func (b *builder) ports(s *v1.Service) []usablePort {
 	for i := range list {
 		p := &list[i]
 		if p.Port <= 0 || p.Port > 65535 {
-			b.invalid("port %q: number %d is out of range", complaint.Value(p.Name), p.Port)
+			b.leave(LeftOut{Reason: ReasonPortNumber, Port: &p.Name}, "port %q: number %d is out of range", complaint.Value(p.Name), p.Port)
 			continue
 		}
 		u := usablePort{source: p, protocol: protocol(p.Protocol), port: uint16(p.Port)}
 		if u.protocol == "" {
-			b.invalid("port %q: unknown protocol %q", complaint.Value(p.Name), complaint.Value(p.Protocol))
+			b.leave(LeftOut{Reason: ReasonProtocol, Port: &p.Name}, "port %q: unknown protocol %q", complaint.Value(p.Name), complaint.Value(p.Protocol))
 			continue
 		}
 		if j := slices.IndexFunc(out, func(o usablePort) bool {
 			return o.protocol == u.protocol && (o.port == u.port || o.source.Name == p.Name)
 		}); j >= 0 {
-			b.invalid("port %q (%s %d) repeats the name or number of port %q", complaint.Value(p.Name), u.protocol, p.Port, complaint.Value(out[j].source.Name))
+			b.leave(LeftOut{Reason: ReasonDuplicate, Port: &p.Name}, "port %q (%s %d) repeats the name or number of port %q", complaint.Value(p.Name), u.protocol, p.Port, complaint.Value(out[j].source.Name))
 			continue
 		}
 		if p.NodePort < 0 || p.NodePort > 65535 {
-			b.invalid("port %q: node port %d is out of range", complaint.Value(p.Name), p.NodePort)
+			b.leave(LeftOut{Reason: ReasonPortNumber, Port: &p.Name}, "port %q: node port %d is out of range", complaint.Value(p.Name), p.NodePort)
 		} else {
 			u.nodePort = uint16(p.NodePort)
 		}
@@ -223,22 +230,27 @@ func protocol(p v1.Protocol) v1.Protocol {
 func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 	texts := s.Spec.ClusterIPs
 	if len(texts) == 0 || len(s.Spec.IPFamilies) == 0 {
+		if len(texts) > 1 {
+			b.leave(LeftOut{Reason: ReasonFamilyMismatch, Expected: true}, "%d cluster IPs but no ipFamilies: only clusterIP is used", len(texts))
+		}
 		texts = []string{s.Spec.ClusterIP}
 	}
 	if len(s.Spec.IPFamilies) > len(texts) {
-		b.invalid("%d ipFamilies but %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
+		b.leave(LeftOut{Reason: ReasonFamilyMismatch}, "%d ipFamilies but %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
 	}
 	for i, text := range texts {
 		ip, err := parseAddr(text)
 		f := FamilyOf(ip)
 		switch {
 		case err != nil:
-			b.invalid("cluster IP: %w", err)
+			b.leave(LeftOut{Reason: ReasonAddress}, "cluster IP: %w", err)
 		case len(s.Spec.IPFamilies) > 0 && (i >= len(s.Spec.IPFamilies) || string(s.Spec.IPFamilies[i]) != f.String()):
-			b.invalid("cluster IP %[2]s: its entry in ipFamilies is not %[1]s", f, ip)
+			b.leave(LeftOut{Reason: ReasonFamilyMismatch}, "cluster IP %[2]s: its entry in ipFamilies is not %[1]s", f, ip)
 		case slices.ContainsFunc(out, func(o netip.Addr) bool { return FamilyOf(o) == f }):
-			b.invalid("cluster IP %s: there is another %s cluster IP before it", ip, f)
-		case slices.Contains(b.families, f):
+			b.leave(LeftOut{Reason: ReasonDuplicate}, "cluster IP %s: there is another %s cluster IP before it", ip, f)
+		case !slices.Contains(b.families, f):
+			b.leave(LeftOut{Reason: ReasonFamily, Expected: true}, "cluster IP %s: the proxy does not serve %s", ip, f)
+		default:
 			out = append(out, ip)
 		}
 	}
@@ -260,6 +272,11 @@ func parseAddr(s string) (netip.Addr, error) {
 // metadata is the address at which clouds serve the metadata and credentials of a machine.
 var metadata = netip.AddrFrom4([4]byte{169, 254, 169, 254})
 
+// reservedError is the error for an address that no Service may have.
+type reservedError struct{ addr netip.Addr }
+
+func (e *reservedError) Error() string { return e.addr.String() + " is reserved" }
+
 // external parses an address at which other hosts can reach a Service. The API server
 // refuses loopback and link-local addresses in spec.externalIPs and in EndpointSlices, but
 // not in the status of a Service, where a loopback address would redirect the node's own
@@ -271,33 +288,45 @@ func (b *builder) external(s string, linkLocal bool) (netip.Addr, error) {
 	case a.IsLoopback() || a.IsLinkLocalUnicast() && !linkLocal:
 		err = fmt.Errorf("%s is valid on one host or link only", a)
 	case a == metadata || slices.Contains(b.reserved, a):
-		err = fmt.Errorf("%s is reserved", a)
+		err = &reservedError{a}
 	}
 	return a, err
 }
 
 // ingressIPs returns the status.loadBalancer.ingress addresses whose packets arrive
 // at the node with that destination.
-func ingressIPs(s *v1.Service) []string {
+func (b *builder) ingressIPs(s *v1.Service) []string {
 	var out []string
 	for i := range s.Status.LoadBalancer.Ingress {
-		in := &s.Status.LoadBalancer.Ingress[i]
-		if in.IP != "" && (in.IPMode == nil || *in.IPMode == v1.LoadBalancerIPModeVIP) {
+		switch in := &s.Status.LoadBalancer.Ingress[i]; {
+		case in.IP == "":
+			b.leave(LeftOut{Reason: ReasonHostname, Expected: true}, "load-balancer ingress %q has no address", complaint.Value(in.Hostname))
+		case in.IPMode != nil && *in.IPMode != v1.LoadBalancerIPModeVIP:
+			b.leave(LeftOut{Reason: ReasonIPMode, Expected: true}, "load-balancer ingress %q has ipMode %s: packets arrive with another destination", complaint.Value(in.IP), complaint.Value(*in.IPMode))
+		default:
 			out = append(out, in.IP)
 		}
 	}
 	return out
 }
 
-// addrs parses a list of external addresses of any family and removes duplicates.
-func (b *builder) addrs(s *v1.Service, what string, texts []string, linkLocal bool) []netip.Addr {
+// addrs parses a list of external addresses and removes duplicates. It leaves out addresses of a
+// family in which the Service has none of the cluster IPs ips.
+func (b *builder) addrs(what string, texts []string, ips []netip.Addr, linkLocal bool) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range first(b, what, texts, maxAddresses) {
 		a, err := b.external(text, linkLocal)
-		if err != nil {
-			b.invalid("%s: %w", what, err)
-		} else if !slices.Contains(out, a) {
-			out = append(out, a)
+		switch err.(type) {
+		case nil:
+			if !slices.ContainsFunc(ips, func(ip netip.Addr) bool { return FamilyOf(ip) == FamilyOf(a) }) {
+				b.leave(LeftOut{Reason: ReasonFamily, Expected: true}, "%s: the Service has no cluster IP of the family of %s that is served", what, a)
+			} else if !slices.Contains(out, a) {
+				out = append(out, a)
+			}
+		case *reservedError:
+			b.leave(LeftOut{Reason: ReasonReserved}, "%s: %w", what, err)
+		default:
+			b.leave(LeftOut{Reason: ReasonAddress}, "%s: %w", what, err)
 		}
 	}
 	return out
@@ -314,7 +343,7 @@ func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
 	for _, text := range list {
 		p, err := parsePrefix(strings.TrimSpace(text))
 		if err != nil {
-			b.invalid("loadBalancerSourceRanges: %w", err)
+			b.leave(LeftOut{Reason: ReasonSourceRange}, "loadBalancerSourceRanges: %w", err)
 			bad = true
 			continue
 		}
@@ -379,7 +408,7 @@ func (b *builder) affinity(s *v1.Service) time.Duration {
 		return defaultAffinity
 	}
 	if *c.ClientIP.TimeoutSeconds <= 0 {
-		b.invalid("session affinity timeout of %d seconds is not positive", *c.ClientIP.TimeoutSeconds)
+		b.leave(LeftOut{Reason: ReasonInvalid}, "session affinity timeout of %d seconds is not positive", *c.ClientIP.TimeoutSeconds)
 		return defaultAffinity
 	}
 	return time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
@@ -413,55 +442,35 @@ func (b *builder) healthCheckNodePort(s *v1.Service) uint16 {
 	}
 	n := s.Spec.HealthCheckNodePort
 	if n <= 0 || n > 65535 {
-		b.invalid("health-check node port %d is out of range", n)
+		b.leave(LeftOut{Reason: ReasonPortNumber}, "health-check node port %d is out of range", n)
 		return 0
 	}
 	return uint16(n)
 }
 
-func (b *builder) invalid(format string, args ...any) {
-	b.skip(ReasonInvalid, fmt.Errorf(format, args...))
-}
-
-// skipped holds the first errors for a reason and the number of further errors.
-type skipped struct {
-	reason string
-	first  []error
-	more   int
-}
-
-// maxSkipped is the number of errors in one report. A Service may have thousands of invalid
-// ports.
-const maxSkipped = 4
-
-// skip records an error for report.
-func (b *builder) skip(reason string, err error) {
-	i := slices.IndexFunc(b.skipped, func(k skipped) bool { return k.reason == reason })
-	if i < 0 {
-		i = len(b.skipped)
-		b.skipped = append(b.skipped, skipped{reason: reason})
-	}
-	if k := &b.skipped[i]; len(k.first) < maxSkipped {
-		k.first = append(k.first, err)
-	} else {
-		k.more++
-	}
-}
-
-// report reports what was skipped, once for each reason.
-func (b *builder) report(s *v1.Service) {
-	for _, k := range b.skipped {
-		texts := make([]string, len(k.first))
-		for i, err := range k.first {
-			texts[i] = err.Error()
+// enumerated reports values that the API does not define. They count as unset.
+func (b *builder) enumerated(s *v1.Service) {
+	check := func(field, value string, known ...string) {
+		if value != "" && !slices.Contains(known, value) {
+			b.leave(LeftOut{Reason: ReasonInvalid}, "%s %q is unknown and counts as %s", field, complaint.Value(value), known[0])
 		}
-		text := strings.Join(texts, "; ")
-		if k.more > 0 {
-			text += fmt.Sprintf(" (and %d more)", k.more)
-		}
-		b.reporter.service(s, k.reason, errors.New(text))
 	}
-	b.skipped = emptied(b.skipped)
+	spec := &s.Spec
+	check("type", string(spec.Type), "ClusterIP", "NodePort", "LoadBalancer")
+	check("sessionAffinity", string(spec.SessionAffinity), "None", "ClientIP")
+	check("externalTrafficPolicy", string(spec.ExternalTrafficPolicy), "Cluster", "Local")
+	if p := spec.InternalTrafficPolicy; p != nil {
+		check("internalTrafficPolicy", string(*p), "Cluster", "Local")
+	}
+}
+
+// leave records that a part of the Service is left out.
+func (b *builder) leave(l LeftOut, format string, args ...any) {
+	if l.Expected && b.reporter.hook == nil {
+		return
+	}
+	l.Err = fmt.Errorf(format, args...)
+	b.left.add(l)
 }
 
 // Bounds of one Service. Its ports and addresses are lists, and every port has every address, so a
@@ -478,11 +487,11 @@ const (
 	maxSources = 100_000
 )
 
-// first returns the first most elements of list. It reports the others.
+// first returns the first most elements of list. It leaves out the others.
 func first[T any](b *builder, what string, list []T, most int) []T {
 	if len(list) <= most {
 		return list
 	}
-	b.skip(ReasonLimitExceeded, fmt.Errorf("%d %s are more than %d: the others are not used", len(list), what, most))
+	b.leave(LeftOut{Reason: ReasonLimitExceeded}, "%d %s are more than %d: the others are not used", len(list), what, most)
 	return list[:most]
 }

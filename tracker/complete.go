@@ -25,7 +25,7 @@ func (t *Tracker) complete(u Update) {
 	}
 	before := t.completed[u.Name]
 	after := make([]completed, len(u.Ports))
-	var warned, failed []error
+	var left leftOuts
 	for i := range u.Ports {
 		s := &u.Ports[i]
 		j, _ := slices.BinarySearchFunc(before, s.Port.Key, func(c completed, k Key) int { return c.port.Key.Compare(k) })
@@ -33,23 +33,16 @@ func (t *Tracker) complete(u Update) {
 		if j < len(before) && before[j].port.Key == s.Port.Key {
 			was = before[j]
 		}
-		after[i] = t.completePort(s.Port, s.Endpoints, was, &warned, &failed)
+		after[i] = t.completePort(s.Port, s.Endpoints, was, &left)
 		s.Endpoints = after[i].out
 	}
 	t.completed[u.Name] = after
-	for _, x := range []struct {
-		errs   []error
-		reason string
-	}{{failed, ReasonHookFailed}, {warned, ReasonHookWarning}} {
-		if err := summary(x.errs); err != nil {
-			t.services.builder.reporter.endpoints(t.services.reference(u.Name), x.reason, err)
-		}
-	}
+	t.services.builder.reporter.report("", "endpoints of a Service", "service", t.services.reference(u.Name), &left)
 }
 
 // completePort runs the hook on the endpoints in of port p. was is the previous
 // result for the port.
-func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, warned, failed *[]error) completed {
+func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, left *leftOuts) completed {
 	same := was.port == p
 	if same && len(in) == len(was.in) && (len(in) == 0 || &in[0] == &was.in[0]) {
 		return was
@@ -75,12 +68,10 @@ func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, wa
 		err := t.hook(p, &e)
 		e.Addr = from.Addr
 		if err != nil {
-			report := failed
-			if isWarning(err) {
-				report = warned
-			}
-			*report = append(*report, fmt.Errorf("port %q (%s): endpoint %s: %w", complaint.Value(p.Key.Port), p.Key.Family, from.Addr, err))
-			if report == failed {
+			reason := hookReason(err)
+			left.add(LeftOut{Reason: reason, Port: &p.Key.Port,
+				Err: fmt.Errorf("port %q (%s): endpoint %s: %w", complaint.Value(p.Key.Port), p.Key.Family, from.Addr, err)})
+			if reason == ReasonHookFailed {
 				continue
 			}
 		}

@@ -85,6 +85,12 @@ type Config struct {
 	Log *slog.Logger
 	// Events receives the same as events. Nil discards them.
 	Events EventSink
+	// OnLeftOut, if not nil, is called when a Service or EndpointSlice is set of which
+	// something is left out, with everything that is ([LeftOut].Expected or not), up to
+	// 1,000 parts; and by [Tracker.Take] if OnServiceEndpoint leaves out endpoints. An object
+	// that is set without a call has nothing left out. It may keep the list and must not
+	// change it. The list refers to parts of the API object.
+	OnLeftOut func(object v1.ObjectReference, left []LeftOut)
 }
 
 // ErrConfig is wrapped by every error about a [Config].

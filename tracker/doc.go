@@ -28,7 +28,8 @@
 //   - Only differences in the resulting values count as changes. Rewriting or
 //     reordering an object does not.
 //   - An unusable part of an object affects that part only. The tracker reports it
-//     to [Config.Log] and [Config.Events] and never panics.
+//     to [Config.Log] and [Config.Events] and never panics. [Config.OnLeftOut] receives
+//     everything that is left out, even on purpose, and each has a [Reason].
 //   - An update costs work for the changed object and, in Take, for its Service.
 //     Only [Tracker.SetNode] visits all endpoints, and only if the node's name or
 //     zone changes.

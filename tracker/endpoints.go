@@ -64,9 +64,14 @@ type EndpointsChangeTracker struct {
 	cache      *endpointslice.Cache[Endpoint]
 	triggers   map[types.NamespacedName][]time.Time
 	start      time.Time
-	// warned collects the hook's warnings about the slice that Set is processing.
-	warned []error
+	// left collects what is left out of the slice that Set is processing.
+	left leftOuts
 }
+
+var (
+	errHeadlessLabel = errors.New("it has the label " + v1.IsHeadlessService)
+	errFamily        = errors.New("the proxy does not serve its address family")
+)
 
 // maxTriggers bounds the trigger times kept for one Service between calls of Take.
 // The earliest are kept, since they show the longest delay.
@@ -85,7 +90,7 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 	t := &EndpointsChangeTracker{
 		selector: c.Selector,
 		families: c.Families, ownerLabel: c.OwnerLabel,
-		reporter: reporter{complaint.NewLog(c.Log), c.Events},
+		reporter: newReporter(c),
 		triggers: map[types.NamespacedName][]time.Time{},
 		start:    time.Now(),
 	}
@@ -102,8 +107,8 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 			}
 			err := hook(s, ep, e)
 			e.Addr = from.Addr
-			if err != nil && isWarning(err) {
-				t.warned = append(t.warned, fmt.Errorf("endpoint %s: %w", from.Addr, err))
+			if err != nil && hookReason(err) == ReasonHookWarning {
+				t.left.add(LeftOut{Reason: ReasonHookWarning, Err: fmt.Errorf("endpoint %s: %w", from.Addr, err)})
 				return nil
 			}
 			return err
@@ -112,15 +117,10 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 		Key: func(e *Endpoint) (netip.AddrPort, endpointslice.Rank) {
 			return e.Addr, endpointslice.RankOf(e.Ready, e.Terminating, e.Node != "")
 		},
-		Report: func(s *discovery.EndpointSlice, err error) {
-			if s == nil {
-				s = &discovery.EndpointSlice{}
+		Report: func(_ *discovery.EndpointSlice, left []LeftOut) {
+			for _, l := range left {
+				t.leave(l)
 			}
-			reason := ReasonHookFailed
-			if errors.Is(err, endpointslice.ErrInvalid) {
-				reason = ReasonInvalid
-			}
-			t.reporter.slice(s, reason, err)
 		},
 	})
 	return t
@@ -142,10 +142,18 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s == nil {
-		return t.cache.Set(nil)
+		t.cache.Set(nil)
+		t.reporter.slice(&discovery.EndpointSlice{}, &t.left)
+		return false
 	}
+	defer t.reporter.slice(s, &t.left)
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	if !t.selector.matchesSlice(s) || !t.tracks(s.AddressType) {
+	switch {
+	case !t.selector.matchesSlice(s):
+		t.leave(LeftOut{Reason: ReasonHeadlessLabel, Whole: true, Expected: true, Err: errHeadlessLabel})
+		return t.delete(name)
+	case !t.tracks(s.AddressType):
+		t.leave(LeftOut{Reason: ReasonFamily, Whole: true, Expected: true, Err: errFamily})
 		return t.delete(name)
 	}
 	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[t.ownerLabel]}
@@ -154,12 +162,7 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	if len(t.triggers) > 0 { // rare; a look-up for every slice would slow the start
 		was, had = t.cache.Owner(name)
 	}
-	t.warned = nil
 	changed = t.cache.Set(s)
-	if err := summary(t.warned); err != nil {
-		t.reporter.slice(s, ReasonHookWarning, err)
-		t.warned = nil
-	}
 	if !changed {
 		return false
 	}
@@ -170,6 +173,13 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 		t.triggers[owner] = append(t.triggers[owner], at)
 	}
 	return true
+}
+
+// leave records that a part of the slice is left out.
+func (t *EndpointsChangeTracker) leave(l LeftOut) {
+	if !l.Expected || t.reporter.hook != nil {
+		t.left.add(l)
+	}
 }
 
 // tracks reports whether the tracker handles slices of this type. It returns true for
@@ -194,7 +204,7 @@ func (t *EndpointsChangeTracker) trigger(s *discovery.EndpointSlice) (time.Time,
 	}
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
-		t.reporter.slice(s, ReasonInvalid, fmt.Errorf("annotation %s: %q is not a time", v1.EndpointsLastChangeTriggerTime, complaint.Value(text)))
+		t.left.add(LeftOut{Reason: ReasonInvalid, Err: fmt.Errorf("annotation %s: %q is not a time", v1.EndpointsLastChangeTriggerTime, complaint.Value(text))})
 		return time.Time{}, false
 	}
 	return at, at.After(t.start)

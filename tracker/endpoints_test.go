@@ -72,7 +72,7 @@ func TestEndpointChanges(t *testing.T) {
 	}
 	bad := with(slice("ns", "c", "svc"), "10.0.0.x")
 	et.Set(bad)
-	if len(*e) != 1 || !strings.HasPrefix((*e)[0], "EndpointSlice ns/c true "+tracker.ReasonInvalid) {
+	if len(*e) != 1 || !strings.HasPrefix((*e)[0], "EndpointSlice ns/c true "+string(tracker.ReasonAddress)) {
 		t.Error(*e)
 	}
 }
@@ -86,7 +86,7 @@ func TestFQDNSliceIsReportedOnce(t *testing.T) {
 			t.Error("an FQDN slice counts as a change")
 		}
 	}
-	if len(*e) != 1 || !strings.HasPrefix((*e)[0], "EndpointSlice ns/a true "+tracker.ReasonInvalid) || !strings.Contains((*e)[0], "FQDN") {
+	if len(*e) != 1 || !strings.HasPrefix((*e)[0], "EndpointSlice ns/a true "+string(tracker.ReasonAddressType)) || !strings.Contains((*e)[0], "FQDN") {
 		t.Error(*e)
 	}
 }
@@ -229,7 +229,7 @@ func TestOnEndpoint(t *testing.T) {
 	if len(got) != 1 || got[0].Weight != 7 || got[0].Ext != color("red") || got[0].String() != "10.0.0.1:8080" {
 		t.Error(got)
 	}
-	if len(*e) != 1 || !strings.Contains((*e)[0], tracker.ReasonHookFailed) || !strings.Contains((*e)[0], "refused") {
+	if len(*e) != 1 || !strings.Contains((*e)[0], string(tracker.ReasonHookFailed)) || !strings.Contains((*e)[0], "refused") {
 		t.Error(*e)
 	}
 	if et.Set(s) {

@@ -29,7 +29,7 @@ type Fanout struct {
 	views   map[*View]struct{}
 	// events holds the last message of each reason about a Service, because every consumer
 	// sends it.
-	events map[types.NamespacedName]map[string]string
+	events map[types.NamespacedName]map[Reason]string
 }
 
 // logged is the last change of a Service.
@@ -43,7 +43,7 @@ type logged struct {
 func NewFanout(t *Tracker) *Fanout {
 	return &Fanout{
 		tracker: t, log: list.New(), byName: map[types.NamespacedName]*list.Element{},
-		views: map[*View]struct{}{}, events: map[types.NamespacedName]map[string]string{},
+		views: map[*View]struct{}{}, events: map[types.NamespacedName]map[Reason]string{},
 	}
 }
 
@@ -213,14 +213,14 @@ func (v *View) Notify(f func()) (end func()) {
 
 // Event calls [Tracker.Event], unless the last message of any view with the same reason about
 // the Service was the same.
-func (v *View) Event(service types.NamespacedName, warning bool, reason, message string) {
+func (v *View) Event(service types.NamespacedName, warning bool, reason Reason, message string) {
 	f := v.fanout
 	f.mu.Lock()
 	last := f.events[service]
 	repeated := last[reason] == message
 	if !repeated && f.byName[service] != nil {
 		if last == nil {
-			last = map[string]string{}
+			last = map[Reason]string{}
 			f.events[service] = last
 		}
 		last[reason] = message

@@ -100,7 +100,7 @@ func TestOnServiceEndpointFollowsChanges(t *testing.T) {
 	step("warnings", 3, "10.0.0.1:8080*2 10.0.0.2:8080*2 10.0.0.3:8080*2")
 	want := []string{
 		`Service ns/svc true ProxyHookFailed: port "http" (IPv4): endpoint 10.0.0.2:8080: refused`,
-		`Service ns/svc true ProxyHookWarning: port "http" (IPv4): endpoint 10.0.0.1:8080: wrapped: weight 2 is a guess (and 2 more)`,
+		`Service ns/svc true ProxyHookWarning: port "http" (IPv4): endpoint 10.0.0.1:8080: wrapped: weight 2 is a guess; port "http" (IPv4): endpoint 10.0.0.2:8080: wrapped: weight 2 is a guess; port "http" (IPv4): endpoint 10.0.0.3:8080: wrapped: weight 2 is a guess`,
 	}
 	if !slices.Equal(e, want) {
 		t.Errorf("events %q, want %q", e, want)
@@ -280,7 +280,7 @@ func TestHookWarningsSkipNothing(t *testing.T) {
 	slices.Sort(e)
 	want := []string{
 		`EndpointSlice ns/a true ProxyHookFailed: endpoint 10.0.0.3:8080: refused`,
-		`EndpointSlice ns/a true ProxyHookWarning: endpoint 10.0.0.1:8080: no weight given (and 1 more)`,
+		`EndpointSlice ns/a true ProxyHookWarning: endpoint 10.0.0.1:8080: no weight given; endpoint 10.0.0.2:8080: no weight given`,
 		`Service ns/svc true ProxyHookWarning: port "http" (IPv4): 100 slots are few`,
 	}
 	if !slices.Equal(e, want) {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -17,32 +19,10 @@ import (
 // Kubernetes Event. Event must not block. It must not call the tracker or anything
 // that uses the tracker, such as a ruleset.Engine.
 type EventSink interface {
-	// Event reports a message about the object ref. The reason is one of the Reason
-	// constants. The message is free text for people.
+	// Event reports a message about the object ref. The reason is the text of a [Reason],
+	// or another word in CamelCase. The message is free text for people.
 	Event(ref v1.ObjectReference, warning bool, reason, message string)
 }
-
-// The reasons of events.
-const (
-	// ReasonInvalid: a part of the object is unusable and was skipped.
-	ReasonInvalid = "ProxyInvalidObject"
-	// ReasonHookFailed: a hook of [Config] rejected a port or an endpoint.
-	ReasonHookFailed = "ProxyHookFailed"
-	// ReasonHookWarning: a hook of [Config] accepted a port or an endpoint with a
-	// [*WarningError].
-	ReasonHookWarning = "ProxyHookWarning"
-	// ReasonFrontendConflict: another Service already uses an address and port of
-	// this Service. Package ruleset reports it.
-	ReasonFrontendConflict = "ProxyFrontendConflict"
-	// ReasonLimitExceeded: the Service has more than 2,000 ports, 1,000 external or load-balancer
-	// IPs, 10,000 combinations of port and address, or 100,000 combinations of port, load-balancer
-	// IP and source range, or, as package ruleset reports, exceeds a limit of the data plane or a
-	// budget.
-	ReasonLimitExceeded = "ProxyLimitExceeded"
-	// ReasonClosed: none of the Service's source ranges is usable, so its
-	// load-balancer addresses accept no traffic.
-	ReasonClosed = "ProxySourceRangesUnusable"
-)
 
 // WarningError is the error of a hook of [Config] that accepts a port or an endpoint
 // and has something to report about it. The tracker logs it and sends an event with
@@ -64,45 +44,85 @@ func (e *WarningError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *WarningError) Unwrap() error { return e.Err }
 
-func isWarning(err error) bool {
-	var w *WarningError
-	return errors.As(err, &w)
+// hookReason returns the reason for an error of a hook.
+func hookReason(err error) Reason {
+	if w := (*WarningError)(nil); errors.As(err, &w) {
+		return ReasonHookWarning
+	}
+	return ReasonHookFailed
 }
 
 // Event sends a message about a Service to [Config.Events], for callers that find
-// problems outside the tracker. The reason is a word in CamelCase, such as one of the
-// Reason constants. The message is free text for people. The event's reference has
-// the UID of the Service if the tracker has the Service, and otherwise its name only.
-func (t *Tracker) Event(service types.NamespacedName, warning bool, reason, message string) {
+// problems outside the tracker. The reason is one of the Reason constants or another word
+// in CamelCase. The message is free text for people. The event's reference has the UID of the Service if the tracker has the Service, and otherwise its name only.
+func (t *Tracker) Event(service types.NamespacedName, warning bool, reason Reason, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.services.mu.Lock()
 	defer t.services.mu.Unlock()
 	if sink := t.services.builder.reporter.events; sink != nil {
-		sink.Event(t.services.reference(service), warning, reason, message)
+		sink.Event(t.services.reference(service), warning, string(reason), message)
 	}
 }
 
-// reporter logs skipped parts of objects and sends events for them. Each message about an
+// reporter logs what is left out of objects, and sends events for it. Each message about an
 // object is written once while its text stays the same, and the rate is bounded; see package
 // complaint.
 type reporter struct {
 	log    *complaint.Log
 	events EventSink
+	hook   func(v1.ObjectReference, []LeftOut)
 }
 
-// endpoints reports err about endpoints of the Service in ref.
-func (r reporter) endpoints(ref v1.ObjectReference, reason string, err error) {
-	r.report("", "endpoints of a Service", "service", ref, reason, err)
+func newReporter(c Config) reporter { return reporter{complaint.NewLog(c.Log), c.Events, c.OnLeftOut} }
+
+// Bounds of a report about one object, which may have thousands of invalid parts.
+const (
+	// maxLeftOut is the number of parts that Config.OnLeftOut gets.
+	maxLeftOut = 1000
+	// maxTexts is the number of parts in one line of the log.
+	maxTexts = 4
+)
+
+// leftOuts collects what is left out of one object. The zero value is empty.
+type leftOuts struct {
+	all []LeftOut
+	// reasons groups those that are not expected.
+	reasons []leftOutReason
 }
 
-func (r reporter) service(s *v1.Service, reason string, err error) {
-	r.report("part of ", "a Service", "service", reference("Service", "v1", &s.ObjectMeta), reason, err)
+type leftOutReason struct {
+	reason Reason
+	texts  []string
+	more   int
 }
 
-func (r reporter) slice(s *discovery.EndpointSlice, reason string, err error) {
+func (l *leftOuts) add(o LeftOut) {
+	if len(l.all) < maxLeftOut {
+		l.all = append(l.all, o)
+	}
+	if o.Expected {
+		return
+	}
+	i := slices.IndexFunc(l.reasons, func(k leftOutReason) bool { return k.reason == o.Reason })
+	if i < 0 {
+		i = len(l.reasons)
+		l.reasons = append(l.reasons, leftOutReason{reason: o.Reason})
+	}
+	if k := &l.reasons[i]; len(k.texts) < maxTexts {
+		k.texts = append(k.texts, o.Err.Error())
+	} else {
+		k.more++
+	}
+}
+
+func (r reporter) service(s *v1.Service, l *leftOuts) {
+	r.report("part of ", "a Service", "service", reference("Service", "v1", &s.ObjectMeta), l)
+}
+
+func (r reporter) slice(s *discovery.EndpointSlice, l *leftOuts) {
 	ref := reference("EndpointSlice", discovery.SchemeGroupVersion.String(), &s.ObjectMeta)
-	r.report("part of ", "an EndpointSlice", "endpointSlice", ref, reason, err)
+	r.report("part of ", "an EndpointSlice", "endpointSlice", ref, l)
 }
 
 func reference(kind, version string, o *metav1.ObjectMeta) v1.ObjectReference {
@@ -112,27 +132,28 @@ func reference(kind, version string, o *metav1.ObjectMeta) v1.ObjectReference {
 	}
 }
 
-// report logs err about the object in ref and sends an event. object describes the
-// object, and part the part of it that is skipped.
-func (r reporter) report(part, object, key string, ref v1.ObjectReference, reason string, err error) {
-	text := "Skipped " + part + object
-	if reason == ReasonHookWarning {
-		text = "Hook warned about " + object
+// report reports what is left out of the object in ref, with one line and one event for each
+// reason, and empties l. object describes the object, and part the part of it that is left out.
+func (r reporter) report(part, object, key string, ref v1.ObjectReference, l *leftOuts) {
+	if len(l.all) == 0 {
+		return
 	}
 	about := complaint.Object{Kind: key, Namespace: ref.Namespace, Name: ref.Name, UID: string(ref.UID)}
-	if r.log.Write(slog.LevelWarn, about, text, "reason", reason, "err", err) && r.events != nil && ref.Name != "" {
-		r.events.Event(ref, true, reason, complaint.Text(err.Error()))
+	for _, k := range l.reasons {
+		what := "Skipped " + part + object
+		if k.reason == ReasonHookWarning {
+			what = "Hook warned about " + object
+		}
+		text := strings.Join(k.texts, "; ")
+		if k.more > 0 {
+			text += fmt.Sprintf(" (and %d more)", k.more)
+		}
+		if r.log.Write(slog.LevelWarn, about, what, "reason", string(k.reason), "err", text) && r.events != nil && ref.Name != "" {
+			r.events.Event(ref, true, string(k.reason), complaint.Text(text))
+		}
 	}
-}
-
-// summary returns the first error with the number of the others, or nil if there are
-// none, so that the errors about one object are reported once.
-func summary(errs []error) error {
-	switch len(errs) {
-	case 0:
-		return nil
-	case 1:
-		return errs[0]
+	if r.hook != nil {
+		r.hook(ref, l.all)
 	}
-	return fmt.Errorf("%w (and %d more)", errs[0], len(errs)-1)
+	*l = leftOuts{}
 }

@@ -7,6 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // LabelServiceProxyName is the label that assigns a Service to a proxy other than the
@@ -53,19 +55,22 @@ func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
 	return "!" + v1.IsHeadlessService, ""
 }
 
-// matchesService reports whether s selects svc. It selects no nil Service.
-func (s Selector) matchesService(svc *v1.Service) bool {
-	if svc == nil {
-		return false
-	}
+// rejects returns why s does not select svc, for programs and for people, or "" if it does.
+func (s Selector) rejects(svc *v1.Service) (_ Reason, why string) {
 	name, named := svc.Labels[LabelServiceProxyName]
 	if named != (s.ProxyName != "") || name != s.ProxyName {
-		return false
+		if !named {
+			return ReasonOtherProxy, "it has no label " + LabelServiceProxyName
+		}
+		return ReasonOtherProxy, fmt.Sprintf("its label %s is %q: it is for another proxy", LabelServiceProxyName, complaint.Value(name))
 	}
 	if _, headless := svc.Labels[v1.IsHeadlessService]; headless {
-		return false
+		return ReasonHeadlessLabel, errHeadlessLabel.Error()
 	}
-	return s.Filter == nil || s.Filter(svc)
+	if s.Filter != nil && !s.Filter(svc) {
+		return ReasonFiltered, "the proxy does not select it"
+	}
+	return "", ""
 }
 
 // matchesSlice reports whether slice matches the selectors of

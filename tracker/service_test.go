@@ -169,7 +169,7 @@ func TestServicePorts(t *testing.T) {
 				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, a)
 				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a})
 			}
-		}, want: plain(), reports: []string{"externalIPs: 127.0.0.1 is valid on one host or link only", "and 14 more"}},
+		}, want: plain(), reports: []string{"externalIPs: 127.0.0.1 is valid on one host or link only", "and 13 more", "load-balancer ingress: 169.254.169.254 is reserved"}},
 		{name: "broadcast cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIPs[0] = "255.255.255.255" }, want: only(six), reports: []string{"not a unicast address"}},
 		{name: "source ranges", edit: func(s *v1.Service) {
 			s.Spec.LoadBalancerSourceRanges = []string{" 203.0.113.000/025 ", "\tfd02::1/64\n", "203.0.113.77/25", "0.0.0.0/0"}
@@ -198,7 +198,7 @@ func TestServicePorts(t *testing.T) {
 		}, want: ports{
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, LoadBalancerIPs: addrs("192.0.2.1"), SourceRanges: prefixes("0.0.0.0/32")},
 			six:  {Key: six, ClusterIP: addr("fd00::1"), Port: 80, SourceRanges: prefixes("::/128")},
-		}, reports: []string{"203.0.113.0", `""`, tracker.ReasonClosed}},
+		}, reports: []string{`"203.0.113.0" is not a range of addresses; loadBalancerSourceRanges: "" is`, string(tracker.ReasonClosed)}},
 
 		// Affinity.
 		{name: "affinity", edit: func(s *v1.Service) {
@@ -480,7 +480,7 @@ func TestOnService(t *testing.T) {
 	if len(got) != 1 || got[0].Ext != color("red") || !got[0].NeedLocalSet || got[0].Key != key("svc", "http", tracker.IPv4) {
 		t.Fatal(got)
 	}
-	if len(*e) != 1 || !strings.Contains((*e)[0], tracker.ReasonHookFailed) || !strings.Contains((*e)[0], "refused") {
+	if len(*e) != 1 || !strings.Contains((*e)[0], string(tracker.ReasonHookFailed)) || !strings.Contains((*e)[0], "refused") {
 		t.Error(*e)
 	}
 	if s.Set(obj) {

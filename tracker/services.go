@@ -1,8 +1,6 @@
 package tracker
 
 import (
-	"errors"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -82,7 +80,7 @@ func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 func newServices(c Config) *ServiceChangeTracker {
 	return &ServiceChangeTracker{
 		selector: c.Selector,
-		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, reserved: c.ReservedIPs, hook: c.OnService, reporter: reporter{complaint.NewLog(c.Log), c.Events}},
+		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, reserved: c.ReservedIPs, hook: c.OnService, reporter: newReporter(c)},
 		services: byname.New[*trackedService](),
 		health:   map[types.NamespacedName]uint16{},
 	}
@@ -108,17 +106,22 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bo
 func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	b := &t.builder
 	if s == nil {
-		t.builder.reporter.service(&v1.Service{}, ReasonInvalid, errors.New("nil Service"))
+		b.leave(LeftOut{Reason: ReasonInvalid, Whole: true}, "nil Service")
+		b.reporter.service(&v1.Service{}, &b.left)
 		return false
 	}
+	defer b.reporter.service(s, &b.left)
 	if s.Namespace == "" || s.Name == "" {
-		t.builder.reporter.service(s, ReasonInvalid, fmt.Errorf("missing name or namespace (name %q, namespace %q)", complaint.Value(s.Name), complaint.Value(s.Namespace)))
+		b.leave(LeftOut{Reason: ReasonInvalid, Whole: true}, "missing name or namespace (name %q, namespace %q)", complaint.Value(s.Name), complaint.Value(s.Namespace))
 		return false
 	}
 	var ports []*ServicePort
-	if t.selector.matchesService(s) {
-		ports = t.builder.build(s)
+	if reason, why := t.selector.rejects(s); reason != "" {
+		b.leave(LeftOut{Reason: reason, Whole: true, Expected: true}, "%s", why)
+	} else {
+		ports = b.build(s)
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	changed = t.set(name, ports)
