@@ -15,6 +15,10 @@
 // which the files, in the order of their names, have more than 512 MiB together. The objects of
 // a removed file are removed.
 //
+// An object that an API server would refuse or complete is used as it is, and the Reader reports
+// it: a Service without clusterIP or of the type "nodePort", a protocol in lower case, a name
+// that is no DNS label, an EndpointSlice without addressType, and the like.
+//
 // The Reader sets the API server's defaults of the fields that a node agent reads: the
 // namespace "default", protocols, port names and the timeout of session affinity.
 //

@@ -38,13 +38,17 @@ type Object struct {
 	// Value is a *v1.Service, *discovery.EndpointSlice, *v1.Node or
 	// *networking.ServiceCIDR, according to Ref.Kind.
 	Value metav1.Object
+
+	review error
 }
 
-// Problem is the error for an object or a file that was skipped.
+// Problem is the error for an object or a file that was skipped, or for an object in use.
 type Problem struct {
 	File string
 	Line int // from 1; 0 for the whole file
 	Err  error
+	// Ref names the object if it is in use.
+	Ref Ref
 }
 
 // Error returns "file:line: reason".
@@ -69,6 +73,9 @@ type Changes struct {
 	Gone []Ref
 	// Problems holds the problems that the last call did not return.
 	Problems []*Problem
+	// Reviews names, for each object of Set, what an API server would refuse or would set. The
+	// object is used as it is.
+	Reviews []*Problem
 }
 
 // Reader reads the objects of a file or folder, as the package documentation describes. It
@@ -159,17 +166,20 @@ func (r *Reader) collect(c *Changes) {
 		}
 		for _, p := range f.parts {
 			for _, x := range p.found.problems {
-				report(&Problem{name, p.line + x.line, x.err})
+				report(&Problem{File: name, Line: p.line + x.line, Err: x.err})
 			}
 			for _, o := range p.found.objects {
 				if objects[o.Ref] != nil {
-					report(&Problem{name, p.line + o.line, fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
+					report(&Problem{File: name, Line: p.line + o.line, Err: fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
 					continue
 				}
 				objects[o.Ref] = o.Object
 				where[o.Ref] = fmt.Sprintf("%s:%d", name, p.line+o.line)
 				if r.objects[o.Ref] != o.Object {
 					c.Set = append(c.Set, o.Object)
+					if o.review != nil {
+						c.Reviews = append(c.Reviews, &Problem{name, p.line + o.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref})
+					}
 				}
 			}
 		}

@@ -1,0 +1,63 @@
+package manifests_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+func TestMain(m *testing.M) { netlab.Main(m) }
+
+// TestReviewsAgreeWithAnAPIServer creates each object of reviews in an API server. It refuses
+// those that the Reader says it would, and sets what the Reader says it lacks.
+func TestReviewsAgreeWithAnAPIServer(t *testing.T) {
+	programs := controlplane.Need(t)
+	lab, hosts := netlab.NewHosts(t, "control")
+	host := hosts["control"]
+	b := &netlab.Builder{Lab: lab}
+	b.Addrs(host, "lo", "10.0.0.2/32")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	s, err := controlplane.Start(t.Context(), controlplane.Config{
+		Host: host, Address: "10.0.0.2", Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.WaitFor(t.Context(), "/api/v1/namespaces/default"); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range reviews {
+		o := readReview(t, r.spec).Set[0]
+		body, err := json.Marshal(o.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := map[manifests.Kind]string{
+			manifests.Service:       "/api/v1/namespaces/default/services",
+			manifests.EndpointSlice: "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+			manifests.ServiceCIDR:   "/apis/networking.k8s.io/v1/servicecidrs",
+		}[o.Kind]
+		answer, err := s.Request(t.Context(), "POST", path, body)
+		if err == nil {
+			if _, err := s.Request(t.Context(), "DELETE", path+"/"+o.Name, nil); err != nil {
+				t.Error(err)
+			}
+		}
+		if refuses := strings.Contains(r.want, "would refuse it"); refuses != (err != nil) {
+			t.Errorf("%s: the API server answers %s, error %v; the Reader says %q", r.name, answer, err, r.want)
+		}
+		if _, field, sets := strings.Cut(r.want, "lacks: "); sets && err == nil {
+			field = field[strings.LastIndex(field, " ")+1:]
+			if strings.Contains(string(body), `"`+field+`"`) || !strings.Contains(string(answer), `"`+field+`"`) {
+				t.Errorf("%s: field %s in %s\nanswer %s", r.name, field, body, answer)
+			}
+		}
+	}
+}
