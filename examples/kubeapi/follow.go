@@ -39,8 +39,11 @@ const (
 // Handler receives new and changed objects, and the names of deleted ones. [Follow] calls
 // the functions of one kind one at a time, and those of different kinds concurrently. The
 // functions must not modify an object, and may keep it after the call only if it is a Node.
-// Every field but Contact must be set.
+// Every field but All and Contact must be set.
 type Handler struct {
+	// All makes Follow follow Services and EndpointSlices that the selector excludes, too, for
+	// programs that show why a proxy leaves them out.
+	All               bool
 	SetService        func(*v1.Service)
 	DeleteService     func(types.NamespacedName)
 	SetSlice          func(*discovery.EndpointSlice)
@@ -77,6 +80,9 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	label, field := sel.ServiceListOptions()
 	services := newStore(h.SetService, h.DeleteService, listed(Services))
 	sliceLabel, sliceField := sel.SliceListOptions()
+	if h.All {
+		label, field, sliceLabel, sliceField = "", "", "", ""
+	}
 	slices := newStore(h.SetSlice, h.DeleteSlice, listed(Slices))
 	nodes := newStore(h.SetNode, func(types.NamespacedName) { h.DeleteNode() }, listed(Nodes))
 	cidrs := newStore(h.SetServiceCIDR, func(n types.NamespacedName) { h.DeleteServiceCIDR(n.Name) }, listed(ServiceCIDRs))

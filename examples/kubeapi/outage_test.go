@@ -267,6 +267,39 @@ func TestSharedLogSinkIsNotInitialized(t *testing.T) {
 	}
 }
 
+// TestAllObjectsAreListedOnRequest follows the objects that the selector excludes, too.
+func TestAllObjectsAreListedOnRequest(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		asked := make(chan bool, 100)
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/services") || strings.HasSuffix(r.URL.Path, "/endpointslices") {
+				select {
+				case asked <- strings.Contains(r.URL.RawQuery, "Selector"):
+				default:
+				}
+			}
+			serveLists(w, r)
+		}))
+		t.Cleanup(s.CloseClientConnections)
+		c, err := NewClient(&rest.Config{Host: s.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		h := handlerOf(func(string) {})
+		h.All = all
+		var wg sync.WaitGroup
+		wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", h, slog.New(slog.DiscardHandler)) })
+		for range 2 {
+			if restricted := <-asked; restricted == all {
+				t.Errorf("All is %v, and the request has a selector: %v", all, restricted)
+			}
+		}
+		cancel()
+		wg.Wait()
+	}
+}
+
 // TestOldServerIsRead follows an API server that refuses what servers before Kubernetes 1.31 do not
 // know: the field selector of Services, lists as streams, and ServiceCIDRs.
 func TestOldServerIsRead(t *testing.T) {

@@ -77,6 +77,9 @@
 //
 // # The age of the objects
 //
+// [Set.LeftOut] adds to proxier_left_out_total, by the kind of the object and the [tracker.Reason],
+// what is left out of each Service and EndpointSlice that is received, even on purpose.
+//
 // [Set.Contact] sets proxier_api_last_contact_timestamp_seconds for each resource. While the API
 // server answers, it is at most a few minutes old. [Set.ConfigInvalid] sets
 // proxier_configuration_file_invalid. kube-proxy has neither.

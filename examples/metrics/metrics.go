@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_*
@@ -46,6 +47,7 @@ type Set struct {
 	endpointsPending, servicesPending        prometheus.Gauge
 	endpointChanges, serviceChanges          prometheus.Counter
 	overBudget                               prometheus.Counter
+	leftOut                                  *prometheus.CounterVec
 	conntrackDeleted, syncFailures           *prometheus.CounterVec
 	healthz, livez                           *prometheus.CounterVec
 	// Metrics that are nil in some modes, as is syncFailures in mode userspace.
@@ -89,7 +91,10 @@ func NewSet(c Config) *Set {
 	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
 	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
 	s.overBudget = prometheus.NewCounter(prometheus.CounterOpts{Name: "proxier_service_over_budget_total", Help: "Service ports that are incomplete because they exceed the budget, each time that they change"})
-	s.registry.MustRegister(s.overBudget)
+	s.leftOut = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "proxier_left_out_total", Help: "Services, EndpointSlices and parts of them that are left out, each time that the object is received",
+	}, []string{"kind", "reason"})
+	s.registry.MustRegister(s.overBudget, s.leftOut)
 	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
 	s.otherRules = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
@@ -379,6 +384,13 @@ func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
 // OverBudget is the OverBudget function of a [ruleset.Config].
 func (s *Set) OverBudget(tracker.Key) { s.overBudget.Inc() }
+
+// LeftOut is the OnLeftOut function of a [tracker.Config].
+func (s *Set) LeftOut(object v1.ObjectReference, left []tracker.LeftOut) {
+	for _, l := range left {
+		s.leftOut.WithLabelValues(object.Kind, string(l.Reason)).Inc()
+	}
+}
 
 // processGatherer returns the gatherer of the metrics of the whole process, which
 // k8s.io/component-base registers in its global registry.

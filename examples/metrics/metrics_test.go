@@ -121,6 +121,15 @@ func TestHooksSetMetrics(t *testing.T) {
 	expect("conntrack_reconciler_deleted_entries_total", "ip_family=IPv4", 0)
 	expect("conntrack_reconciler_sync_duration_seconds", "ip_family=IPv6", 1)
 
+	for range 2 {
+		s.LeftOut(v1.ObjectReference{Kind: "Service"}, []tracker.LeftOut{{Reason: tracker.ReasonHeadless, Expected: true}, {Reason: tracker.ReasonProtocol}})
+	}
+	for _, reason := range []string{"ProxyHeadless", "ProxyProtocol"} {
+		if got := value(t, s, "proxier_left_out_total", "kind=Service,reason="+reason); got != 2 {
+			t.Errorf("proxier_left_out_total for %s is %v", reason, got)
+		}
+	}
+
 	s.Rules(tracker.IPv4, "nat", 5, 1)
 	if families(t, s)["kubeproxy_sync_proxy_rules_iptables_total"] != nil {
 		t.Error("mode nftables exports numbers of iptables rules")
