@@ -70,6 +70,21 @@
 // rules do not depend on the Node. With --manifests no Node is needed: without one, the node counts as
 // eligible for load-balancer traffic.
 //
+// # What is left out
+//
+// "nodeproxy explain ADDR:PORT" names what the agent leaves out of the Service that has the address, or
+// would have it, and of its EndpointSlices, with the reason, such as ProxyOtherProxy for the label
+// service.kubernetes.io/service-proxy-name. "explain --all" does so for all Services that cannot work.
+// The log, Events and the metric proxier_left_out_total have the same reasons. The documentation of
+// tracker.Reason lists them with the fields that they come from. Headless Services, those of another
+// proxy, and load-balancer IPs with ipMode Proxy are left out on purpose: only explain and the metric
+// show them.
+//
+// With --manifests no API server checks or completes the objects. The log and explain name each object,
+// by file and line, that an API server would refuse or in which it would set a field: a Service without
+// clusterIP or with the type "nodePort", a protocol in lower case, an EndpointSlice without addressType.
+// The agent uses what it can of such an object. A Service without clusterIP is not served.
+//
 // # Under kube-proxy's name
 //
 // A program that is called as kube-proxy, as by a link with this name, takes kube-proxy's

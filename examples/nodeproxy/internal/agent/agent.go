@@ -170,6 +170,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 		Contact:        a.metrics.Contact,
 		APIServer:      objects.FindAPIAddresses(ctx, cfg, log),
 		OverBudget:     a.metrics.OverBudget,
+		LeftOut:        a.metrics.LeftOut,
 	}
 	if client != nil {
 		hooks.Events = a.recorder

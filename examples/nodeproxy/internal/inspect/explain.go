@@ -32,9 +32,13 @@ const explainLong = `Prints what the objects require for the first packet of a c
 it runs in. It reads the objects from where run reads them, with the same flags. The
 protocol is TCP by default.
 
-With --all it prints each Service port that cannot work on this node, with the reason
-from the EndpointSlices, each that lacks parts because of --budget, and each address and
-port that belongs to another Service.
+It names what the agent leaves out of the Service that has the address, or would have it,
+and of its EndpointSlices, with the reason that Events and the metric
+proxier_left_out_total have.
+
+With --all it prints each Service port that cannot work on this node, with the reason,
+each that lacks parts because of --budget, each address and port that belongs to another
+Service, and what else is left out of objects by mistake.
 
 The exit status is 1 if the kernel differs from the objects or has no rules, or if --all
 found something.
@@ -141,7 +145,8 @@ func (o explainOptions) ask(out io.Writer, w *objects.World, packet ruleset.Pack
 	q = question{packet, snapshot.Trace(packet), false}
 	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
 	writeVerdict(out, q.verdict)
-	writeWhyEmpty(out, "", w, q.verdict)
+	why := writeWhyEmpty(out, "", w, q.verdict)
+	writeFindings(out, w, snapshot, packet, q.verdict, why)
 	q.writeHash(out, w.Config.Mode, source, snapshot.Node.HashSeed)
 	return q, nil
 }
@@ -168,15 +173,19 @@ func packetArgs(p *cli.Program, flags *config.Flags, none bool) (*config.Config,
 	return cfg, cli.Quiet(cfg, log), packet, err
 }
 
-// writeWhyEmpty writes why the Service of a verdict has no endpoints, if it has none.
-func writeWhyEmpty(out io.Writer, prefix string, w *objects.World, v ruleset.Verdict) {
+// writeWhyEmpty writes why the Service of a verdict has no endpoints, if it has none. It returns the
+// findings that are the reason.
+func writeWhyEmpty(out io.Writer, prefix string, w *objects.World, v ruleset.Verdict) []finding {
 	if v.Action != ruleset.ActionReject && v.Action != ruleset.ActionPass || v.Service == nil || v.Service.Selection.HasAny {
-		return
+		return nil
 	}
-	name := v.Service.Key.NamespacedName
-	if s := w.KeptService(name); s != nil {
-		printLine(out, "%sbecause: %s", prefix, whyEmpty(s, w.KeptSlices(name), v.Service.Key))
+	s := w.KeptService(v.Service.Key.NamespacedName)
+	if s == nil {
+		return nil
 	}
+	text, causes := whyEmpty(w, s, v.Service)
+	printLine(out, "%sbecause: %s", prefix, text)
+	return causes
 }
 
 // parseSource parses --from, "ADDR" or "ADDR:PORT", for packets to an address.

@@ -14,14 +14,142 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/endpointslice"
+	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// whyEmpty returns why no endpoint of a Service port gets connections in an address family,
-// according to its EndpointSlices.
-func whyEmpty(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) string {
+// finding is a part that is left out of an object, or the object.
+type finding struct {
+	object string
+	tracker.LeftOut
+}
+
+// String returns the object, what is left out and the reason.
+func (f finding) String() string { return fmt.Sprintf("%s: %v (%s)", f.object, f.Err, f.Reason) }
+
+// label returns the word before a finding.
+func (f finding) label() string {
+	if f.Reason == tracker.ReasonHookWarning {
+		return "warning"
+	}
+	return "left out"
+}
+
+// aboutService returns what is left out of a Service.
+func aboutService(w *objects.World, n types.NamespacedName) []finding {
+	return findings("Service "+n.String(), w.LeftOutOfService(n))
+}
+
+// aboutSlices returns what is left out of EndpointSlices.
+func aboutSlices(w *objects.World, list ...*discovery.EndpointSlice) (out []finding) {
+	for _, s := range list {
+		out = append(out, findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOutOfSlice(s))...)
+	}
+	return out
+}
+
+func findings(object string, left []tracker.LeftOut) (out []finding) {
+	for _, l := range left {
+		out = append(out, finding{object, l})
+	}
+	return out
+}
+
+// those returns the findings for which f returns true.
+func those(all []finding, f func(finding) bool) []finding {
+	return slices.DeleteFunc(slices.Clone(all), func(x finding) bool { return !f(x) })
+}
+
+// maxFindings is the number of findings that are printed of one object.
+const maxFindings = 8
+
+// joined returns findings as one text.
+func joined(all []finding) string {
+	var out []string
+	for _, f := range all[:min(len(all), maxFindings)] {
+		out = append(out, f.String())
+	}
+	if n := len(all) - maxFindings; n > 0 {
+		out = append(out, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(out, "; ")
+}
+
+// whyEmpty returns why no endpoint of a Service port gets connections in an address family, and the
+// findings that are the reason, if any. The port is served as o.
+func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Service) (text string, causes []finding) {
+	if len(o.Endpoints) != 0 {
+		return strings.Join(notUsed(o, w.Tracker.Node()), ", "), nil
+	}
+	list := w.KeptSlices(o.Key.NamespacedName)
+	for _, slice := range list {
+		if ip := slice.AddressType == discovery.AddressTypeIPv4 || slice.AddressType == discovery.AddressTypeIPv6; ip && string(slice.AddressType) != o.Key.Family.String() {
+			continue
+		}
+		hasPort := slices.ContainsFunc(slice.Ports, func(p discovery.EndpointPort) bool { return p.Name != nil && *p.Name == o.Key.Port })
+		causes = append(causes, those(aboutSlices(w, slice), func(f finding) bool {
+			switch f.Reason {
+			case tracker.ReasonPortName:
+				return true
+			case tracker.ReasonFurtherAddress, tracker.ReasonDuplicate, tracker.ReasonHookWarning, tracker.ReasonInvalid:
+				return f.Whole
+			}
+			return f.Whole || hasPort && (f.Port == nil || *f.Port == o.Key.Port)
+		})...)
+	}
+	if len(causes) != 0 {
+		return joined(causes), causes
+	}
+	return absent(s, list, o.Key), nil
+}
+
+// notUsed returns, for each reason, how many endpoints of a Service port get no connections.
+func notUsed(o *ruleset.Service, node tracker.NodeInfo) (out []string) {
+	var order []tracker.Reason
+	number, terminating := map[tracker.Reason]int{}, 0
+	for _, e := range o.Endpoints {
+		r := o.Selection.Excludes(o.Port, e, node)
+		if r == "" {
+			continue
+		}
+		if number[r]++; number[r] == 1 {
+			order = append(order, r)
+		}
+		if r == tracker.ReasonNotReady && e.Terminating {
+			terminating++
+		}
+	}
+	for _, r := range order {
+		n, why := number[r], ""
+		switch r {
+		case tracker.ReasonNotReady:
+			why = "not ready: a readiness probe fails, or a container does not run"
+			if terminating == n {
+				why = "terminating"
+			}
+		case tracker.ReasonTerminating:
+			why = "terminating, and others are ready"
+		case tracker.ReasonOtherNode:
+			why = "on another node, and the traffic policies are Local"
+		case tracker.ReasonHints:
+			why = "for other nodes or zones, by its hints"
+		case tracker.ReasonWeight:
+			why = "of weight 0"
+		}
+		verb := "are"
+		if n == 1 {
+			verb = "is"
+		}
+		out = append(out, fmt.Sprintf("%d of its %s %s %s (%s)", n, count(len(o.Endpoints), "endpoint"), verb, why, r))
+	}
+	return out
+}
+
+// absent returns why a Service port has no endpoints although nothing is left out.
+func absent(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) string {
 	selector := ""
 	if len(s.Spec.Selector) != 0 {
 		selector = labels.Set(s.Spec.Selector).String()
@@ -32,8 +160,7 @@ func whyEmpty(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) s
 		}
 		return "it has no EndpointSlice: the controller has not made one yet, or it was deleted"
 	}
-	// endpoints counts addresses of the family; named those in slices with the port.
-	var endpoints, named, ready, terminating, others int
+	var endpoints, others int
 	have := map[string]bool{}
 	for _, slice := range list {
 		if string(slice.AddressType) != key.Family.String() {
@@ -41,30 +168,13 @@ func whyEmpty(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) s
 			continue
 		}
 		endpoints += len(slice.Endpoints)
-		port := false
 		for _, p := range slice.Ports {
-			name, protocol := "", v1.ProtocolTCP
-			if p.Name != nil {
-				name = *p.Name
-			}
+			protocol := v1.ProtocolTCP
 			if p.Protocol != nil {
 				protocol = *p.Protocol
 			}
-			if len(slice.Endpoints) != 0 {
-				have[fmt.Sprintf("%q/%s", name, protocol)] = true
-			}
-			port = port || name == key.Port && protocol == key.Protocol && p.Port != nil
-		}
-		if !port {
-			continue
-		}
-		named += len(slice.Endpoints)
-		for _, e := range slice.Endpoints {
-			switch c := e.Conditions; {
-			case c.Terminating != nil && *c.Terminating:
-				terminating++
-			case c.Ready == nil || *c.Ready:
-				ready++
+			if len(slice.Endpoints) != 0 && p.Name != nil {
+				have[fmt.Sprintf("%q/%s", *p.Name, protocol)] = true
 			}
 		}
 	}
@@ -75,14 +185,8 @@ func whyEmpty(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) s
 		return fmt.Sprintf("its selector %s matches no pod with an address", selector)
 	case endpoints == 0:
 		return "its EndpointSlices have no endpoints"
-	case named == 0:
-		return noPort(s, key, endpoints, slices.Sorted(maps.Keys(have)))
-	case ready == 0 && terminating == named:
-		return fmt.Sprintf("all %s terminate", count(named, "endpoint"))
-	case ready == 0:
-		return fmt.Sprintf("none of its %s is ready: a readiness probe fails, or a container does not run", count(named, "endpoint"))
 	}
-	return fmt.Sprintf("%d of its %s are ready, but none can be used: the addresses are invalid, or the weights are 0", ready, count(named, "endpoint"))
+	return noPort(s, key, endpoints, slices.Sorted(maps.Keys(have)))
 }
 
 // noPort returns why endpoints lack a Service port.
@@ -105,13 +209,11 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// serviceProxyName is the label of Services that another proxy serves.
-const serviceProxyName = "service.kubernetes.io/service-proxy-name"
-
 // errCannotWork ends explain --all if it found a Service that cannot work.
 var errCannotWork = errors.New("some Services cannot work")
 
-// taken describes the frontends that a Service asks for and another Service owns.
+// taken describes the frontends that a Service asks for and another Service owns, each with the
+// reason.
 func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
 	check := func(kind ruleset.Kind, a netip.Addr, port uint16) {
 		owner, f := snapshot.Lookup(netip.AddrPortFrom(a, port), s.Key.Protocol)
@@ -122,7 +224,7 @@ func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
 		if kind == ruleset.KindNodePort {
 			at = fmt.Sprint(port)
 		}
-		out = append(out, fmt.Sprintf("%v %s belongs to %v", kind, at, owner.Key))
+		out = append(out, fmt.Sprintf("%v %s belongs to %v (%s)", kind, at, owner.Key, tracker.ReasonFrontendConflict))
 	}
 	p := s.Port
 	check(ruleset.KindClusterIP, p.ClusterIP, p.Port)
@@ -141,8 +243,77 @@ func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
 	return out
 }
 
-// explainAll prints each Service port that cannot work or is incomplete, with the reason, and each
-// frontend that a Service port asks for and another Service owns.
+// servicesAt returns the Services that name the destination of a packet, whether they are served there
+// or not.
+func servicesAt(w *objects.World, to netip.AddrPort, toNode bool) (out []types.NamespacedName) {
+	for _, s := range w.KeptServices() {
+		texts := append(append([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs...), s.Spec.ExternalIPs...)
+		for _, in := range s.Status.LoadBalancer.Ingress {
+			texts = append(texts, in.IP)
+		}
+		if slices.ContainsFunc(texts, func(text string) bool {
+			a, err := endpointslice.ParseAddr(text)
+			return err == nil && a == to.Addr().Unmap()
+		}) || toNode && slices.ContainsFunc(s.Spec.Ports, func(p v1.ServicePort) bool { return p.NodePort == int32(to.Port()) }) {
+			out = append(out, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+		}
+	}
+	return out
+}
+
+// writeFindings writes what is left out of the Services that a packet is for, and what is wrong with
+// their manifests. why has what was written already.
+func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, p ruleset.Packet, v ruleset.Verdict, why []finding) {
+	var lines []string
+	names := servicesAt(w, p.To, slices.Contains(p.NodeAddresses, p.To.Addr()))
+	if s := v.Service; s != nil {
+		names = []types.NamespacedName{s.Key.NamespacedName}
+		if s.Selection.HasAny {
+			for _, text := range notUsed(s, snapshot.Node.Info) {
+				lines = append(lines, "not used: "+text)
+			}
+		}
+		for _, text := range taken(snapshot, s) {
+			lines = append(lines, "left out: "+text)
+		}
+		if s.LeftOut != nil {
+			lines = append(lines, fmt.Sprintf("left out: %v: %s (%s)", s.Key, s.LeftOut.Text, tracker.ReasonLimitExceeded))
+		}
+	}
+	asked := map[manifests.Ref]bool{}
+	for _, n := range names {
+		asked[manifests.Ref{Kind: manifests.Service, NamespacedName: n}] = true
+		list := w.KeptSlices(n)
+		for _, s := range list {
+			asked[manifests.Ref{Kind: manifests.EndpointSlice, NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}}] = true
+		}
+		for _, f := range append(aboutService(w, n), aboutSlices(w, list...)...) {
+			if slices.ContainsFunc(why, func(o finding) bool { return o.String() == f.String() }) {
+				continue
+			}
+			lines = append(lines, fmt.Sprintf("%s: %v", f.label(), f))
+		}
+	}
+	for _, p := range w.Problems() {
+		// A part that cannot be read may have been what was asked for.
+		if asked[p.Ref] || v.Service == nil && p.Ref.Name == "" {
+			lines = append(lines, fmt.Sprintf("manifests: %v", p))
+		}
+	}
+	for _, line := range lines[:min(len(lines), maxLines)] {
+		printLine(out, "%s", line)
+	}
+	if n := len(lines) - maxLines; n > 0 {
+		printLine(out, "and %d more such lines", n)
+	}
+}
+
+// maxLines is the number of lines of writeFindings.
+const maxLines = 20
+
+// explainAll prints each Service port that cannot work or is incomplete, each frontend that a
+// Service port asks for and another Service owns, and what else is left out of objects that ask for
+// it, each with the reason.
 func explainAll(out io.Writer, w *objects.World) error {
 	snapshot := w.Engine.Snapshot()
 	served := map[tracker.Key]*ruleset.Service{}
@@ -151,17 +322,39 @@ func explainAll(out io.Writer, w *objects.World) error {
 			served[s.Key] = s
 		}
 	}
-	services, ports, broken, lost, incomplete := 0, 0, 0, 0, 0
-	say := func(format string, args ...any) {
+	services, ports, broken, lost, incomplete, left := 0, 0, 0, 0, 0, 0
+	said := map[string]bool{}
+	say := func(causes []finding, format string, args ...any) {
 		broken++
+		for _, f := range causes {
+			said[f.String()] = true
+		}
 		printLine(out, format, args...)
 	}
+	// others prints the findings about an object that are not printed yet, and not expected.
+	others := func(all []finding) {
+		for _, warning := range []bool{false, true} {
+			some := those(all, func(f finding) bool {
+				return !f.Expected && !said[f.String()] && warning == (f.Reason == tracker.ReasonHookWarning)
+			})
+			if len(some) != 0 {
+				left += len(some)
+				printLine(out, "%s: %s", some[0].label(), joined(some))
+			}
+		}
+	}
 	for _, s := range w.KeptServices() {
-		if _, other := s.Labels[serviceProxyName]; other || s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == v1.ClusterIPNone {
+		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		about := aboutService(w, name)
+		whole := those(about, func(f finding) bool { return f.Whole })
+		if len(whole) != 0 && whole[0].Expected && whole[0].Reason != tracker.ReasonNoClusterIP && whole[0].Reason != tracker.ReasonNoPorts {
 			continue
 		}
 		services++
-		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		if len(whole) != 0 {
+			say(whole, "%v: is not served: %s", name, joined(whole))
+			continue
+		}
 		for _, p := range s.Spec.Ports {
 			key := tracker.Key{}
 			key.Namespace, key.Name, key.Port, key.Protocol = name.Namespace, name.Name, p.Name, p.Protocol
@@ -182,19 +375,31 @@ func explainAll(out io.Writer, w *objects.World) error {
 				}
 				if o.LeftOut != nil {
 					incomplete++
-					printLine(out, "%v: is incomplete: %s", key, o.LeftOut.Text)
+					printLine(out, "%v: is incomplete: %s (%s)", key, o.LeftOut.Text, tracker.ReasonLimitExceeded)
 				}
 				switch sel := o.Selection; {
 				case len(sel.Reachable) == 0 && !sel.HasAny:
-					say("%v: has no endpoints on any node: %s", key, whyEmpty(s, w.KeptSlices(name), key))
+					why, causes := whyEmpty(w, s, o)
+					say(causes, "%v: has no endpoints on any node: %s", key, why)
 				case len(sel.Reachable) == 0:
-					say("%v: has endpoints, but none this node may use: a traffic policy is Local", key)
+					say(nil, "%v: has endpoints, but none this node may use: %s", key, strings.Join(notUsed(o, snapshot.Node.Info), ", "))
 				}
 			}
 			if !found {
-				say("%v: is not served: it has no valid cluster IP and port; the log of the agent and an Event name the reason", key.ServicePortName)
+				causes := those(about, func(f finding) bool { return f.Port != nil && *f.Port == p.Name })
+				if len(causes) == 0 {
+					causes = those(about, func(f finding) bool { return f.Port == nil })
+				}
+				say(causes, "%v: is not served: %s", key.ServicePortName, joined(causes))
 			}
 		}
+		others(about)
+	}
+	for _, s := range w.KeptSlices(types.NamespacedName{}) {
+		others(aboutSlices(w, s))
+	}
+	for _, p := range w.Problems() {
+		printLine(out, "manifests: %v", p)
 	}
 	result := "all have endpoints"
 	if broken != 0 {
@@ -206,8 +411,11 @@ func explainAll(out io.Writer, w *objects.World) error {
 	if incomplete != 0 {
 		result += fmt.Sprintf(", %s incomplete by a bound", count(incomplete, "port"))
 	}
+	if left != 0 {
+		result += fmt.Sprintf(", %s left out or warned about", count(left, "part"))
+	}
 	fmt.Fprintf(out, "%s, %s: %s\n", count(services, "Service"), count(ports, "port"), result)
-	if broken+lost+incomplete == 0 {
+	if broken+lost+incomplete+left == 0 {
 		return nil
 	}
 	return errCannotWork

@@ -40,8 +40,8 @@ func TestExplainAllNamesTheOwnerOfAFrontend(t *testing.T) {
 	}
 	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 	var out strings.Builder
-	const want = `ns/young:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to ns/old:http/TCP/IPv4
-ns/young:http/TCP/IPv4: node port 30080 belongs to ns/old:http/TCP/IPv4
+	const want = `ns/young:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to ns/old:http/TCP/IPv4 (ProxyFrontendConflict)
+ns/young:http/TCP/IPv4: node port 30080 belongs to ns/old:http/TCP/IPv4 (ProxyFrontendConflict)
 3 Services, 3 ports: all have endpoints, 2 frontends lost to other Services
 `
 	if err := explainAll(&out, w); !errors.Is(err, errCannotWork) || out.String() != want {
@@ -71,7 +71,7 @@ func TestExplainAllGivesTheReasonFromTheSlices(t *testing.T) {
 		{name: "selector", selector: map[string]string{"app": "wbe"}, slices: []slice{{"-", nil}}, want: "its selector app=wbe matches no pod"},
 		{name: "no slice", selector: map[string]string{"app": "web"}, want: "it has no EndpointSlice: the controller"},
 		{name: "no selector", want: "it has no selector, and no EndpointSlice"},
-		{name: "unready", selector: map[string]string{"app": "web"}, slices: []slice{{"http", []discovery.Endpoint{ready(&no)}}}, want: "none of its 1 endpoint is ready"},
+		{name: "unready", selector: map[string]string{"app": "web"}, slices: []slice{{"http", []discovery.Endpoint{ready(&no)}}}, want: "1 of its 1 endpoint is not ready: a readiness probe fails"},
 		{
 			name: "named port", selector: map[string]string{"app": "web"}, target: intstr.FromString("htpp"),
 			slices: []slice{{"-", []discovery.Endpoint{ready(&yes)}}}, want: `no container port of its 1 endpoint is named "htpp"`,

@@ -156,9 +156,12 @@ func (f *Files) feed(w *World, c manifests.Changes) {
 	for _, p := range c.Problems {
 		if errors.Is(p, manifests.ErrNotUsed) {
 			f.log.Info("skipped an object of the manifests", "object", p)
-		} else {
+		} else if !w.keepProblems(p) {
 			f.log.Warn("skipped part of the manifests", "error", p)
 		}
+	}
+	if !w.keepProblems(c.Reviews...) {
+		f.logReviews(c.Reviews)
 	}
 	for _, o := range c.Set {
 		switch o := o.Value.(type) {
@@ -185,6 +188,19 @@ func (f *Files) feed(w *World, c manifests.Changes) {
 		case manifests.ServiceCIDR:
 			w.deleteServiceCIDR(ref.Name)
 		}
+	}
+}
+
+// maxReviews is the number of lines about objects that an API server would not take as they are, for
+// each change of the manifests.
+const maxReviews = 20
+
+func (f *Files) logReviews(all []*manifests.Problem) {
+	for _, p := range all[:min(len(all), maxReviews)] {
+		f.log.Warn("an object of the manifests is not as an API server would have it", "object", p)
+	}
+	if n := len(all) - maxReviews; n > 0 {
+		f.log.Warn("more objects of the manifests are not as an API server would have them", "objects", n)
 	}
 }
 
@@ -238,6 +254,7 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 	defer wg.Wait()
 	wg.Go(func() { empty.warn(ctx) })
 	kubeapi.Follow(ctx, s.client, tracker.Selector{}, s.cfg.NodeName, kubeapi.Handler{
+		All:               w.Keep,
 		SetService:        func(o *v1.Service) { empty.seen(kubeapi.Services); w.SetService(o) },
 		DeleteService:     w.DeleteService,
 		SetSlice:          func(o *discovery.EndpointSlice) { empty.seen(kubeapi.Slices); w.SetSlice(o) },

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/ruleset"
@@ -48,6 +49,19 @@ type World struct {
 	// services and slices hold the objects if the hooks ask for it; otherwise they are nil.
 	keptServices map[types.NamespacedName]*v1.Service
 	keptSlices   map[types.NamespacedName]*discovery.EndpointSlice
+
+	// findings is for Keep, like them, and may be locked with the tracker's lock held.
+	findings struct {
+		sync.Mutex
+		left     map[objectName][]tracker.LeftOut
+		problems []*manifests.Problem
+	}
+}
+
+// objectName names a Service or EndpointSlice.
+type objectName struct {
+	kind string
+	types.NamespacedName
 }
 
 // WorldHooks are the functions that a world calls. All but failed may be nil.
@@ -75,7 +89,10 @@ type WorldHooks struct {
 	OverBudget func(tracker.Key)
 	// Node is called with each version of this node's object.
 	Node func(*v1.Node)
-	// Keep stores the objects for KeptServices and KeptSlices.
+	// LeftOut is the OnLeftOut function of the tracker.
+	LeftOut func(v1.ObjectReference, []tracker.LeftOut)
+	// Keep stores the objects for KeptServices and KeptSlices, and what is wrong with objects for
+	// LeftOutOf and Problems, which is then not logged.
 	Keep bool
 	// Failed is called with an error that requires a restart of the agent.
 	Failed func(error)
@@ -85,7 +102,10 @@ type WorldHooks struct {
 // because rules without the node's addresses would end its NodePorts.
 func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks WorldHooks, log *slog.Logger) (*World, error) {
 	w := &World{Config: cfg, Log: log, WorldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}}
+	leftOut, objectLog := hooks.LeftOut, log
 	if hooks.Keep {
+		leftOut, objectLog = w.keepLeftOut, slog.New(slog.DiscardHandler)
+		w.findings.left = map[objectName][]tracker.LeftOut{}
 		w.keptServices, w.keptSlices = map[types.NamespacedName]*v1.Service{}, map[types.NamespacedName]*discovery.EndpointSlice{}
 	}
 	// How pod traffic is recognized must be known from the start.
@@ -102,7 +122,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		return nil, err
 	}
 	w.Tracker, err = tracker.New(tracker.Config{
-		Node: info, Families: families, Log: log, Events: hooks.Events,
+		Node: info, Families: families, Log: objectLog, Events: hooks.Events, OnLeftOut: leftOut,
 		OnService: func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
 			warning := hooks.APIServer.onService(p)
 			if err := how.OnService(s, port, p); err != nil {
@@ -126,7 +146,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		NodePortAddresses: cfg.NodePorts,
 		Budget:            serviceBudget(cfg),
 		OverBudget:        hooks.OverBudget,
-		Log:               log,
+		Log:               objectLog,
 	})
 	return w, err
 }
@@ -190,12 +210,13 @@ func ipvsCost(s *ruleset.Service) int {
 }
 
 func (w *World) SetService(s *v1.Service) {
-	w.keep(func() { w.keptServices[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s })
-	w.service(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, func() bool { return w.Tracker.SetService(s) })
+	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	w.keep(kindService, name, func() { w.keptServices[name] = s })
+	w.service(name, func() bool { return w.Tracker.SetService(s) })
 }
 
 func (w *World) DeleteService(n types.NamespacedName) {
-	w.keep(func() { delete(w.keptServices, n) })
+	w.keep(kindService, n, func() { delete(w.keptServices, n) })
 	w.service(n, func() bool { return w.Tracker.DeleteService(n) })
 }
 
@@ -208,12 +229,13 @@ func (w *World) service(name types.NamespacedName, update func() (changed bool))
 }
 
 func (w *World) SetSlice(s *discovery.EndpointSlice) {
-	w.keep(func() { w.keptSlices[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s })
+	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	w.keep(kindEndpointSlice, name, func() { w.keptSlices[name] = s })
 	w.slice(string(s.AddressType), func() bool { return w.Tracker.SetSlice(s) })
 }
 
 func (w *World) DeleteSlice(n types.NamespacedName) {
-	w.keep(func() { delete(w.keptSlices, n) })
+	w.keep(kindEndpointSlice, n, func() { delete(w.keptSlices, n) })
 	w.slice("", func() bool { return w.Tracker.DeleteSlice(n) })
 }
 
@@ -225,13 +247,63 @@ func (w *World) slice(addressType string, update func() (changed bool)) {
 	w.ReceiveSlice(addressType, update)
 }
 
-// keep calls f, which changes the stored objects, if they are stored.
-func (w *World) keep(f func()) {
+// The kinds of objects of which parts are left out.
+const (
+	kindService       = "Service"
+	kindEndpointSlice = "EndpointSlice"
+)
+
+// keep calls f, which changes a stored object, if objects are stored. What was left out of the
+// object is forgotten.
+func (w *World) keep(kind string, name types.NamespacedName, f func()) {
 	if w.Keep {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		f()
+		w.findings.Lock()
+		defer w.findings.Unlock()
+		delete(w.findings.left, objectName{kind, name})
 	}
+}
+
+// keepLeftOut is the OnLeftOut function of the tracker if objects are stored.
+func (w *World) keepLeftOut(o v1.ObjectReference, left []tracker.LeftOut) {
+	w.findings.Lock()
+	defer w.findings.Unlock()
+	w.findings.left[objectName{o.Kind, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = left
+}
+
+// LeftOutOfService returns what is left out of a Service. The caller must not change it.
+func (w *World) LeftOutOfService(n types.NamespacedName) []tracker.LeftOut {
+	return w.leftOutOf(objectName{kindService, n})
+}
+
+// LeftOutOfSlice returns what is left out of an EndpointSlice. The caller must not change it.
+func (w *World) LeftOutOfSlice(s *discovery.EndpointSlice) []tracker.LeftOut {
+	return w.leftOutOf(objectName{kindEndpointSlice, types.NamespacedName{Namespace: s.Namespace, Name: s.Name}})
+}
+
+func (w *World) leftOutOf(n objectName) []tracker.LeftOut {
+	w.findings.Lock()
+	defer w.findings.Unlock()
+	return w.findings.left[n]
+}
+
+// keepProblems stores problems with manifests, if objects are stored, and reports whether they are.
+func (w *World) keepProblems(all ...*manifests.Problem) bool {
+	if w.Keep {
+		w.findings.Lock()
+		defer w.findings.Unlock()
+		w.findings.problems = append(w.findings.problems, all...)
+	}
+	return w.Keep
+}
+
+// Problems returns the problems with the manifests. The caller must not change them.
+func (w *World) Problems() []*manifests.Problem {
+	w.findings.Lock()
+	defer w.findings.Unlock()
+	return w.findings.problems
 }
 
 // KeptServices returns the Services, sorted by name. The caller must not change them.
@@ -250,18 +322,20 @@ func (w *World) KeptService(n types.NamespacedName) *v1.Service {
 	return w.keptServices[n]
 }
 
-// KeptSlices returns the EndpointSlices of a Service, sorted by name. The caller must not change
-// them.
+// KeptSlices returns the EndpointSlices of a Service, or all of them for the zero name, sorted by
+// name. The caller must not change them.
 func (w *World) KeptSlices(service types.NamespacedName) []*discovery.EndpointSlice {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []*discovery.EndpointSlice
 	for _, s := range w.keptSlices {
-		if s.Namespace == service.Namespace && s.Labels[discovery.LabelServiceName] == service.Name {
+		if service.Name == "" || s.Namespace == service.Namespace && s.Labels[discovery.LabelServiceName] == service.Name {
 			out = append(out, s)
 		}
 	}
-	slices.SortFunc(out, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b *discovery.EndpointSlice) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 	return out
 }
 
