@@ -354,7 +354,7 @@ func (e *Engine) complete(u tracker.Update) []tracker.PortState {
 			what = fmt.Sprintf("port %q (%s): nil endpoint", complaint.Value(p.Port.Key.Port), p.Port.Key.Family)
 		}
 		o := complaint.Object{Kind: "service", Namespace: u.Name.Namespace, Name: u.Name.Name}
-		if e.complaints.Write(slog.LevelError, o, "cannot use an incomplete port of a service", "port", what) {
+		if e.complaints.Write(slog.LevelError, o, "cannot use an incomplete port of a service", "reason", string(tracker.ReasonInvalid), "port", what) {
 			e.tracker.Event(u.Name, true, tracker.ReasonInvalid, what)
 		}
 		return true
@@ -663,7 +663,7 @@ func (e *Engine) strip(now *Service, s *slot) {
 			}
 			owned := objectOf(winner).String()
 			if e.complaints.Write(slog.LevelWarn, objectOf(now.Key), "cannot use a frontend that another service owns",
-				"frontend", text, "winner", owned) {
+				"reason", string(tracker.ReasonFrontendConflict), "frontend", text, "winner", owned) {
 				e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
 					fmt.Sprintf("port %q (%s): %s belongs to %s", complaint.Value(now.Key.Port), now.Key.Family, text, owned))
 			}

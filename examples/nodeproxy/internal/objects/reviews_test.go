@@ -9,10 +9,41 @@ import (
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
+	"github.com/go-proxier/proxier/tracker"
 )
+
+// TestEngineAndTrackerReportToOneHook has a Service with a mistake, and an external IP of another.
+func TestEngineAndTrackerReportToOneHook(t *testing.T) {
+	got := map[tracker.Reason]int{}
+	hooks := WorldHooks{LeftOut: func(_ v1.ObjectReference, left []tracker.LeftOut) {
+		for _, l := range left {
+			got[l.Reason]++
+		}
+	}}
+	w, err := New(configtest.Parsed(t, []string{"run", "--hostname-override", "n1"}), nil, nil, hooks, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"a", "b"} {
+		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		s.Spec.ClusterIP, s.Spec.ExternalIPs = fmt.Sprint("10.96.0.", i+1), []string{"192.0.2.1"}
+		s.Spec.Ports = []v1.ServicePort{{Name: "http", Port: 80}}
+		if i == 1 {
+			s.Spec.SessionAffinity = "clientIP"
+		}
+		w.SetService(s)
+	}
+	w.Tracker.MarkSynced(0, 1, 2)
+	w.Engine.Snapshot()
+	if len(got) != 2 || got[tracker.ReasonFrontendConflict] != 1 || got[tracker.ReasonInvalid] != 1 {
+		t.Errorf("the hook got %v", got)
+	}
+}
 
 // TestLinesAboutManifestsAreBounded reads a hundred Services without clusterIP and with an unknown
 // protocol. The agent logs some of them; the verbs that store what is wrong with objects log none.

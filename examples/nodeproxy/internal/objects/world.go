@@ -89,7 +89,8 @@ type WorldHooks struct {
 	OverBudget func(tracker.Key)
 	// Node is called with each version of this node's object.
 	Node func(*v1.Node)
-	// LeftOut is the OnLeftOut function of the tracker.
+	// LeftOut is the OnLeftOut function of the tracker. It is also called with what the engine leaves
+	// out.
 	LeftOut func(v1.ObjectReference, []tracker.LeftOut)
 	// Keep stores the objects for KeptServices and KeptSlices, and what is wrong with objects for
 	// LeftOutOf and Problems, which is then not logged.
@@ -140,7 +141,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		return nil, err
 	}
 	w.Engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker:           whole{w.Tracker, &w.handing},
+		Tracker:           whole{w.Tracker, &w.handing, hooks.LeftOut},
 		MasqueradeAll:     cfg.MasqueradeAll,
 		LocalTraffic:      local,
 		NodePortAddresses: cfg.NodePorts,
@@ -162,6 +163,15 @@ func (w *World) Together(feed func()) {
 type whole struct {
 	*tracker.Tracker
 	handing *sync.Mutex
+	leftOut func(v1.ObjectReference, []tracker.LeftOut)
+}
+
+// Event counts what the engine leaves out, each time that it reports it.
+func (w whole) Event(service types.NamespacedName, warning bool, reason tracker.Reason, message string) {
+	if w.leftOut != nil {
+		w.leftOut(v1.ObjectReference{Kind: kindService, Namespace: service.Namespace, Name: service.Name}, []tracker.LeftOut{{Reason: reason, Err: errors.New(message)}})
+	}
+	w.Tracker.Event(service, warning, reason, message)
 }
 
 // Take returns no updates while objects are handed in. It does not wait, because handing in may need
