@@ -58,7 +58,6 @@ func terminating(e discovery.Endpoint) discovery.Endpoint {
 
 type cache = endpointslice.Cache[endpointslice.Endpoint]
 
-// newCache returns a cache and the list of errors that it reports.
 // newCache returns a cache and what it leaves out, each as "reason: text".
 func newCache() (*cache, *[]string) {
 	var out []string
