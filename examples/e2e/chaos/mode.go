@@ -58,7 +58,9 @@ var modes = []*mode{
 		faults: iptablesFaults, read: iptablesMeaning, prepare: prepareLegacy,
 	},
 	{
-		name: "ipvs", args: []string{"--proxy-mode", "ipvs"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm", "ip"},
+		// IPVS may keep a connection that has ended for the time of an open one (15 minutes by
+		// default), if two processors handle its last packets. Its endpoint drains as long.
+		name: "ipvs", args: []string{"--proxy-mode", "ipvs", "--ipvs-tcp-timeout", "2m"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm", "ip"},
 		faults: ipvsFaults, read: ipvsMeaning, probe: probeIPVS,
 	},
 	{
