@@ -16,6 +16,8 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+	apps "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -216,6 +218,53 @@ startupTaint: {enabled: true}
 	}
 	if n := strings.Count(text("DaemonSet nodeproxy"), "registry.example/nodeproxy:v9"); n != 2 {
 		t.Errorf("%d containers have the image", n)
+	}
+}
+
+// TestProbesFollowTheAddress renders the chart with addresses of /healthz and of the metrics, with the
+// configuration in the chart and in kubeadm's ConfigMap.
+func TestProbesFollowTheAddress(t *testing.T) {
+	for _, kubeadm := range []bool{false, true} {
+		for address, want := range map[string]struct {
+			host string
+			port int32
+		}{
+			"":                     {"127.0.0.1", 10256},
+			"0.0.0.0:1":            {"127.0.0.1", 1},
+			"0.0.0.0":              {"127.0.0.1", 10256},
+			"::":                   {"127.0.0.1", 10256},
+			"[::]:65535":           {"127.0.0.1", 65535},
+			"127.0.0.1:10257":      {"127.0.0.1", 10257},
+			"192.0.2.1:10256":      {"192.0.2.1", 10256},
+			"192.0.2.1":            {"192.0.2.1", 10256},
+			"2001:db8::1":          {"2001:db8::1", 10256},
+			"[2001:db8::1]:102560": {"2001:db8::1", 102560},
+		} {
+			got, err := rendered(t, "kube-system", fmt.Sprintf("{kubeadm: %v, apiServer: {host: api}, config: {healthzBindAddress: %q, metricsBindAddress: '0.0.0.0:9'}}", kubeadm, address))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var d apps.DaemonSet
+			var s v1.Service
+			for id, out := range map[string]any{"DaemonSet nodeproxy": &d, "Service nodeproxy": &s} {
+				text, err := yaml.Marshal(got[id])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := yaml.UnmarshalStrict(text, out); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c := d.Spec.Template.Spec.Containers[0]
+			for _, p := range []*v1.Probe{c.LivenessProbe, c.ReadinessProbe} {
+				if p.HTTPGet.Host != want.host || p.HTTPGet.Port.IntVal != want.port {
+					t.Errorf("%q: probed at %s, port %v", address, p.HTTPGet.Host, p.HTTPGet.Port.IntVal)
+				}
+			}
+			if p := c.Ports[0]; p.ContainerPort != want.port || p.HostPort != want.port || s.Spec.Ports[0].Port != 9 {
+				t.Errorf("%q: ports %+v, Service %+v", address, p, s.Spec.Ports)
+			}
+		}
 	}
 }
 

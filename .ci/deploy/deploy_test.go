@@ -156,6 +156,9 @@ func checkMonitor(t *testing.T, m *serviceMonitor, s *v1.Service) {
 func checkDaemonSet(t *testing.T, overlay string, d *apps.DaemonSet) {
 	t.Helper()
 	pod := d.Spec.Template.Spec
+	if s := pod.SecurityContext; s == nil || s.SeccompProfile == nil || s.SeccompProfile.Type != v1.SeccompProfileTypeRuntimeDefault || d.Spec.RevisionHistoryLimit == nil {
+		t.Errorf("security context %v, history of revisions %v", s, d.Spec.RevisionHistoryLimit)
+	}
 	agent := pod.Containers[0]
 	config := "/etc/nodeproxy/config.yaml"
 	if overlay == "kubeadm" || overlay == "calico" {

@@ -7,6 +7,6 @@
 //	defer s.Close()
 //	answer, err := s.Request(ctx, "GET", "/api/v1/namespaces", nil)
 //
-// The API server authorizes by RBAC, authenticates by tokens, and makes its own
+// The API server authorizes by Node and RBAC, authenticates by tokens, and makes its own
 // certificate, which clients do not check. It runs on Linux only.
 package controlplane

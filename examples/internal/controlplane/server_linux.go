@@ -136,7 +136,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	s.kube, err = s.start(c.Programs.APIServer, c.APIServerLog, append([]string{
 		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", c.Address, "--advertise-address", c.Address, "--secure-port", port,
 		"--cert-dir", s.path("certs"), "--token-auth-file", s.path("tokens.csv"),
-		"--authorization-mode", "RBAC", "--disable-admission-plugins", "ServiceAccount",
+		"--authorization-mode", "Node,RBAC", "--disable-admission-plugins", "ServiceAccount",
 		"--service-cluster-ip-range", c.ServiceRanges, "--service-account-issuer", "https://cluster.test",
 		"--service-account-key-file", s.path("sa.key"), "--service-account-signing-key-file", s.path("sa.key"),
 	}, c.APIServerFlags...))

@@ -21,10 +21,10 @@ type cluster struct {
 	t *testing.T
 }
 
-// newCluster starts an API server on a host with an address, or skips the test. Its
+// newCluster starts an API server on a host with an address and more flags, or skips the test. Its
 // kubeconfig has the rights of nodeproxy's ServiceAccount. The logs are shown if the
 // test fails.
-func newCluster(t *testing.T, h *netlab.Host, addr string) *cluster {
+func newCluster(t *testing.T, h *netlab.Host, addr string, flags ...string) *cluster {
 	t.Helper()
 	programs := controlplane.Need(t)
 	var etcd, apiserver tail
@@ -35,7 +35,7 @@ func newCluster(t *testing.T, h *netlab.Host, addr string) *cluster {
 	})
 	s, err := controlplane.Start(t.Context(), controlplane.Config{
 		Host: h, Address: addr, Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
-		User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: []string{"--allow-privileged"},
+		User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: append([]string{"--allow-privileged"}, flags...),
 		EtcdLog: &etcd, APIServerLog: &apiserver,
 	})
 	if err != nil {
@@ -45,8 +45,8 @@ func newCluster(t *testing.T, h *netlab.Host, addr string) *cluster {
 	return &cluster{s, t}
 }
 
-// newCluster starts an API server on a new host beside the node.
-func (s *site) newCluster(t *testing.T) *cluster {
+// newCluster starts an API server on a new host beside the node, with more flags.
+func (s *site) newCluster(t *testing.T, flags ...string) *cluster {
 	t.Helper()
 	b := &netlab.Builder{Lab: s.Net}
 	control := b.Host("control")
@@ -57,7 +57,7 @@ func (s *site) newCluster(t *testing.T) *cluster {
 	if b.Err != nil {
 		t.Fatal(b.Err)
 	}
-	c := newCluster(t, control, "10.0.0.2")
+	c := newCluster(t, control, "10.0.0.2", flags...)
 	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func (c *cluster) validate(file string) {
 	}
 }
 
-// apply creates the cluster-wide objects of a file with several documents.
+// apply creates the ServiceAccounts and the cluster-wide objects of a file with several documents.
 func (c *cluster) apply(file string) {
 	c.t.Helper()
 	text, err := os.ReadFile(file)
@@ -155,6 +155,7 @@ func (c *cluster) apply(file string) {
 	}
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		for kind, path := range map[string]string{
+			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
 			"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
 			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 		} {

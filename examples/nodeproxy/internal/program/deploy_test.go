@@ -280,8 +280,8 @@ func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	}
 }
 
-// TestRBACAllowsOnlyWhatIsNeeded checks the limits of the rights. TestEndToEnd shows that they
-// are sufficient.
+// TestRBACAllowsOnlyWhatIsNeeded checks the limits of the rights. TestRBACIsWhatTheAgentUses shows
+// that they are sufficient, and that none is left over.
 func TestRBACAllowsOnlyWhatIsNeeded(t *testing.T) {
 	for _, o := range readObjects(t, "base/rbac.yaml") {
 		role, ok := o.(*rbac.ClusterRole)

@@ -23,3 +23,14 @@
 {{- $_ := set $config "mode" .Values.mode -}}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
 {{- end -}}
+
+{{/* The host and the port of an address as in healthzBindAddress: IP:PORT, or an IP alone. */}}
+{{- define "nodeproxy.listens" -}}
+{{- $host := default "" .address -}}
+{{- $port := toString .port -}}
+{{- if regexMatch "^(\\[.*\\]|[^:]*):[0-9]+$" $host -}}
+{{- $port = regexFind "[0-9]+$" $host -}}
+{{- $host = trimSuffix (print ":" $port) $host -}}
+{{- end -}}
+{{- dict "host" ($host | trimPrefix "[" | trimSuffix "]") "port" (int $port) | toYaml -}}
+{{- end -}}
