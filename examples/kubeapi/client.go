@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 	componentbase "k8s.io/component-base/config/v1alpha1"
 )
 
@@ -29,6 +30,11 @@ const dialTimeout = 4 * time.Second
 // ClientConfig returns a client configuration for the API server. It reads the kubeconfig
 // file that c names; a non-empty master overrides the server's URL. Without both it returns
 // the configuration of the ServiceAccount of the pod in which the process runs.
+//
+// Clients of the configuration read the files of its credentials again: that of a token after an answer
+// 401, and at least once a minute, that of a CA once in five minutes, and those of a client certificate
+// for each new connection, and at least once in five minutes. The token is in WrapTransport, not in the
+// fields of the configuration. What the kubeconfig itself contains is read once.
 func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) (*rest.Config, error) {
 	var out *rest.Config
 	var err error
@@ -46,6 +52,11 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 	}
 	out.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 	out.UserAgent = rest.DefaultKubernetesUserAgent()
+	if out.BearerTokenFile != "" {
+		// client-go alone reads the file once a minute, and goes on with a token that is refused.
+		out.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(out.BearerTokenFile)))
+		out.BearerToken, out.BearerTokenFile = "", ""
+	}
 	return out, nil
 }
 

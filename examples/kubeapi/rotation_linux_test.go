@@ -1,0 +1,317 @@
+//go:build !race
+
+// The race detector finds a race within client-go 0.37 when it reads a certificate again:
+// dynamicClientCert.loadClientCert writes what its worker reads.
+
+package kubeapi
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	v1 "k8s.io/api/core/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
+	componentbase "k8s.io/component-base/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// client-go's goroutine that reads client certificates reads this variable, and never ends.
+func init() { transport.CertCallbackRefreshDuration = 50 * time.Millisecond }
+
+func TestMain(m *testing.M) { netlab.Main(m) }
+
+// authority signs certificates.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	a := &authority{t: t}
+	var err error
+	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, a.key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// write writes the authority's own certificate.
+func (a *authority) write(file string) {
+	put(a.t, file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}))
+}
+
+// issue writes a certificate of an administrator and of the API server to file.crt, and its key to
+// file.key.
+func (a *authority) issue(file string) {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP(rotationAddress)},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, k.Public(), a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	raw, err := x509.MarshalECPrivateKey(k)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	put(a.t, file+".crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	put(a.t, file+".key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: raw}))
+}
+
+// put replaces a file in one step.
+func put(t *testing.T, file string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// follower follows the objects with its own kubeconfig and credentials.
+type follower struct {
+	label        atomic.Pointer[string] // of the Node
+	refused      atomic.Pointer[string] // why the latest refused request was
+	unauthorized atomic.Int64           // answers 401
+}
+
+// recording records what is refused.
+type recording struct {
+	*follower
+	http.RoundTripper
+}
+
+func (r recording) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := r.RoundTripper.RoundTrip(req)
+	why := ""
+	switch {
+	case err != nil:
+		why = err.Error()
+	case resp.StatusCode == http.StatusUnauthorized:
+		why = "unauthorized"
+		r.unauthorized.Add(1)
+	}
+	if why != "" {
+		r.refused.Store(&why)
+	}
+	return resp, err
+}
+
+// followAs starts a follower with the user and the CA file of a kubeconfig.
+func followAs(t *testing.T, h *netlab.Host, dir, ca, user string) *follower {
+	t.Helper()
+	kubeconfig := filepath.Join(dir, filepath.Base(ca)+".kubeconfig")
+	put(t, kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "https://%s:6443", certificate-authority: %s}}],
+users: [{name: u, user: %s}], contexts: [{name: c, context: {cluster: c, user: u}}], current-context: c}`, rotationAddress, ca, user))
+	c, err := ClientConfig(componentbase.ClientConnectionConfiguration{Kubeconfig: kubeconfig, QPS: 1000, Burst: 1000}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Dial = func(ctx context.Context, network, to string) (net.Conn, error) { return h.Dial(ctx, network, "", to) }
+	f := &follower{}
+	c.Wrap(func(rt http.RoundTripper) http.RoundTripper { return recording{f, rt} })
+	client, err := NewClient(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAuthorityOften(t, client)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		handler := handlerOf(func(string) {})
+		handler.SetNode = func(n *v1.Node) { v := n.Labels["version"]; f.label.Store(&v) }
+		Follow(ctx, client, tracker.Selector{}, "n1", handler, slog.New(slog.DiscardHandler))
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return f
+}
+
+// readAuthorityOften makes client-go look at the file of the CA at each request, and not once in five
+// minutes, which it has no variable for.
+func readAuthorityOften(t *testing.T, c *Client) {
+	t.Helper()
+	for rt := c.core.(*rest.RESTClient).Client.Transport; ; {
+		if r, ok := rt.(recording); ok {
+			rt = r.RoundTripper
+		}
+		if f := reflect.ValueOf(rt).Elem().FieldByName("caRefreshDuration"); f.IsValid() {
+			*(*time.Duration)(unsafe.Pointer(f.UnsafeAddr())) = 0
+			return
+		}
+		w, ok := rt.(utilnet.RoundTripperWrapper)
+		if !ok {
+			t.Fatalf("no transport that reads the file of the CA again, but %T", rt)
+		}
+		rt = w.WrappedRoundTripper()
+	}
+}
+
+// rotationAddress is the API server's.
+const rotationAddress = "10.0.0.2"
+
+// TestRotatedCredentialsAreReadAgain follows a real API server with a token, with a client
+// certificate, and with a CA. While the API server restarts, each of them becomes invalid. The
+// followers go on after the files have been replaced.
+func TestRotatedCredentialsAreReadAgain(t *testing.T) {
+	netlab.Require(t)
+	programs := controlplane.Need(t)
+	network := netlab.New()
+	t.Cleanup(func() { network.Close() })
+	b := &netlab.Builder{Lab: network}
+	h := b.Host("control")
+	b.Addrs(h, "lo", rotationAddress+"/32")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	old, next := newAuthority(t), newAuthority(t)
+	old.issue(at("server"))
+	old.issue(at("client"))
+	for _, name := range []string{"clients", "ca-of-the-third"} {
+		old.write(at(name))
+	}
+	s, err := controlplane.Start(t.Context(), controlplane.Config{
+		Host: h, Address: rotationAddress, Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
+		APIServerFlags: []string{"--client-ca-file=" + at("clients"), "--tls-cert-file=" + at("server.crt"), "--tls-private-key-file=" + at("server.key")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	do := func(method, path, body string) []byte {
+		t.Helper()
+		answer, err := s.Request(t.Context(), method, path, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	if err := s.WaitFor(t.Context(), "/api/v1/namespaces/default"); err != nil {
+		t.Fatal(err)
+	}
+	// A token ends with the Secret that it is bound to.
+	do("POST", "/api/v1/namespaces/default/serviceaccounts", `{"metadata": {"name": "proxy"}}`)
+	do("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", `{"metadata": {"name": "proxy"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+		"subjects": [{"kind": "ServiceAccount", "name": "proxy", "namespace": "default"}]}`)
+	token := func(secret string) []byte {
+		t.Helper()
+		do("POST", "/api/v1/namespaces/default/secrets", `{"metadata": {"name": "`+secret+`"}}`)
+		var out struct{ Status struct{ Token string } }
+		answer := do("POST", "/api/v1/namespaces/default/serviceaccounts/proxy/token", `{"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "`+secret+`"}}}`)
+		if err := json.Unmarshal(answer, &out); err != nil {
+			t.Fatal(err)
+		}
+		return []byte(out.Status.Token)
+	}
+	put(t, at("token"), token("first"))
+	do("POST", "/api/v1/nodes", `{"metadata": {"name": "n1", "labels": {"version": "1"}}}`)
+
+	// The first two trust both authorities.
+	for _, name := range []string{"ca-of-the-first", "ca-of-the-second"} {
+		put(t, at(name), nil)
+		for _, a := range []*authority{old, next} {
+			one := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+			text, err := os.ReadFile(at(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			put(t, at(name), append(text, one...))
+		}
+	}
+	followers := map[string]*follower{
+		"token":              followAs(t, h, dir, "ca-of-the-first", "{tokenFile: token}"),
+		"client certificate": followAs(t, h, dir, "ca-of-the-second", "{client-certificate: client.crt, client-key: client.key}"),
+		"CA":                 followAs(t, h, dir, "ca-of-the-third", "{token: admin-token}"),
+	}
+	eventually := func(what string, done func(f *follower) bool) {
+		t.Helper()
+		for name, f := range followers {
+			for end := time.Now().Add(2 * time.Minute); !done(f); time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					why := "none"
+					if w := f.refused.Load(); w != nil {
+						why = *w
+					}
+					t.Fatalf("%s: never %s; the latest refusal: %s", name, what, why)
+				}
+			}
+		}
+	}
+	has := func(version string) func(*follower) bool {
+		return func(f *follower) bool { v := f.label.Load(); return v != nil && *v == version }
+	}
+	eventually("read the Node", has("1"))
+
+	second := token("second")
+	do("DELETE", "/api/v1/namespaces/default/secrets/first", "")
+	s.Kill()
+	next.issue(at("server"))
+	next.write(at("clients"))
+	if err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	do("PATCH", "/api/v1/nodes/n1", `{"metadata": {"labels": {"version": "2"}}}`)
+	eventually("refused", func(f *follower) bool {
+		why := f.refused.Load()
+		return why != nil && (*why == "unauthorized" || strings.Contains(*why, "x509: "))
+	})
+	for name, f := range followers {
+		if has("2")(f) {
+			t.Errorf("%s: an old credential is accepted", name)
+		}
+	}
+	before := followers["token"].unauthorized.Load()
+	put(t, at("token"), second)
+	next.issue(at("client"))
+	next.write(at("ca-of-the-third"))
+	eventually("read the change", has("2"))
+	// Each of the four resources may have been asked for once more with the old token.
+	if n := followers["token"].unauthorized.Load() - before; n > 8 {
+		t.Errorf("%d requests with the old token since it was replaced", n)
+	}
+}
