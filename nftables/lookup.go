@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -16,7 +20,8 @@ import (
 // Lookup reads how the kernel handles new connections like the query's packet, from the
 // tables of a [Backend] with the same configuration, in this process or another. Found.Where
 // is the table and the chain that handles the connections. DESIGN.md, beside the source,
-// explains the names of chains. The error wraps [dataplane.ErrNoRules] if there is no table.
+// explains the names of chains. The error wraps [dataplane.ErrNoRules] if there is no table, and a
+// [*dataplane.DriftError] if chains that connections to the destination meet have lost their rules.
 //
 // Lookup is a debugging aid. It reads whole maps one after the other, so a concurrent
 // change can yield an inconsistent result.
@@ -32,7 +37,9 @@ func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, 
 	err := readTables(ctx, c, "look up packet", func(r reader) (err error) {
 		found, err = r.find(string(key.Bytes()), all, layout.Handlers)
 		if err == nil && !found.Entry {
-			found, err = r.findRange(to, q)
+			if found, err = r.findRange(to, q); err == nil && !found.Entry {
+				err = r.flushed(layout.ChainNATPrerouting)
+			}
 			return err
 		}
 		if err != nil || !q.Internal {
@@ -65,7 +72,34 @@ func (r reader) find(key string, dispatchKeys, handlers layout.Set) (found datap
 	}
 	chain, pool := endpoints(dispatchKey)
 	found.Where, found.Endpoints = fmt.Sprintf("table %s, chain %s", r.table, chain), pool
-	return found, nil
+	return found, r.flushed(chain)
+}
+
+// flushed returns a [*dataplane.DriftError] if a chain that every table fills, or one of those that find
+// names, has no rules. "nft flush table", as of a firewall's reload, deletes rules and keeps the maps that find reads.
+func (r reader) flushed(chains string) error {
+	var filled map[string]bool
+	err := nfnl.Again(r.ctx, func() error {
+		filled = map[string]bool{}
+		rules, err := r.conn.Rules(r.table, r.family)
+		for _, rule := range rules {
+			filled[rule.Chain] = true
+		}
+		return err
+	})
+	if err != nil {
+		return kernel.IgnoreInterrupted(err)
+	}
+	_, want := r.conn.Outline(kernel.Rules{Family: r.family}, []model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}})
+	for name := range strings.SplitSeq(chains, ", chain ") {
+		want[name] = 1
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if want[name] > 0 && !filled[name] {
+			return drifted(r.family, "chain %s has no rules", name)
+		}
+	}
+	return nil
 }
 
 // findRange resolves a packet's destination that is in a range of ports.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -141,5 +142,54 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 	}
 	if n < 100 {
 		t.Errorf("only %d endpoints in all", n)
+	}
+}
+
+// TestLookupNoticesFlushedRules deletes the rules of the table, and of a Service's chain alone. The maps,
+// from which the endpoints are read, stay.
+func TestLookupNoticesFlushedRules(t *testing.T) {
+	t.Parallel()
+	netlab.NeedPrograms(t, "nft")
+	h := netlab.NewHost(t)
+	c := Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}}
+	tr, err := tracker.New(tracker.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.SetService(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}}})
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := e.Attach("nftables", b).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	served, other := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
+	for _, step := range []struct {
+		flush         string
+		served, other string // the errors
+	}{
+		{"", "", ""},
+		{"flush chain ip proxier no-endpoints", "chain no-endpoints has no rules", ""},
+		{"flush table ip proxier", "chain ", "chain "},
+	} {
+		if step.flush != "" {
+			if _, err := h.Run(t, "nft", step.flush); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for to, want := range map[netip.AddrPort]string{served: step.served, other: step.other} {
+			_, err := lookUp(t.Context(), c, to, v1.ProtocolTCP)
+			var drift *dataplane.DriftError
+			if errors.As(err, &drift) != (want != "") || want == "" && err != nil || want != "" && !strings.HasPrefix(drift.What, want) {
+				t.Errorf("%v after %q: %v, want %q", to, step.flush, err, want)
+			}
+		}
 	}
 }
