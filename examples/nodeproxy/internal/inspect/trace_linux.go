@@ -115,14 +115,18 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	if t.addresses, err = localAddresses(); err != nil {
 		return err
 	}
+	// Listen for answers before the first connection can be seen.
+	replied, unwatched := follow.WatchReplies(filter)
+	if unwatched == nil {
+		defer replied.Close()
+	}
 	f, err := follower(o.by, filter, p.Diag)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	replied, err := follow.WatchReplies(filter)
-	if err != nil {
-		fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing without what endpoints answer\n", err)
+	if unwatched != nil {
+		fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing without what endpoints answer\n", unwatched)
 	} else {
 		t.replies = replied
 		done := make(chan struct{})
@@ -136,7 +140,6 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 		defer func() {
 			cancel()
 			<-done
-			replied.Close()
 		}()
 	}
 	fmt.Fprintf(p.Out, "following connections to %v/%s for %v\n", filter.To, packet.Protocol, o.long)
