@@ -21,6 +21,14 @@ var update = flag.Bool("update", false, "write the picture of top")
 // of the manifests, and the flags for them.
 func newDemoSite(t *testing.T) (*lab.Lab, string, []string) {
 	t.Helper()
+	d, dir, flags := newDemoNetwork(t)
+	start(t, d.Node, append([]string{"run"}, flags...)...).synced(t, "services=5 endpoints=20 changed=10")
+	return d, dir, flags
+}
+
+// newDemoNetwork is newDemoSite without an agent.
+func newDemoNetwork(t *testing.T) (*lab.Lab, string, []string) {
+	t.Helper()
 	netlab.Require(t)
 	d, err := lab.New()
 	if err != nil {
@@ -39,9 +47,7 @@ func newDemoSite(t *testing.T) (*lab.Lab, string, []string) {
 		}
 		put(t, dir, filepath.Base(f), string(text))
 	}
-	flags := []string{"--manifests", dir, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--min-sync-period", "0s"}
-	start(t, d.Node, append([]string{"run"}, flags...)...).synced(t, "services=5 endpoints=20 changed=10")
-	return d, dir, flags
+	return d, dir, []string{"--manifests", dir, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--min-sync-period", "0s"}
 }
 
 // topRows runs top once and returns its rows by name and family.
