@@ -228,10 +228,12 @@ type Change struct {
 	ports []uint32
 }
 
-// move is a frontend and the other Service of its takeover.
+// move is a frontend and the other Service of its takeover. had, in Change.lost, means that the
+// backend has acknowledged the frontend for the other Service.
 type move struct {
 	at  l4Key
 	key tracker.Key
+	had bool
 }
 
 func (m move) frontend() l4Key { return m.at }

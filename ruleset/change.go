@@ -398,7 +398,7 @@ func link(changes []Change) {
 	for i := range changes {
 		for _, m := range changes[i].lost {
 			if w, ok := byKey[m.key]; ok {
-				changes[w].taken = append(changes[w].taken, move{m.at, changes[i].Key})
+				changes[w].taken = append(changes[w].taken, move{at: m.at, key: changes[i].Key})
 			}
 		}
 	}

@@ -61,7 +61,7 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 		var taken *l4Key
 		if c.Old != nil && len(c.Old.Frontends) > 0 && r.IntN(2) == 0 {
 			at := l4KeyOf(c.Old, &c.Old.Frontends[0])
-			taken, c.lost = &at, []move{{at, key("other", tracker.IPv4)}}
+			taken, c.lost = &at, []move{{at: at, key: key("other", tracker.IPv4)}}
 		}
 
 		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}

@@ -430,7 +430,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	}
 	for at := range ch.dropped() {
 		if o, owned := c.engine.ownership.owner[at]; owned && o.id != id && c.engine.serves(o.id, at) {
-			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key})
+			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key, hasFrontend(c.acked(o.id), at)})
 		}
 	}
 	if what&FieldFrontends != 0 {
@@ -493,20 +493,22 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		c.node = d.Node
 	}
 	if c.left = nil; some && !d.second {
-		c.left = leave(d, partial.Failed)
+		c.left = c.leave(d, partial.Failed)
 	}
 	failedNames := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
 		ch := &d.Changes[i]
-		if l := c.left[ch.Key]; l != nil && !l.unsure {
+		l := c.left[ch.Key]
+		if l != nil && !l.unsure {
 			failedNames[ch.Key.NamespacedName] = true
 			info.Failed++
-			c.unchanged(ch)
+			c.unchanged(ch.ID(), ch.Staying(func(k tracker.Key) bool { return c.left[k] != nil }))
 			continue
 		}
 		failed := !all && !some
 		if some {
 			_, failed = partial.Failed[ch.Key]
+			failed = failed || l != nil
 			// The data plane may still serve this Service's frontend, which a failed
 			// Service was to take over. Its ID must not be reused before that.
 			for _, m := range ch.lost {
@@ -573,11 +575,14 @@ func (c *Cursor) fail(ch *Change, again bool) {
 	c.markDirty(id)
 }
 
-// unchanged records that ch had no effect.
-func (c *Cursor) unchanged(ch *Change) {
-	id := ch.ID()
+// unchanged records that a change was refused, and what is in effect.
+func (c *Cursor) unchanged(id uint32, now *Service) {
 	s := &c.states[id]
-	if s.acked == nil && s.held {
+	if now != s.acked {
+		c.effect.set(id, s.acked, now)
+		s.acked = now
+	}
+	if now == nil && s.held {
 		s.held = false
 		c.engine.drop(id)
 	}

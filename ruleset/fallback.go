@@ -8,11 +8,12 @@ import (
 )
 
 // ErrRefused is wrapped by the error of a Service in [PartialError].Failed if the backend cannot
-// program the Service and wrote nothing of it: what was in effect of it before this Apply still
-// is, and so is what was in effect of each Service that loses a frontend to it or to one of those.
-// The [Cursor] then offers what may stay of them in a second delta of the same Sync: the refused
-// Service without the frontends and endpoints that are gone. What the backend does not accept of
-// that delta has failed.
+// program the Service and wrote nothing of it. What was in effect of it before this Apply still is,
+// and so is what was in effect of each Service that loses a frontend to it or to one of those: see
+// [Change.Staying]. The [Cursor] then offers what may stay of them in a second delta of the same
+// Sync: the refused Service without the frontends and endpoints that are gone. What the backend
+// does not accept of that delta has failed. A Service of which parts of an earlier version may be
+// in effect ([Change].Attempted) has failed, too, whatever its error.
 var ErrRefused = errors.New("refused")
 
 // left is the change of a Service that a delta left as it was, and what may stay of the Service.
@@ -26,30 +27,30 @@ type left struct {
 }
 
 // leave returns the changes of d that the backend left as they were: those of the Services that
-// it refused, and of those that lose a frontend to one of these. Neither a removal can be refused
-// nor a Service of which parts of an earlier version may be in effect.
-func leave(d *Delta, failed map[tracker.Key]error) map[tracker.Key]*left {
+// it refused, and of those that lose a frontend to one of these. A removal cannot be refused.
+func (c *Cursor) leave(d *Delta, failed map[tracker.Key]error) map[tracker.Key]*left {
 	var out map[tracker.Key]*left
 	for i := range d.Changes {
-		if c := &d.Changes[i]; c.New != nil && len(c.Attempted) == 0 && errors.Is(failed[c.Key], ErrRefused) {
+		if ch := &d.Changes[i]; ch.New != nil && errors.Is(failed[ch.Key], ErrRefused) {
 			if out == nil {
 				out = map[tracker.Key]*left{}
 			}
-			out[c.Key] = &left{Change: *c, refused: true}
+			out[ch.Key] = &left{Change: *ch, refused: true}
 		}
 	}
 	for more := len(out) != 0; more; {
 		more = false
 		for i := range d.Changes {
-			c := &d.Changes[i]
+			ch := &d.Changes[i]
 			waits := func(m move) bool { return out[m.key] != nil }
-			if failed[c.Key] == nil && out[c.Key] == nil && slices.ContainsFunc(c.lost, waits) {
-				out[c.Key], more = &left{Change: *c}, true
+			if failed[ch.Key] == nil && out[ch.Key] == nil && slices.ContainsFunc(ch.lost, waits) {
+				out[ch.Key], more = &left{Change: *ch}, true
 			}
 		}
 	}
 	for _, l := range out {
-		l.unsure = len(l.Attempted) != 0 || slices.ContainsFunc(l.lost, func(m move) bool {
+		_, again := c.tried[l.ID()]
+		l.unsure = again || slices.ContainsFunc(l.lost, func(m move) bool {
 			return failed[m.key] != nil && (out[m.key] == nil || !out[m.key].refused)
 		})
 	}
@@ -70,7 +71,7 @@ func (l *left) fall(all map[tracker.Key]*left, n *Node) {
 	}
 	keep := map[l4Key]bool{}
 	for _, m := range l.lost {
-		if w := all[m.key]; w != nil && (w.refused || w.unsure) {
+		if w := all[m.key]; w != nil && (w.refused || w.unsure) && !m.had {
 			keep[m.at] = true
 		}
 	}
@@ -106,6 +107,25 @@ func hasFrontend(s *Service, at l4Key) bool {
 	return s != nil && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })
 }
 
+// Staying returns what is in effect of the Service after an Apply that leaves it as it was: Old
+// without the frontends that Services took which were not left as they were, too. left reports of
+// a Service whether it was. The result is Old itself if nobody took a frontend.
+func (c Change) Staying(left func(tracker.Key) bool) *Service {
+	taken := map[l4Key]bool{}
+	for _, m := range c.lost {
+		if m.had || !left(m.key) {
+			taken[m.at] = true
+		}
+	}
+	gone := func(f Frontend) bool { return taken[l4KeyOf(c.Old, &f)] }
+	if len(taken) == 0 || c.Old == nil || !slices.ContainsFunc(c.Old.Frontends, gone) {
+		return c.Old
+	}
+	out := *c.Old
+	out.Frontends = slices.DeleteFunc(slices.Clone(c.Old.Frontends), gone)
+	return &out
+}
+
 // fallBack returns the delta that follows d, of which the backend left Services as they were, or
 // nil if there are none or they may stay as they are. After it, the next Sync offers the wanted
 // versions again.
@@ -118,7 +138,7 @@ func (c *Cursor) fallBack(d *Delta) *Delta {
 		return nil
 	}
 	out := &Delta{Gen: d.Gen, Node: d.Node, OldNode: d.Node, cursor: c, second: true}
-	holders := map[l4Key]tracker.Key{}
+	holders := map[l4Key]tracker.Key{} // after the delta
 	for _, l := range all {
 		if l.unsure {
 			continue
@@ -140,14 +160,8 @@ func (c *Cursor) fallBack(d *Delta) *Delta {
 	for i := range out.Changes {
 		ch := &out.Changes[i]
 		for at, f := range ch.dropped() {
-			to, ok := holders[at]
-			for _, m := range all[ch.Key].lost {
-				if m.at == at && (all[m.key] == nil || all[m.key].unsure) {
-					to, ok = m.key, true
-				}
-			}
-			if ok && to != ch.Key {
-				ch.lost = append(ch.lost, move{at, to})
+			if to, ok := holders[at]; ok {
+				ch.lost = append(ch.lost, move{at: at, key: to})
 			}
 			if c.uses(f.Addr) && !slices.Contains(ch.kept, f.Addr) {
 				ch.kept = append(ch.kept, f.Addr)

@@ -156,7 +156,6 @@ func (p *plane) check(d *Delta) {
 // plan lists the writes for a delta in the safe order.
 func (p *plane) plan(d *Delta) []op {
 	var ops []op
-	all := d.Full && !d.Repeat
 	if d.Full && p.prunes {
 		live := map[l4Key]bool{}
 		liveIDs := map[uint32]map[netip.AddrPort]bool{}
@@ -195,20 +194,20 @@ func (p *plane) plan(d *Delta) []op {
 			p.ids[c.New.ID] = c.Key
 		}})
 		upserted := c.Upserted()
-		if all {
+		if c.Fields == FieldAll {
 			upserted = slices.Values(c.New.Selection.Reachable)
 		}
 		for ep := range upserted {
 			ops = append(ops, op{c.Key, func() { p.eps[epKey{c.New.ID, ep.Addr}] = ep }})
 		}
 		for target, field := range map[Target]Field{TargetCluster: FieldCluster | FieldPools, TargetLocal: FieldLocal | FieldPools} {
-			if all || c.Fields&field != 0 {
+			if c.Fields&field != 0 {
 				ops = append(ops, op{c.Key, func() { p.pools[poolKey{c.New.ID, target}] = pool(c.New, target) }})
 			}
 		}
 	}
 	for _, c := range d.Changes {
-		if c.New != nil && (all || c.Fields&FieldFrontends != 0) {
+		if c.New != nil && c.Fields&FieldFrontends != 0 {
 			for i, f := range c.New.Frontends {
 				ops = append(ops, op{c.Key, func() { p.fronts[l4KeyOf(c.New, &c.New.Frontends[i])] = front(c.New, f) }})
 			}
@@ -345,23 +344,21 @@ func (p *plane) refuse(d *Delta, again bool) error {
 		if !left[c.Key] {
 			continue
 		}
-		stays := c.Old
-		for f, to := range c.LostFrontends() {
-			if at := l4KeyOf(&Service{Key: c.Key}, &f); !left[to] && hasFrontend(stays, at) {
-				out := *stays
-				out.Frontends = slices.DeleteFunc(slices.Clone(stays.Frontends), func(f Frontend) bool { return l4KeyOf(stays, &f) == at })
-				stays = &out
-			}
+		stays := c.Staying(func(k tracker.Key) bool { return left[k] })
+		fields := diff(c.Old, stays)
+		if _, again := d.cursor.tried[c.ID()]; d.Full && !d.Repeat && !again {
+			fields = FieldAll // nothing may be left of it
 		}
-		*c = Change{Key: c.Key, Old: c.Old, New: stays, Fields: FieldAll, lost: c.lost}
+		*c = Change{Key: c.Key, Old: c.Old, New: stays, Fields: fields, lost: c.lost}
 	}
 	for _, o := range p.plan(&part) {
 		o.do()
 	}
 	p.node, p.gen, p.needFull = d.Node, d.Gen, false
-	for _, c := range d.Changes {
+	for _, c := range part.Changes {
+		_, again := d.cursor.tried[c.ID()]
 		switch {
-		case left[c.Key]:
+		case left[c.Key] && again: // it has failed
 		case c.New == nil:
 			delete(p.acked, c.Key)
 		default:

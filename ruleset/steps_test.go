@@ -467,11 +467,15 @@ func (p *stepPlane) refuse(d *Delta) (rest *Delta, refused map[tracker.Key]error
 	out := *d
 	out.Changes = nil
 	for _, c := range d.Changes {
-		if !left[c.Key] {
-			out.Changes = append(out.Changes, c)
-		} else if c.Old != nil {
-			p.left = append(p.left, c.Old)
+		if left[c.Key] {
+			stays := c.Staying(func(k tracker.Key) bool { return left[k] })
+			if stays == nil {
+				continue
+			}
+			p.left = append(p.left, stays)
+			c = Change{Key: c.Key, Old: c.Old, New: stays, Fields: diff(c.Old, stays), lost: c.lost}
 		}
+		out.Changes = append(out.Changes, c)
 	}
 	return &out, refused
 }
