@@ -30,7 +30,7 @@
 // them below the folder that PROXIER_VM_KERNEL names, below proxier/vm-kernel in the user's
 // cache folder, where .ci/vm-kernel puts them, and among the installed kernels. Each boot writes
 // an initial RAM file system with busybox, the test binary and the package's testdata. It also
-// has nft, iptables, ipset, ipvsadm, conntrack and ip, with their libraries, if they are
+// has nft, iptables, ipset, ipvsadm, conntrack, ip and systemd, with their libraries, if they are
 // installed on the host. A test runs as root, in the machine's initial namespaces, and its
 // working directory holds testdata. A test that changes what these namespaces or the kernel have
 // in common must restore it.

@@ -31,7 +31,7 @@ var unwanted = map[string]bool{"ip_vs_ftp": true, "ip_vs_pe_sip": true}
 
 // tools lists the programs to copy from the host if they are installed there.
 var tools = []string{
-	"nft", "conntrack", "ip", "ipset", "ipvsadm", "tcpdump",
+	"nft", "conntrack", "ip", "ipset", "ipvsadm", "tcpdump", "systemd", "systemctl",
 	"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore",
 	"iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore",
 	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",

@@ -17,10 +17,11 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
-// fakeAPI is an API server without Services and EndpointSlices. Clients that watch its Nodes
-// receive the events that the test sends.
+// fakeAPI is an API server whose Services and EndpointSlices do not change. Clients that watch its
+// Nodes receive the events that the test sends.
 type fakeAPI struct {
-	nodes chan string // watch events
+	nodes   chan string       // watch events
+	objects map[string]string // an object as JSON, by its kind
 }
 
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -38,11 +39,15 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	q := r.URL.Query()
+	object := f.objects[kind]
 	if q.Get("watch") == "" {
-		fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"1"},"items":[]}`, group, kind)
+		fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"1"},"items":[%s]}`, group, kind, object)
 		return
 	}
 	if q.Get("sendInitialEvents") == "true" {
+		if object != "" {
+			fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", object)
+		}
 		fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n", group, kind)
 	}
 	for {
