@@ -12,18 +12,12 @@ import (
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
 	apps "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
-
-const chartFolder = folder + "/chart"
 
 // objects holds objects by kind and name.
 type objects map[string]map[string]any
@@ -67,17 +61,13 @@ func (o objects) add(t *testing.T, text []byte) {
 // kustomized builds a folder.
 func kustomized(t *testing.T, path string) objects {
 	t.Helper()
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), path)
+	documents, err := Kustomized(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	out := objects{}
-	for _, r := range built.Resources() {
-		text, err := r.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out.add(t, text)
+	for _, text := range documents {
+		out.add(t, []byte(text))
 	}
 	return out
 }
@@ -85,30 +75,13 @@ func kustomized(t *testing.T, path string) objects {
 // rendered renders the chart with values, as YAML, in a namespace.
 func rendered(t *testing.T, namespace, values string) (objects, error) {
 	t.Helper()
-	c, err := loader.LoadDir(chartFolder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	given, err := chartutil.ReadValues([]byte(values))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := chartutil.ToRenderValues(c, given, chartutil.ReleaseOptions{Name: "nodeproxy", Namespace: namespace, IsInstall: true}, chartutil.DefaultCapabilities)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := engine.Render(c, all)
+	documents, err := Rendered(namespace, values)
 	if err != nil {
 		return nil, err
 	}
 	out := objects{}
-	for name, text := range files {
-		if filepath.Ext(name) != ".yaml" {
-			continue
-		}
-		for _, document := range strings.Split(text, "\n---\n") {
-			out.add(t, []byte(strings.TrimPrefix(document, "---\n")))
-		}
+	for _, text := range documents {
+		out.add(t, []byte(text))
 	}
 	return out, nil
 }

@@ -17,8 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const folder = "../../examples/nodeproxy/deploy"
-
 // TestOverlaysBuildWhatTheAPIAccepts builds the base and each overlay. Every object must decode
 // strictly, and a DaemonSet must mount only volumes that it has.
 func TestOverlaysBuildWhatTheAPIAccepts(t *testing.T) {

@@ -1,2 +1,3 @@
-// Package deploy builds nodeproxy's kustomize overlays and Helm chart in its tests.
+// Package deploy builds nodeproxy's kustomize overlays and Helm chart. The command in the folder render
+// prints the objects.
 package deploy
