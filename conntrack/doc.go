@@ -36,6 +36,9 @@
 //   - flows to a port of a range that began before another Service had this port as a single
 //     port, or while it had it.
 //
+// An answer that is under way when its entry is deleted does not reach the client. That concerns
+// endpoints that left a Service and still answer.
+//
 // The endpoint of a flow to a range of ports ([ruleset.Frontend].LastPort) is the address of
 // the endpoint with the port that follows from the flow's.
 //
