@@ -88,7 +88,14 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := s.Run(ctx); err != nil {
 		return nil, err
 	}
-	return s, nil
+	ca, err := os.ReadFile(filepath.Join(s.path("certs"), "apiserver.crt"))
+	if err != nil {
+		return nil, err
+	}
+	return s, errors.Join(
+		os.Mkdir(s.ServiceAccountFolder(), 0o755),
+		os.WriteFile(filepath.Join(s.ServiceAccountFolder(), "token"), []byte(userToken), 0o600),
+		os.WriteFile(filepath.Join(s.ServiceAccountFolder(), "ca.crt"), ca, 0o644))
 }
 
 // writeFiles writes the key for ServiceAccounts, the tokens and the kubeconfig.
@@ -119,6 +126,10 @@ func (s *Server) path(name string) string { return filepath.Join(s.config.Dir, n
 
 // Kubeconfig returns the path of a kubeconfig for Config.User.
 func (s *Server) Kubeconfig() string { return s.path("kubeconfig") }
+
+// ServiceAccountFolder returns a folder with the files that a pod with the ServiceAccount of
+// Config.User finds below /run/secrets/kubernetes.io/serviceaccount.
+func (s *Server) ServiceAccountFolder() string { return s.path("serviceaccount") }
 
 // start starts a program on the host.
 func (s *Server) start(program string, log io.Writer, args []string) (*exec.Cmd, error) {
@@ -169,15 +180,26 @@ func (s *Server) WaitFor(ctx context.Context, path string) error {
 // PATCH request's is a JSON merge patch. Any status of 300 or more is an error that
 // holds the answer.
 func (s *Server) Request(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	kind := "application/json"
+	if method == http.MethodPatch {
+		kind = "application/merge-patch+json"
+	}
+	return s.send(ctx, method, path, kind, body)
+}
+
+// Apply creates or changes the object at a path, as "kubectl apply --server-side --force-conflicts"
+// does, and returns the answer. The body is YAML. The API server rejects fields that it does not know.
+func (s *Server) Apply(ctx context.Context, path string, body []byte) ([]byte, error) {
+	return s.send(ctx, http.MethodPatch, path+"?fieldManager=kubectl&force=true&fieldValidation=Strict", "application/apply-patch+yaml", body)
+}
+
+func (s *Server) send(ctx context.Context, method, path, kind string, body []byte) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, method, "https://"+net.JoinHostPort(s.config.Address, port)+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	r.Header.Set("Authorization", "Bearer "+adminToken)
-	r.Header.Set("Content-Type", "application/json")
-	if method == http.MethodPatch {
-		r.Header.Set("Content-Type", "application/merge-patch+json")
-	}
+	r.Header.Set("Content-Type", kind)
 	resp, err := s.http.Do(r)
 	if err != nil {
 		return nil, err

@@ -77,7 +77,13 @@ const asKubeProxyEnv = "NODEPROXY_TEST_AS_KUBE_PROXY"
 // startWith is start with additional environment variables.
 func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
+	return startProgram(t, h, "/proc/self/exe", env, args...)
+}
+
+// startProgram is startWith for another build of nodeproxy.
+func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(path, args...), lines: make(chan string, 1000)}
 	p.Env = append(append(os.Environ(), programEnv+"=1"), env...)
 	p.Stderr = p
 	if slices.Contains(env, asKubeProxyEnv+"=1") {
