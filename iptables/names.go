@@ -37,6 +37,7 @@ const (
 	prefixFirewall = "KUBE-FW-"    // nat: sources that are allowed; filter: the same, where they are rejected
 	prefixEndpoint = "KUBE-SEP-"   // nat
 	prefixGroup    = "KUBE-SEP-G-" // nat: selects one of a group of endpoints of a large Service
+	prefixXLB      = "KUBE-XLB-"   // nat: of kube-proxy before 1.24; later releases leave it, with jumps to the chains above
 )
 
 // hashOf returns the part of a chain's name that identifies a Service or endpoint, as
@@ -72,7 +73,7 @@ func owned(t table, name string) bool {
 	case chainExternalServices, chainRefusedNodePorts, chainRefusedRanges, chainClusterIPs, chainForward, chainFirewall, chainSourceRanges, chainLocalnet:
 		return t == filter
 	}
-	for _, prefix := range []string{prefixService, prefixLocal, prefixExternal, prefixEndpoint} {
+	for _, prefix := range []string{prefixService, prefixLocal, prefixExternal, prefixEndpoint, prefixXLB} {
 		if strings.HasPrefix(name, prefix) {
 			return t == nat
 		}
