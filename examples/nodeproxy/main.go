@@ -412,6 +412,11 @@
 // makes the kernel translate them; without it, a take-over from a mode iptables to mode nftables writes
 // a warning.
 //
+// Modes iptables accept connections to Services in the chain FORWARD of iptables, and modes nftables do
+// not: a drop there is final for them. If a host drops in FORWARD, as docker makes it do, it needs rules that accept
+// packets to and from pods, which most network plugins write (k3s-io/k3s#8706). Mode nftables warns
+// of such a chain at its start.
+//
 // To go back, stop nodeproxy, start kube-proxy, wait until its rules are in effect, and run
 // "nodeproxy run --cleanup". The answer 200 of kube-proxy's /healthz does not mean that: wait
 // for its first connection, or for its table or its rules in KUBE-SERVICES. In that order no

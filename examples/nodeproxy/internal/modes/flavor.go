@@ -10,19 +10,23 @@ import (
 	"github.com/go-proxier/proxier/internal/iptext"
 )
 
-// Flavor is the flavor of iptables of modes iptables and ipvs, as [ChooseFlavor] chose it. The zero
-// value is for the other modes.
+// Flavor is the flavor of iptables of modes iptables and ipvs, as [ChooseFlavor] chose it. In mode
+// nftables it has only what both flavors drop, and in the other modes it is the zero value.
 type Flavor struct {
 	Name config.Flavor
 	// why is the reason, or "" in other modes.
 	why string
-	// drops is how chain FORWARD of the other flavor drops packets, by address family.
+	// drops is how chain FORWARD of the other flavor, or in mode nftables of either, drops packets.
 	drops []string
 }
 
-// Log logs the choice, and warns of packets that the other flavor drops.
+// Log logs the choice, and warns of packets that iptables drops.
 func (f Flavor) Log(log *slog.Logger) {
 	if f.why == "" {
+		for _, what := range f.drops {
+			log.Warn("chain FORWARD of iptables drops packets. Mode iptables accepts connections to Services there, mode nftables does not: accept packets to and from pods, as most network plugins do",
+				"found", what)
+		}
 		return
 	}
 	log.Info("chose the flavor of iptables", "flavor", f.Name, "reason", f.why)

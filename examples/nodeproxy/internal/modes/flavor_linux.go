@@ -19,7 +19,7 @@ var families = [...]tracker.Family{tracker.IPv4, tracker.IPv6}
 // ChooseFlavor chooses the flavor of iptables for the network namespace of the calling thread. It
 // changes nothing: it neither creates tables nor loads the modules of iptables-legacy.
 func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
-	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS {
+	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS && c.Mode != config.ModeNFTables {
 		return f
 	}
 	ns, err := netns.Open(nil)
@@ -28,6 +28,14 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 	}
 	defer ns.Close()
 	nft, legacy := newReader(ctx, ns, config.FlavorNFT), newReader(ctx, ns, config.FlavorLegacy)
+	if c.Mode == config.ModeNFTables {
+		for _, r := range []*reader{nft, legacy} {
+			for _, what := range r.drops(ctx) {
+				f.drops = append(f.drops, fmt.Sprintf("iptables-%s, %s", r.flavor, what))
+			}
+		}
+		return f
+	}
 	if f.Name, f.why = c.Flavor, "--iptables-flavor"; f.Name == config.FlavorAuto {
 		if nft.hint == "" && legacy.hint == "" {
 			nft.countRules(ctx)
