@@ -32,8 +32,9 @@ type NodePortsConfig struct {
 	// tcp6. A listener for all addresses may accept connections of both families.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 	// LocalAddrs returns the node's own addresses. NodePorts calls it if the NodePort
-	// addresses are restricted ([ruleset.Node].NodePorts4). Nil means the addresses
-	// of the interfaces.
+	// addresses are restricted ([ruleset.Node].NodePorts4), in full deltas and when the Node
+	// changes: an address that the node gets later has no health checks until then. Nil means
+	// the addresses of the interfaces.
 	LocalAddrs func() ([]netip.Addr, error)
 	// Connections is the maximum number of connections to all ports together. For a new one beyond
 	// that another one is closed: of the namespace that has most, of its Service and of that
