@@ -167,8 +167,10 @@ func Dial(h *netlab.Host, network, from, to string, wait time.Duration) (*Talk, 
 func NewTalk(c net.Conn) *Talk { return &Talk{c, bufio.NewReader(c)} }
 
 // Hear reads an answer: the server's name and the client's address.
-func (t *Talk) Hear() (name, source string, err error) {
-	t.SetReadDeadline(time.Now().Add(testtime.Timeout))
+func (t *Talk) Hear() (name, source string, err error) { return t.hear(testtime.Timeout) }
+
+func (t *Talk) hear(wait time.Duration) (name, source string, err error) {
+	t.SetReadDeadline(time.Now().Add(wait))
 	line, err := t.r.ReadString('\n')
 	name, source, _ = strings.Cut(strings.TrimSpace(line), " ")
 	return name, source, err
@@ -180,6 +182,20 @@ func (t *Talk) Ask() (name, source string, err error) {
 		return "", "", err
 	}
 	return t.Hear()
+}
+
+// AskOverUDP asks as a resolver does: it repeats a question that has no answer after half a second.
+// The answer to a question is lost if the flow is deleted while the answer is under way.
+func (t *Talk) AskOverUDP() (name, source string, err error) {
+	const wait = 500 * time.Millisecond
+	for end := time.Now().Add(testtime.Timeout); ; {
+		if _, err := io.WriteString(t, "?\n"); err != nil {
+			return "", "", err
+		}
+		if name, source, err = t.hear(wait); !IsTimeout(err) || time.Now().After(end) {
+			return name, source, err
+		}
+	}
 }
 
 // Visit connects, reads the answer and closes the connection. The source address, from, may
