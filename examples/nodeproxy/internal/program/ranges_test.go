@@ -208,6 +208,9 @@ func TestPortRangesReachThePods(t *testing.T) {
 			// Without the annotation the ports are served alone, with the ports of the slice.
 			put(t, dir, "media.yaml", mediaService)
 			p.synced(t, "services=2 endpoints=6 changed=2")
+			// The agent deletes the flows of the ranges after the sync, and a new socket may have the
+			// port of an earlier one.
+			eventually(t, "the flows of the ranges have ended", func() bool { return s.answers("udp", "10.96.0.10:10000") == at(0) })
 			for _, network := range []string{"udp", "tcp"} {
 				for _, ip := range []string{"10.96.0.10", mediaIP} {
 					expect(network, ip+":10000", at(0))
