@@ -32,9 +32,8 @@ type NodePortsConfig struct {
 	// tcp6. A listener for all addresses may accept connections of both families.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 	// LocalAddrs returns the node's own addresses. NodePorts calls it if the NodePort
-	// addresses are restricted ([ruleset.Node].NodePorts4), in full deltas and when the Node
-	// changes: an address that the node gets later has no health checks until then. Nil means
-	// the addresses of the interfaces.
+	// addresses are restricted ([ruleset.Node].NodePorts4), in full deltas, when the Node
+	// changes, and in [NodePorts.Refresh]. Nil means the addresses of the interfaces.
 	LocalAddrs func() ([]netip.Addr, error)
 	// Connections is the maximum number of connections to all ports together. For a new one beyond
 	// that another one is closed: of the namespace that has most, of its Service and of that
@@ -65,7 +64,9 @@ type NodePorts struct {
 
 	mu     sync.Mutex
 	closed bool
-	addrs  []netip.Addr // listen addresses, sorted; unspecified means all of a family
+	node   *ruleset.Node // of the last Apply
+	addrs  []netip.Addr  // listen addresses, sorted; unspecified means all of a family
+	again  bool          // the last Refresh could not open all ports
 	open   map[types.NamespacedName]*openPort
 	failed map[types.NamespacedName]string // the last error reported by Failed
 }
@@ -137,20 +138,61 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	touched := n.cfg.Services.apply(d)
 	if d.Full || d.Node != d.OldNode {
-		addrs, err := n.listenAddrs(d.Node)
-		if err != nil {
-			return fmt.Errorf("cannot list the addresses for health checks: %w", err)
-		}
-		if !slices.Equal(addrs, n.addrs) {
-			n.addrs = addrs
-			for name := range n.open {
-				touched[name] = true
-			}
-			for name := range n.failed {
-				touched[name] = true
-			}
+		if err := n.readAddrs(d.Node, touched); err != nil {
+			return err
 		}
 	}
+	return n.partial(d, n.rebind(ctx, touched))
+}
+
+// Refresh reads the node's addresses again if the NodePort addresses are restricted, and opens the
+// ports at new addresses. Call it after the addresses of the node's interfaces changed, or
+// regularly. If it fails, call it again.
+func (n *NodePorts) Refresh(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.closed:
+		return errClosed
+	case n.node == nil || n.node.NodePorts4.All && n.node.NodePorts6.All:
+		return nil
+	}
+	touched := map[types.NamespacedName]bool{}
+	if err := n.readAddrs(n.node, touched); err != nil {
+		return err
+	}
+	if n.again {
+		for name := range n.failed {
+			touched[name] = true
+		}
+	}
+	failed := n.rebind(ctx, touched)
+	n.again = len(failed) != 0
+	return join(failed)
+}
+
+// readAddrs reads the addresses to listen on. If they changed, it adds the Services with ports to
+// touched.
+func (n *NodePorts) readAddrs(node *ruleset.Node, touched map[types.NamespacedName]bool) error {
+	addrs, err := n.listenAddrs(node)
+	if err != nil {
+		return fmt.Errorf("cannot list the addresses for health checks: %w", err)
+	}
+	if n.node = node; slices.Equal(addrs, n.addrs) {
+		return nil
+	}
+	n.addrs = addrs
+	for name := range n.open {
+		touched[name] = true
+	}
+	for name := range n.failed {
+		touched[name] = true
+	}
+	return nil
+}
+
+// rebind closes and opens the ports of Services, and returns the errors.
+func (n *NodePorts) rebind(ctx context.Context, touched map[types.NamespacedName]bool) map[types.NamespacedName]error {
 	// Close all ports before opening any, so that a port can move between Services.
 	for name := range touched {
 		port, ok := n.cfg.Services.port(name)
@@ -172,7 +214,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 			failed[name] = err
 		}
 	}
-	return n.partial(d, failed)
+	return failed
 }
 
 // partial returns the error for a delta after which the ports of some Services could
@@ -197,6 +239,11 @@ func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]er
 	// Return a plain error: the Engine then offers the Node again, and Apply retries
 	// them.
 	n.addrs = nil
+	return join(failed)
+}
+
+// join joins the errors of Services.
+func join(failed map[types.NamespacedName]error) error {
 	errs := make([]error, 0, len(failed))
 	for name, err := range failed {
 		errs = append(errs, fmt.Errorf("%v: %w", name, err))

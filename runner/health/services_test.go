@@ -451,6 +451,49 @@ func TestHealthChecksFollowNodePortAddresses(t *testing.T) {
 	}
 }
 
+// TestRefreshFollowsAddressesOfInterfaces restricts NodePorts to a prefix. Addresses of the node in it
+// come and go without a change of an object, and one is in use at first.
+func TestRefreshFollowsAddressesOfInterfaces(t *testing.T) {
+	c := newCluster(t, "192.0.2.0/24")
+	l := &listeners{at: map[string]net.Listener{}, taken: map[string]bool{}}
+	var local []netip.Addr
+	n := health.NewNodePorts(health.NodePortsConfig{
+		Services: health.NewServices(health.ServicesConfig{}), Families: []tracker.Family{tracker.IPv4}, Listen: l.listen,
+		LocalAddrs: func() ([]netip.Addr, error) { return local, nil },
+	})
+	defer n.Close(t.Context())
+	if err := n.Refresh(t.Context()); err != nil {
+		t.Errorf("before the first Apply: %v", err)
+	}
+	c.service("x", 1, 32001)
+	if err := c.engine.Attach("health", n).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const one, two = "tcp4 192.0.2.1:32001", "tcp4 192.0.2.2:32001"
+	for _, step := range []struct {
+		local, taken string
+		want         []string
+	}{
+		{"192.0.2.1", "", []string{one}},
+		{"192.0.2.1 198.51.100.1", "", []string{one}},
+		{"192.0.2.1 192.0.2.2", two, []string{one}},
+		{"192.0.2.1 192.0.2.2", "", []string{one, two}},
+		{"192.0.2.2", "", []string{two}},
+		{"", "", nil},
+	} {
+		local, l.taken = nil, map[string]bool{step.taken: true}
+		for a := range strings.FieldsSeq(step.local) {
+			local = append(local, netip.MustParseAddr(a))
+		}
+		if err := n.Refresh(t.Context()); (err != nil) != (step.taken != "") {
+			t.Errorf("at %s: error %v", step.local, err)
+		}
+		if got := l.open(); !slices.Equal(got, step.want) {
+			t.Errorf("at %s: open %q, want %q", step.local, got, step.want)
+		}
+	}
+}
+
 // TestLoopbackGetsNoHealthChecks has only NodePort addresses in 127.0.0.0/8. That
 // leaves no address in IPv4 and does not restrict IPv6.
 func TestLoopbackGetsNoHealthChecks(t *testing.T) {

@@ -63,15 +63,22 @@ func (a *Agent) handIn(feed func()) {
 	a.runner.Trigger() // even without a difference, for the line on standard output
 }
 
-// followNode reads the node's addresses regularly while they come from the routing table.
+// followNode reads the node's addresses regularly: for the Node while they come from the routing
+// table, and for health checks.
 func (a *Agent) followNode(ctx context.Context) error {
 	defer a.refresh.Stop()
+	checks := time.NewTicker(max(time.Second, a.Config.SyncPeriod))
+	defer checks.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-a.refresh.C:
 			a.RefreshNode()
+		case <-checks.C:
+			if err := a.ports.Refresh(ctx); err != nil {
+				a.Log.Debug("health-check node ports are not open at all addresses", "error", err)
+			}
 		}
 	}
 }

@@ -189,14 +189,14 @@ func TestPublicReports(t *testing.T) {
 				return err != nil
 			})
 		})
-		// The node gets and loses addresses: the health check stays, even after a restart, and is not
-		// left when the Service has none.
+		// The node gets and loses addresses: the health check follows them, stays after a restart, and
+		// is not left when the Service has none.
 		t.Run("calico-8112/"+mode, func(t *testing.T) {
 			needMode(t, mode)
 			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32000\n", 1)
 			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
 			r := newReport(t, lb, local)
-			p := r.run(mode, "--nodeport-addresses", "192.0.2.0/24")
+			p := r.run(mode, "--nodeport-addresses", "192.0.2.0/24", "--iptables-sync-period", "1s")
 			check := func(addr string) int { code, _, _ := get(t, r.Client, "http://"+addr+":32000/"); return code }
 			eventually(t, "the check answers", func() bool { return check("192.0.2.1") == 200 })
 			for range 3 {
@@ -208,6 +208,10 @@ func TestPublicReports(t *testing.T) {
 					p.line(t)
 				}
 			}
+			if out, err := r.Node.Run(t, "ip", "addr", "add", "192.0.2.3/24", "dev", "eth0"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			eventually(t, "the check answers at the new address", func() bool { return check("192.0.2.3") == 200 })
 			r.end(p)
 			p = r.run(mode, "--nodeport-addresses", "192.0.2.0/24")
 			eventually(t, "the check still answers", func() bool { return check("192.0.2.1") == 200 })
