@@ -196,7 +196,7 @@ func TestPublicReports(t *testing.T) {
 			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32000\n", 1)
 			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
 			r := newReport(t, lb, local)
-			p := r.run(mode, "--nodeport-addresses", "192.0.2.0/24", "--iptables-sync-period", "1s")
+			p := r.run(mode, "--nodeport-addresses", "192.0.2.0/24", "--sync-period", "1s")
 			check := func(addr string) int { code, _, _ := get(t, r.Client, "http://"+addr+":32000/"); return code }
 			eventually(t, "the check answers", func() bool { return check("192.0.2.1") == 200 })
 			for range 3 {
