@@ -16,6 +16,10 @@ func ipvsMeaning(n *node, _ environment) (meaning, error) {
 	if err := m.addRules(n); err != nil {
 		return nil, err
 	}
+	connections, err := n.Output("ipvsadm", "-Ln")
+	if err != nil {
+		return nil, err
+	}
 	servers, err := n.Output("ipvsadm", "-Sn")
 	if err != nil {
 		return nil, err
@@ -24,7 +28,7 @@ func ipvsMeaning(n *node, _ environment) (meaning, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.addServers(servers, sets)
+	m.addServers(servers, sets, inUse(connections))
 	addresses, err := n.Output("ip", "-o", "addr", "show", "kube-ipvs0")
 	if err != nil {
 		return nil, err
@@ -45,16 +49,16 @@ var (
 
 // addServers adds virtual servers and elements of sets. The agent chooses the marks of virtual
 // servers: an element that sets one means the virtual server.
-func (m meaning) addServers(servers, sets string) {
+func (m meaning) addServers(servers, sets string, used map[string]bool) {
 	marked := map[string]string{}
-	for name, text := range parseServers(servers) {
+	for name, text := range parseServers(servers, used) {
 		if mark, ok := strings.CutPrefix(name, "-f "); ok {
 			marked[mark] = text
 			continue
 		}
 		m["server "+name] = text
 	}
-	used := map[string]bool{}
+	led := map[string]bool{}
 	for line := range strings.Lines(sets) {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "create ") {
@@ -75,19 +79,44 @@ func (m meaning) addServers(servers, sets string) {
 		if err != nil || !ok {
 			text = "no virtual server of mark " + mark
 		}
-		used[mark] = true
+		led[mark] = true
 		m["set "+f[1]] = text
 	}
 	for mark, text := range marked {
-		if !used[mark] {
+		if !led[mark] {
 			m["server that no set leads to: "+text] = "exists"
 		}
 	}
 }
 
+// inUse returns the real servers with connections in the output of ipvsadm -Ln, each after its virtual
+// server as parseServers names it.
+func inUse(text string) map[string]bool {
+	out := map[string]bool{}
+	name := ""
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) < 3:
+		case f[0] == "->" && len(f) == 6:
+			if f[4] != "0" || f[5] != "0" {
+				out[name+" "+f[1]] = true
+			}
+		case f[0] == "FWM":
+			if name = "-f " + f[1]; f[2] == "IPv6" {
+				name += " -6"
+			}
+		default:
+			name = map[string]string{"TCP": "-t ", "UDP": "-u ", "SCTP": "--sctp-service "}[f[0]] + f[1]
+		}
+	}
+	return out
+}
+
 // parseServers parses the output of ipvsadm -Sn. A virtual server's value is its options and its
-// real servers in order.
-func parseServers(text string) map[string]string {
+// real servers in order. It leaves out real servers in use that drain: the traffic keeps open
+// connections by an address that their Service has lost, or whose endpoints are others now.
+func parseServers(text string, used map[string]bool) map[string]string {
 	lines := map[string][]string{}
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
@@ -98,6 +127,9 @@ func parseServers(text string) map[string]string {
 		name, rest := f[1]+" "+f[2], f[3:]
 		if len(rest) != 0 && rest[0] == "-6" {
 			name, rest = name+" -6", rest[1:]
+		}
+		if i := slices.Index(rest, "-r"); f[0] == "-a" && i >= 0 && strings.HasSuffix(line, " -w 0\n") && used[name+" "+rest[i+1]] {
+			continue
 		}
 		lines[name] = append(lines[name], strings.Join(append(f[:1:1], rest...), " "))
 	}

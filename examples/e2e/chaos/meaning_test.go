@@ -138,7 +138,7 @@ COMMIT
 func TestMarksOfServersHaveNoMeaning(t *testing.T) {
 	read := func(servers, sets string) meaning {
 		m := meaning{}
-		m.addServers(servers, sets)
+		m.addServers(servers, sets, nil)
 		return m
 	}
 	const servers = `-A -t 10.96.0.1:80 -s rr
@@ -164,6 +164,39 @@ add KUBE-CLUSTER-IP 10.96.0.1,tcp:80
 	for _, edit := range [][2]string{{"10.1.1.3", "10.1.1.4"}, {"[fd00::3]", "[fd00::4]"}, {"12289 -s", "12290 -s"}, {"-A -t 10.96.0.1:80", "-A -t 10.96.0.2:80"}} {
 		if d := read(strings.Replace(servers, edit[0], edit[1], 1), sets).differences(want); len(d) == 0 {
 			t.Errorf("%q instead of %q makes no difference", edit[1], edit[0])
+		}
+	}
+}
+
+// TestServersThatDrainWithConnectionsDoNotCount reads real servers of weight 0, with connections and
+// without.
+func TestServersThatDrainWithConnectionsDoNotCount(t *testing.T) {
+	used := inUse(`IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn
+TCP  10.96.0.1:80 rr
+  -> 10.1.1.2:8080                Masq    0      1          0
+  -> 10.1.1.3:8080                Masq    0      0          0
+  -> 10.1.1.4:8080                Masq    1      0          2
+FWM  12289 IPv6 rr persistent 60
+  -> [fd00::3]:8080               Masq    0      0          1
+  -> [fd00::4]:8080               Masq    0      0          0
+`)
+	const servers = `-A -t 10.96.0.1:80 -s rr
+-a -t 10.96.0.1:80 -r 10.1.1.2:8080 -m -w 0
+-a -t 10.96.0.1:80 -r 10.1.1.3:8080 -m -w 0
+-a -t 10.96.0.1:80 -r 10.1.1.4:8080 -m -w 1
+-A -f 12289 -6 -s rr -p 60
+-a -f 12289 -6 -r [fd00::3]:8080 -m -w 0
+-a -f 12289 -6 -r [fd00::4]:8080 -m -w 0
+`
+	got := parseServers(servers, used)
+	for name, want := range map[string]string{
+		"-t 10.96.0.1:80": "-A -s rr, -a -r 10.1.1.3:8080 -m -w 0, -a -r 10.1.1.4:8080 -m -w 1",
+		"-f 12289 -6":     "-A -s rr -p 60, -a -r [fd00::4]:8080 -m -w 0",
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %s, want %s", name, got[name], want)
 		}
 	}
 }
