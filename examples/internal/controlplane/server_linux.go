@@ -89,6 +89,9 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 		return nil, err
 	}
 	ca, err := os.ReadFile(filepath.Join(s.path("certs"), "apiserver.crt"))
+	if errors.Is(err, os.ErrNotExist) {
+		return s, nil // Config.APIServerFlags has a certificate of the caller's
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +131,8 @@ func (s *Server) path(name string) string { return filepath.Join(s.config.Dir, n
 func (s *Server) Kubeconfig() string { return s.path("kubeconfig") }
 
 // ServiceAccountFolder returns a folder with the files that a pod with the ServiceAccount of
-// Config.User finds below /run/secrets/kubernetes.io/serviceaccount.
+// Config.User finds below /run/secrets/kubernetes.io/serviceaccount. It does not exist if
+// Config.APIServerFlags name the API server's certificate.
 func (s *Server) ServiceAccountFolder() string { return s.path("serviceaccount") }
 
 // start starts a program on the host.
