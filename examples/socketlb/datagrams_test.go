@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -153,7 +154,13 @@ func (l *lab) directly(t *testing.T, h *netlab.Host, domain int) *directly {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Close(d.fd) })
+	t.Cleanup(func() {
+		// A process that another test starts has a copy of the socket until it executes its program,
+		// and the flow would last as long: with room for one flow, the next socket would get none.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+		unix.Close(d.fd)
+	})
 	return d
 }
 
