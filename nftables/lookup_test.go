@@ -79,19 +79,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 			tr.SetSlice(sl)
 		}
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := New(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	if err := e.Attach("nftables", b).Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	e := program(t, c, tr)
 	addrs := func(list []*tracker.Endpoint) (out []netip.AddrPort) {
 		for _, ep := range list {
 			out = append(out, ep.Addr)
@@ -157,19 +145,7 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	tr.SetService(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}}})
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := New(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	if err := e.Attach("nftables", b).Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	program(t, c, tr)
 	served, other := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
 	for _, step := range []struct {
 		flush         string
@@ -192,4 +168,23 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 			}
 		}
 	}
+}
+
+// program writes the rules of what a tracker has, and returns their engine.
+func program(t *testing.T, c Config, tr *tracker.Tracker) *ruleset.Engine {
+	t.Helper()
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	if err := e.Attach("nftables", b).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return e
 }

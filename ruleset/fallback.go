@@ -107,9 +107,9 @@ func hasFrontend(s *Service, at l4Key) bool {
 	return s != nil && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })
 }
 
-// Staying returns what is in effect of the Service after an Apply that leaves it as it was: Old
-// without the frontends that Services took which were not left as they were, too. left reports of
-// a Service whether it was. The result is Old itself if nobody took a frontend.
+// Staying returns the version in effect after an Apply that left the Service as it was: Old without
+// the frontends that accepted Services took. left reports whether Apply also left the Service with
+// the given key as it was. Staying returns Old itself if no frontend was taken.
 func (c Change) Staying(left func(tracker.Key) bool) *Service {
 	taken := map[l4Key]bool{}
 	for _, m := range c.lost {

@@ -80,19 +80,5 @@ func (c Change) Keeping(n *Node, failed map[tracker.Key]error) *Service {
 			keep[l4KeyOf(c.New, &f)] = true
 		}
 	}
-	has := make(map[l4Key]bool, len(c.New.Frontends))
-	for i := range c.New.Frontends {
-		has[l4KeyOf(c.New, &c.New.Frontends[i])] = true
-	}
-	out := *c.New
-	out.Frontends = nil
-	for _, f := range frontends(nil, c.New.Port, &c.New.Selection, n) {
-		if at := l4KeyOf(c.New, &f); has[at] || keep[at] {
-			out.Frontends = append(out.Frontends, f)
-		}
-	}
-	if len(out.Frontends) == len(c.New.Frontends) {
-		return c.New
-	}
-	return &out
+	return c.New.keeping(keep, n)
 }

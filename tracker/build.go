@@ -45,7 +45,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	case s.Spec.Type == v1.ServiceTypeExternalName:
 		return whole(ReasonExternalName, true, "its type is ExternalName")
 	case s.Spec.ClusterIP == v1.ClusterIPNone, s.Spec.ClusterIP == "" && len(all) > 0 && all[0] == v1.ClusterIPNone:
-		return whole(ReasonHeadless, true, "it is headless: its clusterIP is None")
+		return whole(ReasonHeadless, true, "headless (clusterIP: None)")
 	case s.Spec.ClusterIP == "" && len(all) == 0:
 		return whole(ReasonNoClusterIP, true, "it has no clusterIP, which an API server assigns")
 	case s.Spec.ClusterIP == "":

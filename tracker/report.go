@@ -117,10 +117,16 @@ func (l *leftOuts) add(o LeftOut) {
 }
 
 func (r reporter) service(s *v1.Service, l *leftOuts) {
+	if len(l.all) == 0 {
+		return
+	}
 	r.report("part of ", "a Service", "service", reference("Service", "v1", &s.ObjectMeta), l)
 }
 
 func (r reporter) slice(s *discovery.EndpointSlice, l *leftOuts) {
+	if len(l.all) == 0 {
+		return // without the text of a reference
+	}
 	ref := reference("EndpointSlice", discovery.SchemeGroupVersion.String(), &s.ObjectMeta)
 	r.report("part of ", "an EndpointSlice", "endpointSlice", ref, l)
 }

@@ -80,7 +80,7 @@ func (r *review) refuse(format string, args ...any) {
 
 func (r *review) sets(field string) { r.set = append(r.set, field) }
 
-// known refuses a value that is none of those that the API defines.
+// known refuses a value that the API does not define. values lists those that it does.
 func known[T ~string](r *review, field string, value T, values ...T) {
 	if !slices.Contains(values, value) {
 		r.refuse("%s %.60q is unknown", field, value)

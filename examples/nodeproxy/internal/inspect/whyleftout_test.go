@@ -122,7 +122,7 @@ func TestExplainNamesWhatExcludedAnObject(t *testing.T) {
 		{reason: "Headless", edit: func(w *world) {
 			w.service.Spec.ClusterIP, w.service.Spec.ExternalIPs = v1.ClusterIPNone, []string{"10.96.0.1"}
 		},
-			one: "left out: Service shop/web: it is headless: its clusterIP is None"},
+			one: "left out: Service shop/web: headless (clusterIP: None)"},
 		{reason: "NoClusterIP", edit: func(w *world) {
 			w.service.Spec.ClusterIP, w.service.Spec.ClusterIPs, w.service.Spec.ExternalIPs = "", nil, []string{"10.96.0.1"}
 		}, one: "left out: Service shop/web: it has no clusterIP, which an API server assigns",
