@@ -113,7 +113,10 @@ func serveCommand(conn net.Conn, pids map[string]int) error {
 	stream := func(isError bool) io.Writer {
 		return writerFunc(func(b []byte) (int, error) { return len(b), send(reply{Output: b, Error: isError}) })
 	}
-	cmd := &exec.Cmd{Path: r.Path, Args: r.Args, Env: r.Env, Stdout: stream(false), Stderr: stream(true)}
+	cmd := &exec.Cmd{
+		Path: r.Path, Args: r.Args, Env: r.Env, Stdout: stream(false), Stderr: stream(true),
+		WaitDelay: 10 * time.Second, // a process that the command leaves behind may hold its output open
+	}
 	proc, err := place{name: r.Node, proc: "/proc/" + strconv.Itoa(pids[r.Node])}.start(cmd)
 	if err != nil {
 		fmt.Fprintln(cmd.Stderr, err)

@@ -20,6 +20,8 @@ func TestRemoteCommandHasOutputAndStatus(t *testing.T) {
 	}
 }
 
+// The shell's child says that it is ready: one that has forked and executes nothing yet may still
+// have the shell's handler of SIGTERM, and would outlive the shell.
 func TestRemoteCommandEndsWithItsCaller(t *testing.T) {
 	conn := remoteConnection(t)
 	read, write := io.Pipe()
@@ -28,7 +30,7 @@ func TestRemoteCommandEndsWithItsCaller(t *testing.T) {
 		conn.CloseWrite()
 	}()
 	var stderr bytes.Buffer
-	r := request{Node: "n1", Path: "/bin/sh", Args: []string{"sh", "-c", "trap 'kill $!; exit 5' TERM; sleep 1000 & echo ready; wait"}}
+	r := request{Node: "n1", Path: "/bin/sh", Args: []string{"sh", "-c", "trap 'kill $!; exit 5' TERM; sh -c 'echo ready; exec sleep 1000' & wait"}}
 	status, err := r.send(conn, write, &stderr)
 	if err != nil || status != 5 {
 		t.Errorf("status %d, error %v, %s; want the status of the signal's handler, 5", status, err, &stderr)
