@@ -28,10 +28,11 @@ import (
 // transactions of whole Services each. If the transaction is larger than this process can
 // send, Apply fills a staging table in several transactions and then swaps it in.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed. Such a Service stays
-// as it was last acknowledged, even in a full delta, except for frontends and endpoints that
-// it has no more (see [ruleset.Service.Remaining]). "Limits" in the package documentation
-// lists the reasons. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
+// A [*ruleset.PartialError] names Services that cannot be programmed, with errors that wrap
+// [ruleset.ErrRefused]. Such a Service stays as it was, even in a full delta. "Limits" in the
+// package documentation lists the reasons. If so many Services grow in a full delta that there is
+// no room for what another one had, that one has no rules, and its error does not wrap
+// ErrRefused. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
 // because the tables were not as the backend left them. If the kernel refuses a full delta,
 // the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {

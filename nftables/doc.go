@@ -98,9 +98,8 @@
 //
 //   - 1,048,575 pools. A Service port takes one, and two if externalTrafficPolicy Local applies
 //     and this node has endpoints. A Service beyond that fails alone. If it had rules, it keeps
-//     them, without frontends and endpoints that are gone (see [ruleset.Service.Remaining]). It
-//     takes no frontend from another Service, even if it has precedence (see
-//     [ruleset.Change.Keeping]).
+//     them, without frontends and endpoints that are gone, and takes no frontend from another
+//     Service, even if it has precedence (see [ruleset.ErrRefused]).
 //   - 32,767 pools with client affinity. Services beyond that are forwarded without affinity, and
 //     a log line tells how many. They get affinity, the oldest first, when others give it up.
 //   - 65,535 endpoints of a pool with client affinity, and 32,767 with weights or a hash. Only the

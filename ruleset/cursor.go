@@ -75,6 +75,9 @@ type Cursor struct {
 	effect   effect
 	// left holds what the last delta left as it was, by key.
 	left map[tracker.Key]*left
+	// whole holds the version in effect of each refused Service before it was first refused: what
+	// returns of it may stay, too.
+	whole map[uint32]*Service
 }
 
 // state is the state of one ID in a Cursor.
@@ -127,7 +130,7 @@ func familyIndex(f tracker.Family) int {
 // to date. The name appears in errors and logs. b must not be nil. It may
 // be a [Limiter].
 func (e *Engine) Attach(name string, b Backend) *Cursor {
-	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}}
+	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		c.limits[familyIndex(f)] = LimitsOf(b, f)
 	}
@@ -171,7 +174,7 @@ func (c *Cursor) Detach() {
 			e.drop(uint32(id))
 		}
 	}
-	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect = nil, nil, nil, nil, nil, effect{}
+	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole = nil, nil, nil, nil, nil, effect{}, nil
 }
 
 // Sync brings the backend up to date. It takes the changes from the tracker, compiles
@@ -492,8 +495,8 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if all || some {
 		c.node = d.Node
 	}
-	if c.left = nil; some && !d.second {
-		c.left = c.leave(d, partial.Failed)
+	if c.left = nil; some {
+		c.left = c.leave(d, partial)
 	}
 	failedNames := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
@@ -523,7 +526,13 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 			c.fail(ch, d.Full && !some)
 		} else {
 			c.ack(ch)
+			if !d.second || ch.New == nil {
+				delete(c.whole, ch.ID())
+			}
 		}
+	}
+	if d.second {
+		c.left = nil // no third delta follows
 	}
 	if !all && !some {
 		return
@@ -582,8 +591,10 @@ func (c *Cursor) unchanged(id uint32, now *Service) {
 		c.effect.set(id, s.acked, now)
 		s.acked = now
 	}
+	delete(c.tried, id)
 	if now == nil && s.held {
 		s.held = false
+		delete(c.whole, id)
 		c.engine.drop(id)
 	}
 	c.markDirty(id)

@@ -11,9 +11,9 @@ import (
 // program the Service and wrote nothing of it. What was in effect of it before this Apply still is,
 // and so is what was in effect of each Service that loses a frontend to it or to one of those: see
 // [Change.Staying]. The [Cursor] then offers what may stay of them in a second delta of the same
-// Sync: the refused Service without the frontends and endpoints that are gone. What the backend
-// does not accept of that delta has failed. A Service of which parts of an earlier version may be
-// in effect ([Change].Attempted) has failed, too, whatever its error.
+// Sync: the refused Service without the frontends and endpoints that are gone, and with the endpoints
+// that return. What the backend refuses of that delta stays as it was. A Service of which parts of an earlier version may be in
+// effect ([Change].Attempted) has failed, whatever its error, unless a full delta was [PartialError].Pruned.
 var ErrRefused = errors.New("refused")
 
 // left is the change of a Service that a delta left as it was, and what may stay of the Service.
@@ -28,7 +28,8 @@ type left struct {
 
 // leave returns the changes of d that the backend left as they were: those of the Services that
 // it refused, and of those that lose a frontend to one of these. A removal cannot be refused.
-func (c *Cursor) leave(d *Delta, failed map[tracker.Key]error) map[tracker.Key]*left {
+func (c *Cursor) leave(d *Delta, result *PartialError) map[tracker.Key]*left {
+	failed := result.Failed
 	var out map[tracker.Key]*left
 	for i := range d.Changes {
 		if ch := &d.Changes[i]; ch.New != nil && errors.Is(failed[ch.Key], ErrRefused) {
@@ -50,22 +51,26 @@ func (c *Cursor) leave(d *Delta, failed map[tracker.Key]error) map[tracker.Key]*
 	}
 	for _, l := range out {
 		_, again := c.tried[l.ID()]
-		l.unsure = again || slices.ContainsFunc(l.lost, func(m move) bool {
+		l.unsure = again && !(d.Full && result.Pruned) || slices.ContainsFunc(l.lost, func(m move) bool {
 			return failed[m.key] != nil && (out[m.key] == nil || !out[m.key].refused)
 		})
 	}
 	for _, l := range out {
-		if !l.unsure {
-			l.fall(out, d.Node)
+		if l.unsure {
+			continue
 		}
+		if id := l.ID(); l.refused && l.Old != nil && c.whole[id] == nil {
+			c.whole[id] = l.Old
+		}
+		l.fall(out, c.whole[l.ID()], d.Node)
 	}
 	return out
 }
 
 // fall sets the fallback. A refused Service gets no frontend and no endpoint that it did not have,
-// and releases those that it lacks now. A Service that was to lose a frontend to it keeps the
-// frontend.
-func (l *left) fall(all map[tracker.Key]*left, n *Node) {
+// and releases those that it lacks now. It gets back the endpoints of whole, the version before it
+// was first refused. A Service that was to lose a frontend to it keeps the frontend.
+func (l *left) fall(all map[tracker.Key]*left, whole *Service, n *Node) {
 	if l.New == nil {
 		return
 	}
@@ -76,9 +81,22 @@ func (l *left) fall(all map[tracker.Key]*left, n *Node) {
 		}
 	}
 	l.fallback = l.New.keeping(keep, n)
-	if l.refused {
-		l.fallback = l.Old.Remaining(l.fallback)
+	if l.refused && l.Old == nil {
+		l.fallback = nil
+	} else if l.refused {
+		l.fallback = whole.with(l.Old.Frontends).Remaining(l.fallback)
 	}
+}
+
+// with returns s with those of its frontends that are in list, which is a part of them.
+func (s *Service) with(list []Frontend) *Service {
+	if len(list) == len(s.Frontends) {
+		return s
+	}
+	out := *s
+	has := &Service{Key: s.Key, Frontends: list}
+	out.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool { return !hasFrontend(has, l4KeyOf(s, &f)) })
+	return &out
 }
 
 // keeping returns s with those frontends of keep that its Service port asks for.

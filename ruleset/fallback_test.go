@@ -78,6 +78,10 @@ func TestRefusedServiceKeepsWhatMayStay(t *testing.T) {
 	refused[a] = fmt.Errorf("full: %w", ErrRefused)
 	set("a", "172.30.0.1", 30001, 1, "10.0.0.2", "10.0.0.3")
 	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.1", "a 10.0.0.2")
+	set("a", "172.30.0.1", 30001, 1, "10.0.0.1", "10.0.0.3") // one that it had returns
+	sync(ErrRefused, "a 10.0.0.1 10.0.0.3 30001, b 10.0.1.1", "a 10.0.0.1")
+	set("a", "172.30.0.1", 30001, 1, "10.0.0.2", "10.0.0.3")
+	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.1", "a 10.0.0.2")
 	set("b", "172.30.0.2", 30001, 2, "10.0.1.2")
 	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.2", "b 10.0.1.2 30001")
 	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b 10.0.1.2")

@@ -14,61 +14,52 @@ import (
 )
 
 // Change replaces the Service of c and adds the difference to tx. After an error, the table and tx
-// are unchanged. An error that wraps neither [ErrOverflow] nor errUnknown is about this Service
-// alone.
+// are unchanged. An error that does not wrap [ErrOverflow] is about this Service alone.
 func (t *Table) Change(c *ruleset.Change, tx *Tx) error {
-	id := c.ID()
-	old := t.service(id)
-	before, fields := t.inEffect(c)
-	if old != nil && before == nil {
-		return fmt.Errorf("%w: Service %s was not expected", errUnknown, c.Key)
+	p, err := t.plan(c, tx)
+	if err == nil {
+		t.done(p, tx)
 	}
-	if old == nil {
-		if c.New == nil {
-			return nil
-		}
-		old = &service{}
+	return err
+}
+
+// planned is a change of a Service that is in a transaction, and that the table can still take back.
+type planned struct {
+	id       uint32
+	fields   ruleset.Field // that may change
+	after    *ruleset.Service
+	old, now *service
+	mark     Mark // where it begins in the transaction
+}
+
+// plan does the part of Change that undo takes back.
+func (t *Table) plan(c *ruleset.Change, tx *Tx) (planned, error) {
+	p := planned{id: c.ID(), fields: c.Fields, after: c.New, old: t.service(c.ID()), now: &service{}, mark: tx.Mark()}
+	if p.old == nil {
+		p.old = &service{}
 	}
-	after := c.New
-	if after != nil && inet.Protocol(after.Key.Protocol) == 0 {
-		return fmt.Errorf("%w: %q", ErrProtocol, after.Key.Protocol)
+	if p.old.version != c.Old {
+		p.fields = ruleset.FieldAll
 	}
-	mark := tx.Mark()
 	t.undo.begin(t)
-	now, err := t.write(old, fitted(before), fitted(after), fields, tx)
+	if p.old.version == nil && c.New == nil {
+		return p, nil
+	}
+	if c.New != nil && inet.Protocol(c.New.Key.Protocol) == 0 {
+		return p, fmt.Errorf("%w: %q", ErrProtocol, c.New.Key.Protocol)
+	}
+	now, err := t.write(p.old, fitted(p.old.version), fitted(c.New), p.fields, tx)
 	if err == nil && tx.Limit != 0 && tx.Size() > tx.Limit {
-		if size := tx.sizeFrom(mark); size > tx.Limit {
+		if size := tx.sizeFrom(p.mark); size > tx.Limit {
 			err = fmt.Errorf("service does not fit into one transaction: %w: %d bytes, at most %d", ErrTooLarge, size, tx.Limit)
 		}
 	}
 	if err != nil {
-		t.undo.run(t, tx, mark)
-		return err
+		t.undo.run(t, tx, p.mark)
+		return p, err
 	}
-	if t.recall != nil && after != nil {
-		t.recallClients(now, after, mark, tx)
-	}
-	t.done(id, old, now, after)
-	if fields&ruleset.FieldFrontends != 0 {
-		t.noteLongNames(before, after)
-	}
-	return nil
-}
-
-// inEffect returns the version of the Service that the table has, and the fields in which New
-// differs from it. It returns nil if the version is not known: the change was attempted, and the
-// backend reported success, but the cursor was told otherwise.
-func (t *Table) inEffect(c *ruleset.Change) (*ruleset.Service, ruleset.Field) {
-	if t.service(c.ID()) == nil {
-		return nil, ruleset.FieldAll
-	}
-	if s := t.unacked[c.ID()]; s != nil {
-		return s, ruleset.FieldAll
-	}
-	if len(c.Attempted) != 0 {
-		return nil, ruleset.FieldAll
-	}
-	return c.Old, c.Fields
+	p.now = now
+	return p, nil
 }
 
 // write adds the difference between two versions of a Service to tx and returns the Service as
@@ -108,7 +99,11 @@ func sameHandlers(old *service, before, after *ruleset.Service) bool {
 }
 
 // done records that the change of a Service is complete.
-func (t *Table) done(id uint32, old, now *service, after *ruleset.Service) {
+func (t *Table) done(p planned, tx *Tx) {
+	id, old, now, before, after := p.id, p.old, p.now, p.old.version, p.after
+	if t.recall != nil && after != nil {
+		t.recallClients(now, after, p.mark, tx)
+	}
 	for _, target := range targets {
 		if p := old.pools[target]; p != nil && p != now.pools[target] {
 			t.freeNumber(p)
@@ -122,9 +117,6 @@ func (t *Table) done(id uint32, old, now *service, after *ruleset.Service) {
 	if after == nil {
 		t.services[id] = nil
 	}
-	if len(t.unacked) != 0 {
-		delete(t.unacked, id)
-	}
 	switch {
 	case !now.lacksAffinity:
 		if old.lacksAffinity {
@@ -136,6 +128,10 @@ func (t *Table) done(id uint32, old, now *service, after *ruleset.Service) {
 			t.newlyLacking.key = after.Key
 		}
 		t.lacking[id] = after
+	}
+	now.version = after
+	if p.fields&ruleset.FieldFrontends != 0 && (before != nil || after != nil) {
+		t.noteLongNames(before, after)
 	}
 }
 

@@ -11,9 +11,10 @@ import (
 
 // byPrecedence returns the changes of a full delta in the order in which Services get the numbers
 // of pools. The order matters only if there are fewer numbers than Services want. Then Services
-// that have rules come first, in this process or in the kernel, and of these the ones that want
-// a single pool. The oldest of the others come next. So neither a new Service, nor one that wants
-// more than it has, nor a restart takes the rules of another Service.
+// that have rules come first, in this process or in the kernel: of these the ones that want a
+// single pool, and last those that want more than this process gave them. The oldest of the others
+// come next. So neither a new Service nor a restart takes the rules of another Service, and of
+// those that want more than they have only the second one can lose what it has.
 func (m *Tables) byPrecedence(changes []ruleset.Change, installed func() (map[tracker.Key]bool, error)) ([]ruleset.Change, error) {
 	if !m.scarce(changes) {
 		return changes, nil
@@ -28,10 +29,13 @@ func (m *Tables) byPrecedence(changes []ruleset.Change, installed func() (map[tr
 		}
 	}
 	rank := func(c *ruleset.Change) int {
-		if has[c.Key] {
-			return poolsOf(c.New)
+		switch more := c.Old != nil && poolsOf(c.New) > poolsOf(c.Old); {
+		case !has[c.Key]:
+			return len(targets) + 2
+		case more:
+			return len(targets) + 1
 		}
-		return len(targets) + 1
+		return poolsOf(c.New)
 	}
 	out := slices.Clone(changes)
 	slices.SortFunc(out, func(a, b ruleset.Change) int {

@@ -39,11 +39,8 @@ type Table struct {
 	config Config
 	// services is indexed by the Service's ID.
 	services []*service
-	// unacked holds what is in effect of Services whose last Change was not acknowledged, or not
-	// certainly. Of all others, the Change's Old is in effect.
-	unacked map[uint32]*ruleset.Service
-	plain   numbers
-	sticky  numbers
+	plain    numbers
+	sticky   numbers
 	// portRanges numbers the frontends with ranges of ports. hasRangeSets is set if the sets and
 	// chains for them exist, and rangesUsed if packets meet these. rewritten is for Rewritten.
 	portRanges                          numbers
@@ -97,10 +94,11 @@ type Table struct {
 // with client affinity, each with the time since its last connection.
 type Recall func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
 
-// service is a Service as programmed: its pools and the dispatch keys of its frontends.
+// service is a Service as programmed: its version, its pools and the dispatch keys of its frontends.
 type service struct {
-	pools [ruleset.TargetLocal + 1]*pool // by target
-	keys  []dispatchKeys
+	version *ruleset.Service
+	pools   [ruleset.TargetLocal + 1]*pool // by target
+	keys    []dispatchKeys
 	// ranges holds the frontends with ranges of ports.
 	ranges []portRange
 	// shift holds the result of [layout.ShiftedBy] if the Service has a range that is shifted.
@@ -140,13 +138,8 @@ var (
 	ErrTooLarge = errors.New("transaction is larger than the socket's send buffer")
 )
 
-// Errors that require a full delta.
-var (
-	// ErrOverflow is returned if the sets need more room.
-	ErrOverflow = errors.New("a set has more elements than its size")
-	// errUnknown is returned if a delta does not start from the contents of the tables.
-	errUnknown = errors.New("the delta is about another state of the tables")
-)
+// ErrOverflow is returned if the sets need more room. It requires a full delta.
+var ErrOverflow = errors.New("a set has more elements than its size")
 
 // NewTable returns the model of an empty table for the Services in changes. endpoints is the number
 // of endpoints in their grace period.
@@ -161,7 +154,7 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 		},
 		chains: map[string]Object{}, garbage: map[string]bool{}, lacking: map[uint32]*ruleset.Service{}, prefixes: map[int]bool{},
 		clusterIPs: uses{}, hairpin: hairpin{refs: uses{}}, ranges: map[layout.Set][]Range{},
-		unacked: map[uint32]*ruleset.Service{}, longNames: map[layout.Octets]tracker.Key{},
+		longNames: map[layout.Octets]tracker.Key{},
 	}
 	t.setSizes(changes, endpoints)
 	return t

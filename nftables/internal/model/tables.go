@@ -63,8 +63,8 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 		}
 		t.collectSticky(m.tx)
 	}
-	failed, err := m.services(ctx, d.Changes, nil)
-	if err != nil {
+	p := m.newPlan(d.Changes)
+	if err := p.services(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.retryLacking(ctx, d.Changes); err != nil {
@@ -78,7 +78,7 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 			}
 		}
 	}
-	return failed, m.commit()
+	return p.failed, m.commit()
 }
 
 // Fill passes transactions with the Services of a full delta to sink, after the creation of the
@@ -107,14 +107,14 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	}
 	// Untranslated packets to cluster IPs are rejected or dropped only once every Service is in the
 	// table.
-	clusterIPs := make([]Edit, 0, len(changes))
-	failed, err := m.services(ctx, changes, &clusterIPs)
-	if err != nil {
+	p := m.newPlan(changes)
+	p.full, p.clusterIPs = true, make([]Edit, 0, len(changes))
+	if err := p.services(ctx); err != nil {
 		return nil, err
 	}
-	for i := range clusterIPs {
+	for i := range p.clusterIPs {
 		mark := m.tx.Mark()
-		m.tx.edit(&clusterIPs[i])
+		m.tx.edit(&p.clusterIPs[i])
 		if err := m.room(ctx, mark); err != nil {
 			return nil, err
 		}
@@ -132,7 +132,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	}
 	err = m.commit()
 	m.tx, m.rest = &Tx{}, &Tx{} // they were large
-	return failed, err
+	return p.failed, err
 }
 
 // prepare creates the handlers that the Services need. Elements are added to the maps later, because
@@ -209,118 +209,14 @@ func (m *Tables) commit() error {
 
 func (m *Tables) overflows() bool { return slices.ContainsFunc(m.List, (*Table).overflows) }
 
-// services adds the changes. It moves elements of the set of cluster IPs to clusterIPs, unless that
-// is nil.
-func (m *Tables) services(ctx context.Context, changes []ruleset.Change, clusterIPs *[]Edit) (failed map[tracker.Key]error, err error) {
-	for i := range changes {
-		c := &changes[i]
-		t := m.Table(c.Key.Family)
-		if t == nil {
-			continue
-		}
-		refused, err := m.service(ctx, t, c, clusterIPs)
-		if err != nil {
-			return nil, err
-		}
-		if refused != nil {
-			if failed == nil {
-				failed = map[tracker.Key]error{}
-			}
-			failed[c.Key] = refused
-			if m.Refused != nil {
-				m.Refused(c.Key, refused)
-			}
-		}
-	}
-	if failed != nil {
-		err = m.keepLost(ctx, changes, failed, clusterIPs)
-	}
-	return failed, err
-}
-
-// keepLost gives Services that were programmed back the frontends that they lost to a Service that
-// failed. They are not acknowledged.
-func (m *Tables) keepLost(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error, clusterIPs *[]Edit) error {
-	for i := range changes {
-		c := &changes[i]
-		t := m.Table(c.Key.Family)
-		if t == nil || c.New == nil || failed[c.Key] != nil {
-			continue
-		}
-		for range c.LostFrontends() {
-			kept := c.Keeping(t.Node, failed)
-			if kept != c.New {
-				refused, err := m.try(ctx, t, &ruleset.Change{Key: c.Key, Old: c.New, New: kept, Fields: ruleset.FieldAll}, clusterIPs)
-				if err != nil {
-					return err
-				}
-				if refused != nil {
-					kept = c.New
-				}
-			}
-			t.unacked[c.ID()] = kept
-			break
-		}
-	}
-	return nil
-}
-
-// service adds one change. If the Service cannot be programmed, refused is the reason. What
-// remains of a Service that was programmed is added instead.
-func (m *Tables) service(ctx context.Context, t *Table, c *ruleset.Change, clusterIPs *[]Edit) (refused, err error) {
-	refused, err = m.try(ctx, t, c, clusterIPs)
-	if refused == nil || err != nil {
-		return nil, err
-	}
-	id := c.ID()
-	before, _ := t.inEffect(c)
-	last := c.Old
-	if last == nil {
-		last = before
-	}
-	left := last.Remaining(c.New)
-	if left != nil {
-		again, err := m.try(ctx, t, &ruleset.Change{Key: c.Key, Old: before, New: left, Fields: ruleset.FieldAll}, clusterIPs)
-		if err != nil {
-			return nil, err
-		}
-		if again == nil {
-			t.unacked[id] = left
-			return refused, nil
-		}
-	}
-	if t.service(id) != nil {
-		// Not even the deletion of what is gone has room in a transaction.
-		return nil, fmt.Errorf("cannot remove what is gone of service %s: %w", c.Key, refused)
-	}
-	return refused, nil
-}
-
-// try adds a change, unless it returns the reason why it cannot.
-func (m *Tables) try(ctx context.Context, t *Table, c *ruleset.Change, clusterIPs *[]Edit) (refused, err error) {
-	mark := m.tx.Mark()
-	err = t.Change(c, m.tx)
-	switch {
-	case errors.Is(err, ErrOverflow), errors.Is(err, errUnknown):
-		return nil, err
-	case err != nil:
-		return err, nil
-	}
-	if clusterIPs != nil {
-		*clusterIPs = m.tx.takeClusterIPs(mark, *clusterIPs)
-	}
-	return nil, m.room(ctx, mark)
-}
-
-// retryLacking adds Services that lack client affinity again, except those in changes and those
-// whose last change failed, once there are numbers of sticky pools for them. The oldest come first.
+// retryLacking adds Services that lack client affinity again, except those in changes, once there
+// are numbers of sticky pools for them. The oldest come first.
 func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range m.List {
 		if len(t.lacking) == 0 || t.sticky.exhausted() {
 			continue
 		}
 		waiting := maps.Clone(t.lacking)
-		maps.DeleteFunc(waiting, func(id uint32, _ *ruleset.Service) bool { return t.unacked[id] != nil })
 		for i := range changes {
 			delete(waiting, changes[i].ID())
 		}
@@ -331,7 +227,12 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) err
 			if t.sticky.exhausted() {
 				break
 			}
-			if _, err := m.try(ctx, t, &ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, nil); err != nil {
+			mark := m.tx.Mark()
+			err := t.Change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, m.tx)
+			if errors.Is(err, ErrOverflow) {
+				return err
+			}
+			if err := m.room(ctx, mark); err != nil {
 				return err
 			}
 		}

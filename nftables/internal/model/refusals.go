@@ -1,0 +1,221 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// plan plans the changes of a delta. It leaves Services as they were, as [ruleset.ErrRefused] says.
+type plan struct {
+	*Tables
+	changes []ruleset.Change
+	// full is set if the tables have none of the Services yet. clusterIPs then gets the elements of
+	// the set of cluster IPs, which follow all Services.
+	full       bool
+	clusterIPs []Edit
+	// takers holds the place of each Service that gets a frontend of another one.
+	takers map[tracker.Key]int
+	// left holds the Services that stay as they were, and failed the reasons of those of them that
+	// cannot be programmed.
+	left   map[tracker.Key]bool
+	failed map[tracker.Key]error
+}
+
+func (m *Tables) newPlan(changes []ruleset.Change) *plan {
+	p := &plan{Tables: m, changes: changes}
+	for i := range changes {
+		for _, taker := range changes[i].LostFrontends() {
+			if p.takers == nil {
+				p.takers = map[tracker.Key]int{}
+			}
+			p.takers[taker] = -1
+		}
+	}
+	for i := range changes {
+		if _, ok := p.takers[changes[i].Key]; ok {
+			p.takers[changes[i].Key] = i
+		}
+	}
+	return p
+}
+
+// services adds the changes.
+func (p *plan) services(ctx context.Context) error {
+	for i := 0; i < len(p.changes); {
+		end := p.circle(i)
+		if err := p.add(ctx, p.changes[i:end]); err != nil {
+			return err
+		}
+		i = end
+	}
+	for i := range p.changes {
+		if k := p.changes[i].Key; p.failed[k] != nil && p.Refused != nil {
+			p.Refused(k, p.failed[k])
+		}
+	}
+	return nil
+}
+
+// circle returns the end of the changes from i on that are planned together. A Service comes after
+// those that take a frontend from it, unless they form a circle, or numbers are scarce.
+func (p *plan) circle(i int) int {
+	end := i + 1
+	for k := i; k < end && p.takers != nil; k++ {
+		for _, taker := range p.changes[k].LostFrontends() {
+			end = max(end, p.takers[taker]+1)
+		}
+	}
+	return end
+}
+
+// step is a planned change that can be taken back after others.
+type step struct {
+	planned
+	t          *Table
+	undo       undo
+	clusterIPs []Edit
+}
+
+// add adds changes that are planned together. If one of them is refused, it plans those anew that
+// lose a frontend to it.
+func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
+	start := p.tx.Mark()
+	var steps []step
+	back := func() {
+		for _, s := range slices.Backward(steps) {
+			s.undo.run(s.t, p.tx, s.mark)
+			s.t.count[layout.ClusterIPs] -= len(s.clusterIPs)
+		}
+		steps = nil
+	}
+	for i := 0; i < len(changes); i++ {
+		c, known := &changes[i], len(p.left)
+		t := p.Table(c.Key.Family)
+		if t == nil {
+			continue
+		}
+		what, ok, err := p.try(t, c)
+		if err != nil {
+			return err
+		}
+		if ok && len(changes) == 1 {
+			t.done(what, p.tx)
+			if p.full {
+				p.clusterIPs = p.tx.takeClusterIPs(start, p.clusterIPs)
+			}
+		} else if ok {
+			s := step{planned: what, t: t, undo: t.undo}
+			t.undo = undo{}
+			if p.full {
+				s.clusterIPs = p.tx.takeClusterIPs(what.mark, nil)
+			}
+			steps = append(steps, s)
+		}
+		if len(p.left) > known && slices.ContainsFunc(changes[:i], func(o ruleset.Change) bool { return loses(&o, c.Key) }) {
+			back()
+			i = -1
+		}
+	}
+	if len(changes) > 1 && p.tx.Limit != 0 && p.tx.sizeFrom(start) > p.tx.Limit {
+		back()
+		for i := range changes {
+			if err := p.add(ctx, changes[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, s := range steps {
+		s.t.done(s.planned, p.tx)
+		p.clusterIPs = append(p.clusterIPs, s.clusterIPs...)
+	}
+	return p.room(ctx, start)
+}
+
+// loses reports whether a Service loses a frontend to the one with the given key.
+func loses(c *ruleset.Change, taker tracker.Key) bool {
+	for _, k := range c.LostFrontends() {
+		if k == taker {
+			return true
+		}
+	}
+	return false
+}
+
+// try plans a change, or what stays of a Service that is left as it was. There may be nothing to
+// plan. An error is about all changes.
+func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err error) {
+	for _, taker := range c.LostFrontends() {
+		if p.left[taker] {
+			p.leave(c.Key)
+		}
+	}
+	if !p.left[c.Key] {
+		what, err := t.plan(c, p.tx)
+		if err == nil || errors.Is(err, ErrOverflow) {
+			return what, err == nil, err
+		}
+		p.leave(c.Key)
+		p.fail(c.Key, fmt.Errorf("%w: %w", ruleset.ErrRefused, err))
+	}
+	stays := *c
+	if s := t.service(c.ID()); s != nil {
+		stays.Old = s.version
+	}
+	stays.New = stays.Staying(func(k tracker.Key) bool { return p.left[k] })
+	switch {
+	case !p.full && stays.New == stays.Old || p.full && stays.New == nil:
+		return what, false, nil
+	case p.full && len(c.Attempted) != 0:
+		stays.New = p.undisputed(c, stays.New)
+	}
+	stays.Fields = ruleset.FieldAll
+	what, err = t.plan(&stays, p.tx)
+	switch {
+	case err == nil || errors.Is(err, ErrOverflow):
+		return what, err == nil, err
+	case !p.full:
+		return what, false, fmt.Errorf("cannot remove what others took from service %s: %w", c.Key, err)
+	}
+	p.fail(c.Key, err) // the table has nothing of it
+	return what, false, nil
+}
+
+// undisputed returns s, what stays of c, without the frontends that another Service has. After a
+// failure of c that one may have got them.
+func (p *plan) undisputed(c *ruleset.Change, s *ruleset.Service) *ruleset.Service {
+	for lost := range c.LostFrontends() {
+		same := func(f ruleset.Frontend) bool {
+			return f.Addr == lost.Addr && f.Port == lost.Port && f.LastPort == lost.LastPort
+		}
+		for i := range p.changes {
+			o := &p.changes[i]
+			if o.Key != c.Key && o.Key.Family == c.Key.Family && o.Key.Protocol == c.Key.Protocol && o.Old != nil && slices.ContainsFunc(o.Old.Frontends, same) {
+				out := *s
+				out.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), same)
+				s = &out
+			}
+		}
+	}
+	return s
+}
+
+func (p *plan) leave(k tracker.Key) {
+	if p.left == nil {
+		p.left = map[tracker.Key]bool{}
+	}
+	p.left[k] = true
+}
+
+func (p *plan) fail(k tracker.Key, err error) {
+	if p.failed == nil {
+		p.failed = map[tracker.Key]error{}
+	}
+	p.failed[k] = err
+}
