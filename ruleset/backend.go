@@ -30,7 +30,8 @@ import (
 //     reports whether stale entries may be left ([PartialError].Pruned).
 //   - An error that wraps [ErrNeedFull]: the state of the data plane is unknown. The
 //     whole state is offered in one delta.
-//   - Any other error: nothing in d is acknowledged, and all of it is offered again.
+//   - Any other error: nothing in d is acknowledged, and all of it is offered again. Parts of
+//     it may be in effect, unless the error wraps [ErrRefused].
 //
 // A Backend takes what it has returned for what the Cursor was told. One that calls another
 // Backend, and fails after that one has succeeded, returns an error that wraps [ErrNeedFull].

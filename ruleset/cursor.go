@@ -495,17 +495,21 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if all || some {
 		c.node = d.Node
 	}
+	var stay map[tracker.Key]*left
 	if c.left = nil; some {
-		c.left = c.leave(d, partial)
+		if stay = c.leave(d, partial); !d.second {
+			c.left = stay
+		}
 	}
+	refused := !all && !some && !errors.Is(err, ErrNeedFull) && errors.Is(err, ErrRefused)
 	failedNames := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
 		ch := &d.Changes[i]
-		l := c.left[ch.Key]
+		l := stay[ch.Key]
 		if l != nil && !l.unsure {
 			failedNames[ch.Key.NamespacedName] = true
 			info.Failed++
-			c.unchanged(ch.ID(), ch.Staying(func(k tracker.Key) bool { return c.left[k] != nil }))
+			c.unchanged(ch.ID(), ch.Staying(func(k tracker.Key) bool { return stay[k] != nil }))
 			continue
 		}
 		failed := !all && !some
@@ -520,19 +524,20 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 				}
 			}
 		}
-		if failed {
-			failedNames[ch.Key.NamespacedName] = true
-			info.Failed++
-			c.fail(ch, d.Full && !some)
-		} else {
+		if !failed {
 			c.ack(ch)
 			if !d.second || ch.New == nil {
 				delete(c.whole, ch.ID())
 			}
+			continue
 		}
-	}
-	if d.second {
-		c.left = nil // no third delta follows
+		failedNames[ch.Key.NamespacedName] = true
+		info.Failed++
+		if _, again := c.tried[ch.ID()]; refused && !again {
+			c.unchanged(ch.ID(), ch.Old)
+		} else {
+			c.fail(ch, d.Full && !some)
+		}
 	}
 	if !all && !some {
 		return
@@ -586,12 +591,12 @@ func (c *Cursor) fail(ch *Change, again bool) {
 
 // unchanged records that a change was refused, and what is in effect.
 func (c *Cursor) unchanged(id uint32, now *Service) {
+	delete(c.tried, id)
 	s := &c.states[id]
 	if now != s.acked {
 		c.effect.set(id, s.acked, now)
 		s.acked = now
 	}
-	delete(c.tried, id)
 	if now == nil && s.held {
 		s.held = false
 		delete(c.whole, id)

@@ -12,8 +12,13 @@ import (
 // and so is what was in effect of each Service that loses a frontend to it or to one of those: see
 // [Change.Staying]. The [Cursor] then offers what may stay of them in a second delta of the same
 // Sync: the refused Service without the frontends and endpoints that are gone, and with the endpoints
-// that return. What the backend refuses of that delta stays as it was. A Service of which parts of an earlier version may be in
-// effect ([Change].Attempted) has failed, whatever its error, unless a full delta was [PartialError].Pruned.
+// that return. A Service of which parts of an earlier version may be in effect ([Change].Attempted)
+// has failed, whatever its error, unless the delta is Full and the backend has Pruned: then the
+// version in effect is known again.
+//
+// An error of Apply that wraps ErrRefused, and is neither a [*PartialError] nor [ErrNeedFull], means
+// that the backend wrote nothing of the delta, for example because of a lock. The next Sync offers
+// all of it again, without Attempted.
 var ErrRefused = errors.New("refused")
 
 // left is the change of a Service that a delta left as it was, and what may stay of the Service.

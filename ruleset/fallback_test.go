@@ -107,3 +107,69 @@ func TestRefusedServiceKeepsWhatMayStay(t *testing.T) {
 		t.Errorf("%d Services are left, %d of %d IDs are free", len(e.gone), len(e.free), len(e.slots)-2)
 	}
 }
+
+// TestRefusalLeavesNoAttempt refuses a whole delta, one that follows a refusal, and a Service in a
+// full delta that has removed stale entries. Old is what is in effect after each, and what may stay
+// is offered again.
+func TestRefusalLeavesNoAttempt(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	var deltas []string
+	var answers []error
+	c := e.Attach("plane", BackendFunc(func(_ context.Context, d *Delta) error {
+		for _, ch := range d.Changes {
+			text := ch.Key.Name
+			for _, s := range []*Service{ch.Old, ch.New} {
+				text += " >"
+				if s != nil {
+					for _, ep := range s.Selection.Reachable {
+						text += " " + ep.Addr.Addr().String()
+					}
+				}
+			}
+			if d.Full {
+				text = "full: " + text
+			}
+			if n := len(ch.Attempted); n != 0 {
+				text += fmt.Sprintf(", %d attempted", n)
+			}
+			deltas = append(deltas, text)
+		}
+		err := answers[0]
+		answers = answers[1:]
+		return err
+	}))
+	locked := fmt.Errorf("locked: %w", ErrRefused)
+	refused := func(pruned bool) error {
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): fmt.Errorf("full: %w", ErrRefused)}, Pruned: pruned}
+	}
+	sync := func(inEffect bool, from []error, want ...string) {
+		t.Helper()
+		deltas, answers = nil, from
+		if err := c.Sync(t.Context()); InEffect(err) != inEffect {
+			t.Errorf("error %v", err)
+		}
+		if !slices.Equal(deltas, want) || len(answers) != 0 {
+			t.Errorf("deltas %q, want %q", deltas, want)
+		}
+	}
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
+	sync(true, []error{nil}, "full: a > > 10.0.0.1 10.0.0.2")
+	tr.SetSlice(slice("a", "10.0.0.2", "10.0.0.3"))
+	wanted, stays := "a > 10.0.0.1 10.0.0.2 > 10.0.0.2 10.0.0.3", "a > 10.0.0.1 10.0.0.2 > 10.0.0.2"
+	sync(false, []error{locked}, wanted)
+	sync(true, []error{refused(false), locked}, wanted, stays)
+	sync(true, []error{refused(false), refused(false)}, wanted, stays)
+	sync(true, []error{ErrNeedFull, refused(false)}, wanted, "full: "+wanted+", 1 attempted")
+	sync(true, []error{refused(true), nil}, "full: "+wanted+", 1 attempted", stays)
+	sync(true, []error{nil}, "a > 10.0.0.2 > 10.0.0.2 10.0.0.3")
+
+	// A new Service that is refused with its delta and deleted leaves nothing.
+	tr.SetService(service("b", "172.30.0.2"))
+	sync(false, []error{locked}, "b > >")
+	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "b"})
+	sync(true, nil)
+	if len(e.gone) != 0 || len(c.tried) != 0 {
+		t.Errorf("%d Services are left, %d attempted", len(e.gone), len(c.tried))
+	}
+}

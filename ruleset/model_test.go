@@ -266,7 +266,10 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 	if p.refuses {
 		return p.refuse(d, again)
 	}
-	switch p.r.IntN(6) {
+	switch p.r.IntN(7) {
+	case 6:
+		p.needFull = d.Full
+		return fmt.Errorf("locked: %w, %w", errInjected, ErrRefused)
 	case 5:
 		return p.refuse(d, again)
 	case 0, 1: // some Services fail, each somewhere in the middle
@@ -314,7 +317,7 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 // refuse applies d except for some Services, and for those that lose a frontend to them or to one
 // of those.
 func (p *plane) refuse(d *Delta, again bool) error {
-	failed, left := map[tracker.Key]error{}, map[tracker.Key]bool{}
+	failed, left, pruned := map[tracker.Key]error{}, map[tracker.Key]bool{}, p.r.IntN(2) == 0
 	for _, c := range d.Changes {
 		if c.New != nil && p.r.IntN(3) == 0 {
 			failed[c.Key], left[c.Key] = fmt.Errorf("too large: %w", ErrRefused), true
@@ -330,7 +333,8 @@ func (p *plane) refuse(d *Delta, again bool) error {
 			}
 		}
 	}
-	partly := func(c Change) bool { return left[c.Key] && len(c.Attempted) != 0 }
+	known := d.Full && pruned // nothing of earlier attempts is left
+	partly := func(c Change) bool { return left[c.Key] && len(c.Attempted) != 0 && !known }
 	if p.refuses && again || slices.ContainsFunc(d.Changes, partly) {
 		// The second delta of a Sync has what may stay. What is in effect of a Service that
 		// failed before is not known.
@@ -346,10 +350,10 @@ func (p *plane) refuse(d *Delta, again bool) error {
 		}
 		stays := c.Staying(func(k tracker.Key) bool { return left[k] })
 		fields := diff(c.Old, stays)
-		if _, again := d.cursor.tried[c.ID()]; d.Full && !d.Repeat && !again {
-			fields = FieldAll // nothing may be left of it
+		if _, again := d.cursor.tried[c.ID()]; d.Full && !d.Repeat && !again || len(c.Attempted) != 0 {
+			fields = FieldAll // nothing may be left of it, or more
 		}
-		*c = Change{Key: c.Key, Old: c.Old, New: stays, Fields: fields, lost: c.lost}
+		*c = Change{Key: c.Key, Old: c.Old, New: stays, Fields: fields, Attempted: c.Attempted, lost: c.lost}
 	}
 	for _, o := range p.plan(&part) {
 		o.do()
@@ -358,7 +362,7 @@ func (p *plane) refuse(d *Delta, again bool) error {
 	for _, c := range part.Changes {
 		_, again := d.cursor.tried[c.ID()]
 		switch {
-		case left[c.Key] && again: // it has failed
+		case left[c.Key] && again && !known: // it has failed
 		case c.New == nil:
 			delete(p.acked, c.Key)
 		default:
@@ -366,7 +370,6 @@ func (p *plane) refuse(d *Delta, again bool) error {
 		}
 	}
 	p.refused += len(failed)
-	pruned := p.r.IntN(2) == 0
 	p.repeat, p.again = d.Full && !pruned || p.repeat && !d.Full, len(failed) != 0
 	return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned})
 }
