@@ -73,6 +73,8 @@ type Cursor struct {
 	tried    map[uint32][]*Service
 	triggers []Trigger
 	effect   effect
+	// acks counts acknowledgments.
+	acks uint64
 	// left holds what the last delta left as it was, by key.
 	left map[tracker.Key]*left
 	// whole holds the version in effect of each refused Service before it was first refused: what
@@ -83,6 +85,8 @@ type Cursor struct {
 // state is the state of one ID in a Cursor.
 type state struct {
 	acked *Service
+	// at is the value of Cursor.acks after the last acknowledgment.
+	at uint64
 	// held reports whether the backend may have parts of the ID.
 	held bool
 	// dirty reports whether the ID is in Cursor.dirty. since is the value of Cursor.marks
@@ -433,7 +437,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	}
 	for at := range ch.dropped() {
 		if o, owned := c.engine.ownership.owner[at]; owned && o.id != id && c.engine.serves(o.id, at) {
-			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key, hasFrontend(c.acked(o.id), at)})
+			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key, c.took(o.id, id, at)})
 		}
 	}
 	if what&FieldFrontends != 0 {
@@ -447,6 +451,13 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	}
 	ch.ports = c.engine.names[ch.Key.NamespacedName]
 	d.Changes = append(d.Changes, ch)
+}
+
+// took reports whether the backend has acknowledged a frontend for the Service with the ID winner,
+// and not later for the one with the ID loser. Both may have it while changes of one of them fail.
+func (c *Cursor) took(winner, loser uint32, at l4Key) bool {
+	w := c.acked(winner)
+	return hasFrontend(w, at) && (!hasFrontend(c.acked(loser), at) || c.states[winner].at > c.states[loser].at)
 }
 
 // desired returns the Service that the backend should have for id, or nil: the live one,
@@ -560,7 +571,8 @@ func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
 	s := &c.states[id]
 	c.effect.set(id, s.acked, ch.New)
-	s.acked = ch.New
+	c.acks++
+	s.acked, s.at = ch.New, c.acks
 	delete(c.tried, id)
 	if ch.New == nil {
 		s.held, s.over = false, 0

@@ -173,3 +173,41 @@ func TestRefusalLeavesNoAttempt(t *testing.T) {
 		t.Errorf("%d Services are left, %d attempted", len(e.gone), len(c.tried))
 	}
 }
+
+// TestFrontendThatMovesBackToARefusedServiceStays moves a NodePort from Service a to b, and back.
+// Of a, the first move fails, and the second one is refused. What the Cursor last acknowledged of a
+// has the NodePort, but b took it later and keeps it.
+func TestFrontendThatMovesBackToARefusedServiceStays(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	a, b := key("a", tracker.IPv4), key("b", tracker.IPv4)
+	var failure error
+	c := e.Attach("plane", BackendFunc(func(_ context.Context, d *Delta) error {
+		if failure == nil {
+			return nil
+		}
+		return &PartialError{Failed: map[tracker.Key]error{a: failure}, Pruned: true}
+	}))
+	set := func(name, ip string, nodePort int32, created int64) {
+		tr.SetService(service(name, ip, func(s *v1.Service) {
+			s.CreationTimestamp = metav1.Unix(created, 0)
+			s.Spec.Type = v1.ServiceTypeNodePort
+			s.Spec.Ports[0].NodePort = nodePort
+		}))
+		tr.SetSlice(slice(name, "10.0.0.1"))
+	}
+	for i, step := range []struct {
+		failure error
+		ofA     int32
+	}{{nil, 30001}, {errors.New("half written"), 30002}, {ErrRefused, 30001}} {
+		failure = step.failure
+		set("a", "172.30.0.1", step.ofA, 1)
+		set("b", "172.30.0.2", 30001, 2)
+		if err := c.Sync(t.Context()); !errors.Is(err, failure) {
+			t.Fatalf("error %v, want %v", err, failure)
+		}
+		has := slices.ContainsFunc(c.Service(b).Frontends, func(f Frontend) bool { return f.Port == 30001 })
+		if has != (i != 0) {
+			t.Errorf("step %d: b has the NodePort: %t", i, has)
+		}
+	}
+}
