@@ -201,27 +201,24 @@ func (c *Cleaner) apply(ctx context.Context, b ruleset.Backend, d *ruleset.Delta
 	return err
 }
 
-// record notes a delta and the error of its Apply. If err is nil, all of d is in effect. If err is
-// a [*ruleset.PartialError], all of d except the failed Services is in effect. After any other
-// error the state is unknown. The caller holds c.mu.
+// record notes a delta and the error of its Apply. The caller holds c.mu.
 func (c *Cleaner) record(d *ruleset.Delta, err error) {
 	if c.open.Err() != nil {
 		return
 	}
-	failures, acked := outcome(err)
-	for _, p := range c.stale {
-		for i := range d.Changes {
-			ch := &d.Changes[i]
-			if !p.concerns(ch.Key) {
-				continue
-			}
-			if _, failed := failures[ch.Key]; failed || !acked {
-				p.recordFailure(ch)
-			} else {
-				p.record(ch)
+	for ch, known := range d.Outcome(err) {
+		for _, p := range c.stale {
+			switch {
+			case !p.concerns(ch.Key):
+			case known:
+				p.record(&ch)
+			default:
+				p.recordFailure(&ch)
 			}
 		}
-		if acked {
+	}
+	for _, p := range c.stale {
+		if ruleset.InEffect(err) && !errors.Is(err, ruleset.ErrNeedFull) {
 			p.setNode(d.Node)
 			if d.Full {
 				p.examineAll()
@@ -229,19 +226,6 @@ func (c *Cleaner) record(d *ruleset.Delta, err error) {
 		}
 	}
 	c.updatePending()
-}
-
-// outcome reports whether an Apply with the error acknowledged its delta. failed holds the
-// Services that are excepted.
-func outcome(err error) (failed map[tracker.Key]error, acked bool) {
-	if err == nil {
-		return nil, true
-	}
-	var p *ruleset.PartialError
-	if !errors.As(err, &p) || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
-		return nil, false
-	}
-	return p.Failed, true
 }
 
 func (c *Cleaner) updatePending() {

@@ -16,6 +16,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -178,6 +179,54 @@ func TestFailedServiceKeepsItsFlows(t *testing.T) {
 	b.result = nil
 	b.apply(t, false, change(b1, b2, b2))
 	b.left(t, tried)
+}
+
+// TestRefusedTakerLeavesFlows has a Service that takes an external IP from another one, and that the
+// backend refuses. The table is cleaned up after each delta. The flows of the Service that
+// keeps the IP must stay.
+func TestRefusedTakerLeavesFlows(t *testing.T) {
+	b := newBed(t)
+	taken := backendtest.ServiceName(1)
+	deltas := 0
+	plane := b.Wrap(ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		deltas++
+		if failed := map[tracker.Key]error{}; deltas == 2 {
+			for _, c := range d.Changes {
+				if c.Key.NamespacedName == taken {
+					failed[c.Key] = ruleset.ErrRefused
+				}
+			}
+			return &ruleset.PartialError{Failed: failed, Pruned: true}
+		}
+		return nil
+	}))
+	p := backendtest.NewNode(t, tracker.Config{})
+	cursor := p.Engine.Attach("plane", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		err := plane.Apply(ctx, d)
+		if err := b.Flush(ctx); err != nil {
+			t.Error(err)
+		}
+		return err
+	}))
+	set := func(i int, created int64) {
+		p.Tracker.SetService(backendtest.Numbered(i, backendtest.Over(v1.ProtocolUDP), backendtest.ExternalIPs("198.51.100.1"), func(s *v1.Service) {
+			s.CreationTimestamp = metav1.Unix(created, 0)
+		}))
+		slice := backendtest.NumberedSlice(i, tracker.IPv4, i)
+		*slice.Ports[0].Protocol = v1.ProtocolUDP
+		p.Tracker.SetSlice(slice)
+	}
+	set(0, 2)
+	if err := cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	kept := flow("10.9.0.1:1", "198.51.100.1:80", "10.244.0.0:8080")
+	b.table.flows = []Flow{kept}
+	set(1, 1)
+	if err := cursor.Sync(t.Context()); !errors.Is(err, ruleset.ErrRefused) || deltas != 2 {
+		t.Fatalf("%d deltas: %v", deltas, err)
+	}
+	b.left(t, kept)
 }
 
 // TestFailedCleanUpIsKept has the next Apply, or Flush, do a failed clean-up.

@@ -227,6 +227,8 @@ type Change struct {
 	kept []netip.Addr
 	// ports holds the IDs of all ports of the Service, in the order of their keys.
 	ports []uint32
+	// again: an earlier attempt failed. Attempted is empty if that only removed the Service.
+	again bool
 }
 
 // move is a frontend and the other Service of its takeover. had, in Change.lost, means that the

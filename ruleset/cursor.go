@@ -426,7 +426,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		s.acked = now // equal to what the backend has
 		return
 	}
-	ch := Change{Old: s.acked, New: now, Fields: what, Attempted: tried}
+	ch := Change{Old: s.acked, New: now, Fields: what, Attempted: tried, again: failed}
 	switch {
 	case now != nil:
 		ch.Key = now.Key
@@ -494,48 +494,25 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if c.detached {
 		return
 	}
-	var partial *PartialError
-	all := err == nil
-	some := !all && !errors.Is(err, ErrNeedFull) && errors.As(err, &partial) && partial != nil
-	if d.Full && !all && !(some && partial.Pruned) && !c.full { // c.full: Resync was called
-		c.full, c.repeat = true, some || d.Repeat
+	o := d.outcome(err)
+	if d.Full && !o.all && !o.pruned && !c.full { // c.full: Resync was called
+		c.full, c.repeat = true, o.some || d.Repeat
 	}
 	if d.second && errors.Is(err, ErrNeedFull) {
 		c.full, c.repeat = true, false // the caller may have had its one full delta
 	}
-	if all || some {
+	if o.all || o.some {
 		c.node = d.Node
 	}
-	var stay map[tracker.Key]*left
-	if c.left = nil; some {
-		if stay = c.leave(d, partial); !d.second {
-			c.left = stay
-		}
+	if c.left = nil; !d.second {
+		c.left = o.left
+		c.fall(d.Node)
 	}
-	refused := !all && !some && !errors.Is(err, ErrNeedFull) && errors.Is(err, ErrRefused)
 	failedNames := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
 		ch := &d.Changes[i]
-		l := stay[ch.Key]
-		if l != nil && !l.unsure {
-			failedNames[ch.Key.NamespacedName] = true
-			info.Failed++
-			c.unchanged(ch.ID(), ch.Staying(func(k tracker.Key) bool { return stay[k] != nil }))
-			continue
-		}
-		failed := !all && !some
-		if some {
-			_, failed = partial.Failed[ch.Key]
-			failed = failed || l != nil
-			// The data plane may still serve this Service's frontend, which a failed
-			// Service was to take over. Its ID must not be reused before that.
-			for _, m := range ch.lost {
-				if _, waits := partial.Failed[m.key]; waits {
-					failed = true
-				}
-			}
-		}
-		if !failed {
+		now, known := o.of(ch)
+		if known && !o.nothing && o.left[ch.Key] == nil {
 			c.ack(ch)
 			if !d.second || ch.New == nil {
 				delete(c.whole, ch.ID())
@@ -544,13 +521,13 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		}
 		failedNames[ch.Key.NamespacedName] = true
 		info.Failed++
-		if _, again := c.tried[ch.ID()]; refused && !again {
-			c.unchanged(ch.ID(), ch.Old)
+		if known {
+			c.unchanged(ch.ID(), now)
 		} else {
-			c.fail(ch, d.Full && !some)
+			c.fail(ch, d.Full && !o.some)
 		}
 	}
-	if !all && !some {
+	if !o.all && !o.some {
 		return
 	}
 	// Triggers that arrived during Apply follow those that were offered.

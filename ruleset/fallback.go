@@ -31,45 +31,18 @@ type left struct {
 	unsure bool
 }
 
-// leave returns the changes of d that the backend left as they were: those of the Services that
-// it refused, and of those that lose a frontend to one of these. A removal cannot be refused.
-func (c *Cursor) leave(d *Delta, result *PartialError) map[tracker.Key]*left {
-	failed := result.Failed
-	var out map[tracker.Key]*left
-	for i := range d.Changes {
-		if ch := &d.Changes[i]; ch.New != nil && errors.Is(failed[ch.Key], ErrRefused) {
-			if out == nil {
-				out = map[tracker.Key]*left{}
-			}
-			out[ch.Key] = &left{Change: *ch, refused: true}
-		}
-	}
-	for more := len(out) != 0; more; {
-		more = false
-		for i := range d.Changes {
-			ch := &d.Changes[i]
-			waits := func(m move) bool { return out[m.key] != nil }
-			if failed[ch.Key] == nil && out[ch.Key] == nil && slices.ContainsFunc(ch.lost, waits) {
-				out[ch.Key], more = &left{Change: *ch}, true
-			}
-		}
-	}
-	for _, l := range out {
-		_, again := c.tried[l.ID()]
-		l.unsure = again && !(d.Full && result.Pruned) || slices.ContainsFunc(l.lost, func(m move) bool {
-			return failed[m.key] != nil && (out[m.key] == nil || !out[m.key].refused)
-		})
-	}
-	for _, l := range out {
+// fall sets the fallbacks of what the last delta left as it was. n is the delta's node.
+func (c *Cursor) fall(n *Node) {
+	for _, l := range c.left {
 		if l.unsure {
 			continue
 		}
-		if id := l.ID(); l.refused && l.Old != nil && c.whole[id] == nil {
+		id := l.ID()
+		if l.refused && l.Old != nil && c.whole[id] == nil {
 			c.whole[id] = l.Old
 		}
-		l.fall(out, c.whole[l.ID()], d.Node)
+		l.fall(c.left, c.whole[id], n)
 	}
-	return out
 }
 
 // fall sets the fallback. A refused Service gets no frontend and no endpoint that it did not have,

@@ -806,8 +806,10 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			p.ranges = PortRanges((i + int(seed)) % 3)
 		}
 		var cursors []*Cursor
+		var witnesses []*witness
 		for _, p := range planes {
-			cursors = append(cursors, e.Attach(p.name, p))
+			witnesses = append(witnesses, newWitness(p))
+			cursors = append(cursors, e.Attach(p.name, witnesses[len(cursors)]))
 		}
 		for range steps {
 			for range 1 + r.IntN(4) {
@@ -826,7 +828,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				p := planes[i]
 				planes[i] = newPlane(t, r, p.name, p.prunes, p.failures)
 				planes[i].ranges, planes[i].refuses, planes[i].refused = p.ranges, p.refuses, p.refused
-				cursors[i] = e.Attach(p.name, planes[i])
+				witnesses[i] = newWitness(planes[i])
+				cursors[i] = e.Attach(p.name, witnesses[i])
 			}
 			// The world changes during Apply.
 			before, moved := e.Snapshot(), false
@@ -847,6 +850,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			planes[i].remember()
 			if r.IntN(3) == 0 {
+				witnesses[i].check(t, cursors[i])
 				checkEffect(t, cursors[i], planes[i].acked)
 			}
 			if !moved && r.IntN(10) == 0 {

@@ -231,20 +231,14 @@ func (r *Resetter) revive(ctx context.Context, d *ruleset.Delta) error {
 
 // record notes the endpoints that vanished with d. err is the result of applying d.
 func (r *Resetter) record(d *ruleset.Delta, err error) {
-	var partial *ruleset.PartialError
-	if err != nil && (!errors.As(err, &partial) || errors.Is(err, ruleset.ErrNeedFull)) {
-		return
-	}
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.plan.changed = false
-	for i := range d.Changes {
-		c := &d.Changes[i]
-		if partial != nil && partial.Failed[c.Key] != nil {
-			continue
+	for c, known := range d.Outcome(err) {
+		if known {
+			r.plan.record(&c, now)
 		}
-		r.plan.record(c, now)
 	}
 	if r.plan.changed {
 		r.notify()
