@@ -46,6 +46,8 @@ type Cursor struct {
 	name    string
 	engine  *Engine
 	backend Backend
+	// leader, if not nil, is the Cursor whose effect this one follows.
+	leader *Cursor
 
 	// syncing has room for one value, which a Sync puts there for its duration. That happens
 	// before engine.mu is locked. engine.mu guards the fields below and is never held during
@@ -58,8 +60,11 @@ type Cursor struct {
 	full     bool  // the next delta is Full
 	repeat   bool  // the next Full delta is a Repeat
 	node     *Node // last acknowledged
-	states   []state
-	dirty    []uint32
+	gen      uint64
+	// followers holds the Cursors that follow this one.
+	followers []*Cursor
+	states    []state
+	dirty     []uint32
 	// marks counts the times that an ID became dirty.
 	marks uint64
 	// until is the value of marks when the Sync in progress had taken the changes from the tracker
@@ -73,8 +78,6 @@ type Cursor struct {
 	tried    map[uint32][]*Service
 	triggers []Trigger
 	effect   effect
-	// acks counts acknowledgments.
-	acks uint64
 	// left holds what the last delta left as it was, by key.
 	left map[tracker.Key]*left
 	// whole holds the version in effect of each refused Service before it was first refused: what
@@ -85,8 +88,6 @@ type Cursor struct {
 // state is the state of one ID in a Cursor.
 type state struct {
 	acked *Service
-	// at is the value of Cursor.acks after the last acknowledgment.
-	at uint64
 	// held reports whether the backend may have parts of the ID.
 	held bool
 	// dirty reports whether the ID is in Cursor.dirty. since is the value of Cursor.marks
@@ -134,14 +135,36 @@ func familyIndex(f tracker.Family) int {
 // to date. The name appears in errors and logs. b must not be nil. It may
 // be a [Limiter].
 func (e *Engine) Attach(name string, b Backend) *Cursor {
-	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		c.limits[familyIndex(f)] = LimitsOf(b, f)
-	}
+	c := e.newCursor(name, b)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.cursors = append(e.cursors, c)
 	return c
+}
+
+func (e *Engine) newCursor(name string, b Backend) *Cursor {
+	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		c.limits[familyIndex(f)] = LimitsOf(b, f)
+	}
+	return c
+}
+
+// Follow adds a backend whose wanted state is what c's backend has in effect: what it acknowledged,
+// and what stays of Services that it refused. Services that failed are as last acknowledged. So a
+// health check, a metric or an address that is announced is never ahead of the rules, whatever fails.
+// The follower is synced after c, for example by [SyncAll]. It gets deltas like any other Cursor, has
+// failures of its own and may be followed itself. Before c has a first result, its Sync does nothing
+// and returns an error that wraps [ErrNotSynced]. [Cursor.Detach] of c detaches it, too. It costs a
+// pointer for each Service, and time for what came into effect. b must not be nil.
+func (c *Cursor) Follow(name string, b Backend) *Cursor {
+	f := c.engine.newCursor(name, b)
+	f.leader = c
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	f.detached = c.detached
+	c.followers = append(c.followers, f)
+	return f
 }
 
 // OnSync sets the function f to be called at the end of each Sync that compared the
@@ -162,17 +185,26 @@ func (c *Cursor) Resync() {
 	c.full, c.repeat = true, false
 }
 
-// Detach removes the cursor from its Engine. Later calls of Sync return
+// Detach removes the cursor and those that follow it from its Engine. Later calls of Sync return
 // [ErrDetached]. Detach does not wait for a Sync in progress.
 func (c *Cursor) Detach() {
-	e := c.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	c.detach()
+}
+
+func (c *Cursor) detach() {
 	if c.detached {
 		return
 	}
+	for _, f := range slices.Clone(c.followers) {
+		f.detach()
+	}
 	c.detached = true
-	e.cursors = slices.DeleteFunc(e.cursors, func(o *Cursor) bool { return o == c })
+	e, same := c.engine, func(o *Cursor) bool { return o == c }
+	if e.cursors = slices.DeleteFunc(e.cursors, same); c.leader != nil {
+		c.leader.followers = slices.DeleteFunc(c.leader.followers, same)
+	}
 	for id := range c.states {
 		if c.states[id].held {
 			e.drop(uint32(id))
@@ -216,6 +248,9 @@ func (c *Cursor) Sync(ctx context.Context) error {
 	if missing := c.engine.tracker.Missing(); missing != nil {
 		return fmt.Errorf("ruleset: sync %s: %w: MarkSynced has not been called for %v", c.name, ErrNotSynced, missing)
 	}
+	if c.waits() {
+		return fmt.Errorf("ruleset: sync %s: %w: %s has nothing in effect", c.name, ErrNotSynced, c.leader.name)
+	}
 	info := SyncInfo{Start: time.Now()}
 	left, err := c.rounds(ctx, &info)
 	if errors.Is(err, ErrDetached) {
@@ -235,6 +270,16 @@ func (c *Cursor) Sync(ctx context.Context) error {
 		c.engine.callNotify()
 	}
 	return err
+}
+
+// waits reports whether the Cursor that c follows has no result yet.
+func (c *Cursor) waits() bool {
+	if c.leader == nil {
+		return false
+	}
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	return c.leader.node == nil && !c.detached
 }
 
 // SyncAll syncs rules and then the followers, which report or count what is in effect, such as
@@ -310,8 +355,13 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	if c.detached {
 		return nil, 0, ErrDetached
 	}
-	e.pull()
-	d = &Delta{Full: c.full, Repeat: c.repeat, Gen: e.gen, Node: e.node, OldNode: c.node, cursor: c}
+	d = &Delta{Full: c.full, Repeat: c.repeat, OldNode: c.node, cursor: c}
+	if c.leader == nil {
+		e.pull()
+		d.Gen, d.Node = e.gen, e.node
+	} else {
+		d.Gen, d.Node = c.leader.gen, c.leader.node
+	}
 	c.full, c.repeat = false, false
 	c.grow(len(e.slots))
 	c.unfinished = c.unfinished[:0]
@@ -436,8 +486,8 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		ch.Key = tried[0].Key
 	}
 	for at := range ch.dropped() {
-		if o, owned := c.engine.ownership.owner[at]; owned && o.id != id && c.engine.serves(o.id, at) {
-			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key, c.took(o.id, id, at)})
+		if o, key := c.owner(at); o != 0 && o != id {
+			ch.lost = append(ch.lost, move{at, key, hasFrontend(c.acked(o), at)})
 		}
 	}
 	if what&FieldFrontends != 0 {
@@ -453,16 +503,30 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	d.Changes = append(d.Changes, ch)
 }
 
-// took reports whether the backend has acknowledged a frontend for the Service with the ID winner,
-// and not later for the one with the ID loser. Both may have it while changes of one of them fail.
-func (c *Cursor) took(winner, loser uint32, at l4Key) bool {
-	w := c.acked(winner)
-	return hasFrontend(w, at) && (!hasFrontend(c.acked(loser), at) || c.states[winner].at > c.states[loser].at)
+// owner returns the ID and the key of the Service for which the backend should have a frontend, or 0.
+func (c *Cursor) owner(at l4Key) (uint32, tracker.Key) {
+	if c.leader != nil {
+		if id := c.leader.index().holder(at); id != 0 {
+			return id, c.leader.acked(id).Key
+		}
+	} else if o, owned := c.engine.ownership.owner[at]; owned && c.engine.serves(o.id, at) {
+		return o.id, c.engine.ownership.port(o.id).Key
+	}
+	return 0, tracker.Key{}
 }
 
-// desired returns the Service that the backend should have for id, or nil: the live one,
-// without the ranges of ports that the backend does not serve.
+// desired returns the Service that the backend should have for id, or nil: the live one, or what the
+// leader has in effect, without the ranges of ports that the backend does not serve.
 func (c *Cursor) desired(id uint32) *Service {
+	if c.leader != nil {
+		now := c.leader.acked(id)
+		if now != nil && now.ranges() > c.limits[familyIndex(now.Key.Family)].PortRanges {
+			if plain := now.withoutRanges(); plain != nil {
+				return plain
+			}
+		}
+		return now
+	}
 	now := c.engine.desired(id)
 	if len(c.engine.withoutRanges) == 0 || now == nil {
 		return now
@@ -502,13 +566,14 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		c.full, c.repeat = true, false // the caller may have had its one full delta
 	}
 	if o.all || o.some {
-		c.node = d.Node
+		c.node, c.gen = d.Node, d.Gen
 	}
 	if c.left = nil; !d.second {
 		c.left = o.left
 		c.fall(d.Node)
 	}
 	failedNames := map[types.NamespacedName]bool{}
+	var failed []*Change
 	for i := range d.Changes {
 		ch := &d.Changes[i]
 		now, known := o.of(ch)
@@ -523,9 +588,15 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		info.Failed++
 		if known {
 			c.unchanged(ch.ID(), now)
-		} else {
-			c.fail(ch, d.Full && !o.some)
+			continue
 		}
+		c.fail(ch, d.Full && !o.some)
+		if o.some {
+			failed = append(failed, ch)
+		}
+	}
+	for _, ch := range failed {
+		c.concede(ch, failed, &o)
 	}
 	if !o.all && !o.some {
 		return
@@ -548,8 +619,10 @@ func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
 	s := &c.states[id]
 	c.effect.set(id, s.acked, ch.New)
-	c.acks++
-	s.acked, s.at = ch.New, c.acks
+	if s.acked != ch.New {
+		s.acked = ch.New
+		c.tell(id)
+	}
 	delete(c.tried, id)
 	if ch.New == nil {
 		s.held, s.over = false, 0
@@ -578,6 +651,27 @@ func (c *Cursor) fail(ch *Change, again bool) {
 	c.markDirty(id)
 }
 
+// concede records that ch, one of those that failed, lost frontends to Services that were accepted.
+// The backend may still have parts of Old at other places.
+func (c *Cursor) concede(ch *Change, failed []*Change, o *outcome) {
+	if len(ch.lost) == 0 {
+		return
+	}
+	now := ch.Staying(func(k tracker.Key) bool {
+		return o.left[k] != nil || slices.ContainsFunc(failed, func(f *Change) bool { return f.Key == k })
+	})
+	if now == ch.Old {
+		return
+	}
+	id := ch.ID()
+	c.effect.set(id, ch.Old, now)
+	c.states[id].acked = now
+	c.tell(id)
+	if tried := c.tried[id]; !slices.Contains(tried, ch.Old) {
+		c.tried[id] = append(slices.Clip(tried), ch.Old)
+	}
+}
+
 // unchanged records that a change was refused, and what is in effect.
 func (c *Cursor) unchanged(id uint32, now *Service) {
 	delete(c.tried, id)
@@ -585,6 +679,7 @@ func (c *Cursor) unchanged(id uint32, now *Service) {
 	if now != s.acked {
 		c.effect.set(id, s.acked, now)
 		s.acked = now
+		c.tell(id)
 	}
 	if now == nil && s.held {
 		s.held = false
@@ -592,6 +687,13 @@ func (c *Cursor) unchanged(id uint32, now *Service) {
 		c.engine.drop(id)
 	}
 	c.markDirty(id)
+}
+
+// tell records for those that follow c that what is in effect of id changed.
+func (c *Cursor) tell(id uint32) {
+	for _, f := range c.followers {
+		f.markDirty(id)
+	}
 }
 
 // drop records that one cursor's backend has nothing of id any more.

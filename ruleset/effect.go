@@ -53,9 +53,7 @@ func (c *Cursor) Service(k tracker.Key) *Service {
 }
 
 // Lookup returns the acknowledged Service at an address, port and protocol, and its
-// frontend, like [Snapshot.Lookup]. If two acknowledged Services have the frontend
-// because its removal from one of them failed, Lookup returns the one acknowledged
-// last. A backend without ranges of ports has none here either: see [Limits].PortRanges.
+// frontend, like [Snapshot.Lookup]. A backend without ranges of ports has none here either: see [Limits].PortRanges.
 //
 // The first Lookup builds an index of all frontends, some 50 bytes each. Each
 // acknowledgement then updates the index at a cost proportional to the frontends of
@@ -71,13 +69,7 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 	if c.detached {
 		return nil, nil
 	}
-	x := &c.effect
-	if x.frontends == nil {
-		x.frontends = make(map[l4Key]uint32, len(c.states))
-		for id := range c.states {
-			x.setFrontends(uint32(id), nil, c.states[id].acked)
-		}
-	}
+	x := c.index()
 	id, ok := x.frontends[at]
 	if !ok {
 		if at, id, ok = x.inRange(at); !ok {
@@ -91,6 +83,28 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 		}
 	}
 	return nil, nil
+}
+
+// index returns c.effect with its frontends.
+func (c *Cursor) index() *effect {
+	x := &c.effect
+	if x.frontends == nil {
+		x.frontends = make(map[l4Key]uint32, len(c.states))
+		for id := range c.states {
+			x.setFrontends(uint32(id), nil, c.states[id].acked)
+		}
+	}
+	return x
+}
+
+// holder returns the ID last acknowledged with a frontend, or 0.
+func (x *effect) holder(at l4Key) uint32 {
+	for _, r := range slices.Backward(x.ranges[at.anyPort()]) {
+		if r.at == at {
+			return r.id
+		}
+	}
+	return x.frontends[at]
 }
 
 // inRange returns the key and the ID of the range last acknowledged at a single port.

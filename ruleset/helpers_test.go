@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -147,3 +148,26 @@ func show(f Frontend) string {
 
 // ptr returns a pointer to a copy of v.
 func ptr[T any](v T) *T { return &v }
+
+// concede takes the frontends from the failed Services of a delta that accepted ones have now.
+func concede(acked map[tracker.Key]*Service, d *Delta, unsure func(*Change) bool) {
+	taken := map[l4Key]bool{}
+	for i := range d.Changes {
+		if c := &d.Changes[i]; c.New != nil && !unsure(c) {
+			for j := range c.New.Frontends {
+				taken[l4KeyOf(c.New, &c.New.Frontends[j])] = true
+			}
+		}
+	}
+	for i := range d.Changes {
+		c := &d.Changes[i]
+		s := acked[c.Key]
+		gone := func(f Frontend) bool { return taken[l4KeyOf(s, &f)] }
+		if s == nil || !unsure(c) || !slices.ContainsFunc(s.Frontends, gone) {
+			continue
+		}
+		out := *s
+		out.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), gone)
+		acked[c.Key] = &out
+	}
+}

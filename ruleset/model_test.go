@@ -230,17 +230,20 @@ func (p *plane) plan(d *Delta) []op {
 
 func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
 	p.node, p.gen, p.needFull, p.repeat = d.Node, d.Gen, false, p.repeat && !d.Full
-	for _, c := range d.Changes {
+	unsure := func(c *Change) bool {
 		unsure := failed[c.Key] != nil
 		for _, to := range c.LostFrontends() {
 			unsure = unsure || failed[to] != nil
 		}
-		if unsure {
-			continue
-		}
-		if c.New == nil {
+		return unsure
+	}
+	concede(p.acked, d, unsure)
+	for i := range d.Changes {
+		switch c := &d.Changes[i]; {
+		case unsure(c):
+		case c.New == nil:
 			delete(p.acked, c.Key)
-		} else {
+		default:
 			p.acked[c.Key] = c.New
 		}
 	}
@@ -807,9 +810,11 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		}
 		var cursors []*Cursor
 		var witnesses []*witness
-		for _, p := range planes {
+		var followers []*follower
+		for i, p := range planes {
 			witnesses = append(witnesses, newWitness(p))
-			cursors = append(cursors, e.Attach(p.name, witnesses[len(cursors)]))
+			cursors = append(cursors, e.Attach(p.name, witnesses[i]))
+			followers = append(followers, follow(t, r, cursors[i], p.ranges))
 		}
 		for range steps {
 			for range 1 + r.IntN(4) {
@@ -830,6 +835,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				planes[i].ranges, planes[i].refuses, planes[i].refused = p.ranges, p.refuses, p.refused
 				witnesses[i] = newWitness(planes[i])
 				cursors[i] = e.Attach(p.name, witnesses[i])
+				followers[i] = follow(t, r, cursors[i], p.ranges)
 			}
 			// The world changes during Apply.
 			before, moved := e.Snapshot(), false
@@ -850,6 +856,9 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			planes[i].remember()
 			if r.IntN(3) == 0 {
+				followers[i].sync(t)
+			}
+			if r.IntN(3) == 0 {
 				witnesses[i].check(t, cursors[i])
 				checkEffect(t, cursors[i], planes[i].acked)
 			}
@@ -863,11 +872,12 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		}
 		same(t, e.Snapshot(), o.fresh(t))
 		for i := range planes {
-			planes[i].failures, planes[i].during = 0, nil
+			planes[i].failures, planes[i].during, followers[i].failures = 0, nil, 0
 			if !syncs(t, cursors[i]) {
 				t.Fatal("an Apply without failing writes failed")
 			}
 			planes[i].compare(e.Snapshot())
+			followers[i].sync(t)
 		}
 
 		// After everything is removed and accepted, the engine is empty.
@@ -879,6 +889,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				t.Fatal("an Apply without failing writes failed")
 			}
 			planes[i].compare(e.Snapshot())
+			followers[i].sync(t)
 		}
 		if n := len(e.ownership.ranges) + len(e.ownership.externals) + len(e.withoutRanges) + len(e.addresses[0]) + len(e.addresses[1]) + len(e.addresses[2]); n != 0 {
 			t.Errorf("seed %d: %d records of ranges and addresses are left", seed, n)

@@ -425,8 +425,10 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 	case d.Full:
 		p.prune(d)
 	}
+	unsure := func(c *Change) bool { return failed[c.Key] != nil || waits(c) }
+	concede(p.acked, d, unsure)
 	for _, c := range d.Changes {
-		if failed[c.Key] != nil || waits(&c) {
+		if unsure(&c) {
 			continue
 		}
 		if c.New == nil {

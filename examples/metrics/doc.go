@@ -2,7 +2,7 @@
 // and buckets of kube-proxy 1.37, so that dashboards and alerts for kube-proxy work:
 //
 //	set := metrics.NewSet(metrics.Config{Mode: "nftables", Families: families})
-//	cursor := engine.Attach("metrics", set) // to be synced after the cursor of the rules
+//	cursor := rules.Follow("metrics", set) // rules is the cursor of the data plane
 //	http.Handle("/metrics", set.Handler())
 //
 // The source of names, types, labels and buckets is the Kubernetes Metrics Reference; a test

@@ -36,8 +36,7 @@ func (t flows) Delete(_ context.Context, stale []conntrack.Flow) (int, error) {
 
 func (t flows) LocalAddrs(context.Context, tracker.Family) ([]netip.Addr, error) { return nil, nil }
 
-// A data plane fails at first. The clean-up of flows waits for it, the health check does
-// not.
+// A data plane fails at first. The clean-up of flows and the health check wait for it.
 func Example_followers() {
 	t, engine := newEngine(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 	busy := true
@@ -58,13 +57,13 @@ func Example_followers() {
 
 	// The clean-up runs after the data plane: a flow may end only when the new rules
 	// handle its next packet. An agent that must not wait for it runs cleaner.Run in a goroutine,
-	// instead of Flush. The health check is an independent follower.
+	// instead of Flush. The health check says what the data plane has in effect.
 	rules := engine.Attach("switch", cleaner.Wrap(plane))
-	state := engine.Attach("health", checks)
+	state := rules.Follow("health", checks)
 	name := types.NamespacedName{Namespace: "shop", Name: "dns"}
 	sync := func() {
 		ctx := context.Background()
-		if err := errors.Join(rules.Sync(ctx), cleaner.Flush(ctx), state.Sync(ctx)); err != nil {
+		if err := errors.Join(ruleset.SyncAll(ctx, rules, state), cleaner.Flush(ctx)); err != nil {
 			fmt.Println(err)
 		}
 		answer := httptest.NewRecorder()
@@ -86,7 +85,7 @@ func Example_followers() {
 	sync()
 	// Output:
 	// ruleset: sync switch: the switch is busy
-	// health check: 200
+	// health check: 503
 	// data plane: 1 change
 	// ended the flow of 10.1.0.1:4000 to 10.0.0.2:8080
 	// health check: 200

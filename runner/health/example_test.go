@@ -48,7 +48,8 @@ func Example() {
 	services := health.NewServices(health.ServicesConfig{ProxyHealthy: proxy.Healthy})
 	ports := health.NewNodePorts(health.NodePortsConfig{Services: services, Listen: listenAnywhere})
 	defer ports.Close(context.Background())
-	rules, checks := engine.Attach("plane", plane), engine.Attach("health", ports)
+	rules := engine.Attach("plane", plane)
+	checks := rules.Follow("health", ports)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	r, err := runner.New(runner.Config{Trace: proxy.Trace()}, func(ctx context.Context) error {

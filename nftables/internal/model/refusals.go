@@ -172,8 +172,6 @@ func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err erro
 	switch {
 	case !p.full && stays.New == stays.Old || p.full && stays.New == nil:
 		return what, false, nil
-	case p.full && len(c.Attempted) != 0:
-		stays.New = p.undisputed(c, stays.New)
 	}
 	stays.Fields = ruleset.FieldAll
 	what, err = t.plan(&stays, p.tx)
@@ -185,25 +183,6 @@ func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err erro
 	}
 	p.fail(c.Key, err) // the table has nothing of it
 	return what, false, nil
-}
-
-// undisputed returns s, what stays of c, without the frontends that another Service has. After a
-// failure of c that one may have got them.
-func (p *plan) undisputed(c *ruleset.Change, s *ruleset.Service) *ruleset.Service {
-	for lost := range c.LostFrontends() {
-		same := func(f ruleset.Frontend) bool {
-			return f.Addr == lost.Addr && f.Port == lost.Port && f.LastPort == lost.LastPort
-		}
-		for i := range p.changes {
-			o := &p.changes[i]
-			if o.Key != c.Key && o.Key.Family == c.Key.Family && o.Key.Protocol == c.Key.Protocol && o.Old != nil && slices.ContainsFunc(o.Old.Frontends, same) {
-				out := *s
-				out.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), same)
-				s = &out
-			}
-		}
-	}
-	return s
 }
 
 func (p *plan) leave(k tracker.Key) {

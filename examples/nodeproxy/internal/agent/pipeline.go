@@ -26,7 +26,7 @@ func (a *Agent) connect() (err error) {
 	}
 	a.rules = a.Engine.Attach(a.Config.Mode, rules)
 	a.rules.OnSync(a.onSync)
-	a.followers = []*ruleset.Cursor{a.Engine.Attach("health", a.ports), a.Engine.Attach("metrics", a.metrics)}
+	a.followers = []*ruleset.Cursor{a.rules.Follow("health", a.ports), a.rules.Follow("metrics", a.metrics)}
 	if a.Sockets != nil {
 		a.socketRules = a.Engine.Attach("socketlb", a.Sockets)
 		a.followers = append(a.followers, a.socketRules)
