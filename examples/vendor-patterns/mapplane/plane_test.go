@@ -60,7 +60,7 @@ type world struct {
 	members   *fake[Member, Endpoint]
 }
 
-func newWorld(t *testing.T, fails func() bool) *world {
+func newWorld(t testing.TB, fails func() bool) *world {
 	t.Helper()
 	w := &world{}
 	// At any moment a frontend that forwards must lead to a pool without gaps that has at
@@ -89,7 +89,7 @@ func newWorld(t *testing.T, fails func() bool) *world {
 }
 
 // restart starts a new Plane with the same maps.
-func (w *world) restart(t *testing.T) {
+func (w *world) restart(t testing.TB) {
 	t.Helper()
 	var err error
 	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
