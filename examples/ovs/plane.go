@@ -10,14 +10,13 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
-	"github.com/go-proxier/proxier/ruleset/ids"
 )
 
 // Plane is a [ruleset.Backend] that programs a [Switch]. [New] makes one.
 type Plane struct {
 	sw     *Switch
 	driver *driver.Driver[[]Bucket, Flow]
-	groups *ids.Allocator[driver.Pool]
+	groups *driver.IDs[driver.Pool]
 	// spare holds the second groups of a name, found by the last full delta.
 	spare []uint32
 }
@@ -77,7 +76,7 @@ func (p *Plane) setNode(n *ruleset.Node) error {
 
 // adoptGroups takes over the numbers of the switch's groups.
 func (p *Plane) adoptGroups() (_ iter.Seq2[driver.Pool, []Bucket], err error) {
-	if p.groups, err = ids.New[driver.Pool](1, 0xffffff00); err != nil { // OFPG_MAX
+	if p.groups, err = driver.NewIDs[driver.Pool](1, 0xffffff00); err != nil { // OFPG_MAX
 		return nil, err
 	}
 	p.spare = nil

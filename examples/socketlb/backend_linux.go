@@ -18,7 +18,7 @@ import (
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/slots"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -63,7 +63,7 @@ type share struct {
 	number   int
 }
 
-type slotTable = slots.Table[share, struct{}]
+type slotTable = driver.Slots[share, struct{}]
 
 var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/ledger"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -420,7 +420,7 @@ func (a *apply) releaseEndpoints(c *ruleset.Change) error {
 }
 
 // release deletes the items that a Service had and no Service wants.
-func release[T comparable](l *ledger.Ledger[tracker.Key, T], k tracker.Key, wanted func(T) bool, remove func(T) error) error {
+func release[T comparable](l *driver.Ledger[tracker.Key, T], k tracker.Key, wanted func(T) bool, remove func(T) error) error {
 	for item := range l.Items(k) {
 		if wanted(item) || !l.Release(k, item) {
 			continue

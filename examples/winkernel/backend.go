@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
-	"github.com/go-proxier/proxier/ruleset/ledger"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -31,8 +31,8 @@ type Backend struct {
 	// replaces is set once the service turned out to be unable to modify load balancers.
 	replaces bool
 	// lbs and addresses record which Services use a load balancer and a remote endpoint.
-	lbs       ledger.Ledger[tracker.Key, Frontend]
-	addresses ledger.Ledger[tracker.Key, address]
+	lbs       driver.Ledger[tracker.Key, Frontend]
+	addresses driver.Ledger[tracker.Key, address]
 	// waiting holds the addresses of pods that the network plugin must make an endpoint for,
 	// or delete one, and those of pods that are left out until there is an endpoint.
 	waiting    map[tracker.Key][]netip.Addr
@@ -131,7 +131,7 @@ func (b *Backend) adopt() error {
 		return err
 	}
 	b.state, b.waiting = s, map[tracker.Key][]netip.Addr{}
-	b.lbs, b.addresses = ledger.Ledger[tracker.Key, Frontend]{}, ledger.Ledger[tracker.Key, address]{}
+	b.lbs, b.addresses = driver.Ledger[tracker.Key, Frontend]{}, driver.Ledger[tracker.Key, address]{}
 	for f := range s.lbs {
 		b.lbs.Installed(f)
 	}

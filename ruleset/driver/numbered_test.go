@@ -10,8 +10,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
-	"github.com/go-proxier/proxier/ruleset/ids"
-	"github.com/go-proxier/proxier/ruleset/slots"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -72,17 +70,17 @@ func writeTo[K comparable, V any](p *numbered, m map[K]V, k K, v *V) error {
 // numbers is what a process knows of a numbered plane.
 type numbers struct {
 	*numbered
-	endpointIDs *ids.Allocator[driver.Endpoint]
-	poolIDs     *ids.Allocator[driver.Pool]
-	tables      map[driver.Pool]*slots.Table[driver.Endpoint, uint32]
+	endpointIDs *driver.IDs[driver.Endpoint]
+	poolIDs     *driver.IDs[driver.Pool]
+	tables      map[driver.Pool]*driver.Slots[driver.Endpoint, uint32]
 }
 
 // backend starts a process. With empty, every frontend refers to a pool, which may be empty.
 // Without read, the process cannot read the tables.
 func (p *numbered) backend(empty, read bool) ruleset.Backend {
-	n := &numbers{numbered: p, tables: map[driver.Pool]*slots.Table[driver.Endpoint, uint32]{}}
-	n.endpointIDs, _ = ids.New[driver.Endpoint](1, 1<<16)
-	n.poolIDs, _ = ids.New[driver.Pool](1, 1<<16)
+	n := &numbers{numbered: p, tables: map[driver.Pool]*driver.Slots[driver.Endpoint, uint32]{}}
+	n.endpointIDs, _ = driver.NewIDs[driver.Endpoint](1, 1<<16)
+	n.poolIDs, _ = driver.NewIDs[driver.Pool](1, 1<<16)
 	for id, ep := range p.endpoints {
 		if n.endpointIDs.Adopt(ep, id) != nil {
 			n.endpointIDs.Reserve(id)
@@ -93,7 +91,7 @@ func (p *numbered) backend(empty, read bool) ruleset.Backend {
 			n.poolIDs.Reserve(id)
 			continue
 		}
-		n.tables[name] = &slots.Table[driver.Endpoint, uint32]{}
+		n.tables[name] = &driver.Slots[driver.Endpoint, uint32]{}
 	}
 	for k, ep := range p.slots {
 		if name, ok := n.poolIDs.Key(k.pool); ok {
@@ -185,7 +183,7 @@ func (n *numbers) putPool(name driver.Pool, want []driver.Endpoint) error {
 	}
 	table := n.tables[name]
 	if table == nil {
-		table = &slots.Table[driver.Endpoint, uint32]{}
+		table = &driver.Slots[driver.Endpoint, uint32]{}
 		n.tables[name] = table
 	}
 	table.Replace(func(yield func(driver.Endpoint, uint32) bool) {

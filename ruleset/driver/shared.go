@@ -4,14 +4,13 @@ import (
 	"errors"
 	"iter"
 
-	"github.com/go-proxier/proxier/ruleset/ledger"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // shared is a table whose entries several Services use.
 type shared[K comparable] struct {
 	table  Table[K, struct{}]
-	ledger ledger.Ledger[tracker.Key, K]
+	ledger Ledger[tracker.Key, K]
 	// early is as in records.
 	early map[K]struct{}
 }

@@ -4,7 +4,7 @@
 // are empty. Package ruleset/driver installs an endpoint once, before the first group that
 // uses it, and removes it after the last one.
 //
-// An [ids.Allocator] numbers the groups. A new process adopts the switch's state, so groups
+// An [driver.IDs] numbers the groups. A new process adopts the switch's state, so groups
 // and endpoints of an earlier process stay, with their IDs.
 package grouptable
 
@@ -16,7 +16,6 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
-	"github.com/go-proxier/proxier/ruleset/ids"
 )
 
 // Switch is the data plane. It identifies a group by an ID, and stores the group's name.
@@ -37,7 +36,7 @@ type Switch interface {
 type Table struct {
 	sw     Switch
 	driver *driver.Driver[[]driver.Endpoint, struct{}]
-	ids    *ids.Allocator[driver.Pool]
+	ids    *driver.IDs[driver.Pool]
 	// spare holds the second groups of a name, found by the last full delta.
 	spare []uint32
 }
@@ -97,7 +96,7 @@ func (t *Table) adopt() (iter.Seq2[driver.Pool, []driver.Endpoint], error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.ids, err = ids.New[driver.Pool](1, maxGroup); err != nil {
+	if t.ids, err = driver.NewIDs[driver.Pool](1, maxGroup); err != nil {
 		return nil, err
 	}
 	t.spare = nil

@@ -1,7 +1,7 @@
 // Package mapplane is a backend for a data plane that consists of two maps, such as the maps
 // of a BPF program: a frontend leads to a pool, and a pool has an entry for each of its
 // endpoints. It shows how package ruleset/driver writes single entries, which may fail, while
-// packets use the maps, and how [slots.Table] numbers a pool's entries without gaps.
+// packets use the maps, and how [driver.Slots] numbers a pool's entries without gaps.
 //
 // A program picks an endpoint by a number below the pool's size, which is part of the
 // frontend's entry. A change of the size therefore writes the frontend again. Entries above
@@ -16,7 +16,6 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
-	"github.com/go-proxier/proxier/ruleset/slots"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -58,7 +57,7 @@ type Endpoint struct {
 // New returns a [ruleset.Backend] that writes two maps, which may have entries of an earlier
 // process.
 func New(frontends Map[driver.Frontend, Action], members Map[Member, Endpoint]) (*driver.Driver[[]Endpoint, Action], error) {
-	p := &pools{members: members, slots: map[driver.Pool]*slots.Table[netip.AddrPort, uint16]{}}
+	p := &pools{members: members, slots: map[driver.Pool]*driver.Slots[netip.AddrPort, uint16]{}}
 	return driver.New(driver.Plane[[]Endpoint, Action]{
 		Pools: driver.Table[driver.Pool, []Endpoint]{Installed: p.installed, Put: p.put, Delete: p.delete},
 		Frontends: driver.Table[driver.Frontend, Action]{
@@ -76,14 +75,14 @@ func New(frontends Map[driver.Frontend, Action], members Map[Member, Endpoint]) 
 // pools writes the map of members.
 type pools struct {
 	members Map[Member, Endpoint]
-	slots   map[driver.Pool]*slots.Table[netip.AddrPort, uint16]
+	slots   map[driver.Pool]*driver.Slots[netip.AddrPort, uint16]
 }
 
 // table returns the slots of a pool.
-func (p *pools) table(pool driver.Pool) *slots.Table[netip.AddrPort, uint16] {
+func (p *pools) table(pool driver.Pool) *driver.Slots[netip.AddrPort, uint16] {
 	t := p.slots[pool]
 	if t == nil {
-		t = &slots.Table[netip.AddrPort, uint16]{}
+		t = &driver.Slots[netip.AddrPort, uint16]{}
 		p.slots[pool] = t
 	}
 	return t

@@ -1,4 +1,4 @@
-package slots
+package driver
 
 import (
 	"iter"
@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// Table assigns the keys of a pool to the slots from 0 to Len-1 and records which
+// Slots assigns the keys of a pool to the slots from 0 to Len-1 and records which
 // slots must be written. The zero value is an empty table for an empty data plane. A
-// Table must not be copied and is not safe for concurrent use.
-type Table[K, V comparable] struct {
+// Slots must not be copied and is not safe for concurrent use.
+type Slots[K, V comparable] struct {
 	slots []entry[K, V]
 	at    map[K]int // the slot of each key
 	// gaps holds each unused slot, and perhaps others.
@@ -28,18 +28,18 @@ type entry[K, V comparable] struct {
 }
 
 // Len returns the number of keys, which is the size of the pool after a Write.
-func (t *Table[K, V]) Len() int { return len(t.at) }
+func (t *Slots[K, V]) Len() int { return len(t.at) }
 
 // Slot returns the slot of a key. The bool is false if the table does not have the
 // key. A later Write may move the key to a lower slot.
-func (t *Table[K, V]) Slot(k K) (int, bool) {
+func (t *Slots[K, V]) Slot(k K) (int, bool) {
 	i, ok := t.at[k]
 	return i, ok
 }
 
 // All yields the keys and their values in no particular order. Keys may be deleted
 // during the iteration.
-func (t *Table[K, V]) All() iter.Seq2[K, V] {
+func (t *Slots[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		for k, i := range t.at {
 			if !yield(k, t.slots[i].value) {
@@ -51,7 +51,7 @@ func (t *Table[K, V]) All() iter.Seq2[K, V] {
 
 // Set adds a key or changes its value. Setting a key to its current value is not a
 // change.
-func (t *Table[K, V]) Set(k K, v V) {
+func (t *Slots[K, V]) Set(k K, v V) {
 	i, ok := t.at[k]
 	if ok && t.slots[i].value == v {
 		return
@@ -65,7 +65,7 @@ func (t *Table[K, V]) Set(k K, v V) {
 }
 
 // Delete removes a key, if the table has it.
-func (t *Table[K, V]) Delete(k K) {
+func (t *Slots[K, V]) Delete(k K) {
 	i, ok := t.at[k]
 	if !ok {
 		return
@@ -79,7 +79,7 @@ func (t *Table[K, V]) Delete(k K) {
 // Replace makes the contents of the table equal to want, for a Full delta. It takes
 // time proportional to the whole table. The resulting writes are proportional to the
 // differences.
-func (t *Table[K, V]) Replace(want iter.Seq2[K, V]) {
+func (t *Slots[K, V]) Replace(want iter.Seq2[K, V]) {
 	now := map[K]V{}
 	var order []K // the order of want, which new slots follow
 	for k, v := range want {
@@ -101,7 +101,7 @@ func (t *Table[K, V]) Replace(want iter.Seq2[K, V]) {
 // order of slots. A key may be in two slots if a process ended while it moved the
 // key; it then keeps the slot that was adopted first. Adopt panics if slot is
 // negative.
-func (t *Table[K, V]) Adopt(slot int, k K, v V) {
+func (t *Slots[K, V]) Adopt(slot int, k K, v V) {
 	for slot >= len(t.slots) {
 		t.gaps = append(t.gaps, len(t.slots))
 		t.slots = append(t.slots, entry[K, V]{})
@@ -116,7 +116,7 @@ func (t *Table[K, V]) Adopt(slot int, k K, v V) {
 
 // Rewrite makes the next Write write every slot, for a data plane that other programs
 // may have changed.
-func (t *Table[K, V]) Rewrite() {
+func (t *Slots[K, V]) Rewrite() {
 	for _, i := range t.at {
 		t.markDirty(i)
 	}
@@ -125,7 +125,7 @@ func (t *Table[K, V]) Rewrite() {
 // Write calls put, in ascending order, for each slot that may differ in the data
 // plane. Before that it moves keys to lower slots to fill gaps. It returns the first
 // error of put. The failed slot and those after it remain to be written.
-func (t *Table[K, V]) Write(put func(slot int, k K, v V) error) error {
+func (t *Slots[K, V]) Write(put func(slot int, k K, v V) error) error {
 	t.compact()
 	for _, i := range slices.Sorted(maps.Keys(t.dirty)) {
 		t.high = max(t.high, i+1) // a put that fails may have taken effect
@@ -141,7 +141,7 @@ func (t *Table[K, V]) Write(put func(slot int, k K, v V) error) error {
 // plane may have. It must be called only after a successful Write, while Len is the
 // size stored in the data plane. It returns the first error of del; another Trim
 // continues from there.
-func (t *Table[K, V]) Trim(del func(slot int) error) error {
+func (t *Slots[K, V]) Trim(del func(slot int) error) error {
 	for t.high > len(t.slots) {
 		if err := del(t.high - 1); err != nil {
 			return err
@@ -152,7 +152,7 @@ func (t *Table[K, V]) Trim(del func(slot int) error) error {
 }
 
 // put assigns a slot to a key.
-func (t *Table[K, V]) put(slot int, k K) {
+func (t *Slots[K, V]) put(slot int, k K) {
 	if t.at == nil {
 		t.at = map[K]int{}
 	}
@@ -161,7 +161,7 @@ func (t *Table[K, V]) put(slot int, k K) {
 }
 
 // markDirty records that a slot must be written.
-func (t *Table[K, V]) markDirty(slot int) {
+func (t *Slots[K, V]) markDirty(slot int) {
 	if t.dirty == nil {
 		t.dirty = map[int]struct{}{}
 	}
@@ -169,7 +169,7 @@ func (t *Table[K, V]) markDirty(slot int) {
 }
 
 // free returns an unused slot: a gap, or a new last slot.
-func (t *Table[K, V]) free() int {
+func (t *Slots[K, V]) free() int {
 	for n := len(t.gaps); n > 0; n = len(t.gaps) {
 		i := t.gaps[n-1]
 		t.gaps = t.gaps[:n-1]
@@ -182,7 +182,7 @@ func (t *Table[K, V]) free() int {
 }
 
 // compact moves the keys of the last slots into the gaps.
-func (t *Table[K, V]) compact() {
+func (t *Slots[K, V]) compact() {
 	cut := func() {
 		for n := len(t.slots); n > 0 && !t.slots[n-1].used; n = len(t.slots) {
 			t.slots = t.slots[:n-1]

@@ -1,4 +1,4 @@
-package slots_test
+package driver_test
 
 import (
 	"errors"
@@ -6,13 +6,13 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/go-proxier/proxier/ruleset/slots"
+	"github.com/go-proxier/proxier/ruleset/driver"
 )
 
-var errFake = errors.New("write failed")
+var errSlot = errors.New("write failed")
 
-// plane is a data plane with entries and a stored size.
-type plane struct {
+// slotPlane is a data slotPlane with entries and a stored size.
+type slotPlane struct {
 	t       *testing.T
 	entries map[int][2]int // key and value
 	size    int
@@ -22,7 +22,7 @@ type plane struct {
 }
 
 // look checks that a packet finds an entry in every slot below the size.
-func (p *plane) look() {
+func (p *slotPlane) look() {
 	p.t.Helper()
 	for i := range p.size {
 		if _, ok := p.entries[i]; !ok {
@@ -31,22 +31,22 @@ func (p *plane) look() {
 	}
 }
 
-func (p *plane) do(f func()) error {
+func (p *slotPlane) do(f func()) error {
 	p.writes++
 	if p.fails() {
 		if p.half() {
 			f()
 			p.look()
 		}
-		return errFake
+		return errSlot
 	}
 	f()
 	p.look()
 	return nil
 }
 
-// sync writes a table to the data plane.
-func (p *plane) sync(s *slots.Table[int, int]) error {
+// sync writes a table to the data slotPlane.
+func (p *slotPlane) sync(s *driver.Slots[int, int]) error {
 	if err := s.Write(func(slot, k, v int) error {
 		return p.do(func() { p.entries[slot] = [2]int{k, v} })
 	}); err != nil {
@@ -58,24 +58,24 @@ func (p *plane) sync(s *slots.Table[int, int]) error {
 	return s.Trim(func(slot int) error { return p.do(func() { delete(p.entries, slot) }) })
 }
 
-// agree checks that the data plane equals the model.
-func (p *plane) agree(s *slots.Table[int, int], model map[int]int) {
+// agree checks that the data slotPlane equals the model.
+func (p *slotPlane) agree(s *driver.Slots[int, int], model map[int]int) {
 	p.t.Helper()
 	got := map[int]int{}
 	for i := range p.size {
 		e := p.entries[i]
 		got[e[0]] = e[1]
 		if at, ok := s.Slot(e[0]); !ok || at != i {
-			p.t.Errorf("slot of %d is %d, %t; the data plane has it at %d", e[0], at, ok, i)
+			p.t.Errorf("slot of %d is %d, %t; the data slotPlane has it at %d", e[0], at, ok, i)
 		}
 	}
 	if !maps.Equal(got, model) || len(p.entries) != len(model) || p.size != len(model) {
-		p.t.Errorf("the data plane has %d slots and entries %v, want %v", p.size, p.entries, model)
+		p.t.Errorf("the data slotPlane has %d slots and entries %v, want %v", p.size, p.entries, model)
 	}
 	if got := maps.Collect(s.All()); !maps.Equal(got, model) {
 		p.t.Errorf("the table has %v, want %v", got, model)
 	}
-	err := errors.Join(s.Write(func(int, int, int) error { return errFake }), s.Trim(func(int) error { return errFake }))
+	err := errors.Join(s.Write(func(int, int, int) error { return errSlot }), s.Trim(func(int) error { return errSlot }))
 	if err != nil {
 		p.t.Error("something is left to be written or deleted")
 	}
@@ -87,12 +87,12 @@ func TestTableMatchesMap(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		failing := true
-		p := &plane{
+		p := &slotPlane{
 			t: t, entries: map[int][2]int{},
 			fails: func() bool { return failing && r.IntN(5) == 0 },
 			half:  func() bool { return r.IntN(2) == 0 },
 		}
-		s, model := &slots.Table[int, int]{}, map[int]int{}
+		s, model := &driver.Slots[int, int]{}, map[int]int{}
 		for step := range 80 {
 			for range r.IntN(5) {
 				k, v := r.IntN(8), r.IntN(3)
@@ -107,7 +107,7 @@ func TestTableMatchesMap(t *testing.T) {
 			}
 			switch r.IntN(12) {
 			case 0: // a new process
-				s = &slots.Table[int, int]{}
+				s = &driver.Slots[int, int]{}
 				for i, e := range p.entries {
 					s.Adopt(i, e[0], e[1])
 				}
@@ -118,7 +118,7 @@ func TestTableMatchesMap(t *testing.T) {
 			if s.Len() != len(model) {
 				t.Errorf("length %d, want %d", s.Len(), len(model))
 			}
-			if err := p.sync(s); err != nil && !errors.Is(err, errFake) {
+			if err := p.sync(s); err != nil && !errors.Is(err, errSlot) {
 				t.Fatal(err)
 			}
 			if step%8 == 7 {
@@ -139,8 +139,8 @@ func TestTableMatchesMap(t *testing.T) {
 // TestWritesAreProportionalToChanges counts the writes. A key that replaces another
 // one costs one write.
 func TestWritesAreProportionalToChanges(t *testing.T) {
-	p := &plane{t: t, entries: map[int][2]int{}, fails: func() bool { return false }}
-	s := &slots.Table[int, int]{}
+	p := &slotPlane{t: t, entries: map[int][2]int{}, fails: func() bool { return false }}
+	s := &driver.Slots[int, int]{}
 	expect := func(what string, writes int) {
 		t.Helper()
 		p.writes = -1 // the size
@@ -171,7 +171,7 @@ func TestWritesAreProportionalToChanges(t *testing.T) {
 	s.Rewrite()
 	expect("everything", 97)
 
-	next := &slots.Table[int, int]{}
+	next := &driver.Slots[int, int]{}
 	for i, e := range p.entries {
 		next.Adopt(i, e[0], e[1])
 	}
