@@ -49,7 +49,7 @@ func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*trac
 		if c.Old != nil && c.Fields != FieldAll {
 			before, now = listdiff.Trim(list(c.Old), now)
 		}
-		find := newFinder(before, endpointAddr)
+		find := findEndpoints(before)
 		for _, ep := range now {
 			if i := find.first(ep.Addr); i >= 0 && before[i].Equal(ep) {
 				continue
@@ -118,7 +118,7 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 		}
 		if len(c.Attempted) == 0 {
 			before, now = listdiff.Trim(before, now)
-			keep := newFinder(now, endpointAddr)
+			keep := findEndpoints(now)
 			for _, ep := range before {
 				if !keep.has(ep.Addr) && !yield(ep) {
 					return
@@ -346,11 +346,12 @@ func (Change) MarshalText() ([]byte, error) { return nil, errWire }
 func (Change) MarshalBinary() ([]byte, error) { return nil, errWire }
 
 // finder finds the first element of a list with a given key. It does not allocate for
-// short lists, which are the rule, and does no quadratic work for long ones.
+// short and for sorted lists, which are the rule, and does no quadratic work for others.
 type finder[T any, K comparable] struct {
-	list  []T
-	key   func(T) K
-	index map[K]int // nil for a short list
+	list    []T
+	key     func(T) K
+	index   map[K]int      // nil for a short or sorted list
+	compare func(T, K) int // nil unless the list is sorted
 }
 
 func newFinder[T any, K comparable](list []T, key func(T) K) finder[T, K] {
@@ -367,8 +368,23 @@ func newFinder[T any, K comparable](list []T, key func(T) K) finder[T, K] {
 	return f
 }
 
+// findEndpoints returns a finder of endpoints by address.
+func findEndpoints(list []*tracker.Endpoint) finder[*tracker.Endpoint, netip.AddrPort] {
+	sorted := slices.IsSortedFunc(list, func(a, b *tracker.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	if !sorted {
+		return newFinder(list, endpointAddr)
+	}
+	return finder[*tracker.Endpoint, netip.AddrPort]{list: list, compare: func(ep *tracker.Endpoint, a netip.AddrPort) int { return ep.Addr.Compare(a) }}
+}
+
 // first returns the index of the first element with key k, or -1.
 func (f finder[T, K]) first(k K) int {
+	if f.compare != nil {
+		if i, ok := slices.BinarySearchFunc(f.list, k, f.compare); ok {
+			return i
+		}
+		return -1
+	}
 	if f.index == nil {
 		return slices.IndexFunc(f.list, func(x T) bool { return f.key(x) == k })
 	}

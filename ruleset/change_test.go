@@ -368,3 +368,24 @@ func TestFinderFindsFirst(t *testing.T) {
 		}
 	}
 }
+
+// TestEndpointsAreFoundInEveryOrder compares the search in a sorted list with that in others.
+func TestEndpointsAreFoundInEveryOrder(t *testing.T) {
+	var list []*tracker.Endpoint
+	for i := range 40 {
+		list = append(list, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(2 * i)}), 80)})
+	}
+	for _, sorted := range []bool{true, false} {
+		if !sorted {
+			slices.Reverse(list)
+		}
+		f := findEndpoints(list)
+		for i := range 80 {
+			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)
+			want := slices.IndexFunc(list, func(ep *tracker.Endpoint) bool { return ep.Addr == at })
+			if got := f.first(at); got != want {
+				t.Errorf("sorted=%t: %s is at %d, want %d", sorted, at, got, want)
+			}
+		}
+	}
+}

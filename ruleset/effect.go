@@ -238,7 +238,7 @@ func (x *effect) setEndpoints(id uint32, old, now *Service) {
 		return l4KeyAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), proto)
 	}
 	before, after = listdiff.Trim(before, after)
-	had, has := newFinder(before, endpointAddr), newFinder(after, endpointAddr)
+	had, has := findEndpoints(before), findEndpoints(after)
 	for _, ep := range before {
 		if !has.has(ep.Addr) {
 			x.removeEndpoint(at(ep), id)
