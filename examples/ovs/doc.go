@@ -2,19 +2,19 @@
 // like OpenFlow's, and a backend that programs the switch. The switch is in memory, and its
 // method Process stands for its pipeline.
 //
-// The backend, [Plane], has the three properties that make a port laborious:
+// The backend, which [New] makes, has the three properties that make a port laborious:
 //
 //   - Groups. A pool of endpoints is a group, and flows name it by a number.
-//     [ids.Allocator] allocates the numbers, which survive a restart.
+//     [driver.Numbered] allocates the numbers, which survive a restart.
 //   - Owners in keys. The key of a frontend's flow holds the Service, so two Services can
 //     have a flow for one address. When a frontend moves, the new owner's flow is added
 //     before the old owner's flow is removed.
 //   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
-//     groups that use it. The driver counts its users, with package ledger.
+//     groups that use it. The driver counts its users.
 //
 // It has no ranges of ports ([ruleset.PortRangesNone]): a flow of the example matches one port.
 //
-// Package ruleset/driver calls the Plane's functions in the order of package ruleset's steps.
+// Package ruleset/driver calls the switch's functions in the order of package ruleset's steps.
 // A full delta first adopts the switch's state: groups keep their numbers, and only
 // differences are written. The test runs the conformance suite without packets.
 package ovs

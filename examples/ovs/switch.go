@@ -19,11 +19,8 @@ type Flow struct {
 	Affinity        time.Duration
 }
 
-// Group is a set of buckets.
-type Group struct {
-	Name    driver.Pool
-	Buckets []Bucket
-}
+// Group is a set of buckets, with the name of the pool that it is for.
+type Group = driver.Named[driver.Pool, []Bucket]
 
 // Bucket sends packets to an endpoint through the endpoint's own flow.
 type Bucket struct {
@@ -152,7 +149,7 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 		Affinity:   flow.Affinity,
 		Masquerade: fe.Masquerade.Applies(fromPod, fromNode),
 	}
-	for _, b := range s.Groups.m[group].Buckets {
+	for _, b := range s.Groups.m[group].Value {
 		if !s.Endpoints.has(b.Endpoint) {
 			b.Endpoint = driver.Endpoint{}
 		}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -39,7 +39,8 @@ type state struct {
 	frontends map[frontendKey]frontendValue
 	// started is set once a full delta was applied.
 	started   bool
-	pools     map[poolKey]*slotTable
+	slots     driver.Slots[poolKey, endpoint]
+	pools     driver.Table[poolKey, []*tracker.Endpoint] // of slots
 	members   map[serviceID]map[memberKey]struct{}
 	addresses map[[16]byte]address
 	// names are the keys of the Services in the model.
@@ -56,14 +57,6 @@ type poolKey struct {
 	service serviceID
 	target  uint32
 }
-
-// share identifies one of an endpoint's slots. Their number depends on the weight.
-type share struct {
-	endpoint endpoint
-	number   int
-}
-
-type slotTable = driver.Slots[share, struct{}]
 
 var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
@@ -108,6 +101,12 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if err := b.maps.open(&b.config); err != nil {
 		return nil, unsupported("creating BPF maps", err)
 	}
+	b.slots = driver.Slots[poolKey, endpoint]{
+		Entries:  b.slotTable(),
+		Value:    func(_ poolKey, ep *tracker.Endpoint) endpoint { return endpointOf(ep.Addr) },
+		ByWeight: true,
+	}
+	b.pools = b.slots.Pools()
 	if err := b.hooks.load(&b.config, &b.maps, b.host.cookie); err != nil {
 		return nil, err
 	}
@@ -179,8 +178,9 @@ func detects(n *ruleset.Node) []bool {
 // the same reason it does not use package driver, which keeps what a failed Service had: here a
 // failed Service must leave the maps, and the room may be enough for another attempt.
 func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
+	var found iter.Seq2[poolKey, []*tracker.Endpoint] // the pools in the maps
 	if d.Full {
-		if err := b.adopt(); err != nil {
+		if found, err = b.adopt(); err != nil {
 			return nil, err
 		}
 	}
@@ -230,7 +230,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 		}
 	}
 	if d.Full {
-		if err := b.prunePools(changes); err != nil {
+		if err := b.prunePools(changes, found); err != nil {
 			return nil, err
 		}
 		b.names = map[serviceID]tracker.Key{}
@@ -272,37 +272,47 @@ func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error)
 	return nil
 }
 
-// adopt reads the entries that this process or an earlier one left in the maps.
-func (b *Backend) adopt() (err error) {
+// adopt reads the entries that this process or an earlier one left in the maps. It returns the
+// pools.
+func (b *Backend) adopt() (found iter.Seq2[poolKey, []*tracker.Endpoint], err error) {
 	if b.frontends, err = readMap[frontendKey, frontendValue](b.maps.frontends); err != nil {
-		return err
+		return nil, err
 	}
-	endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
-	if err != nil {
-		return err
-	}
-	b.pools = map[poolKey]*slotTable{}
-	shares := map[poolKey]map[endpoint]int{}
-	// In order, so that the shares of an endpoint keep their numbers.
-	for _, k := range slices.SortedFunc(maps.Keys(endpoints), func(x, y slotKey) int { return int(x.Slot) - int(y.Slot) }) {
-		p := poolKey{k.Service, k.Target}
-		if shares[p] == nil {
-			shares[p] = map[endpoint]int{}
-		}
-		e := endpoints[k]
-		b.table(p).Adopt(int(k.Slot), share{e, shares[p][e]}, struct{}{})
-		shares[p][e]++
+	if found, err = b.pools.Installed(); err != nil {
+		return nil, err
 	}
 	members, err := readMap[memberKey, byte](b.maps.members)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	b.members = map[serviceID]map[memberKey]struct{}{}
 	for k := range members {
 		b.noteMember(k)
 	}
 	b.addresses, err = readMap[[16]byte, address](b.maps.addresses)
-	return err
+	return found, err
+}
+
+func keyOfSlot(at driver.Slot[poolKey]) slotKey {
+	return slotKey{at.Pool.service, at.Pool.target, uint32(at.N)}
+}
+
+// slotTable returns the functions of the map of endpoints.
+func (b *Backend) slotTable() driver.Table[driver.Slot[poolKey], endpoint] {
+	return driver.Table[driver.Slot[poolKey], endpoint]{
+		Installed: func() (iter.Seq2[driver.Slot[poolKey], endpoint], error) {
+			endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
+			return func(yield func(driver.Slot[poolKey], endpoint) bool) {
+				for k, e := range endpoints {
+					if !yield(driver.Slot[poolKey]{Pool: poolKey{k.Service, k.Target}, N: int(k.Slot)}, e) {
+						return
+					}
+				}
+			}, err
+		},
+		Put:    func(at driver.Slot[poolKey], e endpoint) error { return put(b, b.maps.endpoints, keyOfSlot(at), e) },
+		Delete: func(at driver.Slot[poolKey]) error { return remove(b, b.maps.endpoints, keyOfSlot(at)) },
+	}
 }
 
 // serves reports whether connections to a Service can be translated.
@@ -310,41 +320,17 @@ func serves(s *ruleset.Service) bool {
 	return s != nil && s.Hash() == tracker.HashNone
 }
 
-// table returns the slots of a pool.
-func (b *Backend) table(k poolKey) *slotTable {
-	t := b.pools[k]
-	if t == nil {
-		t = &slotTable{}
-		b.pools[k] = t
-	}
-	return t
-}
-
 // fillPools writes the new endpoints of a change.
 func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
-	id := idOf(c.Key)
 	for _, target := range targets {
 		if c.Fields&poolFields[target] == 0 && !full {
 			continue
 		}
-		k := poolKey{id, uint32(target)}
-		t := b.table(k)
-		t.Replace(func(yield func(share, struct{}) bool) {
-			if !serves(c.New) {
-				return
-			}
-			eps := c.New.Pool(target)
-			for i, n := range ruleset.Shares(eps) {
-				for number := range n {
-					if !yield(share{endpointOf(eps[i].Addr), number}, struct{}{}) {
-						return
-					}
-				}
-			}
-		})
-		if err := t.Write(func(slot int, s share, _ struct{}) error {
-			return put(b, b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}, s.endpoint)
-		}); err != nil {
+		var eps []*tracker.Endpoint
+		if serves(c.New) {
+			eps = c.New.Pool(target)
+		}
+		if err := b.pools.Put(poolKey{idOf(c.Key), uint32(target)}, eps); err != nil {
 			return err
 		}
 	}
@@ -360,11 +346,17 @@ func put[K, V any](b *Backend, m *ebpf.Map, k K, v V) error {
 	return nil
 }
 
-// trim deletes the entries that a Service no longer needs. No frontend uses them.
+// trim deletes the entries that a Service no longer needs. No frontend uses them: those above a
+// pool's size.
 func (b *Backend) trim(c *ruleset.Change) error {
 	id := idOf(c.Key)
 	for _, t := range targets {
-		if err := b.trimPool(poolKey{id, uint32(t)}); err != nil {
+		k := poolKey{id, uint32(t)}
+		trim := b.pools.Trim
+		if b.slots.Len(k) == 0 {
+			trim = b.pools.Delete
+		}
+		if err := trim(k); err != nil {
 			return err
 		}
 	}
@@ -375,31 +367,11 @@ func (b *Backend) trim(c *ruleset.Change) error {
 func (b *Backend) deletePools(c *ruleset.Change) error {
 	id := idOf(c.Key)
 	for _, t := range targets {
-		if err := b.emptyPool(poolKey{id, uint32(t)}); err != nil {
+		if err := b.pools.Delete(poolKey{id, uint32(t)}); err != nil {
 			return err
 		}
 	}
 	return b.trimMembers(id, nil)
-}
-
-// emptyPool deletes all entries of a pool.
-func (b *Backend) emptyPool(k poolKey) error {
-	t := b.table(k)
-	t.Replace(func(func(share, struct{}) bool) {})
-	return errors.Join(t.Write(nil), b.trimPool(k))
-}
-
-// trimPool deletes the entries above a pool's size, which no frontend's size covers.
-func (b *Backend) trimPool(k poolKey) error {
-	t := b.pools[k]
-	if t == nil {
-		return nil
-	}
-	err := t.Trim(func(slot int) error { return remove(b, b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}) })
-	if err == nil && t.Len() == 0 {
-		delete(b.pools, k)
-	}
-	return err
 }
 
 // membersOf returns the members that a Service must have.
@@ -480,7 +452,7 @@ func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValu
 		if len(s.Pool(t)) == 0 {
 			return pool{}
 		}
-		return pool{uint32(t), uint32(b.table(poolKey{id, uint32(t)}).Len())}
+		return pool{uint32(t), uint32(b.slots.Len(poolKey{id, uint32(t)}))}
 	}
 	v := frontendValue{Service: id, Affinity: uint64(s.Port.Affinity), Node: poolOf(f.Internal)}
 	recognized := b.node.LocalTraffic.Detects(s.Key.Family)
@@ -577,16 +549,16 @@ func (b *Backend) pruneFrontends(changes []*ruleset.Change) error {
 }
 
 // prunePools deletes the pools and members of Services that are not in a full delta.
-func (b *Backend) prunePools(changes []*ruleset.Change) error {
+func (b *Backend) prunePools(changes []*ruleset.Change, found iter.Seq2[poolKey, []*tracker.Endpoint]) error {
 	wanted := map[serviceID]bool{}
 	for _, c := range changes {
 		wanted[idOf(c.Key)] = true
 	}
-	for k := range b.pools {
+	for k := range found {
 		if wanted[k.service] {
 			continue
 		}
-		if err := b.emptyPool(k); err != nil {
+		if err := b.pools.Delete(k); err != nil {
 			return err
 		}
 	}

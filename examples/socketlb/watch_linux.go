@@ -70,13 +70,9 @@ func (b *Backend) check() error {
 		return err
 	}
 	want := 0
-	for k, t := range b.pools {
-		want += t.Len()
-		for s := range t.All() {
-			slot, _ := t.Slot(s)
-			if endpoints[slotKey{k.service, k.target, uint32(slot)}] != s.endpoint {
-				return drift("map endpoints: the entry of %s differs from what was written", s.endpoint)
-			}
+	for at, e := range b.slots.All() {
+		if want++; endpoints[keyOfSlot(at)] != e {
+			return drift("map endpoints: the entry of %s differs from what was written", e)
 		}
 	}
 	if len(endpoints) != want {

@@ -1,33 +1,49 @@
-// Package driver applies deltas to a data plane that is written entry by entry, without
-// transactions. The author supplies functions that put and delete entries. A [Driver] calls
-// them in the order in which no packet meets a frontend without its endpoints:
+// Package driver has what a data plane needs that is written entry by entry, without
+// transactions: the order of writes, a record of the entries that exist, numbers for them, and
+// their users. The author supplies functions that put and delete entries. A [Driver] calls them in
+// the order in which no packet meets a frontend without its endpoints:
 //
-//	d := driver.New(driver.Plane[[]Bucket, Flow]{
-//		Endpoints: driver.Table[driver.Endpoint, struct{}]{Installed: ..., Put: ..., Delete: ...},
+//	d, err := driver.New(driver.Plane[Locality, []Bucket, Flow]{
+//		Endpoints: driver.Table[driver.Endpoint, Locality]{Installed: ..., Put: ..., Delete: ...},
 //		Pools:     driver.Table[driver.Pool, []Bucket]{Installed: ..., Put: ..., Delete: ...},
 //		Frontends: driver.Table[driver.Frontend, Flow]{Installed: ..., Put: ..., Delete: ...},
+//		Endpoint:  func(s *ruleset.Service, ep *tracker.Endpoint) Locality { ... },
 //		Pool:      func(s *ruleset.Service, t ruleset.Target) []Bucket { ... },
 //		Frontend:  func(s *ruleset.Service, f *ruleset.Frontend) Flow { ... },
 //	})
 //	cursor := engine.Attach("switch", d)
 //
+// # Entries
+//
 // A Driver records the entries that exist and writes an entry only if its value differs, so an
 // author need not interpret [ruleset.Field]. A value may depend on what earlier writes stored,
 // for example on the number of a pool or of its slots. A Driver calls Delete only after nothing
-// refers to the entry. A failed write fails one Service, which is retried. The other Services
-// are in effect, whether the delta is full or not.
+// refers to the entry. A table may take several entries in one call ([Table].PutAll and DeleteAll:
+// one call for the endpoints of a deleted Service), or an old and a new value ([Table].Replace).
+//
+//   - [Slots] writes pools as numbered entries without gaps, for a BPF map.
+//   - [Numbered] writes a table whose keys are numbers, such as the groups of a switch. [IDs] has
+//     the numbers.
+//   - [Ledger] counts the users of entries, for a data plane without a Driver.
+//
+// # Failures
+//
+// A failed write fails one Service, which is retried. The other Services are in effect, whether the
+// delta is full or not. A data plane that cannot have a Service returns an error from
+// [Plane].Refuse, and a full table returns one that wraps [ruleset.ErrRefused] from Put. If
+// nothing of the Service was written, it then stays as it was, until it fits, without what is gone.
+//
+// # Restarts
 //
 // A full delta calls Installed for each table if it is the first one of a process or follows
 // [ruleset.Cursor.Resync] or [ruleset.ErrNeedFull]. Entries that equal the wanted ones are not
 // written, and entries that nothing needs are deleted. A restart without changes writes
 // nothing. Tables without Installed are written completely.
 //
-// If a Service is refused after a restart, a frontend that the earlier process wrote for it may
+// If a Service fails after a restart, a frontend that the earlier process wrote for it may
 // stay. It is not known which pool such a frontend refers to. So what the earlier process
 // wrote, and what nothing needs any more, stays until the Service is accepted or removed:
 // pools, their endpoints, and addresses. Frontends that no Service wants are deleted in any
 // case. Until then every delta is full ([ruleset.Delta].Repeat) and compares all entries with
 // those recorded.
-//
-// A data plane with transactions does not need this package: it may write in any order.
 package driver

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -38,13 +39,19 @@ type bucket struct {
 type plane struct {
 	env       conformance.SimEnv
 	node      *ruleset.Node
-	endpoints map[driver.Endpoint]struct{}
+	endpoints map[driver.Endpoint]string
 	addresses map[netip.Addr]struct{}
 	pools     map[driver.Pool][]bucket
 	frontends map[driver.Frontend]entry
 	writes    []string
+	// variant is how the plane's tables work.
+	variant variant
+	// calls counts calls by their names.
+	calls map[string]int
 	// refused is a frontend that the plane does not write, unless it is zero.
 	refused driver.Frontend
+	// deleting means that the current write deletes an entry.
+	deleting bool
 	// unreadable means that a Driver cannot read the tables.
 	unreadable bool
 	t          testing.TB
@@ -52,15 +59,31 @@ type plane struct {
 
 func newPlane(t testing.TB, env conformance.SimEnv) *plane {
 	return &plane{
-		env: env, t: t, endpoints: map[driver.Endpoint]struct{}{}, addresses: map[netip.Addr]struct{}{},
+		env: env, t: t, endpoints: map[driver.Endpoint]string{}, addresses: map[netip.Addr]struct{}{},
 		pools: map[driver.Pool][]bucket{}, frontends: map[driver.Frontend]entry{},
 	}
+}
+
+// variant is a set of properties of a plane.
+type variant struct {
+	byService, empty bool
+	// batches: tables have PutAll and DeleteAll only. replace: tables have Replace.
+	batches, replace bool
+	// refuses: a failed Put has no effect, and its error wraps ruleset.ErrRefused.
+	refuses bool
+	// some: frontends without endpoints have no entry. unfit: every Service with two endpoints is
+	// refused in advance.
+	some, unfit bool
 }
 
 // table returns the functions of a table that is a map.
 func table[K comparable, V any](p *plane, name string, m map[K]V) driver.Table[K, V] {
 	write := func(text string, k K, f func()) error {
+		p.deleting = strings.HasPrefix(text, "delete ")
 		if err := p.env.Fail(); err != nil {
+			if p.variant.refuses {
+				return fmt.Errorf("%w: %w", ruleset.ErrRefused, err)
+			}
 			return err
 		}
 		if at, ok := any(k).(driver.Frontend); ok && at == p.refused && at.Addr.IsValid() {
@@ -80,7 +103,48 @@ func table[K comparable, V any](p *plane, name string, m map[K]V) driver.Table[K
 	if p.unreadable {
 		out.Installed = nil
 	}
+	put, remove := out.Put, out.Delete
+	if p.variant.replace {
+		out.Replace = func(k K, old, now V) error {
+			if is, ok := m[k]; !ok || !reflect.DeepEqual(is, old) {
+				p.t.Errorf("%s %v is %v, and not %v", name, k, is, old)
+			}
+			p.count("replace " + name)
+			return put(k, now)
+		}
+	}
+	if p.variant.batches {
+		out.Put, out.Delete = nil, nil
+		out.PutAll = func(keys []K, values []V) (err error) {
+			p.count("put " + name)
+			for i, k := range keys {
+				if err = put(k, values[i]); err != nil {
+					if i != 0 && errors.Is(err, ruleset.ErrRefused) {
+						err = errors.New("half of a batch")
+					}
+					return err
+				}
+			}
+			return nil
+		}
+		out.DeleteAll = func(keys []K) error {
+			p.count("delete " + name)
+			for _, k := range keys {
+				if err := remove(k); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
 	return out
+}
+
+func (p *plane) count(call string) {
+	if p.calls == nil {
+		p.calls = map[string]int{}
+	}
+	p.calls[call]++
 }
 
 var errRefused = errors.New("refused")
@@ -106,8 +170,10 @@ func (p *plane) check() {
 	}
 }
 
-func (p *plane) driver(byService, empty bool) ruleset.Backend {
-	d, err := driver.New(driver.Plane[[]bucket, entry]{
+func (p *plane) driver() ruleset.Backend {
+	v := p.variant
+	plane := driver.Plane[string, []bucket, entry]{
+		Limits:    ruleset.Limits{PortRanges: ruleset.PortRangesShifted},
 		Node:      func(n *ruleset.Node) error { p.node = n; return nil },
 		Endpoints: table(p, "endpoint", p.endpoints),
 		Addresses: table(p, "address", p.addresses),
@@ -122,9 +188,23 @@ func (p *plane) driver(byService, empty bool) ruleset.Backend {
 		Frontend: func(s *ruleset.Service, f *ruleset.Frontend) entry {
 			return entry{service: s.Key, target: f.Target, internal: f.Internal, frontend: *f, affinity: s.Port.Affinity}
 		},
-		EmptyPools: empty,
-		ByService:  byService,
-	})
+		Endpoint:   func(_ *ruleset.Service, ep *tracker.Endpoint) string { return ep.Node },
+		EmptyPools: v.empty,
+		ByService:  v.byService,
+	}
+	if v.some {
+		plane.HasFrontend = func(s *ruleset.Service, f *ruleset.Frontend) bool { return len(s.Pool(f.Target)) != 0 }
+		plane.HasAddress = plane.HasFrontend
+	}
+	if v.unfit {
+		plane.Refuse = func(s *ruleset.Service) error {
+			if len(s.Selection.Reachable) == 2 {
+				return errRefused
+			}
+			return nil
+		}
+	}
+	d, err := driver.New(plane)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -188,36 +268,28 @@ func (p *plane) dump() string {
 	return strings.Join(slices.Sorted(slices.Values(lines)), "")
 }
 
-// ranged is a backend that serves ranges of ports.
-type ranged struct{ ruleset.Backend }
-
-func (ranged) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
-}
-
 // TestDriverPassesConformance drives a data plane with every table. After each write, nothing
 // may refer to a missing entry.
 func TestDriverPassesConformance(t *testing.T) {
-	for _, byService := range []bool{false, true} {
-		empty := !byService
-		t.Run(fmt.Sprintf("byService=%t/empty=%t", byService, empty), func(t *testing.T) {
+	for _, v := range []variant{
+		{empty: true, replace: true}, {byService: true}, {empty: true, batches: true}, {byService: true, batches: true, replace: true},
+	} {
+		t.Run(fmt.Sprintf("%+v", v), func(t *testing.T) {
 			skip := map[conformance.Feature]string{
 				conformance.LoopbackNodePorts: "no packet from a loopback address leaves the node",
 				conformance.ClosedPorts:       "frontends are all there is",
 				conformance.ServiceCIDRs:      "as closed ports",
 				conformance.ConsistentHash:    "the plane has no hash",
 			}
-			if byService {
+			if v.byService {
 				// Of several entries for an address any may be used for a moment.
 				skip[conformance.ReplaceInPlace] = "the plane has no order"
 			}
 			conformance.Simulate(t, conformance.Simulation{
 				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
 					p := newPlane(t, env)
-					return conformance.Plane{
-						Backend: func() ruleset.Backend { return ranged{p.driver(byService, empty)} },
-						Handle:  p.handle, Dump: p.dump,
-					}
+					p.variant = v
+					return conformance.Plane{Backend: p.driver, Handle: p.handle, Dump: p.dump}
 				},
 				Skip: skip, Worlds: 6,
 			})
@@ -231,10 +303,12 @@ type world struct {
 	fail    error
 	tracker *tracker.Tracker
 	cursor  *ruleset.Cursor
+	// half holds the Services that may be half written.
+	half map[tracker.Key]bool
 }
 
 func newWorld(t *testing.T, empty bool) *world {
-	w := &world{}
+	w := &world{half: map[tracker.Key]bool{}}
 	w.plane = newPlane(t, conformance.SimEnv{Fail: func() error { return w.fail }, Look: func() {}})
 	w.start(t, empty)
 	return w
@@ -259,7 +333,8 @@ func (w *world) start(t *testing.T, empty bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.cursor = e.Attach("plane", ranged{w.driver(false, empty)})
+	w.variant.empty = empty
+	w.cursor = e.Attach("plane", watched{w, w.driver()})
 	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
 }
 
@@ -299,6 +374,34 @@ func TestDriverWritesOnlyWhatDiffers(t *testing.T) {
 	if len(w.pools)+len(w.frontends)+len(w.endpoints)+len(w.addresses) != 0 {
 		t.Errorf("left: %s", w.dump())
 	}
+}
+
+// TestServiceTakesOneCallPerTable adds and deletes a Service with many endpoints in a data plane with
+// batches, and changes the value of an endpoint.
+func TestServiceTakesOneCallPerTable(t *testing.T) {
+	w := newWorld(t, false)
+	w.variant = variant{batches: true, replace: true}
+	w.start(t, false)
+	endpoints := slice("web")
+	for i := range 100 {
+		endpoints.Endpoints = append(endpoints.Endpoints, slice("", fmt.Sprint("10.0.0.", i)).Endpoints...)
+	}
+	w.tracker.SetService(service("web", "10.96.0.1"))
+	w.tracker.SetSlice(endpoints)
+	step := func(want map[string]int) {
+		t.Helper()
+		w.calls = nil
+		if w.sync(t); !maps.Equal(w.calls, want) {
+			t.Errorf("calls %v, want %v", w.calls, want)
+		}
+	}
+	step(map[string]int{"put endpoint": 1, "put address": 1, "put pool": 1, "put frontend": 1})
+	moved := endpoints.DeepCopy()
+	moved.Endpoints[7].NodeName = ptr("there")
+	w.tracker.SetSlice(moved)
+	step(map[string]int{"replace endpoint": 1})
+	w.tracker.DeleteService(name("web"))
+	step(map[string]int{"delete frontend": 1, "delete pool": 1, "delete endpoint": 1, "delete address": 1})
 }
 
 // TestFailureAffectsOneService fails the first write of two changes.
@@ -492,8 +595,8 @@ func TestRangeStaysApartFromSinglePort(t *testing.T) {
 // TestIncompletePlaneIsRejected leaves out what New requires.
 func TestIncompletePlaneIsRejected(t *testing.T) {
 	p := newPlane(t, conformance.SimEnv{})
-	for _, c := range []driver.Plane[int, int]{
-		{Endpoints: driver.Table[driver.Endpoint, struct{}]{Put: table(p, "", p.endpoints).Put}},
+	for _, c := range []driver.Plane[string, int, int]{
+		{Endpoints: driver.Table[driver.Endpoint, string]{Put: table(p, "", p.endpoints).Put}},
 		{Addresses: driver.Table[netip.Addr, struct{}]{Put: table(p, "", p.addresses).Put}},
 		{Pools: table(p, "", map[driver.Pool]int{})},
 		{Frontends: table(p, "", map[driver.Frontend]int{})},
@@ -502,7 +605,7 @@ func TestIncompletePlaneIsRejected(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
-	d, err := driver.New(driver.Plane[int, int]{})
+	d, err := driver.New(driver.Plane[string, int, int]{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -510,5 +613,8 @@ func TestIncompletePlaneIsRejected(t *testing.T) {
 	cancel()
 	if err := d.Apply(ctx, &ruleset.Delta{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
+	}
+	if got := d.Limits(tracker.IPv4); got != (ruleset.Limits{}) {
+		t.Errorf("limits %v", got)
 	}
 }

@@ -143,7 +143,7 @@ func TestLedgerRequestsEveryWrite(t *testing.T) {
 }
 
 // Two Services share an endpoint, and one install of it fails.
-func Example() {
+func ExampleLedger() {
 	var l driver.Ledger[string, string]
 	fmt.Println("web needs it installed:", l.Claim("web", "10.0.0.1:80")) // the install fails
 	fmt.Println("api needs it installed:", l.Claim("api", "10.0.0.1:80"))

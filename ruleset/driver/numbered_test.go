@@ -26,8 +26,8 @@ type numbered struct {
 }
 
 type slotKey struct {
-	pool uint32
-	slot int
+	Pool uint32
+	N    int
 }
 
 // flow is a frontend, for external and for internal traffic.
@@ -72,63 +72,48 @@ type numbers struct {
 	*numbered
 	endpointIDs *driver.IDs[driver.Endpoint]
 	poolIDs     *driver.IDs[driver.Pool]
-	tables      map[driver.Pool]*driver.Slots[driver.Endpoint, uint32]
+	slots       driver.Slots[uint32, uint32]
 }
 
 // backend starts a process. With empty, every frontend refers to a pool, which may be empty.
 // Without read, the process cannot read the tables.
 func (p *numbered) backend(empty, read bool) ruleset.Backend {
-	n := &numbers{numbered: p, tables: map[driver.Pool]*driver.Slots[driver.Endpoint, uint32]{}}
+	n := &numbers{numbered: p}
 	n.endpointIDs, _ = driver.NewIDs[driver.Endpoint](1, 1<<16)
 	n.poolIDs, _ = driver.NewIDs[driver.Pool](1, 1<<16)
-	for id, ep := range p.endpoints {
-		if n.endpointIDs.Adopt(ep, id) != nil {
-			n.endpointIDs.Reserve(id)
-		}
+	n.slots.Value = func(pool uint32, ep *tracker.Endpoint) uint32 {
+		name, _ := n.poolIDs.Key(pool)
+		id, _ := n.endpointIDs.Lookup(driver.Endpoint{Addr: ep.Addr, Protocol: name.Service.Protocol})
+		return id
 	}
-	for id, name := range p.pools {
-		if n.poolIDs.Adopt(name, id) != nil {
-			n.poolIDs.Reserve(id)
-			continue
-		}
-		n.tables[name] = &driver.Slots[driver.Endpoint, uint32]{}
+	n.slots.Entries = driver.Table[driver.Slot[uint32], uint32]{
+		Put:    func(at driver.Slot[uint32], ep uint32) error { return writeTo(p, p.slots, slotKey(at), &ep) },
+		Delete: func(at driver.Slot[uint32]) error { return writeTo(p, p.slots, slotKey(at), nil) },
 	}
-	for k, ep := range p.slots {
-		if name, ok := n.poolIDs.Key(k.pool); ok {
-			n.tables[name].Adopt(k.slot, p.endpoints[ep], ep)
-		}
-	}
-	plane := driver.Plane[[]driver.Endpoint, flow]{
+	plane := driver.Plane[struct{}, []*tracker.Endpoint, flow]{
 		Node:      func(node *ruleset.Node) error { p.node = node; return nil },
-		Endpoints: driver.Table[driver.Endpoint, struct{}]{Put: n.putEndpoint, Delete: n.deleteEndpoint},
-		Pools:     driver.Table[driver.Pool, []driver.Endpoint]{Put: n.putPool, Delete: n.deletePool},
+		Endpoints: driver.Numbered(n.endpointIDs, n.endpointTable(read)),
 		Frontends: driver.Table[driver.Frontend, flow]{
 			Put:    func(k driver.Frontend, v flow) error { return writeTo(p, p.flows, k, &v) },
 			Delete: func(k driver.Frontend) error { return writeTo(p, p.flows, k, nil) },
 		},
-		Pool: func(s *ruleset.Service, t ruleset.Target) (out []driver.Endpoint) {
-			for _, ep := range s.Pool(t) {
-				out = append(out, driver.EndpointOf(s, ep))
-			}
-			return out
-		},
+		Pool:       (*ruleset.Service).Pool,
 		Frontend:   func(s *ruleset.Service, f *ruleset.Frontend) flow { return n.flow(s, f, empty) },
 		EmptyPools: empty,
-		Trim:       n.trim,
 	}
 	if read {
-		plane.Endpoints.Installed = func() (iter.Seq2[driver.Endpoint, struct{}], error) {
-			return func(yield func(driver.Endpoint, struct{}) bool) {
-				for _, ep := range p.endpoints {
-					if !yield(ep, struct{}{}) {
+		n.slots.Entries.Installed = func() (iter.Seq2[driver.Slot[uint32], uint32], error) {
+			return func(yield func(driver.Slot[uint32], uint32) bool) {
+				for k, ep := range p.slots {
+					if !yield(driver.Slot[uint32](k), ep) {
 						return
 					}
 				}
 			}, nil
 		}
-		plane.Pools.Installed = n.installedPools
 		plane.Frontends.Installed = func() (iter.Seq2[driver.Frontend, flow], error) { return maps.All(p.flows), nil }
 	}
+	plane.Pools = driver.Numbered(n.poolIDs, n.poolTable(read))
 	d, err := driver.New(plane)
 	if err != nil {
 		p.t.Fatal(err)
@@ -136,90 +121,58 @@ func (p *numbered) backend(empty, read bool) ruleset.Backend {
 	return d
 }
 
-func (n *numbers) putEndpoint(ep driver.Endpoint, _ struct{}) error {
-	id, err := n.endpointIDs.Get(ep)
-	if err != nil {
-		return err
-	}
-	return writeTo(n.numbered, n.endpoints, id, &ep)
-}
+type namedEndpoint = driver.Named[driver.Endpoint, struct{}]
 
-func (n *numbers) deleteEndpoint(ep driver.Endpoint) error {
-	id, ok := n.endpointIDs.Lookup(ep)
-	if !ok {
-		return nil
+func (n *numbers) endpointTable(read bool) driver.Table[uint32, namedEndpoint] {
+	t := driver.Table[uint32, namedEndpoint]{
+		Put:    func(id uint32, e namedEndpoint) error { return writeTo(n.numbered, n.endpoints, id, &e.Name) },
+		Delete: func(id uint32) error { return writeTo(n.numbered, n.endpoints, id, nil) },
 	}
-	if err := writeTo(n.numbered, n.endpoints, id, nil); err != nil {
-		return err
-	}
-	n.endpointIDs.Release(ep)
-	return nil
-}
-
-// installedPools returns the endpoints of each pool in any order. It reads the map: the tables
-// have what is wanted, even if a write has failed.
-func (n *numbers) installedPools() (iter.Seq2[driver.Pool, []driver.Endpoint], error) {
-	found := map[driver.Pool][]driver.Endpoint{}
-	for name := range n.tables {
-		found[name] = nil
-	}
-	for k, ep := range n.slots {
-		if name, ok := n.poolIDs.Key(k.pool); ok {
-			found[name] = append(found[name], n.endpoints[ep])
-		}
-	}
-	return maps.All(found), nil
-}
-
-func (n *numbers) putPool(name driver.Pool, want []driver.Endpoint) error {
-	id, err := n.poolIDs.Get(name)
-	if err != nil {
-		return err
-	}
-	if _, ok := n.pools[id]; !ok {
-		if err := writeTo(n.numbered, n.pools, id, &name); err != nil {
-			return err
-		}
-	}
-	table := n.tables[name]
-	if table == nil {
-		table = &driver.Slots[driver.Endpoint, uint32]{}
-		n.tables[name] = table
-	}
-	table.Replace(func(yield func(driver.Endpoint, uint32) bool) {
-		for _, ep := range want {
-			if at, _ := n.endpointIDs.Lookup(ep); !yield(ep, at) {
-				return
+	if read {
+		t.Installed = func() (iter.Seq2[uint32, namedEndpoint], error) {
+			found := map[uint32]namedEndpoint{}
+			for id, ep := range n.endpoints {
+				found[id] = namedEndpoint{Name: ep}
 			}
+			return maps.All(found), nil
 		}
-	})
-	return table.Write(func(slot int, _ driver.Endpoint, at uint32) error {
-		return writeTo(n.numbered, n.numbered.slots, slotKey{id, slot}, &at)
-	})
+	}
+	return t
 }
 
-func (n *numbers) trim(name driver.Pool) error {
-	id, _ := n.poolIDs.Lookup(name)
-	return n.tables[name].Trim(func(slot int) error { return writeTo(n.numbered, n.numbered.slots, slotKey{id, slot}, nil) })
-}
+type namedPool = driver.Named[driver.Pool, []*tracker.Endpoint]
 
-func (n *numbers) deletePool(name driver.Pool) error {
-	id, ok := n.poolIDs.Lookup(name)
-	if !ok {
-		return nil
+// poolTable returns a table of pools, each of which has a name and slots.
+func (n *numbers) poolTable(read bool) driver.Table[uint32, namedPool] {
+	slots := n.slots.Pools()
+	t := driver.Table[uint32, namedPool]{
+		Put: func(id uint32, p namedPool) error {
+			if n.pools[id] != p.Name {
+				if err := writeTo(n.numbered, n.pools, id, &p.Name); err != nil {
+					return err
+				}
+			}
+			return slots.Put(id, p.Value)
+		},
+		Delete: func(id uint32) error {
+			if err := slots.Delete(id); err != nil {
+				return err
+			}
+			return writeTo(n.numbered, n.pools, id, nil)
+		},
+		Trim: slots.Trim,
 	}
-	if err := n.putPool(name, nil); err != nil {
-		return err
+	if read {
+		t.Installed = func() (iter.Seq2[uint32, namedPool], error) {
+			_, err := slots.Installed()
+			found := map[uint32]namedPool{}
+			for id, name := range n.pools {
+				found[id] = namedPool{name, []*tracker.Endpoint{{}}} // unknown
+			}
+			return maps.All(found), err
+		}
 	}
-	if err := n.trim(name); err != nil {
-		return err
-	}
-	if err := writeTo(n.numbered, n.pools, id, nil); err != nil {
-		return err
-	}
-	delete(n.tables, name)
-	n.poolIDs.Release(name)
-	return nil
+	return t
 }
 
 // flow reads what putPool stored.
@@ -240,7 +193,7 @@ func (n *numbers) flow(s *ruleset.Service, f *ruleset.Frontend, empty bool) flow
 			n.t.Errorf("pool %v was not put before its frontend", name)
 			continue
 		}
-		v.pools[i], v.counts[i] = id, n.tables[name].Len()
+		v.pools[i], v.counts[i] = id, n.slots.Len(id)
 	}
 	return v
 }

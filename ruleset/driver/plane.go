@@ -10,18 +10,26 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Plane is the data plane of a [Driver]. P is the value of a pool and F the value of a
-// frontend. A Table without Put does not exist in the data plane. A Driver calls the
-// functions from one goroutine at a time, within Apply.
-type Plane[P, F any] struct {
+// Plane is the data plane of a [Driver]. E is the value of an endpoint, P of a pool, and F of
+// a frontend. A Driver calls the functions from one goroutine at a time, within Apply. It
+// stores values, so they must not be modified. A value must be equal for equal Services, except
+// that Frontend may depend on what Pools has stored.
+type Plane[E, P, F any] struct {
+	// Limits are the limits of the data plane, in both families.
+	Limits ruleset.Limits
 	// Node writes what depends on the node. It is called if the node changed and in each
 	// full delta that is no [ruleset.Delta].Repeat, before anything else is written. It
 	// may be nil. Its error fails the whole delta.
 	Node func(*ruleset.Node) error
+	// Refuse, if not nil, returns an error for a Service that the data plane cannot have. It
+	// is called before anything is written. The Service then stays as it is: see
+	// [ruleset.ErrRefused].
+	Refuse func(*ruleset.Service) error
 
 	// Endpoints is the table of endpoints that pools refer to. Services share an entry: it
-	// is put before the first pool that needs it and deleted after the last one.
-	Endpoints Table[Endpoint, struct{}]
+	// is put before the first pool that needs it and deleted after the last one. If the values
+	// of the Services differ, one of them counts.
+	Endpoints Table[Endpoint, E]
 	// Addresses is the table of the addresses of frontends, for example routes to them.
 	// Services share an entry, as in Endpoints.
 	Addresses Table[netip.Addr, struct{}]
@@ -30,49 +38,31 @@ type Plane[P, F any] struct {
 	// Frontends is the table of frontends.
 	Frontends Table[Frontend, F]
 
-	// Pool returns the wanted value of a pool. It is required with Pools. It must return
-	// an equal value for the same Service. The Driver stores values, so they must not be
-	// modified.
+	// Endpoint returns the wanted value of an endpoint. Nil means the zero value.
+	Endpoint func(*ruleset.Service, *tracker.Endpoint) E
+	// Pool returns the wanted value of a pool. It is required with Pools. For a P of
+	// []*tracker.Endpoint it is (*ruleset.Service).Pool, which allocates nothing.
 	Pool func(*ruleset.Service, ruleset.Target) P
 	// Frontend returns the wanted value of a frontend. It is required with Frontends. It
 	// is called after the pools of the Service have been put, and again after a pool has
 	// become empty. So it may return what Pools stored, such as a number or a size. If
 	// the pools are unchanged, it must return an equal value for the same Service.
 	Frontend func(*ruleset.Service, *ruleset.Frontend) F
-	// EqualPools and EqualFrontends compare values. Nil means reflect.DeepEqual.
-	EqualPools     func(a, b P) bool
-	EqualFrontends func(a, b F) bool
 
 	// HasAddress reports whether a frontend's address is in Addresses. Nil means every
 	// frontend with an address.
-	HasAddress func(*ruleset.Frontend) bool
+	HasAddress func(*ruleset.Service, *ruleset.Frontend) bool
+	// HasFrontend reports whether a frontend is in Frontends. Nil means every frontend.
+	HasFrontend func(*ruleset.Service, *ruleset.Frontend) bool
 	// EmptyPools means that a pool that exists has an entry even if it is empty
 	// ([ruleset.Service.HasPool]). Otherwise only pools with endpoints have one. A new
 	// empty pool is put before the frontends, and an existing pool becomes empty after
 	// them.
 	EmptyPools bool
-	// Trim, if not nil, is called after the frontends have been written for each pool that
-	// was put before. A plane whose Put must leave what earlier frontends may use deletes
-	// it there.
-	Trim func(Pool) error
 	// ByService means that the key of a frontend contains its Service, so that two
 	// Services may have entries for one address. If it is false, [Frontend].Service is the
 	// zero Key, and the entry of a new owner replaces that of the old one.
 	ByService bool
-}
-
-// Table is a table of the data plane.
-type Table[K comparable, V any] struct {
-	// Installed yields the entries that the data plane has, including those of an earlier
-	// process. The Driver reads all of them before it writes. Nil means that only the
-	// Driver's own entries exist; then a full delta writes every entry, unless it is a
-	// [ruleset.Delta].Repeat.
-	Installed func() (iter.Seq2[K, V], error)
-	// Put adds or replaces an entry. After an error, the state of the entry is unknown.
-	Put func(K, V) error
-	// Delete removes an entry. Deleting a missing entry is not an error. It is required
-	// with Put.
-	Delete func(K) error
 }
 
 // Endpoint identifies an endpoint that Services share.
@@ -115,7 +105,7 @@ type Frontend struct {
 }
 
 // frontend returns the key of a frontend of the Service with key k.
-func (p *Plane[P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
+func (p *Plane[E, P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
 	out := Frontend{Addr: f.Addr, Port: f.Port, LastPort: f.LastPort, Protocol: k.Protocol, Family: k.Family}
 	if p.ByService {
 		out.Service = k
@@ -125,10 +115,56 @@ func (p *Plane[P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
 
 var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
-// has reports whether a pool of s must have an entry. s may be nil.
-func (p *Plane[P, F]) has(s *ruleset.Service, t ruleset.Target) bool {
+// hasPool reports whether a pool of s must have an entry. s may be nil.
+func (p *Plane[E, P, F]) hasPool(s *ruleset.Service, t ruleset.Target) bool {
 	if p.EmptyPools {
 		return s.HasPool(t)
 	}
 	return s != nil && len(s.Pool(t)) != 0
+}
+
+// hasFrontend reports whether a frontend of s must have an entry.
+func (p *Plane[E, P, F]) hasFrontend(s *ruleset.Service, f *ruleset.Frontend) bool {
+	return p.Frontends.exists() && (p.HasFrontend == nil || p.HasFrontend(s, f))
+}
+
+// addresses yields the addresses of a Service that have an entry. s may be nil.
+func (p *Plane[E, P, F]) addresses(s *ruleset.Service) iter.Seq2[netip.Addr, struct{}] {
+	return func(yield func(netip.Addr, struct{}) bool) {
+		if s == nil {
+			return
+		}
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			if f.Addr.IsValid() && (p.HasAddress == nil || p.HasAddress(s, f)) && !yield(f.Addr, struct{}{}) {
+				return
+			}
+		}
+	}
+}
+
+// upserted yields the endpoints that a change adds or modifies.
+func (p *Plane[E, P, F]) upserted(c *ruleset.Change) iter.Seq2[Endpoint, E] {
+	return func(yield func(Endpoint, E) bool) {
+		for ep := range c.Upserted() {
+			var v E
+			if p.Endpoint != nil {
+				v = p.Endpoint(c.New, ep)
+			}
+			if !yield(EndpointOf(c.New, ep), v) {
+				return
+			}
+		}
+	}
+}
+
+// removed yields the endpoints that a change removes.
+func removed(c *ruleset.Change) iter.Seq[Endpoint] {
+	return func(yield func(Endpoint) bool) {
+		for ep := range c.Removed() {
+			if !yield(Endpoint{ep.Addr, c.Key.Protocol}) {
+				return
+			}
+		}
+	}
 }

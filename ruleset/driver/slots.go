@@ -4,203 +4,283 @@ import (
 	"iter"
 	"maps"
 	"slices"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-// Slots assigns the keys of a pool to the slots from 0 to Len-1 and records which
-// slots must be written. The zero value is an empty table for an empty data plane. A
-// Slots must not be copied and is not safe for concurrent use.
-type Slots[K, V comparable] struct {
-	slots []entry[K, V]
-	at    map[K]int // the slot of each key
-	// gaps holds each unused slot, and perhaps others.
-	gaps []int
-	// dirty holds the slots that may differ in the data plane.
-	dirty map[int]struct{}
+// Slot is an entry of a pool, whose key in the data plane is a P.
+type Slot[P comparable] struct {
+	Pool P
+	// N is the number of the entry, from 0 to the pool's size minus 1.
+	N int
+}
+
+// Slots writes pools as numbered entries without gaps. P is the key of a pool, [Pool] in a Plane. A BPF program, for example, finds the
+// endpoints of a Service by a number below the pool's size.
+//
+//	slots := &driver.Slots[driver.Pool, Backend]{Entries: driver.Table[driver.Slot[driver.Pool], Backend]{...}, Value: backendOf}
+//	d, err := driver.New(driver.Plane[struct{}, []*tracker.Endpoint, Flow]{
+//		Pools: slots.Pools(), Pool: (*ruleset.Service).Pool,
+//		Frontend: func(...) Flow { ... slots.Len(pool) ... },
+//	})
+//
+// An endpoint that replaces another one takes its slot and costs one write. If more endpoints are
+// removed than added, the last ones move into the gaps. The entries above the new size are deleted
+// after the frontends, which contain the size, so every slot below a size that a packet may
+// meet has an endpoint.
+//
+// Without a Driver, call the functions of Pools in this order: Put, write the new size, Trim. A
+// failed write may have taken effect; the slot is written again until a write succeeds.
+type Slots[P, V comparable] struct {
+	// Entries is the table. Its Replace, Trim and Equal are not used.
+	Entries Table[Slot[P], V]
+	// Value returns the entry of an endpoint of a pool. An entry without a free slot may have
+	// that of another endpoint with an equal value.
+	Value func(P, *tracker.Endpoint) V
+	// ByWeight gives an endpoint as many slots as [ruleset.Shares] returns for it.
+	ByWeight bool
+
+	pools map[P]*slotList[V]
+	// keys and values are the entries to write.
+	keys   []Slot[P]
+	values []V
+}
+
+// slotList is the content of a pool.
+type slotList[V comparable] struct {
+	slots []slot[V]
+	// at holds the slot of each wanted value. A value may have several slots.
+	at map[copyOf[V]]int
 	// high is one more than the last slot that the data plane may have.
 	high int
+	// round is the number of the latest put.
+	round int
 }
 
-// entry is one slot.
-type entry[K, V comparable] struct {
-	key   K
+// copyOf is one of several equal values.
+type copyOf[V comparable] struct {
 	value V
-	used  bool
+	n     int
 }
 
-// Len returns the number of keys, which is the size of the pool after a Write.
-func (t *Slots[K, V]) Len() int { return len(t.at) }
-
-// Slot returns the slot of a key. The bool is false if the table does not have the
-// key. A later Write may move the key to a lower slot.
-func (t *Slots[K, V]) Slot(k K) (int, bool) {
-	i, ok := t.at[k]
-	return i, ok
+// slot is an entry. dirty means that the data plane may have another value, and round is the last
+// put that wanted the entry.
+type slot[V comparable] struct {
+	of          copyOf[V]
+	used, dirty bool
+	round       int
 }
 
-// All yields the keys and their values in no particular order. Keys may be deleted
-// during the iteration.
-func (t *Slots[K, V]) All() iter.Seq2[K, V] {
-	return func(yield func(K, V) bool) {
-		for k, i := range t.at {
-			if !yield(k, t.slots[i].value) {
-				return
+// Pools returns the table of pools, for a [Plane] or with [Numbered].
+func (s *Slots[P, V]) Pools() Table[P, []*tracker.Endpoint] {
+	return Table[P, []*tracker.Endpoint]{
+		Installed: s.installed, Put: s.put, Delete: s.delete, Trim: s.trim,
+		Equal: func(a, b []*tracker.Endpoint) bool { return slices.EqualFunc(a, b, (*tracker.Endpoint).Equal) },
+	}
+}
+
+// Len returns the number of a pool's slots after the last Put.
+func (s *Slots[P, V]) Len(p P) int {
+	if l := s.pools[p]; l != nil {
+		return len(l.slots)
+	}
+	return 0
+}
+
+// All yields the slots of all pools and what was last put there, in no particular order.
+func (s *Slots[P, V]) All() iter.Seq2[Slot[P], V] {
+	return func(yield func(Slot[P], V) bool) {
+		for p, l := range s.pools {
+			for i := range l.slots {
+				if !yield(Slot[P]{p, i}, l.slots[i].of.value) {
+					return
+				}
 			}
 		}
 	}
 }
 
-// Set adds a key or changes its value. Setting a key to its current value is not a
-// change.
-func (t *Slots[K, V]) Set(k K, v V) {
-	i, ok := t.at[k]
-	if ok && t.slots[i].value == v {
-		return
+func (s *Slots[P, V]) list(p P) *slotList[V] {
+	l := s.pools[p]
+	if l == nil {
+		if s.pools == nil {
+			s.pools = map[P]*slotList[V]{}
+		}
+		l = &slotList[V]{at: map[copyOf[V]]int{}}
+		s.pools[p] = l
 	}
-	if !ok {
-		i = t.free()
-		t.put(i, k)
-	}
-	t.slots[i].value = v
-	t.markDirty(i)
+	return l
 }
 
-// Delete removes a key, if the table has it.
-func (t *Slots[K, V]) Delete(k K) {
-	i, ok := t.at[k]
-	if !ok {
-		return
-	}
-	delete(t.at, k)
-	delete(t.dirty, i)
-	t.slots[i] = entry[K, V]{}
-	t.gaps = append(t.gaps, i)
-}
+// unknown is a pool that differs from every other one.
+var unknown = []*tracker.Endpoint{{}}
 
-// Replace makes the contents of the table equal to want, for a Full delta. It takes
-// time proportional to the whole table. The resulting writes are proportional to the
-// differences.
-func (t *Slots[K, V]) Replace(want iter.Seq2[K, V]) {
-	now := map[K]V{}
-	var order []K // the order of want, which new slots follow
-	for k, v := range want {
-		now[k] = v
-		order = append(order, k)
-	}
-	for k := range t.at {
-		if _, ok := now[k]; !ok {
-			t.Delete(k)
+// installed reads the slots. It yields unknown pools, so that put compares each slot.
+func (s *Slots[P, V]) installed() (iter.Seq2[P, []*tracker.Endpoint], error) {
+	if s.Entries.Installed == nil {
+		for _, l := range s.pools {
+			for i := range l.slots {
+				l.slots[i].dirty = true
+			}
+		}
+	} else {
+		all, err := s.Entries.Installed()
+		if err != nil {
+			return nil, err
+		}
+		clear(s.pools)
+		for at, v := range all {
+			s.list(at.Pool).adopt(at.N, v)
 		}
 	}
-	for _, k := range order {
-		t.Set(k, now[k])
+	found := make(map[P][]*tracker.Endpoint, len(s.pools))
+	for p := range s.pools {
+		found[p] = unknown
 	}
+	return maps.All(found), nil
 }
 
-// Adopt records that the data plane holds a key in a slot, left by an earlier
-// process. It must be called before all other methods, at most once per slot, in any
-// order of slots. A key may be in two slots if a process ended while it moved the
-// key; it then keeps the slot that was adopted first. Adopt panics if slot is
-// negative.
-func (t *Slots[K, V]) Adopt(slot int, k K, v V) {
-	for slot >= len(t.slots) {
-		t.gaps = append(t.gaps, len(t.slots))
-		t.slots = append(t.slots, entry[K, V]{})
-	}
-	t.high = max(t.high, slot+1)
-	if _, ok := t.at[k]; ok || t.slots[slot].used {
-		return
-	}
-	t.put(slot, k)
-	t.slots[slot].value = v
-}
-
-// Rewrite makes the next Write write every slot, for a data plane that other programs
-// may have changed.
-func (t *Slots[K, V]) Rewrite() {
-	for _, i := range t.at {
-		t.markDirty(i)
-	}
-}
-
-// Write calls put, in ascending order, for each slot that may differ in the data
-// plane. Before that it moves keys to lower slots to fill gaps. It returns the first
-// error of put. The failed slot and those after it remain to be written.
-func (t *Slots[K, V]) Write(put func(slot int, k K, v V) error) error {
-	t.compact()
-	for _, i := range slices.Sorted(maps.Keys(t.dirty)) {
-		t.high = max(t.high, i+1) // a put that fails may have taken effect
-		if err := put(i, t.slots[i].key, t.slots[i].value); err != nil {
-			return err
+func (s *Slots[P, V]) put(p P, eps []*tracker.Endpoint) error {
+	l := s.list(p)
+	l.replace(func(yield func(V) bool) {
+		var shares []int
+		if s.ByWeight {
+			shares = ruleset.Shares(eps)
 		}
-		delete(t.dirty, i)
+		for i, ep := range eps {
+			v, n := s.Value(p, ep), 1
+			if s.ByWeight {
+				n = shares[i]
+			}
+			for range n {
+				if !yield(v) {
+					return
+				}
+			}
+		}
+	})
+	s.keys, s.values = s.keys[:0], s.values[:0]
+	for i := range l.slots {
+		if l.slots[i].dirty {
+			s.keys, s.values = append(s.keys, Slot[P]{p, i}), append(s.values, l.slots[i].of.value)
+			l.high = max(l.high, i+1) // a write that fails may have taken effect
+		}
 	}
+	if len(s.keys) == 0 {
+		return nil
+	}
+	n, err := s.Entries.putAll(s.keys, s.values)
+	for _, at := range s.keys[:n] {
+		l.slots[at.N].dirty = false
+	}
+	return err
+}
+
+// trim deletes the entries above a pool's size.
+func (s *Slots[P, V]) trim(p P) error {
+	l := s.pools[p]
+	if l == nil || l.high <= len(l.slots) {
+		return nil
+	}
+	s.keys = s.keys[:0]
+	for i := l.high - 1; i >= len(l.slots); i-- {
+		s.keys = append(s.keys, Slot[P]{p, i})
+	}
+	return s.Entries.deleteAll(s.keys, func(at Slot[P]) {
+		if at.N == l.high-1 {
+			l.high--
+		}
+	})
+}
+
+func (s *Slots[P, V]) delete(p P) error {
+	if s.pools[p] == nil {
+		return nil
+	}
+	s.pools[p].slots = nil
+	clear(s.pools[p].at)
+	if err := s.trim(p); err != nil {
+		return err
+	}
+	delete(s.pools, p)
 	return nil
 }
 
-// Trim calls del, in descending order, for each slot at or above Len that the data
-// plane may have. It must be called only after a successful Write, while Len is the
-// size stored in the data plane. It returns the first error of del; another Trim
-// continues from there.
-func (t *Slots[K, V]) Trim(del func(slot int) error) error {
-	for t.high > len(t.slots) {
-		if err := del(t.high - 1); err != nil {
-			return err
-		}
-		t.high--
+// adopt records that the data plane has a value in a slot.
+func (l *slotList[V]) adopt(i int, v V) {
+	if i >= len(l.slots) {
+		l.slots = append(l.slots, make([]slot[V], i+1-len(l.slots))...)
 	}
-	return nil
+	l.high = max(l.high, i+1)
+	l.use(i, l.free(v))
 }
 
-// put assigns a slot to a key.
-func (t *Slots[K, V]) put(slot int, k K) {
-	if t.at == nil {
-		t.at = map[K]int{}
+// free returns a copy of a value that has no slot.
+func (l *slotList[V]) free(v V) copyOf[V] {
+	c := copyOf[V]{value: v}
+	for _, ok := l.at[c]; ok; _, ok = l.at[c] {
+		c.n++
 	}
-	t.at[k] = slot
-	t.slots[slot].key, t.slots[slot].used = k, true
+	return c
 }
 
-// markDirty records that a slot must be written.
-func (t *Slots[K, V]) markDirty(slot int) {
-	if t.dirty == nil {
-		t.dirty = map[int]struct{}{}
-	}
-	t.dirty[slot] = struct{}{}
+// use gives a slot to a copy of a value.
+func (l *slotList[V]) use(i int, c copyOf[V]) {
+	l.slots[i].of, l.slots[i].used, l.slots[i].round = c, true, l.round
+	l.at[c] = i
 }
 
-// free returns an unused slot: a gap, or a new last slot.
-func (t *Slots[K, V]) free() int {
-	for n := len(t.gaps); n > 0; n = len(t.gaps) {
-		i := t.gaps[n-1]
-		t.gaps = t.gaps[:n-1]
-		if i < len(t.slots) && !t.slots[i].used {
-			return i
+// replace gives each of the wanted values a slot. It changes no other slot than it must.
+func (l *slotList[V]) replace(wanted iter.Seq[V]) {
+	l.round++
+	var added []copyOf[V]
+	last := copyOf[V]{n: -1}
+	for v := range wanted {
+		// Equal values follow each other, as a rule.
+		if last.n++; last.value != v {
+			last = copyOf[V]{value: v}
+		}
+		i, ok := l.at[last]
+		for ok && (i < 0 || l.slots[i].round == l.round) {
+			last.n++
+			i, ok = l.at[last]
+		}
+		if ok {
+			l.slots[i].round = l.round
+		} else {
+			l.at[last] = -1
+			added = append(added, last)
 		}
 	}
-	t.slots = append(t.slots, entry[K, V]{})
-	return len(t.slots) - 1
-}
-
-// compact moves the keys of the last slots into the gaps.
-func (t *Slots[K, V]) compact() {
-	cut := func() {
-		for n := len(t.slots); n > 0 && !t.slots[n-1].used; n = len(t.slots) {
-			t.slots = t.slots[:n-1]
+	gap := 0 // no slot below it is free
+	for i := range l.slots {
+		if s := &l.slots[i]; s.used && s.round != l.round {
+			delete(l.at, s.of)
+			*s = slot[V]{}
 		}
 	}
-	cut()
-	for _, gap := range t.gaps {
-		if gap >= len(t.slots) || t.slots[gap].used {
-			continue
+	for _, c := range added {
+		for gap < len(l.slots) && l.slots[gap].used {
+			gap++
 		}
-		last := len(t.slots) - 1
-		e := t.slots[last]
-		t.slots[last] = entry[K, V]{}
-		delete(t.dirty, last)
-		t.put(gap, e.key)
-		t.slots[gap].value = e.value
-		t.markDirty(gap)
-		cut()
+		if gap == len(l.slots) {
+			l.slots = append(l.slots, slot[V]{})
+		}
+		l.use(gap, c)
+		l.slots[gap].dirty = true
 	}
-	t.gaps = nil
+	for n := len(l.slots); n > gap; n = len(l.slots) {
+		if last := l.slots[n-1]; last.used {
+			for gap < n && l.slots[gap].used {
+				gap++
+			}
+			if gap == n {
+				break
+			}
+			l.use(gap, last.of)
+			l.slots[gap].dirty = true
+		}
+		l.slots = l.slots[:n-1]
+	}
 }

@@ -2,180 +2,217 @@ package driver_test
 
 import (
 	"errors"
+	"iter"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"testing"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 var errSlot = errors.New("write failed")
 
-// slotPlane is a data slotPlane with entries and a stored size.
-type slotPlane struct {
+// array is a data plane with the entries of a pool and a stored size.
+type array struct {
 	t       *testing.T
-	entries map[int][2]int // key and value
+	entries map[int]int
 	size    int
 	fails   func() bool
 	half    func() bool // whether a failed write takes effect
-	writes  int
+	calls   int
 }
 
 // look checks that a packet finds an entry in every slot below the size.
-func (p *slotPlane) look() {
-	p.t.Helper()
-	for i := range p.size {
-		if _, ok := p.entries[i]; !ok {
-			p.t.Errorf("slot %d of %d is empty", i, p.size)
+func (a *array) look() {
+	a.t.Helper()
+	for i := range a.size {
+		if _, ok := a.entries[i]; !ok {
+			a.t.Errorf("slot %d of %d is empty", i, a.size)
 		}
 	}
 }
 
-func (p *slotPlane) do(f func()) error {
-	p.writes++
-	if p.fails() {
-		if p.half() {
+func (a *array) do(f func()) error {
+	a.calls++
+	if a.fails() {
+		if a.half() {
 			f()
-			p.look()
+			a.look()
 		}
 		return errSlot
 	}
 	f()
-	p.look()
+	a.look()
 	return nil
 }
 
-// sync writes a table to the data slotPlane.
-func (p *slotPlane) sync(s *driver.Slots[int, int]) error {
-	if err := s.Write(func(slot, k, v int) error {
-		return p.do(func() { p.entries[slot] = [2]int{k, v} })
-	}); err != nil {
-		return err
+// slots returns the Slots of a new process. The value of an endpoint is its address modulo mod.
+func (a *array) slots(batch bool, mod int) *driver.Slots[driver.Pool, int] {
+	t := driver.Table[driver.Slot[driver.Pool], int]{
+		Installed: func() (iter.Seq2[driver.Slot[driver.Pool], int], error) {
+			return func(yield func(driver.Slot[driver.Pool], int) bool) {
+				for n, v := range a.entries {
+					if !yield(driver.Slot[driver.Pool]{N: n}, v) {
+						return
+					}
+				}
+			}, nil
+		},
+		Put:    func(at driver.Slot[driver.Pool], v int) error { return a.do(func() { a.entries[at.N] = v }) },
+		Delete: func(at driver.Slot[driver.Pool]) error { return a.do(func() { delete(a.entries, at.N) }) },
 	}
-	if err := p.do(func() { p.size = s.Len() }); err != nil {
-		return err
-	}
-	return s.Trim(func(slot int) error { return p.do(func() { delete(p.entries, slot) }) })
-}
-
-// agree checks that the data slotPlane equals the model.
-func (p *slotPlane) agree(s *driver.Slots[int, int], model map[int]int) {
-	p.t.Helper()
-	got := map[int]int{}
-	for i := range p.size {
-		e := p.entries[i]
-		got[e[0]] = e[1]
-		if at, ok := s.Slot(e[0]); !ok || at != i {
-			p.t.Errorf("slot of %d is %d, %t; the data slotPlane has it at %d", e[0], at, ok, i)
+	if batch {
+		t.Put, t.Delete = nil, nil
+		t.PutAll = func(keys []driver.Slot[driver.Pool], values []int) error {
+			return a.do(func() {
+				for i, at := range keys {
+					a.entries[at.N] = values[i]
+				}
+			})
+		}
+		t.DeleteAll = func(keys []driver.Slot[driver.Pool]) error {
+			return a.do(func() {
+				for _, at := range keys {
+					delete(a.entries, at.N)
+				}
+			})
 		}
 	}
-	if !maps.Equal(got, model) || len(p.entries) != len(model) || p.size != len(model) {
-		p.t.Errorf("the data slotPlane has %d slots and entries %v, want %v", p.size, p.entries, model)
-	}
-	if got := maps.Collect(s.All()); !maps.Equal(got, model) {
-		p.t.Errorf("the table has %v, want %v", got, model)
-	}
-	err := errors.Join(s.Write(func(int, int, int) error { return errSlot }), s.Trim(func(int) error { return errSlot }))
-	if err != nil {
-		p.t.Error("something is left to be written or deleted")
+	return &driver.Slots[driver.Pool, int]{
+		Entries:  t,
+		Value:    func(_ driver.Pool, ep *tracker.Endpoint) int { return int(ep.Addr.Port()) % mod },
+		ByWeight: mod == 1000,
 	}
 }
 
-// TestTableMatchesMap performs random operations on tables and a map. Writes fail,
-// with or without effect, and new processes adopt the entries.
-func TestTableMatchesMap(t *testing.T) {
-	for seed := range uint64(200) {
+func (a *array) sync(s *driver.Slots[driver.Pool, int], eps []*tracker.Endpoint) error {
+	t := s.Pools()
+	if err := t.Put(driver.Pool{}, eps); err != nil {
+		return err
+	}
+	if err := a.do(func() { a.size = s.Len(driver.Pool{}) }); err != nil {
+		return err
+	}
+	return t.Trim(driver.Pool{})
+}
+
+func endpoint(port, weight int) *tracker.Endpoint {
+	return &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port)), Weight: uint16(weight)}
+}
+
+// TestSlotsAgreeWithThePool performs random changes of a pool, by single writes and batches, whose
+// endpoints may have equal values or several slots. Writes fail, with or without effect, and new
+// processes adopt the entries.
+func TestSlotsAgreeWithThePool(t *testing.T) {
+	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		failing := true
-		p := &slotPlane{
-			t: t, entries: map[int][2]int{},
+		failing, batch, mod := true, seed%2 == 0, []int{3, 100, 1000}[seed%3]
+		a := &array{
+			t: t, entries: map[int]int{},
 			fails: func() bool { return failing && r.IntN(5) == 0 },
 			half:  func() bool { return r.IntN(2) == 0 },
 		}
-		s, model := &driver.Slots[int, int]{}, map[int]int{}
+		s, eps := a.slots(batch, mod), []*tracker.Endpoint{}
 		for step := range 80 {
 			for range r.IntN(5) {
-				k, v := r.IntN(8), r.IntN(3)
-				switch r.IntN(5) {
-				case 0, 1:
-					s.Delete(k)
-					delete(model, k)
-				default:
-					s.Set(k, v)
-					model[k] = v
+				at := r.IntN(8)
+				eps = slices.DeleteFunc(eps, func(ep *tracker.Endpoint) bool { return int(ep.Addr.Port()) == at })
+				if r.IntN(5) > 1 {
+					eps = append(eps, endpoint(at, 1+r.IntN(3)))
 				}
 			}
-			switch r.IntN(12) {
-			case 0: // a new process
-				s = &driver.Slots[int, int]{}
-				for i, e := range p.entries {
-					s.Adopt(i, e[0], e[1])
+			if r.IntN(8) == 0 { // a new process, or a resync
+				if r.IntN(2) == 0 {
+					s = a.slots(batch, mod)
 				}
-				s.Replace(maps.All(model))
-			case 1:
-				s.Rewrite()
-			}
-			if s.Len() != len(model) {
-				t.Errorf("length %d, want %d", s.Len(), len(model))
-			}
-			if err := p.sync(s); err != nil && !errors.Is(err, errSlot) {
-				t.Fatal(err)
+				if _, err := s.Pools().Installed(); err != nil {
+					t.Fatal(err)
+				}
 			}
 			if step%8 == 7 {
 				failing = false
-				if err := p.sync(s); err != nil {
-					t.Fatal(err)
-				}
-				p.agree(s, model)
-				failing = true
 			}
-			if t.Failed() {
+			if err := a.sync(s, eps); err != nil && !errors.Is(err, errSlot) {
+				t.Fatal(err)
+			}
+			if !failing {
+				want := map[int]int{}
+				n := 0
+				for i, k := range ruleset.Shares(eps) {
+					if mod != 1000 {
+						k = 1
+					}
+					want[int(eps[i].Addr.Port())%mod] += k
+					n += k
+				}
+				got := map[int]int{}
+				for _, v := range a.entries {
+					got[v]++
+				}
+				all := map[int]int{}
+				for at, v := range s.All() {
+					all[at.N] = v
+				}
+				if !maps.Equal(got, want) || !maps.Equal(all, a.entries) || a.size != n || len(a.entries) != n {
+					t.Errorf("size %d, entries %v, want %v", a.size, a.entries, want)
+				}
+				a.calls = 0
+				if err := a.sync(s, eps); err != nil || a.calls != 1 {
+					t.Errorf("%d calls without a change, and error %v", a.calls, err)
+				}
+			}
+			if failing = true; t.Failed() {
 				t.Fatalf("seed %d, step %d", seed, step)
 			}
 		}
 	}
 }
 
-// TestWritesAreProportionalToChanges counts the writes. A key that replaces another
+// TestWritesAreProportionalToChanges counts the writes. An endpoint that replaces another
 // one costs one write.
 func TestWritesAreProportionalToChanges(t *testing.T) {
-	p := &slotPlane{t: t, entries: map[int][2]int{}, fails: func() bool { return false }}
-	s := &driver.Slots[int, int]{}
+	a := &array{t: t, entries: map[int]int{}, fails: func() bool { return false }}
+	s := a.slots(false, 10000)
+	pool := map[int]bool{}
 	expect := func(what string, writes int) {
 		t.Helper()
-		p.writes = -1 // the size
-		if err := p.sync(s); err != nil {
+		a.calls = -1 // the size
+		var eps []*tracker.Endpoint
+		for _, port := range slices.Sorted(maps.Keys(pool)) {
+			eps = append(eps, endpoint(port, 1))
+		}
+		if err := a.sync(s, eps); err != nil {
 			t.Fatal(err)
 		}
-		if p.writes != writes {
-			t.Errorf("%s: %d writes, want %d", what, p.writes, writes)
+		if a.calls != writes {
+			t.Errorf("%s: %d writes, want %d", what, a.calls, writes)
 		}
 	}
 	for i := range 100 {
-		s.Set(i, 1)
+		pool[i] = true
 	}
-	expect("100 keys", 100)
+	expect("100 endpoints", 100)
 	expect("nothing", 0)
-	s.Set(7, 1)
-	expect("the same again", 0)
-	s.Set(7, 2)
-	expect("another value", 1)
-	s.Delete(7)
-	s.Set(1000, 1)
-	expect("a key in place of another", 1)
-	s.Delete(50)
-	expect("one key deleted", 2) // the last key moves to its slot, and the last slot is deleted
-	s.Delete(98)
-	s.Delete(1000)
-	expect("two keys deleted", 3) // one of them was the last
-	s.Rewrite()
-	expect("everything", 97)
-
-	next := &driver.Slots[int, int]{}
-	for i, e := range p.entries {
-		next.Adopt(i, e[0], e[1])
+	delete(pool, 7)
+	pool[1000] = true
+	expect("an endpoint in place of another", 1)
+	delete(pool, 50)
+	expect("one endpoint deleted", 2) // the last one moves to its slot, and the last slot is deleted
+	delete(pool, 98)
+	delete(pool, 1000)
+	expect("two endpoints deleted", 3) // one of them was the last
+	s = a.slots(false, 10000)
+	if _, err := s.Pools().Installed(); err != nil {
+		t.Fatal(err)
 	}
-	next.Replace(s.All())
-	s = next
 	expect("a new process", 0)
+	s.Entries.Installed = nil
+	if _, err := s.Pools().Installed(); err != nil {
+		t.Fatal(err)
+	}
+	expect("a data plane that cannot be read", 97)
 }

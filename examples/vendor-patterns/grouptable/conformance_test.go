@@ -17,7 +17,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// vips holds the frontends of a data plane with a Table. All are replaced in one step after
+// vips holds the frontends of a data plane with groups. All are replaced in one step after
 // the groups.
 type vips struct {
 	sw    *fakeSwitch
@@ -65,8 +65,8 @@ func (v *vips) entryOf(s *ruleset.Service, f *ruleset.Frontend) entry {
 	return e
 }
 
-// over returns a backend that writes to a Table and then to v.
-func (v *vips) over(t *Table) ruleset.Backend {
+// over returns a backend that writes to a backend for groups and then to v.
+func (v *vips) over(t ruleset.Backend) ruleset.Backend {
 	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 		v.node = d.Node
 		err := t.Apply(ctx, d)

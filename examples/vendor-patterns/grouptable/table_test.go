@@ -91,7 +91,7 @@ func newWorld(t *testing.T, empty bool, fails func() bool) *world {
 	return w
 }
 
-// restart starts a new Table with the same switch.
+// restart starts a new backend with the same switch.
 func (w *world) restart() {
 	w.t.Helper()
 	var err error
@@ -300,7 +300,11 @@ func TestNoGroupHasAMissingEndpoint(t *testing.T) {
 
 // TestNoRangesAreOffered checks a limit whose reason is in the documentation.
 func TestNoRangesAreOffered(t *testing.T) {
-	if got := ruleset.LimitsOf(&Table{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
+	b, err := New(&fakeSwitch{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ruleset.LimitsOf(b, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
 		t.Errorf("ranges of ports are %v", got)
 	}
 }

@@ -17,7 +17,7 @@ import (
 // program reads the maps, as a BPF program would.
 type program struct {
 	frontends map[driver.Frontend]Action
-	members   map[Member]Endpoint
+	members   map[driver.Slot[driver.Pool]]Endpoint
 	node      *ruleset.Node
 }
 
@@ -51,7 +51,7 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: a.Affinity}
 	for i := range size {
 		// An empty slot is the zero Endpoint, which the suite reports as an error.
-		ep := p.members[Member{driver.Pool{Service: a.Service, Target: target}, i}]
+		ep := p.members[driver.Slot[driver.Pool]{Pool: driver.Pool{Service: a.Service, Target: target}, N: i}]
 		out.Endpoints = append(out.Endpoints, conformance.Choice{
 			Addr: ep.Addr, Weight: int(ep.Weight), Masquerade: masquerade || ep.Addr.Addr() == pk.From,
 		})
@@ -63,9 +63,9 @@ func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
 		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
 			fails := func() bool { return env.Fail() != nil }
-			p := &program{frontends: map[driver.Frontend]Action{}, members: map[Member]Endpoint{}}
-			frontends := &fake[driver.Frontend, Action]{p.frontends, fails, env.Look, 0}
-			members := &fake[Member, Endpoint]{p.members, fails, env.Look, 0}
+			p := &program{frontends: map[driver.Frontend]Action{}, members: map[driver.Slot[driver.Pool]]Endpoint{}}
+			frontends := &fake[driver.Frontend, Action]{p.frontends, fails, env.Look, 0, 0}
+			members := &fake[driver.Slot[driver.Pool], Endpoint]{p.members, fails, env.Look, 0, 0}
 			return conformance.Plane{
 				Backend: func() ruleset.Backend {
 					plane, err := New(frontends, members)

@@ -21,31 +21,38 @@ import (
 
 // fake is a map whose writes may fail. It calls a check after each write.
 type fake[K comparable, V any] struct {
-	m      map[K]V
-	fails  func() bool
-	look   func()
-	writes int
+	m     map[K]V
+	fails func() bool
+	look  func()
+	// calls counts the calls, and writes their entries.
+	calls, writes int
 }
 
 var errFake = errors.New("map is full")
 
-func (f *fake[K, V]) Put(k K, v V) error {
-	f.writes++
-	if f.fails() {
-		return errFake
+func (f *fake[K, V]) Put(keys []K, values []V) error {
+	f.calls++
+	for i, k := range keys {
+		f.writes++
+		if f.fails() {
+			return errFake
+		}
+		f.m[k] = values[i]
+		f.look()
 	}
-	f.m[k] = v
-	f.look()
 	return nil
 }
 
-func (f *fake[K, V]) Delete(k K) error {
-	f.writes++
-	if f.fails() {
-		return errFake
+func (f *fake[K, V]) Delete(keys []K) error {
+	f.calls++
+	for _, k := range keys {
+		f.writes++
+		if f.fails() {
+			return errFake
+		}
+		delete(f.m, k)
+		f.look()
 	}
-	delete(f.m, k)
-	f.look()
 	return nil
 }
 
@@ -57,7 +64,7 @@ type world struct {
 	engine    *ruleset.Engine
 	cursor    *ruleset.Cursor
 	frontends *fake[driver.Frontend, Action]
-	members   *fake[Member, Endpoint]
+	members   *fake[driver.Slot[driver.Pool], Endpoint]
 }
 
 func newWorld(t testing.TB, fails func() bool) *world {
@@ -75,15 +82,15 @@ func newWorld(t testing.TB, fails func() bool) *world {
 					t.Errorf("frontend %v leads to the %s of %s, of which there are none", f, target, a.Service)
 				}
 				for i := range size {
-					if _, ok := w.members.m[Member{driver.Pool{Service: a.Service, Target: target}, i}]; !ok {
+					if _, ok := w.members.m[driver.Slot[driver.Pool]{Pool: driver.Pool{Service: a.Service, Target: target}, N: i}]; !ok {
 						t.Errorf("frontend %v leads to %d %s of %s, of which slot %d is empty", f, size, target, a.Service, i)
 					}
 				}
 			}
 		}
 	}
-	w.frontends = &fake[driver.Frontend, Action]{map[driver.Frontend]Action{}, fails, look, 0}
-	w.members = &fake[Member, Endpoint]{map[Member]Endpoint{}, fails, look, 0}
+	w.frontends = &fake[driver.Frontend, Action]{map[driver.Frontend]Action{}, fails, look, 0, 0}
+	w.members = &fake[driver.Slot[driver.Pool], Endpoint]{map[driver.Slot[driver.Pool]]Endpoint{}, fails, look, 0, 0}
 	w.restart(t)
 	return w
 }
@@ -162,7 +169,7 @@ func (w *world) agree(t *testing.T) {
 		t.Errorf("frontends %v, want %v", w.frontends.m, frontends)
 	}
 	for m, ep := range w.members.m {
-		if pool := pools[m.Pool]; m.Slot >= len(pool) || !pool[ep] {
+		if pool := pools[m.Pool]; m.N >= len(pool) || !pool[ep] {
 			t.Errorf("member %v is %v, want one of %v", m, ep, pool)
 		}
 	}
@@ -291,7 +298,7 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 		break
 	}
 	stray := w.engine.Snapshot().Services[0].Endpoints[0]
-	w.members.m[Member{Slot: 3}] = Endpoint{stray.Addr, 1}
+	w.members.m[driver.Slot[driver.Pool]{N: 3}] = Endpoint{stray.Addr, 1}
 	w.members.look = func() {}
 	w.cursor.Resync()
 	if err := w.cursor.Sync(t.Context()); err != nil {
@@ -302,7 +309,7 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 
 // TestNoRangesAreOffered checks a limit whose reason is in the documentation.
 func TestNoRangesAreOffered(t *testing.T) {
-	p, err := New(&fake[driver.Frontend, Action]{}, &fake[Member, Endpoint]{})
+	p, err := New(&fake[driver.Frontend, Action]{}, &fake[driver.Slot[driver.Pool], Endpoint]{})
 	if err != nil {
 		t.Fatal(err)
 	}
