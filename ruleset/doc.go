@@ -102,8 +102,8 @@
 //
 // # See also
 //
-// The packages slots (gapless pools), ids (numbers that survive a restart), ledger
-// (shared endpoints) and maglev (consistent hashing) have tables that data planes need.
+// Package driver has gapless pools, numbers that survive a restart and a ledger of shared
+// endpoints, too. Package maglev has tables for consistent hashing.
 // Package placement computes the rules of many nodes in one process.
 // MIGRATING.md shows how the parts of a kube-proxy-style sync loop map to this package.
 package ruleset

@@ -14,12 +14,11 @@
 //
 // # Data planes
 //
-//   - Package mapplane: two maps, as in a BPF program. Package ruleset/driver orders single
-//     writes, which may fail, so that no frontend ever leads to a missing endpoint. Package
-//     ruleset/slots numbers pools without gaps.
+//   - Package mapplane: two maps, as in a BPF program. Package ruleset/driver orders
+//     writes, which may fail, so that no frontend ever leads to a missing endpoint, and numbers
+//     the entries of pools without gaps.
 //   - Package grouptable: endpoints that several Services share, and empty groups, for a
-//     switch with an OpenFlow group table. Package ruleset/ids preserves the IDs of groups
-//     over a restart.
+//     switch with an OpenFlow group table. The IDs of groups survive a restart.
 //   - Package ovs, beside this folder: a backend with groups, Services in the keys of
 //     frontends, and shared endpoints, on a switch in memory.
 //   - Program userspace, beside this folder: a whole third-party proxy.

@@ -12,7 +12,9 @@ import (
 
 // Named is an entry of a table whose keys are IDs, with the key that has the ID.
 type Named[K comparable, V any] struct {
-	Name  K
+	// Name is the key.
+	Name K
+	// Value is the value of the entry.
 	Value V
 }
 

@@ -11,6 +11,7 @@ import (
 
 // Slot is an entry of a pool, whose key in the data plane is a P.
 type Slot[P comparable] struct {
+	// Pool is the key of the pool.
 	Pool P
 	// N is the number of the entry, from 0 to the pool's size minus 1.
 	N int
@@ -31,7 +32,8 @@ type Slot[P comparable] struct {
 // meet has an endpoint.
 //
 // Without a Driver, call the functions of Pools in this order: Put, write the new size, Trim. A
-// failed write may have taken effect; the slot is written again until a write succeeds.
+// failed write may have taken effect; the slot is written again until a write succeeds. Slots is
+// not safe for concurrent use.
 type Slots[P, V comparable] struct {
 	// Entries is the table. Its Replace, Trim and Equal are not used.
 	Entries Table[Slot[P], V]
