@@ -6,8 +6,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/ids"
-	"github.com/go-proxier/proxier/ruleset/ledger"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -24,13 +23,13 @@ type state struct {
 	// virtuals holds every virtual server of the family except excluded ones, and servers
 	// their owners.
 	virtuals map[virtualKey]*virtualState
-	servers  ledger.Ledger[owner, virtualKey]
+	servers  driver.Ledger[owner, virtualKey]
 	// entries holds the elements of the sets, and entryMarks the packet marks of those that
 	// have one.
-	entries    ledger.Ledger[owner, entry]
+	entries    driver.Ledger[owner, entry]
 	entryMarks map[entry]uint32
 	// bound holds the addresses of the dummy device.
-	bound ledger.Ledger[owner, netip.Addr]
+	bound driver.Ledger[owner, netip.Addr]
 	// own holds the node's own addresses, on other devices.
 	own map[netip.Addr]bool
 	// external holds the Services whose plans depend on the node's addresses, which change
@@ -44,7 +43,7 @@ type state struct {
 	retired     map[virtualKey]retired
 	lastRetired owner
 	// marks assigns numbers to Service ports; Marks.mark returns the packet mark.
-	marks *ids.Allocator[tracker.Key]
+	marks *driver.IDs[tracker.Key]
 	// notLocalYet lists bound addresses that the kernel may not treat as local yet.
 	notLocalYet []netip.Addr
 	// stale reports that the node's addresses have changed since Services were programmed.
@@ -70,7 +69,7 @@ type virtualState struct {
 }
 
 func newState(f tracker.Family, m Marks) *state {
-	marks, err := ids.New[tracker.Key](1, m.last())
+	marks, err := driver.NewIDs[tracker.Key](1, m.last())
 	if err != nil {
 		panic(err) // withDefaults rejects marks without a bit outside the mask
 	}
