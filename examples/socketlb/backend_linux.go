@@ -310,9 +310,36 @@ func (b *Backend) slotTable() driver.Table[driver.Slot[poolKey], endpoint] {
 				}
 			}, err
 		},
-		Put:    func(at driver.Slot[poolKey], e endpoint) error { return put(b, b.maps.endpoints, keyOfSlot(at), e) },
-		Delete: func(at driver.Slot[poolKey]) error { return remove(b, b.maps.endpoints, keyOfSlot(at)) },
+		PutAll: func(at []driver.Slot[poolKey], all []endpoint) error {
+			b.writes += len(at)
+			if _, err := b.maps.endpoints.BatchUpdate(keysOfSlots(at), all, nil); err != nil {
+				return fmt.Errorf("cannot write to map %s: %w", b.maps.endpoints, err)
+			}
+			return nil
+		},
+		DeleteAll: func(at []driver.Slot[poolKey]) error {
+			keys := keysOfSlots(at)
+			done, err := b.maps.endpoints.BatchDelete(keys, nil)
+			b.writes += done
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("cannot delete from map %s: %w", b.maps.endpoints, err)
+			}
+			for _, k := range keys[done:] { // a batch ends at a missing entry
+				if err := remove(b, b.maps.endpoints, k); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
 	}
+}
+
+func keysOfSlots(at []driver.Slot[poolKey]) []slotKey {
+	out := make([]slotKey, len(at))
+	for i := range at {
+		out[i] = keyOfSlot(at[i])
+	}
+	return out
 }
 
 // serves reports whether connections to a Service can be translated.

@@ -5,8 +5,29 @@ import (
 	"maps"
 )
 
-// Ledger records which owners use which items, and which items are installed. The
-// zero value has no claims and no items. A Ledger must not be copied and is not safe
+// Ledger records which owners, such as Services, use which items, and which items the data plane
+// has. A [Driver] has one for its endpoints and addresses. Without a Driver:
+//
+//	if l.Claim(service, endpoint) {
+//		if err := install(endpoint); err != nil {
+//			return err // the next Claim by any Service requests it again
+//		}
+//		l.Installed(endpoint)
+//	}
+//	...
+//	if l.Release(service, endpoint) {
+//		if err := remove(endpoint); err != nil {
+//			l.Claim(service, endpoint) // undo: the retry releases it again
+//			return err
+//		}
+//		l.Removed(endpoint)
+//	}
+//
+// Repeating a claim has no effect, so retries do no harm, as they would with a plain counter. After
+// Claim or Release requested a write, the item's state is unknown until the caller reports
+// success. A new process calls Installed for every item that it finds, and then claims what it needs.
+//
+// The zero value has no claims and no items. A Ledger must not be copied and is not safe
 // for concurrent use.
 type Ledger[Owner, Item comparable] struct {
 	items  map[Item]use
