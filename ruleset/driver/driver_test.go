@@ -291,7 +291,7 @@ func TestDriverPassesConformance(t *testing.T) {
 					p.variant = v
 					return conformance.Plane{Backend: p.driver, Handle: p.handle, Dump: p.dump}
 				},
-				Skip: skip, Worlds: 6,
+				Skip: skip, Worlds: 4,
 			})
 		})
 	}

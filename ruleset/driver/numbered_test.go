@@ -261,7 +261,7 @@ func TestFrontendMayContainWhatPoolsStored(t *testing.T) {
 							Handle:  p.handle,
 						}
 					},
-					Skip: skip, Worlds: 6,
+					Skip: skip, Worlds: 4,
 				})
 			})
 		}
