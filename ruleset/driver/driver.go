@@ -162,19 +162,17 @@ func (r *run[E, P, F]) step(f func(c *ruleset.Change) error) {
 			err = f(c)
 		}
 		r.wrote[i] = r.wrote[i] || r.writes != before
-		if err != nil {
-			if r.fail(c, err, r.wrote[i]) {
-				refused = true
-				r.unclaim(c)
-			}
+		if err != nil && r.fail(c, err, r.wrote[i]) {
+			refused = true
+			r.unclaim(c)
 		}
 	}
 	if refused {
-		r.leave(r.delta.Changes)
+		r.leave(r.delta.Changes, r.unclaim)
 	}
 }
 
-// unclaim reverts the claims of a Service that was refused.
+// unclaim reverts the claims of a Service that stays as it was.
 func (r *run[E, P, F]) unclaim(c *ruleset.Change) {
 	if len(c.Attempted) != 0 {
 		return // some of them may be older
@@ -453,7 +451,7 @@ func (r *run[E, P, F]) releaseEndpoints(c *ruleset.Change) error {
 
 // pruneShared deletes the endpoints and addresses that no Service uses.
 func (r *run[E, P, F]) pruneShared() error {
-	for k := range r.endpoints.users.Owners() {
+	for k := range r.endpoints.users.claims {
 		_, ok := r.wanted[k]
 		for _, t := range targets {
 			_, kept := r.pools.have[Pool{k, t}]
@@ -463,7 +461,7 @@ func (r *run[E, P, F]) pruneShared() error {
 			r.endpoints.disown(k, r.endpoints.users.Items(k))
 		}
 	}
-	for k := range r.addresses.users.Owners() {
+	for k := range r.addresses.users.claims {
 		if _, ok := r.wanted[k]; !ok {
 			r.addresses.disown(k, r.addresses.users.Items(k))
 		}

@@ -138,10 +138,6 @@ func (l *Ledger[Owner, Item]) All() iter.Seq[Item] {
 // released during the iteration.
 func (l *Ledger[Owner, Item]) Items(owner Owner) iter.Seq[Item] { return maps.Keys(l.claims[owner]) }
 
-// Owners yields the owners that use items, in no particular order. Items may be released
-// during the iteration.
-func (l *Ledger[Owner, Item]) Owners() iter.Seq[Owner] { return maps.Keys(l.claims) }
-
 // Users returns the number of owners that use item.
 func (l *Ledger[Owner, Item]) Users(item Item) int { return l.items[item].users }
 

@@ -36,9 +36,9 @@ func (o *outcomes) isLeft(k tracker.Key) bool {
 	return o.left[k] || errors.Is(o.failed[k], ruleset.ErrRefused)
 }
 
-// leave records the Services that lose a frontend to one that stays as it was. Those of which
-// something was written fail.
-func (o *outcomes) leave(changes []ruleset.Change) {
+// leave records the Services that lose a frontend to one that stays as it was, and calls leaves for
+// them. Those of which something was written fail.
+func (o *outcomes) leave(changes []ruleset.Change, leaves func(*ruleset.Change)) {
 	for more := true; more; {
 		more = false
 		for i := range changes {
@@ -58,6 +58,7 @@ func (o *outcomes) leave(changes []ruleset.Change) {
 					o.left = map[tracker.Key]bool{}
 				}
 				o.left[c.Key], more = true, true
+				leaves(c)
 				break
 			}
 		}
