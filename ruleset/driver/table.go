@@ -149,9 +149,13 @@ func (t *records[K, V]) set(k K, v V) {
 	if !t.exists() {
 		return
 	}
-	if r := t.have[k]; !r.known || !t.Equal(r.value, v) {
+	r := t.have[k]
+	if !r.known || !t.Equal(r.value, v) {
 		t.keys, t.values = append(t.keys, k), append(t.values, v)
+		return
 	}
+	r.value = v // the older value may hold memory of an older Service
+	t.have[k] = r
 }
 
 // write puts the entries that set requested.
