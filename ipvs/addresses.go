@@ -6,10 +6,15 @@ import (
 	"slices"
 )
 
-// bind adds an item's addresses to the dummy device.
+// bind adds an item's addresses to the dummy device, except those whose virtual servers could not
+// be added.
 func (u *update) bind(it *item) error {
 	for _, a := range it.plan.bind {
-		if err := u.claimAddress(it.owner, a); err != nil {
+		served := func(p plannedVirtual) bool { return p.key.at.Addr() == a && u.s.virtuals[p.key] != nil }
+		if it.failed && !slices.ContainsFunc(it.plan.virtuals, served) {
+			continue
+		}
+		if err := it.fail(u.claimAddress(it.owner, a)); err != nil {
 			return err
 		}
 	}

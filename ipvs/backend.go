@@ -131,7 +131,8 @@ func (b *Backend) Close() error {
 // wants count as draining. Apply removes a virtual server that no Service wants if its
 // mark or an element in one of the sets identifies it as a Backend's.
 //
-// A [*ruleset.PartialError] names Services that are not programmed, or only in part.
+// A [*ruleset.PartialError] names Services that are not programmed, or only in part. The error of
+// a Service whose protocol IPVS does not have wraps [ruleset.ErrRefused].
 // The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {

@@ -32,8 +32,8 @@
 //     the real server with weight 0 and continues to drain it.
 //   - A Backend leaves other programs' virtual servers alone. It recognizes its own by
 //     their mark or by an element in one of its sets.
-//   - If the kernel refuses an endpoint or a set is full, only that endpoint is missing, or a
-//     new frontend. Endpoints that are gone leave.
+//   - If the kernel refuses an endpoint, that endpoint alone is missing. If a set is full, a new
+//     frontend is. Removed endpoints always leave.
 //
 // # Differences from kube-proxy's ipvs mode
 //
@@ -99,8 +99,8 @@
 //   - The affinity timeout of a virtual server, 24 days. A longer one is shortened (see
 //     [Backend.Limits]).
 //   - A change of a virtual server or of an endpoint that the kernel refuses, for want of memory
-//     for example, fails alone. It is tried again with the next delta. Endpoints that are gone
-//     leave even so.
+//     for example, fails alone. It is tried again with the next delta. Removed endpoints leave
+//     even so, if the virtual server has another one that serves.
 //
 // # Requirements
 //

@@ -32,6 +32,11 @@ func (in *inserts) add(e entry, it *item, mark uint32) {
 	}
 }
 
+// lacked reports whether an item that needs the element does without it already.
+func (in *inserts) lacked(e entry) bool {
+	return slices.ContainsFunc(in.items[e], func(it *item) bool { return slices.Contains(it.lacks, e) })
+}
+
 func isDrop(e entry) bool     { return e.set == setNoLocal }
 func isInternal(e entry) bool { return e.set == setShortCircuit }
 func isOther(e entry) bool    { return !isDrop(e) && !isInternal(e) }
@@ -96,12 +101,12 @@ func (u *update) insertInternal(context.Context) error {
 }
 
 // insert adds elements, many at a time. The elements of older Services come first, so they get
-// the room that a set has left. An item with an element that the kernel refuses for another reason
-// fails.
+// the room that a set has left.
 func (u *update) insert(in inserts) error {
 	// This is the reverse of the order of deletion: source ranges come before the set that
 	// makes them effective.
 	for id, list := range slices.Backward(in.lists[:]) {
+		list = slices.DeleteFunc(list, in.lacked)
 		if len(list) == 0 {
 			continue
 		}
@@ -119,15 +124,13 @@ func (u *update) insert(in inserts) error {
 				u.s.hasEntry(e, in.marks[e])
 			case errors.Is(err, ruleset.ErrNeedFull):
 				return err
-			case errors.Is(err, errSetFull):
+			default:
+				if !errors.Is(err, errSetFull) {
+					u.s.entries.Removed(e) // the next attempt writes its mark again
+				}
 				for _, it := range in.items[e] {
 					it.lack(e, err)
 				}
-			default:
-				for _, it := range in.items[e] {
-					u.failed[it.key] = err
-				}
-				delete(u.s.entryMarks, e)
 			}
 		}
 	}
@@ -137,14 +140,11 @@ func (u *update) insert(in inserts) error {
 // deleteSources deletes the old source ranges of frontends that keep endpoints and have other
 // ranges, of the same Service port or of another. It comes before virtual servers that may get
 // endpoints: a client that only the old ranges admit must not reach them.
-func (u *update) deleteSources(ctx context.Context) error {
-	if err := u.adoptFailed(ctx); err != nil {
-		return err
-	}
+func (u *update) deleteSources(context.Context) error {
 	restricted := map[entry]bool{}
-	for it := range u.remaining {
+	for _, it := range u.items {
 		for _, e := range it.plan.entries {
-			if e.set == setLoadBalancerFW && it.hasEndpoints() {
+			if e.set == setLoadBalancerFW && it.hasEndpoints() && !slices.Contains(it.lacks, e) {
 				restricted[e] = true
 			}
 		}
@@ -153,7 +153,7 @@ func (u *update) deleteSources(ctx context.Context) error {
 		return nil
 	}
 	old := func(e entry) bool { return isSource(e) && restricted[restriction(e)] }
-	for it := range u.remaining {
+	for _, it := range u.items {
 		u.releaseEntries(it, old, it.plan.entries)
 	}
 	return u.deleteUnused(old)

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -324,27 +325,169 @@ func TestClosedBackendReturnsErrClosed(t *testing.T) {
 	}
 }
 
-// TestLostFrontendStaysIfItsNewServiceFails moves an external IP to a Service that cannot be
-// programmed.
+// TestLostFrontendStaysIfItsNewServiceFails moves an external IP to a Service whose endpoints
+// cannot be added there. Its other frontends are served.
 func TestLostFrontendStaysIfItsNewServiceFails(t *testing.T) {
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1)
 	r.sync()
-	m.noServer[netip.MustParseAddr("10.96.0.2")] = true
+	m.noServer[netip.MustParseAddr("198.18.0.1")] = true
 	r.set(svc(1), 1, 1)
 	r.set(svc(2, externalIPs("198.18.0.1")), 2, 2)
-	var partial *ruleset.PartialError
-	if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) {
-		t.Fatalf("%v, want a PartialError", err)
+	for _, restart := range []bool{false, true} {
+		if restart {
+			r.restart()
+		}
+		r.fails(2)
+		r.has("ipvsadm -Sn", "-a -t 198.18.0.1:80 -r 10.244.1.1:8080 -m -w 1", "-a -t 10.96.0.2:80 -r 10.244.1.2:8080 -m -w 1")
+		r.has("ip -o addr show dev kube-ipvs0", "1: kube-ipvs0 inet 198.18.0.1/32")
 	}
-	r.has("ipvsadm -Sn", "-a -t 198.18.0.1:80 -r 10.244.1.1:8080 -m -w 1")
-	r.has("ip -o addr show dev kube-ipvs0", "1: kube-ipvs0 inet 198.18.0.1/32")
 	clear(m.noServer)
 	r.sync()
 	if _, err := r.backend.Retire(t.Context()); err != nil {
 		t.Error(err)
 	}
 	r.agree()
+}
+
+// reach returns the endpoints to which the memory sends a client of an address and TCP port 80.
+func (m *memory) reach(from, to string) (out []string) {
+	p := ruleset.Packet{Protocol: v1.ProtocolTCP, From: netip.MustParseAddr(from), To: netip.MustParseAddrPort(to + ":80")}
+	if from != "192.0.2.1" { // the node
+		p.InInterface = "eth0"
+	}
+	for _, c := range m.handlePacket(p).Endpoints {
+		out = append(out, c.Addr.Addr().String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestInternalTrafficStaysIfTheNewServiceFails moves an external IP between Services with
+// externalTrafficPolicy Local and endpoints on another node. The second one cannot get a virtual
+// server of internal traffic, and the first one loses an endpoint or all, or is deleted.
+func TestInternalTrafficStaysIfTheNewServiceFails(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		left  []int
+		stays []string
+	}{
+		{"one endpoint", []int{-2}, []string{"10.245.0.2"}},
+		{"no endpoint", nil, []string{"10.245.0.1", "10.245.0.2"}},
+		{"deleted", nil, []string{"10.245.0.1", "10.245.0.2"}},
+	} {
+		r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
+		reach := func(want ...string) {
+			t.Helper()
+			if got := m.reach("192.0.2.1", "198.18.0.1"); !slices.Equal(got, want) {
+				t.Errorf("%s: the node reaches %q, want %q", c.name, got, want)
+			}
+		}
+		r.set(svc(1, externalIPs("198.18.0.1", "198.18.0.2"), externalLocal), 1, -1, -2)
+		r.sync()
+		reach("10.245.0.1", "10.245.0.2")
+		m.noServer[netip.Addr{}] = true
+		if r.set(svc(1, externalIPs("198.18.0.2"), externalLocal), 1, c.left...); c.name == "deleted" {
+			r.remove(1)
+		}
+		r.set(svc(2, externalIPs("198.18.0.1"), externalLocal), 2, -3)
+		r.fails(2)
+		reach(c.stays...)
+		clear(m.noServer)
+		r.sync()
+		reach("10.245.0.3")
+		if err := r.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+			t.Error(err)
+		}
+		r.agree()
+		r.hasNot("ipvsadm -Sn", "10.245.0.1:")
+	}
+}
+
+// TestFailedWritesBreakNoMove moves an address between Services, and fails one to three writes at
+// every place. A client that both Services admit must always reach an endpoint, and a client that only
+// one of them admits must not reach those of the other.
+func TestFailedWritesBreakNoMove(t *testing.T) {
+	type edit = func(*v1.Service)
+	sources := func(s ...string) edit { return balancer("198.18.0.1", s...) }
+	var local edit = func(s *v1.Service) { externalIPs("198.18.0.1")(s); externalLocal(s) }
+	none, one, two := func(*v1.Service) {}, externalIPs("198.18.0.1"), externalIPs("198.18.0.2")
+	for _, c := range []struct {
+		name             string
+		before, after    [2]edit
+		first, second    int    // the endpoints
+		both, old, young string // clients
+	}{
+		{"other ranges", [2]edit{sources("198.51.100.0/24", "203.0.113.0/24"), none}, [2]edit{none, sources("198.51.0.0/16", "100.64.0.0/16")}, 1, 2, "198.51.100.9", "203.0.113.9", ""},
+		{"no range before", [2]edit{sources(), none}, [2]edit{none, sources("198.51.100.0/24")}, 1, 2, "198.51.100.9", "203.0.113.9", ""},
+		{"no range after", [2]edit{sources("198.51.100.0/24"), none}, [2]edit{none, sources()}, 1, 2, "198.51.100.9", "", "203.0.113.9"},
+		{"internal traffic", [2]edit{local, none}, [2]edit{none, local}, -1, -2, "192.0.2.1", "", ""},
+		{"in a circle", [2]edit{one, two}, [2]edit{two, one}, 1, 2, "198.51.100.9", "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for place, more := 1, true; more && !t.Failed(); place++ {
+				more = false
+				for way := range 9 {
+					r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
+					r.set(svc(1, c.before[0]), 1, c.first)
+					r.set(svc(2, c.before[1]), 2, c.second)
+					r.sync()
+					r.set(svc(1, c.after[0]), 1, c.first)
+					r.set(svc(2, c.after[1]), 2, c.second, 2*c.second)
+					writes := 0
+					m.fail = func() error {
+						if writes++; writes < place || writes > place+way/3 {
+							return nil
+						}
+						if way%3 != 0 {
+							m.failures = way % 3 // all failed writes take effect, or none of them
+						}
+						return syscall.EBUSY
+					}
+					old := slice(1, v1.ProtocolTCP, c.first).Endpoints[0].Addresses[0]
+					m.look = func() {
+						if len(m.reach(c.both, "198.18.0.1")) == 0 || c.name == "in a circle" && len(m.reach(c.both, "198.18.0.2")) == 0 {
+							t.Errorf("way %d, write %d of %d: a client of both reaches nothing", way, place, writes)
+						}
+						if c.old != "" && slices.ContainsFunc(m.reach(c.old, "198.18.0.1"), func(to string) bool { return to != old }) {
+							t.Errorf("way %d, write %d of %d: a client of the first reaches the second", way, place, writes)
+						}
+						if c.young != "" && slices.Contains(m.reach(c.young, "198.18.0.1"), old) {
+							t.Errorf("way %d, write %d of %d: a client of the second reaches the first", way, place, writes)
+						}
+					}
+					_ = r.cursor.Sync(t.Context()) // it may add elements one by one
+					more = more || writes >= place
+					m.look()
+					m.fail = nil
+					r.sync()
+					if err := r.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+						t.Error(err)
+					}
+					r.agree()
+					r.hasNot("ipset save", "203.0.113")
+				}
+			}
+		})
+	}
+}
+
+// TestUnknownProtocolIsRefused applies a Service with a protocol that IPVS does not have.
+func TestUnknownProtocolIsRefused(t *testing.T) {
+	r, m := newMemoryRig(t, Config{})
+	r.set(svc(1), 1, 1)
+	r.sync()
+	before, odd := m.dump(), *r.engine.Snapshot().Services[0]
+	odd.Key.Protocol, odd.Key.Name = "GRE", "odd"
+	node := r.engine.Snapshot().Node
+	d := &ruleset.Delta{Node: node, OldNode: node, Changes: []ruleset.Change{{Key: odd.Key, New: &odd, Fields: ruleset.FieldAll}}}
+	var partial *ruleset.PartialError
+	if err := r.backend.Apply(t.Context(), d); !errors.As(err, &partial) || !errors.Is(partial.Failed[odd.Key], ruleset.ErrRefused) || !strings.Contains(err.Error(), `"GRE"`) {
+		t.Errorf("%v, want ErrRefused", err)
+	}
+	if after := m.dump(); after != before {
+		t.Errorf("the refused Service changed: %s", backendtest.FirstDifference(after, before))
+	}
 }
 
 // TestFailedServiceLosesEndpointsThatAreGone replaces the endpoints of a Service to which the kernel
@@ -360,6 +503,7 @@ func TestFailedServiceLosesEndpointsThatAreGone(t *testing.T) {
 		}
 		r.set(svc(1, externalIPs("198.18.0.1", "198.18.0.2")), 1, 2, 3)
 		r.fails(1)
+		r.hasNot("ip -o addr show dev kube-ipvs0", "198.18.0.2")
 		for _, at := range []string{"10.96.0.1:80", "198.18.0.1:80"} {
 			r.has("ipvsadm -Sn", "-a -t "+at+" -r 10.244.1.1:8080 -m -w 0", "-a -t "+at+" -r 10.244.1.2:8080 -m -w 1")
 		}

@@ -29,7 +29,8 @@ type memory struct {
 	// the kernel lacks.
 	refused map[netip.Addr]bool
 	missing map[Scheduler]bool
-	// noServer holds addresses at which no virtual server can be added.
+	// noServer holds addresses at which no virtual server and no real server can be added. The zero
+	// Addr stands for virtual servers with a mark.
 	noServer map[netip.Addr]bool
 	noIPv6   bool
 
@@ -218,6 +219,8 @@ func (m *memoryKernel) addReal(k virtualKey, at netip.AddrPort, weight uint16) e
 			return err
 		case m.refused[at.Addr()]:
 			return syscall.EINVAL
+		case m.noServer[k.at.Addr()]:
+			return syscall.ENOMEM
 		case v.reals[at] == nil:
 			v.reals[at] = &real{at: at}
 		}

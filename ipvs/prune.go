@@ -4,75 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"net/netip"
 
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// adoptFailed makes failed items claim the objects in their plans that the kernel has.
-// These objects stay as they are, even if another Service port gives them up.
-func (u *update) adoptFailed(context.Context) error {
-	restricted := map[entry]owner{}
+// keepFailed makes failed items claim what the kernel has at the frontends in their plans. It stays
+// as it is, even if another Service port gives up the frontend: its real servers serve until those
+// of the item can be added. So they keep their source ranges and their virtual server of internal
+// traffic.
+func (u *update) keepFailed(context.Context) error {
+	owners := map[virtualKey]owner{}
 	for _, it := range u.items {
-		if u.failed[it.key] == nil {
+		if !it.failed {
 			continue
 		}
 		for i := range it.plan.virtuals {
-			p := &it.plan.virtuals[i]
-			v := u.s.virtuals[p.key]
-			if v == nil {
-				continue
-			}
-			if u.s.servers.Users(p.key) == 0 {
-				v.service, v.proto = it.key, p.proto
-			}
-			u.s.servers.Claim(it.owner, p.key)
-		}
-		for _, a := range it.plan.bind {
-			if u.s.bound.Has(a) {
-				u.s.bound.Claim(it.owner, a)
-			}
-		}
-		for _, e := range it.plan.entries {
-			if u.s.entries.Has(e) {
-				u.s.entries.Claim(it.owner, e)
-			}
-		}
-		// Internal traffic keeps its virtual server, even of the Service port that gives up
-		// the frontend.
-		for i := range it.plan.virtuals {
-			at := it.plan.virtuals[i].key.at
-			// So does the restriction to source ranges of that port: the virtual server has
-			// its endpoints.
-			only := entry{set: setLoadBalancerFW, family: u.s.family, addr: at.Addr(), proto: inet.Protocol(it.key.Protocol), port: at.Port()}
-			if at.IsValid() && u.s.entries.Has(only) {
-				u.s.entries.Claim(it.owner, only)
-				restricted[only] = it.owner
-			}
-			e := entry{set: setShortCircuit, family: u.s.family, addr: at.Addr(), proto: inet.Protocol(it.key.Protocol), port: at.Port()}
-			if !at.IsValid() || !u.s.entries.Has(e) {
-				continue
-			}
-			u.s.entries.Claim(it.owner, e)
-			if k := (virtualKey{family: u.s.family, mark: u.s.entryMarks[e]}); k.mark != it.plan.mark && u.s.virtuals[k] != nil {
-				u.s.servers.Claim(it.owner, k)
-				u.held[k] = true
-			}
+			owners[it.plan.virtuals[i].key] = it.owner
 		}
 	}
-	if len(restricted) == 0 {
+	if len(owners) == 0 {
 		return nil
 	}
-	for _, it := range u.items {
-		for _, e := range slices.Collect(u.s.entries.Items(it.owner)) {
-			if !isSource(e) {
-				continue
-			}
-			if o, ok := restricted[restriction(e)]; ok {
-				u.s.entries.Claim(o, e)
-			}
+	claim := func(e entry) {
+		o, ok := owners[virtualKey{family: e.family, proto: e.proto, at: netip.AddrPortFrom(e.addr, e.port)}]
+		if !ok {
+			return
 		}
+		u.s.entries.Claim(o, e)
+		if k := (virtualKey{family: e.family, mark: u.s.entryMarks[e]}); u.s.virtuals[k] != nil {
+			u.s.servers.Claim(o, k)
+		}
+	}
+	for e := range u.s.entries.All() {
+		claim(e)
+	}
+	for e := range u.s.entryMarks { // those of which the last write failed are not in All
+		claim(e)
 	}
 	return nil
 }

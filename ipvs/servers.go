@@ -1,14 +1,10 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"slices"
 	"syscall"
-
-	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // upsertInternal adds and changes an item's virtual server of internal traffic.
@@ -22,48 +18,50 @@ func (u *update) upsertVirtuals(it *item) error {
 	return u.upsert(it, func(k virtualKey) bool { return k.mark == 0 })
 }
 
-// upsert adds and changes an item's virtual servers of a kind. It adds real servers and
-// removes none.
+// upsert adds and changes an item's virtual servers of a kind.
 func (u *update) upsert(it *item, kind func(virtualKey) bool) error {
 	for i := range it.plan.virtuals {
 		p := &it.plan.virtuals[i]
 		if !kind(p.key) {
 			continue
 		}
-		u.s.servers.Claim(it.owner, p.key)
-		v := u.s.virtuals[p.key]
-		switch {
-		case v == nil:
-			if err := u.b.kernel.addVirtual(p.key, p.virtual); err != nil {
-				return err
-			}
-			v = &virtualState{virtual: p.virtual, reals: make(map[netip.AddrPort]uint16, len(p.pool))}
-			u.s.virtuals[p.key] = v
-			u.s.servers.Installed(p.key)
-		case v.virtual != p.virtual:
-			if err := u.b.kernel.setVirtual(p.key, p.virtual); err != nil {
-				v.unsure()
-				return err
-			}
-			v.virtual = p.virtual
-		}
-		v.service, v.proto = it.key, p.proto
-		if err := u.upsertReals(it, p, v); err != nil {
+		if err := it.fail(u.upsertVirtual(it, p)); err != nil {
 			return err
 		}
-		v.filled = it.key
 	}
 	return nil
 }
 
-// upsertReals adds and changes the real servers that a virtual server needs. It skips those
-// that the kernel refuses.
-func (u *update) upsertReals(it *item, p *plannedVirtual, v *virtualState) error {
+// upsertVirtual adds or changes a virtual server. It adds real servers and removes none. It skips
+// those that the kernel refuses.
+func (u *update) upsertVirtual(it *item, p *plannedVirtual) error {
+	u.s.servers.Claim(it.owner, p.key)
+	v := u.s.virtuals[p.key]
+	if v == nil {
+		if err := u.b.kernel.addVirtual(p.key, p.virtual); err != nil {
+			return err
+		}
+		v = &virtualState{virtual: p.virtual, reals: make(map[netip.AddrPort]uint16, len(p.pool))}
+		u.s.virtuals[p.key] = v
+		u.s.servers.Installed(p.key)
+	}
+	v.service, v.proto = it.key, p.proto
+	if v.virtual != p.virtual {
+		if err := u.b.kernel.setVirtual(p.key, p.virtual); err != nil {
+			v.unsure()
+			return err
+		}
+		v.virtual = p.virtual
+	}
 	if err := u.reread(p.key, v); err != nil {
 		return err
 	}
 	for i, ep := range p.pool {
-		if err := u.serve(p.key, v, ep.Addr, p.weight(i)); !it.refuses(err) {
+		err := u.serve(p.key, v, ep.Addr, p.weight(i))
+		switch {
+		case errors.Is(err, syscall.EINVAL):
+			it.note(err)
+		case err != nil:
 			return err
 		}
 	}
@@ -83,55 +81,36 @@ func (u *update) quiesceInternal(it *item) error {
 	return u.quiesceOf(it, func(k virtualKey) bool { return k.mark != 0 })
 }
 
+// quiesceOf does that for virtual servers of a kind. If the item failed, it drains only real servers
+// whose endpoints are gone, and none while no other serves: the virtual server would refuse
+// connections.
 func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
 	for i := range it.plan.virtuals {
 		p := &it.plan.virtuals[i]
 		v := u.s.virtuals[p.key]
-		if !kind(p.key) || len(v.reals) == len(p.pool) && len(it.refused) == 0 {
+		if v == nil || !kind(p.key) || len(v.reals) == len(p.pool) && len(it.errs) == 0 {
 			continue
 		}
-		if u.held[p.key] {
-			// The retry of both Service ports drains them.
-			return errors.New("a frontend that moved to a Service port that failed still needs the real servers")
+		endpoints := p.pool
+		if it.failed {
+			endpoints = it.service.Endpoints
 		}
-		keep := make(map[netip.AddrPort]bool, len(p.pool))
-		for _, ep := range p.pool {
+		keep := make(map[netip.AddrPort]bool, len(endpoints))
+		for _, ep := range endpoints {
 			keep[ep.Addr] = true
 		}
-		if err := u.quiesceGone(p.key, v, keep); err != nil {
+		if err := u.reread(p.key, v); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// quiesceFailed begins to drain the real servers of failed items whose endpoints are gone. It leaves
-// those of a frontend that another Service port had before, and those of an item that has endpoints
-// of which none serves yet: the virtual server would refuse connections.
-func (u *update) quiesceFailed(context.Context) error {
-	for _, it := range u.items {
-		if u.failed[it.key] == nil {
+		if it.failed && len(keep) != 0 && !v.serves(keep) {
 			continue
 		}
-		known := map[netip.AddrPort]bool{}
-		if it.service != nil {
-			for _, ep := range it.service.Endpoints {
-				known[ep.Addr] = true
-			}
-		}
-		for k := range u.s.servers.Items(it.owner) {
-			v := u.s.virtuals[k]
-			if v == nil || u.held[k] {
+		for at := range v.reals {
+			if keep[at] {
 				continue
 			}
-			mine, unknown, serves := v.filled == it.key, v.filled == tracker.Key{}, v.serves(known)
-			if !mine && !(unknown && serves) || !serves && len(known) != 0 {
-				continue
-			}
-			if err := u.quiesceGone(k, v, known); errors.Is(err, ruleset.ErrNeedFull) {
+			if err := u.quiesce(p.key, v, at); err != nil {
 				return err
-			} else if err != nil {
-				u.failed[it.key] = errors.Join(u.failed[it.key], err)
 			}
 		}
 	}
@@ -146,22 +125,6 @@ func (v *virtualState) serves(servers map[netip.AddrPort]bool) bool {
 		}
 	}
 	return false
-}
-
-// quiesceGone begins to drain the real servers that are not known.
-func (u *update) quiesceGone(k virtualKey, v *virtualState, known map[netip.AddrPort]bool) error {
-	if err := u.reread(k, v); err != nil {
-		return err
-	}
-	for at := range v.reals {
-		if known[at] {
-			continue
-		}
-		if err := u.quiesce(k, v, at); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // unsure records that a write failed, which may have taken effect.
@@ -189,27 +152,6 @@ func (u *update) reread(k virtualKey, v *virtualState) error {
 	}
 	v.reals, v.unread = reals, false
 	return nil
-}
-
-// refuses reports whether the item can continue after err. It can if err is nil, or the
-// kernel's refusal of an address, which refuses records.
-func (it *item) refuses(err error) bool {
-	if err == nil {
-		return true
-	}
-	if !errors.Is(err, syscall.EINVAL) {
-		return false
-	}
-	it.note(err)
-	return true
-}
-
-// note records the kernel's refusal of a part of an item.
-func (it *item) note(err error) {
-	const most = 10 // a Service may have thousands of endpoints
-	if len(it.refused) < most {
-		it.refused = append(it.refused, err)
-	}
 }
 
 // dropVirtuals removes an item's virtual servers that are no longer in its plan, unless

@@ -59,8 +59,6 @@ type virtualState struct {
 	// protocol, even if the virtual server's key has a mark.
 	service tracker.Key
 	proto   uint8
-	// filled is the Service port whose endpoints it has, empty if an earlier process added them.
-	filled tracker.Key
 	// reals holds the weights of the real servers. Draining ones are in
 	// state.drainingReals, too.
 	reals map[netip.AddrPort]uint16

@@ -21,14 +21,11 @@ import (
 type update struct {
 	b *Backend
 	s *state
-	// failed holds the error of each Service port that failed.
+	// failed holds the errors of the Service ports that are not in effect, or only in part.
 	failed map[tracker.Key]error
 	// stale holds the errors of prune. Everything else is then in effect.
 	stale []error
 	items []*item
-	// held holds the virtual servers of internal traffic to which frontends of failed items
-	// lead that belonged to another item before.
-	held map[virtualKey]bool
 	// passing holds the virtual servers that Service ports lack because packets pass.
 	passing map[virtualKey]bool
 	now     time.Time
@@ -40,11 +37,33 @@ type item struct {
 	owner   owner
 	service *ruleset.Service // nil if the Service port was deleted
 	plan    plan
-	// refused holds the kernel's errors about single real servers and set elements, the first
-	// few of each update. The others are in place.
-	refused []error
+	// errs holds the kernel's errors about parts of the item, the first few of each update. The
+	// other parts are in place.
+	errs []error
+	// failed is set by an error that leaves open what the kernel has. The update then removes
+	// nothing of the item, except real servers whose endpoints are gone.
+	failed bool
 	// lacks holds the elements that the kernel refuses and that frontends need.
 	lacks []entry
+}
+
+// note records an error about a part of an item.
+func (it *item) note(err error) {
+	const most = 10 // a Service may have thousands of endpoints
+	if len(it.errs) < most {
+		it.errs = append(it.errs, err)
+	}
+}
+
+// fail records that a write for an item failed, unless err is nil or ends the update. It returns
+// the error that ends the update.
+func (it *item) fail(err error) error {
+	if err == nil || errors.Is(err, ruleset.ErrNeedFull) {
+		return err
+	}
+	it.failed = true
+	it.note(err)
+	return nil
 }
 
 // steps returns the steps of an update in order. Each step is done for all items before
@@ -64,22 +83,21 @@ func (u *update) steps(full bool) []step {
 		{"leave out frontends that lack set elements", u.each(u.withhold)},
 		{"delete source ranges", u.deleteSources},
 		{"add and change virtual servers of internal traffic", u.each(u.upsertInternal)},
-		{"drain real servers of an earlier process", ifFull(u.each(u.quiesceInternal))},
+		{"drain real servers of an earlier process", ifFull(u.unlessFailed(u.quiesceInternal))},
 		{"add set elements of internal traffic", u.insertInternal},
 		{"add and change virtual servers", u.each(u.upsertVirtuals)},
 		{"add set elements that drop", u.insertDrops},
-		{"keep set elements of failed Services", u.adoptFailed},
+		{"keep frontends of failed Services", u.keepFailed},
 		{"delete set elements that drop", u.deleteDrops},
 		{"delete set elements of internal traffic", u.deleteInternal},
 		{"drain real servers", u.each(u.quiesceReals)},
-		{"drain real servers of failed Services", u.quiesceFailed},
 		{"add late source ranges", u.insertLateSources},
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},
-		{"keep objects of failed Services", u.adoptFailed},
+		{"keep frontends of Services that failed since", u.keepFailed},
 		{"keep virtual servers that are needed again", u.releaseOwned},
-		{"abandon addresses", u.each(u.abandon)},
-		{"delete virtual servers", u.each(u.dropVirtuals)},
+		{"abandon addresses", u.unlessFailed(u.abandon)},
+		{"delete virtual servers", u.unlessFailed(u.dropVirtuals)},
 		{"prune", ifFull(u.prune)},
 		{"unbind addresses", u.unbind},
 		{"delete set elements", u.deleteEntries},
@@ -93,7 +111,7 @@ type step struct {
 }
 
 func newUpdate(b *Backend, s *state, failed map[tracker.Key]error) *update {
-	return &update{b: b, s: s, failed: failed, held: map[virtualKey]bool{}, now: time.Now()}
+	return &update{b: b, s: s, failed: failed, now: time.Now()}
 }
 
 // apply makes a delta's changes to Services of the family.
@@ -125,8 +143,13 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 	return u.run(ctx, d.Full)
 }
 
-// add adds a Service port to the items. It must not be among them yet.
+// add adds a Service port to the items. It must not be among them yet. add refuses a protocol that
+// IPVS does not have.
 func (u *update) add(k tracker.Key, o owner, svc *ruleset.Service) {
+	if svc != nil && inet.Protocol(k.Protocol) == 0 {
+		u.failed[k] = fmt.Errorf("IPVS has no protocol %q: %w", k.Protocol, ruleset.ErrRefused)
+		return
+	}
 	if svc != nil && svc.Port.ExternallyAccessible() {
 		u.s.external[k] = svc
 	} else {
@@ -152,13 +175,13 @@ func (u *update) addExternal() {
 // remaining yields the items that have not failed.
 func (u *update) remaining(yield func(*item) bool) {
 	for _, it := range u.items {
-		if u.failed[it.key] == nil && !yield(it) {
+		if !it.failed && !yield(it) {
 			return
 		}
 	}
 }
 
-// run makes the changes of all items. An item that fails keeps its previous objects.
+// run makes the changes of all items.
 func (u *update) run(ctx context.Context, full bool) error {
 	u.makePlans(full)
 	for _, s := range u.steps(full) {
@@ -173,26 +196,31 @@ func (u *update) run(ctx context.Context, full bool) error {
 	return nil
 }
 
-// each returns a step that calls do for each item that has not failed.
+// each returns a step that calls do for each item.
 func (u *update) each(do func(*item) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for i, it := range u.items {
-			if u.failed[it.key] != nil {
-				continue
-			}
 			if i%256 == 255 {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
 			}
-			if err := do(it); errors.Is(err, ruleset.ErrNeedFull) {
+			if err := it.fail(do(it)); err != nil {
 				return err
-			} else if err != nil {
-				u.failed[it.key] = err
 			}
 		}
 		return nil
 	}
+}
+
+// unlessFailed returns a step that calls do for each item that has not failed.
+func (u *update) unlessFailed(do func(*item) error) func(context.Context) error {
+	return u.each(func(it *item) error {
+		if it.failed {
+			return nil
+		}
+		return do(it)
+	})
 }
 
 // makePlans makes the plan of each item and allocates packet marks.
@@ -205,11 +233,7 @@ func (u *update) makePlans(full bool) {
 		}
 	}
 	for _, it := range u.items {
-		switch {
-		case it.service == nil:
-		case inet.Protocol(it.key.Protocol) == 0:
-			u.failed[it.key] = fmt.Errorf("IPVS has no protocol %q", it.key.Protocol)
-		default:
+		if it.service != nil {
 			it.plan = u.b.config.makePlan(it.service, l, 0)
 			u.notePassing(it)
 		}
@@ -224,7 +248,7 @@ func (u *update) makePlans(full bool) {
 	slices.SortStableFunc(u.items, func(a, b *item) int { return cmp.Compare(a.age(), b.age()) })
 	for _, it := range u.items {
 		switch {
-		case len(it.plan.internal) == 0 || u.failed[it.key] != nil:
+		case len(it.plan.internal) == 0:
 			continue
 		case u.b.config.internalDrops(it.service):
 			it.plan.mark = marks.Value
@@ -263,20 +287,19 @@ func (u *update) local() local {
 	return l
 }
 
-// finish frees packet marks that no Service port needs any more.
+// finish frees packet marks that no Service port needs any more, and reports errors.
 func (u *update) finish() {
 	u.s.stale = false
 	for _, it := range u.items {
-		if u.failed[it.key] != nil {
+		if len(it.errs) != 0 {
+			u.failed[it.key] = errors.Join(it.errs...)
+		}
+		switch {
+		case it.failed:
 			// The next delta may not contain this Service port.
 			u.s.stale = true
-			continue
-		}
-		if len(it.plan.internal) == 0 || it.plan.mark == u.b.config.Marks.Value {
+		case len(it.plan.internal) == 0 || it.plan.mark == u.b.config.Marks.Value:
 			u.s.freeMark(u.b.config.Marks, it.key)
-		}
-		if len(it.refused) != 0 {
-			u.failed[it.key] = errors.Join(it.refused...)
 		}
 	}
 }

@@ -1,13 +1,14 @@
 package ipvs
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A Service port does without the elements for which a set has no room:
+// A Service port does without the elements for which a set has no room, or that could not be added:
 //
 //   - Without an element of setLoopBack, an endpoint cannot reach itself through the Service.
 //   - Without a source range, its clients are dropped.
@@ -19,9 +20,16 @@ import (
 //
 // The next delta with the Service port tries again.
 
-// lack records an element for which its set has no room.
+// lack records an element that could not be added. The item fails unless the set has no room. Then
+// a frontend is not restricted to source ranges yet: one of them may be missing only for a moment.
 func (it *item) lack(e entry, err error) {
 	it.note(err)
+	if !errors.Is(err, errSetFull) {
+		it.failed = true
+		if isSource(e) {
+			e = restriction(e)
+		}
+	}
 	switch {
 	case e.set == setLoopBack || isSource(e) || isInternal(e) || isDrop(e):
 	default:
@@ -31,7 +39,13 @@ func (it *item) lack(e entry, err error) {
 
 // of reports whether a frontend needs an element of its address, or of its address and port.
 func (e entry) of(at netip.AddrPort) bool {
-	return e.addr == at.Addr() && (sets[e.set].kind == hashIP || e.port == at.Port())
+	switch sets[e.set].kind {
+	case hashIP:
+		return e.addr == at.Addr()
+	case bitmapPort:
+		return e.port == at.Port()
+	}
+	return e.addr == at.Addr() && e.port == at.Port()
 }
 
 // withhold changes the plan of an item that lacks elements, as the comment above says.
