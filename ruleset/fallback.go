@@ -54,7 +54,7 @@ func (l *left) fall(all map[tracker.Key]*left, whole *Service, n *Node) {
 	}
 	keep := map[l4Key]bool{}
 	for _, m := range l.lost {
-		if w := all[m.key]; w != nil && (w.refused || w.unsure) && !m.had {
+		if w := all[m.key]; w != nil && (w.refused || w.unsure) && !m.had && hasFrontend(l.Old, m.at) {
 			keep[m.at] = true
 		}
 	}

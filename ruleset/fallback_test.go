@@ -211,3 +211,48 @@ func TestFrontendThatMovesBackToARefusedServiceStays(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusedTakerLeavesOneOwner refuses a Service that takes a NodePort, in a full delta. Another
+// Service that failed to take the NodePort before must not get it from the owner.
+func TestRefusedTakerLeavesOneOwner(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	var answer func(d *Delta) error
+	c := e.Attach("plane", BackendFunc(func(_ context.Context, d *Delta) error { return answer(d) }))
+	set := func(name, ip string, created int64, nodePort int32) {
+		tr.SetService(service(name, ip, func(s *v1.Service) {
+			s.CreationTimestamp = metav1.Unix(created, 0)
+			s.Spec.Type = v1.ServiceTypeNodePort
+			s.Spec.Ports[0].NodePort = nodePort
+		}))
+	}
+	sync := func(to func(d *Delta) error) error {
+		answer = to
+		return c.Sync(t.Context())
+	}
+	set("a", "172.30.0.1", 1, 30002)
+	set("b", "172.30.0.2", 2, 30003)
+	set("c", "172.30.0.3", 3, 30001)
+	if err := sync(func(*Delta) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	set("b", "172.30.0.2", 2, 30001)
+	c.Resync()
+	if err := sync(func(*Delta) error { return errInjected }); err == nil {
+		t.Fatal("no error")
+	}
+	set("a", "172.30.0.1", 1, 30001)
+	if err := sync(func(d *Delta) error {
+		if d.second {
+			return nil
+		}
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): ErrRefused}, Pruned: true}
+	}); !InEffect(err) {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"a": false, "b": false, "c": true} {
+		s := c.Service(key(name, tracker.IPv4))
+		if has := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Port == 30001 }); has != want {
+			t.Errorf("%s has the NodePort: %t, want %t", name, has, want)
+		}
+	}
+}
