@@ -123,36 +123,34 @@ func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 // to it, so that every state in between is right. For a full delta, Apply reads the
 // tables once and writes everything that differs.
 //
-// A [*ruleset.PartialError] names the Services that were refused, each with a
-// [*CommandError]. These Services stay as last acknowledged, even after a full delta,
-// except for frontends and endpoints that they have no more (see
-// [ruleset.Service.Remaining]). The error wraps
-// [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is at
-// fault. After [ErrLocked], and after an error of the context before the first write, the
-// tables are unchanged.
+// A [*ruleset.PartialError] names the Services that were refused, each with an error that wraps
+// [ruleset.ErrRefused] and, if a program refused the Service, a [*CommandError]. These Services
+// stay as last acknowledged, even after a full delta. If a full delta cannot restore that, the
+// Service has no rules, its error does not wrap ErrRefused, and the next delta must be full.
+//
+// The error wraps [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is
+// at fault. If an incremental delta fails for another reason, for example with [ErrLocked], the
+// error wraps [ruleset.ErrRefused] if the tables are unchanged, and else ErrNeedFull.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return errClosed
 	}
-	bad, err := b.apply(ctx, d)
 	for _, f := range b.families {
-		if f.model == nil {
-			continue
-		}
-		if err != nil || len(bad) != 0 {
-			f.model.remember(changesOf(d.Changes, f.family), bad)
-		}
-		if err == nil {
-			f.model.acknowledge(d.Changes, bad)
-		}
+		f.written, f.wrote = [tables]int{}, false
 	}
+	bad, err := b.apply(ctx, d)
 	b.started = b.started || d.Full && err == nil
-	if err == nil && len(bad) != 0 {
-		return &ruleset.PartialError{Failed: bad, Pruned: true}
+	switch {
+	case err == nil && len(bad) != 0:
+		return &ruleset.PartialError{Failed: bad, Pruned: true, Restored: true}
+	case err == nil || d.Full || errors.Is(err, ruleset.ErrNeedFull):
+		return err
+	case slices.ContainsFunc(b.families, func(f *family) bool { return f.wrote }):
+		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	}
-	return err
+	return unwritten{err}
 }
 
 // apply applies a delta. It returns the Services that were refused.
@@ -164,7 +162,6 @@ func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]
 	for _, f := range b.families {
 		changes := changesOf(d.Changes, f.family)
 		f.logHashFallback(changes)
-		f.written = [tables]int{}
 		var refused map[tracker.Key]error
 		var err error
 		switch {
@@ -178,8 +175,16 @@ func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]
 		if err != nil {
 			return nil, err
 		}
+		if d.Full || len(refused) != 0 {
+			f.suspects = refused
+		}
 		maps.Copy(bad, refused)
 		f.trace(b.config.Trace)
+		for _, err := range refused {
+			if !errors.Is(err, ruleset.ErrRefused) {
+				f.model = nil // the tables do not have Old of the Service
+			}
+		}
 	}
 	return bad, nil
 }

@@ -42,10 +42,7 @@ func (f *family) bisect(ctx context.Context, m *model, changes []ruleset.Change)
 func (f *family) tryChanges(ctx context.Context, m *model, changes []ruleset.Change) error {
 	var chains []chain
 	for _, c := range changes {
-		r, err := m.render(c.New)
-		if err != nil {
-			return err
-		}
+		r := m.render(c.New)
 		chains = append(chains, r.chains...)
 		for _, p := range r.rules {
 			chains = append(chains, chain{table: dispatchers[p.dispatcher].table, rules: p.appendTo(nil)})

@@ -64,8 +64,8 @@
 //
 // None of these limits makes a Service that has rules lose them to another. A Service that cannot
 // be programmed keeps what remains of its rules: frontends and endpoints that it has no more
-// leave them (see [ruleset.Service.Remaining]). It takes no frontend from another Service, even if
-// it has precedence (see [ruleset.Change.Keeping]).
+// leave them. It takes no frontend from another Service, even if it has precedence (see
+// [ruleset.ErrRefused]).
 //
 // An affinity timeout is at most 48 days; a Service with a longer one is refused (see
 // [Backend.Limits]). The number of Services is limited by the time for a change and by memory

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/go-proxier/proxier/internal/iptool"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 // ErrLocked is wrapped by errors about the xtables lock, which another process held for
@@ -32,6 +33,11 @@ func (e *CommandError) Error() string { return (*iptool.Error)(e).Error() }
 
 // Unwrap returns Cause.
 func (e *CommandError) Unwrap() error { return e.Cause }
+
+// unwritten is an error after which nothing of a Service, or of a delta, is in effect.
+type unwritten struct{ error }
+
+func (e unwritten) Unwrap() []error { return []error{ruleset.ErrRefused, e.error} }
 
 // result is what became of an input of iptables-restore, or of several.
 type result uint8

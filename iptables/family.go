@@ -42,8 +42,13 @@ type family struct {
 	limit int
 	// divisible reports whether the input that failed last has several chains.
 	divisible bool
-	// written is how many rules the last Apply has written into each table.
+	// written is how many rules the last Apply has written into each table, and wrote is set if it
+	// has changed anything.
 	written [tables]int
+	wrote   bool
+	// suspects holds the Services that were refused last. They are tried before anything is
+	// written, because they will probably be refused again.
+	suspects map[tracker.Key]error
 }
 
 const (
@@ -122,7 +127,7 @@ func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]st
 			f.canary[t] = c.last
 		}
 	}
-	f.kept = kept
+	f.kept, f.wrote = kept, f.wrote || len(inputs) != 0
 	return out
 }
 

@@ -47,13 +47,11 @@ func FuzzInjection(f *testing.F) {
 		node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}, LocalTraffic: ruleset.LocalTraffic{Bridge: port}}
 		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: []*tracker.Endpoint{ep}}, node, tracker.TopologyOptions{})
 		m, err := newModel(&settings{family: family, mark: 1 << 14}, node)
-		if err != nil {
+		if err != nil || m.validate(s) != nil {
 			return
 		}
 		b := newBatch()
-		if m.change(nil, s, b.difference) != nil {
-			return
-		}
+		m.change(nil, s, b.difference)
 		m.takeChanged(b)
 		for _, c := range m.fixed() {
 			b.put(c)

@@ -12,8 +12,10 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -106,98 +108,130 @@ func TestTooLargeInputIsDivided(t *testing.T) {
 	})
 }
 
-// TestUnacknowledgedPartsAreKnown makes a later write of an Apply fail after earlier ones. The
-// next change of the Services must replace what is in effect of them.
-func TestUnacknowledgedPartsAreKnown(t *testing.T) {
+// TestTablesHaveWhatWasAcknowledged changes Services that take frontends from each other, in
+// circles, too, while inputs are refused, meet a lock, or are killed. After each Sync the tables must
+// have what the cursor takes for acknowledged.
+func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
-		locked := &CommandError{Program: "memory-restore", Status: 4, Cause: ErrLocked}
-		for i := range 8 {
-			r.set(i, []int{i, i + 1}, nodePort(30000+int32(i)))
+		const n = 12
+		rng := rand.New(rand.NewPCG(*backendtest.Seed, 12))
+		for _, f := range r.backend.families {
+			f.limit = 150 // a few parts
+		}
+		order := rng.Perm(n)
+		set := func(i int) {
+			if rng.IntN(8) == 0 {
+				r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: svc(i).Name})
+				return
+			}
+			edits := []func(*v1.Service){func(s *v1.Service) {
+				at := svc(order[i]).Spec
+				s.Spec.ClusterIP, s.Spec.ClusterIPs = at.ClusterIP, at.ClusterIPs
+				s.CreationTimestamp = metav1.Unix(1+rng.Int64N(5), 0)
+			}}
+			for _, edit := range []func(*v1.Service){nodePort(30000 + int32(rng.IntN(n))), externalIPs, affinity(10), externalLocal} {
+				if rng.IntN(4) == 0 {
+					edits = append(edits, edit)
+				}
+			}
+			if rng.IntN(20) == 0 {
+				edits = append(edits, affinity(60*24*3600)) // beyond the limit
+			}
+			r.set(i, rng.Perm(8)[:rng.IntN(5)], edits...)
+		}
+		fail := func() func(string) error {
+			e, left := &CommandError{Program: "memory-restore", Status: 1, Message: "a failure"}, rng.IntN(2)*rng.IntN(4)
+			what := []string{":8080", fmt.Sprintf("svc-%d:p", rng.IntN(n)), "10.244.0.7/32", "fd00:10:244::8/128", "was not forwarded"}[rng.IntN(5)]
+			switch rng.IntN(8) {
+			case 0, 1:
+				e.Status, e.Cause = 4, ErrLocked
+			case 2:
+				e.Status, e.Cause = -1, context.DeadlineExceeded
+			case 3, 4:
+				return func(input string) error {
+					if strings.Contains(input, what) {
+						return e
+					}
+					return nil
+				}
+			default:
+				return nil
+			}
+			return func(string) error {
+				if left--; left < 0 {
+					return e
+				}
+				return nil
+			}
+		}
+		results, lost := map[string]int{}, false
+		for range 300 {
+			if rng.IntN(3) == 0 {
+				i, j := rng.IntN(n), rng.IntN(n)
+				order[i], order[j] = order[j], order[i]
+				set(i)
+				set(j)
+			}
+			for range 1 + rng.IntN(4) {
+				set(rng.IntN(n))
+			}
+			if rng.IntN(15) == 0 {
+				r.cursor.Resync()
+			}
+			for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				if rng.IntN(2) == 0 {
+					m.tables[f].Before = fail()
+				}
+			}
+			err := r.cursor.Sync(t.Context())
+			var partial *ruleset.PartialError
+			switch errors.As(err, &partial); {
+			case err == nil:
+				results["done"]++
+				lost = false
+			case errors.Is(err, ruleset.ErrNeedFull):
+				results["unknown"]++
+				continue
+			case partial != nil:
+				results["refused"]++
+				for _, err := range partial.Failed {
+					lost = lost || !errors.Is(err, ruleset.ErrRefused) // not even what was in effect
+				}
+			case errors.Is(err, ruleset.ErrRefused):
+				results["unwritten"]++
+			default:
+				results["unknown"]++
+				continue
+			}
+			if lost {
+				results["lost"]++
+				continue
+			}
+			var acked []*ruleset.Service
+			for i := range n {
+				for _, k := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+					key := tracker.Key{Family: k}
+					key.Namespace, key.Name, key.Port, key.Protocol = "ns", svc(i).Name, "p", v1.ProtocolTCP
+					if s := r.cursor.Service(key); s != nil {
+						acked = append(acked, s)
+					}
+				}
+			}
+			r.verifyServices(acked)
+		}
+		for _, what := range []string{"done", "refused", "unwritten", "unknown", "lost"} {
+			if results[what] == 0 {
+				t.Errorf("no Sync is %s: %v", what, results)
+			}
+		}
+		for _, tables := range m.tables {
+			tables.Before = nil
+		}
+		for i := range n {
+			r.set(i, []int{i})
 		}
 		r.sync()
-		for _, f := range r.backend.families {
-			f.limit = 100 // a few parts
-		}
-		for round, next := range []func(i int){
-			func(i int) { r.set(i, []int{50 + i}, nodePort(30100+int32(i))) },
-			func(i int) { r.set(i, []int{i, i + 1}, nodePort(30000+int32(i))) }, // as acknowledged last
-			func(i int) {
-				r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)})
-			},
-			func(i int) { r.set(i, nil) },
-		} {
-			for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-				writes := 0
-				m.tables[family].Before = func(string) error {
-					if writes++; family == tracker.IPv4 && writes == 1 {
-						return nil
-					}
-					return locked
-				}
-				for i := range 12 {
-					r.set(i, []int{20 + i, 30 + i, 40 + i}, nodePort(30200+int32(i)), affinity(10))
-				}
-				if err := r.cursor.Sync(t.Context()); !errors.Is(err, ErrLocked) || errors.Is(err, ruleset.ErrNeedFull) {
-					t.Fatalf("round %d, %v: %v, want ErrLocked", round, family, err)
-				}
-				m.tables[family].Before = nil
-				for i := range 12 {
-					next(i)
-				}
-				r.sync()
-				r.verify()
-				for i := range 8 {
-					r.set(i, []int{i, i + 1}, nodePort(30000+int32(i)))
-				}
-				r.sync()
-				r.verify()
-			}
-		}
-		for _, f := range r.backend.families {
-			if len(f.model.ahead) != 0 {
-				t.Errorf("%v: %d Services are ahead of an acknowledged delta", f.family, len(f.model.ahead))
-			}
-		}
-	})
-}
-
-// TestLostAcknowledgmentNeedsAFullDelta hides from the cursor that a change is in effect, and then
-// changes the Service back to what was acknowledged last.
-func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
-	inMemory(t, func(t *testing.T, r *rig, m *memory) {
-		lost, full := false, 0
-		later := errors.New("a later step failed")
-		cursor := r.engine.Attach("wrapper", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-			if d.Full {
-				full++
-			}
-			err := r.backend.Apply(ctx, d)
-			if err == nil && lost {
-				err = later
-			}
-			return err
-		}))
-		sync := func(want error) {
-			t.Helper()
-			if err := cursor.Sync(t.Context()); !errors.Is(err, want) {
-				t.Fatalf("%v, want %v", err, want)
-			}
-		}
-		r.set(0, []int{1}, nodePort(30000))
-		sync(nil)
-		want := m.lines(tracker.IPv4)
-		lost = true
-		r.set(0, []int{2, 3}, nodePort(30001))
-		sync(later)
-		lost = false
-		r.set(0, []int{1}, nodePort(30000))
-		sync(nil)
-		if full != 2 {
-			t.Errorf("%d full deltas, want the first and one more", full)
-		}
-		if now := m.lines(tracker.IPv4); !slices.Equal(now, want) {
-			t.Errorf("the tables have\n%s\nwant\n%s", strings.Join(now, "\n"), strings.Join(want, "\n"))
-		}
+		r.verify()
 	})
 }
 
@@ -318,10 +352,7 @@ func TestConnectionsOfDeletedServicesAreForgotten(t *testing.T) {
 			if s.Key.Family != tracker.IPv4 {
 				continue
 			}
-			out, err := f.model.render(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := f.model.render(s)
 			for i := range out.chains {
 				if isPoolChain(out.chains[i].name) {
 					pools = append(pools, &out.chains[i])

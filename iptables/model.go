@@ -1,11 +1,9 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/iptext"
@@ -37,10 +35,6 @@ type model struct {
 	trees [len(dispatchers)]*tree
 	// moved reports that untranslated has changed since takeChanged.
 	moved bool
-	// ahead holds, by ID, what the tables have of the Services in deltas that were not
-	// acknowledged, nil for nothing. Of all others the tables have [ruleset.Change].Old. It is
-	// almost always empty.
-	ahead map[uint32]*ruleset.Service
 	// own counts the rules of the Services' own chains, by table.
 	own [tables]int
 	// shared holds the rules of Service ports for keys that several Services may have, in
@@ -55,7 +49,7 @@ type sharedKey struct {
 }
 
 func newModel(s *settings, node *ruleset.Node) (*model, error) {
-	m := &model{settings: s, node: node, ahead: map[uint32]*ruleset.Service{}, shared: map[sharedKey][]string{}}
+	m := &model{settings: s, node: node, shared: map[sharedKey][]string{}}
 	var err error
 	if m.pods, err = iptext.PodMatches(node.LocalTraffic, s.family); err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
@@ -99,73 +93,18 @@ func (m *model) setNode(n *ruleset.Node) {
 }
 
 // render returns the chains and rules of a Service, and the zero value for nil.
-func (m *model) render(s *ruleset.Service) (rendered, error) {
+func (m *model) render(s *ruleset.Service) rendered {
 	if s == nil {
-		return rendered{}, nil
-	}
-	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
-		return rendered{}, errors.New("iptables: the name or namespace is not valid in Kubernetes")
+		return rendered{}
 	}
 	return renderService(m.settings, m.pods, s)
 }
 
-// programmed returns what the tables have of the Service of a change, or nil.
-func (m *model) programmed(c ruleset.Change) *ruleset.Service {
-	if s, ok := m.ahead[c.ID()]; ok {
-		return s
-	}
-	return c.Old
-}
-
-// knows reports whether programmed is right: not if an Apply succeeded with the change, but the
-// cursor was told otherwise.
-func (m *model) knows(c ruleset.Change) bool {
-	_, ok := m.ahead[c.ID()]
-	return ok || len(c.Attempted) == 0
-}
-
-// remember stores what the tables have of Services whose changes failed.
-func (m *model) remember(changes []ruleset.Change, bad map[tracker.Key]error) {
-	for _, c := range changes {
-		if _, ok := m.ahead[c.ID()]; !ok && (bad == nil || bad[c.Key] != nil) {
-			m.ahead[c.ID()] = c.Old
-		}
-	}
-}
-
-// acknowledge records that the changes are acknowledged except those of bad Services and of
-// Services that were to lose a frontend to a bad one.
-func (m *model) acknowledge(changes []ruleset.Change, bad map[tracker.Key]error) {
-	waits := func(c ruleset.Change) bool {
-		for _, winner := range c.LostFrontends() {
-			if bad[winner] != nil {
-				return true
-			}
-		}
-		return bad[c.Key] != nil
-	}
-	for _, c := range changes {
-		if len(bad) == 0 || !waits(c) {
-			delete(m.ahead, c.ID())
-		}
-	}
-	if len(m.ahead) == 0 {
-		m.ahead = map[uint32]*ruleset.Service{} // a map does not shrink
-	}
-}
-
 // change replaces one version of a Service by another. Nil means no version. Unless emit is nil, change
 // calls it with the Service's chains of both versions. It marks the chains of dispatchers as
-// changed. After an error nothing has changed.
-func (m *model) change(old, new *ruleset.Service, emit func(before, now []chain)) error {
-	now, err := m.render(new)
-	if err != nil {
-		return err
-	}
-	before, err := m.render(old)
-	if err != nil {
-		return fmt.Errorf("iptables: cannot render the acknowledged Service: %w", err)
-	}
+// changed.
+func (m *model) change(old, new *ruleset.Service, emit func(before, now []chain)) {
+	before, now := m.render(old), m.render(new)
 	// A rule that stays is added before it is removed, so that its chain does not change.
 	for _, p := range now.rules {
 		if p.shared {
@@ -202,7 +141,6 @@ func (m *model) change(old, new *ruleset.Service, emit func(before, now []chain)
 	if emit != nil {
 		emit(before.chains, now.chains)
 	}
-	return nil
 }
 
 // share adds a rule for a key that several Services may have.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -26,75 +27,47 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.kernel.Sysctl(tcpBeLiberal))
 	bad := map[tracker.Key]error{}
-	for attempt := changes; ; {
-		m, refused, err := f.replaceOnce(ctx, node, attempt)
+	f.refuse(bad, f.unfit(changes))
+	for {
+		good, left := split(changes, bad)
+		attempt := slices.Concat(left, good)
+		m, err := newModel(f.settings, node)
+		if err == nil {
+			err = f.replaceOnce(ctx, m, attempt)
+		}
 		out := outcomeOf(err)
 		switch {
-		case out.result == done && len(refused) == 0:
-			for _, c := range changes {
-				m.ahead[c.ID()] = nil
-			}
-			for _, c := range attempt {
-				m.ahead[c.ID()] = c.New
-			}
-			f.model = m
-			f.dropKept(changes)
-			return bad, nil
 		case out.result == done:
+			f.model = m
+			f.dropKept(attempt)
+			return bad, nil
 		case f.shrink(out):
 			continue
 		case !out.rejected():
 			return nil, err
-		default:
-			empty, failure := newModel(f.settings, node)
-			if failure == nil {
-				refused, failure = f.bisect(ctx, empty, attempt)
-			}
-			if failure != nil || len(refused) == 0 {
-				return nil, errors.Join(err, failure)
-			}
 		}
-		attempt = f.fallBack(node, attempt, refused, bad)
+		refused, failure := f.bisect(ctx, m, good)
+		f.refuse(bad, refused)
+		if failure == nil && len(refused) == 0 {
+			// Not even what was in effect of these can be.
+			refused, failure = f.bisect(ctx, m, left)
+			maps.Copy(bad, refused)
+		}
+		if failure != nil || len(refused) == 0 {
+			return nil, errors.Join(err, failure)
+		}
 	}
 }
 
-// fallBack adds the refused Services to bad, and returns the changes to attempt next. They
-// have what remains of these Services as last acknowledged, or nothing of them. Services keep the
-// frontends that refused Services were to take from them.
-func (f *family) fallBack(node *ruleset.Node, changes []ruleset.Change, refused, bad map[tracker.Key]error) []ruleset.Change {
-	var kept, rest []ruleset.Change
-	for _, c := range changes {
-		if err := refused[c.Key]; err != nil && bad[c.Key] == nil {
-			f.refuse(bad, c.Key, err)
-		}
-	}
-	for _, c := range changes {
-		c.New = c.Keeping(node, bad)
-		if refused[c.Key] == nil {
-			rest = append(rest, c)
-			continue
-		}
-		if left := c.Old.Remaining(c.New); left != nil {
-			kept = append(kept, ruleset.Change{Key: c.Key, New: left})
-		}
-	}
-	return append(kept, rest...)
-}
-
-// replaceOnce makes one attempt at replace. If some Services cannot be rendered, it
-// returns them and must be called again without them.
-func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (_ *model, bad map[tracker.Key]error, _ error) {
-	m, err := newModel(f.settings, node)
-	if err != nil {
-		return nil, nil, err
-	}
+// replaceOnce makes one attempt at replace. m is empty and gets the Services.
+func (f *family) replaceOnce(ctx context.Context, m *model, changes []ruleset.Change) error {
 	r, err := f.readTables(ctx)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	unset, err := r.guardLoopback(ctx)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	if unset != nil && f.localhost {
 		f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", unset))
@@ -105,8 +78,8 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 			r.need(c)
 		}
 	}
-	if bad, err = r.needServices(ctx, m, changes); err != nil || len(bad) != 0 {
-		return nil, bad, err
+	if err := r.needServices(ctx, m, changes); err != nil {
+		return err
 	}
 	m.allChains(func(c chain) {
 		if c.rank != rankMark {
@@ -115,13 +88,13 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	})
 	m.forgetChanged()
 	if err := r.writeHooks(ctx, m.hooks()); err != nil {
-		return nil, nil, err
+		return err
 	}
 	if err := r.dropStale(ctx); err != nil {
-		return nil, nil, err
+		return err
 	}
 	f.afterFull(r.touched[filter] || r.touched[nat])
-	return m, nil, r.adoptCanaries(ctx)
+	return r.adoptCanaries(ctx)
 }
 
 // replacement compares the chains that the tables should hold with those that the kernel
@@ -162,27 +135,21 @@ func (r *replacement) need(c chain) {
 }
 
 // needServices adds the changes' new Services to the model, and notes that their own chains
-// must exist. It returns the Services that cannot be rendered.
-func (r *replacement) needServices(ctx context.Context, m *model, changes []ruleset.Change) (bad map[tracker.Key]error, _ error) {
-	bad = map[tracker.Key]error{}
+// must exist.
+func (r *replacement) needServices(ctx context.Context, m *model, changes []ruleset.Change) error {
 	for _, c := range changes {
-		if c.New == nil {
-			continue
-		}
-		if err := m.change(nil, c.New, func(_, now []chain) {
+		m.change(nil, c.New, func(_, now []chain) {
 			for _, c := range now {
 				r.need(c)
 			}
-		}); err != nil {
-			bad[c.Key] = err
-		}
+		})
 		if r.lines >= r.limit {
 			if err := r.flush(ctx, [tables][]string{}); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	return bad, nil
+	return nil
 }
 
 // flush writes the batch and begins a new one.

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,27 +40,46 @@ type serviceRenderer struct {
 	names    map[string]bool
 }
 
-// renderService renders s. It fails if iptables cannot express something that s asks for.
-func renderService(c *settings, pods []string, s *ruleset.Service) (rendered, error) {
+// pools holds the targets that are pools of endpoints.
+var pools = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
+
+// validate returns an error if iptables cannot express something that s asks for. s may be nil.
+func (c *settings) validate(s *ruleset.Service) error {
+	if s == nil {
+		return nil
+	}
+	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
+		return errors.New("iptables: the name or namespace is not valid in Kubernetes")
+	}
+	if iptext.Protocol(s.Key.Protocol) == "" {
+		return fmt.Errorf("iptables: unknown protocol %q", s.Key.Protocol)
+	}
+	if a := s.Port.Affinity; a < 0 || a > maxAffinity {
+		return fmt.Errorf("iptables: affinity timeout %v is not between 0 and %v", a, maxAffinity)
+	}
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; f.Addr.IsValid() && tracker.FamilyOf(f.Addr) != c.family || f.Addr.Zone() != "" {
+			return fmt.Errorf("iptables: %v is not an %v address", f.Addr, c.family)
+		}
+	}
+	for _, t := range pools {
+		for _, ep := range s.Pool(t) {
+			if tracker.FamilyOf(ep.Addr.Addr()) != c.family || ep.Addr.Addr().Zone() != "" || ep.Addr.Port() == 0 {
+				return fmt.Errorf("iptables: endpoint %v is not an %v address and port", ep.Addr, c.family)
+			}
+		}
+	}
+	return nil
+}
+
+// renderService renders s, which validate accepts.
+func renderService(c *settings, pods []string, s *ruleset.Service) rendered {
 	r := serviceRenderer{
 		settings: c, pods: pods, s: s,
 		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: iptext.Protocol(s.Key.Protocol),
 	}
-	if r.protocol == "" {
-		return rendered{}, fmt.Errorf("iptables: unknown protocol %q", s.Key.Protocol)
-	}
-	if a := s.Port.Affinity; a < 0 || a > maxAffinity {
-		return rendered{}, fmt.Errorf("iptables: affinity timeout %v is not between 0 and %v", a, maxAffinity)
-	}
-	for i := range s.Frontends {
-		if f := &s.Frontends[i]; f.Addr.IsValid() && tracker.FamilyOf(f.Addr) != c.family || f.Addr.Zone() != "" {
-			return rendered{}, fmt.Errorf("iptables: %v is not an %v address", f.Addr, c.family)
-		}
-	}
-	for _, t := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
-		if err := r.pool(t); err != nil {
-			return rendered{}, err
-		}
+	for _, t := range pools {
+		r.pool(t)
 	}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Kind == ruleset.KindClusterIP {
@@ -73,7 +93,7 @@ func renderService(c *settings, pods []string, s *ruleset.Service) (rendered, er
 		r.place(healthNodePorts, keyOf(netip.Addr{}, protocols[0], p), true, "-p tcp",
 			iptext.Comment(s.Key.Namespace, "/", s.Key.Name, " health check node port"), iptext.DestinationPort("tcp", p), "-j ACCEPT")
 	}
-	return r.out, nil
+	return r.out
 }
 
 // maxAffinity is the longest affinity timeout. xt_recent multiplies its seconds by the
@@ -99,10 +119,10 @@ func isPool(t ruleset.Target) bool { return t == ruleset.TargetCluster || t == r
 
 // pool renders the endpoints of one pool and the choice among them, if a frontend uses
 // the pool.
-func (r *serviceRenderer) pool(t ruleset.Target) error {
+func (r *serviceRenderer) pool(t ruleset.Target) {
 	used := slices.ContainsFunc(r.s.Frontends, func(f ruleset.Frontend) bool { return f.Target == t || f.Internal == t })
 	if !used {
-		return nil
+		return
 	}
 	c := chain{table: nat, name: r.poolChain(t), rank: rankService}
 	for i := range r.s.Frontends {
@@ -123,9 +143,6 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 		}
 	}
 	for i, ep := range endpoints {
-		if tracker.FamilyOf(ep.Addr.Addr()) != r.family || ep.Addr.Addr().Zone() != "" || ep.Addr.Port() == 0 {
-			return fmt.Errorf("iptables: endpoint %v is not an %v address and port", ep.Addr, r.family)
-		}
 		names[i] = prefixEndpoint + hashOf(r.id, ep.Addr.String())
 		if r.names[names[i]] {
 			continue
@@ -149,7 +166,6 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	}
 	c.rules = append(c.rules, rules...)
 	r.add(c)
-	return nil
 }
 
 // endpointChain returns the chain that translates connections to an endpoint. recent is the rest of

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -15,7 +14,7 @@ import (
 // update applies changes to tables that agree with the model. It returns the Services that
 // were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
-	if !sameRules(f.model.node, node) || slices.ContainsFunc(changes, func(c ruleset.Change) bool { return !f.model.knows(c) }) {
+	if !sameRules(f.model.node, node) {
 		return nil, ruleset.ErrNeedFull
 	}
 	if slices.Contains(f.counters, LocalhostNodePorts) && f.model.trees[toNodePorts].ahead == 0 {
@@ -25,13 +24,17 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 		}
 	}
 	bad := map[tracker.Key]error{}
-	// Changes that failed before come last and do not delay the others.
+	f.refuse(bad, f.unfit(changes))
+	trusted := func(c ruleset.Change) bool { return f.suspects[c.Key] == nil || bad[c.Key] != nil }
+	if suspects := slices.DeleteFunc(slices.Clone(changes), trusted); len(suspects) != 0 {
+		refused, err := f.bisect(ctx, f.model, suspects)
+		if err != nil {
+			return nil, f.discard(err)
+		}
+		f.refuse(bad, refused)
+	}
 	changes = slices.Clone(changes)
-	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
-		return min(1, len(a.Attempted)) - min(1, len(b.Attempted))
-	})
-	joined := joinTakeovers(changes)
-	all := parts(changes, joined, f.limit, changeSize)
+	all := parts(changes, joinTakeovers(changes), f.limit, changeSize)
 	if len(all) == 0 {
 		all = [][]ruleset.Change{nil} // the node may have changed
 	}
@@ -40,31 +43,7 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 			return nil, err
 		}
 	}
-	return bad, f.keepRemaining(ctx, node, changes, bad)
-}
-
-// keepRemaining removes from the bad Services what is gone: frontends, and endpoints.
-func (f *family) keepRemaining(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, bad map[tracker.Key]error) error {
-	var left []ruleset.Change
-	for _, c := range changes {
-		if bad[c.Key] == nil {
-			continue
-		}
-		last := c.Old
-		if last == nil {
-			last = f.model.programmed(c)
-		}
-		if s := last.Remaining(c.Keeping(node, bad)); s != nil {
-			left = append(left, ruleset.Change{Key: c.Key, Old: c.Old, New: s})
-		}
-	}
-	for _, part := range parts(left, nil, f.limit, changeSize) {
-		// What is refused even so stays as it was.
-		if err := f.updateSome(ctx, node, part, map[tracker.Key]error{}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return bad, nil
 }
 
 // joinTakeovers moves the changes of Services that take frontends from each other together.
@@ -96,10 +75,7 @@ func joinTakeovers(changes []ruleset.Change) (joined []bool) {
 	if at == nil {
 		return nil
 	}
-	// The last change of a group comes first: if one of the group failed before, it did.
-	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
-		return cmp.Or(find(at[a.Key])-find(at[b.Key]), at[b.Key]-at[a.Key])
-	})
+	slices.SortStableFunc(changes, func(a, b ruleset.Change) int { return find(at[a.Key]) - find(at[b.Key]) })
 	joined = make([]bool, len(changes))
 	for i := 1; i < len(changes); i++ {
 		joined[i] = find(at[changes[i].Key]) == find(at[changes[i-1].Key])
@@ -107,14 +83,13 @@ func joinTakeovers(changes []ruleset.Change) (joined []bool) {
 	return joined
 }
 
-// parts divides changes into parts of about limit lines, but not before a joined one. A change
-// that failed before is likely to fail again, so it begins a part.
+// parts divides changes into parts of about limit lines, but not before a joined one.
 func parts(changes []ruleset.Change, joined []bool, limit int, size func(ruleset.Change) int) [][]ruleset.Change {
 	var out [][]ruleset.Change
 	start, lines := 0, 0
 	for i, c := range changes {
 		n := size(c)
-		if lines += n; i > start && (joined == nil || !joined[i]) && (lines > limit || len(c.Attempted) != 0) {
+		if lines += n; lines > limit && i > start && (joined == nil || !joined[i]) {
 			out = append(out, changes[start:i])
 			start, lines = i, n
 		}
@@ -148,80 +123,98 @@ func size(s *ruleset.Service) int {
 // adds them to bad, and writes the others.
 func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, bad map[tracker.Key]error) error {
 	for {
+		good, left := split(changes, bad)
+		part := slices.DeleteFunc(slices.Concat(good, left), func(c ruleset.Change) bool { return c.New == c.Old })
 		b := newBatch()
-		undo := f.prepare(b, node, &changes, bad)
+		undo := f.prepare(b, node, part)
 		out := f.writeBatch(ctx, b, [tables][]string{})
 		if out.result == done {
-			for _, c := range changes {
-				f.model.ahead[c.ID()] = c.New
-			}
-			f.dropKept(changes)
+			f.dropKept(part)
 			return nil
 		}
-		if err := undo(); err != nil || out.result == unsure {
-			return f.discard(errors.Join(out.err, err))
-		}
-		if f.shrink(out) {
+		undo()
+		switch {
+		case out.result == unsure:
+			return f.discard(out.err)
+		case f.shrink(out):
 			continue
-		}
-		if !out.rejected() {
+		case !out.rejected():
 			return out.err
 		}
-		refused, err := f.bisect(ctx, f.model, changes)
-		if err != nil {
+		refused, err := f.bisect(ctx, f.model, good)
+		if err != nil || len(refused) == 0 { // another program changed our chains
 			return f.discard(errors.Join(out.err, err))
 		}
-		if len(refused) == 0 {
-			return f.discard(out.err) // another program changed our chains
-		}
-		for k, err := range refused {
-			f.refuse(bad, k, err)
-		}
-		changes = slices.DeleteFunc(changes, func(c ruleset.Change) bool { return refused[c.Key] != nil })
+		f.refuse(bad, refused)
 	}
 }
 
-// prepare makes the changes in the model and adds the chains that differ to b. It removes the
-// changes that cannot be rendered and adds their Services to bad. Services keep the frontends that
-// bad Services were to take from them. undo reverts the model.
-func (f *family) prepare(b *batch, node *ruleset.Node, changes *[]ruleset.Change, bad map[tracker.Key]error) (undo func() error) {
+// prepare makes the changes in the model and adds the chains that differ to b. undo reverts the
+// model.
+func (f *family) prepare(b *batch, node *ruleset.Node, changes []ruleset.Change) (undo func()) {
 	m, before := f.model, f.model.node
 	m.setNode(node)
-	good := (*changes)[:0:0]
-	for _, c := range *changes {
-		if err := m.change(m.programmed(c), c.New, b.difference); err != nil {
-			f.refuse(bad, c.Key, err)
-			continue
-		}
-		good = append(good, c)
+	for _, c := range changes {
+		m.change(c.Old, c.New, b.difference)
 	}
-	for i := range good {
-		c := &good[i]
-		kept := c.Keeping(node, bad)
-		if kept == c.New {
-			continue
-		}
-		// The rules of these frontends are in the tables, so this cannot fail.
-		if err := m.change(c.New, kept, b.difference); err == nil {
-			c.New = kept
-		}
-	}
-	*changes = good
 	m.takeChanged(b)
-	return func() error {
-		defer m.forgetChanged()
+	return func() {
 		m.setNode(before)
-		for _, c := range slices.Backward(good) {
-			if err := m.change(c.New, m.programmed(c), nil); err != nil {
-				return err
-			}
+		for _, c := range slices.Backward(changes) {
+			m.change(c.New, c.Old, nil)
 		}
-		return nil
+		m.forgetChanged()
 	}
 }
 
-// refuse adds a Service to bad and logs it.
-func (f *family) refuse(bad map[tracker.Key]error, k tracker.Key, err error) {
-	bad[k] = err
-	backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay but for what is gone", err)
+// unfit returns the Services that iptables cannot express.
+func (f *family) unfit(changes []ruleset.Change) map[tracker.Key]error {
+	out := map[tracker.Key]error{}
+	for _, c := range changes {
+		if err := f.validate(c.New); err != nil {
+			out[c.Key] = err
+		}
+	}
+	return out
+}
+
+// refuse adds Services to bad and logs them.
+func (f *family) refuse(bad, refused map[tracker.Key]error) {
+	for k, err := range refused {
+		bad[k] = unwritten{err}
+		backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay but for what is gone", err)
+	}
+}
+
+// split returns the changes that can be made without the bad Services, and those of the others, with
+// what stays in effect of them as New: the bad Services, and each that loses a frontend to one of
+// the others. Nothing stays of a bad Service whose error does not wrap [ruleset.ErrRefused].
+func split(changes []ruleset.Change, bad map[tracker.Key]error) (good, left []ruleset.Change) {
+	others := map[tracker.Key]bool{}
+	for k := range bad {
+		others[k] = true
+	}
+	for before := 0; before != len(others); {
+		before = len(others)
+		for _, c := range changes {
+			for _, winner := range c.LostFrontends() {
+				if others[winner] {
+					others[c.Key] = true
+				}
+			}
+		}
+	}
+	for _, c := range changes {
+		if !others[c.Key] {
+			good = append(good, c)
+			continue
+		}
+		if err := bad[c.Key]; err != nil && !errors.Is(err, ruleset.ErrRefused) {
+			c.New = nil
+		} else {
+			c.New = c.Staying(func(k tracker.Key) bool { return others[k] })
+		}
+		left = append(left, c)
+	}
+	return good, left
 }

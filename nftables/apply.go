@@ -141,7 +141,7 @@ func partial(failed map[tracker.Key]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	return &ruleset.PartialError{Failed: failed, Pruned: true}
+	return &ruleset.PartialError{Failed: failed, Pruned: true, Restored: true}
 }
 
 // errClosed is the error of a closed backend.

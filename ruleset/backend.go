@@ -68,6 +68,10 @@ type PartialError struct {
 	// not set, the next delta is Full, too ([Delta].Repeat). It has no meaning after other
 	// deltas.
 	Pruned bool
+	// Restored means, after a Full delta, that of each refused Service, and of each that it left,
+	// the data plane has what [Change.Staying] returns and nothing of earlier attempts. A backend
+	// that rewrites its tables as a whole sets it. See [ErrRefused].
+	Restored bool
 }
 
 // Error returns the number of failed Services and the first few with their errors.

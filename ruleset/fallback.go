@@ -13,8 +13,8 @@ import (
 // [Change.Staying]. The [Cursor] then offers what may stay of them in a second delta of the same
 // Sync: the refused Service without the frontends and endpoints that are gone, and with the endpoints
 // that return. A Service of which parts of an earlier version may be in effect ([Change].Attempted)
-// has failed, whatever its error, unless the delta is Full and the backend has Pruned: then the
-// version in effect is known again.
+// has failed, whatever its error, unless a full delta [PartialError].Restored what Staying
+// returns.
 //
 // An error of Apply that wraps ErrRefused, and is neither a [*PartialError] nor [ErrNeedFull], means
 // that the backend wrote nothing of the delta, for example because of a lock. The next Sync offers

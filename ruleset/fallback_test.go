@@ -140,7 +140,7 @@ func TestRefusalLeavesNoAttempt(t *testing.T) {
 	}))
 	locked := fmt.Errorf("locked: %w", ErrRefused)
 	refused := func(pruned bool) error {
-		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): fmt.Errorf("full: %w", ErrRefused)}, Pruned: pruned}
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): fmt.Errorf("full: %w", ErrRefused)}, Pruned: pruned, Restored: pruned}
 	}
 	sync := func(inEffect bool, from []error, want ...string) {
 		t.Helper()

@@ -336,7 +336,7 @@ func (p *plane) refuse(d *Delta, again bool) error {
 			}
 		}
 	}
-	known := d.Full && pruned // nothing of earlier attempts is left
+	known := d.Full && pruned && p.r.IntN(2) == 0 // nothing of earlier attempts is left
 	partly := func(c Change) bool { return left[c.Key] && len(c.Attempted) != 0 && !known }
 	if p.refuses && again || slices.ContainsFunc(d.Changes, partly) {
 		// The second delta of a Sync has what may stay. What is in effect of a Service that
@@ -374,7 +374,7 @@ func (p *plane) refuse(d *Delta, again bool) error {
 	}
 	p.refused += len(failed)
 	p.repeat, p.again = d.Full && !pruned || p.repeat && !d.Full, len(failed) != 0
-	return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned})
+	return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned, Restored: known})
 }
 
 // inEffect returns the Services that were accepted.

@@ -34,9 +34,9 @@ type outcome struct {
 	// all and some: the backend acknowledged all of the delta, or all but the Services in failed,
 	// those in left and those that lose a frontend to them. nothing: it wrote nothing.
 	all, some, nothing bool
-	// pruned is [PartialError].Pruned, for a full delta.
-	pruned bool
-	failed map[tracker.Key]error
+	// pruned and restored are [PartialError].Pruned and Restored, for a full delta.
+	pruned, restored bool
+	failed           map[tracker.Key]error
 	// left holds what the backend left as it was, by key.
 	left map[tracker.Key]*left
 }
@@ -49,7 +49,7 @@ func (d *Delta) outcome(err error) outcome {
 	case errors.Is(err, ErrNeedFull):
 		return outcome{}
 	case errors.As(err, &p) && p != nil:
-		o := outcome{some: true, pruned: d.Full && p.Pruned, failed: p.Failed}
+		o := outcome{some: true, pruned: d.Full && p.Pruned, restored: d.Full && p.Restored, failed: p.Failed}
 		o.leave(d.Changes)
 		return o
 	}
@@ -78,7 +78,7 @@ func (o *outcome) leave(changes []Change) {
 		}
 	}
 	for _, l := range o.left {
-		l.unsure = l.again && !o.pruned || slices.ContainsFunc(l.lost, func(m move) bool {
+		l.unsure = l.again && !o.restored || slices.ContainsFunc(l.lost, func(m move) bool {
 			return o.failed[m.key] != nil && (o.left[m.key] == nil || !o.left[m.key].refused)
 		})
 	}

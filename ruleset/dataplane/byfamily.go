@@ -36,7 +36,7 @@ func (b *byFamily) Limits(f tracker.Family) ruleset.Limits {
 
 func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 	var failed, stale []error
-	partial := &ruleset.PartialError{Failed: map[tracker.Key]error{}}
+	partial := &ruleset.PartialError{Failed: map[tracker.Key]error{}, Restored: true}
 	for _, side := range []struct {
 		family  tracker.Family
 		backend ruleset.Backend
@@ -57,6 +57,7 @@ func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 			failed = append(failed, err)
 		case errors.As(err, &p) && p != nil:
 			maps.Copy(partial.Failed, p.Failed)
+			partial.Restored = partial.Restored && p.Restored
 			if d.Full && !p.Pruned {
 				stale = append(stale, err)
 			}
