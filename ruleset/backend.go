@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -152,8 +151,7 @@ type Field uint16
 // set. A Service that is new, removed, or whose last attempt failed has all bits.
 const (
 	// FieldFrontends: a frontend was added, was removed or handles connections
-	// differently; Change.UpsertedFrontends and GoneFrontends yield which. The first and
-	// the last endpoint of a pool set it although no address changes, because
+	// differently. The first and the last endpoint of a pool set it although no address changes, because
 	// Frontend.Target then changes between TargetReject, TargetDrop or TargetPass and the
 	// pool, or the frontend itself comes or goes (see TargetPass). An
 	// entry that also contains the affinity timeout, the hash, an extension or the size
@@ -177,7 +175,7 @@ const (
 	// changed, and alone if only endpoints outside the pools changed.
 	FieldEndpoints
 	// FieldPools: a pool came into existence or ceased to exist, whatever its endpoints;
-	// see Service.HasPool and Change.HadPool.
+	// see Service.HasPool.
 	FieldPools
 
 	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther | FieldHash |
@@ -205,8 +203,8 @@ func (f Field) String() string {
 	return strings.Join(names, "|")
 }
 
-// Change describes the change of one Service. It has no encoding. It is immutable and may be
-// read from any goroutine.
+// Change describes the change of one Service. It is immutable and may be read from any goroutine. It
+// cannot be encoded: what its methods yield depends on the other Services at that time.
 type Change struct {
 	// Key is the key of the Service port, in one family.
 	Key tracker.Key
@@ -226,9 +224,6 @@ type Change struct {
 	// are in the lost of another Change of the same delta, with the key of that
 	// Change.
 	lost, taken []move
-	// kept holds the addresses of frontends in Old and Attempted that some Service of
-	// the ruleset has.
-	kept []netip.Addr
 	// ports holds the IDs of all ports of the Service, in the order of their keys.
 	ports []uint32
 	// again: an earlier attempt failed. Attempted is empty if that only removed the Service.

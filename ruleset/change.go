@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"errors"
 	"iter"
 	"net/netip"
 	"slices"
@@ -26,28 +25,19 @@ func (c Change) ID() uint32 {
 
 // Upserted yields the endpoints in New.Selection.Reachable that are missing from Old
 // or differ from it. If Fields is FieldAll, as after a failed attempt, it yields all
-// endpoints in New.Selection.Reachable. It does not report the pools of an endpoint:
-// see UpsertedIn, FieldCluster and FieldLocal.
+// endpoints in New.Selection.Reachable. It does not report the pools of an endpoint: see
+// FieldCluster and FieldLocal.
 //
 // It does not allocate for unchanged endpoints.
-func (c Change) Upserted() iter.Seq[*tracker.Endpoint] { return c.upserted(reachable) }
-
-// UpsertedIn does the same as Upserted for one pool, [TargetCluster] or [TargetLocal]. It is
-// meant for data planes with an entry per pool and endpoint. It includes endpoints
-// that were in the other pool before. For other targets it yields nothing.
-func (c Change) UpsertedIn(t Target) iter.Seq[*tracker.Endpoint] {
-	return c.upserted(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
-}
-
-func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*tracker.Endpoint] {
+func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		if c.New == nil {
 			return
 		}
-		now := list(c.New)
+		now := c.New.Selection.Reachable
 		var before []*tracker.Endpoint
 		if c.Old != nil && c.Fields != FieldAll {
-			before, now = listdiff.Trim(list(c.Old), now)
+			before, now = listdiff.Trim(c.Old.Selection.Reachable, now)
 		}
 		find := findEndpoints(before)
 		for _, ep := range now {
@@ -61,60 +51,17 @@ func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*trac
 	}
 }
 
-// UpsertedKnown does the same as Upserted for all of New.Endpoints, whatever their
-// conditions and whether this node may use them. It is meant for data planes that install
-// every endpoint, for example because another node's rules refer to it.
-func (c Change) UpsertedKnown() iter.Seq[*tracker.Endpoint] { return c.upserted(known) }
-
 // Removed yields the endpoints to remove, each address once: those in the
 // Selection.Reachable of Old and of all Attempted whose address is missing from New.
 // It covers every endpoint that was ever offered for the Service and not removed.
-func (c Change) Removed() iter.Seq[*tracker.Endpoint] { return c.removed(reachable) }
-
-// RemovedFrom does the same as Removed for one pool, [TargetCluster] or [TargetLocal]. It
-// includes endpoints that are still in the other pool.
-func (c Change) RemovedFrom(t Target) iter.Seq[*tracker.Endpoint] {
-	return c.removed(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
-}
-
-// RemovedKnown does the same as Removed for all known endpoints. It is the counterpart of
-// UpsertedKnown.
-func (c Change) RemovedKnown() iter.Seq[*tracker.Endpoint] { return c.removed(known) }
-
-// HadPool reports whether the pool of target t existed in one of the versions that Before
-// yields. New.HasPool reports whether it must exist now.
-func (c Change) HadPool(t Target) bool {
-	for s := range c.Before() {
-		if s.HasPool(t) {
-			return true
-		}
-	}
-	return false
-}
-
-// Before yields the versions of the Service that may be fully or partly in effect
-// before New: Old, unless it is nil, and then all Attempted, oldest first.
-func (c Change) Before() iter.Seq[*Service] {
-	return func(yield func(*Service) bool) {
-		if c.Old != nil && !yield(c.Old) {
-			return
-		}
-		for _, s := range c.Attempted {
-			if !yield(s) {
-				return
-			}
-		}
-	}
-}
-
-func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*tracker.Endpoint] {
+func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		var before, now []*tracker.Endpoint
 		if c.New != nil {
-			now = list(c.New)
+			now = c.New.Selection.Reachable
 		}
 		if c.Old != nil {
-			before = list(c.Old)
+			before = c.Old.Selection.Reachable
 		}
 		if len(c.Attempted) == 0 {
 			before, now = listdiff.Trim(before, now)
@@ -131,7 +78,7 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 			done[ep.Addr] = true
 		}
 		for s := range c.Before() {
-			for _, ep := range list(s) {
+			for _, ep := range s.Selection.Reachable {
 				if done[ep.Addr] {
 					continue
 				}
@@ -144,99 +91,20 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 	}
 }
 
-// UpsertedFrontends yields the frontends of New that are missing from Old or differ from
-// it. If Fields is FieldAll, it yields all frontends of New.
-func (c Change) UpsertedFrontends() iter.Seq[Frontend] {
-	return func(yield func(Frontend) bool) {
-		if c.New == nil || c.Fields&FieldFrontends == 0 {
+// Before yields the versions of the Service that may be fully or partly in effect
+// before New: Old, unless it is nil, and then all Attempted, oldest first.
+func (c Change) Before() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		if c.Old != nil && !yield(c.Old) {
 			return
 		}
-		var before []Frontend
-		if c.Old != nil && c.Fields != FieldAll {
-			before = c.Old.Frontends
-		}
-		find := newFinder(before, func(f Frontend) l4Key { return l4KeyOf(c.Old, &f) })
-		for i := range c.New.Frontends {
-			f := &c.New.Frontends[i]
-			if j := find.first(l4KeyOf(c.New, f)); j >= 0 && equalFrontends(before[j], *f) {
-				continue
-			}
-			if !yield(*f) {
+		for _, s := range c.Attempted {
+			if !yield(s) {
 				return
 			}
 		}
 	}
 }
-
-// UpsertedAddresses yields the addresses of New's frontends that no frontend of Old has,
-// each once. If Fields is FieldAll, it yields all addresses of New. The data plane may
-// have the address already, for another port or another Service. It is meant for data
-// planes that bind addresses or install routes to them. NodePorts have no address.
-func (c Change) UpsertedAddresses() iter.Seq[netip.Addr] {
-	return func(yield func(netip.Addr) bool) {
-		if c.New == nil || c.Fields&FieldFrontends == 0 {
-			return
-		}
-		var done []netip.Addr
-		if c.Old != nil && c.Fields != FieldAll {
-			done = appendAddresses(nil, c.Old)
-		}
-		had := newFinder(done, self)
-		now := appendAddresses(nil, c.New)
-		for _, a := range now {
-			if !had.has(a) && !yield(a) {
-				return
-			}
-		}
-	}
-}
-
-// GoneAddresses yields the addresses to remove because no frontend of any Service in the
-// ruleset has them any more, each once. It covers the addresses of Old and of all
-// Attempted, as GoneFrontends does. If several Services that have an address leave it in
-// one delta, each of their Changes yields it, and the data plane may not have it any more.
-// Remove it after the frontends.
-func (c Change) GoneAddresses() iter.Seq[netip.Addr] {
-	return func(yield func(netip.Addr) bool) {
-		if c.Fields&FieldFrontends == 0 && c.New != nil {
-			return
-		}
-		var before []netip.Addr
-		for s := range c.Before() {
-			before = appendAddresses(before, s)
-		}
-		kept := newFinder(c.kept, self)
-		for _, a := range before {
-			if !kept.has(a) && !yield(a) {
-				return
-			}
-		}
-	}
-}
-
-// appendAddresses appends the addresses of the frontends of s that are not in list yet.
-func appendAddresses(list []netip.Addr, s *Service) []netip.Addr {
-	var done map[netip.Addr]bool
-	if len(s.Frontends) > 16 {
-		done = make(map[netip.Addr]bool, len(s.Frontends))
-		for _, a := range list {
-			done[a] = true
-		}
-	}
-	for i := range s.Frontends {
-		a := s.Frontends[i].Addr
-		if !a.IsValid() || done[a] || done == nil && slices.Contains(list, a) {
-			continue
-		}
-		if done != nil {
-			done[a] = true
-		}
-		list = append(list, a)
-	}
-	return list
-}
-
-func self(a netip.Addr) netip.Addr { return a }
 
 // GoneFrontends yields the frontends to delete because no Service has them any more,
 // each address and port once: those of Old and of all Attempted whose address and
@@ -329,23 +197,8 @@ func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
 	}
 }
 
-func reachable(s *Service) []*tracker.Endpoint { return s.Selection.Reachable }
-
-func known(s *Service) []*tracker.Endpoint { return s.Endpoints }
-
 func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
 
-// errWire is the error of every attempt to encode a Change.
-var errWire = errors.New("ruleset: a Change has no encoding: it refers to other changes of its delta; encode the Services in New instead")
-
-// MarshalText returns an error. A Change cannot be encoded, as text, JSON or XML: what it
-// yields depends on the other Services at that time.
-func (Change) MarshalText() ([]byte, error) { return nil, errWire }
-
-// MarshalBinary returns an error, like MarshalText. Package encoding/gob calls it.
-func (Change) MarshalBinary() ([]byte, error) { return nil, errWire }
-
-// finder finds the first element of a list with a given key. It does not allocate for
 // short and for sorted lists, which are the rule, and does no quadratic work for others.
 type finder[T any, K comparable] struct {
 	list    []T

@@ -1,17 +1,11 @@
 package ruleset
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
-
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -195,9 +189,8 @@ type ext int
 
 func (e ext) Equal(o tracker.Extension) bool { x, ok := o.(ext); return ok && x == e }
 
-// TestChangeYieldsWhatDiffersInPool compares UpsertedIn and RemovedFrom with their
-// definitions, for overlapping pools.
-func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
+// TestUpsertedAndRemovedAreAsDefined compares Upserted and Removed with their definitions.
+func TestUpsertedAndRemovedAreAsDefined(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		all := make([]*tracker.Endpoint, 12)
@@ -212,14 +205,7 @@ func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
 					c.Weight = 2
 					ep = &c
 				}
-				in := r.IntN(5)
-				if in == 1 || in == 3 {
-					s.Selection.Cluster = append(s.Selection.Cluster, ep)
-				}
-				if in == 2 || in == 3 {
-					s.Selection.Local = append(s.Selection.Local, ep)
-				}
-				if in > 0 && in < 4 {
+				if r.IntN(5) < 3 {
 					s.Selection.Reachable = append(s.Selection.Reachable, ep)
 				}
 			}
@@ -238,119 +224,50 @@ func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
 		if c.Fields = diff(c.Old, c.New); len(c.Attempted) > 0 {
 			c.Fields = FieldAll
 		}
-		for _, target := range []Target{TargetCluster, TargetLocal, TargetReject, TargetDrop} {
-			pool := func(s *Service) (m map[netip.AddrPort]*tracker.Endpoint) {
-				m = map[netip.AddrPort]*tracker.Endpoint{}
-				if s != nil {
-					for _, ep := range s.Pool(target) {
-						m[ep.Addr] = ep
-					}
-				}
-				return m
-			}
-			now, old, had := pool(c.New), pool(c.Old), map[netip.AddrPort]bool{}
-			for _, s := range append([]*Service{c.Old}, c.Attempted...) {
-				for a := range pool(s) {
-					had[a] = true
+		reachable := func(s *Service) (m map[netip.AddrPort]*tracker.Endpoint) {
+			m = map[netip.AddrPort]*tracker.Endpoint{}
+			if s != nil {
+				for _, ep := range s.Selection.Reachable {
+					m[ep.Addr] = ep
 				}
 			}
-			got := map[netip.AddrPort]bool{}
-			for ep := range c.UpsertedIn(target) {
-				if now[ep.Addr] != ep || got[ep.Addr] {
-					t.Fatalf("seed %d: %s: upserted %s, which is not in the pool or is unchanged", seed, target, ep)
-				}
-				got[ep.Addr] = true
+			return m
+		}
+		now, old, had := reachable(c.New), reachable(c.Old), map[netip.AddrPort]bool{}
+		for _, s := range append([]*Service{c.Old}, c.Attempted...) {
+			for a := range reachable(s) {
+				had[a] = true
 			}
-			for a, ep := range now {
-				if news := c.Fields == FieldAll || !ep.Equal(old[a]); news != got[a] {
-					t.Fatalf("seed %d: %s: upserted %s: %t", seed, target, a, got[a])
-				}
+		}
+		got := map[netip.AddrPort]bool{}
+		for ep := range c.Upserted() {
+			if now[ep.Addr] != ep || got[ep.Addr] {
+				t.Fatalf("seed %d: upserted %s, which is not reachable or is unchanged", seed, ep)
 			}
-			gone := map[netip.AddrPort]bool{}
-			for ep := range c.RemovedFrom(target) {
-				if gone[ep.Addr] {
-					t.Fatalf("seed %d: %s: removed %s twice", seed, target, ep)
-				}
-				gone[ep.Addr] = true
+			got[ep.Addr] = true
+		}
+		for a, ep := range now {
+			if news := c.Fields == FieldAll || !ep.Equal(old[a]); news != got[a] {
+				t.Fatalf("seed %d: upserted %s: %t", seed, a, got[a])
 			}
-			for a := range had {
-				if want := now[a] == nil; want != gone[a] {
-					t.Fatalf("seed %d: %s: removed %s: %t", seed, target, a, gone[a])
-				}
-				delete(gone, a)
+		}
+		gone := map[netip.AddrPort]bool{}
+		for ep := range c.Removed() {
+			if gone[ep.Addr] {
+				t.Fatalf("seed %d: removed %s twice", seed, ep)
 			}
-			if len(gone) != 0 {
-				t.Fatalf("seed %d: %s: removed %v, which were never in the pool", seed, target, gone)
+			gone[ep.Addr] = true
+		}
+		for a := range had {
+			if want := now[a] == nil; want != gone[a] {
+				t.Fatalf("seed %d: removed %s: %t", seed, a, gone[a])
 			}
+			delete(gone, a)
+		}
+		if len(gone) != 0 {
+			t.Fatalf("seed %d: removed %v, which were never reachable", seed, gone)
 		}
 	}
-}
-
-// TestKeepingLeavesFrontendsOfFailedServices gives an older Service the external IP of another
-// one. If the older one fails, the other keeps the IP, and otherwise it does not.
-func TestKeepingLeavesFrontendsOfFailedServices(t *testing.T) {
-	tr, e := world(t, Config{}, tracker.NodeInfo{})
-	age := func(seconds int64) func(*v1.Service) {
-		return func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(seconds, 0) }
-	}
-	external := func(ips ...string) func(*v1.Service) {
-		return func(s *v1.Service) { s.Spec.ExternalIPs = ips }
-	}
-	at := func(s *Service) (out []string) {
-		if s == nil {
-			return []string{"nothing"}
-		}
-		for i := range s.Frontends {
-			out = append(out, s.Frontends[i].Addr.String())
-		}
-		return out
-	}
-	var failing string
-	var got []string
-	c := e.Attach("test", BackendFunc(func(_ context.Context, d *Delta) error {
-		failed := map[tracker.Key]error{}
-		for _, c := range d.Changes {
-			if c.Key.Name == failing {
-				failed[c.Key] = errors.New("refused")
-			}
-		}
-		for _, c := range d.Changes {
-			if c.Key.Name == "other" {
-				got = at(c.Keeping(d.Node, failed))
-			}
-		}
-		if len(failed) == 0 {
-			return nil
-		}
-		return &PartialError{Failed: failed}
-	}))
-	sync := func(want ...string) {
-		t.Helper()
-		got = nil
-		c.Sync(t.Context())
-		if !slices.Equal(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
-	tr.SetService(service("older", "10.96.0.1", age(1)))
-	tr.SetService(service("other", "10.96.0.2", age(2), external("198.51.100.1", "198.51.100.2")))
-	tr.SetSlice(slice("other", "10.0.0.1"))
-	const ip, first, second = "10.96.0.2", "198.51.100.1", "198.51.100.2"
-	sync(ip, first, second)
-
-	failing = "older"
-	tr.SetService(service("older", "10.96.0.1", age(1), external("198.51.100.1")))
-	sync(ip, first, second)
-	tr.SetSlice(slice("other", "10.0.0.2")) // the next attempt
-	sync(ip, first, second)
-	tr.SetService(service("other", "10.96.0.2", age(2), external("198.51.100.2")))
-	sync(ip, second)
-	failing = ""
-	tr.SetService(service("other", "10.96.0.2", age(2), external("198.51.100.1", "198.51.100.2")))
-	sync(ip, second)
-	failing = "older"
-	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "other"})
-	sync("nothing")
 }
 
 // TestFinderFindsFirst compares the two ways of searching, for long and for short lists.

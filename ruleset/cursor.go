@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -490,15 +489,6 @@ func (c *Cursor) add(d *Delta, id uint32) {
 			ch.lost = append(ch.lost, move{at, key, hasFrontend(c.acked(o), at)})
 		}
 	}
-	if what&FieldFrontends != 0 {
-		for s := range ch.Before() {
-			for i := range s.Frontends {
-				if a := s.Frontends[i].Addr; c.uses(a) && !slices.Contains(ch.kept, a) {
-					ch.kept = append(ch.kept, a)
-				}
-			}
-		}
-	}
 	ch.ports = c.engine.names[ch.Key.NamespacedName]
 	d.Changes = append(d.Changes, ch)
 }
@@ -536,17 +526,6 @@ func (c *Cursor) desired(id uint32) *Service {
 		return now
 	}
 	return plain
-}
-
-// uses reports whether the backend should have a frontend at an address.
-func (c *Cursor) uses(a netip.Addr) bool {
-	most := c.limits[familyIndex(tracker.FamilyOf(a))].PortRanges
-	for _, count := range c.engine.addresses[:min(int(most)+1, len(c.engine.addresses))] {
-		if count[a] != 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // acknowledge records the result of Apply for d, and stores the acknowledged parts in

@@ -81,7 +81,7 @@ func TestRangesOfPortsCostMore(t *testing.T) {
 		c := e.Attach("b", rangeCoster{&rangePlane{func(d *Delta) {
 			n := 0
 			for i := range d.Changes {
-				for f := range d.Changes[i].UpsertedFrontends() {
+				for _, f := range d.Changes[i].New.Frontends {
 					if f.IsRange() {
 						n++
 					}

@@ -64,16 +64,15 @@
 //     d.Changes asks for, whatever [Change].Fields is.
 //  2. If d.Node and d.OldNode are different pointers, write what depends on the node.
 //  3. Delete the [Change.GoneFrontends].
-//  4. Write endpoints ([Change.Upserted], or per pool [Change.UpsertedIn]), and the
-//     other parts of a Service that frontends refer to, if Fields has their [Field].
+//  4. Write endpoints ([Change.Upserted]), and the other parts of a Service that frontends
+//     refer to, if Fields has their [Field].
 //  5. Write frontends if Fields has [FieldFrontends] or another Field that the entry
 //     contains.
 //  6. If the keys of frontend entries contain the Service, delete the
 //     [Change.LostFrontends].
-//  7. Delete endpoints without a frontend ([Change.Removed], [Change.RemovedFrom]).
-//     Empty pools that exist without endpoints. Delete pools that do not exist any more
-//     ([Change.HadPool], [Service.HasPool]), the [Change.GoneAddresses], and everything
-//     of a Service whose New is nil.
+//  7. Delete endpoints without a frontend ([Change.Removed]). Empty pools that exist
+//     without endpoints. Delete pools that do not exist any more ([Service.HasPool]),
+//     addresses without a frontend, and everything of a Service whose New is nil.
 //
 // Package driver performs these steps for data planes without transactions. In this order
 // a frontend never refers to a missing endpoint, and a frontend that stays is never

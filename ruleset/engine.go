@@ -112,9 +112,6 @@ type Engine struct {
 	// on the node's addresses.
 	restricted map[uint32]struct{}
 	ownership  ownership
-	// addresses counts, for each address, the frontends of live slots that have it, by the
-	// PortRanges that they need. The maps for ranges are nil until there is one.
-	addresses [PortRangesShifted + 1]map[netip.Addr]int32
 	// withoutRanges holds the live Services with ranges, by ID, as backends without ranges are
 	// offered them.
 	withoutRanges map[uint32]*Service
@@ -331,7 +328,6 @@ func (e *Engine) reserve(updates []tracker.Update) {
 	e.jobs = make([]job, 0, ports)
 	e.room = make([]uint32, ports)
 	e.names = make(map[types.NamespacedName][]uint32, len(updates))
-	e.addresses[PortRangesNone] = make(map[netip.Addr]int32, len(updates))
 	e.ownership.owner = make(map[l4Key]contender, ports)
 	for _, c := range e.cursors {
 		c.grow(ports + 1)
@@ -448,7 +444,6 @@ func (e *Engine) retire(id uint32) bool {
 	s.live = false
 	e.noteRanges(id, nil)
 	e.count(s.svc, -1)
-	e.countAddresses(s.svc, -1)
 	return true
 }
 
@@ -587,12 +582,6 @@ func (e *Engine) publish(j *job) bool {
 		}
 		e.count(s.svc, -1)
 	}
-	if differs&FieldFrontends != 0 {
-		if s.live {
-			e.countAddresses(s.svc, -1)
-		}
-		e.countAddresses(now, 1)
-	}
 	s.svc, s.live = now, true
 	e.noteRanges(j.id, now)
 	e.count(now, 1)
@@ -619,26 +608,6 @@ func (e *Engine) noteRanges(id uint32, s *Service) {
 func (e *Engine) count(s *Service, sign int) {
 	e.ports += sign
 	e.endpoints += sign * len(s.Selection.Reachable)
-}
-
-// countAddresses adds the frontends of a live Service to e.addresses if sign is 1, and
-// subtracts them if sign is -1.
-func (e *Engine) countAddresses(s *Service, sign int32) {
-	for i := range s.Frontends {
-		a := s.Frontends[i].Addr
-		if !a.IsValid() {
-			continue
-		}
-		count := &e.addresses[s.Frontends[i].ranges()]
-		if n := (*count)[a] + sign; n == 0 {
-			delete(*count, a)
-		} else {
-			if *count == nil {
-				*count = map[netip.Addr]int32{}
-			}
-			(*count)[a] = n
-		}
-	}
 }
 
 // strip removes frontends that another Service owns.

@@ -62,7 +62,7 @@ func (l *left) fall(all map[tracker.Key]*left, whole *Service, n *Node) {
 	if l.refused && l.Old == nil {
 		l.fallback = nil
 	} else if l.refused {
-		l.fallback = whole.with(l.Old.Frontends).Remaining(l.fallback)
+		l.fallback = whole.with(l.Old.Frontends).remaining(l.fallback)
 	}
 }
 
@@ -155,12 +155,9 @@ func (c *Cursor) fallBack(d *Delta) *Delta {
 	}
 	for i := range out.Changes {
 		ch := &out.Changes[i]
-		for at, f := range ch.dropped() {
+		for at := range ch.dropped() {
 			if to, ok := holders[at]; ok {
 				ch.lost = append(ch.lost, move{at: at, key: to})
-			}
-			if c.uses(f.Addr) && !slices.Contains(ch.kept, f.Addr) {
-				ch.kept = append(ch.kept, f.Addr)
 			}
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Remaining returns what may stay of s, the Service that a backend has programmed, when the
+// remaining returns what may stay of s, the Service that a backend has programmed, when the
 // backend cannot program now, which replaces it: s without the frontends that now lacks and
 // without the endpoints that are not among now.Selection.Reachable. So a backend that must refuse
 // a change still stops sending connections to endpoints that are gone, and releases addresses
@@ -17,7 +17,7 @@ import (
 //
 // The result shares unchanged slices with s and now. Its ID and Key are those of s. If now is
 // nil, there is nothing left and the result is nil.
-func (s *Service) Remaining(now *Service) *Service {
+func (s *Service) remaining(now *Service) *Service {
 	if s == nil || now == nil {
 		return nil
 	}
@@ -61,24 +61,4 @@ func (s *Service) Remaining(now *Service) *Service {
 		out.Frontends = append(out.Frontends, f)
 	}
 	return &out
-}
-
-// Keeping returns New with the frontends that New asks for and that the failed Services were to
-// take from it. A backend that refuses a Service programs this instead of New: so a Service that
-// cannot be programmed takes nothing from another one, even if it has precedence. n is
-// the delta's node. Where no such frontend exists, the result is New itself, which may be nil.
-//
-// Until the other Service is programmed or leaves the frontend, the [Cursor] offers this Change
-// again, and the backend has what Keeping returned.
-func (c Change) Keeping(n *Node, failed map[tracker.Key]error) *Service {
-	if c.New == nil || len(failed) == 0 || len(c.lost) == 0 {
-		return c.New
-	}
-	keep := make(map[l4Key]bool)
-	for f, winner := range c.LostFrontends() {
-		if failed[winner] != nil {
-			keep[l4KeyOf(c.New, &f)] = true
-		}
-	}
-	return c.New.keeping(keep, n)
 }

@@ -1,4 +1,4 @@
-package ruleset_test
+package ruleset
 
 import (
 	"net/netip"
@@ -8,14 +8,13 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestRemainingLosesWhatIsGone refuses changes of a Service and checks what stays of it.
 func TestRemainingLosesWhatIsGone(t *testing.T) {
-	node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}}
-	compile := func(eps []string, edit func(*tracker.ServicePort)) *ruleset.Service {
+	node := &Node{Info: tracker.NodeInfo{Name: "n"}}
+	compile := func(eps []string, edit func(*tracker.ServicePort)) *Service {
 		p := tracker.PortState{Port: &tracker.ServicePort{
 			ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080,
 			ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2")},
@@ -28,7 +27,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 		if edit != nil {
 			edit(p.Port)
 		}
-		s := ruleset.Compile(p, node, tracker.TopologyOptions{})
+		s := Compile(p, node, tracker.TopologyOptions{})
 		s.ID = 7
 		return s
 	}
@@ -40,11 +39,11 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 		return out
 	}
 
-	got := old.Remaining(compile([]string{"10.0.0.2:80", "10.0.0.3:80"}, func(p *tracker.ServicePort) {
+	got := old.remaining(compile([]string{"10.0.0.2:80", "10.0.0.3:80"}, func(p *tracker.ServicePort) {
 		p.Affinity = time.Hour
 		p.ExternalIPs = p.ExternalIPs[1:]
 	}))
-	if a := addresses(got.Pool(ruleset.TargetCluster)); !slices.Equal(a, []string{"10.0.0.2:80"}) || len(got.Selection.Reachable) != 1 {
+	if a := addresses(got.Pool(TargetCluster)); !slices.Equal(a, []string{"10.0.0.2:80"}) || len(got.Selection.Reachable) != 1 {
 		t.Errorf("endpoints %v, reachable %d", a, len(got.Selection.Reachable))
 	}
 	if got.Port.Affinity != 0 || got.ID != 7 || got.Key != old.Key {
@@ -54,7 +53,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 		t.Errorf("%d frontends of %d", n, len(old.Frontends))
 	}
 	for _, f := range got.Frontends {
-		if f.Target != ruleset.TargetCluster || f.Addr == netip.MustParseAddr("198.51.100.1") {
+		if f.Target != TargetCluster || f.Addr == netip.MustParseAddr("198.51.100.1") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -63,13 +62,13 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 	}
 
 	// All endpoints are replaced: nothing is left to forward to.
-	got = old.Remaining(compile([]string{"10.0.0.9:80"}, nil))
+	got = old.remaining(compile([]string{"10.0.0.9:80"}, nil))
 	for _, f := range got.Frontends {
-		if f.Target != ruleset.TargetReject || f.Internal != ruleset.TargetReject {
+		if f.Target != TargetReject || f.Internal != TargetReject {
 			t.Errorf("%+v", f)
 		}
 	}
-	if old.Remaining(nil) != nil {
+	if old.remaining(nil) != nil {
 		t.Error("something is left of a deleted Service")
 	}
 }
