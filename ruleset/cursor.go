@@ -152,6 +152,7 @@ func (e *Engine) newCursor(name string, b Backend) *Cursor {
 // Follow adds a backend whose wanted state is what c's backend has in effect: what it acknowledged,
 // and what stays of Services that it refused. Services that failed are as last acknowledged. So a
 // health check, a metric or an address that is announced is never ahead of the rules, whatever fails.
+// Its deltas have the triggers of what is in effect.
 // The follower is synced after c, for example by [SyncAll]. It gets deltas like any other Cursor, has
 // failures of its own and may be followed itself. Before c has a first result, its Sync does nothing
 // and returns an error that wraps [ErrNotSynced]. [Cursor.Detach] of c detaches it, too. It costs a
@@ -394,7 +395,8 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	info.Services, info.Ports, info.Endpoints = len(e.names), e.ports, e.endpoints
 	if !d.Full && len(d.Changes) == 0 && d.Node == d.OldNode {
 		// The triggers' changes needed no update of the backend.
-		info.Triggers, c.triggers = append(info.Triggers, c.triggers...), nil
+		c.inEffect(info, c.triggers...)
+		c.triggers = nil
 		return nil, 0, nil
 	}
 	info.Applied = true
@@ -587,7 +589,7 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		if failedNames[t.Service] {
 			kept = append(kept, t)
 		} else {
-			info.Triggers = append(info.Triggers, t)
+			c.inEffect(info, t)
 		}
 	}
 	c.triggers = append(kept, later...)
@@ -666,6 +668,16 @@ func (c *Cursor) unchanged(id uint32, now *Service) {
 		c.engine.drop(id)
 	}
 	c.markDirty(id)
+}
+
+// inEffect records that the changes of triggers are in effect.
+func (c *Cursor) inEffect(info *SyncInfo, triggers ...Trigger) {
+	info.Triggers = append(info.Triggers, triggers...)
+	for _, f := range c.followers {
+		for _, t := range triggers {
+			f.trigger(t)
+		}
+	}
 }
 
 // tell records for those that follow c that what is in effect of id changed.

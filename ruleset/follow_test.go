@@ -5,7 +5,9 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -63,6 +65,9 @@ func TestFollowerIsNotAheadOfTheRules(t *testing.T) {
 	rules := e.Attach("rules", BackendFunc(func(context.Context, *Delta) error { return result }))
 	var got []string
 	follower := rules.Follow("announcer", BackendFunc(func(_ context.Context, d *Delta) error {
+		for _, tr := range d.Triggers {
+			got = append(got, tr.Service.Name+" triggered")
+		}
 		for _, c := range d.Changes {
 			text := c.Key.Name
 			if c.New == nil {
@@ -100,16 +105,18 @@ func TestFollowerIsNotAheadOfTheRules(t *testing.T) {
 
 	a, b := key("a", tracker.IPv4), key("b", tracker.IPv4)
 	result = &PartialError{Failed: map[tracker.Key]error{a: ErrRefused, b: ErrRefused}}
-	tr.SetSlice(slice("a", "10.0.0.2", "10.0.0.3"))
+	changed := slice("a", "10.0.0.2", "10.0.0.3")
+	changed.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)}
+	tr.SetSlice(changed)
 	tr.SetService(service("b", "172.30.0.2"))
 	tr.SetSlice(slice("b", "10.0.1.1"))
 	sync() // the backend refuses what may stay, too
 	result = nil
-	sync("a 10.0.0.2 10.0.0.3", "b 10.0.1.1")
+	sync("a triggered", "a 10.0.0.2 10.0.0.3", "b 10.0.1.1")
 
 	result = errors.New("broken")
 	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "a"})
-	if err := SyncAll(t.Context(), rules, follower); !errors.Is(err, result) || len(got) != 2 {
+	if err := SyncAll(t.Context(), rules, follower); !errors.Is(err, result) || len(got) != 3 {
 		t.Errorf("error %v, the follower got %q", err, got)
 	}
 	result = nil
