@@ -16,35 +16,54 @@ type completed struct {
 	in, made, out []*Endpoint
 }
 
-// complete runs the hook on the endpoints of an update. It reuses the results for
-// endpoints and ports that did not change. The caller holds t.mu and t.services.mu.
-func (t *Tracker) complete(u Update) {
-	if len(u.Ports) == 0 {
-		delete(t.completed, u.Name)
-		return
-	}
+// complete runs the hook on the endpoints of an update, and reports whether the results differ
+// from the previous ones. It reuses the results for endpoints and ports that did not change
+// and are not stale. The caller holds t.mu and t.services.mu.
+func (t *Tracker) complete(u Update) (changed bool) {
 	before := t.completed[u.Name]
 	after := make([]completed, len(u.Ports))
 	var left leftOuts
 	for i := range u.Ports {
 		s := &u.Ports[i]
-		j, _ := slices.BinarySearchFunc(before, s.Port.Key, func(c completed, k Key) int { return c.port.Key.Compare(k) })
 		was := completed{port: s.Port}
-		if j < len(before) && before[j].port.Key == s.Port.Key {
+		if j, ok := findCompleted(before, s.Port.Key); ok {
 			was = before[j]
 		}
 		after[i] = t.completePort(s.Port, s.Endpoints, was, &left)
 		s.Endpoints = after[i].out
+		t.move(u.Name, was.in, after[i].in)
+		changed = changed || !sameList(was.out, after[i].out)
+	}
+	for _, p := range before {
+		if _, ok := findCompleted(after, p.port.Key); !ok {
+			t.move(u.Name, p.in, nil)
+			changed = true
+		}
+	}
+	if len(after) == 0 {
+		delete(t.completed, u.Name)
+		return changed
 	}
 	t.completed[u.Name] = after
 	t.services.builder.reporter.report("", "endpoints of a Service", "service", t.services.reference(u.Name), &left)
+	return changed
+}
+
+// findCompleted finds the port with key k in a sorted list.
+func findCompleted(list []completed, k Key) (int, bool) {
+	return slices.BinarySearchFunc(list, k, func(c completed, k Key) int { return c.port.Key.Compare(k) })
+}
+
+// sameList reports whether two lists are one in memory. Lists of different memory may be equal.
+func sameList(a, b []*Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // completePort runs the hook on the endpoints in of port p. was is the previous
 // result for the port.
 func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, left *leftOuts) completed {
 	same := was.port == p
-	if same && len(in) == len(was.in) && (len(in) == 0 || &in[0] == &was.in[0]) {
+	if same && len(t.stale) == 0 && sameList(in, was.in) {
 		return was
 	}
 	now := completed{port: p, in: in, made: make([]*Endpoint, len(in))}
@@ -57,7 +76,7 @@ func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, le
 		var old *Endpoint
 		if k < len(was.in) && was.in[k].Addr == from.Addr {
 			old = was.made[k]
-			if same && was.in[k] == from {
+			if _, stale := t.stale[from.Node]; same && !stale && was.in[k] == from {
 				if now.made[i] = old; old != nil {
 					out++
 				}
@@ -85,8 +104,11 @@ func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, le
 			now.made[i] = &e
 		}
 	}
-	if slices.Equal(now.made, in) {
+	switch {
+	case slices.Equal(now.made, in):
 		now.made = in
+	case slices.Equal(now.made, was.made):
+		now.made = was.made
 	}
 	now.out = now.made
 	if out != len(in) {

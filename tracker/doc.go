@@ -31,8 +31,8 @@
 //     to [Config.Log] and [Config.Events] and never panics. [Config.OnLeftOut] receives
 //     everything that is left out, even on purpose, and each has a [Reason].
 //   - An update costs work for the changed object and, in Take, for its Service.
-//     Only [Tracker.SetNode] visits all endpoints, and only if the node's name or
-//     zone changes.
+//     Only [Tracker.SetNode] visits all endpoints, if the node's name or zone changes,
+//     and the first [Tracker.Recompute].
 //
 // # Services and ports
 //
@@ -70,7 +70,8 @@
 // [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the
 // values made from them or attach an [Extension]. An EndpointSlice may arrive before
 // its Service, so OnEndpoint cannot see the Service. [Config.OnServiceEndpoint] runs
-// when both are known. A hook that accepts a value and still has something to report
+// when both are known. [Tracker.Recompute] calls it again for the endpoints on Nodes that
+// changed. A hook that accepts a value and still has something to report
 // returns [Warning].
 //
 // # Migrating from kube-proxy's trackers

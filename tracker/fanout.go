@@ -12,7 +12,8 @@ import (
 // such as one ruleset.Engine per node. They share the Tracker's memory, which is most of what
 // a Tracker and an Engine take. Its methods are safe for concurrent use.
 //
-// The node of the Tracker should be the zero NodeInfo: hooks see it, and consumers do not.
+// The hooks run once for all consumers, and [Tracker.Recompute] reaches all of them. The node of
+// the Tracker should be the zero NodeInfo, which the consumers do not see.
 // Package ruleset/placement computes many nodes with one Engine, and takes far less still.
 //
 // [NewFanout] makes one; the zero value must not be used.

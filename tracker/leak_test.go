@@ -16,10 +16,16 @@ import (
 )
 
 // TestDeletedObjectsAreFreed creates and deletes thousands of Services and slices,
-// with names and addresses that are used once, and changes the node. Afterwards the
+// with names and addresses that are used once, changes the node, and recomputes endpoints. Afterwards the
 // tracker must hold no more than before.
 func TestDeletedObjectsAreFreed(t *testing.T) {
-	tr, err := New(Config{Node: NodeInfo{Name: "node-0", Zone: "zone-0"}})
+	tr, err := New(Config{
+		Node: NodeInfo{Name: "node-0", Zone: "zone-0"},
+		OnServiceEndpoint: func(_ *ServicePort, e *Endpoint) error {
+			e.Weight = 2
+			return nil
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +80,7 @@ func TestDeletedObjectsAreFreed(t *testing.T) {
 		}
 		tr.SetNode(NodeInfo{Name: fmt.Sprint("node-", n%4), Zone: fmt.Sprint("zone-", n%4)})
 		tr.Take()
+		tr.Recompute("node-0", "node-1")
 		for i := range each {
 			tr.DeleteService(name(i))
 			tr.DeleteSlice(name(i))
@@ -91,6 +98,9 @@ func TestDeletedObjectsAreFreed(t *testing.T) {
 		if n != lengths[at] || n > 2*each {
 			t.Errorf("%s holds %d elements, held %d before", at, n, lengths[at])
 		}
+	}
+	if len(tr.onNode) > 0 {
+		t.Errorf("the index holds nodes without endpoints: %v", tr.onNode)
 	}
 	// Less than 40 bytes for each of the 3,000 Services and slices.
 	before.Keep(t, 100<<10)

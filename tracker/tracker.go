@@ -61,7 +61,11 @@ type Tracker struct {
 	sources   uint8                             // the bits of Config.Sources
 	hook      func(*ServicePort, *Endpoint) error
 	completed map[types.NamespacedName][]completed // by hook, nil without it
-	notify    []*func()                            // replaced, never modified
+	// onNode counts the endpoints in completed by node and Service. It is nil before the
+	// first Recompute. stale holds the nodes of which Take has yet to call the hook again.
+	onNode map[string]map[types.NamespacedName]int
+	stale  map[string]struct{}
+	notify []*func() // replaced, never modified
 }
 
 // New returns a tracker that holds c.Node and no other objects. Its errors wrap
@@ -241,8 +245,9 @@ func (t *Tracker) Take() Changes {
 	if n := len(services.pending); n > 0 {
 		c.Updates = make([]Update, 0, n)
 	}
+	stale := t.staleServices()
 	var room []PortState // one allocation for several updates
-	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time) {
+	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time, onlyStale bool) {
 		u := Update{Name: s.Name(), Triggers: triggers}
 		if s.pending != 0 {
 			services.take(s)
@@ -254,10 +259,11 @@ func (t *Tracker) Take() Changes {
 			u.Ports, room = room[:n:n], room[n:]
 			join(u.Ports, s.taken, eps)
 		}
-		if t.hook != nil {
-			t.complete(u)
-		}
 		delete(t.affected, u.Name)
+		delete(stale, u.Name)
+		if t.hook != nil && !t.complete(u) && onlyStale {
+			return
+		}
 		c.Updates = append(c.Updates, u)
 	}
 	// A Service that changed as well is added here together with its endpoints, so
@@ -265,22 +271,28 @@ func (t *Tracker) Take() Changes {
 	// skipped.
 	endpoints.cache.TakeFunc(func(ch endpointslice.Change[Endpoint]) {
 		if s := services.services.Get(ch.Service); s != nil {
-			add(s, ch.New, endpoints.triggers[ch.Service])
+			add(s, ch.New, endpoints.triggers[ch.Service], false)
 		}
 	})
 	endpoints.forgetTriggers()
 	for _, s := range services.pending {
 		if s.pending != 0 {
-			add(s, endpoints.cache.Ports(s.Name()), nil)
+			add(s, endpoints.cache.Ports(s.Name()), nil, false)
 		}
 	}
 	services.pending = emptied(services.pending)
 	for name := range t.affected {
 		if s := services.services.Get(name); s != nil {
-			add(s, endpoints.cache.Ports(name), nil)
+			add(s, endpoints.cache.Ports(name), nil, false)
 		}
 	}
 	t.affected = nil
+	for name := range stale {
+		if s := services.services.Get(name); s != nil {
+			add(s, endpoints.cache.Ports(name), nil, true)
+		}
+	}
+	t.stale = nil
 	return c
 }
 
