@@ -28,7 +28,8 @@
 // Services that depend on the node.
 //
 // A node that joins needs [Placements.Service] for each Service in the Engine's Snapshot, and
-// then every change; so does a node whose zone or addresses changed.
+// then every change; so does a node whose zone or addresses changed. For many nodes
+// [Placements.Classes] computes a Service once for each class, and the nodes share the result.
 //
 // A process for many nodes suits a controller that programs a central data plane, such as the
 // load balancers of OVN's northbound database. If it needs an Engine for each node, for example
@@ -42,10 +43,12 @@
 package placement
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/ruleset"
@@ -97,7 +100,8 @@ func (p *Placements) DeleteNode(name string) (existed bool) {
 
 // Service returns a Service of the Engine as a node has it, nil for an unknown node. node is
 // the Engine's, as in [ruleset.Delta].Node and [ruleset.Snapshot].Node. The result is s itself
-// if it does not depend on the node.
+// if it does not depend on the node. Otherwise each call selects and compiles: its cost is
+// proportional to the endpoints. Classes does so once for the nodes that see s alike.
 func (p *Placements) Service(node *ruleset.Node, s *ruleset.Service, name string) *ruleset.Service {
 	info, ok := p.nodes[name]
 	if !ok || s == nil {
@@ -107,6 +111,23 @@ func (p *Placements) Service(node *ruleset.Node, s *ruleset.Service, name string
 		return s
 	}
 	return s.On(with(node, info), p.topology)
+}
+
+// Classes yields a Service of the Engine once for each class of nodes that see it alike.
+// Change.New is the Service on these nodes, which share it, and s itself if it does not depend
+// on the node. Each node is in one class. node is the Engine's, as for Service.
+//
+// The cost is that of one call of Service for each class, and a step for each node that Nodes
+// yields. With policy Local, each node with an endpoint is a class, and so is each node with a hint;
+// with hints for zones, each of these zones. The other nodes are one class. Source ranges
+// divide classes in two, by whether they contain the nodes' addresses, and cost a step for each
+// node.
+//
+// For 1,000 nodes and 200 Services with 10 endpoints each, BenchmarkAllNodes counts these
+// allocations, in one call of Service for each node and with Classes: 202,000 and 17,400 with
+// policy Local, 400,000 and 7,200 with hints for three zones, 403,000 and 8,600 with source ranges.
+func (p *Placements) Classes(node *ruleset.Node, s *ruleset.Service) iter.Seq[*Change] {
+	return p.Changes(&ruleset.Delta{Full: true, Node: node}, &ruleset.Change{Key: s.Key, New: s})
 }
 
 // Change is the change of one Service port on the nodes that see it alike. It is valid while
@@ -246,22 +267,24 @@ func (p *Placements) classes(d *dependence) (out []*Change) {
 	}
 	type key struct{ zone, own string }
 	classes := map[key]*Change{}
-	for _, name := range slices.Sorted(maps.Keys(p.nodes)) {
+	for name, info := range p.nodes {
 		if _, ok := named[name]; ok {
 			continue
 		}
-		info, k := p.nodes[name], key{}
+		k := key{own: d.own(info.Addresses)}
 		if _, ok := d.zones[info.Zone]; ok {
 			k.zone = info.Zone
 		}
-		k.own = d.own(info.Addresses)
 		class := classes[k]
 		if class == nil {
 			class = &Change{p: p, info: tracker.NodeInfo{Zone: info.Zone, Addresses: info.Addresses}}
 			classes[k] = class
-			out = append(out, class)
 		}
 		class.nodes = append(class.nodes, name)
+	}
+	byKey := func(a, b key) int { return cmp.Or(strings.Compare(a.zone, b.zone), strings.Compare(a.own, b.own)) }
+	for _, k := range slices.SortedFunc(maps.Keys(classes), byKey) {
+		out = append(out, classes[k])
 	}
 	return out
 }

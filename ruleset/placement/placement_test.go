@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"reflect"
 	"runtime"
@@ -233,6 +234,83 @@ func TestNodeThatMovesGetsTheRulesOfItsZone(t *testing.T) {
 	}
 }
 
+// TestClassesCoverEachNodeOnce compares Classes, for random Services and nodes, with Service for
+// each node.
+func TestClassesCoverEachNodeOnce(t *testing.T) {
+	compared, shared := 0, 0
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		c := newCluster(t)
+		for i := range r.IntN(12) {
+			n := tracker.NodeInfo{Name: nodeName(i), Zone: fmt.Sprint("z", r.IntN(3))}
+			if r.IntN(2) == 0 {
+				n.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}
+			}
+			c.join(n)
+		}
+		for i := range 5 {
+			s := service(i, r.IntN(2) == 0)
+			if r.IntN(2) == 0 {
+				restrict(s)
+			}
+			c.tracker.SetService(s)
+			es := slice(i, r.IntN(6), 0)
+			by := r.IntN(3)
+			for j := range es.Endpoints {
+				hint(&es.Endpoints[j], by, r.IntN(3))
+			}
+			c.tracker.SetSlice(es)
+		}
+		all := c.engine.Snapshot()
+		for _, s := range all.Services {
+			seen := map[string]bool{}
+			for class := range c.p.Classes(all.Node, s) {
+				if class.Old != nil || class.Key != s.Key {
+					t.Fatalf("seed %d: %+v", seed, class.Change)
+				}
+				before := len(seen)
+				for name := range class.Nodes() {
+					if seen[name] {
+						t.Fatalf("seed %d: %s is yielded twice", seed, name)
+					}
+					seen[name] = true
+					want := c.p.Service(all.Node, s, name)
+					if compared++; !sameRules(class.New, want) || (class.New == s) != (want == s) {
+						t.Fatalf("seed %d: %s has\n%+v\nwant\n%+v", seed, name, class.New, want)
+					}
+				}
+				shared += max(0, len(seen)-before-1)
+				if class.Everywhere() && len(seen) != len(c.infos) {
+					t.Fatalf("seed %d: a class of %d nodes is said to be everywhere", seed, len(seen))
+				}
+			}
+			if len(seen) != len(c.infos) {
+				t.Fatalf("seed %d: %d nodes are yielded, want %d", seed, len(seen), len(c.infos))
+			}
+		}
+	}
+	if shared < compared/3 {
+		t.Errorf("%d of %d Services are shared, too few for this test", shared, compared)
+	}
+}
+
+// restrict gives a Service a load-balancer IP and source ranges.
+func restrict(s *v1.Service) {
+	s.Spec.Type = v1.ServiceTypeLoadBalancer
+	s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/29", "203.0.113.0/24"}
+	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "198.18.0.1"}}
+}
+
+// hint gives an endpoint a hint for zone i (by 1) or node i (by 2).
+func hint(e *discovery.Endpoint, by, i int) {
+	switch by {
+	case 1:
+		e.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: fmt.Sprint("z", i)}}}
+	case 2:
+		e.Hints = &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: nodeName(i)}}}
+	}
+}
+
 // compareWithCompile fails the test if a node has other rules than Compile returns for it.
 func (c *cluster) compareWithCompile(t *testing.T, when string) {
 	t.Helper()
@@ -389,5 +467,57 @@ func BenchmarkPlacements(b *testing.B) {
 				runtime.KeepAlive(p)
 			})
 		}
+	}
+}
+
+// BenchmarkAllNodes computes the rules of 1,000 nodes for 200 Services with 10 endpoints each, by
+// Service for each node and by Classes.
+func BenchmarkAllNodes(b *testing.B) {
+	const nodes, services = 1000, 200
+	for _, kind := range []string{"local", "zones", "sources"} {
+		p := placement.New(tracker.TopologyOptions{})
+		rules := map[string][]*ruleset.Service{}
+		for i := range nodes {
+			addr := netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
+			p.SetNode(tracker.NodeInfo{Name: nodeName(i), Zone: fmt.Sprint("z", i%3), Addresses: []netip.Addr{addr}})
+			rules[nodeName(i)] = make([]*ruleset.Service, services)
+		}
+		tr, e := newTracker(b, tracker.NodeInfo{})
+		for i := range services {
+			s, es := service(i, kind == "local"), slice(i, 10, 0)
+			switch kind {
+			case "zones":
+				for j := range es.Endpoints {
+					hint(&es.Endpoints[j], 1, j%3)
+				}
+			case "sources":
+				restrict(s)
+			}
+			tr.SetService(s)
+			tr.SetSlice(es)
+		}
+		all := e.Snapshot()
+		b.Run(kind+"/by=node", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				for i, s := range all.Services {
+					for name := range rules {
+						rules[name][i] = p.Service(all.Node, s, name)
+					}
+				}
+			}
+		})
+		b.Run(kind+"/by=class", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				for i, s := range all.Services {
+					for c := range p.Classes(all.Node, s) {
+						for name := range c.Nodes() {
+							rules[name][i] = c.New
+						}
+					}
+				}
+			}
+		})
 	}
 }
