@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -227,6 +228,42 @@ func TestRecomputeWithoutHook(t *testing.T) {
 	tr.Take()
 	if tr.Recompute("node-0") || tr.RecomputeAll() || len(tr.Take().Updates) > 0 {
 		t.Error("something changed")
+	}
+}
+
+// TestConcurrentRecomputeLosesNothing changes a fact and calls Recompute while another goroutine
+// takes the changes. The last fact must reach the endpoint.
+func TestConcurrentRecomputeLosesNothing(t *testing.T) {
+	var weight atomic.Int64
+	tr := newSynced(t, tracker.Config{OnServiceEndpoint: func(_ *tracker.ServicePort, e *tracker.Endpoint) error {
+		e.Weight = uint16(weight.Load())
+		return nil
+	}})
+	newWorld(1, 1).fill(tr)
+	const last = 5000
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range last {
+			weight.Store(int64(i + 1))
+			tr.Recompute("node-0")
+		}
+	}()
+	var got uint16
+	take := func() {
+		for _, u := range tr.Take().Updates {
+			got = u.Ports[0].Endpoints[0].Weight
+		}
+	}
+	for running := true; running; take() {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+	}
+	if got != last {
+		t.Errorf("the endpoint has the weight %d, want %d", got, last)
 	}
 }
 
