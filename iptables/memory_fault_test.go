@@ -235,6 +235,51 @@ func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 	})
 }
 
+// TestLostAcknowledgmentNeedsAFullDelta hides from the cursor that a change or a removal is in effect,
+// and then changes the Service back to what was acknowledged last.
+func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		lost, full := false, 0
+		later := errors.New("a later step failed")
+		cursor := r.engine.Attach("wrapper", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+			if d.Full {
+				full++
+			}
+			err := r.backend.Apply(ctx, d)
+			if err == nil && lost {
+				err = later
+			}
+			return err
+		}))
+		sync := func(want error) {
+			t.Helper()
+			if err := cursor.Sync(t.Context()); !errors.Is(err, want) {
+				t.Fatalf("%v, want %v", err, want)
+			}
+		}
+		r.set(0, []int{1}, nodePort(30000))
+		sync(nil)
+		want := m.lines(tracker.IPv4)
+		for i, change := range []func(){
+			func() { r.set(0, []int{2, 3}, nodePort(30001)) },
+			func() { r.tracker.DeleteService(backendtest.ServiceName(0)) },
+		} {
+			lost = true
+			change()
+			sync(later)
+			lost = false
+			r.set(0, []int{1}, nodePort(30000))
+			sync(nil)
+			if full != 2+i {
+				t.Errorf("%d full deltas, want the first and one for each lost acknowledgment", full)
+			}
+			if now := m.lines(tracker.IPv4); !slices.Equal(now, want) {
+				t.Errorf("the tables have\n%s\nwant\n%s", strings.Join(now, "\n"), strings.Join(want, "\n"))
+			}
+		}
+	})
+}
+
 // TestFrontendsMoveInOneStep exchanges the cluster IPs of Services again and again, after
 // failures, which are written one by one. Each cluster IP must be forwarded after every input.
 func TestFrontendsMoveInOneStep(t *testing.T) {

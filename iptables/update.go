@@ -14,7 +14,8 @@ import (
 // update applies changes to tables that agree with the model. It returns the Services that
 // were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
-	if !sameRules(f.model.node, node) {
+	hidden := func(c ruleset.Change) bool { return len(c.Attempted) != 0 } // a caller hid that a delta is in effect
+	if !sameRules(f.model.node, node) || slices.ContainsFunc(changes, hidden) {
 		return nil, ruleset.ErrNeedFull
 	}
 	if slices.Contains(f.counters, LocalhostNodePorts) && f.model.trees[toNodePorts].ahead == 0 {

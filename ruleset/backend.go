@@ -216,7 +216,8 @@ type Change struct {
 	// is no Repeat.
 	Fields Field
 	// Attempted holds the versions that were offered since Old and failed, oldest
-	// first. Parts of them may be in effect. It is almost always empty.
+	// first, and Old if its removal failed. Parts of them may be in effect, and parts of Old
+	// missing. It is almost always empty.
 	Attempted []*Service
 
 	// lost holds the frontends of Old and Attempted that another Service has now,
@@ -226,7 +227,7 @@ type Change struct {
 	lost, taken []move
 	// ports holds the IDs of all ports of the Service, in the order of their keys.
 	ports []uint32
-	// again: an earlier attempt failed. Attempted is empty if that only removed the Service.
+	// again: an earlier attempt failed. Attempted is empty if that was one to write Old again.
 	again bool
 }
 

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,7 +74,7 @@ type Cursor struct {
 	// part of the endpoints.
 	unfinished []uint32
 	// tried has an entry for each ID whose last attempt failed: the versions offered
-	// since states[id].acked. The entry is empty if only the removal was offered.
+	// since states[id].acked. The entry is empty if a full delta offered that one again.
 	tried    map[uint32][]*Service
 	triggers []Trigger
 	effect   effect
@@ -619,7 +620,8 @@ func (c *Cursor) fail(ch *Change, again bool) {
 	if again && !ok && ch.New == ch.Old {
 		return
 	}
-	if n := ch.New; n != nil && n != ch.Old && !slices.Contains(tried, n) {
+	// If the removal failed, parts of Old may be missing.
+	if n := cmp.Or(ch.New, ch.Old); n != nil && (n != ch.Old || ch.New == nil) && !slices.Contains(tried, n) {
 		if len(tried) >= maxAttempts {
 			if tried = nil; !c.full {
 				c.full, c.repeat = true, true
