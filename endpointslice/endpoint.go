@@ -42,7 +42,7 @@ func Plain(report func(*discovery.EndpointSlice, []LeftOut)) Config[Endpoint] {
 		},
 		Equal: (*Endpoint).Equal,
 		Key: func(e *Endpoint) (netip.AddrPort, Rank) {
-			return e.Addr, RankOf(e.Ready, e.Terminating, e.Node != "")
+			return e.Addr, e.rank()
 		},
 		Report: report,
 	}
@@ -52,19 +52,30 @@ func Plain(report func(*discovery.EndpointSlice, []LeftOut)) Config[Endpoint] {
 // with the greater rank.
 type Rank uint8
 
-// RankOf returns the rank of an endpoint with these conditions. Endpoints that are
-// not terminating rank above terminating ones; among these, ready ones rank above
-// others, and then those with a known node above those without, so that a node
-// recognizes its own endpoint.
-func RankOf(ready, terminating, onNode bool) Rank {
+func (e *Endpoint) rank() Rank {
+	return Conditions{Ready: e.Ready, Terminating: e.Terminating, OnNode: e.Node != ""}.Rank()
+}
+
+// Conditions are the conditions of an endpoint that determine its rank.
+type Conditions struct {
+	// Ready and Terminating are those of discovery/v1 EndpointConditions.
+	Ready, Terminating bool
+	// OnNode reports whether the endpoint's node is known.
+	OnNode bool
+}
+
+// Rank returns the rank of an endpoint with these conditions. Endpoints that are not terminating
+// rank above terminating ones; among these, ready ones rank above others, and then those with a
+// known node above those without, so that a node recognizes its own endpoint.
+func (c Conditions) Rank() Rank {
 	var r Rank
-	if !terminating {
+	if !c.Terminating {
 		r += 4
 	}
-	if ready {
+	if c.Ready {
 		r += 2
 	}
-	if onNode {
+	if c.OnNode {
 		r++
 	}
 	return r

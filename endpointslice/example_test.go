@@ -50,7 +50,7 @@ func ExampleCache() {
 		},
 		Equal: func(a, b *server) bool { return *a == *b },
 		Key: func(s *server) (netip.AddrPort, endpointslice.Rank) {
-			return s.addr, endpointslice.RankOf(s.ready, false, false)
+			return s.addr, endpointslice.Conditions{Ready: s.ready}.Rank()
 		},
 		Report: func(s *discovery.EndpointSlice, left []endpointslice.LeftOut) {
 			for _, l := range left {

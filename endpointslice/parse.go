@@ -150,7 +150,7 @@ func compareParsed(a, b parsedEndpoint) int {
 		return c
 	}
 	return cmp.Or(
-		cmp.Compare(RankOf(b.Ready, b.Terminating, b.Node != ""), RankOf(a.Ready, a.Terminating, a.Node != "")),
+		cmp.Compare(b.rank(), a.rank()),
 		strings.Compare(a.Node, b.Node),
 		strings.Compare(a.Zone, b.Zone),
 	)

@@ -104,7 +104,7 @@ func ExampleTraffic() {
 // A privileged init container sets the kernel parameters for an agent that may not write
 // /proc/sys.
 func ExampleSetSysctls() {
-	if err := ipvs.SetSysctls(ipvs.Config{StrictARP: true}); err != nil {
+	if err := ipvs.SetSysctls(context.Background(), ipvs.Config{StrictARP: true}); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -235,7 +235,7 @@ func testSysctlsAndTimeoutsAreSet(t *testing.T) {
 	}
 	early := newHost(t)
 	c.NetNS = early.File()
-	if err := SetSysctls(c); err != nil {
+	if err := SetSysctls(t.Context(), c); err != nil {
 		t.Error(err)
 	}
 	for _, s := range parametersOf(t, c) {

@@ -64,9 +64,13 @@ func (c Config) parameters(release string) []parameter {
 //
 // SetSysctls makes the kernel load the module ip_vs, without which some of the parameters
 // do not exist. The error is a [*dataplane.UnsupportedError] if the kernel has no IPVS.
-// Otherwise it joins one error for each parameter that cannot be set.
-func SetSysctls(c Config) error {
-	b, err := openBackend(context.Background(), c, toSetParameters)
+// Otherwise it joins one error for each parameter that cannot be set. If ctx is done, SetSysctls sets
+// none.
+func SetSysctls(ctx context.Context, c Config) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b, err := openBackend(ctx, c, toSetParameters)
 	if err != nil {
 		return err
 	}

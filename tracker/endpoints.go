@@ -115,7 +115,7 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 		},
 		Equal: (*Endpoint).Equal, OwnerLabel: c.OwnerLabel,
 		Key: func(e *Endpoint) (netip.AddrPort, endpointslice.Rank) {
-			return e.Addr, endpointslice.RankOf(e.Ready, e.Terminating, e.Node != "")
+			return e.Addr, endpointslice.Conditions{Ready: e.Ready, Terminating: e.Terminating, OnNode: e.Node != ""}.Rank()
 		},
 		Report: func(_ *discovery.EndpointSlice, left []LeftOut) {
 			for _, l := range left {

@@ -230,7 +230,7 @@ func IPVS() Mode {
 		Retire:     retireIPVS,
 		Probe:      configured(configure, ipvs.Probe),
 		Open:       opened(configure, ipvs.New),
-		SetSysctls: configured(configure, func(_ context.Context, c ipvs.Config) error { return ipvs.SetSysctls(c) }),
+		SetSysctls: configured(configure, ipvs.SetSysctls),
 		Lookup:     lookedUp(ipvs.Lookup, "no virtual server for it"),
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
