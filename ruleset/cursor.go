@@ -48,6 +48,8 @@ type Cursor struct {
 	backend Backend
 	// leader, if not nil, is the Cursor whose effect this one follows.
 	leader *Cursor
+	// part, if not nil, is the part of the ruleset that the backend is offered.
+	part func(*Service) bool
 
 	// syncing has room for one value, which a Sync puts there for its duration. That happens
 	// before engine.mu is locked. engine.mu guards the fields below and is never held during
@@ -90,6 +92,8 @@ type state struct {
 	acked *Service
 	// held reports whether the backend may have parts of the ID.
 	held bool
+	// in reports whether the live Service is in Cursor.part.
+	in bool
 	// dirty reports whether the ID is in Cursor.dirty. since is the value of Cursor.marks
 	// when it got there.
 	dirty bool
@@ -134,13 +138,7 @@ func familyIndex(f tracker.Family) int {
 // Attach adds a backend and returns its Cursor. [Cursor.Sync] brings the backend up
 // to date. The name appears in errors and logs. b must not be nil. It may
 // be a [Limiter].
-func (e *Engine) Attach(name string, b Backend) *Cursor {
-	c := e.newCursor(name, b)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.cursors = append(e.cursors, c)
-	return c
-}
+func (e *Engine) Attach(name string, b Backend) *Cursor { return e.AttachPart(name, b, nil) }
 
 func (e *Engine) newCursor(name string, b Backend) *Cursor {
 	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
@@ -211,7 +209,7 @@ func (c *Cursor) detach() {
 			e.drop(uint32(id))
 		}
 	}
-	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole = nil, nil, nil, nil, nil, effect{}, nil
+	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole, c.part = nil, nil, nil, nil, nil, effect{}, nil, nil
 }
 
 // Sync brings the backend up to date. It takes the changes from the tracker, compiles
@@ -502,7 +500,7 @@ func (c *Cursor) owner(at l4Key) (uint32, tracker.Key) {
 		if id := c.leader.index().holder(at); id != 0 {
 			return id, c.leader.acked(id).Key
 		}
-	} else if o, owned := c.engine.ownership.owner[at]; owned && c.engine.serves(o.id, at) {
+	} else if o, owned := c.engine.ownership.owner[at]; owned && c.has(o.id) && c.engine.serves(o.id, at) {
 		return o.id, c.engine.ownership.port(o.id).Key
 	}
 	return 0, tracker.Key{}
@@ -519,6 +517,9 @@ func (c *Cursor) desired(id uint32) *Service {
 			}
 		}
 		return now
+	}
+	if !c.has(id) {
+		return nil
 	}
 	now := c.engine.desired(id)
 	if len(c.engine.withoutRanges) == 0 || now == nil {

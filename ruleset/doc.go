@@ -21,7 +21,8 @@
 // [Engine.Attach] returns a [Cursor] for a backend. Each [Cursor.Sync] offers the
 // backend a [Delta] relative to what the backend last accepted. After a failure the
 // next Sync offers the failed Services again, together with newer changes. Backends
-// are independent: one may fail or lag behind. [Cursor.Service], [Cursor.Lookup] and
+// are independent: one may fail or lag behind. [Engine.AttachPart] is for data planes that
+// divide the Services between them. [Cursor.Service], [Cursor.Lookup] and
 // [Cursor.LookupEndpoint] return what the backend has accepted.
 //
 // A [Snapshot] is the whole ruleset at one time. [Snapshot.Trace] returns what must

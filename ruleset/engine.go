@@ -289,11 +289,6 @@ func (e *Engine) pull() {
 		if e.update(u) {
 			changed = true
 		}
-		if len(u.Triggers) != 0 {
-			for _, c := range e.cursors {
-				c.trigger(Trigger{Service: u.Name, Times: u.Triggers})
-			}
-		}
 	}
 	e.ownership.assignRanges(e.recompile)
 	// Compile last: only now does each frontend have its final owner.
@@ -304,6 +299,13 @@ func (e *Engine) pull() {
 	for i := range e.jobs {
 		if e.publish(&e.jobs[i]) {
 			changed = true
+		}
+	}
+	for _, u := range taken.Updates {
+		for _, c := range e.cursors {
+			if len(u.Triggers) != 0 && c.concerns(u.Name) {
+				c.trigger(Trigger{Service: u.Name, Times: u.Triggers})
+			}
 		}
 	}
 	if cap(e.jobs) > 1024 {
@@ -444,6 +446,7 @@ func (e *Engine) retire(id uint32) bool {
 	s.live = false
 	e.noteRanges(id, nil)
 	e.count(s.svc, -1)
+	e.assign(id, nil)
 	return true
 }
 
@@ -582,6 +585,7 @@ func (e *Engine) publish(j *job) bool {
 		}
 		e.count(s.svc, -1)
 	}
+	e.assign(j.id, now)
 	s.svc, s.live = now, true
 	e.noteRanges(j.id, now)
 	e.count(now, 1)

@@ -97,7 +97,7 @@ func sliceOn(service, node string, addresses ...string) *discovery.EndpointSlice
 // world returns a synced tracker and an engine.
 func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *Engine) {
 	t.Helper()
-	tr, err := tracker.New(tracker.Config{Node: node, Topology: c.Topology, OnService: rangesFromAnnotation})
+	tr, err := tracker.New(tracker.Config{Node: node, Topology: c.Topology, OnService: fromAnnotations})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,9 +110,13 @@ func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *En
 	return tr, e
 }
 
-// rangesFromAnnotation is a hook that sets the ranges of annotation "ranges": the first and
-// last port and the target port of each port name, as in "p=1000-2000:3000 q=90-99:0".
-func rangesFromAnnotation(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+// fromAnnotations is a hook that sets the extension of annotation "ext", and the ranges of
+// annotation "ranges": the first and last port and the target port of each port name, as in
+// "p=1000-2000:3000 q=90-99:0".
+func fromAnnotations(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	if text := s.Annotations["ext"]; text != "" {
+		p.Ext = ext(len(text))
+	}
 	for _, text := range strings.Fields(s.Annotations["ranges"]) {
 		if name, ports, _ := strings.Cut(text, "="); name == p.Key.Port {
 			_, err := fmt.Sscanf(ports, "%d-%d:%d", &p.Port, &p.LastPort, &p.TargetPort)
@@ -150,10 +154,10 @@ func show(f Frontend) string {
 func ptr[T any](v T) *T { return &v }
 
 // concede takes the frontends from the failed Services of a delta that accepted ones have now.
-func concede(acked map[tracker.Key]*Service, d *Delta, unsure func(*Change) bool) {
+func concede(acked map[tracker.Key]*Service, d *Delta, unsure, accepted func(*Change) bool) {
 	taken := map[l4Key]bool{}
 	for i := range d.Changes {
-		if c := &d.Changes[i]; c.New != nil && !unsure(c) {
+		if c := &d.Changes[i]; c.New != nil && accepted(c) {
 			for j := range c.New.Frontends {
 				taken[l4KeyOf(c.New, &c.New.Frontends[j])] = true
 			}

@@ -48,7 +48,7 @@ func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine,
 			if s.Annotations["hash"] != "" {
 				p.Hash = tracker.HashSource
 			}
-			return rangesFromAnnotation(s, nil, p)
+			return fromAnnotations(s, nil, p)
 		},
 		OnEndpoint: func(s *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
 			if s.Annotations["weights"] != "" {

@@ -37,6 +37,8 @@ type plane struct {
 	failures int
 	// refuses: Services are refused instead of failing.
 	refuses bool
+	// serves, if not nil, reports whether a Service is in the part of this plane.
+	serves func(*Service) bool
 	// during, if not nil, is called in the middle of an Apply.
 	during func()
 
@@ -126,7 +128,7 @@ func (p *plane) check(d *Delta) {
 		}
 		seen[c.Key] = true
 		if diff(c.Old, p.acked[c.Key]) != 0 {
-			p.t.Fatalf("%s: %s: Old is not what was accepted", p.name, c.Key)
+			p.t.Fatalf("%s: %s: Old is not what was accepted\n old %v\n acc %v\n new %v\n att %v full %v second %v rep %v", p.name, c.Key, c.Old, p.acked[c.Key], c.New, c.Attempted, d.Full, d.second, d.Repeat)
 		}
 		if c.Old == nil && c.New == nil && len(c.Attempted) == 0 {
 			p.t.Fatalf("%s: %s: empty change", p.name, c.Key)
@@ -237,7 +239,7 @@ func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
 		}
 		return unsure
 	}
-	concede(p.acked, d, unsure)
+	concede(p.acked, d, unsure, func(c *Change) bool { return !unsure(c) })
 	for i := range d.Changes {
 		switch c := &d.Changes[i]; {
 		case unsure(c):
@@ -362,10 +364,14 @@ func (p *plane) refuse(d *Delta, again bool) error {
 		o.do()
 	}
 	p.node, p.gen, p.needFull = d.Node, d.Gen, false
-	for _, c := range part.Changes {
+	unsure := func(c *Change) bool { // it has failed
 		_, again := d.cursor.tried[c.ID()]
+		return left[c.Key] && again && !known
+	}
+	concede(p.acked, d, unsure, func(c *Change) bool { return !left[c.Key] })
+	for _, c := range part.Changes {
 		switch {
-		case left[c.Key] && again && !known: // it has failed
+		case unsure(&c):
 		case c.New == nil:
 			delete(p.acked, c.Key)
 		default:
@@ -375,6 +381,27 @@ func (p *plane) refuse(d *Delta, again bool) error {
 	p.refused += len(failed)
 	p.repeat, p.again = d.Full && !pruned || p.repeat && !d.Full, len(failed) != 0
 	return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed, Pruned: pruned, Restored: known})
+}
+
+// attach attaches the plane, which learns what is in effect, and a follower.
+func (p *plane) attach(e *Engine) (*witness, *Cursor, *follower) {
+	w := newWitness(p)
+	c := e.AttachPart(p.name, w, p.serves)
+	return w, c, follow(p.t, p.r, c, p.ranges)
+}
+
+// partOf returns the part of a snapshot with the Services for which serves returns true.
+func partOf(s *Snapshot, serves func(*Service) bool) *Snapshot {
+	if serves == nil {
+		return s
+	}
+	part := &Snapshot{Gen: s.Gen, Node: s.Node}
+	for _, svc := range s.Services {
+		if serves(svc) {
+			part.Services = append(part.Services, svc)
+		}
+	}
+	return part
 }
 
 // inEffect returns the Services that were accepted.
@@ -644,7 +671,7 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 		key     tracker.Key
 	}
 	claims := map[l4Key][]claim{}
-	tr, err := tracker.New(tracker.Config{OnService: rangesFromAnnotation})
+	tr, err := tracker.New(tracker.Config{OnService: fromAnnotations})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -803,18 +830,22 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		c := modelConfig
 		c.Budget = o.budget
 		tr, e := world(t, c, o.node)
-		planes := []*plane{newPlane(t, r, "steady", true, 0), newPlane(t, r, "prunes", true, 50), newPlane(t, r, "relies", false, 50), newPlane(t, r, "refuses", true, 70)}
-		planes[3].refuses = true
+		planes := []*plane{
+			newPlane(t, r, "steady", true, 0), newPlane(t, r, "prunes", true, 50), newPlane(t, r, "relies", false, 50), newPlane(t, r, "refuses", true, 70),
+			newPlane(t, r, "plain part", false, 40), newPlane(t, r, "extended part", true, 40),
+		}
+		planes[3].refuses, planes[5].refuses = true, seed%4 < 2
+		planes[4].serves = func(s *Service) bool { return s.Port.Ext == nil }
+		planes[5].serves = func(s *Service) bool { return s.Port.Ext != nil }
 		for i, p := range planes {
 			p.ranges = PortRanges((i + int(seed)) % 3)
 		}
 		var cursors []*Cursor
 		var witnesses []*witness
 		var followers []*follower
-		for i, p := range planes {
-			witnesses = append(witnesses, newWitness(p))
-			cursors = append(cursors, e.Attach(p.name, witnesses[i]))
-			followers = append(followers, follow(t, r, cursors[i], p.ranges))
+		for _, p := range planes {
+			w, c, f := p.attach(e)
+			witnesses, cursors, followers = append(witnesses, w), append(cursors, c), append(followers, f)
 		}
 		for range steps {
 			for range 1 + r.IntN(4) {
@@ -832,10 +863,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				}
 				p := planes[i]
 				planes[i] = newPlane(t, r, p.name, p.prunes, p.failures)
-				planes[i].ranges, planes[i].refuses, planes[i].refused = p.ranges, p.refuses, p.refused
-				witnesses[i] = newWitness(planes[i])
-				cursors[i] = e.Attach(p.name, witnesses[i])
-				followers[i] = follow(t, r, cursors[i], p.ranges)
+				planes[i].ranges, planes[i].refuses, planes[i].refused, planes[i].serves = p.ranges, p.refuses, p.refused, p.serves
+				witnesses[i], cursors[i], followers[i] = planes[i].attach(e)
 			}
 			// The world changes during Apply.
 			before, moved := e.Snapshot(), false
@@ -850,9 +879,9 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			if syncs(t, cursors[i]) {
 				succeeded++
-				planes[i].compare(before)
+				planes[i].compare(partOf(before, planes[i].serves))
 			} else if planes[i].refuses && !moved && o.budget.Delta == 0 {
-				planes[i].checkFallback(cursors[i], before)
+				planes[i].checkFallback(cursors[i], partOf(before, planes[i].serves))
 			}
 			planes[i].remember()
 			if r.IntN(3) == 0 {
@@ -876,7 +905,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			if !syncs(t, cursors[i]) {
 				t.Fatal("an Apply without failing writes failed")
 			}
-			planes[i].compare(e.Snapshot())
+			planes[i].compare(partOf(e.Snapshot(), planes[i].serves))
 			followers[i].sync(t)
 		}
 
@@ -888,7 +917,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			if !syncs(t, cursors[i]) {
 				t.Fatal("an Apply without failing writes failed")
 			}
-			planes[i].compare(e.Snapshot())
+			planes[i].compare(partOf(e.Snapshot(), planes[i].serves))
 			followers[i].sync(t)
 		}
 		if n := len(e.ownership.ranges) + len(e.ownership.externals) + len(e.withoutRanges); n != 0 {

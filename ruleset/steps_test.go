@@ -426,7 +426,7 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 		p.prune(d)
 	}
 	unsure := func(c *Change) bool { return failed[c.Key] != nil || waits(c) }
-	concede(p.acked, d, unsure)
+	concede(p.acked, d, unsure, func(c *Change) bool { return !unsure(c) })
 	for _, c := range d.Changes {
 		if unsure(&c) {
 			continue
@@ -598,12 +598,9 @@ func steppedWorld(t *testing.T, b Budget) (*tracker.Tracker, *Engine) {
 	tr, err := tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: "n1"},
 		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			if n := len(s.Annotations["ext"]); n != 0 {
-				p.Ext = ext(n)
-			}
 			p.NeedLocalSet = s.Annotations["local"] != ""
 			p.Hash = tracker.Hash(len(s.Annotations["hash"]))
-			return rangesFromAnnotation(s, nil, p)
+			return fromAnnotations(s, nil, p)
 		},
 	})
 	if err != nil {

@@ -1,0 +1,68 @@
+package ruleset
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// AttachPart does the same as Attach for a backend that is responsible for some Services: those
+// for which serves returns true. Several data planes can divide the ruleset this way, and conflicts
+// over frontends are resolved across all of them. The backend is offered its part as if there were
+// no other Services. A Service that leaves the part is removed. A frontend that moves to a Service
+// outside the part is in [Change.GoneFrontends]. [Limits] are reported for Services of the part
+// alone, and so are triggers. The numbers in [SyncInfo] are of the whole ruleset. A Cursor that
+// follows this one follows its part. Between the Syncs of two data planes, none or both of them may
+// have a Service or a frontend that moves, and a Service that one data plane refuses still takes
+// frontends from Services of another.
+//
+// The Engine calls serves once for each compiled version of a Service port, and once for each that
+// exists during AttachPart, with its lock held. serves must be fast, must not call the Engine or a
+// Cursor, and must not panic. Its result may depend on nothing but the [Service], for example on
+// Port.Ext, which a hook of [tracker.Config] can set: a change elsewhere has no effect until the
+// Service changes. Ports and families of one Service may be in different parts. If serves is nil,
+// the part is everything.
+func (e *Engine) AttachPart(name string, b Backend, serves func(*Service) bool) *Cursor {
+	c := e.newCursor(name, b)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cursors = append(e.cursors, c)
+	if serves == nil {
+		return c
+	}
+	c.part = serves
+	for id := range e.slots {
+		c.assign(uint32(id), e.desired(uint32(id)))
+	}
+	return c
+}
+
+// assign updates the parts of all cursors for an ID. now is its live version, or nil.
+func (e *Engine) assign(id uint32, now *Service) {
+	for _, c := range e.cursors {
+		if c.part != nil {
+			c.assign(id, now)
+		}
+	}
+}
+
+func (c *Cursor) assign(id uint32, now *Service) {
+	c.grow(int(id) + 1)
+	c.states[id].in = now != nil && c.part(now)
+}
+
+// has reports whether the live Service with the ID is in c's part of the ruleset.
+func (c *Cursor) has(id uint32) bool {
+	return c.part == nil || int(id) < len(c.states) && c.states[id].in
+}
+
+// concerns reports whether a port of the Service is in c's part of the ruleset.
+func (c *Cursor) concerns(name types.NamespacedName) bool {
+	if c.part == nil {
+		return true
+	}
+	for _, id := range c.engine.names[name] {
+		if c.has(id) {
+			return true
+		}
+	}
+	return false
+}
