@@ -218,7 +218,7 @@ func (c *Cleaner) record(d *ruleset.Delta, err error) {
 		}
 	}
 	for _, p := range c.stale {
-		if ruleset.InEffect(err) && !errors.Is(err, ruleset.ErrNeedFull) {
+		if ruleset.InEffect(err) {
 			p.setNode(d.Node)
 			if d.Full {
 				p.examineAll()

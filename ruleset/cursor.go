@@ -46,6 +46,7 @@ type Cursor struct {
 	name    string
 	engine  *Engine
 	backend Backend
+	start   time.Time
 	// leader, if not nil, is the Cursor whose effect this one follows.
 	leader *Cursor
 	// part, if not nil, is the part of the ruleset that the backend is offered.
@@ -67,7 +68,8 @@ type Cursor struct {
 	followers []*Cursor
 	states    []state
 	dirty     []uint32
-	// marks counts the times that an ID became dirty.
+	// marks is the time in nanoseconds since start at which an ID became dirty last. It
+	// is higher each time.
 	marks uint64
 	// until is the value of marks when the Sync in progress had taken the changes from the tracker
 	// for the first time, and 0 before. It is used with syncing held.
@@ -77,7 +79,9 @@ type Cursor struct {
 	unfinished []uint32
 	// tried has an entry for each ID whose last attempt failed: the versions offered
 	// since states[id].acked. The entry is empty if a full delta offered that one again.
-	tried    map[uint32][]*Service
+	tried map[uint32][]*Service
+	// failures has an entry for each ID of which the last attempt failed or was refused.
+	failures map[uint32]failure
 	triggers []Trigger
 	effect   effect
 	// left holds what the last delta left as it was, by key.
@@ -90,16 +94,18 @@ type Cursor struct {
 // state is the state of one ID in a Cursor.
 type state struct {
 	acked *Service
+	// at is when acked was acknowledged, since Cursor.start.
+	at time.Duration
+	// since is the value of Cursor.marks when the ID became dirty for the last time.
+	since uint64
+	// over holds the limits that were reported as exceeded.
+	over excess
 	// held reports whether the backend may have parts of the ID.
 	held bool
 	// in reports whether the live Service is in Cursor.part.
 	in bool
-	// dirty reports whether the ID is in Cursor.dirty. since is the value of Cursor.marks
-	// when it got there.
+	// dirty reports whether the ID is in Cursor.dirty, or would be if the next delta were not Full.
 	dirty bool
-	since uint64
-	// over holds the limits that were reported as exceeded.
-	over excess
 }
 
 // SyncInfo describes the result of one [Cursor.Sync].
@@ -141,7 +147,7 @@ func familyIndex(f tracker.Family) int {
 func (e *Engine) Attach(name string, b Backend) *Cursor { return e.AttachPart(name, b, nil) }
 
 func (e *Engine) newCursor(name string, b Backend) *Cursor {
-	c := &Cursor{name: name, engine: e, backend: b, syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
+	c := &Cursor{name: name, engine: e, backend: b, start: time.Now(), syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		c.limits[familyIndex(f)] = LimitsOf(b, f)
 	}
@@ -209,7 +215,7 @@ func (c *Cursor) detach() {
 			e.drop(uint32(id))
 		}
 	}
-	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole, c.part = nil, nil, nil, nil, nil, effect{}, nil, nil
+	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole, c.part, c.failures = nil, nil, nil, nil, nil, effect{}, nil, nil, nil
 }
 
 // Sync brings the backend up to date. It takes the changes from the tracker, compiles
@@ -297,8 +303,11 @@ func SyncAll(ctx context.Context, rules *Cursor, followers ...*Cursor) error {
 }
 
 // InEffect reports whether, after a [Cursor.Sync] that returned err, everything but single
-// Services is in effect: err is nil or a [*PartialError], perhaps wrapped.
-func InEffect(err error) bool { return err == nil || errors.As(err, new(*PartialError)) }
+// Services is in effect: err is nil or a [*PartialError], perhaps wrapped. It returns false if err
+// also wraps [ErrNeedFull], because then the state of the data plane is unknown.
+func InEffect(err error) bool {
+	return err == nil || errors.As(err, new(*PartialError)) && !errors.Is(err, ErrNeedFull)
+}
 
 // rounds offers deltas until it has offered all changes that existed when it began, or one
 // fails. left reports that there are others.
@@ -367,6 +376,7 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	if d.Full {
 		d.Changes = make([]Change, 0, e.ports+len(e.gone))
 		for id := range c.states {
+			c.states[id].dirty = false
 			c.add(d, uint32(id))
 		}
 		e.budget.cheapFirst(d.Changes)
@@ -454,6 +464,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	s, now := &c.states[id], c.desired(id)
 	tried, failed := c.tried[id]
 	if now == nil && s.acked == nil && !failed {
+		delete(c.failures, id)
 		return
 	}
 	if most := c.deltaSize(); most != 0 && !d.Full {
@@ -474,6 +485,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	}
 	if what == 0 && !d.Full {
 		s.acked = now // equal to what the backend has
+		delete(c.failures, id)
 		return
 	}
 	ch := Change{Old: s.acked, New: now, Fields: what, Attempted: tried, again: failed}
@@ -565,10 +577,19 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 			if !d.second || ch.New == nil {
 				delete(c.whole, ch.ID())
 			}
+			if !d.second || diff(ch.New, c.desired(ch.ID())) == 0 {
+				delete(c.failures, ch.ID())
+			}
 			continue
 		}
 		failedNames[ch.Key.NamespacedName] = true
 		info.Failed++
+		switch {
+		case known && diff(now, ch.New) == 0, d.Full && !o.some && !ch.again && ch.New == ch.Old:
+			delete(c.failures, ch.ID()) // the delta was to change nothing of it
+		case !d.second:
+			c.noteFailure(ch, o.reason(ch, err))
+		}
 		if known {
 			c.unchanged(ch.ID(), now)
 			continue
@@ -600,16 +621,24 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 // ack records that the backend accepted ch.
 func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
-	s := &c.states[id]
-	c.effect.set(id, s.acked, ch.New)
-	if s.acked != ch.New {
-		s.acked = ch.New
-		c.tell(id)
-	}
+	c.setInEffect(id, ch.New)
 	delete(c.tried, id)
-	if ch.New == nil {
+	if s := &c.states[id]; ch.New == nil {
 		s.held, s.over = false, 0
 		c.engine.drop(id)
+	}
+}
+
+// setInEffect records what is in effect of an ID, and tells those that follow c if that changed.
+func (c *Cursor) setInEffect(id uint32, now *Service) {
+	s := &c.states[id]
+	c.effect.set(id, s.acked, now)
+	if s.acked == now {
+		return
+	}
+	s.acked, s.at = now, time.Since(c.start)
+	for _, f := range c.followers {
+		f.markDirty(id)
 	}
 }
 
@@ -648,9 +677,7 @@ func (c *Cursor) concede(ch *Change, failed []*Change, o *outcome) {
 		return
 	}
 	id := ch.ID()
-	c.effect.set(id, ch.Old, now)
-	c.states[id].acked = now
-	c.tell(id)
+	c.setInEffect(id, now)
 	if tried := c.tried[id]; !slices.Contains(tried, ch.Old) {
 		c.tried[id] = append(slices.Clip(tried), ch.Old)
 	}
@@ -661,9 +688,7 @@ func (c *Cursor) unchanged(id uint32, now *Service) {
 	delete(c.tried, id)
 	s := &c.states[id]
 	if now != s.acked {
-		c.effect.set(id, s.acked, now)
-		s.acked = now
-		c.tell(id)
+		c.setInEffect(id, now)
 	}
 	if now == nil && s.held {
 		s.held = false
@@ -683,13 +708,6 @@ func (c *Cursor) inEffect(info *SyncInfo, triggers ...Trigger) {
 	}
 }
 
-// tell records for those that follow c that what is in effect of id changed.
-func (c *Cursor) tell(id uint32) {
-	for _, f := range c.followers {
-		f.markDirty(id)
-	}
-}
-
 // drop records that one cursor's backend has nothing of id any more.
 func (e *Engine) drop(id uint32) {
 	s := &e.slots[id]
@@ -701,15 +719,14 @@ func (e *Engine) drop(id uint32) {
 
 // markDirty records that id may have changed.
 func (c *Cursor) markDirty(id uint32) {
-	if c.full {
-		return // the next delta has all IDs
-	}
 	c.grow(int(id) + 1)
 	if s := &c.states[id]; !s.dirty {
 		s.dirty = true
-		c.marks++
+		c.marks = max(c.marks+1, uint64(time.Since(c.start)))
 		s.since = c.marks
-		c.dirty = append(c.dirty, id)
+		if !c.full { // the next delta has all IDs
+			c.dirty = append(c.dirty, id)
+		}
 	}
 }
 

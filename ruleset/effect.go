@@ -41,15 +41,7 @@ func (c *Cursor) Service(k tracker.Key) *Service {
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, id := range e.names[k.NamespacedName] {
-		if e.slots[id].port.Key == k {
-			return c.acked(id)
-		}
-	}
-	if id, ok := e.gone[k]; ok {
-		return c.acked(id)
-	}
-	return nil
+	return c.acked(e.find(k))
 }
 
 // Lookup returns the acknowledged Service at an address, port and protocol, and its

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -64,4 +65,40 @@ func ExampleCursor_Lookup() {
 	s, f := cursor.Lookup(netip.MustParseAddrPort("172.30.0.1:80"), v1.ProtocolTCP)
 	fmt.Println(s.Key, f.Kind, s.Pool(f.Target))
 	// Output: shop/web/TCP/IPv4 cluster IP [10.1.0.1:8080 10.2.0.1:8080]
+}
+
+// Print the state of a Service whose change the backend refuses, for example for a database of
+// states. A follower of the cursor (Follow) learns which Services changed.
+func ExampleCursor_Status() {
+	engine, err := newEngine()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	full := true
+	cursor := engine.Attach("plane", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		if full {
+			return &ruleset.PartialError{Failed: map[tracker.Key]error{webKey: fmt.Errorf("table full: %w", ruleset.ErrRefused)}}
+		}
+		return nil
+	}))
+	for range 2 {
+		if err := cursor.Sync(context.Background()); !ruleset.InEffect(err) {
+			fmt.Println(err)
+		}
+		s := cursor.Status(webKey)
+		fmt.Println("in effect:", s.Service != nil)
+		if s.Service != nil {
+			fmt.Println("  for", time.Since(s.Since).Round(time.Minute))
+		}
+		if !s.WaitingSince.IsZero() {
+			fmt.Println("waits for", time.Since(s.WaitingSince).Round(time.Minute), "because of:", s.Err)
+		}
+		full = false
+	}
+	// Output:
+	// in effect: false
+	// waits for 0s because of: table full: refused
+	// in effect: true
+	//   for 0s
 }

@@ -164,6 +164,12 @@ func TestRefusalLeavesNoAttempt(t *testing.T) {
 	sync(true, []error{refused(true), nil}, "full: "+wanted+", 1 attempted", stays)
 	sync(true, []error{nil}, "a > 10.0.0.2 > 10.0.0.2 10.0.0.3")
 
+	// The second delta finds out that the data plane has lost its state.
+	tr.SetSlice(slice("a", "10.0.0.3", "10.0.0.4"))
+	wanted, stays = "a > 10.0.0.2 10.0.0.3 > 10.0.0.3 10.0.0.4", "a > 10.0.0.2 10.0.0.3 > 10.0.0.3"
+	sync(false, []error{ErrNeedFull, refused(true), ErrNeedFull}, wanted, "full: "+wanted+", 1 attempted", stays)
+	sync(true, []error{nil}, "full: "+wanted+", 1 attempted")
+
 	// A new Service that is refused with its delta and deleted leaves nothing.
 	tr.SetService(service("b", "172.30.0.2"))
 	sync(false, []error{locked}, "b > >")

@@ -53,6 +53,8 @@ type plane struct {
 	// again: the last Apply refused Services, so the next one may be of the same Sync.
 	again  bool
 	served map[l4Key]tracker.Key
+	// status is what the cursor knew after the Sync before.
+	status map[tracker.Key]Status
 
 	// ranges is what the plane serves.
 	ranges PortRanges
@@ -80,7 +82,7 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 	return &plane{
 		t: t, r: r, name: name, prunes: prunes, failures: failures,
 		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
-		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true, served: map[l4Key]tracker.Key{},
+		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true, served: map[l4Key]tracker.Key{}, status: map[tracker.Key]Status{},
 	}
 }
 
@@ -877,11 +879,15 @@ func TestPlanesMatchRuleset(t *testing.T) {
 					e.Snapshot()
 				}
 			}
+			had := succeeded
 			if syncs(t, cursors[i]) {
 				succeeded++
 				planes[i].compare(partOf(before, planes[i].serves))
 			} else if planes[i].refuses && !moved && o.budget.Delta == 0 {
 				planes[i].checkFallback(cursors[i], partOf(before, planes[i].serves))
+			}
+			if !moved {
+				planes[i].checkStatus(cursors[i], partOf(before, planes[i].serves), succeeded != had, o.budget.Delta != 0)
 			}
 			planes[i].remember()
 			if r.IntN(3) == 0 {
@@ -935,8 +941,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		}
 		for _, c := range cursors {
 			checkEffect(t, c, nil)
-			if len(c.tried)+len(c.dirty)+len(c.effect.shared) != 0 {
-				t.Errorf("seed %d: %s: %d tried, %d dirty", seed, c.name, len(c.tried), len(c.dirty))
+			if len(c.tried)+len(c.dirty)+len(c.effect.shared)+len(c.failures) != 0 {
+				t.Errorf("seed %d: %s: %d tried, %d dirty, %d failures", seed, c.name, len(c.tried), len(c.dirty), len(c.failures))
 			}
 		}
 		if t.Failed() {
