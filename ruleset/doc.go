@@ -23,7 +23,8 @@
 // next Sync offers the failed Services again, together with newer changes. Backends
 // are independent: one may fail or lag behind. [Engine.AttachPart] is for data planes that
 // divide the Services between them. [Cursor.Service], [Cursor.Lookup] and
-// [Cursor.LookupEndpoint] return what the backend has accepted.
+// [Cursor.LookupEndpoint] return what the backend has accepted, and [Cursor.Status] what holds
+// up a Service.
 //
 // A [Snapshot] is the whole ruleset at one time. [Snapshot.Trace] returns what must
 // happen to a given packet. It is the specification, and package conformance tests

@@ -55,7 +55,9 @@ func (f *follower) sync(t *testing.T) {
 	if len(f.acked) != len(want) {
 		t.Fatalf("%s: got %d Services, want %d", f.name, len(f.acked), len(want))
 	}
-	f.compare(&Snapshot{Gen: leader.gen, Services: want, Node: leader.node})
+	wanted := &Snapshot{Gen: leader.gen, Services: want, Node: leader.node}
+	f.compare(wanted)
+	f.checkStatus(f.cursor, wanted, true, false)
 }
 
 // TestFollowerIsNotAheadOfTheRules refuses a Service of the rules. What follows has what is in effect.
