@@ -9,7 +9,7 @@ import (
 // over frontends are resolved across all of them. The backend is offered its part as if there were
 // no other Services. A Service that leaves the part is removed. A frontend that moves to a Service
 // outside the part is in [Change.GoneFrontends]. [Limits] are reported for Services of the part
-// alone, and so are triggers. The numbers in [SyncInfo] are of the whole ruleset. A Cursor that
+// alone, and so are triggers. [SyncInfo] counts Services of the whole ruleset. A Cursor that
 // follows this one follows its part. Between the Syncs of two data planes, none or both of them may
 // have a Service or a frontend that moves, and a Service that one data plane refuses still takes
 // frontends from Services of another.
