@@ -10,11 +10,13 @@ import (
 
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// apply is one call of Backend.Apply.
+// apply is one call of Backend.Apply. It does not use a [driver.Driver]: an HNS endpoint is an address,
+// whatever its port and protocol; a load balancer needs the endpoints of one port only; health checks
+// are load balancers without a frontend; and the wanted value of a load balancer may take a read,
+// which may fail.
 type apply struct {
 	*Backend
 	ctx  context.Context
@@ -23,21 +25,20 @@ type apply struct {
 	// remote endpoints that they need.
 	plans  map[tracker.Key][]wanted
 	needed map[tracker.Key]map[address]bool
-	// failed holds the errors of Services that fail alone.
+	// failed holds the errors of Services that fail alone, and those of Services that wait.
 	failed map[tracker.Key]error
-	// stale is the error of prune. Everything is then in effect, but stale objects are left.
+	// stale is the error of sweep and prune. Everything is then in effect, but stale objects are
+	// left.
 	stale error
 	// uncertain is set after a write whose outcome is unknown.
 	uncertain bool
-	// used holds the endpoints of all load balancers, once inUse has read them after a failed
-	// write.
-	used map[string]bool
 	// listed and readNetwork are set once the endpoints and the network were read in this call.
 	listed, readNetwork bool
 }
 
 // run brings the changes into effect. Endpoints come before the load balancers that use them
-// and go after them, and a load balancer that stays is never missing. An error means that the
+// and go after them, and a load balancer that stays is never missing. A failed write does not end
+// the steps of its Service: its other load balancers follow the change. An error means that the
 // rest was not done.
 func (a *apply) run(changes []ruleset.Change) error {
 	a.listed, a.readNetwork = a.full, a.full
@@ -52,42 +53,41 @@ func (a *apply) run(changes []ruleset.Change) error {
 			return err
 		}
 	}
-	for _, step := range []func(*ruleset.Change) error{a.write, a.releaseLoadBalancers, a.releaseEndpoints} {
+	for _, step := range []func(*ruleset.Change) error{a.write, a.release} {
 		for i := range changes {
 			if err := a.ctx.Err(); err != nil {
 				return err
 			}
-			if c := &changes[i]; a.failed[c.Key] == nil || isWaiting(a.failed[c.Key]) {
-				if err := a.judge(c.Key, step(c)); err != nil {
-					return err
-				}
+			if err := a.judge(changes[i].Key, step(&changes[i])); err != nil {
+				return err
 			}
 		}
 	}
+	a.stale = a.sweep()
 	if a.full {
-		a.stale = a.prune()
+		a.stale = errors.Join(a.stale, a.prune())
 	}
 	return nil
 }
 
 // judge records an error of a Service. It returns errors that concern more than the Service.
 func (a *apply) judge(k tracker.Key, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, ErrNotRunning), errors.Is(err, ErrNotFound):
-		a.uncertain = true
+	if err == nil || concernsAll(err) {
 		return err
-	case !errors.Is(err, ErrExists) && !isWaiting(err):
-		a.uncertain = true
 	}
-	a.failed[k] = err
+	a.failed[k] = errors.Join(a.failed[k], err)
 	return nil
 }
 
-func isWaiting(err error) bool {
-	var w *WaitingError
-	return errors.As(err, &w)
+// concernsAll reports whether an error of a call concerns more than one object: the service does
+// not run, or the state is not as expected.
+func concernsAll(err error) bool { return errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) }
+
+// wrote returns the error of a call that writes. The outcome is unknown then, unless the service
+// refused to write.
+func (a *apply) wrote(err error) error {
+	a.uncertain = a.uncertain || !errors.Is(err, ErrExists) && !errors.Is(err, ErrInvalidAddr)
+	return err
 }
 
 // claim plans a Service and records what it uses.
@@ -159,7 +159,6 @@ func (a *apply) beginFull() error {
 	p := a.planner()
 	if a.state.at[a.config.SourceVIP].local == "" {
 		if err := a.createEndpoint(p.sourceEndpoint()); err != nil {
-			a.uncertain = true
 			return err
 		}
 	}
@@ -169,7 +168,6 @@ func (a *apply) beginFull() error {
 		}
 		// The service refuses a second endpoint with the address.
 		if err := a.withdraw(e); err != nil {
-			a.uncertain = true
 			return err
 		}
 	}
@@ -197,22 +195,13 @@ func (a *apply) withdraw(e Endpoint) error {
 // write makes the endpoints and load balancers of a Service.
 func (a *apply) write(c *ruleset.Change) error {
 	var missing absent
-	plan := a.plans[c.Key]
-	for i := range plan {
-		w := &plan[i]
-		if a.needsVIP(c.New, w) {
-			if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
-				return err
-			}
-		}
-		lb := w.settings
-		var err error
-		if lb.Endpoints, err = a.resolve(w, &missing); err != nil {
+	var errs []error
+	for i := range a.plans[c.Key] {
+		err := a.writeOne(c.New, &a.plans[c.Key][i], &missing)
+		if concernsAll(err) {
 			return err
 		}
-		if err := a.put(lb); err != nil {
-			return err
-		}
+		errs = append(errs, err)
 	}
 	missing.sort()
 	if all := slices.Concat(missing.late, missing.node); len(all) != 0 {
@@ -222,9 +211,24 @@ func (a *apply) write(c *ruleset.Change) error {
 		a.leaveOut(c.Key, missing.node)
 	}
 	if len(missing.late) != 0 {
-		return &WaitingError{missing.late}
+		errs = append(errs, &WaitingError{missing.late})
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// writeOne makes a load balancer and its endpoints.
+func (a *apply) writeOne(s *ruleset.Service, w *wanted, missing *absent) error {
+	if a.needsVIP(s, w) {
+		if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
+			return err
+		}
+	}
+	lb := w.settings
+	var err error
+	if lb.Endpoints, err = a.resolve(w, missing); err != nil {
+		return err
+	}
+	return a.put(lb)
 }
 
 // absent holds the addresses of endpoints that the service does not have.
@@ -329,7 +333,7 @@ func (a *apply) remote(e Endpoint) (string, error) {
 func (a *apply) createEndpoint(e Endpoint) error {
 	made, err := a.config.HNS.CreateEndpoint(e)
 	if err != nil {
-		return fmt.Errorf("cannot create endpoint %v: %w", e.Addrs[0], err)
+		return fmt.Errorf("cannot create endpoint %v: %w", e.Addrs[0], a.wrote(err))
 	}
 	a.state.add(made)
 	return nil
@@ -337,7 +341,7 @@ func (a *apply) createEndpoint(e Endpoint) error {
 
 func (a *apply) deleteEndpoint(e Endpoint) error {
 	if err := a.config.HNS.DeleteEndpoint(e.ID); err != nil && !errors.Is(err, ErrNotFound) {
-		return fmt.Errorf("cannot delete endpoint %v: %w", e.Addrs[0], err)
+		return fmt.Errorf("cannot delete endpoint %v: %w", e.Addrs[0], a.wrote(err))
 	}
 	a.state.remove(e.ID)
 	return nil
@@ -352,7 +356,7 @@ func (a *apply) put(lb LoadBalancer) error {
 	case len(lb.Endpoints) == 0:
 		return a.deleteLoadBalancer(lb.Frontend)
 	case ok && old.equal(&lb):
-		a.state.lbs[lb.Frontend] = lb // with its Purpose, which was not read
+		a.state.setLB(lb) // with its Purpose, which was not read
 		return nil
 	case ok:
 		return a.change(lb)
@@ -367,11 +371,11 @@ func (a *apply) change(lb LoadBalancer) error {
 		has, err := a.config.HNS.ModifyLoadBalancer(lb)
 		switch {
 		case err == nil && has.equal(&lb):
-			a.state.lbs[lb.Frontend] = lb
+			a.state.setLB(lb)
 			return nil
 		case err == nil: // HNS 15.4 accepts and does nothing (kubernetes/kubernetes#131466)
 		case !errors.Is(err, ErrNotImplemented):
-			return a.config.failed(Modify, lb, err)
+			return a.config.failed(Modify, lb, a.wrote(err))
 		}
 		a.replaces = true
 		a.config.Log.Warn("this version of Windows cannot modify load balancers: changed ones are deleted and created, which interrupts their Services for a moment")
@@ -385,10 +389,10 @@ func (a *apply) change(lb LoadBalancer) error {
 func (a *apply) createLoadBalancer(lb LoadBalancer) error {
 	made, err := a.config.HNS.CreateLoadBalancer(lb)
 	if err != nil {
-		return a.config.failed(Create, lb, err)
+		return a.config.failed(Create, lb, a.wrote(err))
 	}
 	lb.ID = made.ID
-	a.state.lbs[lb.Frontend] = lb
+	a.state.setLB(lb)
 	a.lbs.Installed(lb.Frontend)
 	return nil
 }
@@ -400,65 +404,61 @@ func (a *apply) deleteLoadBalancer(f Frontend) error {
 		return nil
 	}
 	if err := a.config.HNS.DeleteLoadBalancer(lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
-		return a.config.failed(Delete, lb, err)
+		return a.config.failed(Delete, lb, a.wrote(err))
 	}
-	delete(a.state.lbs, f)
+	a.state.deleteLB(f)
 	return nil
 }
 
-// releaseLoadBalancers deletes the load balancers that the Service had and no Service wants.
-func (a *apply) releaseLoadBalancers(c *ruleset.Change) error {
-	wanted := func(f Frontend) bool {
-		return slices.ContainsFunc(a.plans[c.Key], func(w wanted) bool { return w.settings.Frontend == f })
+// release deletes the load balancers that the Service had and no Service wants, and records which
+// remote endpoints it does not need any more.
+func (a *apply) release(c *ruleset.Change) error {
+	for item := range a.addresses.Items(c.Key) {
+		if !a.needed[c.Key][item] {
+			a.addresses.Release(c.Key, item)
+		}
 	}
-	return release(&a.lbs, c.Key, wanted, a.deleteLoadBalancer)
-}
-
-// releaseEndpoints deletes the remote endpoints that the Service had and no Service wants.
-func (a *apply) releaseEndpoints(c *ruleset.Change) error {
-	return release(&a.addresses, c.Key, func(item address) bool { return a.needed[c.Key][item] }, a.deleteRemote)
-}
-
-// release deletes the items that a Service had and no Service wants.
-func release[T comparable](l *driver.Ledger[tracker.Key, T], k tracker.Key, wanted func(T) bool, remove func(T) error) error {
-	for item := range l.Items(k) {
-		if wanted(item) || !l.Release(k, item) {
+	var errs []error
+	for f := range a.lbs.Items(c.Key) {
+		wanted := slices.ContainsFunc(a.plans[c.Key], func(w wanted) bool { return w.settings.Frontend == f })
+		if wanted || !a.lbs.Release(c.Key, f) {
 			continue
 		}
-		if err := remove(item); err != nil {
-			l.Claim(k, item) // the retry releases it again
+		err := a.deleteLoadBalancer(f)
+		switch {
+		case concernsAll(err):
 			return err
+		case err != nil:
+			a.lbs.Claim(c.Key, f) // the retry releases it again
+			errs = append(errs, err)
+		default:
+			a.lbs.Removed(f)
 		}
-		l.Removed(item)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// deleteRemote deletes a remote endpoint if the backend made it. It fails while a load balancer
-// uses the endpoint: another Service has taken the load balancer over, and could not change it.
-func (a *apply) deleteRemote(item address) error {
-	e, ok := a.state.endpoints[a.state.at[item.Addr].remote]
-	if p := a.planner(); !ok || item.vip && !p.isVIP(&e) || !item.vip && !p.isRemotePod(&e) {
-		return nil
-	}
-	if a.uncertain && a.inUse()[e.ID] {
-		return fmt.Errorf("endpoint %v is in use by a load balancer whose change failed", item.Addr)
-	}
-	return a.deleteEndpoint(e)
-}
-
-// inUse returns the IDs of the endpoints of all load balancers, which must have been written: no
-// later step adds one.
-func (a *apply) inUse() map[string]bool {
-	if a.used == nil {
-		a.used = map[string]bool{}
-		for _, lb := range a.state.lbs {
-			for _, id := range lb.Endpoints {
-				a.used[id] = true
+// sweep deletes the remote endpoints that no Service needs and no load balancer has. One whose
+// change failed has its endpoints until the change succeeds.
+func (a *apply) sweep() error {
+	var errs []error
+	for item := range a.addresses.Unused() {
+		e, ok := a.state.endpoints[a.state.at[item.Addr].remote]
+		if p := a.planner(); ok && (item.vip && p.isVIP(&e) || !item.vip && p.isRemotePod(&e)) {
+			if a.state.inUse(&e, item.vip) {
+				continue
+			}
+			if err := a.ctx.Err(); err != nil {
+				return err
+			}
+			if err := a.deleteEndpoint(e); err != nil {
+				errs = append(errs, err)
+				continue
 			}
 		}
+		a.addresses.Removed(item)
 	}
-	return a.used
+	return errors.Join(errs...)
 }
 
 // prune deletes the load balancers that no Service wants, and the remote endpoints of an
@@ -473,15 +473,17 @@ func (a *apply) prune() error {
 	}
 	for _, id := range a.state.broken {
 		if err := a.config.HNS.DeleteLoadBalancer(id); err != nil && !errors.Is(err, ErrNotFound) {
-			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, err))
+			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, a.wrote(err)))
 		}
 	}
-	a.used = nil // without the load balancers that were just deleted
-	used := a.inUse()
 	p := a.planner()
 	for id, e := range a.state.endpoints {
 		vip := p.isVIP(&e)
-		if !vip && !p.isRemotePod(&e) || used[id] {
+		if !vip && !p.isRemotePod(&e) {
+			continue
+		}
+		if a.state.inUse(&e, vip) {
+			a.addresses.Installed(address{e.Addrs[0], vip}) // a later sweep deletes it
 			continue
 		}
 		if addr := e.Addrs[0]; a.addresses.Users(address{addr, vip}) != 0 && a.state.at[addr].remote == id && (vip || a.state.at[addr].local == "") {
@@ -489,7 +491,5 @@ func (a *apply) prune() error {
 		}
 		errs = append(errs, a.deleteEndpoint(e))
 	}
-	err := errors.Join(errs...)
-	a.uncertain = a.uncertain || err != nil
-	return err
+	return errors.Join(errs...)
 }

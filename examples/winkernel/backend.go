@@ -84,8 +84,8 @@ func (b *Backend) Traffic(context.Context) (*dataplane.Traffic, error) {
 }
 
 // Apply implements [ruleset.Backend]. It writes load balancers and endpoints one by one. A
-// failed write fails its Service alone. If the service is not running, Apply fails as a whole
-// and forgets nothing.
+// failed write fails its Service alone, whose other load balancers follow the change. If the service
+// is not running, Apply fails as a whole and forgets nothing.
 //
 // A Service whose pod has no endpoint yet is programmed without the pod and reported in the
 // *PartialError with a *[WaitingError], so that it is offered again.
@@ -114,6 +114,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	case err != nil:
 		return err
+	case a.stale != nil && !d.Full: // only a full delta can end without stale objects
+		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, a.stale)
 	case len(a.failed) != 0 || a.stale != nil:
 		return errors.Join(&ruleset.PartialError{Failed: a.failed, Pruned: a.stale == nil}, a.stale)
 	}

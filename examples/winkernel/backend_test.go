@@ -333,6 +333,153 @@ func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
 	}
 }
 
+// TestRefusedLoadBalancerLeavesTheOthersInStep has a Service of which the service refuses one load
+// balancer, because another program has the port or because of the address. What else the Service
+// changes comes into effect, and nothing is read again.
+func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
+	taken, free := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("203.0.113.1")
+	for _, c := range []struct {
+		code fakehns.Code
+		want error
+	}{{0x803b0013, winkernel.ErrExists}, {0x803b001e, winkernel.ErrInvalidAddr}} {
+		t.Run(fmt.Sprint(c.want), func(t *testing.T) {
+			cl := newCluster(t)
+			refuse := true
+			cl.config.HNS = choosy{cl.hns, func(lb winkernel.LoadBalancer) error {
+				if refuse && lb.Frontend.VIP == taken {
+					return c.code
+				}
+				return nil
+			}}
+			cl.restart(t)
+			of := func(endpoint string, external ...netip.Addr) *ruleset.Service {
+				s := service(0, endpoint)
+				p := *s.Port
+				p.ExternalIPs = external
+				return ruleset.Compile(tracker.PortState{Port: &p, Endpoints: s.Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
+			}
+			check := func(endpoint string, addrs ...netip.Addr) {
+				t.Helper()
+				var got []netip.Addr
+				lbs, _ := cl.hns.LoadBalancers()
+				for _, lb := range lbs {
+					got = append(got, lb.Frontend.VIP)
+					if _, eps, _ := cl.hns.Find(lb.Frontend); len(eps) != 1 || eps[0].Addrs[0].String() != endpoint {
+						t.Errorf("load balancer %v has the endpoints %v, want %v", lb.Frontend, eps, endpoint)
+					}
+				}
+				slices.SortFunc(got, netip.Addr.Compare)
+				if !slices.Equal(got, addrs) {
+					t.Errorf("load balancers are at %v, want %v", got, addrs)
+				}
+				if eps, _ := cl.hns.Endpoints(); len(eps) != 1 {
+					t.Errorf("endpoints are %v", eps)
+				}
+			}
+			vip := of("10.244.2.1:80").Port.ClusterIP
+			cl.apply(t, true, nil)
+			fails := func(s *ruleset.Service) {
+				t.Helper()
+				cl.hns.Calls()
+				var partial *ruleset.PartialError
+				err := cl.backend.Apply(t.Context(), cl.delta(false, map[int]*ruleset.Service{0: s}))
+				if !errors.As(err, &partial) || !errors.Is(partial.Failed[s.Key], c.want) {
+					t.Errorf("Apply: %v", err)
+				}
+				if calls := cl.hns.Calls(); calls[fakehns.Read] != 0 {
+					t.Errorf("the service was read: %v", calls)
+				}
+			}
+			fails(of("10.244.2.1:80", taken, free))
+			check("10.244.2.1", vip, free)
+			fails(of("10.244.2.2:80", taken, free))
+			check("10.244.2.2", vip, free)
+			fails(of("10.244.2.2:80", taken))
+			check("10.244.2.2", vip)
+			refuse = false
+			cl.apply(t, false, map[int]*ruleset.Service{0: of("10.244.2.3:80", taken)})
+			check("10.244.2.3", vip, taken)
+		})
+	}
+}
+
+// TestUndeletedLoadBalancerKeepsWhatItUses fails the deletion of a load balancer in an overlay, which
+// has an endpoint at the address of the load balancer.
+func TestUndeletedLoadBalancerKeepsWhatItUses(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		c := newCluster(t)
+		c.hns = fakehns.New(winkernel.Network{ID: networkID, Name: "cluster", Type: winkernel.Overlay}, true)
+		c.config.HNS, c.config.HostMAC, c.config.SourceVIP = c.hns, "00-15-5d-00-00-01", netip.MustParseAddr("10.244.1.250")
+		c.restart(t)
+		c.fill(t, 2)
+		c.hns.Before = func(call fakehns.Call) error {
+			if call == fakehns.DeleteLoadBalancer {
+				return fakehns.Code(0x8007045b)
+			}
+			return nil
+		}
+		d := c.delta(full, map[int]*ruleset.Service{1: nil})
+		if full {
+			d = c.delta(true, map[int]*ruleset.Service{0: c.old[0]})
+		}
+		if err := c.backend.Apply(t.Context(), d); err == nil {
+			t.Error("Apply returned no error")
+		}
+		if m := c.hns.Mistakes(); len(m) != 0 {
+			t.Errorf("full=%v: %v", full, m)
+		}
+		c.hns.Before = nil
+		c.apply(t, true, c.old)
+		if eps, _ := c.hns.Endpoints(); len(eps) != 4 { // two pods, a cluster IP, and the source
+			t.Errorf("full=%v: endpoints left are %v", full, eps)
+		}
+	}
+}
+
+// TestEndpointStaysWhileALoadBalancerHasIt refuses to change one of two load balancers that have an
+// endpoint. The next delta is about the other one alone.
+func TestEndpointStaysWhileALoadBalancerHasIt(t *testing.T) {
+	c := newCluster(t)
+	refuse, first := true, service(0).Port.ClusterIP
+	c.config.HNS = choosy{c.hns, func(lb winkernel.LoadBalancer) error {
+		if refuse && lb.ID != "" && lb.Frontend.VIP == first {
+			return fakehns.Code(0x803b001e)
+		}
+		return nil
+	}}
+	c.restart(t)
+	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80"), 1: service(1, "10.244.2.1:80")})
+	if err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{0: service(0, "10.244.2.2:80"), 1: service(1, "10.244.2.2:80")})); !errors.Is(err, winkernel.ErrInvalidAddr) {
+		t.Errorf("Apply: %v", err)
+	}
+	c.apply(t, false, map[int]*ruleset.Service{1: service(1, "10.244.2.3:80")})
+	refuse = false
+	c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.3:80")})
+	if eps, _ := c.hns.Endpoints(); len(eps) != 1 || len(c.hns.Mistakes()) != 0 {
+		t.Errorf("endpoints are %v; mistakes %v", eps, c.hns.Mistakes())
+	}
+}
+
+// choosy is a service that refuses some load balancers.
+type choosy struct {
+	*fakehns.Service
+	refuse func(winkernel.LoadBalancer) error
+}
+
+func (c choosy) CreateLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
+	if err := c.refuse(lb); err != nil {
+		return lb, err
+	}
+	return c.Service.CreateLoadBalancer(lb)
+}
+
+func (c choosy) ModifyLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
+	if err := c.refuse(lb); err != nil {
+		return lb, err
+	}
+	return c.Service.ModifyLoadBalancer(lb)
+}
+
 // TestFailedWriteNamesThePurpose refuses one load balancer after the other of a Service that has
 // all kinds of them.
 func TestFailedWriteNamesThePurpose(t *testing.T) {

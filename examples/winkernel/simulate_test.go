@@ -169,11 +169,15 @@ func TestConformance(t *testing.T) {
 		network  winkernel.NetworkType
 		families []tracker.Family
 		modify   bool
-		worlds   int
+		// refuses: writes that fail are refused, so the service need not be read again.
+		refuses bool
+		worlds  int
 	}{
-		{winkernel.L2Bridge, nil, true, 0},
-		{winkernel.L2Bridge, nil, false, 6},
-		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true, 6},
+		{winkernel.L2Bridge, nil, true, false, 0},
+		{winkernel.L2Bridge, nil, true, true, 6},
+		{winkernel.L2Bridge, nil, false, false, 6},
+		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true, false, 6},
+		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true, true, 6},
 	} {
 		worlds := c.worlds
 		switch {
@@ -185,17 +189,25 @@ func TestConformance(t *testing.T) {
 		if fewer && c.network != winkernel.Overlay {
 			continue
 		}
-		t.Run(fmt.Sprintf("%s/modify=%v", c.network, c.modify), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/modify=%v/refuses=%v", c.network, c.modify, c.refuses), func(t *testing.T) {
 			conformance.Simulate(t, conformance.Simulation{Skip: lacks, Families: c.families, Worlds: worlds, New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
-				return simulated(tb, env, c.network, c.modify)
+				return simulated(tb, env, c.network, c.modify, c.refuses)
 			}})
 		})
 	}
 }
 
-func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkType, modify bool) conformance.Plane {
+func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkType, modify, refuses bool) conformance.Plane {
 	h := newHost(winkernel.Network{ID: networkID, Name: "cluster", Type: network}, modify)
-	h.Before = func(fakehns.Call) error { return env.Fail() }
+	failed := false // a write of this Apply
+	h.Before = func(fakehns.Call) error {
+		err := env.Fail()
+		failed = failed || err != nil
+		if err != nil && refuses {
+			err = fmt.Errorf("%w: %w", winkernel.ErrInvalidAddr, err)
+		}
+		return err
+	}
 	if modify { // otherwise a changed load balancer is missing for a moment
 		h.After = func(fakehns.Call) { env.Look() }
 	}
@@ -219,8 +231,10 @@ func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkT
 					}
 				}
 				unplug := h.plug(d.Node.Info.Name, d)
+				failed = false
 				err := b.Apply(ctx, d)
-				if waiting := (*winkernel.WaitingError)(nil); errors.As(err, &waiting) {
+				// A load balancer that could not be changed may still have what others wait for.
+				if waiting := (*winkernel.WaitingError)(nil); errors.As(err, &waiting) && !failed {
 					unplug(allWaiting(err)...)
 					err = b.Apply(ctx, d)
 				}

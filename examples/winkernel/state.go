@@ -17,6 +17,9 @@ type state struct {
 	endpoints map[string]Endpoint
 	at        map[netip.Addr]addressed
 	lbs       map[Frontend]LoadBalancer
+	// uses and vips count the load balancers by endpoint ID and by address.
+	uses map[string]int
+	vips map[netip.Addr]int
 	// broken holds the IDs of load balancers without a frontend, and of second ones.
 	broken []string
 	// root is the ID of the root endpoint, or "".
@@ -31,7 +34,7 @@ type addressed struct{ local, remote string }
 
 // read returns the state of the service.
 func (c *Config) read() (*state, error) {
-	s := &state{lbs: map[Frontend]LoadBalancer{}}
+	s := &state{lbs: map[Frontend]LoadBalancer{}, uses: map[string]int{}, vips: map[netip.Addr]int{}}
 	var err error
 	if s.network, err = c.HNS.Network(c.Network); err != nil {
 		return nil, fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
@@ -54,9 +57,43 @@ func (c *Config) read() (*state, error) {
 			s.broken = append(s.broken, lb.ID)
 			continue
 		}
-		s.lbs[lb.Frontend] = lb
+		s.setLB(lb)
 	}
 	return s, nil
+}
+
+// setLB adds or replaces a load balancer.
+func (s *state) setLB(lb LoadBalancer) {
+	s.deleteLB(lb.Frontend)
+	s.lbs[lb.Frontend] = lb
+	s.vips[lb.Frontend.VIP]++
+	for _, id := range lb.Endpoints {
+		s.uses[id]++
+	}
+}
+
+// deleteLB removes a load balancer.
+func (s *state) deleteLB(f Frontend) {
+	lb, ok := s.lbs[f]
+	if !ok {
+		return
+	}
+	delete(s.lbs, f)
+	decrement(s.vips, f.VIP)
+	for _, id := range lb.Endpoints {
+		decrement(s.uses, id)
+	}
+}
+
+func decrement[K comparable](m map[K]int, k K) {
+	if m[k]--; m[k] == 0 {
+		delete(m, k)
+	}
+}
+
+// inUse reports whether a load balancer has an endpoint, or is at the address of a vip.
+func (s *state) inUse(e *Endpoint, vip bool) bool {
+	return s.uses[e.ID] != 0 || vip && s.vips[e.Addrs[0]] != 0
 }
 
 // owns reports whether a load balancer belongs to the node's service proxy: none of its
@@ -122,8 +159,7 @@ func (s *state) remove(id string) {
 	delete(s.endpoints, id)
 }
 
-// usedBy yields the frontends whose load balancers have an endpoint. It looks at every load
-// balancer.
+// usedBy returns the frontends whose load balancers have an endpoint. It looks at every load balancer.
 func (s *state) usedBy(id string) []Frontend {
 	var out []Frontend
 	for f, lb := range s.lbs {

@@ -325,7 +325,7 @@ func (s *Service) DeleteEndpoint(id string) error {
 			s.mistakes = append(s.mistakes, fmt.Sprintf("deleted the local endpoint %v", e.Addrs))
 		}
 		for _, lb := range s.lbs {
-			if slices.Contains(lb.Endpoints, id) {
+			if slices.Contains(lb.Endpoints, id) || s.network.Type == winkernel.Overlay && slices.Contains(e.Addrs, lb.Frontend.VIP) {
 				s.mistakes = append(s.mistakes, fmt.Sprintf("deleted endpoint %v of load balancer %v", e.Addrs, lb.Frontend))
 			}
 		}
