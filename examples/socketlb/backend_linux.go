@@ -13,8 +13,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
@@ -174,9 +172,10 @@ func detects(n *ruleset.Node) []bool {
 }
 
 // apply takes the steps of package ruleset's documentation, each for all changes before the
-// next. It may delete a frontend at any time, because the backend behind serves it then. For
-// the same reason it does not use package driver, which keeps what a failed Service had: here a
-// failed Service must leave the maps, and the room may be enough for another attempt.
+// next. It may delete a frontend at any time, because the backend behind serves it then. So a Service
+// that failed leaves the maps: the backend behind serves it as it is now, and there may be room for
+// another attempt. Package driver, and an error that wraps [ruleset.ErrRefused], would keep the version
+// before. The model needs no mark of such a Service, because the next change of it has FieldAll.
 func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
 	var found iter.Seq2[poolKey, []*tracker.Endpoint] // the pools in the maps
 	if d.Full {
@@ -311,26 +310,9 @@ func (b *Backend) slotTable() driver.Table[driver.Slot[poolKey], endpoint] {
 			}, err
 		},
 		PutAll: func(at []driver.Slot[poolKey], all []endpoint) error {
-			b.writes += len(at)
-			if _, err := b.maps.endpoints.BatchUpdate(keysOfSlots(at), all, nil); err != nil {
-				return fmt.Errorf("cannot write to map %s: %w", b.maps.endpoints, err)
-			}
-			return nil
+			return putAll(b, b.maps.endpoints, keysOfSlots(at), all)
 		},
-		DeleteAll: func(at []driver.Slot[poolKey]) error {
-			keys := keysOfSlots(at)
-			done, err := b.maps.endpoints.BatchDelete(keys, nil)
-			b.writes += done
-			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("cannot delete from map %s: %w", b.maps.endpoints, err)
-			}
-			for _, k := range keys[done:] { // a batch ends at a missing entry
-				if err := remove(b, b.maps.endpoints, k); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+		DeleteAll: func(at []driver.Slot[poolKey]) error { return removeAll(b, b.maps.endpoints, keysOfSlots(at)) },
 	}
 }
 
@@ -360,15 +342,6 @@ func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
 		if err := b.pools.Put(poolKey{idOf(c.Key), uint32(target)}, eps); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// put writes an entry.
-func put[K, V any](b *Backend, m *ebpf.Map, k K, v V) error {
-	b.writes++
-	if err := m.Put(k, v); err != nil {
-		return fmt.Errorf("cannot write to map %s: %w", m, err)
 	}
 	return nil
 }
@@ -431,16 +404,14 @@ func membersOf(s *ruleset.Service) map[memberKey]struct{} {
 
 // fillMembers writes the new members of a change.
 func (b *Backend) fillMembers(c *ruleset.Change) error {
+	var added []memberKey
 	for k := range membersOf(c.New) {
-		if _, ok := b.members[k.Service][k]; ok {
-			continue
-		}
-		b.noteMember(k) // a write that fails may have taken effect
-		if err := put(b, b.maps.members, k, byte(1)); err != nil {
-			return err
+		if _, ok := b.members[k.Service][k]; !ok {
+			b.noteMember(k) // a write that fails may have taken effect
+			added = append(added, k)
 		}
 	}
-	return nil
+	return putAll(b, b.maps.members, added, slices.Repeat([]byte{1}, len(added)))
 }
 
 func (b *Backend) noteMember(k memberKey) {
@@ -452,13 +423,16 @@ func (b *Backend) noteMember(k memberKey) {
 
 // trimMembers deletes the members of a Service that are not in want.
 func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
+	var gone []memberKey
 	for k := range b.members[id] {
-		if _, ok := want[k]; ok {
-			continue
+		if _, ok := want[k]; !ok {
+			gone = append(gone, k)
 		}
-		if err := remove(b, b.maps.members, k); err != nil {
-			return err
-		}
+	}
+	if err := removeAll(b, b.maps.members, gone); err != nil {
+		return err
+	}
+	for _, k := range gone {
 		delete(b.members[id], k)
 	}
 	if len(b.members[id]) == 0 {
