@@ -376,6 +376,51 @@ func TestDriverWritesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
+// TestNodeMayRequestAllServices has frontends whose values depend on the node's zone.
+func TestNodeMayRequestAllServices(t *testing.T) {
+	zone, put := "", []string{}
+	has := map[driver.Frontend]string{}
+	d, err := driver.New(driver.Plane[struct{}, struct{}, string]{
+		Node: func(n *ruleset.Node) error {
+			if zone == n.Info.Zone {
+				return nil
+			}
+			zone = n.Info.Zone
+			return ruleset.ErrNeedFull
+		},
+		Frontends: driver.Table[driver.Frontend, string]{
+			Installed: func() (iter.Seq2[driver.Frontend, string], error) { return maps.All(has), nil },
+			Put: func(k driver.Frontend, v string) error {
+				has[k], put = v, append(put, v)
+				return nil
+			},
+			Delete: func(k driver.Frontend) error { delete(has, k); return nil },
+		},
+		Frontend: func(_ *ruleset.Service, f *ruleset.Frontend) string { return f.Addr.String() + " in " + zone },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here", Zone: "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cursor := e.Attach("plane", d)
+	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.SetService(service("web", "10.96.0.1"))
+	for _, now := range []struct{ zone, want string }{{"a", "10.96.0.1 in a"}, {"b", "10.96.0.1 in b"}, {"b", ""}} {
+		put = nil
+		tr.SetNode(tracker.NodeInfo{Name: "here", Zone: now.zone})
+		if err := cursor.Sync(t.Context()); err != nil || strings.Join(put, ", ") != now.want {
+			t.Errorf("in zone %s %q was written, %v, want %q", now.zone, put, err, now.want)
+		}
+	}
+}
+
 // TestServiceTakesOneCallPerTable adds and deletes a Service with many endpoints in a data plane with
 // batches, and changes the value of an endpoint.
 func TestServiceTakesOneCallPerTable(t *testing.T) {

@@ -19,7 +19,9 @@ type Plane[E, P, F any] struct {
 	Limits ruleset.Limits
 	// Node writes what depends on the node. It is called if the node changed and in each
 	// full delta that is no [ruleset.Delta].Repeat, before anything else is written. It
-	// may be nil. Its error fails the whole delta.
+	// may be nil. Its error fails the whole delta. If values of unchanged Services depend on
+	// what changed, it returns [ruleset.ErrNeedFull]: the same Sync then offers all Services,
+	// and calls Node again.
 	Node func(*ruleset.Node) error
 	// Refuse, if not nil, returns an error for a Service that the data plane cannot have. It
 	// is called before anything is written. The Service then stays as it is: see
