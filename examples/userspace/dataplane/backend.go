@@ -194,15 +194,17 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if b.closed {
 		return ErrClosed
 	}
-	moved := false
-	if d.Full || d.Node != d.OldNode || b.internal == nil {
+	if !d.Full && (d.Node != d.OldNode || b.internal == nil) {
+		return ruleset.ErrNeedFull // the sockets of all Services depend on the node
+	}
+	if d.Full {
 		own, err := b.config.Addresses.Own()
 		if err != nil {
 			return fmt.Errorf("dataplane: cannot list the node's addresses: %w", err)
 		}
-		moved = b.look(own, d.Node.LocalTraffic)
+		b.look(own, d.Node.LocalTraffic)
 	}
-	wants := b.wants(d, moved || d.Node != d.OldNode)
+	wants := b.wants(d)
 
 	// A place that another Service takes over stays open.
 	next := map[slot]bool{}
@@ -261,7 +263,9 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// want is the change of a Service.
+// want is the change of a Service. Its sockets are not entries of a [driver.Driver]: a socket is open
+// before its address is reachable, Services that have sockets and then the oldest come first, and an
+// address of the node may have a socket for a NodePort and an external IP together.
 type want struct {
 	key       tracker.Key
 	now       *ruleset.Service // nil for a removed Service
@@ -283,9 +287,8 @@ type slot struct {
 
 func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.KindNodePort} }
 
-// wants returns the changes of a delta: of its Services, or of all Services if the node
-// changed.
-func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
+// wants returns the changes of a delta.
+func (b *Backend) wants(d *ruleset.Delta) []want {
 	out := make([]want, 0, len(d.Changes))
 	add := func(k tracker.Key, now *ruleset.Service) {
 		w := want{key: k, now: now, service: b.services[k]}
@@ -293,9 +296,8 @@ func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 			w.frontends = b.places(now, d.Node)
 		}
 		switch {
-		case len(w.frontends) == 0 && !hasNodePort(now): // a change of the node does not matter
-			w.now = nil
 		case len(w.frontends) == 0:
+			w.now = nil
 		case k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP:
 			// One line for all ports of a Service.
 			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
@@ -309,17 +311,11 @@ func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 	seen := map[tracker.Key]bool{}
 	for i := range d.Changes {
 		add(d.Changes[i].Key, d.Changes[i].New)
-		if d.Full || node {
-			seen[d.Changes[i].Key] = true
-		}
+		seen[d.Changes[i].Key] = true
 	}
-	for k, s := range b.services {
-		switch {
-		case seen[k]:
-		case d.Full:
+	for k := range b.services {
+		if d.Full && !seen[k] {
 			add(k, nil)
-		case node:
-			add(k, s.now.Load())
 		}
 	}
 	// Services that have sockets come first, and then the oldest.
@@ -341,10 +337,6 @@ func (w *want) rank() int {
 		return 1
 	}
 	return 0
-}
-
-func hasNodePort(s *ruleset.Service) bool {
-	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Kind == ruleset.KindNodePort })
 }
 
 // places returns the places of a Service's frontends.
@@ -427,16 +419,15 @@ func usable(own []netip.Addr) (out []netip.Addr) {
 	return slices.Compact(out)
 }
 
-// look stores the node's own addresses and the rules that identify pods. It reports whether
-// they changed.
-func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) bool {
+// look stores the node's own addresses and the rules that identify pods. It does nothing if they
+// are as before, so that rules stay equal.
+func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) {
 	n := &internalTraffic{pods: pods, own: usable(own)}
 	if b.internal != nil && slices.Equal(b.internal.own, n.own) && b.internal.pods.Bridge == pods.Bridge &&
 		b.internal.pods.InterfacePrefix == pods.InterfacePrefix && slices.Equal(b.internal.pods.CIDRs, pods.CIDRs) {
-		return false
+		return
 	}
 	b.internal = n
-	return true
 }
 
 // bind sets a rule of a place.
