@@ -599,9 +599,7 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 			failed = append(failed, ch)
 		}
 	}
-	for _, ch := range failed {
-		c.concede(ch, failed, &o)
-	}
+	c.concede(failed, &o)
 	if !o.all && !o.some {
 		return
 	}
@@ -664,22 +662,23 @@ func (c *Cursor) fail(ch *Change, again bool) {
 	c.markDirty(id)
 }
 
-// concede records that ch, one of those that failed, lost frontends to Services that were accepted.
-// The backend may still have parts of Old at other places.
-func (c *Cursor) concede(ch *Change, failed []*Change, o *outcome) {
-	if len(ch.lost) == 0 {
-		return
+// concede records which frontends the changes that failed lost to Services that were accepted. The
+// backend may still have parts of Old at other places.
+func (c *Cursor) concede(failed []*Change, o *outcome) {
+	waits := make(map[tracker.Key]bool, len(failed))
+	for _, ch := range failed {
+		waits[ch.Key] = true
 	}
-	now := ch.Staying(func(k tracker.Key) bool {
-		return o.left[k] != nil || slices.ContainsFunc(failed, func(f *Change) bool { return f.Key == k })
-	})
-	if now == ch.Old {
-		return
-	}
-	id := ch.ID()
-	c.setInEffect(id, now)
-	if tried := c.tried[id]; !slices.Contains(tried, ch.Old) {
-		c.tried[id] = append(slices.Clip(tried), ch.Old)
+	for _, ch := range failed {
+		now := ch.Staying(func(k tracker.Key) bool { return o.left[k] != nil || waits[k] })
+		if now == ch.Old {
+			continue
+		}
+		id := ch.ID()
+		c.setInEffect(id, now)
+		if tried := c.tried[id]; !slices.Contains(tried, ch.Old) {
+			c.tried[id] = append(slices.Clip(tried), ch.Old)
+		}
 	}
 }
 

@@ -52,6 +52,7 @@ func (s *suite) options() conformance.Options {
 		},
 		Client:      func(env conformance.Env, f func() error) error { return s.node(nil, env).Do(f) },
 		Masquerades: masquerades,
+		EndsSockets: true,
 	}
 }
 

@@ -2,10 +2,12 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -31,6 +33,9 @@ const lossTime = 4 * time.Second
 // maxFailures bounds the failures stored for one kind of connection.
 const maxFailures = 100
 
+// maxEnded is the number of sockets of a client that the data plane may end one after the other.
+const maxEnded = 3
+
 // Churn opens connections continuously while f runs: from an external client and from
 // a local pod to each target, one after another for each of these pairs. It calls f
 // when every pair has connected once, and each pair connects once more after f has
@@ -47,7 +52,7 @@ func (w *World) Churn(to []Target, f func()) Churn {
 		for _, t := range to {
 			started.Add(1)
 			wg.Go(func() {
-				opened, failures := from.churn(ctx, t, w.timeout(), done, started.Done)
+				opened, failures := from.churn(ctx, t, w.timeout(), w.options.EndsSockets, done, started.Done)
 				mu.Lock()
 				defer mu.Unlock()
 				out.Opened += opened
@@ -66,8 +71,10 @@ func (w *World) Churn(to []Target, f func()) Churn {
 	return out
 }
 
-// churn connects until done is closed, and calls started after the first connection.
-func (h host) churn(ctx context.Context, t Target, timeout time.Duration, done <-chan struct{}, started func()) (opened int, failures []error) {
+// churn connects until done is closed, and calls started after the first connection. ends is
+// Options.EndsSockets.
+func (h host) churn(ctx context.Context, t Target, timeout time.Duration, ends bool, done <-chan struct{}, started func()) (opened int, failures []error) {
+	ended := 0 // sockets one after the other
 	for first, last := true, false; ; first = false {
 		begun := time.Now()
 		o := h.probe(ctx, t.Protocol, t.Addr, timeout)
@@ -77,6 +84,9 @@ func (h host) churn(ctx context.Context, t Target, timeout time.Duration, done <
 		switch {
 		case o.Kind == netlab.Reached:
 			opened++
+			ended = 0
+		case ends && t.Protocol == v1.ProtocolUDP && errors.Is(o.Err, unix.ECONNABORTED) && ended < maxEnded:
+			ended++
 		case o.Kind == netlab.Silent && t.Protocol == v1.ProtocolUDP && h.stalls.Within(begun, begun.Add(lossTime)):
 			h.excuses.excused.Add(1)
 		case len(failures) < maxFailures:

@@ -41,6 +41,10 @@ type Options struct {
 	// whether an endpoint must see an address of the node in place of the source of
 	// p. It is for data planes that document a different way of masquerading.
 	Masquerades func(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool
+	// EndsSockets tells that the data plane ends connected UDP sockets whose endpoint leaves its
+	// Service, with ECONNABORTED. In worlds whose endpoints change under load, clients then ask
+	// again with another socket.
+	EndsSockets bool
 	// Observe, if not nil, is called with the first packet of each connection that a
 	// world compares with Trace, and with what happened to it. The Outcome's action is
 	// [ruleset.ActionForward] if a server answered, which is then the only endpoint, even

@@ -169,8 +169,7 @@ func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err erro
 		stays.Old = s.version
 	}
 	stays.New = stays.Staying(func(k tracker.Key) bool { return p.left[k] })
-	switch {
-	case !p.full && stays.New == stays.Old || p.full && stays.New == nil:
+	if !p.full && stays.New == stays.Old || p.full && stays.New == nil {
 		return what, false, nil
 	}
 	stays.Fields = ruleset.FieldAll
