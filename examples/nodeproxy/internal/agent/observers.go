@@ -162,17 +162,19 @@ func (o *observers) report(failed int, asked time.Time) {
 			o.receivedAt = o.synced.Start
 		}
 	}
+	// A sync may take objects from the source before the source has said that they belong to the
+	// next line.
+	l := &o.line
+	l.changed += o.changed
+	if o.applied.IsZero() {
+		o.applied = time.Now() // the kernel needed no change
+	}
+	l.took = max(l.took, o.applied.Sub(o.began))
 	if !o.due {
 		return
 	}
 	o.due = false
-	if o.applied.IsZero() {
-		o.applied = time.Now() // the kernel needed no change
-	}
-	l := &o.line
 	l.syncs++
-	l.changed += o.changed
-	l.took = max(l.took, o.applied.Sub(o.began))
 	l.waited = max(l.waited, o.began.Sub(o.receivedAt))
 	// With manifests, a test or a person waits for each line.
 	if !o.manifests && !o.everyLine {

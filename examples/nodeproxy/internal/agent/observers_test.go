@@ -54,9 +54,12 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 		return err
 	}))
 	cursor.OnSync(o.onSync)
+	late := false // the sync begins before the source says that it has handed in all objects
 	sync := func() string {
 		t.Helper()
-		o.handedIn()
+		if !late {
+			o.handedIn()
+		}
 		asked := o.begin()
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
@@ -89,6 +92,16 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 	tr.SetService(moved)
 	if got, want := sync(), "synced services=1 endpoints=0 changed=6"; got != want || deltas != 4 {
 		t.Errorf("%d deltas, the third of which needs a full one: %q, want %q", deltas, got, want)
+	}
+
+	late = true
+	tr.SetService(svc)
+	if got := sync(); got != "" {
+		t.Errorf("a sync of objects that the source still hands in: %q", got)
+	}
+	late = false
+	if got, want := sync(), "synced services=1 endpoints=0 changed=6"; got != want {
+		t.Errorf("the sync after it: %q, want %q", got, want)
 	}
 }
 
