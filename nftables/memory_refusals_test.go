@@ -87,7 +87,7 @@ func TestRefusedServicesStayAsTheCursorSays(t *testing.T) {
 			now := holders(r)
 			for ip, i := range held {
 				if _, ok := now[ip]; !ok && slices.Contains(asks[i], ip) {
-					t.Errorf("seed %d, step %d: Service %d lost %s, which nobody has now", seed, step, i, ip)
+					t.Errorf("seed %d, step %d: Service %d lost %s, and no Service has it", seed, step, i, ip)
 				}
 			}
 		}

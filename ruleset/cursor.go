@@ -665,6 +665,9 @@ func (c *Cursor) fail(ch *Change, again bool) {
 // concede records which frontends the changes that failed lost to Services that were accepted. The
 // backend may still have parts of Old at other places.
 func (c *Cursor) concede(failed []*Change, o *outcome) {
+	if len(failed) == 0 {
+		return
+	}
 	waits := make(map[tracker.Key]bool, len(failed))
 	for _, ch := range failed {
 		waits[ch.Key] = true

@@ -82,8 +82,8 @@ type step struct {
 	clusterIPs []Edit
 }
 
-// add adds changes that are planned together. If one of them is refused, it plans those anew that
-// lose a frontend to it.
+// add plans changes together. If one of them is refused, add takes all of them back and plans them
+// again without it, and without those that lose a frontend to it.
 func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 	start := p.tx.Mark()
 	var steps []step
