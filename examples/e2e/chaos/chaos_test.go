@@ -111,9 +111,17 @@ func TestLossesAndLeftoversAreFound(t *testing.T) {
 	}
 }
 
-// TestLostPacketIsAcceptedWhileServiceHasNoEndpoints judges a connection that was established
-// after a retransmission.
-func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
+// clusterIP is the frontend of [oneService].
+var clusterIP = target{netip.MustParseAddrPort("10.96.0.7:80"), v1.ProtocolTCP}
+
+// localPod returns a pod of the node.
+func localPod() *place {
+	return &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
+}
+
+// oneService returns an oracle with a Service that is in effect and has one endpoint, and its slice.
+func oneService(t *testing.T) (*oracle, *discovery.EndpointSlice) {
+	t.Helper()
 	o, err := newOracle("primary")
 	if err != nil {
 		t.Fatal(err)
@@ -130,9 +138,14 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 	o.change(services, "world/a", svc)
 	o.change(slicesOf, "world/a-1", slice)
 	o.inEffect()
-	v := o.since()
-	from := &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
-	to := target{netip.MustParseAddrPort("10.96.0.7:80"), v1.ProtocolTCP}
+	return o, slice
+}
+
+// TestLostPacketIsAcceptedWhileServiceHasNoEndpoints judges a connection that was established
+// after a retransmission.
+func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
+	o, slice := oneService(t)
+	v, from, to := o.since(), localPod(), clusterIP
 	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods, 0), podPorts[0]), Source: from.addr[0]}}
 	if err := o.judge(v, from, to, got); err != nil {
 		t.Errorf("without a loss: %v", err)
@@ -156,6 +169,25 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 	if err := o.judge(v, from, to, got); err != nil {
 		t.Errorf("a loss while the endpoints change: %v", err)
 	}
+}
+
+// TestFlowsOfDeletedServicesAreForgottenByRestarts asks for a flow that was open when its Service was deleted.
+func TestFlowsOfDeletedServicesAreForgottenByRestarts(t *testing.T) {
+	o, slice := oneService(t)
+	v, from := o.since(), localPod()
+	check := func(when string, want bool) {
+		t.Helper()
+		if got := o.forgotten(v, from, clusterIP); got != want {
+			t.Errorf("%s: forgotten %t, want %t", when, got, want)
+		}
+	}
+	o.restarted.Store(true)
+	o.change(slicesOf, "world/a-1", slice)
+	check("the Service exists", false)
+	o.change(services, "world/a", nil)
+	check("deleted and restarted", true)
+	o.restarted.Store(false)
+	check("deleted", false)
 }
 
 // TestMissedChangesAreFound withholds changes from the agent.

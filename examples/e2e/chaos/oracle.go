@@ -267,6 +267,13 @@ func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPor
 	return false
 }
 
+// forgotten reports whether the destination had no Service in one of the versions since v, and the agent
+// has been restarted. The first agent may have ended before it learned of the deletion, and the second
+// cannot recognize the flows.
+func (o *oracle) forgotten(v *version, from *place, t target) bool {
+	return o.restarted.Load() && slices.ContainsFunc(o.until(v), func(w *version) bool { return w.Trace(from.packet(t, w)).Service == nil })
+}
+
 // keeps reports whether a Service port has an endpoint that is ready or serving at an address, in the
 // latest version.
 func (o *oracle) keeps(key tracker.Key, at netip.AddrPort) bool {

@@ -286,8 +286,7 @@ func (t *traffic) request(c net.Conn, from *place, to target) bool {
 		}
 		// A known flow may stay with an endpoint that gets no new connections.
 		kept := o.Kind == netlab.Reached && t.oracle.hasEndpoint(v, from, to, o.Server)
-		gone := t.oracle.restarted.Load() && v.Trace(from.packet(to, v)).Service == nil
-		if err = t.oracle.judge(v, from, to, o); kept || gone || err == nil {
+		if err = t.oracle.judge(v, from, to, o); kept || t.oracle.forgotten(v, from, to) || err == nil {
 			t.rec.result("talk", begun, false, nil)
 			return kept // otherwise the Service is gone, or has no endpoints
 		}
