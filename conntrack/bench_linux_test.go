@@ -58,8 +58,8 @@ func BenchmarkFlush(b *testing.B) {
 		for _, stale := range []int{0, 1000, 20000} {
 			b.Run(fmt.Sprintf("flows=%d/stale=%d", flows, stale), func(b *testing.B) {
 				h := netlab.NewHost(b)
-				var info Info
-				c := cleanerAt(b, h, &Trace{Flushed: func(i Info) { info = i }})
+				var info FlushInfo
+				c := cleanerAt(b, h, &Hooks{Flushed: func(i FlushInfo) { info = i }})
 				every := 0
 				if stale > 0 {
 					every = flows / stale
@@ -223,7 +223,7 @@ func besideFlows(b *testing.B, f func(b *testing.B, plane ruleset.Backend, dumps
 			h := netlab.NewHost(b)
 			fill(b, h, 120000, 0, inet.UDP)
 			var dumps atomic.Int64
-			c := cleanerAt(b, h, &Trace{Flushed: func(i Info) { dumps.Add(int64(i.Dumps)) }})
+			c := cleanerAt(b, h, &Hooks{Flushed: func(i FlushInfo) { dumps.Add(int64(i.Dumps)) }})
 			plane := c.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 			if name == "Run" {
 				ctx, cancel := context.WithCancel(b.Context())

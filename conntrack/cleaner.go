@@ -43,7 +43,7 @@ type Config struct {
 	NetNS *os.File
 	// Table, if not nil, replaces the kernel's table, and NetNS is not used. A caller
 	// that wraps the kernel's table opens it with [OpenKernelTable].
-	Table Table
+	Table FlowTable
 	// Zones lists the conntrack zones whose flows are judged. Empty means zone 0, the
 	// default zone, alone. A data plane that tracks connections in its own zones, such
 	// as Open vSwitch, lists these.
@@ -61,12 +61,12 @@ type Config struct {
 	// as last acknowledged. A flow that Filter spares is judged again only after a change
 	// of its frontend, or by the next full delta. The goroutine that flushes calls Filter,
 	// possibly twice for a flow. Filter must be quick and must not call the Cleaner.
-	Filter func(*ruleset.Service, Flow) bool
+	Filter func(*ruleset.Port, Flow) bool
 	// Log receives a line for each clean-up of [Cleaner.Run] that failed, at most 20 in a row and
 	// then one in 10 seconds; nil discards them.
 	Log *slog.Logger
-	// Trace has hooks for each clean-up. It may be nil.
-	Trace *Trace
+	// Hooks has hooks for each clean-up. It may be nil.
+	Hooks *Hooks
 }
 
 // Cleaner deletes stale UDP flows. The backend that [Cleaner.Wrap] returns notes which flows may
@@ -75,8 +75,8 @@ type Config struct {
 //
 // [New] makes one; the zero value must not be used.
 type Cleaner struct {
-	trace  *Trace
-	table  Table
+	trace  *Hooks
+	table  FlowTable
 	close  func() error // closes the table that New opened
 	runner *runner.Runner
 	// open ends when Close is called.
@@ -107,7 +107,7 @@ func New(ctx context.Context, cfg Config) (*Cleaner, error) {
 		}
 	}
 	c := &Cleaner{
-		trace: cfg.Trace,
+		trace: cfg.Hooks,
 		table: cfg.Table,
 		close: func() error { return nil },
 		stale: [2]*staleFlows{newStaleFlows(tracker.IPv4), newStaleFlows(tracker.IPv6)},
@@ -135,7 +135,7 @@ func newRunner(flush func(context.Context) error, log *slog.Logger) (*runner.Run
 	lines := complaint.Bucket{Burst: lineBurst, Every: lineEvery}
 	return runner.New(runner.Config{
 		Pace: runner.Pace{Factor: pauseFactor, Most: maxPause},
-		Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+		Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 			if i.Err == nil || errors.Is(i.Err, context.Canceled) {
 				return
 			}
@@ -262,9 +262,9 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 	if c.open.Err() != nil {
 		return fmt.Errorf("conntrack: %w", os.ErrClosed)
 	}
-	info, start := Info{}, time.Now()
+	info, start := FlushInfo{}, time.Now()
 	for _, p := range c.stale {
-		one, begun := Info{}, time.Now()
+		one, begun := FlushInfo{}, time.Now()
 		examined, err := c.flush(ctx, p, &one)
 		if !examined {
 			continue
@@ -284,7 +284,7 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 }
 
 // flush cleans up one family. examined is false if there is nothing to examine.
-func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) (examined bool, err error) {
+func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *FlushInfo) (examined bool, err error) {
 	c.mu.Lock()
 	if !p.pending() {
 		c.mu.Unlock()
@@ -307,7 +307,7 @@ func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) (examine
 }
 
 // clean deletes the stale flows that q selects.
-func (c *Cleaner) clean(ctx context.Context, p *staleFlows, q *queue, info *Info) error {
+func (c *Cleaner) clean(ctx context.Context, p *staleFlows, q *queue, info *FlushInfo) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -341,7 +341,7 @@ func (c *Cleaner) clean(ctx context.Context, p *staleFlows, q *queue, info *Info
 }
 
 // remove deletes the flows of batch that are still stale: Services may have changed since the dump.
-func (c *Cleaner) remove(ctx context.Context, batch []Flow, stale func(*Flow) bool, info *Info) error {
+func (c *Cleaner) remove(ctx context.Context, batch []Flow, stale func(*Flow) bool, info *FlushInfo) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	batch = slices.DeleteFunc(batch, func(f Flow) bool { return !stale(&f) })
@@ -354,17 +354,17 @@ func (c *Cleaner) remove(ctx context.Context, batch []Flow, stale func(*Flow) bo
 	return err
 }
 
-// Trace is a set of hooks that a [Cleaner] calls. Any hook, and the *Trace itself, may be
+// Hooks is a set of hooks that a [Cleaner] calls. Any hook, and the *Trace itself, may be
 // nil. The goroutine that flushes calls the hooks, which must not call the Cleaner.
-type Trace struct {
+type Hooks struct {
 	// Flushed is called after each clean-up that examined any family.
-	Flushed func(Info)
+	Flushed func(FlushInfo)
 	// FlushedFamily is called for each examined family, before Flushed.
-	FlushedFamily func(tracker.Family, Info)
+	FlushedFamily func(tracker.Family, FlushInfo)
 }
 
-// Info describes one clean-up.
-type Info struct {
+// FlushInfo describes one clean-up.
+type FlushInfo struct {
 	// Dumps is the number of dumps of the table, one for each examined family.
 	Dumps int
 	// Seen is the number of flows in the dumps.
@@ -378,20 +378,20 @@ type Info struct {
 	Err error
 }
 
-func (t *Trace) flushed(i Info) {
+func (t *Hooks) flushed(i FlushInfo) {
 	if t != nil && t.Flushed != nil {
 		t.Flushed(i)
 	}
 }
 
-func (t *Trace) flushedFamily(f tracker.Family, i Info) {
+func (t *Hooks) flushedFamily(f tracker.Family, i FlushInfo) {
 	if t != nil && t.FlushedFamily != nil {
 		t.FlushedFamily(f, i)
 	}
 }
 
 // add adds the counts and the error of one family.
-func (i *Info) add(o Info) {
+func (i *FlushInfo) add(o FlushInfo) {
 	i.Dumps += o.Dumps
 	i.Seen += o.Seen
 	i.Stale += o.Stale

@@ -27,8 +27,8 @@ type bed struct {
 	table   *memory
 	backend ruleset.Backend
 	result  error // of the next Apply
-	infos   []Info
-	sum     Info // of the families, since the last of infos
+	infos   []FlushInfo
+	sum     FlushInfo // of the families, since the last of infos
 	flushed error
 	log     bytes.Buffer
 }
@@ -43,15 +43,15 @@ func newBedOf(t *testing.T, cfg Config, flows ...Flow) *bed {
 	t.Helper()
 	b := &bed{table: &memory{flows: flows}}
 	cfg.Table, cfg.Log = b.table, slog.New(slog.NewTextHandler(&b.log, nil))
-	cfg.Trace = &Trace{
-		Flushed: func(i Info) {
+	cfg.Hooks = &Hooks{
+		Flushed: func(i FlushInfo) {
 			b.infos = append(b.infos, i)
 			if b.sum.Dumps != i.Dumps || b.sum.Seen != i.Seen || b.sum.Stale != i.Stale || b.sum.Deleted != i.Deleted {
 				t.Errorf("families have %+v in all, want %+v", b.sum, i)
 			}
-			b.sum = Info{}
+			b.sum = FlushInfo{}
 		},
-		FlushedFamily: func(_ tracker.Family, i Info) {
+		FlushedFamily: func(_ tracker.Family, i FlushInfo) {
 			b.sum.add(i)
 		},
 	}
@@ -94,7 +94,7 @@ var (
 	sixToOne = flow("[fd09::1]:1", "[fd96::1]:53", "[fd00::1]:53")
 )
 
-func dns(e ...string) *ruleset.Service {
+func dns(e ...string) *ruleset.Port {
 	return service{name: "dns", cluster: "10.96.0.1:53", endpoints: eps(e...)}.compile(everyAddress())
 }
 
@@ -164,7 +164,7 @@ func TestFailedAttemptIsCleanedUp(t *testing.T) {
 func TestFailedServiceKeepsItsFlows(t *testing.T) {
 	other := flow("10.9.0.1:3", "10.96.0.2:53", "10.0.0.1:53")
 	b := newBed(t)
-	compile := func(e ...string) *ruleset.Service {
+	compile := func(e ...string) *ruleset.Port {
 		return service{name: "other", cluster: "10.96.0.2:53", endpoints: eps(e...)}.compile(everyAddress())
 	}
 	a1, a2, b1, b2 := dns("10.0.0.1:53"), dns("10.0.0.2:53"), compile("10.0.0.1:53"), compile("10.0.0.2:53")
@@ -315,11 +315,11 @@ func TestClosedCleanerDoesNothing(t *testing.T) {
 // with some UDP ports to a subnet of 10.244.0.0/16, and syncs.
 func tenant(tb testing.TB, ports, endpoints int, plane ruleset.Backend) (edit func(subnet int)) {
 	tb.Helper()
-	tr, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
+	tr, err := tracker.New(tracker.Config{Kinds: []tracker.Kind{tracker.KindServices, tracker.KindSlices}})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, Budget: ruleset.Budget{Delta: 4 * endpoints}})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.Budget{Delta: 4 * endpoints}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func tenant(tb testing.TB, ports, endpoints int, plane ruleset.Backend) (edit fu
 	}
 	meta := metav1.ObjectMeta{Namespace: "tenant", Name: "t"}
 	tr.SetService(&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: servicePorts}})
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices)
 	return func(subnet int) {
 		tb.Helper()
 		s := &discovery.EndpointSlice{ObjectMeta: meta, AddressType: discovery.AddressTypeIPv4, Ports: slicePorts}

@@ -69,7 +69,7 @@ func Example() {
 	one := &tracker.Endpoint{Addr: ap("10.0.0.1:53"), Ready: true, Serving: true, Weight: 1}
 	two := &tracker.Endpoint{Addr: ap("10.0.0.2:53"), Ready: true, Serving: true, Weight: 1}
 	node := &ruleset.Node{}
-	compile := func(e ...*tracker.Endpoint) *ruleset.Service {
+	compile := func(e ...*tracker.Endpoint) *ruleset.Port {
 		return ruleset.Compile(tracker.PortState{Port: port, Endpoints: e}, node, tracker.TopologyOptions{})
 	}
 	both, left := compile(one, two), compile(two)
@@ -104,8 +104,8 @@ func ExampleConfig() {
 		NodePortAddrs: []netip.Addr{
 			netip.MustParseAddr("169.254.0.252"), netip.MustParseAddr("fc01::aabb:ccdd:eefe"),
 		},
-		Filter: func(s *ruleset.Service, _ conntrack.Flow) bool {
-			o, _ := tracker.ExtAs[options](s.Port.Ext)
+		Filter: func(s *ruleset.Port, _ conntrack.Flow) bool {
+			o, _ := s.Spec.Ext.(options)
 			return !o.keepFlows
 		},
 	})
@@ -164,9 +164,9 @@ func ExampleOpenKernelTable() {
 	defer cleaner.Close()
 }
 
-type logging struct{ conntrack.Table }
+type logging struct{ conntrack.FlowTable }
 
 func (l logging) Delete(ctx context.Context, flows []conntrack.Flow) (int, error) {
 	log.Printf("%d stale flows", len(flows))
-	return l.Table.Delete(ctx, flows)
+	return l.FlowTable.Delete(ctx, flows)
 }

@@ -29,9 +29,9 @@ type Flow struct {
 	Protocol uint8
 }
 
-// Table is a connection tracking table. A data plane in userspace may implement its own
+// FlowTable is a connection tracking table. A data plane in userspace may implement its own
 // (see [Config.Table]). The Cleaner uses it from one goroutine at a time.
-type Table interface {
+type FlowTable interface {
 	// Dump calls f for each flow of the family. The flow is valid only during the
 	// call. Dump may leave out flows of other protocols than UDP or outside of
 	// [Config.Zones]. It must report each flow that is in the table from beginning to
@@ -49,7 +49,7 @@ type Table interface {
 // KernelTable is the kernel's connection tracking table in one network namespace. It is
 // for callers that wrap it in a [Config.Table]: to translate addresses, to log deletions, or
 // to join the tables of several namespaces. [OpenKernelTable] returns one. It implements
-// [Table] and must not be used by several goroutines at a time.
+// [FlowTable] and must not be used by several goroutines at a time.
 type KernelTable struct{ kernel }
 
 var (

@@ -86,7 +86,7 @@ func (k *KernelTable) Close() error {
 	return nil
 }
 
-// Dump implements [Table]. It reports UDP flows in the configured zones. If flows may be
+// Dump implements [FlowTable]. It reports UDP flows in the configured zones. If flows may be
 // missing, the error wraps [ErrIncomplete]. Kernels from 5.8 on leave out other protocols
 // (CTA_FILTER). Kernels from 6.8 on leave out other zones if a single zone other than 0 is
 // configured (CTA_ZONE). BenchmarkLibraryDump compares Dump with the library.
@@ -118,7 +118,7 @@ func incomplete(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// Delete implements [Table]. If the kernel refuses to delete a flow, Delete continues with
+// Delete implements [FlowTable]. If the kernel refuses to delete a flow, Delete continues with
 // the others. The error names the first such flow. BenchmarkLibraryDelete compares Delete
 // with the library.
 func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
@@ -153,7 +153,7 @@ func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 	return deleted, refused
 }
 
-// LocalAddrs implements [Table]: it returns the addresses of all interfaces, or an
+// LocalAddrs implements [FlowTable]: it returns the addresses of all interfaces, or an
 // error if the kernel does not list them.
 func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
 	list, err := nfnl.Whole(ctx, netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) {

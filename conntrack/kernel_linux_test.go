@@ -26,9 +26,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
+func cleanerAt(tb testing.TB, h *netlab.Host, trace *Hooks) *Cleaner {
 	tb.Helper()
-	c, err := New(tb.Context(), Config{NetNS: h.File(), Trace: trace})
+	c, err := New(tb.Context(), Config{NetNS: h.File(), Hooks: trace})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -359,7 +359,7 @@ func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 		whole := service{name: name + "whole", cluster: v(six, "s7", 1), last: 65535, endpoints: p("p1", "p2")}
 		a, b, c, d := dns.compile(node), old.compile(node), idle.compile(node), other.compile(node)
 		r, x, y, z := rtp.compile(node), shifted.compile(node), single.compile(node), whole.compile(node)
-		for _, s := range []*ruleset.Service{a, b, c, d, r, x, y, z} {
+		for _, s := range []*ruleset.Port{a, b, c, d, r, x, y, z} {
 			before = append(before, change(nil, s))
 		}
 		dns.endpoints, idle.endpoints, rtp.endpoints, whole.endpoints = p("p2"), p("p4"), p("p2"), p("p2")
@@ -399,8 +399,8 @@ func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 			f("s7", 65535, "p1", 65535), //
 		)
 	}
-	var info Info
-	c := cleanerAt(t, h, &Trace{Flushed: func(i Info) { info = i }})
+	var info FlushInfo
+	c := cleanerAt(t, h, &Hooks{Flushed: func(i FlushInfo) { info = i }})
 	backend := c.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 	if err := backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: before}); err != nil {
 		t.Fatal(err)

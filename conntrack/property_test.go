@@ -19,7 +19,7 @@ func TestCleanerAgreesWithModel(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), acked: map[string]*ruleset.Service{}, tried: map[string][]*ruleset.Service{}, zones: []uint16{0}}
+			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), acked: map[string]*ruleset.Port{}, tried: map[string][]*ruleset.Port{}, zones: []uint16{0}}
 			cfg := Config{}
 			switch seed % 3 {
 			case 1:
@@ -47,11 +47,11 @@ type model struct {
 	t *testing.T
 	*bed
 	rng           *rand.Rand
-	acked         map[string]*ruleset.Service   // the data plane's Services
-	tried         map[string][]*ruleset.Service // failed attempts that may be in effect
-	port          uint16                        // of the last client
-	zones         []uint16                      // the zones that are judged
-	spare         string                        // the Service whose flows are spared
+	acked         map[string]*ruleset.Port   // the data plane's Services
+	tried         map[string][]*ruleset.Port // failed attempts that may be in effect
+	port          uint16                     // of the last client
+	zones         []uint16                   // the zones that are judged
+	spare         string                     // the Service whose flows are spared
 	deleted, kept int
 }
 
@@ -62,7 +62,7 @@ const (
 
 // random returns a random Service number i. Cluster IPs differ between Services. External IPs,
 // NodePorts and endpoints may be shared.
-func (m *model) random(i int) *ruleset.Service {
+func (m *model) random(i int) *ruleset.Port {
 	if m.rng.IntN(5) == 0 {
 		return nil
 	}
@@ -99,7 +99,7 @@ func named(at netip.AddrPort) string {
 }
 
 // filter is Config.Filter.
-func (m *model) filter(s *ruleset.Service, f Flow) bool {
+func (m *model) filter(s *ruleset.Port, f Flow) bool {
 	if want := named(f.Dst); s.Key.Name != want {
 		m.t.Errorf("flow %+v taken for one of %s, not of %s", f, s.Key.Name, want)
 	}
@@ -107,7 +107,7 @@ func (m *model) filter(s *ruleset.Service, f Flow) bool {
 }
 
 // owner returns the Service at an address.
-func (m *model) owner(at netip.AddrPort) *ruleset.Service {
+func (m *model) owner(at netip.AddrPort) *ruleset.Port {
 	for _, s := range m.acked {
 		for i := range s.Frontends {
 			if packetsTo(&s.Frontends[i]) == at {
@@ -184,7 +184,7 @@ func (m *model) change(full bool) {
 			if c.New != nil {
 				m.tried[c.Key.Name] = append(m.tried[c.Key.Name], c.New)
 			} else if len(m.tried[c.Key.Name]) == 0 && c.Old != nil {
-				m.tried[c.Key.Name] = []*ruleset.Service{c.Old}
+				m.tried[c.Key.Name] = []*ruleset.Port{c.Old}
 			}
 			continue
 		}
@@ -282,7 +282,7 @@ func (m *model) check(step int) {
 
 // TestModelDetectsMissingCleanUp runs the model with a Cleaner that deletes nothing.
 func TestModelDetectsMissingCleanUp(t *testing.T) {
-	m := &model{acked: map[string]*ruleset.Service{"dns": dns("10.0.0.2:53")}, zones: []uint16{0}}
+	m := &model{acked: map[string]*ruleset.Port{"dns": dns("10.0.0.2:53")}, zones: []uint16{0}}
 	if m.right(toOne) || !m.right(toTwo) {
 		t.Error(errors.New("the model does not detect stale flows"))
 	}

@@ -34,7 +34,7 @@ func anyPort(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 0) }
 type span struct {
 	first, last uint16
 	place       place
-	service     *ruleset.Service
+	service     *ruleset.Port
 }
 
 // spans holds the owners of ranges at each address, in the order of their ports. No two overlap.
@@ -43,7 +43,7 @@ type spans map[netip.Addr][]span
 
 // set gives a range to a Service. It takes those ports from other Services, whose changes may
 // be recorded later.
-func (x spans) set(w place, s *ruleset.Service) {
+func (x spans) set(w place, s *ruleset.Port) {
 	all := x[w.at.Addr()]
 	first, last := w.at.Port(), w.last
 	from, _ := slices.BinarySearchFunc(all, first, func(a span, port uint16) int { return int(a.last) - int(port) })
@@ -110,7 +110,7 @@ func (j *judge) inQueuedRange(dst netip.AddrPort) bool {
 
 // lostByRange returns the Service of a flow that was sent to an endpoint that a range has lost, or
 // nil.
-func (j *judge) lostByRange(f *Flow) *ruleset.Service {
+func (j *judge) lostByRange(f *Flow) *ruleset.Port {
 	if len(j.queued) == 0 {
 		return nil
 	}

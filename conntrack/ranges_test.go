@@ -18,7 +18,7 @@ func TestCleanerAgreesWithModelOfRanges(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-			m := &rangeModel{t: t, rng: rand.New(rand.NewPCG(seed, 11)), acked: make([]*ruleset.Service, rangeServices), wanted: make([]*ruleset.Service, rangeServices)}
+			m := &rangeModel{t: t, rng: rand.New(rand.NewPCG(seed, 11)), acked: make([]*ruleset.Port, rangeServices), wanted: make([]*ruleset.Port, rangeServices)}
 			m.bed = newBed(t)
 			m.table.local = []netip.Addr{addr("127.0.0.1"), addr(nodeAddr)}
 			for step := range 150 {
@@ -39,10 +39,10 @@ type rangeModel struct {
 	rng *rand.Rand
 	// acked holds the Services in effect. tried holds those of failed attempts, each of which may
 	// be in effect.
-	acked []*ruleset.Service
-	tried [][]*ruleset.Service
+	acked []*ruleset.Port
+	tried [][]*ruleset.Port
 	// wanted holds the Services with all frontends that they ask for.
-	wanted []*ruleset.Service
+	wanted []*ruleset.Port
 	client uint16
 
 	deleted, kept, inRanges int
@@ -55,8 +55,8 @@ const (
 
 // world changes some of the wanted Services and returns what each gets. A frontend that conflicts with one of a Service before is left
 // out.
-func (m *rangeModel) world() []*ruleset.Service {
-	out := make([]*ruleset.Service, rangeServices)
+func (m *rangeModel) world() []*ruleset.Port {
+	out := make([]*ruleset.Port, rangeServices)
 	var have []ruleset.Frontend
 	for i := range out {
 		if m.rng.IntN(2) == 0 {
@@ -78,7 +78,7 @@ func (m *rangeModel) world() []*ruleset.Service {
 }
 
 // random returns a random Service number i, or nil.
-func (m *rangeModel) random(i int) *ruleset.Service {
+func (m *rangeModel) random(i int) *ruleset.Port {
 	if m.rng.IntN(5) == 0 {
 		return nil
 	}
@@ -108,7 +108,7 @@ func (m *rangeModel) random(i int) *ruleset.Service {
 
 // find returns the frontend at an address among Services: first one with a single port, then a
 // NodePort, then a range.
-func find(all []*ruleset.Service, dst netip.AddrPort) (*ruleset.Service, *ruleset.Frontend) {
+func find(all []*ruleset.Port, dst netip.AddrPort) (*ruleset.Port, *ruleset.Frontend) {
 	for _, wanted := range []func(*ruleset.Frontend) bool{
 		func(f *ruleset.Frontend) bool { return !f.IsRange() && f.Addr == dst.Addr() && f.Port == dst.Port() },
 		func(f *ruleset.Frontend) bool {
@@ -177,7 +177,7 @@ func (m *rangeModel) change(full bool) {
 	next := m.world()
 	d := &ruleset.Delta{Full: full, Node: everyAddress(), OldNode: everyAddress()}
 	for i, s := range next {
-		old, attempted := m.acked[i], []*ruleset.Service(nil)
+		old, attempted := m.acked[i], []*ruleset.Port(nil)
 		for _, t := range m.tried {
 			if t[i] != nil {
 				attempted = append(attempted, t[i])
@@ -240,13 +240,13 @@ func (m *rangeModel) change(full bool) {
 // port with a list of all ports.
 func TestSpansAgreeWithModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	services := []*ruleset.Service{}
+	services := []*ruleset.Port{}
 	for i := range 4 {
 		services = append(services, service{name: fmt.Sprint("s", i), cluster: "10.96.0.1:53"}.compile(everyAddress()))
 	}
 	x, a := spans{}, addr("10.96.0.1")
 	type owner struct {
-		s *ruleset.Service
+		s *ruleset.Port
 		w place
 	}
 	var want [50]owner

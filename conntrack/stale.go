@@ -33,10 +33,10 @@ func usable(endpoints, reachable []*tracker.Endpoint) addrs {
 }
 
 // usableOf returns the usable endpoints of s.
-func usableOf(s *ruleset.Service) addrs { return usable(s.Endpoints, s.Selection.Reachable) }
+func usableOf(s *ruleset.Port) addrs { return usable(s.Endpoints, s.Selection.Reachable) }
 
 // hasUsable reports whether s has a usable endpoint.
-func hasUsable(s *ruleset.Service) bool {
+func hasUsable(s *ruleset.Port) bool {
 	return len(s.Selection.Reachable) > 0 || slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Ready || e.Serving })
 }
 
@@ -89,7 +89,7 @@ type staleFlows struct {
 	node *ruleset.Node
 	// owners holds the Service of each frontend with a single port. The key of a NodePort has
 	// the unspecified address.
-	owners map[netip.AddrPort]*ruleset.Service
+	owners map[netip.AddrPort]*ruleset.Port
 	// ranges holds the owners of ranges of ports. They apply where owners has no Service. It is
 	// nil until a Service has a range.
 	ranges spans
@@ -102,7 +102,7 @@ type staleFlows struct {
 	// From the Config; the zero values are the defaults.
 	zones     []uint16
 	nodePorts map[netip.Addr]struct{} // further addresses at which NodePorts answer
-	filter    func(*ruleset.Service, Flow) bool
+	filter    func(*ruleset.Port, Flow) bool
 }
 
 // queue selects the flows that the next clean-up examines.
@@ -118,15 +118,15 @@ type queue struct {
 // lost holds the Service and the endpoints that a frontend has lost.
 type lost struct {
 	// service is the Service that had the frontend when the frontend last changed.
-	service *ruleset.Service
+	service *ruleset.Port
 	// endpoints holds the endpoints that the frontend no longer has, each with the Service
 	// that it belonged to. For a range the keys are those of anyPort.
-	endpoints map[netip.AddrPort]*ruleset.Service
+	endpoints map[netip.AddrPort]*ruleset.Port
 }
 
 // of returns the Service of a flow that was sent to an endpoint, or nil if the frontend did
 // not have the endpoint.
-func (l *lost) of(endpoint netip.AddrPort) *ruleset.Service {
+func (l *lost) of(endpoint netip.AddrPort) *ruleset.Port {
 	if l == nil {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (l *lost) of(endpoint netip.AddrPort) *ruleset.Service {
 func newStaleFlows(f tracker.Family) *staleFlows {
 	return &staleFlows{
 		family:         f,
-		owners:         map[netip.AddrPort]*ruleset.Service{},
+		owners:         map[netip.AddrPort]*ruleset.Port{},
 		unacknowledged: map[tracker.Key]*queue{},
 		queue:          newQueue(),
 	}
@@ -204,7 +204,7 @@ func (q *queue) get(w place) *lost {
 	if have != nil {
 		return have
 	}
-	have = &lost{endpoints: map[netip.AddrPort]*ruleset.Service{}}
+	have = &lost{endpoints: map[netip.AddrPort]*ruleset.Port{}}
 	switch {
 	case !w.isRange():
 		q.frontends[w.at] = have
@@ -242,7 +242,7 @@ func (p *staleFlows) at(f *ruleset.Frontend) place {
 }
 
 // setOwner records that s has a frontend.
-func (p *staleFlows) setOwner(w place, s *ruleset.Service) {
+func (p *staleFlows) setOwner(w place, s *ruleset.Port) {
 	if !w.isRange() {
 		p.owners[w.at] = s
 		return
@@ -355,7 +355,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 
 // examine queues the flows to a frontend of s. gone holds the endpoints that the frontend no
 // longer has.
-func (p *staleFlows) examine(w place, s *ruleset.Service, gone addrs) {
+func (p *staleFlows) examine(w place, s *ruleset.Port, gone addrs) {
 	p.bound()
 	have := p.queue.get(w)
 	have.service = s
@@ -413,7 +413,7 @@ func (p *staleFlows) judge(q *queue, local []netip.Addr) func(*Flow) bool {
 		staleFlows: p,
 		queue:      q,
 		local:      local,
-		valid:      map[*ruleset.Service]addrs{},
+		valid:      map[*ruleset.Port]addrs{},
 		queued:     q.queuedRanges(),
 	}
 	return j.stale
@@ -453,7 +453,7 @@ type judge struct {
 	node     *ruleset.Node
 	// valid holds the usable endpoints of Services. If a Service has ranges, valid has the keys
 	// of anyPort, too.
-	valid  map[*ruleset.Service]addrs
+	valid  map[*ruleset.Port]addrs
 	queued map[netip.Addr][]queuedRange
 }
 
@@ -471,7 +471,7 @@ func (j *judge) stale(f *Flow) bool {
 
 // staleOf returns the Service of a stale flow, or nil if f is not stale. A flow is stale if
 // it sends a client to an address that does not answer or no longer belongs to the Service.
-func (j *judge) staleOf(f *Flow) *ruleset.Service {
+func (j *judge) staleOf(f *Flow) *ruleset.Port {
 	translated := f.ReplySrc != f.Dst
 	// handedOn reports that the flow was only translated to another address at which
 	// NodePorts answer. Another entry has the endpoint.
@@ -559,13 +559,13 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 func (j *judge) leave(left *queue, f *Flow) {
 	for _, at := range []netip.AddrPort{f.Dst, j.staleFlows.nodePort(f.Dst.Port())} {
 		if s := j.queue.frontends[at].of(f.ReplySrc); s != nil {
-			left.add(place{at: at}, &lost{s, map[netip.AddrPort]*ruleset.Service{f.ReplySrc: s}})
+			left.add(place{at: at}, &lost{s, map[netip.AddrPort]*ruleset.Port{f.ReplySrc: s}})
 		}
 	}
 	for _, r := range j.queued[f.Dst.Addr()] {
 		at, ok := r.endpoint(f)
 		if s := r.of(at); ok && s != nil && r.has(f.Dst.Port()) {
-			left.add(r.place, &lost{s, map[netip.AddrPort]*ruleset.Service{at: s}})
+			left.add(r.place, &lost{s, map[netip.AddrPort]*ruleset.Port{at: s}})
 		}
 	}
 }

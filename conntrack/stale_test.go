@@ -149,7 +149,7 @@ func TestChangeMakesFlowStale(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			node := everyAddress()
 			p := newStaleFlows(tracker.IPv4)
-			compiled := func(s service) *ruleset.Service {
+			compiled := func(s service) *ruleset.Port {
 				if s.name == "" {
 					return nil
 				}
@@ -265,7 +265,7 @@ func TestFrontendMovesToAnotherService(t *testing.T) {
 func TestSinglePortWinsInRange(t *testing.T) {
 	node := everyAddress()
 	const client, lb = "10.9.0.1:1", "192.0.2.1:60" // an address of the node
-	compiled := func(s service, endpoints ...string) *ruleset.Service {
+	compiled := func(s service, endpoints ...string) *ruleset.Port {
 		s.endpoints = eps(endpoints...)
 		return s.compile(node)
 	}
@@ -278,18 +278,18 @@ func TestSinglePortWinsInRange(t *testing.T) {
 		withEndpoint, without := compiled(s, "10.0.0.2:5300"), compiled(s)
 		for _, c := range []struct {
 			name    string
-			before  []*ruleset.Service
+			before  []*ruleset.Port
 			changes []ruleset.Change
 			want    map[Flow]bool // whether a flow is stale
 		}{
-			{"added", []*ruleset.Service{r}, []ruleset.Change{change(nil, withEndpoint)}, map[Flow]bool{viaRange: true, viaSingle: false}},
-			{"added without endpoints", []*ruleset.Service{r}, []ruleset.Change{change(nil, without)}, map[Flow]bool{viaRange: true}},
-			{"removed", []*ruleset.Service{r, withEndpoint}, []ruleset.Change{change(withEndpoint, nil)}, map[Flow]bool{viaRange: false, viaSingle: true}},
-			{"removed without endpoints", []*ruleset.Service{r, without}, []ruleset.Change{change(without, nil)}, map[Flow]bool{untranslated: true}},
-			{"range added", []*ruleset.Service{withEndpoint}, []ruleset.Change{change(nil, r)}, map[Flow]bool{viaSingle: false}},
-			{"range removed", []*ruleset.Service{r, withEndpoint}, []ruleset.Change{change(r, nil)}, map[Flow]bool{viaSingle: false}},
-			{"in place of the range", []*ruleset.Service{r}, []ruleset.Change{change(r, nil), change(nil, without)}, map[Flow]bool{viaRange: true}},
-			{"replaced by the range", []*ruleset.Service{withEndpoint}, []ruleset.Change{change(withEndpoint, nil), change(nil, r)}, map[Flow]bool{viaSingle: true}},
+			{"added", []*ruleset.Port{r}, []ruleset.Change{change(nil, withEndpoint)}, map[Flow]bool{viaRange: true, viaSingle: false}},
+			{"added without endpoints", []*ruleset.Port{r}, []ruleset.Change{change(nil, without)}, map[Flow]bool{viaRange: true}},
+			{"removed", []*ruleset.Port{r, withEndpoint}, []ruleset.Change{change(withEndpoint, nil)}, map[Flow]bool{viaRange: false, viaSingle: true}},
+			{"removed without endpoints", []*ruleset.Port{r, without}, []ruleset.Change{change(without, nil)}, map[Flow]bool{untranslated: true}},
+			{"range added", []*ruleset.Port{withEndpoint}, []ruleset.Change{change(nil, r)}, map[Flow]bool{viaSingle: false}},
+			{"range removed", []*ruleset.Port{r, withEndpoint}, []ruleset.Change{change(r, nil)}, map[Flow]bool{viaSingle: false}},
+			{"in place of the range", []*ruleset.Port{r}, []ruleset.Change{change(r, nil), change(nil, without)}, map[Flow]bool{viaRange: true}},
+			{"replaced by the range", []*ruleset.Port{withEndpoint}, []ruleset.Change{change(withEndpoint, nil), change(nil, r)}, map[Flow]bool{viaSingle: true}},
 		} {
 			for order := range 2 {
 				t.Run(fmt.Sprintf("%s %s, order %d", name, c.name, order), func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestSinglePortWinsInRange(t *testing.T) {
 // order.
 func TestRangesMoveBetweenServices(t *testing.T) {
 	node := everyAddress()
-	compiled := func(name string, first, last uint16, endpoint string) *ruleset.Service {
+	compiled := func(name string, first, last uint16, endpoint string) *ruleset.Port {
 		s := service{name: name, cluster: fmt.Sprintf("10.96.0.%d:%d", len(name), first), last: last, external: []string{"198.51.100.1"}, endpoints: eps(endpoint)}
 		return s.compile(node)
 	}

@@ -70,7 +70,7 @@ func (s service) key() tracker.Key {
 	}
 }
 
-func (s service) compile(n *ruleset.Node) *ruleset.Service {
+func (s service) compile(n *ruleset.Node) *ruleset.Port {
 	p := &tracker.ServicePort{
 		Key: s.key(), ClusterIP: ap(s.cluster).Addr(), Port: ap(s.cluster).Port(), NodePort: s.nodePort,
 		LastPort: s.last, TargetPort: s.target, PassWithoutEndpoints: s.pass, ExternalLocal: s.pass,
@@ -91,9 +91,9 @@ func everyAddress() *ruleset.Node {
 }
 
 // change returns the change of one Service.
-func change(old, now *ruleset.Service, attempted ...*ruleset.Service) ruleset.Change {
+func change(old, now *ruleset.Port, attempted ...*ruleset.Port) ruleset.Change {
 	c := ruleset.Change{Old: old, New: now, Attempted: attempted, Fields: ruleset.FieldAll}
-	for _, s := range append([]*ruleset.Service{now, old}, attempted...) {
+	for _, s := range append([]*ruleset.Port{now, old}, attempted...) {
 		if s != nil {
 			c.Key = s.Key
 		}

@@ -61,14 +61,14 @@ func TestKernelTableReportsItsZonesOnly(t *testing.T) {
 
 // logged is a table that records deleted flows.
 type logged struct {
-	Table
+	FlowTable
 	deleted []Flow
 }
 
-// Delete implements [Table].
+// Delete implements [FlowTable].
 func (l *logged) Delete(ctx context.Context, flows []Flow) (int, error) {
 	l.deleted = append(l.deleted, flows...)
-	return l.Table.Delete(ctx, flows)
+	return l.FlowTable.Delete(ctx, flows)
 }
 
 // TestKernelTableCanBeWrapped has a Cleaner work on the kernel's table through a wrapper. Its
@@ -81,7 +81,7 @@ func TestKernelTableCanBeWrapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.Close()
-	wrapped := &logged{Table: table}
+	wrapped := &logged{FlowTable: table}
 	c, err := New(t.Context(), Config{Table: wrapped, Zones: []uint16{7}})
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,7 @@ func TestOnlyFlowsInZonesAreJudged(t *testing.T) {
 // only translated to such an address is stale when the NodePort is gone.
 func TestNodePortsAnswerAtFurtherAddrs(t *testing.T) {
 	const virtual, host = "169.254.0.252:30053", "192.0.2.1:30053"
-	service := func(port uint16, e ...string) *ruleset.Service {
+	service := func(port uint16, e ...string) *ruleset.Port {
 		return service{name: "dns", cluster: "10.96.0.1:53", nodePort: port, endpoints: eps(e...)}.compile(everyAddress())
 	}
 	both, two, without := service(30053, "10.0.0.1:53", "10.0.0.2:53"), service(30053, "10.0.0.2:53"), service(0, "10.0.0.2:53")
@@ -82,15 +82,15 @@ func (keep) Equal(o tracker.Extension) bool { return o == keep{} }
 // exists.
 func TestFilterSparesFlows(t *testing.T) {
 	both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
-	kept := func(s *ruleset.Service) *ruleset.Service {
-		c, p := *s, *s.Port
+	kept := func(s *ruleset.Port) *ruleset.Port {
+		c, p := *s, *s.Spec
 		p.Ext = keep{}
-		c.Port = &p
+		c.Spec = &p
 		return &c
 	}
 	for _, c := range []struct {
 		name     string
-		old, now *ruleset.Service
+		old, now *ruleset.Port
 		left     []Flow
 	}{
 		{"endpoint gone", both, two, []Flow{toTwo}},
@@ -102,12 +102,12 @@ func TestFilterSparesFlows(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			asked := map[Flow]bool{}
-			b := newBedOf(t, Config{Filter: func(s *ruleset.Service, f Flow) bool {
+			b := newBedOf(t, Config{Filter: func(s *ruleset.Port, f Flow) bool {
 				asked[f] = true
 				if s.Key != both.Key {
 					t.Errorf("asked about %v", s.Key)
 				}
-				_, k := tracker.ExtAs[keep](s.Port.Ext)
+				_, k := s.Spec.Ext.(keep)
 				return !k
 			}})
 			b.apply(t, true, change(nil, c.old))

@@ -19,7 +19,7 @@ import (
 )
 
 // Backend keeps kube-proxy's chains, in the tables filter and nat of both families, in
-// agreement with a ruleset. It is a [dataplane.Plane]. Its methods are safe for concurrent
+// agreement with a ruleset. It is a [dataplane.Backend]. Its methods are safe for concurrent
 // use.
 //
 // [New] makes one; the zero value must not be used.
@@ -45,7 +45,7 @@ type Backend struct {
 	started bool
 }
 
-var _ dataplane.Plane = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // New returns a backend. It finds the programs and checks that they and the kernel
 // support every rule that Services need, as [Probe] does. The error is a
@@ -179,7 +179,7 @@ func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]
 			f.suspects = refused
 		}
 		maps.Copy(bad, refused)
-		f.trace(b.config.Trace)
+		f.trace(b.config.Hooks)
 		for _, err := range refused {
 			if !errors.Is(err, ruleset.ErrRefused) {
 				f.model = nil // the tables do not have Old of the Service
@@ -199,13 +199,13 @@ func changesOf(all []ruleset.Change, f tracker.Family) (out []ruleset.Change) {
 }
 
 // trace calls the functions of t.
-func (f *family) trace(t *Trace) {
+func (f *family) trace(t *Hooks) {
 	if t == nil || t.Applied == nil {
 		return
 	}
 	size := f.model.size()
 	for table := range tables {
-		t.Applied(Info{Family: f.family, Table: table.String(), Rules: size[table], Written: f.written[table]})
+		t.Applied(WriteInfo{Family: f.family, Table: table.String(), Rules: size[table], Written: f.written[table]})
 	}
 }
 

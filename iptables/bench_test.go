@@ -118,7 +118,7 @@ func (r *rig) flat() *batch {
 		r.Fatal(err)
 	}
 	out := newBatch()
-	for _, s := range snap.Services {
+	for _, s := range snap.Ports {
 		m.change(nil, s, out.difference)
 	}
 	for _, c := range m.fixed() {

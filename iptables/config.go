@@ -54,8 +54,8 @@ type Config struct {
 	// of the thread that calls [New]. New duplicates the file. A namespace other than the
 	// process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Trace holds functions that Apply calls before it returns. It may be nil.
-	Trace *Trace
+	// Hooks holds functions that Apply calls before it returns. It may be nil.
+	Hooks *Hooks
 	// Log receives repairs and Services that cannot be programmed; nil discards them.
 	Log *slog.Logger
 
@@ -94,17 +94,17 @@ func Probe(ctx context.Context, c Config) error {
 	return backendconf.Probe(New(ctx, c))
 }
 
-// Trace is a set of functions that a [Backend] calls. Any of them, and the *Trace
+// Hooks is a set of functions that a [Backend] calls. Any of them, and the *Trace
 // itself, may be nil. The goroutine that called Apply calls them before Apply returns.
 // They must not call the Backend.
-type Trace struct {
+type Hooks struct {
 	// Applied is called once for each table, filter and nat, of each family that an
 	// Apply brought up to date. Refused Services do not count as a failure of Apply here.
-	Applied func(Info)
+	Applied func(WriteInfo)
 }
 
-// Info describes one table after an Apply.
-type Info struct {
+// WriteInfo describes one table after an Apply.
+type WriteInfo struct {
 	// Family is the table's address family.
 	Family tracker.Family
 	// Table is "filter" or "nat".

@@ -24,7 +24,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		log.Fatal(err)
 	}

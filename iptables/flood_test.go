@@ -42,7 +42,7 @@ func TestFloodLosesNoConnection(t *testing.T) {
 		w.Sync()
 		before := usage.Heap()
 		syncs, longest := 0, time.Duration(0)
-		r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+		r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 			syncs++
 			if !i.QueuedAt.IsZero() {
 				longest = max(longest, i.Start.Add(i.Duration).Sub(i.QueuedAt))

@@ -207,12 +207,12 @@ func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 				results["lost"]++
 				continue
 			}
-			var acked []*ruleset.Service
+			var acked []*ruleset.Port
 			for i := range n {
 				for _, k := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 					key := tracker.Key{Family: k}
 					key.Namespace, key.Name, key.Port, key.Protocol = "ns", svc(i).Name, "p", v1.ProtocolTCP
-					if s := r.cursor.Service(key); s != nil {
+					if s := r.cursor.Port(key); s != nil {
 						acked = append(acked, s)
 					}
 				}
@@ -393,7 +393,7 @@ func TestConnectionsOfDeletedServicesAreForgotten(t *testing.T) {
 		r.sync()
 		f := r.backend.families[0]
 		var pools []*chain
-		for _, s := range r.engine.Snapshot().Services {
+		for _, s := range r.engine.Snapshot().Ports {
 			if s.Key.Family != tracker.IPv4 {
 				continue
 			}

@@ -93,7 +93,7 @@ func (m *model) setNode(n *ruleset.Node) {
 }
 
 // render returns the chains and rules of a Service, and the zero value for nil.
-func (m *model) render(s *ruleset.Service) rendered {
+func (m *model) render(s *ruleset.Port) rendered {
 	if s == nil {
 		return rendered{}
 	}
@@ -103,7 +103,7 @@ func (m *model) render(s *ruleset.Service) rendered {
 // change replaces one version of a Service by another. Nil means no version. Unless emit is nil, change
 // calls it with the Service's chains of both versions. It marks the chains of dispatchers as
 // changed.
-func (m *model) change(old, new *ruleset.Service, emit func(before, now []chain)) {
+func (m *model) change(old, new *ruleset.Port, emit func(before, now []chain)) {
 	before, now := m.render(old), m.render(new)
 	// A rule that stays is added before it is removed, so that its chain does not change.
 	for _, p := range now.rules {

@@ -289,7 +289,7 @@ func (l listing) size() (n [tables]int) {
 }
 
 // want renders the tables of some Services.
-func (r *rig) want(f tracker.Family, services []*ruleset.Service) listing {
+func (r *rig) want(f tracker.Family, services []*ruleset.Port) listing {
 	r.Helper()
 	i := slices.IndexFunc(r.backend.families, func(x *family) bool { return x.family == f })
 	m, err := newModel(r.backend.families[i].settings, r.engine.Snapshot().Node)
@@ -333,11 +333,11 @@ func (r *rig) verify() {
 // verifyBut does so except for chains of other programs.
 func (r *rig) verifyBut(others ...string) {
 	r.Helper()
-	r.verifyServices(r.engine.Snapshot().Services, others...)
+	r.verifyServices(r.engine.Snapshot().Ports, others...)
 }
 
 // verifyServices compares the kernel with the rules of some Services.
-func (r *rig) verifyServices(services []*ruleset.Service, others ...string) {
+func (r *rig) verifyServices(services []*ruleset.Port, others ...string) {
 	r.Helper()
 	for _, f := range r.backend.families {
 		got, want := r.kernel(f.family), r.want(f.family, services)

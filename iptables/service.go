@@ -33,7 +33,7 @@ type placed struct {
 type serviceRenderer struct {
 	*settings
 	pods     []string // the matches that recognize pods
-	s        *ruleset.Service
+	s        *ruleset.Port
 	id, name string
 	protocol string
 	out      rendered
@@ -44,7 +44,7 @@ type serviceRenderer struct {
 var pools = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
 // validate returns an error if iptables cannot express something that s asks for. s may be nil.
-func (c *settings) validate(s *ruleset.Service) error {
+func (c *settings) validate(s *ruleset.Port) error {
 	if s == nil {
 		return nil
 	}
@@ -54,7 +54,7 @@ func (c *settings) validate(s *ruleset.Service) error {
 	if iptext.Protocol(s.Key.Protocol) == "" {
 		return fmt.Errorf("iptables: unknown protocol %q", s.Key.Protocol)
 	}
-	if a := s.Port.Affinity; a < 0 || a > maxAffinity {
+	if a := s.Spec.Affinity; a < 0 || a > maxAffinity {
 		return fmt.Errorf("iptables: affinity timeout %v is not between 0 and %v", a, maxAffinity)
 	}
 	for i := range s.Frontends {
@@ -73,7 +73,7 @@ func (c *settings) validate(s *ruleset.Service) error {
 }
 
 // renderService renders s, which validate accepts.
-func renderService(c *settings, pods []string, s *ruleset.Service) rendered {
+func renderService(c *settings, pods []string, s *ruleset.Port) rendered {
 	r := serviceRenderer{
 		settings: c, pods: pods, s: s,
 		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: iptext.Protocol(s.Key.Protocol),
@@ -88,7 +88,7 @@ func renderService(c *settings, pods []string, s *ruleset.Service) rendered {
 			r.external(f)
 		}
 	}
-	if p := s.Port.HealthCheckNodePort; p != 0 {
+	if p := s.Spec.HealthCheckNodePort; p != 0 {
 		// The other ports of the Service have the same health check node port.
 		r.place(healthNodePorts, keyOf(netip.Addr{}, protocols[0], p), true, "-p tcp",
 			iptext.Comment(s.Key.Namespace, "/", s.Key.Name, " health check node port"), iptext.DestinationPort("tcp", p), "-j ACCEPT")
@@ -136,7 +136,7 @@ func (r *serviceRenderer) pool(t ruleset.Target) {
 		r.names = make(map[string]bool, len(endpoints))
 	}
 	recent := ""
-	if r.s.Port.Affinity != 0 {
+	if r.s.Spec.Affinity != 0 {
 		recent = "--mask 255.255.255.255 --rsource"
 		if r.family == tracker.IPv6 {
 			recent = "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource"
@@ -151,7 +151,7 @@ func (r *serviceRenderer) pool(t ruleset.Target) {
 		r.add(r.endpointChain(names[i], ep, recent))
 	}
 	if recent != "" {
-		seconds := strconv.FormatInt(int64((r.s.Port.Affinity+time.Second-1)/time.Second), 10)
+		seconds := strconv.FormatInt(int64((r.s.Spec.Affinity+time.Second-1)/time.Second), 10)
 		for _, name := range names {
 			c.rules = append(c.rules, "-m recent --rcheck --seconds "+seconds+" --reap --name "+name+" "+recent+" "+iptext.Jump(name))
 		}
@@ -179,7 +179,7 @@ func (r *serviceRenderer) endpointChain(name string, ep *tracker.Endpoint, recen
 	translate := func(match, to string) {
 		c.rules = append(c.rules, iptext.Join("-p "+r.protocol, match, set, "-j DNAT --to-destination "+to))
 	}
-	p := r.s.Port
+	p := r.s.Spec
 	if !p.IsRange() {
 		translate("", ep.Addr.String())
 		return c
@@ -300,7 +300,7 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	}
 	verdict, why := r.verdict(f)
 	refuse := iptext.Join(r.to(f), iptext.Comment(r.name, why), port, verdict)
-	if r.s.Port.PassWithoutEndpoints && f.Kind != ruleset.KindNodePort {
+	if r.s.Spec.PassWithoutEndpoints && f.Kind != ruleset.KindNodePort {
 		refuse = ""
 	}
 	restrict := r.restrict(f, about)

@@ -17,16 +17,16 @@ import (
 
 // sharing returns a Service port with a cluster IP and a health-check node port that other
 // Service ports may have, too.
-func sharing(service, port, clusterIP int, health uint16) *ruleset.Service {
+func sharing(service, port, clusterIP int, health uint16) *ruleset.Port {
 	name := types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", service)}
 	key := tracker.Key{
 		ServicePortName: tracker.ServicePortName{NamespacedName: name, Port: fmt.Sprint("p", port), Protocol: v1.ProtocolTCP},
 		Family:          tracker.IPv4,
 	}
 	addr := netip.AddrFrom4([4]byte{10, 96, 0, byte(clusterIP)})
-	return &ruleset.Service{
+	return &ruleset.Port{
 		Key:  key,
-		Port: &tracker.ServicePort{HealthCheckNodePort: health},
+		Spec: &tracker.ServicePort{HealthCheckNodePort: health},
 		Frontends: []ruleset.Frontend{{
 			Kind: ruleset.KindClusterIP, Addr: addr, Port: uint16(1000 + 100*service + port), Target: ruleset.TargetReject,
 		}},
@@ -45,13 +45,13 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		have := map[uint32]*ruleset.Service{}
+		have := map[uint32]*ruleset.Port{}
 		// Few values make Services share; many make trees with several chains.
 		few := 1 + rng.IntN(250)
 		for step := range 60 {
 			for range 1 + rng.IntN(8) {
 				id := uint32(rng.IntN(40))
-				var svc *ruleset.Service
+				var svc *ruleset.Port
 				if rng.IntN(3) != 0 {
 					health := uint16(0)
 					if rng.IntN(3) != 0 {

@@ -25,7 +25,7 @@ func TestSimulation(t *testing.T) {
 			t.Parallel()
 			conformance.Simulate(t, conformance.Simulation{
 				First: *backendtest.Seed + uint64(i*worlds), Worlds: worlds,
-				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+				New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 					return simulated(tb, env, flavor, flavor == Legacy)
 				},
 				Skip: skips,
@@ -35,14 +35,14 @@ func TestSimulation(t *testing.T) {
 }
 
 func TestReleasesDeltas(t *testing.T) {
-	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 		return simulated(tb, env, NFT, false)
 	})
 }
 
 // simulated returns a data plane in memory. Some of its failing writes meet a lock, some are
 // refused or too large, and some programs are killed, before or after their work.
-func simulated(tb testing.TB, env conformance.SimEnv, flavor Flavor, divided bool) conformance.Plane {
+func simulated(tb testing.TB, env conformance.SimEnv, flavor Flavor, divided bool) conformance.Fake {
 	m := newMemory(flavor)
 	applying, failures := false, 0
 	for _, t := range m.tables {
@@ -87,7 +87,7 @@ func simulated(tb testing.TB, env conformance.SimEnv, flavor Flavor, divided boo
 			return nil
 		}
 	}
-	return conformance.Plane{
+	return conformance.Fake{
 		Backend: func() ruleset.Backend {
 			c, err := Config{Flavor: flavor, Families: env.Families}.withDefaults()
 			if err != nil {

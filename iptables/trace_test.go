@@ -40,9 +40,9 @@ func TestTakesOverFromIPVS(t *testing.T) {
 func TestTraceCountsRules(t *testing.T) {
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		var infos []Info
+		var infos []WriteInfo
 		r, w := newWatched(t, flavor, func(c *Config) {
-			c.Trace = &Trace{Applied: func(i Info) { infos = append(infos, i) }}
+			c.Hooks = &Hooks{Applied: func(i WriteInfo) { infos = append(infos, i) }}
 		})
 		check := func(what string, fullFor ...tracker.Family) {
 			t.Helper()
@@ -66,7 +66,7 @@ func TestTraceCountsRules(t *testing.T) {
 						t.Fatalf("%s: only %v", what, infos)
 					}
 					program := map[tracker.Family]string{tracker.IPv4: "iptables", tracker.IPv6: "ip6tables"}[f] + " " + table.String()
-					want := Info{f, table.String(), size[table], written[program]}
+					want := WriteInfo{f, table.String(), size[table], written[program]}
 					if infos[i] != want {
 						t.Errorf("%s: %+v, want %+v", what, infos[i], want)
 					}
@@ -84,7 +84,7 @@ func TestTraceCountsRules(t *testing.T) {
 		check("first delta", tracker.IPv4, tracker.IPv6)
 		r.cursor.Resync()
 		check("resync")
-		if slices.ContainsFunc(infos, func(i Info) bool { return i.Written != 0 }) {
+		if slices.ContainsFunc(infos, func(i WriteInfo) bool { return i.Written != 0 }) {
 			t.Errorf("a resync wrote: %+v", infos)
 		}
 		r.tracker.SetSlice(slice(0, tracker.IPv4, 1, 2, 3, 4, 5, 6))

@@ -113,7 +113,7 @@ func changeSize(c ruleset.Change) int {
 }
 
 // size returns about how many lines a Service takes.
-func size(s *ruleset.Service) int {
+func size(s *ruleset.Port) int {
 	if s == nil {
 		return 0
 	}

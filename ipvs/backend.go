@@ -19,10 +19,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var _ dataplane.Plane = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // Backend programs one network namespace's IPVS, with the dummy device, ipsets and
-// iptables rules that it needs. It implements [dataplane.Plane]. Its methods are safe for
+// iptables rules that it needs. It implements [dataplane.Backend]. Its methods are safe for
 // concurrent use. After [Backend.Close], methods change nothing and return an error that
 // wraps [os.ErrClosed].
 //

@@ -32,7 +32,7 @@ type Config struct {
 	// Scheduler chooses among endpoints (kube-proxy's --ipvs-scheduler). "" means
 	// [RoundRobin] where all endpoints have the same weight, which is the tracker's
 	// default, and [WeightedRoundRobin] elsewhere. A Service that asks for a hash (see
-	// ruleset.Service.Hash) always has [Maglev], or [SourceHash] if the kernel has no
+	// ruleset.Port.Hash) always has [Maglev], or [SourceHash] if the kernel has no
 	// Maglev.
 	Scheduler Scheduler
 	// DrainLimit bounds the time that real servers drain; 0 means no limit. Endpoints, and

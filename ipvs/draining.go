@@ -246,7 +246,7 @@ func (u *update) retire(k virtualKey) error {
 
 // notePassing records the virtual servers that an item lacks because packets pass.
 func (u *update) notePassing(it *item) {
-	p := it.service.Port
+	p := it.service.Spec
 	if !p.PassWithoutEndpoints {
 		return
 	}

@@ -22,7 +22,7 @@ import (
 // A node's data plane, from the tracker to the kernel.
 func Example() {
 	run := func(ctx context.Context, t *tracker.Tracker) error {
-		engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+		engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 		if err != nil {
 			return err
 		}

@@ -539,7 +539,7 @@ func faults() error {
 			return err
 		}
 		s := a.backend.states[0]
-		for _, sv := range a.engine.Snapshot().Services {
+		for _, sv := range a.engine.Snapshot().Ports {
 			if sv.Key.Family != s.family {
 				continue
 			}

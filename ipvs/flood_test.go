@@ -25,7 +25,7 @@ func testFloodLosesNothing(f *faultWorld) {
 	f.Sync()
 	syncs, failures := 0, 0
 	var slowest time.Duration
-	r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+	r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 		syncs++
 		if i.Triggers > 0 {
 			slowest = max(slowest, i.Start.Add(i.Duration).Sub(i.QueuedAt))
@@ -101,7 +101,7 @@ func testFloodLosesNothing(f *faultWorld) {
 	}
 
 	// A relist must make no requests.
-	for _, s := range f.Engine.Snapshot().Services {
+	for _, s := range f.Engine.Snapshot().Ports {
 		if s.Key.Name == svcName(50).Name || s.Key.Name == svcName(51).Name {
 			continue
 		}

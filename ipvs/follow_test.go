@@ -443,7 +443,7 @@ func testInterruptedDeltasAreCompleted(t *testing.T, newNode func(testing.TB) no
 			}
 			var virtuals []string
 			bound := map[netip.Addr]bool{}
-			for _, s := range r.engine.Snapshot().Services {
+			for _, s := range r.engine.Snapshot().Ports {
 				if s.Key.Family != tracker.IPv4 {
 					continue
 				}

@@ -313,7 +313,7 @@ func (w *fullWorld) check(when string) {
 		w.t.Errorf("seed %d, %s: %s", w.seed, when, fmt.Sprintf(format, args...))
 	}
 	served, owners := map[virtualKey]map[netip.AddrPort]bool{}, map[virtualKey]tracker.Key{}
-	for _, s := range w.engine.Snapshot().Services {
+	for _, s := range w.engine.Snapshot().Ports {
 		endpoints := map[netip.AddrPort]bool{}
 		for _, ep := range s.Endpoints {
 			endpoints[ep.Addr] = true

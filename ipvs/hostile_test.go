@@ -78,7 +78,7 @@ func testHostileServicesAreServed(t *testing.T) {
 	// One Service port among others has an unknown protocol.
 	snap := r.engine.Snapshot()
 	d = &ruleset.Delta{Full: true, Node: snap.Node}
-	for i, s := range snap.Services {
+	for i, s := range snap.Ports {
 		if i == 3 {
 			odd := *s
 			odd.Key.Protocol, odd.Key.Name = "GRE", "odd"

@@ -35,14 +35,17 @@ func TestScarceMarksGoToTheOldest(t *testing.T) {
 	b.config.Marks = Marks{Value: 0x3000, Mask: 0xfffffffe} // one mark
 	s := newState(tracker.IPv4, b.config.Marks)
 	s.node = &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}
-	service := func(n int, created int64) *ruleset.Service {
+	service := func(n int, created int64) *ruleset.Port {
 		return testService(func(p *tracker.ServicePort) {
-			p.Key.Name, p.Created = fmt.Sprint("s", n), created
+			p.Key.Name = fmt.Sprint("s", n)
+			if created != 0 {
+				p.Created = time.Unix(created, 0)
+			}
 			p.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(n)})}
 			p.ExternalLocal = true
 		})
 	}
-	marked := func(full bool, list ...*ruleset.Service) (names []string) {
+	marked := func(full bool, list ...*ruleset.Port) (names []string) {
 		u := newUpdate(b, s, map[tracker.Key]error{})
 		for _, svc := range list {
 			u.add(svc.Key, owner(svc.ID), svc)

@@ -477,7 +477,7 @@ func TestUnknownProtocolIsRefused(t *testing.T) {
 	r, m := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, 1)
 	r.sync()
-	before, odd := m.dump(), *r.engine.Snapshot().Services[0]
+	before, odd := m.dump(), *r.engine.Snapshot().Ports[0]
 	odd.Key.Protocol, odd.Key.Name = "GRE", "odd"
 	node := r.engine.Snapshot().Node
 	d := &ruleset.Delta{Node: node, OldNode: node, Changes: []ruleset.Change{{Key: odd.Key, New: &odd, Fields: ruleset.FieldAll}}}

@@ -64,7 +64,7 @@ type local struct {
 // makePlan returns the plan of a Service port. mark is the packet mark of its virtual
 // server for internal traffic. With mark 0, the plan has no such virtual server, and has
 // entries in internal if the Service port needs one. makePlan is a pure function.
-func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
+func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
 	p := plan{mark: mark}
 	add := func(set setID, at netip.AddrPort, other netip.Prefix) {
@@ -81,7 +81,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		pool := s.Pool(f.Target)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, proto: proto, at: at},
-			virtual: c.virtual(s, s.Port.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
+			virtual: c.virtual(s, s.Spec.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
 		if f.Target == ruleset.TargetDrop {
 			add(setNoLocal, at, netip.Prefix{})
@@ -137,8 +137,8 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 			p.entries = append(p.entries, entry{set: setBoundExternal, family: family, addr: f.Addr})
 		}
 	}
-	if s.Port.HealthCheckNodePort != 0 {
-		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Port.HealthCheckNodePort})
+	if s.Spec.HealthCheckNodePort != 0 {
+		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Spec.HealthCheckNodePort})
 	}
 	if len(p.internal) != 0 && mark != 0 && !c.internalDrops(s) {
 		pool := s.Pool(internalFrontend(s).Internal)
@@ -173,7 +173,7 @@ func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family t
 
 // internalFrontend returns a frontend that treats internal traffic differently, or nil.
 // All such frontends of a Service treat it alike: as the policy Cluster does.
-func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
+func internalFrontend(s *ruleset.Port) *ruleset.Frontend {
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.ShortCircuit() && f.Internal != f.Target {
 			return f
@@ -183,13 +183,13 @@ func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 }
 
 // internalDrops reports whether internal traffic is dropped. One mark is reserved for this.
-func (c Config) internalDrops(s *ruleset.Service) bool {
+func (c Config) internalDrops(s *ruleset.Port) bool {
 	f := internalFrontend(s)
 	return f != nil && f.Internal == ruleset.TargetDrop
 }
 
 // virtual returns the properties of a virtual server with the endpoints.
-func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*tracker.Endpoint) virtual {
+func (c Config) virtual(s *ruleset.Port, affinity time.Duration, pool []*tracker.Endpoint) virtual {
 	v := virtual{scheduler: c.Scheduler}
 	hash := tracker.HashNone
 	switch by := s.Hash(); {
@@ -221,8 +221,8 @@ const elementsAtOnce = 100
 // IPVS remembers by a mark it translates ports only if the packet has the virtual server's
 // port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's
 // address replaces affinity.
-func (c Config) internalVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
-	if s.Port.Affinity > 0 {
+func (c Config) internalVirtual(s *ruleset.Port, pool []*tracker.Endpoint) virtual {
+	if s.Spec.Affinity > 0 {
 		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(tracker.HashSource)}
 	}
 	return c.virtual(s, 0, pool)

@@ -17,7 +17,7 @@ import (
 
 // testService returns a Service port with one endpoint on this node, one on another node, and
 // one without a node.
-func testService(edit func(*tracker.ServicePort), eps ...*tracker.Endpoint) *ruleset.Service {
+func testService(edit func(*tracker.ServicePort), eps ...*tracker.Endpoint) *ruleset.Port {
 	key := tracker.Key{Family: tracker.IPv4}
 	key.NamespacedName = types.NamespacedName{Namespace: "default", Name: "web"}
 	key.Protocol = v1.ProtocolTCP

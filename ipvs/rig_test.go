@@ -203,7 +203,7 @@ func (r *rig) agree() {
 		}
 	}
 	bound := map[string]bool{}
-	for _, s := range rs.Services {
+	for _, s := range rs.Ports {
 		for _, f := range s.Frontends {
 			addrs := []string{f.Addr.String()}
 			if f.Kind == ruleset.KindNodePort {

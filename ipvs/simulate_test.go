@@ -34,14 +34,14 @@ func TestReleasesDeltas(t *testing.T) {
 	backendtest.ReleasesDeltas(t, newPlane)
 }
 
-func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	config, err := Config{Families: env.Families}.withDefaults()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	m := newMemory(env.NodeAddresses...)
 	w := &watched{memory: m, fail: env.Fail, look: env.Look}
-	return conformance.Plane{
+	return conformance.Fake{
 		Backend: func() ruleset.Backend {
 			w.Backend = newBackend(config, m.handle(config))
 			return w

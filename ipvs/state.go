@@ -10,7 +10,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// owner identifies who needs an object: a Service port by its [ruleset.Service].ID, or a
+// owner identifies who needs an object: a Service port by its [ruleset.Port].ID, or a
 // retired virtual server by a number from firstRetired.
 type owner uint64
 
@@ -34,7 +34,7 @@ type state struct {
 	own map[netip.Addr]bool
 	// external holds the Services whose plans depend on the node's addresses, which change
 	// without a delta.
-	external map[tracker.Key]*ruleset.Service
+	external map[tracker.Key]*ruleset.Port
 	// drainingReals holds the draining real servers, with the time at which the drain
 	// began.
 	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
@@ -76,7 +76,7 @@ func newState(f tracker.Family, m Marks) *state {
 		virtuals:      map[virtualKey]*virtualState{},
 		entryMarks:    map[entry]uint32{},
 		own:           map[netip.Addr]bool{},
-		external:      map[tracker.Key]*ruleset.Service{},
+		external:      map[tracker.Key]*ruleset.Port{},
 		drainingReals: map[virtualKey]map[netip.AddrPort]time.Time{},
 		retired:       map[virtualKey]retired{},
 		marks:         marks,

@@ -190,7 +190,7 @@ func testChangedUDPEndpointsLoseNoRequest(f *faultWorld) {
 		mu.Unlock()
 		waitForClients()
 		var serving []string
-		for _, ep := range f.Engine.Snapshot().Services {
+		for _, ep := range f.Engine.Snapshot().Ports {
 			if ep.Key.Name == svcName(51).Name {
 				for _, e := range ep.Pool(ep.Frontends[0].Target) {
 					serving = append(serving, e.Addr.String())

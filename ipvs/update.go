@@ -1,12 +1,10 @@
 package ipvs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -35,7 +33,7 @@ type update struct {
 type item struct {
 	key     tracker.Key
 	owner   owner
-	service *ruleset.Service // nil if the Service port was deleted
+	service *ruleset.Port // nil if the Service port was deleted
 	plan    plan
 	// errs holds the kernel's errors about parts of the item, the first few of each update. The
 	// other parts are in place.
@@ -145,12 +143,12 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 
 // add adds a Service port to the items. It must not be among them yet. add refuses a protocol that
 // IPVS does not have.
-func (u *update) add(k tracker.Key, o owner, svc *ruleset.Service) {
+func (u *update) add(k tracker.Key, o owner, svc *ruleset.Port) {
 	if svc != nil && inet.Protocol(k.Protocol) == 0 {
 		u.failed[k] = fmt.Errorf("IPVS has no protocol %q: %w", k.Protocol, ruleset.ErrRefused)
 		return
 	}
-	if svc != nil && svc.Port.ExternallyAccessible() {
+	if svc != nil && svc.Spec.ExternallyAccessible() {
 		u.s.external[k] = svc
 	} else {
 		delete(u.s.external, k)
@@ -245,7 +243,7 @@ func (u *update) makePlans(full bool) {
 		u.s.reserveMarks(marks)
 	}
 	// After a restart, packet marks and the room in sets go to the oldest Services first.
-	slices.SortStableFunc(u.items, func(a, b *item) int { return cmp.Compare(a.age(), b.age()) })
+	slices.SortStableFunc(u.items, (*item).compareAge)
 	for _, it := range u.items {
 		switch {
 		case len(it.plan.internal) == 0:
@@ -265,12 +263,17 @@ func (u *update) makePlans(full bool) {
 	}
 }
 
-// age returns a number that is lower for an older Service.
-func (it *item) age() uint64 {
-	if it.service == nil {
-		return math.MaxUint64
+// compareAge orders items by the age of their Services, the oldest first. Items without one come last.
+func (it *item) compareAge(o *item) int {
+	switch {
+	case it.service != nil && o.service != nil:
+		return it.service.Spec.CompareAge(o.service.Spec)
+	case it.service != nil:
+		return -1
+	case o.service != nil:
+		return 1
 	}
-	return uint64(it.service.Port.Created) - 1 // 0 means unknown
+	return 0
 }
 
 // local returns the information about the node that plans depend on.

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs one network namespace's nf_tables. It implements [dataplane.Plane]. Its
+// Backend programs one network namespace's nf_tables. It implements [dataplane.Backend]. Its
 // methods are safe for concurrent use. Methods called after [Backend.Close] change nothing and
 // return an error that wraps [os.ErrClosed].
 //
@@ -49,7 +49,7 @@ type Backend struct {
 	unused map[tracker.Family]map[string]bool
 }
 
-var _ dataplane.Plane = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // New returns a backend for the network namespace that c names. It opens a netlink
 // socket and checks, without changing anything, that the kernel has every feature that

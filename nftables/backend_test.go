@@ -129,7 +129,7 @@ func (r *rig) verify() {
 	r.Helper()
 	snap := r.engine.Snapshot()
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if d := diffViews(kernelView(r, r.backend, f), rulesetView(snap.Services, snap.Node, f)); d != "" {
+		if d := diffViews(kernelView(r, r.backend, f), rulesetView(snap.Ports, snap.Node, f)); d != "" {
 			r.Fatalf("%s table differs from the ruleset:\n%s", f, d)
 		}
 	}

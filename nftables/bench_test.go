@@ -122,7 +122,7 @@ func newPipeline(tb testing.TB, netns *os.File) *pipeline {
 	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}); err != nil {
 		tb.Fatal(err)
 	}
-	if p.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: p.tracker}); err != nil {
+	if p.engine, err = ruleset.NewEngine(ruleset.Config{Source: p.tracker}); err != nil {
 		tb.Fatal(err)
 	}
 	p.cursor = p.engine.Attach("nftables", p.backend)
@@ -137,7 +137,7 @@ func (p *pipeline) take(w *world) {
 	for _, s := range w.slices {
 		p.tracker.SetSlice(s)
 	}
-	p.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	p.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 func (p *pipeline) sync(tb testing.TB) {

@@ -35,7 +35,7 @@ func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1
 	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}, OnService: hook}); err != nil {
 		tb.Fatal(err)
 	}
-	if p.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: p.tracker}); err != nil {
+	if p.engine, err = ruleset.NewEngine(ruleset.Config{Source: p.tracker}); err != nil {
 		tb.Fatal(err)
 	}
 	p.cursor = p.engine.Attach("nftables", p.backend)

@@ -89,10 +89,10 @@ func newAgent(b ruleset.Backend) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		return nil, err
 	}
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return &agent{t, e, e.Attach("nftables", b)}, nil
 }

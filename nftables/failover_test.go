@@ -103,7 +103,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})
 		must(err)
-		e, err := ruleset.NewEngine(ruleset.Config{Tracker: trk, HashSeed: 11})
+		e, err := ruleset.NewEngine(ruleset.Config{Source: trk, HashSeed: 11})
 		must(err)
 		for i := range 2 {
 			trk.SetService(svc(i, func(s *v1.Service) {
@@ -115,7 +115,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 			es.Name, es.Labels[discovery.LabelServiceName] = fmt.Sprint("s", i), fmt.Sprint("svc-", i)
 			trk.SetSlice(es)
 		}
-		trk.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		trk.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		must(e.Attach("nftables", b).Sync(context.Background()))
 	}
 

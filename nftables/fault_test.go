@@ -281,9 +281,9 @@ func faults() error {
 		if err := b.Check(ctx); err != nil {
 			return err
 		}
-		for _, sv := range p.engine.Snapshot().Services {
+		for _, sv := range p.engine.Snapshot().Ports {
 			want := len(sv.Selection.Cluster)
-			found, err := lookUp(ctx, Config{}, netip.AddrPortFrom(sv.Port.ClusterIP, sv.Port.Port), sv.Key.Protocol)
+			found, err := lookUp(ctx, Config{}, netip.AddrPortFrom(sv.Spec.ClusterIP, sv.Spec.Port), sv.Key.Protocol)
 			if err != nil || len(found.Endpoints) != want {
 				return fmt.Errorf("%v: %+v, %w, want %d endpoints", sv.Key, found, err, want)
 			}

@@ -117,7 +117,7 @@ func (f *flooded) roll(service, replaced int, leaving bool) {
 func (f *flooded) run(fn func()) {
 	f.t.Helper()
 	ctx, stop := context.WithCancel(f.t.Context())
-	r, err := runner.New(runner.Config{Min: 20 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+	r, err := runner.New(runner.Config{Min: 20 * time.Millisecond, Retry: time.Second, Max: time.Hour, Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 		f.syncs.Add(1)
 		if waited := i.Start.Add(i.Duration).Sub(i.QueuedAt); i.Triggers > 0 && int64(waited) > f.slowest.Load() {
 			f.slowest.Store(int64(waited))
@@ -143,7 +143,7 @@ func (f *flooded) run(fn func()) {
 func (f *flooded) verify() {
 	f.t.Helper()
 	snap := f.Engine.Snapshot()
-	if d := diffViews(kernelView(f.t, f.backend, tracker.IPv4), rulesetView(snap.Services, snap.Node, tracker.IPv4)); d != "" {
+	if d := diffViews(kernelView(f.t, f.backend, tracker.IPv4), rulesetView(snap.Ports, snap.Node, tracker.IPv4)); d != "" {
 		f.t.Errorf("the table differs from the ruleset:\n%.2000s", d)
 	}
 	if err := f.backend.Check(f.t.Context()); err != nil {

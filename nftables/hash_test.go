@@ -67,7 +67,7 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})
 		must(err)
-		e, err := ruleset.NewEngine(ruleset.Config{Tracker: trk, HashSeed: seed})
+		e, err := ruleset.NewEngine(ruleset.Config{Source: trk, HashSeed: seed})
 		must(err)
 		for i, hash := range []tracker.Hash{tracker.HashSource, tracker.HashSourcePort} {
 			trk.SetService(svc(i, func(s *v1.Service) {
@@ -79,11 +79,11 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 			es.Name, es.Labels[discovery.LabelServiceName] = fmt.Sprint("s", i), fmt.Sprint("svc-", i)
 			trk.SetSlice(es)
 		}
-		trk.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		trk.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		must(e.Attach("nftables", b).Sync(context.Background()))
 
 		checked := 0
-		for _, s := range e.Snapshot().Services {
+		for _, s := range e.Snapshot().Ports {
 			if s.Key.Family != f.family {
 				continue
 			}

@@ -145,7 +145,7 @@ func place(key []byte, f tracker.Family) string {
 }
 
 // rulesetView returns the view that follows from the ruleset.
-func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Family) view {
+func rulesetView(services []*ruleset.Port, node *ruleset.Node, f tracker.Family) view {
 	v := view{}
 	for _, s := range services {
 		if s.Key.Family != f {

@@ -50,7 +50,7 @@ func TestServicesAndBackendsDoNotLeak(t *testing.T) {
 		}
 		r.sync()
 		clear(ids)
-		for _, s := range r.engine.Snapshot().Services {
+		for _, s := range r.engine.Snapshot().Ports {
 			if other, taken := ids[s.ID]; taken {
 				t.Fatalf("%v and %v have the same ID", other, s.Key)
 			}

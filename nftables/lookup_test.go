@@ -88,7 +88,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 		return out
 	}
 	n := 0
-	for _, s := range e.Snapshot().Services {
+	for _, s := range e.Snapshot().Ports {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
 			addr := f.Addr
@@ -173,8 +173,8 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 // program writes the rules of what a tracker has, and returns their engine.
 func program(t *testing.T, c Config, tr *tracker.Tracker) *ruleset.Engine {
 	t.Helper()
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,7 +106,7 @@ func BenchmarkExpensiveElements(b *testing.B) {
 				p.sync(b)
 				b.StopTimer()
 				memory, cost = kernelMemory()-before, 0
-				for _, s := range p.engine.Snapshot().Services {
+				for _, s := range p.engine.Snapshot().Ports {
 					cost += s.Cost()
 				}
 				p.backend.Close()

@@ -102,7 +102,7 @@ func TestRefusedServicesStayAsTheCursorSays(t *testing.T) {
 func holders(r *memoryRig) map[string]int {
 	out := map[string]int{}
 	for i := range 8 {
-		s := r.cursor.Service(numberedKey(i, tracker.IPv4))
+		s := r.cursor.Port(numberedKey(i, tracker.IPv4))
 		for f := 0; s != nil && f < len(s.Frontends); f++ {
 			if s.Frontends[f].Kind == ruleset.KindExternalIP {
 				out[s.Frontends[f].Addr.String()] = i
@@ -124,7 +124,7 @@ func inEffect(r *memoryRig) string {
 	d := &ruleset.Delta{Full: true, Node: r.engine.Snapshot().Node}
 	for i := range 8 {
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			if s := r.cursor.Service(numberedKey(i, f)); s != nil {
+			if s := r.cursor.Port(numberedKey(i, f)); s != nil {
 				d.Changes = append(d.Changes, ruleset.Change{Key: s.Key, New: s, Fields: ruleset.FieldAll})
 			}
 		}

@@ -207,13 +207,13 @@ func runAgent(spec string) error {
 	if err != nil {
 		return err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		return err
 	}
 	c, rng := e.Attach("nftables", b), rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
 	t.SetService(s.service())
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for i := 0; ; i++ {
 		s.hand(t, rng)
 		if i%7 == 6 {

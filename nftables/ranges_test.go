@@ -239,7 +239,7 @@ func TestShiftsComeAndGo(t *testing.T) {
 // svcAddr returns the IPv4 cluster IP of Service number i.
 func svcAddr(t *testing.T, r *rig, i int) netip.Addr {
 	t.Helper()
-	for _, s := range r.engine.Snapshot().Services {
+	for _, s := range r.engine.Snapshot().Ports {
 		if s.Key.Name == svc(i).Name && s.Key.Family == tracker.IPv4 {
 			return s.Frontends[0].Addr
 		}

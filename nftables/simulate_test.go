@@ -26,22 +26,22 @@ func TestSimulation(t *testing.T) {
 			conformance.Simulate(t, conformance.Simulation{
 				First: *backendtest.Seed + uint64(i*worlds), Worlds: worlds,
 				Skip: map[conformance.Feature]string{conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node"},
-				New:  func(tb testing.TB, env conformance.SimEnv) conformance.Plane { return newPlane(tb, env, limit) },
+				New:  func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, limit) },
 			})
 		})
 	}
 }
 
 func TestReleasesDeltas(t *testing.T) {
-	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Plane { return newPlane(tb, env, 0) })
+	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, 0) })
 }
 
 // newPlane returns a data plane in memory whose transactions have at most limit bytes.
-func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Plane {
+func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake {
 	m := newMemory()
 	m.limit = limit
 	elsewhere := map[netip.Addr]bool{}
-	return conformance.Plane{
+	return conformance.Fake{
 		Backend: func() ruleset.Backend {
 			b := m.backend(tb, Config{Families: env.Families}, withoutGrace)
 			return applier{b, func(ctx context.Context, d *ruleset.Delta) error {

@@ -46,7 +46,7 @@ type shortage struct {
 	grant     int
 	endpoints []*tracker.Endpoint
 	// refused is the Service, without frontends, if it has no rules.
-	refused *Service
+	refused *Port
 }
 
 // bounded reports whether the Budget bounds more than single Services.
@@ -229,7 +229,7 @@ func (e *Engine) grant(a *account, id uint32, n int) {
 
 // admitted returns the part of a Service for which there are elements, nil if there are none, and
 // reports what is left out.
-func (e *Engine) admitted(now *Service) *Service {
+func (e *Engine) admitted(now *Port) *Port {
 	full, left := now, now.LeftOut
 	sh := e.admission.short[now.ID]
 	if sh != nil {
@@ -282,7 +282,7 @@ func (e *Engine) serves(id uint32, at l4Key) bool {
 	if s == nil {
 		return false
 	}
-	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Namespace == 0 && b.Total == 0 && !s.Port.PassWithoutEndpoints && len(e.ownership.ranges) == 0 {
+	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Namespace == 0 && b.Total == 0 && !s.Spec.PassWithoutEndpoints && len(e.ownership.ranges) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })

@@ -143,7 +143,7 @@ type Trigger struct {
 	Times []time.Time
 }
 
-// Field is a set of bits for the parts in which two [Service] values differ.
+// Field is a set of bits for the parts in which two [Port] values differ.
 type Field uint16
 
 // The bits of Field. Together they cover all of a Service except its ID: a value that
@@ -211,14 +211,14 @@ type Change struct {
 	// Old is the Service that the backend last acknowledged, or nil. New is the
 	// wanted Service, or nil if it was removed. Both are nil only if Attempted is not
 	// empty.
-	Old, New *Service
+	Old, New *Port
 	// Fields holds the parts in which Old and New differ, and FieldAll in a Full delta that
 	// is no Repeat.
 	Fields Field
 	// Attempted holds the versions that were offered since Old and failed, oldest
 	// first, and Old if its removal failed. Parts of them may be in effect, and parts of Old
 	// missing. It is almost always empty.
-	Attempted []*Service
+	Attempted []*Port
 
 	// lost holds the frontends of Old and Attempted that another Service has now,
 	// with the key of that Service. taken is the reverse: the frontends of New that

@@ -12,7 +12,7 @@ import (
 
 // Budget bounds what Services may cost a data plane, so that the objects of one user do not
 // take time and memory from those of others. Port and Service count what the API has:
-// each endpoint of a port and each frontend, once. Namespace and Total count the elements that a data plane needs: see [Service.Cost]. In all fields zero means
+// each endpoint of a port and each frontend, once. Namespace and Total count the elements that a data plane needs: see [Port.Cost]. In all fields zero means
 // no bound; [DefaultBudget] suits a node.
 //
 // A Service port that exceeds a bound is served as far as the bound allows: see [LeftOut].
@@ -50,9 +50,9 @@ type Budget struct {
 	// all that waits is more. Syncs divide larger changes into several deltas: see
 	// [Cursor.Sync]. For a backend with a smaller [Limits].Delta, that counts.
 	Delta int
-	// Cost, if not nil, replaces [Service.Cost], for data planes that need more elements.
+	// Cost, if not nil, replaces [Port.Cost], for data planes that need more elements.
 	// Leaving out endpoints, frontends, weights or the hash must not raise the cost.
-	Cost func(*Service) int
+	Cost func(*Port) int
 }
 
 // DefaultBudget returns a Budget for a node: 20,000 endpoints for a port in a family, 500,000
@@ -74,7 +74,7 @@ func (b *Budget) validate() error {
 	return nil
 }
 
-func (b *Budget) cost(s *Service) int {
+func (b *Budget) cost(s *Port) int {
 	if b.Cost != nil {
 		return b.Cost(s)
 	}
@@ -84,7 +84,7 @@ func (b *Budget) cost(s *Service) int {
 // Cost returns the number of elements that a data plane typically needs for s: one for each
 // frontend, one for each of its sources, one for each endpoint or bucket of a pool, and one
 // more for each endpoint with client affinity.
-func (s *Service) Cost() int {
+func (s *Port) Cost() int {
 	n := frontendsCost(s)
 	for _, t := range []Target{TargetCluster, TargetLocal} {
 		pool := s.Pool(t)
@@ -97,15 +97,15 @@ func (s *Service) Cost() int {
 		default:
 			n += len(pool)
 		}
-		if s.Port.Affinity != 0 {
+		if s.Spec.Affinity != 0 {
 			n += len(pool)
 		}
 	}
 	return n
 }
 
-// frontendsCost returns the part of [Service.Cost] for the frontends.
-func frontendsCost(s *Service) (n int) {
+// frontendsCost returns the part of [Port.Cost] for the frontends.
+func frontendsCost(s *Port) (n int) {
 	for i := range s.Frontends {
 		n += 1 + len(s.Frontends[i].Sources)
 	}
@@ -113,26 +113,26 @@ func frontendsCost(s *Service) (n int) {
 }
 
 // partsOf returns the number of endpoints and frontends of s, each counted once.
-func partsOf(s *Service) int { return len(s.Frontends) + len(s.Selection.Reachable) }
+func partsOf(s *Port) int { return len(s.Frontends) + len(s.Selection.Reachable) }
 
 // limit returns s as far as the bounds on one Service allow, and what they leave out, nil for
 // nothing. ports is the number of the Service's ports in both families.
-func (b *Budget) limit(s *Service, ports int) (*Service, *LeftOut) {
+func (b *Budget) limit(s *Port, ports int) (*Port, *LeftOut) {
 	var out omissions
 	s = b.limitTable(s, &out)
-	if n := s.Port.SourceRangesLeftOut; n != 0 {
+	if n := s.Spec.SourceRangesLeftOut; n != 0 {
 		out.bound("it has too many source ranges")
 		out.note("%d source ranges", n)
 		out.Sources = n
 	}
 	if n := len(s.Selection.Reachable); b.Port != 0 && n > b.Port {
-		s = fewerEndpoints(s, func(s *Service) bool { return len(s.Selection.Reachable) > b.Port }, &out)
+		s = fewerEndpoints(s, func(s *Port) bool { return len(s.Selection.Reachable) > b.Port }, &out)
 		out.bound("it has %d endpoints, at most %d are allowed", n, b.Port)
 	}
 	if share := max(2, b.Service/max(1, ports)); b.Service != 0 && partsOf(s) > share {
 		out.bound("it has %d endpoints and frontends, at most %d are allowed", partsOf(s), share)
-		s = fewerFrontends(s, func(s *Service) bool { return partsOf(s) > share/5 }, &out)
-		s = fewerEndpoints(s, func(s *Service) bool { return partsOf(s) > share }, &out)
+		s = fewerFrontends(s, func(s *Port) bool { return partsOf(s) > share/5 }, &out)
+		s = fewerEndpoints(s, func(s *Port) bool { return partsOf(s) > share }, &out)
 	}
 	return s, out.result()
 }
@@ -140,7 +140,7 @@ func (b *Budget) limit(s *Service, ports int) (*Service, *LeftOut) {
 // fit returns s if it costs at most the given number of elements. Otherwise it returns a version
 // of s that does, or nil if even one frontend with one endpoint costs more, and what it leaves out
 // in addition to left. whose names the Services that together are beyond the Budget.
-func (b *Budget) fit(s *Service, most int, whose string, left *LeftOut) (*Service, *LeftOut) {
+func (b *Budget) fit(s *Port, most int, whose string, left *LeftOut) (*Port, *LeftOut) {
 	cost := b.cost(s)
 	if cost <= most {
 		return s, left
@@ -148,7 +148,7 @@ func (b *Budget) fit(s *Service, most int, whose string, left *LeftOut) (*Servic
 	all := s
 	out := omissions{LeftOut: left.clone()}
 	out.bound("beyond the budget of %s: it costs %d elements, at most %d are left", whose, cost, most)
-	over := func(s *Service) bool { return b.cost(s) > most }
+	over := func(s *Port) bool { return b.cost(s) > most }
 	if s.Hash() != tracker.HashNone {
 		s = withTable(s, 0)
 		out.note("the hash")
@@ -160,7 +160,7 @@ func (b *Budget) fit(s *Service, most int, whose string, left *LeftOut) (*Servic
 		out.note("the weights")
 	}
 	if over(s) {
-		s = fewerFrontends(s, func(s *Service) bool { return b.cost(s) > most/5 }, &out)
+		s = fewerFrontends(s, func(s *Port) bool { return b.cost(s) > most/5 }, &out)
 		s = fewerEndpoints(s, over, &out)
 	}
 	if over(s) {
@@ -176,7 +176,7 @@ func (b *Budget) fit(s *Service, most int, whose string, left *LeftOut) (*Servic
 
 // fewerFrontends returns s without the last frontends that make it too large, even with one
 // endpoint in each pool. It keeps one.
-func fewerFrontends(s *Service, over func(*Service) bool, out *omissions) *Service {
+func fewerFrontends(s *Port, over func(*Port) bool, out *omissions) *Port {
 	n := len(s.Frontends)
 	keep := max(1, sort.Search(n, func(m int) bool { return over(withEndpoints(withFrontends(s, m+1), 1)) }))
 	if keep >= n {
@@ -189,7 +189,7 @@ func fewerFrontends(s *Service, over func(*Service) bool, out *omissions) *Servi
 
 // fewerEndpoints returns s without the last endpoints of each pool that make it too large. It
 // keeps one.
-func fewerEndpoints(s *Service, over func(*Service) bool, out *omissions) *Service {
+func fewerEndpoints(s *Port, over func(*Port) bool, out *omissions) *Port {
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
 	if n < 2 || !over(s) {
 		return s
@@ -201,7 +201,7 @@ func fewerEndpoints(s *Service, over func(*Service) bool, out *omissions) *Servi
 }
 
 // limitTable returns s with a hash table within the Budget.
-func (b *Budget) limitTable(s *Service, out *omissions) *Service {
+func (b *Budget) limitTable(s *Port, out *omissions) *Port {
 	if s.Hash() == tracker.HashNone {
 		return s
 	}
@@ -211,7 +211,7 @@ func (b *Budget) limitTable(s *Service, out *omissions) *Service {
 	if b.Buckets != 0 {
 		most = max(b.Buckets, maglev.SizeAtLeast(n))
 	}
-	if b.BucketsPerEndpoint != 0 && s.Port.HashBuckets != 0 {
+	if b.BucketsPerEndpoint != 0 && s.Spec.HashBuckets != 0 {
 		most = min(most, max(maglev.SizeFor(n), maglev.SizeAtLeast(b.BucketsPerEndpoint*n)))
 	}
 	if size <= most {
@@ -234,21 +234,21 @@ func (b *Budget) limitTable(s *Service, out *omissions) *Service {
 }
 
 // withTable returns s with a table of the given size, 0 for no hash.
-func withTable(s *Service, size int) *Service {
+func withTable(s *Port, size int) *Port {
 	if s.Hash() == tracker.HashNone {
 		return s
 	}
-	c, p := *s, *s.Port
+	c, p := *s, *s.Spec
 	p.HashBuckets = uint16(size)
 	if size == 0 {
 		p.Hash = tracker.HashNone
 	}
-	c.Port = &p
+	c.Spec = &p
 	return &c
 }
 
 // withFrontends returns s with its first n frontends.
-func withFrontends(s *Service, n int) *Service {
+func withFrontends(s *Port, n int) *Port {
 	if n >= len(s.Frontends) {
 		return s
 	}
@@ -258,13 +258,13 @@ func withFrontends(s *Service, n int) *Service {
 }
 
 // withEndpoints returns s with the first n endpoints of each pool, at least 1.
-func withEndpoints(s *Service, n int) *Service {
+func withEndpoints(s *Port, n int) *Port {
 	cluster, local := s.Selection.Cluster, s.Selection.Local
 	return withPools(s, cluster[:min(n, len(cluster))], local[:min(n, len(local))])
 }
 
 // withPools returns s with parts of its pools, which are in the order of the pools.
-func withPools(s *Service, cluster, local []*tracker.Endpoint) *Service {
+func withPools(s *Port, cluster, local []*tracker.Endpoint) *Port {
 	if len(cluster) == len(s.Selection.Cluster) && len(local) == len(s.Selection.Local) {
 		return s
 	}
@@ -294,7 +294,7 @@ func withPools(s *Service, cluster, local []*tracker.Endpoint) *Service {
 
 // grown returns a version of now that adds at most n endpoints to each pool of old, nil if it
 // is new. It returns now itself if it adds no more.
-func grown(old, now *Service, n int) *Service {
+func grown(old, now *Port, n int) *Port {
 	part := func(t Target) []*tracker.Endpoint {
 		pool := now.Pool(t)
 		if len(pool) <= n {
@@ -326,7 +326,7 @@ func grown(old, now *Service, n int) *Service {
 // shrunk returns a version of a removed Service without frontends whose larger pool has n
 // endpoints fewer, and the other pool no more than that. It returns nil if no pool has more than
 // n, or if the choice is by a hash: its table is written and removed as a whole.
-func shrunk(old *Service, n int) *Service {
+func shrunk(old *Port, n int) *Port {
 	cluster, local := old.Pool(TargetCluster), old.Pool(TargetLocal)
 	left := max(len(cluster), len(local)) - n
 	if left <= 0 || old.Hash() != tracker.HashNone {

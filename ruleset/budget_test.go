@@ -201,8 +201,8 @@ func TestCheapChangePassesExpensiveOnes(t *testing.T) {
 	if most := slices.Max(r.costs); most > 100+41 {
 		t.Errorf("a delta of %d elements", most)
 	}
-	for _, s := range e.Snapshot().Services {
-		if diff(c.Service(s.Key), s) != 0 {
+	for _, s := range e.Snapshot().Ports {
+		if diff(c.Port(s.Key), s) != 0 {
 			t.Errorf("%s is not in effect after one Sync", s.Key)
 		}
 	}
@@ -238,8 +238,8 @@ func TestExpensiveChangeDoesNotStarve(t *testing.T) {
 			t.Fatal(err)
 		}
 		served := 0
-		for _, s := range e.Snapshot().Services {
-			if s.Key.Name == "evil" && c.Service(s.Key) != nil {
+		for _, s := range e.Snapshot().Ports {
+			if s.Key.Name == "evil" && c.Port(s.Key) != nil {
 				served++
 			}
 		}
@@ -268,9 +268,9 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 	}
 	r.deltas, r.costs = nil, nil
 	last := 0
-	k := e.Snapshot().Services[0].Key
+	k := e.Snapshot().Ports[0].Key
 	r.during = func(int) {
-		n := len(c.Service(k).Selection.Cluster)
+		n := len(c.Port(k).Selection.Cluster)
 		if n < last {
 			t.Errorf("%d endpoints after %d", n, last)
 		}
@@ -283,7 +283,7 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
 		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
 	}
-	if n := len(c.Service(k).Selection.Cluster); n != 1000 {
+	if n := len(c.Port(k).Selection.Cluster); n != 1000 {
 		t.Errorf("%d endpoints", n)
 	}
 }
@@ -300,7 +300,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	a := e.Snapshot().Services[0].Key
+	a := e.Snapshot().Ports[0].Key
 	r.deltas, r.costs = nil, nil
 	r.fail = func(d *Delta) error {
 		for i := range d.Changes {
@@ -323,7 +323,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 		t.Errorf("the first delta has %v", first)
 	}
 	r.fail = nil
-	if s := c.Service(a); s != nil {
+	if s := c.Port(a); s != nil {
 		t.Errorf("%d endpoints are left", len(s.Selection.Cluster))
 	}
 	// It returns while it shrinks.
@@ -344,7 +344,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := c.Service(a); s == nil || len(s.Frontends) != 1 || len(s.Selection.Cluster) != 1000 {
+	if s := c.Port(a); s == nil || len(s.Frontends) != 1 || len(s.Selection.Cluster) != 1000 {
 		t.Errorf("the Service that returned is %+v", s)
 	}
 }
@@ -373,8 +373,8 @@ func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range e.Snapshot().Services {
-		if diff(c.Service(s.Key), s) != 0 {
+	for _, s := range e.Snapshot().Ports {
+		if diff(c.Port(s.Key), s) != 0 {
 			t.Errorf("%s is not in effect", s.Key)
 		}
 	}
@@ -516,7 +516,7 @@ func TestOrderOfArrivalDoesNotDecide(t *testing.T) {
 			tr.SetSlice(slice(fmt.Sprint("s", i), many(i, 4)...))
 		}
 		var got []string
-		for _, s := range e.Snapshot().Services {
+		for _, s := range e.Snapshot().Ports {
 			got = append(got, fmt.Sprintf("%s:%d", s.Key.Name, len(s.Selection.Cluster)))
 		}
 		slices.Sort(got)
@@ -557,7 +557,7 @@ func (o tenant) delete(i int) {
 // endpointsOf returns the Services that have rules, with the numbers of their endpoints.
 func endpointsOf(e *Engine) string {
 	var out []string
-	for _, s := range e.Snapshot().Services {
+	for _, s := range e.Snapshot().Ports {
 		out = append(out, fmt.Sprintf("%s/%s:%d", s.Key.Namespace, s.Key.Name, len(s.Selection.Cluster)))
 	}
 	slices.Sort(out)
@@ -612,11 +612,11 @@ func TestServiceBeyondItsNamespaceIsReportedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := NewEngine(Config{Tracker: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))})
+	e, err := NewEngine(Config{Source: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	a := tenant{tr, "a", 1}
 	a.set(0, 20)
 	a.set(1, 1)
@@ -740,14 +740,14 @@ func TestBudgetsInRandomWorlds(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := map[port]int{}
-			place := func(s *Service) (p port) {
+			place := func(s *Port) (p port) {
 				fmt.Sscanf(s.Key.Namespace+" "+s.Key.Name, "ns%d s%d", &p.tenant, &p.service)
 				return p
 			}
 			snapshot := e.Snapshot()
-			for _, s := range snapshot.Services {
+			for _, s := range snapshot.Ports {
 				got[place(s)] = len(s.Selection.Cluster)
-				if acked := c.Service(s.Key); acked == nil || diff(acked, s) != 0 {
+				if acked := c.Port(s.Key); acked == nil || diff(acked, s) != 0 {
 					t.Fatalf("seed %d: %v is not what the backend has", seed, s.Key)
 				}
 				if left := wants[place(s)] - len(s.Selection.Cluster); left != 0 && (s.LeftOut == nil || s.LeftOut.Endpoints != left) || left == 0 && s.LeftOut != nil {
@@ -757,11 +757,11 @@ func TestBudgetsInRandomWorlds(t *testing.T) {
 			if want := model(); !maps.Equal(got, want) {
 				t.Fatalf("seed %d: %+v\nwants %v\n  got %v\n want %v", seed, b, wants, got, want)
 			}
-			if len(snapshot.Services)+len(snapshot.Refused) != len(wants) {
-				t.Fatalf("seed %d: %d served and %d refused of %d", seed, len(snapshot.Services), len(snapshot.Refused), len(wants))
+			if len(snapshot.Ports)+len(snapshot.Refused) != len(wants) {
+				t.Fatalf("seed %d: %d served and %d refused of %d", seed, len(snapshot.Ports), len(snapshot.Refused), len(wants))
 			}
 			incomplete := len(snapshot.Refused)
-			for _, s := range snapshot.Services {
+			for _, s := range snapshot.Ports {
 				if s.LeftOut != nil {
 					incomplete++
 				}

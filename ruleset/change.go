@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ID returns the [Service].ID of the change, which Old, New and all of Attempted
+// ID returns the [Port].ID of the change, which Old, New and all of Attempted
 // share. It is 0 for the zero Change.
 func (c Change) ID() uint32 {
 	switch {
@@ -93,8 +93,8 @@ func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 
 // Before yields the versions of the Service that may be fully or partly in effect
 // before New: Old, unless it is nil, and then all Attempted, oldest first.
-func (c Change) Before() iter.Seq[*Service] {
-	return func(yield func(*Service) bool) {
+func (c Change) Before() iter.Seq[*Port] {
+	return func(yield func(*Port) bool) {
 		if c.Old != nil && !yield(c.Old) {
 			return
 		}

@@ -19,11 +19,11 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 		for i := range pool {
 			pool[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
 		}
-		some := func() *Service {
+		some := func() *Port {
 			if r.IntN(4) == 0 {
 				return nil
 			}
-			s := &Service{ID: 1, Key: key("s", tracker.IPv4), Port: &tracker.ServicePort{}}
+			s := &Port{ID: 1, Key: key("s", tracker.IPv4), Spec: &tracker.ServicePort{}}
 			most := pick(r, 3, 40)
 			for i, ep := range pool[:most] {
 				switch r.IntN(4) {
@@ -60,7 +60,7 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 
 		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}
 		frontsBefore, frontsNow := map[l4Key]bool{}, map[l4Key]bool{}
-		all := []*Service{c.Old}
+		all := []*Port{c.Old}
 		for _, s := range append(all, c.Attempted...) {
 			if s == nil {
 				continue
@@ -129,12 +129,12 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 }
 
 func TestDiffSetsFieldOfEachPart(t *testing.T) {
-	base := func() *Service {
+	base := func() *Port {
 		a, b, c := endpoint("10.0.0.1:80", "n1"), endpoint("10.0.0.2:80", "n2"), endpoint("10.0.0.3:80", "n2")
 		c.Ready = false
-		return &Service{
+		return &Port{
 			Key:  key("s", tracker.IPv4),
-			Port: &tracker.ServicePort{Key: key("s", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80},
+			Spec: &tracker.ServicePort{Key: key("s", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80},
 			Selection: tracker.Selection{
 				Cluster: []*tracker.Endpoint{a, b}, Local: []*tracker.Endpoint{a}, Reachable: []*tracker.Endpoint{a, b},
 				UsesCluster: true, UsesLocal: true, HasAny: true,
@@ -145,31 +145,31 @@ func TestDiffSetsFieldOfEachPart(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		edit func(*Service)
+		edit func(*Port)
 		want Field
 	}{
-		{"nothing", func(*Service) {}, 0},
-		{"id", func(s *Service) { s.ID = 7 }, 0},
-		{"target", func(s *Service) { s.Frontends[0].Target = TargetDrop }, FieldFrontends},
-		{"near", func(s *Service) { s.Frontends[0].Internal = TargetDrop }, FieldFrontends},
-		{"masquerade", func(s *Service) { s.Frontends[0].Masquerade = MasqueradeAlways }, FieldFrontends},
-		{"sources", func(s *Service) { s.Frontends[0].Sources = prefixes("10.0.0.0/8") }, FieldFrontends},
-		{"frontend port", func(s *Service) { s.Frontends[0].Port, s.Port.Port = 81, 81 }, FieldFrontends},
-		{"one frontend less", func(s *Service) { s.Frontends = nil }, FieldFrontends},
-		{"cluster", func(s *Service) { s.Selection.Cluster = s.Selection.Cluster[1:] }, FieldCluster},
-		{"local", func(s *Service) { s.Selection.Local = nil }, FieldLocal},
-		{"an endpoint of both pools", func(s *Service) { s.Selection.Cluster[0].Weight = 9 }, FieldCluster | FieldLocal | FieldEndpoints},
-		{"affinity", func(s *Service) { s.Port.Affinity = 1 }, FieldAffinity},
-		{"health-check port", func(s *Service) { s.Port.HealthCheckNodePort = 1 }, FieldOther},
-		{"an endpoint in no pool", func(s *Service) { s.Endpoints[2].Serving = false }, FieldEndpoints},
-		{"one endpoint in no pool less", func(s *Service) { s.Endpoints = s.Endpoints[:2] }, FieldEndpoints},
-		{"no cluster pool, though as empty as before", func(s *Service) { s.Selection.UsesCluster = false }, FieldPools},
-		{"no local pool", func(s *Service) { s.Selection.UsesLocal, s.Selection.Local = false, nil }, FieldLocal | FieldPools},
-		{"no endpoints at all", func(s *Service) { s.Selection.HasAny = false }, FieldOther},
-		{"hash", func(s *Service) { s.Port.Hash = tracker.HashSource }, FieldHash},
-		{"mode", func(s *Service) { s.Selection.Mode = tracker.TopologySameZone }, FieldOther},
-		{"extension", func(s *Service) { s.Port.Ext = ext(1) }, FieldExt},
-		{"extension and frontend", func(s *Service) { s.Port.Ext = ext(1); s.Frontends = nil }, FieldExt | FieldFrontends},
+		{"nothing", func(*Port) {}, 0},
+		{"id", func(s *Port) { s.ID = 7 }, 0},
+		{"target", func(s *Port) { s.Frontends[0].Target = TargetDrop }, FieldFrontends},
+		{"near", func(s *Port) { s.Frontends[0].Internal = TargetDrop }, FieldFrontends},
+		{"masquerade", func(s *Port) { s.Frontends[0].Masquerade = MasqueradeAlways }, FieldFrontends},
+		{"sources", func(s *Port) { s.Frontends[0].Sources = prefixes("10.0.0.0/8") }, FieldFrontends},
+		{"frontend port", func(s *Port) { s.Frontends[0].Port, s.Spec.Port = 81, 81 }, FieldFrontends},
+		{"one frontend less", func(s *Port) { s.Frontends = nil }, FieldFrontends},
+		{"cluster", func(s *Port) { s.Selection.Cluster = s.Selection.Cluster[1:] }, FieldCluster},
+		{"local", func(s *Port) { s.Selection.Local = nil }, FieldLocal},
+		{"an endpoint of both pools", func(s *Port) { s.Selection.Cluster[0].Weight = 9 }, FieldCluster | FieldLocal | FieldEndpoints},
+		{"affinity", func(s *Port) { s.Spec.Affinity = 1 }, FieldAffinity},
+		{"health-check port", func(s *Port) { s.Spec.HealthCheckNodePort = 1 }, FieldOther},
+		{"an endpoint in no pool", func(s *Port) { s.Endpoints[2].Serving = false }, FieldEndpoints},
+		{"one endpoint in no pool less", func(s *Port) { s.Endpoints = s.Endpoints[:2] }, FieldEndpoints},
+		{"no cluster pool, though as empty as before", func(s *Port) { s.Selection.UsesCluster = false }, FieldPools},
+		{"no local pool", func(s *Port) { s.Selection.UsesLocal, s.Selection.Local = false, nil }, FieldLocal | FieldPools},
+		{"no endpoints at all", func(s *Port) { s.Selection.HasAny = false }, FieldOther},
+		{"hash", func(s *Port) { s.Spec.Hash = tracker.HashSource }, FieldHash},
+		{"mode", func(s *Port) { s.Selection.Mode = tracker.TopologySameZone }, FieldOther},
+		{"extension", func(s *Port) { s.Spec.Ext = ext(1) }, FieldExt},
+		{"extension and frontend", func(s *Port) { s.Spec.Ext = ext(1); s.Frontends = nil }, FieldExt | FieldFrontends},
 	} {
 		a, b := base(), base()
 		c.edit(b)
@@ -197,8 +197,8 @@ func TestUpsertedAndRemovedAreAsDefined(t *testing.T) {
 		for i := range all {
 			all[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
 		}
-		some := func() *Service {
-			s := &Service{ID: 1, Key: key("s", tracker.IPv4), Port: &tracker.ServicePort{}}
+		some := func() *Port {
+			s := &Port{ID: 1, Key: key("s", tracker.IPv4), Spec: &tracker.ServicePort{}}
 			for _, ep := range all {
 				if r.IntN(8) == 0 {
 					c := *ep
@@ -213,7 +213,7 @@ func TestUpsertedAndRemovedAreAsDefined(t *testing.T) {
 		}
 		c := Change{Key: key("s", tracker.IPv4), Old: some(), New: some()}
 		if r.IntN(3) == 0 {
-			c.Attempted = []*Service{some(), some()}
+			c.Attempted = []*Port{some(), some()}
 		}
 		switch r.IntN(6) {
 		case 0:
@@ -224,7 +224,7 @@ func TestUpsertedAndRemovedAreAsDefined(t *testing.T) {
 		if c.Fields = diff(c.Old, c.New); len(c.Attempted) > 0 {
 			c.Fields = FieldAll
 		}
-		reachable := func(s *Service) (m map[netip.AddrPort]*tracker.Endpoint) {
+		reachable := func(s *Port) (m map[netip.AddrPort]*tracker.Endpoint) {
 			m = map[netip.AddrPort]*tracker.Endpoint{}
 			if s != nil {
 				for _, ep := range s.Selection.Reachable {
@@ -234,7 +234,7 @@ func TestUpsertedAndRemovedAreAsDefined(t *testing.T) {
 			return m
 		}
 		now, old, had := reachable(c.New), reachable(c.Old), map[netip.AddrPort]bool{}
-		for _, s := range append([]*Service{c.Old}, c.Attempted...) {
+		for _, s := range append([]*Port{c.Old}, c.Attempted...) {
 			for a := range reachable(s) {
 				had[a] = true
 			}

@@ -20,25 +20,25 @@ import (
 // Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the
 // zero Node. p.Port and the endpoints must not be nil. Compile costs a call of
 // [tracker.Select] and a few steps per frontend.
-func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
+func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Port {
 	if n == nil {
 		n = &Node{}
 	}
-	var s *Service
+	var s *Port
 	if p.Port.ExternallyAccessible() {
-		s = &Service{}
+		s = &Port{}
 		s.Frontends = make([]Frontend, 0, 2+len(p.Port.ExternalIPs)+len(p.Port.LoadBalancerIPs))
 	} else {
 		// Most Services have one frontend: use one allocation.
 		one := &struct {
-			service  Service
+			service  Port
 			frontend [1]Frontend
 		}{}
 		s = &one.service
 		s.Frontends = one.frontend[:0]
 	}
 	s.Key = p.Port.Key
-	s.Port = p.Port
+	s.Spec = p.Port
 	s.Endpoints = p.Endpoints
 	s.uniform = uniform(p.Endpoints)
 	s.Selection = tracker.Select(p.Port, weighted(p.Endpoints, s.uniform), n.Info, o)
@@ -92,7 +92,7 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 }
 
 // addresses yields the addresses of p, each once, in the order of
-// [Service].Frontends. The NodePort, if there is one, comes last with the zero Addr.
+// [Port].Frontends. The NodePort, if there is one, comes last with the zero Addr.
 // The result depends only on p.
 //
 // An address that is both an external and a load-balancer IP counts as a
@@ -215,14 +215,14 @@ func (f *Frontend) at(kind Kind, addr netip.Addr, p *tracker.ServicePort) {
 func (f *Frontend) passes() bool { return f.Target == TargetPass && f.Internal == TargetPass }
 
 // passing yields the frontends that are missing from s because every packet to them passes.
-func (s *Service) passing() iter.Seq[Frontend] {
+func (s *Port) passing() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
-		f := orPass(s.Port, external(s.Port, &s.Selection))
+		f := orPass(s.Spec, external(s.Spec, &s.Selection))
 		if !f.passes() {
 			return
 		}
-		for kind, addr := range addresses(s.Port) {
-			f.at(kind, addr, s.Port)
+		for kind, addr := range addresses(s.Spec) {
+			f.at(kind, addr, s.Spec)
 			if kind != KindClusterIP && kind != KindNodePort && !yield(f) {
 				return
 			}
@@ -261,11 +261,11 @@ func withOwn(sources []netip.Prefix, own netip.Addr) []netip.Prefix {
 // the pools that node n may use. The frontends stay those that the [Engine] assigned, which
 // [Compile] alone does not know. A process that computes the rules of several nodes calls
 // it; see package placement. Nil stays nil.
-func (s *Service) On(n *Node, o tracker.TopologyOptions) *Service {
+func (s *Port) On(n *Node, o tracker.TopologyOptions) *Port {
 	if s == nil {
 		return nil
 	}
-	out := Compile(tracker.PortState{Port: s.Port, Endpoints: s.Endpoints}, n, o)
+	out := Compile(tracker.PortState{Port: s.Spec, Endpoints: s.Endpoints}, n, o)
 	out.ID = s.ID
 	out.Frontends = slices.DeleteFunc(out.Frontends, func(f Frontend) bool {
 		return !slices.ContainsFunc(s.Frontends, func(o Frontend) bool { return o.Addr == f.Addr && o.Port == f.Port })
@@ -274,12 +274,12 @@ func (s *Service) On(n *Node, o tracker.TopologyOptions) *Service {
 }
 
 // On returns the change of the Service's rules on another node: Old, New and Attempted as
-// [Service.On] returns them, and the Fields in which they differ there. After a failed
+// [Port.On] returns them, and the Fields in which they differ there. After a failed
 // attempt, Fields stays FieldAll.
 func (c Change) On(n *Node, o tracker.TopologyOptions) Change {
 	out := c
 	out.Old, out.New = c.Old.On(n, o), c.New.On(n, o)
-	out.Attempted = make([]*Service, len(c.Attempted))
+	out.Attempted = make([]*Port, len(c.Attempted))
 	for i, s := range c.Attempted {
 		out.Attempted[i] = s.On(n, o)
 	}

@@ -298,7 +298,7 @@ func FuzzCompile(f *testing.F) {
 			n.LocalTraffic.Bridge = "cni0"
 		}
 		s := Compile(tracker.PortState{Port: p, Endpoints: eps}, n, tracker.TopologyOptions{})
-		if s.Key != p.Key || s.Port != p || s.ID != 0 {
+		if s.Key != p.Key || s.Spec != p || s.ID != 0 {
 			t.Fatalf("identity: %+v", s)
 		}
 		if again := Compile(tracker.PortState{Port: p, Endpoints: eps}, n, tracker.TopologyOptions{}); diff(s, again) != 0 {

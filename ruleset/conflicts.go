@@ -22,7 +22,7 @@ type l4Key struct {
 }
 
 // l4KeyAt returns the key of a valid address without a zone. All protocols that the
-// API does not define get the same number; no [Service] has them.
+// API does not define get the same number; no [Port] has them.
 func l4KeyAt(a netip.Addr, port uint16, proto v1.Protocol) l4Key {
 	p := l4Key{addr: a.As16(), port: port}
 	switch proto {
@@ -36,7 +36,7 @@ func l4KeyAt(a netip.Addr, port uint16, proto v1.Protocol) l4Key {
 	return p
 }
 
-func l4KeyOf(s *Service, f *Frontend) l4Key {
+func l4KeyOf(s *Port, f *Frontend) l4Key {
 	if f.Kind == KindNodePort {
 		return nodePortKey(s.Key.Family, f.Port, s.Key.Protocol)
 	}

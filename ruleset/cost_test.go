@@ -70,8 +70,8 @@ func TestChangeCostIsConstant(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := cost{changes: float64(len(b.take()[0].Changes))}
-		for i, svc := range e.Snapshot().Services {
-			if svc != before.Services[i] {
+		for i, svc := range e.Snapshot().Ports {
+			if svc != before.Ports[i] {
 				out.recompiled++
 			}
 		}
@@ -140,7 +140,7 @@ func TestConcurrentUseConverges(t *testing.T) {
 	work(func(i int) { e.SetServiceCIDRs(prefixes("172.30.0.0/16", "172.31.0.0/16")[:i%2+1]) })
 	work(func(i int) { _ = c1.Sync(t.Context()) })
 	work(func(i int) {
-		c1.Service(key("s00003", tracker.IPv4))
+		c1.Port(key("s00003", tracker.IPv4))
 		c1.Lookup(netip.MustParseAddrPort("172.30.0.3:80"), v1.ProtocolTCP)
 		c1.LookupEndpoint(netip.MustParseAddrPort("10.0.0.3:8080"), v1.ProtocolTCP)
 	})

@@ -50,7 +50,7 @@ type Cursor struct {
 	// leader, if not nil, is the Cursor whose effect this one follows.
 	leader *Cursor
 	// part, if not nil, is the part of the ruleset that the backend is offered.
-	part func(*Service) bool
+	part func(*Port) bool
 
 	// syncing has room for one value, which a Sync puts there for its duration. That happens
 	// before engine.mu is locked. engine.mu guards the fields below and is never held during
@@ -79,7 +79,7 @@ type Cursor struct {
 	unfinished []uint32
 	// tried has an entry for each ID whose last attempt failed: the versions offered
 	// since states[id].acked. The entry is empty if a full delta offered that one again.
-	tried map[uint32][]*Service
+	tried map[uint32][]*Port
 	// failures has an entry for each ID of which the last attempt failed or was refused.
 	failures map[uint32]failure
 	triggers []Trigger
@@ -88,12 +88,12 @@ type Cursor struct {
 	left map[tracker.Key]*left
 	// whole holds the version in effect of each refused Service before it was first refused: what
 	// returns of it may stay, too.
-	whole map[uint32]*Service
+	whole map[uint32]*Port
 }
 
 // state is the state of one ID in a Cursor.
 type state struct {
-	acked *Service
+	acked *Port
 	// at is when acked was acknowledged, since Cursor.start.
 	at time.Duration
 	// since is the value of Cursor.marks when the ID became dirty for the last time.
@@ -121,9 +121,8 @@ type SyncInfo struct {
 	Changes, Failed int
 	// Triggers holds the triggers of the acknowledged changes.
 	Triggers []Trigger
-	// Services is the number of compiled Services. Ports is the number of their
-	// [Service] values, one per port and family. Endpoints is the number of endpoints
-	// that these can reach.
+	// Services is the number of compiled Services, and Ports that of their [Port] values.
+	// Endpoints is the number of endpoints that these can reach.
 	Services, Ports, Endpoints int
 	// Start is the time at which the Sync began. Took is the time until the backend's
 	// Apply returned.
@@ -147,7 +146,7 @@ func familyIndex(f tracker.Family) int {
 func (e *Engine) Attach(name string, b Backend) *Cursor { return e.AttachPart(name, b, nil) }
 
 func (e *Engine) newCursor(name string, b Backend) *Cursor {
-	c := &Cursor{name: name, engine: e, backend: b, start: time.Now(), syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Service{}, whole: map[uint32]*Service{}}
+	c := &Cursor{name: name, engine: e, backend: b, start: time.Now(), syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Port{}, whole: map[uint32]*Port{}}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		c.limits[familyIndex(f)] = LimitsOf(b, f)
 	}
@@ -520,7 +519,7 @@ func (c *Cursor) owner(at l4Key) (uint32, tracker.Key) {
 
 // desired returns the Service that the backend should have for id, or nil: the live one, or what the
 // leader has in effect, without the ranges of ports that the backend does not serve.
-func (c *Cursor) desired(id uint32) *Service {
+func (c *Cursor) desired(id uint32) *Port {
 	if c.leader != nil {
 		now := c.leader.acked(id)
 		if now != nil && now.ranges() > c.limits[familyIndex(now.Key.Family)].PortRanges {
@@ -628,7 +627,7 @@ func (c *Cursor) ack(ch *Change) {
 }
 
 // setInEffect records what is in effect of an ID, and tells those that follow c if that changed.
-func (c *Cursor) setInEffect(id uint32, now *Service) {
+func (c *Cursor) setInEffect(id uint32, now *Port) {
 	s := &c.states[id]
 	c.effect.set(id, s.acked, now)
 	if s.acked == now {
@@ -686,7 +685,7 @@ func (c *Cursor) concede(failed []*Change, o *outcome) {
 }
 
 // unchanged records that a change was refused, and what is in effect.
-func (c *Cursor) unchanged(id uint32, now *Service) {
+func (c *Cursor) unchanged(id uint32, now *Port) {
 	delete(c.tried, id)
 	s := &c.states[id]
 	if now != s.acked {

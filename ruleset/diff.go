@@ -9,7 +9,7 @@ import (
 // diff returns the parts in which two Services of the same key differ, or FieldAll if
 // only one of them is nil. It compares pointers first, because unchanged values share
 // memory.
-func diff(a, b *Service) Field {
+func diff(a, b *Port) Field {
 	if a == b {
 		return 0
 	}
@@ -38,16 +38,16 @@ func diff(a, b *Service) Field {
 			f |= FieldLocal
 		}
 	}
-	if a.Port.Affinity != b.Port.Affinity {
+	if a.Spec.Affinity != b.Spec.Affinity {
 		f |= FieldAffinity
 	}
-	if a.Hash() != b.Hash() || a.Port.HashBuckets != b.Port.HashBuckets {
+	if a.Hash() != b.Hash() || a.Spec.HashBuckets != b.Spec.HashBuckets {
 		f |= FieldHash
 	}
 	if !equalEndpoints(a.Endpoints, b.Endpoints) {
 		f |= FieldEndpoints
 	}
-	if a.Port != b.Port && !equalExt(a.Port.Ext, b.Port.Ext) {
+	if a.Spec != b.Spec && !equalExt(a.Spec.Ext, b.Spec.Ext) {
 		f |= FieldExt
 	}
 	if !equalOther(a, b, f) {
@@ -58,30 +58,30 @@ func diff(a, b *Service) Field {
 
 // equalOther compares the parts that FieldOther covers. found holds the other bits
 // that differ.
-func equalOther(a, b *Service, found Field) bool {
+func equalOther(a, b *Port, found Field) bool {
 	if a.Selection.HasAny != b.Selection.HasAny || a.Selection.Mode != b.Selection.Mode {
 		return false
 	}
-	if a.Port == b.Port {
+	if a.Spec == b.Spec {
 		return true
 	}
 	// Frontends, affinity, hash and the extension have bits of their own.
-	p := *b.Port
+	p := *b.Spec
 	// The time of creation decides who owns a frontend, and FieldFrontends reports the
 	// result. Alone it changes nothing.
-	p.Created = a.Port.Created
-	p.Ext = a.Port.Ext
-	p.Affinity = a.Port.Affinity
-	p.Hash, p.HashBuckets = a.Port.Hash, a.Port.HashBuckets
+	p.Created = a.Spec.Created
+	p.Ext = a.Spec.Ext
+	p.Affinity = a.Spec.Affinity
+	p.Hash, p.HashBuckets = a.Spec.Hash, a.Spec.HashBuckets
 	if found&FieldFrontends != 0 {
-		p.ClusterIP, p.Port, p.NodePort = a.Port.ClusterIP, a.Port.Port, a.Port.NodePort
-		p.LastPort, p.TargetPort = a.Port.LastPort, a.Port.TargetPort
-		p.ExternalIPs, p.LoadBalancerIPs = a.Port.ExternalIPs, a.Port.LoadBalancerIPs
-		p.SourceRanges, p.SourceRangesLeftOut = a.Port.SourceRanges, a.Port.SourceRangesLeftOut
-		p.InternalLocal, p.ExternalLocal, p.PreferLocal = a.Port.InternalLocal, a.Port.ExternalLocal, a.Port.PreferLocal
-		p.PassWithoutEndpoints = a.Port.PassWithoutEndpoints
+		p.ClusterIP, p.Port, p.NodePort = a.Spec.ClusterIP, a.Spec.Port, a.Spec.NodePort
+		p.LastPort, p.TargetPort = a.Spec.LastPort, a.Spec.TargetPort
+		p.ExternalIPs, p.LoadBalancerIPs = a.Spec.ExternalIPs, a.Spec.LoadBalancerIPs
+		p.SourceRanges, p.SourceRangesLeftOut = a.Spec.SourceRanges, a.Spec.SourceRangesLeftOut
+		p.InternalLocal, p.ExternalLocal, p.PreferLocal = a.Spec.InternalLocal, a.Spec.ExternalLocal, a.Spec.PreferLocal
+		p.PassWithoutEndpoints = a.Spec.PassWithoutEndpoints
 	}
-	return a.Port.Equal(&p)
+	return a.Spec.Equal(&p)
 }
 
 func equalExt(a, b tracker.Extension) bool {

@@ -29,8 +29,8 @@ func (c *Cursor) rangesCost(ch *Change) (n int) {
 	if each == 0 || ch.Fields&FieldFrontends == 0 {
 		return 0
 	}
-	for _, s := range []*Service{ch.Old, ch.New} {
-		if s == nil || !s.Port.IsRange() {
+	for _, s := range []*Port{ch.Old, ch.New} {
+		if s == nil || !s.Spec.IsRange() {
 			continue
 		}
 		for i := range s.Frontends {
@@ -154,8 +154,8 @@ func (c *Cursor) groups(changes []Change, costs []int) []group {
 	}
 	if len(c.engine.withoutRanges) != 0 || len(c.engine.gone) != 0 {
 		first := map[l4Key]int{}
-		join := func(i int, s *Service) {
-			if s == nil || !s.Port.IsRange() {
+		join := func(i int, s *Port) {
+			if s == nil || !s.Spec.IsRange() {
 				return
 			}
 			for k := range s.Frontends {

@@ -13,7 +13,7 @@
 //	err = cursor.Sync(ctx) // package runner calls it after each change
 //
 // An [Engine] takes changed Services from a [tracker.Tracker]. It compiles each port,
-// in each address family, into a [Service]: its frontends, the sources they admit, the
+// in each address family, into a [Port]: its frontends, the sources they admit, the
 // endpoints behind them, when the source address is replaced, and what happens without
 // endpoints. All Kubernetes semantics end here; a [Backend] only translates. [Compile]
 // does this for one port and is a pure function.
@@ -22,7 +22,7 @@
 // backend a [Delta] relative to what the backend last accepted. After a failure the
 // next Sync offers the failed Services again, together with newer changes. Backends
 // are independent: one may fail or lag behind. [Engine.AttachPart] is for data planes that
-// divide the Services between them. [Cursor.Service], [Cursor.Lookup] and
+// divide the Services between them. [Cursor.Port], [Cursor.Lookup] and
 // [Cursor.LookupEndpoint] return what the backend has accepted, and [Cursor.Status] what holds
 // up a Service.
 //
@@ -34,27 +34,26 @@
 //
 //   - The work of a Sync is proportional to the changes, except for a Full delta.
 //   - Published values are immutable. Callers may keep them and read them anywhere.
-//   - IDs are unique among the Services that exist or that a backend may still have.
-//     They are small: about as many as there are Service ports.
+//   - IDs are unique among the Ports that exist or that a backend may still have.
+//     They are small: the highest is about the number of Ports.
 //   - No two Services have the same frontend. If several ask for one, a cluster IP wins
 //     over a load-balancer IP, which wins over an external IP; then the Service that was
 //     created first wins ([tracker.ServicePort].Created), then the lowest [tracker.Key].
 //     So a new Service takes nothing from one that exists, and an external IP takes
 //     neither a cluster IP nor a load-balancer IP. An older Service can still take an
 //     external IP from a younger one when it is edited, because nothing records when a
-//     Service got an address. The other Service gets the frontend when it becomes free.
+//     Service got an address. The loser gets the frontend when the winner releases it.
 //     A log line and an event with [tracker.ReasonFrontendConflict] name the winner.
 //   - A range of ports ([tracker.ServicePort].LastPort) takes no single port and no NodePort
 //     from another Service: it applies to the packets that they do not match. The exception is
 //     a single port at an external IP that is also a cluster IP or load-balancer IP with a
 //     range; the range keeps it. Ranges that overlap at one address do not share it: in the
 //     order above, the first one wins, and the others get nothing at this address.
-//   - A Service has a bounded cost, and a cheap change does not wait for expensive ones, if
-//     [Config] has a [Budget]. All Services of a namespace have a bounded cost, and all Services
-//     together. Within a namespace the oldest come first, and a namespace that needs less than
-//     an equal part of all gets what it needs.
-//   - No backend is called before all sources of the tracker are synced
-//     ([tracker.Config].Sources). Until then each Sync returns [ErrNotSynced].
+//   - A [Budget] bounds the cost of a Service, of a namespace and of the node, and keeps cheap
+//     changes from waiting behind expensive ones. Within a namespace the oldest Services come
+//     first, and a namespace that needs less than an equal part of all gets what it needs.
+//   - No backend is called before all kinds of objects of the tracker are synced
+//     ([tracker.Config].Kinds). Until then each Sync returns [ErrNotSynced].
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.
 //
 // # Applying a delta
@@ -73,7 +72,7 @@
 //  6. If the keys of frontend entries contain the Service, delete the
 //     [Change.LostFrontends].
 //  7. Delete endpoints without a frontend ([Change.Removed]). Empty pools that exist
-//     without endpoints. Delete pools that do not exist any more ([Service.HasPool]),
+//     without endpoints. Delete pools that do not exist any more ([Port.HasPool]),
 //     addresses without a frontend, and everything of a Service whose New is nil.
 //
 // Package driver performs these steps for data planes without transactions. In this order

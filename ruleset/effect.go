@@ -33,11 +33,11 @@ type rangeOf struct {
 	id uint32
 }
 
-// Service returns the version of a Service port that the backend has acknowledged, or
+// Port returns the version of a Service port that the backend has acknowledged, or
 // nil. Changes that were not offered yet, are being applied or have failed do not
 // count. Without such changes the result equals that of [Engine.Snapshot]. It costs a
 // look-up among the Service's ports.
-func (c *Cursor) Service(k tracker.Key) *Service {
+func (c *Cursor) Port(k tracker.Key) *Port {
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -51,7 +51,7 @@ func (c *Cursor) Service(k tracker.Key) *Service {
 // acknowledgement then updates the index at a cost proportional to the frontends of
 // the Services concerned. Further Lookups take constant time, and in an address with ranges
 // of ports a time proportional to their number.
-func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
 	}
@@ -114,7 +114,7 @@ func (x *effect) inRange(at l4Key) (l4Key, uint32, bool) {
 // if there are none. The endpoints of a range of ports are found at their own port, not at
 // the ports that [Frontend.Endpoint] returns. The first call builds an index of all
 // endpoints, some 50 bytes each, which is updated like that of [Cursor.Lookup].
-func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
+func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
 	if !at.IsValid() {
 		return nil
 	}
@@ -136,16 +136,16 @@ func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 		return nil
 	}
 	more := x.shared[k]
-	out := append(make([]*Service, 0, 1+len(more)), c.states[id].acked)
+	out := append(make([]*Port, 0, 1+len(more)), c.states[id].acked)
 	for _, id := range more {
 		out = append(out, c.states[id].acked)
 	}
-	slices.SortFunc(out, func(a, b *Service) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(out, func(a, b *Port) int { return a.Key.Compare(b.Key) })
 	return out
 }
 
 // acked returns the acknowledged version of an ID. The caller holds Engine.mu.
-func (c *Cursor) acked(id uint32) *Service {
+func (c *Cursor) acked(id uint32) *Port {
 	if int(id) < len(c.states) {
 		return c.states[id].acked
 	}
@@ -153,7 +153,7 @@ func (c *Cursor) acked(id uint32) *Service {
 }
 
 // set records that the backend acknowledged now for an ID in place of old.
-func (x *effect) set(id uint32, old, now *Service) {
+func (x *effect) set(id uint32, old, now *Port) {
 	if x.frontends != nil {
 		x.setFrontends(id, old, now)
 	}
@@ -162,7 +162,7 @@ func (x *effect) set(id uint32, old, now *Service) {
 	}
 }
 
-func (x *effect) setFrontends(id uint32, old, now *Service) {
+func (x *effect) setFrontends(id uint32, old, now *Port) {
 	if old != nil {
 		for i := range old.Frontends {
 			x.removeFrontend(l4KeyOf(old, &old.Frontends[i]), id)
@@ -217,7 +217,7 @@ func (x *effect) removeFrontend(at l4Key, id uint32) {
 	}
 }
 
-func (x *effect) setEndpoints(id uint32, old, now *Service) {
+func (x *effect) setEndpoints(id uint32, old, now *Port) {
 	var before, after []*tracker.Endpoint
 	var proto v1.Protocol
 	if old != nil {

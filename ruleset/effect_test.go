@@ -15,7 +15,7 @@ import (
 
 // checkEffect compares a cursor's look-ups with the Services that its backend
 // accepted.
-func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
+func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Port) {
 	t.Helper()
 	type at struct {
 		addr  netip.AddrPort
@@ -25,9 +25,9 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 		a := netip.AddrFrom16(p.addr).Unmap()
 		return at{netip.AddrPortFrom(a, p.port), map[uint16]v1.Protocol{1: v1.ProtocolTCP, 2: v1.ProtocolUDP, 3: v1.ProtocolSCTP}[p.proto]}
 	}
-	frontends, endpoints := map[at][]*Service{}, map[at][]*Service{}
+	frontends, endpoints := map[at][]*Port{}, map[at][]*Port{}
 	for k, s := range acked {
-		if got := c.Service(k); diff(got, s) != 0 {
+		if got := c.Port(k); diff(got, s) != 0 {
 			t.Fatalf("%s: acknowledged %v, want %v", k, got, s)
 		}
 		for i := range s.Frontends {
@@ -53,16 +53,16 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 	}
 	for f, all := range frontends {
 		s, got := c.Lookup(f.addr, f.proto)
-		if s == nil && slices.ContainsFunc(all, func(s *Service) bool { _, failed := c.tried[s.ID]; return failed }) {
+		if s == nil && slices.ContainsFunc(all, func(s *Port) bool { _, failed := c.tried[s.ID]; return failed }) {
 			continue // it is being removed, and another Service had it in between
 		}
-		if !slices.ContainsFunc(all, func(o *Service) bool { return diff(o, s) == 0 && o.Key == s.Key }) || addrOf(l4KeyOf(s, got)) != f {
+		if !slices.ContainsFunc(all, func(o *Port) bool { return diff(o, s) == 0 && o.Key == s.Key }) || addrOf(l4KeyOf(s, got)) != f {
 			t.Fatalf("%v: found %v of %v, want one of %v", f, got, s, all)
 		}
 	}
 	for e, all := range endpoints {
-		slices.SortFunc(all, func(a, b *Service) int { return a.Key.Compare(b.Key) })
-		if got := c.LookupEndpoint(e.addr, e.proto); !slices.EqualFunc(got, all, func(a, b *Service) bool { return a.Key == b.Key && diff(a, b) == 0 }) {
+		slices.SortFunc(all, func(a, b *Port) int { return a.Key.Compare(b.Key) })
+		if got := c.LookupEndpoint(e.addr, e.proto); !slices.EqualFunc(got, all, func(a, b *Port) bool { return a.Key == b.Key && diff(a, b) == 0 }) {
 			t.Fatalf("endpoint %v: found %v, want %v", e, got, all)
 		}
 	}
@@ -81,7 +81,7 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 	if len(c.effect.endpoints) != len(endpoints) {
 		t.Fatalf("%d endpoints are found, want %d", len(c.effect.endpoints), len(endpoints))
 	}
-	if c.Service(key("no such service", tracker.IPv4)) != nil {
+	if c.Port(key("no such service", tracker.IPv4)) != nil {
 		t.Fatal("found a Service that does not exist")
 	}
 }
@@ -128,12 +128,12 @@ func TestCursorFindsAcknowledgedServices(t *testing.T) {
 	}
 	step(&PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}}, "m external IP m")
 	step(nil, "a external IP a m")
-	if s := c.Service(key("a", tracker.IPv4)); s == nil || s != e.Snapshot().Services[1] {
+	if s := c.Port(key("a", tracker.IPv4)); s == nil || s != e.Snapshot().Ports[1] {
 		t.Errorf("Service a is %v", s)
 	}
 	tr.DeleteService(name("a"))
 	step(errInjected, "a external IP a m")
-	if c.Service(key("a", tracker.IPv4)) == nil {
+	if c.Port(key("a", tracker.IPv4)) == nil {
 		t.Error("a Service whose removal failed is not found")
 	}
 	step(nil, "m external IP m")
@@ -143,7 +143,7 @@ func TestCursorFindsAcknowledgedServices(t *testing.T) {
 		t.Error("the zero AddrPort is found")
 	}
 	c.Detach()
-	if got := show(); got != "none" || c.Service(key("m", tracker.IPv4)) != nil {
+	if got := show(); got != "none" || c.Port(key("m", tracker.IPv4)) != nil {
 		t.Errorf("after Detach: %q", got)
 	}
 }

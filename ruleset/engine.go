@@ -19,9 +19,9 @@ import (
 
 // Config configures an [Engine].
 type Config struct {
-	// Tracker is the source of Services and endpoints, usually a [tracker.Tracker];
+	// Source is the source of Services and endpoints, usually a [tracker.Tracker];
 	// required. The Engine must be its only consumer.
-	Tracker Tracker
+	Source Source
 	// Topology holds the options for choosing endpoints. It should equal that of the
 	// Tracker. The zero value is kube-proxy's behavior.
 	Topology tracker.TopologyOptions
@@ -51,12 +51,12 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Tracker is what an [Engine] needs of a [tracker.Tracker]. Other implementations feed an
+// Source is what an [Engine] needs of a [tracker.Tracker]. Other implementations feed an
 // Engine from a source other than API objects. A [tracker.View] feeds it from a tracker that
 // several Engines share. Its methods must be safe for concurrent use.
-type Tracker interface {
+type Source interface {
 	// Missing returns the sources that are not complete yet, or nil.
-	Missing() []tracker.Source
+	Missing() []tracker.Kind
 	// Take returns the changes since the previous Take. The Ports of an update are
 	// sorted by key without duplicates and belong to the Service of the update. The values
 	// must not change afterwards. Take returns no updates while Missing returns a source.
@@ -75,7 +75,7 @@ type Tracker interface {
 // terminating zero, linux/if.h).
 const maxInterfaceName = 15
 
-// Engine keeps the ruleset, every [Service] compiled, in step with a
+// Engine keeps the ruleset, every [Port] compiled, in step with a
 // [tracker.Tracker]. It offers each attached [Backend] the difference to what that
 // backend last accepted. Its methods are safe for concurrent use.
 //
@@ -84,7 +84,7 @@ const maxInterfaceName = 15
 //
 // [NewEngine] makes one; the zero value must not be used.
 type Engine struct {
-	tracker  Tracker
+	tracker  Source
 	topology tracker.TopologyOptions
 	nodePort NodePortAddresses
 	log      *slog.Logger
@@ -114,7 +114,7 @@ type Engine struct {
 	ownership  ownership
 	// withoutRanges holds the live Services with ranges, by ID, as backends without ranges are
 	// offered them.
-	withoutRanges map[uint32]*Service
+	withoutRanges map[uint32]*Port
 	admission     admission
 	onOverBudget  func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
@@ -128,7 +128,7 @@ type Engine struct {
 // slot is the state of one ID.
 type slot struct {
 	// svc is the compiled Service, or the last one if the ID is not live.
-	svc *Service
+	svc *Port
 	// port is the port whose frontends are in Engine.ownership, or nil if the port does not
 	// exist any more.
 	port *tracker.ServicePort
@@ -146,12 +146,12 @@ type slot struct {
 type job struct {
 	id    uint32
 	state *tracker.PortState
-	full  *Service // within the bounds on one Service; nil before Engine.compile
+	full  *Port // within the bounds on one Service; nil before Engine.compile
 }
 
 // NewEngine returns an Engine. The error wraps [ErrConfig].
 func NewEngine(c Config) (*Engine, error) {
-	if c.Tracker == nil {
+	if c.Source == nil {
 		return nil, fmt.Errorf("ruleset: %w: Tracker is required", ErrConfig)
 	}
 	if err := c.LocalTraffic.validate(); err != nil {
@@ -170,7 +170,7 @@ func NewEngine(c Config) (*Engine, error) {
 	}
 	c.LocalTraffic.CIDRs = cidr.Reduce(c.LocalTraffic.CIDRs)
 	e := &Engine{
-		tracker:      c.Tracker,
+		tracker:      c.Source,
 		topology:     c.Topology,
 		nodePort:     c.NodePortAddresses,
 		log:          c.Log,
@@ -185,7 +185,7 @@ func NewEngine(c Config) (*Engine, error) {
 	}
 	e.ownership = newOwnership(func(id uint32) *tracker.ServicePort { return e.slots[id].port })
 	e.node = e.newNode(Node{
-		Info:          c.Tracker.Node(),
+		Info:          c.Source.Node(),
 		ServiceCIDRs:  cidr.Reduce(c.ServiceCIDRs),
 		LocalTraffic:  c.LocalTraffic,
 		MasqueradeAll: c.MasqueradeAll,
@@ -463,7 +463,7 @@ func (e *Engine) release(id uint32) {
 func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	s := &e.slots[id]
 	before := s.port
-	if sameFrontends(before, p) && (p == nil || before.Created == p.Created) {
+	if sameFrontends(before, p) && (p == nil || before.Created.Equal(p.Created)) {
 		s.port = p
 	} else {
 		if before != nil {
@@ -475,7 +475,7 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 				}
 			}
 		}
-		if before != nil && p != nil && before.Created != p.Created {
+		if before != nil && p != nil && !before.Created.Equal(p.Created) {
 			e.reaged(p.Key)
 		}
 		s.port = p
@@ -594,10 +594,10 @@ func (e *Engine) publish(j *job) bool {
 }
 
 // noteRanges updates e.withoutRanges for an ID. s is nil if the ID is no longer live.
-func (e *Engine) noteRanges(id uint32, s *Service) {
-	if s != nil && s.Port.IsRange() {
+func (e *Engine) noteRanges(id uint32, s *Port) {
+	if s != nil && s.Spec.IsRange() {
 		if e.withoutRanges == nil {
-			e.withoutRanges = map[uint32]*Service{}
+			e.withoutRanges = map[uint32]*Port{}
 		}
 		if plain := s.withoutRanges(); plain != nil {
 			e.withoutRanges[id] = plain
@@ -609,13 +609,13 @@ func (e *Engine) noteRanges(id uint32, s *Service) {
 
 // count adds a live Service to ports and endpoints if sign is 1, and subtracts it if sign is
 // -1.
-func (e *Engine) count(s *Service, sign int) {
+func (e *Engine) count(s *Port, sign int) {
 	e.ports += sign
 	e.endpoints += sign * len(s.Selection.Reachable)
 }
 
 // strip removes frontends that another Service owns.
-func (e *Engine) strip(now *Service, s *slot) {
+func (e *Engine) strip(now *Port, s *slot) {
 	if !e.ownership.any() {
 		return
 	}
@@ -628,7 +628,7 @@ func (e *Engine) strip(now *Service, s *slot) {
 		had := s.live && slices.ContainsFunc(s.svc.Frontends, func(o Frontend) bool {
 			return l4KeyOf(s.svc, &o) == at
 		})
-		if !s.live || had || !sameFrontends(s.svc.Port, now.Port) {
+		if !s.live || had || !sameFrontends(s.svc.Spec, now.Spec) {
 			winner := e.slots[owner].port.Key
 			text := fmt.Sprintf("%s %s port %s (%s)", f.Kind, f.Addr, f.Ports(), now.Key.Protocol)
 			if f.Kind == KindNodePort {
@@ -653,7 +653,7 @@ func (e *Engine) markDirty(id uint32) {
 }
 
 // desired returns the Service that a backend should have for id, or nil.
-func (e *Engine) desired(id uint32) *Service {
+func (e *Engine) desired(id uint32) *Port {
 	if s := &e.slots[id]; s.live {
 		return s.svc
 	}

@@ -54,13 +54,13 @@ func TestInvalidEngineConfigIsRejected(t *testing.T) {
 		ok   bool
 	}{
 		{"nothing", Config{}, false},
-		{"only a tracker", Config{Tracker: tr}, true},
-		{"two ways to detect", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "cni0", CIDRs: prefixes("10.0.0.0/8")}}, false},
-		{"two more", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "cni0", InterfacePrefix: "veth"}}, false},
-		{"a long name", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "a234567890123456"}}, false},
-		{"the longest name", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "a23456789012345"}}, true},
-		{"an invalid Service CIDR", Config{Tracker: tr, ServiceCIDRs: make([]netip.Prefix, 1)}, false},
-		{"an invalid pod range", Config{Tracker: tr, LocalTraffic: LocalTraffic{CIDRs: make([]netip.Prefix, 1)}}, false},
+		{"only a tracker", Config{Source: tr}, true},
+		{"two ways to detect", Config{Source: tr, LocalTraffic: LocalTraffic{Bridge: "cni0", CIDRs: prefixes("10.0.0.0/8")}}, false},
+		{"two more", Config{Source: tr, LocalTraffic: LocalTraffic{Bridge: "cni0", InterfacePrefix: "veth"}}, false},
+		{"a long name", Config{Source: tr, LocalTraffic: LocalTraffic{Bridge: "a234567890123456"}}, false},
+		{"the longest name", Config{Source: tr, LocalTraffic: LocalTraffic{Bridge: "a23456789012345"}}, true},
+		{"an invalid Service CIDR", Config{Source: tr, ServiceCIDRs: make([]netip.Prefix, 1)}, false},
+		{"an invalid pod range", Config{Source: tr, LocalTraffic: LocalTraffic{CIDRs: make([]netip.Prefix, 1)}}, false},
 	} {
 		_, err := NewEngine(c.c)
 		if c.ok != (err == nil) || err != nil && !errors.Is(err, ErrConfig) {
@@ -69,13 +69,13 @@ func TestInvalidEngineConfigIsRejected(t *testing.T) {
 	}
 }
 
-// feed is a [Tracker] that returns made-up updates.
+// feed is a [Source] that returns made-up updates.
 type feed struct {
 	updates []tracker.Update
 	events  []string
 }
 
-func (*feed) Missing() []tracker.Source   { return nil }
+func (*feed) Missing() []tracker.Kind     { return nil }
 func (*feed) Node() tracker.NodeInfo      { return tracker.NodeInfo{} }
 func (*feed) Notify(func()) (end func())  { return func() {} }
 func (f *feed) Take() (c tracker.Changes) { c.Updates, f.updates = f.updates, nil; return c }
@@ -95,11 +95,11 @@ func TestIncompletePortsAreRefused(t *testing.T) {
 	f := &feed{updates: []tracker.Update{{Name: name("a"), Ports: []tracker.PortState{
 		state("p", ep), state("q", ep, nil), {Endpoints: []*tracker.Endpoint{ep}},
 	}}}}
-	e, err := NewEngine(Config{Tracker: f})
+	e, err := NewEngine(Config{Source: f})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := e.Snapshot().Services; len(got) != 1 || got[0].Key.Port != "p" {
+	if got := e.Snapshot().Ports; len(got) != 1 || got[0].Key.Port != "p" {
 		t.Errorf("compiled %v", got)
 	}
 	want := []string{
@@ -110,7 +110,7 @@ func TestIncompletePortsAreRefused(t *testing.T) {
 		t.Errorf("events %q, want %q", f.events, want)
 	}
 	f.updates = []tracker.Update{{Name: name("a"), Ports: []tracker.PortState{state("p", ep), state("q", ep)}}}
-	if got := e.Snapshot().Services; len(got) != 2 {
+	if got := e.Snapshot().Ports; len(got) != 2 {
 		t.Errorf("compiled %v", got)
 	}
 }
@@ -122,7 +122,7 @@ func TestNothingIsOfferedBeforeSync(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := NewEngine(Config{Tracker: tr})
+	e, err := NewEngine(Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,17 +131,17 @@ func TestNothingIsOfferedBeforeSync(t *testing.T) {
 	b := &recorder{}
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
-	tr.MarkSynced(tracker.SourceServices)
+	tr.MarkSynced(tracker.KindServices)
 	for range 2 {
 		if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) || InEffect(err) ||
 			!strings.Contains(err.Error(), "sync b") || !strings.Contains(err.Error(), "[Slices Nodes]") {
 			t.Fatalf("sync before the sources are synced: %v", err)
 		}
 	}
-	if len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
+	if len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Ports) != 0 {
 		t.Fatalf("before the sources are synced: %d deltas, %d notifications", len(b.deltas), notified)
 	}
-	tr.MarkSynced(tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindSlices, tracker.KindNodes)
 	if notified != 1 {
 		t.Fatalf("%d notifications", notified)
 	}
@@ -398,7 +398,7 @@ func TestPartialFullDeltaIsRepeated(t *testing.T) {
 		if len(d) != 1 || d[0].Full != step.want || d[0].Repeat != step.repeat {
 			t.Fatalf("step %d: deltas %+v", i, d)
 		}
-		if c.Service(key("b", tracker.IPv4)) == nil {
+		if c.Port(key("b", tracker.IPv4)) == nil {
 			t.Fatalf("step %d: the other Service is not acknowledged", i)
 		}
 	}
@@ -518,7 +518,7 @@ func TestConflictsHaveOneOwner(t *testing.T) {
 		for _, at := range []string{"192.0.2.1:80", "172.30.0.9:80", "0.0.0.0:30080"} {
 			owner := "-"
 			n := 0
-			for _, svc := range s.Services {
+			for _, svc := range s.Ports {
 				for i := range svc.Frontends {
 					if p := l4KeyOf(svc, &svc.Frontends[i]); netip.AddrPortFrom(netip.AddrFrom16(p.addr).Unmap(), p.port).String() == at {
 						owner = svc.Key.Name
@@ -613,7 +613,7 @@ func TestOldestServiceKeepsFrontends(t *testing.T) {
 	} {
 		step.do()
 		owner := ""
-		for _, s := range e.Snapshot().Services {
+		for _, s := range e.Snapshot().Ports {
 			if slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Addr.String() == at }) {
 				owner += s.Key.Name
 			}

@@ -63,7 +63,7 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 		for _, f := range c.New.Frontends {
 			frontends[keyOf(c.Key, f)] = true
 			m.frontends[keyOf(c.Key, f)] = frontendValue{
-				c.New.ID, f.Target, f.Internal, f.Masquerade, f.Sources, int(c.New.Port.Affinity.Seconds()),
+				c.New.ID, f.Target, f.Internal, f.Masquerade, f.Sources, int(c.New.Spec.Affinity.Seconds()),
 			}
 		}
 	}
@@ -101,7 +101,7 @@ func Example_mapBackend() {
 		fmt.Println(err)
 		return
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -112,7 +112,7 @@ func Example_mapBackend() {
 
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	if err := cursor.Sync(context.Background()); err != nil {
 		fmt.Println(err)
 	}

@@ -21,8 +21,8 @@ func newEngine() (*ruleset.Engine, error) {
 	}
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	return ruleset.NewEngine(ruleset.Config{Tracker: t})
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	return ruleset.NewEngine(ruleset.Config{Source: t})
 }
 
 // A backend reports that one Service failed. The next Sync offers this Service again.
@@ -41,9 +41,9 @@ func ExampleCursor_Sync() {
 	}))
 	ctx := context.Background()
 	fmt.Println(cursor.Sync(ctx))
-	fmt.Println("acknowledged:", cursor.Service(webKey) != nil)
+	fmt.Println("acknowledged:", cursor.Port(webKey) != nil)
 	fmt.Println(cursor.Sync(ctx))
-	fmt.Println("acknowledged:", cursor.Service(webKey) != nil)
+	fmt.Println("acknowledged:", cursor.Port(webKey) != nil)
 	// Output:
 	// ruleset: sync plane: 1 services failed; shop/web/TCP/IPv4: table full
 	// acknowledged: false
@@ -87,8 +87,8 @@ func ExampleCursor_Status() {
 			fmt.Println(err)
 		}
 		s := cursor.Status(webKey)
-		fmt.Println("in effect:", s.Service != nil)
-		if s.Service != nil {
+		fmt.Println("in effect:", s.Port != nil)
+		if s.Port != nil {
 			fmt.Println("  for", time.Since(s.Since).Round(time.Minute))
 		}
 		if !s.WaitingSince.IsZero() {

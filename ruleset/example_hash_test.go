@@ -14,7 +14,7 @@ import (
 // Choose endpoints by a hash of the client's address and port, with a higher weight
 // for one of them. The endpoint of a connection can then be computed, as a data plane
 // in software does and as package nftables makes the kernel do.
-func ExampleService_HashOf() {
+func ExamplePort_HashOf() {
 	t, err := tracker.New(tracker.Config{
 		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 			p.Hash = tracker.HashSourcePort
@@ -33,7 +33,7 @@ func ExampleService_HashOf() {
 		return
 	}
 	const seed = 42 // the same on all nodes
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t, HashSeed: seed})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t, HashSeed: seed})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -41,8 +41,8 @@ func ExampleService_HashOf() {
 	t.SetService(web)
 	t.SetSlice(webSlice())
 
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	svc := engine.Snapshot().Services[0]
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	svc := engine.Snapshot().Ports[0]
 	pool, table := svc.Pool(ruleset.TargetCluster), svc.Maglev(ruleset.TargetCluster, seed)
 	count := map[string]int{}
 	for port := range uint16(4000) {

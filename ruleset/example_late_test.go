@@ -18,7 +18,7 @@ type card struct {
 
 	mu sync.Mutex
 	// sent and confirmed hold versions, nil for a removal.
-	sent, confirmed map[tracker.Key]*ruleset.Service
+	sent, confirmed map[tracker.Key]*ruleset.Port
 }
 
 var errUnconfirmed = errors.New("sent, not confirmed yet")
@@ -46,7 +46,7 @@ func (c *card) Apply(_ context.Context, d *ruleset.Delta) error {
 }
 
 // confirm is called by the hardware's driver.
-func (c *card) confirm(k tracker.Key, s *ruleset.Service) {
+func (c *card) confirm(k tracker.Key, s *ruleset.Port) {
 	c.mu.Lock()
 	if sent, ok := c.sent[k]; ok && sent == s {
 		delete(c.sent, k)
@@ -80,13 +80,13 @@ func ExamplePartialError_unconfirmed() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c := &card{sent: map[tracker.Key]*ruleset.Service{}, confirmed: map[tracker.Key]*ruleset.Service{}}
+	c := &card{sent: map[tracker.Key]*ruleset.Port{}, confirmed: map[tracker.Key]*ruleset.Port{}}
 	cursor := engine.Attach("card", c)
 	r, err := runner.New(runner.Config{Retry: time.Minute, Max: time.Hour}, func(ctx context.Context) error {
 		err := cursor.Sync(ctx)
 		s := cursor.Status(webKey)
-		fmt.Printf("in effect: %t, error: %v\n", s.Service != nil, s.Err)
-		if s.Service != nil {
+		fmt.Printf("in effect: %t, error: %v\n", s.Port != nil, s.Err)
+		if s.Port != nil {
 			cancel()
 		}
 		if onlyUnconfirmed(err) {

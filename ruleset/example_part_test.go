@@ -31,8 +31,8 @@ func ExampleEngine_AttachPart() {
 		fmt.Println(err)
 		return
 	}
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -50,10 +50,10 @@ func ExampleEngine_AttachPart() {
 			return nil
 		})
 	}
-	inHardware := func(s *ruleset.Service) bool { return s.Port.Ext == hardware{} }
+	inHardware := func(s *ruleset.Port) bool { return s.Spec.Ext == hardware{} }
 	cursors := []*ruleset.Cursor{
 		engine.AttachPart("hardware", plane("hardware"), inHardware),
-		engine.AttachPart("software", plane("software"), func(s *ruleset.Service) bool { return !inHardware(s) }),
+		engine.AttachPart("software", plane("software"), func(s *ruleset.Port) bool { return !inHardware(s) }),
 	}
 	set := func(name, clusterIP, plane string) {
 		t.SetService(&v1.Service{

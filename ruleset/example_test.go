@@ -57,7 +57,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -84,7 +84,7 @@ func Example() {
 	ctx := context.Background()
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for _, change := range []func(){
 		func() {},
 		func() { t.SetSlice(webSlice("10.3.0.1")) },
@@ -114,14 +114,14 @@ func ExampleSnapshot_Trace() {
 		fmt.Println(err)
 		return
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	t.SetService(web)
 	t.SetSlice(webSlice())
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 
 	snapshot := engine.Snapshot()
 	for _, to := range []string{"192.0.2.1:30080", "172.30.0.1:80", "172.30.0.1:81"} {

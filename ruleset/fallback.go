@@ -24,7 +24,7 @@ var ErrRefused = errors.New("refused")
 // left is the change of a Service that a delta left as it was, and what may stay of the Service.
 type left struct {
 	Change
-	fallback *Service
+	fallback *Port
 	refused  bool
 	// unsure: an earlier attempt failed, or the Service also loses a frontend to one that failed.
 	// So it has failed itself, and there is no fallback.
@@ -48,7 +48,7 @@ func (c *Cursor) fall(n *Node) {
 // fall sets the fallback. A refused Service gets no frontend and no endpoint that it did not have,
 // and releases those that it lacks now. It gets back the endpoints of whole, the version before it
 // was first refused. A Service that was to lose a frontend to it keeps the frontend.
-func (l *left) fall(all map[tracker.Key]*left, whole *Service, n *Node) {
+func (l *left) fall(all map[tracker.Key]*left, whole *Port, n *Node) {
 	if l.New == nil {
 		return
 	}
@@ -67,18 +67,18 @@ func (l *left) fall(all map[tracker.Key]*left, whole *Service, n *Node) {
 }
 
 // with returns s with those of its frontends that are in list, which is a part of them.
-func (s *Service) with(list []Frontend) *Service {
+func (s *Port) with(list []Frontend) *Port {
 	if len(list) == len(s.Frontends) {
 		return s
 	}
 	out := *s
-	has := &Service{Key: s.Key, Frontends: list}
+	has := &Port{Key: s.Key, Frontends: list}
 	out.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool { return !hasFrontend(has, l4KeyOf(s, &f)) })
 	return &out
 }
 
 // keeping returns s with those frontends of keep that its Service port asks for.
-func (s *Service) keeping(keep map[l4Key]bool, n *Node) *Service {
+func (s *Port) keeping(keep map[l4Key]bool, n *Node) *Port {
 	if len(keep) == 0 {
 		return s
 	}
@@ -88,7 +88,7 @@ func (s *Service) keeping(keep map[l4Key]bool, n *Node) *Service {
 	}
 	out := *s
 	out.Frontends = nil
-	for _, f := range frontends(nil, s.Port, &s.Selection, n) {
+	for _, f := range frontends(nil, s.Spec, &s.Selection, n) {
 		if at := l4KeyOf(s, &f); has[at] || keep[at] {
 			out.Frontends = append(out.Frontends, f)
 		}
@@ -99,14 +99,14 @@ func (s *Service) keeping(keep map[l4Key]bool, n *Node) *Service {
 	return &out
 }
 
-func hasFrontend(s *Service, at l4Key) bool {
+func hasFrontend(s *Port, at l4Key) bool {
 	return s != nil && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })
 }
 
 // Staying returns the version in effect after an Apply that left the Service as it was: Old without
 // the frontends that accepted Services took. left reports whether Apply also left the Service with
 // the given key as it was. Staying returns Old itself if no frontend was taken.
-func (c Change) Staying(left func(tracker.Key) bool) *Service {
+func (c Change) Staying(left func(tracker.Key) bool) *Port {
 	taken := map[l4Key]bool{}
 	for _, m := range c.lost {
 		if m.had || !left(m.key) {

@@ -89,7 +89,7 @@ func TestRefusedServiceKeepsWhatMayStay(t *testing.T) {
 	// The one that was to lose the NodePort is deleted while the other is refused.
 	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "b"})
 	sync(ErrRefused, "a 10.0.0.2 10.0.0.3 30001, b removed", "b removed")
-	if c.Service(key("b", tracker.IPv4)) != nil || len(e.gone) != 0 {
+	if c.Port(key("b", tracker.IPv4)) != nil || len(e.gone) != 0 {
 		t.Error("the deleted Service is left")
 	}
 	delete(refused, a)
@@ -118,7 +118,7 @@ func TestRefusalLeavesNoAttempt(t *testing.T) {
 	c := e.Attach("plane", BackendFunc(func(_ context.Context, d *Delta) error {
 		for _, ch := range d.Changes {
 			text := ch.Key.Name
-			for _, s := range []*Service{ch.Old, ch.New} {
+			for _, s := range []*Port{ch.Old, ch.New} {
 				text += " >"
 				if s != nil {
 					for _, ep := range s.Selection.Reachable {
@@ -211,7 +211,7 @@ func TestFrontendThatMovesBackToARefusedServiceStays(t *testing.T) {
 		if err := c.Sync(t.Context()); !errors.Is(err, failure) {
 			t.Fatalf("error %v, want %v", err, failure)
 		}
-		has := slices.ContainsFunc(c.Service(b).Frontends, func(f Frontend) bool { return f.Port == 30001 })
+		has := slices.ContainsFunc(c.Port(b).Frontends, func(f Frontend) bool { return f.Port == 30001 })
 		if has != (i != 0) {
 			t.Errorf("step %d: b has the NodePort: %t", i, has)
 		}
@@ -256,7 +256,7 @@ func TestRefusedTakerLeavesOneOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{"a": false, "b": false, "c": true} {
-		s := c.Service(key(name, tracker.IPv4))
+		s := c.Port(key(name, tracker.IPv4))
 		if has := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Port == 30001 }); has != want {
 			t.Errorf("%s has the NodePort: %t, want %t", name, has, want)
 		}

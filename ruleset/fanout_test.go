@@ -16,7 +16,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var _ ruleset.Tracker = (*tracker.View)(nil)
+var _ ruleset.Source = (*tracker.View)(nil)
 
 func fanoutTracker(t *testing.T, c tracker.Config) *tracker.Tracker {
 	t.Helper()
@@ -24,13 +24,13 @@ func fanoutTracker(t *testing.T, c tracker.Config) *tracker.Tracker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return tr
 }
 
-func engineOf(t *testing.T, tr ruleset.Tracker) *ruleset.Engine {
+func engineOf(t *testing.T, tr ruleset.Source) *ruleset.Engine {
 	t.Helper()
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,8 +40,8 @@ func engineOf(t *testing.T, tr ruleset.Tracker) *ruleset.Engine {
 // rules returns everything that forwards packets, by key.
 func rules(e *ruleset.Engine) map[tracker.Key]string {
 	out := map[tracker.Key]string{}
-	for _, s := range e.Snapshot().Services {
-		out[s.Key] = fmt.Sprint(s.Port, s.Frontends, s.Endpoints, s.Pool(ruleset.TargetCluster), s.Pool(ruleset.TargetLocal))
+	for _, s := range e.Snapshot().Ports {
+		out[s.Key] = fmt.Sprint(s.Spec, s.Frontends, s.Endpoints, s.Pool(ruleset.TargetCluster), s.Pool(ruleset.TargetLocal))
 	}
 	return out
 }
@@ -149,7 +149,7 @@ func TestConflictIsReportedOnce(t *testing.T) {
 		})
 	}
 	owner := func(e *ruleset.Engine) string {
-		for _, s := range e.Snapshot().Services {
+		for _, s := range e.Snapshot().Ports {
 			if slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Kind == ruleset.KindExternalIP }) {
 				return s.Key.Name
 			}

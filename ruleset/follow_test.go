@@ -41,7 +41,7 @@ func (f *follower) sync(t *testing.T) {
 		return
 	}
 	leader := f.cursor.leader
-	var want []*Service
+	var want []*Port
 	for id := range leader.states {
 		if s := leader.states[id].acked; s != nil {
 			want = append(want, s)
@@ -55,7 +55,7 @@ func (f *follower) sync(t *testing.T) {
 	if len(f.acked) != len(want) {
 		t.Fatalf("%s: got %d Services, want %d", f.name, len(f.acked), len(want))
 	}
-	wanted := &Snapshot{Gen: leader.gen, Services: want, Node: leader.node}
+	wanted := &Snapshot{Gen: leader.gen, Ports: want, Node: leader.node}
 	f.compare(wanted)
 	f.checkStatus(f.cursor, wanted, true, false)
 }

@@ -9,8 +9,8 @@ import (
 
 // Hash returns [tracker.ServicePort].Hash, or [tracker.HashNone] if that is not one
 // of its constants.
-func (s *Service) Hash() tracker.Hash {
-	switch h := s.Port.Hash; h {
+func (s *Port) Hash() tracker.Hash {
+	switch h := s.Spec.Hash; h {
 	case tracker.HashSource, tracker.HashSourcePort:
 		return h
 	}
@@ -22,7 +22,7 @@ func (s *Service) Hash() tracker.Hash {
 // endpoint by this hash in the result of Maglev for the same seed. HashOf returns 0
 // if Hash is [tracker.HashNone]. Package nftables makes the kernel compute the same
 // hash; see [maglev.HashAddr].
-func (s *Service) HashOf(source netip.AddrPort, seed uint64) uint32 {
+func (s *Port) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	switch s.Hash() {
 	case tracker.HashSource:
 		return maglev.HashAddr(seed, source.Addr())
@@ -32,27 +32,27 @@ func (s *Service) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	return 0
 }
 
-// HashBuckets returns the number of buckets in the table that [Service.Maglev] makes
+// HashBuckets returns the number of buckets in the table that [Port.Maglev] makes
 // for a target: at least Port.HashBuckets, or a size that suits the number of
 // endpoints. It returns 0 if Maglev returns nil.
-func (s *Service) HashBuckets(t Target) int {
+func (s *Port) HashBuckets(t Target) int {
 	n := len(s.Pool(t))
 	switch {
 	case s.Hash() == tracker.HashNone || n == 0:
 		return 0
-	case s.Port.HashBuckets != 0:
-		return maglev.SizeAtLeast(int(s.Port.HashBuckets))
+	case s.Spec.HashBuckets != 0:
+		return maglev.SizeAtLeast(int(s.Spec.HashBuckets))
 	}
 	return maglev.SizeFor(n)
 }
 
 // Maglev returns the table that chooses the endpoints of a pool: the member in a
-// bucket is an index into [Service.Pool] of t. Maglev returns nil if Hash is
+// bucket is an index into [Port.Pool] of t. Maglev returns nil if Hash is
 // [tracker.HashNone] or the pool is empty. The table depends only on the addresses
 // and weights of the pool, the size and the seed, which is [Node].HashSeed. Each call
 // computes the table again, at the cost that package maglev documents. Only the first
 // [maglev.MaxSize] endpoints of a pool are in the table.
-func (s *Service) Maglev(t Target, seed uint64) *maglev.Table {
+func (s *Port) Maglev(t Target, seed uint64) *maglev.Table {
 	size := s.HashBuckets(t)
 	if size == 0 {
 		return nil

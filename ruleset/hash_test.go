@@ -14,7 +14,7 @@ import (
 )
 
 // hashed compiles a Service with endpoints on n1 and n2.
-func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Service {
+func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Port {
 	p := &tracker.ServicePort{Key: key("web", tracker.IPv4), ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080, ExternalLocal: true, Hash: h, HashBuckets: slots}
 	var eps []*tracker.Endpoint
 	for i, w := range weights {
@@ -27,7 +27,7 @@ func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Service {
 
 func TestServiceMaglevCoversPool(t *testing.T) {
 	for _, c := range []struct {
-		s              *Service
+		s              *Port
 		cluster, local int
 	}{
 		{hashed(tracker.HashNone, 500, 1, 1), 0, 0},
@@ -90,7 +90,7 @@ func TestHooksSetWeightsAndHash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := NewEngine(Config{Tracker: trk, HashSeed: 77})
+	e, err := NewEngine(Config{Source: trk, HashSeed: 77})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestHooksSetWeightsAndHash(t *testing.T) {
 	}
 	trk.SetService(service("web", "10.96.0.1"))
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	trk.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	trk.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	if sync(); last.Node.HashSeed != 77 {
 		t.Errorf("seed %d", last.Node.HashSeed)
 	}

@@ -101,12 +101,12 @@ func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *En
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Tracker = tr
+	c.Source = tr
 	e, err := NewEngine(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return tr, e
 }
 
@@ -154,7 +154,7 @@ func show(f Frontend) string {
 func ptr[T any](v T) *T { return &v }
 
 // concede takes the frontends from the failed Services of a delta that accepted ones have now.
-func concede(acked map[tracker.Key]*Service, d *Delta, unsure, accepted func(*Change) bool) {
+func concede(acked map[tracker.Key]*Port, d *Delta, unsure, accepted func(*Change) bool) {
 	taken := map[l4Key]bool{}
 	for i := range d.Changes {
 		if c := &d.Changes[i]; c.New != nil && accepted(c) {

@@ -31,7 +31,7 @@ type Limits struct {
 	// leaves the frontends that the data plane does not serve out of the Services that it
 	// offers, as if they did not exist, and reports the Service as one that exceeds a limit.
 	PortRanges PortRanges
-	// Delta is about the number of elements ([Service.Cost]) that the data plane changes in 10
+	// Delta is about the number of elements ([Port.Cost]) that the data plane changes in 10
 	// ms. Deltas are divided by it if it is less than [Budget].Delta, so that no change waits long
 	// for another. Full deltas are not divided.
 	Delta int
@@ -67,7 +67,7 @@ func (Lacks) texts() [5]string {
 }
 
 // in returns the bits of l that matter to s.
-func (l Lacks) in(s *Service) (out Lacks) {
+func (l Lacks) in(s *Port) (out Lacks) {
 	if l == 0 {
 		return 0
 	}
@@ -76,8 +76,8 @@ func (l Lacks) in(s *Service) (out Lacks) {
 			out |= bit & l
 		}
 	}
-	set(LacksSourceRanges, len(s.Port.SourceRanges) != 0)
-	set(LacksAffinityTimeout, s.Port.Affinity != 0)
+	set(LacksSourceRanges, len(s.Spec.SourceRanges) != 0)
+	set(LacksAffinityTimeout, s.Spec.Affinity != 0)
 	set(LacksHash, s.Hash() != tracker.HashNone)
 	for _, t := range []Target{TargetCluster, TargetLocal} {
 		set(LacksWeights, s.Weighted(t))
@@ -121,16 +121,16 @@ const (
 
 // exceeded returns the limits that s exceeds. For most Services it takes a few
 // comparisons.
-func (l *Limits) exceeded(s *Service) (x excess) {
+func (l *Limits) exceeded(s *Port) (x excess) {
 	over := func(limit, n int) bool { return limit != 0 && n > limit }
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
-	if l.Affinity != 0 && s.Port.Affinity > l.Affinity {
+	if l.Affinity != 0 && s.Spec.Affinity > l.Affinity {
 		x |= excessAffinity
 	}
 	if over(l.Endpoints, n) {
 		x |= excessEndpoints
 	}
-	if s.Port.Affinity != 0 && over(l.AffinityEndpoints, n) {
+	if s.Spec.Affinity != 0 && over(l.AffinityEndpoints, n) {
 		x |= excessAffinityEndpoints
 	}
 	if over(l.WeightedEndpoints, n) {
@@ -140,18 +140,18 @@ func (l *Limits) exceeded(s *Service) (x excess) {
 			}
 		}
 	}
-	if s.Port.IsRange() && s.ranges() > l.PortRanges {
+	if s.Spec.IsRange() && s.ranges() > l.PortRanges {
 		x |= excessPortRanges
 	}
 	return x | excess(l.Lacks.in(s))*excessLacks
 }
 
 // describe returns a text that names the limits in x, which s exceeds.
-func (l *Limits) describe(s *Service, x excess) string {
+func (l *Limits) describe(s *Port, x excess) string {
 	var out []string
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
 	if x&excessAffinity != 0 {
-		out = append(out, fmt.Sprintf("affinity timeout %v is longer than %v", s.Port.Affinity, l.Affinity))
+		out = append(out, fmt.Sprintf("affinity timeout %v is longer than %v", s.Spec.Affinity, l.Affinity))
 	}
 	for _, e := range []struct {
 		bit   excess
@@ -167,7 +167,7 @@ func (l *Limits) describe(s *Service, x excess) string {
 		}
 	}
 	if x&excessPortRanges != 0 {
-		text := fmt.Sprintf("the range of ports %d to %d is not served", s.Port.Port, s.Port.LastPort)
+		text := fmt.Sprintf("the range of ports %d to %d is not served", s.Spec.Port, s.Spec.LastPort)
 		if l.PortRanges != PortRangesNone {
 			text += ", because the endpoints' ports differ from it"
 		}
@@ -183,9 +183,9 @@ func (l *Limits) describe(s *Service, x excess) string {
 
 // limited logs and reports the limits that s exceeds and did not exceed before. It
 // returns all limits that s exceeds.
-func (c *Cursor) limited(s *Service, before excess) excess {
+func (c *Cursor) limited(s *Port, before excess) excess {
 	l := &c.limits[familyIndex(s.Key.Family)]
-	if *l == (Limits{}) && !s.Port.IsRange() {
+	if *l == (Limits{}) && !s.Spec.IsRange() {
 		return 0
 	}
 	x := l.exceeded(s)

@@ -60,11 +60,11 @@ func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine,
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := NewEngine(Config{Tracker: tr, Log: log})
+	engine, err := NewEngine(Config{Source: tr, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return tr, engine, e
 }
 

@@ -111,7 +111,7 @@ func (p *plane) install(c *ruleset.Change) error {
 	}
 	if c.Fields&(ruleset.FieldFrontends|ruleset.FieldAffinity) != 0 {
 		for _, f := range c.New.Frontends {
-			if err := p.write(func() { p.frontends[at(c.Key, f)] = loopEntry{c.Key, c.New.Port, f} }); err != nil {
+			if err := p.write(func() { p.frontends[at(c.Key, f)] = loopEntry{c.Key, c.New.Spec, f} }); err != nil {
 				return err
 			}
 		}
@@ -199,9 +199,9 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 // TestMigratingSnippet runs the code of MIGRATING.md, with failing writes and restarts.
 func TestMigratingSnippet(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
-		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
+		New: func(_ testing.TB, env conformance.SimEnv) conformance.Fake {
 			p := &plane{env: env, frontends: map[loopFrontend]loopEntry{}, pools: map[driver.Pool][]*tracker.Endpoint{}}
-			return conformance.Plane{
+			return conformance.Fake{
 				Backend: func() ruleset.Backend {
 					return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 						p.node = d.Node
@@ -244,7 +244,7 @@ func TestRefusedServiceInMigratingSnippet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestRefusedServiceInMigratingSnippet(t *testing.T) {
 		s.Spec.Ports[0].NodePort = 0
 		tr.SetService(s)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	if err := c.Sync(t.Context()); !errors.Is(err, refused) || info.Failed != 1 || info.Changes != 100 {
 		t.Fatalf("error %v, %d of %d failed", err, info.Failed, info.Changes)
 	}

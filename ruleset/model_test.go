@@ -38,7 +38,7 @@ type plane struct {
 	// refuses: Services are refused instead of failing.
 	refuses bool
 	// serves, if not nil, reports whether a Service is in the part of this plane.
-	serves func(*Service) bool
+	serves func(*Port) bool
 	// during, if not nil, is called in the middle of an Apply.
 	during func()
 
@@ -59,7 +59,7 @@ type plane struct {
 	// ranges is what the plane serves.
 	ranges PortRanges
 
-	acked    map[tracker.Key]*Service // as accepted by this backend
+	acked    map[tracker.Key]*Port // as accepted by this backend
 	node     *Node
 	gen      uint64
 	needFull bool
@@ -82,7 +82,7 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 	return &plane{
 		t: t, r: r, name: name, prunes: prunes, failures: failures,
 		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
-		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true, served: map[l4Key]tracker.Key{}, status: map[tracker.Key]Status{},
+		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Port{}, needFull: true, served: map[l4Key]tracker.Key{}, status: map[tracker.Key]Status{},
 	}
 }
 
@@ -90,15 +90,15 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 func (p *plane) Limits(tracker.Family) Limits { return Limits{PortRanges: p.ranges} }
 
 // served returns s with the frontends that a data plane with these ranges serves.
-func served(s *Service, r PortRanges) *Service {
+func served(s *Port, r PortRanges) *Port {
 	c := *s
 	c.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool { return f.ranges() > r })
 	return &c
 }
 
-func front(s *Service, f Frontend) string { return fmt.Sprintf("%d %s", s.ID, show(f)) }
+func front(s *Port, f Frontend) string { return fmt.Sprintf("%d %s", s.ID, show(f)) }
 
-func pool(s *Service, t Target) string {
+func pool(s *Port, t Target) string {
 	var b strings.Builder
 	for _, ep := range s.Pool(t) {
 		fmt.Fprintf(&b, "%s ", ep)
@@ -138,7 +138,7 @@ func (p *plane) check(d *Delta) {
 		if c.Fields == 0 && !d.Full || c.Fields != FieldAll && (c.Fields != diff(c.Old, c.New) || len(c.Attempted) != 0 || d.Full && !d.Repeat) {
 			p.t.Fatalf("%s: %s: What is %s", p.name, c.Key, c.Fields)
 		}
-		for _, s := range append([]*Service{c.Old, c.New}, c.Attempted...) {
+		for _, s := range append([]*Port{c.Old, c.New}, c.Attempted...) {
 			if s != nil && (s.ID != c.ID() || s.ID == 0 || s.Key != c.Key) {
 				p.t.Fatalf("%s: %s: id %d, key %s", p.name, c.Key, s.ID, s.Key)
 			}
@@ -184,7 +184,7 @@ func (p *plane) plan(d *Delta) []op {
 	}
 	for _, c := range d.Changes {
 		for f := range c.GoneFrontends() {
-			ops = append(ops, op{c.Key, func() { delete(p.fronts, l4KeyOf(&Service{Key: c.Key}, &f)) }})
+			ops = append(ops, op{c.Key, func() { delete(p.fronts, l4KeyOf(&Port{Key: c.Key}, &f)) }})
 		}
 	}
 	for _, c := range d.Changes {
@@ -393,14 +393,14 @@ func (p *plane) attach(e *Engine) (*witness, *Cursor, *follower) {
 }
 
 // partOf returns the part of a snapshot with the Services for which serves returns true.
-func partOf(s *Snapshot, serves func(*Service) bool) *Snapshot {
+func partOf(s *Snapshot, serves func(*Port) bool) *Snapshot {
 	if serves == nil {
 		return s
 	}
 	part := &Snapshot{Gen: s.Gen, Node: s.Node}
-	for _, svc := range s.Services {
+	for _, svc := range s.Ports {
 		if serves(svc) {
-			part.Services = append(part.Services, svc)
+			part.Ports = append(part.Ports, svc)
 		}
 	}
 	return part
@@ -408,7 +408,7 @@ func partOf(s *Snapshot, serves func(*Service) bool) *Snapshot {
 
 // inEffect returns the Services that were accepted.
 func (p *plane) inEffect() *Snapshot {
-	return &Snapshot{Services: slices.Collect(maps.Values(p.acked)), Node: p.node}
+	return &Snapshot{Ports: slices.Collect(maps.Values(p.acked)), Node: p.node}
 }
 
 // checkFallback compares the maps of a plane that refuses Services, and the cursor, with the
@@ -417,12 +417,12 @@ func (p *plane) inEffect() *Snapshot {
 func (p *plane) checkFallback(c *Cursor, s *Snapshot) {
 	p.t.Helper()
 	p.compare(p.inEffect())
-	wanted := map[tracker.Key]*Service{}
-	for _, svc := range s.Services {
+	wanted := map[tracker.Key]*Port{}
+	for _, svc := range s.Ports {
 		wanted[svc.Key] = served(svc, p.ranges)
 	}
 	for k, svc := range p.acked {
-		if got := c.Service(k); diff(got, svc) != 0 {
+		if got := c.Port(k); diff(got, svc) != 0 {
 			p.t.Errorf("%s: the cursor has %v of %s, want %v", p.name, got, k, svc)
 		}
 		w := wanted[k]
@@ -447,15 +447,15 @@ func (p *plane) checkFallback(c *Cursor, s *Snapshot) {
 		if w == nil || p.fronts[at] != "" {
 			continue
 		}
-		if slices.ContainsFunc(s.Services, func(o *Service) bool { return hasFrontend(served(o, p.ranges), at) }) && asksFor(w, at, s.Node) {
+		if slices.ContainsFunc(s.Ports, func(o *Port) bool { return hasFrontend(served(o, p.ranges), at) }) && asksFor(w, at, s.Node) {
 			p.t.Errorf("%s: %v is not served any more, and %s asks for it", p.name, at, k)
 		}
 	}
 }
 
 // asksFor reports whether a Service asks for a frontend, which another one may have.
-func asksFor(s *Service, at l4Key, n *Node) bool {
-	return slices.ContainsFunc(frontends(nil, s.Port, &s.Selection, n), func(f Frontend) bool { return l4KeyOf(s, &f) == at })
+func asksFor(s *Port, at l4Key, n *Node) bool {
+	return slices.ContainsFunc(frontends(nil, s.Spec, &s.Selection, n), func(f Frontend) bool { return l4KeyOf(s, &f) == at })
 }
 
 // remember stores the owner of each frontend.
@@ -472,7 +472,7 @@ func (p *plane) remember() {
 func (p *plane) compare(s *Snapshot) {
 	p.t.Helper()
 	want := newPlane(p.t, nil, "", false, 0)
-	for _, svc := range s.Services {
+	for _, svc := range s.Ports {
 		svc = served(svc, p.ranges)
 		want.ids[svc.ID] = svc.Key
 		want.acked[svc.Key] = svc
@@ -489,7 +489,7 @@ func (p *plane) compare(s *Snapshot) {
 		want.pools[poolKey{svc.ID, TargetCluster}] = pool(svc, TargetCluster)
 		want.pools[poolKey{svc.ID, TargetLocal}] = pool(svc, TargetLocal)
 	}
-	if len(want.ids) != len(s.Services) || len(want.acked) != len(s.Services) {
+	if len(want.ids) != len(s.Ports) || len(want.acked) != len(s.Ports) {
 		p.t.Fatal("services share an id or a key")
 	}
 	if !maps.Equal(p.fronts, want.fronts) {
@@ -504,7 +504,7 @@ func (p *plane) compare(s *Snapshot) {
 	if !maps.Equal(p.ids, want.ids) {
 		p.t.Fatalf("%s: ids\n got %v\nwant %v", p.name, p.ids, want.ids)
 	}
-	if !maps.EqualFunc(p.acked, want.acked, func(a, b *Service) bool { return diff(a, b) == 0 }) {
+	if !maps.EqualFunc(p.acked, want.acked, func(a, b *Port) bool { return diff(a, b) == 0 }) {
 		p.t.Fatalf("%s: the accepted Services differ from the snapshot", p.name)
 	}
 	if p.node != s.Node {
@@ -677,15 +677,15 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for _, svc := range o.services {
 		tr.SetService(svc)
 	}
 	for _, u := range tr.Take().Updates {
 		for _, p := range u.Ports {
 			for at, kind := range frontendKeys(p.Port) {
-				c := claim{map[Kind]int{KindClusterIP: 0, KindLoadBalancerIP: 1, KindExternalIP: 2}[kind], p.Port.Created, p.Port.Key}
-				if c.created == 0 {
+				c := claim{map[Kind]int{KindClusterIP: 0, KindLoadBalancerIP: 1, KindExternalIP: 2}[kind], p.Port.Created.Unix(), p.Port.Key}
+				if p.Port.Created.IsZero() {
 					c.created = math.MaxInt64
 				}
 				claims[at] = append(claims[at], c)
@@ -693,7 +693,7 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 		}
 	}
 	got := map[l4Key]tracker.Key{}
-	for _, svc := range s.Services {
+	for _, svc := range s.Ports {
 		for i := range svc.Frontends {
 			got[l4KeyOf(svc, &svc.Frontends[i])] = svc.Key
 		}
@@ -770,9 +770,9 @@ var modelConfig = Config{LocalTraffic: LocalTraffic{Bridge: "cni0"}, NodePortAdd
 // same compares the result of an engine with that of a new one.
 func same(t *testing.T, got, want *Snapshot) {
 	t.Helper()
-	byKey := func(s *Snapshot) map[tracker.Key]*Service {
-		m := map[tracker.Key]*Service{}
-		for _, svc := range s.Services {
+	byKey := func(s *Snapshot) map[tracker.Key]*Port {
+		m := map[tracker.Key]*Port{}
+		for _, svc := range s.Ports {
 			m[svc.Key] = svc
 		}
 		return m
@@ -837,8 +837,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			newPlane(t, r, "plain part", false, 40), newPlane(t, r, "extended part", true, 40),
 		}
 		planes[3].refuses, planes[5].refuses = true, seed%4 < 2
-		planes[4].serves = func(s *Service) bool { return s.Port.Ext == nil }
-		planes[5].serves = func(s *Service) bool { return s.Port.Ext != nil }
+		planes[4].serves = func(s *Port) bool { return s.Spec.Ext == nil }
+		planes[5].serves = func(s *Port) bool { return s.Spec.Ext != nil }
 		for i, p := range planes {
 			p.ranges = PortRanges((i + int(seed)) % 3)
 		}

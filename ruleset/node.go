@@ -21,7 +21,7 @@ type Node struct {
 	LocalTraffic LocalTraffic
 	// MasqueradeAll replaces the source address of all traffic to cluster IPs.
 	MasqueradeAll bool
-	// HashSeed is the seed for choosing endpoints by hash (see [Service.Hash]). 0 is
+	// HashSeed is the seed for choosing endpoints by hash (see [Port.Hash]). 0 is
 	// as good as any other value.
 	HashSeed uint64
 }

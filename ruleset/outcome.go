@@ -85,7 +85,7 @@ func (o *outcome) leave(changes []Change) {
 }
 
 // of returns what is in effect of c. known is false if c failed.
-func (o *outcome) of(c *Change) (now *Service, known bool) {
+func (o *outcome) of(c *Change) (now *Port, known bool) {
 	l := o.left[c.Key]
 	switch {
 	case o.all:

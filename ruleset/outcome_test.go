@@ -11,10 +11,10 @@ import (
 // plane would.
 type witness struct {
 	*plane
-	effect map[tracker.Key]*Service
+	effect map[tracker.Key]*Port
 }
 
-func newWitness(p *plane) *witness { return &witness{p, map[tracker.Key]*Service{}} }
+func newWitness(p *plane) *witness { return &witness{p, map[tracker.Key]*Port{}} }
 
 func (w *witness) Apply(ctx context.Context, d *Delta) error {
 	err := w.plane.Apply(ctx, d)
@@ -37,7 +37,7 @@ func (w *witness) check(t *testing.T, c *Cursor) {
 		if _, failed := c.tried[s.ID]; failed {
 			continue // it may have lost frontends to accepted Services
 		}
-		if got := c.Service(k); diff(got, s) != 0 {
+		if got := c.Port(k); diff(got, s) != 0 {
 			t.Fatalf("%s: %s: the cursor has %v in effect, the outcome was %v", w.name, k, got, s)
 		}
 	}

@@ -16,11 +16,11 @@ import (
 //
 // The Engine calls serves once for each compiled version of a Service port, and once for each that
 // exists during AttachPart, with its lock held. serves must be fast, must not call the Engine or a
-// Cursor, and must not panic. Its result may depend on nothing but the [Service], for example on
+// Cursor, and must not panic. Its result may depend on nothing but the [Port], for example on
 // Port.Ext, which a hook of [tracker.Config] can set: a change elsewhere has no effect until the
 // Service changes. Ports and families of one Service may be in different parts. If serves is nil,
 // the part is everything.
-func (e *Engine) AttachPart(name string, b Backend, serves func(*Service) bool) *Cursor {
+func (e *Engine) AttachPart(name string, b Backend, serves func(*Port) bool) *Cursor {
 	c := e.newCursor(name, b)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -36,7 +36,7 @@ func (e *Engine) AttachPart(name string, b Backend, serves func(*Service) bool) 
 }
 
 // assign updates the parts of all cursors for an ID. now is its live version, or nil.
-func (e *Engine) assign(id uint32, now *Service) {
+func (e *Engine) assign(id uint32, now *Port) {
 	for _, c := range e.cursors {
 		if c.part != nil {
 			c.assign(id, now)
@@ -44,7 +44,7 @@ func (e *Engine) assign(id uint32, now *Service) {
 	}
 }
 
-func (c *Cursor) assign(id uint32, now *Service) {
+func (c *Cursor) assign(id uint32, now *Port) {
 	c.grow(int(id) + 1)
 	c.states[id].in = now != nil && c.part(now)
 }

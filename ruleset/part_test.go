@@ -52,8 +52,8 @@ func TestPartsOfOneRuleset(t *testing.T) {
 	left, right, follower := &partLog{}, &partLog{}, &partLog{}
 	left.limits = Limits{Endpoints: 1}
 	planes := []*Cursor{
-		e.AttachPart("left", left, func(s *Service) bool { return s.Port.Ext != nil }),
-		e.AttachPart("right", right, func(s *Service) bool { return s.Port.Ext == nil }),
+		e.AttachPart("left", left, func(s *Port) bool { return s.Spec.Ext != nil }),
+		e.AttachPart("right", right, func(s *Port) bool { return s.Spec.Ext == nil }),
 	}
 	planes = append(planes, planes[0].Follow("follower", follower))
 	set := func(name, ip, ext string, created int64) {
@@ -111,7 +111,7 @@ func TestPartsOfOneRuleset(t *testing.T) {
 	step("and back", "-b 192.0.2.1", "+a 172.30.0.1, +a 192.0.2.1")
 
 	late := &partLog{}
-	if err := e.AttachPart("late", late, func(s *Service) bool { return s.Key.Name == "b" }).Sync(t.Context()); err != nil || !slices.Equal(late.written, []string{"+b 172.30.0.2"}) {
+	if err := e.AttachPart("late", late, func(s *Port) bool { return s.Key.Name == "b" }).Sync(t.Context()); err != nil || !slices.Equal(late.written, []string{"+b 172.30.0.2"}) {
 		t.Errorf("error %v, a plane that is attached later has written %q", err, late.written)
 	}
 }

@@ -44,14 +44,14 @@ func (f *Frontend) ranges() PortRanges {
 }
 
 // ranges returns what a data plane needs in order to serve all frontends of s.
-func (s *Service) ranges() PortRanges {
+func (s *Port) ranges() PortRanges {
 	var f Frontend
-	f.at(KindClusterIP, netip.Addr{}, s.Port)
+	f.at(KindClusterIP, netip.Addr{}, s.Spec)
 	return f.ranges()
 }
 
 // withoutRanges returns s without the frontends that have several ports, or nil if it has none.
-func (s *Service) withoutRanges() *Service {
+func (s *Port) withoutRanges() *Port {
 	if !s.hasRange() {
 		return nil
 	}
@@ -77,7 +77,7 @@ type portIndex struct {
 }
 
 // add adds a frontend. sort must be called after the last one.
-func (x *portIndex) add(s *Service, f *Frontend) {
+func (x *portIndex) add(s *Port, f *Frontend) {
 	at := l4KeyOf(s, f)
 	if at.isRange() {
 		if x.ranges == nil {

@@ -63,7 +63,7 @@ func TestRangeYieldsToSinglePorts(t *testing.T) {
 		})
 		got := v.Action.String()
 		if v.Action == ActionForward {
-			got = fmt.Sprint(v.Service.Key.Name, " ", v.AddrOf(v.Endpoints[0]))
+			got = fmt.Sprint(v.Port.Key.Name, " ", v.AddrOf(v.Endpoints[0]))
 		}
 		if got != c.want {
 			t.Errorf("%s: %s (%s), want %s", c.to, got, v.Rule, c.want)
@@ -130,7 +130,7 @@ func TestRangesAreFoundAsInAModel(t *testing.T) {
 	for round := range 300 {
 		s := &Snapshot{Node: &Node{}}
 		type claim struct {
-			svc *Service
+			svc *Port
 			f   Frontend
 		}
 		var all []claim
@@ -151,7 +151,7 @@ func TestRangesAreFoundAsInAModel(t *testing.T) {
 			}
 			if !overlaps { // as the Engine ensures
 				all = append(all, claim{svc, f})
-				s.Services = append(s.Services, svc)
+				s.Ports = append(s.Ports, svc)
 			}
 		}
 		for _, addr := range addrs("10.96.0.1", "10.96.0.2") {
@@ -192,7 +192,7 @@ func TestBackendsAreOfferedOnlyTheirRanges(t *testing.T) {
 		}
 	}
 	served := func(r PortRanges, k tracker.Key) (out []string) {
-		for _, f := range cursors[r].Service(k).Frontends {
+		for _, f := range cursors[r].Port(k).Frontends {
 			out = append(out, f.Ports())
 		}
 		return out

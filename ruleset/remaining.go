@@ -17,7 +17,7 @@ import (
 //
 // The result shares unchanged slices with s and now. Its ID and Key are those of s. If now is
 // nil, there is nothing left and the result is nil.
-func (s *Service) remaining(now *Service) *Service {
+func (s *Port) remaining(now *Port) *Port {
 	if s == nil || now == nil {
 		return nil
 	}

@@ -14,7 +14,7 @@ import (
 // TestRemainingLosesWhatIsGone refuses changes of a Service and checks what stays of it.
 func TestRemainingLosesWhatIsGone(t *testing.T) {
 	node := &Node{Info: tracker.NodeInfo{Name: "n"}}
-	compile := func(eps []string, edit func(*tracker.ServicePort)) *Service {
+	compile := func(eps []string, edit func(*tracker.ServicePort)) *Port {
 		p := tracker.PortState{Port: &tracker.ServicePort{
 			ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080,
 			ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2")},
@@ -46,7 +46,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 	if a := addresses(got.Pool(TargetCluster)); !slices.Equal(a, []string{"10.0.0.2:80"}) || len(got.Selection.Reachable) != 1 {
 		t.Errorf("endpoints %v, reachable %d", a, len(got.Selection.Reachable))
 	}
-	if got.Port.Affinity != 0 || got.ID != 7 || got.Key != old.Key {
+	if got.Spec.Affinity != 0 || got.ID != 7 || got.Key != old.Key {
 		t.Errorf("%+v", got)
 	}
 	if n := len(got.Frontends); n != 3 || len(old.Frontends) != 4 {

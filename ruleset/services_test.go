@@ -18,7 +18,7 @@ import (
 // Services.
 type views struct {
 	fail  func() bool
-	ports map[types.NamespacedName][]*Service
+	ports map[types.NamespacedName][]*Port
 	pools map[tracker.Key][2]bool
 }
 
@@ -67,9 +67,9 @@ func TestViewsOfADeltaFollowTheRuleset(t *testing.T) {
 		failing := false
 		v := &views{
 			fail:  func() bool { return failing && r.IntN(3) == 0 },
-			ports: map[types.NamespacedName][]*Service{}, pools: map[tracker.Key][2]bool{},
+			ports: map[types.NamespacedName][]*Port{}, pools: map[tracker.Key][2]bool{},
 		}
-		serves := func(s *Service) bool { return seed%2 == 0 || len(s.Port.ExternalIPs) != 1 }
+		serves := func(s *Port) bool { return seed%2 == 0 || len(s.Spec.ExternalIPs) != 1 }
 		c := e.AttachPart("views", v, serves)
 		for step := range 40 {
 			n := r.IntN(4)
@@ -111,13 +111,13 @@ func TestViewsOfADeltaFollowTheRuleset(t *testing.T) {
 				continue
 			}
 			snap := partOf(e.Snapshot(), serves)
-			for _, s := range snap.Services {
-				if got := v.ports[s.Key.NamespacedName]; !slices.Equal(got, snap.Ports(s.Key.NamespacedName)) {
+			for _, s := range snap.Ports {
+				if got := v.ports[s.Key.NamespacedName]; !slices.Equal(got, snap.PortsOf(s.Key.NamespacedName)) {
 					t.Fatalf("seed %d step %d: %v has ports %v", seed, step, s.Key, got)
 				}
 			}
 			for n, ports := range v.ports {
-				if len(ports) != 0 && snap.Ports(n) == nil {
+				if len(ports) != 0 && snap.PortsOf(n) == nil {
 					t.Fatalf("seed %d: %v stays", seed, n)
 				}
 			}

@@ -91,7 +91,7 @@ func Shares(eps []*tracker.Endpoint) []int {
 
 // Weighted reports whether the endpoints of the pool for a target have different
 // weights. It is fast if all endpoints of the Service have the same weight.
-func (s *Service) Weighted(t Target) bool {
+func (s *Port) Weighted(t Target) bool {
 	return !s.uniform && !uniform(s.Pool(t))
 }
 

@@ -11,37 +11,37 @@ import (
 
 // Snapshot is the whole ruleset at one time. It must not be changed after its first
 // use; it is then safe for concurrent use. A Snapshot that is not made by an [Engine]
-// needs Services and Node.
+// needs Ports and Node.
 type Snapshot struct {
 	// Gen is the generation of the ruleset, as in [Delta].
 	Gen uint64
 	// Node is the node, never nil in a snapshot of an [Engine].
 	Node *Node
-	// Services holds every compiled Service, in no particular order.
-	Services []*Service
+	// Ports holds every compiled port, in no particular order.
+	Ports []*Port
 	// Refused holds the Service ports that have no rules because of the Budget, without
 	// Frontends, in no particular order. Their LeftOut has the reason.
-	Refused []*Service
+	Refused []*Port
 
 	once sync.Once
 	// at finds frontends. clusterIPs holds the cluster IPs in use.
 	at         portIndex
-	clusterIPs map[netip.Addr]*Service
+	clusterIPs map[netip.Addr]*Port
 	// passing finds the frontends that let every packet pass, and leftOut those that the Budget
 	// leaves out.
 	passing, leftOut portIndex
 
 	onceEndpoints sync.Once
-	// endpoints maps keys of endpoints to the Services that have them.
-	endpoints map[l4Key][]*Service
+	// endpoints maps keys of endpoints to the ports that have them.
+	endpoints map[l4Key][]*Port
 
 	onceNames sync.Once
 	// names maps the names of Services to their ports.
-	names map[types.NamespacedName][]*Service
+	names map[types.NamespacedName][]*Port
 }
 
 type found struct {
-	service  *Service
+	service  *Port
 	frontend *Frontend
 }
 
@@ -54,10 +54,10 @@ func (e *Engine) Snapshot() *Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pull()
-	s := &Snapshot{Gen: e.gen, Node: e.node, Services: make([]*Service, 0, e.ports)}
+	s := &Snapshot{Gen: e.gen, Node: e.node, Ports: make([]*Port, 0, e.ports)}
 	for id := range e.slots {
 		if e.slots[id].live {
-			s.Services = append(s.Services, e.slots[id].svc)
+			s.Ports = append(s.Ports, e.slots[id].svc)
 		}
 	}
 	for _, short := range e.admission.short {
@@ -73,14 +73,14 @@ func (e *Engine) Snapshot() *Snapshot {
 // unspecified address of its family, because a Snapshot does not know the addresses
 // of the node; see [Snapshot.Trace]. A single port is found before a range that contains
 // it. A frontend that lets every packet pass is not found.
-func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
 	}
 	return s.lookup(l4KeyAt(canonical(to.Addr()), to.Port(), p))
 }
 
-func (s *Snapshot) lookup(at l4Key) (*Service, *Frontend) {
+func (s *Snapshot) lookup(at l4Key) (*Port, *Frontend) {
 	s.index()
 	f := s.at.single[at]
 	if f.frontend == nil {
@@ -90,7 +90,7 @@ func (s *Snapshot) lookup(at l4Key) (*Service, *Frontend) {
 }
 
 // lookupPassing is like Lookup for frontends that let every packet pass.
-func (s *Snapshot) lookupPassing(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+func (s *Snapshot) lookupPassing(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if s.index(); !to.IsValid() {
 		return nil, nil
 	}
@@ -103,7 +103,7 @@ func (s *Snapshot) lookupPassing(to netip.AddrPort, p v1.Protocol) (*Service, *F
 }
 
 // LookupLeftOut is like Lookup for frontends that the Budget leaves out: see [LeftOut].
-func (s *Snapshot) LookupLeftOut(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+func (s *Snapshot) LookupLeftOut(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if s.index(); !to.IsValid() {
 		return nil, nil
 	}
@@ -120,20 +120,20 @@ func (s *Snapshot) LookupLeftOut(to netip.AddrPort, p v1.Protocol) (*Service, *F
 // An IPv4-mapped IPv6 address means the IPv4 address. The first call builds an index
 // of all endpoints, like the first [Snapshot.Lookup] for frontends. The result is
 // shared and must not be modified.
-func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
+func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
 	if !at.IsValid() {
 		return nil
 	}
 	s.onceEndpoints.Do(func() {
-		s.endpoints = make(map[l4Key][]*Service, len(s.Services))
-		for _, svc := range s.Services {
+		s.endpoints = make(map[l4Key][]*Port, len(s.Ports))
+		for _, svc := range s.Ports {
 			for _, ep := range svc.Endpoints {
 				k := l4KeyAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), svc.Key.Protocol)
 				s.endpoints[k] = append(s.endpoints[k], svc)
 			}
 		}
 		for _, all := range s.endpoints {
-			slices.SortFunc(all, func(a, b *Service) int { return a.Key.Compare(b.Key) })
+			slices.SortFunc(all, func(a, b *Port) int { return a.Key.Compare(b.Key) })
 		}
 	})
 	return s.endpoints[l4KeyAt(canonical(at.Addr()), at.Port(), p)]
@@ -141,9 +141,9 @@ func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 
 func (s *Snapshot) index() {
 	s.once.Do(func() {
-		s.at.single = make(map[l4Key]found, 2*len(s.Services))
-		s.clusterIPs = make(map[netip.Addr]*Service, len(s.Services))
-		for _, svc := range s.Services {
+		s.at.single = make(map[l4Key]found, 2*len(s.Ports))
+		s.clusterIPs = make(map[netip.Addr]*Port, len(s.Ports))
+		for _, svc := range s.Ports {
 			for i := range svc.Frontends {
 				f := &svc.Frontends[i]
 				s.at.add(svc, f)
@@ -155,7 +155,7 @@ func (s *Snapshot) index() {
 				s.passing.add(svc, &f)
 			}
 		}
-		for _, list := range [][]*Service{s.Services, s.Refused} {
+		for _, list := range [][]*Port{s.Ports, s.Refused} {
 			for _, svc := range list {
 				for i := 0; svc.LeftOut != nil && i < len(svc.LeftOut.Frontends); i++ {
 					s.leftOut.add(svc, &svc.LeftOut.Frontends[i])

@@ -9,9 +9,9 @@ import (
 
 // Status is what a [Cursor] knows of one Service port.
 type Status struct {
-	// Service is the version in effect, nil for none: the result of [Cursor.Service].
-	Service *Service
-	// Since is the time at which the backend accepted Service. It is zero if Service is nil.
+	// Port is the version in effect, nil for none: the result of [Cursor.Port].
+	Port *Port
+	// Since is the time at which the backend accepted Port. It is zero if Port is nil.
 	Since time.Time
 	// Err is the error of the last attempt to bring another version into effect, if that attempt
 	// failed or was refused. It is nil if there was no attempt yet.
@@ -26,7 +26,7 @@ type failure struct {
 	err   error
 	since uint64 // as state.since, before the first failure
 	// of is a version of the Service. Its key differs if the ID has been reused.
-	of *Service
+	of *Port
 }
 
 // Status returns what is in effect of a Service port, since when, and what holds up the wanted
@@ -37,7 +37,7 @@ type failure struct {
 // A Cursor stores one time for each Service, 8 bytes. For each Service that failed or was refused
 // it stores some 100 bytes and the error that the backend returned, until the Service is accepted.
 // Services that failed together, because Apply returned another error than a [*PartialError],
-// share the error. A tenant can have a [Service] with an error for each Service port that the
+// share the error. A tenant can have a [Port] with an error for each Service port that the
 // tenant may create, so backends should return short errors.
 func (c *Cursor) Status(k tracker.Key) (s Status) {
 	e := c.engine
@@ -48,7 +48,7 @@ func (c *Cursor) Status(k tracker.Key) (s Status) {
 		return s
 	}
 	st := &c.states[id]
-	if s.Service = st.acked; s.Service != nil {
+	if s.Port = st.acked; s.Port != nil {
 		s.Since = c.start.Add(st.at)
 	}
 	if f, failed := c.failures[id]; failed && f.of.Key == k {

@@ -17,8 +17,8 @@ import (
 // and with the part of the ruleset that p should have. later: changes may be left for another Sync.
 func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 	p.t.Helper()
-	wanted, keys := map[tracker.Key]*Service{}, map[tracker.Key]bool{}
-	for _, svc := range s.Services {
+	wanted, keys := map[tracker.Key]*Port{}, map[tracker.Key]bool{}
+	for _, svc := range s.Ports {
 		wanted[svc.Key] = served(svc, p.ranges)
 		keys[svc.Key] = true
 	}
@@ -27,13 +27,13 @@ func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 	}
 	for k := range keys {
 		st := c.Status(k)
-		differs, unsure := diff(st.Service, wanted[k]) != 0, false
+		differs, unsure := diff(st.Port, wanted[k]) != 0, false
 		if id := c.engine.find(k); id != 0 {
 			_, unsure = c.tried[id]
 		}
 		switch {
-		case diff(st.Service, p.acked[k]) != 0 || st.Since.IsZero() != (st.Service == nil) || st.Since.After(time.Now()):
-			p.t.Fatalf("%s: %s: in effect since %v is %v, want %v", p.name, k, st.Since, st.Service, p.acked[k])
+		case diff(st.Port, p.acked[k]) != 0 || st.Since.IsZero() != (st.Port == nil) || st.Since.After(time.Now()):
+			p.t.Fatalf("%s: %s: in effect since %v is %v, want %v", p.name, k, st.Since, st.Port, p.acked[k])
 		case ok && (st.Err != nil || !st.WaitingSince.IsZero()):
 			p.t.Fatalf("%s: %s: waits since %v after a success: %v", p.name, k, st.WaitingSince, st.Err)
 		case st.WaitingSince.IsZero() == (differs || unsure) || st.WaitingSince.After(time.Now()):
@@ -43,7 +43,7 @@ func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 		case st.Err != nil && !errors.Is(st.Err, errInjected) && !errors.Is(st.Err, ErrRefused) && !errors.Is(st.Err, ErrNeedFull) && st.Err != errUnfinished:
 			p.t.Fatalf("%s: %s: error %v", p.name, k, st.Err)
 		}
-		if before := p.status[k]; before.Service == st.Service && before.Since != st.Since {
+		if before := p.status[k]; before.Port == st.Port && before.Since != st.Since {
 			p.t.Fatalf("%s: %s: in effect since %v, was %v", p.name, k, st.Since, before.Since)
 		}
 		p.status[k] = st
@@ -75,7 +75,7 @@ func testStatus(t *testing.T) {
 	check := func(k tracker.Key, since, waits string, err error) {
 		t.Helper()
 		st := c.Status(k)
-		if seconds(st.Since) != since || seconds(st.WaitingSince) != waits || st.Service != c.Service(k) || !errors.Is(st.Err, err) || err == nil && st.Err != nil {
+		if seconds(st.Since) != since || seconds(st.WaitingSince) != waits || st.Port != c.Port(k) || !errors.Is(st.Err, err) || err == nil && st.Err != nil {
 			t.Errorf("%s: since %s, waits since %s, error %v; want %s, %s, %v", k, seconds(st.Since), seconds(st.WaitingSince), st.Err, since, waits, err)
 		}
 	}

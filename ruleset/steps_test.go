@@ -43,10 +43,10 @@ type stepPlane struct {
 	ids                                         map[uint32]tracker.Key
 	affinity, hash, ext, known, other, policies map[uint32]string
 
-	acked map[tracker.Key]*Service
+	acked map[tracker.Key]*Port
 	// left holds what is in effect of the Services that this Apply refuses, and of those that lose
 	// a frontend to them.
-	left []*Service
+	left []*Port
 	// refuses: it refuses Services, unless they have failed before, instead of failing.
 	refuses bool
 	refused int
@@ -70,7 +70,7 @@ type entry struct {
 }
 
 func newStepPlane(t *testing.T, r *rand.Rand, name string, owners bool, failures int) *stepPlane {
-	p := &stepPlane{t: t, r: r, name: name, owners: owners, failures: failures, acked: map[tracker.Key]*Service{}}
+	p := &stepPlane{t: t, r: r, name: name, owners: owners, failures: failures, acked: map[tracker.Key]*Port{}}
 	p.clear()
 	return p
 }
@@ -90,7 +90,7 @@ func (p *stepPlane) tables() []*map[uint32]string {
 	return []*map[uint32]string{&p.affinity, &p.hash, &p.ext, &p.known, &p.other, &p.policies}
 }
 
-func (p *stepPlane) keyOf(s *Service, f *Frontend) entryKey {
+func (p *stepPlane) keyOf(s *Port, f *Frontend) entryKey {
 	k := entryKey{at: l4KeyOf(s, f)}
 	if p.owners {
 		k.owner = s.ID
@@ -167,18 +167,18 @@ func (p *stepPlane) checkLinks(d *Delta) {
 			w, in := index[to]
 			if !in {
 				if p.acked[to] == nil || !slices.ContainsFunc(p.acked[to].Frontends, func(o Frontend) bool {
-					return l4KeyOf(p.acked[to], &o) == l4KeyOf(&Service{Key: c.Key}, &f)
+					return l4KeyOf(p.acked[to], &o) == l4KeyOf(&Port{Key: c.Key}, &f)
 				}) {
 					p.t.Fatalf("%s: %s lost %v to %s, which neither takes it nor has it", p.name, c.Key, f, to)
 				}
 				continue
 			}
 			if n := d.Changes[w].New; n == nil || !slices.ContainsFunc(n.Frontends, func(o Frontend) bool {
-				return l4KeyOf(n, &o) == l4KeyOf(&Service{Key: c.Key}, &f)
+				return l4KeyOf(n, &o) == l4KeyOf(&Port{Key: c.Key}, &f)
 			}) {
 				p.t.Fatalf("%s: %s lost %v to %s, which does not have it", p.name, c.Key, f, to)
 			}
-			want[link{l4KeyOf(&Service{Key: c.Key}, &f), c.Key, to}] = true
+			want[link{l4KeyOf(&Port{Key: c.Key}, &f), c.Key, to}] = true
 		}
 		for f, from := range c.TakenFrontends() {
 			p.moved++
@@ -290,13 +290,13 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 		target Target
 		field  Field
 	}{{TargetCluster, FieldCluster | FieldPools}, {TargetLocal, FieldLocal | FieldPools}}
-	uses := func(s *Service, t Target) bool {
+	uses := func(s *Port, t Target) bool {
 		return s != nil && (t == TargetCluster && s.Selection.UsesCluster || t == TargetLocal && s.Selection.UsesLocal)
 	}
 
 	step(func(c *Change) error { // 3
 		for f := range c.GoneFrontends() {
-			s := &Service{Key: c.Key, ID: c.ID()}
+			s := &Port{Key: c.Key, ID: c.ID()}
 			if err := write(c, "deleting a gone frontend", func() {
 				delete(p.fronts, p.keyOf(s, &f))
 				delete(p.counts, p.keyOf(s, &f))
@@ -327,9 +327,9 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 			table map[uint32]string
 			value string
 		}{
-			{FieldAffinity, p.affinity, s.Port.Affinity.String()},
-			{FieldHash, p.hash, fmt.Sprint(s.Hash(), s.Port.HashBuckets)},
-			{FieldExt, p.ext, fmt.Sprint(s.Port.Ext)},
+			{FieldAffinity, p.affinity, s.Spec.Affinity.String()},
+			{FieldHash, p.hash, fmt.Sprint(s.Hash(), s.Spec.HashBuckets)},
+			{FieldExt, p.ext, fmt.Sprint(s.Spec.Ext)},
 			{FieldEndpoints, p.known, knownText(s)},
 			{FieldOther, p.other, otherText(s)},
 			{FieldOther | FieldFrontends, p.policies, policyText(s)},
@@ -381,7 +381,7 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 			return nil
 		}
 		for f := range c.LostFrontends() {
-			s := &Service{Key: c.Key, ID: c.ID()}
+			s := &Port{Key: c.Key, ID: c.ID()}
 			if err := write(c, "deleting a lost frontend", func() {
 				delete(p.fronts, p.keyOf(s, &f))
 				delete(p.counts, p.keyOf(s, &f))
@@ -515,18 +515,18 @@ func (p *stepPlane) prune(d *Delta) {
 	p.wrote("pruning")
 }
 
-func frontendsOf(s *Service) []Frontend {
+func frontendsOf(s *Port) []Frontend {
 	if s == nil {
 		return nil
 	}
 	return s.Frontends
 }
 
-func entryOf(s *Service, f *Frontend) entry {
+func entryOf(s *Port, f *Frontend) entry {
 	return entry{s.ID, s.Key, f.Target, f.Internal, show(*f)}
 }
 
-func knownText(s *Service) string {
+func knownText(s *Port) string {
 	var b strings.Builder
 	for _, ep := range s.Endpoints {
 		fmt.Fprintf(&b, "%+v ", *ep)
@@ -534,16 +534,16 @@ func knownText(s *Service) string {
 	return b.String()
 }
 
-func otherText(s *Service) string {
-	return fmt.Sprint(s.Port.HealthCheckNodePort, s.Port.NeedLocalSet, s.Selection.HasAny, s.Selection.Mode)
+func otherText(s *Port) string {
+	return fmt.Sprint(s.Spec.HealthCheckNodePort, s.Spec.NeedLocalSet, s.Selection.HasAny, s.Selection.Mode)
 }
 
-func policyText(s *Service) string {
-	return fmt.Sprint(s.Port.InternalLocal, s.Port.ExternalLocal, s.Port.ClusterIP, s.Port.ExternalIPs, s.Port.LoadBalancerIPs, s.Port.SourceRanges)
+func policyText(s *Port) string {
+	return fmt.Sprint(s.Spec.InternalLocal, s.Spec.ExternalLocal, s.Spec.ClusterIP, s.Spec.ExternalIPs, s.Spec.LoadBalancerIPs, s.Spec.SourceRanges)
 }
 
 // add adds a Service in one step.
-func (p *stepPlane) add(s *Service) {
+func (p *stepPlane) add(s *Port) {
 	p.ids[s.ID] = s.Key
 	for i := range s.Frontends {
 		k := p.keyOf(s, &s.Frontends[i])
@@ -556,9 +556,9 @@ func (p *stepPlane) add(s *Service) {
 	if s.Selection.UsesLocal {
 		p.pools[poolKey{s.ID, TargetLocal}] = pool(s, TargetLocal)
 	}
-	p.affinity[s.ID] = s.Port.Affinity.String()
-	p.hash[s.ID] = fmt.Sprint(s.Hash(), s.Port.HashBuckets)
-	p.ext[s.ID] = fmt.Sprint(s.Port.Ext)
+	p.affinity[s.ID] = s.Spec.Affinity.String()
+	p.hash[s.ID] = fmt.Sprint(s.Hash(), s.Spec.HashBuckets)
+	p.ext[s.ID] = fmt.Sprint(s.Spec.Ext)
 	p.known[s.ID] = knownText(s)
 	p.other[s.ID] = otherText(s)
 	p.policies[s.ID] = policyText(s)
@@ -568,7 +568,7 @@ func (p *stepPlane) add(s *Service) {
 func (p *stepPlane) compare(s *Snapshot) {
 	p.t.Helper()
 	want := newStepPlane(p.t, nil, "", p.owners, 0)
-	for _, svc := range s.Services {
+	for _, svc := range s.Ports {
 		want.add(svc)
 	}
 	for _, x := range []struct {
@@ -607,12 +607,12 @@ func steppedWorld(t *testing.T, b Budget) (*tracker.Tracker, *Engine) {
 		t.Fatal(err)
 	}
 	c := modelConfig
-	c.Tracker, c.Budget = tr, b
+	c.Source, c.Budget = tr, b
 	e, err := NewEngine(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return tr, e
 }
 

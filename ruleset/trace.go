@@ -66,10 +66,10 @@ type Verdict struct {
 	Action Action
 	// Rule is a sentence for people that names the rule that decided.
 	Rule string
-	// Service and Frontend are the destination of the packet, nil if it is not for a
+	// Port and Frontend are the destination of the packet, nil if it is not for a
 	// Service. Under ActionPass they belong to the Service that lets the packet pass, and
-	// Frontend may be missing from Service.Frontends.
-	Service  *Service
+	// Frontend may be missing from Port.Frontends.
+	Port     *Port
 	Frontend *Frontend
 	// Endpoints holds, under ActionForward, the possible endpoints. Each gets the
 	// packet with a probability proportional to its weight.
@@ -134,9 +134,9 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	toNode := slices.ContainsFunc(p.NodeAddresses, func(a netip.Addr) bool { return canonical(a) == p.To.Addr() })
 
 	v := s.trace(p, toNode)
-	if v.Service == nil {
+	if v.Port == nil {
 		v.Rule += s.missing(p, toNode)
-	} else if out := v.Service.LeftOut; out != nil && len(v.Endpoints) != 0 && out.Endpoints != 0 {
+	} else if out := v.Port.LeftOut; out != nil && len(v.Endpoints) != 0 && out.Endpoints != 0 {
 		v.Rule += fmt.Sprintf(", but not to all of them (%s)", out.Text)
 	}
 	return v
@@ -197,7 +197,7 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 
 	// All other packets to the node itself are not for a Service.
 	if toNode {
-		if passed.Service == nil {
+		if passed.Port == nil {
 			passed.Rule = fmt.Sprintf("%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())
 		}
 		return passed
@@ -219,7 +219,7 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	}
 
 	// 6. All other packets are not for a Service.
-	if passed.Service == nil {
+	if passed.Port == nil {
 		passed.Rule = fmt.Sprintf("%s is no Service's address", p.To.Addr())
 	}
 	return passed
@@ -227,8 +227,8 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 
 // traceFrontend returns what must happen to a packet for frontend f of svc. toNode
 // reports whether its destination is one of the node's own addresses.
-func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Frontend) Verdict {
-	v := Verdict{Service: svc, Frontend: f, from: p.From, port: p.To.Port()}
+func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Port, f *Frontend) Verdict {
+	v := Verdict{Port: svc, Frontend: f, from: p.From, port: p.To.Port()}
 	if p.InInterface != "" {
 		v.here = p.NodeAddresses
 	}
@@ -265,7 +265,7 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	case TargetCluster, TargetLocal:
 		v.Action = ActionForward
 		v.Endpoints = svc.Pool(target)
-		v.Affinity = svc.Port.Affinity
+		v.Affinity = svc.Spec.Affinity
 		v.Hash = svc.Hash()
 	case TargetReject:
 		v.Action, v.MayFailSend = ActionReject, mayFailSend
@@ -285,7 +285,7 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	// through this node.
 	v.masquerade = f.Masquerade.Applies(fromPod, fromNode)
 	v.Rule = fmt.Sprintf("%s%s goes to its %s", name, whom, target)
-	if target == TargetLocal && f.Kind != KindClusterIP && svc.Port.PreferLocal && !svc.Port.ExternalLocal {
+	if target == TargetLocal && f.Kind != KindClusterIP && svc.Spec.PreferLocal && !svc.Spec.ExternalLocal {
 		v.Rule += ", which the Service prefers to those of other nodes"
 	}
 	return v

@@ -132,10 +132,10 @@ func TestTraceFollowsItsRules(t *testing.T) {
 		if got != want || !strings.Contains(v.Rule, rule) {
 			t.Errorf("%s to %s: %s (%s), want %s", c.from, c.to, got, v.Rule, c.want)
 		}
-		if (v.Service != nil) != (v.Frontend != nil) || v.Rule == "" {
+		if (v.Port != nil) != (v.Frontend != nil) || v.Rule == "" {
 			t.Errorf("%s to %s: %+v", c.from, c.to, v)
 		}
-		if affine := v.Action == ActionForward && v.Service.Key.Name == "plain"; (v.Affinity == time.Minute) != affine {
+		if affine := v.Action == ActionForward && v.Port.Key.Name == "plain"; (v.Affinity == time.Minute) != affine {
 			t.Errorf("%s to %s: affinity %s", c.from, c.to, v.Affinity)
 		}
 	}
@@ -169,7 +169,7 @@ func TestTraceNamesPreferLocal(t *testing.T) {
 	} {
 		p := c.port
 		p.Key, p.ClusterIP, p.Port, p.NodePort, p.LoadBalancerIPs = key("web", tracker.IPv4), netip.MustParseAddr("172.30.0.1"), 80, 30080, addrs("203.0.113.1")
-		s := &Snapshot{Node: node, Services: []*Service{Compile(tracker.PortState{Port: &p, Endpoints: c.eps}, node, tracker.TopologyOptions{})}}
+		s := &Snapshot{Node: node, Ports: []*Port{Compile(tracker.PortState{Port: &p, Endpoints: c.eps}, node, tracker.TopologyOptions{})}}
 		v := s.Trace(Packet{
 			From: netip.MustParseAddr("198.51.100.9"), InInterface: "eth0", Protocol: v1.ProtocolTCP,
 			To: netip.MustParseAddrPort(c.to), NodeAddresses: addrs("192.168.0.1"),
@@ -188,7 +188,7 @@ func TestTracePassesPackets(t *testing.T) {
 		LocalTraffic: LocalTraffic{CIDRs: prefixes("10.1.0.0/16")}, NodePorts4: NodePorts{All: true},
 	}
 	there := endpoint("10.2.0.1:80", "n2")
-	add := func(name, clusterIP, external string, change func(*tracker.ServicePort), eps ...*tracker.Endpoint) *Service {
+	add := func(name, clusterIP, external string, change func(*tracker.ServicePort), eps ...*tracker.Endpoint) *Port {
 		p := &tracker.ServicePort{
 			Key: key(name, tracker.IPv4), ClusterIP: netip.MustParseAddr(clusterIP), Port: 80, NodePort: 30000 + uint16(netip.MustParseAddr(clusterIP).As4()[3]),
 			LoadBalancerIPs: addrs(external), PassWithoutEndpoints: true,
@@ -197,7 +197,7 @@ func TestTracePassesPackets(t *testing.T) {
 		return Compile(tracker.PortState{Port: p, Endpoints: eps}, node, tracker.TopologyOptions{})
 	}
 	local := func(p *tracker.ServicePort) { p.ExternalLocal = true }
-	s := &Snapshot{Node: node, Services: []*Service{
+	s := &Snapshot{Node: node, Ports: []*Port{
 		add("empty", "172.30.0.1", "203.0.113.1", func(*tracker.ServicePort) {}),
 		add("far", "172.30.0.2", "203.0.113.2", local, there),
 		add("ranges", "172.30.0.3", "203.0.113.3", func(p *tracker.ServicePort) { local(p); p.SourceRanges = prefixes("198.51.100.0/24", "10.1.0.9/32") }, there),
@@ -238,7 +238,7 @@ func TestTracePassesPackets(t *testing.T) {
 		if v.Action.String() != want || !strings.Contains(v.Rule, rule) {
 			t.Errorf("%s to %s: %s (%s), want %s", c.from, c.to, v.Action, v.Rule, c.want)
 		}
-		if (v.Service != nil) != (v.Frontend != nil) || v.Action == ActionPass && len(v.Endpoints) != 0 {
+		if (v.Port != nil) != (v.Frontend != nil) || v.Action == ActionPass && len(v.Endpoints) != 0 {
 			t.Errorf("%s to %s: %+v", c.from, c.to, v)
 		}
 	}

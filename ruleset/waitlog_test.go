@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestLogNamesWhatTheEngineWaitsFor runs README's agent without tracker.SourceNodes in MarkSynced.
+// TestLogNamesWhatTheEngineWaitsFor runs README's agent without tracker.KindNodes in MarkSynced.
 func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
@@ -21,7 +21,7 @@ func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, Log: log})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
 	runs := 0
 	r, err := runner.New(runner.Config{
 		Min: time.Millisecond, Retry: time.Millisecond, Max: 10 * time.Millisecond, Resync: cursor.Resync, Log: log,
-		Trace: &runner.Trace{SyncDone: func(runner.Info) {
+		Hooks: &runner.Hooks{SyncDone: func(runner.RunInfo) {
 			if runs++; runs == 5 {
 				cancel()
 			}
@@ -40,7 +40,7 @@ func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	engine.Notify(r.Trigger)
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices)
 	_ = r.Run(ctx)
 	if n := strings.Count(out.String(), "MarkSynced has not been called for [Nodes]"); n != 1 {
 		t.Errorf("%d lines name the source after %d runs:\n%s", n, runs, out.String())

@@ -42,8 +42,8 @@ func TestMissedRunsHappenOnce(t *testing.T) {
 // TestWallClockDoesNotMatter checks that the times from the system clock have a
 // monotonic reading, so that setting the date has no effect.
 func TestWallClockDoesNotMatter(t *testing.T) {
-	done := make(chan runner.Info, 1)
-	r, err := runner.New(runner.Config{Trace: &runner.Trace{SyncDone: func(i runner.Info) { done <- i }}}, succeed)
+	done := make(chan runner.RunInfo, 1)
+	r, err := runner.New(runner.Config{Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) { done <- i }}}, succeed)
 	if err != nil {
 		t.Fatal(err)
 	}

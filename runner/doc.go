@@ -45,7 +45,7 @@
 //
 // # Observability
 //
-// [Trace] has hooks for latencies, counts and health checks. [Config].Log receives
+// [Hooks] has hooks for latencies, counts and health checks. [Config].Log receives
 // one line for each failure. A Runner works with package [testing/synctest].
 //
 // [ruleset.Cursor.Sync]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Cursor.Sync

@@ -25,7 +25,7 @@ func Example() {
 		Min:   time.Millisecond,
 		Retry: 5 * time.Millisecond,
 		Max:   time.Hour,
-		Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+		Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 			fmt.Printf("triggers %d, error %v\n", i.Triggers, i.Err)
 			if i.Err == nil {
 				cancel()
@@ -77,7 +77,7 @@ func ExamplePace() {
 // A panic in the function counts as a failure of the run.
 func ExamplePanicError() {
 	ctx, cancel := context.WithCancel(context.Background())
-	r, err := runner.New(runner.Config{Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+	r, err := runner.New(runner.Config{Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 		var p *runner.PanicError
 		fmt.Println(errors.As(i.Err, &p), i.Err)
 		cancel()

@@ -10,4 +10,4 @@ const (
 )
 
 // Reason returns the reason for the run.
-func (i Info) Reason() Reason { return i.reason }
+func (i RunInfo) Reason() Reason { return i.reason }

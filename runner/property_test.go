@@ -59,14 +59,14 @@ func spacing(t *testing.T, rng *rand.Rand) {
 		}
 	}
 
-	var runs []runner.Info
+	var runs []runner.RunInfo
 	resyncs := 0
 	ctx, cancel := context.WithDeadline(t.Context(), end)
 	defer cancel()
 	r, err := runner.New(runner.Config{
 		Min: minGap, Pace: pace, Retry: retry, Max: maxGap,
 		Resync: func() { resyncs++ },
-		Trace:  &runner.Trace{SyncDone: func(i runner.Info) { runs = append(runs, i) }},
+		Hooks:  &runner.Hooks{SyncDone: func(i runner.RunInfo) { runs = append(runs, i) }},
 	}, func(context.Context) error {
 		time.Sleep(time.Duration(rng.IntN(8)) * ms)
 		switch outcome(rng.IntN(4)) {

@@ -49,8 +49,8 @@ type Config struct {
 	// seconds. A line has the number of runs before it that have none. While the function is not
 	// ready, there is one line a minute: see [IsNotReady]. Nil discards them.
 	Log *slog.Logger
-	// Trace observes each run. It may be nil.
-	Trace *Trace
+	// Hooks observes each run. It may be nil.
+	Hooks *Hooks
 }
 
 // Pace makes the pause after a run proportional to its duration: Factor times the
@@ -146,7 +146,7 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	}
 	cfg.Retry = cmp.Or(cfg.Retry, defaultRetry)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
-	cfg.Trace = cmp.Or(cfg.Trace, &Trace{})
+	cfg.Hooks = cmp.Or(cfg.Hooks, &Hooks{})
 	return &Runner{
 		cfg: cfg, fn: fn, wake: make(chan struct{}, 1),
 		failures: complaint.Bucket{Burst: failureBurst, Every: failureEvery},
@@ -166,7 +166,7 @@ func (r *Runner) Trigger() {
 	r.queuedAt = time.Now()
 	// Hold the lock, so that Queued is called before the SyncStart of the resulting
 	// run.
-	call(r.cfg.Trace.Queued, r.queuedAt)
+	call(r.cfg.Hooks.Queued, r.queuedAt)
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -232,7 +232,7 @@ func (r *Runner) due() (at time.Time, ok bool) {
 
 // sync performs one run and computes when the next is due.
 func (r *Runner) sync(ctx context.Context) {
-	info := Info{Start: time.Now()}
+	info := RunInfo{Start: time.Now()}
 	r.mu.Lock()
 	info.Triggers, info.QueuedAt = r.triggers, r.queuedAt
 	r.triggers, r.queuedAt = 0, time.Time{}
@@ -246,7 +246,7 @@ func (r *Runner) sync(ctx context.Context) {
 		info.reason = retry
 	}
 
-	call(r.cfg.Trace.SyncStart, info)
+	call(r.cfg.Hooks.SyncStart, info)
 	info.Err = r.runOnce(ctx, info.reason)
 	end := time.Now()
 	info.Duration = end.Sub(info.Start)
@@ -272,7 +272,7 @@ func (r *Runner) sync(ctx context.Context) {
 			r.report(ctx, info)
 		}
 	}
-	call(r.cfg.Trace.SyncDone, info)
+	call(r.cfg.Hooks.SyncDone, info)
 }
 
 // IsNotReady reports whether err, or an error that it wraps, has a method NotReady() bool that
@@ -286,7 +286,7 @@ func IsNotReady(err error) bool {
 
 // reportWaiting writes a line about a function that is not ready: at first, and then as a warning
 // every minute.
-func (r *Runner) reportWaiting(ctx context.Context, info Info) {
+func (r *Runner) reportWaiting(ctx context.Context, info RunInfo) {
 	level := slog.LevelWarn
 	if r.waited.IsZero() {
 		level = slog.LevelInfo
@@ -310,7 +310,7 @@ func (r *Runner) runOnce(ctx context.Context, why reason) (err error) {
 	return r.fn(ctx)
 }
 
-func (r *Runner) report(ctx context.Context, info Info) {
+func (r *Runner) report(ctx context.Context, info RunInfo) {
 	attrs := []slog.Attr{
 		slog.String("error", complaint.Long(info.Err.Error())),
 		slog.String("reason", string(info.reason)),

@@ -55,11 +55,11 @@ type story struct {
 	stop  func() error
 
 	mu   sync.Mutex
-	done []runner.Info
+	done []runner.RunInfo
 }
 
 // runs returns the runs so far.
-func (s *story) runs() []runner.Info {
+func (s *story) runs() []runner.RunInfo {
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *story) runs() []runner.Info {
 func tell(t *testing.T, cfg runner.Config, fn func(context.Context) error, before ...func(*runner.Runner)) *story {
 	t.Helper()
 	s := &story{begin: time.Now()}
-	cfg.Trace = &runner.Trace{SyncDone: func(i runner.Info) {
+	cfg.Hooks = &runner.Hooks{SyncDone: func(i runner.RunInfo) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.done = append(s.done, i)
@@ -382,17 +382,17 @@ func TestSecondRunKeepsIntervals(t *testing.T) {
 func TestTraceSeesEveryRun(t *testing.T) {
 	var got []string
 	ctx, cancel := context.WithCancel(t.Context())
-	trace := &runner.Trace{
+	trace := &runner.Hooks{
 		Queued: func(at time.Time) {
 			if at.IsZero() {
 				t.Error("no time")
 			}
 			got = append(got, "queued")
 		},
-		SyncStart: func(i runner.Info) { got = append(got, "start "+string(i.Reason())) },
-		SyncDone:  func(runner.Info) { got = append(got, "done"); cancel() },
+		SyncStart: func(i runner.RunInfo) { got = append(got, "start "+string(i.Reason())) },
+		SyncDone:  func(runner.RunInfo) { got = append(got, "done"); cancel() },
 	}
-	r, err := runner.New(runner.Config{Trace: trace}, succeed)
+	r, err := runner.New(runner.Config{Hooks: trace}, succeed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +409,7 @@ func TestNoConcurrentTriggerIsLost(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	counted := 0
 	r, err := runner.New(runner.Config{
-		Trace: &runner.Trace{SyncDone: func(i runner.Info) { counted += i.Triggers }},
+		Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) { counted += i.Triggers }},
 	}, func(context.Context) error {
 		seen.Store(done.Load())
 		return nil

@@ -2,10 +2,10 @@ package runner
 
 import "time"
 
-// Trace holds functions that a [Runner] calls, for metrics and health checks. Each of
+// Hooks holds functions that a [Runner] calls, for metrics and health checks. Each of
 // them, and the *Trace itself, may be nil. They must return quickly and must not call
 // [Runner.Run].
-type Trace struct {
+type Hooks struct {
 	// Queued is called with the time when a trigger requests a run and none is
 	// requested yet. The request is pending until SyncStart. The goroutine that
 	// triggers calls Queued, before the SyncStart of the resulting run. Queued must
@@ -13,13 +13,13 @@ type Trace struct {
 	Queued func(at time.Time)
 	// SyncStart is called before each run. Err and Duration are unset. The goroutine
 	// in Run calls SyncStart and SyncDone.
-	SyncStart func(Info)
+	SyncStart func(RunInfo)
 	// SyncDone is called after each run.
-	SyncDone func(Info)
+	SyncDone func(RunInfo)
 }
 
-// Info describes one run.
-type Info struct {
+// RunInfo describes one run.
+type RunInfo struct {
 	// Triggers is the number of calls of [Runner.Trigger] that the run serves.
 	Triggers int
 	// QueuedAt is the time of the oldest of these calls, or the zero Time if there

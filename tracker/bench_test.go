@@ -189,7 +189,7 @@ func newSynced(tb testing.TB, c tracker.Config) *tracker.Tracker {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return t
 }
 

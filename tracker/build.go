@@ -144,11 +144,11 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 
 // created returns the value of [ServicePort].Created. The API server sets the time of
 // every object; a time before 1970 counts as not set.
-func created(s *v1.Service) int64 {
-	if s.CreationTimestamp.IsZero() {
-		return 0
+func created(s *v1.Service) time.Time {
+	if s.CreationTimestamp.Unix() <= 0 { // so is the zero Time's
+		return time.Time{}
 	}
-	return max(0, s.CreationTimestamp.Unix())
+	return time.Unix(s.CreationTimestamp.Unix(), 0).UTC()
 }
 
 // name returns the Service's name and sets the names of its ports. All are parts of

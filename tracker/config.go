@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -73,10 +72,10 @@ type Config struct {
 	// the changed Services. The hook must not keep or change the ServicePort, and
 	// must not keep the Endpoint. Only [Tracker] uses it.
 	OnServiceEndpoint func(*ServicePort, *Endpoint) error
-	// Sources lists the kinds of objects that [Tracker.MarkSynced] must be called
+	// Kinds lists the kinds of objects that [Tracker.MarkSynced] must be called
 	// for. Nil means all of them. A caller without Node objects, for example, leaves
-	// out [SourceNodes]. Only [Tracker] uses it.
-	Sources []Source
+	// out [KindNodes]. Only [Tracker] uses it.
+	Kinds []Kind
 	// Log receives a warning for each reason for which parts of an object are skipped. A
 	// value from an object is cut at 100 bytes. A warning is not repeated while it stays
 	// the same, even if the object changes. Of different warnings, the tracker writes 20
@@ -94,9 +93,6 @@ type Config struct {
 	OnLeftOut func(object v1.ObjectReference, left []LeftOut)
 }
 
-// ErrConfig is wrapped by every error about a [Config].
-var ErrConfig = errors.New("tracker: invalid config")
-
 // complete validates c and fills in its defaults.
 func (c Config) complete() (Config, error) {
 	if c.Families == nil {
@@ -106,36 +102,36 @@ func (c Config) complete() (Config, error) {
 		slices.Sort(c.Families)
 		c.Families = slices.Compact(c.Families)
 		if len(c.Families) == 0 {
-			return c, fmt.Errorf("%w: Families is empty", ErrConfig)
+			return c, fmt.Errorf("tracker: invalid config: Families is empty")
 		}
 		for _, f := range c.Families {
 			if f.Bits() == 0 {
-				return c, fmt.Errorf("%w: unknown family %d", ErrConfig, f)
+				return c, fmt.Errorf("tracker: invalid config: unknown family %d", f)
 			}
 		}
 	}
 	c.ReservedIPs = slices.Clone(c.ReservedIPs)
 	for i, a := range c.ReservedIPs {
 		if c.ReservedIPs[i] = a.Unmap(); !a.IsValid() || a.Zone() != "" {
-			return c, fmt.Errorf("%w: ReservedIPs: %q is not an address", ErrConfig, a)
+			return c, fmt.Errorf("tracker: invalid config: ReservedIPs: %q is not an address", a)
 		}
 	}
 	if c.OwnerLabel == "" {
 		c.OwnerLabel = discovery.LabelServiceName
 	}
-	if c.Sources == nil {
-		c.Sources = []Source{SourceServices, SourceSlices, SourceNodes}
+	if c.Kinds == nil {
+		c.Kinds = []Kind{KindServices, KindSlices, KindNodes}
 	}
-	if len(c.Sources) == 0 {
-		return c, fmt.Errorf("%w: Sources is empty", ErrConfig)
+	if len(c.Kinds) == 0 {
+		return c, fmt.Errorf("tracker: invalid config: Kinds is empty")
 	}
-	for _, s := range c.Sources {
-		if s > SourceNodes {
-			return c, fmt.Errorf("%w: unknown source %d", ErrConfig, s)
+	for _, s := range c.Kinds {
+		if s > KindNodes {
+			return c, fmt.Errorf("tracker: invalid config: unknown kind of objects %d", s)
 		}
 	}
 	if err := c.Selector.validate(); err != nil {
-		return c, fmt.Errorf("%w: %w", ErrConfig, err)
+		return c, fmt.Errorf("tracker: invalid config: %w", err)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -153,12 +149,6 @@ func (c Config) complete() (Config, error) {
 // annotation twice would count as a change.
 type Extension interface {
 	Equal(Extension) bool
-}
-
-// ExtAs returns x as a T, and whether x is a T.
-func ExtAs[T Extension](x Extension) (T, bool) {
-	t, ok := x.(T)
-	return t, ok
 }
 
 // equalExt compares two extensions. Either may be nil.

@@ -6,7 +6,7 @@
 //	...
 //	t.SetService(service) // from a watch, a file, a test
 //	t.SetSlice(slice)
-//	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+//	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 //	for _, u := range t.Take().Updates {
 //		fmt.Println(u.Name, u.Ports)
 //	}

@@ -77,7 +77,7 @@ var (
 // The earliest are kept, since they show the longest delay.
 const maxTriggers = 256
 
-// NewEndpointsChangeTracker returns an empty tracker. Its errors wrap [ErrConfig].
+// NewEndpointsChangeTracker returns an empty tracker. The error is about c.
 func NewEndpointsChangeTracker(c Config) (*EndpointsChangeTracker, error) {
 	c, err := c.complete()
 	if err != nil {

@@ -144,7 +144,7 @@ func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 		}
 		tr.SetService(svc)
 		tr.SetSlice(sl)
-		tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		ports, endpoints := 0, 0
 		for _, u := range tr.Take().Updates {
 			for _, p := range u.Ports {

@@ -67,7 +67,7 @@ func ExampleTracker_Recompute() {
 		*s.Endpoints[1].NodeName = name + "-node"
 		t.SetSlice(s)
 	}
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	show()
 	node := &v1.Node{}
 	node.Name, node.Labels = "web-node", map[string]string{"example.com/size": "large"}

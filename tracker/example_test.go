@@ -26,7 +26,7 @@ func Example() {
 	s := with(slice("ns", "web-abcde", "web"), "10.0.0.1", "10.0.0.2")
 	*s.Endpoints[1].NodeName = "node-2"
 	t.SetSlice(s)
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 
 	for _, u := range t.Take().Updates {
 		for _, p := range u.Ports {
@@ -107,12 +107,12 @@ func ExampleConfig_extension() {
 		fmt.Println(err)
 		return
 	}
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 
 	print := func() {
 		for _, u := range t.Take().Updates {
 			for _, p := range u.Ports {
-				m, _ := tracker.ExtAs[mode](p.Port.Ext)
+				m, _ := p.Port.Ext.(mode)
 				fmt.Println(u.Name, "dsr:", m.dsr)
 			}
 			if len(u.Ports) == 0 {
@@ -177,7 +177,7 @@ func ExampleSelect() {
 
 // Take changes when the tracker reports some. In an agent, package runner calls Take.
 func ExampleTracker_Notify() {
-	t, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
+	t, err := tracker.New(tracker.Config{Kinds: []tracker.Kind{tracker.KindServices, tracker.KindSlices}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -189,7 +189,7 @@ func ExampleTracker_Notify() {
 	})
 	t.SetService(service("ns", "web", "10.96.0.1"))
 	fmt.Println("waiting for", t.Missing())
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices)
 	t.DeleteService(types.NamespacedName{Namespace: "ns", Name: "web"})
 	// Output:
 	// waiting for [Services Slices]
@@ -238,7 +238,7 @@ func ExampleConfig_onServiceEndpoint() {
 			return nil
 		},
 		OnServiceEndpoint: func(p *tracker.ServicePort, e *tracker.Endpoint) error {
-			if node, ok := tracker.ExtAs[drained](p.Ext); ok && e.IsLocal(string(node)) {
+			if node, ok := p.Ext.(drained); ok && e.IsLocal(string(node)) {
 				e.Weight = 0
 			}
 			return nil
@@ -254,7 +254,7 @@ func ExampleConfig_onServiceEndpoint() {
 	s := with(slice("ns", "web-abcde", "web"), "10.0.0.1", "10.0.0.2")
 	*s.Endpoints[1].NodeName = "node-2"
 	t.SetSlice(s)
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for _, e := range t.Take().Updates[0].Ports[0].Endpoints {
 		fmt.Println(e, e.Weight)
 	}

@@ -161,7 +161,7 @@ func (v *View) Node() NodeInfo {
 }
 
 // Missing returns what [Tracker.Missing] returns.
-func (v *View) Missing() []Source { return v.fanout.tracker.Missing() }
+func (v *View) Missing() []Kind { return v.fanout.tracker.Missing() }
 
 // Take returns the changes since the previous Take of this view, as [Tracker.Take] does, and
 // none after End. Its cost is proportional to the Services that changed since. Triggers holds

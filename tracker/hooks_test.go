@@ -317,29 +317,29 @@ func TestEventRefersToLatestObject(t *testing.T) {
 	}
 }
 
-// TestUnlistedSourcesAreNotRequired checks that only the sources of Config.Sources
+// TestUnlistedKindsAreNotRequired checks that only the sources of Config.Kinds
 // must be marked, and that Missing lists them.
-func TestUnlistedSourcesAreNotRequired(t *testing.T) {
-	tr, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.SourceSlices, tracker.SourceServices}})
+func TestUnlistedKindsAreNotRequired(t *testing.T) {
+	tr, err := tracker.New(tracker.Config{Kinds: []tracker.Kind{tracker.KindSlices, tracker.KindServices}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(tr.Missing()); got != "[Services Slices]" || tr.Synced() {
 		t.Errorf("missing %s, synced %v", got, tr.Synced())
 	}
-	tr.MarkSynced(tracker.SourceNodes, tracker.SourceServices)
+	tr.MarkSynced(tracker.KindNodes, tracker.KindServices)
 	if got := fmt.Sprint(tr.Missing()); got != "[Slices]" || tr.Synced() {
 		t.Errorf("missing %s, synced %v", got, tr.Synced())
 	}
-	tr.MarkSynced(tracker.SourceSlices)
+	tr.MarkSynced(tracker.KindSlices)
 	if got := tr.Missing(); got != nil || !tr.Synced() {
 		t.Errorf("missing %v, synced %v", got, tr.Synced())
 	}
 	if all, err := tracker.New(tracker.Config{}); err != nil || fmt.Sprint(all.Missing()) != "[Services Slices Nodes]" {
 		t.Errorf("by default: %v, error %v", all.Missing(), err)
 	}
-	for _, s := range [][]tracker.Source{{}, {tracker.SourceServices, 3}} {
-		if _, err := tracker.New(tracker.Config{Sources: s}); !errors.Is(err, tracker.ErrConfig) {
+	for _, s := range [][]tracker.Kind{{}, {tracker.KindServices, 3}} {
+		if _, err := tracker.New(tracker.Config{Kinds: s}); err == nil {
 			t.Errorf("sources %v: error %v", s, err)
 		}
 	}
@@ -372,7 +372,7 @@ func TestImpossibleRangesAreNotServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		tr.SetService(service("ns", "svc", "10.0.0.1"))
 		got := tr.Take().Updates[0].Ports[0].Port
 		if got.String() != c.want || got.IsRange() != strings.Contains(c.want, "-") {

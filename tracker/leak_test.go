@@ -29,7 +29,7 @@ func TestDeletedObjectsAreFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(SourceServices, SourceSlices, SourceNodes)
+	tr.MarkSynced(KindServices, KindSlices, KindNodes)
 	const cycles, each = 150, 20
 	port, protocol, app := int32(8080), v1.ProtocolTCP, "p"
 	cycle := func(n int) {

@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -18,10 +17,10 @@ type ServicePort struct {
 	// Key identifies the port. All addresses below are of Key.Family.
 	Key Key
 
-	// Created is the Service's metadata.creationTimestamp in seconds since 1970 UTC,
-	// or 0 if it is not set. Package ruleset uses it to decide which Service keeps an
+	// Created is the Service's metadata.creationTimestamp in UTC, which has whole seconds, or
+	// the zero Time if it is not set. Package ruleset uses it to decide which Service keeps an
 	// address and port that several ask for.
-	Created int64
+	Created time.Time
 
 	// ClusterIP is always valid: a Service without a cluster IP in a family has no
 	// ServicePort in that family. If spec.ipFamilies is empty, which the API server never
@@ -154,7 +153,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		return p == o
 	}
 	return p == o || p.Key == o.Key &&
-		p.Created == o.Created &&
+		p.Created.Equal(o.Created) &&
 		p.ClusterIP == o.ClusterIP &&
 		p.Port == o.Port &&
 		p.LastPort == o.LastPort &&
@@ -183,8 +182,13 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 // then to the oldest, and then in the order of their keys. So no user takes room from another by a
 // new object or by its name, and the order of arrival after a restart decides nothing.
 func (p *ServicePort) CompareAge(o *ServicePort) int {
-	// 0, which means unknown, becomes the highest number.
-	return cmp.Compare(uint64(p.Created)-1, uint64(o.Created)-1)
+	switch {
+	case p.Created.IsZero() == o.Created.IsZero():
+		return p.Created.Compare(o.Created)
+	case p.Created.IsZero():
+		return 1
+	}
+	return -1
 }
 
 // String returns the cluster address as "IP:port/PROTOCOL", with an IPv6

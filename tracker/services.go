@@ -68,7 +68,7 @@ func (s *trackedService) Name() types.NamespacedName {
 	return s.taken[0].Key.NamespacedName
 }
 
-// NewServiceChangeTracker returns an empty tracker. Its errors wrap [ErrConfig].
+// NewServiceChangeTracker returns an empty tracker. The error is about c.
 func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 	c, err := c.complete()
 	if err != nil {

@@ -15,36 +15,36 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// Source is a kind of object that the caller must have listed completely before the
+// Kind is a kind of object that the caller must have listed completely before the
 // tracker's results are reliable.
-type Source uint8
+type Kind uint8
 
-// The sources.
+// The kinds of objects.
 const (
-	SourceServices Source = iota
-	SourceSlices
-	SourceNodes
+	KindServices Kind = iota
+	KindSlices
+	KindNodes
 )
 
 // String returns "Services", "Slices" or "Nodes".
-func (s Source) String() string {
-	switch s {
-	case SourceServices:
+func (k Kind) String() string {
+	switch k {
+	case KindServices:
 		return "Services"
-	case SourceSlices:
+	case KindSlices:
 		return "Slices"
-	case SourceNodes:
+	case KindNodes:
 		return "Nodes"
 	}
-	return fmt.Sprintf("Source(%d)", uint8(s))
+	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
 // Tracker joins Services, their endpoints and the node. The caller passes the current
 // state of objects. One consumer calls [Tracker.Take], which returns the Services
 // that changed.
 //
-// Take returns no updates before [Tracker.MarkSynced] was called for every [Source]
-// of [Config.Sources]. A proxy that acted on an incomplete view would remove rules
+// Take returns no updates before [Tracker.MarkSynced] was called for every [Kind]
+// of [Config.Kinds]. A proxy that acted on an incomplete view would remove rules
 // that are still needed.
 //
 // All methods are safe for concurrent use.
@@ -58,7 +58,7 @@ type Tracker struct {
 	node      NodeInfo
 	affected  map[types.NamespacedName]struct{} // Services affected by node changes; nil if none
 	synced    uint8                             // a bit for each Source
-	sources   uint8                             // the bits of Config.Sources
+	sources   uint8                             // the bits of Config.Kinds
 	hook      func(*ServicePort, *Endpoint) error
 	completed map[types.NamespacedName][]completed // by hook, nil without it
 	// onNode counts the endpoints in completed by node and Service. It is nil before the
@@ -68,8 +68,7 @@ type Tracker struct {
 	notify []*func() // replaced, never modified
 }
 
-// New returns a tracker that holds c.Node and no other objects. Its errors wrap
-// [ErrConfig].
+// New returns a tracker that holds c.Node and no other objects. The error is about c.
 func New(c Config) (*Tracker, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -83,7 +82,7 @@ func New(c Config) (*Tracker, error) {
 		node:      c.Node,
 		hook:      c.OnServiceEndpoint,
 	}
-	for _, s := range c.Sources {
+	for _, s := range c.Kinds {
 		t.sources |= 1 << s
 	}
 	if t.hook != nil {
@@ -155,8 +154,8 @@ func (t *Tracker) Node() NodeInfo {
 }
 
 // MarkSynced declares that the caller has passed all existing objects of the sources.
-// It ignores sources that are not in [Config.Sources].
-func (t *Tracker) MarkSynced(sources ...Source) {
+// It ignores sources that are not in [Config.Kinds].
+func (t *Tracker) MarkSynced(sources ...Kind) {
 	t.change(func() bool {
 		was := t.synced
 		for _, s := range sources {
@@ -168,11 +167,11 @@ func (t *Tracker) MarkSynced(sources ...Source) {
 
 // Missing returns the sources for which [Tracker.MarkSynced] has not been called yet,
 // in the order of the constants. It returns nil once Synced returns true.
-func (t *Tracker) Missing() []Source {
+func (t *Tracker) Missing() []Kind {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var out []Source
-	for s := SourceServices; s <= SourceNodes; s++ {
+	var out []Kind
+	for s := KindServices; s <= KindNodes; s++ {
 		if t.sources&^t.synced&(1<<s) != 0 {
 			out = append(out, s)
 		}
@@ -180,7 +179,7 @@ func (t *Tracker) Missing() []Source {
 	return out
 }
 
-// Synced reports whether MarkSynced was called for all of [Config.Sources].
+// Synced reports whether MarkSynced was called for all of [Config.Kinds].
 func (t *Tracker) Synced() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

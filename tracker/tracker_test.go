@@ -37,16 +37,16 @@ func TestNothingIsTakenBeforeSync(t *testing.T) {
 	tr.Notify(func() { calls[0]++; tr.Synced() }) // not with the lock held
 	tr.SetService(service("ns", "svc", "10.96.0.1"))
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices)
-	tr.MarkSynced(tracker.Source(77))
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices)
+	tr.MarkSynced(tracker.Kind(77))
 	if c := tr.Take(); tr.Synced() || c.Updates != nil || c.Node.Name != "me" || calls[0] != 0 {
 		t.Fatal("changes or calls before all sources are synced", c, calls)
 	}
-	tr.MarkSynced(tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindNodes)
 	if !tr.Synced() || calls[0] != 1 {
 		t.Fatal("no notification after the sources are synced", calls)
 	}
-	tr.MarkSynced(tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindNodes)
 	tr.Notify(func() { calls[1]++ })
 	if c := tr.Take(); show(c) != "svc http/IPv4=1" {
 		t.Fatal(show(c))

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"reflect"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -33,6 +34,8 @@ func eachField[T any](t *testing.T, equal func(a, b *T) bool) {
 			v.Set(reflect.ValueOf(color("red")))
 		case reflect.TypeFor[netip.Addr]():
 			v.Set(reflect.ValueOf(addr("10.0.0.1")))
+		case reflect.TypeFor[time.Time]():
+			v.Set(reflect.ValueOf(time.Unix(1, 0)))
 		case reflect.TypeFor[netip.AddrPort]():
 			v.Set(reflect.ValueOf(netip.MustParseAddrPort("10.0.0.1:80")))
 		default:

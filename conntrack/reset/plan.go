@@ -54,7 +54,7 @@ type plan struct {
 	lost map[netip.Addr]map[*lostRange]*entry
 	// ranged holds the Services with ranges of ports, as acknowledged. It is nil until there is
 	// one.
-	ranged map[tracker.Key]*ruleset.Service
+	ranged map[tracker.Key]*ruleset.Port
 
 	// shares holds the entries of each namespace, oldest first, and held their number. Pairs of an
 	// earlier process count for the namespace "".

@@ -108,10 +108,10 @@ func (m *memory) destroy(_ context.Context, to func(netip.AddrPort) bool, wanted
 }
 
 // endpointsOf returns a Service with a cluster IP and endpoints.
-func endpointsOf(name, clusterIP string, endpoints ...string) *ruleset.Service {
+func endpointsOf(name, clusterIP string, endpoints ...string) *ruleset.Port {
 	k := tracker.Key{Family: tracker.IPv4}
 	k.Namespace, k.Name, k.Protocol = "shop", name, v1.ProtocolTCP
-	s := &ruleset.Service{Key: k, Frontends: []ruleset.Frontend{
+	s := &ruleset.Port{Key: k, Frontends: []ruleset.Frontend{
 		{Kind: ruleset.KindClusterIP, Addr: netip.MustParseAddr(clusterIP), Port: 80},
 		{Kind: ruleset.KindNodePort, Port: 30080},
 	}}
@@ -121,7 +121,7 @@ func endpointsOf(name, clusterIP string, endpoints ...string) *ruleset.Service {
 	return s
 }
 
-func changed(old, now *ruleset.Service) *ruleset.Delta {
+func changed(old, now *ruleset.Port) *ruleset.Delta {
 	c := ruleset.Change{Old: old, New: now}
 	if c.Key = old.Key; now != nil {
 		c.Key = now.Key
@@ -142,7 +142,7 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		go func() { ended <- r.Run(ctx) }()
 		var refused error
 		plane := r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return refused }))
-		apply := func(old, now *ruleset.Service) {
+		apply := func(old, now *ruleset.Port) {
 			t.Helper()
 			if err := plane.Apply(ctx, changed(old, now)); !errors.Is(err, refused) {
 				t.Fatal(err)
@@ -229,9 +229,9 @@ func TestPairsFollowEndpoints(t *testing.T) {
 func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 	for _, cannot := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			var got []Info
+			var got []Group
 			m := &memory{pairs: map[pair]time.Time{}, cannot: cannot}
-			r, err := newResetter(t.Context(), Config{DestroySockets: true, Trace: &Trace{Ended: func(i Info) { got = append(got, i) }}}, m)
+			r, err := newResetter(t.Context(), Config{DestroySockets: true, Hooks: &Hooks{Ended: func(i Group) { got = append(got, i) }}}, m)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -249,9 +249,9 @@ func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 				}
 			}
 			// Each endpoint had a cluster IP and a NodePort.
-			want, asked := []Info{{2, 4, 4}, {1, 2, 2}}, 2
+			want, asked := []Group{{2, 4, 4}, {1, 2, 2}}, 2
 			if cannot {
-				want, asked = []Info{{2, 4, 0}, {1, 2, 0}}, 1
+				want, asked = []Group{{2, 4, 0}, {1, 2, 0}}, 1
 			}
 			if !slices.Equal(got, want) || m.asked != asked {
 				t.Errorf("the kernel cannot: %v: %v, asked %d times, want %v and %d", cannot, got, m.asked, want, asked)
@@ -269,7 +269,7 @@ func TestInvalidConfigIsRejected(t *testing.T) {
 }
 
 // manyFrontends returns a Service of a namespace with n ports at its cluster IP, and endpoints.
-func manyFrontends(namespace, clusterIP string, n int, endpoints ...string) *ruleset.Service {
+func manyFrontends(namespace, clusterIP string, n int, endpoints ...string) *ruleset.Port {
 	s := endpointsOf("many", clusterIP, endpoints...)
 	s.Key.Namespace, s.Frontends = namespace, nil
 	for i := range n {
@@ -285,7 +285,7 @@ func TestNamespacesShareTheLimit(t *testing.T) {
 	for _, written := range []bool{false, true} {
 		var logged bytes.Buffer
 		gave := 0
-		c := Config{Limit: limit, Log: slog.New(slog.NewTextHandler(&logged, nil)), Trace: &Trace{Limited: func(n int) { gave += n }}}
+		c := Config{Limit: limit, Log: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: &Hooks{Limited: func(n int) { gave += n }}}
 		inRangeBed(t, c, func(b *rangeBed) {
 			lose := func(namespace, clusterIP string, n int, endpoint string) {
 				b.apply(manyFrontends(namespace, clusterIP, n, endpoint), manyFrontends(namespace, clusterIP, n))

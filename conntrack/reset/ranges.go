@@ -32,7 +32,7 @@ func targets(f *ruleset.Frontend) (first, last uint16) {
 }
 
 // sendsTo reports whether a range of s sends to one of the endpoints' ports from first to last.
-func sendsTo(s *ruleset.Service, first, last uint16) bool {
+func sendsTo(s *ruleset.Port, first, last uint16) bool {
 	return slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool {
 		from, to := targets(&f)
 		return f.IsRange() && from <= last && first <= to
@@ -40,7 +40,7 @@ func sendsTo(s *ruleset.Service, first, last uint16) bool {
 }
 
 // hasRange reports whether s is a TCP Service with a range.
-func hasRange(s *ruleset.Service) bool {
+func hasRange(s *ruleset.Port) bool {
 	return s != nil && s.Key.Protocol == v1.ProtocolTCP && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() })
 }
 
@@ -49,7 +49,7 @@ func (p *plan) noteRanges(c *ruleset.Change) {
 	switch {
 	case hasRange(c.New):
 		if p.ranged == nil {
-			p.ranged = map[tracker.Key]*ruleset.Service{}
+			p.ranged = map[tracker.Key]*ruleset.Port{}
 		}
 		p.ranged[c.Key] = c.New
 	case len(p.ranged) != 0:
@@ -85,7 +85,7 @@ func (p *plan) removeLost(l *lostRange) {
 
 // returningTo forgets the endpoints that the ranges of s have again and returns the written pairs of
 // these.
-func (p *plan) returningTo(s *ruleset.Service) (out []pair) {
+func (p *plan) returningTo(s *ruleset.Port) (out []pair) {
 	for _, ep := range s.Endpoints {
 		a := ep.Addr.Addr()
 		for port := range p.endpoints[a] {

@@ -14,7 +14,7 @@ import (
 
 // ranged returns a Service with the ports 8000 to 8099 that lead to target and the ports behind it,
 // and a NodePort.
-func ranged(name, clusterIP string, target uint16, endpoints ...string) *ruleset.Service {
+func ranged(name, clusterIP string, target uint16, endpoints ...string) *ruleset.Port {
 	s := endpointsOf(name, clusterIP, endpoints...)
 	s.Frontends[0].Port, s.Frontends[0].LastPort, s.Frontends[0].TargetPort = 8000, 8099, target
 	return s
@@ -51,10 +51,10 @@ func inRangeBed(t *testing.T, c Config, f func(*rangeBed)) {
 	})
 }
 
-func (b *rangeBed) apply(old, now *ruleset.Service) {
+func (b *rangeBed) apply(old, now *ruleset.Port) {
 	b.t.Helper()
 	c := ruleset.Change{Old: old, New: now}
-	for _, s := range []*ruleset.Service{old, now} {
+	for _, s := range []*ruleset.Port{old, now} {
 		if s != nil {
 			c.Key = s.Key
 		}
@@ -229,7 +229,7 @@ func TestFailedReadIsRepeated(t *testing.T) {
 // has an endpoint again and the acknowledgment.
 func TestDelayPassesWhileEndpointReturns(t *testing.T) {
 	all, less := ranged("rtp", "10.96.0.1", 8000, podA, podB), ranged("rtp", "10.96.0.1", 8000, podB)
-	for name, change := range map[string][2]*ruleset.Service{
+	for name, change := range map[string][2]*ruleset.Port{
 		"to the range":     {less, all},
 		"to another range": {nil, ranged("other", "10.96.0.2", 8040, podA)},
 		"to a single port": {nil, endpointsOf("web", "10.96.0.3", "10.244.0.1:8050")},

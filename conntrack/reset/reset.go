@@ -61,25 +61,25 @@ type Config struct {
 	// namespace's sockets once for each group of endpoints that vanished, and asks connection tracking
 	// about those to an address of a Service. Without the kernel's support, Run logs that once.
 	DestroySockets bool
-	// Trace holds hooks; nil means none.
-	Trace *Trace
+	// Hooks holds hooks; nil means none.
+	Hooks *Hooks
 	// Log receives a line for each group of endpoints whose connections end, at most 20 in a
 	// row and then one in 10 seconds, and for errors; nil discards them.
 	Log *slog.Logger
 }
 
-// Trace is a set of hooks that a [Resetter] calls. A hook may be nil.
-type Trace struct {
+// Hooks is a set of hooks that a [Resetter] calls. A hook may be nil.
+type Hooks struct {
 	// Ended is called by [Resetter.Run] after each group of endpoints whose connections end from
 	// then on. It must not call the Resetter.
-	Ended func(Info)
+	Ended func(Group)
 	// Limited is called by [Resetter.Run] with the number of pairs and ranges that gave way to others
 	// since the last call because of [Config].Limit. It must not call the Resetter.
 	Limited func(n int)
 }
 
-// Info describes a group of endpoints that vanished.
-type Info struct {
+// Group describes a group of endpoints that vanished.
+type Group struct {
 	// Endpoints is the number of endpoints, and Addresses the number of pairs of a Service's
 	// address and an endpoint. Each port of a range with connections counts.
 	Endpoints, Addresses int
@@ -282,13 +282,13 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 	if err != nil || len(pairs) == 0 {
 		return wait, err
 	}
-	info := Info{Addresses: len(pairs), Sockets: r.destroySockets(ctx, pairs)}
+	info := Group{Addresses: len(pairs), Sockets: r.destroySockets(ctx, pairs)}
 	endpoints := map[netip.AddrPort]struct{}{}
 	for _, w := range pairs {
 		endpoints[w.endpoint] = struct{}{}
 	}
 	info.Endpoints = len(endpoints)
-	if t := r.config.Trace; t != nil && t.Ended != nil {
+	if t := r.config.Hooks; t != nil && t.Ended != nil {
 		t.Ended(info)
 	}
 	if suppressed, ok := r.lines.Take(time.Now()); ok {
@@ -339,7 +339,7 @@ func (r *Resetter) reportLimit() {
 	if n == 0 {
 		return
 	}
-	if t := r.config.Trace; t != nil && t.Limited != nil {
+	if t := r.config.Hooks; t != nil && t.Limited != nil {
 		t.Limited(n)
 	}
 	if suppressed, ok := r.limitLines.Take(time.Now()); ok {

@@ -32,7 +32,7 @@ type Config struct {
 	// Feed makes and runs. Nodes is ignored if Node is empty.
 	Services, Slices, Nodes cache.SharedInformer
 	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
-	// caller must mark tracker.SourceNodes as synced.
+	// caller must mark tracker.KindNodes as synced.
 	Node string
 	// Selector should be the Selector of the tracker's Config.
 	Selector tracker.Selector
@@ -57,17 +57,17 @@ func Feed(ctx context.Context, c Config) error {
 	}
 	retrier := apiretry.New(c.Log, c.Contact)
 	sources := []source{
-		{tracker.SourceServices, c.Services, handler(c.Tracker.SetService, c.Tracker.DeleteService), func() cache.SharedInformer {
+		{tracker.KindServices, c.Services, handler(c.Tracker.SetService, c.Tracker.DeleteService), func() cache.SharedInformer {
 			label, field := c.Selector.ServiceListOptions()
 			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().Services(""), label, field)
 		}},
-		{tracker.SourceSlices, c.Slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice), func() cache.SharedInformer {
+		{tracker.KindSlices, c.Slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice), func() cache.SharedInformer {
 			label, field := c.Selector.SliceListOptions()
 			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().EndpointSlices(""), label, field)
 		}},
 	}
 	if c.Node != "" {
-		sources = append(sources, source{tracker.SourceNodes, c.Nodes, handler(c.setNode, c.deleteNode), func() cache.SharedInformer {
+		sources = append(sources, source{tracker.KindNodes, c.Nodes, handler(c.setNode, c.deleteNode), func() cache.SharedInformer {
 			field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
 			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().Nodes(), "", field)
 		}})
@@ -108,7 +108,7 @@ func Feed(ctx context.Context, c Config) error {
 
 // source is one kind of object.
 type source struct {
-	source   tracker.Source
+	source   tracker.Kind
 	informer cache.SharedInformer // the caller's, or nil
 	handler  cache.ResourceEventHandler
 	make     func() cache.SharedInformer

@@ -78,7 +78,7 @@ func newWorld(t *testing.T, resync time.Duration, prepare func(*fake.Clientset),
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker}); err != nil {
 		t.Fatal(err)
 	}
 	w.engine.Notify(func() {
@@ -114,7 +114,7 @@ func (w *world) until(what string, f func() bool) {
 // services returns the ruleset's Services as "name: endpoints, local ones".
 func (w *world) services() map[string]string {
 	out := map[string]string{}
-	for _, s := range w.engine.Snapshot().Services {
+	for _, s := range w.engine.Snapshot().Ports {
 		local := 0
 		for _, e := range s.Endpoints {
 			if e.IsLocal(w.tracker.Node().Name) {
@@ -237,7 +237,7 @@ func outage(t *testing.T, returns bool) {
 		refused.Add(1)
 		return true, nil, syscall.ECONNREFUSED
 	})
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Sources: []tracker.Source{tracker.SourceServices, tracker.SourceSlices}})
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Kinds: []tracker.Kind{tracker.KindServices, tracker.KindSlices}})
 	if err != nil {
 		t.Fatal(err)
 	}

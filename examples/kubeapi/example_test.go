@@ -29,8 +29,8 @@ func ExampleFollow() {
 	if err != nil {
 		panic(err)
 	}
-	sources := map[kubeapi.Source]tracker.Source{
-		kubeapi.Services: tracker.SourceServices, kubeapi.Slices: tracker.SourceSlices, kubeapi.Nodes: tracker.SourceNodes,
+	sources := map[kubeapi.Source]tracker.Kind{
+		kubeapi.Services: tracker.KindServices, kubeapi.Slices: tracker.KindSlices, kubeapi.Nodes: tracker.KindNodes,
 	}
 	kubeapi.Follow(context.Background(), client, tracker.Selector{}, nodeName, kubeapi.Handler{
 		SetService:        func(s *v1.Service) { t.SetService(s) },

@@ -232,7 +232,7 @@ func (s *Set) Rules(f tracker.Family, table string, total, written int) {
 	}
 }
 
-// Queued fits [runner.Trace].
+// Queued fits [runner.Hooks].
 func (s *Set) Queued(at time.Time) {
 	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(seconds(at)) })
 }
@@ -335,8 +335,8 @@ func (s *Set) ConfigInvalid(invalid bool) {
 	}
 }
 
-// Flushed fits FlushedFamily of [conntrack.Trace].
-func (s *Set) Flushed(f tracker.Family, i conntrack.Info) {
+// Flushed fits FlushedFamily of [conntrack.Hooks].
+func (s *Set) Flushed(f tracker.Family, i conntrack.FlushInfo) {
 	s.conntrackDuration.WithLabelValues(f.String()).Observe(i.Duration.Seconds())
 	s.conntrackDeleted.WithLabelValues(f.String()).Add(float64(i.Deleted))
 }

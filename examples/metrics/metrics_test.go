@@ -116,7 +116,7 @@ func TestHooksSetMetrics(t *testing.T) {
 	expect("sync_partial_proxy_rules_duration_seconds", "ip_family=IPv6", 1)
 	s.CleanupFailed()
 	expect("sync_proxy_rules_nftables_cleanup_failures_total", "ip_family=IPv4", 1)
-	s.Flushed(tracker.IPv6, conntrack.Info{Deleted: 7})
+	s.Flushed(tracker.IPv6, conntrack.FlushInfo{Deleted: 7})
 	expect("conntrack_reconciler_deleted_entries_total", "ip_family=IPv6", 7)
 	expect("conntrack_reconciler_deleted_entries_total", "ip_family=IPv4", 0)
 	expect("conntrack_reconciler_sync_duration_seconds", "ip_family=IPv6", 1)
@@ -210,11 +210,11 @@ func deltasSetEndpointMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	cur := e.Attach("metrics", s)
 	local := v1.ServiceInternalTrafficPolicyLocal
 	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}, Spec: v1.ServiceSpec{
@@ -287,7 +287,7 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 		s.Answered(health.Livez, 200)
 		s.Synced(ruleset.SyncInfo{Applied: true})
 		s.Synced(ruleset.SyncInfo{Applied: true, Full: true})
-		s.Flushed(tracker.IPv4, conntrack.Info{})
+		s.Flushed(tracker.IPv4, conntrack.FlushInfo{})
 		s.Rules(tracker.IPv4, "nat", 1, 1)
 		if mode == "iptables" {
 			s.WatchCounters(func() (map[string]uint64, error) {
@@ -442,8 +442,8 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	for _, port := range []string{"a", "b"} {
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Name: "x"}, Port: port, Protocol: v1.ProtocolTCP}, Family: f}
-			d.Changes = append(d.Changes, ruleset.Change{Key: key, New: &ruleset.Service{
-				Key: key, Port: &tracker.ServicePort{Key: key, InternalLocal: true, ExternalLocal: port == "b", NodePort: 30000},
+			d.Changes = append(d.Changes, ruleset.Change{Key: key, New: &ruleset.Port{
+				Key: key, Spec: &tracker.ServicePort{Key: key, InternalLocal: true, ExternalLocal: port == "b", NodePort: 30000},
 				Selection: tracker.Selection{HasAny: true},
 			}})
 		}

@@ -26,13 +26,13 @@ func newNoLocal(byService bool) *noLocal {
 	return &noLocal{byService: byService, ports: map[tracker.Key]lacks{}}
 }
 
-func lacksOf(s *ruleset.Service) lacks {
+func lacksOf(s *ruleset.Port) lacks {
 	if s == nil || !s.Selection.HasAny || len(s.Selection.Local) != 0 {
 		return lacks{}
 	}
 	return lacks{
-		internal: s.Port.InternalLocal,
-		external: s.Port.ExternalLocal && s.Port.ExternallyAccessible(),
+		internal: s.Spec.InternalLocal,
+		external: s.Spec.ExternalLocal && s.Spec.ExternallyAccessible(),
 	}
 }
 

@@ -21,7 +21,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -44,7 +44,7 @@ func Example() {
 		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{"10.0.0.1"}}},
 	})
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	if err := cursor.Sync(context.Background()); err != nil {
 		fmt.Println(err)
 		return

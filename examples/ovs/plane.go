@@ -16,7 +16,7 @@ func New(sw *Switch) (*driver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return driver.New(driver.Plane[struct{}, []Bucket, Flow]{
+	return driver.New(driver.Tables[struct{}, []Bucket, Flow]{
 		Node: func(n *ruleset.Node) error {
 			if reflect.DeepEqual(sw.Node.All()[struct{}{}], n) {
 				return nil
@@ -28,13 +28,13 @@ func New(sw *Switch) (*driver.Driver, error) {
 		Pools:     driver.Numbered(groups, table(&sw.Groups)),
 		Frontends: table(&sw.Flows),
 		Pool:      buckets,
-		Frontend: func(s *ruleset.Service, f *ruleset.Frontend) Flow {
-			flow := Flow{Frontend: *f, Affinity: s.Port.Affinity}
+		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) Flow {
+			flow := Flow{Frontend: *f, Affinity: s.Spec.Affinity}
 			flow.Group, _ = groups.Lookup(driver.Pool{Service: s.Key, Target: f.Target})
 			flow.Internal, _ = groups.Lookup(driver.Pool{Service: s.Key, Target: f.Internal})
 			return flow
 		},
-		HasAddress: func(_ *ruleset.Service, f *ruleset.Frontend) bool { return f.Kind == ruleset.KindClusterIP },
+		HasAddress: func(_ *ruleset.Port, f *ruleset.Frontend) bool { return f.Kind == ruleset.KindClusterIP },
 		ByService:  true,
 	})
 }
@@ -48,7 +48,7 @@ func table[K comparable, V any](t *Table[K, V]) driver.Table[K, V] {
 	}
 }
 
-func buckets(s *ruleset.Service, t ruleset.Target) (out []Bucket) {
+func buckets(s *ruleset.Port, t ruleset.Target) (out []Bucket) {
 	for _, ep := range s.Pool(t) {
 		out = append(out, Bucket{driver.EndpointOf(s, ep), ep.Weight})
 	}

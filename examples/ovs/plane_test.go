@@ -19,9 +19,9 @@ import (
 
 func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
-		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
+		New: func(_ testing.TB, env conformance.SimEnv) conformance.Fake {
 			sw := NewSwitch(env.Fail, env.Look)
-			return conformance.Plane{
+			return conformance.Fake{
 				Backend: func() ruleset.Backend {
 					p, err := New(sw)
 					if err != nil {
@@ -80,7 +80,7 @@ func TestRestartWritesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+		e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +102,7 @@ func TestRestartWritesNothing(t *testing.T) {
 				Endpoints:   []discovery.Endpoint{{Addresses: []string{"10.0.0.1"}}, {Addresses: []string{"10.0.0.2"}}},
 			})
 		}
-		tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}

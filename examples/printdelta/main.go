@@ -40,7 +40,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t, Log: slog.Default()})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: t, Log: slog.Default()})
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 		switch err := dec.Decode(&o); {
 		case errors.Is(err, io.EOF):
-			t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+			t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 			return cur.Sync(ctx)
 		case err != nil:
 			return fmt.Errorf("cannot decode the input: %w", err)
@@ -68,7 +68,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		case o.Gone != nil:
 			t.DeleteService(*o.Gone)
 		case o.Synced:
-			t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+			t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		}
 		// Before "synced" there is no delta.
 		if err := cur.Sync(ctx); err != nil && !errors.Is(err, ruleset.ErrNotSynced) {

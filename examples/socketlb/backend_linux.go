@@ -325,7 +325,7 @@ func keysOfSlots(at []driver.Slot[poolKey]) []slotKey {
 }
 
 // serves reports whether connections to a Service can be translated.
-func serves(s *ruleset.Service) bool {
+func serves(s *ruleset.Port) bool {
 	return s != nil && s.Hash() == tracker.HashNone
 }
 
@@ -375,9 +375,9 @@ func (b *Backend) deletePools(c *ruleset.Change) error {
 }
 
 // membersOf returns the members that a Service must have.
-func membersOf(s *ruleset.Service) map[memberKey]struct{} {
+func membersOf(s *ruleset.Port) map[memberKey]struct{} {
 	udp := s != nil && s.Key.Protocol == v1.ProtocolUDP
-	if !serves(s) || s.Port.Affinity == 0 && !udp {
+	if !serves(s) || s.Spec.Affinity == 0 && !udp {
 		return nil
 	}
 	out := map[memberKey]struct{}{}
@@ -392,7 +392,7 @@ func membersOf(s *ruleset.Service) map[memberKey]struct{} {
 		}
 	}
 	for _, t := range targets {
-		if s.Port.Affinity == 0 {
+		if s.Spec.Affinity == 0 {
 			break
 		}
 		for _, ep := range s.Pool(t) {
@@ -444,7 +444,7 @@ func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
 // valueOf returns the entry of a frontend, and whether any of its connections are translated.
 // Connections whose endpoint cannot be chosen when a socket connects are left to the backend
 // behind: see the package documentation.
-func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValue, bool) {
+func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, bool) {
 	if !serves(s) || len(f.Sources) != 0 {
 		return frontendValue{}, false
 	}
@@ -455,7 +455,7 @@ func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValu
 		}
 		return pool{uint32(t), uint32(b.slots.Len(poolKey{id, uint32(t)}))}
 	}
-	v := frontendValue{Service: id, Affinity: uint64(s.Port.Affinity), Node: poolOf(f.Internal)}
+	v := frontendValue{Service: id, Affinity: uint64(s.Spec.Affinity), Node: poolOf(f.Internal)}
 	recognized := b.node.LocalTraffic.Detects(s.Key.Family)
 	if !b.config.NodeOnly && !f.Masquerade.Applies(recognized, false) {
 		v.Pods = poolOf(f.Target)
@@ -517,7 +517,7 @@ func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
 }
 
 // owns reports whether a Service has a frontend.
-func owns(s *ruleset.Service, k frontendKey) bool {
+func owns(s *ruleset.Port, k frontendKey) bool {
 	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return keyOf(&f, s.Key) == k })
 }
 

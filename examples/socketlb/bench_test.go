@@ -118,7 +118,7 @@ func benchWays(b testing.TB, services int) []way {
 	if err != nil {
 		b.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func benchWays(b testing.TB, services int) []way {
 		tr.SetService(s)
 		tr.SetSlice(slice)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for _, cursor := range []*ruleset.Cursor{engine.Attach("nftables", rules), engine.Attach("socketlb", sockets)} {
 		if err := cursor.Sync(context.Background()); err != nil {
 			b.Fatal(err)

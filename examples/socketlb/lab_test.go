@@ -103,11 +103,11 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 		},
 	})
 	must(err)
-	rules.Tracker = l.tracker
+	rules.Source = l.tracker
 	l.engine, err = ruleset.NewEngine(rules)
 	must(err)
 	l.start(c)
-	l.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	l.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return l
 }
 

@@ -132,7 +132,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		return nil, err
 	}
 	a.engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker: a.tracker, LocalTraffic: pods, NodePortAddresses: nodePorts, Log: a.log,
+		Source: a.tracker, LocalTraffic: pods, NodePortAddresses: nodePorts, Log: a.log,
 	})
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	if err := a.read(); err != nil {
 		return nil, err
 	}
-	a.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	a.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return a, nil
 }
 

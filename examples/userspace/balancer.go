@@ -24,7 +24,7 @@ func (s settings) Equal(o tracker.Extension) bool { return o == s }
 
 // settingsOf returns the settings of a Service port.
 func settingsOf(p *tracker.ServicePort) settings {
-	s, _ := tracker.ExtAs[settings](p.Ext)
+	s, _ := p.Ext.(settings)
 	return s
 }
 
@@ -42,9 +42,9 @@ func readAnnotation(s *v1.Service, p *tracker.ServicePort) error {
 }
 
 // algorithm returns a function that returns a Service's load balancer.
-func algorithm(usual balance.Algorithm) func(*ruleset.Service) balance.Algorithm {
-	return func(s *ruleset.Service) balance.Algorithm {
-		if a, err := balance.Parse(settingsOf(s.Port).balancer); err == nil {
+func algorithm(usual balance.Algorithm) func(*ruleset.Port) balance.Algorithm {
+	return func(s *ruleset.Port) balance.Algorithm {
+		if a, err := balance.Parse(settingsOf(s.Spec).balancer); err == nil {
 			return a
 		}
 		return usual

@@ -119,7 +119,7 @@ func (l *localPorts) avoid(err error) (again []types.NamespacedName, rest error)
 // table returns a table of Service ports with their addresses. A Service port without a
 // socket has no address, because another program may listen there.
 func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) string {
-	services := slices.SortedFunc(slices.Values(s.Services), func(a, b *ruleset.Service) int { return a.Key.Compare(b.Key) })
+	services := slices.SortedFunc(slices.Values(s.Ports), func(a, b *ruleset.Port) int { return a.Key.Compare(b.Key) })
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tPORT\tLOCAL ADDRESS\tENDPOINTS")
@@ -133,7 +133,7 @@ func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) 
 			if listens(at, svc.Key.Protocol) {
 				where = at.String()
 			}
-			fmt.Fprintf(w, "%s\t%d/%s\t%s\t%d\n", svc.Key.ServicePortName, settingsOf(svc.Port).port, svc.Key.Protocol,
+			fmt.Fprintf(w, "%s\t%d/%s\t%s\t%d\n", svc.Key.ServicePortName, settingsOf(svc.Spec).port, svc.Key.Protocol,
 				where, len(svc.Pool(f.Internal)))
 		}
 	}

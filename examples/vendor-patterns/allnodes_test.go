@@ -21,7 +21,7 @@ import (
 func Example_allNodes() {
 	t, engine := newEngine(tracker.Config{})
 	nodes := placement.New(tracker.TopologyOptions{})
-	show := func(name string, s *ruleset.Service, on string) {
+	show := func(name string, s *ruleset.Port, on string) {
 		if s == nil {
 			fmt.Println(name, "goes from", on)
 			return
@@ -76,7 +76,7 @@ func Example_allNodes() {
 	sync()
 	nodes.SetNode(tracker.NodeInfo{Name: "node-d", Zone: "z1"})
 	snapshot := engine.Snapshot()
-	for _, svc := range snapshot.Services {
+	for _, svc := range snapshot.Ports {
 		show(svc.Key.Name, nodes.Service(snapshot.Node, svc, "node-d"), "node-d")
 	}
 	t.DeleteService(types.NamespacedName{Namespace: "shop", Name: "plain"})

@@ -52,7 +52,7 @@ func Example_annotations() {
 	})
 	cursor := engine.Attach("vendor", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 		for _, c := range d.Changes {
-			l, _ := tracker.ExtAs[limits](c.New.Port.Ext)
+			l, _ := c.New.Spec.Ext.(limits)
 			fmt.Println(c.Key.Name, "limits", l)
 			for ep := range c.Upserted() {
 				fmt.Println("  endpoint", ep, "with weight", ep.Weight)

@@ -46,6 +46,6 @@ func must[T any](x T, err error) T {
 // newEngine returns a synced tracker and its engine.
 func newEngine(c tracker.Config) (*tracker.Tracker, *ruleset.Engine) {
 	t := must(tracker.New(c))
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-	return t, must(ruleset.NewEngine(ruleset.Config{Tracker: t}))
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	return t, must(ruleset.NewEngine(ruleset.Config{Source: t}))
 }

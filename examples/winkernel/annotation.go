@@ -15,7 +15,7 @@ const PreserveDestination = "preserve-destination"
 type preserve struct{}
 
 func (preserve) Equal(o tracker.Extension) bool {
-	_, ok := tracker.ExtAs[preserve](o)
+	_, ok := o.(preserve)
 	return ok
 }
 
@@ -32,6 +32,6 @@ func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 
 // preservesDestination reports whether OnService found the annotation.
 func preservesDestination(p *tracker.ServicePort) bool {
-	_, ok := tracker.ExtAs[preserve](p.Ext)
+	_, ok := p.Ext.(preserve)
 	return ok
 }

@@ -122,7 +122,7 @@ func (a *apply) claim(c *ruleset.Change) error {
 
 // learnSubnets reads an overlay's network again if it does not know an endpoint of the Service:
 // a node may have joined.
-func (a *apply) learnSubnets(s *ruleset.Service) error {
+func (a *apply) learnSubnets(s *ruleset.Port) error {
 	if a.readNetwork || a.state.network.Type != Overlay {
 		return nil
 	}
@@ -146,8 +146,8 @@ func (a *apply) learnSubnets(s *ruleset.Service) error {
 }
 
 // needsVIP reports whether a load balancer needs an endpoint of its cluster IP.
-func (a *apply) needsVIP(s *ruleset.Service, w *wanted) bool {
-	return a.state.network.Type == Overlay && w.settings.Frontend.VIP == s.Port.ClusterIP
+func (a *apply) needsVIP(s *ruleset.Port, w *wanted) bool {
+	return a.state.network.Type == Overlay && w.settings.Frontend.VIP == s.Spec.ClusterIP
 }
 
 // beginFull makes the source VIP of an overlay and deletes endpoints for pods that moved to
@@ -217,7 +217,7 @@ func (a *apply) write(c *ruleset.Change) error {
 }
 
 // writeOne makes a load balancer and its endpoints.
-func (a *apply) writeOne(s *ruleset.Service, w *wanted, missing *absent) error {
+func (a *apply) writeOne(s *ruleset.Port, w *wanted, missing *absent) error {
 	if a.needsVIP(s, w) {
 		if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
 			return err

@@ -60,7 +60,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	return b, nil
 }
 
-var _ dataplane.Plane = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // Close ends Watch. What was programmed stays in effect. Further calls of Apply and Check
 // return [os.ErrClosed]. It returns nil.

@@ -35,12 +35,12 @@ type cluster struct {
 	hns     *fakehns.Service
 	config  winkernel.Config
 	backend *winkernel.Backend
-	old     map[int]*ruleset.Service
+	old     map[int]*ruleset.Port
 }
 
 func newCluster(tb testing.TB) *cluster {
 	tb.Helper()
-	c := &cluster{hns: fakehns.New(winkernel.Network{ID: networkID, Name: "cluster", Type: winkernel.L2Bridge}, true), old: map[int]*ruleset.Service{}}
+	c := &cluster{hns: fakehns.New(winkernel.Network{ID: networkID, Name: "cluster", Type: winkernel.L2Bridge}, true), old: map[int]*ruleset.Port{}}
 	c.config = winkernel.Config{HNS: api(tb, c.hns), Network: "cluster", Node: "win-1", NodeIPs: []netip.Addr{nodeIP}}
 	c.restart(tb)
 	return c
@@ -54,7 +54,7 @@ func (c *cluster) restart(tb testing.TB) {
 	}
 }
 
-func service(n int, endpoints ...string) *ruleset.Service {
+func service(n int, endpoints ...string) *ruleset.Port {
 	p := &tracker.ServicePort{
 		Key:       tracker.Key{Family: tracker.IPv4},
 		ClusterIP: netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)}), Port: 80,
@@ -73,7 +73,7 @@ func service(n int, endpoints ...string) *ruleset.Service {
 }
 
 // delta returns the delta that makes the Services exist, and records them.
-func (c *cluster) delta(full bool, services map[int]*ruleset.Service) *ruleset.Delta {
+func (c *cluster) delta(full bool, services map[int]*ruleset.Port) *ruleset.Delta {
 	d := &ruleset.Delta{Full: full, Node: &ruleset.Node{}}
 	for n, s := range services {
 		ch := ruleset.Change{Old: c.old[n], New: s, Fields: ruleset.FieldAll}
@@ -88,7 +88,7 @@ func (c *cluster) delta(full bool, services map[int]*ruleset.Service) *ruleset.D
 	return d
 }
 
-func (c *cluster) apply(tb testing.TB, full bool, services map[int]*ruleset.Service) map[fakehns.Call]int {
+func (c *cluster) apply(tb testing.TB, full bool, services map[int]*ruleset.Port) map[fakehns.Call]int {
 	tb.Helper()
 	c.hns.Calls()
 	if err := c.backend.Apply(context.Background(), c.delta(full, services)); err != nil {
@@ -99,7 +99,7 @@ func (c *cluster) apply(tb testing.TB, full bool, services map[int]*ruleset.Serv
 
 // fill programs n Services of two remote endpoints each.
 func (c *cluster) fill(tb testing.TB, n int) {
-	services := map[int]*ruleset.Service{}
+	services := map[int]*ruleset.Port{}
 	for i := range n {
 		services[i] = service(i, fmt.Sprintf("10.244.2.%d:8080", i%250), fmt.Sprintf("10.245.%d.%d:8080", 10+i/250, i%250))
 	}
@@ -115,11 +115,11 @@ func TestChangeCostsTheCallsItNeeds(t *testing.T) {
 	for _, n := range sizes {
 		c := newCluster(t)
 		c.fill(t, n)
-		if got, want := c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080", "10.246.0.1:8080")}),
+		if got, want := c.apply(t, false, map[int]*ruleset.Port{0: service(0, "10.244.2.0:8080", "10.246.0.1:8080")}),
 			(map[fakehns.Call]int{fakehns.CreateEndpoint: 1, fakehns.ModifyLoadBalancer: 1, fakehns.DeleteEndpoint: 1}); !equal(got, want) {
 			t.Errorf("with %d Services an endpoint was replaced by %v, want %v", n, got, want)
 		}
-		if got, want := c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080")}),
+		if got, want := c.apply(t, false, map[int]*ruleset.Port{0: service(0, "10.244.2.0:8080")}),
 			(map[fakehns.Call]int{fakehns.ModifyLoadBalancer: 1, fakehns.DeleteEndpoint: 1}); !equal(got, want) {
 			t.Errorf("with %d Services an endpoint was removed by %v, want %v", n, got, want)
 		}
@@ -146,10 +146,10 @@ func TestRestartWithoutChangesWritesNothing(t *testing.T) {
 func TestLoadBalancerGoesWhileItsOnlyPodHasNoEndpoint(t *testing.T) {
 	c := newCluster(t)
 	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.5")}})
-	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.1.5:80")})
+	c.apply(t, true, map[int]*ruleset.Port{0: service(0, "10.244.1.5:80")})
 	var partial *ruleset.PartialError
 	var waiting *winkernel.WaitingError
-	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{0: service(0, "10.244.1.6:80")}))
+	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{0: service(0, "10.244.1.6:80")}))
 	if !errors.As(err, &partial) || !errors.As(err, &waiting) || !slices.Equal(waiting.Addrs, []netip.Addr{netip.MustParseAddr("10.244.1.6")}) {
 		t.Fatalf("Apply with a pod without an endpoint: %v", err)
 	}
@@ -180,14 +180,14 @@ func TestHostNetworkPodIsLeftOutAndReported(t *testing.T) {
 	var log bytes.Buffer
 	var reported []string
 	c.config.Log = slog.New(slog.NewTextHandler(&log, nil))
-	c.config.Trace = &winkernel.Trace{LeftOut: func(k tracker.Key, addrs []netip.Addr) {
+	c.config.Trace = &winkernel.Hooks{LeftOut: func(k tracker.Key, addrs []netip.Addr) {
 		reported = append(reported, fmt.Sprint(k.Name, addrs))
 	}}
 	c.restart(t)
 	host := nodeIP.String() + ":80"
 	has := func(n int, want ...string) {
 		t.Helper()
-		_, endpoints, _ := c.hns.Find(winkernel.Frontend{VIP: c.old[n].Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
+		_, endpoints, _ := c.hns.Find(winkernel.Frontend{VIP: c.old[n].Spec.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
 		var got []string
 		for _, e := range endpoints {
 			got = append(got, e.Addrs[0].String())
@@ -197,10 +197,10 @@ func TestHostNetworkPodIsLeftOutAndReported(t *testing.T) {
 			t.Errorf("Service %d has the endpoints %v, want %v", n, got, want)
 		}
 	}
-	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80", host), 1: service(1, host)})
+	c.apply(t, true, map[int]*ruleset.Port{0: service(0, "10.244.2.1:80", host), 1: service(1, host)})
 	has(0, "10.244.2.1")
 	has(1)
-	c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.2:80", host)})
+	c.apply(t, false, map[int]*ruleset.Port{0: service(0, "10.244.2.2:80", host)})
 	has(0, "10.244.2.2")
 	slices.Sort(reported)
 	if want := []string{"svc-0[192.168.0.11]", "svc-1[192.168.0.11]"}; !slices.Equal(reported, want) || bytes.Count(log.Bytes(), []byte("host network")) != 2 {
@@ -293,14 +293,14 @@ func TestStoppedServiceForgetsNothing(t *testing.T) {
 	c.hns.Stop()
 	s := service(1, "10.244.2.9:8080")
 	for range 2 {
-		err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{1: s}))
+		err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{1: s}))
 		if err == nil || errors.As(err, new(*ruleset.PartialError)) {
 			t.Fatalf("Apply while the service is stopped: %v", err)
 		}
 	}
 	c.hns.Start()
 	c.apply(t, true, c.old)
-	f, err := winkernel.Lookup(t.Context(), c.config, dataplane.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(s.Port.ClusterIP, 80)}})
+	f, err := winkernel.Lookup(t.Context(), c.config, dataplane.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(s.Spec.ClusterIP, 80)}})
 	if want := []netip.AddrPort{netip.MustParseAddrPort("10.244.2.9:8080")}; err != nil || !slices.Equal(f.Endpoints, want) {
 		t.Errorf("Lookup: %v, %v; want %v", f, err, want)
 	}
@@ -310,7 +310,7 @@ func TestStoppedServiceForgetsNothing(t *testing.T) {
 func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
 	c := newCluster(t)
 	counted := map[string]int{}
-	c.config.Trace = &winkernel.Trace{WriteFailed: func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
+	c.config.Trace = &winkernel.Hooks{WriteFailed: func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
 		counted[fmt.Sprintf("%v %v %v", w, lb.Purpose, errors.Is(err, winkernel.ErrExists))]++
 	}}
 	c.restart(t)
@@ -319,13 +319,13 @@ func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
 	bad, good := service(7, "10.244.2.9:8080"), service(8, "10.244.2.9:8080")
 	other := c.hns.Plug(winkernel.Endpoint{Network: otherNetwork, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
 	c.hns.Place(winkernel.LoadBalancer{Endpoints: []string{other},
-		Frontend: winkernel.Frontend{VIP: bad.Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}})
+		Frontend: winkernel.Frontend{VIP: bad.Spec.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}})
 	var partial *ruleset.PartialError
-	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{7: bad, 8: good}))
+	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{7: bad, 8: good}))
 	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[bad.Key], winkernel.ErrExists) {
 		t.Fatalf("Apply: %v", err)
 	}
-	if _, _, ok := c.hns.Find(winkernel.Frontend{VIP: good.Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}); !ok {
+	if _, _, ok := c.hns.Find(winkernel.Frontend{VIP: good.Spec.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}); !ok {
 		t.Error("the other Service has no load balancer")
 	}
 	if want := map[string]int{"create clusterip true": 1}; !maps.Equal(counted, want) {
@@ -352,9 +352,9 @@ func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 				return nil
 			}}
 			cl.restart(t)
-			of := func(endpoint string, external ...netip.Addr) *ruleset.Service {
+			of := func(endpoint string, external ...netip.Addr) *ruleset.Port {
 				s := service(0, endpoint)
-				p := *s.Port
+				p := *s.Spec
 				p.ExternalIPs = external
 				return ruleset.Compile(tracker.PortState{Port: &p, Endpoints: s.Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
 			}
@@ -376,13 +376,13 @@ func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 					t.Errorf("endpoints are %v", eps)
 				}
 			}
-			vip := of("10.244.2.1:80").Port.ClusterIP
+			vip := of("10.244.2.1:80").Spec.ClusterIP
 			cl.apply(t, true, nil)
-			fails := func(s *ruleset.Service) {
+			fails := func(s *ruleset.Port) {
 				t.Helper()
 				cl.hns.Calls()
 				var partial *ruleset.PartialError
-				err := cl.backend.Apply(t.Context(), cl.delta(false, map[int]*ruleset.Service{0: s}))
+				err := cl.backend.Apply(t.Context(), cl.delta(false, map[int]*ruleset.Port{0: s}))
 				if !errors.As(err, &partial) || !errors.Is(partial.Failed[s.Key], c.want) {
 					t.Errorf("Apply: %v", err)
 				}
@@ -397,7 +397,7 @@ func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 			fails(of("10.244.2.2:80", taken))
 			check("10.244.2.2", vip)
 			refuse = false
-			cl.apply(t, false, map[int]*ruleset.Service{0: of("10.244.2.3:80", taken)})
+			cl.apply(t, false, map[int]*ruleset.Port{0: of("10.244.2.3:80", taken)})
 			check("10.244.2.3", vip, taken)
 		})
 	}
@@ -418,9 +418,9 @@ func TestUndeletedLoadBalancerKeepsWhatItUses(t *testing.T) {
 			}
 			return nil
 		}
-		d := c.delta(full, map[int]*ruleset.Service{1: nil})
+		d := c.delta(full, map[int]*ruleset.Port{1: nil})
 		if full {
-			d = c.delta(true, map[int]*ruleset.Service{0: c.old[0]})
+			d = c.delta(true, map[int]*ruleset.Port{0: c.old[0]})
 		}
 		if err := c.backend.Apply(t.Context(), d); err == nil {
 			t.Error("Apply returned no error")
@@ -440,7 +440,7 @@ func TestUndeletedLoadBalancerKeepsWhatItUses(t *testing.T) {
 // endpoint. The next delta is about the other one alone.
 func TestEndpointStaysWhileALoadBalancerHasIt(t *testing.T) {
 	c := newCluster(t)
-	refuse, first := true, service(0).Port.ClusterIP
+	refuse, first := true, service(0).Spec.ClusterIP
 	c.config.HNS = choosy{c.hns, func(lb winkernel.LoadBalancer) error {
 		if refuse && lb.ID != "" && lb.Frontend.VIP == first {
 			return fakehns.Code(0x803b001e)
@@ -448,13 +448,13 @@ func TestEndpointStaysWhileALoadBalancerHasIt(t *testing.T) {
 		return nil
 	}}
 	c.restart(t)
-	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80"), 1: service(1, "10.244.2.1:80")})
-	if err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{0: service(0, "10.244.2.2:80"), 1: service(1, "10.244.2.2:80")})); !errors.Is(err, winkernel.ErrInvalidAddr) {
+	c.apply(t, true, map[int]*ruleset.Port{0: service(0, "10.244.2.1:80"), 1: service(1, "10.244.2.1:80")})
+	if err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{0: service(0, "10.244.2.2:80"), 1: service(1, "10.244.2.2:80")})); !errors.Is(err, winkernel.ErrInvalidAddr) {
 		t.Errorf("Apply: %v", err)
 	}
-	c.apply(t, false, map[int]*ruleset.Service{1: service(1, "10.244.2.3:80")})
+	c.apply(t, false, map[int]*ruleset.Port{1: service(1, "10.244.2.3:80")})
 	refuse = false
-	c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.3:80")})
+	c.apply(t, false, map[int]*ruleset.Port{0: service(0, "10.244.2.3:80")})
 	if eps, _ := c.hns.Endpoints(); len(eps) != 1 || len(c.hns.Mistakes()) != 0 {
 		t.Errorf("endpoints are %v; mistakes %v", eps, c.hns.Mistakes())
 	}
@@ -488,7 +488,7 @@ func TestFailedWriteNamesThePurpose(t *testing.T) {
 		c := newCluster(t)
 		c.config.ForwardHealthCheckVIP, c.config.RootEndpoint, c.config.HealthzPort = true, "cbr0", 10256
 		c.hns.Plug(winkernel.Endpoint{Name: "cbr0", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.1")}})
-		c.config.Trace = &winkernel.Trace{WriteFailed: func(_ winkernel.Write, lb winkernel.LoadBalancer, err error) {
+		c.config.Trace = &winkernel.Hooks{WriteFailed: func(_ winkernel.Write, lb winkernel.LoadBalancer, err error) {
 			if !errors.Is(err, winkernel.ErrInvalidAddr) {
 				t.Errorf("the error is %v", err)
 			}
@@ -504,10 +504,10 @@ func TestFailedWriteNamesThePurpose(t *testing.T) {
 			}
 			return fakehns.Code(0x803b001e) // HCN_E_INVALID_IP
 		}
-		p := *service(0, "10.244.2.1:8080").Port
+		p := *service(0, "10.244.2.1:8080").Spec
 		p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 30000, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.1")}
 		s := ruleset.Compile(tracker.PortState{Port: &p, Endpoints: service(0, "10.244.2.1:8080").Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
-		if err := c.backend.Apply(t.Context(), c.delta(true, map[int]*ruleset.Service{0: s})); err == nil {
+		if err := c.backend.Apply(t.Context(), c.delta(true, map[int]*ruleset.Port{0: s})); err == nil {
 			t.Error("Apply returned no error")
 		}
 	}
@@ -522,9 +522,9 @@ func TestUselessModifyIsNoticed(t *testing.T) {
 	c := newCluster(t)
 	c.config.HNS = deaf{c.hns}
 	c.restart(t)
-	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80")})
-	c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.2:80")})
-	_, eps, _ := c.hns.Find(winkernel.Frontend{VIP: c.old[0].Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
+	c.apply(t, true, map[int]*ruleset.Port{0: service(0, "10.244.2.1:80")})
+	c.apply(t, false, map[int]*ruleset.Port{0: service(0, "10.244.2.2:80")})
+	_, eps, _ := c.hns.Find(winkernel.Frontend{VIP: c.old[0].Spec.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
 	if len(eps) != 1 || eps[0].Addrs[0] != netip.MustParseAddr("10.244.2.2") {
 		t.Errorf("the load balancer has the endpoints %v", eps)
 	}
@@ -627,7 +627,7 @@ func BenchmarkOneEndpoint(b *testing.B) {
 			calls := 0
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				for _, k := range c.apply(b, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080", fmt.Sprintf("10.246.0.%d:8080", i%250))}) {
+				for _, k := range c.apply(b, false, map[int]*ruleset.Port{0: service(0, "10.244.2.0:8080", fmt.Sprintf("10.246.0.%d:8080", i%250))}) {
 					calls += k
 				}
 			}

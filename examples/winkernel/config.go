@@ -38,14 +38,14 @@ type Config struct {
 	ForwardHealthCheckVIP bool
 	RootEndpoint          string
 	HealthzPort           uint16
-	// Trace has functions to call; nil means none.
-	Trace *Trace
+	// Hooks has functions to call; nil means none.
+	Trace *Hooks
 	// Log receives what the Backend repairs and leaves out; nil discards it.
 	Log *slog.Logger
 }
 
-// Trace has functions that a Backend calls within Apply. A nil function is not called.
-type Trace struct {
+// Hooks has functions that a Backend calls within Apply. A nil function is not called.
+type Hooks struct {
 	// WriteFailed is called with the service's error after it refused to create, modify or
 	// delete the load balancer. A refusal that the Backend handles by another write does not
 	// count.

@@ -53,7 +53,7 @@
 //
 // Network plugins make no endpoint at the node's own address, which is the address of pods in the
 // host network of this node. Load balancers leave these pods out, as kube-proxy does, so a frontend
-// with no other endpoints has no load balancer. A line in [Config].Log and [Trace].LeftOut report
+// with no other endpoints has no load balancer. A line in [Config].Log and [Hooks].LeftOut report
 // them; nodeproxy sends an Event. If there is an endpoint at the address, it is used.
 //
 // # Differences from kube-proxy

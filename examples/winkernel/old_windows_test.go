@@ -38,9 +38,9 @@ func TestOldVersion(t *testing.T) {
 		}
 	}
 	c = newCluster(t)
-	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80"), 1: service(1, "10.244.2.1:80")})
+	c.apply(t, true, map[int]*ruleset.Port{0: service(0, "10.244.2.1:80"), 1: service(1, "10.244.2.1:80")})
 	for _, to := range []string{"10.244.2.2:80", "10.244.2.3:80"} {
-		got := c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80", to)})
+		got := c.apply(t, false, map[int]*ruleset.Port{0: service(0, "10.244.2.1:80", to)})
 		if got[fakehns.ModifyLoadBalancer] != 0 || got[fakehns.DeleteLoadBalancer] != 1 || got[fakehns.CreateLoadBalancer] != 1 {
 			t.Errorf("a change took the calls %v, want one to delete the load balancer and one to create it", got)
 		}

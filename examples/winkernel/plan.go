@@ -32,7 +32,7 @@ type planner struct {
 }
 
 // plan returns the load balancers of a Service, at most one for each Frontend.
-func (p planner) plan(s *ruleset.Service) []wanted {
+func (p planner) plan(s *ruleset.Port) []wanted {
 	out := make([]wanted, 0, len(s.Frontends))
 	source := p.sourceVIP(s)
 	for i := range s.Frontends {
@@ -43,7 +43,7 @@ func (p planner) plan(s *ruleset.Service) []wanted {
 		}
 		w := wanted{settings: LoadBalancer{
 			Frontend:       Frontend{f.Addr, f.Port, s.Key.Protocol, s.Key.Family},
-			ClientAffinity: s.Port.Affinity != 0,
+			ClientAffinity: s.Spec.Affinity != 0,
 			SourceVIP:      source,
 		}}
 		w.settings.Purpose, w.settings.DSR, w.settings.Flags = p.properties(s, f)
@@ -54,7 +54,7 @@ func (p planner) plan(s *ruleset.Service) []wanted {
 }
 
 // pool returns the endpoints of new connections to a frontend.
-func (p planner) pool(s *ruleset.Service, f *ruleset.Frontend) []*tracker.Endpoint {
+func (p planner) pool(s *ruleset.Port, f *ruleset.Frontend) []*tracker.Endpoint {
 	switch {
 	case f.Kind == ruleset.KindClusterIP:
 		return s.Pool(f.Internal)
@@ -66,30 +66,30 @@ func (p planner) pool(s *ruleset.Service, f *ruleset.Frontend) []*tracker.Endpoi
 
 // preserves reports whether the annotation PreserveDestination applies to a frontend. It means
 // that traffic keeps its destination and uses endpoints of this node only.
-func preserves(s *ruleset.Service, f *ruleset.Frontend) bool {
-	return preservesDestination(s.Port) && (f.Kind == ruleset.KindNodePort || isIngress(s, f))
+func preserves(s *ruleset.Port, f *ruleset.Frontend) bool {
+	return preservesDestination(s.Spec) && (f.Kind == ruleset.KindNodePort || isIngress(s, f))
 }
 
 // isIngress reports whether a frontend is a load-balancer IP, even if it is an external IP as
 // well.
-func isIngress(s *ruleset.Service, f *ruleset.Frontend) bool {
-	return f.Kind == ruleset.KindLoadBalancerIP || f.Kind == ruleset.KindExternalIP && slices.Contains(s.Port.LoadBalancerIPs, f.Addr)
+func isIngress(s *ruleset.Port, f *ruleset.Frontend) bool {
+	return f.Kind == ruleset.KindLoadBalancerIP || f.Kind == ruleset.KindExternalIP && slices.Contains(s.Spec.LoadBalancerIPs, f.Addr)
 }
 
 // properties returns what a frontend's load balancer serves, whether it uses direct server
 // return, and its flags.
-func (p planner) properties(s *ruleset.Service, f *ruleset.Frontend) (what Purpose, dsr bool, flags PortFlags) {
+func (p planner) properties(s *ruleset.Port, f *ruleset.Frontend) (what Purpose, dsr bool, flags PortFlags) {
 	switch {
 	case f.Kind == ruleset.KindClusterIP:
 		return ClusterIP, p.config.DSR, 0
 	case f.Kind == ruleset.KindNodePort:
-		return NodePort, s.Port.ExternalLocal, LocalRoutedVIP | VIPExternalIP
+		return NodePort, s.Spec.ExternalLocal, LocalRoutedVIP | VIPExternalIP
 	case preserves(s, f):
 		return IngressIP, true, VIPExternalIP | UseMux | PreserveDIP
 	case isIngress(s, f):
-		return IngressIP, s.Port.ExternalLocal, VIPExternalIP
+		return IngressIP, s.Spec.ExternalLocal, VIPExternalIP
 	}
-	return ExternalIP, s.Port.ExternalLocal, VIPExternalIP
+	return ExternalIP, s.Spec.ExternalLocal, VIPExternalIP
 }
 
 // onePort returns the endpoints of a pool that share one port, and that port: a load balancer
@@ -115,7 +115,7 @@ func onePort(pool []*tracker.Endpoint) (uint16, []*tracker.Endpoint) {
 
 // sourceVIP returns the source address of a Service's connections to remote endpoints. Nodes,
 // and endpoints that the network does not know, cannot answer to the configured address.
-func (p planner) sourceVIP(s *ruleset.Service) netip.Addr {
+func (p planner) sourceVIP(s *ruleset.Port) netip.Addr {
 	if p.network.Type != Overlay {
 		return netip.Addr{}
 	}
@@ -136,11 +136,11 @@ func (p planner) local(e *tracker.Endpoint) bool { return e.IsLocal(p.config.Nod
 
 // addHealthChecks adds the load balancers that forward health checks of load-balancer IPs to
 // the node, unless a frontend of the Service has the port.
-func (p planner) addHealthChecks(out []wanted, s *ruleset.Service) []wanted {
+func (p planner) addHealthChecks(out []wanted, s *ruleset.Port) []wanted {
 	if !p.config.ForwardHealthCheckVIP {
 		return out
 	}
-	port := s.Port.HealthCheckNodePort
+	port := s.Spec.HealthCheckNodePort
 	if port == 0 {
 		port = p.config.HealthzPort
 	}
@@ -159,7 +159,7 @@ func (p planner) addHealthChecks(out []wanted, s *ruleset.Service) []wanted {
 		if p.network.Type == Overlay {
 			w.settings.SourceVIP = p.config.SourceVIP
 		}
-		if preservesDestination(s.Port) {
+		if preservesDestination(s.Spec) {
 			w.settings.Flags = UseMux | PreserveDIP
 		}
 		out = append(out, w)

@@ -50,9 +50,9 @@ func TestRealService(t *testing.T) {
 			t.Errorf("Cleanup: %v", err)
 		}
 	})
-	c := &cluster{config: config, old: map[int]*ruleset.Service{}}
+	c := &cluster{config: config, old: map[int]*ruleset.Port{}}
 	c.restart(t)
-	apply := func(full bool, services map[int]*ruleset.Service) {
+	apply := func(full bool, services map[int]*ruleset.Port) {
 		t.Helper()
 		if err := c.backend.Apply(t.Context(), c.delta(full, services)); err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func TestRealService(t *testing.T) {
 			t.Errorf("%s: Check: %v", what, err)
 		}
 		found, err := winkernel.Lookup(t.Context(), config, dataplane.Query{Packet: ruleset.Packet{
-			Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(c.old[n].Port.ClusterIP, 80),
+			Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(c.old[n].Spec.ClusterIP, 80),
 		}})
 		var got []string
 		for _, a := range found.Endpoints {
@@ -74,13 +74,13 @@ func TestRealService(t *testing.T) {
 			t.Errorf("%s: endpoints %v, %v; want %v", what, got, err, want)
 		}
 	}
-	apply(true, map[int]*ruleset.Service{
+	apply(true, map[int]*ruleset.Port{
 		0: service(0, "10.244.2.1:8080", "10.244.2.2:8080"),
 		1: service(1, "10.244.2.1:9090"),
 	})
 	check("two endpoints", 0, "10.244.2.1:8080", "10.244.2.2:8080")
 	check("the same address, another port", 1, "10.244.2.1:9090")
-	apply(false, map[int]*ruleset.Service{0: service(0, "10.244.2.1:8080", "10.244.2.3:8080")})
+	apply(false, map[int]*ruleset.Port{0: service(0, "10.244.2.1:8080", "10.244.2.3:8080")})
 	check("an endpoint replaced", 0, "10.244.2.1:8080", "10.244.2.3:8080")
 
 	before := realIDs(t, hns)
@@ -89,11 +89,11 @@ func TestRealService(t *testing.T) {
 	if after := realIDs(t, hns); !slices.Equal(before, after) {
 		t.Errorf("a restart replaced load balancers: %v, then %v", before, after)
 	}
-	apply(false, map[int]*ruleset.Service{1: nil})
+	apply(false, map[int]*ruleset.Port{1: nil})
 	if n := len(realIDs(t, hns)); n != 1 {
 		t.Errorf("%d load balancers, want 1", n)
 	}
-	apply(false, map[int]*ruleset.Service{0: nil})
+	apply(false, map[int]*ruleset.Port{0: nil})
 	if owned, err := winkernel.Owned(t.Context(), config); owned || err != nil {
 		t.Errorf("Owned after the last Service went: %v, %v", owned, err)
 	}

@@ -149,7 +149,7 @@ func (r *replay) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: r.tracker})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: r.tracker})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func (r *replay) start(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	r.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 // play performs the events and the changes of objects of a step.

@@ -190,14 +190,14 @@ func TestConformance(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprintf("%s/modify=%v/refuses=%v", c.network, c.modify, c.refuses), func(t *testing.T) {
-			conformance.Simulate(t, conformance.Simulation{Skip: lacks, Families: c.families, Worlds: worlds, New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+			conformance.Simulate(t, conformance.Simulation{Skip: lacks, Families: c.families, Worlds: worlds, New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 				return simulated(tb, env, c.network, c.modify, c.refuses)
 			}})
 		})
 	}
 }
 
-func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkType, modify, refuses bool) conformance.Plane {
+func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkType, modify, refuses bool) conformance.Fake {
 	h := newHost(winkernel.Network{ID: networkID, Name: "cluster", Type: network}, modify)
 	failed := false // a write of this Apply
 	h.Before = func(fakehns.Call) error {
@@ -211,7 +211,7 @@ func simulated(tb testing.TB, env conformance.SimEnv, network winkernel.NetworkT
 	if modify { // otherwise a changed load balancer is missing for a moment
 		h.After = func(fakehns.Call) { env.Look() }
 	}
-	return conformance.Plane{
+	return conformance.Fake{
 		Handle: h.handle, Dump: h.dump,
 		Backend: func() ruleset.Backend {
 			var ips []netip.Addr

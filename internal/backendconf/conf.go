@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/bits"
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/complaint"
@@ -39,11 +40,13 @@ func Complete(families *[]tracker.Family, mark *dataplane.MasqueradeMark, log **
 	if err != nil {
 		return err
 	}
-	value, err := mark.Value()
-	if err != nil {
-		return err
+	if *mark == 0 {
+		*mark = dataplane.DefaultMasqueradeMark
 	}
-	*families, *mark, *log = list, dataplane.MasqueradeMark(value), Log(*log)
+	if bits.OnesCount32(uint32(*mark)) != 1 {
+		return fmt.Errorf("%w: masquerade mark %#x does not have exactly one bit", ruleset.ErrConfig, uint32(*mark))
+	}
+	*families, *log = list, Log(*log)
 	return nil
 }
 

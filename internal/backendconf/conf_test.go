@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -34,5 +35,19 @@ func TestNilLogDiscards(t *testing.T) {
 	}
 	if Log(nil).Enabled(t.Context(), slog.LevelError) {
 		t.Error("nil does not discard")
+	}
+}
+
+func TestMasqueradeMarkHasOneBit(t *testing.T) {
+	for mark, want := range map[dataplane.MasqueradeMark]dataplane.MasqueradeMark{0: 0x4000, 1: 1, 1 << 31: 1 << 31, 0x80: 0x80, 3: 0, 0xffffffff: 0} {
+		var families []tracker.Family
+		var log *slog.Logger
+		got := mark
+		switch err := Complete(&families, &got, &log); {
+		case want == 0 && !errors.Is(err, ruleset.ErrConfig):
+			t.Errorf("%#x: %v, want ErrConfig", uint32(mark), err)
+		case want != 0 && (got != want || err != nil):
+			t.Errorf("%#x: %#x, %v, want %#x", uint32(mark), uint32(got), err, uint32(want))
+		}
 	}
 }

@@ -45,13 +45,13 @@ func brokenBackends() []broken {
 			world: "no endpoints", complaint: `connections had a packet lost in a stall of the machine and were excused, more than 16`,
 		}, {
 			name: "ignores internal policy Local",
-			distort: eachService(func(s *ruleset.Service) {
+			distort: eachService(func(s *ruleset.Port) {
 				retarget(s, ruleset.KindClusterIP, ruleset.TargetLocal, ruleset.TargetCluster)
 			}),
 			world: "internal policy Local", complaint: `not among the endpoints allowed`,
 		}, {
 			name: "ignores external policy Local",
-			distort: eachService(func(s *ruleset.Service) {
+			distort: eachService(func(s *ruleset.Port) {
 				retarget(s, ruleset.KindNodePort, ruleset.TargetLocal, ruleset.TargetCluster)
 			}),
 			world: "external policy Local", complaint: `not among the endpoints allowed`,
@@ -105,7 +105,7 @@ func brokenBackends() []broken {
 			world:   "source ranges", complaint: `must be forwarded`,
 		}, {
 			name: "loses one endpoint",
-			distort: eachService(func(s *ruleset.Service) {
+			distort: eachService(func(s *ruleset.Port) {
 				if n := len(s.Selection.Cluster); n > 1 {
 					s.Selection.Cluster = s.Selection.Cluster[:n-1]
 				}
@@ -121,7 +121,7 @@ func brokenBackends() []broken {
 			},
 			world: "service CIDR", complaint: `reached .*, must get no answer`,
 		}, {
-			name: "serves IPv4 only", distort: eachService(func(s *ruleset.Service) {
+			name: "serves IPv4 only", distort: eachService(func(s *ruleset.Port) {
 				if s.Key.Family == tracker.IPv6 {
 					s.Frontends = nil
 				}
@@ -131,16 +131,16 @@ func brokenBackends() []broken {
 			name: "serves TCP only", distort: tcpOnly,
 			world: "cluster IP", complaint: `UDP .*must be forwarded`,
 		}, {
-			name: "ignores affinity", distort: eachService(func(s *ruleset.Service) { reAffinity(s, 0) }),
+			name: "ignores affinity", distort: eachService(func(s *ruleset.Port) { reAffinity(s, 0) }),
 			world: "affinity", complaint: `was moved from .* for no reason`,
 		}, {
 			name: "forgets clients on every change", faults: faults{forgetful: true},
 			world: "affinity", complaint: `was moved from .* though only another service changed`,
 		}, {
-			name: "never forgets clients", distort: eachService(func(s *ruleset.Service) { reAffinity(s, time.Hour) }),
+			name: "never forgets clients", distort: eachService(func(s *ruleset.Port) { reAffinity(s, time.Hour) }),
 			world: "affinity expires", complaint: `after the timeout`,
 		}, {
-			name: "forgets clients too early", distort: eachService(func(s *ruleset.Service) { reAffinity(s, time.Second/4) }),
+			name: "forgets clients too early", distort: eachService(func(s *ruleset.Port) { reAffinity(s, time.Second/4) }),
 			world: "affinity expires", complaint: `was moved from .* before its affinity timeout`,
 		}, {
 			name: "serves NodePorts at all addresses", distort: func(d *ruleset.Delta) {
@@ -165,8 +165,8 @@ func brokenBackends() []broken {
 			world:  "service CIDR", complaint: `refused, must get no answer`,
 		}, {
 			name: "ignores external policy Local with affinity",
-			distort: eachService(func(s *ruleset.Service) {
-				if s.Port.Affinity != 0 {
+			distort: eachService(func(s *ruleset.Port) {
+				if s.Spec.Affinity != 0 {
 					retarget(s, ruleset.KindNodePort, ruleset.TargetLocal, ruleset.TargetCluster)
 				}
 			}),
@@ -175,10 +175,10 @@ func brokenBackends() []broken {
 			name: "is uneven", faults: faults{uneven: true},
 			world: "distribution", complaint: `over 5 endpoints does not match their weights`,
 		}, {
-			name: "ignores weights", distort: eachService(func(s *ruleset.Service) { s.Selection.Cluster = equalWeights(s.Selection.Cluster) }),
+			name: "ignores weights", distort: eachService(func(s *ruleset.Port) { s.Selection.Cluster = equalWeights(s.Selection.Cluster) }),
 			world: "weights", complaint: `over 5 endpoints does not match their weights`,
 		}, {
-			name: "sends to endpoints of weight 0", distort: eachService(func(s *ruleset.Service) {
+			name: "sends to endpoints of weight 0", distort: eachService(func(s *ruleset.Port) {
 				s.Selection.Cluster = equalWeights(s.Endpoints)
 			}),
 			world: "weight 0", complaint: `not among the endpoints allowed`,
@@ -207,7 +207,7 @@ func deleteMoved(d *ruleset.Delta) {
 			moved[c.Key] = append(moved[c.Key], f)
 		}
 	}
-	eachService(func(s *ruleset.Service) {
+	eachService(func(s *ruleset.Port) {
 		s.Frontends = slices.DeleteFunc(s.Frontends, func(f ruleset.Frontend) bool {
 			return slices.ContainsFunc(moved[s.Key], func(m ruleset.Frontend) bool {
 				return f.Kind == m.Kind && f.Addr == m.Addr && f.Port == m.Port
@@ -328,7 +328,7 @@ func equalWeights(eps []*tracker.Endpoint) []*tracker.Endpoint {
 }
 
 // eachService changes copies of the Services in a delta.
-func eachService(f func(*ruleset.Service)) func(*ruleset.Delta) {
+func eachService(f func(*ruleset.Port)) func(*ruleset.Delta) {
 	return func(d *ruleset.Delta) {
 		for i, c := range d.Changes {
 			if c.New != nil {
@@ -343,7 +343,7 @@ func eachService(f func(*ruleset.Service)) func(*ruleset.Delta) {
 
 // eachFrontend changes copies of the frontends in a delta.
 func eachFrontend(f func(*ruleset.Frontend)) func(*ruleset.Delta) {
-	return eachService(func(s *ruleset.Service) {
+	return eachService(func(s *ruleset.Port) {
 		for i := range s.Frontends {
 			f(&s.Frontends[i])
 		}
@@ -351,7 +351,7 @@ func eachFrontend(f func(*ruleset.Frontend)) func(*ruleset.Delta) {
 }
 
 // retarget replaces a target of frontends of a kind by another.
-func retarget(s *ruleset.Service, k ruleset.Kind, from, to ruleset.Target) {
+func retarget(s *ruleset.Port, k ruleset.Kind, from, to ruleset.Target) {
 	// Endpoints that no policy uses are not selected.
 	s.Selection.Cluster, s.Selection.Reachable = s.Endpoints, s.Endpoints
 	for i := range s.Frontends {
@@ -373,7 +373,7 @@ func swap(t ruleset.Target) ruleset.Target {
 }
 
 // restrictAll applies the source ranges of load-balancer IPs to every frontend.
-func restrictAll(s *ruleset.Service) {
+func restrictAll(s *ruleset.Port) {
 	for _, f := range s.Frontends {
 		if len(f.Sources) == 0 {
 			continue
@@ -387,7 +387,7 @@ func restrictAll(s *ruleset.Service) {
 
 // keepEndpoints does not remove the last endpoints of a Service.
 func keepEndpoints() func(*ruleset.Delta) {
-	had := map[tracker.Key]*ruleset.Service{}
+	had := map[tracker.Key]*ruleset.Port{}
 	return func(d *ruleset.Delta) {
 		for i, c := range d.Changes {
 			if old := had[c.Key]; c.New != nil && old != nil && len(c.New.Selection.Reachable) < len(old.Selection.Reachable) {
@@ -399,10 +399,10 @@ func keepEndpoints() func(*ruleset.Delta) {
 }
 
 // reAffinity changes the affinity timeout of a Service with client affinity.
-func reAffinity(s *ruleset.Service, timeout time.Duration) {
-	if s.Port.Affinity != 0 {
-		p := *s.Port
+func reAffinity(s *ruleset.Port, timeout time.Duration) {
+	if s.Spec.Affinity != 0 {
+		p := *s.Spec
 		p.Affinity = timeout
-		s.Port = &p
+		s.Spec = &p
 	}
 }

@@ -46,7 +46,7 @@ func TestPlaneWithoutUDPPasses(t *testing.T) {
 
 // tcpOnly removes the frontends of other protocols.
 func tcpOnly(d *ruleset.Delta) {
-	eachService(func(s *ruleset.Service) {
+	eachService(func(s *ruleset.Port) {
 		if s.Key.Protocol != tcp {
 			s.Frontends = nil
 		}

@@ -50,16 +50,16 @@
 //
 // [Simulate] needs neither privileges nor Linux and takes seconds. It runs the backend
 // in the same worlds and in random ones. Instead of making connections it calls a
-// function of the caller, [Plane].Handle, which looks a packet up in what the backend
+// function of the caller, [Fake].Handle, which looks a packet up in what the backend
 // wrote: a map in memory that replaces the tables of the kernel or the switch. Writes
 // fail, processes restart, frontends move between Services, and Simulate also checks the
 // state between any two writes:
 //
 //	func TestSimulation(t *testing.T) {
 //		conformance.Simulate(t, conformance.Simulation{
-//			New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+//			New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 //				tables := newFakeTables(env.Fail, env.Look)
-//				return conformance.Plane{
+//				return conformance.Fake{
 //					Backend: func() ruleset.Backend { return mybackend.New(tables) },
 //					Handle:  tables.handle,
 //				}

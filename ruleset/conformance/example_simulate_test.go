@@ -13,7 +13,7 @@ import (
 func ExampleSimulate() {
 	_ = func(t *testing.T) { // func TestSimulation
 		conformance.Simulate(t, conformance.Simulation{
-			New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
+			New: func(_ testing.TB, env conformance.SimEnv) conformance.Fake {
 				tables := map[string]string{}
 				write := func(key, value string) error {
 					if err := env.Fail(); err != nil {
@@ -23,7 +23,7 @@ func ExampleSimulate() {
 					env.Look()
 					return nil
 				}
-				return conformance.Plane{
+				return conformance.Fake{
 					Backend: func() ruleset.Backend {
 						return ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 							return write("services", "") // what d asks for

@@ -104,7 +104,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if v.Action == ruleset.ActionPass {
 		unsupported = Pass
 	}
-	if v.Action != ruleset.ActionForward && v.Service != nil && !w.does(unsupported) {
+	if v.Action != ruleset.ActionForward && v.Port != nil && !w.does(unsupported) {
 		if o := from.probe(w.tb.Context(), r.proto, to, silence); o.Kind == netlab.Reached {
 			return complain(o, "not reach an endpoint")
 		}
@@ -208,7 +208,7 @@ func (w *World) mayMove(v ruleset.Verdict) bool {
 		return !w.does(HashOfEndpoints)
 	}
 	f := v.Frontend
-	internal := f.ShortCircuit() && f.Internal != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Internal))
+	internal := f.ShortCircuit() && f.Internal != f.Target && slices.Equal(v.Endpoints, v.Port.Pool(f.Internal))
 	return internal && !w.does(AffinityInternal)
 }
 

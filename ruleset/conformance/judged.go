@@ -15,7 +15,7 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 	switch {
 	case !s.does(UDP) && p.Protocol == udp:
 		return false
-	case v.Service == nil:
+	case v.Port == nil:
 		return true
 	case v.Action == ruleset.ActionPass && !s.does(OtherPorts) && othersServe(all, v.Frontend):
 		return false
@@ -23,9 +23,9 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 		return false
 	case !s.does(ShortCircuit) && internal && v.Frontend.ShortCircuit():
 		return false
-	case !s.does(PreferLocal) && v.Service.Port.PreferLocal && !v.Service.Port.ExternalLocal && v.Frontend.Kind != ruleset.KindClusterIP:
+	case !s.does(PreferLocal) && v.Port.Spec.PreferLocal && !v.Port.Spec.ExternalLocal && v.Frontend.Kind != ruleset.KindClusterIP:
 		return false
-	case !s.does(EndpointPorts) && !v.Frontend.IsRange() && differentPorts(v.Service.Selection.Reachable):
+	case !s.does(EndpointPorts) && !v.Frontend.IsRange() && differentPorts(v.Port.Selection.Reachable):
 		return false
 	}
 	return true
@@ -34,13 +34,13 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 // mayRefuse reports whether a packet that must be dropped may be refused, because the backend
 // lacks Drop. Sources that a frontend does not admit must still be dropped.
 func (s skips) mayRefuse(v ruleset.Verdict, p ruleset.Packet) bool {
-	return !s.does(Drop) && v.Service != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From)
+	return !s.does(Drop) && v.Port != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From)
 }
 
 // othersServe reports whether the address of a frontend that lets packets pass has another
 // frontend that does not.
 func othersServe(all *ruleset.Snapshot, f *ruleset.Frontend) bool {
-	return slices.ContainsFunc(all.Services, func(s *ruleset.Service) bool {
+	return slices.ContainsFunc(all.Ports, func(s *ruleset.Port) bool {
 		return slices.ContainsFunc(s.Frontends, func(o ruleset.Frontend) bool {
 			return o.Addr == f.Addr && o.Target != ruleset.TargetPass
 		})

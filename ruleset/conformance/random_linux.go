@@ -247,7 +247,7 @@ func (w *randomWorld) packets(world *World) []packet {
 		}
 	}
 	protocols := world.protocols()
-	for _, s := range snapshot.Services {
+	for _, s := range snapshot.Ports {
 		for _, fe := range s.Frontends {
 			addr := fe.Addr
 			if fe.Kind == ruleset.KindNodePort {
@@ -292,7 +292,7 @@ func (w *World) judgeAll(packets []packet) failure {
 	for i, p := range packets {
 		key := fmt.Sprint(i)
 		if v := w.trace(snapshot, p); v.Affinity != 0 {
-			key = v.Service.Key.String()
+			key = v.Port.Key.String()
 		}
 		groups[key] = append(groups[key], p)
 	}

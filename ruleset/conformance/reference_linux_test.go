@@ -23,7 +23,7 @@ import (
 type reference struct {
 	faults   faults
 	node     *ruleset.Node
-	services map[tracker.Key]*ruleset.Service
+	services map[tracker.Key]*ruleset.Port
 	// chains and sets hold the names in the last script.
 	chains, sets map[string]bool
 }
@@ -47,7 +47,7 @@ const markBit = "0x4000"
 
 func (r *reference) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if d.Full {
-		r.services = map[tracker.Key]*ruleset.Service{}
+		r.services = map[tracker.Key]*ruleset.Port{}
 	}
 	for _, c := range d.Changes {
 		if c.New == nil {
@@ -224,7 +224,7 @@ func (r *reference) nodePortMatches(f tracker.Family) (out []string) {
 
 // frontend writes the rules of one frontend. addr matches its address; "" means the
 // frontend's own.
-func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Frontend, addr string) {
+func (r *reference) frontend(s *script, svc *ruleset.Port, f *ruleset.Frontend, addr string) {
 	fam := ip(svc.Key.Family)
 	if addr == "" {
 		addr = fmt.Sprintf("%s daddr %s", fam, f.Addr)
@@ -298,9 +298,9 @@ func (r *reference) fromPods(f tracker.Family, fromNode bool) (out []string) {
 }
 
 // pools writes the chains of the Service's pools.
-func (r *reference) pools(s *script, svc *ruleset.Service) {
+func (r *reference) pools(s *script, svc *ruleset.Port) {
 	fam, proto := ip(svc.Key.Family), strings.ToLower(string(svc.Key.Protocol))
-	affinity := svc.Port.Affinity.Milliseconds()
+	affinity := svc.Spec.Affinity.Milliseconds()
 	send := func(ep *tracker.Endpoint) string {
 		do := fmt.Sprintf("meta l4proto %s dnat %s to %s", proto, fam, ep.Addr)
 		if affinity != 0 {
@@ -343,8 +343,8 @@ func (r *reference) pools(s *script, svc *ruleset.Service) {
 }
 
 // clients returns the name of the set of clients with affinity to an endpoint.
-func clients(svc *ruleset.Service, ep *tracker.Endpoint) string {
-	return fmt.Sprintf("s%d_%dms_%s", svc.ID, svc.Port.Affinity.Milliseconds(), sanitize(ep.Addr))
+func clients(svc *ruleset.Port, ep *tracker.Endpoint) string {
+	return fmt.Sprintf("s%d_%dms_%s", svc.ID, svc.Spec.Affinity.Milliseconds(), sanitize(ep.Addr))
 }
 
 // sanitize converts an address to a part of a name.

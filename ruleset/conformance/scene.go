@@ -65,7 +65,7 @@ func (s *scene) snapshot(e *ruleset.Engine) *ruleset.Snapshot {
 	all := e.Snapshot()
 	out := &ruleset.Snapshot{Gen: all.Gen, Node: all.Node}
 	reduced := false
-	for _, svc := range all.Services {
+	for _, svc := range all.Ports {
 		lacks := func(f ruleset.Frontend) bool {
 			return f.IsRange() && s.ranges(svc.Key.Family) < ruleset.PortRangesKept || f.Shifted() && s.ranges(svc.Key.Family) < ruleset.PortRangesShifted
 		}
@@ -74,7 +74,7 @@ func (s *scene) snapshot(e *ruleset.Engine) *ruleset.Snapshot {
 			c.Frontends = slices.DeleteFunc(slices.Clone(svc.Frontends), lacks)
 			svc, reduced = &c, true
 		}
-		out.Services = append(out.Services, svc)
+		out.Ports = append(out.Ports, svc)
 	}
 	if !reduced {
 		return all
@@ -110,7 +110,7 @@ func (s *scene) start(n tracker.NodeInfo, cidrs []netip.Prefix) (*tracker.Tracke
 		s.tb.Fatal(err)
 	}
 	e, err := ruleset.NewEngine(ruleset.Config{
-		Tracker: t, MasqueradeAll: s.config.masqueradeAll, LocalTraffic: *s.config.localTraffic,
+		Source: t, MasqueradeAll: s.config.masqueradeAll, LocalTraffic: *s.config.localTraffic,
 		NodePortAddresses: addresses, ServiceCIDRs: cidrs, HashSeed: hashSeed, Budget: ruleset.Budget{Delta: s.config.delta},
 	})
 	if err != nil {

@@ -73,8 +73,8 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 // targetsOf returns the targets of the frontends, in a fixed order.
 func targetsOf(s *ruleset.Snapshot) []simTarget {
 	var out []simTarget
-	for _, svc := range s.Services {
-		if p := svc.Port; p.PassWithoutEndpoints {
+	for _, svc := range s.Ports {
+		if p := svc.Spec; p.PassWithoutEndpoints {
 			for _, a := range slices.Concat(p.ExternalIPs, p.LoadBalancerIPs) {
 				out = append(out, simTarget{netip.AddrPortFrom(a, p.Port), svc.Key.Protocol})
 				if p.IsRange() {
@@ -132,11 +132,11 @@ func (w *simWorld) judged(s *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Pack
 	switch {
 	case !w.judges(s, v, p):
 		return false
-	case v.Service == nil:
+	case v.Port == nil:
 		return (v.Action != ruleset.ActionReject || w.does(ClosedPorts)) &&
 			(v.Action != ruleset.ActionDrop || w.does(ServiceCIDRs)) &&
 			(v.Action != ruleset.ActionPass || toNode || w.does(OtherPorts))
-	case v.Service.Key.Protocol == sctp && !w.does(SCTP):
+	case v.Port.Key.Protocol == sctp && !w.does(SCTP):
 		return false
 	case len(v.Frontend.Sources) != 0:
 		return w.does(SourceRanges) && (w.does(RefuseBySource) || v.Frontend.Target != ruleset.TargetReject && v.Frontend.Internal != ruleset.TargetReject)
@@ -155,7 +155,7 @@ func (w *simWorld) compare(s *ruleset.Snapshot, p ruleset.Packet) error {
 	if v.Action == ruleset.ActionPass {
 		unsupported = Pass
 	}
-	if !w.does(unsupported) && v.Service != nil && v.Action != ruleset.ActionForward {
+	if !w.does(unsupported) && v.Port != nil && v.Action != ruleset.ActionForward {
 		if o.Action == ruleset.ActionForward {
 			return fmt.Errorf("%s, must not be forwarded: %s", o, v.Rule)
 		}
@@ -285,9 +285,9 @@ func (w *simWorld) look() {
 func (w *simWorld) watch() []watched {
 	out := []watched{}
 	done, others := map[simTarget]bool{}, 0
-	byKey := map[tracker.Key][]*ruleset.Service{}
+	byKey := map[tracker.Key][]*ruleset.Port{}
 	for _, s := range w.pending {
-		for _, svc := range s.Services {
+		for _, svc := range s.Ports {
 			byKey[svc.Key] = append(byKey[svc.Key], svc)
 		}
 	}
@@ -304,7 +304,7 @@ func (w *simWorld) watch() []watched {
 			for _, s := range w.pending {
 				v := s.Trace(p.packet)
 				ok = ok && w.judged(s, v, p.packet)
-				same = same && (len(p.verdicts) == 0 || v.Service == p.verdicts[0].Service)
+				same = same && (len(p.verdicts) == 0 || v.Port == p.verdicts[0].Port)
 				if v.Action == ruleset.ActionForward {
 					p.forwards++
 				}
@@ -318,10 +318,10 @@ func (w *simWorld) watch() []watched {
 			}
 			p.endpoints = map[netip.AddrPort]bool{}
 			for _, v := range p.verdicts {
-				if v.Service == nil {
+				if v.Port == nil {
 					continue
 				}
-				for _, svc := range byKey[v.Service.Key] {
+				for _, svc := range byKey[v.Port.Key] {
 					for _, ep := range svc.Selection.Reachable {
 						p.endpoints[v.AddrOf(ep)] = true
 					}
@@ -347,7 +347,7 @@ func rangeChanges(pending []*ruleset.Snapshot, p watched) bool {
 		return false
 	}
 	for _, s := range pending {
-		for _, svc := range s.Services {
+		for _, svc := range s.Ports {
 			if svc.Key.Protocol == p.packet.Protocol && slices.ContainsFunc(svc.Frontends, func(f ruleset.Frontend) bool {
 				return f.IsRange() && f.Addr == p.packet.To.Addr() && f.Matches(p.packet.To.Port())
 			}) {

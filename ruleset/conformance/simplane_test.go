@@ -128,10 +128,10 @@ type simPool struct {
 }
 
 // simPlanes returns the New function of a Simulation.
-func simPlanes(owners bool, fault fault) func(testing.TB, SimEnv) Plane {
-	return func(_ testing.TB, env SimEnv) Plane {
+func simPlanes(owners bool, fault fault) func(testing.TB, SimEnv) Fake {
+	return func(_ testing.TB, env SimEnv) Fake {
 		p := &simPlane{env: env, owners: owners, fault: fault, fronts: map[simAddr]map[tracker.Key]simEntry{}, pools: map[simPool][]*tracker.Endpoint{}, endpoints: map[simEndpoint]bool{}, references: map[simEndpoint]int{}}
-		return Plane{
+		return Fake{
 			Backend: func() ruleset.Backend {
 				if fault == "knows no ranges" {
 					return ruleset.BackendFunc(p.apply)
@@ -172,7 +172,7 @@ func (p *simPlane) front(k tracker.Key, f *ruleset.Frontend) simFront {
 	return out
 }
 
-func (p *simPlane) pool(s *ruleset.Service, k tracker.Key, t ruleset.Target) simPool {
+func (p *simPlane) pool(s *ruleset.Port, k tracker.Key, t ruleset.Target) simPool {
 	if p.fault == "names pools by ID" && s != nil {
 		return simPool{tracker.Key{}, s.ID, t}
 	}
@@ -244,7 +244,7 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 		for i := range c.New.Frontends {
 			f := &c.New.Frontends[i]
 			at := p.front(c.Key, f)
-			e := simEntry{c.Key, p.pool(c.New, c.Key, 0), *f, c.New.Port.Affinity, c.New.Port.Hash, p.writes}
+			e := simEntry{c.Key, p.pool(c.New, c.Key, 0), *f, c.New.Spec.Affinity, c.New.Spec.Hash, p.writes}
 			if was, ok := p.fronts[at.simAddr][at.owner]; ok {
 				e.since = was.since
 				if p.fault == "removes entries to replace them" {

@@ -17,7 +17,7 @@ import (
 // Simulation configures [Simulate].
 type Simulation struct {
 	// New makes an empty data plane for one world. It is required.
-	New func(tb testing.TB, env SimEnv) Plane
+	New func(tb testing.TB, env SimEnv) Fake
 	// Families lists the address families to test. Nil means both.
 	Families []tracker.Family
 	// Skip lists the features that the backend lacks, with a reason, as in
@@ -49,8 +49,8 @@ type SimEnv struct {
 	Look func()
 }
 
-// Plane is a simulated data plane, with the backends that write to it.
-type Plane struct {
+// Fake is a simulated data plane, with the backends that write to it.
+type Fake struct {
 	// Backend makes a backend that writes to the data plane. It is required. It is
 	// called again for each restart: the previous backend is then no longer used, and
 	// the new one gets the data plane in its current state.
@@ -92,7 +92,7 @@ type Choice struct {
 	Masquerade bool
 }
 
-// Simulate tests a backend without packets. It calls [Plane].Handle where [Run] and
+// Simulate tests a backend without packets. It calls [Fake].Handle where [Run] and
 // RunRandom make connections, and compares the [Outcome] with
 // [ruleset.Snapshot.Trace]. It needs no privileges and runs on every system.
 //

@@ -147,8 +147,8 @@ func TestSimulateFindsFaults(t *testing.T) {
 // TestIdleBackendFailsSimulation checks that a backend that does nothing fails in the
 // first world.
 func TestIdleBackendFailsSimulation(t *testing.T) {
-	s, err := Simulation{New: func(testing.TB, SimEnv) Plane {
-		return Plane{
+	s, err := Simulation{New: func(testing.TB, SimEnv) Fake {
+		return Fake{
 			Backend: func() ruleset.Backend {
 				return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
 			},
@@ -290,7 +290,7 @@ func TestSkippedFeaturesAreNotJudged(t *testing.T) {
 				"declared":              {skipped, test.fault, test.handle, test.world, false},
 				"declared, and it lies": {skipped, test.lieFault, test.lie, cmp.Or(test.lieWorld, test.world), true},
 			} {
-				s, err := Simulation{Skip: run.skip, New: func(tb testing.TB, env SimEnv) Plane {
+				s, err := Simulation{Skip: run.skip, New: func(tb testing.TB, env SimEnv) Fake {
 					p := simPlanes(false, run.fault)(tb, env)
 					if inner := p.Handle; run.handle != nil {
 						p.Handle = func(pk ruleset.Packet) Outcome { return run.handle(pk, inner) }

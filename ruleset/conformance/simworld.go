@@ -30,7 +30,7 @@ type simWorld struct {
 	o     Simulation
 	rng   *rand.Rand
 	mode  simMode
-	plane Plane
+	plane Fake
 
 	// The objects of the API server, for a new process.
 	objects map[types.NamespacedName]*v1.Service
@@ -135,7 +135,7 @@ func (w *simWorld) attach() {
 	}
 	w.limit(backend)
 	w.cursor = w.engine.Attach("conformance", backend)
-	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 func (w *simWorld) Sync() {

@@ -23,7 +23,7 @@ type tally struct {
 
 // note counts one connection with a verdict.
 func (t *tally) note(v ruleset.Verdict) {
-	if v.Service == nil {
+	if v.Port == nil {
 		return
 	}
 	t.mu.Lock()
@@ -31,8 +31,8 @@ func (t *tally) note(v ruleset.Verdict) {
 	if t.services == nil {
 		t.services, t.ranges = map[tracker.Key]dataplane.Counters{}, map[tracker.Key]bool{}
 	}
-	t.ranges[v.Service.Key] = t.ranges[v.Service.Key] || v.Frontend.IsRange()
-	c := t.services[v.Service.Key]
+	t.ranges[v.Port.Key] = t.ranges[v.Port.Key] || v.Frontend.IsRange()
+	c := t.services[v.Port.Key]
 	switch v.Action {
 	case ruleset.ActionForward:
 		c.Connections++
@@ -41,7 +41,7 @@ func (t *tally) note(v ruleset.Verdict) {
 	case ruleset.ActionDrop:
 		c.Dropped++
 	}
-	t.services[v.Service.Key] = c
+	t.services[v.Port.Key] = c
 }
 
 // traffic reads the backend's counters. Known is empty if it has none.

@@ -15,7 +15,7 @@ func TestTallyComparesCounters(t *testing.T) {
 	a, b := tracker.Key{Family: tracker.IPv4}, tracker.Key{Family: tracker.IPv6}
 	var made tally
 	for _, action := range []ruleset.Action{ruleset.ActionForward, ruleset.ActionForward, ruleset.ActionReject, ruleset.ActionDrop} {
-		made.note(ruleset.Verdict{Action: action, Service: &ruleset.Service{Key: a}, Frontend: &ruleset.Frontend{}})
+		made.note(ruleset.Verdict{Action: action, Port: &ruleset.Port{Key: a}, Frontend: &ruleset.Frontend{}})
 	}
 	made.note(ruleset.Verdict{Action: ruleset.ActionPass})
 	reading := func(known dataplane.CounterSet, c dataplane.Counters) *dataplane.Traffic {

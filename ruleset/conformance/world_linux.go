@@ -80,7 +80,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		}
 	}
 	w.attach()
-	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return w
 }
 

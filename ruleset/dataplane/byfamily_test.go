@@ -17,7 +17,7 @@ func TestByFamilySplitsDeltas(t *testing.T) {
 	delta := func(full bool, old *ruleset.Node, keys ...tracker.Key) *ruleset.Delta {
 		d := &ruleset.Delta{Full: full, Node: node, OldNode: old}
 		for _, k := range keys {
-			d.Changes = append(d.Changes, ruleset.Change{Key: k, New: &ruleset.Service{Key: k}})
+			d.Changes = append(d.Changes, ruleset.Change{Key: k, New: &ruleset.Port{Key: k}})
 		}
 		return d
 	}

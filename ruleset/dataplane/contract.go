@@ -3,8 +3,6 @@ package dataplane
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/bits"
 	"net/netip"
 	"time"
 
@@ -12,10 +10,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Plane is a [ruleset.Backend] of a data plane that other processes can alter, such as
+// Backend is a [ruleset.Backend] of a data plane that other processes can alter, such as
 // a kernel. The backends of packages nftables, iptables and ipvs implement it. All
 // methods may be called concurrently.
-type Plane interface {
+type Backend interface {
 	ruleset.Backend
 	ruleset.Limiter
 	TrafficReader
@@ -42,28 +40,6 @@ type MasqueradeMark uint32
 
 // DefaultMasqueradeMark is bit 14, the default of kube-proxy's --iptables-masquerade-bit.
 const DefaultMasqueradeMark MasqueradeMark = 1 << 14
-
-// MasqueradeBit returns the mark with a bit, 0 to 31, as kube-proxy's configuration
-// numbers it. Any other number is an error that wraps [ruleset.ErrConfig].
-func MasqueradeBit(bit int) (MasqueradeMark, error) {
-	if bit < 0 || bit > 31 {
-		return 0, fmt.Errorf("%w: masquerade bit %d is not between 0 and 31", ruleset.ErrConfig, bit)
-	}
-	return 1 << bit, nil
-}
-
-// Value returns the mark as a number. For the zero value it returns
-// [DefaultMasqueradeMark]. The error wraps [ruleset.ErrConfig] if the mark has more than one
-// bit.
-func (m MasqueradeMark) Value() (uint32, error) {
-	if m == 0 {
-		m = DefaultMasqueradeMark
-	}
-	if bits.OnesCount32(uint32(m)) != 1 {
-		return 0, fmt.Errorf("%w: masquerade mark %#x does not have exactly one bit", ruleset.ErrConfig, uint32(m))
-	}
-	return uint32(m), nil
-}
 
 // ErrUnsupported is wrapped by errors about a kernel feature, a program or a
 // privilege that a backend needs and this system lacks. Retrying is useless until the

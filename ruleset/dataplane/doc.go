@@ -1,7 +1,7 @@
 // Package dataplane has what backends of package ruleset share that program a data plane
 // which other processes can alter and operators inspect: a kernel, or a switch.
 //
-// [Plane] is the contract of such a [ruleset.Backend]: it also checks its rules, watches
+// [Backend] is the contract of such a [ruleset.Backend]: it also checks its rules, watches
 // them, and counts traffic. The packages nftables, iptables and ipvs implement it, and
 // have the same functions beside New. Each takes a context and the package's Config:
 //

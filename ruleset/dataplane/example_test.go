@@ -85,10 +85,3 @@ func ExampleWatch() {
 	// nftables: IPv4 was altered by another process: a map was deleted
 	// true
 }
-
-// The mark of kube-proxy's --iptables-masquerade-bit=14.
-func ExampleMasqueradeBit() {
-	mark, err := dataplane.MasqueradeBit(14)
-	fmt.Printf("%#x %v\n", uint32(mark), err)
-	// Output: 0x4000 <nil>
-}

@@ -42,12 +42,12 @@ func benchmark(b *testing.B, n int, change func(w *world, i int)) {
 			return driver.Endpoint{Addr: ep.Addr, Protocol: p.Service.Protocol}
 		},
 	}
-	d, err := driver.New(driver.Plane[string, []*tracker.Endpoint, int]{
+	d, err := driver.New(driver.Tables[string, []*tracker.Endpoint, int]{
 		Endpoints: countedTable[driver.Endpoint, string](c),
-		Endpoint:  func(_ *ruleset.Service, ep *tracker.Endpoint) string { return ep.Zone },
-		Pools:     slots.Pools(), Pool: (*ruleset.Service).Pool,
+		Endpoint:  func(_ *ruleset.Port, ep *tracker.Endpoint) string { return ep.Zone },
+		Pools:     slots.Pools(), Pool: (*ruleset.Port).Pool,
 		Frontends: countedTable[driver.Frontend, int](c),
-		Frontend: func(s *ruleset.Service, f *ruleset.Frontend) int {
+		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) int {
 			return slots.Len(driver.Pool{Service: s.Key, Target: f.Target})
 		},
 	})
@@ -59,12 +59,12 @@ func benchmark(b *testing.B, n int, change func(w *world, i int)) {
 	if w.tracker, err = tracker.New(tracker.Config{}); err != nil {
 		b.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: w.tracker})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: w.tracker})
 	if err != nil {
 		b.Fatal(err)
 	}
 	w.cursor = e.Attach("counted", c)
-	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	calls := 0
 	b.ReportAllocs()
 	b.StopTimer()

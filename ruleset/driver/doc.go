@@ -3,13 +3,13 @@
 // their users. The author supplies functions that put and delete entries. A [Driver] calls them in
 // the order in which no packet meets a frontend without its endpoints:
 //
-//	d, err := driver.New(driver.Plane[Locality, []Bucket, Flow]{
+//	d, err := driver.New(driver.Tables[Locality, []Bucket, Flow]{
 //		Endpoints: driver.Table[driver.Endpoint, Locality]{Installed: ..., Put: ..., Delete: ...},
 //		Pools:     driver.Table[driver.Pool, []Bucket]{Installed: ..., Put: ..., Delete: ...},
 //		Frontends: driver.Table[driver.Frontend, Flow]{Installed: ..., Put: ..., Delete: ...},
-//		Endpoint:  func(s *ruleset.Service, ep *tracker.Endpoint) Locality { ... },
-//		Pool:      func(s *ruleset.Service, t ruleset.Target) []Bucket { ... },
-//		Frontend:  func(s *ruleset.Service, f *ruleset.Frontend) Flow { ... },
+//		Endpoint:  func(s *ruleset.Port, ep *tracker.Endpoint) Locality { ... },
+//		Pool:      func(s *ruleset.Port, t ruleset.Target) []Bucket { ... },
+//		Frontend:  func(s *ruleset.Port, f *ruleset.Frontend) Flow { ... },
 //	})
 //	cursor := engine.Attach("switch", d)
 //
@@ -30,7 +30,7 @@
 //
 // A failed write fails one Service, which is retried. The other Services are in effect, whether the
 // delta is full or not. A data plane that cannot have a Service returns an error from
-// [Plane].Refuse, and a full table returns one that wraps [ruleset.ErrRefused] from Put. If
+// [Tables].Refuse, and a full table returns one that wraps [ruleset.ErrRefused] from Put. If
 // nothing of the Service was written, it then stays as it was, until it fits, without what is gone.
 //
 // # Restarts

@@ -10,7 +10,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Driver is a [ruleset.Backend] that writes a [Plane]. [New] makes one. It is not safe for
+// Driver is a [ruleset.Backend] that writes a [Tables]. [New] makes one. It is not safe for
 // concurrent use: a [ruleset.Cursor] calls Apply from one goroutine at a time. It stores the
 // value of every entry that it wrote.
 type Driver struct {
@@ -20,7 +20,7 @@ type Driver struct {
 
 // New returns a Driver. The error wraps [ruleset.ErrConfig]: a table can put entries but not
 // delete them, or Pool or Frontend is missing.
-func New[E, P, F any](p Plane[E, P, F]) (*Driver, error) {
+func New[E, P, F any](p Tables[E, P, F]) (*Driver, error) {
 	missing := ""
 	switch {
 	case !p.Endpoints.complete():
@@ -57,7 +57,7 @@ func (d *Driver) Limits(tracker.Family) ruleset.Limits { return d.limits }
 
 // writer writes a plane.
 type writer[E, P, F any] struct {
-	plane     Plane[E, P, F]
+	plane     Tables[E, P, F]
 	endpoints shared[Endpoint, E]
 	addresses shared[netip.Addr, struct{}]
 	pools     records[Pool, P]
@@ -77,7 +77,7 @@ type run[E, P, F any] struct {
 	// stale holds the errors of removing entries that are of no Service in the delta.
 	stale []error
 	// wanted holds the Services of a full delta.
-	wanted map[tracker.Key]*ruleset.Service
+	wanted map[tracker.Key]*ruleset.Port
 	// oldFrontends means that frontends of an earlier process are left, which may refer to
 	// every pool and address of that process. oldPools means that such pools may be left, which
 	// may refer to every endpoint of that process.
@@ -104,7 +104,7 @@ func (w *writer[E, P, F]) apply(ctx context.Context, delta *ruleset.Delta) error
 		r.step(r.judge)
 	}
 	if delta.Full {
-		r.wanted = make(map[tracker.Key]*ruleset.Service, len(delta.Changes))
+		r.wanted = make(map[tracker.Key]*ruleset.Port, len(delta.Changes))
 		for i := range delta.Changes {
 			r.wanted[delta.Changes[i].Key] = delta.Changes[i].New
 		}
@@ -242,7 +242,7 @@ func (r *run[E, P, F]) fill(c *ruleset.Change) error {
 	return r.writePools(c.Key)
 }
 
-func (r *run[E, P, F]) setPool(s *ruleset.Service, t ruleset.Target) {
+func (r *run[E, P, F]) setPool(s *ruleset.Port, t ruleset.Target) {
 	if r.pools.exists() {
 		r.pools.set(Pool{s.Key, t}, r.plane.Pool(s, t))
 	}
@@ -282,7 +282,7 @@ func (r *run[E, P, F]) expose(c *ruleset.Change) error {
 // they were.
 func (r *run[E, P, F]) pruneFrontends() error {
 	keep := make(map[Frontend]bool)
-	add := func(k tracker.Key, s *ruleset.Service, failed bool) {
+	add := func(k tracker.Key, s *ruleset.Port, failed bool) {
 		if s == nil {
 			return
 		}

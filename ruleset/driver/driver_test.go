@@ -172,32 +172,32 @@ func (p *plane) check() {
 
 func (p *plane) driver() ruleset.Backend {
 	v := p.variant
-	plane := driver.Plane[string, []bucket, entry]{
+	plane := driver.Tables[string, []bucket, entry]{
 		Limits:    ruleset.Limits{PortRanges: ruleset.PortRangesShifted},
 		Node:      func(n *ruleset.Node) error { p.node = n; return nil },
 		Endpoints: table(p, "endpoint", p.endpoints),
 		Addresses: table(p, "address", p.addresses),
 		Pools:     table(p, "pool", p.pools),
 		Frontends: table(p, "frontend", p.frontends),
-		Pool: func(s *ruleset.Service, t ruleset.Target) (out []bucket) {
+		Pool: func(s *ruleset.Port, t ruleset.Target) (out []bucket) {
 			for _, ep := range s.Pool(t) {
 				out = append(out, bucket{driver.EndpointOf(s, ep), ep.Weight})
 			}
 			return out
 		},
-		Frontend: func(s *ruleset.Service, f *ruleset.Frontend) entry {
-			return entry{service: s.Key, target: f.Target, internal: f.Internal, frontend: *f, affinity: s.Port.Affinity}
+		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) entry {
+			return entry{service: s.Key, target: f.Target, internal: f.Internal, frontend: *f, affinity: s.Spec.Affinity}
 		},
-		Endpoint:   func(_ *ruleset.Service, ep *tracker.Endpoint) string { return ep.Node },
+		Endpoint:   func(_ *ruleset.Port, ep *tracker.Endpoint) string { return ep.Node },
 		EmptyPools: v.empty,
 		ByService:  v.byService,
 	}
 	if v.some {
-		plane.HasFrontend = func(s *ruleset.Service, f *ruleset.Frontend) bool { return len(s.Pool(f.Target)) != 0 }
+		plane.HasFrontend = func(s *ruleset.Port, f *ruleset.Frontend) bool { return len(s.Pool(f.Target)) != 0 }
 		plane.HasAddress = plane.HasFrontend
 	}
 	if v.unfit {
-		plane.Refuse = func(s *ruleset.Service) error {
+		plane.Refuse = func(s *ruleset.Port) error {
 			if len(s.Selection.Reachable) == 2 {
 				return errRefused
 			}
@@ -286,10 +286,10 @@ func TestDriverPassesConformance(t *testing.T) {
 				skip[conformance.ReplaceInPlace] = "the plane has no order"
 			}
 			conformance.Simulate(t, conformance.Simulation{
-				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+				New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 					p := newPlane(t, env)
 					p.variant = v
-					return conformance.Plane{Backend: p.driver, Handle: p.handle, Dump: p.dump}
+					return conformance.Fake{Backend: p.driver, Handle: p.handle, Dump: p.dump}
 				},
 				Skip: skip, Worlds: 4,
 			})
@@ -329,13 +329,13 @@ func (w *world) start(t *testing.T, empty bool) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: w.tracker})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: w.tracker})
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.variant.empty = empty
 	w.cursor = e.Attach("plane", watched{w, w.driver()})
-	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 // sync syncs and returns the writes.
@@ -380,7 +380,7 @@ func TestDriverWritesOnlyWhatDiffers(t *testing.T) {
 func TestNodeMayRequestAllServices(t *testing.T) {
 	zone, put := "", []string{}
 	has := map[driver.Frontend]string{}
-	d, err := driver.New(driver.Plane[struct{}, struct{}, string]{
+	d, err := driver.New(driver.Tables[struct{}, struct{}, string]{
 		Node: func(n *ruleset.Node) error {
 			if zone == n.Info.Zone {
 				return nil
@@ -396,7 +396,7 @@ func TestNodeMayRequestAllServices(t *testing.T) {
 			},
 			Delete: func(k driver.Frontend) error { delete(has, k); return nil },
 		},
-		Frontend: func(_ *ruleset.Service, f *ruleset.Frontend) string { return f.Addr.String() + " in " + zone },
+		Frontend: func(_ *ruleset.Port, f *ruleset.Frontend) string { return f.Addr.String() + " in " + zone },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -405,12 +405,12 @@ func TestNodeMayRequestAllServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cursor := e.Attach("plane", d)
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	tr.SetService(service("web", "10.96.0.1"))
 	for _, now := range []struct{ zone, want string }{{"a", "10.96.0.1 in a"}, {"b", "10.96.0.1 in b"}, {"b", ""}} {
 		put = nil
@@ -589,7 +589,7 @@ func TestStaleEntryThatStaysFailsNoService(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: name("a"), Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
-	if w.cursor.Service(key) == nil || len(w.frontends) != 2 {
+	if w.cursor.Port(key) == nil || len(w.frontends) != 2 {
 		t.Errorf("the Service is not in effect: %s", w.dump())
 	}
 	w.refused = driver.Frontend{}
@@ -640,7 +640,7 @@ func TestRangeStaysApartFromSinglePort(t *testing.T) {
 // TestIncompletePlaneIsRejected leaves out what New requires.
 func TestIncompletePlaneIsRejected(t *testing.T) {
 	p := newPlane(t, conformance.SimEnv{})
-	for _, c := range []driver.Plane[string, int, int]{
+	for _, c := range []driver.Tables[string, int, int]{
 		{Endpoints: driver.Table[driver.Endpoint, string]{Put: table(p, "", p.endpoints).Put}},
 		{Addresses: driver.Table[netip.Addr, struct{}]{Put: table(p, "", p.addresses).Put}},
 		{Pools: table(p, "", map[driver.Pool]int{})},
@@ -650,7 +650,7 @@ func TestIncompletePlaneIsRejected(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
-	d, err := driver.New(driver.Plane[string, int, int]{})
+	d, err := driver.New(driver.Tables[string, int, int]{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,12 +31,12 @@ func NewPlane(m Maps) (*driver.Driver, error) {
 		Entries: tableOf("backend", m.Backends),
 		Value:   func(_ driver.Pool, ep *tracker.Endpoint) netip.AddrPort { return ep.Addr },
 	}
-	return driver.New(driver.Plane[struct{}, []*tracker.Endpoint, Flow]{
+	return driver.New(driver.Tables[struct{}, []*tracker.Endpoint, Flow]{
 		Limits:    ruleset.Limits{Lacks: ruleset.LacksWeights | ruleset.LacksHash | ruleset.LacksSourceRanges},
 		Pools:     slots.Pools(),
-		Pool:      (*ruleset.Service).Pool,
+		Pool:      (*ruleset.Port).Pool,
 		Frontends: tableOf("flow", m.Flows),
-		Frontend: func(s *ruleset.Service, f *ruleset.Frontend) Flow {
+		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) Flow {
 			size := func(t ruleset.Target) int { return slots.Len(driver.Pool{Service: s.Key, Target: t}) }
 			return Flow{f.Target, f.Internal, [2]int{size(f.Target), size(f.Internal)}, f.Masquerade}
 		},
@@ -64,13 +64,13 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	cursor := engine.Attach("maps", plane)
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for _, addresses := range [][]string{{"10.0.0.1", "10.0.0.2"}, {"10.0.0.1", "10.0.0.3"}, {"10.0.0.3"}} {
 		fmt.Println(addresses)
 		t.SetService(service("web", "10.96.0.1"))

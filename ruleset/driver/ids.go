@@ -6,7 +6,7 @@ import "fmt"
 // of a BPF array, and keeps them across restarts. [Numbered] makes a table of it. IDs is not safe
 // for concurrent use. [NewIDs] returns an IDs; the zero value is not usable.
 //
-// [ruleset.Service.ID] does not survive a restart: each Engine numbers its Services from the
+// [ruleset.Port.ID] does not survive a restart: each Engine numbers its Services from the
 // start. [IDs.Get] returns the same ID for a key until the key is released, so a failed step can
 // be repeated. Released IDs are allocated again, the longest unused first, before numbers that
 // were never used.

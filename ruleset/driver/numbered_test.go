@@ -90,15 +90,15 @@ func (p *numbered) backend(empty, read bool) ruleset.Backend {
 		Put:    func(at driver.Slot[uint32], ep uint32) error { return writeTo(p, p.slots, slotKey(at), &ep) },
 		Delete: func(at driver.Slot[uint32]) error { return writeTo(p, p.slots, slotKey(at), nil) },
 	}
-	plane := driver.Plane[struct{}, []*tracker.Endpoint, flow]{
+	plane := driver.Tables[struct{}, []*tracker.Endpoint, flow]{
 		Node:      func(node *ruleset.Node) error { p.node = node; return nil },
 		Endpoints: driver.Numbered(n.endpointIDs, n.endpointTable(read)),
 		Frontends: driver.Table[driver.Frontend, flow]{
 			Put:    func(k driver.Frontend, v flow) error { return writeTo(p, p.flows, k, &v) },
 			Delete: func(k driver.Frontend) error { return writeTo(p, p.flows, k, nil) },
 		},
-		Pool:       (*ruleset.Service).Pool,
-		Frontend:   func(s *ruleset.Service, f *ruleset.Frontend) flow { return n.flow(s, f, empty) },
+		Pool:       (*ruleset.Port).Pool,
+		Frontend:   func(s *ruleset.Port, f *ruleset.Frontend) flow { return n.flow(s, f, empty) },
 		EmptyPools: empty,
 	}
 	if read {
@@ -176,7 +176,7 @@ func (n *numbers) poolTable(read bool) driver.Table[uint32, namedPool] {
 }
 
 // flow reads what putPool stored.
-func (n *numbers) flow(s *ruleset.Service, f *ruleset.Frontend, empty bool) flow {
+func (n *numbers) flow(s *ruleset.Port, f *ruleset.Frontend, empty bool) flow {
 	v := flow{targets: [2]ruleset.Target{f.Target, f.Internal}, masquerade: f.Masquerade}
 	for i, t := range v.targets {
 		if t != ruleset.TargetCluster && t != ruleset.TargetLocal {
@@ -251,12 +251,12 @@ func TestFrontendMayContainWhatPoolsStored(t *testing.T) {
 					skip[conformance.Restart] = "a new process cannot read the tables"
 				}
 				conformance.Simulate(t, conformance.Simulation{
-					New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+					New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 						p := &numbered{
 							t: tb, env: env, flows: map[driver.Frontend]flow{}, slots: map[slotKey]uint32{},
 							endpoints: map[uint32]driver.Endpoint{}, pools: map[uint32]driver.Pool{},
 						}
-						return conformance.Plane{
+						return conformance.Fake{
 							Backend: func() ruleset.Backend { return p.backend(empty, read) },
 							Handle:  p.handle,
 						}

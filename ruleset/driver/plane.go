@@ -10,11 +10,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Plane is the data plane of a [Driver]. E is the value of an endpoint, P of a pool, and F of
+// Tables is the data plane of a [Driver]. E is the value of an endpoint, P of a pool, and F of
 // a frontend. A Driver calls the functions from one goroutine at a time, within Apply. It
 // stores values, so they must not be modified. A value must be equal for equal Services, except
 // that Frontend may depend on what Pools has stored.
-type Plane[E, P, F any] struct {
+type Tables[E, P, F any] struct {
 	// Limits are the limits of the data plane, in both families.
 	Limits ruleset.Limits
 	// Node writes what depends on the node. It is called if the node changed and in each
@@ -26,7 +26,7 @@ type Plane[E, P, F any] struct {
 	// Refuse, if not nil, returns an error for a Service that the data plane cannot have. It
 	// is called before anything is written. The Service then stays as it is: see
 	// [ruleset.ErrRefused].
-	Refuse func(*ruleset.Service) error
+	Refuse func(*ruleset.Port) error
 
 	// Endpoints is the table of endpoints that pools refer to. Services share an entry: it
 	// is put before the first pool that needs it and deleted after the last one. If the values
@@ -41,23 +41,23 @@ type Plane[E, P, F any] struct {
 	Frontends Table[Frontend, F]
 
 	// Endpoint returns the wanted value of an endpoint. Nil means the zero value.
-	Endpoint func(*ruleset.Service, *tracker.Endpoint) E
+	Endpoint func(*ruleset.Port, *tracker.Endpoint) E
 	// Pool returns the wanted value of a pool. It is required with Pools. For a P of
-	// []*tracker.Endpoint it is (*ruleset.Service).Pool, which allocates nothing.
-	Pool func(*ruleset.Service, ruleset.Target) P
+	// []*tracker.Endpoint it is (*ruleset.Port).Pool, which allocates nothing.
+	Pool func(*ruleset.Port, ruleset.Target) P
 	// Frontend returns the wanted value of a frontend. It is required with Frontends. It
 	// is called after the pools of the Service have been put, and again after a pool has
 	// become empty. So it may return what Pools stored, such as a number or a size. If
 	// the pools are unchanged, it must return an equal value for the same Service.
-	Frontend func(*ruleset.Service, *ruleset.Frontend) F
+	Frontend func(*ruleset.Port, *ruleset.Frontend) F
 
 	// HasAddress reports whether a frontend's address is in Addresses. Nil means every
 	// frontend with an address.
-	HasAddress func(*ruleset.Service, *ruleset.Frontend) bool
+	HasAddress func(*ruleset.Port, *ruleset.Frontend) bool
 	// HasFrontend reports whether a frontend is in Frontends. Nil means every frontend.
-	HasFrontend func(*ruleset.Service, *ruleset.Frontend) bool
+	HasFrontend func(*ruleset.Port, *ruleset.Frontend) bool
 	// EmptyPools means that a pool that exists has an entry even if it is empty
-	// ([ruleset.Service.HasPool]). Otherwise only pools with endpoints have one. A new
+	// ([ruleset.Port.HasPool]). Otherwise only pools with endpoints have one. A new
 	// empty pool is put before the frontends, and an existing pool becomes empty after
 	// them.
 	EmptyPools bool
@@ -76,7 +76,7 @@ type Endpoint struct {
 }
 
 // EndpointOf returns the Endpoint for an endpoint of s.
-func EndpointOf(s *ruleset.Service, ep *tracker.Endpoint) Endpoint {
+func EndpointOf(s *ruleset.Port, ep *tracker.Endpoint) Endpoint {
 	return Endpoint{ep.Addr, s.Key.Protocol}
 }
 
@@ -90,7 +90,7 @@ type Pool struct {
 
 // Frontend identifies a frontend.
 type Frontend struct {
-	// Service is the key of the Service port if [Plane].ByService is set.
+	// Service is the key of the Service port if [Tables].ByService is set.
 	Service tracker.Key
 	// Addr is the destination address, or the zero Addr for a NodePort.
 	Addr netip.Addr
@@ -107,7 +107,7 @@ type Frontend struct {
 }
 
 // frontend returns the key of a frontend of the Service with key k.
-func (p *Plane[E, P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
+func (p *Tables[E, P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
 	out := Frontend{Addr: f.Addr, Port: f.Port, LastPort: f.LastPort, Protocol: k.Protocol, Family: k.Family}
 	if p.ByService {
 		out.Service = k
@@ -118,7 +118,7 @@ func (p *Plane[E, P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
 var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
 // hasPool reports whether a pool of s must have an entry. s may be nil.
-func (p *Plane[E, P, F]) hasPool(s *ruleset.Service, t ruleset.Target) bool {
+func (p *Tables[E, P, F]) hasPool(s *ruleset.Port, t ruleset.Target) bool {
 	if p.EmptyPools {
 		return s.HasPool(t)
 	}
@@ -126,12 +126,12 @@ func (p *Plane[E, P, F]) hasPool(s *ruleset.Service, t ruleset.Target) bool {
 }
 
 // hasFrontend reports whether a frontend of s must have an entry.
-func (p *Plane[E, P, F]) hasFrontend(s *ruleset.Service, f *ruleset.Frontend) bool {
+func (p *Tables[E, P, F]) hasFrontend(s *ruleset.Port, f *ruleset.Frontend) bool {
 	return p.Frontends.exists() && (p.HasFrontend == nil || p.HasFrontend(s, f))
 }
 
 // addresses yields the addresses of a Service that have an entry. s may be nil.
-func (p *Plane[E, P, F]) addresses(s *ruleset.Service) iter.Seq2[netip.Addr, struct{}] {
+func (p *Tables[E, P, F]) addresses(s *ruleset.Port) iter.Seq2[netip.Addr, struct{}] {
 	return func(yield func(netip.Addr, struct{}) bool) {
 		if s == nil {
 			return
@@ -146,7 +146,7 @@ func (p *Plane[E, P, F]) addresses(s *ruleset.Service) iter.Seq2[netip.Addr, str
 }
 
 // upserted yields the endpoints that a change adds or modifies.
-func (p *Plane[E, P, F]) upserted(c *ruleset.Change) iter.Seq2[Endpoint, E] {
+func (p *Tables[E, P, F]) upserted(c *ruleset.Change) iter.Seq2[Endpoint, E] {
 	return func(yield func(Endpoint, E) bool) {
 		for ep := range c.Upserted() {
 			var v E

@@ -41,7 +41,7 @@ func (w *world) change(r *rand.Rand) {
 }
 
 // agree compares the plane with what it must have if these Services are in effect.
-func (w *world) agree(services []*ruleset.Service) {
+func (w *world) agree(services []*ruleset.Port) {
 	w.t.Helper()
 	want := newPlane(w.t, conformance.SimEnv{Fail: func() error { return nil }, Look: func() {}})
 	want.variant = w.variant
@@ -128,10 +128,10 @@ func TestRefusedServiceStaysAsAcknowledged(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(w.half) == 0 {
-				var now []*ruleset.Service
+				var now []*ruleset.Port
 				for i := range 4 {
 					k := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: name(fmt.Sprint("s", i)), Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
-					if s := w.cursor.Service(k); s != nil {
+					if s := w.cursor.Port(k); s != nil {
 						now = append(now, s)
 					}
 				}

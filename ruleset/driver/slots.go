@@ -21,8 +21,8 @@ type Slot[P comparable] struct {
 // endpoints of a Service by a number below the pool's size.
 //
 //	slots := &driver.Slots[driver.Pool, Backend]{Entries: driver.Table[driver.Slot[driver.Pool], Backend]{...}, Value: backendOf}
-//	d, err := driver.New(driver.Plane[struct{}, []*tracker.Endpoint, Flow]{
-//		Pools: slots.Pools(), Pool: (*ruleset.Service).Pool,
+//	d, err := driver.New(driver.Tables[struct{}, []*tracker.Endpoint, Flow]{
+//		Pools: slots.Pools(), Pool: (*ruleset.Port).Pool,
 //		Frontend: func(...) Flow { ... slots.Len(pool) ... },
 //	})
 //
@@ -48,7 +48,7 @@ type Slots[P, V comparable] struct {
 	values []V
 }
 
-// Pools returns the table of pools, for a [Plane] or with [Numbered].
+// Pools returns the table of pools, for a [Tables] or with [Numbered].
 func (s *Slots[P, V]) Pools() Table[P, []*tracker.Endpoint] {
 	return Table[P, []*tracker.Endpoint]{
 		Installed: s.installed, Put: s.put, Delete: s.delete, Trim: s.trim,

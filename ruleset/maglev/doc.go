@@ -9,7 +9,7 @@
 // The table depends only on the addresses and weights of the endpoints, the seed and
 // the size. It does not depend on the order of the endpoints, on earlier tables or on
 // the machine. The hash equals that of the kernel's nf_tables. The methods Maglev and
-// HashOf of a [ruleset.Service] combine these functions.
+// HashOf of a [ruleset.Port] combine these functions.
 //
 // The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016):
 // endpoints take turns to choose a bucket, each in its own order. In the paper an offset
@@ -42,5 +42,5 @@
 // milliseconds for the largest. Building a new table is cheaper than updating one.
 // Compare it with the previous table to find the buckets that moved.
 //
-// [ruleset.Service]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Service
+// [ruleset.Port]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Port
 package maglev

@@ -102,7 +102,7 @@ func (p *Placements) DeleteNode(name string) (existed bool) {
 // the Engine's, as in [ruleset.Delta].Node and [ruleset.Snapshot].Node. The result is s itself
 // if it does not depend on the node. Otherwise each call selects and compiles: its cost is
 // proportional to the endpoints. Classes does so once for the nodes that see s alike.
-func (p *Placements) Service(node *ruleset.Node, s *ruleset.Service, name string) *ruleset.Service {
+func (p *Placements) Service(node *ruleset.Node, s *ruleset.Port, name string) *ruleset.Port {
 	info, ok := p.nodes[name]
 	if !ok || s == nil {
 		return nil
@@ -126,7 +126,7 @@ func (p *Placements) Service(node *ruleset.Node, s *ruleset.Service, name string
 // For 1,000 nodes and 200 Services with 10 endpoints each, BenchmarkAllNodes counts these
 // allocations, in one call of Service for each node and with Classes: 202,000 and 17,400 with
 // policy Local, 400,000 and 7,200 with hints for three zones, 403,000 and 8,600 with source ranges.
-func (p *Placements) Classes(node *ruleset.Node, s *ruleset.Service) iter.Seq[*Change] {
+func (p *Placements) Classes(node *ruleset.Node, s *ruleset.Port) iter.Seq[*Change] {
 	return p.Changes(&ruleset.Delta{Full: true, Node: node}, &ruleset.Change{Key: s.Key, New: s})
 }
 
@@ -173,7 +173,7 @@ func (c *Change) Nodes() iter.Seq[string] {
 }
 
 // Changes yields the changes on the nodes that a Change of d makes, each node at most once.
-// Nodes for which nothing differs are left out, even if their [ruleset.Service].Endpoints
+// Nodes for which nothing differs are left out, even if their [ruleset.Port].Endpoints
 // differ outside their pools. In a full delta and after a failed attempt no node is left out.
 func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
@@ -323,10 +323,10 @@ type reasons struct {
 func (r reasons) any() bool { return r != reasons{} }
 
 // on returns what a version of a Service depends on: see [tracker.Select].
-func on(s *ruleset.Service, o tracker.TopologyOptions) (r reasons) {
-	r.addresses = len(s.Port.SourceRanges) != 0 && len(s.Port.LoadBalancerIPs) != 0
-	local := s.Port.UsesLocalEndpoints()
-	hints := s.Port.UsesClusterEndpoints() && !o.IgnoreHints
+func on(s *ruleset.Port, o tracker.TopologyOptions) (r reasons) {
+	r.addresses = len(s.Spec.SourceRanges) != 0 && len(s.Spec.LoadBalancerIPs) != 0
+	local := s.Spec.UsesLocalEndpoints()
+	hints := s.Spec.UsesClusterEndpoints() && !o.IgnoreHints
 	if !local && !hints {
 		return r
 	}
@@ -355,10 +355,10 @@ func isLocalSomewhere(ep *tracker.Endpoint) bool {
 }
 
 // add adds what a version of a Service depends on.
-func (d *dependence) add(s *ruleset.Service, o tracker.TopologyOptions) {
+func (d *dependence) add(s *ruleset.Port, o tracker.TopologyOptions) {
 	r := on(s, o)
 	if r.addresses {
-		d.ranges = append(d.ranges, s.Port.SourceRanges)
+		d.ranges = append(d.ranges, s.Spec.SourceRanges)
 	}
 	if !r.local && !r.byNode && !r.byZone {
 		return

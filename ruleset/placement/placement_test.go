@@ -27,7 +27,7 @@ type cluster struct {
 	cursor  *ruleset.Cursor
 	p       *placement.Placements
 	infos   map[string]tracker.NodeInfo
-	rules   map[string]map[tracker.Key]*ruleset.Service
+	rules   map[string]map[tracker.Key]*ruleset.Port
 	// yielded counts the changes, and visited their nodes.
 	yielded, visited int
 	// fail is the error of Apply, which changes the rules nevertheless.
@@ -40,18 +40,18 @@ func newTracker(t testing.TB, node tracker.NodeInfo) (*tracker.Tracker, *ruleset
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return tr, e
 }
 
 func newCluster(t testing.TB) *cluster {
 	c := &cluster{
 		p:     placement.New(tracker.TopologyOptions{}),
-		infos: map[string]tracker.NodeInfo{}, rules: map[string]map[tracker.Key]*ruleset.Service{},
+		infos: map[string]tracker.NodeInfo{}, rules: map[string]map[tracker.Key]*ruleset.Port{},
 	}
 	c.tracker, c.engine = newTracker(t, tracker.NodeInfo{})
 	c.cursor = c.engine.Attach("all", c)
@@ -84,9 +84,9 @@ func (c *cluster) Apply(_ context.Context, d *ruleset.Delta) error {
 func (c *cluster) join(n tracker.NodeInfo) {
 	c.p.SetNode(n)
 	c.infos[n.Name] = n
-	c.rules[n.Name] = map[tracker.Key]*ruleset.Service{}
+	c.rules[n.Name] = map[tracker.Key]*ruleset.Port{}
 	s := c.engine.Snapshot()
-	for _, svc := range s.Services {
+	for _, svc := range s.Ports {
 		c.rules[n.Name][svc.Key] = c.p.Service(s.Node, svc, n.Name)
 	}
 }
@@ -156,10 +156,10 @@ func TestNodesHaveTheRulesOfTheirOwnEngine(t *testing.T) {
 			}
 			for name, rules := range c.rules {
 				want := engines[name].Snapshot()
-				if len(rules) != len(want.Services) {
-					t.Fatalf("seed %d step %d: %s has %d Services, want %d", seed, step, name, len(rules), len(want.Services))
+				if len(rules) != len(want.Ports) {
+					t.Fatalf("seed %d step %d: %s has %d Services, want %d", seed, step, name, len(rules), len(want.Ports))
 				}
-				for _, w := range want.Services {
+				for _, w := range want.Ports {
 					s := rules[w.Key]
 					if s == nil || !sameRules(s, w) {
 						t.Fatalf("seed %d step %d: %s has\n%+v\nwant\n%+v", seed, step, name, s, w)
@@ -262,7 +262,7 @@ func TestClassesCoverEachNodeOnce(t *testing.T) {
 			c.tracker.SetSlice(es)
 		}
 		all := c.engine.Snapshot()
-		for _, s := range all.Services {
+		for _, s := range all.Ports {
 			seen := map[string]bool{}
 			for class := range c.p.Classes(all.Node, s) {
 				if class.Old != nil || class.Key != s.Key {
@@ -316,10 +316,10 @@ func (c *cluster) compareWithCompile(t *testing.T, when string) {
 	t.Helper()
 	for name, rules := range c.rules {
 		all := c.engine.Snapshot()
-		for _, s := range all.Services {
+		for _, s := range all.Ports {
 			node := *all.Node
 			node.Info = c.infos[name]
-			want := ruleset.Compile(tracker.PortState{Port: s.Port, Endpoints: s.Endpoints}, &node, tracker.TopologyOptions{})
+			want := ruleset.Compile(tracker.PortState{Port: s.Spec, Endpoints: s.Endpoints}, &node, tracker.TopologyOptions{})
 			if got := rules[s.Key]; got == nil || !sameRules(got, want) {
 				t.Errorf("%s: %s has\n%+v\nwant\n%+v", when, name, got, want)
 			}
@@ -328,7 +328,7 @@ func (c *cluster) compareWithCompile(t *testing.T, when string) {
 }
 
 // sameRules compares all that forwards packets.
-func sameRules(a, b *ruleset.Service) bool {
+func sameRules(a, b *ruleset.Port) bool {
 	if len(a.Frontends) != len(b.Frontends) {
 		return false
 	}
@@ -476,11 +476,11 @@ func BenchmarkAllNodes(b *testing.B) {
 	const nodes, services = 1000, 200
 	for _, kind := range []string{"local", "zones", "sources"} {
 		p := placement.New(tracker.TopologyOptions{})
-		rules := map[string][]*ruleset.Service{}
+		rules := map[string][]*ruleset.Port{}
 		for i := range nodes {
 			addr := netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
 			p.SetNode(tracker.NodeInfo{Name: nodeName(i), Zone: fmt.Sprint("z", i%3), Addresses: []netip.Addr{addr}})
-			rules[nodeName(i)] = make([]*ruleset.Service, services)
+			rules[nodeName(i)] = make([]*ruleset.Port, services)
 		}
 		tr, e := newTracker(b, tracker.NodeInfo{})
 		for i := range services {
@@ -500,7 +500,7 @@ func BenchmarkAllNodes(b *testing.B) {
 		b.Run(kind+"/by=node", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				for i, s := range all.Services {
+				for i, s := range all.Ports {
 					for name := range rules {
 						rules[name][i] = p.Service(all.Node, s, name)
 					}
@@ -510,7 +510,7 @@ func BenchmarkAllNodes(b *testing.B) {
 		b.Run(kind+"/by=class", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				for i, s := range all.Services {
+				for i, s := range all.Ports {
 					for c := range p.Classes(all.Node, s) {
 						for name := range c.Nodes() {
 							rules[name][i] = c.New

@@ -4,7 +4,7 @@
 //
 // Each part can be used alone:
 //
-//   - [Proxy] tracks whether updates come into effect in time. [Proxy.Trace] returns
+//   - [Proxy] tracks whether updates come into effect in time. [Proxy.Hooks] returns
 //     hooks for a [runner.Runner]. [Proxy.Healthz] and [Proxy.Livez] serve the result.
 //   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints.
 //     [Services.Handler] serves the count of one Service in one family. Services

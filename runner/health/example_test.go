@@ -52,7 +52,7 @@ func Example() {
 	checks := rules.Follow("health", ports)
 
 	ctx, cancel := context.WithCancel(context.Background())
-	r, err := runner.New(runner.Config{Trace: proxy.Trace()}, func(ctx context.Context) error {
+	r, err := runner.New(runner.Config{Hooks: proxy.Hooks()}, func(ctx context.Context) error {
 		defer cancel() // this example ends after one run
 		// Report endpoints to load balancers once they are in effect.
 		return ruleset.SyncAll(ctx, rules, checks)
@@ -132,10 +132,10 @@ func newEngine() (*tracker.Tracker, *ruleset.Engine, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	t.SetService(web())
 	t.SetSlice(webSlice("node-a"))
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return t, engine, err
 }
 

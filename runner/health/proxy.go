@@ -2,7 +2,6 @@ package health
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,9 +14,6 @@ import (
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// ErrConfig is wrapped by the errors of [NewProxy].
-var ErrConfig = errors.New("health: invalid configuration")
 
 // ProxyConfig configures a [Proxy].
 type ProxyConfig struct {
@@ -61,10 +57,10 @@ type progress struct {
 }
 
 // NewProxy returns a Proxy whose node is eligible. It becomes healthy when a sync has succeeded
-// in each family. Its errors wrap [ErrConfig].
+// in each family. The error is about c.
 func NewProxy(c ProxyConfig) (*Proxy, error) {
 	if c.Timeout <= 0 {
-		return nil, fmt.Errorf("%w: Timeout (%v) must be positive", ErrConfig, c.Timeout)
+		return nil, fmt.Errorf("health: invalid configuration: Timeout (%v) must be positive", c.Timeout)
 	}
 	if c.Families == nil {
 		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}
@@ -72,24 +68,24 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 	p := &Proxy{cfg: c, families: map[tracker.Family]*progress{}}
 	for _, f := range c.Families {
 		if f.Bits() == 0 {
-			return nil, fmt.Errorf("%w: unknown family %d", ErrConfig, f)
+			return nil, fmt.Errorf("health: invalid configuration: unknown family %d", f)
 		}
 		p.families[f] = &progress{}
 	}
 	return p, nil
 }
 
-// Trace returns hooks for a [runner.Runner] whose function updates every family. A
+// Hooks returns hooks for a [runner.Runner] whose function updates every family. A
 // run that fails with a [*ruleset.PartialError] counts as a success: one Service that
 // cannot be programmed must not take the node out of service. A run that waits for something
 // ([runner.IsNotReady]) counts as neither: its updates continue to wait. If families can fail
 // independently, as under [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started]
 // and [Proxy.Done] instead.
-func (p *Proxy) Trace() *runner.Trace {
-	return &runner.Trace{
+func (p *Proxy) Hooks() *runner.Hooks {
+	return &runner.Hooks{
 		Queued:    func(time.Time) { p.Queued() },
-		SyncStart: func(runner.Info) { p.Started() },
-		SyncDone: func(i runner.Info) {
+		SyncStart: func(runner.RunInfo) { p.Started() },
+		SyncDone: func(i runner.RunInfo) {
 			p.Done(ruleset.InEffect(i.Err))
 		},
 	}

@@ -40,7 +40,7 @@ type Services struct {
 
 // service is one Service with a health-check node port.
 type service struct {
-	rules map[tracker.Key]*ruleset.Service
+	rules map[tracker.Key]*ruleset.Port
 	// Computed from rules:
 	port uint16
 	// local is the number of local ready endpoints. It has an entry for each family
@@ -90,9 +90,9 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 		c := &d.Changes[i]
 		name := c.Key.NamespacedName
 		e := s.ports[name]
-		if c.New != nil && c.New.Port.HealthCheckNodePort != 0 {
+		if c.New != nil && c.New.Spec.HealthCheckNodePort != 0 {
 			if e == nil {
-				e = &service{rules: map[tracker.Key]*ruleset.Service{}}
+				e = &service{rules: map[tracker.Key]*ruleset.Port{}}
 				s.ports[name] = e
 			}
 			e.rules[c.Key] = c.New
@@ -127,7 +127,7 @@ func (s *Services) byAge(names map[types.NamespacedName]bool) []types.Namespaced
 	port := func(name types.NamespacedName) *tracker.ServicePort {
 		if e := s.ports[name]; e != nil {
 			for _, r := range e.rules {
-				return r.Port // all have the Service's age
+				return r.Spec // all have the Service's age
 			}
 		}
 		return &tracker.ServicePort{}
@@ -146,7 +146,7 @@ func (e *service) count(node string) {
 		// All ports of a Service have the same health-check node port, except between
 		// two changes. Then the first by key wins.
 		if e.port == 0 || key.Compare(from) < 0 {
-			e.port, from = r.Port.HealthCheckNodePort, key
+			e.port, from = r.Spec.HealthCheckNodePort, key
 		}
 		e.local[key.Family] += 0 // make an entry for the family
 		for _, ep := range r.Endpoints {

@@ -45,11 +45,11 @@ func newCluster(t *testing.T, at ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, NodePortAddresses: addrs})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: addrs})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return &cluster{t: t, Tracker: tr, engine: e}
 }
 

@@ -14,7 +14,7 @@ func main() {
 	if err != nil {
 		panic(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		panic(err)
 	}

@@ -83,7 +83,7 @@ func (w *world) staleFlows() (out []string, err error) {
 				p.addr[f] = from.Unmap()
 				t := target{netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), v1.ProtocolUDP}
 				at := netip.AddrPortFrom(server.Unmap(), flow.Reverse.SrcPort)
-				svc := v.Trace(p.packet(t, v)).Service
+				svc := v.Trace(p.packet(t, v)).Port
 				if svc == nil && !w.oracle.restarted.Load() || svc != nil && !slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
 					out = append(out, fmt.Sprint("left over: flow ", flow))
 				}

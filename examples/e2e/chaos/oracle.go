@@ -68,11 +68,11 @@ func newOracle(nodePorts string) (*oracle, error) {
 		pods = append(pods, netip.MustParsePrefix(cidr))
 	}
 	if o.engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(), LocalTraffic: ruleset.LocalTraffic{CIDRs: pods},
+		Source: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(), LocalTraffic: ruleset.LocalTraffic{CIDRs: pods},
 	}); err != nil {
 		return nil, err
 	}
-	o.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	o.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	o.latest = &version{Snapshot: o.engine.Snapshot(), local: nodeAddresses}
 	o.before, o.base = o.latest, o.latest
 	return o, nil
@@ -178,9 +178,9 @@ const recentServices = 20
 func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 	o.mu.Lock()
 	v := pick(rng, o.before, o.base, o.latest)
-	list := v.Services
+	list := v.Ports
 	if len(o.recent) != 0 && rng.IntN(2) == 0 {
-		list = v.Ports(pick(rng, o.recent...))
+		list = v.PortsOf(pick(rng, o.recent...))
 	}
 	o.mu.Unlock()
 	if len(list) == 0 {
@@ -221,17 +221,17 @@ func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 //     connection may be refused, lose packets or get no answer.
 func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 	var first error
-	list, old := o.until(v), v.Trace(from.packet(t, v)).Service
+	list, old := o.until(v), v.Trace(from.packet(t, v)).Port
 	right, mayFail := false, false
 	zones := slices.ContainsFunc(list, func(w *version) bool { return w.Node.Info.Zone != v.Node.Info.Zone })
 	for _, w := range list {
 		verdict := w.Trace(from.packet(t, w))
-		svc, f := verdict.Service, verdict.Frontend
+		svc, f := verdict.Port, verdict.Frontend
 		switch {
 		case verdict.Action == ruleset.ActionPass, got.Kind != netlab.Reached && svc != nil && dead(svc):
 			return nil
 		case got.Kind == netlab.Failed:
-		case (svc == nil) != (old == nil), svc != nil && svc.Port != old.Port,
+		case (svc == nil) != (old == nil), svc != nil && svc.Spec != old.Spec,
 			w.setting != v.setting && (svc == nil || f.Kind == ruleset.KindNodePort || len(f.Sources) != 0):
 			return nil
 		}
@@ -260,7 +260,7 @@ func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 // versions since v, whatever its conditions.
 func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPort) bool {
 	for _, w := range o.until(v) {
-		if svc := w.Trace(from.packet(t, w)).Service; svc != nil && slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
+		if svc := w.Trace(from.packet(t, w)).Port; svc != nil && slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
 			return true
 		}
 	}
@@ -271,19 +271,19 @@ func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPor
 // has been restarted. The first agent may have ended before it learned of the deletion, and the second
 // cannot recognize the flows.
 func (o *oracle) forgotten(v *version, from *place, t target) bool {
-	return o.restarted.Load() && slices.ContainsFunc(o.until(v), func(w *version) bool { return w.Trace(from.packet(t, w)).Service == nil })
+	return o.restarted.Load() && slices.ContainsFunc(o.until(v), func(w *version) bool { return w.Trace(from.packet(t, w)).Port == nil })
 }
 
 // keeps reports whether a Service port has an endpoint that is ready or serving at an address, in the
 // latest version.
 func (o *oracle) keeps(key tracker.Key, at netip.AddrPort) bool {
-	return slices.ContainsFunc(o.now().Ports(key.NamespacedName), func(s *ruleset.Service) bool {
+	return slices.ContainsFunc(o.now().PortsOf(key.NamespacedName), func(s *ruleset.Port) bool {
 		return s.Key == key && slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at && (e.Ready || e.Serving) })
 	})
 }
 
 // dead reports whether a Service has an endpoint without a server.
-func dead(s *ruleset.Service) bool {
+func dead(s *ruleset.Port) bool {
 	return slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return !alive(e.Addr) })
 }
 

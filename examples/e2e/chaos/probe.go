@@ -50,7 +50,7 @@ const (
 
 // timeoutOf returns how long to wait for an answer.
 func timeoutOf(v ruleset.Verdict) time.Duration {
-	if v.Action == ruleset.ActionDrop || v.Action == ruleset.ActionPass || v.Action == ruleset.ActionForward && dead(v.Service) {
+	if v.Action == ruleset.ActionDrop || v.Action == ruleset.ActionPass || v.Action == ruleset.ActionForward && dead(v.Port) {
 		return silenceTimeout
 	}
 	return connectTimeout

@@ -169,7 +169,7 @@ func (t *traffic) open(rng *rand.Rand) *held {
 	}
 	v := t.oracle.since()
 	verdict := v.Trace(from.packet(to, v))
-	if !t.mode.keeps(from, verdict) || dead(verdict.Service) {
+	if !t.mode.keeps(from, verdict) || dead(verdict.Port) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, connectTimeout)
@@ -177,7 +177,7 @@ func (t *traffic) open(rng *rand.Rand) *held {
 	c, o := from.connect(ctx, to.to)
 	if right := t.count("tcp", v, from, to, o); c == nil {
 		return nil
-	} else if h := (&held{service: verdict.Service.Key, from: from, to: to, server: o.Server, Lines: c, good: time.Now()}); right {
+	} else if h := (&held{service: verdict.Port.Key, from: from, to: to, server: o.Server, Lines: c, good: time.Now()}); right {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if t.oracle.keeps(h.service, h.server) { // otherwise drain came first, or another Service has the address
@@ -255,7 +255,7 @@ func (t *traffic) talk(rng *rand.Rand) {
 		to, ok := t.oracle.pick(rng)
 		from, v := t.places[rng.IntN(len(t.places))], t.oracle.since()
 		verdict := v.Trace(from.packet(to, v))
-		if !ok || to.proto != v1.ProtocolUDP || verdict.Action != ruleset.ActionForward || dead(verdict.Service) {
+		if !ok || to.proto != v1.ProtocolUDP || verdict.Action != ruleset.ActionForward || dead(verdict.Port) {
 			sleep(t.ctx, 10*time.Millisecond)
 			continue
 		}

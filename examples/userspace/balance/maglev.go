@@ -15,7 +15,7 @@ const keptTables = 4
 
 // Maglev chooses by a table of package maglev. The choice depends only on the pool, the Seed
 // and the client, so proxies with the same Seed agree, and so do data planes that use
-// [ruleset.Service.Maglev]. The zero value is ready for use.
+// [ruleset.Port.Maglev]. The zero value is ready for use.
 type Maglev struct {
 	// Seed is the HashSeed of [ruleset.Node].
 	Seed uint64

@@ -21,8 +21,8 @@ func TestMaglevAgreesWithTheKernelsTable(t *testing.T) {
 			b := &Maglev{Seed: seed, Slots: int(slots), Port: port}
 			for round := range 30 {
 				p := pools[(round*round)%len(pools)]
-				s := &ruleset.Service{
-					Port:      &tracker.ServicePort{Hash: hash, HashBuckets: slots},
+				s := &ruleset.Port{
+					Spec:      &tracker.ServicePort{Hash: hash, HashBuckets: slots},
 					Selection: tracker.Selection{Cluster: p},
 				}
 				tab := s.Maglev(ruleset.TargetCluster, seed)

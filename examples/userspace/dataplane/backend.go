@@ -268,8 +268,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 // address of the node may have a socket for a NodePort and an external IP together.
 type want struct {
 	key       tracker.Key
-	now       *ruleset.Service // nil for a removed Service
-	service   *service         // the state before, nil for a new Service
+	now       *ruleset.Port // nil for a removed Service
+	service   *service      // the state before, nil for a new Service
 	frontends []bound
 }
 
@@ -290,7 +290,7 @@ func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.Kin
 // wants returns the changes of a delta.
 func (b *Backend) wants(d *ruleset.Delta) []want {
 	out := make([]want, 0, len(d.Changes))
-	add := func(k tracker.Key, now *ruleset.Service) {
+	add := func(k tracker.Key, now *ruleset.Port) {
 		w := want{key: k, now: now, service: b.services[k]}
 		if now != nil {
 			w.frontends = b.places(now, d.Node)
@@ -323,7 +323,7 @@ func (b *Backend) wants(d *ruleset.Delta) []want {
 		if d := cmp.Compare(a.rank(), b.rank()); d != 0 || a.now == nil {
 			return d
 		}
-		return cmp.Or(a.now.Port.CompareAge(b.now.Port), a.key.Compare(b.key))
+		return cmp.Or(a.now.Spec.CompareAge(b.now.Spec), a.key.Compare(b.key))
 	})
 	return out
 }
@@ -340,7 +340,7 @@ func (w *want) rank() int {
 }
 
 // places returns the places of a Service's frontends.
-func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
+func (b *Backend) places(svc *ruleset.Port, n *ruleset.Node) []bound {
 	out := make([]bound, 0, len(svc.Frontends))
 	add := func(f ruleset.Frontend, a netip.Addr) {
 		at := netip.AddrPortFrom(a, f.Port)

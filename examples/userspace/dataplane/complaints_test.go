@@ -49,7 +49,7 @@ func TestSCTPServiceIsReportedOnce(t *testing.T) {
 		w.tracker.SetSlice(now)
 		w.sync()
 	}
-	if n := len(w.engine.Snapshot().Services); n != ports {
+	if n := len(w.engine.Snapshot().Ports); n != ports {
 		t.Fatalf("%d ports", n)
 	}
 	if n := strings.Count(logged.String(), "\n"); n != 1 {
@@ -65,7 +65,7 @@ func TestTakenPortIsReportedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker, NodePortAddresses: ports}); err != nil {
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker, NodePortAddresses: ports}); err != nil {
 		t.Fatal(err)
 	}
 	w.cursor = w.engine.Attach("userspace", w.backend)

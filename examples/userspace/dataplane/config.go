@@ -27,8 +27,8 @@ type Config struct {
 	// Services with each full delta. Nil means that it serves all.
 	Serves func(f *ruleset.Frontend, protocol v1.Protocol, at netip.AddrPort) bool
 	// Algorithm returns the load balancer of a Service without a hash
-	// ([ruleset.Service.Hash]). Nil means weighted round robin for all.
-	Algorithm func(*ruleset.Service) balance.Algorithm
+	// ([ruleset.Port.Hash]). Nil means weighted round robin for all.
+	Algorithm func(*ruleset.Port) balance.Algorithm
 	// Dial opens connections to endpoints; network is "tcp" or "udp". Nil means package
 	// net. A TCP connection should be a *net.TCPConn.
 	Dial func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error)
@@ -110,7 +110,7 @@ func (c Config) complete() (Config, error) {
 		}
 	}
 	if c.Algorithm == nil {
-		c.Algorithm = func(*ruleset.Service) balance.Algorithm { return balance.WeightedRoundRobinAlgorithm }
+		c.Algorithm = func(*ruleset.Port) balance.Algorithm { return balance.WeightedRoundRobinAlgorithm }
 	}
 	if c.Dial == nil {
 		var d net.Dialer

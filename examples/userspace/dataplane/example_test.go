@@ -37,7 +37,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -58,7 +58,7 @@ func Example() {
 		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port}},
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{"127.0.0.1"}}},
 	})
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	ctx := context.Background()
 	if err := cursor.Sync(ctx); err != nil {
 		fmt.Println(err)

@@ -28,7 +28,7 @@ func TestHashChoosesTheTablesEndpoint(t *testing.T) {
 	w.service("web", tcp, port)
 	w.endpoints("web", tcp, all...)
 	w.sync()
-	svc := w.engine.Snapshot().Services[0]
+	svc := w.engine.Snapshot().Ports[0]
 	table, pool := svc.Maglev(ruleset.TargetCluster, seed), svc.Pool(ruleset.TargetCluster)
 	alive := slices.DeleteFunc(slices.Clone(pool), func(ep *tracker.Endpoint) bool { return ep.Addr == dead })
 	var members []maglev.Member
@@ -64,7 +64,7 @@ func TestHashChoosesTheEndpointOfDatagrams(t *testing.T) {
 	w.service("dns", udp, port)
 	w.endpoints("dns", udp, a, b)
 	w.sync()
-	svc := w.engine.Snapshot().Services[0]
+	svc := w.engine.Snapshot().Ports[0]
 	to := svc.Pool(ruleset.TargetCluster)[svc.Maglev(ruleset.TargetCluster, 1).Find(maglev.HashAddr(1, netip.MustParseAddr("127.0.0.1")))].Addr
 	want := map[netip.AddrPort]string{a: "a x", b: "b x"}[to]
 	for range 10 {

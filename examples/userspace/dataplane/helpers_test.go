@@ -54,7 +54,7 @@ func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world 
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker, HashSeed: seed}); err != nil {
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker, HashSeed: seed}); err != nil {
 		t.Fatal(err)
 	}
 	if w.backend, err = New(c); err != nil {
@@ -66,7 +66,7 @@ func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world 
 		w.backend.Shutdown(done)
 	})
 	w.cursor = w.engine.Attach("userspace", w.backend)
-	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return w
 }
 

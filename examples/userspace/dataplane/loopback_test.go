@@ -59,7 +59,7 @@ func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, net
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, NodePortAddresses: ports})
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, net
 		Ports:       []discovery.EndpointPort{{Name: &unnamed, Port: &port}},
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{endpoint.Addr().String()}}},
 	})
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	if err := e.Attach("loopback", b).Sync(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}

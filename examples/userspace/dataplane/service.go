@@ -20,7 +20,7 @@ type service struct {
 	// places holds the places where it has or needs sockets. Only Apply uses it.
 	places []place
 
-	now    atomic.Pointer[ruleset.Service] // never nil
+	now    atomic.Pointer[ruleset.Port] // never nil
 	choice atomic.Pointer[choice]
 	// made counts all connections and sessions of endpoints.
 	made atomic.Uint64
@@ -55,8 +55,8 @@ type method struct {
 }
 
 // methodOf returns the method of a Service with an algorithm, on a node.
-func methodOf(svc *ruleset.Service, a balance.Algorithm, n *ruleset.Node) method {
-	m := method{algorithm: a, timeout: svc.Port.Affinity}
+func methodOf(svc *ruleset.Port, a balance.Algorithm, n *ruleset.Node) method {
+	m := method{algorithm: a, timeout: svc.Spec.Affinity}
 	if h := svc.Hash(); h != tracker.HashNone {
 		m.algorithm, m.hash, m.seed = 0, h, n.HashSeed
 		m.clusterSlots, m.localSlots = svc.HashBuckets(ruleset.TargetCluster), svc.HashBuckets(ruleset.TargetLocal)
@@ -82,14 +82,14 @@ type endpoint struct {
 	drains int
 }
 
-func newService(svc *ruleset.Service, m method, drain time.Duration) *service {
+func newService(svc *ruleset.Port, m method, drain time.Duration) *service {
 	s := &service{drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
 	s.set(svc, m)
 	return s
 }
 
 // set stores a new version of the Service.
-func (s *service) set(svc *ruleset.Service, m method) {
+func (s *service) set(svc *ruleset.Port, m method) {
 	s.choose(m)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +199,7 @@ func (s *service) has(at netip.AddrPort) bool {
 }
 
 // serves reports whether svc has a serving endpoint at the address.
-func serves(svc *ruleset.Service, at netip.AddrPort) bool {
+func serves(svc *ruleset.Port, at netip.AddrPort) bool {
 	return slices.ContainsFunc(svc.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at && ep.Serving })
 }
 

@@ -137,7 +137,7 @@ func TestRemovedEndpointIsDrained(t *testing.T) {
 		w.sync()
 		c := w.connect(port)
 		drains := func() bool {
-			s := w.backend.services[w.engine.Snapshot().Services[0].Key]
+			s := w.backend.services[w.engine.Snapshot().Ports[0].Key]
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.endpoints[a].end != nil

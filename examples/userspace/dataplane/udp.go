@@ -166,7 +166,7 @@ type session struct {
 	endpoint netip.AddrPort
 	// checked is the last version of the Service that was checked to have the endpoint.
 	// Only receive uses it.
-	checked *ruleset.Service
+	checked *ruleset.Port
 
 	last atomic.Int64 // time of the last use, in Unix nanoseconds
 	// A replaced session still forwards answers for a while. A closed one has ended.

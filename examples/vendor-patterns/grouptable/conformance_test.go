@@ -43,8 +43,8 @@ type entry struct {
 }
 
 // entryOf returns the entry of a frontend.
-func (v *vips) entryOf(s *ruleset.Service, f *ruleset.Frontend) entry {
-	e := entry{s.Key, *f, s.Port.Affinity, f.Target, f.Internal}
+func (v *vips) entryOf(s *ruleset.Port, f *ruleset.Frontend) entry {
+	e := entry{s.Key, *f, s.Spec.Affinity, f.Target, f.Internal}
 	if !v.empty {
 		return e
 	}
@@ -58,9 +58,9 @@ func (v *vips) entryOf(s *ruleset.Service, f *ruleset.Frontend) entry {
 		return ruleset.TargetCluster
 	}
 	if f.Kind == ruleset.KindClusterIP {
-		e.target, e.internal = pool(f.Target, s.Port.InternalLocal), pool(f.Internal, s.Port.InternalLocal)
+		e.target, e.internal = pool(f.Target, s.Spec.InternalLocal), pool(f.Internal, s.Spec.InternalLocal)
 	} else {
-		e.target, e.internal = pool(f.Target, s.Port.ExternalLocal), pool(f.Internal, false)
+		e.target, e.internal = pool(f.Target, s.Spec.ExternalLocal), pool(f.Internal, false)
 	}
 	return e
 }
@@ -158,14 +158,14 @@ func TestConformance(t *testing.T) {
 				skip[conformance.Drop] = "a group without buckets refuses, even if other nodes have endpoints"
 			}
 			conformance.Simulate(t, conformance.Simulation{
-				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+				New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 					fails := func() bool { return env.Fail() != nil }
 					v := &vips{
 						empty: empty,
 						sw:    &fakeSwitch{t, fails, map[driver.Endpoint]bool{}, map[uint32]group{}, 0},
 						table: map[vip]entry{},
 					}
-					return conformance.Plane{
+					return conformance.Fake{
 						Backend: func() ruleset.Backend {
 							table, err := New(v.sw, empty)
 							if err != nil {

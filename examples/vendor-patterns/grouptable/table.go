@@ -57,7 +57,7 @@ func New(sw Switch, emptyGroups bool) (*driver.Driver, error) {
 		Put:    func(id uint32, g named) error { return sw.InstallGroup(id, g.Name, g.Value) },
 		Delete: sw.RemoveGroup,
 	}
-	return driver.New(driver.Plane[struct{}, []driver.Endpoint, struct{}]{
+	return driver.New(driver.Tables[struct{}, []driver.Endpoint, struct{}]{
 		Endpoints: driver.Table[driver.Endpoint, struct{}]{
 			Installed: func() (iter.Seq2[driver.Endpoint, struct{}], error) {
 				all, err := sw.Endpoints()
@@ -76,7 +76,7 @@ func New(sw Switch, emptyGroups bool) (*driver.Driver, error) {
 	})
 }
 
-func buckets(s *ruleset.Service, t ruleset.Target) (out []driver.Endpoint) {
+func buckets(s *ruleset.Port, t ruleset.Target) (out []driver.Endpoint) {
 	for _, ep := range s.Pool(t) {
 		out = append(out, driver.EndpointOf(s, ep))
 	}

@@ -98,7 +98,7 @@ func (w *world) restart() {
 	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
 		w.t.Fatal(err)
 	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker}); err != nil {
 		w.t.Fatal(err)
 	}
 	table, err := New(w.sw, w.empty)
@@ -106,7 +106,7 @@ func (w *world) restart() {
 		w.t.Fatal(err)
 	}
 	w.cursor = w.engine.Attach("switch", table)
-	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 // set sets a Service with endpoints on this node (odd ones) and on others.
@@ -135,7 +135,7 @@ func (w *world) set(name, ip string, local bool, endpoints ...int) {
 func (w *world) agree() {
 	w.t.Helper()
 	endpoints, groups := map[driver.Endpoint]bool{}, map[driver.Pool][]driver.Endpoint{}
-	for _, s := range w.engine.Snapshot().Services {
+	for _, s := range w.engine.Snapshot().Ports {
 		for _, p := range []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
 			if w.empty && s.HasPool(p) {
 				groups[driver.Pool{Service: s.Key, Target: p}] = nil

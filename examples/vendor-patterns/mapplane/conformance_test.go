@@ -61,12 +61,12 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 
 func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
-		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
+		New: func(_ testing.TB, env conformance.SimEnv) conformance.Fake {
 			fails := func() bool { return env.Fail() != nil }
 			p := &program{frontends: map[driver.Frontend]Action{}, members: map[driver.Slot[driver.Pool]]Endpoint{}}
 			frontends := &fake[driver.Frontend, Action]{p.frontends, fails, env.Look, 0, 0}
 			members := &fake[driver.Slot[driver.Pool], Endpoint]{p.members, fails, env.Look, 0, 0}
-			return conformance.Plane{
+			return conformance.Fake{
 				Backend: func() ruleset.Backend {
 					plane, err := New(frontends, members)
 					if err != nil {

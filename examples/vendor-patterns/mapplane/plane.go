@@ -5,7 +5,7 @@
 //
 // A program picks an endpoint by a number below the pool's size, which is part of the
 // frontend's entry. A change of the size therefore writes the frontend again. The key of a pool
-// is a [tracker.Key], not a [ruleset.Service.ID], which each process assigns again.
+// is a [tracker.Key], not a [ruleset.Port.ID], which each process assigns again.
 package mapplane
 
 import (
@@ -54,8 +54,8 @@ func New(frontends Map[driver.Frontend, Action], members Map[driver.Slot[driver.
 		Entries: table(members),
 		Value:   func(_ driver.Pool, ep *tracker.Endpoint) Endpoint { return Endpoint{ep.Addr, ep.Weight} },
 	}
-	p := driver.Plane[struct{}, []*tracker.Endpoint, Action]{
-		Pools: slots.Pools(), Pool: (*ruleset.Service).Pool,
+	p := driver.Tables[struct{}, []*tracker.Endpoint, Action]{
+		Pools: slots.Pools(), Pool: (*ruleset.Port).Pool,
 		Frontends: table(frontends), Frontend: actionOf,
 	}
 	p.Frontends.Equal = func(a, b Action) bool { return a == b }
@@ -70,10 +70,10 @@ func table[K comparable, V any](m Map[K, V]) driver.Table[K, V] {
 	}
 }
 
-func actionOf(s *ruleset.Service, f *ruleset.Frontend) Action {
+func actionOf(s *ruleset.Port, f *ruleset.Frontend) Action {
 	return Action{
 		Service: s.Key, Target: f.Target, Internal: f.Internal,
 		Size: len(s.Pool(f.Target)), InternalSize: len(s.Pool(f.Internal)),
-		Masquerade: f.Masquerade, Affinity: s.Port.Affinity,
+		Masquerade: f.Masquerade, Affinity: s.Spec.Affinity,
 	}
 }

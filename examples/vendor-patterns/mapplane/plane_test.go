@@ -102,7 +102,7 @@ func (w *world) restart(t testing.TB) {
 	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker}); err != nil {
 		t.Fatal(err)
 	}
 	plane, err := New(w.frontends, w.members)
@@ -110,7 +110,7 @@ func (w *world) restart(t testing.TB) {
 		t.Fatal(err)
 	}
 	w.cursor = w.engine.Attach("maps", plane)
-	w.tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 // change makes a random change to one of a few Services, which share external addresses.
@@ -151,7 +151,7 @@ func (w *world) change(r *rand.Rand) {
 func (w *world) agree(t *testing.T) {
 	t.Helper()
 	frontends, pools, entries := map[driver.Frontend]Action{}, map[driver.Pool]map[Endpoint]bool{}, 0
-	for _, s := range w.engine.Snapshot().Services {
+	for _, s := range w.engine.Snapshot().Ports {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
 			frontends[driver.Frontend{Addr: f.Addr, Port: f.Port, Protocol: s.Key.Protocol, Family: s.Key.Family}] = actionOf(s, f)
@@ -297,7 +297,7 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 		delete(w.frontends.m, f)
 		break
 	}
-	stray := w.engine.Snapshot().Services[0].Endpoints[0]
+	stray := w.engine.Snapshot().Ports[0].Endpoints[0]
 	w.members.m[driver.Slot[driver.Pool]{N: 3}] = Endpoint{stray.Addr, 1}
 	w.members.look = func() {}
 	w.cursor.Resync()

@@ -30,11 +30,11 @@ func NewPipeline(t tracker.Config, e ruleset.Config) (*Pipeline, error) {
 	if p.Tracker, err = tracker.New(t); err != nil {
 		return nil, err
 	}
-	e.Tracker = p.Tracker
+	e.Source = p.Tracker
 	if p.Engine, err = ruleset.NewEngine(e); err != nil {
 		return nil, err
 	}
-	p.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	p.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return &p, nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 // ReleasesDeltas checks that a backend keeps no delta after its Apply. The one of a full sync
 // holds every Service as it was then, and so would old versions for as long as the backend lives.
-func ReleasesDeltas(t *testing.T, plane func(testing.TB, conformance.SimEnv) conformance.Plane) {
+func ReleasesDeltas(t *testing.T, plane func(testing.TB, conformance.SimEnv) conformance.Fake) {
 	p := NewNode(t, tracker.Config{})
 	w := &witness{Backend: plane(t, conformance.SimEnv{
 		Families: []tracker.Family{tracker.IPv4, tracker.IPv6}, NodeAddresses: nodeAddrs,

@@ -29,7 +29,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	t.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	steps := worldgen.Steps{g.Start(), g.Step()}
 	steps.Apply(t, len(steps)-1)
 	fmt.Println(len(t.Take().Updates) > 0)

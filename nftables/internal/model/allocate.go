@@ -10,7 +10,7 @@ import (
 
 // allocate returns the Service with its pools and dispatch keys. It reuses old's pools if they
 // are of the right kind. It creates missing pools and handlers.
-func (t *Table) allocate(old *service, s *ruleset.Service, tx *Tx) (*service, error) {
+func (t *Table) allocate(old *service, s *ruleset.Port, tx *Tx) (*service, error) {
 	now := &service{}
 	if s == nil {
 		return now, nil
@@ -24,7 +24,7 @@ func (t *Table) allocate(old *service, s *ruleset.Service, tx *Tx) (*service, er
 			return nil, ErrTooManyPools
 		}
 		now.pools[target] = p
-		now.lacksAffinity = now.lacksAffinity || p.sticky != (s.Port.Affinity != 0)
+		now.lacksAffinity = now.lacksAffinity || p.sticky != (s.Spec.Affinity != 0)
 	}
 	if err := t.allocateRanges(old, now, s, tx); err != nil {
 		return nil, err
@@ -45,11 +45,11 @@ func (t *Table) allocate(old *service, s *ruleset.Service, tx *Tx) (*service, er
 // pool returns the pool of the Service for a target: old if that is of the right kind, or a new
 // one. If there is no number for a sticky pool, the pool is of the other kind. Without a number
 // for any pool, it returns nil.
-func (t *Table) pool(old *pool, s *ruleset.Service, target ruleset.Target) *pool {
-	if old != nil && old.sticky == (s.Port.Affinity != 0) {
+func (t *Table) pool(old *pool, s *ruleset.Port, target ruleset.Target) *pool {
+	if old != nil && old.sticky == (s.Spec.Affinity != 0) {
 		return old
 	}
-	if s.Port.Affinity != 0 {
+	if s.Spec.Affinity != 0 {
 		if p := t.newSticky(s, target); p != nil {
 			return p
 		}
@@ -68,7 +68,7 @@ func (t *Table) pool(old *pool, s *ruleset.Service, target ruleset.Target) *pool
 
 // newSticky returns a new sticky pool, or the one that the Service had in an earlier table. It
 // returns nil if there is no number left.
-func (t *Table) newSticky(s *ruleset.Service, target ruleset.Target) *pool {
+func (t *Table) newSticky(s *ruleset.Port, target ruleset.Target) *pool {
 	p := &pool{sticky: true}
 	owner := ownerOf(s.Key, target)
 	if a := t.adopted[owner]; a != nil {
@@ -96,7 +96,7 @@ func (t *Table) freeNumber(p *pool) {
 
 // prepare creates the handlers that the Service needs if it gets the pools that it wants. It calls
 // room with the mark before each.
-func (t *Table) prepare(s *ruleset.Service, tx *Tx, room func(Mark) error) error {
+func (t *Table) prepare(s *ruleset.Port, tx *Tx, room func(Mark) error) error {
 	sticky := WantedSticky(s)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
@@ -109,7 +109,7 @@ func (t *Table) prepare(s *ruleset.Service, tx *Tx, room func(Mark) error) error
 			}
 		}
 	}
-	if s.Port.Affinity == 0 {
+	if s.Spec.Affinity == 0 {
 		return nil
 	}
 	for _, target := range targets {

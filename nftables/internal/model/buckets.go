@@ -21,7 +21,7 @@ type distribution struct {
 	size int
 }
 
-func distributionOf(s *ruleset.Service, t ruleset.Target) distribution {
+func distributionOf(s *ruleset.Port, t ruleset.Target) distribution {
 	if size := s.HashBuckets(t); size != 0 {
 		return distribution{size: size}
 	}
@@ -29,7 +29,7 @@ func distributionOf(s *ruleset.Service, t ruleset.Target) distribution {
 }
 
 // bucketsOf returns the number of buckets of the Service's pool for the target.
-func bucketsOf(s *ruleset.Service, t ruleset.Target) int {
+func bucketsOf(s *ruleset.Port, t ruleset.Target) int {
 	pool := s.Pool(t)
 	switch how := distributionOf(s, t); {
 	case how.size != 0:
@@ -41,7 +41,7 @@ func bucketsOf(s *ruleset.Service, t ruleset.Target) int {
 }
 
 // handlerBuckets returns the number of buckets that a handler chooses from.
-func handlerBuckets(s *ruleset.Service, t ruleset.Target) int {
+func handlerBuckets(s *ruleset.Port, t ruleset.Target) int {
 	if size := s.HashBuckets(t); size != 0 {
 		return size
 	}

@@ -27,7 +27,7 @@ func (t *Table) Change(c *ruleset.Change, tx *Tx) error {
 type planned struct {
 	id       uint32
 	fields   ruleset.Field // that may change
-	after    *ruleset.Service
+	after    *ruleset.Port
 	old, now *service
 	mark     Mark // where it begins in the transaction
 }
@@ -64,7 +64,7 @@ func (t *Table) plan(c *ruleset.Change, tx *Tx) (planned, error) {
 
 // write adds the difference between two versions of a Service to tx and returns the Service as
 // programmed.
-func (t *Table) write(old *service, before, after *ruleset.Service, fields ruleset.Field, tx *Tx) (*service, error) {
+func (t *Table) write(old *service, before, after *ruleset.Port, fields ruleset.Field, tx *Tx) (*service, error) {
 	now := old
 	onlyEndpoints := before != nil && after != nil && !old.lacksAffinity &&
 		fields&(ruleset.FieldFrontends|ruleset.FieldAffinity|ruleset.FieldHash) == 0 && sameHandlers(old, before, after)
@@ -89,7 +89,7 @@ func (t *Table) write(old *service, before, after *ruleset.Service, fields rules
 
 // sameHandlers reports whether two versions of a Service with the same frontends have the same
 // handlers.
-func sameHandlers(old *service, before, after *ruleset.Service) bool {
+func sameHandlers(old *service, before, after *ruleset.Port) bool {
 	for _, target := range targets {
 		if p := old.pools[target]; p != nil && !p.sticky && handlerBuckets(before, target) != handlerBuckets(after, target) {
 			return false
@@ -137,13 +137,13 @@ func (t *Table) done(p planned, tx *Tx) {
 
 // fitted returns s with the endpoints for which there are numbers: s itself except for very many
 // endpoints. It keeps the first ones, so that all nodes keep the same.
-func fitted(s *ruleset.Service) *ruleset.Service {
+func fitted(s *ruleset.Port) *ruleset.Port {
 	if s == nil || len(s.Selection.Cluster) <= maxNumberedEndpoints && len(s.Selection.Local) <= maxNumberedEndpoints {
 		return s
 	}
 	pool := func(list []*tracker.Endpoint, target ruleset.Target) []*tracker.Endpoint {
 		most := layout.MaxPool
-		if s.Port.Affinity != 0 {
+		if s.Spec.Affinity != 0 {
 			most = layout.MaxStickyEndpoints
 		}
 		if len(list) > maxNumberedEndpoints && distributionOf(s, target) != (distribution{}) {
@@ -171,7 +171,7 @@ func Limits() ruleset.Limits {
 
 // writePool adds the buckets and the numbered endpoints by which a Service's pool changes. was and
 // is are the same pool unless its kind changes.
-func (t *Table) writePool(was, is *pool, before, after *ruleset.Service, target ruleset.Target, tx *Tx) error {
+func (t *Table) writePool(was, is *pool, before, after *ruleset.Port, target ruleset.Target, tx *Tx) error {
 	var list []*tracker.Endpoint
 	if was != nil {
 		list = before.Pool(target)
@@ -262,7 +262,7 @@ func (t *Table) addPoolChange(p *pool, comment string, tx *Tx) {
 }
 
 // writeFrontends adds the elements by which the frontends differ.
-func (t *Table) writeFrontends(old, now *service, before, after *ruleset.Service, tx *Tx) {
+func (t *Table) writeFrontends(old, now *service, before, after *ruleset.Port, tx *Tx) {
 	t.before, t.after = t.before[:0], t.after[:0]
 	if before != nil {
 		t.before = frontendElements(t.before, before, old)
@@ -284,7 +284,7 @@ func (t *Table) writeFrontends(old, now *service, before, after *ruleset.Service
 }
 
 // noteLongNames updates t.longNames after the frontends of a Service changed.
-func (t *Table) noteLongNames(before, after *ruleset.Service) {
+func (t *Table) noteLongNames(before, after *ruleset.Port) {
 	s := after
 	if s == nil {
 		s = before
@@ -292,7 +292,7 @@ func (t *Table) noteLongNames(before, after *ruleset.Service) {
 	if n := s.Key; len(n.Namespace)+len(n.Name)+len(n.Port)+len("/:") <= layout.MaxComment {
 		return
 	}
-	set := func(s *ruleset.Service, set func(layout.Octets)) {
+	set := func(s *ruleset.Port, set func(layout.Octets)) {
 		for i := 0; s != nil && i < len(s.Frontends); i++ {
 			if s.Frontends[i].IsRange() {
 				continue // its packets are not counted
@@ -312,7 +312,7 @@ func (t *Table) noteLongNames(before, after *ruleset.Service) {
 // noteLost adds the addresses and ports that a Service loses to tx.Lost. It leaves out ranges, whose
 // packets are not counted, and NodePorts:
 // the keys of their counters contain an address of the node, which the model does not have.
-func (t *Table) noteLost(before, after *ruleset.Service, tx *Tx) {
+func (t *Table) noteLost(before, after *ruleset.Port, tx *Tx) {
 	if before == nil {
 		return
 	}
@@ -330,8 +330,8 @@ func (t *Table) noteLost(before, after *ruleset.Service, tx *Tx) {
 
 // recallClients adds the clients of a new Service that another data plane remembers, as many as
 // have room in the transaction beside the Service, which begins at mark.
-func (t *Table) recallClients(now *service, s *ruleset.Service, mark Mark, tx *Tx) {
-	if s.Port.Affinity == 0 {
+func (t *Table) recallClients(now *service, s *ruleset.Port, mark Mark, tx *Tx) {
+	if s.Spec.Affinity == 0 {
 		return
 	}
 	type client struct {
@@ -349,14 +349,14 @@ func (t *Table) recallClients(now *service, s *ruleset.Service, mark Mark, tx *T
 			list, known := clients[ep.Addr]
 			if !known {
 				for addr, age := range t.recall(s.Key, ep.Addr) {
-					if left := s.Port.Affinity - max(age, 0); addr.Is4() == (t.Family == tracker.IPv4) && left >= time.Millisecond {
+					if left := s.Spec.Affinity - max(age, 0); addr.Is4() == (t.Family == tracker.IPv4) && left >= time.Millisecond {
 						list = append(list, client{addr, left})
 					}
 				}
 				clients[ep.Addr] = list
 			}
 			for _, c := range list {
-				e := Edit{Family: t.Family, Timeout: s.Port.Affinity, Left: c.left, Element: layout.Element{
+				e := Edit{Family: t.Family, Timeout: s.Spec.Affinity, Left: c.left, Element: layout.Element{
 					Set: layout.StickyClients, Key: word(p.number << layout.StickyShift).Addr(c.addr),
 					Data: word(p.number<<layout.StickyShift | uint32(p.members[i])),
 				}}

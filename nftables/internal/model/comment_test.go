@@ -40,7 +40,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 
 	kinds := map[ruleset.Kind]bool{}
 	sticky := 0
-	for _, s := range p.Engine.Snapshot().Services {
+	for _, s := range p.Engine.Snapshot().Ports {
 		sets := contents[s.Key.Family]
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
@@ -51,7 +51,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 				t.Errorf("%v: the comment %q of a frontend of kind %v names %v", s.Key, comment, f.Kind, got)
 			}
 		}
-		if s.Port.Affinity == 0 {
+		if s.Spec.Affinity == 0 {
 			continue
 		}
 		a := NewAdopted()

@@ -17,13 +17,13 @@ import (
 type dispatchKeys struct{ any, internal uint32 }
 
 // keyOf returns the maps that hold the dispatch keys of a Service's frontend, and its key in them.
-func keyOf(s *ruleset.Service, f *ruleset.Frontend) (all, internal layout.Set, key layout.Octets) {
+func keyOf(s *ruleset.Port, f *ruleset.Frontend) (all, internal layout.Set, key layout.Octets) {
 	return layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, s.Key.Protocol, f.Port)
 }
 
 // frontendElements appends the elements of a Service's frontends to list. as is the Service as
 // programmed.
-func frontendElements(list []layout.Element, s *ruleset.Service, as *service) []layout.Element {
+func frontendElements(list []layout.Element, s *ruleset.Port, as *service) []layout.Element {
 	for i := range s.Frontends {
 		f, keys := &s.Frontends[i], as.keys[i]
 		if f.IsRange() {

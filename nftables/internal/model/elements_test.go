@@ -17,7 +17,7 @@ import (
 // TestElementsOfFrontends computes the elements of a Service with frontends of every kind.
 func TestElementsOfFrontends(t *testing.T) {
 	addr := netip.MustParseAddr
-	s := &ruleset.Service{
+	s := &ruleset.Port{
 		Frontends: []ruleset.Frontend{
 			{Kind: ruleset.KindClusterIP, Addr: addr("10.96.0.1"), Port: 80},
 			{Kind: ruleset.KindNodePort, Port: 30080},

@@ -34,7 +34,7 @@ func (t *Table) mayBeHere(ep *tracker.Endpoint) bool {
 }
 
 // writeHairpin adds new endpoints to the set and starts the grace period of removed ones.
-func (t *Table) writeHairpin(old, now *ruleset.Service, tx *Tx) {
+func (t *Table) writeHairpin(old, now *ruleset.Port, tx *Tx) {
 	var before, after []*tracker.Endpoint
 	if old != nil {
 		before = old.Selection.Reachable

@@ -13,15 +13,15 @@ type StickyTargets [ruleset.TargetLocal + 1]bool
 
 // WantedSticky returns the targets whose pools should be sticky: all of a Service with client
 // affinity.
-func WantedSticky(s *ruleset.Service) (out StickyTargets) {
+func WantedSticky(s *ruleset.Port) (out StickyTargets) {
 	for _, target := range targets {
-		out[target] = s.Port.Affinity != 0
+		out[target] = s.Spec.Affinity != 0
 	}
 	return out
 }
 
 // HandlerOf returns the handler of a frontend of the Service.
-func HandlerOf(s *ruleset.Service, f *ruleset.Frontend, sticky StickyTargets) layout.Handler {
+func HandlerOf(s *ruleset.Port, f *ruleset.Frontend, sticky StickyTargets) layout.Handler {
 	var h layout.Handler
 	if f.Target == ruleset.TargetCluster || f.Target == ruleset.TargetLocal {
 		h = PoolHandler(s, f, f.Target, sticky)
@@ -55,7 +55,7 @@ func HasInternalHandler(f *ruleset.Frontend) bool {
 
 // PoolHandler returns the handler that only sends connections to the frontend to the Service's pool
 // for a target.
-func PoolHandler(s *ruleset.Service, f *ruleset.Frontend, t ruleset.Target, sticky StickyTargets) layout.Handler {
+func PoolHandler(s *ruleset.Port, f *ruleset.Frontend, t ruleset.Target, sticky StickyTargets) layout.Handler {
 	if sticky[t] {
 		return layout.Handler{Sticky: true, Range: f.IsRange()}
 	}
@@ -73,8 +73,8 @@ func (l handlers) add(h layout.Handler) uint32 {
 }
 
 // StickyHandlerOf returns the handler of the Service's sticky pool for a target.
-func StickyHandlerOf(s *ruleset.Service, t ruleset.Target) layout.StickyHandler {
-	return layout.StickyHandler{Buckets: handlerBuckets(s, t), Hash: s.Hash(), Seconds: layout.Seconds(s.Port.Affinity)}
+func StickyHandlerOf(s *ruleset.Port, t ruleset.Target) layout.StickyHandler {
+	return layout.StickyHandler{Buckets: handlerBuckets(s, t), Hash: s.Hash(), Seconds: layout.Seconds(s.Spec.Affinity)}
 }
 
 // stickyEntry is a sticky handler that has a chain.

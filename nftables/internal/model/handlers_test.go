@@ -18,7 +18,7 @@ func TestHandlersAreBounded(t *testing.T) {
 		sizes[layout.BucketsFor(n)] = true
 	}
 	found := map[layout.Handler]bool{}
-	s := &ruleset.Service{Port: &tracker.ServicePort{}}
+	s := &ruleset.Port{Spec: &tracker.ServicePort{}}
 	add := func(c layout.Handler) {
 		// A pool of another size differs in its buckets only.
 		if c.Buckets == 0 {

@@ -53,7 +53,7 @@ func (t *Table) KeepConcat(s layout.Set, elements map[layout.Element]string) boo
 }
 
 // keptNumber takes over the number that a frontend had in the table that is rewritten, or returns 0.
-func (t *Table) keptNumber(s *ruleset.Service, f *ruleset.Frontend) uint32 {
+func (t *Table) keptNumber(s *ruleset.Port, f *ruleset.Frontend) uint32 {
 	_, _, key := keyOf(s, f)
 	n := t.kept.numbers[key]
 	if n != 0 {
@@ -92,8 +92,8 @@ func (t *Table) releaseKept(tx *Tx) {
 }
 
 // hasRange reports whether a frontend of s has a range of ports.
-func hasRange(s *ruleset.Service) bool {
-	return s.Port.IsRange() && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() })
+func hasRange(s *ruleset.Port) bool {
+	return s.Spec.IsRange() && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() })
 }
 
 // rangeNumber returns the number of the Service's range at an address, or 0.
@@ -108,7 +108,7 @@ func (s *service) rangeNumber(a netip.Addr) uint32 {
 
 // allocateRanges takes a number for each range of ports of s, which replaces old by now. If s is the
 // first Service that has a range, it creates the sets and chains for ranges.
-func (t *Table) allocateRanges(old, now *service, s *ruleset.Service, tx *Tx) error {
+func (t *Table) allocateRanges(old, now *service, s *ruleset.Port, tx *Tx) error {
 	if !hasRange(s) {
 		return nil
 	}
@@ -213,7 +213,7 @@ func (s *service) shiftElements(list []layout.Element) []layout.Element {
 }
 
 // rangeElements appends the elements of a frontend with a range of ports, which has a number.
-func rangeElements(list []layout.Element, s *ruleset.Service, f *ruleset.Frontend, keys dispatchKeys, number uint32) []layout.Element {
+func rangeElements(list []layout.Element, s *ruleset.Port, f *ruleset.Frontend, keys dispatchKeys, number uint32) []layout.Element {
 	key := word(layout.RangeKey(number))
 	list = append(list, layout.RangeElement(f.Addr, s.Key.Protocol, f.Port, f.LastPort, number),
 		layout.Element{Set: layout.RangeKeys, Key: key, Data: word(keys.any)})

@@ -2,7 +2,6 @@ package model
 
 import (
 	"cmp"
-	"math"
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -46,18 +45,20 @@ func (m *Tables) byPrecedence(changes []ruleset.Change, installed func() (map[tr
 
 // compareAge orders Services by age, the oldest first. Services of unknown age come last, and nil
 // after them.
-func compareAge(a, b *ruleset.Service) int {
-	age := func(s *ruleset.Service) uint64 {
-		if s == nil {
-			return math.MaxUint64
-		}
-		return uint64(s.Port.Created) - 1 // 0 means unknown
+func compareAge(a, b *ruleset.Port) int {
+	switch {
+	case a != nil && b != nil:
+		return a.Spec.CompareAge(b.Spec)
+	case a != nil:
+		return -1
+	case b != nil:
+		return 1
 	}
-	return cmp.Compare(age(a), age(b))
+	return 0
 }
 
 // poolsOf returns the number of pools that the Service wants, 0 for nil.
-func poolsOf(s *ruleset.Service) (n int) {
+func poolsOf(s *ruleset.Port) (n int) {
 	for _, target := range targets {
 		if s != nil && len(s.Pool(target)) != 0 {
 			n++
@@ -75,7 +76,7 @@ func (m *Tables) scarce(changes []ruleset.Change) bool {
 	need := map[kind]uint32{}
 	for i := range changes {
 		if s := changes[i].New; s != nil {
-			need[kind{s.Key.Family, s.Port.Affinity != 0}] += uint32(poolsOf(s))
+			need[kind{s.Key.Family, s.Spec.Affinity != 0}] += uint32(poolsOf(s))
 		}
 	}
 	for k, n := range need {

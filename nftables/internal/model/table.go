@@ -59,7 +59,7 @@ type Table struct {
 	prefixes map[int]bool
 	// lacking holds the Services that are programmed without client affinity that they ask for, by
 	// ID. newlyLacking is one of those that were not before, and counts them.
-	lacking      map[uint32]*ruleset.Service
+	lacking      map[uint32]*ruleset.Port
 	newlyLacking struct {
 		count int
 		key   tracker.Key
@@ -96,7 +96,7 @@ type Recall func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
 
 // service is a Service as programmed: its version, its pools and the dispatch keys of its frontends.
 type service struct {
-	version *ruleset.Service
+	version *ruleset.Port
 	pools   [ruleset.TargetLocal + 1]*pool // by target
 	keys    []dispatchKeys
 	// ranges holds the frontends with ranges of ports.
@@ -152,7 +152,7 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 			layout.Handlers: {}, layout.InternalHandlers: {}, layout.OwnHandlers: {}, layout.StickyHandlers: {},
 			layout.RangeStickyHandlers: {},
 		},
-		chains: map[string]Object{}, garbage: map[string]bool{}, lacking: map[uint32]*ruleset.Service{}, prefixes: map[int]bool{},
+		chains: map[string]Object{}, garbage: map[string]bool{}, lacking: map[uint32]*ruleset.Port{}, prefixes: map[int]bool{},
 		clusterIPs: uses{}, hairpin: hairpin{refs: uses{}}, ranges: map[layout.Set][]Range{},
 		longNames: map[layout.Octets]tracker.Key{},
 	}
@@ -230,9 +230,9 @@ func (t *Table) KeepRoom(had func(layout.Set) int) {
 }
 
 // demand adds the largest number of elements of each set that the Service needs to need.
-func (t *Table) demand(s *ruleset.Service, need *[layout.SetCount]int) {
+func (t *Table) demand(s *ruleset.Port, need *[layout.SetCount]int) {
 	buckets := bucketsOf(s, ruleset.TargetCluster) + bucketsOf(s, ruleset.TargetLocal)
-	if s.Port.Affinity != 0 {
+	if s.Spec.Affinity != 0 {
 		need[layout.StickyPools] += len(targets)
 		need[layout.StickyHandlers] += len(targets)
 		if hasRange(s) {

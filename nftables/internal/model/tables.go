@@ -220,7 +220,7 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) err
 		for i := range changes {
 			delete(waiting, changes[i].ID())
 		}
-		list := slices.SortedFunc(maps.Values(waiting), func(a, b *ruleset.Service) int {
+		list := slices.SortedFunc(maps.Values(waiting), func(a, b *ruleset.Port) int {
 			return cmp.Or(compareAge(a, b), a.Key.Compare(b.Key))
 		})
 		for _, s := range list {

@@ -218,7 +218,7 @@ func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	a.netns = netns
 	a.closers = append(a.closers, func() { netns.Close() })
 	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Limits: a.limits, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: log}
-	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
+	c := conntrack.Config{NetNS: netns, Log: log, Hooks: &conntrack.Hooks{FlushedFamily: a.metrics.Flushed}}
 	if a.plane, err = a.mode.Open(ctx, s); err != nil {
 		return err
 	}
@@ -281,13 +281,13 @@ func (a *Agent) watchTraffic() {
 			return t, err
 		},
 		All: func() (out []tracker.Key) {
-			for _, s := range a.Engine.Snapshot().Services {
+			for _, s := range a.Engine.Snapshot().Ports {
 				out = append(out, s.Key)
 			}
 			return out
 		},
 		Endpoints: func(k tracker.Key) int {
-			if s := a.rules.Service(k); s != nil {
+			if s := a.rules.Port(k); s != nil {
 				return len(s.Selection.Reachable)
 			}
 			return 0

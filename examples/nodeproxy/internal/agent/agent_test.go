@@ -31,8 +31,8 @@ func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-			engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+			tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+			engine, err := ruleset.NewEngine(ruleset.Config{Source: tr})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +45,7 @@ func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
 				t.Fatal(err)
 			}
 			triggered := make(chan struct{}, 10)
-			r, err := runner.New(runner.Config{Trace: &runner.Trace{Queued: func(time.Time) { triggered <- struct{}{} }}}, func(context.Context) error { return nil })
+			r, err := runner.New(runner.Config{Hooks: &runner.Hooks{Queued: func(time.Time) { triggered <- struct{}{} }}}, func(context.Context) error { return nil })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -38,7 +38,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, NodePortAddresses: ports})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 	}
 	l.metrics = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)
 	cursor := engine.Attach("localhost", nodePortsOnly{l.apply})
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	failures := 0
 	for i := range 200 {
 		s := &v1.Service{

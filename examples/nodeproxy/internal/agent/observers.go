@@ -103,7 +103,7 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 	return o, nil
 }
 
-// queued is the Queued function of the [runner.Trace].
+// queued is the Queued function of the [runner.Hooks].
 func (o *observers) queued(at time.Time) {
 	o.Proxy.Queued()
 	o.metrics.Queued(at)

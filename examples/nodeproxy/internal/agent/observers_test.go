@@ -30,9 +30,9 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	// A delta has one or two of the ports.
-	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, Budget: ruleset.Budget{Delta: 1}})
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.Budget{Delta: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, Budget: ruleset.DefaultBudget(), Log: log})
+				engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.DefaultBudget(), Log: log})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -181,7 +181,7 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 						Spec:       v1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.0.%d", i+1), Ports: []v1.ServicePort{{Protocol: v1.ProtocolTCP, Port: 80}}},
 					})
 				}
-				tr.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+				tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 				for n := range perSecond * hour {
 					time.Sleep(time.Second / perSecond)
 					name, port := fmt.Sprint("s", n%50), int32(8080)

@@ -38,7 +38,7 @@ func (a *Agent) connect() (err error) {
 		Max:    max(fullSyncPeriod, a.Config.MinSyncPeriod, a.Config.Pace.Most),
 		Resync: a.rules.Resync,
 		Log:    a.Log,
-		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.Starting},
+		Hooks:  &runner.Hooks{Queued: a.queued, SyncStart: a.Starting},
 	}, a.Sync)
 	if err != nil {
 		return err
@@ -83,9 +83,9 @@ func (a *Agent) followNode(ctx context.Context) error {
 	}
 }
 
-// Starting is the SyncStart function of the [runner.Trace]. Syncs before all objects are
+// Starting is the SyncStart function of the [runner.Hooks]. Syncs before all objects are
 // listed apply nothing and are not counted.
-func (a *Agent) Starting(runner.Info) {
+func (a *Agent) Starting(runner.RunInfo) {
 	if a.Tracker.Synced() {
 		a.metrics.Starting()
 	}

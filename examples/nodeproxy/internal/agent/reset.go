@@ -18,7 +18,7 @@ func (a *Agent) openResetter(ctx context.Context, cfg *config.Config, log *slog.
 		NetNS: a.netns, Delay: cfg.ResetVanished, DestroySockets: true, Log: log,
 		// connect sets a.rules before the loops run.
 		Exists: func(at netip.AddrPort) bool { return len(a.rules.LookupEndpoint(at, v1.ProtocolTCP)) != 0 },
-		Trace:  &reset.Trace{Ended: func(i reset.Info) { ended(i.Endpoints, i.Sockets) }, Limited: limited},
+		Hooks:  &reset.Hooks{Ended: func(i reset.Group) { ended(i.Endpoints, i.Sockets) }, Limited: limited},
 	})
 	if err == nil {
 		a.closers = append(a.closers, func() { a.resetter.Close() })

@@ -240,9 +240,7 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		}
 		out.MinSyncPeriod = paceFloor
 	}
-	if out.MasqueradeMark, err = dataplane.MasqueradeBit(int(*bit)); err != nil {
-		return nil, err
-	}
+	out.MasqueradeMark = 1 << *bit
 	ct := k.Conntrack
 	out.Tuning = conntrack.Tuning{
 		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),

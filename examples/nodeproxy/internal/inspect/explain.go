@@ -176,14 +176,14 @@ func packetArgs(p *cli.Program, flags *config.Flags, none bool) (*config.Config,
 // writeWhyEmpty writes why the Service of a verdict has no endpoints, if it has none. It returns the
 // findings that are the reason.
 func writeWhyEmpty(out io.Writer, prefix string, w *objects.World, v ruleset.Verdict) []finding {
-	if v.Action != ruleset.ActionReject && v.Action != ruleset.ActionPass || v.Service == nil || v.Service.Selection.HasAny {
+	if v.Action != ruleset.ActionReject && v.Action != ruleset.ActionPass || v.Port == nil || v.Port.Selection.HasAny {
 		return nil
 	}
-	s := w.KeptService(v.Service.Key.NamespacedName)
+	s := w.KeptService(v.Port.Key.NamespacedName)
 	if s == nil {
 		return nil
 	}
-	text, causes := whyEmpty(w, s, v.Service)
+	text, causes := whyEmpty(w, s, v.Port)
 	printLine(out, "%sbecause: %s", prefix, text)
 	return causes
 }
@@ -228,12 +228,12 @@ func parsePacket(s string) (ruleset.Packet, error) {
 
 func writeVerdict(out io.Writer, v ruleset.Verdict) {
 	printLine(out, "%v: %s", v.Action, v.Rule)
-	if v.Service != nil {
+	if v.Port != nil {
 		ports := ""
 		if v.Frontend.IsRange() {
 			ports = ", ports " + v.Frontend.Ports()
 		}
-		printLine(out, "service: %v, by its %v%s", v.Service.Key, v.Frontend.Kind, ports)
+		printLine(out, "service: %v, by its %v%s", v.Port.Key, v.Frontend.Kind, ports)
 	}
 	writeAffinity(out, "", v)
 	for _, e := range v.Endpoints {
@@ -276,10 +276,10 @@ func (q question) target() ruleset.Target { return q.verdict.Frontend.TargetFor(
 // the hash table, and the endpoint of the source. The table and the hash depend on the mode.
 func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, seed uint64) {
 	v := q.verdict
-	if v.Action != ruleset.ActionForward || v.Service.Hash() == tracker.HashNone {
+	if v.Action != ruleset.ActionForward || v.Port.Hash() == tracker.HashNone {
 		return
 	}
-	table, pool := v.Service.Maglev(q.target(), seed), v.Service.Pool(q.target())
+	table, pool := v.Port.Maglev(q.target(), seed), v.Port.Pool(q.target())
 	what := "source address"
 	if v.Hash == tracker.HashSourcePort {
 		what += " and port"
@@ -308,8 +308,8 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
 		fmt.Fprintf(out, "hash: add a port to see the endpoint of the source: --from %v\n", netip.AddrPortFrom(source.Addr(), 40000))
 	case v.Hash == tracker.HashSourcePort:
-		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source, v.AddrOf(pool[table.Find(v.Service.HashOf(source, seed))]), unless)
+		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source, v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
 	default:
-		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source.Addr(), v.AddrOf(pool[table.Find(v.Service.HashOf(source, seed))]), unless)
+		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source.Addr(), v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
 	}
 }

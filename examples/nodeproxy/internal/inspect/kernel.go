@@ -95,7 +95,7 @@ func (q question) entry() []*tracker.Endpoint {
 	if f == nil || f.Admits(q.packet.From) {
 		return q.verdict.Endpoints
 	}
-	return q.verdict.Service.Pool(f.TargetFor(q.internal))
+	return q.verdict.Port.Pool(f.TargetFor(q.internal))
 }
 
 // compare prints what was found in the kernel, and whether it agrees with expected.
@@ -114,7 +114,7 @@ func (q question) compare(out io.Writer, found dataplane.Found, expected []*trac
 	}
 	slices.SortFunc(want, netip.AddrPort.Compare)
 	want = slices.Compact(want) // endpoints of a range may differ in their own port only
-	s := q.verdict.Service
+	s := q.verdict.Port
 	other := found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
 	if !slices.Equal(found.Endpoints, want) || other {
 		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")

@@ -25,7 +25,7 @@ func TestExplainShowsPortsOfRanges(t *testing.T) {
 	}
 	// Two endpoints differ only in their own port, which does not matter.
 	svc := ruleset.Compile(tracker.PortState{Port: port, Endpoints: []*tracker.Endpoint{ep("10.0.0.1:80"), ep("10.0.0.1:81"), ep("10.0.0.2:80")}}, nil, tracker.TopologyOptions{})
-	s := &ruleset.Snapshot{Node: &ruleset.Node{}, Services: []*ruleset.Service{svc}}
+	s := &ruleset.Snapshot{Node: &ruleset.Node{}, Ports: []*ruleset.Port{svc}}
 	packet := ruleset.Packet{From: netip.MustParseAddr("192.0.2.1"), InInterface: "eth0", Protocol: v1.ProtocolUDP, To: netip.MustParseAddrPort("10.96.0.1:10007")}
 	q := question{packet: packet, verdict: s.Trace(packet)}
 

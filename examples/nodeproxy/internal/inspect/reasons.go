@@ -80,7 +80,7 @@ func joined(all []finding) string {
 
 // whyEmpty returns why no endpoint of a Service port gets connections in an address family, and the
 // findings that are the reason, if any. The port is served as o.
-func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Service) (text string, causes []finding) {
+func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Port) (text string, causes []finding) {
 	if len(o.Endpoints) != 0 {
 		return strings.Join(notUsed(o, w.Tracker.Node()), ", "), nil
 	}
@@ -107,11 +107,11 @@ func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Service) (text string,
 }
 
 // notUsed returns, for each reason, how many endpoints of a Service port get no connections.
-func notUsed(o *ruleset.Service, node tracker.NodeInfo) (out []string) {
+func notUsed(o *ruleset.Port, node tracker.NodeInfo) (out []string) {
 	var order []tracker.Reason
 	number, terminating := map[tracker.Reason]int{}, 0
 	for _, e := range o.Endpoints {
-		r := o.Selection.Excludes(o.Port, e, node)
+		r := o.Selection.Excludes(o.Spec, e, node)
 		if r == "" {
 			continue
 		}
@@ -214,10 +214,10 @@ var errCannotWork = errors.New("some Services cannot work")
 
 // taken describes the frontends that a Service asks for and another Service owns, each with the
 // reason.
-func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
+func taken(snapshot *ruleset.Snapshot, s *ruleset.Port) (out []string) {
 	check := func(kind ruleset.Kind, a netip.Addr, port uint16) {
 		owner, f := snapshot.Lookup(netip.AddrPortFrom(a, port), s.Key.Protocol)
-		if owner == nil || owner.Key == s.Key || f.IsRange() != s.Port.IsRange() {
+		if owner == nil || owner.Key == s.Key || f.IsRange() != s.Spec.IsRange() {
 			return
 		}
 		at := netip.AddrPortFrom(a, port).String()
@@ -226,7 +226,7 @@ func taken(snapshot *ruleset.Snapshot, s *ruleset.Service) (out []string) {
 		}
 		out = append(out, fmt.Sprintf("%v %s belongs to %v (%s)", kind, at, owner.Key, tracker.ReasonFrontendConflict))
 	}
-	p := s.Port
+	p := s.Spec
 	check(ruleset.KindClusterIP, p.ClusterIP, p.Port)
 	for _, a := range p.ExternalIPs {
 		check(ruleset.KindExternalIP, a, p.Port)
@@ -266,7 +266,7 @@ func servicesAt(w *objects.World, to netip.AddrPort, toNode bool) (out []types.N
 func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, p ruleset.Packet, v ruleset.Verdict, why []finding) {
 	var lines []string
 	names := servicesAt(w, p.To, slices.Contains(p.NodeAddresses, p.To.Addr()))
-	if s := v.Service; s != nil {
+	if s := v.Port; s != nil {
 		names = []types.NamespacedName{s.Key.NamespacedName}
 		if s.Selection.HasAny {
 			for _, text := range notUsed(s, snapshot.Node.Info) {
@@ -296,7 +296,7 @@ func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, 
 	}
 	for _, p := range w.Problems() {
 		// A part that cannot be read may have been what was asked for.
-		if asked[p.Ref] || v.Service == nil && p.Ref.Name == "" {
+		if asked[p.Ref] || v.Port == nil && p.Ref.Name == "" {
 			lines = append(lines, fmt.Sprintf("manifests: %v", p))
 		}
 	}
@@ -316,8 +316,8 @@ const maxLines = 20
 // it, each with the reason.
 func explainAll(out io.Writer, w *objects.World) error {
 	snapshot := w.Engine.Snapshot()
-	served := map[tracker.Key]*ruleset.Service{}
-	for _, list := range [][]*ruleset.Service{snapshot.Services, snapshot.Refused} {
+	served := map[tracker.Key]*ruleset.Port{}
+	for _, list := range [][]*ruleset.Port{snapshot.Ports, snapshot.Refused} {
 		for _, s := range list {
 			served[s.Key] = s
 		}

@@ -38,7 +38,7 @@ func TestExplainAllNamesTheOwnerOfAFrontend(t *testing.T) {
 		o.Namespace, o.Name, o.Labels = "ns", name+"-1", map[string]string{discovery.LabelServiceName: name}
 		w.SetSlice(o)
 	}
-	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	var out strings.Builder
 	const want = `ns/young:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to ns/old:http/TCP/IPv4 (ProxyFrontendConflict)
 ns/young:http/TCP/IPv4: node port 30080 belongs to ns/old:http/TCP/IPv4 (ProxyFrontendConflict)
@@ -97,7 +97,7 @@ func TestExplainAllGivesTheReasonFromTheSlices(t *testing.T) {
 			}
 			w.SetSlice(o)
 		}
-		w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		var out strings.Builder
 		err = explainAll(&out, w)
 		if c.want == "" {

@@ -60,7 +60,7 @@ func (x *world) explain(t *testing.T, to string) (one, all string) {
 		w.SetService(s)
 	}
 	w.SetSlice(&x.slice)
-	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	var out strings.Builder
 	p := ruleset.Packet{To: netip.MustParseAddrPort(to), Protocol: v1.ProtocolTCP}
 	from := "192.0.2.9"

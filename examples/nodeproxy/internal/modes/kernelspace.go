@@ -59,7 +59,7 @@ func winkernelConfig(s Settings) (winkernel.Config, error) {
 		HNS: hns, Network: w.Network, Node: s.NodeName, DSR: w.EnableDSR, SourceVIP: w.SourceVIP,
 		ForwardHealthCheckVIP: w.ForwardHealthCheckVip, RootEndpoint: w.RootHnsEndpointName, Log: s.Log,
 	}
-	c.Trace = &winkernel.Trace{}
+	c.Trace = &winkernel.Hooks{}
 	if s.LoadBalancerFailed != nil {
 		c.Trace.WriteFailed = func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
 			s.LoadBalancerFailed(string(w), lb.Frontend.Family, string(lb.Purpose), reasonOf(err))

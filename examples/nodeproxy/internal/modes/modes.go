@@ -85,7 +85,7 @@ type Mode struct {
 
 // Plane is the open data plane of a mode.
 type Plane struct {
-	dataplane.Plane
+	dataplane.Backend
 	// Counters reads the packet counters of the rules, by the names of kube-proxy's accounting
 	// objects. It is nil if there are none.
 	Counters func() (map[string]uint64, error)
@@ -105,7 +105,7 @@ func configured[C any](configure func(Settings) (C, error), do func(context.Cont
 }
 
 // opened returns a function that opens a backend with its configuration.
-func opened[C any, B dataplane.Plane](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (Plane, error) {
+func opened[C any, B dataplane.Backend](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (Plane, error) {
 	return func(ctx context.Context, s Settings) (Plane, error) {
 		c, err := configure(s)
 		if err != nil {
@@ -113,9 +113,9 @@ func opened[C any, B dataplane.Plane](configure func(Settings) (C, error), open 
 		}
 		b, err := open(ctx, c)
 		if err != nil {
-			return Plane{}, err // b is a nil pointer, and as a dataplane.Plane would not be nil
+			return Plane{}, err // b is a nil pointer, and as a dataplane.Backend would not be nil
 		}
-		return Plane{Plane: b}, nil
+		return Plane{Backend: b}, nil
 	}
 }
 

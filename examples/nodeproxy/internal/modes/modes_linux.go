@@ -101,7 +101,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 	configure := func(s Settings) (iptables.Config, error) {
 		c := iptables.Config{
 			Families: s.Families, Flavor: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: LocalhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,
-			Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
+			Hooks: &iptables.Hooks{Applied: func(i iptables.WriteInfo) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
 		}
 		edit(&c)
 		return c, nil
@@ -117,7 +117,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			if err != nil {
 				return Plane{}, err
 			}
-			return Plane{Plane: b, Counters: b.Counters}, nil
+			return Plane{Backend: b, Counters: b.Counters}, nil
 		},
 		SetSysctls: configured(configure, iptables.SetSysctls),
 		Lookup:     lookedUp(lookupIPTables, "no rule for it"),

@@ -94,7 +94,7 @@ func openUserspace(s Settings) (Plane, error) {
 		own.Close()
 		return Plane{}, err
 	}
-	return Plane{Plane: p, Powerless: !p.rights.addresses}, nil
+	return Plane{Backend: p, Powerless: !p.rights.addresses}, nil
 }
 
 // rightsOf tries what the process may do.

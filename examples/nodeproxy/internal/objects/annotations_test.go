@@ -66,7 +66,7 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 			}
 			log.Reset()
 			cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-			w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+			w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 
 			port, targetPort := "p", int32(8080)
 			s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "u"}}
@@ -93,11 +93,11 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 			if strings.Contains(log.String(), name) == foreign {
 				t.Errorf("%s, allowed %v: log %s", name, allowed, log.String())
 			}
-			all := w.Engine.Snapshot().Services
-			if len(all) != 1 || len(all[0].Selection.Reachable) != 2 || all[0].Port.Hash != tracker.HashNone || all[0].Port.HashBuckets != 0 || all[0].Port.PreferLocal || all[0].Port.PassWithoutEndpoints {
+			all := w.Engine.Snapshot().Ports
+			if len(all) != 1 || len(all[0].Selection.Reachable) != 2 || all[0].Spec.Hash != tracker.HashNone || all[0].Spec.HashBuckets != 0 || all[0].Spec.PreferLocal || all[0].Spec.PassWithoutEndpoints {
 				t.Fatalf("%s, allowed %v: %+v", name, allowed, all)
 			}
-			if p := all[0].Port; p.Port != 80 || p.LastPort != 0 {
+			if p := all[0].Spec; p.Port != 80 || p.LastPort != 0 {
 				t.Errorf("%s, allowed %v: the port is %v", name, allowed, p)
 			}
 			if eps := all[0].Endpoints; eps[0].Weight != eps[1].Weight || eps[0].Weight == 0 {
@@ -120,7 +120,7 @@ func TestPreserveDestinationIsReadOnWindows(t *testing.T) {
 		var got []bool
 		cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 			for _, c := range d.Changes {
-				got = append(got, c.New.Port.NeedLocalSet)
+				got = append(got, c.New.Spec.NeedLocalSet)
 			}
 			return nil
 		}))
@@ -128,7 +128,7 @@ func TestPreserveDestinationIsReadOnWindows(t *testing.T) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports = "10.96.0.1", []string{"10.96.0.1"}, []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}
 		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
 		w.SetService(s)
-		w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -155,12 +155,12 @@ func TestModesWithoutRangesKeepThePort(t *testing.T) {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports = "10.96.0.1", []string{"10.96.0.1"}, []v1.ServicePort{{Name: "rtp", Port: 10000, Protocol: v1.ProtocolUDP}}
 		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
 		w.SetService(s)
-		w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		extended := PortRanges(mode) != ruleset.PortRangesNone
-		if p := w.Engine.Snapshot().Services[0].Port; p.Port != 10000 || p.IsRange() != extended {
+		if p := w.Engine.Snapshot().Ports[0].Spec; p.Port != 10000 || p.IsRange() != extended {
 			t.Errorf("mode %s: the port is %v", mode, p)
 		}
 		if strings.Contains(events["Service"], "this mode has no ranges of ports") == extended {

@@ -63,9 +63,9 @@ func TestServiceCannotTakeAPIServersAddress(t *testing.T) {
 			},
 		},
 	})
-	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	var got []string
-	for _, s := range w.Engine.Snapshot().Services {
+	for _, s := range w.Engine.Snapshot().Ports {
 		for _, f := range s.Frontends {
 			if f.Addr.String() != "10.96.0.1" {
 				got = append(got, s.Key.Port+" "+f.Addr.String())

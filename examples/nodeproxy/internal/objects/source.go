@@ -116,7 +116,7 @@ func (f *Files) Node(context.Context, Need) (*v1.Node, error) {
 func (f *Files) handInFirst(w *World) {
 	f.handIn(func() { f.feed(w, f.first) })
 	f.first = manifests.Changes{}
-	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
 func (f *Files) Follow(ctx context.Context, w *World) error {
@@ -246,8 +246,8 @@ func (s *apiServer) Node(ctx context.Context, need Need) (*v1.Node, error) {
 }
 
 func (s *apiServer) Follow(ctx context.Context, w *World) error {
-	gates := map[kubeapi.Source]tracker.Source{
-		kubeapi.Services: tracker.SourceServices, kubeapi.Slices: tracker.SourceSlices, kubeapi.Nodes: tracker.SourceNodes,
+	gates := map[kubeapi.Source]tracker.Kind{
+		kubeapi.Services: tracker.KindServices, kubeapi.Slices: tracker.KindSlices, kubeapi.Nodes: tracker.KindNodes,
 	}
 	empty := newEmptySources(w)
 	var wg sync.WaitGroup

@@ -21,7 +21,7 @@ func TestObjectsHandedInTogetherAreSyncedTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	service := func(n int) {
 		w.SetService(&v1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", n)},

@@ -141,7 +141,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		return nil, err
 	}
 	w.Engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker:           whole{w.Tracker, &w.handing, hooks.LeftOut},
+		Source:            whole{w.Tracker, &w.handing, hooks.LeftOut},
 		MasqueradeAll:     cfg.MasqueradeAll,
 		LocalTraffic:      local,
 		NodePortAddresses: cfg.NodePorts,
@@ -205,7 +205,7 @@ func serviceBudget(cfg *config.Config) ruleset.Budget {
 
 // ipvsCost is the cost of a Service in mode ipvs, where every frontend has its own list of
 // endpoints. A NodePort has one for each of the node's addresses; a node is taken to have four.
-func ipvsCost(s *ruleset.Service) int {
+func ipvsCost(s *ruleset.Port) int {
 	n := 0
 	for i := range s.Frontends {
 		f := &s.Frontends[i]

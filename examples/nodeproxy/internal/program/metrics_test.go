@@ -186,7 +186,7 @@ func (p *fakePlane) mode(name string) modes.Mode {
 	return modes.Mode{
 		Name: name, TracksConnections: true,
 		Probe: func(context.Context, modes.Settings) error { return nil },
-		Open:  func(context.Context, modes.Settings) (modes.Plane, error) { return modes.Plane{Plane: p}, nil },
+		Open:  func(context.Context, modes.Settings) (modes.Plane, error) { return modes.Plane{Backend: p}, nil },
 	}
 }
 
@@ -271,7 +271,7 @@ func metricsOf(t *testing.T, m modes.Mode) {
 		a.SetService(dualStack("x", 1))
 		a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[0]))
 		a.SetSlice(dualSlice("x", discovery.AddressTypeIPv6, "fd00:1::2"))
-		a.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+		a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		if err := a.Sync(t.Context()); err != nil {
 			return err
 		}
@@ -375,10 +375,10 @@ func TestChangesAreCountedAsInKubeProxy(t *testing.T) {
 		a.SetSlice(slice6)
 		a.SetSlice(dualSlice("x", discovery.AddressTypeFQDN, "x.example"))
 		want("the same slice, and one without addresses", 8, 2, 3, 2)
-		a.Starting(runner.Info{})
+		a.Starting(runner.RunInfo{})
 		want("a sync before all objects are listed", 8, 2, 3, 2)
-		a.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
-		a.Starting(runner.Info{})
+		a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+		a.Starting(runner.RunInfo{})
 		want("a sync", 8, 0, 3, 0)
 		a.DeleteSlice(nameOf(slice4))
 		a.DeleteService(nameOf(x))
@@ -419,7 +419,7 @@ func TestFailuresAreCounted(t *testing.T) {
 				}
 				want("at the start", 0, 0, 0)
 				a.SetService(dualStack("x", 1))
-				a.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+				a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 				sync(true, errors.New("no"))
 				want("a full sync fails", 1, 1, 0)
 				sync(false, nil)
@@ -459,7 +459,7 @@ func TestRepairedFailureIsCounted(t *testing.T) {
 			s.agentIn(t, m, func(a *agent.Agent) error {
 				a.SetService(dualStack("x", 1))
 				a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[0]))
-				a.Tracker.MarkSynced(tracker.SourceServices, tracker.SourceSlices, tracker.SourceNodes)
+				a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 				if err := a.Sync(t.Context()); err != nil {
 					return err
 				}

@@ -71,14 +71,14 @@ const (
 // to the lists of xt_recent that package iptables uses, in the network namespace that ns is an open
 // file of. The rules of s must be in effect. Clients that have not connected within the affinity
 // timeout are left out; the timeout of the others begins again. WriteRecent continues after an error.
-func (c *Clients) WriteRecent(ns *os.File, s *ruleset.Service) error {
-	if s.Port.Affinity == 0 {
+func (c *Clients) WriteRecent(ns *os.File, s *ruleset.Port) error {
+	if s.Spec.Affinity == 0 {
 		return nil
 	}
 	lists := map[string][]netip.Addr{}
 	for _, ep := range s.Selection.Reachable {
 		for addr, age := range c.byName[setName(s.Key, ep.Addr)] {
-			if age < s.Port.Affinity {
+			if age < s.Spec.Affinity {
 				name := iptables.EndpointChain(s.Key, ep.Addr)
 				lists[name] = append(lists[name], addr)
 			}

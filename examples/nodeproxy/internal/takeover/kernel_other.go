@@ -59,4 +59,4 @@ func ReadClients(context.Context, *os.File) (*Clients, error) { return &Clients{
 func (c *Clients) Of(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration { return nil }
 
 // WriteRecent does nothing.
-func (c *Clients) WriteRecent(*os.File, *ruleset.Service) error { return nil }
+func (c *Clients) WriteRecent(*os.File, *ruleset.Port) error { return nil }

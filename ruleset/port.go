@@ -8,18 +8,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Service is the compiled rule of one Service port in one family. It has everything
-// that a backend needs to forward the Service's packets. A published Service never
-// changes and may be read from any goroutine.
-type Service struct {
-	// ID is a small positive number that stays with Key while the Service exists. No
-	// two Services of an [Engine] share an ID. An ID is reused only after every
+// Port is the compiled rule of one port of a Service in one family. It has everything
+// that a backend needs to forward the port's packets. A published Port never changes and may
+// be read from any goroutine.
+type Port struct {
+	// ID is a small positive number that stays with Key while the Service has the port. No
+	// two Ports of an [Engine] share an ID. An ID is reused only after every
 	// attached backend has accepted the removal of its last owner.
 	ID uint32
-	// Key is Port.Key.
+	// Key is Spec.Key.
 	Key tracker.Key
-	// Port is the Service port from which this Service was compiled.
-	Port *tracker.ServicePort
+	// Spec is the port as the Service declares it.
+	Spec *tracker.ServicePort
 	// Selection holds the selected endpoints: Selection.Cluster and Selection.Local
 	// are the two pools of a [Frontend].
 	Selection tracker.Selection
@@ -27,22 +27,23 @@ type Service struct {
 	// includes endpoints outside the pools, such as a terminating one that still
 	// serves its connections. It is shared with the tracker.
 	Endpoints []*tracker.Endpoint
-	// Frontends holds the addresses of the Service: the cluster IP first, then
+	// Frontends holds the addresses of the port: the cluster IP first, then
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
-	// and port, and no two ranges overlap at one address. An address that lets every packet pass is missing: see [TargetPass].
+	// and port, and no two ranges overlap at one address. An address that lets every packet
+	// pass is missing: see [TargetPass].
 	Frontends []Frontend
-	// LeftOut is what the Engine's [Budget] leaves out of the Service, nil for nothing. A
+	// LeftOut is what the Engine's [Budget] leaves out of the port, nil for nothing. A
 	// backend has no use for it: a difference in it alone is no change.
 	LeftOut *LeftOut
 
 	// uniform reports whether all of Endpoints have the same weight. It is a shortcut
-	// for Weighted, and false in a Service that was not made by Compile.
+	// for Weighted, and false in a Port that was not made by Compile.
 	uniform bool
 }
 
 // Pool returns the endpoints of target t. It returns nil for targets other than
 // [TargetCluster] and [TargetLocal].
-func (s *Service) Pool(t Target) []*tracker.Endpoint {
+func (s *Port) Pool(t Target) []*tracker.Endpoint {
 	switch t {
 	case TargetCluster:
 		return s.Selection.Cluster
@@ -53,14 +54,14 @@ func (s *Service) Pool(t Target) []*tracker.Endpoint {
 }
 
 // hasRange reports whether a frontend of s has more than one port.
-func (s *Service) hasRange() bool {
-	return s.Port.IsRange() && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.IsRange() })
+func (s *Port) hasRange() bool {
+	return s.Spec.IsRange() && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.IsRange() })
 }
 
 // HasPool reports whether the pool of target t exists, that is, whether some traffic may
 // use it. A pool that exists may be empty. HasPool returns false for other targets than
 // [TargetCluster] and [TargetLocal], and for a nil Service.
-func (s *Service) HasPool(t Target) bool {
+func (s *Port) HasPool(t Target) bool {
 	switch {
 	case s == nil:
 		return false
@@ -204,7 +205,7 @@ const (
 	//
 	// Only external and load-balancer IPs of a port with
 	// [tracker.ServicePort].PassWithoutEndpoints have this target, while this node has
-	// no endpoint for them. Compile leaves a frontend out of [Service.Frontends] if both
+	// no endpoint for them. Compile leaves a frontend out of [Port.Frontends] if both
 	// Target and Internal would be TargetPass. So Frontend.Internal is never TargetPass,
 	// and Frontend.Target is TargetPass only if internal traffic has endpoints and other
 	// traffic has none.
