@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -235,8 +236,8 @@ func (p *Proxy) status(c Check) status {
 	if c == Healthz {
 		eligible := p.ineligible == ""
 		out.NodeEligible = &eligible
-		if out.Healthy {
-			out.Reason = p.ineligible
+		if !eligible {
+			out.Reason = strings.TrimSuffix(p.ineligible+"; "+out.Reason, "; ")
 		}
 	}
 	if out.ok() {

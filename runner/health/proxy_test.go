@@ -152,7 +152,7 @@ func servesStatus(t *testing.T) {
 	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":false,"reason":"no sync has succeeded yet"}`)
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","healthy":true}`)
 	p.SetEligible(false)
-	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":false,"reason":"no sync has succeeded yet"}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":false,"reason":"the node is not eligible for load-balancer traffic; no sync has succeeded yet"}`)
 	p.SetEligible(true)
 
 	// An update takes effect in IPv4 at 0:01, in IPv6 at 0:02.
