@@ -155,3 +155,9 @@ func ExampleParseNodePortAddresses() {
 	fmt.Println(four.Prefixes, six.All)
 	// Output: [192.0.2.0/24] true
 }
+
+// Parts of a Service that differ, as a log line shows them.
+func ExampleField_String() {
+	fmt.Println(ruleset.FieldFrontends|ruleset.FieldLocal, ruleset.Field(0), ruleset.FieldAll)
+	// Output: frontends|local none all
+}

@@ -56,6 +56,9 @@ type plane struct {
 	// status is what the cursor knew after the Sync before.
 	status map[tracker.Key]Status
 
+	// moved counts takeovers, swapped the takeovers in a circle.
+	moved, swapped int
+
 	// ranges is what the plane serves.
 	ranges PortRanges
 
@@ -154,6 +157,84 @@ func (p *plane) check(d *Delta) {
 				p.t.Fatalf("%s: full delta without %s", p.name, k)
 			}
 		}
+	}
+	if p.serves == nil { // otherwise the other Service may be in another part
+		p.checkLinks(d)
+	}
+}
+
+// checkLinks compares the takeovers of a delta with their definition, and checks the
+// order of the changes.
+func (p *plane) checkLinks(d *Delta) {
+	p.t.Helper()
+	type link struct {
+		at       l4Key
+		from, to tracker.Key
+	}
+	index, want, got := map[tracker.Key]int{}, map[link]bool{}, map[link]bool{}
+	for i, c := range d.Changes {
+		index[c.Key] = i
+	}
+	for _, c := range d.Changes {
+		for f, to := range c.LostFrontends() {
+			w, in := index[to]
+			if !in {
+				if p.acked[to] == nil || !slices.ContainsFunc(p.acked[to].Frontends, func(o Frontend) bool {
+					return l4KeyOf(p.acked[to], &o) == l4KeyOf(&Port{Key: c.Key}, &f)
+				}) {
+					p.t.Fatalf("%s: %s lost %v to %s, which neither takes it nor has it", p.name, c.Key, f, to)
+				}
+				continue
+			}
+			if n := d.Changes[w].New; n == nil || !slices.ContainsFunc(n.Frontends, func(o Frontend) bool {
+				return l4KeyOf(n, &o) == l4KeyOf(&Port{Key: c.Key}, &f)
+			}) {
+				p.t.Fatalf("%s: %s lost %v to %s, which does not have it", p.name, c.Key, f, to)
+			}
+			want[link{l4KeyOf(&Port{Key: c.Key}, &f), c.Key, to}] = true
+		}
+		for f, from := range c.TakenFrontends() {
+			p.moved++
+			got[link{l4KeyOf(c.New, &f), from, c.Key}] = true
+		}
+	}
+	if !maps.Equal(got, want) {
+		p.t.Fatalf("%s: taken %v, lost %v", p.name, got, want)
+	}
+	// Independent of the implementation of link: the losing Service may come first
+	// only if it takes a frontend from the gaining one in turn, perhaps through
+	// others.
+	reaches := func(a, b tracker.Key) bool {
+		seen := map[tracker.Key]bool{}
+		var walk func(k tracker.Key) bool
+		walk = func(k tracker.Key) bool {
+			if k == b {
+				return true
+			}
+			if seen[k] {
+				return false
+			}
+			seen[k] = true
+			for l := range want {
+				if l.to == k && walk(l.from) {
+					return true
+				}
+			}
+			return false
+		}
+		return walk(a)
+	}
+	for l := range want {
+		if index[l.to] < index[l.from] {
+			continue
+		}
+		p.swapped++
+		if !reaches(l.from, l.to) {
+			p.t.Fatalf("%s: %s, which takes a frontend from %s, comes after it", p.name, l.to, l.from)
+		}
+	}
+	if len(want) == 0 && !d.Full && !slices.IsSortedFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) }) {
+		p.t.Fatalf("%s: not sorted", p.name)
 	}
 }
 
@@ -663,6 +744,40 @@ func (o *objects) step(tr *tracker.Tracker, e *Engine) {
 	}
 }
 
+// exchange makes two Services exchange their addresses, or moves an address along a
+// row of Services.
+func (o *objects) exchange(tr *tracker.Tracker) {
+	var names []types.NamespacedName
+	for n := range o.services {
+		names = append(names, n)
+	}
+	slices.SortFunc(names, func(a, b types.NamespacedName) int { return strings.Compare(a.Name, b.Name) })
+	o.r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	if len(names) < 2 {
+		return
+	}
+	names = names[:2+o.r.IntN(len(names)-1)]
+	set := func(s *v1.Service) {
+		o.services[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s
+		tr.SetService(s)
+	}
+	first := o.services[names[0]]
+	for i, n := range names {
+		s := o.services[n].DeepCopy()
+		from := first
+		if i+1 < len(names) {
+			from = o.services[names[i+1]]
+		}
+		if o.r.IntN(4) == 0 && i+1 == len(names) {
+			delete(o.services, n)
+			tr.DeleteService(n)
+			continue
+		}
+		s.Spec, s.Status = *from.Spec.DeepCopy(), *from.Status.DeepCopy()
+		set(s)
+	}
+}
+
 // checkOwners compares the owner of every frontend with that of a simple model, which
 // sorts everything that the Services ask for.
 func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
@@ -814,11 +929,11 @@ func syncs(t *testing.T, c *Cursor) (ok bool) {
 // events. After each successful Sync the plane must equal the ruleset, and the
 // ruleset must equal that of a new engine with the same objects.
 func TestPlanesMatchRuleset(t *testing.T) {
-	worlds, steps := 60, 120
+	worlds, steps := 120, 120
 	if !testtime.Thorough() {
-		worlds = 10
+		worlds = 40
 	}
-	succeeded := 0
+	succeeded, moved, swapped := 0, 0, 0
 	for seed := range uint64(worlds) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		o := &objects{
@@ -851,7 +966,11 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		}
 		for range steps {
 			for range 1 + r.IntN(4) {
-				o.step(tr, e)
+				if seed%4 != 0 && r.IntN(3) == 0 {
+					o.exchange(tr)
+				} else {
+					o.step(tr, e)
+				}
 			}
 			i := r.IntN(len(planes))
 			if r.IntN(20) == 0 {
@@ -913,6 +1032,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			planes[i].compare(partOf(e.Snapshot(), planes[i].serves))
 			followers[i].sync(t)
+			moved, swapped = moved+planes[i].moved, swapped+planes[i].swapped
 		}
 
 		// After everything is removed and accepted, the engine is empty.
@@ -948,6 +1068,10 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		if t.Failed() {
 			t.FailNow()
 		}
+	}
+	t.Logf("%d frontends moved, %d of them in a circle", moved, swapped)
+	if moved < 20*worlds || swapped < worlds/2 {
+		t.Errorf("%d frontends moved, %d of them in a circle: too few for this test", moved, swapped)
 	}
 	if succeeded < worlds*steps/4 {
 		t.Errorf("only %d syncs succeeded, too few for this test", succeeded)
