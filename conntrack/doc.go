@@ -55,7 +55,8 @@
 //
 // A full delta (the first one after a start, and each resync) makes the package judge every
 // UDP flow to a known frontend. It cannot recognize flows to Services that were deleted while
-// no agent ran. These expire by themselves.
+// no agent ran. These expire by themselves, or are deleted when another Service gets the
+// frontend.
 //
 // # Differences from kube-proxy
 //

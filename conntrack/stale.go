@@ -98,6 +98,10 @@ type staleFlows struct {
 	// that a clean-up left alone, to be examined then.
 	unacknowledged map[tracker.Key]*queue
 	queue          queue
+	// ownerless holds destinations without a Service that translated flows had when all flows
+	// were last examined. An earlier process left them if it ended before it knew that their Service
+	// was deleted. A Service that gets such a frontend, even without an endpoint, makes them stale.
+	ownerless map[netip.AddrPort]struct{}
 
 	// From the Config; the zero values are the defaults.
 	zones     []uint16
@@ -167,6 +171,9 @@ func (p *staleFlows) clear() { p.queue = newQueue() }
 func (p *staleFlows) take() *queue {
 	q := p.queue
 	p.clear()
+	if q.all {
+		p.ownerless = nil
+	}
 	return &q
 }
 
@@ -281,6 +288,22 @@ func (p *staleFlows) covers(w place) bool {
 	return false
 }
 
+// wasOwnerless reports whether a frontend has flows from before its Service, and forgets that.
+func (p *staleFlows) wasOwnerless(w place) (was bool) {
+	if !w.isRange() {
+		_, was = p.ownerless[w.at]
+		delete(p.ownerless, w.at)
+		return was
+	}
+	for at := range p.ownerless {
+		if at.Addr() == w.at.Addr() && w.has(at.Port()) {
+			delete(p.ownerless, at)
+			was = true
+		}
+	}
+	return was
+}
+
 // concerns reports whether the Service is a UDP Service of the family.
 func (p *staleFlows) concerns(k tracker.Key) bool {
 	return k.Family == p.family && k.Protocol == v1.ProtocolUDP
@@ -332,7 +355,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 			switch {
 			case len(gone) > 0:
 				p.examine(at, last, gone)
-			case failed, !old && p.covers(at),
+			case failed, !old && (p.covers(at) || p.wasOwnerless(at)),
 				// Flows may have begun while the frontend had no endpoint, or none for
 				// their client.
 				has && (!old || !had || passed && f.Target != ruleset.TargetPass):
@@ -375,10 +398,8 @@ const (
 	maxRanges = 1 << 10
 )
 
-// examineAll queues every flow to any frontend.
-func (p *staleFlows) examineAll() {
-	p.queue.all = p.queue.all || len(p.owners) > 0 || len(p.ranges) > 0
-}
+// examineAll queues every flow.
+func (p *staleFlows) examineAll() { p.queue.all = true }
 
 // setNode sets the node. If NodePorts answer at other addresses than before, setNode
 // queues the flows to all NodePorts.
@@ -517,7 +538,11 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 		if s := gone.of(f.ReplySrc); s != nil {
 			return s
 		}
-		return j.lostByRange(f)
+		s := j.lostByRange(f)
+		if s == nil && j.queue.all {
+			j.noteOwnerless(f.Dst)
+		}
+		return s
 	}
 	if !examined {
 		// The flow may be from a NodePort that the owner's frontend covers.
@@ -552,6 +577,20 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 		return nil
 	}
 	return owner
+}
+
+// noteOwnerless notes the destination of a flow that belongs to no Service.
+func (j *judge) noteOwnerless(to netip.AddrPort) {
+	if len(j.ownerless) >= maxQueue {
+		return
+	}
+	if j.ownerless == nil {
+		j.ownerless = map[netip.AddrPort]struct{}{}
+	}
+	j.ownerless[to] = struct{}{}
+	if _, ok := j.nodePort[to.Addr()]; ok {
+		j.ownerless[j.staleFlows.nodePort(to.Port())] = struct{}{}
+	}
 }
 
 // leave selects f in left if the frontend lost the endpoint that f was sent to. Once the Service

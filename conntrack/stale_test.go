@@ -182,10 +182,6 @@ func TestChangeMakesFlowStale(t *testing.T) {
 func TestFullDeltaExaminesAllFlows(t *testing.T) {
 	node := everyAddress()
 	p := newStaleFlows(tracker.IPv4)
-	p.examineAll()
-	if p.pending() {
-		t.Error("pending without a Service")
-	}
 	p.setNode(node)
 	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(node))
 	p.record(&ch)
@@ -209,6 +205,30 @@ func TestFullDeltaExaminesAllFlows(t *testing.T) {
 		if stale(&f) != want {
 			t.Errorf("%v to %v sent to %v: stale is %v", f.Src, f.Dst, f.ReplySrc, !want)
 		}
+	}
+}
+
+// TestServiceEndsFlowsFromBeforeTheStart begins with flows of Services that were deleted while no process
+// ran. They are no stale flows until a Service gets their destination, with or without endpoints.
+func TestServiceEndsFlowsFromBeforeTheStart(t *testing.T) {
+	const one = "10.0.0.1:5300"
+	toVIP, toNode := flow("10.9.0.1:1000", "10.96.0.1:53", one), flow("10.9.0.1:1000", "192.0.2.1:30053", one)
+	toRange, other := flow("10.9.0.1:1000", "10.96.0.2:60", "10.0.0.1:60"), flow("10.9.0.1:1000", "10.96.0.3:53", one)
+	untranslated := flow("10.9.0.1:1000", "10.96.0.1:53", "10.96.0.1:53")
+	b := newBed(t, toVIP, toNode, toRange, other, untranslated)
+	b.table.local = []netip.Addr{addr("192.0.2.1")}
+	b.apply(t, true)
+	b.left(t, toVIP, toNode, toRange, other, untranslated)
+	b.apply(t, false, change(nil, service{name: "vip", cluster: "10.96.0.1:53"}.compile(everyAddress())))
+	b.left(t, toNode, toRange, other, untranslated)
+	b.apply(t, false, change(nil, service{name: "node", cluster: "10.96.0.9:53", nodePort: 30053}.compile(everyAddress())))
+	b.left(t, toRange, other, untranslated)
+	b.apply(t, false, change(nil, service{name: "range", cluster: "10.96.0.2:50", last: 99}.compile(everyAddress())))
+	b.left(t, other, untranslated)
+	dumps := b.table.dumps
+	b.apply(t, false, change(nil, service{name: "new", cluster: "10.96.0.4:53"}.compile(everyAddress())))
+	if b.left(t, other, untranslated); b.table.dumps != dumps {
+		t.Error("the table is read for a frontend without flows")
 	}
 }
 

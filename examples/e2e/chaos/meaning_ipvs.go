@@ -51,7 +51,8 @@ var (
 // servers: an element that sets one means the virtual server.
 func (m meaning) addServers(servers, sets string, used map[string]bool) {
 	marked := map[string]string{}
-	for name, text := range parseServers(servers, used) {
+	parsed, draining := parseServers(servers, used)
+	for name, text := range parsed {
 		if mark, ok := strings.CutPrefix(name, "-f "); ok {
 			marked[mark] = text
 			continue
@@ -83,7 +84,8 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) {
 		m["set "+f[1]] = text
 	}
 	for mark, text := range marked {
-		if !led[mark] {
+		// A virtual server whose Service is gone stays until its connections end.
+		if !led[mark] && !draining["-f "+mark] {
 			m["server that no set leads to: "+text] = "exists"
 		}
 	}
@@ -115,9 +117,11 @@ func inUse(text string) map[string]bool {
 
 // parseServers parses the output of ipvsadm -Sn. A virtual server's value is its options and its
 // real servers in order. It leaves out real servers in use that drain: the traffic keeps open
-// connections by an address that their Service has lost, or whose endpoints are others now.
-func parseServers(text string, used map[string]bool) map[string]string {
+// connections by an address that their Service has lost, or whose endpoints are others now. draining has
+// the virtual servers without any other real server.
+func parseServers(text string, used map[string]bool) (servers map[string]string, draining map[string]bool) {
 	lines := map[string][]string{}
+	draining = map[string]bool{}
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
 		if len(f) < 3 {
@@ -129,6 +133,7 @@ func parseServers(text string, used map[string]bool) map[string]string {
 			name, rest = name+" -6", rest[1:]
 		}
 		if i := slices.Index(rest, "-r"); f[0] == "-a" && i >= 0 && strings.HasSuffix(line, " -w 0\n") && used[name+" "+rest[i+1]] {
+			draining[name] = true
 			continue
 		}
 		lines[name] = append(lines[name], strings.Join(append(f[:1:1], rest...), " "))
@@ -137,6 +142,9 @@ func parseServers(text string, used map[string]bool) map[string]string {
 	for name, list := range lines {
 		slices.Sort(list)
 		out[name] = strings.Join(list, ", ")
+		if len(list) > 1 { // the virtual server and a real one
+			delete(draining, name)
+		}
 	}
-	return out
+	return out, draining
 }

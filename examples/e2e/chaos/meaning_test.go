@@ -190,13 +190,36 @@ FWM  12289 IPv6 rr persistent 60
 -a -f 12289 -6 -r [fd00::3]:8080 -m -w 0
 -a -f 12289 -6 -r [fd00::4]:8080 -m -w 0
 `
-	got := parseServers(servers, used)
+	got, _ := parseServers(servers, used)
 	for name, want := range map[string]string{
 		"-t 10.96.0.1:80": "-A -s rr, -a -r 10.1.1.3:8080 -m -w 0, -a -r 10.1.1.4:8080 -m -w 1",
 		"-f 12289 -6":     "-A -s rr -p 60, -a -r [fd00::4]:8080 -m -w 0",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %s, want %s", name, got[name], want)
+		}
+	}
+}
+
+// TestServersOfDeletedServicesMayDrain reads a virtual server whose mark no set sets any more.
+func TestServersOfDeletedServicesMayDrain(t *testing.T) {
+	const servers = `-A -f 12289 -s rr
+-a -f 12289 -r 10.1.1.3:8080 -m -w 0
+`
+	drains := map[string]bool{"-f 12289 10.1.1.3:8080": true}
+	for _, c := range []struct {
+		what, servers string
+		used          map[string]bool
+		want          int
+	}{
+		{"its connections end", servers, drains, 0},
+		{"it has no connection", servers, nil, 1},
+		{"it has another real server", servers + "-a -f 12289 -r 10.1.1.4:8080 -m -w 1\n", drains, 1},
+		{"it has no real server", servers[:strings.Index(servers, "\n")+1], drains, 1},
+	} {
+		m := meaning{}
+		if m.addServers(c.servers, "", c.used); len(m) != c.want {
+			t.Errorf("%s: facts %q, want %d", c.what, m, c.want)
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome
 	begun := time.Now()
 	c, err := p.dialUDP(ctx, t.to)
 	if err != nil {
-		return outcome{Outcome: netlab.OutcomeOf("", err), begun: begun} // a slow machine may need all of the time for this
+		return outcome{Outcome: outcomeOf("", err), begun: begun} // a slow machine may need all of the time for this
 	}
 	defer c.Close()
 	return ask(ctx, c, wait)
@@ -90,8 +90,19 @@ func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *netlab.Lines
 	if err == nil {
 		c, greeting, err = netlab.ReceiveGreeting(ctx, conn)
 	}
-	o.Outcome = netlab.OutcomeOf(greeting, err)
+	o.Outcome = outcomeOf(greeting, err)
 	return c, o
+}
+
+// outcomeOf returns the outcome of a connection with its greeting or its error. Without a rule the
+// node sends a packet to the network of its address, where no host answers. That is silence, even if
+// the search for a neighbor ends before the client's patience.
+func outcomeOf(greeting string, err error) netlab.Outcome {
+	o := netlab.OutcomeOf(greeting, err)
+	if errors.Is(err, unix.EHOSTUNREACH) {
+		o.Kind = netlab.Silent
+	}
+	return o
 }
 
 // sourcePorts is how many source ports a connection tries.
@@ -118,6 +129,6 @@ func ask(ctx context.Context, c net.Conn, wait time.Duration) outcome {
 	if err == nil || errors.Is(err, unix.EPERM) {
 		n, err = c.Read(buf)
 	}
-	o.Outcome = netlab.OutcomeOf(string(buf[:n]), err)
+	o.Outcome = outcomeOf(string(buf[:n]), err)
 	return o
 }
