@@ -1,0 +1,62 @@
+package api
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestUsersAreRecorded compares users.txt with the tree, so that a change of the API shows in review who
+// uses it.
+func TestUsersAreRecorded(t *testing.T) {
+	now, err := Users(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile("users.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recorded := lines(t, "users.txt")
+	if !slices.Equal(now, recorded) {
+		t.Error("users.txt is not current. Run in .ci/api: go test . -update")
+	}
+	none := 0
+	for _, l := range now {
+		if strings.HasSuffix(l, ":") {
+			none++
+		}
+	}
+	t.Logf("%d exported identifiers and members, %d without a user in a product file of another package", len(now), none)
+}
+
+// TestPortsFindWhatTheyUse looks for each name that one of three vendors' ports uses.
+func TestPortsFindWhatTheyUse(t *testing.T) {
+	have := map[string]bool{}
+	for _, p := range load(t) {
+		for _, name := range members(p.Types) {
+			have[p.Types.Name()+"."+name] = true
+		}
+	}
+	names := lines(t, "ports.txt")
+	if len(names) < 50 {
+		t.Errorf("ports.txt has %d names", len(names))
+	}
+	for _, name := range names {
+		if !have[name] {
+			t.Errorf("a port uses %s, which does not exist", name)
+		}
+	}
+}
+
+// lines returns the lines of a file.
+func lines(t *testing.T, name string) []string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
