@@ -63,7 +63,8 @@ func (n *node) remnants(except []string, of ...*regexp.Regexp) (out []string, er
 }
 
 // staleFlows returns the UDP flows that the kernel translates to endpoints that their Services do not
-// have.
+// have. A flow of a deleted Service stays if no agent knew the Service, or if another program had restored
+// its rules meanwhile.
 func (w *world) staleFlows() (out []string, err error) {
 	v := w.oracle.now()
 	err = w.node.Do(func() error {
@@ -84,7 +85,7 @@ func (w *world) staleFlows() (out []string, err error) {
 				t := target{netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), v1.ProtocolUDP}
 				at := netip.AddrPortFrom(server.Unmap(), flow.Reverse.SrcPort)
 				svc := v.Trace(p.packet(t, v)).Port
-				if svc == nil && !w.oracle.restarted.Load() || svc != nil && !slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
+				if svc == nil && !w.oracle.restarted.Load() && !w.restored || svc != nil && !slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
 					out = append(out, fmt.Sprint("left over: flow ", flow))
 				}
 			}

@@ -19,7 +19,7 @@ func (o *objects) mangleService(s *v1.Service) {
 	// same, each sync fails in part.
 	if o.rng.IntN(20*mangleShare) == 0 {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal
-		s.Spec.HealthCheckNodePort = int32(31100 + o.rng.IntN(2))
+		s.Spec.HealthCheckNodePort = int32(29100 + o.rng.IntN(2))
 	}
 	if o.rng.IntN(mangleShare) != 0 {
 		return

@@ -37,7 +37,8 @@ type world struct {
 	stalls  *stall.Detector
 	faults  []fault
 	// restored is set if another program has restored an old state. If it did so between the
-	// agent's reading and writing, chains that no rule leads to stay until the next full sync.
+	// agent's reading and writing, chains that no rule leads to stay until the next full sync. Flows that
+	// its rules began stay until they expire.
 	restored bool
 
 	rec *recorder

@@ -196,7 +196,7 @@ func (g *Generator) setService(i int) Op {
 	if g.chance(3) {
 		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer {
-			s.Spec.HealthCheckNodePort = int32(31000 + i)
+			s.Spec.HealthCheckNodePort = int32(28000 + i) // no NodePort is below 30000
 		}
 	}
 	if g.chance(4) {
