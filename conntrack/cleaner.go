@@ -354,7 +354,7 @@ func (c *Cleaner) remove(ctx context.Context, batch []Flow, stale func(*Flow) bo
 	return err
 }
 
-// Hooks is a set of hooks that a [Cleaner] calls. Any hook, and the *Trace itself, may be
+// Hooks is a set of hooks that a [Cleaner] calls. Any hook, and the *Hooks itself, may be
 // nil. The goroutine that flushes calls the hooks, which must not call the Cleaner.
 type Hooks struct {
 	// Flushed is called after each clean-up that examined any family.

@@ -33,6 +33,24 @@ func (b *batch) drop(t table, name string) {
 	b.drops[t][name] = true
 }
 
+// sorted returns the chains to write, each after the chains that it leads to.
+func (b *batch) sorted(t table) []chain {
+	return slices.SortedFunc(maps.Values(b.puts[t]), func(a, b chain) int { return cmp.Or(a.rank-b.rank, strings.Compare(a.name, b.name)) })
+}
+
+// dropped returns the names of the chains to delete.
+func (b *batch) dropped(t table) []string { return slices.Sorted(maps.Keys(b.drops[t])) }
+
+// empty reports whether there is nothing to write or delete.
+func (b *batch) empty() bool {
+	for t := range tables {
+		if len(b.puts[t])+len(b.drops[t]) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // difference adds the changes that lead from one set of chains to another.
 func (b *batch) difference(before, now []chain) {
 	type id struct {
@@ -73,9 +91,7 @@ type input struct {
 // every state between two inputs is right. Unless canary is nil, it returns the canary's
 // rule for each input.
 func (b *batch) inputs(t table, commands []string, limit int, canary func() string) []*input {
-	puts := slices.SortedFunc(maps.Values(b.puts[t]), func(a, b chain) int { return cmp.Or(a.rank-b.rank, strings.Compare(a.name, b.name)) })
-	drops := slices.Sorted(maps.Keys(b.drops[t]))
-
+	puts, drops := b.sorted(t), b.dropped(t)
 	var out []*input
 	lines, start := 0, 0
 	for i, c := range puts {

@@ -11,6 +11,10 @@
 //	cursor := engine.Attach("iptables", b)
 //	go b.Watch(ctx, 30*time.Second, func(error) { cursor.Resync(); runner.Trigger() })
 //
+// A [Renderer] turns a ruleset into the same rules without a kernel, on every system: a [Transaction] can
+// be printed, compared, divided, and committed by a program of one's own. Package fake is a kernel in
+// memory that applies it.
+//
 // The chains, and a packet's way through them, are drawn in [DESIGN.md].
 //
 // # Guarantees

@@ -15,7 +15,8 @@ import (
 
 // family programs one family's tables.
 type family struct {
-	*settings
+	// Renderer renders the rules. Its model is nil while the state of the tables is unknown.
+	*Renderer
 	programs
 	kernel kernel
 	log    *slog.Logger
@@ -25,8 +26,6 @@ type family struct {
 	// work on this system if the objects exist.
 	accounts accounts
 	can      []string
-	// model holds the state of the tables, nil while it is unknown.
-	model *model
 	// canary is the rule in each table's canary.
 	canary [tables]string
 	// missed is set if Check last reported that a compared rule is missing. jumpsOnly is set
@@ -63,10 +62,7 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, k kernel, a acco
 		return nil, err
 	}
 	out := &family{
-		settings: &settings{
-			family: f, mark: uint32(c.MasqueradeMark),
-			localhost: c.LocalhostNodePorts && f == tracker.IPv4,
-		},
+		Renderer:   &Renderer{settings: newSettings(c, f)},
 		kernel:     k,
 		programs:   p,
 		log:        c.Log.With(slog.String("family", f.String())),

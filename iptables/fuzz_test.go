@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/internal/testing/iptmem"
+	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -65,7 +65,7 @@ func FuzzInjection(f *testing.F) {
 				if got := bytes.Count(in.Bytes(), []byte("\n")); got != lines {
 					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.String())
 				}
-				for _, p := range []programs{iptmem.New(true), real[family]} {
+				for _, p := range []programs{fake.New(true), real[family]} {
 					if p == nil {
 						continue
 					}

@@ -87,7 +87,7 @@ func each(ctx context.Context, c Config, k kernel, f func(*family) error) error 
 	for _, fam := range c.Families {
 		p, err := k.Programs(ctx, fam)
 		if err == nil {
-			err = f(&family{settings: &settings{family: fam}, kernel: k, programs: p, log: c.Log, limit: firstLimit(p)})
+			err = f(&family{Renderer: &Renderer{settings: &settings{family: fam}}, kernel: k, programs: p, log: c.Log, limit: firstLimit(p)})
 		}
 		if err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/iptool"
-	"github.com/go-proxier/proxier/internal/testing/iptmem"
+	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -21,7 +21,7 @@ import (
 // memory is a kernel in memory, with programs that a test can make misbehave. It outlives the
 // backends that close it.
 type memory struct {
-	tables map[tracker.Family]*iptmem.Tables
+	tables map[tracker.Family]*fake.Tables
 
 	mu       sync.Mutex
 	sysctls  map[string]string
@@ -35,11 +35,11 @@ type memory struct {
 
 func newMemory(flavor Flavor) *memory {
 	m := &memory{
-		tables:  map[tracker.Family]*iptmem.Tables{},
+		tables:  map[tracker.Family]*fake.Tables{},
 		sysctls: map[string]string{routeLocalnet: "0", tcpBeLiberal: "0"}, objects: map[string]bool{},
 	}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		m.tables[f] = iptmem.New(flavor == NFT)
+		m.tables[f] = fake.New(flavor == NFT)
 		m.tables[f].Accounting = func(name string) bool {
 			_, ok, _ := m.Packets(name)
 			return ok
@@ -129,7 +129,7 @@ func (m *memory) Programs(_ context.Context, f tracker.Family) (programs, error)
 
 // memoryPrograms is the programs of one family.
 type memoryPrograms struct {
-	*iptmem.Tables
+	*fake.Tables
 	memory *memory
 	family tracker.Family
 }

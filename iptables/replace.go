@@ -26,15 +26,16 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		f.counters = nil
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.kernel.Sysctl(tcpBeLiberal))
+	none, err := newModel(f.settings, node) // for bisect
+	if err != nil {
+		return nil, err
+	}
 	bad := map[tracker.Key]error{}
 	f.refuse(bad, f.unfit(changes))
 	for {
 		good, left := split(changes, bad)
 		attempt := slices.Concat(left, good)
-		m, err := newModel(f.settings, node)
-		if err == nil {
-			err = f.replaceOnce(ctx, m, attempt)
-		}
+		m, err := f.replaceOnce(ctx, node, attempt)
 		out := outcomeOf(err)
 		switch {
 		case out.result == done:
@@ -46,11 +47,11 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		case !out.rejected():
 			return nil, err
 		}
-		refused, failure := f.bisect(ctx, m, good)
+		refused, failure := f.bisect(ctx, none, good)
 		f.refuse(bad, refused)
 		if failure == nil && len(refused) == 0 {
 			// Not even what was in effect of these can be.
-			refused, failure = f.bisect(ctx, m, left)
+			refused, failure = f.bisect(ctx, none, left)
 			maps.Copy(bad, refused)
 		}
 		if failure != nil || len(refused) == 0 {
@@ -59,42 +60,36 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 }
 
-// replaceOnce makes one attempt at replace. m is empty and gets the Services.
-func (f *family) replaceOnce(ctx context.Context, m *model, changes []ruleset.Change) error {
+// replaceOnce makes one attempt at replace. It returns the model of what the tables should hold.
+func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (*model, error) {
 	r, err := f.readTables(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	unset, err := r.guardLoopback(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if unset != nil && f.localhost {
 		f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", unset))
 	}
-	// Every chain comes before the chains that lead to it.
-	for _, c := range m.fixed() {
-		if c.rank == rankMark {
-			r.need(c)
+	m, err := f.full(node, changes, r.need, func() error {
+		if r.lines < r.limit {
+			return nil
 		}
-	}
-	if err := r.needServices(ctx, m, changes); err != nil {
-		return err
-	}
-	m.allChains(func(c chain) {
-		if c.rank != rankMark {
-			r.need(c)
-		}
+		return r.flush(ctx, [tables][]string{})
 	})
-	m.forgetChanged()
+	if err != nil {
+		return m, err
+	}
 	if err := r.writeHooks(ctx, m.hooks()); err != nil {
-		return err
+		return m, err
 	}
 	if err := r.dropStale(ctx); err != nil {
-		return err
+		return m, err
 	}
 	f.afterFull(r.touched[filter] || r.touched[nat])
-	return r.adoptCanaries(ctx)
+	return m, r.adoptCanaries(ctx)
 }
 
 // replacement compares the chains that the tables should hold with those that the kernel
@@ -132,24 +127,6 @@ func (r *replacement) need(c chain) {
 		r.touched[c.table] = true
 	}
 	delete(k.chains, c.name)
-}
-
-// needServices adds the changes' new Services to the model, and notes that their own chains
-// must exist.
-func (r *replacement) needServices(ctx context.Context, m *model, changes []ruleset.Change) error {
-	for _, c := range changes {
-		m.change(nil, c.New, func(_, now []chain) {
-			for _, c := range now {
-				r.need(c)
-			}
-		})
-		if r.lines >= r.limit {
-			if err := r.flush(ctx, [tables][]string{}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // flush writes the batch and begins a new one.

@@ -125,15 +125,14 @@ func size(s *ruleset.Port) int {
 func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, bad map[tracker.Key]error) error {
 	for {
 		good, left := split(changes, bad)
-		part := slices.DeleteFunc(slices.Concat(good, left), func(c ruleset.Change) bool { return c.New == c.Old })
-		b := newBatch()
-		undo := f.prepare(b, node, part)
-		out := f.writeBatch(ctx, b, [tables][]string{})
+		part := slices.Concat(good, left)
+		tx := f.Renderer.update(node, part)
+		out := f.writeBatch(ctx, tx.batch, [tables][]string{})
 		if out.result == done {
 			f.dropKept(part)
 			return nil
 		}
-		undo()
+		tx.Revert()
 		switch {
 		case out.result == unsure:
 			return f.discard(out.err)
@@ -148,35 +147,6 @@ func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []r
 		}
 		f.refuse(bad, refused)
 	}
-}
-
-// prepare makes the changes in the model and adds the chains that differ to b. undo reverts the
-// model.
-func (f *family) prepare(b *batch, node *ruleset.Node, changes []ruleset.Change) (undo func()) {
-	m, before := f.model, f.model.node
-	m.setNode(node)
-	for _, c := range changes {
-		m.change(c.Old, c.New, b.difference)
-	}
-	m.takeChanged(b)
-	return func() {
-		m.setNode(before)
-		for _, c := range slices.Backward(changes) {
-			m.change(c.New, c.Old, nil)
-		}
-		m.forgetChanged()
-	}
-}
-
-// unfit returns the Services that iptables cannot express.
-func (f *family) unfit(changes []ruleset.Change) map[tracker.Key]error {
-	out := map[tracker.Key]error{}
-	for _, c := range changes {
-		if err := f.validate(c.New); err != nil {
-			out[c.Key] = err
-		}
-	}
-	return out
 }
 
 // refuse adds Services to bad and logs them.

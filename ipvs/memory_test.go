@@ -11,7 +11,7 @@ import (
 	"syscall"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/internal/testing/iptmem"
+	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -42,7 +42,7 @@ type memory struct {
 	// events counts changes of addresses on other devices than dummy devices, and devices
 	// that were added.
 	events, added int
-	tables        map[tracker.Family]*iptmem.Tables
+	tables        map[tracker.Family]*fake.Tables
 	params        map[string]string
 	timeouts      Timeouts
 }
@@ -71,7 +71,7 @@ func newMemory(addrs ...netip.Addr) *memory {
 	m := &memory{
 		refused: map[netip.Addr]bool{}, missing: map[Scheduler]bool{}, noServer: map[netip.Addr]bool{},
 		virtuals: map[virtualKey]*memoryVirtual{}, sets: map[string]*memorySet{}, devices: map[string]*memoryDevice{},
-		tables: map[tracker.Family]*iptmem.Tables{tracker.IPv4: iptmem.New(true), tracker.IPv6: iptmem.New(true)},
+		tables: map[tracker.Family]*fake.Tables{tracker.IPv4: fake.New(true), tracker.IPv6: fake.New(true)},
 		params: map[string]string{},
 	}
 	m.addDevice("eth0", "veth")

@@ -14,8 +14,8 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/iptmem"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -84,7 +84,7 @@ func (w *watched) settle(tb testing.TB) {
 // way is a packet's way through the namespace.
 type way struct {
 	*memory
-	iptmem.Flow
+	fake.Flow
 	family tracker.Family
 	// ipvs is set after IPVS replaced the destination.
 	ipvs bool
@@ -95,9 +95,9 @@ type way struct {
 func (m *memory) handlePacket(p ruleset.Packet) conformance.Outcome {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	w := &way{memory: m, Flow: iptmem.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
+	w := &way{memory: m, Flow: fake.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
 	w.NodeAddresses = m.local()
-	w.Match, w.Target = w.match, func(_ *iptmem.Flow, r iptext.Rule) { w.mapSet(r) }
+	w.Match, w.Target = w.match, func(_ *fake.Flow, r iptext.Rule) { w.mapSet(r) }
 	toNode := slices.Contains(w.NodeAddresses, p.To.Addr())
 	fromNode := p.InInterface == ""
 	hooks := [][2]string{{"nat", "PREROUTING"}, {"mangle", "INPUT"}, {"filter", "INPUT"}}
@@ -184,7 +184,7 @@ func (w *way) balance(v *memoryVirtual) conformance.Outcome {
 	return out
 }
 
-// match evaluates the options that iptmem does not know.
+// match evaluates the options that fake does not know.
 func (w *way) match(o iptext.Option) bool {
 	switch o.Name {
 	case "--ipvs":

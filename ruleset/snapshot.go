@@ -45,6 +45,17 @@ type found struct {
 	frontend *Frontend
 }
 
+// Delta returns the ruleset as a full delta, in the order of the keys: for a renderer, or for a backend
+// without a Cursor.
+func (s *Snapshot) Delta() *Delta {
+	d := &Delta{Full: true, Gen: s.Gen, Node: s.Node, Changes: make([]Change, len(s.Ports))}
+	for i, p := range s.Ports {
+		d.Changes[i] = Change{Key: p.Key, New: p, Fields: FieldAll}
+	}
+	slices.SortFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
+	return d
+}
+
 // Snapshot brings the ruleset up to date with the tracker, as [Cursor.Sync] does, and
 // returns it. It is empty while the tracker is not Synced. It costs a pointer per
 // Service. The first [Snapshot.Lookup] or [Snapshot.Trace] builds an index, which

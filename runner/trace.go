@@ -3,7 +3,7 @@ package runner
 import "time"
 
 // Hooks holds functions that a [Runner] calls, for metrics and health checks. Each of
-// them, and the *Trace itself, may be nil. They must return quickly and must not call
+// them, and the *Hooks itself, may be nil. They must return quickly and must not call
 // [Runner.Run].
 type Hooks struct {
 	// Queued is called with the time when a trigger requests a run and none is

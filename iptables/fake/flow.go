@@ -1,4 +1,4 @@
-package iptmem
+package fake
 
 import (
 	"math"
@@ -51,7 +51,7 @@ func (t *Tables) Pass(f *Flow, table, chain string) ruleset.Action {
 // walk sends the flow through a chain and returns the verdict, 0 for none.
 func walk(chains table, f *Flow, name string, depth int) ruleset.Action {
 	if depth == maxDepth {
-		panic("iptmem: chains lead to each other in a loop")
+		panic("fake: chains lead to each other in a loop")
 	}
 	c := chains[name]
 	if c == nil {

@@ -1,12 +1,18 @@
-// Package iptmem is a kernel with iptables in memory, for tests on every system. It applies
+// Package fake is a kernel with iptables in memory, for tests on every system. It applies
 // inputs of iptables-restore to tables of text, prints them as iptables-save does, and sends
-// packets through them.
+// packets through them:
+//
+//	tables := fake.New(true)
+//	for _, in := range tx.Inputs(0) { // of an iptables.Transaction
+//		err := tables.Restore(ctx, []byte(in.Text))
+//	}
+//	got := tables.Handle(packet) // what happens to a ruleset.Packet
 //
 // It is a simulator, not a mock: like the programs, it applies each table of an input as a whole
-// or not at all, and refuses unknown options, chains that do not exist, the deletion of chains
-// that are in use, and rules that are not there. It stores rules as they are written, where
-// iptables-save prints its own form of them.
-package iptmem
+// or not at all, and refuses options that it does not know, chains that do not exist, the deletion of
+// chains that are in use, and rules that are not there. It knows the options that packages iptables and
+// ipvs use. It stores rules as they are written, where iptables-save prints its own form of them.
+package fake
 
 import (
 	"bytes"
@@ -126,7 +132,7 @@ func (t *Tables) Size(table string) (n int) {
 // Save prints a table, or all if table is "". The option "-c" adds the counters of rules.
 func (t *Tables) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
 	if err := ctx.Err(); err != nil {
-		return &iptool.Error{Program: "iptmem-save", Status: -1, Cause: err}
+		return &iptool.Error{Program: "fake-save", Status: -1, Cause: err}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,7 +184,7 @@ func (t *Tables) Load(input string) error {
 
 func (t *Tables) restore(ctx context.Context, input string, keep, test bool) error {
 	if err := ctx.Err(); err != nil {
-		return &iptool.Error{Program: "iptmem-restore", Status: -1, Cause: err}
+		return &iptool.Error{Program: "fake-restore", Status: -1, Cause: err}
 	}
 	changes := false
 	for line := range strings.Lines(input) {
@@ -209,7 +215,7 @@ func (t *Tables) apply(input string, keep, commit bool) error {
 		n++
 		line = strings.TrimSuffix(line, "\n")
 		refuse := func(why string) error {
-			return &iptool.Error{Program: "iptmem-restore", Status: 1, Line: n, Text: line, Message: fmt.Sprintf("line %d failed: %s", n, why)}
+			return &iptool.Error{Program: "fake-restore", Status: 1, Line: n, Text: line, Message: fmt.Sprintf("line %d failed: %s", n, why)}
 		}
 		switch {
 		case line == "" || line[0] == '#':
@@ -237,7 +243,7 @@ func (t *Tables) apply(input string, keep, commit bool) error {
 		}
 	}
 	if name != "" {
-		return &iptool.Error{Program: "iptmem-restore", Status: 1, Message: "COMMIT expected"}
+		return &iptool.Error{Program: "fake-restore", Status: 1, Message: "COMMIT expected"}
 	}
 	return nil
 }

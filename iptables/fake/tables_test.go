@@ -1,4 +1,4 @@
-package iptmem
+package fake
 
 import (
 	"context"

@@ -1,0 +1,215 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/iptables/fake"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestRendererPassesSimulation runs the conformance suite with a vendor's backend: a Renderer for each
+// family, and a committer that fails.
+func TestRendererPassesSimulation(t *testing.T) {
+	t.Parallel()
+	conformance.Simulate(t, conformance.Simulation{
+		First: *backendtest.Seed + 1000, Worlds: 3, Skip: skips,
+		New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
+			tables := map[tracker.Family]*fake.Tables{}
+			fill := func(f tracker.Family) *fake.Tables {
+				t := fake.New(true)
+				t.Before = func(string) error { return env.Fail() }
+				t.After = func(string) error { env.Look(); return nil }
+				return t
+			}
+			for _, f := range env.Families {
+				tables[f] = fill(f)
+			}
+			return conformance.Fake{
+				Backend: func() ruleset.Backend {
+					renderers := map[tracker.Family]*Renderer{}
+					for _, f := range env.Families {
+						r, err := NewRenderer(Config{}, f)
+						if err != nil {
+							tb.Fatal(err)
+						}
+						renderers[f] = r
+					}
+					return ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+						var refused *ruleset.PartialError
+						for f, r := range renderers {
+							tx, err := r.Render(d)
+							var partial *ruleset.PartialError
+							switch {
+							case errors.As(err, &partial) && refused != nil:
+								maps.Copy(refused.Failed, partial.Failed)
+							case errors.As(err, &partial):
+								refused = partial
+							case err != nil:
+								return err
+							}
+							if err := commit(tx, tables[f], d.Full); err != nil {
+								tx.Revert()
+								return errors.Join(ruleset.ErrNeedFull, err)
+							}
+						}
+						if refused != nil {
+							return refused
+						}
+						return nil
+					})
+				},
+				Handle: func(p ruleset.Packet) conformance.Outcome { return tables[tracker.FamilyOf(p.To.Addr())].Handle(p) },
+				Dump: func() string {
+					var b strings.Builder
+					for _, f := range env.Families {
+						tables[f].Save(context.Background(), "", &b)
+					}
+					return b.String()
+				},
+			}
+		},
+	})
+}
+
+// commit applies a transaction. That of a full delta is for empty tables.
+func commit(tx *Transaction, to *fake.Tables, full bool) error {
+	for _, in := range tx.Inputs(0) {
+		var err error
+		if full {
+			err = to.Load(in.Text)
+		} else {
+			err = to.Restore(context.Background(), []byte(in.Text))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestRendererWritesWhatBackendWrites applies a Renderer's text to a kernel without rules, and then the text of
+// an incremental delta. The tables must equal those of a Backend.
+func TestRendererWritesWhatBackendWrites(t *testing.T) {
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		for name, edit := range map[string]func(*Config){
+			"default": func(*Config) {}, "mark and loopback": func(c *Config) { c.MasqueradeMark, c.LocalhostNodePorts = 0x200, true },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				testRendererWrites(t, flavor, edit)
+			})
+		}
+	})
+}
+
+func testRendererWrites(t *testing.T, flavor system, edit func(*Config)) {
+	backend := newRig(t, flavor, edit, func(c *Config) { c.uncounted = true })
+	empty := newRig(t, flavor, edit, func(c *Config) { c.uncounted = true })
+	c, err := empty.config.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := empty.node.open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	full := true
+	renderers := map[tracker.Family]*Renderer{}
+	cursor := backend.engine.Attach("renderer", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		if d.Full {
+			d = backend.engine.Snapshot().Delta()
+		}
+		for _, f := range c.Families {
+			if renderers[f] == nil {
+				if renderers[f], err = NewRenderer(empty.config, f); err != nil {
+					return err
+				}
+			}
+			tx, err := renderers[f].Render(d)
+			if err != nil {
+				return err
+			}
+			if tx.Family() != f || tx.Empty() || full != (len(tx.Jumps()) != 0) || len(tx.Chains()) == 0 {
+				t.Errorf("%s: a transaction of %v with %d chains and %d jumps", f, tx.Family(), len(tx.Chains()), len(tx.Jumps()))
+			}
+			p, err := k.Programs(ctx, f)
+			if err != nil {
+				return err
+			}
+			for _, in := range tx.Inputs(50) {
+				if err := p.Restore(ctx, []byte(in.Text)); err != nil {
+					t.Errorf("%v in\n%s", err, in.Text)
+				}
+			}
+		}
+		return nil
+	}))
+	check := func() {
+		t.Helper()
+		backend.sync()
+		if err := cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range c.Families {
+			got, want := empty.kernel(f), backend.kernel(f)
+			guard := filter.String() + " " + chainLocalnet // the Backend notes there that it set a sysctl
+			want[guard] = slices.DeleteFunc(want[guard], func(rule string) bool { return rule == guardMark })
+			if len(want[guard]) == 0 {
+				delete(want, guard)
+			}
+			for name := range want {
+				if strings.Join(got[name], "\n") != strings.Join(want[name], "\n") {
+					t.Errorf("%v: chain %s:\n%s\nwant\n%s", f, name, strings.Join(got[name], "\n"), strings.Join(want[name], "\n"))
+				}
+				delete(got, name)
+			}
+			if len(got) != 0 {
+				t.Errorf("%v: further chains: %v", f, got)
+			}
+		}
+	}
+	backend.everyKind()
+	check()
+	full = false
+	backend.set(0, []int{2})
+	backend.set(1, nil)
+	check()
+}
+
+// TestTransactionsAreValues renders without a kernel.
+func TestTransactionsAreValues(t *testing.T) {
+	node := newRig(t, system{NFT, true})
+	node.set(0, []int{1, 2})
+	r, err := NewRenderer(Config{}, tracker.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Render(&ruleset.Delta{Node: &ruleset.Node{}}); !errors.Is(err, ruleset.ErrNeedFull) {
+		t.Errorf("an incremental delta first: %v", err)
+	}
+	tx, err := r.Render(node.engine.Snapshot().Delta())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := tx.String()
+	if again := tx.String(); again != first || !strings.HasPrefix(first, "# iptables-restore --noflush\n*filter\n") || !strings.HasSuffix(first, "COMMIT\n") {
+		t.Errorf("text:\n%s", first)
+	}
+	tx.Revert()
+	if _, err := r.Render(&ruleset.Delta{Node: &ruleset.Node{}}); !errors.Is(err, ruleset.ErrNeedFull) {
+		t.Errorf("an incremental delta after Revert: %v", err)
+	}
+	if _, err := NewRenderer(Config{MasqueradeMark: 3}, tracker.IPv4); !errors.Is(err, ruleset.ErrConfig) {
+		t.Errorf("two bits: %v", err)
+	}
+}
