@@ -88,9 +88,8 @@ type input struct {
 
 // inputs returns the inputs for one table, of about limit lines each. They write each chain
 // before the chains that lead to it, then run the commands, then delete chains, so that
-// every state between two inputs is right. Unless canary is nil, it returns the canary's
-// rule for each input.
-func (b *batch) inputs(t table, commands []string, limit int, canary func() string) []*input {
+// every state between two inputs is right. Unless canary is nil, each input changes it.
+func (b *batch) inputs(t table, commands []string, limit int, canary *canary) []*input {
 	puts, drops := b.sorted(t), b.dropped(t)
 	var out []*input
 	lines, start := 0, 0
@@ -122,15 +121,18 @@ func (b *batch) inputs(t table, commands []string, limit int, canary func() stri
 }
 
 // newInput returns an input that writes puts and runs commands. It empties the chains in
-// flush and deletes those in drop.
-func newInput(t table, puts []chain, commands, flush, drop []string, canary func() string) *input {
+// flush and deletes those in drop. It fails unless the table has the canary's rule.
+func newInput(t table, puts []chain, commands, flush, drop []string, canary *canary) *input {
 	in := &input{table: t, chains: len(puts) + max(len(flush), len(drop))}
 	in.Begin(t.String())
+	if canary != nil && canary.rule != "" {
+		in.Expect(chainCanary, canary.rule)
+	}
 	for _, c := range puts {
 		in.rules += len(c.rules)
 	}
 	if canary != nil {
-		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{canary()}, rankCanary})
+		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{canary.next()}, rankCanary})
 	}
 	for _, c := range puts {
 		in.Chain(c.name)

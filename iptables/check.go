@@ -114,7 +114,7 @@ func (f *family) check(ctx context.Context) error {
 	for t := range tables {
 		in := &input{table: t}
 		in.Begin(t.String())
-		in.Expect(chainCanary, f.canary[t])
+		in.Expect(chainCanary, f.canaries[t].rule)
 		for _, h := range rules {
 			if h.table == t {
 				in.Expect(h.chain, h.rule)

@@ -26,8 +26,8 @@ type family struct {
 	// work on this system if the objects exist.
 	accounts accounts
 	can      []string
-	// canary is the rule in each table's canary.
-	canary [tables]string
+	// canaries holds each table's canary.
+	canaries [tables]canary
 	// missed is set if Check last reported that a compared rule is missing. jumpsOnly is set
 	// once iptables-restore has reported that of rules that were there: then Check does not
 	// compare rules.
@@ -110,19 +110,15 @@ func (f *family) write(ctx context.Context, inputs ...*input) outcome {
 func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) outcome {
 	kept := f.carry(ctx, b)
 	var inputs []*input
-	var canaries [tables]canaryRule
+	canaries := f.canaries
 	for t := range tables {
-		inputs = append(inputs, b.inputs(t, commands[t], f.limit, canaries[t].next)...)
+		inputs = append(inputs, b.inputs(t, commands[t], f.limit, &canaries[t])...)
 	}
 	out := f.write(ctx, inputs...)
 	if out.result != done {
 		return out
 	}
-	for t, c := range canaries {
-		if c.last != "" {
-			f.canary[t] = c.last
-		}
-	}
+	f.canaries = canaries
 	f.kept, f.wrote = kept, f.wrote || len(inputs) != 0
 	return out
 }

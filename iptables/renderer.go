@@ -139,7 +139,8 @@ func (r *Renderer) unfit(changes []ruleset.Change) map[tracker.Key]error {
 	return out
 }
 
-// Transaction is a change of the rules of one family, as a value.
+// Transaction is a change of the rules of one family, as a value. Its methods other than Revert may be called
+// concurrently. The zero value must not be used.
 type Transaction struct {
 	family tracker.Family
 	batch  *batch

@@ -32,7 +32,7 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 	bad := map[tracker.Key]error{}
 	f.refuse(bad, f.unfit(changes))
-	for {
+	for attempts := 0; ; attempts++ {
 		good, left := split(changes, bad)
 		attempt := slices.Concat(left, good)
 		m, err := f.replaceOnce(ctx, node, attempt)
@@ -42,9 +42,9 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 			f.model = m
 			f.dropKept(attempt)
 			return bad, nil
-		case f.shrink(out):
+		case f.shrink(out), restored(err) && attempts < maxRestored:
 			continue
-		case !out.rejected():
+		case !out.rejected(), restored(err):
 			return nil, err
 		}
 		refused, failure := f.bisect(ctx, none, good)
@@ -59,6 +59,9 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		}
 	}
 }
+
+// maxRestored is how often one full delta begins again because another program restored a table.
+const maxRestored = 3
 
 // replaceOnce makes one attempt at replace. It returns the model of what the tables should hold.
 func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (*model, error) {
@@ -113,6 +116,10 @@ func (f *family) readTables(ctx context.Context) (*replacement, error) {
 		var err error
 		if r.found[t], err = readKernel(ctx, f, t, r.seed); err != nil {
 			return nil, err
+		}
+		f.canaries[t] = canary{}
+		if c := r.found[t].canary; len(c) == 1 && isCanary(c[0]) {
+			f.canaries[t].rule = c[0]
 		}
 	}
 	return r, nil
@@ -219,13 +226,24 @@ func isIPVSFirewall(h hook) bool {
 	return ok && h.table == filter && strings.HasPrefix(before, `-m comment --comment "`) && strings.Count(before, `"`) == 1
 }
 
-// canaryRule makes the rules of a canary. Each has a fresh random value, so that a table
-// that was restored to an earlier state does not look up to date.
-type canaryRule struct{ last string }
+// canary is the rule of a table's canary, "" if it is not known. It changes with each input, to a fresh
+// random value, so that a table that was restored to an earlier state does not look up to date. An
+// input expects the rule of the one before: another program may have restored the table in between.
+type canary struct{ rule string }
 
-func (c *canaryRule) next() string {
-	c.last = iptext.Comment(fmt.Sprintf("%s%016x", canaryText, rand.Uint64()))
-	return c.last
+// next returns the rule of the next input.
+func (c *canary) next() string {
+	c.rule = iptext.Comment(fmt.Sprintf("%s%016x", canaryText, rand.Uint64()))
+	return c.rule
+}
+
+// canaryLine is the line of an input that expects the canary's rule, behind the table's name.
+const canaryLine = 2
+
+// restored reports whether an input failed because the table does not have the canary's rule.
+func restored(err error) bool {
+	var e *CommandError
+	return errors.As(err, &e) && e.Line == canaryLine && outcomeOf(err).result == refused
 }
 
 const canaryText = "kubernetes service rules as of change "
@@ -241,15 +259,12 @@ func (r *replacement) adoptCanaries(ctx context.Context) error {
 		if r.touched[t] {
 			continue
 		}
-		if c := r.found[t].canary; len(c) == 1 && isCanary(c[0]) {
-			r.canary[t] = c[0]
+		if r.canaries[t].rule != "" {
 			continue
 		}
-		var canary canaryRule
-		if out := r.write(ctx, newInput(t, nil, nil, nil, nil, canary.next)); out.err != nil {
+		if out := r.write(ctx, newInput(t, nil, nil, nil, nil, &r.canaries[t])); out.err != nil {
 			return out.err
 		}
-		r.canary[t] = canary.last
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []r
 		}
 		tx.Revert()
 		switch {
-		case out.result == unsure:
+		case out.result == unsure, restored(out.err):
 			return f.discard(out.err)
 		case f.shrink(out):
 			continue

@@ -129,7 +129,8 @@ func (t *Tables) Size(table string) (n int) {
 	return n
 }
 
-// Save prints a table, or all if table is "". The option "-c" adds the counters of rules.
+// Save prints a table, or all if table is "". The option "-c" adds the counters of rules. The error is ctx's,
+// or that of out.
 func (t *Tables) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
 	if err := ctx.Err(); err != nil {
 		return &iptool.Error{Program: "fake-save", Status: -1, Cause: err}
@@ -177,7 +178,7 @@ func (t *Tables) Restore(ctx context.Context, input []byte, options ...string) e
 }
 
 // Load applies an input as iptables-restore does without --noflush: it empties the tables of the
-// input first.
+// input first. Its errors are those of Restore.
 func (t *Tables) Load(input string) error {
 	return t.restore(context.Background(), input, false, false)
 }
@@ -446,7 +447,7 @@ func parseMark(text string) (value, mask uint32, err error) {
 }
 
 // Run performs a command of iptables, such as "-t nat -F OUTPUT", as another program would. The
-// table is filter unless the command begins with "-t".
+// table is filter unless the command begins with "-t". The error says what the program would refuse.
 func (t *Tables) Run(args ...string) error {
 	name := "filter"
 	if len(args) > 1 && args[0] == "-t" {
