@@ -45,7 +45,7 @@
 //   - Unless a [Scheduler] is configured, Services whose endpoints have weights get
 //     [WeightedRoundRobin].
 //   - [SourceHash] and [Maglev] choose another endpoint while the one that they hash to
-//     drains; see [Hash].
+//     drains; see [tracker.Hash].
 //   - UDP and SCTP endpoints drain for a second before they are removed, so that answers
 //     on their way arrive. Virtual servers with TCP connections outlive their Service.
 //   - ExcludeCIDRs is only needed for foreign virtual servers that share an address and

@@ -106,7 +106,7 @@ func TestFamiliesAndSelectedSlices(t *testing.T) {
 		return s
 	}
 	for _, name := range []string{"", "x", "y"} {
-		et, _ := newEndpoints(t, tracker.Config{Selector: tracker.Selector{ProxyName: name}})
+		et, _ := newEndpoints(t, tracker.Config{Selector: tracker.Selector{ProxyNames: []string{name}}})
 		if !et.Set(labeled(tracker.LabelServiceProxyName)) || !et.Delete(named("a")) {
 			t.Errorf("proxy %q: a slice with a proxy name is excluded", name)
 		}

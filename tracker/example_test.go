@@ -214,12 +214,12 @@ func ExampleNodeInfoOf() {
 
 // List only the Services of a proxy named "mesh".
 func ExampleSelector() {
-	s := tracker.Selector{ProxyName: "mesh"}
+	s := tracker.Selector{ProxyNames: []string{"mesh"}}
 	labels, fields := s.ServiceListOptions()
 	fmt.Println(labels)
 	fmt.Println(fields)
 	// Output:
-	// service.kubernetes.io/service-proxy-name=mesh,!service.kubernetes.io/headless
+	// service.kubernetes.io/service-proxy-name in (mesh),!service.kubernetes.io/headless
 	// spec.clusterIP!=None
 }
 

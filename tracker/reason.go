@@ -22,7 +22,7 @@ const (
 	// (metadata.labels).
 	ReasonHeadlessLabel Reason = "ProxyHeadlessLabel"
 	// ReasonOtherProxy: the Service is for another proxy (metadata.labels,
-	// service.kubernetes.io/service-proxy-name, and [Selector].ProxyName).
+	// service.kubernetes.io/service-proxy-name, and [Selector].ProxyNames).
 	ReasonOtherProxy Reason = "ProxyOtherProxy"
 	// ReasonFiltered: [Selector].Filter returned false for the Service.
 	ReasonFiltered Reason = "ProxyFiltered"

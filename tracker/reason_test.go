@@ -58,7 +58,7 @@ func TestEveryReasonIsReachable(t *testing.T) {
 		{want: tracker.ReasonHeadlessLabel, whole: true, service: func(s *v1.Service) { s.Labels = map[string]string{v1.IsHeadlessService: ""} }},
 		{want: tracker.ReasonHeadlessLabel, whole: true, slice: func(s *discovery.EndpointSlice) { s.Labels[v1.IsHeadlessService] = "" }},
 		{want: tracker.ReasonOtherProxy, whole: true, service: func(s *v1.Service) { s.Labels = map[string]string{tracker.LabelServiceProxyName: "other"} }},
-		{want: tracker.ReasonOtherProxy, whole: true, service: func(*v1.Service) {}, config: func(c *tracker.Config) { c.Selector.ProxyName = "mine" }},
+		{want: tracker.ReasonOtherProxy, whole: true, service: func(*v1.Service) {}, config: func(c *tracker.Config) { c.Selector.ProxyNames = []string{"mine"} }},
 		{want: tracker.ReasonFiltered, whole: true, service: func(s *v1.Service) { s.Annotations = map[string]string{"filter": "yes"} }},
 		{want: tracker.ReasonNoClusterIP, whole: true, service: func(s *v1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }},
 		{want: tracker.ReasonNoClusterIP, whole: true, log: true, service: func(s *v1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"10.96.0.1"} }},

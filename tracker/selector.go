@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -25,10 +26,10 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // service.kubernetes.io/headless. It ignores all other labels of slices:
 // service.kubernetes.io/service-proxy-name counts only on a Service.
 type Selector struct {
-	// ProxyName selects the Services whose label
-	// service.kubernetes.io/service-proxy-name has this value. "" selects the
-	// Services without the label.
-	ProxyName string
+	// ProxyNames selects the Services whose label service.kubernetes.io/service-proxy-name has one
+	// of these values. "" in the list selects the Services without the label. Nil means these
+	// alone.
+	ProxyNames []string
 	// Filter, if not nil, further restricts the selection to Services for which it
 	// returns true. It must not change or keep the Service and must be a pure
 	// function of it: the tracker calls it only when the Service is set.
@@ -38,11 +39,22 @@ type Selector struct {
 // ServiceListOptions returns label and field selectors for metav1.ListOptions in a
 // list or watch of Services. They do not include Filter.
 func (s Selector) ServiceListOptions() (labelSelector, fieldSelector string) {
-	label := "!" + LabelServiceProxyName
-	if s.ProxyName != "" {
-		label = LabelServiceProxyName + "=" + s.ProxyName
+	label := "!" + v1.IsHeadlessService
+	switch {
+	case len(s.ProxyNames) == 0, len(s.ProxyNames) == 1 && s.ProxyNames[0] == "":
+		label = "!" + LabelServiceProxyName + "," + label
+	case !slices.Contains(s.ProxyNames, ""): // no selector means "without the label, or with one of these values"
+		label = LabelServiceProxyName + " in (" + strings.Join(s.ProxyNames, ",") + ")," + label
 	}
-	return label + ",!" + v1.IsHeadlessService, "spec.clusterIP!=" + v1.ClusterIPNone
+	return label, "spec.clusterIP!=" + v1.ClusterIPNone
+}
+
+// selects reports whether the proxy serves a Service whose label has the value, if it has the label.
+func (s Selector) selects(value string, labeled bool) bool {
+	if !labeled {
+		return len(s.ProxyNames) == 0 || slices.Contains(s.ProxyNames, "")
+	}
+	return value != "" && slices.Contains(s.ProxyNames, value)
 }
 
 // SliceListOptions returns label and field selectors for a list or watch of
@@ -58,7 +70,7 @@ func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
 // rejects returns why s does not select svc, for programs and for people, or "" if it does.
 func (s Selector) rejects(svc *v1.Service) (_ Reason, why string) {
 	name, named := svc.Labels[LabelServiceProxyName]
-	if named != (s.ProxyName != "") || name != s.ProxyName {
+	if !s.selects(name, named) {
 		if !named {
 			return ReasonOtherProxy, "it has no label " + LabelServiceProxyName
 		}
@@ -85,8 +97,10 @@ func (s Selector) matchesSlice(slice *discovery.EndpointSlice) bool {
 }
 
 func (s Selector) validate() error {
-	if problems := validation.IsValidLabelValue(s.ProxyName); len(problems) > 0 {
-		return fmt.Errorf("Selector.ProxyName %q: %s", s.ProxyName, strings.Join(problems, "; "))
+	for _, name := range s.ProxyNames {
+		if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
+			return fmt.Errorf("Selector.ProxyNames: %q: %s", name, strings.Join(problems, "; "))
+		}
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -508,7 +509,7 @@ func TestSelector(t *testing.T) {
 			t.Errorf("default selector, step %d: %v", i, got)
 		}
 	}
-	s, _ = newServices(t, tracker.Config{Selector: tracker.Selector{ProxyName: "mine"}})
+	s, _ = newServices(t, tracker.Config{Selector: tracker.Selector{ProxyNames: []string{"mine"}}})
 	for i, step := range []struct {
 		obj  *v1.Service
 		want bool
@@ -537,8 +538,8 @@ func TestSelector(t *testing.T) {
 			"!service.kubernetes.io/headless",
 		},
 		{
-			tracker.Selector{ProxyName: "mine"},
-			"service.kubernetes.io/service-proxy-name=mine,!service.kubernetes.io/headless", "spec.clusterIP!=None",
+			tracker.Selector{ProxyNames: []string{"mine"}},
+			"service.kubernetes.io/service-proxy-name in (mine),!service.kubernetes.io/headless", "spec.clusterIP!=None",
 			"!service.kubernetes.io/headless",
 		},
 	} {
@@ -550,11 +551,44 @@ func TestSelector(t *testing.T) {
 	}
 }
 
+// TestSelectorTakesSeveralNames compares the trackers and the list options with a table.
+func TestSelectorTakesSeveralNames(t *testing.T) {
+	none := "no label"
+	for _, c := range []struct{ names, want []string }{
+		{nil, []string{none}},
+		{[]string{""}, []string{none}},
+		{[]string{"a"}, []string{"a"}},
+		{[]string{"a", "b"}, []string{"a", "b"}},
+		{[]string{"", "a"}, []string{none, "a"}},
+	} {
+		selector := tracker.Selector{ProxyNames: c.names}
+		text, _ := selector.ServiceListOptions()
+		listed, err := labels.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{none, "", "a", "b", "c"} {
+			s := service("ns", "svc", "10.96.0.1")
+			if name != none {
+				s.Labels = map[string]string{tracker.LabelServiceProxyName: name}
+			}
+			services, _ := newServices(t, tracker.Config{Selector: selector})
+			want := slices.Contains(c.want, name)
+			if got := services.Set(s); got != want {
+				t.Errorf("names %q, label %q: selected %t", c.names, name, got)
+			}
+			if want && !listed.Matches(labels.Set(s.Labels)) {
+				t.Errorf("names %q, label %q: %s does not list the Service", c.names, name, text)
+			}
+		}
+	}
+}
+
 func TestInvalidConfigIsRejected(t *testing.T) {
 	for _, c := range []tracker.Config{
 		{Families: []tracker.Family{}},
 		{Families: []tracker.Family{5}},
-		{Selector: tracker.Selector{ProxyName: "no spaces"}},
+		{Selector: tracker.Selector{ProxyNames: []string{"no spaces"}}},
 	} {
 		if _, err := tracker.New(c); err == nil {
 			t.Error(err)

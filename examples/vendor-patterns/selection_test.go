@@ -17,7 +17,7 @@ func Example_selection() {
 	selector := tracker.Selector{
 		// Services labeled service.kubernetes.io/service-proxy-name: vendor, which
 		// kube-proxy ignores (KEP-2447).
-		ProxyName: "vendor",
+		ProxyNames: []string{"vendor"},
 		Filter: func(s *v1.Service) bool {
 			return s.Spec.LoadBalancerClass == nil || *s.Spec.LoadBalancerClass == "vendor.example/fast"
 		},
@@ -57,7 +57,7 @@ func Example_selection() {
 	set("vendor", "vendor.example/fast")
 	set("other", "vendor.example/fast")
 	// Output:
-	// service.kubernetes.io/service-proxy-name=vendor,!service.kubernetes.io/headless spec.clusterIP!=None
+	// service.kubernetes.io/service-proxy-name in (vendor),!service.kubernetes.io/headless spec.clusterIP!=None
 	// !service.kubernetes.io/headless
 	// nothing changes
 	// web is served: true
