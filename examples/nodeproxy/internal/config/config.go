@@ -24,6 +24,9 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
+// drainFlag is the flag of [Config.DrainLimit].
+const drainFlag = "ipvs-drain-limit"
+
 // resetFlag is the flag of [Config.ResetVanished].
 const resetFlag = "reset-connections-of-vanished-endpoints"
 
@@ -81,6 +84,8 @@ type Config struct {
 	// ResetVanished is how long after an endpoint vanished its TCP connections are ended. 0 means
 	// never.
 	ResetVanished time.Duration
+	// DrainLimit bounds how long real servers drain in mode ipvs; 0 means no limit.
+	DrainLimit time.Duration
 
 	Mode     string
 	NodeName string
@@ -181,6 +186,12 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		if out.Manifests != "" {
 			out.Notes = append(out.Notes, "--remove-startup-taint has no effect, since --manifests is given")
 		}
+	}
+	switch {
+	case out.DrainLimit < 0:
+		return nil, fmt.Errorf("--%s is negative: %v", drainFlag, out.DrainLimit)
+	case out.DrainLimit > 0 && out.Mode != ModeIPVS:
+		out.Notes = append(out.Notes, "--"+drainFlag+" has no effect in mode "+out.Mode)
 	}
 	switch {
 	case out.ResetVanished < 0:

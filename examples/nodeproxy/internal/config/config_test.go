@@ -269,6 +269,16 @@ func wantNotes(t *testing.T, c *Config, want ...string) {
 	}
 }
 
+func TestDrainLimitIsForIPVS(t *testing.T) {
+	if c := of(t, "--proxy-mode=ipvs", "--ipvs-drain-limit=90s"); c.DrainLimit != 90*time.Second {
+		t.Errorf("limit %v", c.DrainLimit)
+	}
+	wantNotes(t, of(t, "--ipvs-drain-limit=90s"), "--ipvs-drain-limit has no effect in mode nftables")
+	if _, err := parse("--proxy-mode=ipvs", "--ipvs-drain-limit=-1s"); err == nil {
+		t.Error("a negative limit is accepted")
+	}
+}
+
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
 // ofFile returns the configuration of a file with these fields.
@@ -579,7 +589,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets", "log-every-sync", flavorFlag,
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets", "log-every-sync", flavorFlag, drainFlag,
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {

@@ -64,7 +64,7 @@ func (fl *Flags) ignored(name string) bool {
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
 		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only", "log-file", "log-every-sync",
-		resetFlag, "remove-startup-taint", "nftables-count-packets", flavorFlag,
+		resetFlag, "remove-startup-taint", "nftables-count-packets", flavorFlag, drainFlag,
 	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
@@ -129,6 +129,7 @@ func (fl *Flags) addOwn() {
 		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
 		f.BoolVar(&fl.out.CountPackets, "nftables-count-packets", false, "count the packets and bytes of each Service in both directions, for top and --service-traffic-metrics, in mode nftables; each packet of a connection to a Service costs a look-up")
 		f.Var(choice[Flavor]{&fl.out.Flavor, []string{"auto", string(FlavorNFT), string(FlavorLegacy)}}, flavorFlag, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto, which is chosen at the start as in kube-proxy's image: the flavor with a chain of kubelet, or else the one with more rules, or else that of the program iptables-restore")
+		f.DurationVar(&fl.out.DrainLimit, drainFlag, 0, "how long connections to a removed endpoint, or to an address that its Service has lost, may stay open, in mode ipvs; 0 sets no limit. Until the last one ends, the node refuses new connections to the lost address, even if another host or a process of the node has it")
 		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint is gone that did not terminate, as when its pod is deleted by force, for example after its node failed, TCP connections to it are ended by RST, in modes nftables and iptables; 0 leaves them alone. Pods that leave a Service by a change of their labels lose their connections, too")
 		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that keeps pods from the node until Services work: the agent removes it from its Node object when the rules are in effect, which needs the right to patch nodes")
 		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))

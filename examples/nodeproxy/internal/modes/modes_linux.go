@@ -204,7 +204,7 @@ func IPVS() Mode {
 		e := s.Effective.IPVS
 		c := ipvs.Config{
 			Families: s.Families, IPTables: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
-			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP,
+			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
 			Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 		}
 		for _, cidr := range e.ExcludeCIDRs {
