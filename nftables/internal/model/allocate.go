@@ -225,7 +225,6 @@ func (t *Table) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
 	}
 	t.verdicts[s][key] = chain
 	t.undo.later(func() { delete(t.verdicts[s], key) })
-	t.counted(s, +1)
 	tx.add(t.Family, &layout.Element{Set: s, Key: word(key)}, chain)
 }
 

@@ -45,6 +45,7 @@ func (t *Table) KeepConcat(s layout.Set, elements map[layout.Element]string) boo
 		t.kept = keptRanges{map[layout.Set]bool{}, map[layout.Element]string{}, map[layout.Octets]uint32{}}
 	}
 	t.kept.sets[s] = true
+	t.count[s] = len(elements)
 	maps.Copy(t.kept.elements, elements)
 	if s == layout.ServiceRanges {
 		t.kept.numbers, t.portRanges.kept = numbers, taken
@@ -72,11 +73,7 @@ func (t *Table) takeKept(e *layout.Element, comment string) bool {
 	}
 	taken := *e
 	delete(t.kept.elements, taken)
-	t.undo.later(func() {
-		t.kept.elements[taken] = had
-		t.count[taken.Set]--
-	})
-	t.counted(e.Set, +1)
+	t.undo.later(func() { t.kept.elements[taken] = had })
 	return true
 }
 
@@ -139,8 +136,9 @@ func (t *Table) allocateRanges(old, now *service, s *ruleset.Port, tx *Tx) error
 	return nil
 }
 
-// freeRanges gives back the numbers of the ranges that a Service lost.
+// freeRanges gives back the numbers of the ranges that a Service lost, and counts ranges.
 func (t *Table) freeRanges(old, now *service) {
+	t.rangeCount += len(now.ranges) - len(old.ranges)
 	for _, r := range old.ranges {
 		if now.rangeNumber(r.addr) == 0 {
 			t.portRanges.give(r.number)
@@ -174,7 +172,7 @@ func (t *Table) useRanges(tx *Tx) {
 // collectRanges makes packets skip the chains for ranges of ports if no frontend has one. The sets
 // and chains stay, without elements, until the next full delta.
 func (t *Table) collectRanges(tx *Tx) {
-	if t.rangesUsed && t.count[layout.ServiceRanges] == 0 {
+	if t.rangesUsed && t.rangeCount == 0 {
 		t.rangesUsed, t.rewritten = false, true
 		tx.Object(Object{Kind: UnuseRanges, Family: t.Family})
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -77,9 +76,8 @@ func (p *plan) circle(i int) int {
 // step is a planned change that can be taken back after others.
 type step struct {
 	planned
-	t          *Table
-	undo       undo
-	clusterIPs []Edit
+	t    *Table
+	undo undo
 }
 
 // add plans changes together. If one of them is refused, add takes all of them back and plans them
@@ -90,7 +88,6 @@ func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 	back := func() {
 		for _, s := range slices.Backward(steps) {
 			s.undo.run(s.t, p.tx, s.mark)
-			s.t.count[layout.ClusterIPs] -= len(s.clusterIPs)
 		}
 		steps = nil
 	}
@@ -106,16 +103,9 @@ func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 		}
 		if ok && len(changes) == 1 {
 			t.done(what, p.tx)
-			if p.full {
-				p.clusterIPs = p.tx.takeClusterIPs(start, p.clusterIPs)
-			}
 		} else if ok {
-			s := step{planned: what, t: t, undo: t.undo}
+			steps = append(steps, step{planned: what, t: t, undo: t.undo})
 			t.undo = undo{}
-			if p.full {
-				s.clusterIPs = p.tx.takeClusterIPs(what.mark, nil)
-			}
-			steps = append(steps, s)
 		}
 		if len(p.left) > known && slices.ContainsFunc(changes[:i], func(o ruleset.Change) bool { return loses(&o, c.Key) }) {
 			back()
@@ -133,7 +123,9 @@ func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 	}
 	for _, s := range steps {
 		s.t.done(s.planned, p.tx)
-		p.clusterIPs = append(p.clusterIPs, s.clusterIPs...)
+	}
+	if p.full {
+		p.clusterIPs = p.tx.takeClusterIPs(start, p.clusterIPs)
 	}
 	return p.room(ctx, start)
 }

@@ -41,9 +41,10 @@ type Table struct {
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// portRanges numbers the frontends with ranges of ports. hasRangeSets is set if the sets and
+	// portRanges numbers the frontends with ranges of ports, and rangeCount counts them. hasRangeSets is set if the sets and
 	// chains for them exist, and rangesUsed if packets meet these. rewritten is for Rewritten.
 	portRanges                          numbers
+	rangeCount                          int
 	hasRangeSets, rangesUsed, rewritten bool
 	kept                                keptRanges
 	// handlers and stickyHandlers hold the handlers that have a chain. verdicts holds the
@@ -67,11 +68,9 @@ type Table struct {
 	// clusterIPs counts the Services that need an address in the set of cluster IPs.
 	clusterIPs uses
 	hairpin    hairpin
-	// count and size are each set's number of elements and largest number of elements. wanted is the
-	// number that the Services of the full delta may need. full is set if a set may have more elements
-	// than its size.
+	// count holds each set's number of elements in the transactions that were sent, and size the
+	// largest number. wanted is the number that the Services of the full delta may need.
 	count, size, wanted [layout.SetCount]int
-	full                bool
 	// ranges holds the contents of the interval sets.
 	ranges map[layout.Set][]Range
 	// interfaces holds the interfaces of the fast path by name, with their indices. It is nil
@@ -366,7 +365,6 @@ func (t *Table) add(e *layout.Element, comment string, tx *Tx) {
 	case e.Set >= layout.FirstAllowed:
 		t.prefix(int(e.Set-layout.FirstAllowed), tx)
 	}
-	t.counted(e.Set, +1)
 	tx.add(t.Family, e, comment)
 }
 
@@ -375,26 +373,32 @@ func (t *Table) remove(e *layout.Element, tx *Tx) {
 	if e.Set == layout.ClusterIPs && !t.use(t.clusterIPs, e.Key.IP(), -1) {
 		return
 	}
-	t.counted(e.Set, -1)
 	tx.remove(t.Family, e)
 }
 
-// counted adds by to the number of a set's elements.
-func (t *Table) counted(s layout.Set, by int) {
-	t.count[s] += by
-	t.full = t.full || t.size[s] != 0 && t.count[s] > t.size[s]
+// counted counts an element that is sent. It reports whether its set now has more elements than its
+// size. The model does not count the elements of interval sets and remembered clients.
+func (t *Table) counted(e *Edit) bool {
+	switch {
+	case e.Set.Interval() || e.Set == layout.StickyClients:
+	case e.Deletion:
+		t.count[e.Set]--
+	default:
+		t.count[e.Set]++
+	}
+	return t.full(e.Set)
 }
+
+func (t *Table) full(s layout.Set) bool { return t.size[s] != 0 && t.count[s] > t.size[s] }
 
 // overflows reports whether a set has more elements than its size.
 func (t *Table) overflows() bool {
-	if !t.full {
-		return false
+	for s := range layout.SetCount {
+		if t.full(s) {
+			return true
+		}
 	}
-	t.full = false
-	for s, n := range t.count {
-		t.full = t.full || t.size[s] != 0 && n > t.size[s]
-	}
-	return t.full
+	return false
 }
 
 // uses counts the uses of addresses. Its keys have no pointers, so the garbage collector does not

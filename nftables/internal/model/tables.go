@@ -193,21 +193,32 @@ func (m *Tables) room(ctx context.Context, mark Mark) error {
 }
 
 func (m *Tables) send() error {
-	if m.overflows() {
-		return ErrOverflow
+	if err := m.count(); err != nil {
+		return err
 	}
 	return m.sink.Send(m.tx)
 }
 
 func (m *Tables) commit() error {
 	defer func() { m.sink = nil }() // it may refer to the delta
-	if m.overflows() {
-		return ErrOverflow
+	if err := m.count(); err != nil {
+		return err
 	}
 	return m.sink.Commit(m.tx)
 }
 
-func (m *Tables) overflows() bool { return slices.ContainsFunc(m.List, (*Table).overflows) }
+// count counts the elements of the transaction. It fails if a set has more than its size then.
+func (m *Tables) count() error {
+	full := false
+	for i := range m.tx.Edits {
+		e := &m.tx.Edits[i]
+		full = m.Table(e.Family).counted(e) || full
+	}
+	if full && slices.ContainsFunc(m.List, (*Table).overflows) {
+		return ErrOverflow
+	}
+	return nil
+}
 
 // retryLacking adds Services that lack client affinity again, except those in changes, once there
 // are numbers of sticky pools for them. The oldest come first.

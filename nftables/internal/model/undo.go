@@ -64,13 +64,6 @@ func (u *undo) save(p *pool) {
 
 // run takes everything back. mark is where the Change began in tx.
 func (u *undo) run(t *Table, tx *Tx, mark Mark) {
-	for i := range tx.Edits[mark.edits:] {
-		if e := &tx.Edits[mark.edits+i]; e.Deletion {
-			t.count[e.Set]++
-		} else {
-			t.count[e.Set]--
-		}
-	}
 	tx.Truncate(mark)
 	for _, c := range slices.Backward(u.uses) {
 		c.of.add(c.addr, -c.by)
