@@ -44,24 +44,24 @@ type AdoptedPool struct {
 //
 // The kernel may remember clients by numbers of pools that are gone, and Adopt does not know
 // these numbers. So new numbers start at a random one, which makes a clash unlikely.
-func (t *Table) Adopt(a *Adopted) {
+func (p *pools) Adopt(a *Adopted) {
 	if a == nil {
 		return
 	}
-	t.adopted = maps.Clone(a.Pools)
-	t.sticky.start = rand.N(t.sticky.max)
-	t.sticky.kept = map[uint32]bool{}
-	for _, p := range a.Pools {
-		t.sticky.kept[p.number&^layout.StickyMark] = true
+	p.adopted.now = maps.Clone(a.Pools)
+	p.sticky.start = rand.N(p.sticky.max)
+	p.sticky.kept = map[uint32]bool{}
+	for _, a := range a.Pools {
+		p.sticky.kept[a.number&^layout.StickyMark] = true
 	}
 }
 
 // ReleaseAdopted gives back the numbers of adopted pools that no Service has taken over.
-func (t *Table) ReleaseAdopted() {
-	for _, p := range t.adopted {
-		t.sticky.give(p.number &^ layout.StickyMark)
+func (p *pools) ReleaseAdopted() {
+	for _, a := range p.adopted.now {
+		p.sticky.give(a.number &^ layout.StickyMark)
 	}
-	t.adopted = nil
+	p.adopted.now = nil
 }
 
 // Adopted holds the sticky pools of a table in the kernel.

@@ -11,14 +11,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hairpin is the model of the set of endpoints whose connections to themselves are
+// hairpin is the department of the set of endpoints whose connections to themselves are
 // masqueraded. A removed endpoint stays in the set for a grace period, because the kernel
 // masquerades a connection some time after it chose the endpoint.
 type hairpin struct {
+	*common
 	// refs counts, by address, the Services' endpoints and the grace entries.
 	refs uses
 	// grace is sorted by time.
-	grace []GraceEntry
+	grace cell[[]GraceEntry]
+}
+
+func newHairpin(c *common) hairpin {
+	d := &c.draft
+	return hairpin{common: c, refs: uses{newBook[[16]byte, int32](d)}, grace: cell[[]GraceEntry]{draft: d}}
 }
 
 // GraceEntry is the address of a removed endpoint and the time of its removal.
@@ -29,12 +35,12 @@ type GraceEntry struct {
 
 // mayBeHere reports whether connections from the endpoint may pass this node before they
 // are translated. A pod reaches Services through its own node.
-func (t *Table) mayBeHere(ep *tracker.Endpoint) bool {
-	return ep.Node == "" || ep.Node == t.Node.Info.Name
+func (c *common) mayBeHere(ep *tracker.Endpoint) bool {
+	return ep.Node == "" || ep.Node == c.Node.Info.Name
 }
 
-// writeHairpin adds new endpoints to the set and starts the grace period of removed ones.
-func (t *Table) writeHairpin(old, now *ruleset.Port, tx *Tx) {
+// write adds new endpoints to the set and starts the grace period of removed ones.
+func (h *hairpin) write(old, now *ruleset.Port, tx *Tx) {
 	var before, after []*tracker.Endpoint
 	if old != nil {
 		before = old.Selection.Reachable
@@ -47,64 +53,64 @@ func (t *Table) writeHairpin(old, now *ruleset.Port, tx *Tx) {
 	}
 	before, after = listdiff.Trim(before, after)
 	for _, ep := range after {
-		if t.mayBeHere(ep) {
-			t.countHairpin(ep.Addr.Addr(), +1, tx)
+		if h.mayBeHere(ep) {
+			h.count(ep.Addr.Addr(), +1, tx)
 		}
 	}
 	for _, ep := range before {
-		if t.mayBeHere(ep) {
-			t.hairpin.grace = append(t.hairpin.grace, GraceEntry{ep.Addr.Addr(), time.Now()})
+		if h.mayBeHere(ep) {
+			h.grace.set(append(h.grace.now, GraceEntry{ep.Addr.Addr(), time.Now()}))
 		}
 	}
 }
 
-func (t *Table) countHairpin(a netip.Addr, by int32, tx *Tx) {
-	if !t.use(t.hairpin.refs, a, by) {
+func (h *hairpin) count(a netip.Addr, by int32, tx *Tx) {
+	if !h.refs.add(a, by) {
 		return
 	}
 	e := hairpinElement(a)
 	if by > 0 {
-		t.add(&e, "", tx)
+		tx.add(h.Family, &e, "")
 	} else {
-		t.remove(&e, tx)
+		tx.remove(h.Family, &e)
 	}
 }
 
 // addGrace adds a grace entry of an earlier table.
-func (t *Table) addGrace(g GraceEntry, tx *Tx) {
-	t.countHairpin(g.Addr, +1, tx)
-	t.hairpin.grace = append(t.hairpin.grace, g)
+func (h *hairpin) addGrace(g GraceEntry, tx *Tx) {
+	h.count(g.Addr, +1, tx)
+	h.grace.now = append(h.grace.now, g)
 }
 
 // expireGrace removes the oldest grace entry if its grace period is over, and reports whether it
 // removed one.
-func (t *Table) expireGrace(tx *Tx) bool {
-	if len(t.hairpin.grace) == 0 {
-		t.hairpin.grace = nil
+func (h *hairpin) expireGrace(tx *Tx) bool {
+	if len(h.grace.now) == 0 {
+		h.grace.now = nil
 		return false
 	}
-	oldest := t.hairpin.grace[0]
-	if time.Since(oldest.Since) < t.config.GracePeriod {
+	oldest := h.grace.now[0]
+	if time.Since(oldest.Since) < h.config.GracePeriod {
 		return false
 	}
-	t.countHairpin(oldest.Addr, -1, tx)
-	t.hairpin.grace = t.hairpin.grace[1:]
+	h.count(oldest.Addr, -1, tx)
+	h.grace.now = h.grace.now[1:]
 	return true
 }
 
 // InGrace returns the endpoints that are in the set only for their grace period, and when it
 // began, except those whose grace period began at the given time or later.
-func (t *Table) InGrace(from time.Time) map[netip.Addr]time.Time {
+func (h *hairpin) InGrace(from time.Time) map[netip.Addr]time.Time {
 	entries := map[netip.Addr]int{}
 	last := map[netip.Addr]time.Time{}
-	for _, g := range t.hairpin.grace {
+	for _, g := range h.grace.now {
 		entries[g.Addr]++
 		if g.Since.After(last[g.Addr]) {
 			last[g.Addr] = g.Since
 		}
 	}
 	maps.DeleteFunc(last, func(a netip.Addr, since time.Time) bool {
-		return entries[a] != t.hairpin.refs.of(a) || !since.Before(from)
+		return entries[a] != h.refs.of(a) || !since.Before(from)
 	})
 	return last
 }

@@ -205,25 +205,25 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 	tab.Adopt(&Adopted{Pools: had})
 	seen := map[uint32]bool{1: true, layout.MaxSticky: true, 700: true}
 	for range layout.MaxSticky - len(had) {
-		n, ok := tab.sticky.take()
+		n, ok := tab.pools.sticky.take()
 		if !ok || n == 0 || n > layout.MaxSticky || seen[n] {
 			t.Fatalf("number %d, %t", n, ok)
 		}
 		seen[n] = true
 	}
-	if n, ok := tab.sticky.take(); ok {
+	if n, ok := tab.pools.sticky.take(); ok {
 		t.Fatalf("take returned %d of an exhausted range", n)
 	}
 	tab.ReleaseAdopted()
 	for range had {
-		if n, ok := tab.sticky.take(); !ok || n != 1 && n != layout.MaxSticky && n != 700 {
+		if n, ok := tab.pools.sticky.take(); !ok || n != 1 && n != layout.MaxSticky && n != 700 {
 			t.Fatalf("number %d, %t", n, ok)
 		}
 	}
 }
 
 func TestNumbersAreReusedLate(t *testing.T) {
-	n := numbers{max: 4}
+	n := newNumbers(4, nil)
 	for want := uint32(1); want <= 4; want++ {
 		got, ok := n.take()
 		if !ok || got != want {

@@ -17,19 +17,37 @@ type portRange struct {
 	number uint32
 }
 
-// keptRanges holds the sets of ranges of concatenations that stay in place when a table is
-// rewritten: new elements of a new set would be missing for a moment after the transaction.
-type keptRanges struct {
-	sets map[layout.Set]bool
-	// elements holds the elements that no Service has taken over, with their comments.
-	elements map[layout.Element]string
-	// numbers holds the numbers of ranges that no Service has taken over, by key.
-	numbers map[layout.Octets]uint32
+// portRanges is the department of ranges of ports: of their numbers, and of the sets and chains that
+// only they need.
+type portRanges struct {
+	*common
+	numbers numbers
+	// count counts the frontends with ranges.
+	count int
+	// created is set if the sets and chains exist, and used if packets meet these. rewritten is for
+	// Rewritten.
+	created, used cell[bool]
+	rewritten     bool
+	// kept holds the sets of ranges of concatenations that stay in place when a table is rewritten:
+	// new elements of a new set would be missing for a moment after the transaction. keptElements
+	// holds the elements that no Service has taken over, with their comments, and keptNumbers the
+	// numbers of such ranges, by key.
+	kept         map[layout.Set]bool
+	keptElements book[layout.Element, string]
+	keptNumbers  book[layout.Octets, uint32]
 }
 
-// KeepConcat makes a set of ranges of concatenations start with the elements that it has in the
+func newPortRanges(c *common) portRanges {
+	d := &c.draft
+	return portRanges{
+		common: c, numbers: newNumbers(layout.MaxRange, d), created: cell[bool]{draft: d}, used: cell[bool]{draft: d}, kept: map[layout.Set]bool{},
+		keptElements: newBook[layout.Element, string](d), keptNumbers: newBook[layout.Octets, uint32](d),
+	}
+}
+
+// keepConcat makes a set of ranges of concatenations start with the elements that it has in the
 // kernel, which have comments. It reports false if this package cannot have written them.
-func (t *Table) KeepConcat(s layout.Set, elements map[layout.Element]string) bool {
+func (r *portRanges) keepConcat(s layout.Set, elements map[layout.Element]string) bool {
 	numbers, taken := map[layout.Octets]uint32{}, map[uint32]bool{}
 	for e := range elements {
 		if s != layout.ServiceRanges {
@@ -41,51 +59,46 @@ func (t *Table) KeepConcat(s layout.Set, elements map[layout.Element]string) boo
 		}
 		numbers[e.Key], taken[n] = n, true
 	}
-	if t.kept.sets == nil {
-		t.kept = keptRanges{map[layout.Set]bool{}, map[layout.Element]string{}, map[layout.Octets]uint32{}}
-	}
-	t.kept.sets[s] = true
-	t.count[s] = len(elements)
-	maps.Copy(t.kept.elements, elements)
+	r.kept[s] = true
+	maps.Copy(r.keptElements.now, elements)
 	if s == layout.ServiceRanges {
-		t.kept.numbers, t.portRanges.kept = numbers, taken
+		r.keptNumbers.now, r.numbers.kept = numbers, taken
 	}
 	return true
 }
 
 // keptNumber takes over the number that a frontend had in the table that is rewritten, or returns 0.
-func (t *Table) keptNumber(s *ruleset.Port, f *ruleset.Frontend) uint32 {
+func (r *portRanges) keptNumber(s *ruleset.Port, f *ruleset.Frontend) uint32 {
 	_, _, key := keyOf(s, f)
-	n := t.kept.numbers[key]
+	n := r.keptNumbers.now[key]
 	if n != 0 {
-		delete(t.kept.numbers, key)
-		t.undo.later(func() { t.kept.numbers[key] = n })
+		r.keptNumbers.delete(key)
 	}
 	return n
 }
 
 // takeKept takes over an element of the table that is rewritten, and reports whether there is
 // one.
-func (t *Table) takeKept(e *layout.Element, comment string) bool {
-	had, ok := t.kept.elements[*e]
+func (r *portRanges) takeKept(e *layout.Element, comment string) bool {
+	had, ok := r.keptElements.now[*e]
 	if !ok || had != layout.Printable(comment) {
 		return false
 	}
-	taken := *e
-	delete(t.kept.elements, taken)
-	t.undo.later(func() { t.kept.elements[taken] = had })
+	r.keptElements.delete(*e)
 	return true
 }
 
 // releaseKept deletes the kept elements that no Service has taken over.
-func (t *Table) releaseKept(tx *Tx) {
-	for e := range t.kept.elements {
-		tx.remove(t.Family, &e)
+func (r *portRanges) releaseKept(tx *Tx) {
+	for e := range r.keptElements.now {
+		tx.remove(r.Family, &e)
 	}
-	for _, n := range t.kept.numbers {
-		t.portRanges.give(n)
+	for _, n := range r.keptNumbers.now {
+		r.numbers.give(n)
 	}
-	t.kept = keptRanges{}
+	clear(r.kept)
+	clear(r.keptElements.now)
+	clear(r.keptNumbers.now)
 }
 
 // hasRange reports whether a frontend of s has a range of ports.
@@ -103,13 +116,13 @@ func (s *service) rangeNumber(a netip.Addr) uint32 {
 	return 0
 }
 
-// allocateRanges takes a number for each range of ports of s, which replaces old by now. If s is the
+// allocate takes a number for each range of ports of s, which replaces old by now. If s is the
 // first Service that has a range, it creates the sets and chains for ranges.
-func (t *Table) allocateRanges(old, now *service, s *ruleset.Port, tx *Tx) error {
+func (r *portRanges) allocate(old, now *service, s *ruleset.Port, c *chains, tx *Tx) error {
 	if !hasRange(s) {
 		return nil
 	}
-	t.useRanges(tx)
+	r.use(c, tx)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if !f.IsRange() {
@@ -122,70 +135,66 @@ func (t *Table) allocateRanges(old, now *service, s *ruleset.Port, tx *Tx) error
 		}
 		n := old.rangeNumber(f.Addr)
 		if n == 0 {
-			n = t.keptNumber(s, f)
+			n = r.keptNumber(s, f)
 		}
 		if n == 0 {
 			var ok bool
-			if n, ok = t.portRanges.take(); !ok {
+			if n, ok = r.numbers.take(); !ok {
 				return ErrTooManyPools
 			}
-			t.undo.later(func() { t.portRanges.give(n) })
 		}
 		now.ranges = append(now.ranges, portRange{f.Addr, n})
 	}
 	return nil
 }
 
-// freeRanges gives back the numbers of the ranges that a Service lost, and counts ranges.
-func (t *Table) freeRanges(old, now *service) {
-	t.rangeCount += len(now.ranges) - len(old.ranges)
-	for _, r := range old.ranges {
-		if now.rangeNumber(r.addr) == 0 {
-			t.portRanges.give(r.number)
+// free gives back the numbers of the ranges that a Service lost, and counts ranges.
+func (r *portRanges) free(old, now *service) {
+	r.count += len(now.ranges) - len(old.ranges)
+	for _, lost := range old.ranges {
+		if now.rangeNumber(lost.addr) == 0 {
+			r.numbers.give(lost.number)
 		}
 	}
 }
 
-// useRanges creates the sets and chains for ranges of ports, unless they exist, and makes packets
-// meet them.
-func (t *Table) useRanges(tx *Tx) {
-	if t.rangesUsed {
+// use creates the sets and chains for ranges of ports, unless they exist, and makes packets meet
+// them.
+func (r *portRanges) use(c *chains, tx *Tx) {
+	if r.used.now {
 		return
 	}
-	if !t.hasRangeSets {
-		t.hasRangeSets = true
-		t.undo.later(func() { t.hasRangeSets = false })
+	if !r.created.now {
+		r.created.set(true)
 		for s := layout.FirstOfRanges; s <= layout.LastOfRanges; s++ {
-			if t.kept.sets[s] {
-				continue
+			if !r.kept[s] {
+				tx.Object(Object{Kind: NewSet, Family: r.Family, Set: s, Size: r.Size(s)})
 			}
-			tx.Object(Object{Kind: NewSet, Family: t.Family, Set: s, Size: t.size[s]})
 		}
-		t.chain(layout.ChainRanges, Object{Kind: RangeChains}, tx)
+		c.chain(layout.ChainRanges, Object{Kind: RangeChains}, tx)
 	}
-	t.rangesUsed = true
-	t.undo.later(func() { t.rangesUsed = false })
-	tx.Object(Object{Kind: UseRanges, Family: t.Family})
-	t.rewritten = true
+	r.used.set(true)
+	tx.Object(Object{Kind: UseRanges, Family: r.Family})
+	r.rewritten = true
 }
 
-// collectRanges makes packets skip the chains for ranges of ports if no frontend has one. The sets
-// and chains stay, without elements, until the next full delta.
-func (t *Table) collectRanges(tx *Tx) {
-	if t.rangesUsed && t.rangeCount == 0 {
-		t.rangesUsed, t.rewritten = false, true
-		tx.Object(Object{Kind: UnuseRanges, Family: t.Family})
+// collect makes packets skip the chains for ranges of ports if no frontend has one. The sets and
+// chains stay, without elements, until the next full delta.
+func (r *portRanges) collect(tx *Tx) {
+	if r.used.now && r.count == 0 {
+		r.used.now, r.rewritten = false, true
+		tx.Object(Object{Kind: UnuseRanges, Family: r.Family})
 	}
 }
 
 // UsesRanges reports whether packets meet the chains for ranges of ports.
-func (t *Table) UsesRanges() bool { return t.rangesUsed }
+func (r *portRanges) UsesRanges() bool { return r.used.now }
 
 // Rewritten reports whether the rules of the chains that lead to ranges of ports were replaced
 // since the last call.
-func (t *Table) Rewritten() bool {
-	was := t.rewritten
-	t.rewritten = false
+func (r *portRanges) Rewritten() bool {
+	was := r.rewritten
+	r.rewritten = false
 	return was
 }
 

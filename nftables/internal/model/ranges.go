@@ -71,26 +71,36 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []Range {
 	return out
 }
 
+// intervals is the department of the interval sets and of the interfaces of the fast path.
+type intervals struct {
+	*common
+	// ranges holds the contents of the interval sets.
+	ranges map[layout.Set][]Range
+	// interfaces holds the interfaces of the fast path by name, with their indices. It is nil
+	// before the first KeepInterfaces.
+	interfaces map[string]int
+}
+
 // SetRanges makes an interval set hold the ranges. It does not rewrite existing ranges, because
 // the kernel makes new elements of an interval set visible a moment after the rest of the
 // transaction.
-func (t *Table) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
-	have := t.ranges[s]
+func (i *intervals) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
+	have := i.ranges[s]
 	for _, r := range have {
 		if !slices.Contains(ranges, r) {
-			tx.edit(&Edit{Family: t.Family, Element: r.element(s), Deletion: true})
+			tx.edit(&Edit{Family: i.Family, Element: r.element(s), Deletion: true})
 		}
 	}
 	for _, r := range ranges {
 		if !slices.Contains(have, r) {
-			tx.edit(&Edit{Family: t.Family, Element: r.element(s)})
+			tx.edit(&Edit{Family: i.Family, Element: r.element(s)})
 		}
 	}
-	t.ranges[s] = ranges
+	i.ranges[s] = ranges
 }
 
 // Keep makes an interval set start with the ranges that it has in the kernel.
-func (t *Table) Keep(s layout.Set, ranges []Range) { t.ranges[s] = ranges }
+func (i *intervals) Keep(s layout.Set, ranges []Range) { i.ranges[s] = ranges }
 
 // element returns the range as an element of an interval set: the first address and, as data, the
 // first address after the range. There is no data if the range ends with the last address.
@@ -135,46 +145,33 @@ func RangesOf(bounds []Bound) []Range {
 	return out
 }
 
-// SetNode sets the node and makes the interval sets agree with it. They depend on the node alone.
-func (t *Table) SetNode(n *ruleset.Node, tx *Tx) {
-	t.Node = n
-	t.SetRanges(layout.NodePortIPs, nodePortRanges(n.NodePorts(t.Family), t.Family), tx)
-	t.setServiceCIDRs(tx)
+func (i *intervals) setNodePortIPs(tx *Tx) {
+	i.SetRanges(layout.NodePortIPs, nodePortRanges(i.Node.NodePorts(i.Family), i.Family), tx)
 }
 
-func (t *Table) setServiceCIDRs(tx *Tx) {
-	t.SetRanges(layout.ServiceCIDRs, merged(t.Node.ServiceCIDRs, t.Family), tx)
-}
-
-// NeedsRewrite reports whether the node n differs from the table's in fields that rules of many
-// chains, or the elements of every endpoint, depend on.
-func (t *Table) NeedsRewrite(n *ruleset.Node) bool {
-	old := t.Node
-	return old.Info.Name != n.Info.Name || old.HashSeed != n.HashSeed ||
-		old.LocalTraffic.Bridge != n.LocalTraffic.Bridge ||
-		old.LocalTraffic.InterfacePrefix != n.LocalTraffic.InterfacePrefix ||
-		!slices.Equal(old.LocalTraffic.CIDRs, n.LocalTraffic.CIDRs)
+func (i *intervals) setServiceCIDRs(tx *Tx) {
+	i.SetRanges(layout.ServiceCIDRs, merged(i.Node.ServiceCIDRs, i.Family), tx)
 }
 
 // SetInterfaces makes the set of the fast path's interfaces hold the interfaces, by name with their
 // indices. The caller changes the flowtable's devices.
-func (t *Table) SetInterfaces(links map[string]int, tx *Tx) {
+func (i *intervals) SetInterfaces(links map[string]int, tx *Tx) {
 	edit := func(names []string, deletion bool) {
 		for _, name := range names {
-			tx.edit(&Edit{Family: t.Family, Deletion: deletion, Element: layout.Element{Set: layout.FastPathInterfaces, Key: layout.InterfaceName(name)}})
+			tx.edit(&Edit{Family: i.Family, Deletion: deletion, Element: layout.Element{Set: layout.FastPathInterfaces, Key: layout.InterfaceName(name)}})
 		}
 	}
-	edit(Missing(t.interfaces, links), true)
-	edit(Missing(links, t.interfaces), false)
+	edit(Missing(i.interfaces, links), true)
+	edit(Missing(links, i.interfaces), false)
 }
 
 // Interfaces returns the interfaces of the fast path by name, with their indices. It is nil before
 // the first KeepInterfaces.
-func (t *Table) Interfaces() map[string]int { return t.interfaces }
+func (i *intervals) Interfaces() map[string]int { return i.interfaces }
 
 // KeepInterfaces records that the interfaces of SetInterfaces are in effect.
-func (t *Table) KeepInterfaces(links map[string]int) {
-	t.interfaces, t.count[layout.FastPathInterfaces] = links, len(links)
+func (i *intervals) KeepInterfaces(links map[string]int) {
+	i.interfaces, i.count[layout.FastPathInterfaces] = links, len(links)
 }
 
 // Missing returns the keys of a that are missing from b, sorted.
@@ -188,3 +185,6 @@ func Missing[A, B any](a map[string]A, b map[string]B) []string {
 	slices.Sort(out)
 	return out
 }
+
+// Ranges returns the contents of an interval set.
+func (i *intervals) Ranges(s layout.Set) []Range { return i.ranges[s] }

@@ -73,11 +73,10 @@ func (p *plan) circle(i int) int {
 	return end
 }
 
-// step is a planned change that can be taken back after others.
+// step is a planned change that is not done.
 type step struct {
 	planned
-	t    *Table
-	undo undo
+	t *Table
 }
 
 // add plans changes together. If one of them is refused, add takes all of them back and plans them
@@ -87,7 +86,7 @@ func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 	var steps []step
 	back := func() {
 		for _, s := range slices.Backward(steps) {
-			s.undo.run(s.t, p.tx, s.mark)
+			s.t.drop(s.planned, p.tx)
 		}
 		steps = nil
 	}
@@ -104,8 +103,7 @@ func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 		if ok && len(changes) == 1 {
 			t.done(what, p.tx)
 		} else if ok {
-			steps = append(steps, step{planned: what, t: t, undo: t.undo})
-			t.undo = undo{}
+			steps = append(steps, step{what, t})
 		}
 		if len(p.left) > known && slices.ContainsFunc(changes[:i], func(o ruleset.Change) bool { return loses(&o, c.Key) }) {
 			back()

@@ -71,7 +71,7 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 		return nil, err
 	}
 	for _, t := range m.List {
-		t.collectRanges(m.tx)
+		t.portRanges.collect(m.tx)
 		for mark := m.tx.Mark(); t.expireGrace(m.tx); mark = m.tx.Mark() {
 			if err := m.room(ctx, mark); err != nil {
 				return nil, err
@@ -128,7 +128,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	}
 	for _, t := range m.List {
 		t.releaseKept(m.tx)
-		t.collectRanges(m.tx) // Create counts versions that are replaced or refused
+		t.portRanges.collect(m.tx) // Create counts versions that are replaced or refused
 	}
 	err = m.commit()
 	m.tx, m.rest = &Tx{}, &Tx{} // they were large
@@ -147,7 +147,7 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range m.List {
 		for n := range layout.ExactBuckets {
 			mark := m.tx.Mark()
-			t.preparePool(n+1, m.tx)
+			t.handlerChain(layout.Handler{Buckets: n + 1}, m.tx)
 			if err := m.room(ctx, mark); err != nil {
 				return err
 			}
@@ -164,10 +164,58 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) error {
 	return nil
 }
 
+// prepare creates the handlers that the Service needs if it gets the pools that it wants. It calls
+// room with the mark before each.
+func (t *Table) prepare(s *ruleset.Port, tx *Tx, room func(Mark) error) error {
+	sticky := WantedSticky(s)
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if err := t.prepareHandler(HandlerOf(s, f, sticky), false, tx, room); err != nil {
+			return err
+		}
+		if HasInternalHandler(f) {
+			if err := t.prepareHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), true, tx, room); err != nil {
+				return err
+			}
+		}
+	}
+	if s.Spec.Affinity == 0 {
+		return nil
+	}
+	for _, target := range targets {
+		h, ranges := StickyHandlerOf(s, target), hasRange(s)
+		if len(s.Pool(target)) == 0 || t.hasSticky(h, ranges) {
+			continue
+		}
+		mark := tx.Mark()
+		t.stickyHandler(h, ranges, tx)
+		if err := room(mark); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Table) prepareHandler(h layout.Handler, internal bool, tx *Tx, room func(Mark) error) error {
+	if t.has(h, internal) {
+		return nil
+	}
+	mark := tx.Mark()
+	if internal {
+		t.internalHandler(h, tx)
+	} else {
+		t.handler(h, tx)
+	}
+	return room(mark)
+}
+
 func (m *Tables) begin(sink Sink) {
 	m.sink = sink
 	m.tx.Reset()
 	m.tx.Limit = sink.Limit()
+	for _, t := range m.List {
+		t.draft.keep()
+	}
 }
 
 // room sends the transaction if it is large: without what is behind mark if it would be too large
@@ -214,7 +262,7 @@ func (m *Tables) count() error {
 		e := &m.tx.Edits[i]
 		full = m.Table(e.Family).counted(e) || full
 	}
-	if full && slices.ContainsFunc(m.List, (*Table).overflows) {
+	if full && slices.ContainsFunc(m.List, func(t *Table) bool { return t.overflows() }) {
 		return ErrOverflow
 	}
 	return nil
@@ -224,7 +272,7 @@ func (m *Tables) count() error {
 // are numbers of sticky pools for them. The oldest come first.
 func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range m.List {
-		if len(t.lacking) == 0 || t.sticky.exhausted() {
+		if len(t.lacking) == 0 || t.pools.sticky.exhausted() {
 			continue
 		}
 		waiting := maps.Clone(t.lacking)
@@ -235,7 +283,7 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) err
 			return cmp.Or(compareAge(a, b), a.Key.Compare(b.Key))
 		})
 		for _, s := range list {
-			if t.sticky.exhausted() {
+			if t.pools.sticky.exhausted() {
 				break
 			}
 			mark := m.tx.Mark()

@@ -1,0 +1,170 @@
+package model
+
+import (
+	"math/bits"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// room is the department of the sizes of sets.
+type room struct {
+	// count holds each set's number of elements in the transactions that were sent, and size the
+	// largest number. wanted is the number that the Services of the full delta may need.
+	count, size, wanted [layout.SetCount]int
+}
+
+// nodePortAddresses is the number of node addresses for which the sets of counters have room, for
+// each NodePort.
+const nodePortAddresses = 16
+
+// setSizes sets the sizes of the sets for the Services in changes. A full delta fails as a whole if
+// a set needs more.
+func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
+	need := &r.wanted
+	need[layout.Hairpin] = endpoints
+	for i := range changes {
+		ch := &changes[i]
+		if ch.New == nil || ch.Key.Family != c.Family {
+			continue
+		}
+		if ch.Old == nil || ch.Old == ch.New {
+			c.demand(ch.New, need)
+			continue
+		}
+		// What remains of a Service that cannot be programmed needs no more than Old.
+		var before, after [layout.SetCount]int
+		c.demand(ch.Old, &before)
+		c.demand(ch.New, &after)
+		for s := range need {
+			need[s] += max(before[s], after[s])
+		}
+	}
+	if need[layout.StickyPools] > int(c.config.Sticky) {
+		// Services without a number of a sticky pool get pools of the other kind.
+		for _, p := range [...]v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
+			need[layout.EndpointsOf(p)] += need[layout.StickyBuckets]
+		}
+	}
+	// Sets of allowed sources have no size. Otherwise each prefix length that a Service may begin to
+	// use would need room for very many sources.
+	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
+		r.size[s] = SizeFor(need[s])
+	}
+	r.size[layout.StickyClients] = c.config.Clients
+	// Interval sets have no size, and the number of interfaces is not known.
+	r.size[layout.NodePortIPs], r.size[layout.ServiceCIDRs], r.size[layout.FastPathInterfaces] = 0, 0, 0
+	r.size[layout.ServiceRanges], r.size[layout.RangeSources] = 0, 0
+	for _, s := range layout.TrafficSets() {
+		r.size[s] = SizeFor(need[layout.ServiceIPs] + nodePortAddresses*need[layout.NodePorts])
+	}
+}
+
+// keptRoom and keptHairpin are the largest sizes that sets keep. Without an element, a set of size
+// keptRoom takes 6 MB of kernel memory (BenchmarkRoom of package nftables). A backend does not read a
+// set of hairpin connections that is much larger than keptHairpin.
+const (
+	keptRoom    = 1 << 18
+	keptHairpin = 1 << 15
+)
+
+// KeepRoom makes sets as large as those of the table that this one replaces, up to a bound. had
+// returns the size of a set of that table, or 0. Without KeepRoom, a Service that needs many elements
+// of different sets by turns would cause a full delta each time.
+func (r *room) KeepRoom(had func(layout.Set) int) {
+	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
+		most := keptRoom
+		if s == layout.Hairpin {
+			most = keptHairpin
+		}
+		if r.size[s] != 0 && s != layout.StickyClients {
+			r.size[s] = max(r.size[s], min(had(s), most))
+		}
+	}
+}
+
+// demand adds the largest number of elements of each set that the Service needs to need.
+func (c *common) demand(s *ruleset.Port, need *[layout.SetCount]int) {
+	buckets := bucketsOf(s, ruleset.TargetCluster) + bucketsOf(s, ruleset.TargetLocal)
+	if s.Spec.Affinity != 0 {
+		need[layout.StickyPools] += len(targets)
+		need[layout.StickyHandlers] += len(targets)
+		if hasRange(s) {
+			need[layout.RangeStickyHandlers] += len(targets)
+		}
+		need[layout.StickyBuckets] += buckets
+		need[layout.StickyEndpoints] += len(s.Selection.Cluster) + len(s.Selection.Local)
+	} else {
+		need[layout.EndpointsOf(s.Key.Protocol)] += buckets
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if f.IsRange() {
+			need[layout.ServiceRanges]++
+			need[layout.RangeKeys]++
+			need[layout.InternalRangeKeys]++
+			need[layout.RangeSources] += len(f.Sources)
+		} else {
+			all, internal, _ := keyOf(s, f)
+			need[all]++
+			need[internal]++
+			for _, source := range f.Sources {
+				need[layout.Allowed(source.Bits())]++
+			}
+		}
+		if f.Kind == ruleset.KindClusterIP {
+			need[layout.ClusterIPs]++
+		}
+	}
+	if hasRange(s) {
+		need[layout.ShiftFrom] += len(targets)
+		need[layout.ShiftTo] += len(targets)
+	}
+	for _, ep := range s.Selection.Reachable {
+		if c.mayBeHere(ep) {
+			need[layout.Hairpin]++
+		}
+	}
+}
+
+// SizeFor returns the size of a set for n elements. The kernel accepts no more elements than
+// the size, and finds elements faster in a set with a size.
+func SizeFor(n int) int {
+	return max(1<<12, 1<<bits.Len(uint(2*n)))
+}
+
+// counted counts an element that is sent. It reports whether its set now has more elements than its
+// size. The model does not count the elements of interval sets and remembered clients.
+func (r *room) counted(e *Edit) bool {
+	switch {
+	case e.Set.Interval() || e.Set == layout.StickyClients:
+	case e.Deletion:
+		r.count[e.Set]--
+	default:
+		r.count[e.Set]++
+	}
+	return r.full(e.Set)
+}
+
+func (r *room) full(s layout.Set) bool { return r.size[s] != 0 && r.count[s] > r.size[s] }
+
+// overflows reports whether a set has more elements than its size.
+func (r *room) overflows() bool {
+	for s := range layout.SetCount {
+		if r.full(s) {
+			return true
+		}
+	}
+	return false
+}
+
+// Size returns a set's largest number of elements, 0 for any number.
+func (r *room) Size(s layout.Set) int { return r.size[s] }
+
+// Wanted returns the largest number of elements of a set that the Services of [NewTable] need.
+func (r *room) Wanted(s layout.Set) int { return r.wanted[s] }
+
+// Count returns a set's number of elements.
+func (r *room) Count(s layout.Set) int { return r.count[s] }
