@@ -3,6 +3,7 @@ package model
 import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 // chains is the department of handlers: of their numbers, their chains and the verdict maps that
@@ -18,11 +19,16 @@ type chains struct {
 	stickyNumbers numbers
 	unused        cell[int]
 	// verdicts holds the contents of the verdict maps.
-	verdicts map[layout.Set]*book[uint32, string]
+	verdicts book[verdictKey, string]
 	// objects holds the objects that created the chains. garbage holds those of chains that no rule
 	// or element leads to any more.
 	objects book[string, Object]
 	garbage book[string, bool]
+}
+
+type verdictKey struct {
+	set layout.Set
+	key uint32
 }
 
 // stickyEntry is a sticky handler that has a chain.
@@ -40,26 +46,12 @@ type stickyRef struct {
 	number  uint32
 }
 
-func newChains(c *common) chains {
-	d := &c.draft
-	verdicts := map[layout.Set]*book[uint32, string]{}
-	for _, s := range [...]layout.Set{layout.Handlers, layout.InternalHandlers, layout.OwnHandlers, layout.StickyHandlers, layout.RangeStickyHandlers} {
-		b := newBook[uint32, string](d)
-		verdicts[s] = &b
-	}
-	return chains{
-		common: c, handlers: newBook[layout.Handler, uint32](d), sticky: newBook[layout.StickyHandler, stickyEntry](d),
-		stickyNumbers: newNumbers(layout.MaxStickyHandlers, d), unused: cell[int]{draft: d}, verdicts: verdicts,
-		objects: newBook[string, Object](d), garbage: newBook[string, bool](d),
-	}
-}
-
 // handler returns the handler's number. It creates the handler if needed.
 func (c *chains) handler(h layout.Handler, tx *Tx) uint32 {
 	n, ok := c.handlers.now[h]
 	if !ok {
 		n = uint32(len(c.handlers.now) + 1)
-		c.handlers.set(h, n)
+		c.handlers.set(&c.draft, h, n)
 		c.handlerChain(h, tx)
 		c.verdict(layout.Handlers, layout.DispatchKey(n, 0), h.Chain(), tx)
 		if h.Stops() {
@@ -76,37 +68,26 @@ func (c *chains) internalHandler(h layout.Handler, tx *Tx) uint32 {
 	return n
 }
 
-// has reports whether the handler exists, for internal traffic if internal is set.
-func (c *chains) has(h layout.Handler, internal bool) bool {
-	n, ok := c.handlers.now[h]
-	return ok && (!internal || c.verdicts[layout.InternalHandlers].now[layout.DispatchKey(n, 0)] != "")
-}
-
 // stickyHandler returns the sticky handler, which it creates if needed, or false if there is no
 // number for it. ranges tells that the handler is for ranges of ports, too.
 func (c *chains) stickyHandler(h layout.StickyHandler, ranges bool, tx *Tx) (stickyRef, bool) {
 	e, ok := c.sticky.now[h]
 	if !ok {
-		if e.number, ok = c.stickyNumbers.take(); !ok {
+		if e.number, ok = c.stickyNumbers.take(&c.draft); !ok {
 			return stickyRef{}, false
 		}
-		c.sticky.set(h, e)
-		c.unused.set(c.unused.now + 1)
+		c.sticky.set(&c.draft, h, e)
+		c.unused.set(&c.draft, c.unused.now+1)
 		c.stickyChains(h, e.number, layout.StickyHandlers, layout.ChainStickySend, StickyChains, tx)
 	}
 	if ranges && !e.ranges {
 		e.ranges = true
-		c.sticky.set(h, e)
+		c.sticky.set(&c.draft, h, e)
 		of := h
 		of.Range = true
 		c.stickyChains(of, e.number, layout.RangeStickyHandlers, layout.ChainRangeStickySend, RangeStickyChains, tx)
 	}
 	return stickyRef{h, e.number}, true
-}
-
-func (c *chains) hasSticky(h layout.StickyHandler, ranges bool) bool {
-	e, ok := c.sticky.now[h]
-	return ok && (e.ranges || !ranges)
 }
 
 // stickyChains creates the chains of a sticky handler, and those of the given kind, which it shares.
@@ -130,12 +111,12 @@ func (c *chains) useSticky(r stickyRef, by int) {
 	}
 	e := c.sticky.now[r.handler]
 	if e.uses == 0 {
-		c.unused.set(c.unused.now - 1)
+		c.unused.set(&c.draft, c.unused.now-1)
 	}
 	if e.uses += by; e.uses == 0 {
-		c.unused.set(c.unused.now + 1)
+		c.unused.set(&c.draft, c.unused.now+1)
 	}
-	c.sticky.set(r.handler, e)
+	c.sticky.set(&c.draft, r.handler, e)
 }
 
 // KeepUnused is how many unused sticky handlers stay. A Service whose number of endpoints goes to
@@ -152,26 +133,26 @@ func (c *chains) collectSticky(tx *Tx) {
 		if entry.uses != 0 {
 			continue
 		}
-		c.sticky.delete(h)
+		c.sticky.delete(&c.draft, h)
 		c.stickyNumbers.give(entry.number)
 		for _, s := range []layout.Set{layout.StickyHandlers, layout.RangeStickyHandlers} {
 			if h.Range = s == layout.RangeStickyHandlers; h.Range && !entry.ranges {
 				continue
 			}
-			c.verdicts[s].delete(entry.number)
+			c.verdicts.delete(&c.draft, verdictKey{s, entry.number})
 			tx.remove(c.Family, &layout.Element{Set: s, Key: word(entry.number)})
-			c.garbage.set(h.Chain(), true)
+			c.garbage.set(&c.draft, h.Chain(), true)
 		}
 	}
-	c.unused.set(0)
+	c.unused.set(&c.draft, 0)
 }
 
 // verdict adds an element to a verdict map that leads to a chain, unless the map has the key.
 func (c *chains) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
-	if c.verdicts[s].now[key] != "" {
+	if c.verdicts.now[verdictKey{s, key}] != "" {
 		return
 	}
-	c.verdicts[s].set(key, chain)
+	c.verdicts.set(&c.draft, verdictKey{s, key}, chain)
 	tx.add(c.Family, &layout.Element{Set: s, Key: word(key)}, chain)
 }
 
@@ -192,21 +173,23 @@ func (c *chains) handlerChain(h layout.Handler, tx *Tx) {
 // chain creates a chain, unless it exists.
 func (c *chains) chain(name string, o Object, tx *Tx) {
 	if c.garbage.now[name] {
-		c.garbage.delete(name)
+		c.garbage.delete(&c.draft, name)
 	}
 	if _, ok := c.objects.now[name]; ok {
 		return
 	}
 	o.Family = c.Family
-	c.objects.set(name, o)
+	c.objects.set(&c.draft, name, o)
 	tx.Object(o)
 }
 
 // Verdicts returns the contents of the verdict maps.
 func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
-	out := map[layout.Set]map[uint32]string{}
-	for s, b := range c.verdicts {
-		out[s] = b.now
+	out := map[layout.Set]map[uint32]string{
+		layout.Handlers: {}, layout.InternalHandlers: {}, layout.OwnHandlers: {}, layout.StickyHandlers: {}, layout.RangeStickyHandlers: {},
+	}
+	for k, chain := range c.verdicts.now {
+		out[k.set][k.key] = chain
 	}
 	return out
 }
@@ -227,4 +210,66 @@ func (c *chains) DropGarbage(deleted bool) {
 		}
 	}
 	clear(c.garbage.now)
+}
+
+// targets are the targets that have a pool.
+var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
+
+// StickyTargets tells, by target, whether a Service's pool is sticky.
+type StickyTargets [ruleset.TargetLocal + 1]bool
+
+// WantedSticky returns the targets whose pools should be sticky: all of a Service with client
+// affinity.
+func WantedSticky(s *ruleset.Port) (out StickyTargets) {
+	for _, target := range targets {
+		out[target] = s.Spec.Affinity != 0
+	}
+	return out
+}
+
+// HandlerOf returns the handler of a frontend of the Service.
+func HandlerOf(s *ruleset.Port, f *ruleset.Frontend, sticky StickyTargets) layout.Handler {
+	var h layout.Handler
+	if f.Target == ruleset.TargetCluster || f.Target == ruleset.TargetLocal {
+		h = PoolHandler(s, f, f.Target, sticky)
+	}
+	h.Range = f.IsRange()
+	h.Firewall = len(f.Sources) != 0
+	switch {
+	case f.Target == ruleset.TargetReject:
+		h.Handling = layout.HandleReject
+	case f.Target == ruleset.TargetDrop && f.Internal == ruleset.TargetCluster:
+		h.Handling = layout.HandleInternalOrDrop
+	case f.Target == ruleset.TargetPass:
+		h.Handling = layout.HandleInternalOrPass
+	case f.Target == ruleset.TargetDrop:
+		h.Handling = layout.HandleDrop
+	case f.Masquerade == ruleset.MasqueradeAlways:
+		h.Handling = layout.HandleAlways
+	case f.Masquerade == ruleset.MasqueradeNotPods:
+		h.Handling = layout.HandleNotPods
+	case f.Masquerade == ruleset.MasqueradeNode:
+		h.Handling = layout.HandleInternal
+	}
+	return h
+}
+
+// HasInternalHandler reports whether internal traffic to the frontend has a handler of its own,
+// which sends to the pool of [ruleset.TargetCluster].
+func HasInternalHandler(f *ruleset.Frontend) bool {
+	return f.ShortCircuit() && f.Internal == ruleset.TargetCluster
+}
+
+// PoolHandler returns the handler that only sends connections to the frontend to the Service's pool
+// for a target.
+func PoolHandler(s *ruleset.Port, f *ruleset.Frontend, t ruleset.Target, sticky StickyTargets) layout.Handler {
+	if sticky[t] {
+		return layout.Handler{Sticky: true, Range: f.IsRange()}
+	}
+	return layout.Handler{Buckets: handlerBuckets(s, t), Hash: s.Hash(), Range: f.IsRange()}
+}
+
+// StickyHandlerOf returns the handler of the Service's sticky pool for a target.
+func StickyHandlerOf(s *ruleset.Port, t ruleset.Target) layout.StickyHandler {
+	return layout.StickyHandler{Buckets: handlerBuckets(s, t), Hash: s.Hash(), Seconds: layout.Seconds(s.Spec.Affinity)}
 }

@@ -1,6 +1,8 @@
 package model
 
-import "net/netip"
+import (
+	"net/netip"
+)
 
 // draft is what plans changed in a table since the last keep. Departments store what a plan may
 // change in a [book] or a [cell], so a plan that fails is dropped as a whole.
@@ -33,16 +35,12 @@ func (d *draft) keep() {
 
 // cell is a value.
 type cell[T any] struct {
-	draft *draft
-	now   T
-	was   []T
+	now T
+	was []T
 }
 
-func (c *cell[T]) set(v T) {
-	if c.draft != nil {
-		c.draft.log, c.was = append(c.draft.log, c), append(c.was, c.now)
-	}
-	c.now = v
+func (c *cell[T]) set(d *draft, v T) {
+	d.log, c.was, c.now = append(d.log, c), append(c.was, c.now), v
 }
 
 func (c *cell[T]) drop() {
@@ -57,9 +55,8 @@ func (c *cell[T]) keep() {
 
 // book is a map.
 type book[K comparable, V any] struct {
-	draft *draft
-	now   map[K]V
-	was   []page[K, V]
+	now map[K]V
+	was []page[K, V]
 }
 
 type page[K comparable, V any] struct {
@@ -68,20 +65,21 @@ type page[K comparable, V any] struct {
 	had   bool
 }
 
-func newBook[K comparable, V any](d *draft) book[K, V] { return book[K, V]{draft: d, now: map[K]V{}} }
-
-func (b *book[K, V]) save(key K) {
+func (b *book[K, V]) save(d *draft, key K) {
 	value, had := b.now[key]
-	b.draft.log, b.was = append(b.draft.log, b), append(b.was, page[K, V]{key, value, had})
+	d.log, b.was = append(d.log, b), append(b.was, page[K, V]{key, value, had})
 }
 
-func (b *book[K, V]) set(key K, v V) {
-	b.save(key)
+func (b *book[K, V]) set(d *draft, key K, v V) {
+	b.save(d, key)
+	if b.now == nil {
+		b.now = map[K]V{}
+	}
 	b.now[key] = v
 }
 
-func (b *book[K, V]) delete(key K) {
-	b.save(key)
+func (b *book[K, V]) delete(d *draft, key K) {
+	b.save(d, key)
 	delete(b.now, key)
 }
 
@@ -110,13 +108,52 @@ func (u *uses) of(a netip.Addr) int { return int(u.now[a.As16()]) }
 // add adds by to an address's number of uses, and reports whether the set gains or loses the
 // address. Within a transaction a count may drop to 0 and come back, because deletions precede
 // additions. The reverse cannot happen: each Service changes at most once.
-func (u *uses) add(a netip.Addr, by int32) (changed bool) {
+func (u *uses) add(d *draft, a netip.Addr, by int32) (changed bool) {
 	key := a.As16()
 	before := u.now[key]
 	if before+by == 0 {
-		u.delete(key)
+		u.delete(d, key)
 		return true
 	}
-	u.set(key, before+by)
+	u.set(d, key, before+by)
 	return before == 0
 }
+
+// numbers allocates the numbers of pools, from 1 to max. It reuses a number only after all
+// others, so that no packet still carries the number for its last owner.
+type numbers struct {
+	max uint32
+	// The first number is start+1.
+	start uint32
+	// kept holds numbers to skip.
+	kept map[uint32]bool
+	cell cell[supply]
+}
+
+// supply is what numbers can still give out: those from next on, which counts the numbers given out
+// or skipped, and then those in free.
+type supply struct {
+	next uint32
+	free []uint32
+}
+
+// take returns a number, or false if all are in use.
+func (n *numbers) take(d *draft) (v uint32, ok bool) {
+	s := n.cell.now
+	for s.next < n.max && !ok {
+		v = (n.start+s.next)%n.max + 1
+		s.next++
+		ok = !n.kept[v]
+	}
+	if !ok && len(s.free) != 0 {
+		v, ok, s.free = s.free[0], true, s.free[1:]
+	}
+	n.cell.set(d, s)
+	return v, ok
+}
+
+// exhausted reports whether all numbers are in use.
+func (n *numbers) exhausted() bool { return n.cell.now.next == n.max && len(n.cell.now.free) == 0 }
+
+// give makes a number free that no plan may need again.
+func (n *numbers) give(v uint32) { n.cell.now.free = append(n.cell.now.free, v) }

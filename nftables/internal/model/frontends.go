@@ -21,13 +21,6 @@ type frontends struct {
 	before, after []layout.Element // buffers
 }
 
-func newFrontends(c *common) frontends {
-	return frontends{
-		common: c, clusterIPs: uses{newBook[[16]byte, int32](&c.draft)}, prefixes: newBook[int, bool](&c.draft),
-		longNames: map[layout.Octets]tracker.Key{},
-	}
-}
-
 // write adds the elements by which the frontends of a Service differ, except those that kept reports
 // to be in the kernel already.
 func (f *frontends) write(old, now *service, before, after *ruleset.Port, kept func(*layout.Element, string) bool, tx *Tx) {
@@ -58,7 +51,7 @@ func (f *frontends) write(old, now *service, before, after *ruleset.Port, kept f
 func (f *frontends) add(e *layout.Element, comment string, tx *Tx) {
 	switch {
 	case e.Set == layout.ClusterIPs:
-		if !f.clusterIPs.add(e.Key.IP(), +1) {
+		if !f.clusterIPs.add(&f.draft, e.Key.IP(), +1) {
 			return
 		}
 	case e.Set >= layout.FirstAllowed:
@@ -69,7 +62,7 @@ func (f *frontends) add(e *layout.Element, comment string, tx *Tx) {
 
 // remove deletes an element from its set.
 func (f *frontends) remove(e *layout.Element, tx *Tx) {
-	if e.Set != layout.ClusterIPs || f.clusterIPs.add(e.Key.IP(), -1) {
+	if e.Set != layout.ClusterIPs || f.clusterIPs.add(&f.draft, e.Key.IP(), -1) {
 		tx.remove(f.Family, e)
 	}
 }
@@ -80,7 +73,7 @@ func (f *frontends) prefix(length int, tx *Tx) {
 	if f.prefixes.now[length] {
 		return
 	}
-	f.prefixes.set(length, true)
+	f.prefixes.set(&f.draft, length, true)
 	tx.Object(Object{Kind: NewSet, Family: f.Family, Set: layout.Allowed(length)})
 	tx.Object(Object{Kind: SourceRule, Family: f.Family, Size: length})
 }
@@ -134,5 +127,67 @@ func (fs *frontends) noteLost(before, after *ruleset.Port, tx *Tx) {
 		}
 		_, _, key := keyOf(before, f)
 		tx.Lost = append(tx.Lost, Destination{fs.Family, key})
+	}
+}
+
+// dispatchKeys holds the dispatch keys of one frontend. internal is for internal traffic under
+// externalTrafficPolicy Local, and 0 otherwise. any is for other traffic.
+type dispatchKeys struct{ any, internal uint32 }
+
+// keyOf returns the maps that hold the dispatch keys of a Service's frontend, and its key in them.
+func keyOf(s *ruleset.Port, f *ruleset.Frontend) (all, internal layout.Set, key layout.Octets) {
+	return layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, s.Key.Protocol, f.Port)
+}
+
+// frontendElements appends the elements of a Service's frontends to list. as is the Service as
+// programmed.
+func frontendElements(list []layout.Element, s *ruleset.Port, as *service) []layout.Element {
+	for i := range s.Frontends {
+		f, keys := &s.Frontends[i], as.keys[i]
+		if f.IsRange() {
+			list = rangeElements(list, s, f, keys, as.rangeNumber(f.Addr))
+			continue
+		}
+		all, internal, key := keyOf(s, f)
+		list = append(list, layout.Element{Set: all, Named: true, Key: key, Data: word(keys.any)})
+		if keys.internal != 0 {
+			list = append(list, layout.Element{Set: internal, Named: true, Key: key, Data: word(keys.internal)})
+		}
+		for _, source := range f.Sources {
+			from := ip(source.Masked().Addr()).Addr(f.Addr).Proto(s.Key.Protocol).Port(f.Port)
+			list = append(list, layout.Element{Set: layout.Allowed(source.Bits()), Named: true, Key: from})
+		}
+		if f.Kind == ruleset.KindClusterIP {
+			list = append(list, layout.Element{Set: layout.ClusterIPs, Key: ip(f.Addr)})
+		}
+	}
+	return as.shiftElements(list)
+}
+
+// diff calls remove with each element that only before has, and then add with each element that
+// only after has. It is fast if the lists are equal, as those of a Service's frontends mostly
+// are.
+func diff(before, after []layout.Element, remove, add func(*layout.Element)) {
+	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
+		before, after = before[1:], after[1:]
+	}
+	missing(before, after, remove)
+	missing(after, before, add)
+}
+
+// missing calls fn with the elements of list that are missing from other.
+func missing(list, other []layout.Element, fn func(*layout.Element)) {
+	has := func(e *layout.Element) bool { return slices.Contains(other, *e) }
+	if len(list)*len(other) > 256 {
+		index := make(map[layout.Element]bool, len(other))
+		for i := range other {
+			index[other[i]] = true
+		}
+		has = func(e *layout.Element) bool { return index[*e] }
+	}
+	for i := range list {
+		if e := &list[i]; !has(e) {
+			fn(e)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/listdiff"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -20,11 +21,6 @@ type hairpin struct {
 	refs uses
 	// grace is sorted by time.
 	grace cell[[]GraceEntry]
-}
-
-func newHairpin(c *common) hairpin {
-	d := &c.draft
-	return hairpin{common: c, refs: uses{newBook[[16]byte, int32](d)}, grace: cell[[]GraceEntry]{draft: d}}
 }
 
 // GraceEntry is the address of a removed endpoint and the time of its removal.
@@ -59,13 +55,13 @@ func (h *hairpin) write(old, now *ruleset.Port, tx *Tx) {
 	}
 	for _, ep := range before {
 		if h.mayBeHere(ep) {
-			h.grace.set(append(h.grace.now, GraceEntry{ep.Addr.Addr(), time.Now()}))
+			h.grace.set(&h.draft, append(h.grace.now, GraceEntry{ep.Addr.Addr(), time.Now()}))
 		}
 	}
 }
 
 func (h *hairpin) count(a netip.Addr, by int32, tx *Tx) {
-	if !h.refs.add(a, by) {
+	if !h.refs.add(&h.draft, a, by) {
 		return
 	}
 	e := hairpinElement(a)
@@ -74,6 +70,11 @@ func (h *hairpin) count(a netip.Addr, by int32, tx *Tx) {
 	} else {
 		tx.remove(h.Family, &e)
 	}
+}
+
+// hairpinElement returns the element that masquerades an endpoint's connections to itself.
+func hairpinElement(a netip.Addr) layout.Element {
+	return layout.Element{Set: layout.Hairpin, Key: ip(a).Addr(a)}
 }
 
 // addGrace adds a grace entry of an earlier table.

@@ -1,6 +1,11 @@
 package model
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -20,19 +25,8 @@ type pools struct {
 	change  poolChange // a buffer
 }
 
-func newPools(c *common) pools {
-	d := &c.draft
-	return pools{
-		common: c, plain: newNumbers(c.config.Plain, d), sticky: newNumbers(c.config.Sticky, d),
-		adopted: newBook[StickyOwner, *AdoptedPool](d), saved: savedPools{draft: d},
-	}
-}
-
 // savedPools holds pools before their changes. It keeps its memory from one change to the next.
-type savedPools struct {
-	draft *draft
-	list  []savedPool
-}
+type savedPools struct{ list []savedPool }
 
 type savedPool struct {
 	pool    *pool
@@ -45,7 +39,7 @@ type savedPool struct {
 const maxSavedPool = 1 << 10
 
 // save copies a pool that changes.
-func (l *savedPools) save(p *pool) {
+func (l *savedPools) save(d *draft, p *pool) {
 	if n := len(l.list); n < cap(l.list) {
 		l.list = l.list[:n+1]
 	} else {
@@ -57,7 +51,7 @@ func (l *savedPools) save(p *pool) {
 	}
 	s.pool, s.was = p, *p
 	s.buckets, s.members = append(s.buckets[:0], p.buckets...), append(s.members[:0], p.members...)
-	l.draft.log = append(l.draft.log, l)
+	d.log = append(d.log, l)
 }
 
 func (l *savedPools) drop() {
@@ -84,7 +78,7 @@ func (p *pools) allocate(old *pool, s *ruleset.Port, target ruleset.Target) *poo
 			return old
 		}
 	}
-	n, ok := p.plain.take()
+	n, ok := p.plain.take(&p.draft)
 	if !ok {
 		return nil
 	}
@@ -96,10 +90,10 @@ func (p *pools) allocate(old *pool, s *ruleset.Port, target ruleset.Target) *poo
 func (p *pools) newSticky(s *ruleset.Port, target ruleset.Target) *pool {
 	owner := ownerOf(s.Key, target)
 	if a := p.adopted.now[owner]; a != nil {
-		p.adopted.delete(owner)
+		p.adopted.delete(&p.draft, owner)
 		return &pool{sticky: true, number: a.number, adopted: a.members}
 	}
-	n, ok := p.sticky.take()
+	n, ok := p.sticky.take(&p.draft)
 	if !ok {
 		return nil
 	}
@@ -121,7 +115,7 @@ func (p *pools) free(old, now *service) {
 
 // empty removes the endpoints of a pool that its Service loses.
 func (p *pools) empty(was *pool, before *ruleset.Port, target ruleset.Target, tx *Tx) {
-	p.saved.save(was)
+	p.saved.save(&p.draft, was)
 	was.set(before.Pool(target), nil, distribution{}, nil, &p.change)
 	p.addChange(was, "", tx)
 }
@@ -138,7 +132,7 @@ func (p *pools) write(is *pool, fresh bool, before, after *ruleset.Port, target 
 		return
 	}
 	if !fresh {
-		p.saved.save(is)
+		p.saved.save(&p.draft, is)
 	}
 	hashed := func() *maglev.Table { return after.Maglev(target, p.Node.HashSeed) }
 	is.set(list, wanted, how, hashed, &p.change)
@@ -151,7 +145,7 @@ func (p *pools) write(is *pool, fresh bool, before, after *ruleset.Port, target 
 
 // setHandler adds the new handler of a sticky pool, which may be none.
 func (p *pools) setHandler(of *pool, h stickyRef, tx *Tx) {
-	p.saved.save(of)
+	p.saved.save(&p.draft, of)
 	if of.handler != (stickyRef{}) {
 		e := stickyPoolElement(of)
 		tx.remove(p.Family, &e)
@@ -191,4 +185,123 @@ func (p *pools) addChange(of *pool, comment string, tx *Tx) {
 
 func sameSlice(a, b []*tracker.Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// emptyBucket returns the element of a pool's bucket without its data.
+func emptyBucket(p *pool, bucket int) layout.Element {
+	if p.sticky {
+		return layout.Element{Set: layout.StickyBuckets, Key: word(p.number << layout.StickyShift).Word(uint32(bucket))}
+	}
+	return layout.Element{Set: layout.EndpointsOf(p.protocol), Key: word(p.number).Word(uint32(bucket))}
+}
+
+// bucketElement returns the element of a pool's bucket with the endpoint at addr.
+func bucketElement(p *pool, bucket int, addr netip.AddrPort) layout.Element {
+	e := emptyBucket(p, bucket)
+	if p.sticky {
+		e.Data = word(p.number<<layout.StickyShift | uint32(p.member(bucket)))
+	} else {
+		e.Data = ip(addr.Addr()).Port(addr.Port())
+	}
+	return e
+}
+
+// memberElement returns the element of a numbered endpoint of a sticky pool.
+func memberElement(p *pool, number uint16, addr netip.AddrPort) layout.Element {
+	return layout.Element{
+		Set: layout.StickyEndpoints, Key: word(p.number<<layout.StickyShift | uint32(number)),
+		Data: ip(addr.Addr()).Port(addr.Port()),
+	}
+}
+
+// stickyPoolElement returns the element that leads from a sticky pool to its handler.
+func stickyPoolElement(p *pool) layout.Element {
+	return layout.Element{Set: layout.StickyPools, Key: word(p.number), Data: word(layout.StickyKey(p.handler.number, p.number))}
+}
+
+// StickyOwner identifies a sticky pool to later processes. It is the comment of the pool's
+// elements.
+type StickyOwner string
+
+// ownerOf returns the owner of the Service's pool for a target. A name that does not fit into a
+// comment is cut and ends in a part of its SHA-256 sum.
+func ownerOf(k tracker.Key, target ruleset.Target) StickyOwner {
+	name := k.String()
+	if target == ruleset.TargetLocal {
+		name += " local"
+	}
+	if short := layout.Printable(name); short != name {
+		sum := sha256.Sum256([]byte(name))
+		suffix := "~" + hex.EncodeToString(sum[:10])
+		return StickyOwner(short[:min(len(short), layout.MaxComment-len(suffix))] + suffix)
+	}
+	return StickyOwner(name)
+}
+
+// AdoptedPool is a sticky pool of a table that is being replaced. The pool and its endpoints
+// keep their numbers, because the kernel remembers clients by these numbers.
+type AdoptedPool struct {
+	number  uint32
+	members map[netip.AddrPort]uint16
+}
+
+// Adopt makes the sticky pools of an earlier table available to their Services, and reserves
+// their numbers. a is nil if the clients are lost in any case.
+//
+// The kernel may remember clients by numbers of pools that are gone, and Adopt does not know
+// these numbers. So new numbers start at a random one, which makes a clash unlikely.
+func (p *pools) Adopt(a *Adopted) {
+	if a == nil {
+		return
+	}
+	p.adopted.now = maps.Clone(a.Pools)
+	p.sticky.start = rand.N(p.sticky.max)
+	p.sticky.kept = map[uint32]bool{}
+	for _, a := range a.Pools {
+		p.sticky.kept[a.number&^layout.StickyMark] = true
+	}
+}
+
+// ReleaseAdopted gives back the numbers of adopted pools that no Service has taken over.
+func (p *pools) ReleaseAdopted() {
+	for _, a := range p.adopted.now {
+		p.sticky.give(a.number &^ layout.StickyMark)
+	}
+	p.adopted.now = nil
+}
+
+// Adopted holds the sticky pools of a table in the kernel.
+type Adopted struct {
+	Pools   map[StickyOwner]*AdoptedPool
+	numbers map[uint32]bool
+}
+
+// NewAdopted returns an empty Adopted.
+func NewAdopted() *Adopted {
+	return &Adopted{Pools: map[StickyOwner]*AdoptedPool{}, numbers: map[uint32]bool{}}
+}
+
+// Add adds an element of the map sticky-endpoints. It ignores elements that no version of this
+// package writes.
+func (a *Adopted) Add(key, data []byte, comment string) {
+	addr, ok := layout.ParseAddrPort(data)
+	if !ok || len(key) != 4 || comment == "" {
+		return
+	}
+	number := binary.NativeEndian.Uint32(key)
+	if number&layout.DispatchMark == 0 {
+		return
+	}
+	owner := StickyOwner(comment)
+	p, pool := a.Pools[owner], number>>layout.StickyShift
+	if p == nil {
+		if a.numbers[pool] {
+			return // the table was altered: two owners have the same number
+		}
+		p = &AdoptedPool{number: pool, members: map[netip.AddrPort]uint16{}}
+		a.Pools[owner], a.numbers[pool] = p, true
+	}
+	if p.number == pool {
+		p.members[addr] = uint16(number)
+	}
 }

@@ -2,7 +2,6 @@ package model
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -32,17 +31,9 @@ type portRanges struct {
 	// new elements of a new set would be missing for a moment after the transaction. keptElements
 	// holds the elements that no Service has taken over, with their comments, and keptNumbers the
 	// numbers of such ranges, by key.
-	kept         map[layout.Set]bool
+	kept         [layout.SetCount]bool
 	keptElements book[layout.Element, string]
 	keptNumbers  book[layout.Octets, uint32]
-}
-
-func newPortRanges(c *common) portRanges {
-	d := &c.draft
-	return portRanges{
-		common: c, numbers: newNumbers(layout.MaxRange, d), created: cell[bool]{draft: d}, used: cell[bool]{draft: d}, kept: map[layout.Set]bool{},
-		keptElements: newBook[layout.Element, string](d), keptNumbers: newBook[layout.Octets, uint32](d),
-	}
 }
 
 // keepConcat makes a set of ranges of concatenations start with the elements that it has in the
@@ -60,7 +51,9 @@ func (r *portRanges) keepConcat(s layout.Set, elements map[layout.Element]string
 		numbers[e.Key], taken[n] = n, true
 	}
 	r.kept[s] = true
-	maps.Copy(r.keptElements.now, elements)
+	for e, comment := range elements {
+		r.keptElements.set(&r.draft, e, comment)
+	}
 	if s == layout.ServiceRanges {
 		r.keptNumbers.now, r.numbers.kept = numbers, taken
 	}
@@ -72,7 +65,7 @@ func (r *portRanges) keptNumber(s *ruleset.Port, f *ruleset.Frontend) uint32 {
 	_, _, key := keyOf(s, f)
 	n := r.keptNumbers.now[key]
 	if n != 0 {
-		r.keptNumbers.delete(key)
+		r.keptNumbers.delete(&r.draft, key)
 	}
 	return n
 }
@@ -84,7 +77,7 @@ func (r *portRanges) takeKept(e *layout.Element, comment string) bool {
 	if !ok || had != layout.Printable(comment) {
 		return false
 	}
-	r.keptElements.delete(*e)
+	r.keptElements.delete(&r.draft, *e)
 	return true
 }
 
@@ -96,9 +89,7 @@ func (r *portRanges) releaseKept(tx *Tx) {
 	for _, n := range r.keptNumbers.now {
 		r.numbers.give(n)
 	}
-	clear(r.kept)
-	clear(r.keptElements.now)
-	clear(r.keptNumbers.now)
+	r.kept, r.keptElements.now, r.keptNumbers.now = [layout.SetCount]bool{}, nil, nil
 }
 
 // hasRange reports whether a frontend of s has a range of ports.
@@ -139,7 +130,7 @@ func (r *portRanges) allocate(old, now *service, s *ruleset.Port, c *chains, tx 
 		}
 		if n == 0 {
 			var ok bool
-			if n, ok = r.numbers.take(); !ok {
+			if n, ok = r.numbers.take(&r.draft); !ok {
 				return ErrTooManyPools
 			}
 		}
@@ -165,7 +156,7 @@ func (r *portRanges) use(c *chains, tx *Tx) {
 		return
 	}
 	if !r.created.now {
-		r.created.set(true)
+		r.created.set(&r.draft, true)
 		for s := layout.FirstOfRanges; s <= layout.LastOfRanges; s++ {
 			if !r.kept[s] {
 				tx.Object(Object{Kind: NewSet, Family: r.Family, Set: s, Size: r.Size(s)})
@@ -173,7 +164,7 @@ func (r *portRanges) use(c *chains, tx *Tx) {
 		}
 		c.chain(layout.ChainRanges, Object{Kind: RangeChains}, tx)
 	}
-	r.used.set(true)
+	r.used.set(&r.draft, true)
 	tx.Object(Object{Kind: UseRanges, Family: r.Family})
 	r.rewritten = true
 }

@@ -105,9 +105,14 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 	all := &common{Family: f, Node: n, config: c}
 	all.setSizes(all, changes, endpoints)
 	return &Table{
-		common: all, pools: newPools(all), chains: newChains(all), frontends: newFrontends(all), portRanges: newPortRanges(all),
-		hairpin: newHairpin(all), intervals: intervals{common: all, ranges: map[layout.Set][]Range{}},
-		affinity: affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
+		common:     all,
+		pools:      pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
+		chains:     chains{common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers}},
+		frontends:  frontends{common: all, longNames: map[layout.Octets]tracker.Key{}},
+		portRanges: portRanges{common: all, numbers: numbers{max: layout.MaxRange}},
+		hairpin:    hairpin{common: all},
+		intervals:  intervals{common: all, ranges: map[layout.Set][]Range{}},
+		affinity:   affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
 	}
 }
 

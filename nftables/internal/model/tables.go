@@ -72,8 +72,8 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 	}
 	for _, t := range m.List {
 		t.portRanges.collect(m.tx)
-		for mark := m.tx.Mark(); t.expireGrace(m.tx); mark = m.tx.Mark() {
-			if err := m.room(ctx, mark); err != nil {
+		for more := true; more; {
+			if err := m.part(ctx, func() { more = t.expireGrace(m.tx) }); err != nil {
 				return nil, err
 			}
 		}
@@ -98,9 +98,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	}
 	for _, t := range m.List {
 		for _, g := range grace[t.Family] {
-			mark := m.tx.Mark()
-			t.addGrace(g, m.tx)
-			if err := m.room(ctx, mark); err != nil {
+			if err := m.part(ctx, func() { t.addGrace(g, m.tx) }); err != nil {
 				return nil, err
 			}
 		}
@@ -113,16 +111,12 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 		return nil, err
 	}
 	for i := range p.clusterIPs {
-		mark := m.tx.Mark()
-		m.tx.edit(&p.clusterIPs[i])
-		if err := m.room(ctx, mark); err != nil {
+		if err := m.part(ctx, func() { m.tx.edit(&p.clusterIPs[i]) }); err != nil {
 			return nil, err
 		}
 	}
 	for _, t := range m.List {
-		mark := m.tx.Mark()
-		t.setServiceCIDRs(m.tx)
-		if err := m.room(ctx, mark); err != nil {
+		if err := m.part(ctx, func() { t.setServiceCIDRs(m.tx) }); err != nil {
 			return nil, err
 		}
 	}
@@ -146,67 +140,39 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range m.List {
 		for n := range layout.ExactBuckets {
-			mark := m.tx.Mark()
-			t.handlerChain(layout.Handler{Buckets: n + 1}, m.tx)
-			if err := m.room(ctx, mark); err != nil {
+			if err := m.part(ctx, func() { t.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) }); err != nil {
 				return err
 			}
 		}
 	}
-	room := func(mark Mark) error { return m.room(ctx, mark) }
 	for i := range changes {
-		if t := m.Table(changes[i].Key.Family); t != nil && changes[i].New != nil {
-			if err := t.prepare(changes[i].New, m.tx, room); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// prepare creates the handlers that the Service needs if it gets the pools that it wants. It calls
-// room with the mark before each.
-func (t *Table) prepare(s *ruleset.Port, tx *Tx, room func(Mark) error) error {
-	sticky := WantedSticky(s)
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		if err := t.prepareHandler(HandlerOf(s, f, sticky), false, tx, room); err != nil {
-			return err
-		}
-		if HasInternalHandler(f) {
-			if err := t.prepareHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), true, tx, room); err != nil {
-				return err
-			}
-		}
-	}
-	if s.Spec.Affinity == 0 {
-		return nil
-	}
-	for _, target := range targets {
-		h, ranges := StickyHandlerOf(s, target), hasRange(s)
-		if len(s.Pool(target)) == 0 || t.hasSticky(h, ranges) {
+		s, t := changes[i].New, m.Table(changes[i].Key.Family)
+		if s == nil || t == nil {
 			continue
 		}
-		mark := tx.Mark()
-		t.stickyHandler(h, ranges, tx)
-		if err := room(mark); err != nil {
-			return err
+		sticky := WantedSticky(s)
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			if err := m.part(ctx, func() { t.handler(HandlerOf(s, f, sticky), m.tx) }); err != nil {
+				return err
+			}
+			if !HasInternalHandler(f) {
+				continue
+			}
+			if err := m.part(ctx, func() { t.internalHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), m.tx) }); err != nil {
+				return err
+			}
+		}
+		for _, target := range targets {
+			if !sticky[target] || len(s.Pool(target)) == 0 {
+				continue
+			}
+			if err := m.part(ctx, func() { t.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) }); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
-}
-
-func (t *Table) prepareHandler(h layout.Handler, internal bool, tx *Tx, room func(Mark) error) error {
-	if t.has(h, internal) {
-		return nil
-	}
-	mark := tx.Mark()
-	if internal {
-		t.internalHandler(h, tx)
-	} else {
-		t.handler(h, tx)
-	}
-	return room(mark)
 }
 
 func (m *Tables) begin(sink Sink) {
@@ -216,6 +182,13 @@ func (m *Tables) begin(sink Sink) {
 	for _, t := range m.List {
 		t.draft.keep()
 	}
+}
+
+// part adds a part to the transaction, and sends the transaction if it is large.
+func (m *Tables) part(ctx context.Context, add func()) error {
+	mark := m.tx.Mark()
+	add()
+	return m.room(ctx, mark)
 }
 
 // room sends the transaction if it is large: without what is behind mark if it would be too large
@@ -286,13 +259,10 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) err
 			if t.pools.sticky.exhausted() {
 				break
 			}
-			mark := m.tx.Mark()
-			err := t.Change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, m.tx)
-			if errors.Is(err, ErrOverflow) {
-				return err
-			}
-			if err := m.room(ctx, mark); err != nil {
-				return err
+			var err error
+			full := m.part(ctx, func() { err = t.Change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, m.tx) })
+			if errors.Is(err, ErrOverflow) || full != nil {
+				return errors.Join(err, full)
 			}
 		}
 	}

@@ -1,7 +1,9 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -67,41 +69,30 @@ type Object struct {
 	Names   []string
 }
 
+// objectBytes holds upper bounds of the bytes of most kinds of objects in a transaction.
+var objectBytes = [...]int{
+	FixedChains: 12 << 10, BaseChains: 6 << 10, StickyChains: 3328, RangeStickyChains: 3328, RangeChains: 3584, UseRanges: 5120,
+	UnuseRanges: 5120, ChooserChain: 3072, StickyChain: 2048, NewSet: 320, PacketCounters: 0,
+}
+
 // bytes returns an upper bound of the object's bytes in a transaction.
 func (o *Object) bytes() int {
-	switch o.Kind {
-	case FixedChains:
-		return 12 << 10
-	case BaseChains:
-		return 6 << 10
-	case HandlerChain:
-		if o.Handler.Handling == layout.HandleDirect {
-			size := 2560
-			if o.Handler.Buckets > layout.ExactBuckets {
-				size = 8 << 10
-			}
-			if o.Handler.Range {
-				size = size*5/2 + 512
-			}
-			return size
+	switch {
+	case o.Kind == HandlerChain && o.Handler.Handling == layout.HandleDirect:
+		size := 2560
+		if o.Handler.Buckets > layout.ExactBuckets {
+			size = 8 << 10
 		}
+		if o.Handler.Range {
+			size = size*5/2 + 512
+		}
+		return size
+	case o.Kind == HandlerChain:
 		return 1536 + 512*o.Size
-	case StickyChains, RangeStickyChains:
-		return 3328
-	case RangeChains:
-		return 3584
-	case UseRanges, UnuseRanges:
-		return 5120
-	case ChooserChain:
-		return 3072
-	case StickyChain:
-		return 2048
-	case NewSet:
-		return 320
-	case AddDevices, DeleteDevices:
+	case o.Kind == AddDevices || o.Kind == DeleteDevices:
 		return 256 + 24*len(o.Names)
 	}
-	return 640
+	return cmp.Or(objectBytes[o.Kind], 640)
 }
 
 // Edit is an element to add to a set or to delete from it. An element to delete has a key only, with
@@ -134,6 +125,10 @@ func (e *Edit) bytes() int {
 	}
 	return size
 }
+
+// word and ip return a key or data that begins with a number or an address.
+func word(v uint32) layout.Octets   { return layout.Octets{}.Word(v) }
+func ip(a netip.Addr) layout.Octets { return layout.Octets{}.Addr(a) }
 
 // Destination is the address, protocol and port of a frontend, in the encoding of the sets of
 // counters.
