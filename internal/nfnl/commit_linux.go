@@ -14,6 +14,7 @@ func (c *Conn) Commit(b *Batch) error {
 		return nil
 	}
 	last := b.seq - 1
+	c.unread = true
 	if err := c.Send(b.Finish()); err != nil {
 		return err
 	}
@@ -26,6 +27,7 @@ func (c *Conn) Commit(b *Batch) error {
 		answers, err := c.Receive(unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
+			c.unread = false
 			if failed != nil {
 				return failed
 			}

@@ -28,6 +28,8 @@ type Conn struct {
 	fd  int
 	seq uint32
 	buf []byte
+	// unread is set from a request on until its last answer is read.
+	unread bool
 }
 
 // Dial opens a socket in the namespace that ns is an open file of, or in the calling
@@ -126,6 +128,8 @@ func (c *Conn) Receive(flags int) ([]byte, error) {
 		switch {
 		case err == unix.EINTR:
 			continue
+		case err == unix.EAGAIN:
+			return nil, err // as it is, because every Commit ends with it
 		case err != nil:
 			return nil, c.failed("recvmsg", err)
 		case got&unix.MSG_TRUNC != 0:
@@ -154,6 +158,7 @@ func (c *Conn) Exchange(ctx context.Context, requests []byte, first uint32, n in
 	if err := c.drain(ctx); err != nil {
 		return err
 	}
+	c.unread = true
 	if err := c.Send(requests); err != nil {
 		return err
 	}
@@ -184,6 +189,7 @@ func (c *Conn) Exchange(ctx context.Context, requests []byte, first uint32, n in
 			}
 		}
 	}
+	c.unread = false
 	return nil
 }
 
@@ -194,10 +200,13 @@ func (c *Conn) drain(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		if !c.unread {
+			return nil
+		}
 		_, err := c.Receive(unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			return nil
+			c.unread = false
 		case err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, ErrMalformed):
 			return err
 		}

@@ -32,6 +32,9 @@ func TestSocketWorksAfterErrors(t *testing.T) {
 	if err := c.Get(t.Context(), generation, func([]byte) error { objects++; return nil }); err != nil || objects != 1 {
 		t.Fatalf("%d objects, error %v", objects, err)
 	}
+	if c.unread {
+		t.Error("the next exchange looks for answers although all were read")
+	}
 	// After a refusal, which has the kernel's number, the socket works.
 	missing := Request{
 		Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_IPV4,
@@ -46,6 +49,9 @@ func TestSocketWorksAfterErrors(t *testing.T) {
 	if err := c.Get(t.Context(), generation, func([]byte) error { return failure }); err != failure {
 		t.Errorf("abandoned: %v", err)
 	}
+	if !c.unread {
+		t.Error("the next exchange ignores the answers that are left")
+	}
 	if err := c.Get(t.Context(), generation, func([]byte) error { objects++; return nil }); err != nil || objects != 2 {
 		t.Errorf("after an abandoned exchange: %d objects, error %v", objects, err)
 	}
@@ -53,6 +59,19 @@ func TestSocketWorksAfterErrors(t *testing.T) {
 	cancel()
 	if err := c.Get(ended, generation, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("with an ended context: %v", err)
+	}
+}
+
+// TestEmptySocketMakesNoError reads a socket without datagrams, as each Commit does at its end. The one
+// allocation is that of recvmsg.
+func TestEmptySocketMakesNoError(t *testing.T) {
+	c := dial(t, netlab.NewHost(t))
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := c.Receive(unix.MSG_DONTWAIT); err != unix.EAGAIN {
+			t.Fatal(err)
+		}
+	}); n > 1 {
+		t.Errorf("%v allocations", n)
 	}
 }
 
