@@ -11,10 +11,19 @@ import (
 )
 
 // connection is a connection to nf_tables of one network namespace. dial opens Linux's; tests have
-// one to a kernel in memory. Errors about a missing object wrap [syscall.ENOENT], and those of reads
-// that transactions of other processes interrupt wrap [nfnl.ErrInterrupted]. A connection is not safe
-// for concurrent use, except for NewWriter, Limit, Outline, WatchCommits and WatchLinks.
+// one to a kernel in memory. A connection is not safe for concurrent use, except for NewWriter, Limit,
+// Outline, WatchCommits and WatchLinks.
 type connection interface {
+	committer
+	lister
+	watcher
+	// Close closes the connection. Closing it again does nothing.
+	Close() error
+	Closed() bool
+}
+
+// committer writes.
+type committer interface {
 	// NewWriter returns a writer for tables of a name. rules renders the chains of the families'
 	// tables.
 	NewWriter(table string, rules ...kernel.Rules) writer
@@ -23,11 +32,13 @@ type connection interface {
 	Commit(w writer) error
 	// Limit returns the largest transaction in bytes.
 	Limit() int
-	// Commits returns how many transactions this connection has committed. Each adds one to
-	// Generation, and so do those of other processes.
-	Commits() uint32
-	Generation() (uint32, error)
+	// WaitForPackets waits until every packet that is in a netfilter hook has left it.
+	WaitForPackets()
+}
 
+// lister reads tables. Errors about a missing object wrap [syscall.ENOENT], and those of reads
+// that transactions of other processes interrupt wrap [nfnl.ErrInterrupted].
+type lister interface {
 	// Outline returns the chains that objects create: the hooks of base chains, and the number of
 	// rules of each chain.
 	Outline(r kernel.Rules, objects []model.Object) (base map[string]*kernel.BaseChain, rules map[string]int)
@@ -42,19 +53,20 @@ type connection interface {
 	HasBaseChain(table string, f tracker.Family, chain string) (bool, error)
 	// Elements calls fn with each element of a set, which is valid only during the call.
 	Elements(table string, f tracker.Family, s layout.Set, fn func(kernel.Element)) error
+}
 
-	// WaitForPackets waits until every packet that is in a netfilter hook has left it.
-	WaitForPackets()
+// watcher finds changes.
+type watcher interface {
+	// Commits returns how many transactions this connection has committed. Each adds one to
+	// Generation, and so do those of other processes.
+	Commits() uint32
+	Generation() (uint32, error)
 	// WatchCommits calls check as [nfnl.WatchCommits] does.
 	WatchCommits(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error
 	// Links returns the index of each network interface by name. Links and WatchLinks work only with
 	// Config.Offload.
 	Links() (map[string]int, error)
 	WatchLinks() (linkEvents, error)
-
-	// Close closes the connection. Closing it again does nothing.
-	Close() error
-	Closed() bool
 }
 
 // writer encodes transactions as one: objects in their order, then the elements to delete and the

@@ -21,7 +21,7 @@ import (
 // reader reads a table for [Lookup], [Ready] and [Traffic].
 type reader struct {
 	ctx    context.Context
-	conn   connection
+	conn   lister
 	table  string
 	family tracker.Family
 }
@@ -39,7 +39,7 @@ func readTables(ctx context.Context, c Config, purpose string, fn func(reader) e
 }
 
 // readTablesBy is readTables with a connection. c has its defaults.
-func readTablesBy(ctx context.Context, conn connection, c Config, purpose string, fn func(reader) error) error {
+func readTablesBy(ctx context.Context, conn lister, c Config, purpose string, fn func(reader) error) error {
 	found := false
 	for _, f := range c.Families {
 		table, err := tableInUse(conn, c.Table, f)
@@ -62,7 +62,7 @@ func readTablesBy(ctx context.Context, conn connection, c Config, purpose string
 
 // tableInUse returns the name of the table that packets meet: the configured name, the name of
 // the staging table, or "" if there is no such table.
-func tableInUse(conn connection, name string, f tracker.Family) (string, error) {
+func tableInUse(conn lister, name string, f tracker.Family) (string, error) {
 	for _, name := range []string{name, stagingOf(name)} {
 		found, err := conn.HasBaseChain(name, f, layout.ChainNATPrerouting)
 		if found || err != nil {
@@ -82,7 +82,7 @@ func (r reader) each(s layout.Set, fn func(kernel.Element)) error {
 }
 
 // readAll calls fn with the elements of a set, and begin before each attempt.
-func readAll(conn connection, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
+func readAll(conn lister, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
 	return nfnl.Again(context.Background(), func() error {
 		begin()
 		return conn.Elements(table, f, s, fn)

@@ -10,7 +10,7 @@ import (
 // streamSink is a [model.Sink] that commits each transaction while the next one is built. That nearly
 // halves the time for many Services.
 type streamSink struct {
-	conn connection
+	conn committer
 	// writer encodes the next transaction. While that of spare is being committed, inFlight is not
 	// nil and receives the result.
 	writer, spare writer
@@ -23,7 +23,7 @@ type streamSink struct {
 	newWriter func() writer
 }
 
-func newStreamSink(conn connection, newWriter func() writer) *streamSink {
+func newStreamSink(conn committer, newWriter func() writer) *streamSink {
 	return &streamSink{conn: conn, writer: newWriter(), newWriter: newWriter}
 }
 
@@ -82,7 +82,7 @@ func (p *streamSink) wait() error {
 
 // batchSink is a [model.Sink] that makes one batch of all transactions.
 type batchSink struct {
-	conn   connection
+	conn   committer
 	writer writer
 	// last, if not nil, adds to the batch before the commit.
 	last func(writer) error
