@@ -98,13 +98,7 @@ func (c *chains) stickyChains(h layout.StickyHandler, number uint32, s layout.Se
 	c.verdict(s, number, h.Chain(), tx)
 }
 
-// moveSticky removes a use of one sticky handler and adds a use of another. Either may be none.
-func (c *chains) moveSticky(from, to stickyRef) {
-	c.useSticky(from, -1)
-	c.useSticky(to, +1)
-}
-
-// useSticky adds by, 1 or -1, to the uses of a sticky handler.
+// useSticky adds by, 1 or -1, to the uses of a sticky handler, which may be none.
 func (c *chains) useSticky(r stickyRef, by int) {
 	if r == (stickyRef{}) {
 		return
@@ -158,7 +152,7 @@ func (c *chains) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
 
 // handlerChain creates the handler's chain and the chains that it goes to.
 func (c *chains) handlerChain(h layout.Handler, tx *Tx) {
-	if _, ok := c.objects.now[h.Chain()]; ok {
+	if c.hasChain(h.Chain()) {
 		return
 	}
 	if h.Firewall {
@@ -175,7 +169,7 @@ func (c *chains) chain(name string, o Object, tx *Tx) {
 	if c.garbage.now[name] {
 		c.garbage.delete(&c.draft, name)
 	}
-	if _, ok := c.objects.now[name]; ok {
+	if c.hasChain(name) {
 		return
 	}
 	o.Family = c.Family
@@ -192,6 +186,12 @@ func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
 		out[k.set][k.key] = chain
 	}
 	return out
+}
+
+// hasChain reports whether a chain exists.
+func (c *chains) hasChain(name string) bool {
+	_, ok := c.objects.now[name]
+	return ok
 }
 
 // Chains returns the objects that created the chains of handlers, by name.

@@ -10,6 +10,45 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// service is a Service as programmed: its version, its pools and the dispatch keys of its frontends.
+type service struct {
+	version *ruleset.Port
+	pools   [ruleset.TargetLocal + 1]*pool // by target
+	keys    []dispatchKeys
+	// ranges holds the frontends with ranges of ports.
+	ranges []portRange
+	// shift holds the result of [layout.ShiftedBy] if the Service has a range that is shifted.
+	shift   [2]uint16
+	shifted bool
+	// lacksAffinity is set if the Service is programmed without client affinity that it asks
+	// for.
+	lacksAffinity bool
+}
+
+// sticky returns the targets whose pools are sticky.
+func (s *service) sticky() (out StickyTargets) {
+	for _, target := range targets {
+		out[target] = s.pools[target] != nil && s.pools[target].sticky
+	}
+	return out
+}
+
+// number returns the number of the Service's pool for a target, or 0.
+func (s *service) number(target ruleset.Target) uint32 {
+	if int(target) >= len(s.pools) || s.pools[target] == nil {
+		return 0
+	}
+	return s.pools[target].number
+}
+
+// service returns the programmed Service with the ID, or nil.
+func (t *Table) service(id uint32) *service {
+	if int(id) < len(t.services) {
+		return t.services[id]
+	}
+	return nil
+}
+
 // Change replaces the Service of c and adds the difference to tx. After an error, the table and tx
 // are unchanged. An error that does not wrap [ErrOverflow] is about this Service alone.
 func (t *Table) Change(c *ruleset.Change, tx *Tx) error {
@@ -32,8 +71,8 @@ type planned struct {
 
 // plan does the part of Change that drop takes back.
 func (t *Table) plan(c *ruleset.Change, tx *Tx) (planned, error) {
-	p := planned{id: c.ID(), fields: c.Fields, after: c.New, old: t.service(c.ID()), now: &service{}, mark: tx.Mark(), draft: t.draft.mark()}
-	if p.old == nil {
+	p := planned{id: c.ID(), fields: c.Fields, after: c.New, now: &service{}, mark: tx.Mark(), draft: t.draft.mark()}
+	if p.old = t.service(p.id); p.old == nil {
 		p.old = &service{}
 	}
 	if p.old.version != c.Old {
@@ -158,7 +197,8 @@ func (t *Table) writePool(was, is *pool, before, after *ruleset.Port, target rul
 // setStickyHandler adds the new handler of a sticky pool, which may be none.
 func (t *Table) setStickyHandler(p *pool, h stickyRef, tx *Tx) {
 	if p.handler != h {
-		t.moveSticky(p.handler, h)
+		t.useSticky(p.handler, -1)
+		t.useSticky(h, +1)
 		t.setHandler(p, h, tx)
 	}
 }

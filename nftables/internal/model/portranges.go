@@ -23,10 +23,9 @@ type portRanges struct {
 	numbers numbers
 	// count counts the frontends with ranges.
 	count int
-	// created is set if the sets and chains exist, and used if packets meet these. rewritten is for
-	// Rewritten.
-	created, used cell[bool]
-	rewritten     bool
+	// used is set if packets meet the sets and chains. rewritten is for Rewritten.
+	used      cell[bool]
+	rewritten bool
 	// kept holds the sets of ranges of concatenations that stay in place when a table is rewritten:
 	// new elements of a new set would be missing for a moment after the transaction. keptElements
 	// holds the elements that no Service has taken over, with their comments, and keptNumbers the
@@ -36,9 +35,9 @@ type portRanges struct {
 	keptNumbers  book[layout.Octets, uint32]
 }
 
-// keepConcat makes a set of ranges of concatenations start with the elements that it has in the
+// KeepConcat makes a set of ranges of concatenations start with the elements that it has in the
 // kernel, which have comments. It reports false if this package cannot have written them.
-func (r *portRanges) keepConcat(s layout.Set, elements map[layout.Element]string) bool {
+func (r *portRanges) KeepConcat(s layout.Set, elements map[layout.Element]string) bool {
 	numbers, taken := map[layout.Octets]uint32{}, map[uint32]bool{}
 	for e := range elements {
 		if s != layout.ServiceRanges {
@@ -51,6 +50,7 @@ func (r *portRanges) keepConcat(s layout.Set, elements map[layout.Element]string
 		numbers[e.Key], taken[n] = n, true
 	}
 	r.kept[s] = true
+	r.starts(s, len(elements))
 	for e, comment := range elements {
 		r.keptElements.set(&r.draft, e, comment)
 	}
@@ -155,8 +155,7 @@ func (r *portRanges) use(c *chains, tx *Tx) {
 	if r.used.now {
 		return
 	}
-	if !r.created.now {
-		r.created.set(&r.draft, true)
+	if !c.hasChain(layout.ChainRanges) {
 		for s := layout.FirstOfRanges; s <= layout.LastOfRanges; s++ {
 			if !r.kept[s] {
 				tx.Object(Object{Kind: NewSet, Family: r.Family, Set: s, Size: r.Size(s)})

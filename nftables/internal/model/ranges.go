@@ -171,7 +171,8 @@ func (i *intervals) Interfaces() map[string]int { return i.interfaces }
 
 // KeepInterfaces records that the interfaces of SetInterfaces are in effect.
 func (i *intervals) KeepInterfaces(links map[string]int) {
-	i.interfaces, i.count[layout.FastPathInterfaces] = links, len(links)
+	i.interfaces = links
+	i.starts(layout.FastPathInterfaces, len(links))
 }
 
 // Missing returns the keys of a that are missing from b, sorted.

@@ -83,12 +83,13 @@ type step struct {
 // again without it, and without those that lose a frontend to it.
 func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 	start := p.tx.Mark()
-	var steps []step
+	var one [1]step
+	steps := one[:0]
 	back := func() {
 		for _, s := range slices.Backward(steps) {
 			s.t.drop(s.planned, p.tx)
 		}
-		steps = nil
+		steps = steps[:0]
 	}
 	for i := 0; i < len(changes); i++ {
 		c, known := &changes[i], len(p.left)
@@ -100,9 +101,7 @@ func (p *plan) add(ctx context.Context, changes []ruleset.Change) error {
 		if err != nil {
 			return err
 		}
-		if ok && len(changes) == 1 {
-			t.done(what, p.tx)
-		} else if ok {
+		if ok {
 			steps = append(steps, step{what, t})
 		}
 		if len(p.left) > known && slices.ContainsFunc(changes[:i], func(o ruleset.Change) bool { return loses(&o, c.Key) }) {

@@ -135,9 +135,9 @@ func SizeFor(n int) int {
 	return max(1<<12, 1<<bits.Len(uint(2*n)))
 }
 
-// counted counts an element that is sent. It reports whether its set now has more elements than its
-// size. The model does not count the elements of interval sets and remembered clients.
-func (r *room) counted(e *Edit) bool {
+// sent counts an element that is sent. The model does not count the elements of interval sets and
+// remembered clients.
+func (r *room) sent(e *Edit) {
 	switch {
 	case e.Set.Interval() || e.Set == layout.StickyClients:
 	case e.Deletion:
@@ -145,15 +145,15 @@ func (r *room) counted(e *Edit) bool {
 	default:
 		r.count[e.Set]++
 	}
-	return r.full(e.Set)
 }
 
-func (r *room) full(s layout.Set) bool { return r.size[s] != 0 && r.count[s] > r.size[s] }
+// starts records that a set has n elements from the start.
+func (r *room) starts(s layout.Set, n int) { r.count[s] = n }
 
 // overflows reports whether a set has more elements than its size.
 func (r *room) overflows() bool {
-	for s := range layout.SetCount {
-		if r.full(s) {
+	for s, size := range r.size {
+		if size != 0 && r.count[s] > size {
 			return true
 		}
 	}

@@ -52,37 +52,6 @@ type common struct {
 	draft draft
 }
 
-// service is a Service as programmed: its version, its pools and the dispatch keys of its frontends.
-type service struct {
-	version *ruleset.Port
-	pools   [ruleset.TargetLocal + 1]*pool // by target
-	keys    []dispatchKeys
-	// ranges holds the frontends with ranges of ports.
-	ranges []portRange
-	// shift holds the result of [layout.ShiftedBy] if the Service has a range that is shifted.
-	shift   [2]uint16
-	shifted bool
-	// lacksAffinity is set if the Service is programmed without client affinity that it asks
-	// for.
-	lacksAffinity bool
-}
-
-// sticky returns the targets whose pools are sticky.
-func (s *service) sticky() (out StickyTargets) {
-	for _, target := range targets {
-		out[target] = s.pools[target] != nil && s.pools[target].sticky
-	}
-	return out
-}
-
-// number returns the number of the Service's pool for a target, or 0.
-func (s *service) number(target ruleset.Target) uint32 {
-	if int(target) >= len(s.pools) || s.pools[target] == nil {
-		return 0
-	}
-	return s.pools[target].number
-}
-
 // Errors about one Service.
 var (
 	ErrShift         = errors.New("no translation shifts all ports of the range")
@@ -187,27 +156,9 @@ func (t *Table) Has(s layout.Set) bool {
 	case s >= layout.FirstAllowed:
 		return t.frontends.prefixes.now[int(s-layout.FirstAllowed)]
 	case s.OfRanges():
-		return t.portRanges.created.now
+		return t.hasChain(layout.ChainRanges)
 	case s == layout.FastPathInterfaces:
 		return t.config.FastPath
 	}
-	return true
-}
-
-// service returns the programmed Service with the ID, or nil.
-func (t *Table) service(id uint32) *service {
-	if int(id) < len(t.services) {
-		return t.services[id]
-	}
-	return nil
-}
-
-// KeepConcat makes a set of ranges of concatenations start with the elements that it has in the
-// kernel, which have comments. It reports false if this package cannot have written them.
-func (t *Table) KeepConcat(s layout.Set, elements map[layout.Element]string) bool {
-	if !t.portRanges.keepConcat(s, elements) {
-		return false
-	}
-	t.room.count[s] = len(elements)
 	return true
 }

@@ -38,6 +38,7 @@ type Tables struct {
 
 	sink     Sink
 	tx, rest *Tx
+	err      error // of part
 }
 
 // NewTables returns the model of the tables in list.
@@ -67,15 +68,11 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 	if err := p.services(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.retryLacking(ctx, d.Changes); err != nil {
-		return nil, err
-	}
+	m.retryLacking(ctx, d.Changes)
 	for _, t := range m.List {
 		t.portRanges.collect(m.tx)
-		for more := true; more; {
-			if err := m.part(ctx, func() { more = t.expireGrace(m.tx) }); err != nil {
-				return nil, err
-			}
+		for more := true; more && m.err == nil; {
+			m.part(ctx, func() { more = t.expireGrace(m.tx) })
 		}
 	}
 	return p.failed, m.commit()
@@ -93,14 +90,10 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	m.begin(sink)
 	m.tx.Edits = slices.Grow(m.tx.Edits, min(Chunk, 8*len(changes)))
 	m.tx.append(create)
-	if err := m.prepare(ctx, changes); err != nil {
-		return nil, err
-	}
+	m.prepare(ctx, changes)
 	for _, t := range m.List {
 		for _, g := range grace[t.Family] {
-			if err := m.part(ctx, func() { t.addGrace(g, m.tx) }); err != nil {
-				return nil, err
-			}
+			m.part(ctx, func() { t.addGrace(g, m.tx) })
 		}
 	}
 	// Untranslated packets to cluster IPs are rejected or dropped only once every Service is in the
@@ -111,14 +104,10 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 		return nil, err
 	}
 	for i := range p.clusterIPs {
-		if err := m.part(ctx, func() { m.tx.edit(&p.clusterIPs[i]) }); err != nil {
-			return nil, err
-		}
+		m.part(ctx, func() { m.tx.edit(&p.clusterIPs[i]) })
 	}
 	for _, t := range m.List {
-		if err := m.part(ctx, func() { t.setServiceCIDRs(m.tx) }); err != nil {
-			return nil, err
-		}
+		m.part(ctx, func() { t.setServiceCIDRs(m.tx) })
 	}
 	for _, t := range m.List {
 		t.releaseKept(m.tx)
@@ -137,12 +126,10 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 // walk, several milliseconds in a large cluster. Each of these chains costs each new element
 // about 15 ns, because the kernel checks the element against every rule that looks up its map; a
 // cluster with Services of many sizes needs the chains anyway.
-func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) error {
+func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
 		for n := range layout.ExactBuckets {
-			if err := m.part(ctx, func() { t.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) }); err != nil {
-				return err
-			}
+			m.part(ctx, func() { t.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) })
 		}
 	}
 	for i := range changes {
@@ -153,30 +140,21 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) error {
 		sticky := WantedSticky(s)
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
-			if err := m.part(ctx, func() { t.handler(HandlerOf(s, f, sticky), m.tx) }); err != nil {
-				return err
-			}
-			if !HasInternalHandler(f) {
-				continue
-			}
-			if err := m.part(ctx, func() { t.internalHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), m.tx) }); err != nil {
-				return err
+			m.part(ctx, func() { t.handler(HandlerOf(s, f, sticky), m.tx) })
+			if HasInternalHandler(f) {
+				m.part(ctx, func() { t.internalHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), m.tx) })
 			}
 		}
 		for _, target := range targets {
-			if !sticky[target] || len(s.Pool(target)) == 0 {
-				continue
-			}
-			if err := m.part(ctx, func() { t.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) }); err != nil {
-				return err
+			if sticky[target] && len(s.Pool(target)) != 0 {
+				m.part(ctx, func() { t.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) })
 			}
 		}
 	}
-	return nil
 }
 
 func (m *Tables) begin(sink Sink) {
-	m.sink = sink
+	m.sink, m.err = sink, nil
 	m.tx.Reset()
 	m.tx.Limit = sink.Limit()
 	for _, t := range m.List {
@@ -184,17 +162,22 @@ func (m *Tables) begin(sink Sink) {
 	}
 }
 
-// part adds a part to the transaction, and sends the transaction if it is large.
-func (m *Tables) part(ctx context.Context, add func()) error {
-	mark := m.tx.Mark()
-	add()
-	return m.room(ctx, mark)
+// part adds a part to the transaction, and sends the transaction if it is large. After an error it
+// does nothing, and room and commit return the error.
+func (m *Tables) part(ctx context.Context, add func()) {
+	if m.err == nil {
+		mark := m.tx.Mark()
+		add()
+		m.err = m.room(ctx, mark)
+	}
 }
 
 // room sends the transaction if it is large: without what is behind mark if it would be too large
 // otherwise.
 func (m *Tables) room(ctx context.Context, mark Mark) error {
 	switch {
+	case m.err != nil:
+		return m.err
 	case m.tx.Size() > m.tx.Limit && mark.edits+mark.objects != 0:
 		m.tx.Cut(mark, m.rest)
 		if err := m.send(); err != nil {
@@ -222,7 +205,7 @@ func (m *Tables) send() error {
 
 func (m *Tables) commit() error {
 	defer func() { m.sink = nil }() // it may refer to the delta
-	if err := m.count(); err != nil {
+	if err := cmp.Or(m.err, m.count()); err != nil {
 		return err
 	}
 	return m.sink.Commit(m.tx)
@@ -230,20 +213,21 @@ func (m *Tables) commit() error {
 
 // count counts the elements of the transaction. It fails if a set has more than its size then.
 func (m *Tables) count() error {
-	full := false
 	for i := range m.tx.Edits {
 		e := &m.tx.Edits[i]
-		full = m.Table(e.Family).counted(e) || full
+		m.Table(e.Family).sent(e)
 	}
-	if full && slices.ContainsFunc(m.List, func(t *Table) bool { return t.overflows() }) {
-		return ErrOverflow
+	for _, t := range m.List {
+		if t.overflows() {
+			return ErrOverflow
+		}
 	}
 	return nil
 }
 
 // retryLacking adds Services that lack client affinity again, except those in changes, once there
 // are numbers of sticky pools for them. The oldest come first.
-func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) error {
+func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
 		if len(t.lacking) == 0 || t.pools.sticky.exhausted() {
 			continue
@@ -260,13 +244,12 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) err
 				break
 			}
 			var err error
-			full := m.part(ctx, func() { err = t.Change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, m.tx) })
-			if errors.Is(err, ErrOverflow) || full != nil {
-				return errors.Join(err, full)
+			m.part(ctx, func() { err = t.Change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, m.tx) })
+			if errors.Is(err, ErrOverflow) {
+				m.err = err
 			}
 		}
 	}
-	return nil
 }
 
 // Lacking calls fn with one of the Services of each table that lack client affinity since the last

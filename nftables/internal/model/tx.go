@@ -222,9 +222,13 @@ type Mark struct{ objects, edits, lost int }
 // Mark returns the end of the transaction.
 func (tx *Tx) Mark() Mark { return Mark{len(tx.Objects), len(tx.Edits), len(tx.Lost)} }
 
+func (tx *Tx) from(m Mark) Tx {
+	return Tx{Objects: tx.Objects[m.objects:], Edits: tx.Edits[m.edits:], Lost: tx.Lost[m.lost:]}
+}
+
 // sizeFrom returns the size of a transaction with the part behind m only.
 func (tx *Tx) sizeFrom(m Mark) int {
-	part := Tx{Objects: tx.Objects[m.objects:], Edits: tx.Edits[m.edits:]}
+	part := tx.from(m)
 	part.measureAll()
 	return part.Size()
 }
@@ -248,10 +252,8 @@ func (tx *Tx) Truncate(m Mark) {
 // Cut moves everything behind m to rest, which it empties first.
 func (tx *Tx) Cut(m Mark, rest *Tx) {
 	rest.Reset()
-	rest.Objects = append(rest.Objects, tx.Objects[m.objects:]...)
-	rest.Edits = append(rest.Edits, tx.Edits[m.edits:]...)
-	rest.Lost = append(rest.Lost, tx.Lost[m.lost:]...)
-	rest.measureAll()
+	part := tx.from(m)
+	rest.append(&part)
 	tx.Truncate(m)
 }
 
