@@ -52,10 +52,10 @@ func (c *chains) handler(h layout.Handler, tx *Tx) uint32 {
 	if !ok {
 		n = uint32(len(c.handlers.now) + 1)
 		c.handlers.set(&c.draft, h, n)
-		c.handlerChain(h, tx)
-		c.verdict(layout.Handlers, layout.DispatchKey(n, 0), h.Chain(), tx)
+		name := c.handlerChain(h, tx)
+		c.verdict(layout.Handlers, layout.DispatchKey(n, 0), name, tx)
 		if h.Stops() {
-			c.verdict(layout.OwnHandlers, layout.DispatchKey(n, 0), h.Chain(), tx)
+			c.verdict(layout.OwnHandlers, layout.DispatchKey(n, 0), name, tx)
 		}
 	}
 	return n
@@ -150,10 +150,11 @@ func (c *chains) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
 	tx.add(c.Family, &layout.Element{Set: s, Key: word(key)}, chain)
 }
 
-// handlerChain creates the handler's chain and the chains that it goes to.
-func (c *chains) handlerChain(h layout.Handler, tx *Tx) {
-	if c.hasChain(h.Chain()) {
-		return
+// handlerChain creates the handler's chain and the chains that it goes to. It returns its name.
+func (c *chains) handlerChain(h layout.Handler, tx *Tx) string {
+	name := h.Chain()
+	if c.hasChain(name) {
+		return name
 	}
 	if h.Firewall {
 		c.handlerChain(h.Unguarded(), tx)
@@ -161,7 +162,8 @@ func (c *chains) handlerChain(h layout.Handler, tx *Tx) {
 	if h.HasPool() && h != h.Direct() {
 		c.handlerChain(h.Direct(), tx)
 	}
-	c.chain(h.Chain(), Object{Kind: HandlerChain, Handler: h, Size: max(1, len(inet.Prefixes(c.Node.LocalTraffic.CIDRs, c.Family)))}, tx)
+	c.chain(name, Object{Kind: HandlerChain, Handler: h, Size: max(1, len(inet.Prefixes(c.Node.LocalTraffic.CIDRs, c.Family)))}, tx)
+	return name
 }
 
 // chain creates a chain, unless it exists.

@@ -123,7 +123,7 @@ func (t *Table) write(old *service, before, after *ruleset.Port, fields ruleset.
 	}
 	t.hairpin.write(before, after, tx)
 	if !onlyEndpoints {
-		t.frontends.write(old, now, before, after, t.takeKept, tx)
+		t.frontends.write(old, now, before, after, t.portRanges.takeKept, tx)
 	}
 	return now, nil
 }
@@ -164,10 +164,10 @@ func (t *Table) allocate(old *service, s *ruleset.Port, tx *Tx) (*service, error
 	now.keys = make([]dispatchKeys, len(s.Frontends))
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		now.keys[i].any = layout.DispatchKey(t.handler(HandlerOf(s, f, sticky), tx), now.number(f.Target))
+		now.keys[i].any = layout.DispatchKey(t.chains.handler(HandlerOf(s, f, sticky), tx), now.number(f.Target))
 		if HasInternalHandler(f) {
 			h := PoolHandler(s, f, ruleset.TargetCluster, sticky)
-			now.keys[i].internal = layout.DispatchKey(t.internalHandler(h, tx), now.number(ruleset.TargetCluster))
+			now.keys[i].internal = layout.DispatchKey(t.chains.internalHandler(h, tx), now.number(ruleset.TargetCluster))
 		}
 	}
 	return now, nil
@@ -177,7 +177,7 @@ func (t *Table) allocate(old *service, s *ruleset.Port, tx *Tx) (*service, error
 // its kind changes.
 func (t *Table) writePool(was, is *pool, before, after *ruleset.Port, target ruleset.Target, tx *Tx) error {
 	if was != nil && was != is {
-		t.empty(was, before, target, tx)
+		t.pools.empty(was, before, target, tx)
 		t.setStickyHandler(was, stickyRef{}, tx)
 	}
 	if is == nil {
@@ -185,7 +185,7 @@ func (t *Table) writePool(was, is *pool, before, after *ruleset.Port, target rul
 	}
 	t.pools.write(is, was != is, before, after, target, tx)
 	if is.sticky {
-		h, ok := t.stickyHandler(StickyHandlerOf(after, target), hasRange(after), tx)
+		h, ok := t.chains.stickyHandler(StickyHandlerOf(after, target), hasRange(after), tx)
 		if !ok {
 			return ErrOverflow
 		}
@@ -197,16 +197,16 @@ func (t *Table) writePool(was, is *pool, before, after *ruleset.Port, target rul
 // setStickyHandler adds the new handler of a sticky pool, which may be none.
 func (t *Table) setStickyHandler(p *pool, h stickyRef, tx *Tx) {
 	if p.handler != h {
-		t.useSticky(p.handler, -1)
-		t.useSticky(h, +1)
-		t.setHandler(p, h, tx)
+		t.chains.useSticky(p.handler, -1)
+		t.chains.useSticky(h, +1)
+		t.pools.setHandler(p, h, tx)
 	}
 }
 
 // done records that the change of a Service is complete, and makes the draft final.
 func (t *Table) done(p planned, tx *Tx) {
 	t.draft.keep()
-	t.clients(p.now, p.after, p.mark, tx)
+	t.affinity.clients(p.now, p.after, p.mark, tx)
 	t.pools.free(p.old, p.now)
 	t.portRanges.free(p.old, p.now)
 	for int(p.id) >= len(t.services) {
@@ -216,11 +216,11 @@ func (t *Table) done(p planned, tx *Tx) {
 	if p.after == nil {
 		t.services[p.id] = nil
 	}
-	t.note(p.id, p.old, p.now, p.after)
+	t.affinity.note(p.id, p.old, p.now, p.after)
 	before := p.old.version
 	p.now.version = p.after
 	if p.fields&ruleset.FieldFrontends != 0 && (before != nil || p.after != nil) {
-		t.noteLongNames(before, p.after)
+		t.frontends.noteLongNames(before, p.after)
 	}
 }
 

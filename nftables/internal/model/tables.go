@@ -62,7 +62,7 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 		if t.Node != d.Node {
 			t.SetNode(d.Node, m.tx)
 		}
-		t.collectSticky(m.tx)
+		t.chains.collectSticky(m.tx)
 	}
 	p := m.newPlan(d.Changes)
 	if err := p.services(ctx); err != nil {
@@ -72,7 +72,7 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 	for _, t := range m.List {
 		t.portRanges.collect(m.tx)
 		for more := true; more && m.err == nil; {
-			m.part(ctx, func() { more = t.expireGrace(m.tx) })
+			m.part(ctx, func() { more = t.hairpin.expireGrace(m.tx) })
 		}
 	}
 	return p.failed, m.commit()
@@ -93,7 +93,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	m.prepare(ctx, changes)
 	for _, t := range m.List {
 		for _, g := range grace[t.Family] {
-			m.part(ctx, func() { t.addGrace(g, m.tx) })
+			m.part(ctx, func() { t.hairpin.addGrace(g, m.tx) })
 		}
 	}
 	// Untranslated packets to cluster IPs are rejected or dropped only once every Service is in the
@@ -107,10 +107,10 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 		m.part(ctx, func() { m.tx.edit(&p.clusterIPs[i]) })
 	}
 	for _, t := range m.List {
-		m.part(ctx, func() { t.setServiceCIDRs(m.tx) })
+		m.part(ctx, func() { t.intervals.setServiceCIDRs(m.tx) })
 	}
 	for _, t := range m.List {
-		t.releaseKept(m.tx)
+		t.portRanges.releaseKept(m.tx)
 		t.portRanges.collect(m.tx) // Create counts versions that are replaced or refused
 	}
 	err = m.commit()
@@ -129,7 +129,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
 		for n := range layout.ExactBuckets {
-			m.part(ctx, func() { t.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) })
+			m.part(ctx, func() { t.chains.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) })
 		}
 	}
 	for i := range changes {
@@ -140,14 +140,14 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 		sticky := WantedSticky(s)
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
-			m.part(ctx, func() { t.handler(HandlerOf(s, f, sticky), m.tx) })
+			m.part(ctx, func() { t.chains.handler(HandlerOf(s, f, sticky), m.tx) })
 			if HasInternalHandler(f) {
-				m.part(ctx, func() { t.internalHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), m.tx) })
+				m.part(ctx, func() { t.chains.internalHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), m.tx) })
 			}
 		}
 		for _, target := range targets {
 			if sticky[target] && len(s.Pool(target)) != 0 {
-				m.part(ctx, func() { t.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) })
+				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) })
 			}
 		}
 	}
@@ -229,10 +229,10 @@ func (m *Tables) count() error {
 // are numbers of sticky pools for them. The oldest come first.
 func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
-		if len(t.lacking) == 0 || t.pools.sticky.exhausted() {
+		if len(t.affinity.lacking) == 0 || t.pools.sticky.exhausted() {
 			continue
 		}
-		waiting := maps.Clone(t.lacking)
+		waiting := maps.Clone(t.affinity.lacking)
 		for i := range changes {
 			delete(waiting, changes[i].ID())
 		}
@@ -256,9 +256,9 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 // call, and an error that counts the others.
 func (m *Tables) Lacking(fn func(tracker.Key, error)) {
 	for _, t := range m.List {
-		if n := t.newlyLacking.count; n != 0 {
-			fn(t.newlyLacking.key, fmt.Errorf("%w: %d more Services", errTooManySticky, n-1))
-			t.newlyLacking.count = 0
+		if n := t.affinity.newlyLacking.count; n != 0 {
+			fn(t.affinity.newlyLacking.key, fmt.Errorf("%w: %d more Services", errTooManySticky, n-1))
+			t.affinity.newlyLacking.count = 0
 		}
 	}
 }
