@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
-	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
+	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/internal/byname"
-	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/runner/complaint"
 )
 
 // EndpointsMap maps each Service port to its endpoints.

@@ -26,10 +26,10 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 	"github.com/go-proxier/proxier/examples/socketlb"
-	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )

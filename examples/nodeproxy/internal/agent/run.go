@@ -18,7 +18,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/examples/socketlb"
-	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/runner/complaint"
 )
 
 const runLong = `Reads Services and EndpointSlices from an API server, or from --manifests PATH, and

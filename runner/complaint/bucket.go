@@ -2,10 +2,11 @@ package complaint
 
 import "time"
 
-// Bucket is a token bucket: it allows Burst events in a row, and then one in each Every. Both
-// must be positive. It is full at first. It is not safe for concurrent use.
+// Bucket is a token bucket, full at first. It is not safe for concurrent use.
 type Bucket struct {
+	// Burst is the number of events in a row that the bucket allows. It must be positive.
 	Burst int
+	// Every is the time in which it allows another one. It must be positive.
 	Every time.Duration
 
 	used    int

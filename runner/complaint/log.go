@@ -1,11 +1,3 @@
-// Package complaint bounds what users of the API can write to logs and events through their
-// objects: the length of each value and each message, how often a message is repeated, and
-// the rate of messages.
-//
-// A [Log] passes a message about an object once, as long as the message stays the same.
-// Changing the object does not repeat it. Of different messages, a Log passes 20 about the
-// objects of one namespace and then one every 10 seconds, and 200 about all objects and then
-// 2 a second. The next message that it passes has the number of those that it suppressed.
 package complaint
 
 import (
@@ -52,7 +44,7 @@ func newLog(log *slog.Logger, now func() time.Time) *Log {
 	return &Log{log: log, now: now, seed: maphash.MakeSeed(), all: Bucket{Burst: burst, Every: every}}
 }
 
-// Object is the object of a message.
+// Object is the object that a message is about.
 type Object struct {
 	// Kind is the attribute that holds the object's name, such as "service".
 	Kind string
@@ -63,7 +55,7 @@ type Object struct {
 	UID string
 }
 
-// String returns the name of the object, cut at MaxName bytes, and its part.
+// String returns the name of the object, cut at 317 bytes, and its part.
 func (o Object) String() string {
 	name := o.Name
 	if o.Namespace != "" {
@@ -78,7 +70,7 @@ func (o Object) String() string {
 
 // Write logs a message about an object, unless it is suppressed, and reports whether it did.
 // A caller that also sends an event sends it only then. The values of args that are strings,
-// errors or implement [fmt.Stringer] are cut at MaxText bytes; the caller cuts values from
+// errors or implement [fmt.Stringer] are cut at 600 bytes; the caller cuts values from
 // objects with [Value].
 func (l *Log) Write(level slog.Level, o Object, message string, args ...any) bool {
 	attrs := make([]slog.Attr, 0, 2+len(args)/2)
