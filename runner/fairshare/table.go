@@ -1,6 +1,3 @@
-// Package fairshare bounds what strangers may use up together, such as open connections. If there is
-// no room for a new entry, another one must end: the oldest of the holder that has most. So a holder
-// that floods the table ends its own entries and not those of others.
 package fairshare
 
 import (
@@ -13,8 +10,10 @@ import (
 // Holder is the cause of an entry. Namespaces share the entries of a [Table] first, then the Services of
 // a namespace, and then the client addresses of a Service. Fields may be empty.
 type Holder struct {
+	// Namespace and Service name the Service that the entry is for.
 	Namespace, Service string
-	Client             netip.Addr
+	// Client is the address of the client.
+	Client netip.Addr
 }
 
 // Table holds at most a number of entries. Each method takes constant time. The methods are not safe for
