@@ -164,6 +164,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 			}
 			a.refresh.Reset(wait)
 		},
+		OnService:      a.mode.OnService,
 		ReceiveService: a.metrics.ReceiveService,
 		ReceiveSlice:   a.metrics.ReceiveSlice,
 		Ineligible:     a.Proxy.SetIneligible,

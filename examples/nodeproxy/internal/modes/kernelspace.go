@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/examples/winkernel"
@@ -32,6 +34,7 @@ func Kernelspace(cfg *config.Config) Mode {
 		TakesOver: true, NeedsNode: true,
 		Probe:            configured(winkernelConfig, winkernel.Probe),
 		Open:             opened(winkernelConfig, winkernel.New),
+		OnService:        func(s *v1.Service, p *tracker.ServicePort) { _ = winkernel.OnService(s, nil, p) }, // never fails
 		Cleanup:          cleanup,
 		CleanupKubeProxy: cleanup, // nothing tells whose the load balancers are
 		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {

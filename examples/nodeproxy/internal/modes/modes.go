@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -66,6 +68,8 @@ type Mode struct {
 	SetSysctls func(context.Context, Settings) error
 	// Open opens the data plane.
 	Open func(context.Context, Settings) (Plane, error)
+	// OnService, if not nil, adds to a Service port what the mode reads from annotations of its own.
+	OnService func(*v1.Service, *tracker.ServicePort)
 	// Owned reports whether the agent has left rules in this mode.
 	Owned func(context.Context, *slog.Logger) (bool, error)
 	// Cleanup removes the rules that the agent has left in this mode.

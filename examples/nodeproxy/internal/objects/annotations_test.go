@@ -14,7 +14,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
-	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -107,13 +106,10 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 	}
 }
 
-// TestPreserveDestinationIsReadOnWindows checks that the annotation takes effect in mode
-// kernelspace only.
-func TestPreserveDestinationIsReadOnWindows(t *testing.T) {
-	for _, mode := range []string{config.ModeNFTables, config.ModeKernelspace} {
+func TestHookOfTheModeAddsToServicePorts(t *testing.T) {
+	for _, hook := range []func(*v1.Service, *tracker.ServicePort){nil, func(s *v1.Service, p *tracker.ServicePort) { p.NeedLocalSet = true }} {
 		c := configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8"})
-		c.Mode = mode
-		w, err := New(c, []tracker.Family{tracker.IPv4}, nil, WorldHooks{}, slog.New(slog.DiscardHandler))
+		w, err := New(c, []tracker.Family{tracker.IPv4}, nil, WorldHooks{OnService: hook}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +120,7 @@ func TestPreserveDestinationIsReadOnWindows(t *testing.T) {
 			}
 			return nil
 		}))
-		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "svc", Annotations: map[string]string{winkernel.PreserveDestination: "true"}}}
+		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "svc", UID: "1"}}
 		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports = "10.96.0.1", []string{"10.96.0.1"}, []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}
 		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
 		w.SetService(s)
@@ -132,8 +128,8 @@ func TestPreserveDestinationIsReadOnWindows(t *testing.T) {
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if want := mode == config.ModeKernelspace; len(got) != 1 || got[0] != want {
-			t.Errorf("mode %s: NeedLocalSet is %v, want %v", mode, got, want)
+		if want := hook != nil; len(got) != 1 || got[0] != want {
+			t.Errorf("NeedLocalSet is %v, want %v", got, want)
 		}
 	}
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
@@ -71,6 +70,8 @@ type WorldHooks struct {
 	// OwnInUse is called after Own was needed, with Own's error: what it returns may change at any
 	// time.
 	OwnInUse func(error)
+	// OnService adds to a Service port what the mode reads from annotations of its own.
+	OnService func(*v1.Service, *tracker.ServicePort)
 	// Events receives what is wrong with objects.
 	Events tracker.EventSink
 	// ReceiveService and receiveSlice count a Service or EndpointSlice that is received,
@@ -129,8 +130,8 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 			if err := how.OnService(s, port, p); err != nil {
 				return err
 			}
-			if cfg.Mode == config.ModeKernelspace {
-				_ = winkernel.OnService(s, port, p) // never fails
+			if hooks.OnService != nil {
+				hooks.OnService(s, p)
 			}
 			return warning
 		},
