@@ -3,11 +3,10 @@ package modes
 import (
 	"fmt"
 	"log/slog"
-	"slices"
+	"regexp"
 	"strings"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/internal/iptext"
 )
 
 // Flavor is the flavor of iptables of modes iptables and ipvs, as [ChooseFlavor] chose it. In mode
@@ -78,27 +77,24 @@ func decide(nft, legacy flavorState, usual config.Flavor) (choice config.Flavor,
 
 // hintIn returns kubelet's chain in the output of iptables-save for the table mangle, or "".
 func hintIn(saved string) string {
-	chains := iptext.Parse(saved)["mangle"]
 	for _, hint := range []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} {
-		if _, ok := chains[hint]; ok {
+		if strings.Contains(saved, "\n:"+hint+" ") {
 			return hint
 		}
 	}
 	return ""
 }
 
+// dropRule matches a rule of chain FORWARD that drops every packet. It may have a comment.
+var dropRule = regexp.MustCompile(`(?m)^-A FORWARD (?:-m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+) )?-j (?:DROP|REJECT)(?: .*)?$`)
+
 // dropIn returns the policy or rule by which the chain FORWARD drops all packets that its other rules
 // do not accept, or "". saved is the output of iptables-save for the table filter.
 func dropIn(saved string) string {
-	rules := iptext.Parse(saved)["filter"]["FORWARD"]
-	i := slices.IndexFunc(rules, func(text string) bool {
-		r := iptext.ParseRule(text)
-		return len(r.Matches) == 0 && (r.Target == "DROP" || r.Target == "REJECT")
-	})
-	switch {
-	case i >= 0:
-		return "-A FORWARD " + rules[i]
-	case strings.Contains(saved, "\n:FORWARD DROP "):
+	if rule := dropRule.FindString(saved); rule != "" {
+		return rule
+	}
+	if strings.Contains(saved, "\n:FORWARD DROP ") {
 		return "-P FORWARD DROP"
 	}
 	return ""

@@ -2,14 +2,14 @@ package modes
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/internal/iptool"
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -22,12 +22,7 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS && c.Mode != config.ModeNFTables {
 		return f
 	}
-	ns, err := netns.Open(nil)
-	if err != nil {
-		return f // the data plane cannot be opened, either
-	}
-	defer ns.Close()
-	nft, legacy := newReader(ctx, ns, config.FlavorNFT), newReader(ctx, ns, config.FlavorLegacy)
+	nft, legacy := newReader(ctx, config.FlavorNFT), newReader(ctx, config.FlavorLegacy)
 	if c.Mode == config.ModeNFTables {
 		for _, r := range []*reader{nft, legacy} {
 			for _, what := range r.drops(ctx) {
@@ -41,7 +36,7 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 			nft.countRules(ctx)
 			legacy.countRules(ctx)
 		}
-		f.Name, f.why = decide(nft.flavorState, legacy.flavorState, usualFlavor(ctx, ns))
+		f.Name, f.why = decide(nft.flavorState, legacy.flavorState, usualFlavor(ctx))
 	}
 	switch f.Name {
 	case config.FlavorNFT:
@@ -53,39 +48,57 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 }
 
 // usualFlavor returns the flavor of the programs without one in their names, or nft if there are none.
-func usualFlavor(ctx context.Context, ns *netns.Namespace) config.Flavor {
+func usualFlavor(ctx context.Context) config.Flavor {
 	for _, f := range families {
-		if t, err := iptool.Find(ctx, toolConfig(ns, f, config.FlavorAuto)); err == nil && !t.NFT() {
+		if version, err := output(ctx, program(f, config.FlavorAuto, "restore"), "--version"); err == nil && !strings.Contains(version, "nf_tables") {
 			return config.FlavorLegacy
 		}
 	}
 	return config.FlavorNFT
 }
 
-func toolConfig(ns *netns.Namespace, f tracker.Family, flavor config.Flavor) iptool.Config {
-	return iptool.Config{Family: f, Flavor: string(flavor), Namespace: ns, Timeout: time.Minute}
+// program returns the name of a program of iptables, such as ip6tables-nft-save.
+func program(f tracker.Family, flavor config.Flavor, suffix string) string {
+	name := "iptables"
+	if f == tracker.IPv6 {
+		name = "ip6tables"
+	}
+	if flavor != config.FlavorAuto {
+		name += "-" + string(flavor)
+	}
+	return name + "-" + suffix
+}
+
+// output runs a program in the network namespace of the calling thread.
+func output(ctx context.Context, name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, name, args...).Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(exit.Stderr)))
+	}
+	return string(out), err
 }
 
 // reader reads the tables of one flavor. It ignores what it cannot read.
 type reader struct {
 	flavorState
 	flavor config.Flavor
-	tools  map[tracker.Family]*iptool.Tool
+	usable map[tracker.Family]bool
 }
 
 // newReader returns a reader that has looked for kubelet's chains.
-func newReader(ctx context.Context, ns *netns.Namespace, flavor config.Flavor) *reader {
-	r := &reader{flavor: flavor, tools: map[tracker.Family]*iptool.Tool{}}
+func newReader(ctx context.Context, flavor config.Flavor) *reader {
+	r := &reader{flavor: flavor, usable: map[tracker.Family]bool{}}
 	var missing []error
 	for _, f := range families {
-		t, err := iptool.Find(ctx, toolConfig(ns, f, flavor))
+		_, err := output(ctx, program(f, flavor, "restore"), "--version")
 		saved := ""
 		if err == nil {
-			r.tools[f] = t
 			saved, err = r.save(ctx, f, "mangle")
 		}
-		if err != nil && !strings.Contains(err.Error(), "Permission denied") {
-			delete(r.tools, f)
+		r.usable[f] = err == nil || strings.Contains(err.Error(), "Permission denied")
+		if !r.usable[f] {
 			missing = append(missing, err)
 		}
 		if r.hint == "" {
@@ -106,14 +119,19 @@ func (r *reader) save(ctx context.Context, f tracker.Family, table string) (stri
 			return "", nil
 		}
 	}
-	var out strings.Builder
-	err := r.tools[f].Save(ctx, table, &out)
-	return out.String(), err
+	var args []string
+	if table != "" {
+		args = []string{"-t", table}
+	}
+	return output(ctx, program(f, r.flavor, "save"), args...)
 }
 
 // countRules counts the rules of all tables.
 func (r *reader) countRules(ctx context.Context) {
-	for f := range r.tools {
+	for _, f := range families {
+		if !r.usable[f] {
+			continue
+		}
 		if saved, err := r.save(ctx, f, ""); err == nil {
 			r.rules += strings.Count(saved, "\n-A ")
 		}
@@ -123,7 +141,7 @@ func (r *reader) countRules(ctx context.Context) {
 // drops returns how chain FORWARD drops packets, for each family in which it does.
 func (r *reader) drops(ctx context.Context) (out []string) {
 	for _, f := range families {
-		if r.tools[f] == nil {
+		if !r.usable[f] {
 			continue
 		}
 		if saved, err := r.save(ctx, f, "filter"); err == nil {

@@ -41,7 +41,6 @@ func TestHintIsAChainOfMangle(t *testing.T) {
 		"*mangle\n:PREROUTING ACCEPT [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n":  "KUBE-KUBELET-CANARY",
 		"*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT": "KUBE-IPTABLES-HINT",
 		"*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n":                              "",
-		"*nat\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n":                               "",
 	} {
 		if got := hintIn(saved); got != want {
 			t.Errorf("%q has the hint %q, want %q", saved, got, want)
