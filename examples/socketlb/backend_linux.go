@@ -13,7 +13,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/runner/complaint"
@@ -263,7 +262,9 @@ func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error)
 			continue
 		}
 		failed[c.Key] = err
-		backendconf.Complain(b.complaints, slog.LevelError, c.Key, "socketlb: cannot write a service; the backend behind serves it", err)
+		o := complaint.Object{Kind: "service", Namespace: c.Key.Namespace, Name: c.Key.Name, Part: c.Key.Port,
+			Suffix: "/" + string(c.Key.Protocol) + "/" + c.Key.Family.String()}
+		b.complaints.Write(slog.LevelError, o, "socketlb: cannot write a service; the backend behind serves it", "error", err)
 		if err := errors.Join(b.deleteFrontends(c, true), b.deletePools(c)); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/examples/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -195,7 +195,7 @@ func destroy(s *netlink.Socket) error {
 // continues after an error of f. refused is the first error about a namespace that this process may
 // not enter.
 func (h *host) eachNamespace(f func() error) (refused, failed error) {
-	failed = h.ns.Do(f)
+	failed = netns.Do(h.ns, f)
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
 	failed = errors.Join(failed, err)
 	seen := map[uint64]bool{h.inode: true}
@@ -228,10 +228,5 @@ func inNamespace(path string, seen map[uint64]bool, f func() error) error {
 		return err
 	}
 	defer file.Close()
-	ns, err := netns.Open(file)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return ns.Do(f)
+	return netns.Do(file, f)
 }

@@ -16,7 +16,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner/complaint"
@@ -458,7 +457,9 @@ func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
 		bi.nodePort = nil
 	}
 	if err := b.update(bi); err != nil { // of the Service that takes over, which is retried
-		backendconf.Complain(b.complaints, slog.LevelWarn, bi.rule.Load().service.now.Load().Key, "cannot listen", err)
+		k := bi.rule.Load().service.now.Load().Key
+		o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port, Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
+		b.complaints.Write(slog.LevelWarn, o, "cannot listen", "error", err)
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/metrics"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
@@ -92,7 +91,8 @@ func (l *localhost) apply(ctx context.Context, d *ruleset.Delta) error {
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		for _, k := range slices.SortedFunc(maps.Keys(p.Failed), tracker.Key.Compare) {
 			l.metrics.Failed(k.Family)
-			backendconf.Complain(l.complaints, slog.LevelWarn, k, "cannot serve NodePorts at a loopback address, will retry", p.Failed[k])
+			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port, Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
+			l.complaints.Write(slog.LevelWarn, o, "cannot serve NodePorts at a loopback address, will retry", "error", p.Failed[k])
 		}
 	}
 	return err
