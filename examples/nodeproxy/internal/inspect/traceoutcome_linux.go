@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -10,10 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/follow"
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -169,40 +171,36 @@ func ruleText(s follow.Step) (text string, rejects bool) {
 }
 
 // ruleRejects reports whether a rule rejects packets. It returns false if it cannot read the rule.
-func ruleRejects(s follow.Step) (rejects bool) {
-	conn, err := nfnl.Dial(nil)
+func ruleRejects(s follow.Step) bool {
+	conn, err := nft.Dial(nil)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
-	attrs := nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, s.Table)
-	attrs = nfnl.AppendString(attrs, unix.NFTA_RULE_CHAIN, s.Chain)
-	attrs = nfnl.AppendUint64(attrs, unix.NFTA_RULE_HANDLE, s.Rule)
-	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETRULE, Family: s.Family, Attrs: attrs}
-	err = conn.Get(context.Background(), r, func(attrs []byte) error {
-		rejects = hasReject(attrs)
-		return nil
-	})
-	return err == nil && rejects
+	rules, err := conn.Get(context.Background(), nft.Request{Type: unix.NFT_MSG_GETRULE, Family: s.Family, Attrs: []netlink.Attribute{
+		nft.String(unix.NFTA_RULE_TABLE, s.Table), nft.String(unix.NFTA_RULE_CHAIN, s.Chain),
+		{Type: unix.NFTA_RULE_HANDLE, Data: binary.BigEndian.AppendUint64(nil, s.Rule)},
+	}})
+	return err == nil && slices.ContainsFunc(rules, hasReject)
 }
 
 // hasReject reports whether the rule with these attributes rejects packets. It knows the rules
 // of nft and of iptables-nft.
 func hasReject(rule []byte) bool {
-	for typ, list := range nfnl.Attributes(rule) {
+	for typ, list := range nft.Attributes(rule) {
 		if typ != unix.NFTA_RULE_EXPRESSIONS {
 			continue
 		}
-		for _, expression := range nfnl.Attributes(list) {
+		for _, expression := range nft.Attributes(list) {
 			var name, target string
-			for typ, data := range nfnl.Attributes(expression) {
+			for typ, data := range nft.Attributes(expression) {
 				switch typ {
 				case unix.NFTA_EXPR_NAME:
-					name = nfnl.String(data)
+					name = unix.ByteSliceToString(data)
 				case unix.NFTA_EXPR_DATA:
-					for typ, value := range nfnl.Attributes(data) {
+					for typ, value := range nft.Attributes(data) {
 						if typ == unix.NFTA_TARGET_NAME {
-							target = nfnl.String(value)
+							target = unix.ByteSliceToString(value)
 						}
 					}
 				}

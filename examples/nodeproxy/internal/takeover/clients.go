@@ -17,10 +17,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/netns"
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/internal/netns"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -43,7 +44,7 @@ func ReadClients(ctx context.Context, ns *os.File) (*Clients, error) {
 		return c, err
 	}
 	defer n.Close()
-	return c, errors.Join(c.readSets(ctx, ns), n.Do(c.readRecent))
+	return c, errors.Join(c.readSets(ctx, ns), netns.Do(n, c.readRecent))
 }
 
 // Of returns the clients of an endpoint of a Service port, each with the time since its last
@@ -92,7 +93,7 @@ func (c *Clients) WriteRecent(ns *os.File, s *ruleset.Port) error {
 		return err
 	}
 	defer n.Close()
-	return n.Do(func() error {
+	return netns.Do(n, func() error {
 		var errs []error
 		for name, clients := range lists {
 			errs = append(errs, appendRecent(recentDir+"/"+name, clients))
@@ -120,24 +121,22 @@ func setName(k tracker.Key, endpoint netip.AddrPort) string {
 
 // readSets reads the sets of kube-proxy's nftables mode.
 func (c *Clients) readSets(ctx context.Context, ns *os.File) error {
-	conn, err := nfnl.Dial(ns)
+	conn, err := nft.Dial(ns)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	for _, family := range families {
 		timeouts := map[string]time.Duration{}
-		r := nfnl.Request{
-			Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETSET, Family: family, Dump: true,
-			Attrs: nfnl.AppendString(nil, unix.NFTA_SET_TABLE, tablesOf[KubeProxy][0]),
-		}
-		err := conn.Get(ctx, r, func(attrs []byte) error {
+		sets, err := conn.Get(ctx, nft.Request{Type: unix.NFT_MSG_GETSET, Family: family, Flags: netlink.Dump,
+			Attrs: []netlink.Attribute{nft.String(unix.NFTA_SET_TABLE, kubeProxyTable)}})
+		for _, attrs := range sets {
 			var name string
 			var timeout time.Duration
-			for typ, data := range nfnl.Attributes(attrs) {
+			for typ, data := range nft.Attributes(attrs) {
 				switch typ {
 				case unix.NFTA_SET_NAME:
-					name = nfnl.String(data)
+					name = unix.ByteSliceToString(data)
 				case unix.NFTA_SET_TIMEOUT:
 					timeout = milliseconds(data)
 				}
@@ -145,14 +144,13 @@ func (c *Clients) readSets(ctx context.Context, ns *os.File) error {
 			if strings.HasPrefix(name, affinityPrefix) && len(name) > len(affinityPrefix)+hashLength {
 				timeouts[name] = timeout
 			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, nfnl.ErrInterrupted) {
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, nft.ErrInterrupted) {
 			return fmt.Errorf("cannot list kube-proxy's sets: %w", err)
 		}
 		for name, timeout := range timeouts {
 			// New clients interrupt the dump. The loss of a client does no harm.
-			if err := c.readSet(ctx, conn, family, name, timeout); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, nfnl.ErrInterrupted) {
+			if err := c.readSet(ctx, conn, family, name, timeout); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, nft.ErrInterrupted) {
 				return fmt.Errorf("cannot read kube-proxy's set %s: %w", name, err)
 			}
 		}
@@ -160,32 +158,32 @@ func (c *Clients) readSets(ctx context.Context, ns *os.File) error {
 	return nil
 }
 
-func (c *Clients) readSet(ctx context.Context, conn *nfnl.Conn, family uint8, name string, timeout time.Duration) error {
-	attrs := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, tablesOf[KubeProxy][0])
-	attrs = nfnl.AppendString(attrs, unix.NFTA_SET_ELEM_LIST_SET, name)
-	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETSETELEM, Family: family, Dump: true, Attrs: attrs}
+func (c *Clients) readSet(ctx context.Context, conn *nft.Conn, family uint8, name string, timeout time.Duration) error {
+	lists, err := conn.Get(ctx, nft.Request{Type: unix.NFT_MSG_GETSETELEM, Family: family, Flags: netlink.Dump, Attrs: []netlink.Attribute{
+		nft.String(unix.NFTA_SET_ELEM_LIST_TABLE, kubeProxyTable), nft.String(unix.NFTA_SET_ELEM_LIST_SET, name),
+	}})
 	id := strings.ReplaceAll(name[len(affinityPrefix)+hashLength:], ":", ".")
-	return conn.Get(ctx, r, func(attrs []byte) error {
-		for typ, list := range nfnl.Attributes(attrs) {
+	for _, attrs := range lists {
+		for typ, list := range nft.Attributes(attrs) {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				continue
 			}
-			for _, element := range nfnl.Attributes(list) {
+			for _, element := range nft.Attributes(list) {
 				c.add(id, element, timeout)
 			}
 		}
-		return nil
-	})
+	}
+	return err
 }
 
 // add adds an element of a set whose elements expire after timeout.
 func (c *Clients) add(id string, element []byte, timeout time.Duration) {
 	var addr netip.Addr
 	left := timeout
-	for typ, data := range nfnl.Attributes(element) {
+	for typ, data := range nft.Attributes(element) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			for typ, value := range nfnl.Attributes(data) {
+			for typ, value := range nft.Attributes(data) {
 				if typ == unix.NFTA_DATA_VALUE {
 					addr, _ = netip.AddrFromSlice(value)
 				}

@@ -14,10 +14,11 @@ import (
 	"strings"
 	"time"
 
+	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -64,7 +65,7 @@ type Kernel struct {
 	// programs. Nil means that there are none.
 	Legacy func(context.Context) (map[Kind]bool, error)
 
-	conn *nfnl.Conn
+	conn *nft.Conn
 	link *netlink.Handle
 
 	generation uint32
@@ -104,7 +105,7 @@ func (k *Kernel) Look(ctx context.Context) (map[Kind]Rules, error) {
 
 func (k *Kernel) open() (err error) {
 	if k.conn == nil {
-		if k.conn, err = nfnl.Dial(k.NetNS); err != nil {
+		if k.conn, err = nft.Dial(k.NetNS); err != nil {
 			return err
 		}
 	}
@@ -133,7 +134,7 @@ func (k *Kernel) look(ctx context.Context) (map[Kind]Rules, error) {
 	ipvsBefore := k.last[Kind{KubeProxy, "ipvs"}].Present || k.last[Kind{Nodeproxy, "ipvs"}].Present
 	if !k.looked || generation != k.generation || !maps.Equal(k.legacy, legacyBefore) || device != ipvsBefore {
 		now, err := k.readRules(ctx, device)
-		if errors.Is(err, nfnl.ErrInterrupted) && k.looked {
+		if errors.Is(err, nft.ErrInterrupted) && k.looked {
 			return k.last, nil // the next look tries again
 		}
 		if err != nil {
@@ -156,10 +157,10 @@ func (k *Kernel) Marked() []tracker.Family { return k.marked }
 
 // currentGeneration returns the number of transactions of nf_tables, which wraps around.
 func (k *Kernel) currentGeneration(ctx context.Context) (gen uint32, err error) {
-	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}
+	r := nft.Request{Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}
 	err = k.get(ctx, r, func(typ uint16, data []byte) {
 		if typ == unix.NFTA_GEN_ID {
-			gen = nfnl.Uint32(data)
+			gen = uint32(nft.Uint(data))
 		}
 	})
 	return gen, err
@@ -219,8 +220,8 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 func (k *Kernel) writer(ctx context.Context) (Owner, error) {
 	owner := KubeProxy
 	for _, family := range families {
-		attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, "filter"), unix.NFTA_RULE_CHAIN, chainServices)
-		r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETRULE, Family: family, Dump: true, Attrs: attrs}
+		r := nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump,
+			Attrs: []nl.Attribute{nft.String(unix.NFTA_RULE_TABLE, "filter"), nft.String(unix.NFTA_RULE_CHAIN, chainServices)}}
 		err := k.get(ctx, r, func(typ uint16, data []byte) {
 			if typ == unix.NFTA_RULE_EXPRESSIONS && bytes.Contains(data, []byte(chainClusterIPs+"\x00")) {
 				owner = Nodeproxy
@@ -238,8 +239,7 @@ var families = []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}
 // addTable adds a table, in both families, to rules.
 func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error {
 	for _, family := range families {
-		attrs := nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, name)
-		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, family, attrs)
+		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, family, nft.String(unix.NFTA_TABLE_NAME, name))
 		if err != nil {
 			return err
 		}
@@ -252,7 +252,7 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 		}
 		if found {
 			rules.Present = true
-			if err := k.addStamp(ctx, rules, family, nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, name)); err != nil {
+			if err := k.addStamp(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, name)); err != nil {
 				return err
 			}
 		}
@@ -263,15 +263,13 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 // addChain adds a chain of iptables-nft's tables nat to rules.
 func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) error {
 	for _, family := range families {
-		attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, "nat"), unix.NFTA_CHAIN_NAME, name)
-		found, err := k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, attrs)
+		found, err := k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, nft.String(unix.NFTA_CHAIN_TABLE, "nat"), nft.String(unix.NFTA_CHAIN_NAME, name))
 		if err != nil {
 			return err
 		}
 		if found {
 			rules.Present = true
-			attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, "nat"), unix.NFTA_RULE_CHAIN, name)
-			if err := k.addStamp(ctx, rules, family, attrs); err != nil {
+			if err := k.addStamp(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, "nat"), nft.String(unix.NFTA_RULE_CHAIN, name)); err != nil {
 				return err
 			}
 		}
@@ -280,8 +278,8 @@ func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) error 
 }
 
 // exists reports whether an object exists.
-func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs []byte) (bool, error) {
-	err := k.get(ctx, nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: typ, Family: family, Attrs: attrs}, func(uint16, []byte) {})
+func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs ...nl.Attribute) (bool, error) {
+	_, err := k.conn.Get(ctx, nft.Request{Type: typ, Family: family, Attrs: attrs})
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
@@ -290,10 +288,10 @@ func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs []b
 
 // addStamp mixes the handles of the rules that attrs select into the stamp. The kernel gives
 // a handle to a rule once.
-func (k *Kernel) addStamp(ctx context.Context, rules *Rules, family uint8, attrs []byte) error {
+func (k *Kernel) addStamp(ctx context.Context, rules *Rules, family uint8, attrs ...nl.Attribute) error {
 	h := fnv.New64a()
 	fmt.Fprint(h, rules.Stamp, family)
-	err := k.get(ctx, nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETRULE, Family: family, Dump: true, Attrs: attrs},
+	err := k.get(ctx, nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump, Attrs: attrs},
 		func(typ uint16, data []byte) {
 			if typ == unix.NFTA_RULE_HANDLE {
 				h.Write(data)
@@ -303,13 +301,15 @@ func (k *Kernel) addStamp(ctx context.Context, rules *Rules, family uint8, attrs
 	return err
 }
 
-func (k *Kernel) get(ctx context.Context, r nfnl.Request, fn func(typ uint16, data []byte)) error {
-	return k.conn.Get(ctx, r, func(attrs []byte) error {
-		for typ, data := range nfnl.Attributes(attrs) {
+// get calls fn with each attribute of each object of an answer.
+func (k *Kernel) get(ctx context.Context, r nft.Request, fn func(typ uint16, data []byte)) error {
+	objects, err := k.conn.Get(ctx, r)
+	for _, attrs := range objects {
+		for typ, data := range nft.Attributes(attrs) {
 			fn(typ, data)
 		}
-		return nil
-	})
+	}
+	return err
 }
 
 // device reports whether ipvsDevice exists, and a hash of its addresses.

@@ -8,9 +8,10 @@ import (
 	"fmt"
 	"slices"
 
+	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -20,6 +21,12 @@ const markerChain = "nodeproxy-marker"
 // kubeProxyTable is the name of the tables of kube-proxy's nftables mode.
 const kubeProxyTable = "kube-proxy"
 
+// The attributes of requests about a marker and its chain.
+var (
+	tableAttr  = []nl.Attribute{nft.String(unix.NFTA_TABLE_NAME, kubeProxyTable)}
+	chainAttrs = []nl.Attribute{nft.String(unix.NFTA_CHAIN_TABLE, kubeProxyTable), nft.String(unix.NFTA_CHAIN_NAME, markerChain)}
+)
+
 // A marker is a table named like kube-proxy's, with one chain that no packet enters. Other
 // programs look for kube-proxy's chains to find out whether Services are in nftables: Calico's
 // Felix, with NFTablesMode Auto, chooses its own data plane by them.
@@ -27,12 +34,12 @@ const kubeProxyTable = "kube-proxy"
 // Mark makes markers in the calling thread's network namespace. A table of kube-proxy, with all of
 // its rules, is replaced by the marker in one transaction.
 func Mark(families []tracker.Family) error {
-	return edit(families, func(t nfnl.Table) {
-		t.Create(0) // there must be one to delete
-		t.Delete()
-		t.Create(0)
-		t.Chain(markerChain, nil)
-	})
+	create := nft.Request{Type: unix.NFT_MSG_NEWTABLE, Flags: nl.Create, Attrs: tableAttr}
+	return edit(families,
+		create, // there must be one to delete
+		nft.Request{Type: unix.NFT_MSG_DELTABLE, Attrs: tableAttr},
+		create,
+		nft.Request{Type: unix.NFT_MSG_NEWCHAIN, Flags: nl.Create, Attrs: chainAttrs})
 }
 
 // Replace is Mark for the given families, and for each other family in which kube-proxy's table
@@ -47,7 +54,7 @@ func Replace(ctx context.Context, served []tracker.Family) error {
 		if slices.Contains(served, f) {
 			continue
 		}
-		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, nfproto(f), nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, kubeProxyTable))
+		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, nfproto(f), tableAttr...)
 		if err != nil {
 			return fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
 		}
@@ -74,22 +81,24 @@ func Unmark(ctx context.Context) error {
 	if err != nil || len(marked) == 0 {
 		return err
 	}
-	return edit(marked, nfnl.Table.Delete)
+	return edit(marked, nft.Request{Type: unix.NFT_MSG_DELTABLE, Attrs: tableAttr})
 }
 
-// edit calls fn with kube-proxy's table of each family and commits what fn writes.
-func edit(families []tracker.Family, fn func(nfnl.Table)) error {
-	conn, err := nfnl.Dial(nil)
+// edit commits requests about kube-proxy's table for each family.
+func edit(families []tracker.Family, requests ...nft.Request) error {
+	conn, err := nft.Dial(nil)
 	if err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
 	}
 	defer conn.Close()
-	b := &nfnl.Batch{}
-	b.Reset()
+	var all []nft.Request
 	for _, f := range families {
-		fn(nfnl.Table{Batch: b, Family: nfproto(f), Name: kubeProxyTable})
+		for _, r := range requests {
+			r.Family = nfproto(f)
+			all = append(all, r)
+		}
 	}
-	if err := conn.Commit(b); err != nil {
+	if err := conn.Commit(all...); err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
 	}
 	return nil
@@ -114,11 +123,11 @@ func (k *Kernel) markers(ctx context.Context) (out []tracker.Family, err error) 
 
 // isMarker reports whether kube-proxy's table exists and has markerChain and nothing else.
 func (k *Kernel) isMarker(ctx context.Context, family uint8) (bool, error) {
-	var use uint32 // the number of chains, sets and other objects
-	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: family, Attrs: nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, kubeProxyTable)}
+	var use uint64 // the number of chains, sets and other objects
+	r := nft.Request{Type: unix.NFT_MSG_GETTABLE, Family: family, Attrs: tableAttr}
 	err := k.get(ctx, r, func(typ uint16, data []byte) {
 		if typ == unix.NFTA_TABLE_USE {
-			use = nfnl.Uint32(data)
+			use = nft.Uint(data)
 		}
 	})
 	if errors.Is(err, unix.ENOENT) || err == nil && use != 1 {
@@ -127,6 +136,5 @@ func (k *Kernel) isMarker(ctx context.Context, family uint8) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, kubeProxyTable), unix.NFTA_CHAIN_NAME, markerChain)
-	return k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, attrs)
+	return k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, chainAttrs...)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 )
 
 // Types of messages and attributes (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
@@ -78,7 +78,7 @@ type tuple struct {
 // packet returns the packet of an event, or nil if the filter does not match it.
 func (f Filter) packet(attrs []byte) *Packet {
 	var sent, reply tuple
-	for typ, data := range nfnl.Attributes(attrs) {
+	for typ, data := range nft.Attributes(attrs) {
 		switch typ {
 		case ctaTupleOrig:
 			sent = parseTuple(data)
@@ -97,8 +97,8 @@ func (f Filter) packet(attrs []byte) *Packet {
 func parseTuple(b []byte) (t tuple) {
 	var src, dst netip.Addr
 	var sport, dport uint16
-	for typ, data := range nfnl.Attributes(b) {
-		for inner, data := range nfnl.Attributes(data) {
+	for typ, data := range nft.Attributes(b) {
+		for inner, data := range nft.Attributes(data) {
 			switch {
 			case typ == ctaTupleIP && (inner == ctaIPv4Src || inner == ctaIPv6Src):
 				src, _ = netip.AddrFromSlice(data)
@@ -107,9 +107,9 @@ func parseTuple(b []byte) (t tuple) {
 			case typ == ctaTupleProto && inner == ctaProtoNum && len(data) == 1:
 				t.protocol = data[0]
 			case typ == ctaTupleProto && inner == ctaSrcPort:
-				sport = nfnl.Uint16(data)
+				sport = uint16(nft.Uint(data))
 			case typ == ctaTupleProto && inner == ctaDstPort:
-				dport = nfnl.Uint16(data)
+				dport = uint16(nft.Uint(data))
 			}
 		}
 	}

@@ -8,9 +8,10 @@ import (
 	"os"
 
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 )
 
 // The chains of the table, named after their hooks.
@@ -33,25 +34,28 @@ const flagOwner = 2
 func tableName() string { return fmt.Sprintf("proxier-trace-%d", os.Getpid()) }
 
 // install adds the table to the kernel. The kernel removes it when c is closed.
-func install(c *nfnl.Conn, f Filter) error {
+func install(c *nft.Conn, f Filter) error {
 	family := byte(unix.NFPROTO_IPV4)
 	if f.To.Addr().Is6() {
 		family = unix.NFPROTO_IPV6
 	}
-	var mark [][]byte
+	var mark []netlink.Attribute
 	for _, e := range f.exprs() {
 		data, err := expr.Marshal(family, e)
 		if err != nil {
 			return err
 		}
-		mark = append(mark, data)
+		mark = append(mark, netlink.Attribute{Type: unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED, Data: data})
 	}
-	b := &nfnl.Batch{}
-	b.Reset()
-	t := nfnl.Table{Batch: b, Family: family, Name: tableName()}
-	t.Create(flagOwner)
+	var list []nft.Request
+	add := func(typ uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) {
+		attrs = append(attrs, nft.String(unix.NFTA_TABLE_NAME, tableName())) // the number is the same for each type
+		list = append(list, nft.Request{Type: typ, Family: family, Flags: netlink.Create | flags, Attrs: attrs})
+	}
+	add(unix.NFT_MSG_NEWTABLE, 0, nft.Uint32(unix.NFTA_TABLE_FLAGS, flagOwner))
 	chain := func(name string, hook uint32, priority int32) {
-		t.Chain(name, &nfnl.Hook{Type: "filter", Number: hook, Priority: priority})
+		add(unix.NFT_MSG_NEWCHAIN, 0, nft.String(unix.NFTA_CHAIN_NAME, name), nft.String(unix.NFTA_CHAIN_TYPE, "filter"),
+			nft.Nested(unix.NFTA_CHAIN_HOOK, nft.Uint32(unix.NFTA_HOOK_HOOKNUM, hook), nft.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority))))
 	}
 	// The first two chains mark packets before any other chain. The last two show the final
 	// addresses of packets; only connection tracking, which confirms connections, runs
@@ -59,11 +63,11 @@ func install(c *nfnl.Conn, f Filter) error {
 	chain(chainPrerouting, unix.NF_INET_PRE_ROUTING, math.MinInt32)
 	chain(chainOutput, unix.NF_INET_LOCAL_OUT, math.MinInt32)
 	for _, first := range []string{chainPrerouting, chainOutput} {
-		t.Rule(first, mark)
+		add(unix.NFT_MSG_NEWRULE, netlink.Append, nft.String(unix.NFTA_RULE_CHAIN, first), nft.Nested(unix.NFTA_RULE_EXPRESSIONS, mark...))
 	}
 	chain(chainInput, unix.NF_INET_LOCAL_IN, math.MaxInt32-1)
 	chain(chainPostrouting, unix.NF_INET_POST_ROUTING, math.MaxInt32-1)
-	return c.Commit(b)
+	return c.Commit(list...)
 }
 
 // exprs returns the expressions of the rule that marks packets.

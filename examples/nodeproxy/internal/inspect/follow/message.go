@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 )
 
 // message is a parsed NFT_MSG_TRACE: one step of a packet.
@@ -31,34 +31,34 @@ type message struct {
 func parse(family uint8, attrs []byte) message {
 	m := message{family: family, verdict: -1}
 	var network, transport []byte
-	for typ, data := range nfnl.Attributes(attrs) {
+	for typ, data := range nft.Attributes(attrs) {
 		switch typ {
 		case unix.NFTA_TRACE_TABLE:
-			m.table = nfnl.String(data)
+			m.table = unix.ByteSliceToString(data)
 		case unix.NFTA_TRACE_CHAIN:
-			m.chain = nfnl.String(data)
+			m.chain = unix.ByteSliceToString(data)
 		case unix.NFTA_TRACE_RULE_HANDLE:
-			m.rule = nfnl.Uint64(data)
+			m.rule = nft.Uint(data)
 		case unix.NFTA_TRACE_TYPE:
-			m.kind = nfnl.Uint32(data)
+			m.kind = uint32(nft.Uint(data))
 		case unix.NFTA_TRACE_VERDICT:
-			for typ, data := range nfnl.Attributes(data) {
+			for typ, data := range nft.Attributes(data) {
 				if typ == unix.NFTA_VERDICT_CODE {
-					m.verdict = int32(nfnl.Uint32(data))
+					m.verdict = int32(nft.Uint(data))
 				}
 			}
 		case unix.NFTA_TRACE_ID:
-			m.id = nfnl.Uint32(data)
+			m.id = uint32(nft.Uint(data))
 		case unix.NFTA_TRACE_NETWORK_HEADER:
 			network = data
 		case unix.NFTA_TRACE_TRANSPORT_HEADER:
 			transport = data
 		case unix.NFTA_TRACE_IIF:
-			m.in = nfnl.Uint32(data)
+			m.in = uint32(nft.Uint(data))
 		case unix.NFTA_TRACE_OIF:
-			m.out = nfnl.Uint32(data)
+			m.out = uint32(nft.Uint(data))
 		case unix.NFTA_TRACE_POLICY:
-			m.policy = nfnl.Uint32(data)
+			m.policy = uint32(nft.Uint(data))
 		}
 	}
 	m.from, m.to = addresses(network, transport)

@@ -11,12 +11,12 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 )
 
 // nftrace is a Follower that uses the kernel's trace messages.
 type nftrace struct {
-	owner    *nfnl.Conn
+	owner    *nft.Conn
 	messages *netlink.Conn
 	packets  assembly
 	overrun  int
@@ -44,7 +44,7 @@ func NFTrace(f Filter) (_ Follower, err error) {
 	if t.messages, err = listen(unix.NFNLGRP_NFTRACE); err != nil {
 		return nil, err
 	}
-	if t.owner, err = nfnl.Dial(nil); err != nil {
+	if t.owner, err = nft.Dial(nil); err != nil {
 		return nil, unsupported("open a netlink socket", err)
 	}
 	if err := install(t.owner, f); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 )
 
 // Reply is what came back on a connection.
@@ -88,7 +88,7 @@ func (r *Replies) add(kind netlink.HeaderType, attrs []byte) {
 		return
 	}
 	var status uint32
-	for typ, data := range nfnl.Attributes(attrs) {
+	for typ, data := range nft.Attributes(attrs) {
 		if typ == ctaStatus && len(data) == 4 {
 			status = binary.BigEndian.Uint32(data)
 		}

@@ -1,0 +1,47 @@
+package api
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// laboratories are the folders of examples that are test equipment. They may import internal/testing.
+var laboratories = []string{"nodeproxy/internal/lab", "nodeproxy/internal/demo", "internal/controlplane", "internal/standin"}
+
+// TestExamplesImportNoInternals finds examples that a vendor could not copy.
+func TestExamplesImportNoInternals(t *testing.T) {
+	examples, files := filepath.Join(root, "examples"), 0
+	err := filepath.WalkDir(examples, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(examples, path)
+		if d.IsDir() && name == "e2e" {
+			return fs.SkipDir
+		}
+		if d.IsDir() || err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		files++
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		equipment := slices.Contains(laboratories, filepath.ToSlash(filepath.Dir(name)))
+		for _, i := range f.Imports {
+			p, internal := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module+"/internal/")
+			if internal && (!equipment || !strings.HasPrefix(p, "testing/")) {
+				t.Errorf("examples/%s imports internal/%s: use a public package, or the example's own lines", filepath.ToSlash(name), p)
+			}
+		}
+		return nil
+	})
+	if err != nil || files < 100 {
+		t.Errorf("%d files, %v", files, err)
+	}
+}
