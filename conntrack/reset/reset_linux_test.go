@@ -144,8 +144,8 @@ func (s *site) silence(pod string, on bool) {
 	_, b := transaction()
 	table := nfnl.Table{Batch: b, Family: unix.NFPROTO_INET, Name: "test"}
 	if on {
-		table.Create(0)
-		table.Chain("in", &nfnl.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -300})
+		table.Create()
+		table.Chain("in", nfnl.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -300})
 		if err := addRule(table, "in", []any{&expr.Verdict{Kind: expr.VerdictDrop}}); err != nil {
 			s.t.Fatal(err)
 		}

@@ -109,10 +109,10 @@ func (k *kernelTable) open() error {
 		return fmt.Errorf("reset: %w", err)
 	}
 	t, b := transaction()
-	t.Create(0)
+	t.Create()
 	chains := map[string]uint32{"forward": unix.NF_INET_FORWARD, "output": unix.NF_INET_LOCAL_OUT}
 	for chain, hook := range chains {
-		t.Chain(chain, &nfnl.Hook{Type: "filter", Number: hook, Priority: priority})
+		t.Chain(chain, nfnl.Hook{Type: "filter", Number: hook, Priority: priority})
 		t.Flush(chain)
 	}
 	for i, f := range families() {
@@ -601,7 +601,7 @@ func cleanup(ctx context.Context, ns *os.File) error {
 		return unsupported("nf_tables", err)
 	}
 	t, b := transaction()
-	t.Create(0) // there must be one to delete
+	t.Create() // there must be one to delete
 	t.Delete()
 	if err := conn.Commit(b); err != nil {
 		return fmt.Errorf("reset: cannot remove table %s: %w", tableName, err)

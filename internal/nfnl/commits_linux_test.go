@@ -24,7 +24,7 @@ func commit(t *testing.T, h *netlab.Host) {
 	b := &Batch{}
 	b.Reset()
 	other := Table{Batch: b, Family: unix.NFPROTO_IPV4, Name: "other"}
-	other.Create(0)
+	other.Create()
 	other.Delete()
 	if err := c.Commit(b); err != nil {
 		t.Fatal(err)

@@ -16,12 +16,9 @@ func (t Table) open(what string, typ, flags uint16) {
 	t.String(unix.NFTA_TABLE_NAME, t.Name)
 }
 
-// Create creates the table if it is missing, with NFT_TABLE_F_* flags.
-func (t Table) Create(flags uint32) {
+// Create creates the table if it is missing.
+func (t Table) Create() {
 	t.open("create table "+t.Name, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
-	if flags != 0 {
-		t.Uint32(unix.NFTA_TABLE_FLAGS, flags)
-	}
 	t.End()
 }
 
@@ -38,17 +35,15 @@ type Hook struct {
 	Priority int32
 }
 
-// Chain creates a chain if it is missing. The hook is nil for a chain that rules go to.
-func (t Table) Chain(name string, h *Hook) {
+// Chain creates a base chain if it is missing.
+func (t Table) Chain(name string, h Hook) {
 	t.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE)
 	t.String(unix.NFTA_CHAIN_NAME, name)
-	if h != nil {
-		t.Nest(unix.NFTA_CHAIN_HOOK)
-		t.Uint32(unix.NFTA_HOOK_HOOKNUM, h.Number)
-		t.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
-		t.Unnest()
-		t.String(unix.NFTA_CHAIN_TYPE, h.Type)
-	}
+	t.Nest(unix.NFTA_CHAIN_HOOK)
+	t.Uint32(unix.NFTA_HOOK_HOOKNUM, h.Number)
+	t.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
+	t.Unnest()
+	t.String(unix.NFTA_CHAIN_TYPE, h.Type)
 	t.End()
 }
 
