@@ -111,14 +111,17 @@ func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *En
 }
 
 // fromAnnotations is a hook that sets the extension of annotation "ext", NeedLocalSet if there is an
-// annotation "local", the Hash by the length of annotation "hash", and the ranges of annotation "ranges": the first and last port and the target port of each port name, as in
+// annotation "local", the Hash by the length of annotation "hash" if that is "x" or "xx", and the ranges of
+// annotation "ranges": the first and last port and the target port of each port name, as in
 // "p=1000-2000:3000 q=90-99:0".
 func fromAnnotations(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	if text := s.Annotations["ext"]; text != "" {
 		p.Ext = ext(len(text))
 	}
 	p.NeedLocalSet = s.Annotations["local"] != ""
-	p.Hash = tracker.Hash(len(s.Annotations["hash"]))
+	if text := s.Annotations["hash"]; text == "x" || text == "xx" {
+		p.Hash = tracker.Hash(len(text))
+	}
 	for _, text := range strings.Fields(s.Annotations["ranges"]) {
 		if name, ports, _ := strings.Cut(text, "="); name == p.Key.Port {
 			_, err := fmt.Sscanf(ports, "%d-%d:%d", &p.Port, &p.LastPort, &p.TargetPort)
