@@ -108,7 +108,9 @@
 //     served without being remembered, until others expire.
 //   - Connections to ranges of ports ([ruleset.Frontend].LastPort) are not counted, unless by
 //     Config.CountPackets, and do not take the fast path. A very long range that is shifted
-//     downwards may have no translation in the kernel; then its Service fails.
+//     downwards may have no translation in the kernel; then its Service fails. A client that uses
+//     one source port for two addresses of one endpoint's port may reach another port of a shifted
+//     range, in package iptables, too.
 //   - With Config.CountPackets, packets are counted for 1,048,576 destinations. If connections
 //     outlive their Service, its counter returns, and stays until the address has a Service again
 //     and loses it.

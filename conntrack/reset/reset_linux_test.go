@@ -38,6 +38,8 @@ type site struct {
 	reset  *Resetter
 	// gone holds the pods that drop every packet.
 	gone map[string]bool
+	// ports counts the connections, each of which has a source port of its own.
+	ports int
 }
 
 func (s *site) addr(pod string, f tracker.Family) netip.Addr {
@@ -172,9 +174,16 @@ func (s *site) dial(host string) *nfnl.Conn {
 // conn opens connections from a host until one goes to the pod.
 func (s *site) conn(from, to, pod string) net.Conn {
 	s.t.Helper()
+	any := "0.0.0.0"
+	if strings.HasPrefix(to, "[") {
+		any = "[::]"
+	}
 	for range 100 {
 		ctx, cancel := context.WithTimeout(s.t.Context(), testtime.Timeout)
-		c, err := s.hosts[from].Dial(ctx, "tcp", "", to)
+		// Two connections of a host to one endpoint must not have one source port: the kernel would send that
+		// through a shifted range to another port of the endpoint (nftables/DESIGN.md).
+		s.ports++
+		c, err := s.hosts[from].Dial(ctx, "tcp", fmt.Sprintf("%s:%d", any, 20000+s.ports), to)
 		cancel()
 		if err != nil {
 			s.t.Fatalf("%s to %s: %v", from, to, err)
