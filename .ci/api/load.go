@@ -32,41 +32,17 @@ type Package struct {
 
 // Load returns the public packages of the module in a folder.
 func Load(dir string) ([]Package, error) {
-	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles,CgoFiles", "./...")
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOOS=linux", "GOFLAGS=-buildvcs=false")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
+	ours, exports, err := listed(dir, "off", "./...")
 	if err != nil {
-		return nil, fmt.Errorf("cannot run go list: %w", err)
-	}
-	type listed struct {
-		ImportPath, Export, Dir string
-		GoFiles                 []string
-	}
-	exports := map[string]string{}
-	var ours []listed
-	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p listed
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, err
-		}
-		exports[p.ImportPath] = p.Export
-		if strings.HasPrefix(p.ImportPath, module+"/") && !strings.Contains(p.ImportPath+"/", "/internal/") {
-			ours = append(ours, p)
-		}
+		return nil, err
 	}
 	fset := token.NewFileSet()
-	imp := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
-		if exports[path] == "" {
-			return nil, fmt.Errorf("no export data of %s", path)
-		}
-		return os.Open(exports[path])
-	})
+	imp := exportImporter(fset, exports)
 	var pkgs []Package
 	for _, l := range ours {
+		if strings.Contains(l.ImportPath+"/", "/internal/") {
+			continue
+		}
 		p := Package{Name: strings.TrimPrefix(l.ImportPath, module+"/"), Fset: fset}
 		if p.Types, err = imp.Import(l.ImportPath); err != nil {
 			return nil, err
@@ -81,4 +57,46 @@ func Load(dir string) ([]Package, error) {
 		pkgs = append(pkgs, p)
 	}
 	return pkgs, nil
+}
+
+// listedPackage is a package of the workspace.
+type listedPackage struct {
+	ImportPath, Export, Dir string
+	GoFiles                 []string
+}
+
+// listed returns the packages below module that the patterns name for Linux, with what they import, and the
+// files with export data of all packages.
+func listed(dir, work string, patterns ...string) (ours []listedPackage, exports map[string]string, err error) {
+	cmd := exec.Command("go", append([]string{"list", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles"}, patterns...)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK="+work, "GOOS=linux", "GOFLAGS=-buildvcs=false")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot run go list: %w", err)
+	}
+	exports = map[string]string{}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p listedPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return ours, exports, nil
+		} else if err != nil {
+			return nil, nil, err
+		}
+		exports[p.ImportPath] = p.Export
+		if strings.HasPrefix(p.ImportPath, module+"/") {
+			ours = append(ours, p)
+		}
+	}
+}
+
+// exportImporter imports packages from files with export data.
+func exportImporter(fset *token.FileSet, exports map[string]string) types.Importer {
+	return importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
+		if exports[path] == "" {
+			return nil, fmt.Errorf("no export data of %s", path)
+		}
+		return os.Open(exports[path])
+	})
 }

@@ -1,19 +1,11 @@
 package api
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"go/ast"
-	"go/importer"
 	"go/parser"
 	"go/token"
 	"go/types"
-	"io"
 	"maps"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,17 +16,16 @@ import (
 // satisfy an interface of the library or of errors and fmt are left out, and so is package
 // conformance, whose users are tests.
 func Users(dir string) ([]string, error) {
-	packages, exports, err := listed(dir)
+	work, err := filepath.Abs(filepath.Join(dir, "go.work"))
+	if err != nil {
+		return nil, err
+	}
+	packages, exports, err := listed(dir, work, "./...", "./examples/...")
 	if err != nil {
 		return nil, err
 	}
 	fset := token.NewFileSet()
-	imp := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
-		if exports[path] == "" {
-			return nil, fmt.Errorf("no export data of %s", path)
-		}
-		return os.Open(exports[path])
-	})
+	imp := exportImporter(fset, exports)
 	names := map[types.Object]string{}
 	users := map[string]map[string]bool{}
 	for _, p := range packages {
@@ -69,12 +60,6 @@ func Users(dir string) ([]string, error) {
 	return out, nil
 }
 
-// listedPackage is a package of the workspace.
-type listedPackage struct {
-	ImportPath, Export, Dir string
-	GoFiles                 []string
-}
-
 // public reports whether other modules can import the package from the library, except conformance.
 func (p *listedPackage) public() bool {
 	for _, part := range []string{"/internal/", "/examples/", "/conformance/"} {
@@ -83,39 +68,6 @@ func (p *listedPackage) public() bool {
 		}
 	}
 	return true
-}
-
-// listed returns the packages of both modules for Linux, and the files with export data of these and of all
-// that they import.
-func listed(dir string) (ours []listedPackage, exports map[string]string, err error) {
-	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles", "./...", "./examples/...")
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK="+filepath.Join(must(filepath.Abs(dir)), "go.work"), "GOOS=linux", "GOFLAGS=-buildvcs=false")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, nil, fmt.Errorf("cannot run go list: %w", err)
-	}
-	exports = map[string]string{}
-	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p listedPackage
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			return ours, exports, nil
-		} else if err != nil {
-			return nil, nil, err
-		}
-		exports[p.ImportPath] = p.Export
-		if strings.HasPrefix(p.ImportPath, module+"/") {
-			ours = append(ours, p)
-		}
-	}
-}
-
-func must(s string, err error) string {
-	if err != nil {
-		panic(err)
-	}
-	return s
 }
 
 // members returns the exported identifiers of a package, and the exported fields and methods of its types, by

@@ -40,7 +40,7 @@ type stickyEntry struct {
 	ranges bool
 }
 
-// stickyRef is a sticky handler with its number. The zero value is none.
+// stickyRef is a sticky handler with its number. The zero value stands for no handler.
 type stickyRef struct {
 	handler layout.StickyHandler
 	number  uint32
