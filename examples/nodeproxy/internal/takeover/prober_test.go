@@ -24,12 +24,13 @@ func TestProberTellsProxiesApart(t *testing.T) {
 		t.Cleanup(s.Close)
 		return strings.TrimPrefix(s.URL, "http://")
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	// The port of a client that stays connected: no other socket gets it, and nobody listens there.
+	client, err := net.Dial("tcp", serve("", ""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	closed := free.Addr().String()
-	free.Close()
+	t.Cleanup(func() { client.Close() })
+	closed := client.LocalAddr().String()
 	const health = `{"lastUpdated": "x","currentTime": "y", "nodeEligible": true}`
 	unknown := []Kind{{KubeProxy, "iptables"}, {KubeProxy, "ipvs"}, {KubeProxy, "nftables"}}
 	for name, tt := range map[string]struct {
