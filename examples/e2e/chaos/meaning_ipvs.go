@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -28,17 +29,24 @@ func ipvsMeaning(n *node, _ environment) (meaning, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.addServers(servers, sets, inUse(connections))
+	kept := m.addServers(servers, sets, inUse(connections))
 	addresses, err := n.Output("ip", "-o", "addr", "show", "kube-ipvs0")
 	if err != nil {
 		return nil, err
 	}
 	for line := range strings.Lines(addresses) {
 		if f := strings.Fields(line); len(f) > 3 {
-			m["address "+f[3]] = "exists"
+			m.keep("address "+f[3], kept[strings.Split(f[3], "/")[0]])
 		}
 	}
 	return m, nil
+}
+
+// keep adds a fact that something exists, with drains if only open connections keep it.
+func (m meaning) keep(name string, drain bool) {
+	if m[name] = "exists"; drain {
+		m[name] += drains
+	}
 }
 
 var (
@@ -49,13 +57,25 @@ var (
 
 // addServers adds virtual servers and elements of sets. The agent chooses the marks of virtual
 // servers: an element that sets one means the virtual server.
-func (m meaning) addServers(servers, sets string, used map[string]bool) {
+//
+// A virtual server whose Service is gone stays until its connections end. addServers returns the
+// addresses of these, and "ADDRESS,PROTOCOL:PORT" of each: their elements of sets stay, too.
+func (m meaning) addServers(servers, sets string, used map[string]bool) (kept map[string]bool) {
 	marked := map[string]string{}
+	kept = map[string]bool{}
 	parsed, draining := parseServers(servers, used)
 	for name, text := range parsed {
 		if mark, ok := strings.CutPrefix(name, "-f "); ok {
 			marked[mark] = text
 			continue
+		}
+		if draining[name] {
+			text += drains
+			protocol, at, _ := strings.Cut(name, " ")
+			if a, err := netip.ParseAddrPort(at); err == nil {
+				kept[a.Addr().String()] = true
+				kept[fmt.Sprintf("%v,%s:%d", a.Addr(), serverProtocols[protocol], a.Port())] = true
+			}
 		}
 		m["server "+name] = text
 	}
@@ -68,7 +88,8 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) {
 		}
 		f := skbMark.FindStringSubmatch(line)
 		if f == nil {
-			m["set "+line] = "exists"
+			_, entry, _ := strings.Cut(strings.TrimPrefix(line, "add "), " ")
+			m.keep("set "+line, kept[entry])
 			continue
 		}
 		n, err := strconv.ParseUint(f[2], 0, 32)
@@ -84,12 +105,15 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) {
 		m["set "+f[1]] = text
 	}
 	for mark, text := range marked {
-		// A virtual server whose Service is gone stays until its connections end.
 		if !led[mark] && !draining["-f "+mark] {
 			m["server that no set leads to: "+text] = "exists"
 		}
 	}
+	return kept
 }
+
+// serverProtocols has ipset's name of the protocol of each option of ipvsadm.
+var serverProtocols = map[string]string{"-t": "tcp", "-u": "udp", "--sctp-service": "sctp"}
 
 // inUse returns the real servers with connections in the output of ipvsadm -Ln, each after its virtual
 // server as parseServers names it.

@@ -168,6 +168,44 @@ add KUBE-CLUSTER-IP 10.96.0.1,tcp:80
 	}
 }
 
+// TestServersKeptByConnectionsMayBeThere has a virtual server of a deleted Service, whose real servers all
+// drain, beside one that serves.
+func TestServersKeptByConnectionsMayBeThere(t *testing.T) {
+	read := func(servers, sets, used string) meaning {
+		m := meaning{}
+		kept := m.addServers(servers, sets, map[string]bool{used: true})
+		m.keep("address 10.96.0.10/32", kept["10.96.0.10"])
+		return m
+	}
+	const (
+		servers = "-A -t 10.96.0.1:80 -s rr\n-a -t 10.96.0.1:80 -r 10.1.1.2:8080 -m -w 1\n"
+		sets    = "add KUBE-CLUSTER-IP 10.96.0.1,tcp:80\n"
+		drain   = "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.1.1.3:8080 -m -w 0\n"
+		of      = "add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\n"
+		used    = "-t 10.96.0.10:80 10.1.1.3:8080"
+	)
+	want := read(servers, sets, "")
+	delete(want, "address 10.96.0.10/32")
+	if d := read(servers+drain, sets+of, used).differences(want); len(d) != 0 {
+		t.Errorf("a server with connections counts: %q", d)
+	}
+	for _, got := range []meaning{
+		read(servers+drain, sets+of, ""),           // without a connection
+		read(servers, sets+of, used),               // an element without its server
+		read(drain, sets+of, used),                 // without the server that serves
+		read(servers+drain, sets+of+"x y\n", used), // with something else
+	} {
+		delete(got, "address 10.96.0.10/32")
+		if d := got.differences(want); len(d) == 0 {
+			t.Errorf("no difference: %q", got)
+		}
+	}
+	served := read(servers+strings.Replace(drain, "-w 0", "-w 1", 1), sets+of, "")
+	if d := read(servers+drain, sets+of, used).differences(served); len(d) != 1 {
+		t.Errorf("differences from a Service that is served: %q, want its real servers", d)
+	}
+}
+
 // TestServersThatDrainWithConnectionsDoNotCount reads real servers of weight 0, with connections and
 // without.
 func TestServersThatDrainWithConnectionsDoNotCount(t *testing.T) {
