@@ -286,28 +286,6 @@ func (c *Cursor) waits() bool {
 	return c.leader.node == nil && !c.detached
 }
 
-// SyncAll syncs rules and then the followers, which report or count what is in effect, such as
-// health-check node ports and metrics. They must not be ahead of the rules, so SyncAll returns the
-// error of rules if that brought nothing into effect. One Service that failed does not hold up the
-// followers. SyncAll returns all errors, joined.
-func SyncAll(ctx context.Context, rules *Cursor, followers ...*Cursor) error {
-	err := rules.Sync(ctx)
-	if !InEffect(err) {
-		return err
-	}
-	for _, c := range followers {
-		err = errors.Join(err, c.Sync(ctx))
-	}
-	return err
-}
-
-// InEffect reports whether, after a [Cursor.Sync] that returned err, everything but single
-// Services is in effect: err is nil or a [*PartialError], perhaps wrapped. It returns false if err
-// also wraps [ErrNeedFull], because then the state of the data plane is unknown.
-func InEffect(err error) bool {
-	return err == nil || errors.As(err, new(*PartialError)) && !errors.Is(err, ErrNeedFull)
-}
-
 // rounds offers deltas until it has offered all changes that existed when it began, or one
 // fails. left reports that there are others.
 func (c *Cursor) rounds(ctx context.Context, info *SyncInfo) (left bool, err error) {

@@ -484,3 +484,23 @@ func TestWaitingIsNoFailure(t *testing.T) {
 		}
 	})
 }
+
+func TestJoinedHooksAreCalledInOrder(t *testing.T) {
+	var calls []string
+	hooks := func(name string) *runner.Hooks {
+		return &runner.Hooks{
+			Queued:    func(time.Time) { calls = append(calls, name+" queued") },
+			SyncStart: func(runner.RunInfo) { calls = append(calls, name+" start") },
+			SyncDone:  func(i runner.RunInfo) { calls = append(calls, fmt.Sprint(name, " done ", i.Err)) },
+		}
+	}
+	h := runner.Join(hooks("a"), nil, &runner.Hooks{SyncDone: hooks("b").SyncDone}, hooks("c"))
+	h.Queued(time.Now())
+	h.SyncStart(runner.RunInfo{})
+	h.SyncDone(runner.RunInfo{})
+	want := []string{"a queued", "c queued", "a start", "c start", "a done <nil>", "b done <nil>", "c done <nil>"}
+	if !slices.Equal(calls, want) {
+		t.Errorf("calls %q, want %q", calls, want)
+	}
+	runner.Join().Queued(time.Now())
+}

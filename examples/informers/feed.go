@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/go-proxier/proxier/examples/internal/apiretry"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -25,15 +26,28 @@ import (
 type Config struct {
 	Client  kubernetes.Interface
 	Tracker *tracker.Tracker
-	// Services, Slices and Nodes are informers that the program has anyway, such as those of
-	// a factory. Feed uses them for Services, EndpointSlices and the Node in place of informers
-	// of its own. It neither starts nor stops them, and when it returns it removes its
+	// Services, Slices, Nodes and ServiceCIDRs are informers that the program has anyway, such as
+	// those of a factory. Feed uses them in place of informers of its own. It neither starts nor stops them, and when it returns it removes its
 	// handlers. They may hold more objects than Selector selects. Nil means an informer that
-	// Feed makes and runs. Nodes is ignored if Node is empty.
-	Services, Slices, Nodes cache.SharedInformer
+	// Feed makes and runs. Nodes is ignored if Node is empty, and ServiceCIDRs if Engine is nil.
+	Services, Slices, Nodes, ServiceCIDRs cache.SharedInformer
 	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
 	// caller must mark tracker.KindNodes as synced.
 	Node string
+	// Engine, if not nil, gets the ranges of all ServiceCIDRs ([ruleset.Engine.SetServiceCIDRs]). An
+	// API server without ServiceCIDRs (before Kubernetes 1.33), or one that forbids to read them, is
+	// logged once.
+	Engine *ruleset.Engine
+	// OnNode, if not nil, is called with the followed Node each time that it is received, and
+	// with nil when it is deleted. It must not change the Node. It is for
+	// health.WhyIneligible, for example.
+	OnNode func(*v1.Node)
+	// ReceiveService and ReceiveSlice, if not nil, are called for each Service and EndpointSlice that
+	// is received or deleted. They must call update once, which passes the object to the tracker
+	// and reports whether something changed. The addressType of a deleted slice may be "". The
+	// methods of metrics.Set with these names fit.
+	ReceiveService func(name types.NamespacedName, update func() (changed bool))
+	ReceiveSlice   func(addressType string, update func() (changed bool))
 	// Selector should be the Selector of the tracker's Config.
 	Selector tracker.Selector
 	// Resync is the interval at which the informers pass on every object again. 0 means
@@ -56,23 +70,27 @@ func Feed(ctx context.Context, c Config) error {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	retrier := apiretry.New(c.Log, c.Contact)
+	mark := func(k tracker.Kind) func() { return func() { c.Tracker.MarkSynced(k) } }
 	sources := []source{
-		{tracker.KindServices, c.Services, handler(c.Tracker.SetService, c.Tracker.DeleteService), func() cache.SharedInformer {
+		{informer: c.Services, handler: handler(c.setService, c.deleteService), synced: mark(tracker.KindServices), make: func() cache.SharedInformer {
 			label, field := c.Selector.ServiceListOptions()
 			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().Services(""), label, field)
 		}},
-		{tracker.KindSlices, c.Slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice), func() cache.SharedInformer {
+		{informer: c.Slices, handler: handler(c.setSlice, c.deleteSlice), synced: mark(tracker.KindSlices), make: func() cache.SharedInformer {
 			label, field := c.Selector.SliceListOptions()
 			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().EndpointSlices(""), label, field)
 		}},
 	}
 	if c.Node != "" {
-		sources = append(sources, source{tracker.KindNodes, c.Nodes, handler(c.setNode, c.deleteNode), func() cache.SharedInformer {
+		sources = append(sources, source{informer: c.Nodes, handler: handler(c.setNode, c.deleteNode), synced: mark(tracker.KindNodes), make: func() cache.SharedInformer {
 			field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
 			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().Nodes(), "", field)
 		}})
 	}
-	var own []cache.SharedInformer
+	if c.Engine != nil {
+		sources = append(sources, c.serviceCIDRs(retrier))
+	}
+	var own []func()
 	var synced []cache.InformerSynced
 	for _, s := range sources {
 		from := s.informer
@@ -81,7 +99,12 @@ func Feed(ctx context.Context, c Config) error {
 			if err := from.SetTransform(stripManagedFields); err != nil {
 				return err
 			}
-			own = append(own, from)
+			own = append(own, func() {
+				if s.await != nil {
+					s.await(ctx)
+				}
+				from.RunWithContext(ctx)
+			})
 		}
 		r, err := from.AddEventHandler(s.handler)
 		if err != nil {
@@ -91,13 +114,13 @@ func Feed(ctx context.Context, c Config) error {
 		synced = append(synced, r.HasSynced)
 	}
 	var wg sync.WaitGroup
-	for _, i := range own {
-		wg.Go(func() { i.RunWithContext(ctx) })
+	for _, run := range own {
+		wg.Go(run)
 	}
 	for i, s := range sources {
 		wg.Go(func() {
 			if cache.WaitForCacheSync(ctx.Done(), synced[i]) {
-				c.Tracker.MarkSynced(s.source)
+				s.synced()
 			}
 		})
 	}
@@ -108,10 +131,11 @@ func Feed(ctx context.Context, c Config) error {
 
 // source is one kind of object.
 type source struct {
-	source   tracker.Kind
 	informer cache.SharedInformer // the caller's, or nil
-	handler  cache.ResourceEventHandler
 	make     func() cache.SharedInformer
+	await    func(context.Context) // delays Feed's own informer, unless it is nil
+	handler  cache.ResourceEventHandler
+	synced   func() // is called after the first list
 }
 
 // lister is a typed client of one resource.
@@ -137,16 +161,6 @@ func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, 
 		cache.SharedIndexInformerOptions{ResyncPeriod: c.Resync, ObjectDescription: resource})
 }
 
-// setNode passes the followed Node to the tracker and ignores other Nodes.
-func (c Config) setNode(n *v1.Node) bool {
-	return n.Name == c.Node && c.Tracker.SetNode(tracker.NodeInfoOf(n))
-}
-
-// deleteNode reduces the tracker's node information to the name.
-func (c Config) deleteNode(name types.NamespacedName) bool {
-	return name.Name == c.Node && c.Tracker.SetNode(tracker.NodeInfo{Name: c.Node})
-}
-
 // stripManagedFields removes a large field that the tracker does not read, so that the
 // informers do not keep it.
 func stripManagedFields(o any) (any, error) {
@@ -154,18 +168,4 @@ func stripManagedFields(o any) (any, error) {
 		m.SetManagedFields(nil)
 	}
 	return o, nil
-}
-
-// handler returns a handler that calls set with new and changed objects, and gone with the
-// names of deleted objects.
-func handler[T any](set func(T) bool, gone func(types.NamespacedName) bool) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { set(o.(T)) },
-		UpdateFunc: func(_, o any) { set(o.(T)) },
-		DeleteFunc: func(o any) { // the last state, or a tombstone
-			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
-				gone(types.NamespacedName{Namespace: n.Namespace, Name: n.Name})
-			}
-		},
-	}
 }

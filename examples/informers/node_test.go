@@ -1,6 +1,7 @@
 package informers
 
 import (
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -16,11 +17,20 @@ func TestOtherNodesAreIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{Tracker: tr, Node: "here"}
-	if c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "there"}}) || c.deleteNode(types.NamespacedName{Name: "there"}) {
-		t.Errorf("another Node changed this one to %+v", tr.Node())
+	var seen []*v1.Node
+	c := Config{Tracker: tr, Node: "here", OnNode: func(n *v1.Node) { seen = append(seen, n) }}
+	here := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
+	c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "there"}})
+	c.deleteNode(types.NamespacedName{Name: "there"}, nil)
+	if got := tr.Node(); got.Zone != "z1" || len(seen) != 0 {
+		t.Errorf("another Node changed this one to %+v, hook: %v", got, seen)
 	}
-	if !c.deleteNode(types.NamespacedName{Name: "here"}) || !tr.Node().Equal(tracker.NodeInfo{Name: "here"}) {
-		t.Errorf("after the Node was deleted: %+v", tr.Node())
+	c.setNode(here)
+	c.deleteNode(types.NamespacedName{Name: "here"}, here)
+	if got := tr.Node(); !got.Equal(tracker.NodeInfo{Name: "here"}) {
+		t.Errorf("after the Node was deleted: %+v", got)
+	}
+	if want := []*v1.Node{here, nil}; !slices.Equal(seen, want) {
+		t.Errorf("the hook got %v, want the Node and nil", seen)
 	}
 }

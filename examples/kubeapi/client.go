@@ -66,6 +66,9 @@ type Client struct {
 	core, discovery, networking rest.Interface
 }
 
+// Core returns the client of the core API group, for [NewRecorder].
+func (c *Client) Core() rest.Interface { return c.core }
+
 // NewClient returns a Client. The first request connects it.
 func NewClient(c *rest.Config) (*Client, error) {
 	s := runtime.NewScheme()

@@ -26,16 +26,17 @@ type Recorder struct {
 	node *v1.ObjectReference
 }
 
-// NewRecorder returns a Recorder for the agent of a node. The caller must call Shutdown.
+// NewRecorder returns a Recorder for the agent of a node. core is a client of the core API group:
+// [Client.Core], or CoreV1().RESTClient() of client-go's clientset. The caller must call Shutdown.
 //
 // The Recorder logs that the API server refuses an Event at most once a minute. It repeats a request
 // that the API server did not answer, and logs that as a debug message: [Follow] logs the cause of
 // an outage.
-func NewRecorder(c *Client, component, node string, log *slog.Logger) *Recorder {
+func NewRecorder(core rest.Interface, component, node string, log *slog.Logger) *Recorder {
 	// client-go would log every attempt, and whole Events.
 	quiet := klog.NewContext(context.Background(), logr.Discard())
 	b := record.NewBroadcaster(record.WithContext(quiet))
-	b.StartRecordingToSink(&sink{c: c.core, log: log})
+	b.StartRecordingToSink(&sink{c: core, log: log})
 	return &Recorder{
 		b: b,
 		// A scheme would determine the kinds of objects, but all objects are references,

@@ -39,7 +39,7 @@ func TestRefusedEventsAreLoggedOnceAMinute(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := make(lines, 100)
-				r := NewRecorder(c, "test", "n1", slog.New(slog.NewTextHandler(log, nil)))
+				r := NewRecorder(c.Core(), "test", "n1", slog.New(slog.NewTextHandler(log, nil)))
 				r.NodeEvent(true, "First", "first")
 				time.Sleep(30 * time.Second)
 				r.NodeEvent(true, "Second", "second")

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -110,7 +108,9 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 		})
 		wg.Go(func() {
 			if s == ServiceCIDRs {
-				readable(ctx, client, log)
+				apiretry.ReadableCIDRs(ctx, log, func(ctx context.Context) error {
+					return client.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
+				})
 			}
 			r.RunWithContext(klog.NewContext(ctx, logger))
 		})
@@ -120,33 +120,6 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	follow(Nodes, c.core, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), "", &v1.Node{}, nodes)
 	follow(ServiceCIDRs, c.networking, "", "", "", &networking.ServiceCIDR{}, cidrs)
 	wg.Wait()
-}
-
-// retryInterval is the time between two attempts to read a resource that does not exist or
-// is forbidden.
-const retryInterval = 10 * time.Minute
-
-// readable waits until ServiceCIDRs can be read. It logs once that they do not exist or are
-// forbidden.
-func readable(ctx context.Context, c rest.Interface, log *slog.Logger) {
-	for logged := false; ; {
-		err := c.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
-		wait := 5 * time.Second
-		if err == nil {
-			return
-		}
-		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			if wait = retryInterval; !logged {
-				logged = true
-				log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
 }
 
 // store is a reflector's store. It passes objects on and keeps their names alone.

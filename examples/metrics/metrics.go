@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -237,6 +238,19 @@ func (s *Set) Queued(at time.Time) {
 	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(seconds(at)) })
 }
 
+// Hooks returns hooks for the [runner.Runner] that syncs the rules, which call Queued and Starting. A run
+// while synced returns false takes no change, and is not counted; tracker.Tracker.Synced fits.
+func (s *Set) Hooks(synced func() bool) *runner.Hooks {
+	return &runner.Hooks{
+		Queued: s.Queued,
+		SyncStart: func(runner.RunInfo) {
+			if synced() {
+				s.Starting()
+			}
+		},
+	}
+}
+
 // Starting records the begin of a sync, which takes all pending changes.
 func (s *Set) Starting() {
 	s.mu.Lock()
@@ -244,6 +258,23 @@ func (s *Set) Starting() {
 	clear(s.pending)
 	s.servicesPending.Set(0)
 	s.endpointsPending.Set(0)
+}
+
+// Wrap returns a backend that applies deltas with b and counts its failures by Applied. It has the
+// limits of b ([ruleset.Limiter]) and returns b's errors.
+func (s *Set) Wrap(b ruleset.Backend) ruleset.Backend { return &counted{b, s} }
+
+type counted struct {
+	ruleset.Backend
+	set *Set
+}
+
+func (c *counted) Limits(f tracker.Family) ruleset.Limits { return ruleset.LimitsOf(c.Backend, f) }
+
+func (c *counted) Apply(ctx context.Context, d *ruleset.Delta) error {
+	err := c.Backend.Apply(ctx, d)
+	c.set.Applied(d, err)
+	return err
 }
 
 // Applied counts err, the result of a backend's Apply of d, if it is a failure.

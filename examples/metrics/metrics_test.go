@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http/httptest"
@@ -28,6 +29,7 @@ import (
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -96,7 +98,12 @@ func TestHooksSetMetrics(t *testing.T) {
 	}
 	expect("sync_proxy_rules_service_changes_pending", "", 1)
 	expect("sync_proxy_rules_endpoint_changes_pending", "", 2)
-	s.Starting()
+	synced := false
+	hooks := s.Hooks(func() bool { return synced })
+	hooks.SyncStart(runner.RunInfo{})
+	expect("sync_proxy_rules_service_changes_pending", "", 1)
+	synced = true
+	hooks.SyncStart(runner.RunInfo{})
 	expect("sync_proxy_rules_service_changes_pending", "", 0)
 	expect("sync_proxy_rules_endpoint_changes_pending", "", 0)
 	expect("sync_proxy_rules_service_changes_total", "", 6) // three for each family
@@ -114,6 +121,13 @@ func TestHooksSetMetrics(t *testing.T) {
 	expect("sync_proxy_rules_duration_seconds", "ip_family=IPv4", 2)
 	expect("sync_full_proxy_rules_duration_seconds", "ip_family=IPv4", 1)
 	expect("sync_partial_proxy_rules_duration_seconds", "ip_family=IPv6", 1)
+	for _, err := range []error{nil, errors.New("no"), ruleset.ErrNeedFull} {
+		b := s.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return err }))
+		if got := b.Apply(t.Context(), &ruleset.Delta{}); got != err {
+			t.Errorf("Apply returned %v, want %v", got, err)
+		}
+	}
+	expect("sync_proxy_rules_nftables_sync_failures_total", "ip_family=IPv6", 1)
 	s.CleanupFailed()
 	expect("sync_proxy_rules_nftables_cleanup_failures_total", "ip_family=IPv4", 1)
 	s.Flushed(tracker.IPv6, conntrack.FlushInfo{Deleted: 7})

@@ -77,8 +77,8 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 }
 
 // Hooks returns hooks for a [runner.Runner] whose function updates every family. A
-// run that fails with a [*ruleset.PartialError] counts as a success: one Service that
-// cannot be programmed must not take the node out of service. A run that waits for something
+// run whose error leaves the rules in effect ([ruleset.InEffect]) counts as a success: one Service that
+// cannot be programmed must not take the node out of service. Another run that waits for something
 // ([runner.IsNotReady]) counts as neither: its updates continue to wait. If families can fail
 // independently, as under [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started]
 // and [Proxy.Done] instead.

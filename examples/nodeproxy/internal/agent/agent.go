@@ -135,7 +135,7 @@ func New(ctx context.Context, cfg *config.Config, all []modes.Mode, out io.Write
 		return nil, err
 	}
 	if client != nil {
-		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName, log)
+		a.recorder = kubeapi.NewRecorder(client.Core(), component, cfg.NodeName, log)
 		a.closers = append(a.closers, a.recorder.Shutdown)
 	}
 	if err := a.listen(ctx, cfg.Effective); err != nil {

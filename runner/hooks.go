@@ -1,6 +1,9 @@
 package runner
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Hooks holds functions that a [Runner] calls, for metrics and health checks. Each of
 // them, and the *Hooks itself, may be nil. They must return quickly and must not call
@@ -45,9 +48,31 @@ const (
 	periodic  reason = "periodic"  // Config.Max has passed
 )
 
-// call calls a function of a Trace, if it is set.
+// call calls a function of Hooks, if it is set.
 func call[T any](f func(T), x T) {
 	if f != nil {
 		f(x)
+	}
+}
+
+// Join returns Hooks that call the functions of each of hs in their order. A nil one has no functions.
+func Join(hs ...*Hooks) *Hooks {
+	hs = slices.DeleteFunc(slices.Clone(hs), func(h *Hooks) bool { return h == nil })
+	return &Hooks{
+		Queued: func(at time.Time) {
+			for _, h := range hs {
+				call(h.Queued, at)
+			}
+		},
+		SyncStart: func(i RunInfo) {
+			for _, h := range hs {
+				call(h.SyncStart, i)
+			}
+		},
+		SyncDone: func(i RunInfo) {
+			for _, h := range hs {
+				call(h.SyncDone, i)
+			}
+		},
 	}
 }

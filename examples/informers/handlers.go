@@ -1,0 +1,83 @@
+package informers
+
+import (
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// handler returns a handler that calls set with new and changed objects, and gone with deleted ones:
+// their name and, unless only a tombstone is left, their last state.
+func handler[T any](set func(T), gone func(name types.NamespacedName, last T)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { set(o.(T)) },
+		UpdateFunc: func(_, o any) { set(o.(T)) },
+		DeleteFunc: func(o any) {
+			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
+				last, _ := o.(T)
+				gone(types.NamespacedName{Namespace: n.Namespace, Name: n.Name}, last)
+			}
+		},
+	}
+}
+
+func (c Config) setService(s *v1.Service) {
+	c.receiveService(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, func() bool { return c.Tracker.SetService(s) })
+}
+
+func (c Config) deleteService(name types.NamespacedName, _ *v1.Service) {
+	c.receiveService(name, func() bool { return c.Tracker.DeleteService(name) })
+}
+
+func (c Config) receiveService(name types.NamespacedName, update func() bool) {
+	if c.ReceiveService == nil {
+		update()
+		return
+	}
+	c.ReceiveService(name, update)
+}
+
+func (c Config) setSlice(s *discovery.EndpointSlice) {
+	c.receiveSlice(s, func() bool { return c.Tracker.SetSlice(s) })
+}
+
+func (c Config) deleteSlice(name types.NamespacedName, last *discovery.EndpointSlice) {
+	c.receiveSlice(last, func() bool { return c.Tracker.DeleteSlice(name) })
+}
+
+func (c Config) receiveSlice(s *discovery.EndpointSlice, update func() bool) {
+	if c.ReceiveSlice == nil {
+		update()
+		return
+	}
+	addressType := ""
+	if s != nil {
+		addressType = string(s.AddressType)
+	}
+	c.ReceiveSlice(addressType, update)
+}
+
+// setNode passes the followed Node on and ignores other Nodes.
+func (c Config) setNode(n *v1.Node) {
+	if n.Name != c.Node {
+		return
+	}
+	c.Tracker.SetNode(tracker.NodeInfoOf(n))
+	if c.OnNode != nil {
+		c.OnNode(n)
+	}
+}
+
+// deleteNode reduces the tracker's node information to the name.
+func (c Config) deleteNode(name types.NamespacedName, _ *v1.Node) {
+	if name.Name != c.Node {
+		return
+	}
+	c.Tracker.SetNode(tracker.NodeInfo{Name: c.Node})
+	if c.OnNode != nil {
+		c.OnNode(nil)
+	}
+}

@@ -1,0 +1,36 @@
+package apiretry
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// absentInterval is the time between two attempts to read a resource that does not exist or is forbidden.
+const absentInterval = 10 * time.Minute
+
+// ReadableCIDRs waits until ServiceCIDRs can be read, or ctx ends. list makes one request for them. An
+// API server before Kubernetes 1.33 does not have them. That they do not exist or are forbidden is
+// logged once.
+func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Context) error) {
+	for logged := false; ; {
+		err := list(ctx)
+		wait := 5 * time.Second
+		if err == nil {
+			return
+		}
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			if wait = absentInterval; !logged {
+				logged = true
+				log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
