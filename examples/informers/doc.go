@@ -25,8 +25,9 @@
 // A program that has informers of Services, EndpointSlices or Nodes gives them to Feed in its
 // Config, which then makes none of its own for these.
 //
-// Informers keep every object that they list. Package kubeapi, beside this one, follows
-// objects without keeping them; nodeproxy uses it.
+// With Config.Engine it follows ServiceCIDRs, too, and its hooks fit packages metrics and health.
+// examples/minimal is a whole agent with it. Begin here. Informers keep every object that they list; package
+// kubeapi, beside this one, follows objects without keeping them, as nodeproxy does.
 //
 // # Stability
 //

@@ -21,7 +21,10 @@
 // # Stability
 //
 // This package is made to be imported and follows the newest client-go. Its API may change
-// between minor versions, with a note on what to write instead. Package informers, beside
-// this one, feeds a tracker from client-go's shared informers, for agents that already
-// have them.
+// between minor versions, with a note on what to write instead.
+//
+// # See also
+//
+// Package informers, beside this one, feeds a tracker from client-go's shared informers. Begin with it,
+// as examples/minimal does, and move to Follow if a second copy of all objects is too much memory.
 package kubeapi
