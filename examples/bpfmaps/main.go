@@ -1,0 +1,352 @@
+//go:build linux
+
+// Bpfmaps is a data plane of three BPF maps, for authors of XDP and tc programs. It follows the API server and
+// keeps the maps up to date; a program that is attached elsewhere, by its author, reads them. It is
+// the shortest way from Services to maps: package ruleset/driver has the order of writes, numbers for pools, slots without
+// gaps, and what a restart finds.
+//
+//	bpfmaps --node node-a --pin /sys/fs/bpf/lb
+//
+// A program looks up the destination of a packet in lb_frontends. For the action forward it picks a slot
+// below the size, and finds the endpoint in lb_backends. IPv4 addresses are ::ffff:a.b.c.d, and a NodePort has
+// the address ::.
+//
+//	struct frontend_key { __u8 addr[16]; __be16 port; __u8 protocol, family; };
+//	struct target       { __u32 pool, size, action; };                       // 0 forward, 1 reject, 2 drop, 3 pass
+//	struct frontend     { struct target external, internal; __u32 masquerade, affinity; };
+//	struct backend_key  { __u32 pool, slot; };
+//	struct backend      { __u8 addr[16]; __be16 port; __u16 weight; };
+//
+// Two things are easily done wrong here:
+//   - The number of a pool must survive a restart, because packets use it while a new process compares the
+//     maps. [ruleset.Port].ID does not survive; [driver.IDs] read the numbers from a map of names.
+//   - The size belongs into the entry of the frontend. A program that counts slots itself meets the
+//     moment between two writes.
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/driver"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; in a pod, its ServiceAccount by default")
+	node := flag.String("node", os.Getenv("NODE_NAME"), "name of this node")
+	pin := flag.String("pin", "/sys/fs/bpf/lb", "folder of a BPF file system for the maps; they stay when the program ends")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := run(ctx, *kubeconfig, *node, *pin, slog.Default()); err != nil && ctx.Err() == nil {
+		slog.Error("bpfmaps ends", "error", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, kubeconfig, node, pin string, log *slog.Logger) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: node}, Log: log})
+	if err != nil {
+		return err
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t, Budget: ruleset.DefaultBudget(), Log: log})
+	if err != nil {
+		return err
+	}
+	m, err := openMaps(pin, maxPools)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	plane, err := newPlane(m, noSources)
+	if err != nil {
+		return err
+	}
+	cursor := engine.Attach("bpf", plane)
+	loop, err := runner.New(runner.Config{Log: log}, cursor.Sync)
+	if err != nil {
+		return err
+	}
+	engine.Notify(loop.Trigger)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	fed := make(chan error, 1)
+	go func() { fed <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: node, Log: log}) }()
+	err = loop.Run(ctx)
+	cancel(err)
+	return errors.Join(err, <-fed)
+}
+
+// The keys and values of the maps.
+type (
+	frontendKey struct {
+		Addr     [16]byte
+		Port     [2]byte // big endian
+		Protocol uint8
+		Family   uint8
+	}
+	target   struct{ Pool, Size, Action uint32 }
+	frontend struct {
+		// External is for packets from elsewhere, Internal for those of this node and its pods.
+		External, Internal target
+		// Masquerade is a ruleset.Masquerade, and Affinity the time of client affinity in seconds.
+		Masquerade, Affinity uint32
+	}
+	backendKey struct{ Pool, Slot uint32 }
+	backend    struct {
+		Addr   [16]byte
+		Port   [2]byte // big endian
+		Weight uint16
+	}
+	poolName [256]byte // namespace, name, port, protocol, family and target, each with a zero byte after it
+)
+
+// The actions of a frontend.
+const (
+	forward = iota
+	reject
+	drop
+	pass
+)
+
+// maxPools is the number of pools, twice it that of frontends, and 16 times that of endpoints for which the maps
+// have room. A Service that does not fit is refused, and retried.
+const maxPools = 1 << 16
+
+type maps struct{ frontends, backends, names *ebpf.Map }
+
+// openMaps opens the maps in a folder or makes them. With "" they belong to the process alone.
+func openMaps(pin string, pools uint32) (m *maps, err error) {
+	if pin != "" {
+		if err := os.MkdirAll(pin, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	m = &maps{}
+	for _, s := range []struct {
+		to             **ebpf.Map
+		name           string
+		key, value, of uint32
+	}{
+		{&m.frontends, "lb_frontends", 20, 32, 2 * pools},
+		{&m.backends, "lb_backends", 8, 20, 16 * pools},
+		{&m.names, "lb_names", 4, 256, pools},
+	} {
+		const noPrealloc = 1 // BPF_F_NO_PREALLOC: the maps are as large as what they hold
+		spec := &ebpf.MapSpec{Name: s.name, Type: ebpf.Hash, KeySize: s.key, ValueSize: s.value, MaxEntries: s.of, Flags: noPrealloc}
+		if pin != "" {
+			spec.Pinning = ebpf.PinByName
+		}
+		if *s.to, err = ebpf.NewMapWithOptions(spec, ebpf.MapOptions{PinPath: pin}); err != nil {
+			m.close()
+			return nil, fmt.Errorf("map %s: %w", s.name, err)
+		}
+	}
+	return m, nil
+}
+
+func (m *maps) close() {
+	for _, x := range []*ebpf.Map{m.frontends, m.backends, m.names} {
+		x.Close() // nil is none
+	}
+}
+
+// newPlane returns the backend that writes the maps, which may have entries of an earlier process. refuse
+// returns an error for a Service that they must not have.
+func newPlane(m *maps, refuse func(*ruleset.Port) error) (*driver.Driver, error) {
+	ids, err := driver.NewIDs[driver.Pool](1, maxPools)
+	if err != nil {
+		return nil, err
+	}
+	slots := &driver.Slots[uint32, backend]{
+		Entries: table(m.backends,
+			func(s driver.Slot[uint32]) backendKey { return backendKey{s.Pool, uint32(s.N)} },
+			func(k backendKey) driver.Slot[uint32] { return driver.Slot[uint32]{Pool: k.Pool, N: int(k.Slot)} },
+			same[backend], same[backend]),
+		Value: func(_ uint32, ep *tracker.Endpoint) backend {
+			return backend{Addr: ep.Addr.Addr().As16(), Port: bigEndian(ep.Addr.Port()), Weight: ep.Weight}
+		},
+	}
+	frontends := table(m.frontends, keyOf, frontendOf, same[frontend], same[frontend])
+	frontends.Equal = func(a, b frontend) bool { return a == b }
+	targetOf := func(s *ruleset.Port, t ruleset.Target) target {
+		switch t {
+		case ruleset.TargetReject:
+			return target{Action: reject}
+		case ruleset.TargetDrop:
+			return target{Action: drop}
+		case ruleset.TargetPass:
+			return target{Action: pass}
+		}
+		id, _ := ids.Lookup(driver.Pool{Service: s.Key, Target: t})
+		return target{id, uint32(slots.Len(id)), forward}
+	}
+	return driver.New(driver.Tables[struct{}, []*tracker.Endpoint, frontend]{
+		Refuse:    refuse,
+		Pools:     driver.Numbered(ids, named(slots.Pools(), m.names)),
+		Pool:      (*ruleset.Port).Pool,
+		Frontends: frontends,
+		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) frontend {
+			return frontend{targetOf(s, f.Target), targetOf(s, f.Internal), uint32(f.Masquerade), uint32(s.Spec.Affinity.Seconds())}
+		},
+	})
+}
+
+// noSources refuses Services with source ranges, which the maps cannot express. Without them everybody would
+// reach the Service.
+func noSources(s *ruleset.Port) error {
+	for i := range s.Frontends {
+		if len(s.Frontends[i].Sources) != 0 {
+			return fmt.Errorf("the maps have no source ranges: %w", ruleset.ErrRefused)
+		}
+	}
+	return nil
+}
+
+// named adds the map of names to a table of numbered pools.
+func named(pools driver.Table[uint32, []*tracker.Endpoint], names *ebpf.Map) driver.Table[uint32, driver.Named[driver.Pool, []*tracker.Endpoint]] {
+	type entry = driver.Named[driver.Pool, []*tracker.Endpoint]
+	return driver.Table[uint32, entry]{
+		Installed: func() (iter.Seq2[uint32, entry], error) {
+			all, err := pools.Installed()
+			if err != nil {
+				return nil, err
+			}
+			return func(yield func(uint32, entry) bool) {
+				for id, endpoints := range all {
+					var name poolName
+					if names.Lookup(id, &name) == nil && !yield(id, entry{Name: name.pool(), Value: endpoints}) {
+						return
+					}
+				}
+			}, nil
+		},
+		Put: func(id uint32, e entry) error {
+			if err := refused(names.Put(id, nameOf(e.Name))); err != nil {
+				return err
+			}
+			return pools.Put(id, e.Value)
+		},
+		Trim: pools.Trim,
+		Delete: func(id uint32) error {
+			if err := pools.Delete(id); err != nil {
+				return err
+			}
+			return missing(names.Delete(id))
+		},
+	}
+}
+
+// table returns a driver's table of a map, whose keys and values are others there.
+func table[K comparable, V any, MK, MV any](m *ebpf.Map, key func(K) MK, keyBack func(MK) K, value func(V) MV, valueBack func(MV) V) driver.Table[K, V] {
+	return driver.Table[K, V]{
+		Installed: func() (iter.Seq2[K, V], error) {
+			return func(yield func(K, V) bool) {
+				var k MK
+				var v MV
+				for all := m.Iterate(); all.Next(&k, &v); {
+					if !yield(keyBack(k), valueBack(v)) {
+						return
+					}
+				}
+			}, nil
+		},
+		Put:    func(k K, v V) error { return refused(m.Put(key(k), value(v))) },
+		Delete: func(k K) error { return missing(m.Delete(key(k))) },
+	}
+}
+
+func same[T any](v T) T { return v }
+
+// refused makes the error about a full map one about a Service that does not fit.
+func refused(err error) error {
+	if errors.Is(err, syscall.E2BIG) {
+		return fmt.Errorf("%w: %w", ruleset.ErrRefused, err)
+	}
+	return err
+}
+
+// missing drops the error about a missing entry.
+func missing(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+func bigEndian(port uint16) (b [2]byte) {
+	binary.BigEndian.PutUint16(b[:], port)
+	return b
+}
+
+// protocols are the numbers of IP's protocols (RFC 790, RFC 768, RFC 9260).
+var protocols = map[v1.Protocol]uint8{v1.ProtocolTCP: 6, v1.ProtocolUDP: 17, v1.ProtocolSCTP: 132}
+
+func keyOf(f driver.Frontend) frontendKey {
+	k := frontendKey{Port: bigEndian(f.Port), Protocol: protocols[f.Protocol], Family: uint8(f.Family)}
+	if f.Addr.IsValid() {
+		k.Addr = f.Addr.As16()
+	}
+	return k
+}
+
+// frontendOf returns the frontend of a key, as keyOf made it.
+func frontendOf(k frontendKey) driver.Frontend {
+	f := driver.Frontend{Port: binary.BigEndian.Uint16(k.Port[:]), Family: tracker.Family(k.Family)}
+	for name, n := range protocols {
+		if n == k.Protocol {
+			f.Protocol = name
+		}
+	}
+	if k.Addr != [16]byte{} {
+		f.Addr = netip.AddrFrom16(k.Addr).Unmap()
+	}
+	return f
+}
+
+// nameOf and pool turn a pool's name into a value of the map and back.
+func nameOf(p driver.Pool) (n poolName) {
+	k := p.Service
+	copy(n[:], strings.Join([]string{k.Namespace, k.Name, k.Port, string(k.Protocol), string(rune(k.Family)), string(rune(p.Target))}, "\x00"))
+	return n
+}
+
+func (n poolName) pool() driver.Pool {
+	f := append(strings.Split(string(n[:]), "\x00"), make([]string, 6)...)
+	one := func(s string) uint8 { return append([]byte(s), 0)[0] }
+	return driver.Pool{
+		Service: tracker.Key{
+			ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: f[0], Name: f[1]}, Port: f[2], Protocol: v1.Protocol(f[3])},
+			Family:          tracker.Family(one(f[4])),
+		},
+		Target: ruleset.Target(one(f[5])),
+	}
+}
