@@ -345,7 +345,10 @@ func TestKillsLoseNoConnection(t *testing.T) {
 		endpoint := fmt.Sprint("10.1.0.", 2+i%2)
 		w.service("web", "clusterIP: 10.96.0.10", endpoint)
 		w.start()
-		w.until("moved", func() bool { got, err := w.ask(t.Context(), "tcp", "10.96.0.10:80"); return err == nil && got == endpoint })
+		w.until("moved", func() bool {
+			got, err := w.ask(t.Context(), "tcp", "10.96.0.10:80")
+			return err == nil && got == endpoint
+		})
 	}
 	cancel()
 	wg.Wait()

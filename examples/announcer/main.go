@@ -1,0 +1,109 @@
+// Announcer is an agent with a speaker: it forwards by nftables, and says which external and load-balancer IPs its
+// node serves. It is for authors of network plugins that announce Services by BGP or ARP. Here the speaker
+// prints what it would say, one line for each change:
+//
+//	announce 203.0.113.1 shop/web
+//	withdraw 203.0.113.1
+//
+// Package ruleset/announce decides, after the rules are in effect. With policy Local, the address of a node whose last
+// endpoint terminates is withdrawn, while its rules still serve what arrives. When there is none left,
+// packets pass to the routes of the node instead of being dropped ([tracker.ServicePort].PassWithoutEndpoints), so
+// those that a router still sends here reach a node that has endpoints.
+//
+// Announcer has the least around it: see examples/minimal for health checks, metrics, Events and repair.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/announce"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; in a pod, its ServiceAccount by default")
+	node := flag.String("node", os.Getenv("NODE_NAME"), "name of this node")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err := func() error {
+		config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+		if err != nil {
+			return err
+		}
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			return err
+		}
+		return run(ctx, client, *node, nftables.Config{Log: slog.Default()}, os.Stdout)
+	}()
+	if err != nil && ctx.Err() == nil {
+		slog.Error("announcer ends", "error", err)
+		os.Exit(1)
+	}
+}
+
+// run forwards and writes lines to out until ctx ends. The rules stay: a speaker that ends withdraws its addresses.
+func run(ctx context.Context, client kubernetes.Interface, node string, c nftables.Config, out io.Writer) error {
+	t, err := tracker.New(tracker.Config{
+		Node: tracker.NodeInfo{Name: node}, Log: c.Log,
+		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			p.PassWithoutEndpoints = p.ExternalLocal
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t, Budget: ruleset.DefaultBudget(), Log: c.Log})
+	if err != nil {
+		return err
+	}
+	backend, err := nftables.New(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer backend.Close()
+	rules := engine.Attach("nftables", backend)
+	speaker := rules.Follow("speaker", announce.New(func(a announce.Address) {
+		if !a.Serves {
+			fmt.Fprintln(out, "withdraw", a.Addr)
+			return
+		}
+		fmt.Fprint(out, "announce ", a.Addr)
+		for _, s := range a.Services {
+			fmt.Fprint(out, " ", s.Name)
+		}
+		fmt.Fprintln(out)
+	}))
+	loop, err := runner.New(runner.Config{Log: c.Log}, func(ctx context.Context) error { return ruleset.SyncAll(ctx, rules, speaker) })
+	if err != nil {
+		return err
+	}
+	engine.Notify(loop.Trigger)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	fed := make(chan error, 1)
+	go func() {
+		fed <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: node, Log: c.Log})
+	}()
+	err = loop.Run(ctx)
+	cancel(err)
+	return errors.Join(err, <-fed)
+}
