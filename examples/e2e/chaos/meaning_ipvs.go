@@ -52,14 +52,17 @@ func (m meaning) keep(name string, drain bool) {
 var (
 	// setSize matches properties of a set that depend on its history.
 	setSize = regexp.MustCompile(` (hashsize|initval|bucketsize) \S+`)
-	skbMark = regexp.MustCompile(`^(.*) skbmark (0x[0-9a-f]+)(/0x[0-9a-f]+)?$`)
+	// nodePortSet matches the name of a set of NodePorts, whose entries are ports.
+	nodePortSet = regexp.MustCompile(`^KUBE-(6-)?NODE-PORT-(?:LOCAL-)?(TCP|UDP)$`)
+	skbMark     = regexp.MustCompile(`^(.*) skbmark (0x[0-9a-f]+)(/0x[0-9a-f]+)?$`)
 )
 
 // addServers adds virtual servers and elements of sets. The agent chooses the marks of virtual
 // servers: an element that sets one means the virtual server.
 //
 // A virtual server whose Service is gone stays until its connections end. addServers returns the
-// addresses of these, and "ADDRESS,PROTOCOL:PORT" of each: their elements of sets stay, too.
+// addresses of these, and of each server "ADDRESS,PROTOCOL:PORT" and "IS6,PROTOCOL:PORT", if it is one of a
+// NodePort: their elements of sets stay, too.
 func (m meaning) addServers(servers, sets string, used map[string]bool) (kept map[string]bool) {
 	marked := map[string]string{}
 	kept = map[string]bool{}
@@ -75,6 +78,7 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) (kept ma
 			if a, err := netip.ParseAddrPort(at); err == nil {
 				kept[a.Addr().String()] = true
 				kept[fmt.Sprintf("%v,%s:%d", a.Addr(), serverProtocols[protocol], a.Port())] = true
+				kept[fmt.Sprintf("%t,%s:%d", a.Addr().Is6(), serverProtocols[protocol], a.Port())] = true
 			}
 		}
 		m["server "+name] = text
@@ -88,7 +92,10 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) (kept ma
 		}
 		f := skbMark.FindStringSubmatch(line)
 		if f == nil {
-			_, entry, _ := strings.Cut(strings.TrimPrefix(line, "add "), " ")
+			name, entry, _ := strings.Cut(strings.TrimPrefix(line, "add "), " ")
+			if f := nodePortSet.FindStringSubmatch(name); f != nil {
+				entry = fmt.Sprintf("%t,%s:%s", f[1] != "", strings.ToLower(f[2]), entry)
+			}
 			m.keep("set "+line, kept[entry])
 			continue
 		}

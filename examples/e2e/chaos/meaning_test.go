@@ -183,6 +183,8 @@ func TestServersKeptByConnectionsMayBeThere(t *testing.T) {
 		drain   = "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.1.1.3:8080 -m -w 0\n"
 		of      = "add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\n"
 		used    = "-t 10.96.0.10:80 10.1.1.3:8080"
+		// At NodePorts the sets have no address.
+		ofNode = "add KUBE-NODE-PORT-LOCAL-TCP 80\n"
 	)
 	want := read(servers, sets, "")
 	delete(want, "address 10.96.0.10/32")
