@@ -1,65 +1,207 @@
-//go:build linux
-
 package kernel
 
 import (
+	"fmt"
+	"net"
+	"net/netip"
 	"slices"
-
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
+	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// chainSpec is a chain that every table has.
-type chainSpec struct {
-	name  string
-	base  *BaseChain
-	rules []rule
-}
+// The rules in this package are written as the nft tool reads and lists them. compile encodes them for the
+// kernel. They are written for IPv4: complete makes "ip6" of "ip", and sets $mark, the bit of the packet mark
+// that requests masquerading, $unmarked, the other bits, and $packets, Offload.AfterPackets.
+//
+// A dispatch key is in the packet's priority (see package layout): fff0:0 covers the handler, f:ffff the
+// pool, and 8000:0 is in every dispatch key. ffff:0 covers the pool of a sticky key, and 0:ffff the
+// handler or the endpoint.
 
-// Netfilter's priorities for destination NAT, filtering and source NAT
-// (linux/netfilter_ipv4.h, NF_IP_PRI_*).
+// fixedChains are the chains that do not depend on the Services. A chain comes before the chains that go
+// to it.
+//
+// The priorities of base chains are netfilter's for destination NAT, filtering and source NAT
+// (linux/netfilter_ipv4.h, NF_IP_PRI_*). If a transaction commits between a packet's two look-ups, the
+// second may fail. The -again chains, one priority later, repeat both against the new state. They see only
+// connections that no earlier chain translated.
+const fixedChains = `
+chain firewall-check {
+	update @dropped-packets { ip daddr . meta l4proto . th dport counter }
+	drop
+}
+chain internal {
+	meta priority set ip daddr . meta l4proto . th dport map @internal-service-ips meta priority & fff0:0 vmap @internal-handlers
+	meta priority set meta l4proto . th dport map @internal-service-nodeports meta priority & fff0:0 vmap @internal-handlers
+}
+chain nodeports {
+	meta priority set meta l4proto . th dport map @service-nodeports meta priority & fff0:0 vmap @handlers
+}
+chain services {
+	meta priority set ip daddr . meta l4proto . th dport map @service-ips meta priority & fff0:0 vmap @handlers
+	ip daddr @nodeport-ips fib daddr type local goto nodeports
+}
+chain cluster-ips-check {
+	oifname "lo" fib daddr type local return
+	ip daddr @cluster-ips reject
+	ip daddr @service-cidrs drop
+}
+chain own-nodeports {
+	meta priority set meta l4proto . th dport map @service-nodeports meta priority & fff0:0 vmap @own-handlers
+}
+chain own-services {
+	meta priority set ip daddr . meta l4proto . th dport map @service-ips meta priority & fff0:0 vmap @own-handlers
+	ip daddr @nodeport-ips fib daddr type local jump own-nodeports
+	meta priority & 8000:0 == 8000:0 meta priority set none
+}
+chain masquerading {
+	meta mark & $mark == $mark meta mark set meta mark & $unmarked masquerade fully-random
+	ct status dnat ip saddr . ip daddr @hairpin-connections masquerade fully-random
+}
+chain nat-prerouting {
+	type nat hook prerouting priority -100; policy accept;
+	jump services
+}
+chain nat-output {
+	type nat hook output priority -100; policy accept;
+	jump services
+}
+chain nat-prerouting-again {
+	type nat hook prerouting priority -99; policy accept;
+	jump services
+}
+chain nat-output-again {
+	type nat hook output priority -99; policy accept;
+	jump services
+}
+chain nat-postrouting {
+	type nat hook postrouting priority 100; policy accept;
+	jump masquerading
+}
+chain filter-forward {
+	type filter hook forward priority 0; policy accept;
+	ct state new ct status dnat meta priority & 8000:0 == 8000:0 meta priority set none
+	ct state new jump cluster-ips-check
+}
+chain filter-input {
+	type filter hook input priority 0; policy accept;
+	iifname "lo" ct state new ct status ! dnat jump own-services
+}
+chain filter-output {
+	type filter hook output priority 0; policy accept;
+	ct state new ct status dnat meta priority & 8000:0 == 8000:0 meta priority set none
+	ct state new jump cluster-ips-check
+}
+`
+
+// toFastPath puts connections on the fast path whose original destination is a frontend of a Service. Its
+// rules store the dispatch key, as the NAT chains do, because the nft tool cannot show a rule that ignores
+// the result of a map look-up.
+const toFastPath = `
+	meta l4proto PROTOCOL meta priority set ct original ip daddr . meta l4proto . ct original proto-dst map @service-ips flow add @fast-path
+	meta l4proto PROTOCOL ct original ip daddr @nodeport-ips meta priority set meta l4proto . ct original proto-dst map @service-nodeports flow add @fast-path
+`
+
+// established is the last rule of filter-forward with Config.Offload.
+const established = `ct state established ct status dnat iifname @fast-path-interfaces oifname @fast-path-interfaces ct packets > $packets jump to-fast-path`
+
+// hasDispatch matches packets that carry a dispatch key. resetPriority removes it.
 const (
-	priorityDstNAT = -100
-	priorityFilter = 0
-	prioritySrcNAT = 100
+	hasDispatch   = `meta priority & 8000:0 == 8000:0`
+	resetPriority = `meta priority set none`
 )
 
-// retryPriority is added to the priority of the -again chains. If a transaction commits between
-// a packet's two look-ups, the second may fail. The -again chain, one priority later, repeats both
-// against the new state. It sees only connections that no earlier chain translated.
-const retryPriority = 1
+// rangeChains are the chains for ranges of ports.
+const rangeChains = `
+chain range-firewall-check {
+	ip saddr . ip daddr . meta l4proto . th dport @range-allowed-sources return
+	drop
+}
+chain internal-ranges {
+	meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @internal-range-keys meta priority & fff0:0 vmap @internal-handlers
+}
+chain own-ranges {
+	meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @range-keys meta priority & fff0:0 vmap @own-handlers
+}
+chain ranges {
+	meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @range-keys meta priority & fff0:0 vmap @handlers
+}
+`
 
-// fixedChains returns the chains that do not depend on the Services. A chain comes before the
-// chains that go to it.
-func (w Rules) fixedChains() []chainSpec {
-	var offload []chainSpec
-	if w.Offload != nil {
-		offload = []chainSpec{{layout.ChainToFastPath, nil, w.toFastPath()}}
+// packetChains are the chains of the table that counts the packets of translated connections by their
+// original destinations. Each packet passes one of its two hooks, in both directions: postrouting if it
+// leaves the node or goes to the node itself, and otherwise input. The protocol is the connection's, not
+// the packet's, which may be an ICMP error.
+const packetChains = `
+chain count {
+	ct protocol tcp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }
+	ct protocol udp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }
+	ct protocol sctp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }
+}
+chain count-input {
+	type filter hook input priority 0; policy accept;
+	iifname != "lo" ct status dnat jump count
+}
+chain count-postrouting {
+	type filter hook postrouting priority 0; policy accept;
+	ct status dnat jump count
+}
+`
+
+// chainSpec is a chain. hook is the line of nft with base, "" for a chain without a hook.
+type chainSpec struct {
+	name  string
+	hook  string
+	base  *BaseChain
+	rules []string
+}
+
+// hooks holds the numbers of the hooks of base chains (linux/netfilter.h, NF_INET_*).
+var hooks = map[string]uint32{"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
+
+// chainsIn returns the chains in a text.
+func chainsIn(text string) (out []chainSpec) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		name, isChain := strings.CutPrefix(line, "chain ")
+		switch {
+		case isChain:
+			out = append(out, chainSpec{name: strings.TrimSuffix(name, " {")})
+		case strings.HasPrefix(line, "type "):
+			var kind, hook string
+			base := &BaseChain{}
+			if _, err := fmt.Sscanf(line, "type %s hook %s priority %d;", &kind, &hook, &base.Priority); err != nil {
+				panic(line)
+			}
+			base.Type, base.Hook = kind, hooks[hook]
+			out[len(out)-1].hook, out[len(out)-1].base = line, base
+		case line != "" && line != "}":
+			out[len(out)-1].rules = append(out[len(out)-1].rules, line)
+		}
 	}
-	return append(offload, []chainSpec{
-		{layout.ChainFirewallCheck, nil, []rule{w.count(layout.Dropped), {drop()}}},
-		{layout.ChainInternal, nil, w.internal()},
-		{layout.ChainNodePorts, nil, []rule{dispatchBy(nodePortKey(firstReg), layout.NodePorts, layout.Handlers)}},
-		{layout.ChainServices, nil, w.services()},
-		{layout.ChainClusterIPs, nil, w.clusterIPsCheck()},
-		{layout.ChainOwnNodePorts, nil, []rule{dispatchBy(nodePortKey(firstReg), layout.NodePorts, layout.OwnHandlers)}},
-		{layout.ChainOwnServices, nil, w.ownServices()},
-		{layout.ChainMasquerading, nil, w.masquerading()},
-		{layout.ChainNATPrerouting, &BaseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, []rule{{jump(layout.ChainServices)}}},
-		{layout.ChainNATOutput, &BaseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT}, []rule{{jump(layout.ChainServices)}}},
-		{layout.ChainPreroutingAgain, &BaseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT + retryPriority}, []rule{{jump(layout.ChainServices)}}},
-		{layout.ChainOutputAgain, &BaseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT + retryPriority}, []rule{{jump(layout.ChainServices)}}},
-		{layout.ChainNATPostrouting, &BaseChain{"nat", unix.NF_INET_POST_ROUTING, prioritySrcNAT}, []rule{{jump(layout.ChainMasquerading)}}},
-		{layout.ChainFilterForward, &BaseChain{"filter", unix.NF_INET_FORWARD, priorityFilter}, w.filterForward()},
-		{layout.ChainFilterInput, &BaseChain{"filter", unix.NF_INET_LOCAL_IN, priorityFilter}, w.filterInput()},
-		{layout.ChainFilterOutput, &BaseChain{"filter", unix.NF_INET_LOCAL_OUT, priorityFilter}, w.filterBase()},
-	}...)
+	return out
+}
+
+// fixed returns the chains that do not depend on the Services.
+func (w Rules) fixed() []chainSpec {
+	out := chainsIn(fixedChains)
+	if w.Offload == nil {
+		return out
+	}
+	text := strings.ReplaceAll(toFastPath, "PROTOCOL", "tcp")
+	if w.Offload.UDP {
+		text += strings.ReplaceAll(toFastPath, "PROTOCOL", "udp")
+	}
+	for i := range out {
+		if out[i].name == layout.ChainFilterForward {
+			out[i].rules = append(out[i].rules, established)
+		}
+	}
+	fast := chainsIn("chain " + layout.ChainToFastPath + " {\n" + text + hasDispatch + " " + resetPriority)
+	return append(fast, out...)
 }
 
 // Outline returns the chains that objects create: the hooks of base chains, and the number of rules
@@ -82,31 +224,19 @@ func (w Rules) chainsOf(o *model.Object) []chainSpec {
 	h := o.Sticky
 	switch o.Kind {
 	case model.HandlerChain:
-		return []chainSpec{{o.Handler.Chain(), nil, w.handler(o.Handler)}}
+		return []chainSpec{{name: o.Handler.Chain(), rules: w.handler(o.Handler)}}
 	case model.StickyChains:
-		return []chainSpec{
-			{layout.ChainStickySend, nil, w.stickySend()},
-			{layout.ChainStickyRecall, nil, w.stickyRecall()},
-			{layout.ChainStickyConfirm, nil, w.stickyConfirm()},
-		}
+		return chainsIn(stickyChains)
 	case model.ChooserChain:
-		return []chainSpec{{h.Chooser(), nil, w.stickyChooser(h)}}
+		return []chainSpec{{name: h.Chooser(), rules: w.stickyChooser(h)}}
 	case model.StickyChain:
-		return []chainSpec{{h.Chain(), nil, w.stickyChain(h)}}
+		return []chainSpec{{name: h.Chain(), rules: stickyChain(h)}}
 	case model.RangeStickyChains:
-		return []chainSpec{
-			{layout.ChainRangeStickySend, nil, w.rangeStickySend()},
-			{layout.ChainRangeStickyConfirm, nil, []rule{w.recall(), {gotoChain(layout.ChainRangeStickySend)}}},
-		}
+		return chainsIn(rangeStickyChains)
 	case model.RangeChains:
-		return []chainSpec{
-			{layout.ChainRangeFirewallCheck, nil, w.rangeFirewallCheck()},
-			{layout.ChainInternalRanges, nil, []rule{w.dispatchRange(layout.InternalRangeKeys, layout.InternalHandlers)}},
-			{layout.ChainOwnRanges, nil, []rule{w.dispatchRange(layout.RangeKeys, layout.OwnHandlers)}},
-			{layout.ChainRanges, nil, []rule{w.dispatchRange(layout.RangeKeys, layout.Handlers)}},
-		}
+		return chainsIn(rangeChains)
 	case model.UseRanges, model.UnuseRanges:
-		out := slices.DeleteFunc(w.fixedChains(), func(c chainSpec) bool { return !layout.LeadsToRanges(c.name) })
+		out := slices.DeleteFunc(w.fixed(), func(c chainSpec) bool { return !layout.LeadsToRanges(c.name) })
 		for i := range out {
 			if o.Kind == model.UseRanges {
 				out[i].rules = toRanges(out[i])
@@ -114,215 +244,143 @@ func (w Rules) chainsOf(o *model.Object) []chainSpec {
 		}
 		return out
 	case model.PacketCounters:
-		return w.packetChains()
+		return chainsIn(packetChains)
 	case model.FixedChains, model.BaseChains:
-		return slices.DeleteFunc(w.fixedChains(), func(c chainSpec) bool { return (c.base != nil) != (o.Kind == model.BaseChains) })
+		return slices.DeleteFunc(w.fixed(), func(c chainSpec) bool { return (c.base != nil) != (o.Kind == model.BaseChains) })
 	}
 	return nil
 }
 
+// complete returns a rule for the family, the mark and the offload of w.
+func (w Rules) complete(rule string) string {
+	if strings.Contains(rule, "$") {
+		var packets int
+		if w.Offload != nil {
+			packets = w.Offload.AfterPackets
+		}
+		rule = strings.NewReplacer("$mark", fmt.Sprintf("0x%08x", w.Mark), "$unmarked", fmt.Sprintf("0x%08x", ^w.Mark), "$packets", fmt.Sprint(packets)).Replace(rule)
+	}
+	if w.Family == tracker.IPv6 {
+		rule = strings.ReplaceAll(" "+rule, " ip ", " ip6 ")[1:]
+	}
+	return rule
+}
+
+// markForMasquerade sets the bit that masquerading looks for.
+const markForMasquerade = `meta mark set meta mark | $mark`
+
 // handler returns the rules of the handler's chain. These go to the chains of the handler's
 // direct and unguarded forms.
-func (w Rules) handler(c layout.Handler) []rule {
+func (w Rules) handler(c layout.Handler) []string {
 	check, internal := layout.ChainFirewallCheck, layout.ChainInternal
 	if c.Range {
 		check, internal = layout.ChainRangeFirewallCheck, layout.ChainInternalRanges
 	}
 	if c.Firewall {
-		return []rule{{jump(check)}, {gotoChain(c.Unguarded().Chain())}}
+		return []string{"jump " + check, "goto " + c.Unguarded().Chain()}
 	}
-	toPool := rule{gotoChain(c.Direct().Chain())}
-	internalFirst := func(last ...rule) []rule {
-		var out []rule
-		for _, r := range w.isInternal(w.Local) {
-			out = append(out, r.with(gotoChain(internal)))
+	toPool := "goto " + c.Direct().Chain()
+	internalFirst := func(last ...string) (out []string) {
+		for _, from := range w.localTraffic("") {
+			out = append(out, from+" goto "+internal)
 		}
-		node := rule(fib(true)).with(w.markForMasquerade()...).with(gotoChain(internal))
-		return append(append(out, node), last...)
+		return append(append(out, "fib saddr type local "+markForMasquerade+" goto "+internal), last...)
 	}
 	switch c.Handling {
 	case layout.HandleReject:
-		return w.stop(c, layout.Refused, w.reject())
+		return stop(c, layout.Refused, "reject")
 	case layout.HandleDrop:
-		return w.stop(c, layout.Dropped, drop())
+		return stop(c, layout.Dropped, "drop")
 	case layout.HandleInternalOrDrop:
 		if c.Range {
-			return internalFirst(rule{drop()})
+			return internalFirst("drop")
 		}
-		return internalFirst(w.count(layout.Dropped), rule{drop()})
+		return internalFirst(count(layout.Dropped), "drop")
 	case layout.HandleInternalOrPass:
-		return internalFirst(resetPriority())
+		return internalFirst(resetPriority)
 	case layout.HandleInternal:
 		return internalFirst(toPool)
 	case layout.HandleAlways:
-		return []rule{rule(w.markForMasquerade()).with(toPool...)}
+		return []string{markForMasquerade + " " + toPool}
 	case layout.HandleNotPods:
-		return []rule{w.notInternal(w.Local).with(w.markForMasquerade()...), toPool}
+		return []string{strings.Join(append(w.localTraffic("!= "), markForMasquerade), " "), toPool}
 	}
-	if c.Sticky {
-		if c.Range {
-			return []rule{w.toStickyHandler(layout.RangeStickyHandlers)}
-		}
-		return []rule{w.toStickyHandler(layout.StickyHandlers)}
+	switch {
+	case c.Sticky && c.Range:
+		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @range-sticky-handlers"}
+	case c.Sticky:
+		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @sticky-handlers"}
 	}
 	return w.poolChain(c)
-}
-
-// dispatchBy renders a rule that takes a dispatch key from a map and goes to the chain of its
-// handler.
-func dispatchBy(key []part, dispatchKeys, handlers layout.Set) rule {
-	r := rule(key).with(found(dispatchKeys), storeDispatch())
-	return r.with(loadDispatch(layout.HandlerMask)...).with(dispatch(handlers))
-}
-
-// dispatchRange renders a rule that takes the number of a range of ports from service-ranges and its
-// dispatch key from another map, and goes to the chain of its handler.
-func (w Rules) dispatchRange(keys, handlers layout.Set) rule {
-	r := rule(w.serviceKey(firstReg)).with(found(layout.ServiceRanges), storeDispatch())
-	r = r.with(load(expr.MetaKeyPRIORITY, firstReg), found(keys), storeDispatch())
-	return r.with(loadDispatch(layout.HandlerMask)...).with(dispatch(handlers))
 }
 
 // toRanges returns the rules of a chain with those that look up ranges of ports. A range has
 // its turn if the destination is no single port and no NodePort, whatever happens to packets to
 // these.
-func toRanges(c chainSpec) []rule {
-	last := len(c.rules)
+func toRanges(c chainSpec) []string {
 	if c.name != layout.ChainOwnServices {
-		return append(c.rules[:last:last], rule{gotoChain(layout.ChainRanges)})
+		return append(c.rules, "goto "+layout.ChainRanges)
 	}
 	// The rules before leave a dispatch key if the destination is a single port or a NodePort.
-	reset := c.rules[last-1]
-	return append(c.rules[:last-1:last-1], reset.with(returnChain()), rule{jump(layout.ChainOwnRanges)}, reset)
-}
-
-// rangeFirewallCheck lets the allowed sources of ranges of ports pass the firewall.
-func (w Rules) rangeFirewallCheck() []rule {
-	allowed := rule{w.saddr(firstReg)}.with(w.serviceKey(firstReg + w.words())...)
-	return []rule{allowed.with(in(layout.RangeSources), returnChain()), {drop()}}
-}
-
-// toNodePort matches packets to addresses at which NodePorts answer.
-func (w Rules) toNodePort() rule {
-	return rule{w.daddr(firstReg), in(layout.NodePortIPs)}.with(fib(false)...)
-}
-
-// services renders the chain that finds the Service of a new connection.
-func (w Rules) services() []rule {
-	return []rule{
-		dispatchBy(w.serviceKey(firstReg), layout.ServiceIPs, layout.Handlers),
-		w.toNodePort().with(gotoChain(layout.ChainNodePorts)),
-	}
-}
-
-// internal renders the chain that gives connections from this node and its pods their dispatch
-// key under externalTrafficPolicy Local.
-func (w Rules) internal() []rule {
-	return []rule{
-		dispatchBy(w.serviceKey(firstReg), layout.InternalIPs, layout.InternalHandlers),
-		dispatchBy(nodePortKey(firstReg), layout.InternalNodePorts, layout.InternalHandlers),
-	}
-}
-
-// filterBase resets the priority of a new connection after the NAT chains, and rejects packets
-// to cluster IPs that were not translated.
-func (w Rules) filterBase() []rule {
-	restore := rule(ctNew()).with(ctDNAT()...).with(hasDispatch()...).with(resetPriority()...)
-	return []rule{restore, rule(ctNew()).with(jump(layout.ChainClusterIPs))}
-}
-
-// filterForward renders filterBase and, with Config.Offload, the rule that leads to the fast
-// path.
-func (w Rules) filterForward() []rule {
-	if w.Offload == nil {
-		return w.filterBase()
-	}
-	return append(w.filterBase(), w.established())
-}
-
-// resetPriority removes the dispatch key from the packet.
-func resetPriority() []part {
-	return []part{
-		of(&expr.Immediate{Register: firstReg, Data: word(0)}),
-		store(expr.MetaKeyPRIORITY, firstReg),
-	}
-}
-
-// filterInput stops the node's connections to itself that the chains of stop let pass in the
-// output hook. Unlike the NAT chains, it sees every packet of such a connection.
-func (w Rules) filterInput() []rule {
-	own := rule(interfaceIs(expr.MetaKeyIIFNAME, layout.LoopbackInterface)).with(ctNew()...).with(ctNotDNAT()...)
-	return []rule{own.with(jump(layout.ChainOwnServices))}
-}
-
-// ownServices finds the Service of the node's connection to itself again. The map own-handlers
-// has only the handlers that reject or drop.
-func (w Rules) ownServices() []rule {
-	return []rule{
-		dispatchBy(w.serviceKey(firstReg), layout.ServiceIPs, layout.OwnHandlers),
-		w.toNodePort().with(jump(layout.ChainOwnNodePorts)),
-		rule(hasDispatch()).with(resetPriority()...),
-	}
+	last := len(c.rules) - 1
+	reset := c.rules[last]
+	return append(c.rules[:last], reset+" return", "jump "+layout.ChainOwnRanges, reset)
 }
 
 // stop renders a chain that counts a packet in a set, unless the handler is for ranges of ports,
 // and ends its connection by the verdict.
 // In the output hook, packets from the node to itself go on to filter-input, because the kernel
-// returns EPERM to a socket whose packet is stopped in the output hook.
-func (w Rules) stop(c layout.Handler, counters layout.Set, verdict part) []rule {
-	own := rule(toItself()).with(resetPriority()...)
+// returns EPERM to a socket whose packet is stopped in the output hook. The interface does not
+// suffice: packets that another route sends to the loopback interface never reach the input hook.
+func stop(c layout.Handler, counters layout.Set, verdict string) []string {
+	own := `oifname "lo" fib daddr type local ` + resetPriority + " return"
 	if c.Range {
-		return []rule{own.with(returnChain()), {verdict}}
+		return []string{own, verdict}
 	}
-	return []rule{own.with(returnChain()), w.count(counters), {verdict}}
+	return []string{own, count(counters), verdict}
 }
 
 // count adds a packet that was not translated to the counter of its destination. If the set is
 // full, the rule ends there. So a verdict that must not depend on the counter belongs in the
 // next rule.
-func (w Rules) count(s layout.Set) rule {
-	return rule(w.serviceKey(countReg)).with(of(&expr.Dynset{
-		SetName: s.Name(), SrcRegKey: countReg, Operation: unix.NFT_DYNSET_OP_UPDATE,
-		Exprs: []expr.Any{&expr.Counter{}},
-	}))
-}
-
-func (w Rules) clusterIPsCheck() []rule {
-	return []rule{
-		rule(toItself()).with(returnChain()),
-		{w.daddr(firstReg), in(layout.ClusterIPs), w.reject()},
-		{w.daddr(firstReg), in(layout.ServiceCIDRs), drop()},
-	}
-}
-
-func (w Rules) masquerading() []rule {
-	marked := rule{
-		load(expr.MetaKeyMARK, firstReg), masked(firstReg, w.Mark, 0), equal(firstReg, word(w.Mark)),
-		load(expr.MetaKeyMARK, firstReg), masked(firstReg, ^w.Mark, 0), store(expr.MetaKeyMARK, firstReg),
-		masquerade(),
-	}
-	hairpin := rule(ctDNAT()).with(w.saddr(firstReg), w.daddr(firstReg+w.words()), in(layout.Hairpin), masquerade())
-	return []rule{marked, hairpin}
+func count(s layout.Set) string {
+	return "update @" + s.Name() + " { ip daddr . meta l4proto . th dport counter }"
 }
 
 // allowedSource lets sources within prefixes of the given length pass the firewall.
-func (w Rules) allowedSource(bits int) rule {
-	r := rule{w.saddr(firstReg)}.with(w.prefixed(bits)...)
-	return r.with(w.serviceKey(firstReg+w.words())...).with(in(layout.Allowed(bits)), returnChain())
+func (w Rules) allowedSource(bits int) string {
+	from := "ip saddr"
+	if bits != w.Family.Bits() {
+		mask, _ := netip.AddrFromSlice(net.CIDRMask(bits, w.Family.Bits()))
+		from += " & " + mask.String()
+	}
+	return from + " . ip daddr . meta l4proto . th dport @" + layout.Allowed(bits).Name() + " return"
 }
 
-// hashed loads a number below n behind a pool's number: the Jenkins hash of the connection's
-// source address, or of that and the source port, scaled down (linux/netfilter/nf_tables.h,
-// NFT_HASH_JENKINS).
-func (w Rules) hashed(h tracker.Hash, n uint32) []part {
-	parts, length := []part{w.saddr(hashReg)}, w.addrLen()
+// hashed is a number below n: the Jenkins hash of the connection's source address, or of that and
+// the source port, scaled down.
+func (w Rules) hashed(h tracker.Hash, n int) string {
+	of := "ip saddr"
 	if h == tracker.HashSourcePort {
-		parts, length = append(parts, sport(hashReg+w.words())), length+4
+		of += " . th sport"
 	}
-	return append(parts, of(&expr.Hash{
-		SourceRegister: hashReg, DestRegister: firstReg + 1, Length: length,
-		Modulus: n, Seed: w.Seed, Type: expr.HashTypeJenkins,
-	}))
+	return fmt.Sprintf("jhash %s mod %d seed %#x", of, n, w.Seed)
+}
+
+// drawn is a random number below n.
+func drawn(n int) string { return fmt.Sprintf("numgen random mod %d", n) }
+
+// keepsPort ends a rule for ranges of ports that translates the address alone. shiftsPort begins the end of
+// one that shifts the port by the range that a pool has in the maps of shifts (see [layout.ShiftedBy]), for
+// connections to a pool that has one. nft has no syntax for either, and reads comments.
+const (
+	keepsPort  = "# the port stays"
+	shiftsPort = "# the port becomes"
+)
+
+// shiftsBy ends a rule that shifts the port. pool is the bits of the priority that have the pool.
+func shiftsBy(pool string) string {
+	return shiftsPort + " meta priority & " + pool + " map @shift-from - meta priority & " + pool + " map @shift-to"
 }
 
 // poolChain counts the connection, draws a bucket or finds it by a hash, and sends the connection
@@ -331,69 +389,44 @@ func (w Rules) hashed(h tracker.Hash, n uint32) []part {
 // The first rule only counts, and does nothing if the set of counters is full. It does not look
 // up a map of endpoints, because the kernel checks each new element of a map against every rule
 // that looks it up.
-func (w Rules) poolChain(c layout.Handler) []rule {
+func (w Rules) poolChain(c layout.Handler) []string {
 	if c.Range {
 		// There is no counter: one for each port that some client tries would fill the set.
-		return append(w.choices(c, w.dnatShifted(layout.PoolMask)...), w.choices(c, w.dnatAddr())...)
+		return append(w.choices(c, " "+shiftsBy("f:ffff")), w.choices(c, " "+keepsPort)...)
 	}
-	return append([]rule{w.count(layout.Connections)}, w.choices(c, w.dnat())...)
+	return append([]string{count(layout.Connections)}, w.choices(c, "")...)
 }
 
 // choices renders the rules that choose a bucket and translate the connection to its endpoint.
-func (w Rules) choices(c layout.Handler, translate ...part) []rule {
-	var out []rule
-	for _, p := range serviceProtocols {
-		out = append(out, w.choicesOf(p, c, translate)...)
+func (w Rules) choices(c layout.Handler, port string) (out []string) {
+	buckets := []string{drawn(c.Buckets)}
+	if c.Hash != tracker.HashNone {
+		buckets = []string{w.hashed(c.Hash, c.Buckets)}
+	} else if n := c.Buckets; n > layout.ExactBuckets {
+		// Fewer than one draw in five finds an empty bucket. After four empty buckets, the
+		// last rule draws from the buckets that are never empty.
+		buckets = []string{drawn(n), drawn(n), drawn(n), drawn(n), drawn(layout.BucketsBelow(n))}
+	}
+	for _, p := range [...]string{"tcp", "udp", "sctp"} {
+		for _, bucket := range buckets {
+			out = append(out, "meta l4proto "+p+" dnat ip to meta priority & f:ffff . "+bucket+" map @"+p+"-endpoints"+port)
+		}
 	}
 	return out
 }
 
-// choicesOf renders the rules for the endpoints of one protocol.
-func (w Rules) choicesOf(protocol byte, c layout.Handler, translate []part) []rule {
-	choose := func(bucket ...part) rule {
-		match := rule{proto(firstReg), equal(firstReg, []byte{protocol})}.with(loadDispatch(layout.PoolMask)...)
-		return match.with(bucket...).with(found(layout.EndpointsOf(inet.ProtocolOf(protocol)))).with(translate...)
-	}
-	draw := func(n int) rule { return choose(random(uint32(n))) }
-	switch n := c.Buckets; {
-	case c.Hash != tracker.HashNone:
-		return []rule{choose(w.hashed(c.Hash, uint32(n))...)}
-	case n <= layout.ExactBuckets:
-		return []rule{draw(n)}
-	default:
-		// Fewer than one draw in five finds an empty bucket. After four empty buckets, the
-		// last rule draws from the buckets that are never empty.
-		return []rule{draw(n), draw(n), draw(n), draw(n), draw(layout.BucketsBelow(n))}
-	}
-}
-
-// isInternal returns a condition for each way in which a connection comes from one of this
-// node's pods.
-func (w Rules) isInternal(l ruleset.LocalTraffic) []rule {
-	return w.localTraffic(l, equal)
-}
-
-// notInternal returns the condition under which a connection does not come from one of this
-// node's pods.
-func (w Rules) notInternal(l ruleset.LocalTraffic) rule {
-	var all rule
-	for _, r := range w.localTraffic(l, differs) {
-		all = all.with(r...)
-	}
-	return all
-}
-
-func (w Rules) localTraffic(l ruleset.LocalTraffic, cmp func(uint32, []byte) part) []rule {
-	switch {
+// localTraffic returns a condition for each way in which a connection comes from one of this node's
+// pods or, with the operator "!= ", does not.
+func (w Rules) localTraffic(operator string) (out []string) {
+	switch l := w.Local; {
 	case l.Bridge != "":
-		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, interfaceName(l.Bridge))}}
+		return []string{"iifname " + operator + `"` + l.Bridge + `"`}
 	case l.InterfacePrefix != "":
-		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, []byte(l.InterfacePrefix))}}
-	}
-	var out []rule
-	for _, c := range inet.Prefixes(l.CIDRs, w.Family) {
-		r := rule{w.saddr(firstReg)}.with(w.prefixed(c.Bits())...)
-		out = append(out, r.with(cmp(firstReg, c.Addr().AsSlice())))
+		return []string{"iifname " + operator + `"` + l.InterfacePrefix + `*"`}
+	default:
+		for _, c := range inet.Prefixes(l.CIDRs, w.Family) {
+			out = append(out, "ip saddr "+operator+c.Masked().String())
+		}
 	}
 	return out
 }

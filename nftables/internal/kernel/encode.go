@@ -220,7 +220,7 @@ const (
 )
 
 // chain creates a chain with rules and the hook base, nil for no hook.
-func (w *Writer) chain(f tracker.Family, name string, base *BaseChain, rules []rule) {
+func (w *Writer) chain(f tracker.Family, name string, base *BaseChain, rules []string) {
 	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	if base != nil {
@@ -277,14 +277,10 @@ var serviceProtocols = [...]byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROT
 
 // rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, otherwise at its beginning.
 // number, from 0, identifies the rule in errors.
-func (w *Writer) rule(f tracker.Family, chain string, number int, flags uint16, r rule) {
-	exprs := make([][]byte, len(r))
-	for i, p := range r {
-		data, err := p(scope{inet.AF(f), func() uint32 { return w.protocols(f) }})
-		if err != nil && w.err == nil {
-			w.err = err
-		}
-		exprs[i] = data
+func (w *Writer) rule(f tracker.Family, chain string, number int, flags uint16, rule string) {
+	exprs, err := compile(f, w.rules[index(f)].complete(rule), func() uint32 { return w.protocols(f) })
+	if err != nil && w.err == nil {
+		w.err = err
 	}
 	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f)
 	w.batch.String(unix.NFTA_RULE_CHAIN, chain)

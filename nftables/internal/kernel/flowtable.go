@@ -3,10 +3,8 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"slices"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
@@ -32,6 +30,9 @@ const (
 // connections (NFT_FLOWTABLE_COUNTER).
 const flowtableCounter = 2
 
+// priorityFilter is the priority of the flowtable (NF_IP_PRI_FILTER).
+const priorityFilter = 0
+
 // maxDevices is the largest number of devices in a message. The kernel accepts 255
 // (NFT_NETDEVICE_MAX).
 const maxDevices = 128
@@ -43,7 +44,7 @@ func (w *Writer) newFlowtable(f tracker.Family) {
 	w.batch.String(flowtableAttrName, layout.FastPath)
 	w.batch.Nest(flowtableAttrHook)
 	w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
-	w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
+	w.batch.Uint32(flowtableHookPriority, priorityFilter)
 	w.batch.Unnest()
 	w.batch.Uint32(flowtableAttrFlags, flowtableCounter)
 	w.batch.End()
@@ -57,7 +58,7 @@ func (w *Writer) devices(what string, typ, flags uint16, f tracker.Family, names
 		w.batch.Nest(flowtableAttrHook)
 		// Kernels before 5.8 need these in changes, too.
 		w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
-		w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
+		w.batch.Uint32(flowtableHookPriority, priorityFilter)
 		w.batch.Nest(flowtableHookDevices)
 		for _, name := range names {
 			w.batch.String(deviceName, name)
@@ -74,7 +75,7 @@ func (c *Conn) Flowtables(table string, f tracker.Family) (out map[string]Flowta
 	err = c.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, begin, func(a *attributes) {
 		hook := parse(a[flowtableAttrHook])
 		k := Flowtable{Devices: map[string]bool{}, Sound: a.number(flowtableAttrFlags) == flowtableCounter &&
-			hook.number(flowtableHookNum) == unix.NF_NETDEV_INGRESS && hook.number(flowtableHookPriority) == uint32(priorityFilter)}
+			hook.number(flowtableHookNum) == unix.NF_NETDEV_INGRESS && hook.number(flowtableHookPriority) == priorityFilter}
 		for typ, name := range nfnl.Attributes(hook[flowtableHookDevices]) {
 			if typ == deviceName {
 				k.Devices[nfnl.String(name)] = true
@@ -83,54 +84,4 @@ func (c *Conn) Flowtables(table string, f tracker.Family) (out map[string]Flowta
 		out[a.text(flowtableAttrName)] = k
 	})
 	return out, err
-}
-
-// established sends connections to the chain to-fast-path if they are established, have a
-// translated destination and enough packets, and run between chosen interfaces.
-func (w Rules) established() rule {
-	r := rule(ctHas(expr.CtKeySTATE, expr.CtStateBitESTABLISHED)).with(ctDNAT()...)
-	for _, key := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
-		r = r.with(load(key, firstReg), in(layout.FastPathInterfaces))
-	}
-	return r.with(
-		of(&expr.Ct{Key: expr.CtKeyPKTS, Register: firstReg}),
-		of(&expr.Byteorder{SourceRegister: firstReg, DestRegister: firstReg, Op: expr.ByteorderHton, Len: 8, Size: 8}),
-		of(&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(w.Offload.AfterPackets))}),
-		jump(layout.ChainToFastPath),
-	)
-}
-
-// toFastPath puts connections on the fast path whose original destination is a frontend of a
-// Service. Its rules store the dispatch key, as the NAT chains do, because the nft tool cannot
-// show a rule that ignores the result of a map look-up.
-func (w Rules) toFastPath() []rule {
-	protocols := []byte{unix.IPPROTO_TCP}
-	if w.Offload.UDP {
-		protocols = append(protocols, unix.IPPROTO_UDP)
-	}
-	var out []rule
-	for _, p := range protocols {
-		is := rule{proto(firstReg), equal(firstReg, []byte{p})}
-		portKey := func(reg uint32) []part { return []part{proto(reg), originalPort(reg + 1)} }
-		flow := of(&expr.FlowOffload{Name: layout.FastPath})
-		out = append(out,
-			is.with(w.originalAddr(firstReg)).with(portKey(firstReg+w.words())...).with(found(layout.ServiceIPs), storeDispatch(), flow),
-			is.with(w.originalAddr(firstReg), in(layout.NodePortIPs)).with(portKey(firstReg)...).with(found(layout.NodePorts), storeDispatch(), flow),
-		)
-	}
-	return append(out, rule(hasDispatch()).with(resetPriority()...))
-}
-
-// originalAddr and originalPort load the destination before translation.
-func (w Rules) originalAddr(reg uint32) part {
-	if w.Family == tracker.IPv6 {
-		return original(nfnl.CtDstIP6, reg)
-	}
-	return original(nfnl.CtDstIP, reg)
-}
-
-func originalPort(reg uint32) part { return original(nfnl.CtProtoDst, reg) }
-
-func original(key, reg uint32) part {
-	return func(scope) ([]byte, error) { return nfnl.OriginalCt(key, reg), nil }
 }

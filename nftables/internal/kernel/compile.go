@@ -1,0 +1,428 @@
+//go:build linux
+
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// firstReg is the first register of a look-up's key (NFT_REG32_00). Registers are numbered as
+// 32-bit words. The kernel reports the number of a 128-bit register that begins at the same
+// word.
+const firstReg = unix.NFT_REG32_00
+
+// spareReg is the first register after the longest key that a rule holds while it loads something else: the
+// data of a new element, what is hashed, the key of a counter, or the ports of a shift.
+const spareReg = firstReg + 8
+
+// compiler encodes a rule in the syntax of nft as the kernel's expressions: each one's attributes
+// (NFTA_EXPR_NAME and _DATA). It knows the statements of this package, and encodes them as the tool does. The
+// tool lists other expressions wrongly, or aborts: nft 1.0.6 does on a register that is passed from one
+// look-up to the next.
+type compiler struct {
+	family tracker.Family
+	// rest is what is left of the rule.
+	rest string
+	out  [][]byte
+	err  error
+	// protocols creates an anonymous set of the protocols of Services and returns its ID.
+	protocols func() uint32
+}
+
+// compile returns the expressions of a rule.
+func compile(f tracker.Family, rule string, protocols func() uint32) ([][]byte, error) {
+	c := &compiler{family: f, rest: rule, protocols: protocols}
+	for c.rest != "" && c.err == nil {
+		c.statement()
+	}
+	if c.err != nil {
+		return nil, fmt.Errorf("cannot encode rule %q: %w", rule, c.err)
+	}
+	return c.out, nil
+}
+
+func (c *compiler) emit(list ...expr.Any) {
+	for _, e := range list {
+		data, err := expr.Marshal(inet.AF(c.family), e)
+		c.fail(err)
+		c.out = append(c.out, data)
+	}
+}
+
+// next returns the next word.
+func (c *compiler) next() (word string) {
+	word, c.rest, _ = strings.Cut(c.rest, " ")
+	return word
+}
+
+// accept skips words if they come next.
+func (c *compiler) accept(words string) bool {
+	rest, ok := strings.CutPrefix(c.rest, words)
+	if !ok || rest != "" && rest[0] != ' ' {
+		return false
+	}
+	c.rest = strings.TrimPrefix(rest, " ")
+	return true
+}
+
+// need skips words that must come next.
+func (c *compiler) need(words string) {
+	if !c.accept(words) {
+		c.fail(fmt.Errorf("%q is missing before %q", words, c.rest))
+	}
+}
+
+// set returns the name in a word like "@services".
+func (c *compiler) set() string {
+	name, ok := strings.CutPrefix(c.next(), "@")
+	if !ok {
+		c.fail(fmt.Errorf("a set is missing before %q", c.rest))
+	}
+	return name
+}
+
+// statement encodes a statement or a match.
+func (c *compiler) statement() {
+	switch {
+	case c.accept("drop"):
+		c.emit(&expr.Verdict{Kind: expr.VerdictDrop})
+	case c.accept("return"):
+		c.emit(&expr.Verdict{Kind: expr.VerdictReturn})
+	case c.accept("jump"):
+		c.emit(&expr.Verdict{Kind: expr.VerdictJump, Chain: c.next()})
+	case c.accept("goto"):
+		c.emit(&expr.Verdict{Kind: expr.VerdictGoto, Chain: c.next()})
+	case c.accept("reject"):
+		code := uint8(3) // ICMP port unreachable (RFC 792, RFC 4443)
+		if c.family == tracker.IPv6 {
+			code = 4
+		}
+		c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
+	case c.accept("masquerade fully-random"):
+		c.emit(&expr.Masq{FullyRandom: true})
+	case c.accept("flow add"):
+		c.emit(&expr.FlowOffload{Name: c.set()})
+	case c.accept("update"):
+		c.update(unix.NFT_DYNSET_OP_UPDATE)
+	case c.accept("delete"):
+		c.update(dynsetDelete)
+	case c.accept("dnat"):
+		c.dnat(nil)
+	case c.accept("meta priority set none"):
+		c.emit(&expr.Immediate{Register: firstReg, Data: word(0)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: firstReg})
+	case c.accept("meta priority set"):
+		c.value(firstReg)
+		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: firstReg})
+	case c.accept("meta mark set"):
+		c.value(firstReg)
+		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: firstReg})
+	case c.accept("meta l4proto { tcp, udp, sctp }"):
+		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstReg},
+			&expr.Lookup{SourceRegister: firstReg, SetName: anonymousSet, SetID: c.protocols()})
+	default:
+		c.match()
+	}
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h, which
+// golang.org/x/sys/unix lacks.
+const dynsetDelete = 2
+
+// update encodes the change of a set by packets: { key counter }, or { key timeout time : data }.
+//
+// If it comes before dnat, it takes effect after the look-up of dnat, so a connection that finds no endpoint
+// is not counted.
+func (c *compiler) update(op uint32) {
+	e := &expr.Dynset{SetName: c.set(), Operation: op, SrcRegKey: firstReg}
+	counts := len(c.out)
+	c.need("{")
+	if strings.Contains(c.rest, "} dnat ") {
+		e.SrcRegKey = spareReg
+	}
+	c.concatenation(e.SrcRegKey)
+	if c.accept("timeout") {
+		var err error
+		e.Timeout, err = time.ParseDuration(c.next())
+		c.fail(err)
+	}
+	if c.accept("counter") {
+		e.Exprs = []expr.Any{&expr.Counter{}}
+	}
+	if c.accept(":") {
+		e.SrcRegData = spareReg
+		c.concatenation(spareReg)
+	}
+	c.need("}")
+	c.emit(e)
+	if c.accept("dnat") {
+		count := slices.Clone(c.out[counts:])
+		c.out = c.out[:counts]
+		c.dnat(count)
+	}
+}
+
+// dnat encodes the translation to an address and port, with expressions before it. A comment about the port
+// stands for what nft has no syntax for.
+func (c *compiler) dnat(before [][]byte) {
+	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(inet.AF(c.family)), RegAddrMin: firstReg, RegAddrMax: firstReg}
+	c.accept("ip")
+	c.accept("ip6")
+	c.need("to")
+	c.value(firstReg)
+	c.out = append(c.out, before...)
+	flags := byte(0)
+	switch {
+	case c.accept(keepsPort):
+	case c.accept(shiftsPort):
+		nat.RegProtoMin, nat.RegProtoMax = spareReg, spareReg+1
+		c.value(nat.RegProtoMin)
+		c.need("-")
+		c.value(nat.RegProtoMax)
+		nat.Specified = true // so that there are flags
+		flags = natOffset
+	default:
+		nat.RegProtoMin = firstReg + c.addrLen()/4
+		nat.RegProtoMax = nat.RegProtoMin
+	}
+	c.emit(nat)
+	last := c.out[len(c.out)-1]
+	last[len(last)-1] |= flags // the last attribute, in network byte order
+}
+
+// natOffset is NF_NAT_RANGE_PROTO_OFFSET of linux/netfilter/nf_nat.h, which
+// github.com/google/nftables lacks.
+const natOffset = 1 << 5
+
+// value loads a value into a register and those behind it.
+func (c *compiler) value(reg uint32) {
+	c.concatenation(reg)
+	if c.accept("map") {
+		c.emit(&expr.Lookup{SourceRegister: reg, SetName: c.set(), IsDestRegSet: true, DestRegister: reg})
+	}
+}
+
+// concatenation loads a key.
+func (c *compiler) concatenation(reg uint32) {
+	reg += c.operand(reg)
+	for c.accept(".") {
+		reg += c.operand(reg)
+	}
+}
+
+// operand loads one field of a key and returns the number of registers that it takes.
+func (c *compiler) operand(reg uint32) uint32 {
+	addr := c.addrLen() / 4
+	switch {
+	case c.accept("ip saddr"), c.accept("ip6 saddr"):
+		c.emit(c.address(reg, 12, 8))
+		if c.accept("&") {
+			mask, err := netip.ParseAddr(c.next())
+			c.fail(err)
+			c.emit(c.maskedAddr(reg, mask.AsSlice()))
+		}
+		return addr
+	case c.accept("ip daddr"), c.accept("ip6 daddr"):
+		c.emit(c.address(reg, 16, 24))
+		return addr
+	case c.accept("ct original ip daddr"):
+		c.out = append(c.out, nfnl.OriginalCt(nfnl.CtDstIP, reg))
+		return addr
+	case c.accept("ct original ip6 daddr"):
+		c.out = append(c.out, nfnl.OriginalCt(nfnl.CtDstIP6, reg))
+		return addr
+	case c.accept("ct original proto-dst"):
+		c.out = append(c.out, nfnl.OriginalCt(nfnl.CtProtoDst, reg))
+	case c.accept("ct protocol"):
+		c.emit(&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: reg})
+	case c.accept("meta l4proto"):
+		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg})
+	case c.accept("th sport"):
+		c.emit(port(reg, 0))
+	case c.accept("th dport"):
+		c.emit(port(reg, 2))
+	case c.accept("meta priority"):
+		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg})
+		if c.accept("&") {
+			c.emit(masked(reg, c.classID(c.next()), 0))
+		}
+	case c.accept("meta mark"):
+		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
+		if c.accept("&") {
+			c.emit(masked(reg, c.number(c.next()), 0))
+		} else if c.accept("|") {
+			bits := c.number(c.next())
+			c.emit(masked(reg, ^bits, bits))
+		}
+	case c.accept("numgen random mod"):
+		c.emit(&expr.Numgen{Register: reg, Modulus: c.number(c.next()), Type: unix.NFT_NG_RANDOM})
+	case c.accept("jhash"):
+		// linux/netfilter/nf_tables.h, NFT_HASH_JENKINS
+		h := &expr.Hash{SourceRegister: spareReg, DestRegister: reg, Length: c.addrLen(), Type: expr.HashTypeJenkins}
+		c.operand(spareReg)
+		if c.accept(".") {
+			h.Length += 4 * c.operand(spareReg+addr)
+		}
+		c.need("mod")
+		h.Modulus = c.number(c.next())
+		c.need("seed")
+		h.Seed = c.number(c.next())
+		c.emit(h)
+	default:
+		c.need("a value")
+	}
+	return 1
+}
+
+// match encodes a condition, or the verdict of a map.
+func (c *compiler) match() {
+	whole := c.rest
+	about := func(subject string) bool { return strings.HasPrefix(whole, subject) }
+	switch {
+	case c.accept("fib saddr type local"), c.accept("fib daddr type local"):
+		source := about("fib saddr")
+		c.emit(&expr.Fib{Register: firstReg, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: word(unix.RTN_LOCAL)})
+	case c.accept("iifname"):
+		c.emit(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstReg})
+		c.compare(interfaceName)
+	case c.accept("oifname"):
+		c.emit(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: firstReg})
+		c.compare(interfaceName)
+	case c.accept("ct state new"):
+		c.flag(expr.CtKeySTATE, expr.CtStateBitNEW, expr.CmpOpNeq)
+	case c.accept("ct state established"):
+		c.flag(expr.CtKeySTATE, expr.CtStateBitESTABLISHED, expr.CmpOpNeq)
+	case c.accept("ct status dnat"):
+		c.flag(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq)
+	case c.accept("ct status ! dnat"):
+		c.flag(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpEq)
+	case c.accept("ct packets >"):
+		c.emit(&expr.Ct{Key: expr.CtKeyPKTS, Register: firstReg},
+			&expr.Byteorder{SourceRegister: firstReg, DestRegister: firstReg, Op: expr.ByteorderHton, Len: 8, Size: 8},
+			&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(c.number(c.next())))})
+	default:
+		c.concatenation(firstReg)
+		switch {
+		case about("meta priority"):
+			c.compare(func(s string) []byte { return word(c.classID(s)) })
+		case about("meta mark"):
+			c.compare(func(s string) []byte { return word(c.number(s)) })
+		case about("meta l4proto"), about("ct protocol"):
+			c.compare(func(s string) []byte { return []byte{inet.Protocol(v1.Protocol(strings.ToUpper(s)))} })
+		default:
+			c.compare(c.prefix)
+		}
+	}
+}
+
+// compare compares what was loaded with a value, or looks it up in a set or a verdict map.
+func (c *compiler) compare(encode func(string) []byte) {
+	switch op := expr.CmpOpEq; {
+	case c.accept("vmap"):
+		c.emit(&expr.Lookup{SourceRegister: firstReg, SetName: c.set(), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+	case strings.HasPrefix(c.rest, "@"):
+		c.emit(&expr.Lookup{SourceRegister: firstReg, SetName: c.set()})
+	default:
+		if c.accept("!=") {
+			op = expr.CmpOpNeq
+		}
+		c.accept("==")
+		c.emit(&expr.Cmp{Op: op, Register: firstReg, Data: encode(c.next())})
+	}
+}
+
+// flag compares a bit of a connection's state or status with 0.
+func (c *compiler) flag(key expr.CtKey, bit uint32, op expr.CmpOp) {
+	c.emit(&expr.Ct{Key: key, Register: firstReg}, masked(firstReg, bit, 0), &expr.Cmp{Op: op, Register: firstReg, Data: word(0)})
+}
+
+// ctStatusDNAT is the status of connections whose destination was translated
+// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT).
+const ctStatusDNAT = 1 << 5
+
+// prefix clears all bits but those of a prefix in what was loaded, and returns the prefix's address.
+func (c *compiler) prefix(s string) []byte {
+	p, err := netip.ParsePrefix(s)
+	c.fail(err)
+	if p.Bits() != c.family.Bits() {
+		c.emit(c.maskedAddr(firstReg, net.CIDRMask(p.Bits(), c.family.Bits())))
+	}
+	return p.Addr().AsSlice()
+}
+
+// interfaceName returns a whole name, or the beginning of names, as rules compare it.
+func interfaceName(quoted string) []byte {
+	name := strings.Trim(quoted, `"`)
+	if begin, ok := strings.CutSuffix(name, "*"); ok {
+		return []byte(begin)
+	}
+	o := layout.InterfaceName(name)
+	return slices.Clone(o.Bytes())
+}
+
+// classID and number return a number in the notation of nft.
+func (c *compiler) classID(s string) uint32 {
+	if s == "none" {
+		return 0
+	}
+	major, minor, _ := strings.Cut(s, ":")
+	return c.parse(major, 16, 16)<<16 | c.parse(minor, 16, 16)
+}
+
+func (c *compiler) number(s string) uint32 { return c.parse(s, 0, 32) }
+
+func (c *compiler) parse(s string, base, bits int) uint32 {
+	v, err := strconv.ParseUint(s, base, bits)
+	c.fail(err)
+	return uint32(v)
+}
+
+func (c *compiler) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+}
+
+func (c *compiler) addrLen() uint32 { return uint32(c.family.Bits() / 8) }
+
+// address loads an address of the packet (RFC 791, RFC 8200).
+func (c *compiler) address(reg, offset4, offset6 uint32) expr.Any {
+	offset := offset4
+	if c.family == tracker.IPv6 {
+		offset = offset6
+	}
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: c.addrLen()}
+}
+
+func (c *compiler) maskedAddr(reg uint32, mask []byte) expr.Any {
+	return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: c.addrLen(), Mask: mask, Xor: make([]byte, len(mask))}
+}
+
+// port loads a port, which TCP, UDP and SCTP have at the same place.
+func port(reg, offset uint32) expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
+}
+
+// word returns v in the kernel's byte order.
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// masked sets the register to (itself AND mask) XOR xor.
+func masked(reg, mask, xor uint32) expr.Any {
+	return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(mask), Xor: word(xor)}
+}
