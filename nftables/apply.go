@@ -73,10 +73,10 @@ func (b *Backend) lock(ctx context.Context) error {
 	return nil
 }
 
-// rules renders the rules of the family's tables for a node.
-func (b *Backend) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
-	r := kernel.Rules{Family: f, Mark: b.mark(), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic}
-	if o := b.config.Offload; o != nil {
+// rules has the rules of the family's tables for a node.
+func (c Config) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
+	r := kernel.Rules{Family: f, Mark: uint32(c.MasqueradeMark), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic}
+	if o := c.Offload; o != nil {
 		r.Offload = &kernel.Offload{AfterPackets: o.AfterPackets, UDP: o.UDP}
 	}
 	return r
@@ -86,7 +86,7 @@ func (b *Backend) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
 func (b *Backend) writer(name string, n *ruleset.Node) writer {
 	var rules []kernel.Rules
 	for _, f := range b.config.Families {
-		rules = append(rules, b.rules(f, n))
+		rules = append(rules, b.config.rules(f, n))
 	}
 	return b.conn.NewWriter(name, rules...)
 }

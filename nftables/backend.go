@@ -73,8 +73,7 @@ func open(ctx context.Context, c Config, l model.Config) (*Backend, error) {
 // newBackend returns a backend that uses conn, and closes conn if it returns an error. c has its
 // defaults.
 func newBackend(c Config, l model.Config, conn connection) (*Backend, error) {
-	l.Clients, l.FastPath = c.StickyClients, c.Offload != nil
-	b := &Backend{config: c, layout: l, complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn}
+	b := &Backend{config: c, layout: c.model(l), complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn}
 	b.open, b.close = context.WithCancel(context.Background())
 	if err := b.probe(); err != nil {
 		b.Close()

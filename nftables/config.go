@@ -134,6 +134,12 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
+// model returns l with the configuration of tables.
+func (c Config) model(l model.Config) model.Config {
+	l.Clients, l.FastPath = c.StickyClients, c.Offload != nil
+	return l
+}
+
 // Probe reports whether [New] would succeed, without changing anything. It returns nil,
 // a [*dataplane.UnsupportedError], or another error of New.
 func Probe(ctx context.Context, c Config) error {

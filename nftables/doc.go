@@ -15,6 +15,9 @@
 // deletes them. DESIGN.md, beside the source, describes the tables and follows a packet
 // through them.
 //
+// A [Renderer] plans the same tables without a kernel, on every system: a [Transaction] can be printed as
+// "nft -f" reads it. Another program may commit it.
+//
 // # Guarantees
 //
 //   - The cost of a change depends on the change alone. Replacing an endpoint takes two to

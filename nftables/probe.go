@@ -17,9 +17,6 @@ import (
 // use it, because probe tries the features themselves.
 const minimumKernel = "Linux 5.10"
 
-// mark returns the packet mark that requests masquerading.
-func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
-
 // probe makes the kernel check, for each family, a transaction that creates a table with every
 // kind of set, chain and rule, and deletes the table. The objects and rules of Config.Offload
 // are in a transaction of their own, so that the error can name the feature.
@@ -58,7 +55,7 @@ func (b *Backend) probeTable(f tracker.Family, offload bool) error {
 	tx := &model.Tx{}
 	tx.Object(model.Object{Kind: model.CreateNewTable, Family: f})
 	t.CreateAll(tx)
-	rules := b.rules(f, node)
+	rules := b.config.rules(f, node)
 	if !offload {
 		rules.Offload = nil
 	}

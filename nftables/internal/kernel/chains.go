@@ -151,25 +151,25 @@ chain count-postrouting {
 }
 `
 
-// chainSpec is a chain. hook is the line of nft with base, "" for a chain without a hook.
-type chainSpec struct {
-	name  string
-	hook  string
+// ChainSpec is a chain as it is written. Hook is the line of nft with base, "" for a chain without a hook.
+type ChainSpec struct {
+	Name  string
+	Hook  string
 	base  *BaseChain
-	rules []string
+	Rules []string
 }
 
 // hooks holds the numbers of the hooks of base chains (linux/netfilter.h, NF_INET_*).
 var hooks = map[string]uint32{"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 
 // chainsIn returns the chains in a text.
-func chainsIn(text string) (out []chainSpec) {
+func chainsIn(text string) (out []ChainSpec) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		name, isChain := strings.CutPrefix(line, "chain ")
 		switch {
 		case isChain:
-			out = append(out, chainSpec{name: strings.TrimSuffix(name, " {")})
+			out = append(out, ChainSpec{Name: strings.TrimSuffix(name, " {")})
 		case strings.HasPrefix(line, "type "):
 			var kind, hook string
 			base := &BaseChain{}
@@ -177,16 +177,16 @@ func chainsIn(text string) (out []chainSpec) {
 				panic(line)
 			}
 			base.Type, base.Hook = kind, hooks[hook]
-			out[len(out)-1].hook, out[len(out)-1].base = line, base
+			out[len(out)-1].Hook, out[len(out)-1].base = line, base
 		case line != "" && line != "}":
-			out[len(out)-1].rules = append(out[len(out)-1].rules, line)
+			out[len(out)-1].Rules = append(out[len(out)-1].Rules, line)
 		}
 	}
 	return out
 }
 
 // fixed returns the chains that do not depend on the Services.
-func (w Rules) fixed() []chainSpec {
+func (w Rules) fixed() []ChainSpec {
 	out := chainsIn(fixedChains)
 	if w.Offload == nil {
 		return out
@@ -196,8 +196,8 @@ func (w Rules) fixed() []chainSpec {
 		text += strings.ReplaceAll(toFastPath, "PROTOCOL", "udp")
 	}
 	for i := range out {
-		if out[i].name == layout.ChainFilterForward {
-			out[i].rules = append(out[i].rules, established)
+		if out[i].Name == layout.ChainFilterForward {
+			out[i].Rules = append(out[i].Rules, established)
 		}
 	}
 	fast := chainsIn("chain " + layout.ChainToFastPath + " {\n" + text + hasDispatch + " " + resetPriority)
@@ -210,46 +210,60 @@ func (w Rules) Outline(objects []model.Object) (base map[string]*BaseChain, rule
 	base, rules = map[string]*BaseChain{}, map[string]int{}
 	for i := range objects {
 		for _, c := range w.chainsOf(&objects[i]) {
-			rules[c.name] = len(c.rules)
+			rules[c.Name] = len(c.Rules)
 			if c.base != nil {
-				base[c.name] = c.base
+				base[c.Name] = c.base
 			}
 		}
 	}
 	return base, rules
 }
 
-// chainsOf returns the chains that an object creates.
-func (w Rules) chainsOf(o *model.Object) []chainSpec {
+// chainsOf returns the chains that an object creates. Their rules are not complete.
+func (w Rules) chainsOf(o *model.Object) []ChainSpec {
 	h := o.Sticky
 	switch o.Kind {
 	case model.HandlerChain:
-		return []chainSpec{{name: o.Handler.Chain(), rules: w.handler(o.Handler)}}
+		return []ChainSpec{{Name: o.Handler.Chain(), Rules: w.handler(o.Handler)}}
 	case model.StickyChains:
 		return chainsIn(stickyChains)
 	case model.ChooserChain:
-		return []chainSpec{{name: h.Chooser(), rules: w.stickyChooser(h)}}
+		return []ChainSpec{{Name: h.Chooser(), Rules: w.stickyChooser(h)}}
 	case model.StickyChain:
-		return []chainSpec{{name: h.Chain(), rules: stickyChain(h)}}
+		return []ChainSpec{{Name: h.Chain(), Rules: stickyChain(h)}}
 	case model.RangeStickyChains:
 		return chainsIn(rangeStickyChains)
 	case model.RangeChains:
 		return chainsIn(rangeChains)
 	case model.UseRanges, model.UnuseRanges:
-		out := slices.DeleteFunc(w.fixed(), func(c chainSpec) bool { return !layout.LeadsToRanges(c.name) })
+		out := slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return !layout.LeadsToRanges(c.Name) })
 		for i := range out {
 			if o.Kind == model.UseRanges {
-				out[i].rules = toRanges(out[i])
+				out[i].Rules = toRanges(out[i])
 			}
 		}
 		return out
 	case model.PacketCounters:
 		return chainsIn(packetChains)
 	case model.FixedChains, model.BaseChains:
-		return slices.DeleteFunc(w.fixed(), func(c chainSpec) bool { return (c.base != nil) != (o.Kind == model.BaseChains) })
+		return slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return (c.base != nil) != (o.Kind == model.BaseChains) })
 	}
 	return nil
 }
+
+// Chains returns the chains that an object creates, with complete rules.
+func (w Rules) Chains(o *model.Object) []ChainSpec {
+	out := w.chainsOf(o)
+	for i := range out {
+		for j, rule := range out[i].Rules {
+			out[i].Rules[j] = w.complete(rule)
+		}
+	}
+	return out
+}
+
+// SourceRule returns the rule of an object that has one: see [Rules.allowedSource].
+func (w Rules) SourceRule(o *model.Object) string { return w.complete(w.allowedSource(o.Size)) }
 
 // complete returns a rule for the family, the mark and the offload of w.
 func (w Rules) complete(rule string) string {
@@ -281,7 +295,7 @@ func (w Rules) handler(c layout.Handler) []string {
 	}
 	toPool := "goto " + c.Direct().Chain()
 	internalFirst := func(last ...string) (out []string) {
-		for _, from := range w.localTraffic("") {
+		for _, from := range w.localTraffic("== ") {
 			out = append(out, from+" goto "+internal)
 		}
 		return append(append(out, "fib saddr type local "+markForMasquerade+" goto "+internal), last...)
@@ -317,14 +331,14 @@ func (w Rules) handler(c layout.Handler) []string {
 // toRanges returns the rules of a chain with those that look up ranges of ports. A range has
 // its turn if the destination is no single port and no NodePort, whatever happens to packets to
 // these.
-func toRanges(c chainSpec) []string {
-	if c.name != layout.ChainOwnServices {
-		return append(c.rules, "goto "+layout.ChainRanges)
+func toRanges(c ChainSpec) []string {
+	if c.Name != layout.ChainOwnServices {
+		return append(c.Rules, "goto "+layout.ChainRanges)
 	}
 	// The rules before leave a dispatch key if the destination is a single port or a NodePort.
-	last := len(c.rules) - 1
-	reset := c.rules[last]
-	return append(c.rules[:last], reset+" return", "jump "+layout.ChainOwnRanges, reset)
+	last := len(c.Rules) - 1
+	reset := c.Rules[last]
+	return append(c.Rules[:last], reset+" return", "jump "+layout.ChainOwnRanges, reset)
 }
 
 // stop renders a chain that counts a packet in a set, unless the handler is for ranges of ports,
@@ -416,7 +430,7 @@ func (w Rules) choices(c layout.Handler, port string) (out []string) {
 }
 
 // localTraffic returns a condition for each way in which a connection comes from one of this node's
-// pods or, with the operator "!= ", does not.
+// pods or, with the operator "!= " instead of "== ", does not.
 func (w Rules) localTraffic(operator string) (out []string) {
 	switch l := w.Local; {
 	case l.Bridge != "":

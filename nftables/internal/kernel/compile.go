@@ -27,9 +27,12 @@ import (
 // word.
 const firstReg = unix.NFT_REG32_00
 
-// spareReg is the first register after the longest key that a rule holds while it loads something else: the
-// data of a new element, what is hashed, the key of a counter, or the ports of a shift.
-const spareReg = firstReg + 8
+// Registers behind what a rule holds: hashReg is the first word to hash, as in the tool, and spareReg the key
+// of a counter or the ports of a shift.
+const (
+	hashReg  = firstReg + 6
+	spareReg = firstReg + 8
+)
 
 // compiler encodes a rule in the syntax of nft as the kernel's expressions: each one's attributes
 // (NFTA_EXPR_NAME and _DATA). It knows the statements of this package, and encodes them as the tool does. The
@@ -155,7 +158,7 @@ func (c *compiler) update(op uint32) {
 	if strings.Contains(c.rest, "} dnat ") {
 		e.SrcRegKey = spareReg
 	}
-	c.concatenation(e.SrcRegKey)
+	words := c.concatenation(e.SrcRegKey)
 	if c.accept("timeout") {
 		var err error
 		e.Timeout, err = time.ParseDuration(c.next())
@@ -165,8 +168,8 @@ func (c *compiler) update(op uint32) {
 		e.Exprs = []expr.Any{&expr.Counter{}}
 	}
 	if c.accept(":") {
-		e.SrcRegData = spareReg
-		c.concatenation(spareReg)
+		e.SrcRegData = firstReg + (words+3)&^3 // the next register of 128 bits
+		c.concatenation(e.SrcRegData)
 	}
 	c.need("}")
 	c.emit(e)
@@ -217,12 +220,13 @@ func (c *compiler) value(reg uint32) {
 	}
 }
 
-// concatenation loads a key.
-func (c *compiler) concatenation(reg uint32) {
-	reg += c.operand(reg)
+// concatenation loads a key and returns the number of registers that it takes.
+func (c *compiler) concatenation(reg uint32) uint32 {
+	words := c.operand(reg)
 	for c.accept(".") {
-		reg += c.operand(reg)
+		words += c.operand(reg + words)
 	}
+	return words
 }
 
 // operand loads one field of a key and returns the number of registers that it takes.
@@ -273,10 +277,10 @@ func (c *compiler) operand(reg uint32) uint32 {
 		c.emit(&expr.Numgen{Register: reg, Modulus: c.number(c.next()), Type: unix.NFT_NG_RANDOM})
 	case c.accept("jhash"):
 		// linux/netfilter/nf_tables.h, NFT_HASH_JENKINS
-		h := &expr.Hash{SourceRegister: spareReg, DestRegister: reg, Length: c.addrLen(), Type: expr.HashTypeJenkins}
-		c.operand(spareReg)
+		h := &expr.Hash{SourceRegister: hashReg, DestRegister: reg, Length: c.addrLen(), Type: expr.HashTypeJenkins}
+		c.operand(hashReg)
 		if c.accept(".") {
-			h.Length += 4 * c.operand(spareReg+addr)
+			h.Length += 4 * c.operand(hashReg+addr)
 		}
 		c.need("mod")
 		h.Modulus = c.number(c.next())
@@ -316,6 +320,10 @@ func (c *compiler) match() {
 		c.emit(&expr.Ct{Key: expr.CtKeyPKTS, Register: firstReg},
 			&expr.Byteorder{SourceRegister: firstReg, DestRegister: firstReg, Op: expr.ByteorderHton, Len: 8, Size: 8},
 			&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(c.number(c.next())))})
+	case c.accept("ip saddr =="), c.accept("ip6 saddr =="):
+		c.prefix(expr.CmpOpEq)
+	case c.accept("ip saddr !="), c.accept("ip6 saddr !="):
+		c.prefix(expr.CmpOpNeq)
 	default:
 		c.concatenation(firstReg)
 		switch {
@@ -323,10 +331,8 @@ func (c *compiler) match() {
 			c.compare(func(s string) []byte { return word(c.classID(s)) })
 		case about("meta mark"):
 			c.compare(func(s string) []byte { return word(c.number(s)) })
-		case about("meta l4proto"), about("ct protocol"):
+		default: // a protocol
 			c.compare(func(s string) []byte { return []byte{inet.Protocol(v1.Protocol(strings.ToUpper(s)))} })
-		default:
-			c.compare(c.prefix)
 		}
 	}
 }
@@ -356,14 +362,20 @@ func (c *compiler) flag(key expr.CtKey, bit uint32, op expr.CmpOp) {
 // (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT).
 const ctStatusDNAT = 1 << 5
 
-// prefix clears all bits but those of a prefix in what was loaded, and returns the prefix's address.
-func (c *compiler) prefix(s string) []byte {
-	p, err := netip.ParsePrefix(s)
+// prefix compares the packet's source with a prefix. The tool loads only the bytes of the prefix, if that
+// ends with a byte.
+func (c *compiler) prefix(op expr.CmpOp) {
+	p, err := netip.ParsePrefix(c.next())
 	c.fail(err)
-	if p.Bits() != c.family.Bits() {
-		c.emit(c.maskedAddr(firstReg, net.CIDRMask(p.Bits(), c.family.Bits())))
+	load, bytes := c.address(firstReg, 12, 8), p.Addr().AsSlice()
+	if n := p.Bits() / 8; n > 0 && p.Bits()%8 == 0 {
+		load.Len, bytes = uint32(n), bytes[:n]
 	}
-	return p.Addr().AsSlice()
+	c.emit(load)
+	if len(bytes) == p.Addr().BitLen()/8 && p.Bits() != p.Addr().BitLen() {
+		c.emit(c.maskedAddr(firstReg, net.CIDRMask(p.Bits(), p.Addr().BitLen())))
+	}
+	c.emit(&expr.Cmp{Op: op, Register: firstReg, Data: bytes})
 }
 
 // interfaceName returns a whole name, or the beginning of names, as rules compare it.
@@ -402,7 +414,7 @@ func (c *compiler) fail(err error) {
 func (c *compiler) addrLen() uint32 { return uint32(c.family.Bits() / 8) }
 
 // address loads an address of the packet (RFC 791, RFC 8200).
-func (c *compiler) address(reg, offset4, offset6 uint32) expr.Any {
+func (c *compiler) address(reg, offset4, offset6 uint32) *expr.Payload {
 	offset := offset4
 	if c.family == tracker.IPv6 {
 		offset = offset6

@@ -129,25 +129,25 @@ func (w *Writer) object(o *model.Object) {
 		w.devices("delete interfaces of flowtable "+layout.FastPath, unix.NFT_MSG_DELFLOWTABLE, 0, f, o.Names)
 	case model.SourceRule:
 		// The rule comes before the others of the chain.
-		w.rule(f, layout.ChainFirewallCheck, o.Size, 0, w.rules[index(f)].allowedSource(o.Size))
+		w.rule(f, layout.ChainFirewallCheck, o.Size, 0, w.rules[index(f)].SourceRule(o))
 	case model.UseRanges, model.UnuseRanges:
-		for _, c := range w.rules[index(f)].chainsOf(o) {
-			w.open("delete rules of chain "+c.name, unix.NFT_MSG_DELRULE, 0, f)
-			w.batch.String(unix.NFTA_RULE_CHAIN, c.name)
+		for _, c := range w.rules[index(f)].Chains(o) {
+			w.open("delete rules of chain "+c.Name, unix.NFT_MSG_DELRULE, 0, f)
+			w.batch.String(unix.NFTA_RULE_CHAIN, c.Name)
 			w.batch.End()
-			w.chain(f, c.name, c.base, c.rules)
+			w.chain(f, c.Name, c.base, c.Rules)
 		}
 	case model.PacketCounters:
 		w.newTable(f, 0)
 		w.newSet(f, layout.Packets, layout.MaxPackets)
-		for _, c := range w.rules[index(f)].chainsOf(o) {
-			w.chain(f, c.name, c.base, c.rules)
+		for _, c := range w.rules[index(f)].Chains(o) {
+			w.chain(f, c.Name, c.base, c.Rules)
 		}
 	case model.DeleteChain:
 		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, o.Name)
 	default:
-		for _, c := range w.rules[index(f)].chainsOf(o) {
-			w.chain(f, c.name, c.base, c.rules)
+		for _, c := range w.rules[index(f)].Chains(o) {
+			w.chain(f, c.Name, c.base, c.Rules)
 		}
 	}
 }
@@ -278,7 +278,7 @@ var serviceProtocols = [...]byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROT
 // rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, otherwise at its beginning.
 // number, from 0, identifies the rule in errors.
 func (w *Writer) rule(f tracker.Family, chain string, number int, flags uint16, rule string) {
-	exprs, err := compile(f, w.rules[index(f)].complete(rule), func() uint32 { return w.protocols(f) })
+	exprs, err := compile(f, rule, func() uint32 { return w.protocols(f) })
 	if err != nil && w.err == nil {
 		w.err = err
 	}

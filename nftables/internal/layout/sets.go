@@ -33,9 +33,14 @@ const interfaceNameLen = 16
 // field is a part of a key or of data: its type and length in bytes.
 type field struct{ typ, len uint32 }
 
-// The types in the machine's byte order.
+// The types of nft (nftables, include/datatype.h). Numbers, marks, class IDs and names of interfaces are
+// in the machine's byte order.
 const (
 	typeInteger = 4
+	typeIPv4    = 7  // ipv4_addr
+	typeIPv6    = 8  // ipv6_addr
+	typeProto   = 12 // inet_proto
+	typePort    = 13 // inet_service
 	typeMark    = 19
 	typeClassID = 23
 	typeIfname  = 41
@@ -54,11 +59,11 @@ func concat(fields []field) (typ, length uint32) {
 
 // Spec returns the attributes of the set in a table of the family.
 func (s Set) Spec(f tracker.Family) Spec {
-	addr, proto, port := field{7, 4}, field{12, 1}, field{13, 2} // ipv4_addr, inet_proto, inet_service
+	addr, proto, port := field{typeIPv4, 4}, field{typeProto, 1}, field{typePort, 2}
 	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{DataVerdict, 0}
 	bucket := field{typeInteger, 4}
 	if f == tracker.IPv6 {
-		addr = field{8, 16} // ipv6_addr
+		addr = field{typeIPv6, 16}
 	}
 	var key, data []field
 	var flags uint32

@@ -1,0 +1,88 @@
+package nftables_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The rules of a node, without a kernel: those that send a connection to one of two endpoints, and what
+// "nft -f" must read when a Service gets its second endpoint.
+func ExampleRenderer() {
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}})
+	if err != nil {
+		panic(err)
+	}
+	t.SetService(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "cart"},
+		Spec:       v1.ServiceSpec{ClusterIP: "10.96.0.7", Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}},
+	})
+	setEndpoints := func(addresses ...string) {
+		port, name, protocol := int32(8080), "", v1.ProtocolTCP
+		slice := &discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "cart-1", Labels: map[string]string{discovery.LabelServiceName: "cart"}},
+			AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
+		}
+		for _, a := range addresses {
+			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{a}})
+		}
+		t.SetSlice(slice)
+	}
+	setEndpoints("10.244.1.5")
+	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: t})
+	if err != nil {
+		panic(err)
+	}
+
+	r, err := nftables.NewRenderer(nftables.Config{}, tracker.IPv4)
+	if err != nil {
+		panic(err)
+	}
+	var last *nftables.Transaction
+	cursor := engine.Attach("renderer", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		last, err = r.Render(d)
+		return err
+	}))
+	if err := cursor.Sync(context.Background()); err != nil {
+		panic(err)
+	}
+	for _, c := range last.Chains() {
+		if c.Name == "pool-2" {
+			fmt.Println(strings.Join(c.Rules, "\n"))
+		}
+	}
+	setEndpoints("10.244.1.5", "10.244.2.9")
+	if err := cursor.Sync(context.Background()); err != nil {
+		panic(err)
+	}
+	fmt.Print(last)
+	// Output:
+	// update @connections { ip daddr . meta l4proto . th dport counter }
+	// meta l4proto tcp dnat ip to meta priority & f:ffff . numgen random mod 2 map @tcp-endpoints
+	// meta l4proto udp dnat ip to meta priority & f:ffff . numgen random mod 2 map @udp-endpoints
+	// meta l4proto sctp dnat ip to meta priority & f:ffff . numgen random mod 2 map @sctp-endpoints
+	// delete element ip proxier service-ips {
+	// 	10.96.0.7 . tcp . 80
+	// }
+	// create element ip proxier handlers {
+	// 	8020:0 : goto pool-2
+	// }
+	// create element ip proxier tcp-endpoints {
+	// 	0:1 . 1 : 10.244.2.9 . 8080
+	// }
+	// create element ip proxier hairpin-connections {
+	// 	10.244.2.9 . 10.244.2.9
+	// }
+	// create element ip proxier service-ips {
+	// 	10.96.0.7 . tcp . 80 comment "shop/cart" : 8020:1
+	// }
+}

@@ -1,0 +1,259 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// differ matches the chains that nft cannot load as they are (see [Transaction.String]), and those that look up
+// ranges of ports: the tool adds a change of the byte order of one byte.
+var differ = regexp.MustCompile(`^IPv. (range-)?sticky-send$|^IPv. range-pool-|^IPv6 (range-)?(choose-.*|sticky-.*s)$|^IPv. (internal-|own-)?ranges$|^IPv. range-firewall-check$`)
+
+// rulesOf returns the sums of the rules of each chain of a table, in order, without the chains that
+// differ.
+func rulesOf(tb testing.TB, c connection, table string, f tracker.Family) map[string][]uint64 {
+	tb.Helper()
+	rules, err := c.Rules(table, f)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out := map[string][]uint64{}
+	for _, r := range rules {
+		if !differ.MatchString(fmt.Sprint(f, " ", r.Chain)) {
+			out[r.Chain] = append(out[r.Chain], r.Sum)
+		}
+	}
+	return out
+}
+
+// TestTextEqualsBytes drives random worlds through a Backend, and through Renderers whose text the nft tool
+// loads in another namespace. After each change, both namespaces must have the same tables, as the kernel dumps them
+// and as the tool lists them.
+func TestTextEqualsBytes(t *testing.T) {
+	netlab.Require(t)
+	for seed := range randomSeeds() {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			testTextEqualsBytes(t, seed)
+		})
+	}
+}
+
+func testTextEqualsBytes(t *testing.T, seed uint64) {
+	var hosts [2]*netlab.Host
+	var backends [2]*Backend
+	for i := range hosts {
+		hosts[i] = netlab.NewHost(t)
+		needNFT(t, hosts[i])
+	}
+	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
+	config := Config{CountPackets: true}
+	var cursors []*ruleset.Cursor
+	full := false
+	start := func() {
+		for i, h := range hosts {
+			if _, err := h.Run(t, "nft", "flush ruleset"); err != nil {
+				t.Fatal(err)
+			}
+			if cursors != nil {
+				cursors[i].Detach()
+				backends[i].Close()
+			}
+			c := config
+			c.NetNS = h.File()
+			b, err := open(t.Context(), c, withoutGrace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { b.Close() })
+			backends[i] = b
+		}
+		cursors = []*ruleset.Cursor{p.Engine.Attach("backend", backends[0]), p.Engine.Attach("text", newTextBackend(t, config, hosts[1]))}
+		for _, c := range cursors {
+			c.OnSync(func(i ruleset.SyncInfo) { full = full || i.Full })
+		}
+	}
+	sync := func() {
+		t.Helper()
+		full = false
+		for _, c := range cursors {
+			if err := c.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	start()
+	sync()
+	rng := rand.New(rand.NewPCG(seed, 6))
+	// In a user namespace, the tool cannot make its socket's buffer large enough for many tables of hashes.
+	changes := backendtest.Changes{Hash: seed%2 == 1, Shared: 4}
+	for step := range 40 {
+		for range 1 + rng.IntN(3) {
+			changes.Make(p.Tracker, p.Engine, rng)
+		}
+		switch step % 10 { // the first and the last range of ports
+		case 3:
+			p.Tracker.SetService(svc(8, func(s *v1.Service) { worldgen.SetPortRange(s, "p", 80, 180, 0) }))
+			p.Tracker.SetSlice(epSlice(8, tracker.IPv4, 1, 2))
+		case 7:
+			p.Tracker.DeleteService(backendtest.ServiceName(8))
+		}
+		if sync(); full {
+			start() // what a full delta keeps is not the Renderer's
+			sync()
+		}
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			for _, table := range []string{DefaultTable, packetsOf(DefaultTable)} {
+				compareTables(t, hosts, [2]connection{backends[0].conn, backends[1].conn}, table, f)
+			}
+		}
+		if t.Failed() {
+			t.Fatalf("step %d", step)
+		}
+	}
+}
+
+// gap matches what the tool adds to an interval set: the end of nothing before the first interval.
+var gap = regexp.MustCompile(`^(nodeport-ips|service-cidrs) (has|0+-:.* true)`)
+
+func withoutGap(lines []string) []string { return slices.DeleteFunc(lines, gap.MatchString) }
+
+// TestEveryRuleEqualsItsText commits every kind of object, and loads the text of the same transaction.
+func TestEveryRuleEqualsItsText(t *testing.T) {
+	netlab.Require(t)
+	prefixes := func(list ...string) (l ruleset.LocalTraffic) {
+		for _, p := range list {
+			l.CIDRs = append(l.CIDRs, netip.MustParsePrefix(p))
+		}
+		return l
+	}
+	for name, local := range map[string]ruleset.LocalTraffic{
+		"no pods": {}, "bridge": {Bridge: "br-0"}, "prefix": {InterfacePrefix: "veth"},
+		"CIDRs": prefixes("0.0.0.0/0", "10.244.0.0/16", "10.3.0.0/17", "10.4.5.6/32", "128.0.0.0/1", "::/0", "fd00:1::/64", "fd00:2::/65", "fd00::7/128"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var conns [2]connection
+			var hosts [2]*netlab.Host
+			for i := range conns {
+				hosts[i] = netlab.NewHost(t)
+				needNFT(t, hosts[i])
+				b, err := New(t.Context(), Config{NetNS: hosts[i].File()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { b.Close() })
+				conns[i] = b.conn
+			}
+			for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				rules := kernel.Rules{Family: f, Mark: 1 << 31, Seed: 77, Local: local}
+				tx := &model.Tx{}
+				tx.Object(model.Object{Kind: model.CreateNewTable, Family: f})
+				model.NewTable(f, &ruleset.Node{LocalTraffic: local}, model.DefaultConfig, nil, 0).CreateAll(tx)
+				for _, o := range []model.Object{
+					{Kind: model.NewSet, Set: layout.Allowed(f.Bits())}, {Kind: model.SourceRule, Size: f.Bits()},
+					{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: 251, Hash: tracker.HashSource}},
+					{Kind: model.ChooserChain, Sticky: layout.StickyHandler{Buckets: 251, Hash: tracker.HashSource}},
+					{Kind: model.ChooserChain, Sticky: layout.StickyHandler{Buckets: 251, Hash: tracker.HashSourcePort}},
+				} {
+					o.Family = f
+					tx.Object(o)
+				}
+				w := conns[0].NewWriter(DefaultTable, rules)
+				w.Add(tx)
+				if err := conns[0].Commit(w); err != nil {
+					t.Fatal(err)
+				}
+				text := kernel.NewText(DefaultTable, rules)
+				text.Add(tx)
+				if err := hosts[1].Do(func() error { _, err := tool(text.String(), "-f", "-"); return err }); err != nil {
+					t.Fatalf("%v in\n%s", err, text.String())
+				}
+				compareTables(t, hosts, conns, DefaultTable, f)
+			}
+		})
+	}
+}
+
+// compareTables compares a table by the text of nft, in the second namespace, with one by bytes.
+func compareTables(tb testing.TB, hosts [2]*netlab.Host, conns [2]connection, table string, f tracker.Family) {
+	tb.Helper()
+	got, want := withoutGap(contents(tb, conns[1], table, f)), withoutGap(contents(tb, conns[0], table, f))
+	if !slices.Equal(got, want) {
+		tb.Fatalf("table %s: by text\n%s\nby bytes\n%s", table, without(got, want), without(want, got))
+	}
+	text, bytes := rulesOf(tb, conns[1], table, f), rulesOf(tb, conns[0], table, f)
+	for chain := range bytes {
+		if !slices.Equal(text[chain], bytes[chain]) {
+			tb.Errorf("%v: rules of chain %s differ", f, chain)
+		}
+	}
+	var listings [2]string
+	for i, h := range hosts {
+		out, err := h.Run(tb, "nft", "list table "+map[tracker.Family]string{tracker.IPv4: "ip ", tracker.IPv6: "ip6 "}[f]+table)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		// The kernel lists chains in the order of their creation.
+		parts := strings.Split(strings.TrimSuffix(stable(out), "}\n"), "\n\n")
+		slices.Sort(parts)
+		listings[i] = strings.Join(parts, "\n\n")
+	}
+	if listings[0] != listings[1] {
+		tb.Fatalf("the listings differ: %s", backendtest.FirstDifference(listings[1], listings[0]))
+	}
+}
+
+// newTextBackend returns a backend that applies the text of Renderers in a host by the nft tool.
+func newTextBackend(tb testing.TB, c Config, h *netlab.Host) ruleset.Backend {
+	var renderers []*Renderer
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		r, err := NewRenderer(c, f)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		renderers = append(renderers, r)
+	}
+	return textBackend{ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		for _, r := range renderers {
+			// The next transaction deletes the chains that this one makes unused.
+			for _, d := range []*ruleset.Delta{d, {Node: d.Node}} {
+				tx, err := r.Render(d)
+				if err != nil {
+					return err
+				}
+				text := tx.String()
+				if d.Full {
+					text = fmt.Sprintf("add table %[1]s %[2]s\ndelete table %[1]s %[2]s\nadd table %[1]s %[3]s\ndelete table %[1]s %[3]s\n",
+						map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[tx.Family()], DefaultTable, packetsOf(DefaultTable)) + text
+				}
+				if err := h.Do(func() error { _, err := tool(text, "-f", "-"); return err }); err != nil {
+					return fmt.Errorf("%w in\n%s", err, text)
+				}
+			}
+		}
+		return nil
+	})}
+}
+
+// textBackend has the limits of a [Backend], so ranges of ports are loaded, too.
+type textBackend struct{ ruleset.Backend }
+
+func (textBackend) Limits(tracker.Family) ruleset.Limits { return model.Limits() }
