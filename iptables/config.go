@@ -56,7 +56,8 @@ type Config struct {
 	NetNS *os.File
 	// Hooks holds functions that Apply calls before it returns. It may be nil.
 	Hooks *Hooks
-	// Log receives repairs and Services that cannot be programmed; nil discards them.
+	// Log receives repairs and Services that cannot be programmed, and, at
+	// [dataplane.LevelTransaction], each input of iptables-restore; nil discards them.
 	Log *slog.Logger
 
 	// uncounted turns the accounting objects off.

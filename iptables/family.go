@@ -92,6 +92,9 @@ func (f *family) discard(err error) error {
 // write applies inputs, in order, until one fails.
 func (f *family) write(ctx context.Context, inputs ...*input) outcome {
 	for i, in := range inputs {
+		if f.log.Enabled(ctx, dataplane.LevelTransaction) {
+			f.log.Log(ctx, dataplane.LevelTransaction, "iptables: transaction", "table", in.table.String(), "input", string(in.Bytes()))
+		}
 		out := outcomeOf(f.Restore(ctx, in.Bytes()))
 		if out.result != done {
 			f.divisible = in.chains > 1
