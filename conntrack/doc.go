@@ -88,7 +88,7 @@
 //
 // To read the kernel's table, the package needs Linux with CONFIG_NF_CT_NETLINK, and
 // CAP_NET_ADMIN. On other systems [New] returns a [*dataplane.UnsupportedError] unless
-// [Config.Table] is set. Kernels from 5.8 on report UDP flows alone (CTA_FILTER).
+// [Config.Table] is set. Since Linux 5.8 the kernel can list UDP flows only (CTA_FILTER).
 //
 // The package reads the table only if a UDP Service changed in a way that may leave stale
 // flows. A new endpoint beside others does not. It reads the table once for each family

@@ -32,8 +32,8 @@ import (
 //   - Any other error: nothing in d is acknowledged, and all of it is offered again. Parts of
 //     it may be in effect, unless the error wraps [ErrRefused].
 //
-// A Backend takes what it has returned for what the Cursor was told. One that calls another
-// Backend, and fails after that one has succeeded, returns an error that wraps [ErrNeedFull].
+// A Backend may assume that the Cursor received exactly the error that Apply returned. So a Backend
+// that calls another one, and fails after that one has succeeded, returns an error that wraps [ErrNeedFull].
 type Backend interface {
 	Apply(ctx context.Context, d *Delta) error
 }

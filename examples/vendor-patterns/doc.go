@@ -25,8 +25,7 @@
 //   - Program userspace, beside this folder: a whole third-party proxy.
 //
 // The tests of all three packages run the conformance suite without packets. None of the packages
-// serves ranges of ports ([ruleset.PortRangesNone]), because package ruleset/driver names a frontend
-// by one port.
+// serves ranges of ports ([ruleset.PortRangesNone]): a look-up by one port does not find them.
 //
 // # Several followers
 //
