@@ -27,7 +27,7 @@ func TestTestsCheckForPrograms(t *testing.T) {
 		}
 		if d.IsDir() {
 			_, err := os.Stat(filepath.Join(path, "go.mod"))
-			if err == nil && path != root && path != filepath.Join(root, "examples") {
+			if err == nil && !slices.Contains([]string{root, filepath.Join(root, "examples"), filepath.Join(root, "examples/e2e")}, path) {
 				return fs.SkipDir
 			}
 			return nil

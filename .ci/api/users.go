@@ -20,7 +20,7 @@ func Users(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	packages, exports, err := listed(dir, work, "./...", "./examples/...")
+	packages, exports, err := listed(dir, work, "./...", "./examples/...", "./examples/e2e/...")
 	if err != nil {
 		return nil, err
 	}
