@@ -40,8 +40,10 @@ type Backend struct {
 	// started is set once a full delta was applied.
 	started bool
 	// rules holds the iptables rules that were last written.
-	rules  map[tracker.Family]written
-	closed bool
+	rules map[tracker.Family]written
+	// noMarks is set if the kernel cannot restore marks.
+	noMarks bool
+	closed  bool
 }
 
 // New returns a backend for the network namespace that c names. It opens netlink
@@ -129,7 +131,7 @@ func (b *Backend) Close() error {
 // For a full delta, Apply first reads the kernel's state, including objects of other
 // processes, and writes only the differences. Real servers with weight 0 that no endpoint
 // wants count as draining. Apply removes a virtual server that no Service wants if its
-// mark or an element in one of the sets identifies it as a Backend's.
+// signature or an element in one of the sets identifies it as a Backend's.
 //
 // A [*ruleset.PartialError] names Services that are not programmed, or only in part. The error of
 // a Service whose protocol IPVS does not have wraps [ruleset.ErrRefused].
@@ -224,6 +226,15 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if err := b.kernel.ensureDevice(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
+	switch err := b.kernel.restoreMarks(b.config.Marks); {
+	case errors.Is(err, errors.ErrUnsupported):
+		if !b.noMarks {
+			b.config.Log.Warn("ipvs: internal traffic is treated as external if another program alters its mark", slog.Any("error", err))
+		}
+		b.noMarks = true
+	case err != nil:
+		return fmt.Errorf("ipvs: %w", err)
+	}
 	b.discard()
 	var states []*state
 	for i, f := range b.config.Families {
@@ -306,7 +317,7 @@ type written struct {
 
 // writeRules writes the netfilter rules for a node unless they are in place.
 func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
-	r := rules{family: s.family, mark: uint32(b.config.MasqueradeMark), marks: b.config.Marks, node: n}
+	r := b.config.rules(s.family, n)
 	if err := r.validate(); err != nil {
 		return err
 	}

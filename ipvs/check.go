@@ -89,18 +89,24 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 			return drift("the real servers of %s were changed", k)
 		}
 	}
-	for k := range found.virtuals {
-		if s.virtuals[k] == nil && found.recognized(b.config, k) {
+	for k, v := range found.virtuals {
+		if s.virtuals[k] == nil && found.recognized(b.config, k, v.virtual) {
 			return drift("virtual server %s was added", k)
 		}
 	}
-	tables := rules{family: s.family, mark: uint32(b.config.MasqueradeMark), marks: b.config.Marks, node: s.node}.tables()
+	tables := b.config.rules(s.family, s.node).tables()
 	have, err := b.kernel.savedRules(ctx, s.family)
 	if err != nil {
 		return fmt.Errorf("ipvs: cannot check: %w", err)
 	}
 	if ownRules(tables, have) != b.rules[s.family].saved {
 		return drift("the iptables rules were changed")
+	}
+	if b.noMarks {
+		return nil
+	}
+	if err := b.kernel.marksRestored(); err != nil {
+		return drift("the chains that restore marks were changed: %v", err)
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Cleanup removes everything that a [Backend] with the same configuration has left, and
-// nothing else: virtual servers that their mark or an element in one of the sets
+// nothing else: virtual servers that their signature or an element in one of the sets
 // identifies, the dummy device, the iptables rules and chains, and the sets. It also
 // removes the same objects of kube-proxy's ipvs mode, except chains that kube-proxy's
 // iptables mode has, too, and sets that these chains use. Kernel parameters keep their
@@ -52,6 +52,9 @@ func CleanupRules(ctx context.Context, c Config) error {
 func (b *Backend) cleanup(ctx context.Context) error {
 	// Without addresses no packet reaches the other objects.
 	errs := []error{b.kernel.removeDevice()}
+	if err := b.kernel.restoreMarks(Marks{}); !errors.Is(err, errors.ErrUnsupported) {
+		errs = append(errs, err)
+	}
 	for _, f := range b.config.Families {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
@@ -74,8 +77,8 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 		}
 	}
 	var gone []virtualKey
-	err := b.kernel.virtuals(f, func(k virtualKey, _ virtual) {
-		if s.recognized(b.config, k) {
+	err := b.kernel.virtuals(f, func(k virtualKey, v virtual) {
+		if s.recognized(b.config, k, v) {
 			gone = append(gone, k)
 		}
 	})
@@ -99,7 +102,7 @@ func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
 	if err != nil {
 		return err
 	}
-	tables := rules{family: f, mark: uint32(b.config.MasqueradeMark), marks: b.config.Marks, node: &ruleset.Node{}}.tables()
+	tables := b.config.rules(f, &ruleset.Node{}).tables()
 	if input := removeAll(tables, have); input != "" {
 		return b.kernel.restoreRules(ctx, f, input)
 	}

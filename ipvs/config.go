@@ -59,7 +59,9 @@ type Config struct {
 	MasqueradeMark dataplane.MasqueradeMark
 	// Marks is the set of packet marks that name virtual servers; the zero value means
 	// 0x3001 to 0x3fff. Each Service port that treats internal traffic differently from
-	// external traffic (see ruleset.Frontend.Internal) takes one in each family.
+	// external traffic (see ruleset.Frontend.Internal) takes one in each family. Other programs
+	// may set and clear all other bits of these packets, but not those of Value and those that
+	// Mask lacks.
 	Marks Marks
 	// IPTables selects the iptables programs; "" means [iptables.AnyFlavor].
 	IPTables iptables.Flavor
@@ -96,6 +98,9 @@ type Marks struct {
 
 // contains reports whether m names a virtual server.
 func (r Marks) contains(m uint32) bool { return m&r.Mask == r.Value && m != r.Value }
+
+// own returns the bits that marks of the set can have.
+func (r Marks) own() uint32 { return r.Value | ^r.Mask }
 
 // text returns the set in the syntax of iptables.
 func (r Marks) text() string { return fmt.Sprintf("%#x/%#x", r.Value, r.Mask) }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -32,7 +33,16 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips})
 }
 
+// newForWorld returns a Backend beside network policies of another program.
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+			cmd := netlab.Command(tb, program, "-A", chain, "-j", "MARK", "--set-xmark", foreignMark)
+			if err := env.Do(cmd.Run); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
 	b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 	if err != nil {
 		tb.Fatal(err)

@@ -31,7 +31,9 @@
 //     end or [Config].DrainLimit has passed. They also outlive a restart: the next process finds
 //     the real server with weight 0 and continues to drain it.
 //   - A Backend leaves other programs' virtual servers alone. It recognizes its own by
-//     their mark or by an element in one of its sets.
+//     an element in one of its sets, and those of packet marks by a signature.
+//   - Other programs may set bits of packets' marks, such as network policies do: see
+//     [Config].Marks.
 //   - If the kernel refuses an endpoint, that endpoint alone is missing. If a set is full, a new
 //     frontend is. Removed endpoints always leave.
 //
@@ -105,7 +107,8 @@
 // # Requirements
 //
 // The package needs Linux 4.18 or later with IPVS, ipset, connection tracking and the
-// modules of the schedulers in use, and iptables with either implementation. It needs
+// modules of the schedulers in use, and iptables with either implementation. Without nf_tables,
+// other programs must not alter packet marks in the table filter. It needs
 // CAP_NET_ADMIN in the initial user namespace; CAP_NET_RAW, because the iptables tools look
 // up sets by a raw socket; and CAP_SYS_ADMIN if [Config].NetNS is set, but not
 // CAP_SYS_MODULE. The kernel parameters in [SetSysctls] must be writable or set. IPv6 must

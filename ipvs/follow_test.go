@@ -29,6 +29,7 @@ func followTests() map[string]func(*testing.T, func(testing.TB) node) {
 		"random changes give the model's state": testRandomChanges,
 		"changes take few requests":             testChangesTakeFewRequests,
 		"a restart keeps foreign objects":       testRestartKeepsForeignObjects,
+		"marks of other programs are kept":      testMarksOfOthersAreKept,
 		"drift is detected and repaired":        testDriftIsRepaired,
 		"missing objects cause a full delta":    testMissingObjectsCauseAFullDelta,
 		"weights select the scheduler":          testWeightsSelectTheScheduler,
@@ -198,6 +199,33 @@ func testRestartKeepsForeignObjects(t *testing.T, newNode func(testing.TB) node)
 	}
 }
 
+// testMarksOfOthersAreKept has virtual servers of another program at marks of the Backend's range,
+// and one that a Backend left without an element.
+func testMarksOfOthersAreKept(t *testing.T, newNode func(testing.TB) node) {
+	r := newRigOn(t, newNode(t), Config{Families: []tracker.Family{tracker.IPv4}})
+	theirs := []string{"-A -f 12289 -s rr", "-A -f 12300 -s lc"}
+	r.run("ipvsadm " + theirs[0])
+	r.run("ipvsadm " + theirs[1])
+	r.set(svc(1, nodePort(30001), externalLocal), 1, -1)
+	r.sync()
+	r.has("nft list tables", "table inet proxier-ipvs-marks")
+	r.has("ipvsadm -Sn", append(theirs, "-A -f 12290 -s rr", "-a -f 12290 -r 10.245.0.1:8080 -m -w 1")...)
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+	r.run("ipset del KUBE-SHORT-CIRCUIT 192.0.2.1,tcp:30001")
+	r.remove(1)
+	r.restart()
+	r.sync()
+	r.has("ipvsadm -Sn", theirs...)
+	r.hasNot("ipvsadm -Sn", "-f 12290")
+	if err := r.backend.cleanup(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r.same("after Cleanup", r.run("ipvsadm -Sn"), theirs)
+	r.hasNot("nft list tables", "proxier-ipvs-marks")
+}
+
 func withoutComments(lines []string) (out []string) {
 	for _, l := range lines {
 		if !strings.HasPrefix(l, "#") && !strings.HasPrefix(l, ":") {
@@ -239,6 +267,7 @@ func testDriftIsRepaired(t *testing.T, newNode func(testing.TB) node) {
 		"iptables -t mangle -D INPUT 1",
 		"iptables -t filter -A KUBE-IPVS-FILTER -j ACCEPT",
 		"iptables -t nat -F",
+		"nft delete table inet proxier-ipvs-marks",
 	} {
 		r.run(c)
 		err := r.backend.Check(ctx)

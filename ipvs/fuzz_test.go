@@ -122,7 +122,7 @@ func FuzzPlan(f *testing.F) {
 			st.hasEntry(e, 0)
 		}
 		for _, v := range got.virtuals {
-			if v.key.mark == 0 && !st.recognized(c, v.key) {
+			if v.key.mark == 0 && !st.recognized(c, v.key, v.virtual) {
 				t.Errorf("%s would not be recognized", v.key)
 			}
 		}

@@ -63,6 +63,14 @@ func (n memoryNode) command(program string, args []string) ([]string, error) {
 		return n.ipset(args)
 	case "ip":
 		return n.ip(args)
+	case "nft": // "list tables", or a command that deletes the table
+		if args[0] != "list" {
+			n.restored = Marks{}
+		}
+		if n.restored == (Marks{}) {
+			return nil, nil
+		}
+		return []string{"table inet proxier-ipvs-marks"}, nil
 	}
 	return nil, fmt.Errorf("unknown program")
 }

@@ -43,6 +43,7 @@ type memory struct {
 	// that were added.
 	events, added int
 	tables        map[tracker.Family]*fake.Tables
+	restored      Marks
 	params        map[string]string
 	timeouts      Timeouts
 }
@@ -437,6 +438,19 @@ func (m *memory) savedRules(ctx context.Context, f tracker.Family) (iptext.Saved
 		return nil, err
 	}
 	return iptext.Parse(out.String()), nil
+}
+
+func (m *memory) restoreMarks(marks Marks) error {
+	return m.write(func() error { m.restored = marks; return nil })
+}
+
+func (m *memory) marksRestored() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.restored == (Marks{}) {
+		return syscall.ENOENT
+	}
+	return nil
 }
 
 func (m *memory) restoreRules(ctx context.Context, f tracker.Family, input string) error {

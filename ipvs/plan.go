@@ -222,11 +222,18 @@ const elementsAtOnce = 100
 // port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's
 // address replaces affinity.
 func (c Config) internalVirtual(s *ruleset.Port, pool []*tracker.Endpoint) virtual {
+	v := c.virtual(s, 0, pool)
 	if s.Spec.Affinity > 0 {
-		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(tracker.HashSource)}
+		v = virtual{scheduler: c.hashing(), flags: c.hashing().flags(tracker.HashSource)}
 	}
-	return c.virtual(s, 0, pool)
+	v.timeout = signature
+	return v
 }
+
+// signature is the timeout of virtual servers with a mark. The kernel stores it and uses it only
+// for persistence, which they do not have. It identifies them as a Backend's, from when the kernel
+// adds them until it deletes them: other programs may use marks of the same range.
+const signature = 1300437
 
 // weighted reports whether endpoints with a weight other than 0 have different weights.
 func weighted(pool []*tracker.Endpoint) bool {

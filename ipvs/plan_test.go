@@ -140,7 +140,7 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 			p.ExternalLocal, p.NodePort, p.LoadBalancerIPs = true, 30080, []netip.Addr{addr("203.0.113.1")}
 		}, nil, slices.Concat(cluster(all), hairpins, []string{
 			"TCP 192.0.2.1:30080 rr flags=0x0 timeout=0 " + here, "TCP 198.51.100.1:30080 rr flags=0x0 timeout=0 " + here,
-			"TCP 203.0.113.1:80 rr flags=0x0 timeout=0 " + here, "FWM 12295 IPv4 rr flags=0x0 timeout=0 " + all,
+			"TCP 203.0.113.1:80 rr flags=0x0 timeout=0 " + here, "FWM 12295 IPv4 rr flags=0x0 timeout=1300437 " + all,
 			"KUBE-NODE-PORT-TCP invalid IP,0:30080", "KUBE-NODE-PORT-LOCAL-TCP invalid IP,0:30080",
 			"KUBE-LOAD-BALANCER 203.0.113.1,6:80", "KUBE-LOAD-BALANCER-LOCAL 203.0.113.1,6:80",
 			"KUBE-SHORT-CIRCUIT 192.0.2.1,6:30080 mark=0x3007", "KUBE-SHORT-CIRCUIT 198.51.100.1,6:30080 mark=0x3007", "KUBE-SHORT-CIRCUIT 203.0.113.1,6:80 mark=0x3007",
@@ -150,7 +150,7 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 			p.ExternalLocal, p.ExternalIPs, p.Affinity = true, []netip.Addr{addr("198.18.0.9")}, time.Minute
 		}, []*tracker.Endpoint{testEndpoint("10.244.2.1", "there")}, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=60 10.244.2.1", "TCP 198.18.0.9:80 rr flags=0x1 timeout=60",
-			"FWM 12295 IPv4 mh flags=0x8 timeout=0 10.244.2.1",
+			"FWM 12295 IPv4 mh flags=0x8 timeout=1300437 10.244.2.1",
 			"KUBE-EXTERNAL-IP-LOCAL 198.18.0.9,6:80", "KUBE-NO-LOCAL-ENDPOINTS 198.18.0.9,6:80", "KUBE-SHORT-CIRCUIT 198.18.0.9,6:80 mark=0x3007",
 		}, cluster("")[1:])},
 	} {

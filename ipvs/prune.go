@@ -49,7 +49,7 @@ func (u *update) keepFailed(context.Context) error {
 // tracking those of other programs.
 func (u *update) prune(context.Context) error {
 	for k := range u.s.servers.Unused() {
-		if !u.s.recognized(u.b.config, k) {
+		if v := u.s.virtuals[k]; v != nil && !u.s.recognized(u.b.config, k, v.virtual) {
 			delete(u.s.virtuals, k)
 			delete(u.s.drainingReals, k)
 			u.s.servers.Removed(k)

@@ -35,6 +35,11 @@ type rules struct {
 	node  *ruleset.Node
 }
 
+// rules returns the rules of a family.
+func (c Config) rules(f tracker.Family, n *ruleset.Node) rules {
+	return rules{f, uint32(c.MasqueradeMark), c.Marks, n}
+}
+
 // validate returns an error if an interface name of the node is not one word of a rule.
 func (r rules) validate() error {
 	_, err := iptext.PodMatches(r.node.LocalTraffic, r.family)
@@ -97,8 +102,8 @@ func (r rules) mangle() table {
 	in = append(in, noLocal...)
 	sent := []string{
 		"-m ipvs ! --ipvs -j RETURN",
-		"-m mark ! --mark " + r.marks.text() + " -j RETURN",
-		"-j MARK --set-xmark 0x0/0xffffffff",
+		fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x -j RETURN", r.marks.Value),
+		fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", r.marks.own()),
 	}
 	sent = append(sent, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)
 	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, internal}, noLocal...)

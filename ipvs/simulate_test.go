@@ -34,12 +34,23 @@ func TestReleasesDeltas(t *testing.T) {
 	backendtest.ReleasesDeltas(t, newPlane)
 }
 
+// foreignMark is what network policies of another program set in the mark of all packets.
+const foreignMark = "0x30000/0x30000"
+
+// newPlane returns a Backend beside network policies of another program.
 func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	config, err := Config{Families: env.Families}.withDefaults()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	m := newMemory(env.NodeAddresses...)
+	for _, t := range m.tables {
+		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+			if err := t.Run("-A", chain, "-j", "MARK", "--set-xmark", foreignMark); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
 	w := &watched{memory: m, fail: env.Fail, look: env.Look}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
@@ -140,6 +151,9 @@ func (w *way) pass(hooks [][2]string) ruleset.Action {
 
 // server returns the virtual server for the packet.
 func (w *way) server() *memoryVirtual {
+	if w.Mark&w.restored.Value == w.restored.Value {
+		w.Mark &= w.restored.own()
+	}
 	if w.Mark != 0 {
 		if v := w.virtuals[virtualKey{family: w.family, mark: w.Mark}]; v != nil {
 			return v

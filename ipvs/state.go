@@ -28,6 +28,8 @@ type state struct {
 	// have one.
 	entries    driver.Ledger[owner, entry]
 	entryMarks map[entry]uint32
+	// led holds the packet marks that elements have or had.
+	led map[uint32]bool
 	// bound holds the addresses of the dummy device.
 	bound driver.Ledger[owner, netip.Addr]
 	// own holds the node's own addresses, on other devices.
@@ -75,6 +77,7 @@ func newState(f tracker.Family, m Marks) *state {
 		family:        f,
 		virtuals:      map[virtualKey]*virtualState{},
 		entryMarks:    map[entry]uint32{},
+		led:           map[uint32]bool{},
 		own:           map[netip.Addr]bool{},
 		external:      map[tracker.Key]*ruleset.Port{},
 		drainingReals: map[virtualKey]map[netip.AddrPort]time.Time{},
@@ -88,6 +91,7 @@ func (s *state) hasEntry(e entry, mark uint32) {
 	s.entries.Installed(e)
 	if mark != 0 {
 		s.entryMarks[e] = mark
+		s.led[mark] = true
 	}
 }
 
@@ -97,11 +101,12 @@ func (s *state) knows(e entry) bool {
 }
 
 // recognized reports whether a Backend, perhaps in an earlier process, has added a virtual
-// server that no Service wants. The virtual server's mark identifies it, or an element in a
-// set that is added before it and deleted after it.
-func (s *state) recognized(c Config, k virtualKey) bool {
+// server that no Service wants. A virtual server of a mark is identified by its signature, or by
+// an element that leads to it, as in earlier releases. Others are identified by an element in a set that is added before the
+// virtual server and deleted after it.
+func (s *state) recognized(c Config, k virtualKey, v virtual) bool {
 	if k.mark != 0 {
-		return c.Marks.contains(k.mark)
+		return c.Marks.contains(k.mark) && (v.timeout == signature || s.led[k.mark])
 	}
 	_, ok := s.identity(k)
 	return ok && !c.excluded(k.at.Addr())

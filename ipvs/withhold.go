@@ -62,7 +62,7 @@ func (u *update) withhold(it *item) error {
 		have := u.s.virtuals[v.key]
 		switch {
 		case !slices.ContainsFunc(it.lacks, lacking):
-		case have == nil || !u.s.recognized(u.b.config, v.key):
+		case have == nil || !u.s.recognized(u.b.config, v.key, have.virtual):
 			out = append(out, at)
 			continue
 		default:

@@ -1,0 +1,99 @@
+package ipvs
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+)
+
+// marksTable is the table of nf_tables with the chains of restoreMarks. iptables has no chain
+// between filter, where other programs' network policies set marks, and IPVS: iptables-nft gives
+// the table security another priority than the kernel does.
+const marksTable = "proxier-ipvs-marks"
+
+// markHooks holds the chains' places right before IPVS (ip_vs_ops4 of
+// net/netfilter/ipvs/ip_vs_core.c).
+var markHooks = map[string]nfnl.Hook{
+	"input":  {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: 97},
+	"output": {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: -99},
+}
+
+func (c *ipsets) restoreMarks(m Marks) error {
+	batch := &nfnl.Batch{}
+	batch.Reset()
+	t := nfnl.Table{Batch: batch, Family: unix.NFPROTO_INET, Name: marksTable}
+	t.Create() // so that it can be deleted
+	t.Delete()
+	if m != (Marks{}) {
+		t.Create()
+		for name, hook := range markHooks {
+			t.Chain(name, hook)
+			t.Rule(name, m.rule())
+		}
+	}
+	err := c.conn.Commit(batch)
+	switch {
+	case errors.Is(err, unix.EPERM):
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL):
+		err = errors.Join(errors.ErrUnsupported, err)
+	}
+	if err != nil {
+		return fmt.Errorf("write table %s: %w", marksTable, err)
+	}
+	return nil
+}
+
+// rule returns the expressions of
+//
+//	ct state new meta mark & Value == Value meta mark set meta mark & own
+func (m Marks) rule() (encoded [][]byte) {
+	number := func(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+	const stateNew = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
+	and := func(mask uint32) expr.Any {
+		return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: number(mask), Xor: number(0)}
+	}
+	for _, e := range []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, and(stateNew),
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: number(0)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(m.Value),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: number(m.Value)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(m.own()),
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
+	} {
+		b, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil {
+			panic(err) // the expressions are the same in all processes
+		}
+		encoded = append(encoded, b)
+	}
+	return encoded
+}
+
+func (c *ipsets) marksRestored() error {
+	for name := range markHooks {
+		attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, marksTable), unix.NFTA_CHAIN_NAME, name)
+		rules := uint32(0)
+		r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETCHAIN, Family: unix.NFPROTO_INET, Attrs: attrs}
+		err := c.conn.Get(context.Background(), r, func(attrs []byte) error {
+			for typ, data := range nfnl.Attributes(attrs) {
+				if typ == unix.NFTA_CHAIN_USE {
+					rules = nfnl.Uint32(data)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("read chain %s of table %s: %w", name, marksTable, err)
+		}
+		if rules != 1 {
+			return fmt.Errorf("chain %s of table %s has %d rules", name, marksTable, rules)
+		}
+	}
+	return nil
+}
