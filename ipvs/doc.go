@@ -49,7 +49,11 @@
 //   - [SourceHash] and [Maglev] choose another endpoint while the one that they hash to
 //     drains; see [tracker.Hash].
 //   - UDP and SCTP endpoints drain for a second before they are removed, so that answers
-//     on their way arrive. Virtual servers with TCP connections outlive their Service.
+//     on their way arrive, unless they are the last. Virtual servers with TCP connections outlive
+//     their Service.
+//   - Where a Service has no endpoints, rules refuse connections before IPVS has them, so the kernel
+//     logs none of them, and sockets on the node get ECONNREFUSED instead of EPERM. It has a virtual
+//     server only while TCP connections are open.
 //   - ExcludeCIDRs is only needed for foreign virtual servers that share an address and
 //     port with a Service.
 //   - NodePorts do not answer at IPv6 link-local addresses.
@@ -79,8 +83,6 @@
 //     connections get no answer.
 //   - Under externalTrafficPolicy Local, connections from this node's pods to an external or
 //     load-balancer IP end when the IP is removed from the Service.
-//   - Where a Service has no endpoints, a UDP socket on the node gets EPERM from sending,
-//     at NodePorts too, and can read ECONNREFUSED next.
 //
 // # Limits
 //

@@ -165,8 +165,8 @@ func (b *Backend) tend(ctx context.Context, now time.Time) error {
 	})
 }
 
-// drain deletes real servers that have drained, and retired virtual servers with their
-// last real server. If onlyTime is set, it looks at limits and not at connections.
+// drain deletes real servers that have drained, and with the last one virtual servers that are
+// retired or whose Service has no endpoints. If onlyTime is set, it looks at limits and not at connections.
 func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	u, released := newUpdate(b, s, nil), false
 	for k, since := range s.drainingReals {
@@ -195,7 +195,7 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 			delete(v.reals, at)
 			s.endDrain(k, at)
 		}
-		if _, ok := s.retired[k]; ok && len(v.reals) == 0 {
+		if _, retired := s.retired[k]; (retired || v.rejected) && len(v.reals) == 0 {
 			if err := u.deleteVirtual(k); err != nil {
 				return err
 			}

@@ -37,7 +37,7 @@ func (in *inserts) lacked(e entry) bool {
 	return slices.ContainsFunc(in.items[e], func(it *item) bool { return slices.Contains(it.lacks, e) })
 }
 
-func isDrop(e entry) bool     { return e.set == setNoLocal }
+func isDrop(e entry) bool     { return e.set == setNoLocal || e.set == setNoEndpoints }
 func isInternal(e entry) bool { return e.set == setShortCircuit }
 func isOther(e entry) bool    { return !isDrop(e) && !isInternal(e) }
 func isSource(e entry) bool {
@@ -64,8 +64,8 @@ func (u *update) insertEntries(context.Context) error {
 	return u.insertOf(func(it *item, e entry) bool { return !isDrop(e) && !it.lateSource(e) })
 }
 
-// insertDrops adds the elements that drop external traffic. Internal traffic has its own
-// virtual servers by then.
+// insertDrops adds the elements that drop external traffic, or refuse all. Internal traffic has
+// its own virtual servers by then.
 func (u *update) insertDrops(context.Context) error {
 	return u.insertOf(func(_ *item, e entry) bool { return isDrop(e) })
 }
@@ -159,7 +159,7 @@ func (u *update) deleteSources(context.Context) error {
 	return u.deleteUnused(old)
 }
 
-// deleteDrops deletes elements that drop external traffic and that nothing needs. Internal
+// deleteDrops deletes elements that drop or refuse traffic and that nothing needs. Internal
 // traffic to the same frontends still has its elements.
 func (u *update) deleteDrops(context.Context) error {
 	for it := range u.remaining {

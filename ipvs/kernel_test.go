@@ -377,6 +377,17 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	if err := echo(first); err != nil {
 		t.Errorf("the connection was lost in a restart: %v", err)
 	}
+	// Remove all endpoints.
+	r.set(svc(1), 1)
+	r.sync()
+	tend(time.Hour)
+	r.has("ipset save KUBE-NO-ENDPOINTS", "add KUBE-NO-ENDPOINTS 10.96.0.1,tcp:80")
+	if err := echo(first); err != nil {
+		t.Errorf("the connection was lost with the last endpoint: %v", err)
+	}
+	if c, err := dial(2 * time.Second); err == nil {
+		t.Errorf("%s answered for a Service without endpoints", c.server)
+	}
 	// Delete the Service.
 	r.remove(1)
 	r.sync()

@@ -75,7 +75,6 @@ var skips = map[conformance.Feature]string{
 	conformance.AffinityInternal:  "the kernel's hash table replaces affinity for internal traffic",
 	conformance.OtherPorts:        "an external IP is bound as a whole",
 	conformance.PassExternal:      "a bound address takes all packets",
-	conformance.LocalErrors:       "IPVS refuses the node's own packets in the output hook, where the kernel returns EPERM to the sender",
 	conformance.TrafficAtOnce:     "the kernel sums up its statistics every two seconds",
 	conformance.AffinityTimeout:   "IPVS remembers a client while the client has connections, and expires clients once a minute",
 }

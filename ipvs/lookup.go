@@ -69,7 +69,14 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found dataplane.Found, er
 			found.Entry, found.Where = true, fmt.Sprintf("%s, scheduler %s", where, v.scheduler)
 		}
 	})
-	if err != nil || !found.Entry {
+	if err == nil && !found.Entry {
+		want := entry{set: setNoEndpoints, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
+		if found.Entry, _, err = b.find(want); found.Entry {
+			found.Where = "set " + setNoEndpoints.name(k.family) + ", which refuses connections"
+		}
+		return found, err
+	}
+	if err != nil {
 		return found, err
 	}
 	local := false
@@ -92,14 +99,19 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found dataplane.Found, er
 // internalMark returns the packet mark that internal traffic to a frontend gets, 0 if
 // none.
 func (b *Backend) internalMark(k virtualKey) (mark uint32, err error) {
-	want := entry{set: setShortCircuit, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
-	err = b.kernel.listSet(setShortCircuit, k.family, func(e entry, m uint32) {
+	_, mark, err = b.find(entry{set: setShortCircuit, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()})
+	return mark, err
+}
+
+// find reports whether a set has an element, and returns its packet mark.
+func (b *Backend) find(want entry) (ok bool, mark uint32, err error) {
+	err = b.kernel.listSet(want.set, want.family, func(e entry, m uint32) {
 		if e == want {
-			mark = m
+			ok, mark = true, m
 		}
 	})
 	if errors.Is(err, syscall.ENOENT) {
 		err = nil // kube-proxy has no such set
 	}
-	return mark, err
+	return ok, mark, err
 }

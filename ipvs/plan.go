@@ -19,6 +19,9 @@ type plannedVirtual struct {
 	pool  []*tracker.Endpoint
 	// weights holds the real servers' weights, or nil for the endpoints' own weights.
 	weights []int
+	// rejected is set if rules refuse new connections. The virtual server is then only for those
+	// that are open.
+	rejected bool
 }
 
 // weight returns the weight of the i-th real server.
@@ -82,9 +85,13 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, proto: proto, at: at},
 			virtual: c.virtual(s, s.Spec.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
+			rejected: f.Target == ruleset.TargetReject,
 		})
-		if f.Target == ruleset.TargetDrop {
+		switch f.Target {
+		case ruleset.TargetDrop:
 			add(setNoLocal, at, netip.Prefix{})
+		case ruleset.TargetReject:
+			add(setNoEndpoints, at, netip.Prefix{})
 		}
 		if f.ShortCircuit() && f.Internal != f.Target {
 			p.internal = append(p.internal, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})

@@ -83,7 +83,7 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 		want   []string
 	}{
 		{"cluster IP", Config{}, func(*tracker.ServicePort) {}, nil, slices.Concat(cluster(all), hairpins)},
-		{"no endpoints", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{}, cluster("")},
+		{"no endpoints", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{}, append(cluster(""), "KUBE-NO-ENDPOINTS 10.96.0.1,6:80")},
 		{"affinity", Config{}, func(p *tracker.ServicePort) { p.Affinity = 3 * time.Hour }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=10800 " + all,
 		}, cluster(all)[1:], hairpins)},

@@ -216,6 +216,9 @@ func (r *rig) agree() {
 			} else if !slices.Contains(own, addrs[0]) {
 				bound[addrs[0]] = true
 			}
+			if f.Target == ruleset.TargetReject {
+				continue // rules refuse connections
+			}
 			for _, a := range addrs {
 				v := fmt.Sprintf("%s %s", proto[s.Key.Protocol], netip.AddrPortFrom(netip.MustParseAddr(a), f.Port))
 				want = append(want, "-A "+v)

@@ -228,7 +228,11 @@ func (r rules) filter() table {
 		output = append(output, "-m addrtype ! --dst-type LOCAL "+drop)
 	}
 	forward = append(forward, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-	in := []string{notNew, "-p " + icmp + " -j RETURN", "-m set ! --match-set " + setIPs.name(r.family) + " dst -j RETURN"}
+	in := []string{
+		notNew,
+		r.set(setNoEndpoints, "dst,dst") + " " + iptext.Comment("no endpoints") + " " + iptext.Reject(r.family),
+		"-p " + icmp + " -j RETURN", "-m set ! --match-set " + setIPs.name(r.family) + " dst -j RETURN",
+	}
 	for _, s := range []setID{setClusterIP, setLoadBalancer, setExternalIP, setExternalIPLocal} {
 		in = append(in, r.set(s, "dst,dst")+" -j RETURN")
 	}

@@ -35,8 +35,11 @@ func (u *update) upsert(it *item, kind func(virtualKey) bool) error {
 // upsertVirtual adds or changes a virtual server. It adds real servers and removes none. It skips
 // those that the kernel refuses.
 func (u *update) upsertVirtual(it *item, p *plannedVirtual) error {
-	u.s.servers.Claim(it.owner, p.key)
 	v := u.s.virtuals[p.key]
+	if v == nil && p.rejected {
+		return nil
+	}
+	u.s.servers.Claim(it.owner, p.key)
 	if v == nil {
 		if err := u.b.kernel.addVirtual(p.key, p.virtual); err != nil {
 			return err
@@ -45,7 +48,7 @@ func (u *update) upsertVirtual(it *item, p *plannedVirtual) error {
 		u.s.virtuals[p.key] = v
 		u.s.servers.Installed(p.key)
 	}
-	v.service, v.proto = it.key, p.proto
+	v.service, v.proto, v.rejected = it.key, p.proto, p.rejected
 	if v.virtual != p.virtual {
 		if err := u.b.kernel.setVirtual(p.key, p.virtual); err != nil {
 			v.unsure()
@@ -155,9 +158,14 @@ func (u *update) reread(k virtualKey, v *virtualState) error {
 }
 
 // dropVirtuals removes an item's virtual servers that are no longer in its plan, unless
-// another Service port needs them now.
+// another Service port needs them now, and those of rejected frontends without anything to drain.
 func (u *update) dropVirtuals(it *item) error {
 	for k := range u.s.servers.Items(it.owner) {
+		if v := u.s.virtuals[k]; v != nil && v.rejected && (len(v.reals) == 0 || !u.b.config.drainRule(v.proto).counts) {
+			if err := u.deleteVirtual(k); err != nil {
+				return err
+			}
+		}
 		planned := slices.ContainsFunc(it.plan.virtuals, func(p plannedVirtual) bool { return p.key == k })
 		if planned || !u.s.servers.Release(it.owner, k) {
 			continue

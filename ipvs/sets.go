@@ -10,7 +10,7 @@ import (
 // setID names one of the backend's ipsets. Each family has all of them.
 type setID uint8
 
-// The sets. Names, types and contents are kube-proxy's, except for the last three, which
+// The sets. Names, types and contents are kube-proxy's, except for the last four, which
 // kube-proxy does not have.
 const (
 	// setLoopBack holds an endpoint, its port, and the endpoint again, for hairpin
@@ -42,6 +42,8 @@ const (
 	// setNoLocal holds frontends that drop connections, because other nodes have
 	// endpoints and this one has none.
 	setNoLocal
+	// setNoEndpoints holds frontends that refuse connections, because no node has endpoints.
+	setNoEndpoints
 	// setShortCircuit holds frontends that treat internal traffic differently, with the
 	// packet mark that internal traffic gets.
 	setShortCircuit
@@ -102,6 +104,7 @@ var sets = [setCount]struct {
 	setIPs:                    {"IPVS-IPS", hashIP},
 	setBoundExternal:          {"IPVS-EXTERNAL-IPS", hashIP},
 	setNoLocal:                {"NO-LOCAL-ENDPOINTS", hashIPPort},
+	setNoEndpoints:            {"NO-ENDPOINTS", hashIPPort},
 	setShortCircuit:           {"SHORT-CIRCUIT", hashIPPortMark},
 }
 

@@ -66,6 +66,8 @@ type virtualState struct {
 	reals map[netip.AddrPort]uint16
 	// unread is set if reals may be wrong, after a write that failed.
 	unread bool
+	// rejected is [plannedVirtual].rejected.
+	rejected bool
 }
 
 func newState(f tracker.Family, m Marks) *state {

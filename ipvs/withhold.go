@@ -14,6 +14,8 @@ import (
 //   - Without a source range, its clients are dropped.
 //   - Without an element of setShortCircuit, internal traffic is treated like external traffic.
 //   - Without an element of setNoLocal, connections are refused and not dropped.
+//   - Without an element of setNoEndpoints, the node itself refuses connections, unless a process
+//     listens at the address and port.
 //   - Without any other element, the frontend that needs it is left out if it is new. A frontend
 //     that is in the kernel stays as it is, and its endpoints are followed. If it is to be
 //     restricted to source ranges and is not yet, it gets no endpoint beyond those that it has.
