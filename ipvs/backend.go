@@ -105,9 +105,14 @@ func newBackend(c Config, k kernel) *Backend {
 }
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both
-// families. The backend shortens a longer affinity timeout to the limit.
+// families. The backend shortens a longer affinity timeout to the limit. A Service port for which
+// [Config].Properties returns a scheduler that is not available exceeds a limit, too.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
+	l := ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
+	if b.config.Properties != nil {
+		l.Further = limit{&b.config}
+	}
+	return l
 }
 
 // Close closes the backend's sockets and leaves everything in the kernel in place.

@@ -35,6 +35,15 @@ type Config struct {
 	// ruleset.Port.Hash) always has [Maglev], or [SourceHash] if the kernel has no
 	// Maglev.
 	Scheduler Scheduler
+	// Properties returns how the virtual servers of a Service port choose among its endpoints. nil,
+	// and the zero Properties, mean as Scheduler says. It must be a pure function of values that
+	// do not change, such as Spec.Ext, and is called when the Service port changes. A change of
+	// the properties keeps connections.
+	Properties func(*ruleset.Port) Properties
+	// Schedulers lists the schedulers that Properties may return. [New] tries them, so that the
+	// kernel loads their modules. A Service port with another one, or one that the kernel lacks,
+	// is served as if Properties had returned the zero value; see [Backend.Limits].
+	Schedulers []Scheduler
 	// DrainLimit bounds the time that real servers drain; 0 means no limit. Endpoints, and
 	// whole Services, are taken out of service by giving their real servers the weight 0: they
 	// keep their connections and get no new ones. The backend removes them when they have no
@@ -75,6 +84,8 @@ type Config struct {
 
 	// noMaglev reports that the kernel lacks the scheduler Maglev.
 	noMaglev bool
+	// lacked holds those of Schedulers that the kernel lacks.
+	lacked map[Scheduler]bool
 }
 
 // Timeouts sets how long IPVS remembers idle connections, in whole seconds
@@ -119,6 +130,11 @@ func (c Config) withDefaults() (Config, error) {
 			return bad("%w", err)
 		}
 	}
+	for _, s := range c.Schedulers {
+		if err := s.validate(); err != nil {
+			return bad("%w", err)
+		}
+	}
 	if c.DrainLimit < 0 {
 		return bad("DrainLimit %s is negative", c.DrainLimit)
 	}
@@ -147,6 +163,35 @@ func (c Config) withDefaults() (Config, error) {
 		return bad("unknown flavor %q of iptables", c.IPTables)
 	}
 	return c, nil
+}
+
+// properties returns what Config.Properties returns for a Service port, or the zero value if it
+// cannot be.
+func (c Config) properties(s *ruleset.Port) Properties {
+	if c.Properties == nil {
+		return Properties{}
+	}
+	p := c.Properties(s)
+	if c.lacks(p.Scheduler) {
+		return Properties{}
+	}
+	return p
+}
+
+// lacks reports whether Services may not have a scheduler.
+func (c Config) lacks(s Scheduler) bool {
+	return s != "" && (c.lacked[s] || !slices.Contains(c.Schedulers, s))
+}
+
+// limit is the [ruleset.Limit] that Services exceed by their [Properties].
+type limit struct{ config *Config }
+
+// Exceeded implements [ruleset.Limit].
+func (l limit) Exceeded(s *ruleset.Port) string {
+	if p := l.config.Properties(s); l.config.lacks(p.Scheduler) {
+		return fmt.Sprintf("scheduler %.15q is not available, the node's own is used", p.Scheduler)
+	}
+	return ""
 }
 
 // hashing returns the scheduler of Services that ask for a hash.

@@ -102,6 +102,8 @@
 //     first.
 //   - The affinity timeout of a virtual server, 24 days. A longer one is shortened (see
 //     [Backend.Limits]).
+//   - The schedulers in Config.Schedulers that the kernel has. A Service for which Config.Properties
+//     returns another is balanced as the other Services (see [Backend.Limits]).
 //   - A change of a virtual server or of an endpoint that the kernel refuses, for want of memory
 //     for example, fails alone. It is tried again with the next delta. Removed endpoints leave
 //     even so, if the virtual server has another one that serves.

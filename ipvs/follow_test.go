@@ -33,6 +33,7 @@ func followTests() map[string]func(*testing.T, func(testing.TB) node) {
 		"drift is detected and repaired":        testDriftIsRepaired,
 		"missing objects cause a full delta":    testMissingObjectsCauseAFullDelta,
 		"weights select the scheduler":          testWeightsSelectTheScheduler,
+		"Services select the scheduler":         testServicesSelectTheScheduler,
 		"NodePorts follow the node's addresses": testNodePortsFollowTheNodesAddresses,
 		"refused Services fail alone":           testRefusedServicesFailAlone,
 		"interrupted deltas are completed":      testInterruptedDeltasAreCompleted,
@@ -329,6 +330,34 @@ func testWeightsSelectTheScheduler(t *testing.T, newNode func(testing.TB) node) 
 	r.set(svc(1), 1, -1, -2, -3)
 	r.sync()
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 1")
+}
+
+func testServicesSelectTheScheduler(t *testing.T, newNode func(testing.TB) node) {
+	r := newRigOn(t, newNode(t), Config{Families: []tracker.Family{tracker.IPv4}, Properties: propertiesOf, Schedulers: append(Schedulers(), "zz")})
+	for _, c := range []struct{ properties, want string }{
+		{"", "rr"}, {"lc", "lc"}, {"mh port", "mh -b mh-fallback,mh-port"}, {"mh", "mh -b mh-fallback"}, {"sh port", "sh -b sh-fallback,sh-port"},
+		{"wlc", "wlc"}, {"zz", "rr"}, {"unlisted", "rr"}, {"ovf", "ovf"}, {"", "rr"},
+	} {
+		r.set(svc(1, with(c.properties), nodePort(30001)), 1, -1)
+		r.sync()
+		r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s "+c.want, "-A -t 192.0.2.1:30001 -s "+c.want)
+		var s *ruleset.Port
+		for _, p := range r.engine.Snapshot().Ports {
+			s = p
+		}
+		limited := r.backend.Limits(tracker.IPv4).Further.Exceeded(s) != ""
+		if want := c.properties == "zz" || c.properties == "unlisted"; limited != want {
+			t.Errorf("%q: limited %t", c.properties, limited)
+		}
+	}
+	// A new process finds the scheduler.
+	r.set(svc(1, with("lc")), 1, -1)
+	r.sync()
+	r.restart()
+	before := r.calls()
+	r.sync()
+	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s lc")
+	t.Logf("a restart takes %d requests", r.calls()-before)
 }
 
 // testNodePortsFollowTheNodesAddresses adds and deletes addresses of the node.

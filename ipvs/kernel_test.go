@@ -55,6 +55,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"Maglev passes a draining server", testMaglevPassesADrainingServer},
 		{"nodes hash alike", testNodesHashAlike},
 		{"source hash keeps clients", testSourceHashKeepsClients},
+		{"a new scheduler keeps connections", testNewSchedulerKeepsConnections},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -21,7 +21,7 @@ func TestAffinityIsShortenedToTheLimit(t *testing.T) {
 	for _, c := range []struct{ affinity, want time.Duration }{
 		{limit - time.Second, limit - time.Second}, {limit, limit}, {limit + time.Hour, limit},
 	} {
-		v := Config{}.virtual(s, c.affinity, s.Endpoints)
+		v := Config{}.virtual(s, Properties{}, c.affinity, s.Endpoints)
 		if got := time.Duration(v.timeout) * time.Second; got != c.want {
 			t.Errorf("affinity %v: timeout %v, want %v", c.affinity, got, c.want)
 		}

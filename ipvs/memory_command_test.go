@@ -25,6 +25,7 @@ func (n memoryNode) open(_ testing.TB, c Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.missing["zz"] = true
 	b := newBackend(c, n.handle(c))
 	return b, b.probe()
 }
@@ -157,13 +158,27 @@ func (n memoryNode) saveServers() (out []string) {
 				}
 			}
 		}
-		out = append(out, fmt.Sprintf("-A %s -s %s", name, v.scheduler))
+		out = append(out, fmt.Sprintf("-A %s -s %s", name, v.scheduler)+v.flagText())
 		for at, r := range v.reals {
 			out = append(out, fmt.Sprintf("-a %s -r %s -m -w %d", name, at, r.weight))
 		}
 	}
 	slices.Sort(out)
 	return out
+}
+
+// flagText returns the flags of the scheduler as ipvsadm prints them.
+func (v *memoryVirtual) flagText() string {
+	var list []string
+	for bit, name := range map[uint32]string{flagFallback: "-fallback", flagPort: "-port"} {
+		if v.flags&bit != 0 {
+			list = append(list, string(v.scheduler)+name)
+		}
+	}
+	if slices.Sort(list); len(list) == 0 {
+		return ""
+	}
+	return " -b " + strings.Join(list, ",")
 }
 
 // element returns the element of a set that ipset's argument names.

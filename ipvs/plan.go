@@ -69,7 +69,7 @@ type local struct {
 // entries in internal if the Service port needs one. makePlan is a pure function.
 func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
-	p := plan{mark: mark}
+	p, props := plan{mark: mark}, c.properties(s)
 	add := func(set setID, at netip.AddrPort, other netip.Prefix) {
 		p.entries = append(p.entries, entry{set: set, family: family, addr: at.Addr(), proto: proto, port: at.Port(), other: other})
 	}
@@ -84,7 +84,7 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 		pool := s.Pool(f.Target)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, proto: proto, at: at},
-			virtual: c.virtual(s, s.Spec.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
+			virtual: c.virtual(s, props, s.Spec.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 			rejected: f.Target == ruleset.TargetReject,
 		})
 		switch f.Target {
@@ -151,7 +151,7 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 		pool := s.Pool(internalFrontend(s).Internal)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
-			virtual: c.internalVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
+			virtual: c.internalVirtual(s, props, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
 	}
 	return p
@@ -196,10 +196,16 @@ func (c Config) internalDrops(s *ruleset.Port) bool {
 }
 
 // virtual returns the properties of a virtual server with the endpoints.
-func (c Config) virtual(s *ruleset.Port, affinity time.Duration, pool []*tracker.Endpoint) virtual {
+func (c Config) virtual(s *ruleset.Port, p Properties, affinity time.Duration, pool []*tracker.Endpoint) virtual {
 	v := virtual{scheduler: c.Scheduler}
 	hash := tracker.HashNone
 	switch by := s.Hash(); {
+	case p.Scheduler != "":
+		v.scheduler = p.Scheduler
+		hash = tracker.HashSource
+		if p.HashPort {
+			hash = tracker.HashSourcePort
+		}
 	case by != tracker.HashNone:
 		v.scheduler = c.hashing()
 		hash = by
@@ -228,8 +234,8 @@ const elementsAtOnce = 100
 // IPVS remembers by a mark it translates ports only if the packet has the virtual server's
 // port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's
 // address replaces affinity.
-func (c Config) internalVirtual(s *ruleset.Port, pool []*tracker.Endpoint) virtual {
-	v := c.virtual(s, 0, pool)
+func (c Config) internalVirtual(s *ruleset.Port, p Properties, pool []*tracker.Endpoint) virtual {
+	v := c.virtual(s, p, 0, pool)
 	if s.Spec.Affinity > 0 {
 		v = virtual{scheduler: c.hashing(), flags: c.hashing().flags(tracker.HashSource)}
 	}

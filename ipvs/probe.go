@@ -55,6 +55,14 @@ func (b *Backend) probe() error {
 	} else if err != nil {
 		return err
 	}
+	b.config.lacked = map[Scheduler]bool{}
+	for _, s := range b.config.Schedulers {
+		if err := b.tryScheduler(b.config.Families[0], s); errors.Is(err, syscall.ENOENT) {
+			b.config.lacked[s] = true
+		} else if err != nil {
+			return err
+		}
+	}
 	if err := b.kernel.hasSets(); err != nil {
 		return unsupported(0, "ipset (module ip_set)", err)
 	}

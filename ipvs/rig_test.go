@@ -52,6 +52,10 @@ func newRigOn(tb testing.TB, n node, c Config) *rig {
 				out.Hash = tracker.HashSource
 			}
 			out.PassWithoutEndpoints = s.Annotations["pass"] != ""
+			if text := s.Annotations["properties"]; text != "" {
+				name, rest, _ := strings.Cut(text, " ")
+				out.Ext = properties{Scheduler: Scheduler(name), HashPort: rest == "port"}
+			}
 			return nil
 		},
 		OnEndpoint: func(_ *discovery.EndpointSlice, ep *discovery.Endpoint, out *tracker.Endpoint) error {
@@ -135,6 +139,22 @@ func (r *rig) hasNot(command string, texts ...string) {
 			}
 		}
 	}
+}
+
+// properties are a Service's as an extension.
+type properties Properties
+
+func (p properties) Equal(o tracker.Extension) bool { return o == tracker.Extension(p) }
+
+// propertiesOf is for Config.Properties.
+func propertiesOf(s *ruleset.Port) Properties {
+	p, _ := s.Spec.Ext.(properties)
+	return Properties(p)
+}
+
+// with sets the properties of a Service, as in "mh port".
+func with(text string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Annotations = map[string]string{"properties": text} }
 }
 
 func svcName(i int) types.NamespacedName {

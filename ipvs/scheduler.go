@@ -25,6 +25,21 @@ const (
 	Maglev Scheduler = "mh"
 )
 
+// Schedulers returns the names of all schedulers of Linux 6.12, for [Config].Schedulers.
+func Schedulers() []Scheduler {
+	return []Scheduler{RoundRobin, WeightedRoundRobin, "lc", "wlc", "lblc", "lblcr", "dh", SourceHash, "sed", "nq", "fo", "ovf", Maglev}
+}
+
+// Properties are the properties of a Service port's virtual servers.
+type Properties struct {
+	// Scheduler chooses among the endpoints. "" means that of the [Config], or what the Service
+	// asks for by a hash.
+	Scheduler Scheduler
+	// HashPort makes [SourceHash] and [Maglev] hash the client's port, too (sh-port, mh-port). Both
+	// always fall back to another endpoint while one drains (sh-fallback, mh-fallback).
+	HashPort bool
+}
+
 // maxSchedulerName is the length of the longest name (IP_VS_SCHEDNAME_MAXLEN of
 // include/uapi/linux/ip_vs.h, without the zero byte).
 const maxSchedulerName = 15

@@ -40,6 +40,16 @@ type Limits struct {
 	RangeCost int
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
+	// Further holds limits of the data plane's own, or is nil.
+	Further Limit
+}
+
+// Limit is a limit that depends on what only the data plane understands, such as [Port].Spec.Ext.
+// Its value must be comparable.
+type Limit interface {
+	// Exceeded returns how a Service port exceeds the limit and what happens instead, or "". It
+	// must be fast and safe for concurrent use.
+	Exceeded(*Port) string
 }
 
 // Lacks is a set of bits for parts of a Service that a data plane ignores. The zero value
@@ -116,6 +126,7 @@ const (
 	excessAffinityEndpoints
 	excessWeightedEndpoints
 	excessPortRanges
+	excessFurther
 	excessLacks
 )
 
@@ -142,6 +153,9 @@ func (l *Limits) exceeded(s *Port) (x excess) {
 	}
 	if s.Spec.IsRange() && s.ranges() > l.PortRanges {
 		x |= excessPortRanges
+	}
+	if l.Further != nil && l.Further.Exceeded(s) != "" {
+		x |= excessFurther
 	}
 	return x | excess(l.Lacks.in(s))*excessLacks
 }
@@ -172,6 +186,9 @@ func (l *Limits) describe(s *Port, x excess) string {
 			text += ", because the endpoints' ports differ from it"
 		}
 		out = append(out, text)
+	}
+	if x&excessFurther != 0 {
+		out = append(out, l.Further.Exceeded(s))
 	}
 	for i, text := range l.Lacks.texts() {
 		if x&(excessLacks<<i) != 0 {

@@ -46,6 +46,9 @@ const (
 	// range must contain the port itself. A Service has at most eight ranges. Source:
 	// kubernetes/kubernetes#23864.
 	PortRanges = prefix + "port-ranges"
+	// IPVS is an annotation of a Service: the scheduler of its virtual servers in mode ipvs, such as
+	// "lc". "mh,port" and "sh,port" hash the client's port, too.
+	IPVS = prefix + "ipvs-scheduler"
 	// Weight is an annotation of an EndpointSlice: the weight of its endpoints, from 0 to
 	// 65535.
 	Weight = prefix + "weight"
@@ -66,7 +69,7 @@ const CiliumDefault = 100
 // Known returns the names of all annotations, as [NewReader] accepts them: those of this
 // project without their common prefix.
 func Known() []string {
-	return []string{"balance", "balance-slots", "prefer-local", "pass-without-endpoints", "port-ranges", "weight", "weights", CiliumWeight}
+	return []string{"balance", "balance-slots", "prefer-local", "pass-without-endpoints", "port-ranges", "ipvs-scheduler", "weight", "weights", CiliumWeight}
 }
 
 // Reader reads the annotations that are allowed. It ignores an annotation that is not allowed
@@ -185,7 +188,29 @@ func (r *Reader) OnService(s *v1.Service, port *v1.ServicePort, p *tracker.Servi
 		}
 		r.setRange(value, p, &w)
 	}
+	if value := r.value(s.Annotations, IPVS, &w); value != "" {
+		if x, ok := parseScheduler(value); ok {
+			p.Ext = x
+		} else {
+			w.invalid(IPVS, value, "a scheduler, such as lc, or mh,port")
+		}
+	}
 	return w.err()
+}
+
+// Scheduler is the value of [IPVS] as a Service port's extension.
+type Scheduler struct {
+	Name string
+	Port bool
+}
+
+// Equal implements [tracker.Extension].
+func (s Scheduler) Equal(o tracker.Extension) bool { return o == tracker.Extension(s) }
+
+func parseScheduler(value string) (s Scheduler, ok bool) {
+	name, flag, _ := strings.Cut(value, ",")
+	s = Scheduler{strings.TrimSpace(name), strings.TrimSpace(flag) == "port"}
+	return s, s.Name != "" && len(s.Name) <= 15 && (s.Port || flag == "")
 }
 
 // maxRanges is the longest value of PortRanges in bytes.

@@ -71,6 +71,19 @@ func TestFlagsNeedTrue(t *testing.T) {
 	}
 }
 
+func TestSchedulerIsAnExtension(t *testing.T) {
+	for value, want := range map[string]tracker.Extension{
+		"": nil, "lc": Scheduler{Name: "lc"}, "mh, port": Scheduler{Name: "mh", Port: true},
+		"rr,often": nil, ",port": nil, "averyveryverylongname": nil,
+	} {
+		s, p := &v1.Service{}, &tracker.ServicePort{}
+		s.Annotations = map[string]string{IPVS: value}
+		if warned := count(t, allowing(t, Known()...).OnService(s, nil, p)); p.Ext != want || (warned == 0) != (value == "" || want != nil) {
+			t.Errorf("%q: %v, %d warnings", value, p.Ext, warned)
+		}
+	}
+}
+
 // TestPortRangesExtendPorts reads the annotation for a Service with the ports sip, rtp and one
 // without a name.
 func TestPortRangesExtendPorts(t *testing.T) {

@@ -14,11 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -199,6 +201,12 @@ func ResetSysctls(ctx context.Context, inUse string, log *slog.Logger) (err erro
 	return err
 }
 
+// schedulerOf returns what a Service's annotation says.
+func schedulerOf(p *ruleset.Port) ipvs.Properties {
+	s, _ := p.Spec.Ext.(annotations.Scheduler)
+	return ipvs.Properties{Scheduler: ipvs.Scheduler(s.Name), HashPort: s.Port}
+}
+
 func IPVS() Mode {
 	configure := func(s Settings) (ipvs.Config, error) {
 		e := s.Effective.IPVS
@@ -206,6 +214,9 @@ func IPVS() Mode {
 			Families: s.Families, IPTables: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
 			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
 			Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
+		}
+		if slices.Contains(s.Annotations, "ipvs-scheduler") {
+			c.Properties, c.Schedulers = schedulerOf, ipvs.Schedulers()
 		}
 		for _, cidr := range e.ExcludeCIDRs {
 			p, err := netip.ParsePrefix(cidr)
