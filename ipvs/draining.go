@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,6 +85,19 @@ func (r drainRule) over(since, now time.Time) bool { return r.limit > 0 && now.S
 
 // unused reports whether a real server with these connections is drained.
 func (r drainRule) unused(active, inactive int) bool { return r.counts && active == 0 && inactive == 0 }
+
+// limit records how long the real servers of a Service port's endpoints may drain.
+func (c Config) limit(s *ruleset.Port, v *virtualState) {
+	if c.DrainLimitOf == nil || !c.drainRule(v.proto).counts {
+		return
+	}
+	if v.limits == nil {
+		v.limits = map[netip.AddrPort]time.Duration{}
+	}
+	for _, ep := range s.Endpoints {
+		v.limits[ep.Addr] = c.DrainLimitOf(s, ep)
+	}
+}
 
 // startDrain records that a real server drains.
 func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
@@ -172,15 +186,18 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	for k, since := range s.drainingReals {
 		v := s.virtuals[k]
 		rule := b.config.drainRule(v.proto)
+		over := func(at netip.AddrPort, t time.Time) bool {
+			return drainRule{rule.counts, cmp.Or(v.limits[at], rule.limit)}.over(t, now)
+		}
 		var done []netip.AddrPort
 		for at, t := range since {
-			if rule.over(t, now) {
+			if over(at, t) {
 				done = append(done, at)
 			}
 		}
 		if rule.counts && !onlyTime && len(done) < len(since) {
 			err := b.kernel.reals(k, func(r real) {
-				if t, ok := since[r.at]; ok && !rule.over(t, now) && rule.unused(r.active, r.inactive) {
+				if t, ok := since[r.at]; ok && !over(r.at, t) && rule.unused(r.active, r.inactive) {
 					done = append(done, r.at)
 				}
 			})
@@ -193,6 +210,7 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 				return err
 			}
 			delete(v.reals, at)
+			delete(v.limits, at)
 			s.endDrain(k, at)
 		}
 		if _, retired := s.retired[k]; (retired || v.rejected) && len(v.reals) == 0 {

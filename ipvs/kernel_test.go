@@ -56,6 +56,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"nodes hash alike", testNodesHashAlike},
 		{"source hash keeps clients", testSourceHashKeepsClients},
 		{"a new scheduler keeps connections", testNewSchedulerKeepsConnections},
+		{"a drain outlives a restart", testDrainOutlivesARestart},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -41,12 +42,67 @@ func newRouted(t *testing.T) (client, node, server *netlab.Host) {
 	return client, node, server
 }
 
-// testNewSchedulerKeepsConnections changes the scheduler of a Service with an open connection.
-func testNewSchedulerKeepsConnections(t *testing.T) {
-	client, node, server := newRouted(t)
+// echo serves TCP connections at the endpoints -1 and -2.
+func echo(t *testing.T, server *netlab.Host) {
+	t.Helper()
 	for _, a := range []string{"10.245.0.1", "10.245.0.2"} {
 		server.ServeTCP(t, a+":8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
 	}
+}
+
+// says fails the test unless the other end of a connection answers.
+func says(t *testing.T, what string, c net.Conn) {
+	t.Helper()
+	_ = c.SetDeadline(time.Now().Add(testtime.Timeout))
+	fmt.Fprintln(c, "hello")
+	if got, err := bufio.NewReader(c).ReadString('\n'); got != "hello\n" {
+		t.Errorf("%s: %q, %v", what, got, err)
+	}
+}
+
+// testDrainOutlivesARestart restarts the backend while an endpoint with a connection terminates. The
+// new process ends the drain at the endpoint's own limit.
+func testDrainOutlivesARestart(t *testing.T) {
+	client, node, server := newRouted(t)
+	echo(t, server)
+	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: time.Hour})
+	r.config.DrainLimitOf = func(_ *ruleset.Port, ep *tracker.Endpoint) time.Duration {
+		if ep.Terminating {
+			return 10 * time.Minute
+		}
+		return 0
+	}
+	r.restart()
+	r.set(svc(1), 1, -1)
+	r.sync()
+	c, err := client.Dial(t.Context(), "tcp", "192.0.2.9:0", "10.96.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	says(t, "at first", c)
+	r.terminate(1)
+	r.sync()
+	says(t, "while its endpoint terminates", c)
+	r.restart()
+	r.sync()
+	for _, after := range []time.Duration{0, 9 * time.Minute} {
+		if err := r.backend.tend(t.Context(), time.Now().Add(after)); err != nil {
+			t.Fatal(err)
+		}
+		says(t, "after the restart", c)
+	}
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 0")
+	if err := r.backend.tend(t.Context(), time.Now().Add(11*time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	r.hasNot("ipvsadm -Sn", "10.245.0.1:8080")
+}
+
+// testNewSchedulerKeepsConnections changes the scheduler of a Service with an open connection.
+func testNewSchedulerKeepsConnections(t *testing.T) {
+	client, node, server := newRouted(t)
+	echo(t, server)
 	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}, Properties: propertiesOf, Schedulers: Schedulers()})
 	var open []net.Conn
 	for _, s := range append(Schedulers(), "") {
@@ -62,11 +118,7 @@ func testNewSchedulerKeepsConnections(t *testing.T) {
 		defer c.Close()
 		open = append(open, c)
 		for i, c := range open {
-			_ = c.SetDeadline(time.Now().Add(testtime.Timeout))
-			fmt.Fprintln(c, "hello")
-			if got, err := bufio.NewReader(c).ReadString('\n'); got != "hello\n" {
-				t.Errorf("scheduler %s, connection %d: %q, %v", s, i, got, err)
-			}
+			says(t, fmt.Sprintf("scheduler %s, connection %d", s, i), c)
 		}
 	}
 }

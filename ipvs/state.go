@@ -68,6 +68,8 @@ type virtualState struct {
 	unread bool
 	// rejected is [plannedVirtual].rejected.
 	rejected bool
+	// limits holds what Config.DrainLimitOf returned, unless it is 0.
+	limits map[netip.AddrPort]time.Duration
 }
 
 func newState(f tracker.Family, m Marks) *state {
