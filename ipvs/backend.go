@@ -294,7 +294,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	}
 	for k, v := range s.virtuals {
 		err := b.kernel.reals(k, func(r real) {
-			v.reals[r.at] = r.weight
+			v.found(r)
 			if r.weight == 0 {
 				s.startDrain(k, r.at, now)
 			}

@@ -88,6 +88,9 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 		if !maps.Equal(v.reals, f.reals) {
 			return drift("the real servers of %s were changed", k)
 		}
+		if len(v.reals) != 0 && v.forwarding != f.forwarding {
+			return drift("the forwarding of %s was changed", k)
+		}
 	}
 	for k, v := range found.virtuals {
 		if s.virtuals[k] == nil && found.recognized(b.config, k, v.virtual) {

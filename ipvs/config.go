@@ -35,14 +35,14 @@ type Config struct {
 	// ruleset.Port.Hash) always has [Maglev], or [SourceHash] if the kernel has no
 	// Maglev.
 	Scheduler Scheduler
-	// Properties returns how the virtual servers of a Service port choose among its endpoints. nil,
-	// and the zero Properties, mean as Scheduler says. It must be a pure function of values that
+	// Properties returns how the virtual servers of a Service port choose among its endpoints, and
+	// reach them. nil, and the zero Properties, mean as Scheduler says, and by translation. It must be a pure function of values that
 	// do not change, such as Spec.Ext, and is called when the Service port changes. A change of
 	// the properties keeps connections.
 	Properties func(*ruleset.Port) Properties
-	// Schedulers lists the schedulers that Properties may return. [New] tries them, so that the
+	// Schedulers lists the schedulers that Properties may return; nil means none. [New] tries them, so that the
 	// kernel loads their modules. A Service port with another one, or one that the kernel lacks,
-	// is served as if Properties had returned the zero value; see [Backend.Limits].
+	// is served as if Properties had returned no scheduler; see [Backend.Limits].
 	Schedulers []Scheduler
 	// DrainLimit bounds the time that real servers drain; 0 means no limit. Endpoints, and
 	// whole Services, are taken out of service by giving their real servers the weight 0: they
@@ -178,7 +178,7 @@ func (c Config) properties(s *ruleset.Port) Properties {
 	}
 	p := c.Properties(s)
 	if c.lacks(p.Scheduler) {
-		return Properties{}
+		p.Scheduler = ""
 	}
 	return p
 }

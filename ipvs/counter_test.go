@@ -53,14 +53,14 @@ func (c *counter) delVirtual(k virtualKey) error {
 	return c.kernel.delVirtual(k)
 }
 
-func (c *counter) addReal(k virtualKey, at netip.AddrPort, weight uint16) error {
+func (c *counter) addReal(k virtualKey, r real) error {
 	c.servers++
-	return c.kernel.addReal(k, at, weight)
+	return c.kernel.addReal(k, r)
 }
 
-func (c *counter) setReal(k virtualKey, at netip.AddrPort, weight uint16) error {
+func (c *counter) setReal(k virtualKey, r real) error {
 	c.servers++
-	return c.kernel.setReal(k, at, weight)
+	return c.kernel.setReal(k, r)
 }
 
 func (c *counter) delReal(k virtualKey, at netip.AddrPort) error {

@@ -67,6 +67,9 @@
 //   - An external or load-balancer IP that is not an address of the node is bound to the
 //     dummy device as a whole. It answers pings, and its ports without a Service drop
 //     packets; other backends leave them to the host that may have the address.
+//   - [Config].Properties can make a Service's external and load-balancer IPs forward directly or
+//     through a tunnel: endpoints see the client's address under every policy, and answer the client
+//     themselves.
 //   - Client affinity lasts until some time after the client's last connection ended, and
 //     up to a minute longer than its timeout. With externalTrafficPolicy Local, a hash of
 //     the client's address replaces it for internal traffic.

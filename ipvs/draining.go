@@ -31,9 +31,9 @@ func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight 
 	var err error
 	switch {
 	case !exists:
-		err = u.b.kernel.addReal(k, at, weight)
+		err = u.b.kernel.addReal(k, real{at: at, weight: weight, forwarding: v.forwarding})
 	case old != weight:
-		err = u.b.kernel.setReal(k, at, weight)
+		err = u.b.kernel.setReal(k, real{at: at, weight: weight, forwarding: v.forwarding})
 	}
 	if err != nil {
 		if !errors.Is(err, syscall.EINVAL) {
@@ -49,7 +49,7 @@ func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight 
 // quiesce begins to drain a real server unless it drains already.
 func (u *update) quiesce(k virtualKey, v *virtualState, at netip.AddrPort) error {
 	if v.reals[at] != 0 {
-		if err := u.b.kernel.setReal(k, at, 0); err != nil {
+		if err := u.b.kernel.setReal(k, real{at: at, forwarding: v.forwarding}); err != nil {
 			v.unsure()
 			return err
 		}

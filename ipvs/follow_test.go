@@ -34,6 +34,7 @@ func followTests() map[string]func(*testing.T, func(testing.TB) node) {
 		"missing objects cause a full delta":    testMissingObjectsCauseAFullDelta,
 		"weights select the scheduler":          testWeightsSelectTheScheduler,
 		"Services select the scheduler":         testServicesSelectTheScheduler,
+		"Services select the forwarding":        testServicesSelectTheForwarding,
 		"NodePorts follow the node's addresses": testNodePortsFollowTheNodesAddresses,
 		"refused Services fail alone":           testRefusedServicesFailAlone,
 		"interrupted deltas are completed":      testInterruptedDeltasAreCompleted,
@@ -358,6 +359,33 @@ func testServicesSelectTheScheduler(t *testing.T, newNode func(testing.TB) node)
 	r.sync()
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s lc")
 	t.Logf("a restart takes %d requests", r.calls()-before)
+}
+
+func testServicesSelectTheForwarding(t *testing.T, newNode func(testing.TB) node) {
+	r := newRigOn(t, newNode(t), Config{Families: []tracker.Family{tracker.IPv4}, Properties: propertiesOf, Schedulers: Schedulers()})
+	for _, c := range []struct{ how, want string }{{"", "-m -w 1"}, {"tunnel", "-i -w 1 --tun-type ipip"}, {"direct", "-g -w 1"}, {"", "-m -w 1"}, {"direct", "-g -w 1"}} {
+		r.set(svc(1, with("rr "+c.how), nodePort(30001), externalIPs("198.18.0.1")), 1, -1)
+		r.sync()
+		r.has("ipvsadm -Sn", "-a -t 198.18.0.1:80 -r 10.245.0.1:8080 "+c.want,
+			"-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 192.0.2.1:30001 -r 10.245.0.1:8080 -m -w 1")
+		internal := []string{"-a -f 12289 -r 10.245.0.1:8080 -m -w 1"}
+		if got := missing(internal, r.run("ipvsadm -Sn")); (len(got) == 0) != (c.how != "") {
+			t.Errorf("%q: internal traffic lacks %q", c.how, got)
+		}
+		if err := r.backend.Check(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+	// A new process finds everything in place, unless another program changed it.
+	for _, foreign := range []bool{false, true} {
+		if foreign {
+			r.run("ipvsadm -e -t 198.18.0.1:80 -r 10.245.0.1:8080 -m -w 1")
+			needFull(t, r.backend.Check(context.Background()), "another forwarding")
+		}
+		r.restart()
+		r.sync()
+		r.has("ipvsadm -Sn", "-a -t 198.18.0.1:80 -r 10.245.0.1:8080 -g -w 1")
+	}
 }
 
 // testNodePortsFollowTheNodesAddresses adds and deletes addresses of the node.

@@ -49,10 +49,10 @@ type serverTable interface {
 	setVirtual(k virtualKey, v virtual) error
 	// delVirtual deletes a virtual server with its real servers, if it exists.
 	delVirtual(k virtualKey) error
-	// addReal adds a real server, or sets the weight of an existing one. The error wraps
+	// addReal adds a real server, or sets the properties of an existing one. The error wraps
 	// EINVAL if the kernel does not accept the address.
-	addReal(k virtualKey, at netip.AddrPort, weight uint16) error
-	setReal(k virtualKey, at netip.AddrPort, weight uint16) error
+	addReal(virtualKey, real) error
+	setReal(virtualKey, real) error
 	// delReal deletes a real server if it exists.
 	delReal(k virtualKey, at netip.AddrPort) error
 
@@ -154,6 +154,7 @@ type virtual struct {
 type real struct {
 	at               netip.AddrPort
 	weight           uint16
+	forwarding       Forwarding
 	active, inactive int
 }
 

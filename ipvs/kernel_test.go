@@ -57,6 +57,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"source hash keeps clients", testSourceHashKeepsClients},
 		{"a new scheduler keeps connections", testNewSchedulerKeepsConnections},
 		{"a drain outlives a restart", testDrainOutlivesARestart},
+		{"answers go straight to the client", testAnswersGoStraightToTheClient},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

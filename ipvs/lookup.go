@@ -87,11 +87,16 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found dataplane.Found, er
 	if !local {
 		return found, &dataplane.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("virtual server %s exists, but %v is bound to no device", server, k.at.Addr())}
 	}
+	how := ForwardingTranslated
 	err = b.kernel.reals(server, func(r real) {
 		if r.weight > 0 { // the others drain
+			how = r.forwarding
 			found.Endpoints = append(found.Endpoints, r.at)
 		}
 	})
+	if how != ForwardingTranslated {
+		found.Where += ", " + how.String()
+	}
 	slices.SortFunc(found.Endpoints, netip.AddrPort.Compare)
 	return found, err
 }

@@ -160,7 +160,7 @@ func (n memoryNode) saveServers() (out []string) {
 		}
 		out = append(out, fmt.Sprintf("-A %s -s %s", name, v.scheduler)+v.flagText())
 		for at, r := range v.reals {
-			out = append(out, fmt.Sprintf("-a %s -r %s -m -w %d", name, at, r.weight))
+			out = append(out, fmt.Sprintf(map[Forwarding]string{0: "-a %s -r %s -m -w %d", ForwardingTunnel: "-a %s -r %s -i -w %d --tun-type ipip", ForwardingDirect: "-a %s -r %s -g -w %d"}[r.forwarding], name, at, r.weight))
 		}
 	}
 	slices.Sort(out)

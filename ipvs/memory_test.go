@@ -212,7 +212,8 @@ func (m *memory) delVirtual(k virtualKey) error {
 	return wrap(m.write(func() error { delete(m.virtuals, k); return nil }), "delete virtual server", k)
 }
 
-func (m *memoryKernel) addReal(k virtualKey, at netip.AddrPort, weight uint16) error {
+func (m *memoryKernel) addReal(k virtualKey, r real) error {
+	at := r.at
 	return wrap(m.write(func() error {
 		v, err := m.find(k)
 		switch {
@@ -225,12 +226,13 @@ func (m *memoryKernel) addReal(k virtualKey, at netip.AddrPort, weight uint16) e
 		case v.reals[at] == nil:
 			v.reals[at] = &real{at: at}
 		}
-		v.reals[at].weight = weight
+		v.reals[at].weight, v.reals[at].forwarding = r.weight, r.forwarding
 		return nil
 	}), "add real server "+at.String()+" to", k)
 }
 
-func (m *memory) setReal(k virtualKey, at netip.AddrPort, weight uint16) error {
+func (m *memory) setReal(k virtualKey, r real) error {
+	at := r.at
 	return wrap(m.write(func() error {
 		v, err := m.find(k)
 		if err != nil {
@@ -239,7 +241,7 @@ func (m *memory) setReal(k virtualKey, at netip.AddrPort, weight uint16) error {
 		if v.reals[at] == nil {
 			return syscall.ENOENT
 		}
-		v.reals[at].weight = weight
+		v.reals[at].weight, v.reals[at].forwarding = r.weight, r.forwarding
 		return nil
 	}), "set real server "+at.String()+" of", k)
 }

@@ -21,7 +21,8 @@ type plannedVirtual struct {
 	weights []int
 	// rejected is set if rules refuse new connections. The virtual server is then only for those
 	// that are open.
-	rejected bool
+	rejected   bool
+	forwarding Forwarding
 }
 
 // weight returns the weight of the i-th real server.
@@ -85,15 +86,18 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, proto: proto, at: at},
 			virtual: c.virtual(s, props, s.Spec.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
-			rejected: f.Target == ruleset.TargetReject,
+			rejected: f.Target == ruleset.TargetReject, forwarding: props.of(f),
 		})
+		if props.OnePacket && proto == inet.UDP && props.of(f) != ForwardingTranslated {
+			p.virtuals[len(p.virtuals)-1].flags |= flagOnePacket
+		}
 		switch f.Target {
 		case ruleset.TargetDrop:
 			add(setNoLocal, at, netip.Prefix{})
 		case ruleset.TargetReject:
 			add(setNoEndpoints, at, netip.Prefix{})
 		}
-		if f.ShortCircuit() && f.Internal != f.Target {
+		if props.separates(s, f) {
 			p.internal = append(p.internal, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
 		}
 	}
@@ -108,7 +112,8 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 			continue
 		}
 		at := netip.AddrPortFrom(f.Addr, f.Port)
-		localPolicy := f.ShortCircuit()
+		// Packets of external clients keep their source.
+		localPolicy := f.ShortCircuit() || props.of(f) != ForwardingTranslated
 		switch f.Kind {
 		case ruleset.KindClusterIP:
 			add(setClusterIP, at, netip.Prefix{})
@@ -148,7 +153,7 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Spec.HealthCheckNodePort})
 	}
 	if len(p.internal) != 0 && mark != 0 && !c.internalDrops(s) {
-		pool := s.Pool(internalFrontend(s).Internal)
+		pool := s.Pool(internalFrontend(s, props).Internal)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
 			virtual: c.internalVirtual(s, props, pool), proto: proto, pool: pool, weights: weightsOf(pool),
@@ -180,9 +185,9 @@ func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family t
 
 // internalFrontend returns a frontend that treats internal traffic differently, or nil.
 // All such frontends of a Service treat it alike: as the policy Cluster does.
-func internalFrontend(s *ruleset.Port) *ruleset.Frontend {
+func internalFrontend(s *ruleset.Port, p Properties) *ruleset.Frontend {
 	for i := range s.Frontends {
-		if f := &s.Frontends[i]; f.ShortCircuit() && f.Internal != f.Target {
+		if f := &s.Frontends[i]; p.separates(s, f) {
 			return f
 		}
 	}
@@ -191,7 +196,7 @@ func internalFrontend(s *ruleset.Port) *ruleset.Frontend {
 
 // internalDrops reports whether internal traffic is dropped. One mark is reserved for this.
 func (c Config) internalDrops(s *ruleset.Port) bool {
-	f := internalFrontend(s)
+	f := internalFrontend(s, c.properties(s))
 	return f != nil && f.Internal == ruleset.TargetDrop
 }
 

@@ -8,18 +8,28 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // newRouted returns a client, a node and a server with the endpoints -1 and -2. The client reaches
 // Services, and the server the client, by the node.
 func newRouted(t *testing.T) (client, node, server *netlab.Host) {
+	t.Helper()
+	_, client, node, server = newRoutedLab(t)
+	return client, node, server
+}
+
+func newRoutedLab(t *testing.T) (lab *netlab.Lab, client, node, server *netlab.Host) {
 	t.Helper()
 	lab, hosts := netlab.NewHosts(t, "client", "node", "server")
 	client, node, server = hosts["client"], hosts["node"], hosts["server"]
@@ -39,7 +49,7 @@ func newRouted(t *testing.T) (client, node, server *netlab.Host) {
 		must(client.AddRoute(prefix(to), addr("192.0.2.1"), "eth0"))
 	}
 	must(server.AddRoute(prefix("192.0.2.0/24"), addr("10.245.9.1"), "eth0"))
-	return client, node, server
+	return lab, client, node, server
 }
 
 // echo serves TCP connections at the endpoints -1 and -2.
@@ -119,6 +129,140 @@ func testNewSchedulerKeepsConnections(t *testing.T) {
 		open = append(open, c)
 		for i, c := range open {
 			says(t, fmt.Sprintf("scheduler %s, connection %d", s, i), c)
+		}
+	}
+}
+
+// testAnswersGoStraightToTheClient sends packets to external IPs with each way of forwarding. The
+// server must see the client's address and the Service's. Its answers go to the client over a link
+// of their own, or are routed by the node, as those of a pod on the node. The node itself, cluster IPs
+// and NodePorts use translation.
+func testAnswersGoStraightToTheClient(t *testing.T) {
+	const vip = "198.18.0.1"
+	for _, how := range []string{"direct", "tunnel"} {
+		for _, straight := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, by the node %t", how, !straight), func(t *testing.T) {
+				lab, client, node, server := newRoutedLab(t)
+				run := func(h *netlab.Host, commands ...string) {
+					t.Helper()
+					for _, c := range commands {
+						lines(t, h, c)
+					}
+				}
+				device := map[string]string{"direct": "lo", "tunnel": "ipip9"}[how]
+				if how == "tunnel" {
+					run(server, "ip link add ipip9 type ipip")
+				}
+				run(server, "ip link set "+device+" up", "ip addr add "+vip+"/32 dev "+device, "sysctl -w net.ipv4.conf.all.rp_filter=0",
+					"sysctl -w net.ipv4.conf."+device+".rp_filter=0", "sysctl -w net.ipv4.conf.all.arp_ignore=1")
+				if straight {
+					if err := lab.Link(client, "eth1", server, "eth1"); err != nil {
+						t.Fatal(err)
+					}
+					run(client, "ip addr add 203.0.113.1/24 dev eth1", "sysctl -w net.ipv4.conf.all.rp_filter=0", "sysctl -w net.ipv4.conf.eth1.rp_filter=0")
+					run(server, "ip addr add 203.0.113.2/24 dev eth1", "ip route replace 192.0.2.9/32 via 203.0.113.1")
+				} else {
+					run(node, "sysctl -w net.ipv4.conf.eth1.accept_local=1", "sysctl -w net.ipv4.conf.all.rp_filter=0", "sysctl -w net.ipv4.conf.eth1.rp_filter=0")
+				}
+				handle := func(c net.Conn) {
+					fmt.Fprintln(c, c.RemoteAddr(), c.LocalAddr())
+					_, _ = io.Copy(c, c)
+				}
+				server.ServeTCP(t, vip+":80", handle)
+				server.ServeTCP(t, "10.245.0.1:8080", handle)
+				server.ServeTCP(t, "10.245.0.2:8080", handle)
+				r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}, Properties: propertiesOf, Schedulers: Schedulers()})
+				set := func(how string, eps ...int) {
+					t.Helper()
+					r.set(svc(1, with("rr "+how), nodePort(30001), externalIPs(vip)), 1, eps...)
+					r.sync()
+				}
+				// open returns a connection, with what the server sees.
+				open := func(from *netlab.Host, source, to string) (net.Conn, string) {
+					t.Helper()
+					c, err := from.Dial(t.Context(), "tcp", source+":0", to)
+					if err != nil {
+						t.Fatalf("%s to %s: %v", source, to, err)
+					}
+					t.Cleanup(func() { c.Close() })
+					_ = c.SetDeadline(time.Now().Add(testtime.Timeout))
+					line, err := bufio.NewReader(c).ReadString('\n')
+					if err != nil {
+						t.Fatalf("%s to %s: %v", source, to, err)
+					}
+					return c, strings.TrimSpace(line)
+				}
+				set(how, -1)
+				c, sees := open(client, "192.0.2.9", vip+":80")
+				if want := fmt.Sprint(c.LocalAddr(), " ", vip, ":80"); sees != want {
+					t.Errorf("the server sees %s, want %s", sees, want)
+				}
+				found, err := Lookup(t.Context(), Config{NetNS: node.File()}, dataplane.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort(vip + ":80")}})
+				if err != nil || !strings.Contains(found.Where, ", directly") {
+					t.Errorf("Lookup: %+v, %v", found, err)
+				}
+				// What is translated is answered by the node.
+				for _, x := range []struct {
+					from       *netlab.Host
+					source, to string
+				}{{node, "192.0.2.1", vip + ":80"}, {node, "192.0.2.1", "10.96.0.1:80"}} {
+					if _, sees := open(x.from, x.source, x.to); !strings.HasSuffix(sees, " 10.245.0.1:8080") {
+						t.Errorf("%s to %s: the server sees %s", x.source, x.to, sees)
+					}
+				}
+				set(how, -2)
+				says(t, "while its endpoint drains", c)
+				r.has("ipvsadm -Sn", "-a -t "+vip+":80 -r 10.245.0.1:8080 "+map[string]string{"direct": "-g -w 0", "tunnel": "-i -w 0 --tun-type ipip"}[how])
+				r.cursor.Resync()
+				r.sync()
+				says(t, "after a full delta", c)
+				r.restart()
+				r.sync()
+				says(t, "after a restart", c)
+				if err := r.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+					t.Fatal(err)
+				}
+				says(t, "while it drains on", c)
+				open(client, "192.0.2.9", vip+":80")
+				set("", -2)
+				says(t, "after the Service is translated", c)
+
+				// One-packet scheduling sends packets from one port to both endpoints.
+				server.ServeUDP(t, vip+":80", "answer")
+				one := svc(2, over(v1.ProtocolUDP), with("rr "+how), externalIPs(vip))
+				one.Annotations["one-packet"] = "yes"
+				r.set(one, 2, -1, -2)
+				r.sync()
+				u, err := client.Dial(t.Context(), "udp", "192.0.2.9:0", vip+":80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer u.Close()
+				for range 6 {
+					_ = u.SetDeadline(time.Now().Add(testtime.Timeout))
+					if _, err := u.Write([]byte("hello")); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := u.Read(make([]byte, 100)); err != nil {
+						t.Fatalf("one-packet scheduling: %v", err)
+					}
+				}
+				r.has("ipvsadm -Sn", "-A -u "+vip+":80 -s rr -o")
+				// The kernel sums up its statistics every two seconds.
+				shares := func() (n int) {
+					for _, l := range r.run("ipvsadm -Ln --stats -u " + vip + ":80") {
+						if f := strings.Fields(l); f[0] == "->" && strings.HasPrefix(f[1], "10.245.0.") && f[2] == "3" {
+							n++
+						}
+					}
+					return n
+				}
+				for start := time.Now(); shares() != 2; time.Sleep(100 * time.Millisecond) {
+					if time.Since(start) > testtime.Timeout {
+						t.Fatalf("the endpoints got %q, want 3 packets each", r.run("ipvsadm -Ln --stats -u "+vip+":80"))
+					}
+				}
+			})
 		}
 	}
 }

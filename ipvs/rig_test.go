@@ -54,7 +54,8 @@ func newRigOn(tb testing.TB, n node, c Config) *rig {
 			out.PassWithoutEndpoints = s.Annotations["pass"] != ""
 			if text := s.Annotations["properties"]; text != "" {
 				name, rest, _ := strings.Cut(text, " ")
-				out.Ext = properties{Scheduler: Scheduler(name), HashPort: rest == "port"}
+				out.Ext = properties{Scheduler: Scheduler(name), HashPort: rest == "port", OnePacket: s.Annotations["one-packet"] != "",
+					Forwarding: map[string]Forwarding{"tunnel": ForwardingTunnel, "direct": ForwardingDirect}[rest]}
 			}
 			return nil
 		},

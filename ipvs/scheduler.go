@@ -3,6 +3,7 @@ package ipvs
 import (
 	"fmt"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -38,6 +39,58 @@ type Properties struct {
 	// HashPort makes [SourceHash] and [Maglev] hash the client's port, too (sh-port, mh-port). Both
 	// always fall back to another endpoint while one drains (sh-fallback, mh-fallback).
 	HashPort bool
+	// Forwarding is how packets to external and load-balancer IPs reach an endpoint. Those of this
+	// node and its pods are always translated, and so are all packets to cluster IPs and NodePorts.
+	Forwarding Forwarding
+	// OnePacket chooses an endpoint for each UDP packet by itself (one-packet scheduling), at
+	// addresses that are not translated: IPVS does not remember where to send the answer.
+	OnePacket bool
+}
+
+// Forwarding is how IPVS sends packets to an endpoint. Its values are the kernel's
+// (IP_VS_CONN_F_FWD_MASK of include/uapi/linux/ip_vs.h).
+//
+// With ForwardingDirect and ForwardingTunnel the endpoint sees the client's address and the
+// Service's, and answers the client itself, without this node. That needs what "Direct forwarding"
+// in DESIGN.md lists: the endpoint must have the Service's address, and listen at the Service's port.
+type Forwarding uint8
+
+// The values of Forwarding.
+const (
+	// ForwardingTranslated replaces the destination, and on the way back the source.
+	ForwardingTranslated Forwarding = 0
+	// ForwardingTunnel puts packets in others to the endpoint (IPIP, and IPv6 in IPv6).
+	ForwardingTunnel Forwarding = 2
+	// ForwardingDirect sends packets to the next hop to the endpoint, which must be the endpoint.
+	ForwardingDirect Forwarding = 3
+	// forwardingMixed stands for real servers that differ.
+	forwardingMixed Forwarding = 255
+)
+
+// String describes the value, as in "connections go there …".
+func (f Forwarding) String() string {
+	switch f {
+	case ForwardingTranslated:
+		return "translated"
+	case ForwardingTunnel:
+		return "directly through a tunnel"
+	case ForwardingDirect:
+		return "directly"
+	}
+	return "in different ways"
+}
+
+// of returns the properties' Forwarding for a frontend.
+func (p Properties) of(f *ruleset.Frontend) Forwarding {
+	if f.Kind == ruleset.KindExternalIP || f.Kind == ruleset.KindLoadBalancerIP {
+		return p.Forwarding
+	}
+	return ForwardingTranslated
+}
+
+// separates reports whether internal traffic to a frontend has a virtual server of its own.
+func (p Properties) separates(s *ruleset.Port, f *ruleset.Frontend) bool {
+	return f.ShortCircuit() && f.Internal != f.Target || p.of(f) != ForwardingTranslated && len(s.Pool(f.Internal)) != 0
 }
 
 // maxSchedulerName is the length of the longest name (IP_VS_SCHEDNAME_MAXLEN of
@@ -62,6 +115,7 @@ func (s Scheduler) validate() error {
 const (
 	flagPersistent = 0x0001
 	flagHashed     = 0x0002 // the kernel's own: the server is in its table
+	flagOnePacket  = 0x0004
 	flagFallback   = 0x0008 // IP_VS_SVC_F_SCHED_SH_FALLBACK, IP_VS_SVC_F_SCHED_MH_FALLBACK
 	flagPort       = 0x0010 // IP_VS_SVC_F_SCHED_SH_PORT, IP_VS_SVC_F_SCHED_MH_PORT
 )

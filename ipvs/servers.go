@@ -59,6 +59,9 @@ func (u *update) upsertVirtual(it *item, p *plannedVirtual) error {
 	if err := u.reread(p.key, v); err != nil {
 		return err
 	}
+	if err := u.forward(p.key, v, p.forwarding); err != nil {
+		return err
+	}
 	u.b.config.limit(it.service, v)
 	for i, ep := range p.pool {
 		err := u.serve(p.key, v, ep.Addr, p.weight(i))
@@ -69,6 +72,21 @@ func (u *update) upsertVirtual(it *item, p *plannedVirtual) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// forward sets how packets of new connections reach the real servers. Open connections keep theirs.
+func (u *update) forward(k virtualKey, v *virtualState, how Forwarding) error {
+	if v.forwarding == how {
+		return nil
+	}
+	for at, weight := range v.reals {
+		if err := u.b.kernel.setReal(k, real{at: at, weight: weight, forwarding: how}); err != nil {
+			v.unsure()
+			return err
+		}
+	}
+	v.forwarding = how
 	return nil
 }
 
@@ -139,9 +157,9 @@ func (u *update) reread(k virtualKey, v *virtualState) error {
 	if !v.unread {
 		return nil
 	}
-	reals := map[netip.AddrPort]uint16{}
+	now := virtualState{reals: map[netip.AddrPort]uint16{}}
 	err := u.b.kernel.reals(k, func(r real) {
-		reals[r.at] = r.weight
+		now.found(r)
 		if r.weight == 0 {
 			u.s.startDrain(k, r.at, u.now)
 		}
@@ -150,11 +168,11 @@ func (u *update) reread(k virtualKey, v *virtualState) error {
 		return err
 	}
 	for at := range v.reals {
-		if _, ok := reals[at]; !ok {
+		if _, ok := now.reals[at]; !ok {
 			u.s.endDrain(k, at)
 		}
 	}
-	v.reals, v.unread = reals, false
+	v.reals, v.forwarding, v.unread = now.reals, now.forwarding, false
 	return nil
 }
 

@@ -164,7 +164,11 @@ func (k *servers) reals(key virtualKey, fn func(real)) error {
 	}
 	for _, d := range list {
 		if a, ok := netip.AddrFromSlice(d.Address); ok {
-			fn(real{netip.AddrPortFrom(a, d.Port), uint16(d.Weight), d.ActiveConnections, d.InactiveConnections})
+			how := Forwarding(d.ConnectionFlags & moby.ConnectionFlagFwdMask)
+			if how == moby.ConnectionFlagLocalNode {
+				how = ForwardingTranslated
+			}
+			fn(real{netip.AddrPortFrom(a, d.Port), uint16(d.Weight), how, d.ActiveConnections, d.InactiveConnections})
 		}
 	}
 	return nil
@@ -195,26 +199,29 @@ func (k *servers) delVirtual(key virtualKey) error {
 	return wrap(err, "delete virtual server", key)
 }
 
-func destination(at netip.AddrPort, weight uint16) *moby.Destination {
-	return &moby.Destination{Address: at.Addr().AsSlice(), Port: at.Port(), Weight: int(weight)}
-}
-
-func (k *servers) addReal(key virtualKey, at netip.AddrPort, weight uint16) error {
-	err := k.handle.NewDestination(key.service(virtual{}), destination(at, weight))
-	if errors.Is(err, unix.EEXIST) {
-		return k.setReal(key, at, weight)
+func (r real) destination() *moby.Destination {
+	if r.forwarding == forwardingMixed {
+		r.forwarding = ForwardingTranslated // it gets no new connections
 	}
-	return wrap(err, "add real server "+at.String()+" to", key)
+	return &moby.Destination{Address: r.at.Addr().AsSlice(), Port: r.at.Port(), Weight: int(r.weight), ConnectionFlags: uint32(r.forwarding)}
 }
 
-func (k *servers) setReal(key virtualKey, at netip.AddrPort, weight uint16) error {
-	err := k.handle.UpdateDestination(key.service(virtual{}), destination(at, weight))
-	return wrap(err, "set real server "+at.String()+" of", key)
+func (k *servers) addReal(key virtualKey, r real) error {
+	err := k.handle.NewDestination(key.service(virtual{}), r.destination())
+	if errors.Is(err, unix.EEXIST) {
+		return k.setReal(key, r)
+	}
+	return wrap(err, "add real server "+r.at.String()+" to", key)
+}
+
+func (k *servers) setReal(key virtualKey, r real) error {
+	err := k.handle.UpdateDestination(key.service(virtual{}), r.destination())
+	return wrap(err, "set real server "+r.at.String()+" of", key)
 }
 
 // delReal deletes a real server if it exists.
 func (k *servers) delReal(key virtualKey, at netip.AddrPort) error {
-	err := k.handle.DelDestination(key.service(virtual{}), destination(at, 0))
+	err := k.handle.DelDestination(key.service(virtual{}), real{at: at}.destination())
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}

@@ -67,9 +67,18 @@ type virtualState struct {
 	// unread is set if reals may be wrong, after a write that failed.
 	unread bool
 	// rejected is [plannedVirtual].rejected.
-	rejected bool
+	rejected   bool
+	forwarding Forwarding
 	// limits holds what Config.DrainLimitOf returned, unless it is 0.
 	limits map[netip.AddrPort]time.Duration
+}
+
+// found records a real server that the kernel has.
+func (v *virtualState) found(r real) {
+	if len(v.reals) != 0 && r.forwarding != v.forwarding {
+		r.forwarding = forwardingMixed
+	}
+	v.reals[r.at], v.forwarding = r.weight, r.forwarding
 }
 
 func newState(f tracker.Family, m Marks) *state {

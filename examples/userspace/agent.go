@@ -86,10 +86,10 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	}
 
 	// The objects are the operator's own, so every annotation of this project is allowed.
-	// Cilium's is not: it changes the weight of all endpoints without one to 100. Nor is the one of
+	// Cilium's is not: it changes the weight of all endpoints without one to 100. Nor are those of
 	// mode ipvs.
 	choice, err := annotations.NewReader(slices.DeleteFunc(annotations.Known(), func(name string) bool {
-		return name == annotations.CiliumWeight || name == strings.TrimPrefix(annotations.IPVS, "go-proxier.github.io/")
+		return name == annotations.CiliumWeight || strings.HasPrefix(name, "ipvs-")
 	}), ruleset.PortRangesNone)
 	if err != nil {
 		return nil, err

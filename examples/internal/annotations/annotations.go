@@ -46,9 +46,13 @@ const (
 	// range must contain the port itself. A Service has at most eight ranges. Source:
 	// kubernetes/kubernetes#23864.
 	PortRanges = prefix + "port-ranges"
-	// IPVS is an annotation of a Service: the scheduler of its virtual servers in mode ipvs, such as
-	// "lc". "mh,port" and "sh,port" hash the client's port, too.
-	IPVS = prefix + "ipvs-scheduler"
+	// Scheduler is an annotation of a Service: the scheduler of its virtual servers in mode ipvs, such
+	// as "lc". "mh,port" and "sh,port" hash the client's port, too, and "rr,one-packet" chooses an
+	// endpoint for each UDP packet that is forwarded directly.
+	Scheduler = prefix + "ipvs-scheduler"
+	// Forwarding is an annotation of a Service: "direct" or "tunnel" is how mode ipvs sends packets
+	// to its external and load-balancer IPs to endpoints, which then answer the client themselves.
+	Forwarding = prefix + "ipvs-forwarding"
 	// Weight is an annotation of an EndpointSlice: the weight of its endpoints, from 0 to
 	// 65535.
 	Weight = prefix + "weight"
@@ -69,7 +73,7 @@ const CiliumDefault = 100
 // Known returns the names of all annotations, as [NewReader] accepts them: those of this
 // project without their common prefix.
 func Known() []string {
-	return []string{"balance", "balance-slots", "prefer-local", "pass-without-endpoints", "port-ranges", "ipvs-scheduler", "weight", "weights", CiliumWeight}
+	return []string{"balance", "balance-slots", "prefer-local", "pass-without-endpoints", "port-ranges", "ipvs-scheduler", "ipvs-forwarding", "weight", "weights", CiliumWeight}
 }
 
 // Reader reads the annotations that are allowed. It ignores an annotation that is not allowed
@@ -188,29 +192,41 @@ func (r *Reader) OnService(s *v1.Service, port *v1.ServicePort, p *tracker.Servi
 		}
 		r.setRange(value, p, &w)
 	}
-	if value := r.value(s.Annotations, IPVS, &w); value != "" {
-		if x, ok := parseScheduler(value); ok {
-			p.Ext = x
-		} else {
-			w.invalid(IPVS, value, "a scheduler, such as lc, or mh,port")
-		}
+	var server Server
+	if value := r.value(s.Annotations, Scheduler, &w); value != "" && !server.parse(value) {
+		w.invalid(Scheduler, value, "a scheduler, such as lc, or mh,port")
+	}
+	switch value := r.value(s.Annotations, Forwarding, &w); value {
+	case "", "direct", "tunnel":
+		server.Forwarding = value
+	default:
+		w.invalid(Forwarding, value, "direct or tunnel")
+	}
+	if server != (Server{}) {
+		p.Ext = server
 	}
 	return w.err()
 }
 
-// Scheduler is the value of [IPVS] as a Service port's extension.
-type Scheduler struct {
-	Name string
-	Port bool
+// Server holds the values of [Scheduler] and [Forwarding] as a Service port's extension.
+type Server struct {
+	Scheduler       string
+	Port, OnePacket bool
+	Forwarding      string
 }
 
 // Equal implements [tracker.Extension].
-func (s Scheduler) Equal(o tracker.Extension) bool { return o == tracker.Extension(s) }
+func (s Server) Equal(o tracker.Extension) bool { return o == tracker.Extension(s) }
 
-func parseScheduler(value string) (s Scheduler, ok bool) {
+// parse reads a value of [Scheduler].
+func (s *Server) parse(value string) bool {
 	name, flag, _ := strings.Cut(value, ",")
-	s = Scheduler{strings.TrimSpace(name), strings.TrimSpace(flag) == "port"}
-	return s, s.Name != "" && len(s.Name) <= 15 && (s.Port || flag == "")
+	name, flag = strings.TrimSpace(name), strings.TrimSpace(flag)
+	if name == "" || len(name) > 15 || flag != "" && flag != "port" && flag != "one-packet" {
+		return false
+	}
+	s.Scheduler, s.Port, s.OnePacket = name, flag == "port", flag == "one-packet"
+	return true
 }
 
 // maxRanges is the longest value of PortRanges in bytes.

@@ -71,15 +71,25 @@ func TestFlagsNeedTrue(t *testing.T) {
 	}
 }
 
-func TestSchedulerIsAnExtension(t *testing.T) {
-	for value, want := range map[string]tracker.Extension{
-		"": nil, "lc": Scheduler{Name: "lc"}, "mh, port": Scheduler{Name: "mh", Port: true},
-		"rr,often": nil, ",port": nil, "averyveryverylongname": nil,
+func TestServerIsAnExtension(t *testing.T) {
+	for _, c := range []struct {
+		scheduler, forwarding string
+		want                  tracker.Extension
+		warnings              int
+	}{
+		{"", "", nil, 0},
+		{"lc", "", Server{Scheduler: "lc"}, 0},
+		{"mh, port", "", Server{Scheduler: "mh", Port: true}, 0},
+		{"rr,one-packet", "direct", Server{Scheduler: "rr", OnePacket: true, Forwarding: "direct"}, 0},
+		{"", "tunnel", Server{Forwarding: "tunnel"}, 0},
+		{"rr,often", "far", nil, 2},
+		{",port", "", nil, 1},
+		{"averyveryverylongname", "", nil, 1},
 	} {
 		s, p := &v1.Service{}, &tracker.ServicePort{}
-		s.Annotations = map[string]string{IPVS: value}
-		if warned := count(t, allowing(t, Known()...).OnService(s, nil, p)); p.Ext != want || (warned == 0) != (value == "" || want != nil) {
-			t.Errorf("%q: %v, %d warnings", value, p.Ext, warned)
+		s.Annotations = map[string]string{Scheduler: c.scheduler, Forwarding: c.forwarding}
+		if warned := count(t, allowing(t, Known()...).OnService(s, nil, p)); p.Ext != c.want || warned != c.warnings {
+			t.Errorf("%q, %q: %v, %d warnings", c.scheduler, c.forwarding, p.Ext, warned)
 		}
 	}
 }

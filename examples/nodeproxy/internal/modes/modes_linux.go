@@ -201,10 +201,13 @@ func ResetSysctls(ctx context.Context, inUse string, log *slog.Logger) (err erro
 	return err
 }
 
-// schedulerOf returns what a Service's annotation says.
-func schedulerOf(p *ruleset.Port) ipvs.Properties {
-	s, _ := p.Spec.Ext.(annotations.Scheduler)
-	return ipvs.Properties{Scheduler: ipvs.Scheduler(s.Name), HashPort: s.Port}
+// propertiesOf returns what a Service's annotations say.
+func propertiesOf(p *ruleset.Port) ipvs.Properties {
+	s, _ := p.Spec.Ext.(annotations.Server)
+	return ipvs.Properties{
+		Scheduler: ipvs.Scheduler(s.Scheduler), HashPort: s.Port, OnePacket: s.OnePacket,
+		Forwarding: map[string]ipvs.Forwarding{"direct": ipvs.ForwardingDirect, "tunnel": ipvs.ForwardingTunnel}[s.Forwarding],
+	}
 }
 
 func IPVS() Mode {
@@ -215,8 +218,9 @@ func IPVS() Mode {
 			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
 			Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 		}
+		c.Properties = propertiesOf
 		if slices.Contains(s.Annotations, "ipvs-scheduler") {
-			c.Properties, c.Schedulers = schedulerOf, ipvs.Schedulers()
+			c.Schedulers = ipvs.Schedulers()
 		}
 		for _, cidr := range e.ExcludeCIDRs {
 			p, err := netip.ParsePrefix(cidr)

@@ -37,7 +37,8 @@ func wrongAnnotations() map[string]struct{ kind, value string } {
 		annotations.Pass:         {"Service", "never"},
 		annotations.PortRanges:   {"Service", "p=80-79"},
 		annotations.Weight:       {"EndpointSlice", "heavy"},
-		annotations.IPVS:         {"Service", "rr,sometimes"},
+		annotations.Scheduler:    {"Service", "rr,sometimes"},
+		annotations.Forwarding:   {"Service", "far"},
 		annotations.Weights:      {"EndpointSlice", "10.1.0.2=-1"},
 		annotations.CiliumWeight: {"EndpointSlice", "65536"},
 	}
