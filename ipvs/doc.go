@@ -57,6 +57,8 @@
 //   - ExcludeCIDRs is only needed for foreign virtual servers that share an address and
 //     port with a Service.
 //   - NodePorts do not answer at IPv6 link-local addresses.
+//   - Under externalTrafficPolicy Local, packets of the node itself are masqueraded. kube-proxy sends
+//     them from the Service's address.
 //
 // # Differences from the other backends
 //
@@ -71,7 +73,8 @@
 //     through a tunnel: endpoints see the client's address under every policy, and answer the client
 //     themselves.
 //   - Client affinity lasts until some time after the client's last connection ended, and
-//     up to a minute longer than its timeout. With externalTrafficPolicy Local, a hash of
+//     up to a minute longer than its timeout. It is kept by address and port, and survives switching
+//     it off and on. With externalTrafficPolicy Local, a hash of
 //     the client's address replaces it for internal traffic.
 //   - Ranges of ports are not served ([ruleset.PortRangesNone]): a virtual server has one port.
 //     One for a packet mark has all ports, but each range would need a mark and either a rule or

@@ -58,6 +58,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"a new scheduler keeps connections", testNewSchedulerKeepsConnections},
 		{"a drain outlives a restart", testDrainOutlivesARestart},
 		{"answers go straight to the client", testAnswersGoStraightToTheClient},
+		{"operators choose the source", testOperatorsChooseTheSource},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

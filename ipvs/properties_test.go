@@ -266,3 +266,35 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 		}
 	}
 }
+
+// testOperatorsChooseTheSource adds the rule of DESIGN.md. Masqueraded packets must have its address,
+// after a full delta, too.
+func testOperatorsChooseTheSource(t *testing.T) {
+	client, node, server := newRouted(t)
+	if err := node.AddAddr("eth1", netip.MustParsePrefix("10.245.9.77/16")); err != nil {
+		t.Fatal(err)
+	}
+	server.ServeTCP(t, "10.245.0.1:8080", func(c net.Conn) { fmt.Fprintln(c, c.RemoteAddr()) })
+	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(1, externalIPs("198.18.0.1")), 1, -1)
+	r.sync()
+	for _, want := range []string{"10.245.9.1:", "10.245.9.77:", "10.245.9.77:"} {
+		c, err := client.Dial(t.Context(), "tcp", "192.0.2.9:0", "198.18.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(testtime.Timeout))
+		if sees, err := bufio.NewReader(c).ReadString('\n'); !strings.HasPrefix(sees, want) {
+			t.Errorf("the server sees %q, %v, want %s", sees, err, want)
+		}
+		c.Close()
+		if want == "10.245.9.1:" {
+			r.run("iptables -t nat -I POSTROUTING -m mark --mark 0x4000/0x4000 -j SNAT --to-source 10.245.9.77 --random-fully")
+		}
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		r.cursor.Resync()
+		r.sync()
+	}
+}
