@@ -64,6 +64,8 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 // concurrent use.
 type Client struct {
 	core, discovery, networking rest.Interface
+	// http is nil in the result of FromREST.
+	http *http.Client
 }
 
 // Core returns the client of the core API group, for [NewRecorder].
@@ -83,7 +85,7 @@ func NewClient(c *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Client{}
+	out := &Client{http: hc}
 	if out.core, err = group(c, hc, s, v1.SchemeGroupVersion, "/api"); err != nil {
 		return nil, err
 	}

@@ -13,9 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 )
 
 // ErrUsage is wrapped by errors of the command line. Their exit status is 2.
@@ -29,6 +30,14 @@ func Bad(format string, args ...any) error {
 // AddFlags adds the flags of run to a verb. Other flags may be added to the verb.
 func (p *Program) AddFlags(c *cobra.Command) *config.Flags {
 	f := config.AddFlags(c.Flags())
+	f.Network = os.Getenv("KUBE_NETWORK")
+	p.CompleteFlags(c)
+	return f
+}
+
+// CompleteFlags makes shells complete the values of the flags of run, which a verb has.
+func (p *Program) CompleteFlags(c *cobra.Command) {
+	f := c.Flags()
 	f.SetOutput(p.Diag) // of warnings about deprecated flags
 	for name, values := range map[string][]string{
 		"proxy-mode":        {config.ModeNFTables, config.ModeIPTables, config.ModeIPVS, config.ModeUserspace},
@@ -44,7 +53,6 @@ func (p *Program) AddFlags(c *cobra.Command) *config.Flags {
 			completeWith(c, flag.Name, cobra.ShellCompDirectiveDefault) // names of files
 		}
 	})
-	return f
 }
 
 // Complete makes shells complete the value of a flag from a list.
@@ -162,8 +170,6 @@ func newSection() *pflag.FlagSet {
 
 // Program holds what the verbs share.
 type Program struct {
-	// Modes returns the modes for a configuration.
-	Modes     func(*config.Config) []modes.Mode
 	Out, Diag io.Writer
 	// Restrict drops all capabilities except those in keep. If it drops any, it first calls
 	// prepare and tells it whether CAP_SYS_MODULE is among them. It is nil if the program
@@ -177,17 +183,17 @@ type Program struct {
 }
 
 // Logger returns the logger that the configuration selects.
-// With --log-file, all further output goes to that file, until the process ends.
-func (p *Program) Logger(c *config.Config) (*slog.Logger, error) {
-	if c.LogFile != "" {
-		f, err := os.OpenFile(c.LogFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+// With a file, that of --log-file, all further output goes to it, until the process ends.
+func (p *Program) Logger(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate, file string) (*slog.Logger, error) {
+	if file != "" {
+		f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 		if err != nil {
 			return nil, fmt.Errorf("cannot open --log-file: %w", err)
 		}
 		p.Out, p.Diag = f, f
 	}
 	if p.Process {
-		return processLogger(c, p.Out, p.Diag)
+		return processLogger(&c.Logging, gates, p.Out, p.Diag)
 	}
-	return OwnLogger(c, p.Diag), nil
+	return ownLogger(&c.Logging, p.Diag), nil
 }

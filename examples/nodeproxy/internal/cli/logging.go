@@ -6,27 +6,28 @@ import (
 	"log/slog"
 
 	"github.com/go-logr/logr"
+	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 )
 
 // processLogger sets up logging for the whole process, including client-go, as kube-proxy
 // does for the same configuration, and returns a logger for it. A process can call it once.
 // Errors, warnings and infos are logged at any verbosity, debugging messages at 4.
-func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) {
+func processLogger(c *logsapi.LoggingConfiguration, gates featuregate.FeatureGate, out, diag io.Writer) (*slog.Logger, error) {
 	streams := &logsapi.LoggingOptions{InfoStream: out, ErrorStream: diag}
-	if err := logsapi.ValidateAndApplyWithOptions(&c.Effective.Logging, streams, c.Gates); err != nil {
+	if err := logsapi.ValidateAndApplyWithOptions(c, streams, gates); err != nil {
 		return nil, err
 	}
-	if f := c.Effective.Logging.Options; !f.Text.SplitStream && !f.JSON.SplitStream {
+	if f := c.Options; !f.Text.SplitStream && !f.JSON.SplitStream {
 		// Nothing is buffered, so the flush daemon would only wake the process.
 		klog.StopFlushDaemon()
 	}
 	depth := textDepth
-	if c.JSON() {
+	if c.Format == logsapi.JSONLogFormat {
 		depth = 0
 	}
 	return inFront(klog.Background(), depth), nil
@@ -35,7 +36,11 @@ func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) 
 // OwnLogger returns a logger in text format with the configuration's verbosity. It shares no
 // state with other loggers of the process.
 func OwnLogger(c *config.Config, diag io.Writer) *slog.Logger {
-	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Effective.Logging.Verbosity)))), textDepth)
+	return ownLogger(&c.Effective.Logging, diag)
+}
+
+func ownLogger(c *logsapi.LoggingConfiguration, diag io.Writer) *slog.Logger {
+	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Verbosity)))), textDepth)
 }
 
 // textDepth is the call depth for inFront with a logger in text format: the frames of

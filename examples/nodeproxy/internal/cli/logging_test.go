@@ -11,7 +11,7 @@ import (
 	logsjson "k8s.io/component-base/logs/json"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 )
 
 // TestVModuleMatchesTheCallersFile checks that --vmodule does not match files of slog or logr.

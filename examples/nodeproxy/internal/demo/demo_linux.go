@@ -15,11 +15,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/core"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/iptables"
@@ -213,9 +213,9 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 		return nil, err
 	}
 	t.sockets.configure(cfg)
-	var a *agent.Agent
+	var a *core.Agent
 	err = t.Node.Do(func() (err error) {
-		a, err = agent.New(ctx, cfg, t.modes(), lines(t.synced), cli.Quiet(cfg, cli.OwnLogger(cfg, t.diag)))
+		a, err = core.New(ctx, core.Options{Config: cfg, Modes: t.modes(), Lines: lines(t.synced), Log: cli.Quiet(cfg, cli.OwnLogger(cfg, t.diag)), Tune: true})
 		return err
 	})
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -102,7 +102,7 @@ func (c *demoCgroup) configure(cfg *config.Config) {
 }
 
 // follow stores the agent, whose counters count reads.
-func (c *demoCgroup) follow(a *agent.Agent) {
+func (c *demoCgroup) follow(a *core.Agent) {
 	if c != nil {
 		c.backend = a.Sockets
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 

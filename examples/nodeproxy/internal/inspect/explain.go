@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -92,7 +92,7 @@ func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explain
 	if !o.kernel {
 		return nil
 	}
-	m, err := modes.Find(p.Modes(cfg), cfg.Mode)
+	m, err := modes.Find(modes.All(cfg), cfg.Mode)
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func packetArgs(p *cli.Program, flags *config.Flags, none bool) (*config.Config,
 	if err != nil {
 		return nil, nil, packet, err
 	}
-	log, err := p.Logger(cfg)
+	log, err := p.Logger(cfg.Effective, cfg.Gates, cfg.LogFile)
 	if err != nil {
 		return nil, nil, packet, err
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )

@@ -8,9 +8,9 @@ import (
 	"maps"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"

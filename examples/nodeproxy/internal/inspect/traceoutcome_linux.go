@@ -14,8 +14,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/examples/internal/node/nft"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/follow"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )

@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )

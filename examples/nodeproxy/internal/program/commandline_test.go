@@ -13,14 +13,13 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 )
 
 // output runs a command line and returns the exit status, standard output and standard error.
 func output(t *testing.T, args ...string) (code int, out, diag string) {
 	t.Helper()
 	var o, d strings.Builder
-	code = dispatch(t.Context(), &cli.Program{Modes: modes.All, Out: &o, Diag: &d}, args)
+	code = dispatch(t.Context(), &cli.Program{Out: &o, Diag: &d}, args)
 	return code, o.String(), d.String()
 }
 
@@ -61,7 +60,7 @@ func TestHelpShowsAVerbsOwnFlagsFirst(t *testing.T) {
 
 // TestEveryFlagIsInOneGroup compares what --help prints with the flags.
 func TestEveryFlagIsInOneGroup(t *testing.T) {
-	root := newRoot(&cli.Program{Modes: modes.All})
+	root := newRoot(&cli.Program{})
 	for _, c := range root.Commands() {
 		_, text, _ := output(t, c.Name(), "--help")
 		c.Flags().VisitAll(func(f *pflag.Flag) {
@@ -132,7 +131,7 @@ func TestManualHasAPageForEachVerb(t *testing.T) {
 	if code, _, diag := output(t, "man", dir); code != 0 {
 		t.Fatalf("exit status %d: %s", code, diag)
 	}
-	for _, c := range newRoot(&cli.Program{Modes: modes.All}).Commands() {
+	for _, c := range newRoot(&cli.Program{}).Commands() {
 		if !c.IsAvailableCommand() {
 			continue // help
 		}

@@ -23,9 +23,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )

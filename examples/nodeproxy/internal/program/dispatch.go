@@ -15,11 +15,10 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
 )
 
 // Main runs the program and returns its exit status.
@@ -30,7 +29,7 @@ func Main() int {
 	ctx, release := untilSignal()
 	p := newProgram(os.Args[0])
 	p.Restrict = func(log *slog.Logger, keep []int, prepare func(modules bool)) {
-		agent.DropPrivileges(log, keep, prepare, release)
+		run.DropPrivileges(log, keep, prepare, release)
 	}
 	return dispatch(ctx, p, os.Args[1:])
 }
@@ -58,7 +57,7 @@ func untilSignal() (ctx context.Context, release func() bool) {
 // newProgram returns the program of this process, which was called by a name.
 func newProgram(name string) *cli.Program {
 	return &cli.Program{
-		Modes: modes.All, Out: os.Stdout, Diag: os.Stderr, Process: true,
+		Out: os.Stdout, Diag: os.Stderr, Process: true,
 		AsKubeProxy: strings.TrimSuffix(filepath.Base(name), ".exe") == "kube-proxy",
 	}
 }
@@ -156,7 +155,7 @@ func newRoot(p *cli.Program) *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add(groupServe, agent.Command(p))
+	add(groupServe, run.Command(p))
 	add(groupLook, inspect.ExplainCommand(p), inspect.TraceCommand(p), inspect.TopCommand(p), demo.Command(p))
 	add(groupOther, &cobra.Command{
 		Use: "version", Short: "print the version",

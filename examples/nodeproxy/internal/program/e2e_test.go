@@ -20,7 +20,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
+	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
@@ -201,8 +201,8 @@ func TestEndToEnd(t *testing.T) {
 	// Events were written.
 	var events v1.EventList
 	c.do("GET", "/api/v1/namespaces/default/events", "", &events)
-	if !slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Reason == agent.ReasonStarting && e.InvolvedObject.Name == "n1" }) {
-		t.Errorf("no Event %q among %d", agent.ReasonStarting, len(events.Items))
+	if !slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Reason == core.ReasonStarting && e.InvolvedObject.Name == "n1" }) {
+		t.Errorf("no Event %q among %d", core.ReasonStarting, len(events.Items))
 	}
 	if strings.Contains(p.log(), "forbidden") {
 		t.Errorf("a request was forbidden:\n%s", p.log())

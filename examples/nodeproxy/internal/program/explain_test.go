@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/maglev"
@@ -101,7 +100,7 @@ func TestExplainDescribesTheHashOfEachMode(t *testing.T) {
 		"ipvs":     "hash: by source address, in the kernel's own Maglev table",
 	} {
 		var out, diag strings.Builder
-		p := &cli.Program{Modes: modes.All, Out: &out, Diag: &diag}
+		p := &cli.Program{Out: &out, Diag: &diag}
 		code := dispatch(t.Context(), p, []string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false", "--allow-annotations", "balance,weights", "--proxy-mode", mode, "--from", "192.0.2.9", clusterVIP})
 		text := out.String()
 		if code != 0 || !strings.Contains(text, want) || strings.Contains(text, "10.1.0.4") ||

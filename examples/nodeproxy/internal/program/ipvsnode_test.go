@@ -12,10 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -530,7 +529,7 @@ func privilegesIPVS(t *testing.T) {
 	p := startWith(t, s.Node, []string{"PATH=" + flavorPath(t, "legacy")}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	var want uint64
-	for _, c := range agent.Needed(&config.Config{}) {
+	for _, c := range run.Needed(false) {
 		want |= 1 << c
 	}
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {

@@ -20,7 +20,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -237,7 +236,7 @@ func TestDispatchReturnsTheExitStatus(t *testing.T) {
 		{"demo --help", 0, "--hold"},
 	} {
 		var both strings.Builder
-		p := &cli.Program{Modes: modes.All, Out: &both, Diag: &both}
+		p := &cli.Program{Out: &both, Diag: &both}
 		code := dispatch(t.Context(), p, slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }))
 		if code != tt.code || !strings.Contains(both.String(), tt.want) {
 			t.Errorf("nodeproxy %s: exit status %d, want %d; output:\n%s\nwant %q in it", tt.args, code, tt.code, both.String(), tt.want)

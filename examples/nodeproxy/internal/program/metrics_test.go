@@ -23,10 +23,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/core"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -141,7 +142,7 @@ func parseMetrics(t *testing.T, text string) map[string]*dto.MetricFamily {
 }
 
 // scrape returns the metrics of an agent's metrics server.
-func scrape(t *testing.T, a *agent.Agent) map[string]*dto.MetricFamily {
+func scrape(t *testing.T, a *core.Agent) map[string]*dto.MetricFamily {
 	t.Helper()
 	w := httptest.NewRecorder()
 	a.MetricsHandler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
@@ -192,11 +193,11 @@ func (p *fakePlane) mode(name string) modes.Mode {
 
 // agentIn starts an agent of the mode at the node, without servers, and calls f with it.
 // f runs on another goroutine than the test and must not end it.
-func (s *site) agentIn(t *testing.T, m modes.Mode, f func(*agent.Agent) error) {
+func (s *site) agentIn(t *testing.T, m modes.Mode, f func(*core.Agent) error) {
 	t.Helper()
 	c := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1", "--proxy-mode", m.Name})
 	err := s.Node.Do(func() error {
-		a, err := agent.New(t.Context(), c, []modes.Mode{m}, io.Discard, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		a, err := core.New(t.Context(), core.Options{Config: c, Modes: []modes.Mode{m}, Lines: io.Discard, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Gatherer: legacyregistry.DefaultGatherer})
 		if err != nil {
 			return err
 		}
@@ -256,7 +257,7 @@ func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
 func metricsOf(t *testing.T, m modes.Mode) {
 	s := newSite(t)
 	nfacct := m.Name == "iptables" && s.countsInKernel(t)
-	s.agentIn(t, m, func(a *agent.Agent) error {
+	s.agentIn(t, m, func(a *core.Agent) error {
 		letter := map[string]string{"iptables": "i", "nftables": "n", "ipvs": "v"}[m.Name]
 		at := scrape(t, a)
 		for _, f := range kubeProxyMetrics() {
@@ -345,7 +346,7 @@ func (s *site) countsInKernel(t *testing.T) (yes bool) {
 func TestChangesAreCountedAsInKubeProxy(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	s.agentIn(t, (&fakePlane{}).mode("nftables"), func(a *agent.Agent) error {
+	s.agentIn(t, (&fakePlane{}).mode("nftables"), func(a *core.Agent) error {
 		want := func(what string, services, pendingServices, endpoints, pendingEndpoints float64) {
 			t.Helper()
 			m := scrape(t, a)
@@ -399,7 +400,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	for mode, name := range names {
 		t.Run(mode, func(t *testing.T) {
 			plane := &fakePlane{}
-			s.agentIn(t, plane.mode(mode), func(a *agent.Agent) error {
+			s.agentIn(t, plane.mode(mode), func(a *core.Agent) error {
 				want := func(what string, v4, v6, partial4 float64) {
 					t.Helper()
 					if mode != "iptables" {
@@ -456,7 +457,7 @@ func TestRepairedFailureIsCounted(t *testing.T) {
 			if m.Name == "iptables" {
 				name, partial = "sync_proxy_rules_iptables_restore_failures_total", 1
 			}
-			s.agentIn(t, m, func(a *agent.Agent) error {
+			s.agentIn(t, m, func(a *core.Agent) error {
 				a.SetService(dualStack("x", 1))
 				a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[0]))
 				a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)

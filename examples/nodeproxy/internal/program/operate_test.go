@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -95,7 +95,7 @@ func TestEffectiveConfigIsWritten(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "written.yaml")
 	var both strings.Builder
-	p := &cli.Program{Modes: modes.All, Out: &both, Diag: &both}
+	p := &cli.Program{Out: &both, Diag: &both}
 	if code := dispatch(t.Context(), p, []string{"run", "--proxy-mode", "iptables", "--cluster-cidr", "10.0.0.0/8", "--write-config-to", file}); code != 0 {
 		t.Fatalf("exit status %d: %s", code, both.String())
 	}

@@ -12,8 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -45,7 +44,7 @@ const signalEnv = "NODEPROXY_TEST_SIGNAL"
 func dropAfterSignal() {
 	_, release := untilSignal()
 	what := "executed"
-	agent.DropPrivileges(slog.New(slog.DiscardHandler), nil, func(bool) {
+	run.DropPrivileges(slog.New(slog.DiscardHandler), nil, func(bool) {
 		what = "stopped"
 		_ = unix.Kill(os.Getpid(), unix.SIGTERM)
 	}, release)
@@ -69,7 +68,7 @@ func TestSignalIsKeptWhenPrivilegesAreDropped(t *testing.T) {
 func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 	netlab.Require(t)
 	var want uint64
-	for _, c := range agent.Needed(&config.Config{}) {
+	for _, c := range run.Needed(false) {
 		want |= 1 << c
 	}
 	for _, mode := range []string{"nftables", "iptables"} {

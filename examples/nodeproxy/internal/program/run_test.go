@@ -20,12 +20,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/configtest"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/objects"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -343,7 +342,7 @@ func TestExplainPrintsTheVerdict(t *testing.T) {
 		{"10.96.0.10:81", "reject: TCP 81 is a closed port of a cluster IP (of default/web)\n"},
 	} {
 		var out, diag strings.Builder
-		p := &cli.Program{Modes: modes.All, Out: &out, Diag: &diag}
+		p := &cli.Program{Out: &out, Diag: &diag}
 		args := append([]string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false"}, strings.Fields(tt.args)...)
 		if code := dispatch(t.Context(), p, args); code != 0 || !strings.Contains(out.String(), tt.want) {
 			t.Errorf("explain %s: exit status %d, output:\n%s%swant %q in it", tt.args, code, out.String(), diag.String(), tt.want)

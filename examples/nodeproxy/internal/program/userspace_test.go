@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/modes"
 	"github.com/go-proxier/proxier/examples/userspace/vip"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
@@ -195,7 +195,7 @@ func TestVerbsSayWhatModeUserspaceLacks(t *testing.T) {
 		{"run --manifests x --proxy-mode userspace --socket-lb", "--socket-lb is not supported in mode userspace", 2},
 	} {
 		var both strings.Builder
-		p := &cli.Program{Modes: modes.All, Out: &both, Diag: &both}
+		p := &cli.Program{Out: &both, Diag: &both}
 		if code := dispatch(t.Context(), p, strings.Fields(tt.args)); code != tt.code || !strings.Contains(both.String(), tt.want) {
 			t.Errorf("%s: exit status %d, output:\n%s\nwant %q", tt.args, code, both.String(), tt.want)
 		}

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/agent"
+	"github.com/go-proxier/proxier/examples/internal/node/core"
 )
 
 // healthChecked is webService with a health-check node port.
@@ -86,7 +86,7 @@ func TestModeIPVSLogsThatItStays(t *testing.T) {
 	s := newSite(t)
 	for _, name := range []string{"ipvs", "nftables"} {
 		var log strings.Builder
-		s.agentIn(t, (&fakePlane{}).mode(name), func(a *agent.Agent) error {
+		s.agentIn(t, (&fakePlane{}).mode(name), func(a *core.Agent) error {
 			a.World.Log = slog.New(slog.NewTextHandler(&log, nil))
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()

@@ -9,7 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
+	"github.com/go-proxier/proxier/examples/internal/node/nft"
 )
 
 // Types of messages and attributes (include/uapi/linux/netfilter/nfnetlink_conntrack.h).

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
+	"github.com/go-proxier/proxier/examples/internal/node/nft"
 )
 
 // message is a parsed NFT_MSG_TRACE: one step of a packet.

@@ -11,7 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/nft"
+	"github.com/go-proxier/proxier/examples/internal/node/nft"
 )
 
 // nftrace is a Follower that uses the kernel's trace messages.

@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/node/core"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var (
+	// ErrConfigChanged is the error of [Agent.Run] after the configuration's file changed, unless
+	// Options.Reload is set.
+	ErrConfigChanged = core.ErrConfigChanged
+	// ErrPanic is wrapped by the error of [Agent.Run] after a goroutine of the Agent panicked. The
+	// error's text has the stack.
+	ErrPanic = core.ErrPanic
+)
+
+// Options are what an Agent gets from its program. Config is required, and a name of the node.
+type Options struct {
+	Config *Config
+	// NodeName is the name of the Node object. "" means that of Config.
+	NodeName string
+	// Client is the API server: [kubeapi.NewClient] makes one for a rest.Config, and
+	// [kubeapi.FromREST] for a clientset. The Agent also writes Events with it, and removes the startup
+	// taint. If both Client and Source are nil, Config names the API server or the manifests.
+	Client *kubeapi.Client
+	// Source has the objects, in place of Client: a cache of the program, or a test.
+	Source Source
+	// Node is this node's object. With a Source it is required by detectLocalMode NodeCIDR.
+	Node *v1.Node
+
+	// Backend opens the data plane, in place of that of Config's mode. The Agent gives it the
+	// capabilities of a [dataplane.Backend] if it has them, and closes it. Such an Agent touches neither
+	// connection tracking nor the rules of other proxies. See [Discard].
+	Backend func(ctx context.Context, families []tracker.Family) (ruleset.Backend, error)
+	// NetNS is an open file of the network namespace to serve; nil is that of the calling thread. The Agent
+	// opens all sockets in it but those of Client. This needs CAP_SYS_ADMIN, and up to six threads.
+	NetNS *os.File
+
+	// Log receives what an operator should know. Nil discards it.
+	Log *slog.Logger
+	// Lines receives a line "synced services=2 …" for changes that are in effect, at most one a minute
+	// unless --log-every-sync is given. Nil means entries of Log.
+	Lines io.Writer
+	// Events, if not nil, receives the Events that Client would write.
+	Events tracker.EventSink
+	// Component names the Agent in Events and pages; "" means nodeproxy. Version is for /statusz and Log.
+	Component, Version string
+
+	// Registerer, if not nil, gets the Agent's metrics, with Labels, until Run or Close returns. Labels
+	// tell several Agents apart.
+	Registerer prometheus.Registerer
+	Labels     prometheus.Labels
+	// Gatherer, if not nil, has metrics that [Agent.Metrics] serves beside the Agent's own: those of the
+	// process.
+	Gatherer prometheus.Gatherer
+
+	// Serve makes the Agent listen at the addresses of Config, healthzBindAddress and
+	// metricsBindAddress. Otherwise the program mounts [Agent.Healthz] and [Agent.Metrics], or asks
+	// [Agent.Health].
+	Serve bool
+	// Debug, if not nil, is served at /debug/ by [Agent.Metrics], such as profiles of the process.
+	Debug http.Handler
+	// Listen opens the servers' sockets and those of health-check node ports, on a thread in the network
+	// namespace. Nil means [net.ListenConfig.Listen]. See [ListenNowhere].
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
+	// Files is how many files the Agent may open for objects and clients. 0 means as many as the
+	// process may open (RLIMIT_NOFILE), which is too many for several Agents.
+	Files uint64
+	// Tune makes Run set the kernel's parameters of connection tracking, which concern the machine. The
+	// data planes of modes iptables and ipvs set those that they need in their network namespace.
+	Tune bool
+	// Reload, if not nil, is called when the configuration in --config's file has changed and is valid.
+	// Nil ends Run with [ErrConfigChanged].
+	Reload func()
+}
+
+// Agent is the Service proxy of one node.
+type Agent struct{ core *core.Agent }
+
+// New returns an Agent. It checks the configuration, the kernel and the privileges, and opens what can
+// fail, but changes no rule and no parameter. An error wraps [ErrConfig], or
+// [dataplane.ErrUnsupported], or is about the API server or a file. [Agent.Run] or [Agent.Close] must
+// be called.
+//
+// New waits for the Node object with detectLocalMode NodeCIDR, until ctx ends.
+func New(ctx context.Context, o Options) (*Agent, error) {
+	if o.Config == nil {
+		return nil, configError{errors.New("no Config")}
+	}
+	cfg, err := o.Config.of(o.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Component == "" {
+		o.Component = "nodeproxy"
+	}
+	in := core.Options{
+		Config: cfg, Client: o.Client, NetNS: o.NetNS, Log: o.Log, Lines: o.Lines, Events: o.Events, Component: o.Component, Version: o.Version,
+		Registerer: o.Registerer, Labels: o.Labels, Gatherer: o.Gatherer, Serve: o.Serve, Debug: o.Debug, Listen: o.Listen,
+		Files: o.Files, Tune: o.Tune, Reload: o.Reload,
+	}
+	if o.Source != nil {
+		in.Source = &source{follow: o.Source, node: o.Node}
+	}
+	if o.Backend != nil {
+		in.Foreign, in.Modes = true, []modes.Mode{foreign(cfg.Mode, o.Backend)}
+	} else {
+		in.Modes = modes.All(cfg)
+		if err := in.Within(func() error {
+			flavor := modes.ChooseFlavor(ctx, cfg)
+			cfg.Flavor = flavor.Name
+			flavor.Log(o.Log)
+			return nil
+		}); err != nil {
+			return nil, err
+		}
+	}
+	a, err := core.New(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	return &Agent{a}, nil
+}
+
+// foreignWatch is the interval of the Watch of a program's own data plane.
+const foreignWatch = 10 * time.Second
+
+// foreign returns a mode for a data plane of the program's own.
+func foreign(name string, open func(context.Context, []tracker.Family) (ruleset.Backend, error)) modes.Mode {
+	return modes.Mode{
+		Name: name, Watch: foreignWatch,
+		Probe: func(context.Context, modes.Settings) error { return nil },
+		Open: func(ctx context.Context, s modes.Settings) (modes.Plane, error) {
+			b, err := open(ctx, s.Families)
+			if err != nil {
+				return modes.Plane{}, err
+			}
+			if p, ok := b.(dataplane.Backend); ok {
+				return modes.Plane{Backend: p}, nil
+			}
+			return modes.Plane{Backend: plain{b}}, nil
+		},
+	}
+}
+
+// Run keeps the data plane in agreement with the objects until ctx ends, and returns nil then. It
+// leaves the rules in place, and nothing else. It returns an error if only a new Agent can go on, such as
+// [ErrConfigChanged], a server that cannot listen under bindAddressHardFail, or [ErrPanic]. Run must be
+// called once.
+func (a *Agent) Run(ctx context.Context) error { return a.core.Run(ctx) }
+
+// Close releases what New opened, if Run is not called.
+func (a *Agent) Close() { a.core.Close() }
+
+// Synced is closed when the rules are in effect for the first time.
+func (a *Agent) Synced() <-chan struct{} { return a.core.InEffect() }
+
+// Health returns what /healthz and /livez answer, for a program with probes of its own.
+func (a *Agent) Health() *health.Proxy { return a.core.Health() }
+
+// Healthz serves /healthz, /livez and /readyz.
+func (a *Agent) Healthz() http.Handler { return a.core.HealthzHandler() }
+
+// Metrics serves the pages of kube-proxy's metrics server: /metrics, /metrics/slis, /proxyMode, /configz,
+// /flagz and /statusz.
+func (a *Agent) Metrics() http.Handler { return a.core.MetricsHandler() }

@@ -1,0 +1,68 @@
+package agent
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Discard is an Options.Backend that accepts everything and programs nothing: a hollow proxy, for
+// clusters with many simulated nodes. See also [ListenNowhere].
+func Discard(context.Context, []tracker.Family) (ruleset.Backend, error) {
+	return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }), nil
+}
+
+// ListenNowhere is an Options.Listen that opens nothing: no client reaches its listeners. Many hollow
+// nodes in one network namespace need it for Services with a health-check node port.
+func ListenNowhere(_ context.Context, network, address string) (net.Listener, error) {
+	addr, err := net.ResolveTCPAddr(network, address)
+	if err != nil {
+		return nil, err
+	}
+	l := &nowhere{addr: addr, closed: make(chan struct{})}
+	l.close = sync.OnceFunc(func() { close(l.closed) })
+	return l, nil
+}
+
+// nowhere is a listener without clients.
+type nowhere struct {
+	addr   net.Addr
+	closed chan struct{}
+	close  func()
+}
+
+func (n *nowhere) Accept() (net.Conn, error) {
+	<-n.closed
+	return nil, net.ErrClosed
+}
+
+func (n *nowhere) Close() error {
+	n.close()
+	return nil
+}
+
+func (n *nowhere) Addr() net.Addr { return n.addr }
+
+// plain is a dataplane.Backend that others cannot alter.
+type plain struct{ ruleset.Backend }
+
+func (p plain) Limits(f tracker.Family) ruleset.Limits {
+	if l, ok := p.Backend.(ruleset.Limiter); ok {
+		return l.Limits(f)
+	}
+	return ruleset.Limits{}
+}
+
+func (plain) Traffic(context.Context) (*dataplane.Traffic, error) { return &dataplane.Traffic{}, nil }
+func (plain) Check(context.Context) error                         { return nil }
+func (plain) Close() error                                        { return nil }
+
+func (plain) Watch(ctx context.Context, _ time.Duration, _ func(error)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}

@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Source hands in all objects, calls [Objects.Synced], and hands in changes until ctx ends. It returns
+// an error only if it cannot go on; the error of ctx is none.
+type Source func(ctx context.Context, to *Objects) error
+
+// Objects receives the objects of a [Source]. Its methods are safe for concurrent use. Objects that
+// it received must not be changed.
+type Objects struct{ w *objects.World }
+
+// SetService hands in a new or changed Service.
+func (o *Objects) SetService(s *v1.Service) { objects.Guarded(o.w, o.w.SetService)(s) }
+
+// DeleteService is for a Service that is gone.
+func (o *Objects) DeleteService(n types.NamespacedName) { objects.Guarded(o.w, o.w.DeleteService)(n) }
+
+// SetSlice hands in a new or changed EndpointSlice.
+func (o *Objects) SetSlice(s *discovery.EndpointSlice) { objects.Guarded(o.w, o.w.SetSlice)(s) }
+
+// DeleteSlice is for an EndpointSlice that is gone.
+func (o *Objects) DeleteSlice(n types.NamespacedName) { objects.Guarded(o.w, o.w.DeleteSlice)(n) }
+
+// SetNode hands in this node's object. Other Nodes are ignored.
+func (o *Objects) SetNode(n *v1.Node) { objects.Guarded(o.w, o.w.SetNode)(n) }
+
+// DeleteNode is for this node's object if it is gone.
+func (o *Objects) DeleteNode() { o.w.DeleteNode() }
+
+// SetServiceCIDR hands in a new or changed ServiceCIDR.
+func (o *Objects) SetServiceCIDR(c *networking.ServiceCIDR) {
+	objects.Guarded(o.w, o.w.SetServiceCIDR)(c)
+}
+
+// DeleteServiceCIDR is for a ServiceCIDR that is gone.
+func (o *Objects) DeleteServiceCIDR(name string) { objects.Guarded(o.w, o.w.DeleteServiceCIDR)(name) }
+
+// Synced reports that all objects that exist at the start were handed in. Before, no rule changes.
+func (o *Objects) Synced() {
+	o.w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+}
+
+// source is a Source as the agent uses it.
+type source struct {
+	follow Source
+	node   *v1.Node
+}
+
+func (s *source) Node(_ context.Context, need objects.Need) (*v1.Node, error) {
+	if need == nil {
+		return s.node, nil
+	}
+	if s.node == nil {
+		return nil, configError{fmt.Errorf("Options.Node is required by this configuration with a Source")}
+	}
+	if err := need(s.node); err != nil {
+		return nil, configError{err}
+	}
+	return s.node, nil
+}
+
+func (s *source) Follow(ctx context.Context, w *objects.World) error {
+	return s.follow(ctx, &Objects{w})
+}
+
+func (s *source) Close() {}
+
+// Informers returns a Source of informers that the program runs anyway: of Services, EndpointSlices and
+// Nodes, and of ServiceCIDRs, which may be nil. The Source neither starts nor stops them, and removes
+// its handlers. They may have more objects than the agent needs.
+func Informers(services, slices, nodes, serviceCIDRs cache.SharedInformer, nodeName string) Source {
+	return func(ctx context.Context, to *Objects) error {
+		var synced []cache.InformerSynced
+		for _, i := range []struct {
+			informer cache.SharedInformer
+			handler  cache.ResourceEventHandler
+		}{
+			{services, handler(to.SetService, to.DeleteService)},
+			{slices, handler(to.SetSlice, to.DeleteSlice)},
+			{nodes, handler(to.SetNode, func(n types.NamespacedName) {
+				if n.Name == nodeName {
+					to.DeleteNode()
+				}
+			})},
+			{serviceCIDRs, handler(to.SetServiceCIDR, func(n types.NamespacedName) { to.DeleteServiceCIDR(n.Name) })},
+		} {
+			if i.informer == nil {
+				continue
+			}
+			r, err := i.informer.AddEventHandler(i.handler)
+			if err != nil {
+				return err
+			}
+			defer i.informer.RemoveEventHandler(r)
+			synced = append(synced, r.HasSynced)
+		}
+		if cache.WaitForCacheSync(ctx.Done(), synced...) {
+			to.Synced()
+		}
+		<-ctx.Done()
+		return nil
+	}
+}
+
+// handler returns a handler that calls set with new and changed objects, and gone with the names of
+// deleted ones.
+func handler[T any](set func(T), gone func(types.NamespacedName)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { set(o.(T)) },
+		UpdateFunc: func(_, o any) { set(o.(T)) },
+		DeleteFunc: func(o any) { // the last state, or a tombstone
+			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
+				gone(types.NamespacedName{Namespace: n.Namespace, Name: n.Name})
+			}
+		},
+	}
+}

@@ -1,0 +1,300 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner"
+)
+
+// drainFlag is the flag of [Config.DrainLimit].
+const drainFlag = "ipvs-drain-limit"
+
+// resetFlag is the flag of [Config.ResetVanished].
+const resetFlag = "reset-connections-of-vanished-endpoints"
+
+// flavorFlag is the flag of [Config.Flavor].
+const flavorFlag = "iptables-flavor"
+
+// Config is a complete and valid configuration of the agent.
+type Config struct {
+	// Effective is the configuration with its defaults, as kube-proxy has it. The other
+	// fields are derived from it, or from flags that it has no field for.
+	Effective *v1alpha1.KubeProxyConfiguration
+	// Flags is every flag of the command line with its value or default, "name=value",
+	// sorted by name.
+	Flags []string
+	// Notes are warnings for the operator, such as options without effect.
+	Notes []string
+
+	// Manifests is the file or folder to read objects from, or "" for an API server.
+	Manifests string
+	Master    string
+	// ConfigFile is the configuration file, or "" if flags were used.
+	ConfigFile string
+	// FileText is the content of the configuration file.
+	FileText      []byte
+	again         func(text []byte) (*Config, error)
+	WriteConfigTo string
+	Cleanup       bool
+	Adopt         bool
+	// KubeProxyTable is when the agent, in mode nftables, keeps a table named like kube-proxy's.
+	KubeProxyTable KubeProxyTable
+	InitOnly       bool
+	SocketLB       SocketLB
+	// Offload has the patterns of the interfaces between which mode nftables offloads
+	// connections. Nil offloads none.
+	Offload []string
+	// LogEverySync writes a line for each sync of changes from an API server.
+	LogEverySync bool
+	// Budget bounds the cost of Services.
+	Budget ruleset.Budget
+	// Annotations holds the names of the allowed annotations, without their prefix.
+	Annotations []string
+	// LogFile is the file that all output is appended to, or "". It is for Windows.
+	LogFile string
+	// Winkernel configures mode kernelspace.
+	Winkernel Winkernel
+	// TrafficMetrics enables metrics of each Service's traffic.
+	TrafficMetrics bool
+	// Flavor is the flavor of iptables in modes iptables and ipvs.
+	Flavor Flavor
+	// CountPackets counts packets and bytes of Services in mode nftables.
+	CountPackets bool
+	// StartupTaint is the key of the taints that the agent removes from its Node when the rules are in
+	// effect, or "".
+	StartupTaint string
+	// ResetVanished is how long after an endpoint vanished its TCP connections are ended. 0 means
+	// never.
+	ResetVanished time.Duration
+	// DrainLimit bounds how long real servers drain in mode ipvs; 0 means no limit.
+	DrainLimit time.Duration
+
+	Mode     string
+	NodeName string
+	// NodeNameFrom names the source of NodeName.
+	NodeNameFrom string
+	// BindAddress is the node's own address, or the zero Addr if it is not given.
+	BindAddress netip.Addr
+	// DetectLocal is how traffic of pods is recognized. It has no CIDRs in mode NodeCIDR:
+	// they come from the Node object.
+	DetectLocal ruleset.LocalTraffic
+	NodePorts   ruleset.NodePortAddresses
+	// PrimaryOnly reports that NodePorts are served only at the node's primary addresses.
+	PrimaryOnly    bool
+	MasqueradeAll  bool
+	MasqueradeMark dataplane.MasqueradeMark
+	Tuning         conntrack.Tuning
+
+	// Gates are the feature gates that the agent honors. They do not change.
+	Gates featuregate.MutableVersionedFeatureGate
+
+	// SyncPeriod is how long to wait after a failed sync.
+	SyncPeriod time.Duration
+	// MinSyncPeriod is the least pause between syncs. Pace lengthens the pause by the
+	// duration of the syncs, unless the pause was configured.
+	MinSyncPeriod time.Duration
+	Pace          runner.Pace
+}
+
+// Config validates the command line and returns its configuration. It reads the
+// configuration file, if one is given.
+func (fl *Flags) Config() (*Config, error) { return fl.ConfigWith(os.ReadFile, os.Hostname) }
+
+// ConfigWith is Config with functions that read the configuration file and the host's name.
+func (fl *Flags) ConfigWith(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {
+	flags := *fl
+	c, err := fl.config(read, hostname)
+	if err == nil {
+		c.again = func(text []byte) (*Config, error) {
+			fl := flags
+			return fl.config(func(string) ([]byte, error) { return text, nil }, hostname)
+		}
+	}
+	return c, err
+}
+
+// WithFile returns the configuration of the same command line with another content of the
+// configuration file.
+func (c *Config) WithFile(text []byte) (*Config, error) { return c.again(text) }
+
+func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {
+	k, err := fl.effective(read)
+	if err != nil {
+		return nil, err
+	}
+	out := &fl.out
+	fl.VisitAll(func(f *pflag.Flag) { out.Flags = append(out.Flags, f.Name+"="+f.Value.String()) })
+	slices.Sort(out.Flags)
+	var notes []string
+	if out.Gates, notes, err = setGates(k.FeatureGates, string(k.Mode)); err != nil {
+		return nil, err
+	}
+	out.Notes = append(out.Notes, notes...)
+	if err := validate(k, fl.system, out.Gates); err != nil {
+		return nil, err
+	}
+
+	out.Effective, out.Mode = k, string(k.Mode)
+	for _, pattern := range out.Offload {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return nil, fmt.Errorf("--nftables-offload: %w: %q", err, pattern)
+		}
+	}
+	if out.Budget, err = budget(fl.budget); err != nil {
+		return nil, fmt.Errorf("--budget: %w", err)
+	}
+	if _, err := annotations.NewReader(out.Annotations, ruleset.PortRangesNone); err != nil {
+		return nil, fmt.Errorf("--allow-annotations: %w", err)
+	}
+	if out.SocketLB.Enabled && (out.Mode == ModeUserspace || out.Mode == ModeKernelspace) {
+		return nil, fmt.Errorf("--socket-lb is not supported in mode %s", out.Mode)
+	}
+	if out.Mode == ModeKernelspace {
+		out.Winkernel = Winkernel{k.Winkernel, cmp.Or(k.Winkernel.NetworkName, fl.Network), netip.Addr{}}
+		if k.Winkernel.SourceVip != "" {
+			out.Winkernel.SourceVIP = netip.MustParseAddr(k.Winkernel.SourceVip) // validate has checked it
+		}
+		if out.Winkernel.Network == "" {
+			return nil, errors.New("--network-name is required, or winkernel.networkName in the configuration file, or the environment variable KUBE_NETWORK")
+		}
+	}
+	if out.Mode == ModeUserspace && fl.masqueradeAll && fl.file == "" {
+		out.Notes = append(out.Notes, "--masquerade-all has no effect in mode userspace: endpoints always see an address of the node")
+	}
+	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
+		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)
+	}
+	if out.StartupTaint != "" {
+		if why := content.IsLabelKey(out.StartupTaint); len(why) != 0 {
+			return nil, fmt.Errorf("--remove-startup-taint: %q: %s", out.StartupTaint, strings.Join(why, "; "))
+		}
+		if out.Manifests != "" {
+			out.Notes = append(out.Notes, "--remove-startup-taint has no effect, since --manifests is given")
+		}
+	}
+	switch {
+	case out.DrainLimit < 0:
+		return nil, fmt.Errorf("--%s is negative: %v", drainFlag, out.DrainLimit)
+	case out.DrainLimit > 0 && out.Mode != ModeIPVS:
+		out.Notes = append(out.Notes, "--"+drainFlag+" has no effect in mode "+out.Mode)
+	}
+	switch {
+	case out.ResetVanished < 0:
+		return nil, fmt.Errorf("--%s is negative: %v", resetFlag, out.ResetVanished)
+	case out.ResetVanished > 0 && out.Mode != ModeNFTables && out.Mode != ModeIPTables:
+		out.Notes = append(out.Notes, "--"+resetFlag+" has no effect in mode "+out.Mode)
+		out.ResetVanished = 0
+	}
+	if out.CountPackets && out.Mode != ModeNFTables {
+		out.Notes = append(out.Notes, "--nftables-count-packets has no effect in mode "+out.Mode)
+	}
+	if out.Flavor != FlavorAuto && out.Mode != ModeIPTables && out.Mode != ModeIPVS {
+		return nil, fmt.Errorf("--%s is for modes iptables and ipvs, and the mode is %s", flavorFlag, out.Mode)
+	}
+	// The kubelet derives the name of the Node in the same way.
+	name := k.HostnameOverride
+	out.NodeNameFrom = "--hostname-override"
+	if fl.file != "" && !fl.Changed("hostname-override") {
+		out.NodeNameFrom = "hostnameOverride in the configuration file"
+	}
+	if name == "" {
+		out.NodeNameFrom = "the host's name"
+		if name, err = hostname(); err != nil {
+			return nil, fmt.Errorf("cannot read the host's name, and --hostname-override is not given: %w", err)
+		}
+	}
+	if out.NodeName = strings.ToLower(strings.TrimSpace(name)); out.NodeName == "" && !fl.Named {
+		return nil, fmt.Errorf("--hostname-override is empty")
+	}
+	if a, err := netip.ParseAddr(k.BindAddress); err == nil && !a.IsUnspecified() {
+		out.BindAddress = a
+	}
+	switch k.DetectLocalMode {
+	case ClusterCIDR:
+		out.DetectLocal.CIDRs = new(validator).clusterCIDRs("clusterCIDR", k.ClusterCIDR)
+	case BridgeInterface:
+		out.DetectLocal.Bridge = k.DetectLocal.BridgeInterface
+	case InterfaceNamePrefix:
+		out.DetectLocal.InterfacePrefix = k.DetectLocal.InterfaceNamePrefix
+	}
+	if out.NodePorts, err = ruleset.ParseNodePortAddresses(k.NodePortAddresses); err != nil {
+		return nil, err
+	}
+	out.noteLoopback()
+	out.PrimaryOnly = len(k.NodePortAddresses) == 1 && k.NodePortAddresses[0] == "primary"
+	bit := k.IPTables.MasqueradeBit
+	out.MasqueradeAll = k.IPTables.MasqueradeAll
+	if out.Mode == ModeNFTables {
+		bit, out.MasqueradeAll = k.NFTables.MasqueradeBit, k.NFTables.MasqueradeAll
+	}
+	sync, least := periods(k)
+	out.SyncPeriod, out.MinSyncPeriod = *sync, *least
+	if !fl.paused {
+		out.Pace = runner.Pace{Factor: paceFactor, Most: max(out.MinSyncPeriod, defaultMinSync)}
+		if out.Mode != ModeIPTables {
+			out.Pace.Burst = paceBurst
+		}
+		out.MinSyncPeriod = paceFloor
+	}
+	out.MasqueradeMark = 1 << *bit
+	ct := k.Conntrack
+	out.Tuning = conntrack.Tuning{
+		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),
+		TCPEstablishedTimeout: duration(ct.TCPEstablishedTimeout), TCPCloseWaitTimeout: duration(ct.TCPCloseWaitTimeout),
+		UDPTimeout: ct.UDPTimeout.Duration, UDPStreamTimeout: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
+	}
+	return out, nil
+}
+
+// periods returns the fields for syncPeriod and minSyncPeriod of the configured mode. An
+// unknown mode, which validate rejects, has those of mode iptables.
+func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least *time.Duration) {
+	switch c.Mode {
+	case ModeNFTables:
+		return &c.NFTables.SyncPeriod.Duration, &c.NFTables.MinSyncPeriod.Duration
+	case ModeIPVS:
+		return &c.IPVS.SyncPeriod.Duration, &c.IPVS.MinSyncPeriod.Duration
+	}
+	return &c.IPTables.SyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration
+}
+
+// JSON reports whether every line that the agent writes is JSON.
+func (c *Config) JSON() bool { return c.Effective.Logging.Format == logsapi.JSONLogFormat }
+
+// Winkernel configures mode kernelspace. Its embedded fields are those of the configuration file.
+type Winkernel struct {
+	v1alpha1.KubeProxyWinkernelConfiguration
+	// Network is the name of the HNS network.
+	Network string
+	// SourceVIP is the parsed SourceVip, or the zero Addr.
+	SourceVIP netip.Addr
+}
+
+// SocketLB configures the translation of connections at the socket.
+type SocketLB struct {
+	Enabled bool
+	// Cgroup is the cgroup whose processes are served, or "" for all.
+	Cgroup string
+	// NodeOnly leaves pods to the rules of the mode.
+	NodeOnly bool
+	// Dir is the folder of the maps, or "" for the default. It has no flag.
+	Dir string
+}

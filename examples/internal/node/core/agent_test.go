@@ -1,0 +1,153 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestDriftThatIsFoundDuringASyncIsRepaired finds rules that another process altered while a
+// sync runs that has already applied its changes.
+func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
+	for name, succeeds := range map[string]bool{"the sync succeeds": true, "the sync fails": false} {
+		t.Run(name, func(t *testing.T) {
+			tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+			engine, err := ruleset.NewEngine(ruleset.Config{Source: tr})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var full bool
+			cursor := engine.Attach("rules", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+				full = d.Full
+				return nil
+			}))
+			if err := cursor.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			triggered := make(chan struct{}, 10)
+			r, err := runner.New(runner.Config{Hooks: &runner.Hooks{Queued: func(time.Time) { triggered <- struct{}{} }}}, func(context.Context) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := &Agent{World: &objects.World{}, observers: &observers{}, runner: r}
+			a.Log = slog.New(slog.DiscardHandler)
+
+			a.mu.Lock() // a sync begins
+			handled := make(chan struct{})
+			go func() {
+				defer close(handled)
+				a.drifted("rules", cursor)(&dataplane.DriftError{Backend: "test", What: "a rule is missing"})
+			}()
+			select {
+			case <-handled:
+			case <-time.After(100 * time.Millisecond): // drifted waits
+			}
+			a.upToDate = succeeds
+			a.mu.Unlock() // the sync ends
+			<-handled
+			if got := len(triggered) != 0; got != succeeds {
+				t.Errorf("another sync was requested: %t", got)
+			}
+			full = false
+			if err := cursor.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !full {
+				t.Error("the next sync does not compare everything")
+			}
+		})
+	}
+}
+
+func TestListenersAreBounded(t *testing.T) {
+	limits := modes.LimitsFor(0)
+	limits.Sockets = 2
+	listen := listenWithin(limits, new(net.ListenConfig).Listen)
+	var open []net.Listener
+	for range 2 {
+		x, err := listen(t.Context(), "tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		open = append(open, x)
+	}
+	if x, err := listen(t.Context(), "tcp4", "127.0.0.1:0"); err == nil {
+		x.Close()
+		t.Error("a third listener was opened")
+	}
+	// Closing a listener twice gives back one.
+	open[0].Close()
+	open[0].Close()
+	x, err := listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("after one was closed: %v", err)
+	}
+	defer x.Close()
+	// A failure gives back its own.
+	for range 3 {
+		if _, err := listen(t.Context(), "tcp4", "192.0.2.255:1"); err == nil {
+			t.Fatal("a foreign address can be listened at")
+		}
+	}
+	open[1].Close()
+	if x, err := listen(t.Context(), "tcp4", "127.0.0.1:0"); err != nil {
+		t.Errorf("after failures: %v", err)
+	} else {
+		x.Close()
+	}
+}
+
+// TestEachParameterCanBeLeftAlone checks that every parameter has a flag that leaves it alone.
+func TestEachParameterCanBeLeftAlone(t *testing.T) {
+	all := conntrack.Tuning{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
+	list, err := all.Settings(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list {
+		flag := skipFlag(s)
+		if flag == "" {
+			t.Fatalf("%s has no flag", s.Path)
+		}
+		c := configtest.Parsed(t, []string{"run", "--conntrack-udp-timeout=1s", "--conntrack-udp-timeout-stream=1s", "--conntrack-tcp-be-liberal", flag})
+		left, err := c.Tuning.Settings(1)
+		if err != nil || slices.ContainsFunc(left, func(o conntrack.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
+			t.Errorf("%s leaves %v, error %v", flag, left, err)
+		}
+	}
+}
+
+// TestTemporaryErrorTurnsNoFeatureOff opens the clean-up of UDP flows without the feature, and
+// without memory.
+func TestTemporaryErrorTurnsNoFeatureOff(t *testing.T) {
+	var log strings.Builder
+	l := slog.New(slog.NewTextHandler(&log, nil))
+	lacks := &dataplane.UnsupportedError{Backend: "conntrack", Feature: "netlink"}
+	if err := optional("without it", lacks, l); err != nil || !strings.Contains(log.String(), "without it") {
+		t.Errorf("error %v, log %q", err, &log)
+	}
+	if err := optional("without it", fmt.Errorf("cannot read: %w", syscall.ENOBUFS), l); !errors.Is(err, syscall.ENOBUFS) {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,127 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/metrics"
+	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// localhost serves NodePorts at loopback addresses in this process, in the families in which
+// the mode's kernel rules do not serve them: a packet from a loopback address cannot leave the
+// node. It is a follower of the ruleset like the kernel's rules. Connections end with the
+// process.
+type localhost struct {
+	plane   *userspace.Backend
+	cursor  *ruleset.Cursor
+	metrics *metrics.LoopbackMetrics
+	// retry requests a sync after a while, or is stopped.
+	retry *time.Timer
+	every time.Duration
+	// complaints receives the Service ports that cannot be served.
+	complaints *complaint.Log
+}
+
+// openLocalhost opens the data plane of NodePorts at loopback addresses, if the configuration
+// and the mode require it.
+func (a *Agent) openLocalhost(log *slog.Logger) error {
+	families := a.Config.LoopbackFamilies(a.families)
+	if len(families) == 0 || a.options.Foreign {
+		return nil
+	}
+	l := &localhost{
+		complaints: complaint.NewLog(log), every: max(a.Config.SyncPeriod, time.Second),
+		retry: time.AfterFunc(time.Hour, func() { a.runner.Trigger() }),
+	}
+	l.retry.Stop()
+	var own loopbackAddresses
+	for _, f := range families {
+		own = append(own, loopbackOf(f))
+	}
+	var err error
+	l.plane, err = userspace.New(userspace.Config{
+		Addresses: own,
+		Serves: func(f *ruleset.Frontend, p v1.Protocol, at netip.AddrPort) bool {
+			return f.Kind == ruleset.KindNodePort && at.Addr().IsLoopback() && p != v1.ProtocolSCTP
+		},
+		Dial: a.options.dialTo(), Sockets: a.limits, MaxConnections: a.limits.Connections, MaxSessions: a.limits.Sessions,
+		Refused: func(p v1.Protocol, at netip.AddrPort) { l.metrics.Rejected(tracker.FamilyOf(at.Addr()), p) },
+		Log:     log,
+	})
+	if err != nil {
+		return err
+	}
+	a.closers = append(a.closers, l.close)
+	l.metrics = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
+	l.cursor = a.Engine.Attach("localhost", nodePortsOnly{l.apply})
+	a.localhost = l
+	return nil
+}
+
+// nodePortsOnly is a backend that serves NodePorts. They have no ranges of ports, so it need not
+// announce what it would not serve of a Service with a range.
+type nodePortsOnly struct{ ruleset.BackendFunc }
+
+func (nodePortsOnly) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
+}
+
+// close resets all connections.
+func (l *localhost) close() {
+	l.retry.Stop()
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = l.plane.Shutdown(now) // returns now's error if there were connections
+}
+
+// apply applies a delta. It counts and logs the Service ports that failed.
+func (l *localhost) apply(ctx context.Context, d *ruleset.Delta) error {
+	err := l.plane.Apply(ctx, d)
+	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
+		for _, k := range slices.SortedFunc(maps.Keys(p.Failed), tracker.Key.Compare) {
+			l.metrics.Failed(k.Family)
+			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port, Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
+			l.complaints.Write(slog.LevelWarn, o, "cannot serve NodePorts at a loopback address, will retry", "error", p.Failed[k])
+		}
+	}
+	return err
+}
+
+// sync opens and closes sockets. If some of them cannot be opened, usually because another
+// process uses the port, sync requests another sync after a while and returns nil: the rules
+// are in effect.
+func (l *localhost) sync(ctx context.Context) error {
+	err := l.cursor.Sync(ctx)
+	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
+		l.retry.Reset(l.every)
+		return nil
+	}
+	return err
+}
+
+func loopbackOf(f tracker.Family) netip.Addr {
+	if f == tracker.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// loopbackAddresses implements [userspace.Addresses] for loopback addresses, which every node
+// has.
+type loopbackAddresses []netip.Addr
+
+func (l loopbackAddresses) Own() ([]netip.Addr, error)  { return l, nil }
+func (l loopbackAddresses) Hold(netip.Addr) error       { return nil }
+func (l loopbackAddresses) Release(netip.Addr) error    { return nil }
+func (l loopbackAddresses) Held() ([]netip.Addr, error) { return nil, nil }

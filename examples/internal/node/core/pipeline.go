@@ -1,0 +1,204 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// fullSyncPeriod is how often the agent compares and repairs everything, as kube-proxy
+// does.
+const fullSyncPeriod = time.Hour
+
+// connect attaches the data plane and the followers to the engine. The runner syncs them
+// when the engine has a change.
+func (a *Agent) connect() (err error) {
+	var rules ruleset.Backend = a
+	if a.cleaner != nil {
+		rules = a.cleaner.Wrap(rules)
+	}
+	if a.resetter != nil {
+		rules = a.resetter.Wrap(rules)
+	}
+	a.rules = a.Engine.Attach(a.Config.Mode, rules)
+	a.rules.OnSync(a.onSync)
+	a.followers = []*ruleset.Cursor{a.rules.Follow("health", a.ports), a.rules.Follow("metrics", a.metrics)}
+	if a.Sockets != nil {
+		a.socketRules = a.Engine.Attach("socketlb", a.Sockets)
+		a.followers = append(a.followers, a.socketRules)
+	}
+	a.runner, err = runner.New(runner.Config{
+		Min:    a.Config.MinSyncPeriod,
+		Pace:   a.Config.Pace,
+		Retry:  a.Config.SyncPeriod,
+		Max:    max(fullSyncPeriod, a.Config.MinSyncPeriod, a.Config.Pace.Most),
+		Resync: a.rules.Resync,
+		Log:    a.Log,
+		Hooks:  &runner.Hooks{Queued: a.queued, SyncStart: a.Starting},
+	}, a.Sync)
+	if err != nil {
+		return err
+	}
+	a.Engine.Notify(func() {
+		now := time.Now()
+		a.asked.CompareAndSwap(nil, &now)
+		a.takeOver.noticed(now)
+		a.runner.Trigger()
+	})
+	return nil
+}
+
+// followSource hands in the objects of the source.
+func (a *Agent) followSource(ctx context.Context) error { return a.source.Follow(ctx, a.World) }
+
+// handIn calls feed, which hands in objects that must be synced together. It does not wait for a
+// sync.
+func (a *Agent) handIn(feed func()) {
+	a.Together(feed)
+	a.handedIn()
+	a.runner.Trigger() // even without a difference, for the line on standard output
+}
+
+// followNode reads the node's addresses regularly: for the Node while they come from the routing
+// table, and for health checks.
+func (a *Agent) followNode(ctx context.Context) error {
+	defer a.refresh.Stop()
+	checks := time.NewTicker(max(time.Second, a.Config.SyncPeriod))
+	defer checks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.refresh.C:
+			a.RefreshNode()
+		case <-checks.C:
+			if err := a.ports.Refresh(ctx); err != nil {
+				a.Log.Debug("health-check node ports are not open at all addresses", "error", err)
+			}
+		}
+	}
+}
+
+// Starting is the SyncStart function of the [runner.Hooks]. Syncs before all objects are
+// listed apply nothing and are not counted.
+func (a *Agent) Starting(runner.RunInfo) {
+	if a.Tracker.Synced() {
+		a.metrics.Starting()
+	}
+}
+
+// runRules syncs the rules. It first waits for a kube-proxy that uses the same objects.
+func (a *Agent) runRules(ctx context.Context) error {
+	if err := a.takeOver.waitTurn(ctx); err != nil {
+		return err
+	}
+	return a.runner.Run(ctx)
+}
+
+// Sync brings the kernel up to date. An error makes the runner call it again.
+func (a *Agent) Sync(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.upToDate = false
+	asked := a.begin()
+	err := a.rules.Sync(ctx)
+	if errors.Is(err, ruleset.ErrNotSynced) {
+		return err // the runner waits
+	}
+	var following error
+	failed := 0
+	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
+		failed = len(p.Failed)
+	}
+	a.done(ruleset.InEffect(err))
+	if ruleset.InEffect(err) {
+		a.upToDate = true
+		for _, c := range a.followers {
+			following = errors.Join(following, c.Sync(ctx))
+		}
+		if a.localhost != nil {
+			following = errors.Join(following, a.localhost.sync(ctx))
+		}
+		a.report(failed, asked) // after the followers: everything must be in effect
+		a.takeOver.done()
+	}
+	if err == nil && following != nil {
+		return waiting{following}
+	}
+	return errors.Join(err, following)
+}
+
+// waiting is the error of a sync after which the rules are in effect. It makes the runner try
+// again, and is no failure of the sync: a health-check port may be in use for days.
+type waiting struct{ error }
+
+// Error implements error.
+func (w waiting) Error() string {
+	return "the rules are in effect, but not what follows them: " + w.error.Error()
+}
+
+// Unwrap returns the error of what follows the rules.
+func (w waiting) Unwrap() error { return w.error }
+
+// NotReady reports to the runner that this is no failure.
+func (waiting) NotReady() bool { return true }
+
+// cleanFlows deletes stale UDP flows after syncs, which do not wait for it.
+func (a *Agent) cleanFlows(ctx context.Context) error {
+	if a.cleaner == nil {
+		return nil
+	}
+	return a.cleaner.Run(ctx)
+}
+
+// Limits returns the limits of the data plane.
+func (a *Agent) Limits(f tracker.Family) ruleset.Limits { return a.plane.Limits(f) }
+
+// Apply applies a delta to the data plane and reports it to the observers.
+func (a *Agent) Apply(ctx context.Context, d *ruleset.Delta) error {
+	err := a.takeOver.applyWithClients(ctx, d, a.plane.Apply)
+	a.appliedDelta(d, err)
+	if err == nil && !d.Full && a.observers.changed != 0 {
+		a.takeOver.changed()
+	}
+	return err
+}
+
+// watchRules repairs the rules when another process altered them.
+func (a *Agent) watchRules(ctx context.Context) error {
+	return a.plane.Watch(ctx, a.mode.Watch, a.drifted("rules", a.rules))
+}
+
+// drifted returns the function that handles what a backend's Watch finds. what names the
+// backend's objects in messages.
+func (a *Agent) drifted(what string, c *ruleset.Cursor) func(error) {
+	var last time.Time
+	return func(err error) {
+		needFull := errors.Is(err, ruleset.ErrNeedFull)
+		if needFull {
+			c.Resync()
+		}
+		// A sync that runs now may have applied its changes before the check, and then repairs
+		// nothing. Wait for its end. A sync that failed is retried.
+		a.mu.Lock()
+		upToDate := a.upToDate
+		a.mu.Unlock()
+		switch {
+		case !upToDate:
+			return
+		case !needFull:
+			a.Log.Warn("cannot check whether the "+what+" were altered", "error", err)
+			return
+		}
+		a.Log.Warn("repairing the "+what, "error", err)
+		if time.Since(last) < 10*time.Second {
+			a.Log.Warn("another process keeps altering the " + what + ": another agent in this network namespace, or a firewall whose reload deletes all rules, such as firewalld and nftables.service")
+		}
+		last = time.Now()
+		a.runner.Trigger()
+	}
+}

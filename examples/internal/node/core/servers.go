@@ -1,0 +1,213 @@
+package core
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/examples/internal/node/takeover"
+	"github.com/go-proxier/proxier/runner/health"
+)
+
+// restartPeriod is how long after a failure a server is restarted, as in kube-proxy.
+const restartPeriod = 5 * time.Second
+
+// The names of the servers.
+const (
+	healthzServer = "healthz"
+	metricsServer = "metrics"
+)
+
+// server is an HTTP server that is restarted when it fails.
+type server struct {
+	name, addr string
+	handler    http.Handler
+	// connections is the most connections.
+	connections int
+	// hardFail makes the first failure end the agent.
+	hardFail bool
+	// listen opens a listener.
+	listen func(ctx context.Context, network, address string) (net.Listener, error)
+	// listener is the listener to use first. If it is nil, serve opens one.
+	listener net.Listener
+	// failed is called with each failure.
+	failed func(error)
+	log    *slog.Logger
+	// bound reports that the server listens.
+	bound atomic.Bool
+}
+
+// boundTo reports whether one of the agent's servers listens at an address, host:port.
+func (a *Agent) boundTo(addr string) bool {
+	host, port, err := net.SplitHostPort(addr)
+	return err == nil && slices.ContainsFunc(a.servers, func(s *server) bool {
+		own, ownPort, err := net.SplitHostPort(s.addr)
+		ip, _ := netip.ParseAddr(own)
+		return err == nil && s.bound.Load() && ownPort == port && (own == host || own == "" || ip.IsUnspecified())
+	})
+}
+
+// readyz answers 200 if the rules are in effect and follow the objects. kube-proxy has no such
+// page. So a probe of it does not take a kube-proxy that still holds the port for the agent.
+func (a *Agent) readyz(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	select {
+	case <-a.takeOver.inEffect:
+		if a.Proxy.Healthy() {
+			fmt.Fprint(w, "ok")
+			return
+		}
+	default:
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+	fmt.Fprint(w, "the rules are not in effect")
+}
+
+// identified adds the header by which another agent recognizes answers of this one.
+func (a *Agent) identified(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(takeover.InstanceHeader, a.instance)
+		h.ServeHTTP(w, r)
+	})
+}
+
+// run serves until ctx ends.
+func (s *server) run(ctx context.Context) error {
+	for {
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
+		s.failed(err)
+		if s.hardFail {
+			return err
+		}
+		s.log.Error("a server failed and will be restarted", "server", s.name, "address", s.addr, "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(restartPeriod):
+		}
+	}
+}
+
+func (s *server) serve(ctx context.Context) error {
+	l := s.listener
+	s.listener = nil
+	if l == nil {
+		var err error
+		if l, err = s.listen(ctx, "tcp", s.addr); err != nil {
+			return err
+		}
+	}
+	s.bound.Store(true)
+	defer s.bound.Store(false)
+	hs := health.NewServerFor(s.handler, s.connections, s.log)
+	ended := make(chan error, 1)
+	go func() { ended <- hs.Serve(l) }()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		down, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		defer cancel()
+		if hs.Shutdown(down) != nil {
+			hs.Close()
+		}
+		err = <-ended
+	}
+	return err
+}
+
+// listen opens the listeners of all servers if none may fail. An agent that is started beside
+// another one, which has the ports, then fails before it has changed a rule.
+func (a *Agent) listen(ctx context.Context, e *v1alpha1.KubeProxyConfiguration) error {
+	if !e.BindAddressHardFail || !a.options.Serve {
+		return nil
+	}
+	a.listeners = map[string]net.Listener{}
+	for _, s := range []struct{ name, addr, reason string }{
+		{healthzServer, e.HealthzBindAddress, reasonHealthzFailed},
+		{metricsServer, e.MetricsBindAddress, reasonMetricsFailed},
+	} {
+		if s.addr == "" {
+			continue
+		}
+		l, err := a.options.listen(ctx, "tcp", s.addr)
+		if err != nil {
+			err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
+			a.nodeEvent(true, s.reason, err.Error())
+			return err
+		}
+		a.listeners[s.addr] = l
+		a.closers = append(a.closers, func() { l.Close() })
+	}
+	return nil
+}
+
+// newServers returns the servers that the configuration enables.
+func (a *Agent) newServers() []*server {
+	e := a.Config.Effective
+	var out []*server
+	add := func(name, addr, reason string, h http.Handler) {
+		if addr != "" {
+			out = append(out, &server{
+				name: name, addr: addr, handler: a.identified(h), connections: a.limits.Requests, hardFail: e.BindAddressHardFail, listen: a.options.listen, listener: a.listeners[addr], log: a.Log,
+				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
+			})
+		}
+	}
+	add(healthzServer, e.HealthzBindAddress, reasonHealthzFailed, a.HealthzHandler())
+	add(metricsServer, e.MetricsBindAddress, reasonMetricsFailed, a.MetricsHandler())
+	return out
+}
+
+// HealthzHandler serves /healthz, /livez and /readyz.
+func (a *Agent) HealthzHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", a.Proxy.Healthz())
+	mux.Handle("/livez", a.Proxy.Livez())
+	mux.HandleFunc("/readyz", a.readyz)
+	return mux
+}
+
+// MetricsHandler serves the metrics and the other pages of kube-proxy's metrics server.
+func (a *Agent) MetricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	gatherers := prometheus.Gatherers{a.metrics.Registry()}
+	if a.options.Gatherer != nil {
+		gatherers = append(gatherers, a.options.Gatherer)
+	}
+	mux.Handle("/metrics", promhttp.HandlerFor(gatherers, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics/slis", a.metrics.SLIHandler())
+	a.addPages(mux)
+	mux.Handle("/healthz", a.metrics.Ping())
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		fmt.Fprint(w, a.Config.Mode)
+	})
+	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		// An error means that the client has disconnected.
+		_ = json.NewEncoder(w).Encode(map[string]*v1alpha1.KubeProxyConfiguration{v1alpha1.GroupName: a.Config.Effective})
+	})
+	if a.options.Debug != nil {
+		mux.Handle("/debug/", a.options.Debug)
+	}
+	return mux
+}

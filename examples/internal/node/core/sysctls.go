@@ -1,0 +1,116 @@
+package core
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path"
+	"runtime"
+	"strings"
+
+	"k8s.io/utils/cpuset"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Tune sets the parameters of connection tracking. It logs a parameter that cannot be set
+// and continues: a node with a small table serves better than a node without rules.
+func Tune(cfg *config.Config, log *slog.Logger) error {
+	plan, err := cfg.Tuning.Settings(cpus())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range conntrack.Tune("", plan) {
+		switch {
+		case r.Err != nil:
+			log.Warn("cannot set a kernel parameter", "error", r.Err, "skipWith", skipFlag(r.Setting))
+			errs = append(errs, r.Err)
+		case r.Changed:
+			log.Info("set a kernel parameter", "path", "/"+r.Setting.Path, "value", r.Setting.Value, "was", r.Old)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// skipFlag returns the flag that leaves a parameter unchanged.
+func skipFlag(s conntrack.Setting) string {
+	for name, flag := range map[string]string{
+		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
+		"hashsize":                             "--conntrack-max-per-core=0",
+		"nf_conntrack_tcp_timeout_established": "--conntrack-tcp-timeout-established=0",
+		"nf_conntrack_tcp_timeout_close_wait":  "--conntrack-tcp-timeout-close-wait=0",
+		"nf_conntrack_udp_timeout":             "--conntrack-udp-timeout=0",
+		"nf_conntrack_udp_timeout_stream":      "--conntrack-udp-timeout-stream=0",
+		"nf_conntrack_tcp_be_liberal":          "--conntrack-tcp-be-liberal=false",
+	} {
+		if path.Base(s.Path) == name {
+			return flag
+		}
+	}
+	return ""
+}
+
+// checkForwarding warns if the kernel does not forward packets in the calling thread's
+// namespace. Enabling it is up to the operator, as with kube-proxy's nftables mode. Mode
+// ipvs enables IPv4 forwarding itself.
+func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
+	for _, f := range families {
+		sysctl := "net/ipv4/ip_forward"
+		if f == tracker.IPv6 {
+			sysctl = "net/ipv6/conf/all/forwarding"
+		} else if mode == config.ModeIPVS {
+			continue
+		}
+		if isZero(sysctl) {
+			log.Warn("the kernel does not forward packets: clients outside cannot reach pods and other nodes through this node", "sysctl", sysctl)
+		}
+	}
+}
+
+// checkLiberal warns if connection tracking does not translate TCP packets outside of the window in
+// the agent's namespace. Mode iptables then drops them; mode nftables does not, like kube-proxy's.
+func checkLiberal(log *slog.Logger) {
+	if isZero("net/netfilter/nf_conntrack_tcp_be_liberal") {
+		log.Warn("mode iptables drops TCP packets that connection tracking considers invalid, mode nftables does not: if they reset connections, set conntrack.tcpBeLiberal")
+	}
+}
+
+// isZero reports whether a sysctl can be read and is 0.
+func isZero(sysctl string) bool {
+	value, err := os.ReadFile("/proc/sys/" + sysctl)
+	return err == nil && strings.TrimSpace(string(value)) == "0"
+}
+
+// checkBridge warns if packets between pods on the same bridge skip the rules. A connection from one to
+// another through a Service fails then, because the answers are not translated back.
+func checkBridge(families []tracker.Family, log *slog.Logger) {
+	for _, f := range families {
+		sysctl := "net/bridge/bridge-nf-call-iptables"
+		if f == tracker.IPv6 {
+			sysctl = "net/bridge/bridge-nf-call-ip6tables"
+		}
+		value, err := os.ReadFile("/proc/sys/" + sysctl)
+		if err != nil || strings.TrimSpace(string(value)) == "0" { // without br_netfilter it is missing
+			log.Warn("packets between pods on the bridge skip the rules: pods cannot reach each other through Services", "sysctl", sysctl, "want", 1)
+		}
+	}
+}
+
+// onlineFile lists the online CPUs (Documentation/admin-guide/cputopology.rst).
+const onlineFile = "/sys/devices/system/cpu/online"
+
+// cpus returns the number of CPUs by which connection tracking is sized: the online CPUs of
+// the machine, even if the process may not run on all of them. Without a readable sysfs it
+// returns [runtime.NumCPU].
+func cpus() int {
+	text, err := os.ReadFile(onlineFile)
+	if err == nil {
+		if set, err := cpuset.Parse(strings.TrimSpace(string(text))); err == nil && !set.IsEmpty() {
+			return set.Size()
+		}
+	}
+	return runtime.NumCPU()
+}

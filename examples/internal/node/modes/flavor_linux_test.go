@@ -1,0 +1,79 @@
+package modes
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+func TestMain(m *testing.M) { netlab.Main(m) }
+
+// TestUnusableFlavorIsNotChosen removes programs, and has a kernel without nf_tables.
+func TestUnusableFlavorIsNotChosen(t *testing.T) {
+	h := netlab.NewHost(t)
+	netlab.NeedPrograms(t, "iptables-nft-save", "iptables-legacy-save")
+	const noKernel = "#!/bin/sh\n[ \"$1\" = --version ] && exec REAL --version\necho 'Failed to initialize nft: Protocol not supported' >&2\nexit 1\n"
+	for _, tt := range []struct {
+		name string
+		// programs is the flavors of the programs on PATH. Those in failing report that the kernel
+		// lacks the flavor.
+		programs, failing []string
+		flag, want        config.Flavor
+		why               string
+	}{
+		{name: "both", programs: []string{"-nft", "-legacy", ""}, want: config.FlavorNFT, why: "same number"},
+		{name: "no legacy", programs: []string{"-nft"}, want: config.FlavorNFT, why: "iptables-legacy cannot be used: "},
+		{name: "no nft", programs: []string{"-legacy"}, want: config.FlavorLegacy, why: "iptables-nft cannot be used: "},
+		{name: "neither", programs: []string{""}, want: config.FlavorAuto, why: "neither"},
+		{name: "no nf_tables", programs: []string{"-nft", "-legacy"}, failing: []string{"-nft"}, want: config.FlavorLegacy, why: "Protocol not supported"},
+		{name: "flag", programs: []string{"-nft", "-legacy"}, flag: config.FlavorLegacy, want: config.FlavorLegacy, why: "--iptables-flavor"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir, paths := t.TempDir(), map[string]string{}
+			for _, suffix := range tt.programs {
+				for _, family := range []string{"iptables", "ip6tables"} {
+					for _, what := range []string{"-save", "-restore"} {
+						// iptables-restore may be of either flavor on this machine.
+						real := family + suffix + what
+						if suffix == "" {
+							real = family + "-nft" + what
+						}
+						path, err := exec.LookPath(real)
+						if err != nil {
+							t.Fatal(err)
+						}
+						paths[family+suffix+what] = path
+					}
+				}
+			}
+			for name, path := range paths {
+				if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, suffix := range tt.failing {
+				for _, family := range []string{"iptables", "ip6tables"} {
+					name := family + suffix + "-save"
+					os.Remove(filepath.Join(dir, name))
+					if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(noKernel, "REAL", paths[name])), 0o700); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			t.Setenv("PATH", dir)
+			var f Flavor
+			err := h.Do(func() error {
+				f = ChooseFlavor(t.Context(), &config.Config{Mode: config.ModeIPTables, Flavor: tt.flag})
+				return nil
+			})
+			if err != nil || f.Name != tt.want || !strings.Contains(f.why, tt.why) {
+				t.Errorf("%q because %s, error %v; want %q because %s", f.Name, f.why, err, tt.want, tt.why)
+			}
+		})
+	}
+}

@@ -1,0 +1,157 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Kernelspace is the mode of Windows: load balancers of its Host Networking Service (HNS).
+func Kernelspace(cfg *config.Config) Mode {
+	cleanup := func(ctx context.Context, log *slog.Logger) error {
+		c, err := leftConfig(cfg, log)
+		if err != nil {
+			return err
+		}
+		return winkernel.Cleanup(ctx, c)
+	}
+	return Mode{
+		Name: config.ModeKernelspace, Watch: 30 * time.Second, // lists all objects
+		TakesOver: true, NeedsNode: true,
+		Probe:            configured(winkernelConfig, winkernel.Probe),
+		Open:             opened(winkernelConfig, winkernel.New),
+		OnService:        func(s *v1.Service, p *tracker.ServicePort) { _ = winkernel.OnService(s, nil, p) }, // never fails
+		Cleanup:          cleanup,
+		CleanupKubeProxy: cleanup, // nothing tells whose the load balancers are
+		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			c, err := leftConfig(cfg, nil)
+			if err != nil {
+				return dataplane.Found{}, err
+			}
+			found, err := winkernel.Lookup(ctx, c, q)
+			if !found.Entry {
+				found.Where = "no load balancer for it"
+			}
+			return found, err
+		},
+	}
+}
+
+// winkernelConfig returns the configuration of the backend for the families of the settings.
+func winkernelConfig(s Settings) (winkernel.Config, error) {
+	hns, err := winkernel.Open()
+	if err != nil {
+		return winkernel.Config{}, err
+	}
+	w := s.Winkernel
+	c := winkernel.Config{
+		HNS: hns, Network: w.Network, Node: s.NodeName, DSR: w.EnableDSR, SourceVIP: w.SourceVIP,
+		ForwardHealthCheckVIP: w.ForwardHealthCheckVip, RootEndpoint: w.RootHnsEndpointName, Log: s.Log,
+	}
+	c.Trace = &winkernel.Hooks{}
+	if s.LoadBalancerFailed != nil {
+		c.Trace.WriteFailed = func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
+			s.LoadBalancerFailed(string(w), lb.Frontend.Family, string(lb.Purpose), reasonOf(err))
+		}
+	}
+	if s.LimitExceeded != nil {
+		c.Trace.LeftOut = func(k tracker.Key, addrs []netip.Addr) {
+			s.LimitExceeded(k, fmt.Sprintf("pods in the host network of this node get no connections: %v", addrs))
+		}
+	}
+	for _, f := range s.Families {
+		i := slices.IndexFunc(s.NodeIPs, func(a netip.Addr) bool { return tracker.FamilyOf(a) == f })
+		if i < 0 {
+			return c, fmt.Errorf("%w: the node has no %v address", ruleset.ErrConfig, f)
+		}
+		c.NodeIPs = append(c.NodeIPs, s.NodeIPs[i])
+	}
+	if at, err := netip.ParseAddrPort(s.Effective.HealthzBindAddress); err == nil {
+		c.HealthzPort = at.Port()
+	}
+	c.HostMAC, err = hostMAC(c.NodeIPs)
+	return c, err
+}
+
+// reasonOf returns the kind of an error in the words of kube-proxy's metrics.
+func reasonOf(err error) string {
+	switch {
+	case errors.Is(err, winkernel.ErrExists):
+		return "port_already_exists"
+	case errors.Is(err, winkernel.ErrNotImplemented):
+		return "not_implemented"
+	case errors.Is(err, winkernel.ErrNoNetwork):
+		return "network_not_found"
+	case errors.Is(err, winkernel.ErrInvalidAddr):
+		return "invalid_ip"
+	}
+	return "other"
+}
+
+// leftConfig returns the configuration for what an earlier run left. The node's addresses are those
+// of the machine, which tell the endpoints of cluster IPs in an overlay.
+func leftConfig(cfg *config.Config, log *slog.Logger) (winkernel.Config, error) {
+	s := Settings{Config: cfg, Log: log}
+	if cfg.BindAddress.IsValid() {
+		s.NodeIPs = []netip.Addr{cfg.BindAddress}
+	} else {
+		own, err := machineAddress()
+		if err != nil {
+			return winkernel.Config{}, err
+		}
+		s.NodeIPs = []netip.Addr{own}
+	}
+	s.Families = []tracker.Family{tracker.FamilyOf(s.NodeIPs[0])}
+	return winkernelConfig(s)
+}
+
+// machineAddress returns the machine's first own address.
+func machineAddress() (netip.Addr, error) {
+	own, stop, err := objects.OpenAddresses()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer stop()
+	list, err := own()
+	if err == nil && len(list) == 0 {
+		err = errors.New("the machine has no address")
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return list[0], nil
+}
+
+// hostMAC returns the hardware address of the adapter with one of the addresses, or "".
+func hostMAC(of []netip.Addr) (string, error) {
+	adapters, err := net.Interfaces()
+	if err != nil {
+		return "", fmt.Errorf("cannot list the adapters: %w", err)
+	}
+	for _, adapter := range adapters {
+		addrs, err := adapter.Addrs()
+		if err != nil {
+			return "", fmt.Errorf("cannot list the addresses of adapter %s: %w", adapter.Name, err)
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && slices.Contains(of, p.Addr()) {
+				return adapter.HardwareAddr.String(), nil
+			}
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,162 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
+	"github.com/go-proxier/proxier/examples/userspace/vip"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// Userspace is the mode whose data plane is this process. The kernel has no rules, only
+// the addresses of Services ([vip]).
+func Userspace() Mode {
+	return Mode{
+		Name:  config.ModeUserspace,
+		Watch: 10 * time.Second, // lists addresses and routes
+		Probe: func(context.Context, Settings) error { return nil },
+		Open:  func(_ context.Context, s Settings) (Plane, error) { return openUserspace(s) },
+		Owned: func(context.Context, *slog.Logger) (owned bool, err error) {
+			err = WithAddresses(func(a *vip.Addresses) error {
+				held, err := a.Held()
+				owned = len(held) != 0
+				return err
+			})
+			return owned, err
+		},
+		Cleanup: func(context.Context, *slog.Logger) error {
+			return WithAddresses(func(a *vip.Addresses) error {
+				held, err := a.Held()
+				for _, x := range held {
+					err = errors.Join(err, a.Release(x))
+				}
+				return err
+			})
+		},
+		CleanupKubeProxy: func(context.Context, *slog.Logger) error { return nil },
+	}
+}
+
+// WithAddresses calls f with the addresses of the calling thread's network namespace.
+func WithAddresses(f func(*vip.Addresses) error) error {
+	a, err := vip.New()
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	return f(a)
+}
+
+// userspacePlane is the data plane of mode userspace.
+type userspacePlane struct {
+	*userspace.Backend
+	addresses *vip.Addresses
+	rights    rights
+}
+
+// rights are what the process may do on the node.
+type rights struct {
+	// addresses reports whether it may add addresses to the node (CAP_NET_ADMIN).
+	addresses bool
+	// ports is the first port that it may listen at.
+	ports uint16
+}
+
+// openUserspace opens the data plane and logs what the process may not serve.
+func openUserspace(s Settings) (Plane, error) {
+	own, err := vip.New()
+	if err != nil {
+		return Plane{}, err
+	}
+	p := &userspacePlane{addresses: own, rights: rightsOf(own)}
+	c := userspace.Config{Addresses: own, Serves: p.serves, Dial: s.Dial, Log: s.Log}
+	if !p.rights.addresses {
+		c.Addresses = &presentAddresses{own: own, held: map[netip.Addr]bool{}}
+		s.Log.Warn("without CAP_NET_ADMIN, only addresses that the node already has are served: NodePorts, and cluster, external and load-balancer IPs with a local route (ip route add local CIDR dev lo)")
+	}
+	if p.rights.ports > 1 {
+		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.rights.ports, "sysctl", "net.ipv4.ip_unprivileged_port_start")
+	}
+	c.Sockets, c.MaxConnections, c.MaxSessions = s.Limits, s.Limits.Connections, s.Limits.Sessions
+	if p.Backend, err = userspace.New(c); err != nil {
+		own.Close()
+		return Plane{}, err
+	}
+	return Plane{Backend: p, Powerless: !p.rights.addresses}, nil
+}
+
+// rightsOf tries what the process may do.
+func rightsOf(a *vip.Addresses) rights {
+	r := rights{addresses: a.Permitted() == nil}
+	l, err := net.Listen("tcp", "127.0.0.1:1")
+	if err == nil {
+		l.Close()
+	}
+	if !errors.Is(err, syscall.EACCES) {
+		return r
+	}
+	r.ports = 1024
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+	if n, e := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 16); err == nil && e == nil {
+		r.ports = uint16(n)
+	}
+	return r
+}
+
+// serves reports whether the process can serve a frontend at an address and port.
+func (p *userspacePlane) serves(f *ruleset.Frontend, _ v1.Protocol, at netip.AddrPort) bool {
+	if at.Port() < p.rights.ports {
+		return false
+	}
+	return p.rights.addresses || f.Kind == ruleset.KindNodePort || p.addresses.Local(at.Addr())
+}
+
+// Close resets all connections and removes the addresses of Services from the node.
+func (p *userspacePlane) Close() error {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = p.Shutdown(now) // returns now's error if there were connections
+	return p.addresses.Close()
+}
+
+// presentAddresses implements [userspace.Addresses] for a process that cannot add addresses.
+// Only addresses that the node has must be held.
+type presentAddresses struct {
+	own  *vip.Addresses
+	held map[netip.Addr]bool
+}
+
+func (p *presentAddresses) Own() ([]netip.Addr, error) { return p.own.Own() }
+
+func (p *presentAddresses) Hold(a netip.Addr) error {
+	p.held[a] = true
+	return nil
+}
+
+func (p *presentAddresses) Release(a netip.Addr) error {
+	delete(p.held, a)
+	return nil
+}
+
+// Held returns the held addresses that the node still has.
+func (p *presentAddresses) Held() ([]netip.Addr, error) {
+	var out []netip.Addr
+	for a := range p.held {
+		if p.own.Local(a) {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,298 @@
+package objects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Need returns an error that names what a Node object lacks.
+type Need func(*v1.Node) error
+
+// NeedOf returns what the configuration needs to know of the Node at the start, or nil.
+func NeedOf(cfg *config.Config) Need {
+	switch {
+	case cfg.Effective.DetectLocalMode == config.NodeCIDR:
+		return func(n *v1.Node) error {
+			if len(podCIDRs(n)) == 0 {
+				return fmt.Errorf("the Node object %s has no podCIDRs yet", n.Name)
+			}
+			return nil
+		}
+	case cfg.Mode == config.ModeKernelspace && !cfg.BindAddress.IsValid():
+		return func(n *v1.Node) error {
+			if len(tracker.NodeInfoOf(n).Addresses) == 0 {
+				return fmt.Errorf("the Node object %s has no address yet", n.Name)
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// Source provides the objects.
+type Source interface {
+	// Node returns this node's Node object at the start, or nil if the source has none. If need
+	// is not nil, it waits until need returns nil for the Node.
+	Node(ctx context.Context, need Need) (*v1.Node, error)
+	// Follow hands in all objects, marks them as synced in the tracker, and hands in
+	// changes until ctx ends. It returns an error only if it cannot continue.
+	Follow(ctx context.Context, w *World) error
+	Close()
+}
+
+// NewSource returns the source that the configuration selects. The client that it returns is nil unless
+// the source is an API server. client, if not nil, is the API server.
+func NewSource(cfg *config.Config, client *kubeapi.Client, log *slog.Logger) (Source, *kubeapi.Client, error) {
+	if client != nil {
+		return &apiServer{client: client, cfg: cfg, log: log, close: func() {}}, client, nil
+	}
+	if cfg.Manifests != "" {
+		s, err := newFiles(cfg, log)
+		return s, nil, err
+	}
+	rc, err := kubeapi.ClientConfig(cfg.Effective.ClientConnection, cfg.Master)
+	if err != nil && cfg.Effective.ClientConnection.Kubeconfig != "" {
+		err = fmt.Errorf("--kubeconfig: %w", err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err = kubeapi.NewClient(rc)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &apiServer{client: client, cfg: cfg, log: log, close: client.Close}, client, nil
+}
+
+// Files is the source --manifests.
+type Files struct {
+	cfg     *config.Config
+	log     *slog.Logger
+	reader  *manifests.Reader
+	watcher *manifests.Watcher
+	first   manifests.Changes
+	// Together, if not nil, calls a function that hands in the objects of one change.
+	Together func(func())
+}
+
+func newFiles(cfg *config.Config, log *slog.Logger) (_ *Files, err error) {
+	f := &Files{cfg: cfg, log: log, reader: manifests.NewReader(cfg.Manifests)}
+	// Watch before reading, so that no change goes unnoticed.
+	if f.watcher, err = manifests.NewWatcher(cfg.Manifests); err != nil {
+		return nil, fmt.Errorf("--manifests: %w", err)
+	}
+	if f.first, err = f.reader.Read(); err != nil {
+		err = fmt.Errorf("--manifests: %w", err)
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *Files) Close() { f.watcher.Close() }
+
+func (f *Files) Node(context.Context, Need) (*v1.Node, error) {
+	for _, o := range f.first.Set {
+		if n, ok := o.Value.(*v1.Node); ok && n.Name == f.cfg.NodeName {
+			return n, nil
+		}
+	}
+	f.log.Info("no Node object of this name in the manifests", "node", f.cfg.NodeName)
+	return nil, nil
+}
+
+// handInFirst hands in the objects that the files had at the start. They are synced when all are
+// handed in.
+func (f *Files) handInFirst(w *World) {
+	f.handIn(func() { f.feed(w, f.first) })
+	f.first = manifests.Changes{}
+	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+}
+
+func (f *Files) Follow(ctx context.Context, w *World) error {
+	f.handInFirst(w)
+	last := ""
+	for {
+		if err := f.watcher.Wait(ctx); err != nil {
+			return err
+		}
+		c, err := f.reader.Read()
+		if err != nil {
+			// The objects that were read before stay in effect.
+			if err.Error() != last {
+				f.log.Error("cannot read the manifests", "error", err)
+			}
+			last = err.Error()
+			continue
+		}
+		last = ""
+		if c.Any {
+			f.handIn(func() { f.feed(w, c) })
+		}
+	}
+}
+
+// handIn calls feed, which hands in objects that must be synced together.
+func (f *Files) handIn(feed func()) {
+	if f.Together != nil {
+		f.Together(feed)
+		return
+	}
+	feed()
+}
+
+// feed hands in the objects that changed, and logs the problems.
+func (f *Files) feed(w *World, c manifests.Changes) {
+	for _, p := range c.Problems {
+		if errors.Is(p, manifests.ErrNotUsed) {
+			f.log.Info("skipped an object of the manifests", "object", p)
+		} else if !w.keepProblems(p) {
+			f.log.Warn("skipped part of the manifests", "error", p)
+		}
+	}
+	if !w.keepProblems(c.Reviews...) {
+		f.logReviews(c.Reviews)
+	}
+	for _, o := range c.Set {
+		switch o := o.Value.(type) {
+		case *v1.Service:
+			w.SetService(o)
+		case *discovery.EndpointSlice:
+			w.SetSlice(o)
+		case *v1.Node:
+			w.SetNode(o)
+		case *networking.ServiceCIDR:
+			w.SetServiceCIDR(o)
+		}
+	}
+	for _, ref := range c.Gone {
+		switch ref.Kind {
+		case manifests.Service:
+			w.DeleteService(ref.NamespacedName)
+		case manifests.EndpointSlice:
+			w.DeleteSlice(ref.NamespacedName)
+		case manifests.Node:
+			if ref.Name == f.cfg.NodeName {
+				w.nodeGone(true)
+			}
+		case manifests.ServiceCIDR:
+			w.DeleteServiceCIDR(ref.Name)
+		}
+	}
+}
+
+// maxReviews is the number of lines about objects that an API server would not take as they are, for
+// each change of the manifests.
+const maxReviews = 20
+
+func (f *Files) logReviews(all []*manifests.Problem) {
+	for _, p := range all[:min(len(all), maxReviews)] {
+		f.log.Warn("an object of the manifests is not as an API server would have it", "object", p)
+	}
+	if n := len(all) - maxReviews; n > 0 {
+		f.log.Warn("more objects of the manifests are not as an API server would have them", "objects", n)
+	}
+}
+
+// apiServer is the source for an API server.
+type apiServer struct {
+	client *kubeapi.Client
+	cfg    *config.Config
+	log    *slog.Logger
+	close  func()
+}
+
+func (s *apiServer) Close() { s.close() }
+
+// nodeInterval is how often apiServer.node requests the Node.
+const nodeInterval = time.Second
+
+// nodeLogInterval is how often apiServer.node logs that it waits.
+const nodeLogInterval = time.Minute
+
+// Node returns nil without a need: everything else of a Node can come later.
+func (s *apiServer) Node(ctx context.Context, need Need) (*v1.Node, error) {
+	if need == nil {
+		return nil, nil
+	}
+	var logged time.Time
+	for {
+		n, err := s.client.Node(ctx, s.cfg.NodeName)
+		if err == nil {
+			err = need(n)
+		}
+		if err == nil {
+			return n, nil
+		}
+		if time.Since(logged) >= nodeLogInterval {
+			s.log.Warn("waiting for the Node object", "error", err)
+			logged = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(nodeInterval):
+		}
+	}
+}
+
+func (s *apiServer) Follow(ctx context.Context, w *World) error {
+	gates := map[kubeapi.Source]tracker.Kind{
+		kubeapi.Services: tracker.KindServices, kubeapi.Slices: tracker.KindSlices, kubeapi.Nodes: tracker.KindNodes,
+	}
+	empty := newEmptySources(w)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { empty.warn(ctx) })
+	kubeapi.Follow(ctx, s.client, tracker.Selector{}, s.cfg.NodeName, kubeapi.Handler{
+		All:               w.Keep,
+		SetService:        Guarded(w, func(o *v1.Service) { empty.seen(kubeapi.Services); w.SetService(o) }),
+		DeleteService:     Guarded(w, w.DeleteService),
+		SetSlice:          Guarded(w, func(o *discovery.EndpointSlice) { empty.seen(kubeapi.Slices); w.SetSlice(o) }),
+		DeleteSlice:       Guarded(w, w.DeleteSlice),
+		SetNode:           Guarded(w, func(o *v1.Node) { empty.seen(kubeapi.Nodes); w.SetNode(o) }),
+		DeleteNode:        func() { Guarded(w, w.nodeGone)(false) },
+		SetServiceCIDR:    Guarded(w, w.SetServiceCIDR),
+		DeleteServiceCIDR: Guarded(w, w.DeleteServiceCIDR),
+		Contact: func(s kubeapi.Source) {
+			if w.Contact != nil {
+				w.Contact(string(s))
+			}
+		},
+		Synced: func(s kubeapi.Source) {
+			w.Log.Debug("listed", "resource", s)
+			empty.listed(s)
+			if g, ok := gates[s]; ok {
+				w.Tracker.MarkSynced(g)
+			}
+		},
+	}, s.log)
+	return ctx.Err()
+}
+
+// Guarded returns f as a function that hands a panic to w: client-go's goroutines call it.
+func Guarded[T any](w *World, f func(T)) func(T) {
+	return func(o T) {
+		if w.Panicked != nil {
+			defer func() {
+				if p := recover(); p != nil {
+					w.Panicked(p)
+				}
+			}()
+		}
+		f(o)
+	}
+}

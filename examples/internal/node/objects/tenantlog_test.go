@@ -1,0 +1,125 @@
+package objects
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// eventSizes is an event sink that adds up the sizes of messages.
+type eventSizes struct{ events, bytes, longest int }
+
+func (e *eventSizes) Event(_ v1.ObjectReference, _ bool, _, message string) {
+	e.events++
+	e.bytes += len(message)
+	e.longest = max(e.longest, len(message))
+}
+
+// TestLogOfAnObjectIsBounded changes large invalid objects a hundred times each and measures
+// log and events.
+func TestLogOfAnObjectIsBounded(t *testing.T) {
+	large := strings.Repeat("x", 120_000)
+	service := func(edit func(*v1.Service)) *v1.Service {
+		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "evil", UID: "u"}}
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.1", []string{"10.96.0.1", "fd00:96::1"}
+		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
+		for i := range 300 {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(1000 + i)})
+		}
+		edit(s)
+		return s
+	}
+	slice := func(edit func(*discovery.EndpointSlice)) *discovery.EndpointSlice {
+		name := "p"
+		s := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4}
+		s.ObjectMeta = metav1.ObjectMeta{Namespace: "tenant", Name: "evil-a", UID: "u", Labels: map[string]string{discovery.LabelServiceName: "evil"}}
+		for i := range 50 {
+			port := int32(1000 + i)
+			name := fmt.Sprint(name, i)
+			s.Ports = append(s.Ports, discovery.EndpointPort{Name: &name, Port: &port})
+		}
+		s.Endpoints = make([]discovery.Endpoint, 50)
+		for i := range s.Endpoints {
+			s.Endpoints[i].Addresses = []string{fmt.Sprintf("10.1.%d.%d", i/250, i%250)}
+		}
+		edit(s)
+		return s
+	}
+	for _, c := range []struct {
+		name    string
+		service *v1.Service
+		slice   *discovery.EndpointSlice
+	}{
+		{name: "annotations", service: service(func(s *v1.Service) {
+			s.Annotations = map[string]string{annotations.Balance: large, annotations.Slots: large, annotations.PortRanges: large}
+		})},
+		{name: "ranges", service: service(func(s *v1.Service) {
+			s.Annotations = map[string]string{annotations.PortRanges: strings.Repeat("x=,", 1300)}
+		})},
+		{name: "ports", service: service(func(s *v1.Service) {
+			for i := range s.Spec.Ports {
+				s.Spec.Ports[i].Name, s.Spec.Ports[i].Protocol = large[i:i+1000], v1.Protocol(large)
+			}
+		})},
+		{name: "addresses", service: service(func(s *v1.Service) {
+			s.Spec.ExternalIPs, s.Spec.LoadBalancerSourceRanges = []string{large, "y" + large}, []string{large, "z" + large}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: large}}
+			s.Annotations = map[string]string{"a": large}
+		})},
+		{name: "weights", slice: slice(func(s *discovery.EndpointSlice) {
+			s.Annotations = map[string]string{annotations.Weights: large, annotations.Weight: large, v1.EndpointsLastChangeTriggerTime: large}
+		})},
+		{name: "endpoints", slice: slice(func(s *discovery.EndpointSlice) {
+			for i := range s.Endpoints {
+				s.Endpoints[i].Addresses = []string{large[:4000+i]}
+			}
+		})},
+		{name: "type", slice: slice(func(s *discovery.EndpointSlice) { s.AddressType = discovery.AddressType(large) })},
+	} {
+		for _, allowed := range []string{"", "balance,balance-slots,port-ranges,weight,weights"} {
+			var log bytes.Buffer
+			events := &eventSizes{}
+			cfg := configtest.Parsed(t, []string{"run", "--hostname-override", "n1", "--allow-annotations", allowed})
+			w, err := New(cfg, nil, nil, WorldHooks{Events: events}, slog.New(slog.NewTextHandler(&log, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.Reset()
+			cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
+			w.Tracker.MarkSynced(0, 1, 2)
+			for i := range 100 {
+				if c.service != nil {
+					c.service.ResourceVersion = fmt.Sprint(i)
+					w.SetService(c.service)
+				}
+				if c.slice != nil {
+					c.slice.ResourceVersion = fmt.Sprint(i)
+					w.SetSlice(c.slice)
+				}
+				if err := cursor.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if log.Len() == 0 || log.Len() > 4000 || events.bytes > 4000 || events.events == 0 {
+				t.Errorf("%s, allowed %q: %d bytes of log and %d of %d events", c.name, allowed, log.Len(), events.bytes, events.events)
+			}
+			for line := range strings.Lines(log.String()) {
+				if len(line) > 1500 {
+					t.Errorf("%s: a line of %d bytes", c.name, len(line))
+				}
+			}
+			t.Logf("%s, allowed %q: %d bytes of log, %d of %d events", c.name, allowed, log.Len(), events.bytes, events.events)
+		}
+	}
+}

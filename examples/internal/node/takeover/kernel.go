@@ -1,0 +1,333 @@
+//go:build linux
+
+package takeover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	nl "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/internal/node/nft"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// modes are the modes that a proxy can report.
+var modes = []string{"nftables", "iptables", "ipvs"}
+
+// Rules is what the kernel has of one kind.
+type Rules struct {
+	Present bool
+	// Stamp changes when rules are written.
+	Stamp uint64
+}
+
+// tablesOf holds the names of the tables of each owner's nftables mode.
+var tablesOf = map[Owner][]string{KubeProxy: {kubeProxyTable}, Nodeproxy: {"proxier", "proxier-shadow"}}
+
+// Chains by which the owners of rules in iptables are recognized. kubelet has none of them.
+// kube-proxy has chainServices in its modes iptables and ipvs, and writes it at every sync.
+const (
+	chainServices     = "KUBE-SERVICES"
+	chainIPVSServices = "KUBE-IPVS-SERVICES" // of nodeproxy's mode ipvs only
+	// chainClusterIPs is what nodeproxy's chainServices of table filter leads to.
+	chainClusterIPs = "KUBE-CLUSTER-IPS"
+)
+
+// ipvsDevice has the addresses of Services in mode ipvs, of both owners.
+const ipvsDevice = "kube-ipvs0"
+
+// IPVSDevice reports whether the calling thread's network namespace has the device of mode ipvs.
+func IPVSDevice() bool {
+	_, err := net.InterfaceByName(ipvsDevice)
+	return err == nil
+}
+
+// legacyInterval is how often Look calls Legacy at most.
+const legacyInterval = time.Minute
+
+// Kernel reads which rules exist in a network namespace. It is not safe for concurrent use.
+type Kernel struct {
+	// NetNS is an open file of the namespace, or nil for the calling thread's.
+	NetNS *os.File
+	// Legacy reports which kinds, of modes iptables and ipvs, have rules in the tables of
+	// iptables-legacy. It can distinguish mode ipvs from mode iptables for nodeproxy only. Legacy may run
+	// programs. Nil means that there are none.
+	Legacy func(context.Context) (map[Kind]bool, error)
+
+	conn *nft.Conn
+	link *netlink.Handle
+
+	generation uint32
+	looked     bool
+	last       map[Kind]Rules
+	marked     []tracker.Family
+	legacy     map[Kind]bool
+	legacyAt   time.Time
+}
+
+func (k *Kernel) close() {
+	if k.conn != nil {
+		k.conn.Close()
+		k.conn = nil
+	}
+	if k.link != nil {
+		k.link.Close()
+		k.link = nil
+	}
+}
+
+// Look returns the kinds of rules that exist. While no process writes rules of nf_tables it
+// makes a few small requests. Otherwise it also reads the rules of other proxies' tables in
+// nf_tables, if there are any. It opens sockets and closes them again: looks are rare.
+func (k *Kernel) Look(ctx context.Context) (map[Kind]Rules, error) {
+	defer k.close()
+	err := k.open()
+	if err == nil {
+		var out map[Kind]Rules
+		if out, err = k.look(ctx); err == nil {
+			return out, nil
+		}
+	}
+	k.looked = false
+	return nil, fmt.Errorf("cannot look for rules of other proxies: %w", err)
+}
+
+func (k *Kernel) open() (err error) {
+	if k.conn == nil {
+		if k.conn, err = nft.Dial(k.NetNS); err != nil {
+			return err
+		}
+	}
+	if k.link == nil {
+		k.link, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+	}
+	return err
+}
+
+func (k *Kernel) look(ctx context.Context) (map[Kind]Rules, error) {
+	generation, err := k.currentGeneration(ctx)
+	if err != nil {
+		return nil, err
+	}
+	device, addresses, err := k.device()
+	if err != nil {
+		return nil, err
+	}
+	legacyBefore := k.legacy
+	if k.Legacy != nil && time.Since(k.legacyAt) >= legacyInterval {
+		if k.legacy, err = k.Legacy(ctx); err != nil {
+			return nil, err
+		}
+		k.legacyAt = time.Now()
+	}
+	ipvsBefore := k.last[Kind{KubeProxy, "ipvs"}].Present || k.last[Kind{Nodeproxy, "ipvs"}].Present
+	if !k.looked || generation != k.generation || !maps.Equal(k.legacy, legacyBefore) || device != ipvsBefore {
+		now, err := k.readRules(ctx, device)
+		if errors.Is(err, nft.ErrInterrupted) && k.looked {
+			return k.last, nil // the next look tries again
+		}
+		if err != nil {
+			return nil, err
+		}
+		k.last, k.generation, k.looked = now, generation, true
+	}
+	for _, o := range []Owner{KubeProxy, Nodeproxy} {
+		if r, ok := k.last[Kind{o, "ipvs"}]; ok {
+			r.Stamp = addresses
+			k.last[Kind{o, "ipvs"}] = r
+		}
+	}
+	return k.last, nil
+}
+
+// Marked returns the address families that had a marker at the last look. The caller must not
+// change it.
+func (k *Kernel) Marked() []tracker.Family { return k.marked }
+
+// currentGeneration returns the number of transactions of nf_tables, which wraps around.
+func (k *Kernel) currentGeneration(ctx context.Context) (gen uint32, err error) {
+	r := nft.Request{Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}
+	err = k.get(ctx, r, func(typ uint16, data []byte) {
+		if typ == unix.NFTA_GEN_ID {
+			gen = uint32(nft.Uint(data))
+		}
+	})
+	return gen, err
+}
+
+// readRules reads everything but addresses. device reports that ipvsDevice exists.
+func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, error) {
+	out := map[Kind]Rules{}
+	for owner, names := range tablesOf {
+		var rules Rules
+		for _, name := range names {
+			if err := k.addTable(ctx, &rules, name); err != nil {
+				return nil, err
+			}
+		}
+		out[Kind{owner, "nftables"}] = rules
+	}
+	marked, err := k.markers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.marked = marked
+	if own := (Kind{Nodeproxy, "nftables"}); len(marked) != 0 {
+		out[own] = Rules{Present: true, Stamp: out[own].Stamp}
+	}
+	var services, own Rules
+	if err := errors.Join(k.addChain(ctx, &services, chainServices), k.addChain(ctx, &own, chainIPVSServices)); err != nil {
+		return nil, err
+	}
+	// kube-proxy's mode ipvs has KUBE-SERVICES, too.
+	ipvs := KubeProxy
+	if own.Present || k.legacy[Kind{Nodeproxy, "ipvs"}] {
+		ipvs = Nodeproxy
+	}
+	if device {
+		out[Kind{ipvs, "ipvs"}] = Rules{Present: true}
+	}
+	for kind, present := range k.legacy {
+		if kind.Mode == "iptables" {
+			out[kind] = Rules{Present: present}
+		}
+	}
+	if services.Present {
+		owner, err := k.writer(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out[Kind{owner, "iptables"}] = services
+	}
+	if device && ipvs == KubeProxy {
+		delete(out, Kind{KubeProxy, "iptables"})
+	}
+	return out, nil
+}
+
+// writer returns who wrote KUBE-SERVICES of iptables-nft last.
+func (k *Kernel) writer(ctx context.Context) (Owner, error) {
+	owner := KubeProxy
+	for _, family := range families {
+		r := nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump,
+			Attrs: []nl.Attribute{nft.String(unix.NFTA_RULE_TABLE, "filter"), nft.String(unix.NFTA_RULE_CHAIN, chainServices)}}
+		err := k.get(ctx, r, func(typ uint16, data []byte) {
+			if typ == unix.NFTA_RULE_EXPRESSIONS && bytes.Contains(data, []byte(chainClusterIPs+"\x00")) {
+				owner = Nodeproxy
+			}
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return "", err
+		}
+	}
+	return owner, nil
+}
+
+var families = []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}
+
+// addTable adds a table, in both families, to rules.
+func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error {
+	for _, family := range families {
+		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, family, nft.String(unix.NFTA_TABLE_NAME, name))
+		if err != nil {
+			return err
+		}
+		if found && name == kubeProxyTable {
+			marker, err := k.isMarker(ctx, family)
+			if err != nil {
+				return err
+			}
+			found = !marker
+		}
+		if found {
+			rules.Present = true
+			if err := k.addStamp(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addChain adds a chain of iptables-nft's tables nat to rules.
+func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) error {
+	for _, family := range families {
+		found, err := k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, nft.String(unix.NFTA_CHAIN_TABLE, "nat"), nft.String(unix.NFTA_CHAIN_NAME, name))
+		if err != nil {
+			return err
+		}
+		if found {
+			rules.Present = true
+			if err := k.addStamp(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, "nat"), nft.String(unix.NFTA_RULE_CHAIN, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// exists reports whether an object exists.
+func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs ...nl.Attribute) (bool, error) {
+	_, err := k.conn.Get(ctx, nft.Request{Type: typ, Family: family, Attrs: attrs})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// addStamp mixes the handles of the rules that attrs select into the stamp. The kernel gives
+// a handle to a rule once.
+func (k *Kernel) addStamp(ctx context.Context, rules *Rules, family uint8, attrs ...nl.Attribute) error {
+	h := fnv.New64a()
+	fmt.Fprint(h, rules.Stamp, family)
+	err := k.get(ctx, nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump, Attrs: attrs},
+		func(typ uint16, data []byte) {
+			if typ == unix.NFTA_RULE_HANDLE {
+				h.Write(data)
+			}
+		})
+	rules.Stamp = h.Sum64()
+	return err
+}
+
+// get calls fn with each attribute of each object of an answer.
+func (k *Kernel) get(ctx context.Context, r nft.Request, fn func(typ uint16, data []byte)) error {
+	objects, err := k.conn.Get(ctx, r)
+	for _, attrs := range objects {
+		for typ, data := range nft.Attributes(attrs) {
+			fn(typ, data)
+		}
+	}
+	return err
+}
+
+// device reports whether ipvsDevice exists, and a hash of its addresses.
+func (k *Kernel) device() (exists bool, stamp uint64, err error) {
+	link, err := k.link.LinkByName(ipvsDevice)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return false, 0, nil
+	}
+	if err != nil {
+		return false, 0, err
+	}
+	addrs, err := k.link.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return false, 0, err
+	}
+	h := fnv.New64a()
+	for _, a := range addrs {
+		h.Write([]byte(strings.TrimSpace(a.IPNet.String())))
+	}
+	return true, h.Sum64(), nil
+}
