@@ -90,16 +90,45 @@ func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch, optional strin
 				return watch.NewFake(), nil
 			}
 			if err == nil && r.contact != nil {
-				out = watch.Filter(out, func(e watch.Event) (watch.Event, bool) {
-					if e.Type != watch.Error {
-						r.contact(resource)
-					}
-					return e, true
-				})
+				out = noted(out, func() { r.contact(resource) })
 			}
 			return out, err
 		},
 	}
+}
+
+// noted returns w, and calls contact with each of its events but errors. [watch.Filter] leaves a goroutine
+// behind if the watch is stopped while an event is on its way.
+func noted(w watch.Interface, contact func()) watch.Interface {
+	n := &notedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+	n.stop = sync.OnceFunc(func() { close(n.stopped) })
+	go func() {
+		defer close(n.events)
+		for e := range w.ResultChan() {
+			if e.Type != watch.Error {
+				contact()
+			}
+			select {
+			case n.events <- e:
+			case <-n.stopped:
+			}
+		}
+	}()
+	return n
+}
+
+type notedWatch struct {
+	watch.Interface
+	events  chan watch.Event
+	stopped chan struct{}
+	stop    func()
+}
+
+func (n *notedWatch) ResultChan() <-chan watch.Event { return n.events }
+
+func (n *notedWatch) Stop() {
+	n.stop()
+	n.Interface.Stop()
 }
 
 // selected calls do with the optional field selector, and without it if the API server refuses the

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -237,4 +238,19 @@ func TestContactIsReported(t *testing.T) {
 	refused = apierrors.NewBadRequest("x")
 	lw.ListWithContext(t.Context(), metav1.ListOptions{})
 	check("a refused list", 0)
+}
+
+// TestStoppedWatchLeavesNoGoroutine stops a watch whose last event nothing receives.
+func TestStoppedWatchLeavesNoGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in, contacts := watch.NewFake(), 0
+		w := noted(in, func() { contacts++ })
+		in.Add(&v1.Service{})
+		synctest.Wait()
+		w.Stop()
+		synctest.Wait() // the goroutine has ended, or synctest.Test reports a deadlock
+		if contacts != 1 {
+			t.Errorf("%d contacts, want 1", contacts)
+		}
+	})
 }
