@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport"
+	"k8s.io/client-go/util/connrotation"
 	componentbase "k8s.io/component-base/config/v1alpha1"
 )
 
@@ -50,7 +51,7 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 	if out.AcceptContentTypes == "" && c.ContentType != "" && c.ContentType != runtime.ContentTypeJSON {
 		out.AcceptContentTypes = c.ContentType + "," + runtime.ContentTypeJSON
 	}
-	out.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	out.Dial = dialOf(out)
 	out.UserAgent = rest.DefaultKubernetesUserAgent()
 	if out.BearerTokenFile != "" {
 		// client-go alone reads the file once a minute, and goes on with a token that is refused.
@@ -64,8 +65,8 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 // concurrent use.
 type Client struct {
 	core, discovery, networking rest.Interface
-	// http is nil in the result of FromREST.
-	http *http.Client
+	// connections is nil in the result of FromREST.
+	connections *connrotation.Dialer
 }
 
 // Core returns the client of the core API group, for [NewRecorder].
@@ -80,12 +81,14 @@ func NewClient(c *rest.Config) (*Client, error) {
 		}
 	}
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
+	out := &Client{connections: connrotation.NewDialer(connrotation.DialFunc(dialOf(c)))}
+	c = rest.CopyConfig(c)
+	c.Dial = out.connections.DialContext
 	// With one HTTP client all groups share one connection.
 	hc, err := rest.HTTPClientFor(c)
 	if err != nil {
 		return nil, err
 	}
-	out := &Client{http: hc}
 	if out.core, err = group(c, hc, s, v1.SchemeGroupVersion, "/api"); err != nil {
 		return nil, err
 	}
@@ -96,6 +99,14 @@ func NewClient(c *rest.Config) (*Client, error) {
 		return nil, err
 	}
 	return out, nil
+}
+
+// dialOf returns the function that connects to the API server.
+func dialOf(c *rest.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
+	if c.Dial != nil {
+		return c.Dial
+	}
+	return (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 }
 
 func group(c *rest.Config, hc *http.Client, s *runtime.Scheme, gv schema.GroupVersion, path string) (rest.Interface, error) {

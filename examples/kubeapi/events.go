@@ -24,6 +24,7 @@ type Recorder struct {
 	b    record.EventBroadcaster
 	r    record.EventRecorder
 	node *v1.ObjectReference
+	sink *sink
 }
 
 // NewRecorder returns a Recorder for the agent of a node. core is a client of the core API group:
@@ -36,7 +37,9 @@ func NewRecorder(core rest.Interface, component, node string, log *slog.Logger) 
 	// client-go would log every attempt, and whole Events.
 	quiet := klog.NewContext(context.Background(), logr.Discard())
 	b := record.NewBroadcaster(record.WithContext(quiet))
-	b.StartRecordingToSink(&sink{c: core, log: log})
+	s := &sink{c: core, log: log}
+	s.ctx, s.end = context.WithCancel(context.Background())
+	b.StartRecordingToSink(s)
 	return &Recorder{
 		b: b,
 		// A scheme would determine the kinds of objects, but all objects are references,
@@ -44,11 +47,18 @@ func NewRecorder(core rest.Interface, component, node string, log *slog.Logger) 
 		r: b.NewRecorder(runtime.NewScheme(), v1.EventSource{Component: component, Host: node}),
 		// kubelet and kube-proxy use the node's name as the UID too.
 		node: &v1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
+		sink: s,
 	}
 }
 
 // Shutdown ends the Recorder. Events that are not yet written may be lost.
-func (r *Recorder) Shutdown() { r.b.Shutdown() }
+func (r *Recorder) Shutdown() {
+	r.b.Shutdown()
+	r.sink.mu.Lock() // no request begins afterwards
+	r.sink.end()
+	r.sink.mu.Unlock()
+	r.sink.requests.Wait()
+}
 
 // Event writes an Event about an object. It does not block.
 func (r *Recorder) Event(ref v1.ObjectReference, warning bool, reason, message string) {
@@ -71,6 +81,11 @@ const sinkTimeout = 10 * time.Second
 type sink struct {
 	c   rest.Interface
 	log *slog.Logger
+
+	// ctx ends with the Recorder, and with it the requests that run.
+	ctx      context.Context
+	end      context.CancelFunc
+	requests sync.WaitGroup
 
 	mu     sync.Mutex
 	logged time.Time // when a refusal was logged
@@ -95,7 +110,15 @@ func (s *sink) Patch(e *v1.Event, data []byte) (*v1.Event, error) {
 }
 
 func (s *sink) do(e *v1.Event, r *rest.Request) (*v1.Event, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), sinkTimeout)
+	s.mu.Lock()
+	if err := s.ctx.Err(); err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	s.requests.Add(1)
+	s.mu.Unlock()
+	defer s.requests.Done()
+	ctx, cancel := context.WithTimeout(s.ctx, sinkTimeout)
 	defer cancel()
 	out := &v1.Event{}
 	err := r.Do(ctx).Into(out)

@@ -1,9 +1,6 @@
 package kubeapi
 
-import (
-	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/client-go/rest"
-)
+import "k8s.io/client-go/rest"
 
 // FromREST returns a Client that uses another client's connections. The arguments are the REST clients
 // of the API groups "" (the core), discovery.k8s.io and networking.k8s.io, such as those of client-go's
@@ -14,9 +11,9 @@ func FromREST(core, discovery, networking rest.Interface) *Client {
 	return &Client{core: core, discovery: discovery, networking: networking}
 }
 
-// Close closes the idle connections of a Client that NewClient returned. The Client can be used again.
+// Close closes all connections of a Client that NewClient returned. A request that runs fails.
 func (c *Client) Close() {
-	if c.http != nil {
-		utilnet.CloseIdleConnectionsFor(c.http.Transport)
+	if c.connections != nil {
+		c.connections.CloseAll()
 	}
 }
