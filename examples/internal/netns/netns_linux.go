@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,8 +30,37 @@ func Open(f *os.File) (*os.File, error) {
 
 // Do calls f on a thread in the namespace that ns is an open file of. No other goroutine uses the
 // thread until f returns. Do needs CAP_SYS_ADMIN unless the calling thread is in the namespace.
+//
+// The thread is not the first one of the process: other programs take its namespace for that of the
+// process (/proc/PID/ns/net).
 func Do(ns *os.File, f func() error) (err error) {
 	runtime.LockOSThread()
+	if inside, err := isInside(ns); unix.Gettid() != unix.Getpid() || inside || err != nil {
+		return do(ns, f)
+	}
+	// While the first thread is locked, another goroutine runs on another one.
+	defer runtime.UnlockOSThread()
+	var panicked any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				panicked = fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
+		runtime.LockOSThread()
+		err = do(ns, f)
+	}()
+	<-done
+	if panicked != nil {
+		panic(panicked)
+	}
+	return err
+}
+
+// do is Do on the calling thread, which is locked, and unlocks it.
+func do(ns *os.File, f func() error) (err error) {
 	home, err := Open(nil)
 	if err != nil {
 		runtime.UnlockOSThread()
@@ -53,12 +83,18 @@ func Do(ns *os.File, f func() error) (err error) {
 
 // enter moves the calling thread into a namespace, unless it is there.
 func enter(ns *os.File) error {
-	here, err := os.Stat(own)
-	if err != nil {
-		return err
-	}
-	if there, err := ns.Stat(); err != nil || os.SameFile(here, there) {
+	if inside, err := isInside(ns); err != nil || inside {
 		return err
 	}
 	return os.NewSyscallError("setns", unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET))
+}
+
+// isInside reports whether the calling thread is in a namespace.
+func isInside(ns *os.File) (bool, error) {
+	here, err := os.Stat(own)
+	if err != nil {
+		return false, err
+	}
+	there, err := ns.Stat()
+	return err == nil && os.SameFile(here, there), err
 }

@@ -3,7 +3,10 @@ package netns_test
 import (
 	"errors"
 	"os"
+	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/internal/netns"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -50,4 +53,36 @@ func TestDoRunsInsideAndReturns(t *testing.T) {
 	if err := netns.Do(ns, func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Do after Close: %v, want os.ErrClosed", err)
 	}
+}
+
+// TestFirstThreadStaysInItsNamespace calls Do from many goroutines, some of which are on the first thread.
+func TestFirstThreadStaysInItsNamespace(t *testing.T) {
+	h := netlab.NewHost(t)
+	var wg sync.WaitGroup
+	release := make(chan struct{})
+	running := make(chan error)
+	const calls = 20
+	for range calls {
+		wg.Go(func() {
+			err := netns.Do(h.File(), func() error {
+				var err error
+				if unix.Gettid() == unix.Getpid() {
+					err = errors.New("Do runs on the first thread")
+				}
+				running <- err
+				<-release
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range calls {
+		if err := <-running; err != nil {
+			t.Error(err)
+		}
+	}
+	close(release)
+	wg.Wait()
 }
