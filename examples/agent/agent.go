@@ -50,7 +50,7 @@ type Options struct {
 	// connection tracking nor the rules of other proxies. See [Discard].
 	Backend func(ctx context.Context, families []tracker.Family) (ruleset.Backend, error)
 	// NetNS is an open file of the network namespace to serve; nil is that of the calling thread. The Agent
-	// opens all sockets in it but those of Client. This needs CAP_SYS_ADMIN, and up to six threads.
+	// opens all sockets in it but those of Client. This needs CAP_SYS_ADMIN, and up to seven threads.
 	NetNS *os.File
 
 	// Log receives what an operator should know. Nil discards it.

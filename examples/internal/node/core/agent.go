@@ -374,10 +374,10 @@ func (a *Agent) Run(parent context.Context) error {
 	// What a loop opens is in its thread's namespace.
 	inNetNS := a.options.loopWithin
 	loops := []func(context.Context) error{
-		inNetNS(a.runRules), a.followSource, inNetNS(a.followNode), a.watchRules, a.watchConfig, inNetNS(a.takeOver.run), a.cleanFlows, a.removeTaint,
+		inNetNS(a.runRules), a.followSource, inNetNS(a.followNode), inNetNS(a.watchRules), a.watchConfig, inNetNS(a.takeOver.run), a.cleanFlows, a.removeTaint,
 	}
 	if !a.options.Foreign {
-		loops = append(loops, inNetNS(a.watchSockets), a.resetConnections)
+		loops = append(loops, inNetNS(a.watchSockets), inNetNS(a.resetConnections))
 	}
 	for _, s := range a.servers {
 		loops = append(loops, s.run)

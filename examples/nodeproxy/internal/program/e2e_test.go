@@ -213,7 +213,7 @@ func TestEndToEnd(t *testing.T) {
 // node with kube-proxy's rules.
 func (s *site) swap(t *testing.T, c *cluster, vip string) {
 	t.Helper()
-	text, err := os.ReadFile("../config/testdata/kubeadm.yaml")
+	text, err := os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

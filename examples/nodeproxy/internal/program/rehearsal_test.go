@@ -409,7 +409,7 @@ func (r *rehearsal) stopOn(m *member, name string) {
 // kubeProxyManifests returns what kubeadm makes, with a mode.
 func (r *rehearsal) kubeProxyManifests(mode string) string {
 	r.t.Helper()
-	text, err := os.ReadFile("../config/testdata/kubeadm.yaml")
+	text, err := os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml")
 	if err != nil {
 		r.t.Fatal(err)
 	}
