@@ -45,3 +45,34 @@ func TestExamplesImportNoInternals(t *testing.T) {
 		t.Errorf("%d files, %v", files, err)
 	}
 }
+
+// TestRunUsesThePublicAgent finds imports by which the verb run of nodeproxy would do what a program that
+// embeds package agent cannot.
+func TestRunUsesThePublicAgent(t *testing.T) {
+	var imports []string
+	for _, dir := range []string{"run", "program"} {
+		files, err := filepath.Glob(filepath.Join(root, "examples/nodeproxy/internal", dir, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(dir, err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range f.Imports {
+				p := strings.Trim(i.Path.Value, `"`)
+				imports = append(imports, p)
+				if strings.HasPrefix(p, module+"/examples/internal/") {
+					t.Errorf("%s imports %s", file, p)
+				}
+			}
+		}
+	}
+	if !slices.Contains(imports, module+"/examples/agent") {
+		t.Error("the verb run does not use package agent")
+	}
+}

@@ -184,3 +184,10 @@ func (a *Agent) Healthz() http.Handler { return a.core.HealthzHandler() }
 // Metrics serves the pages of kube-proxy's metrics server: /metrics, /metrics/slis, /proxyMode, /configz,
 // /flagz and /statusz.
 func (a *Agent) Metrics() http.Handler { return a.core.MetricsHandler() }
+
+// Explain returns what must happen to the first packet of a connection, with the rule that says so, and
+// where the kernel sends it. found is nil if the mode has no rules in the kernel. If p has no
+// NodeAddresses, they are those of the node as far as the agent knows them.
+func (a *Agent) Explain(ctx context.Context, p ruleset.Packet) (v ruleset.Verdict, found *dataplane.Found, err error) {
+	return a.core.Explain(ctx, p)
+}

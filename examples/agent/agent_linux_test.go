@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -28,6 +29,7 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m) }
@@ -223,6 +225,7 @@ func TestTwoAgentsServeTwoNamespaces(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error)
+			var agents []*agent.Agent
 			for i, n := range nets {
 				a, err := agent.New(ctx, agent.Options{
 					Config: config, Source: objects(pods[i]), NetNS: n.node.File(), Log: logTo(t), Serve: true, Files: 1000,
@@ -231,6 +234,7 @@ func TestTwoAgentsServeTwoNamespaces(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				agents = append(agents, a)
 				go func() { ended <- a.Run(ctx) }()
 				select {
 				case <-a.Synced():
@@ -253,6 +257,16 @@ func TestTwoAgentsServeTwoNamespaces(t *testing.T) {
 				}
 				if code, text := get(n.client, "http://192.0.2.1:32000/"); code != 200 || !strings.Contains(text, `"localEndpoints":1`) {
 					t.Errorf("the health check of node %d: %d %s", i, code, text)
+				}
+			}
+			for i, a := range agents {
+				want := netip.MustParseAddrPort(pods[i] + ":8080")
+				v, found, err := a.Explain(t.Context(), ruleset.Packet{Protocol: v1.ProtocolTCP, From: netip.MustParseAddr("192.0.2.9"), To: netip.MustParseAddrPort("10.96.0.10:80"), InInterface: "eth0"})
+				if err != nil || v.Action != ruleset.ActionForward || len(v.Endpoints) != 1 || v.Endpoints[0].Addr != want {
+					t.Errorf("node %d: %v to %v, %v", i, v.Action, v.Endpoints, err)
+				}
+				if kernel := mode != "userspace"; kernel != (found != nil) || kernel && !slices.Equal(found.Endpoints, []netip.AddrPort{want}) {
+					t.Errorf("the kernel of node %d: %+v", i, found)
 				}
 			}
 			if owned, err := nftables.Owned(t.Context(), nftables.Config{}); owned || err != nil {

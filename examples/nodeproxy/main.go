@@ -32,13 +32,15 @@
 //
 // # Code
 //
-// Everything is in the folder internal. Package program starts the verbs. Package objects reads
-// objects and turns them into the ruleset; agent brings the ruleset into the kernel, with the
+// The verb run is package [github.com/go-proxier/proxier/examples/agent], which other programs can import,
+// with what concerns a whole process. Its parts are in examples/internal/node: package objects reads
+// objects and turns them into the ruleset; core brings the ruleset into the kernel, with the
 // data planes of package modes, and serves metrics, health checks and the page of the
-// configuration. Package takeover finds the rules of other proxies. Package inspect has explain,
-// trace and top, with follow and toptable; demo is a tour with real packets, in the network of
-// package lab. Package config reads kube-proxy's flags and file. The folder deploy has what an
-// operator needs to run nodeproxy.
+// configuration. Package takeover finds the rules of other proxies. Package config reads kube-proxy's
+// flags and file. The rest is in the folder internal: package program starts the verbs. Package run
+// is the verb run. Package inspect has explain, trace and top, with follow and toptable; demo is a tour
+// with real packets, in the network of package lab. The folder deploy has what an operator needs to
+// run nodeproxy.
 package main
 
 import (
