@@ -37,10 +37,11 @@ type Options struct {
 	// NodeName is the name of the Node object. "" means that of Config.
 	NodeName string
 	// Client is the API server: [kubeapi.NewClient] makes one for a rest.Config, and
-	// [kubeapi.FromREST] for a clientset. The Agent also writes Events with it, and removes the startup
-	// taint. If both Client and Source are nil, Config names the API server or the manifests.
+	// [kubeapi.FromREST] for a clientset. It connects in the namespace that its program chose. The Agent
+	// also writes Events with it, and removes the startup taint. If both Client and Source are nil, Config names the API server or the manifests.
 	Client *kubeapi.Client
-	// Source has the objects, in place of Client: a cache of the program, or a test.
+	// Source, if not nil, has the objects: a cache of the program, or a test. With a Client, too, the Agent
+	// writes Events and gives no Service the address of the API server.
 	Source Source
 	// Node is this node's object. With a Source it is required by detectLocalMode NodeCIDR.
 	Node *v1.Node

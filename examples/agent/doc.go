@@ -21,8 +21,8 @@
 // namespace.
 //
 // After Run has returned, no goroutine, socket, timer or file of the Agent is left. A panic of one of
-// its goroutines is an error of Run that wraps [ErrPanic]. A panic of a goroutine that one of the
-// library's packages starts is not: these handle no objects.
+// its goroutines is an error of Run that wraps [ErrPanic]. A panic in a sync, as of the data plane, fails this
+// sync: the Agent logs it and tries again.
 //
 // # Several Agents in one process
 //

@@ -1,6 +1,10 @@
 package kubeapi
 
-import "k8s.io/client-go/rest"
+import (
+	"net/url"
+
+	"k8s.io/client-go/rest"
+)
 
 // FromREST returns a Client that uses another client's connections. The arguments are the REST clients
 // of the API groups "" (the core), discovery.k8s.io and networking.k8s.io, such as those of client-go's
@@ -17,3 +21,6 @@ func (c *Client) Close() {
 		c.connections.CloseAll()
 	}
 }
+
+// URL returns the address of the API server.
+func (c *Client) URL() *url.URL { return c.core.Get().URL() }

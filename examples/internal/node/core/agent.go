@@ -174,7 +174,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 		ReceiveSlice:   a.metrics.ReceiveSlice,
 		Ineligible:     a.Proxy.SetIneligible,
 		Contact:        a.metrics.Contact,
-		APIServer:      objects.FindAPIAddresses(ctx, cfg, log),
+		APIServer:      objects.FindAPIAddresses(ctx, client, log),
 		OverBudget:     a.metrics.OverBudget,
 		LeftOut:        a.metrics.LeftOut,
 	}

@@ -9,9 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/rest"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -28,20 +26,13 @@ type apiAddresses []netip.AddrPort
 // resolveTimeout limits how long FindAPIAddresses resolves a host name.
 const resolveTimeout = 5 * time.Second
 
-// FindAPIAddresses returns the addresses of the API server that the configuration names. It
+// FindAPIAddresses returns the addresses of the API server of a client, which may be nil. It
 // returns none for --manifests, and if a host name cannot be resolved.
-func FindAPIAddresses(ctx context.Context, cfg *config.Config, log *slog.Logger) apiAddresses {
-	if cfg.Manifests != "" {
+func FindAPIAddresses(ctx context.Context, client *kubeapi.Client, log *slog.Logger) apiAddresses {
+	if client == nil {
 		return nil
 	}
-	rc, err := kubeapi.ClientConfig(cfg.Effective.ClientConnection, cfg.Master)
-	if err != nil {
-		return nil // newSource reports it
-	}
-	url, _, err := rest.DefaultServerUrlFor(rc)
-	if err != nil {
-		return nil // newSource reports it
-	}
+	url := client.URL()
 	name := url.Port()
 	if name == "" {
 		name = url.Scheme

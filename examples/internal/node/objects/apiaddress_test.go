@@ -14,7 +14,6 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"github.com/go-proxier/proxier/endpointslice"
-	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -32,12 +31,16 @@ func TestAPIServerAddressComesFromConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg := configtest.Parsed(t, []string{"run", "--kubeconfig", file})
-		got := FindAPIAddresses(t.Context(), cfg, slog.New(slog.DiscardHandler))
+		_, client, err := NewSource(cfg, nil, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := FindAPIAddresses(t.Context(), client, slog.New(slog.DiscardHandler))
 		if !slices.Contains(got, netip.MustParseAddrPort(c.want)) {
 			t.Errorf("%s: %v, want %s", c.server, got, c.want)
 		}
 	}
-	if got := FindAPIAddresses(t.Context(), &config.Config{Manifests: "x"}, slog.New(slog.DiscardHandler)); got != nil {
+	if got := FindAPIAddresses(t.Context(), nil, slog.New(slog.DiscardHandler)); got != nil {
 		t.Errorf("with manifests: %v", got)
 	}
 }

@@ -36,7 +36,7 @@ type Live struct {
 func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, err error) {
 	wait, cancelWait := context.WithTimeout(ctx, peekTimeout)
 	defer cancelWait()
-	src, _, err := NewSource(cfg, nil, log)
+	src, client, err := NewSource(cfg, nil, log)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 	}
 	stop = append(stop, stopReading)
 	w, err := New(cfg, nil, node, WorldHooks{
-		APIServer: FindAPIAddresses(wait, cfg, log),
+		APIServer: FindAPIAddresses(wait, client, log),
 		Own:       own,
 		Keep:      true,
 		Failed:    func(error) {},

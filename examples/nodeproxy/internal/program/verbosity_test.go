@@ -155,7 +155,7 @@ func TestJSONInfosGoToStandardOutput(t *testing.T) {
 			Msg    string
 			Caller string
 		}
-		if err := json.Unmarshal([]byte(line), &info); err != nil || info.Msg == "" || !strings.HasPrefix(info.Caller, "agent/") {
+		if err := json.Unmarshal([]byte(line), &info); err != nil || info.Msg == "" || !strings.HasPrefix(info.Caller, "run/") {
 			t.Errorf("error %v: %s", err, line)
 		}
 	}
