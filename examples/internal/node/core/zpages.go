@@ -13,8 +13,6 @@ import (
 
 	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	flagz "k8s.io/apiserver/pkg/server/flagz/api/v1beta1"
-	statusz "k8s.io/apiserver/pkg/server/statusz/api/v1beta1"
 	zpages "k8s.io/component-base/zpages/features"
 	"sigs.k8s.io/yaml"
 
@@ -32,6 +30,33 @@ func (a *Agent) addPages(mux *http.ServeMux) {
 	}
 }
 
+// zpageGroup is the API group of the pages' objects, in the versions v1beta1 and v1alpha1. Its Go types
+// are in k8s.io/apiserver since Kubernetes 1.36.
+const zpageGroup = "config.k8s.io"
+
+// zpage is what the objects have in common.
+type zpage struct {
+	metav1.TypeMeta   `json:""`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+}
+
+// flagz is the object Flagz.
+type flagz struct {
+	zpage
+	Flags map[string]string `json:"flags,omitempty"`
+}
+
+// statusz is the object Statusz.
+type statusz struct {
+	zpage
+	StartTime        metav1.Time `json:"startTime"`
+	UptimeSeconds    int64       `json:"uptimeSeconds"`
+	GoVersion        string      `json:"goVersion"`
+	BinaryVersion    string      `json:"binaryVersion"`
+	EmulationVersion string      `json:"emulationVersion,omitempty"`
+	Paths            []string    `json:"paths"`
+}
+
 // flagz serves the command line. With --config most flags have no effect: see /configz.
 func (a *Agent) flagz(w http.ResponseWriter, r *http.Request) {
 	p := page{component: a.options.Component, kind: "Flagz", text: func(w io.Writer) {
@@ -40,7 +65,7 @@ func (a *Agent) flagz(w http.ResponseWriter, r *http.Request) {
 		}
 	}}
 	p.object = func(t metav1.TypeMeta) any {
-		out := flagz.Flagz{TypeMeta: t, ObjectMeta: metav1.ObjectMeta{Name: a.options.Component}, Flags: map[string]string{}}
+		out := flagz{zpage: zpage{t, metav1.ObjectMeta{Name: a.options.Component}}, Flags: map[string]string{}}
 		for _, f := range a.Config.Flags {
 			name, value, _ := strings.Cut(f, "=")
 			out.Flags[name] = value
@@ -53,9 +78,9 @@ func (a *Agent) flagz(w http.ResponseWriter, r *http.Request) {
 // statusz serves the version, the start time and the paths of the agent. Its emulation
 // version is the release of kube-proxy that the agent was compared with.
 func (a *Agent) statusz(w http.ResponseWriter, r *http.Request) {
-	s := statusz.Statusz{
-		ObjectMeta: metav1.ObjectMeta{Name: a.options.Component},
-		StartTime:  metav1.NewTime(a.started), UptimeSeconds: int64(time.Since(a.started).Seconds()),
+	s := statusz{
+		zpage:     zpage{ObjectMeta: metav1.ObjectMeta{Name: a.options.Component}},
+		StartTime: metav1.NewTime(a.started), UptimeSeconds: int64(time.Since(a.started).Seconds()),
 		GoVersion: runtime.Version(), BinaryVersion: a.options.Version, EmulationVersion: config.Kubernetes,
 		Paths: a.paths(),
 	}
@@ -119,8 +144,8 @@ func (p page) serve(w http.ResponseWriter, r *http.Request) {
 		if accept.SubType == "yaml" {
 			encode = yaml.Marshal
 		}
-		w.Header().Set("Content-Type", fmt.Sprintf("application/%s;g=%s;v=%s;as=%s", accept.SubType, flagz.GroupName, version, p.kind))
-		writePage(w, encode, p.object(metav1.TypeMeta{Kind: p.kind, APIVersion: flagz.GroupName + "/" + version}))
+		w.Header().Set("Content-Type", fmt.Sprintf("application/%s;g=%s;v=%s;as=%s", accept.SubType, zpageGroup, version, p.kind))
+		writePage(w, encode, p.object(metav1.TypeMeta{Kind: p.kind, APIVersion: zpageGroup + "/" + version}))
 	}
 }
 
@@ -144,7 +169,7 @@ func (p page) negotiate(header string) (_ goautoneg.Accept, ok bool) {
 				return text, true
 			}
 		case "application/json", "application/yaml":
-			known := slices.Equal(named, []string{p.kind, flagz.GroupName, "v1beta1"}) || slices.Equal(named, []string{p.kind, flagz.GroupName, "v1alpha1"})
+			known := slices.Equal(named, []string{p.kind, zpageGroup, "v1beta1"}) || slices.Equal(named, []string{p.kind, zpageGroup, "v1alpha1"})
 			if known && c.Q > 0 {
 				return c, true
 			}

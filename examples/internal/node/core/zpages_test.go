@@ -10,8 +10,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	flagz "k8s.io/apiserver/pkg/server/flagz/api/v1beta1"
-	statusz "k8s.io/apiserver/pkg/server/statusz/api/v1beta1"
+	flagzapi "k8s.io/apiserver/pkg/server/flagz/api/v1beta1"
+	statuszapi "k8s.io/apiserver/pkg/server/statusz/api/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
@@ -104,7 +104,7 @@ func TestPagesAreObjectsForPrograms(t *testing.T) {
 	}
 	for _, form := range []string{"json", "yaml"} {
 		for _, v := range []string{"v1alpha1", "v1beta1"} {
-			var f flagz.Flagz
+			var f flagzapi.Flagz
 			read("/flagz", form, v, "Flagz", &f)
 			if f.Kind != "Flagz" || f.APIVersion != "config.k8s.io/"+v || f.Name != "nodeproxy" || f.Flags["proxy-mode"] != "nftables" || f.Flags["masquerade-all"] != "false" {
 				t.Errorf("%+v", f)
@@ -112,7 +112,7 @@ func TestPagesAreObjectsForPrograms(t *testing.T) {
 			if value, ok := f.Flags["kubeconfig"]; !ok || value != "" {
 				t.Errorf("the empty flag is %q, %v", value, ok)
 			}
-			var s statusz.Statusz
+			var s statuszapi.Statusz
 			read("/statusz", form, v, "Statusz", &s)
 			if s.Kind != "Statusz" || s.APIVersion != "config.k8s.io/"+v || s.Name != "nodeproxy" || s.UptimeSeconds < 90 || s.StartTime.After(time.Now()) ||
 				s.EmulationVersion != config.Kubernetes || s.BinaryVersion != "v0.0.0" || s.GoVersion == "" || !slices.Contains(s.Paths, "/metrics/slis") || slices.Contains(s.Paths, "/debug/pprof/") {
