@@ -432,3 +432,37 @@ func TestConfigsOfFlagsAndTypeAgree(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAgentKnowsItsMountedPages mounts the pages where a kube-proxy would have them. The agent must not
+// take them for those of a kube-proxy, whose end it would wait for in mode iptables.
+func TestAgentKnowsItsMountedPages(t *testing.T) {
+	netlab.NeedPrograms(t, "iptables-restore")
+	h := netlab.NewHost(t)
+	t.Setenv("XTABLES_LOCKFILE", filepath.Join(t.TempDir(), "lock"))
+	ctx, cancel := context.WithCancel(t.Context())
+	a, err := agent.New(ctx, agent.Options{
+		Config: parse(t, "--proxy-mode=iptables", "--hostname-override=n1"), Source: objects("10.1.0.2"), NetNS: h.File(), Log: logTo(t),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for addr, pages := range map[string]http.Handler{"127.0.0.1:10256": a.Healthz(), "127.0.0.1:10249": a.Metrics()} {
+		l, err := h.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go http.Serve(l, pages)
+	}
+	ended := make(chan error)
+	go func() { ended <- a.Run(ctx) }()
+	select {
+	case <-a.Synced():
+	case <-time.After(testtime.Timeout):
+		t.Error("no rules: the agent waits")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

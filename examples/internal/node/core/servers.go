@@ -165,7 +165,7 @@ func (a *Agent) newServers() []*server {
 	add := func(name, addr, reason string, h http.Handler) {
 		if addr != "" {
 			out = append(out, &server{
-				name: name, addr: addr, handler: a.identified(h), connections: a.limits.Requests, hardFail: e.BindAddressHardFail, listen: a.options.listen, listener: a.listeners[addr], log: a.Log,
+				name: name, addr: addr, handler: h, connections: a.limits.Requests, hardFail: e.BindAddressHardFail, listen: a.options.listen, listener: a.listeners[addr], log: a.Log,
 				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
 			})
 		}
@@ -181,7 +181,7 @@ func (a *Agent) HealthzHandler() http.Handler {
 	mux.Handle("/healthz", a.Proxy.Healthz())
 	mux.Handle("/livez", a.Proxy.Livez())
 	mux.HandleFunc("/readyz", a.readyz)
-	return mux
+	return a.identified(mux)
 }
 
 // MetricsHandler serves the metrics and the other pages of kube-proxy's metrics server.
@@ -209,5 +209,5 @@ func (a *Agent) MetricsHandler() http.Handler {
 	if a.options.Debug != nil {
 		mux.Handle("/debug/", a.options.Debug)
 	}
-	return mux
+	return a.identified(mux)
 }
