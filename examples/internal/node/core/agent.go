@@ -362,7 +362,7 @@ func (a *Agent) Run(parent context.Context) error {
 	ctx, stop := context.WithCancelCause(parent)
 	defer stop(nil)
 	a.Failed = func(err error) { stop(err) }
-	if err := a.options.Within(func() error { a.tuneKernel(); return nil }); err != nil {
+	if err := a.tuneKernel(); err != nil {
 		return err
 	}
 	a.logStart()
@@ -401,16 +401,24 @@ func (a *Agent) Run(parent context.Context) error {
 	return nil
 }
 
-// tuneKernel sets the parameters of connection tracking, if the options ask for it, and warns of others.
-func (a *Agent) tuneKernel() {
+// tuneKernel sets the parameters of connection tracking, if the options ask for it, and warns of others. They
+// are those of the namespace that New was called in.
+func (a *Agent) tuneKernel() error {
 	if !a.mode.TracksConnections {
-		return
+		return nil
 	}
-	if a.options.Tune {
-		_ = Tune(a.Config, a.Log)
+	set := func() error {
+		if a.options.Tune {
+			_ = Tune(a.Config, a.Log)
+		}
+		checkForwarding(a.families, a.Config.Mode, a.Log)
+		if a.Config.DetectLocal.Bridge != "" {
+			checkBridge(a.families, a.Log)
+		}
+		return nil
 	}
-	checkForwarding(a.families, a.Config.Mode, a.Log)
-	if a.Config.DetectLocal.Bridge != "" {
-		checkBridge(a.families, a.Log)
+	if a.netns == nil { // not Linux
+		return set()
 	}
+	return doIn(a.netns, set)
 }
