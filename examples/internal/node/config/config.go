@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/component-base/featuregate"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
@@ -50,11 +49,9 @@ type Config struct {
 	// ConfigFile is the configuration file, or "" if flags were used.
 	ConfigFile string
 	// FileText is the content of the configuration file.
-	FileText      []byte
-	again         func(text []byte) (*Config, error)
-	WriteConfigTo string
-	Cleanup       bool
-	Adopt         bool
+	FileText []byte
+	again    func(text []byte) (*Config, error)
+	Adopt    bool
 	// KubeProxyTable is when the agent, in mode nftables, keeps a table named like kube-proxy's.
 	KubeProxyTable KubeProxyTable
 	InitOnly       bool
@@ -275,9 +272,6 @@ func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least *time.Duration) {
 	}
 	return &c.IPTables.SyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration
 }
-
-// JSON reports whether every line that the agent writes is JSON.
-func (c *Config) JSON() bool { return c.Effective.Logging.Format == logsapi.JSONLogFormat }
 
 // Winkernel configures mode kernelspace. Its embedded fields are those of the configuration file.
 type Winkernel struct {

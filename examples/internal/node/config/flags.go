@@ -149,9 +149,9 @@ func (fl *Flags) addNode() {
 		f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` with the address and credentials of the API server; if empty, the service account of the pod")
 		f.StringVar(&fl.out.Master, "master", "", "the `URL` of the API server, overriding --kubeconfig")
 		f.StringVar(&fl.file, "config", "", "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags that it has a field for are ignored. The agent exits when the file changes; its supervisor restarts it")
-		f.StringVar(&fl.out.WriteConfigTo, "write-config-to", "", "write the effective configuration to a `file` and exit")
+		f.String("write-config-to", "", "write the effective configuration to a `file` and exit")
 		f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints; if empty, the host's name")
-		f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules, even if it runs")
+		f.Bool("cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules, even if it runs")
 		if fl.windows() {
 			f.StringVar((*string)(&c.Mode), "proxy-mode", ModeKernelspace, "the data plane: kernelspace, which programs Windows' Host Networking Service (HNS)")
 		} else {
