@@ -3,6 +3,7 @@ package nftables_test
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -10,12 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The rules of a node, without a kernel: those that send a connection to one of two endpoints, and what
-// "nft -f" must read when a Service gets its second endpoint.
+// The rules of a node, without a kernel: those that send a connection to one of two endpoints, what "nft -f"
+// must read when a Service gets its second endpoint, and what happens to a packet in tables in memory.
 func ExampleRenderer() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}})
 	if err != nil {
@@ -47,10 +49,13 @@ func ExampleRenderer() {
 	if err != nil {
 		panic(err)
 	}
+	tables := fake.New()
 	var last *nftables.Transaction
 	cursor := engine.Attach("renderer", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-		last, err = r.Render(d)
-		return err
+		if last, err = r.Render(d); err != nil {
+			return err
+		}
+		return tables.Load(last.String())
 	}))
 	if err := cursor.Sync(context.Background()); err != nil {
 		panic(err)
@@ -65,6 +70,8 @@ func ExampleRenderer() {
 		panic(err)
 	}
 	fmt.Print(last)
+	got := tables.Handle(ruleset.Packet{From: netip.MustParseAddr("10.244.1.9"), Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("10.96.0.7:80")})
+	fmt.Println(got.Action, got.Endpoints[0].Addr, got.Endpoints[1].Addr)
 	// Output:
 	// update @connections { ip daddr . meta l4proto . th dport counter }
 	// meta l4proto tcp dnat ip to meta priority & f:ffff . numgen random mod 2 map @tcp-endpoints
@@ -85,4 +92,5 @@ func ExampleRenderer() {
 	// create element ip proxier service-ips {
 	// 	10.96.0.7 . tcp . 80 comment "shop/cart" : 8020:1
 	// }
+	// forward 10.244.1.5:8080 10.244.2.9:8080
 }

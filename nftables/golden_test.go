@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -33,41 +32,7 @@ func TestListingMatchesGolden(t *testing.T) {
 	needNFT(t, r.host)
 	version, _ := r.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
-
-	seconds := int32(600)
-	loadBalancer := func(s *v1.Service) {
-		s.Spec.Type = v1.ServiceTypeLoadBalancer
-		s.Spec.Ports[0].NodePort = 30080
-		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
-		s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "2001:db8:2::/48"}
-	}
-	for i, edit := range []func(*v1.Service){
-		func(*v1.Service) {},
-		loadBalancer,
-		func(s *v1.Service) {
-			s.Spec.Type = v1.ServiceTypeNodePort
-			s.Spec.Ports[0].NodePort = 30081
-			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-		},
-		func(s *v1.Service) {
-			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
-		},
-		func(s *v1.Service) { s.Spec.ExternalIPs = []string{"198.51.100.1", "2001:db8:3::1"} },
-		func(*v1.Service) {}, // without endpoints
-	} {
-		r.tracker.SetService(svc(i, edit))
-		if i == 5 {
-			continue
-		}
-		eps := []int{10*i + 1, 10*i + 2}
-		if i == 4 {
-			eps = upTo(18)
-		}
-		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			r.tracker.SetSlice(epSlice(i, f, eps...))
-		}
-	}
+	setEveryKind(r.tracker)
 	r.sync()
 	r.verify()
 	r.compareListing(map[string]string{"ip": "listing-ipv4.nft", "ip6": "listing-ipv6.nft"}, normal)
@@ -126,19 +91,4 @@ func (r *rig) compareListing(files map[string]string, normal func(string) string
 			r.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, backendtest.FirstDifference(got, string(want)))
 		}
 	}
-}
-
-var elements = regexp.MustCompile(`(?s)elements = \{ (.*?) \}\n`)
-
-// normal sorts the elements of each set and puts each on a line. The kernel lists them in the
-// order of their hashes.
-func normal(listing string) string {
-	return elements.ReplaceAllStringFunc(listing, func(m string) string {
-		list := strings.Split(elements.FindStringSubmatch(m)[1], ",")
-		for i := range list {
-			list[i] = "\t\t\t" + strings.TrimSpace(list[i])
-		}
-		slices.Sort(list)
-		return "elements = {\n" + strings.Join(list, ",\n") + "\n\t\t}\n"
-	})
 }

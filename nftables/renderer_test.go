@@ -3,6 +3,7 @@ package nftables
 import (
 	"errors"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
+	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -95,6 +97,91 @@ func TestOffloadTextIsListed(t *testing.T) {
 		listed, _, _ = strings.Cut(listed, "\t}\n")
 		if !strings.HasSuffix(listed, "\t\t"+strings.Join(c.Rules, "\n\t\t")+"\n") {
 			t.Errorf("chain %s: %q\nlisted:\n%s", c.Name, c.Rules, listed)
+		}
+	}
+}
+
+// setEveryKind sets a Service of every kind, as in the golden listings.
+func setEveryKind(tr *tracker.Tracker) {
+	seconds := int32(600)
+	loadBalancer := func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.Ports[0].NodePort = 30080
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
+		s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "2001:db8:2::/48"}
+	}
+	for i, edit := range []func(*v1.Service){
+		func(*v1.Service) {},
+		loadBalancer,
+		func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeNodePort
+			s.Spec.Ports[0].NodePort = 30081
+			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		},
+		func(s *v1.Service) {
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+		},
+		func(s *v1.Service) { s.Spec.ExternalIPs = []string{"198.51.100.1", "2001:db8:3::1"} },
+		func(*v1.Service) {}, // without endpoints
+	} {
+		tr.SetService(svc(i, edit))
+		if i == 5 {
+			continue
+		}
+		eps := []int{10*i + 1, 10*i + 2}
+		if i == 4 {
+			eps = upTo(18)
+		}
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			tr.SetSlice(epSlice(i, f, eps...))
+		}
+	}
+}
+
+var elements = regexp.MustCompile(`(?s)elements = \{ (.*?) \}\n`)
+
+// normal sorts the elements of each set and puts each on a line. The kernel lists them in the
+// order of their hashes.
+func normal(listing string) string {
+	return elements.ReplaceAllStringFunc(listing, func(m string) string {
+		list := strings.Split(elements.FindStringSubmatch(m)[1], ",")
+		for i := range list {
+			list[i] = "\t\t\t" + strings.TrimSpace(list[i])
+		}
+		slices.Sort(list)
+		return "elements = {\n" + strings.Join(list, ",\n") + "\n\t\t}\n"
+	})
+}
+
+// listed replaces what the tool writes in another way than the rules are written.
+var listed = strings.NewReplacer("\n\n", "\n", "priority dstnat + 1;", "priority -99;", "priority dstnat;", "priority -100;", "priority srcnat;", "priority 100;",
+	"priority filter;", "priority 0;", "timeout 10m", "timeout 600s", "ip saddr 10.", "ip saddr == 10.", "ip6 saddr fd00:10:244", "ip6 saddr == fd00:10:244")
+
+// TestFakeListsWhatToolLists compares the listing of package fake with that of the tool, which are of tables
+// by a Renderer and a Backend.
+func TestFakeListsWhatToolLists(t *testing.T) {
+	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
+	setEveryKind(p.Tracker)
+	for f, file := range map[tracker.Family]string{tracker.IPv4: "listing-ipv4.nft", tracker.IPv6: "listing-ipv6.nft"} {
+		r, err := NewRenderer(Config{}, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx, err := r.Render(p.Engine.Snapshot().Delta())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables := fake.New()
+		if err := tables.Load(tx.String()); err != nil {
+			t.Fatal(err)
+		}
+		golden, err := os.ReadFile("testdata/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := tables.List(), listed.Replace(string(golden)); got != want {
+			t.Errorf("%s differs: %s", file, backendtest.FirstDifference(got, want))
 		}
 	}
 }

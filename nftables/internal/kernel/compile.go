@@ -40,18 +40,17 @@ const (
 // look-up to the next.
 type compiler struct {
 	family tracker.Family
-	// rest is what is left of the rule.
-	rest string
-	out  [][]byte
-	err  error
+	Words
+	out [][]byte
+	err error
 	// protocols creates an anonymous set of the protocols of Services and returns its ID.
 	protocols func() uint32
 }
 
 // compile returns the expressions of a rule.
 func compile(f tracker.Family, rule string, protocols func() uint32) ([][]byte, error) {
-	c := &compiler{family: f, rest: rule, protocols: protocols}
-	for c.rest != "" && c.err == nil {
+	c := &compiler{family: f, Words: Words(rule), protocols: protocols}
+	for c.Words != "" && c.err == nil {
 		c.statement()
 	}
 	if c.err != nil {
@@ -68,34 +67,18 @@ func (c *compiler) emit(list ...expr.Any) {
 	}
 }
 
-// next returns the next word.
-func (c *compiler) next() (word string) {
-	word, c.rest, _ = strings.Cut(c.rest, " ")
-	return word
-}
-
-// accept skips words if they come next.
-func (c *compiler) accept(words string) bool {
-	rest, ok := strings.CutPrefix(c.rest, words)
-	if !ok || rest != "" && rest[0] != ' ' {
-		return false
-	}
-	c.rest = strings.TrimPrefix(rest, " ")
-	return true
-}
-
 // need skips words that must come next.
 func (c *compiler) need(words string) {
-	if !c.accept(words) {
-		c.fail(fmt.Errorf("%q is missing before %q", words, c.rest))
+	if !c.Accept(words) {
+		c.fail(fmt.Errorf("%q is missing before %q", words, c.Words))
 	}
 }
 
 // set returns the name in a word like "@services".
 func (c *compiler) set() string {
-	name, ok := strings.CutPrefix(c.next(), "@")
+	name, ok := strings.CutPrefix(c.Next(), "@")
 	if !ok {
-		c.fail(fmt.Errorf("a set is missing before %q", c.rest))
+		c.fail(fmt.Errorf("a set is missing before %q", c.Words))
 	}
 	return name
 }
@@ -103,39 +86,39 @@ func (c *compiler) set() string {
 // statement encodes a statement or a match.
 func (c *compiler) statement() {
 	switch {
-	case c.accept("drop"):
+	case c.Accept("drop"):
 		c.emit(&expr.Verdict{Kind: expr.VerdictDrop})
-	case c.accept("return"):
+	case c.Accept("return"):
 		c.emit(&expr.Verdict{Kind: expr.VerdictReturn})
-	case c.accept("jump"):
-		c.emit(&expr.Verdict{Kind: expr.VerdictJump, Chain: c.next()})
-	case c.accept("goto"):
-		c.emit(&expr.Verdict{Kind: expr.VerdictGoto, Chain: c.next()})
-	case c.accept("reject"):
+	case c.Accept("jump"):
+		c.emit(&expr.Verdict{Kind: expr.VerdictJump, Chain: c.Next()})
+	case c.Accept("goto"):
+		c.emit(&expr.Verdict{Kind: expr.VerdictGoto, Chain: c.Next()})
+	case c.Accept("reject"):
 		code := uint8(3) // ICMP port unreachable (RFC 792, RFC 4443)
 		if c.family == tracker.IPv6 {
 			code = 4
 		}
 		c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
-	case c.accept("masquerade fully-random"):
+	case c.Accept("masquerade fully-random"):
 		c.emit(&expr.Masq{FullyRandom: true})
-	case c.accept("flow add"):
+	case c.Accept("flow add"):
 		c.emit(&expr.FlowOffload{Name: c.set()})
-	case c.accept("update"):
+	case c.Accept("update"):
 		c.update(unix.NFT_DYNSET_OP_UPDATE)
-	case c.accept("delete"):
+	case c.Accept("delete"):
 		c.update(dynsetDelete)
-	case c.accept("dnat"):
+	case c.Accept("dnat"):
 		c.dnat(nil)
-	case c.accept("meta priority set none"):
+	case c.Accept("meta priority set none"):
 		c.emit(&expr.Immediate{Register: firstReg, Data: word(0)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: firstReg})
-	case c.accept("meta priority set"):
+	case c.Accept("meta priority set"):
 		c.value(firstReg)
 		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: firstReg})
-	case c.accept("meta mark set"):
+	case c.Accept("meta mark set"):
 		c.value(firstReg)
 		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: firstReg})
-	case c.accept("meta l4proto { tcp, udp, sctp }"):
+	case c.Accept("meta l4proto { tcp, udp, sctp }"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstReg},
 			&expr.Lookup{SourceRegister: firstReg, SetName: anonymousSet, SetID: c.protocols()})
 	default:
@@ -155,25 +138,25 @@ func (c *compiler) update(op uint32) {
 	e := &expr.Dynset{SetName: c.set(), Operation: op, SrcRegKey: firstReg}
 	counts := len(c.out)
 	c.need("{")
-	if strings.Contains(c.rest, "} dnat ") {
+	if strings.Contains(string(c.Words), "} dnat ") {
 		e.SrcRegKey = spareReg
 	}
 	words := c.concatenation(e.SrcRegKey)
-	if c.accept("timeout") {
+	if c.Accept("timeout") {
 		var err error
-		e.Timeout, err = time.ParseDuration(c.next())
+		e.Timeout, err = time.ParseDuration(c.Next())
 		c.fail(err)
 	}
-	if c.accept("counter") {
+	if c.Accept("counter") {
 		e.Exprs = []expr.Any{&expr.Counter{}}
 	}
-	if c.accept(":") {
+	if c.Accept(":") {
 		e.SrcRegData = firstReg + (words+3)&^3 // the next register of 128 bits
 		c.concatenation(e.SrcRegData)
 	}
 	c.need("}")
 	c.emit(e)
-	if c.accept("dnat") {
+	if c.Accept("dnat") {
 		count := slices.Clone(c.out[counts:])
 		c.out = c.out[:counts]
 		c.dnat(count)
@@ -184,15 +167,15 @@ func (c *compiler) update(op uint32) {
 // stands for what nft has no syntax for.
 func (c *compiler) dnat(before [][]byte) {
 	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(inet.AF(c.family)), RegAddrMin: firstReg, RegAddrMax: firstReg}
-	c.accept("ip")
-	c.accept("ip6")
+	c.Accept("ip")
+	c.Accept("ip6")
 	c.need("to")
 	c.value(firstReg)
 	c.out = append(c.out, before...)
 	flags := byte(0)
 	switch {
-	case c.accept(keepsPort):
-	case c.accept(shiftsPort):
+	case c.Accept(keepsPort):
+	case c.Accept(shiftsPort):
 		nat.RegProtoMin, nat.RegProtoMax = spareReg, spareReg+1
 		c.value(nat.RegProtoMin)
 		c.need("-")
@@ -215,7 +198,7 @@ const natOffset = 1 << 5
 // value loads a value into a register and those behind it.
 func (c *compiler) value(reg uint32) {
 	c.concatenation(reg)
-	if c.accept("map") {
+	if c.Accept("map") {
 		c.emit(&expr.Lookup{SourceRegister: reg, SetName: c.set(), IsDestRegSet: true, DestRegister: reg})
 	}
 }
@@ -223,7 +206,7 @@ func (c *compiler) value(reg uint32) {
 // concatenation loads a key and returns the number of registers that it takes.
 func (c *compiler) concatenation(reg uint32) uint32 {
 	words := c.operand(reg)
-	for c.accept(".") {
+	for c.Accept(".") {
 		words += c.operand(reg + words)
 	}
 	return words
@@ -233,59 +216,59 @@ func (c *compiler) concatenation(reg uint32) uint32 {
 func (c *compiler) operand(reg uint32) uint32 {
 	addr := c.addrLen() / 4
 	switch {
-	case c.accept("ip saddr"), c.accept("ip6 saddr"):
+	case c.Accept("ip saddr"), c.Accept("ip6 saddr"):
 		c.emit(c.address(reg, 12, 8))
-		if c.accept("&") {
-			mask, err := netip.ParseAddr(c.next())
+		if c.Accept("&") {
+			mask, err := netip.ParseAddr(c.Next())
 			c.fail(err)
 			c.emit(c.maskedAddr(reg, mask.AsSlice()))
 		}
 		return addr
-	case c.accept("ip daddr"), c.accept("ip6 daddr"):
+	case c.Accept("ip daddr"), c.Accept("ip6 daddr"):
 		c.emit(c.address(reg, 16, 24))
 		return addr
-	case c.accept("ct original ip daddr"):
+	case c.Accept("ct original ip daddr"):
 		c.out = append(c.out, nfnl.OriginalCt(nfnl.CtDstIP, reg))
 		return addr
-	case c.accept("ct original ip6 daddr"):
+	case c.Accept("ct original ip6 daddr"):
 		c.out = append(c.out, nfnl.OriginalCt(nfnl.CtDstIP6, reg))
 		return addr
-	case c.accept("ct original proto-dst"):
+	case c.Accept("ct original proto-dst"):
 		c.out = append(c.out, nfnl.OriginalCt(nfnl.CtProtoDst, reg))
-	case c.accept("ct protocol"):
+	case c.Accept("ct protocol"):
 		c.emit(&expr.Ct{Key: expr.CtKeyPROTOCOL, Register: reg})
-	case c.accept("meta l4proto"):
+	case c.Accept("meta l4proto"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg})
-	case c.accept("th sport"):
+	case c.Accept("th sport"):
 		c.emit(port(reg, 0))
-	case c.accept("th dport"):
+	case c.Accept("th dport"):
 		c.emit(port(reg, 2))
-	case c.accept("meta priority"):
+	case c.Accept("meta priority"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg})
-		if c.accept("&") {
-			c.emit(masked(reg, c.classID(c.next()), 0))
+		if c.Accept("&") {
+			c.emit(masked(reg, c.classID(c.Next()), 0))
 		}
-	case c.accept("meta mark"):
+	case c.Accept("meta mark"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
-		if c.accept("&") {
-			c.emit(masked(reg, c.number(c.next()), 0))
-		} else if c.accept("|") {
-			bits := c.number(c.next())
+		if c.Accept("&") {
+			c.emit(masked(reg, c.number(c.Next()), 0))
+		} else if c.Accept("|") {
+			bits := c.number(c.Next())
 			c.emit(masked(reg, ^bits, bits))
 		}
-	case c.accept("numgen random mod"):
-		c.emit(&expr.Numgen{Register: reg, Modulus: c.number(c.next()), Type: unix.NFT_NG_RANDOM})
-	case c.accept("jhash"):
+	case c.Accept("numgen random mod"):
+		c.emit(&expr.Numgen{Register: reg, Modulus: c.number(c.Next()), Type: unix.NFT_NG_RANDOM})
+	case c.Accept("jhash"):
 		// linux/netfilter/nf_tables.h, NFT_HASH_JENKINS
 		h := &expr.Hash{SourceRegister: hashReg, DestRegister: reg, Length: c.addrLen(), Type: expr.HashTypeJenkins}
 		c.operand(hashReg)
-		if c.accept(".") {
+		if c.Accept(".") {
 			h.Length += 4 * c.operand(hashReg+addr)
 		}
 		c.need("mod")
-		h.Modulus = c.number(c.next())
+		h.Modulus = c.number(c.Next())
 		c.need("seed")
-		h.Seed = c.number(c.next())
+		h.Seed = c.number(c.Next())
 		c.emit(h)
 	default:
 		c.need("a value")
@@ -295,34 +278,33 @@ func (c *compiler) operand(reg uint32) uint32 {
 
 // match encodes a condition, or the verdict of a map.
 func (c *compiler) match() {
-	whole := c.rest
-	about := func(subject string) bool { return strings.HasPrefix(whole, subject) }
+	about := c.Words.Begins
 	switch {
-	case c.accept("fib saddr type local"), c.accept("fib daddr type local"):
+	case c.Accept("fib saddr type local"), c.Accept("fib daddr type local"):
 		source := about("fib saddr")
 		c.emit(&expr.Fib{Register: firstReg, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: word(unix.RTN_LOCAL)})
-	case c.accept("iifname"):
+	case c.Accept("iifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstReg})
 		c.compare(interfaceName)
-	case c.accept("oifname"):
+	case c.Accept("oifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: firstReg})
 		c.compare(interfaceName)
-	case c.accept("ct state new"):
+	case c.Accept("ct state new"):
 		c.flag(expr.CtKeySTATE, expr.CtStateBitNEW, expr.CmpOpNeq)
-	case c.accept("ct state established"):
+	case c.Accept("ct state established"):
 		c.flag(expr.CtKeySTATE, expr.CtStateBitESTABLISHED, expr.CmpOpNeq)
-	case c.accept("ct status dnat"):
+	case c.Accept("ct status dnat"):
 		c.flag(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq)
-	case c.accept("ct status ! dnat"):
+	case c.Accept("ct status ! dnat"):
 		c.flag(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpEq)
-	case c.accept("ct packets >"):
+	case c.Accept("ct packets >"):
 		c.emit(&expr.Ct{Key: expr.CtKeyPKTS, Register: firstReg},
 			&expr.Byteorder{SourceRegister: firstReg, DestRegister: firstReg, Op: expr.ByteorderHton, Len: 8, Size: 8},
-			&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(c.number(c.next())))})
-	case c.accept("ip saddr =="), c.accept("ip6 saddr =="):
+			&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(c.number(c.Next())))})
+	case c.Accept("ip saddr =="), c.Accept("ip6 saddr =="):
 		c.prefix(expr.CmpOpEq)
-	case c.accept("ip saddr !="), c.accept("ip6 saddr !="):
+	case c.Accept("ip saddr !="), c.Accept("ip6 saddr !="):
 		c.prefix(expr.CmpOpNeq)
 	default:
 		c.concatenation(firstReg)
@@ -340,16 +322,16 @@ func (c *compiler) match() {
 // compare compares what was loaded with a value, or looks it up in a set or a verdict map.
 func (c *compiler) compare(encode func(string) []byte) {
 	switch op := expr.CmpOpEq; {
-	case c.accept("vmap"):
+	case c.Accept("vmap"):
 		c.emit(&expr.Lookup{SourceRegister: firstReg, SetName: c.set(), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
-	case strings.HasPrefix(c.rest, "@"):
+	case c.Begins("@"):
 		c.emit(&expr.Lookup{SourceRegister: firstReg, SetName: c.set()})
 	default:
-		if c.accept("!=") {
+		if c.Accept("!=") {
 			op = expr.CmpOpNeq
 		}
-		c.accept("==")
-		c.emit(&expr.Cmp{Op: op, Register: firstReg, Data: encode(c.next())})
+		c.Accept("==")
+		c.emit(&expr.Cmp{Op: op, Register: firstReg, Data: encode(c.Next())})
 	}
 }
 
@@ -365,7 +347,7 @@ const ctStatusDNAT = 1 << 5
 // prefix compares the packet's source with a prefix. The tool loads only the bytes of the prefix, if that
 // ends with a byte.
 func (c *compiler) prefix(op expr.CmpOp) {
-	p, err := netip.ParsePrefix(c.next())
+	p, err := netip.ParsePrefix(c.Next())
 	c.fail(err)
 	load, bytes := c.address(firstReg, 12, 8), p.Addr().AsSlice()
 	if n := p.Bits() / 8; n > 0 && p.Bits()%8 == 0 {

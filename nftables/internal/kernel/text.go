@@ -187,13 +187,9 @@ func ElementText(e *model.Edit) string {
 // empty.
 func intervalText(first, end []byte) string {
 	from, _ := netip.AddrFromSlice(first)
-	last := slices.Repeat([]byte{0xff}, len(first))
-	if len(end) != 0 {
-		behind, _ := netip.AddrFromSlice(end)
-		last = behind.Prev().AsSlice()
+	to, _ := netip.AddrFromSlice(slices.Repeat([]byte{0xff}, len(first)))
+	if behind, ok := netip.AddrFromSlice(end); ok {
+		to = behind.Prev()
 	}
-	if to, _ := netip.AddrFromSlice(last); to != from {
-		return from.String() + "-" + to.String()
-	}
-	return from.String()
+	return model.Range{First: from, Last: to}.String()
 }

@@ -13,6 +13,19 @@ import (
 // Range is the addresses from First to Last.
 type Range struct{ First, Last netip.Addr }
 
+// String returns the range as nft writes it.
+func (r Range) String() string {
+	if r.First == r.Last {
+		return r.First.String()
+	}
+	for bits := range r.First.BitLen() {
+		if p := netip.PrefixFrom(r.First, bits); p.Masked() == p && rangeOf(p) == r {
+			return p.String()
+		}
+	}
+	return r.First.String() + "-" + r.Last.String()
+}
+
 func rangeOf(p netip.Prefix) Range {
 	last := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(last)*8; i++ {

@@ -1,0 +1,425 @@
+package fake
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// rule is a rule that was read.
+type rule struct {
+	text  string
+	steps []step
+	// chains and sets are those that the rule refers to.
+	chains, sets []string
+	// buckets is the number of results of a random number or hash in the rule, 0 for none.
+	buckets int
+}
+
+// step is a statement or a match. It returns false if the rule ends there.
+type step func(*packet, *state) bool
+
+// operand loads a value as nft writes it, and returns false if there is none.
+type operand func(*packet, *state) (string, bool)
+
+// packet is the first packet of a connection in a hook of netfilter, with the result of a random choice.
+type packet struct {
+	ruleset.Packet
+	table  *table
+	hook   string
+	bucket int
+	chose  bool // a rule used the result
+	depth  int  // of chains
+	// state is that after the last rule.
+	state state
+	// verb and chain are what a rule ended with: "jump", "goto" or "return".
+	verb, chain string
+}
+
+// state is what rules change.
+type state struct {
+	priority, mark         uint32
+	to                     netip.AddrPort
+	translated, masquerade bool
+	affinity               time.Duration
+	hash                   tracker.Hash
+	buckets                int // of the hash
+	verdict                ruleset.Action
+}
+
+// parser reads a rule.
+type parser struct {
+	kernel.Words
+	*rule
+	unknown bool // a value is of no known kind
+}
+
+func parseRule(text string) (*rule, error) {
+	p := &parser{Words: kernel.Words(text), rule: &rule{text: text}}
+	for p.Words != "" {
+		before := p.Words
+		if p.steps = append(p.steps, p.statement()); p.unknown {
+			return nil, fmt.Errorf("rule from %q: %w", before, syscall.EOPNOTSUPP)
+		}
+	}
+	return p.rule, nil
+}
+
+// set reads a word like "@services".
+func (p *parser) set() string {
+	name := strings.TrimPrefix(p.Next(), "@")
+	p.sets = append(p.sets, name)
+	return name
+}
+
+func ends(verdict ruleset.Action) step {
+	return func(_ *packet, s *state) bool {
+		s.verdict = verdict
+		return false
+	}
+}
+
+func (p *parser) statement() step {
+	switch {
+	case p.Accept("drop"):
+		return ends(ruleset.ActionDrop)
+	case p.Accept("reject"):
+		return ends(ruleset.ActionReject)
+	case p.Accept("masquerade fully-random"):
+		return func(_ *packet, s *state) bool {
+			s.masquerade, s.verdict = true, ruleset.ActionPass
+			return false
+		}
+	case p.Accept("return"):
+		return leads("return", "")
+	case p.Begins("jump "), p.Begins("goto "):
+		verb, chain := p.Next(), p.Next()
+		p.chains = append(p.chains, chain)
+		return leads(verb, chain)
+	case p.Accept("flow add"):
+		p.Next()
+		return func(*packet, *state) bool { return true }
+	case p.Accept("update"), p.Accept("delete"):
+		return p.update()
+	case p.Accept("dnat ip to"), p.Accept("dnat ip6 to"):
+		return p.dnat()
+	case p.Accept("meta priority set none"):
+		return func(_ *packet, s *state) bool {
+			s.priority = 0
+			return true
+		}
+	case p.Accept("meta priority set"):
+		return assign(p.value(), func(s *state, v uint32) { s.priority = v })
+	case p.Accept("meta mark set"):
+		return assign(p.value(), func(s *state, v uint32) { s.mark = v })
+	case p.Accept("meta l4proto { tcp, udp, sctp }"):
+		return func(*packet, *state) bool { return true }
+	}
+	return p.match()
+}
+
+func leads(verb, chain string) step {
+	return func(w *packet, _ *state) bool {
+		w.verb, w.chain = verb, chain
+		return false
+	}
+}
+
+// assign stores a number.
+func assign(value operand, store func(*state, uint32)) step {
+	return func(w *packet, s *state) bool {
+		v, ok := value(w, s)
+		if ok {
+			store(s, number(v))
+		}
+		return ok
+	}
+}
+
+// update reads a change of a set by packets. Only the timeout of a client has an effect: [Tables.Handle] is
+// about new clients.
+func (p *parser) update() step {
+	p.set()
+	var timeout time.Duration
+	for word := p.Next(); word != "}" && word != ""; word = p.Next() {
+		if word == "timeout" {
+			timeout, _ = time.ParseDuration(p.Next())
+		}
+	}
+	return func(_ *packet, s *state) bool {
+		s.affinity = max(s.affinity, timeout)
+		return true
+	}
+}
+
+// dnat reads a translation to an address and port. Comments stand for ports that stay or are shifted.
+func (p *parser) dnat() step {
+	value := p.value()
+	var from, to operand
+	stays := p.Accept("# the port stays")
+	if p.Accept("# the port becomes") {
+		from = p.value()
+		p.Accept("-")
+		to = p.value()
+	}
+	return func(w *packet, s *state) bool {
+		v, ok := value(w, s)
+		if !ok {
+			return false
+		}
+		host, service, _ := strings.Cut(v, " . ")
+		addr, err := netip.ParseAddr(host)
+		if err != nil {
+			return false
+		}
+		port := uint16(number(service))
+		switch {
+		case stays:
+			port = s.to.Port()
+		case from != nil:
+			first, ok := from(w, s)
+			last, ok2 := to(w, s)
+			if !ok || !ok2 {
+				return false
+			}
+			port = layout.Shifted(uint16(number(first)), uint16(number(last)), s.to.Port())
+		}
+		s.to, s.translated, s.verdict = netip.AddrPortFrom(addr, port), true, ruleset.ActionPass
+		return false
+	}
+}
+
+// value reads a key, or what a map has for a key.
+func (p *parser) value() operand {
+	key := p.concatenation()
+	if !p.Accept("map") {
+		return key
+	}
+	return lookup(key, p.set())
+}
+
+func lookup(key operand, set string) operand {
+	return func(w *packet, s *state) (string, bool) {
+		k, ok := key(w, s)
+		if !ok {
+			return "", false
+		}
+		return w.table.sets[set].find(k)
+	}
+}
+
+func (p *parser) concatenation() operand {
+	fields := []operand{p.operand()}
+	for p.Accept(".") {
+		fields = append(fields, p.operand())
+	}
+	if len(fields) == 1 {
+		return fields[0]
+	}
+	return func(w *packet, s *state) (string, bool) {
+		var out []string
+		for _, f := range fields {
+			v, ok := f(w, s)
+			if !ok {
+				return "", false
+			}
+			out = append(out, v)
+		}
+		return strings.Join(out, " . "), true
+	}
+}
+
+// is returns an operand that there always is.
+func is(load func(*packet, *state) string) operand {
+	return func(w *packet, s *state) (string, bool) { return load(w, s), true }
+}
+
+func (p *parser) operand() operand {
+	switch {
+	case p.Accept("ip saddr"), p.Accept("ip6 saddr"):
+		bits := -1
+		if p.Accept("&") {
+			bits = 0
+			mask, _ := netip.ParseAddr(p.Next())
+			for _, b := range mask.AsSlice() {
+				for ; b != 0; b <<= 1 {
+					bits++
+				}
+			}
+		}
+		return is(func(w *packet, _ *state) string {
+			if bits < 0 {
+				return w.From.String()
+			}
+			prefix, _ := w.From.Prefix(bits)
+			return prefix.Addr().String()
+		})
+	case p.Accept("ip daddr"), p.Accept("ip6 daddr"), p.Accept("ct original ip daddr"), p.Accept("ct original ip6 daddr"):
+		return is(func(_ *packet, s *state) string { return s.to.Addr().String() })
+	case p.Accept("th dport"), p.Accept("ct original proto-dst"):
+		return is(func(_ *packet, s *state) string { return strconv.Itoa(int(s.to.Port())) })
+	case p.Accept("meta l4proto"), p.Accept("ct protocol"):
+		return is(func(w *packet, _ *state) string { return strings.ToLower(string(w.Protocol)) })
+	case p.Accept("iifname"):
+		return is(func(w *packet, _ *state) string { return `"` + w.in() + `"` })
+	case p.Accept("oifname"):
+		return is(func(w *packet, s *state) string { return `"` + w.out(s) + `"` })
+	case p.Accept("meta priority"):
+		mask, other := p.mask()
+		return is(func(_ *packet, s *state) string { return classID(s.priority&mask | other) })
+	case p.Accept("meta mark"):
+		mask, other := p.mask()
+		return is(func(_ *packet, s *state) string { return fmt.Sprintf("0x%08x", s.mark&mask|other) })
+	case p.Accept("numgen random mod"):
+		p.buckets = int(number(p.Next()))
+		return is((*packet).choice)
+	case p.Accept("jhash ip saddr"), p.Accept("jhash ip6 saddr"):
+		by := tracker.HashSource
+		if p.Accept(". th sport") {
+			by = tracker.HashSourcePort
+		}
+		p.Accept("mod")
+		n := int(number(p.Next()))
+		p.buckets = n
+		p.Accept("seed")
+		p.Next()
+		return is(func(w *packet, s *state) string {
+			s.hash, s.buckets = by, n
+			return w.choice(s)
+		})
+	}
+	p.unknown = true
+	return nil
+}
+
+// choice returns the result of a random choice.
+func (w *packet) choice(*state) string {
+	w.chose = true
+	return strconv.Itoa(w.bucket)
+}
+
+// mask reads "& mask" or "| bits".
+func (p *parser) mask() (mask, bits uint32) {
+	if p.Accept("|") {
+		return ^uint32(0), number(p.Next())
+	}
+	if p.Accept("&") {
+		return number(p.Next()), 0
+	}
+	return ^uint32(0), 0
+}
+
+// match reads a condition, or the verdict of a map.
+func (p *parser) match() step {
+	always := func(v bool) step { return func(*packet, *state) bool { return v } }
+	switch {
+	case p.Accept("ct state new"):
+		return always(true)
+	case p.Accept("ct state established"):
+		return always(false)
+	case p.Accept("ct packets >"):
+		p.Next()
+		return always(false)
+	case p.Accept("ct status dnat"):
+		return func(_ *packet, s *state) bool { return s.translated }
+	case p.Accept("ct status ! dnat"):
+		return func(_ *packet, s *state) bool { return !s.translated }
+	case p.Accept("fib saddr type local"):
+		return func(w *packet, _ *state) bool { return w.local(w.From) }
+	case p.Accept("fib daddr type local"):
+		return func(w *packet, s *state) bool { return w.local(s.to.Addr()) }
+	}
+	value := p.concatenation()
+	switch {
+	case p.Accept("vmap"):
+		verdict := lookup(value, p.set())
+		return func(w *packet, s *state) bool {
+			v, ok := verdict(w, s)
+			if ok {
+				w.verb, w.chain, _ = strings.Cut(v, " ")
+			}
+			return false
+		}
+	case p.Begins("@"):
+		in := lookup(value, p.set())
+		return func(w *packet, s *state) bool { _, ok := in(w, s); return ok }
+	}
+	differs := p.Accept("!=")
+	p.Accept("==")
+	want := p.Next()
+	return func(w *packet, s *state) bool {
+		v, ok := value(w, s)
+		return ok && equal(v, want) != differs
+	}
+}
+
+// equal compares a value with one in a rule, which may be a prefix of addresses or of names.
+func equal(v, want string) bool {
+	if prefix, err := netip.ParsePrefix(want); err == nil {
+		a, err := netip.ParseAddr(v)
+		return err == nil && prefix.Contains(a)
+	}
+	if begin, ok := strings.CutSuffix(want, `*"`); ok {
+		return strings.HasPrefix(v, begin)
+	}
+	return v == want || want == "none" && v == classID(0)
+}
+
+// find returns the data of the element with a key.
+func (s *set) find(key string) (string, bool) {
+	if !s.interval {
+		e, ok := s.elements[key]
+		return e.data, ok
+	}
+	values := strings.Split(key, " . ")
+	for _, e := range s.elements {
+		if slices.EqualFunc(e.fields, values, interval.contains) {
+			return e.data, true
+		}
+	}
+	return "", false
+}
+
+// interval is a field of the key of a set of intervals: addresses, ports or another value.
+type interval struct{ first, last string }
+
+func parseInterval(field string) interval {
+	first, last, ok := strings.Cut(field, "-")
+	if !ok {
+		return interval{field, field}
+	}
+	return interval{first, last}
+}
+
+func (i interval) contains(v string) bool {
+	if a, err := netip.ParseAddr(v); err == nil {
+		first, err := netip.ParseAddr(i.first)
+		last, err2 := netip.ParseAddr(i.last)
+		return err == nil && err2 == nil && first.Compare(a) <= 0 && a.Compare(last) <= 0 || equal(v, i.first)
+	}
+	return i.first == v || i.first != i.last && number(i.first) <= number(v) && number(v) <= number(i.last)
+}
+
+// classID returns a number as nft writes the priority of a packet, and number reads numbers of all kinds.
+func classID(v uint32) string {
+	return strconv.FormatUint(uint64(v>>16), 16) + ":" + strconv.FormatUint(uint64(v&0xffff), 16)
+}
+
+func number(text string) uint32 {
+	if major, minor, ok := strings.Cut(text, ":"); ok {
+		a, _ := strconv.ParseUint(major, 16, 16)
+		b, _ := strconv.ParseUint(minor, 16, 16)
+		return uint32(a<<16 | b)
+	}
+	v, _ := strconv.ParseUint(text, 0, 32)
+	return uint32(v)
+}
