@@ -12,7 +12,7 @@ import (
 
 // connection is a connection to nf_tables of one network namespace. dial opens Linux's; tests have
 // one to a kernel in memory. A connection is not safe for concurrent use, except for NewWriter, Limit,
-// Outline, WatchCommits and WatchLinks.
+// WatchCommits and WatchLinks.
 type connection interface {
 	committer
 	lister
@@ -39,9 +39,6 @@ type committer interface {
 // lister reads tables. Errors about a missing object wrap [syscall.ENOENT], and those of reads
 // that transactions of other processes interrupt wrap [nfnl.ErrInterrupted].
 type lister interface {
-	// Outline returns the chains that objects create: the hooks of base chains, and the number of
-	// rules of each chain.
-	Outline(r kernel.Rules, objects []model.Object) (base map[string]*kernel.BaseChain, rules map[string]int)
 	// Table reads a table without its contents.
 	Table(name string, f tracker.Family) (kernel.Head, error)
 	// Sets, Chains, Flowtables and Rules return the objects of a table, all but rules by name.

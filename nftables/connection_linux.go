@@ -12,7 +12,6 @@ import (
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
-	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -74,11 +73,6 @@ func (*socket) NewWriter(table string, rules ...kernel.Rules) writer {
 
 // Commit implements [connection].
 func (s *socket) Commit(w writer) error { return w.(*kernel.Writer).Commit(s.Conn) }
-
-// Outline implements [connection].
-func (*socket) Outline(r kernel.Rules, objects []model.Object) (base map[string]*kernel.BaseChain, rules map[string]int) {
-	return r.Outline(objects)
-}
 
 // WatchCommits implements [connection].
 func (s *socket) WatchCommits(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -15,10 +14,10 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -49,21 +48,8 @@ type memory struct {
 	handles    uint64
 	// undo takes the running transaction back.
 	undo []func()
-	// pools holds what packets found since generation poolsAt.
-	pools   map[poolKey]memoryPool
-	poolsAt uint32
-}
-
-// poolKey is a dispatch key of a table.
-type poolKey struct {
-	table *memoryTable
-	key   uint32
-}
-
-// memoryPool is a result of [memoryTable.pool].
-type memoryPool struct {
-	buckets []netip.AddrPort
-	sticky  *layout.StickyHandler
+	// rules, unless it is nil, interprets the transactions for packets.
+	rules *fake.Tables
 }
 
 type tableID struct {
@@ -78,8 +64,6 @@ type memoryTable struct {
 	sets       map[string]*memorySet
 	chains     map[string]*memoryChain
 	flowtables map[string]map[string]bool
-	// local recognizes traffic of this node's pods, as rules do.
-	local ruleset.LocalTraffic
 }
 
 type memorySet struct {
@@ -89,20 +73,17 @@ type memorySet struct {
 }
 
 type memoryChain struct {
-	name    string
-	base    *kernel.BaseChain
-	handle  uint64
-	handler layout.Handler
-	sticky  layout.StickyHandler
-	rules   []memoryRule
+	name   string
+	base   *kernel.BaseChain
+	handle uint64
+	sticky layout.StickyHandler
+	rules  []memoryRule
 }
 
-// memoryRule is a rule. It leads to other chains, or lets allowed sources with a prefix of the given
-// length pass, unless that is 0.
+// memoryRule is a rule, which may lead to other chains.
 type memoryRule struct {
 	handle, sum uint64
 	to          []string
-	bits        int
 }
 
 func newMemory() *memory { return &memory{tables: map[tableID]*memoryTable{}} }
@@ -229,7 +210,7 @@ func (m *memory) object(id tableID, r kernel.Rules, o *model.Object) syscall.Err
 		if c == nil || t.sets[layout.Allowed(o.Size).Name()] == nil {
 			return syscall.ENOENT
 		}
-		m.setRules(t, c.name, append([]memoryRule{{handle: m.handle(), bits: o.Size}}, c.rules...))
+		m.setRules(t, c.name, append([]memoryRule{{handle: m.handle()}}, c.rules...))
 	case model.UseRanges, model.UnuseRanges:
 		for _, c := range chainsOf(r, o) {
 			if t.chains[c.name] == nil {
@@ -257,15 +238,10 @@ func (m *memory) newSet(t *memoryTable, s layout.Set, size int) syscall.Errno {
 
 // newChains creates chains unless they exist, and appends their rules.
 func (m *memory) newChains(t *memoryTable, r kernel.Rules, o *model.Object) syscall.Errno {
-	if o.Kind == model.FixedChains {
-		was := t.local
-		m.undo = append(m.undo, func() { t.local = was })
-		t.local = r.Local
-	}
 	for _, c := range chainsOf(r, o) {
 		old := t.chains[c.name]
 		if old == nil {
-			old = &memoryChain{name: c.name, base: c.base, handle: m.handle(), handler: o.Handler, sticky: o.Sticky}
+			old = &memoryChain{name: c.name, base: c.base, handle: m.handle(), sticky: o.Sticky}
 			put(m, t.chains, c.name, old)
 		} else if c.base != nil && old.base == nil {
 			return syscall.EEXIST
@@ -334,89 +310,20 @@ func (m *memory) devices(t *memoryTable, o *model.Object) syscall.Errno {
 	return 0
 }
 
-// chainsOf returns the chains that an object creates. Each has one rule, or two while it leads to
-// ranges of ports.
-func chainsOf(r kernel.Rules, o *model.Object) []memoryChain {
-	chain := func(name string, to ...string) memoryChain {
-		return memoryChain{name: name, rules: []memoryRule{{to: to}}}
-	}
-	named := func(names ...string) (out []memoryChain) {
-		for _, name := range names {
-			out = append(out, chain(name))
-		}
-		return out
-	}
-	h := o.Sticky
-	switch o.Kind {
-	case model.FixedChains:
-		if r.Offload != nil {
-			return append(named(layout.ChainToFastPath), fixedChains()...)
-		}
-		return fixedChains()
-	case model.BaseChains:
-		return baseChains(layout.ChainNATPrerouting, layout.ChainNATOutput, layout.ChainPreroutingAgain, layout.ChainOutputAgain,
-			layout.ChainNATPostrouting, layout.ChainFilterForward, layout.ChainFilterInput, layout.ChainFilterOutput)
-	case model.PacketCounters:
-		return append(named(layout.ChainPackets), baseChains(layout.ChainPacketsIn, layout.ChainPacketsOut)...)
-	case model.HandlerChain:
-		var to []string
-		for _, next := range []layout.Handler{o.Handler.Unguarded(), o.Handler.Direct()} {
-			if next.Chain() != o.Handler.Chain() && (next.HasPool() || next.Handling != layout.HandleDirect) {
-				to = append(to, next.Chain())
-			}
-		}
-		return []memoryChain{chain(o.Handler.Chain(), to...)}
-	case model.StickyChains:
-		return append(named(layout.ChainStickySend, layout.ChainStickyRecall), chain(layout.ChainStickyConfirm, layout.ChainStickySend))
-	case model.RangeStickyChains:
-		return append(named(layout.ChainRangeStickySend), chain(layout.ChainRangeStickyConfirm, layout.ChainRangeStickySend))
-	case model.ChooserChain:
-		if h.Range {
-			return []memoryChain{chain(h.Chooser(), layout.ChainRangeStickySend)}
-		}
-		return []memoryChain{chain(h.Chooser(), layout.ChainStickySend)}
-	case model.StickyChain:
-		if h.Range {
-			return []memoryChain{chain(h.Chain(), layout.ChainStickyRecall, h.Chooser(), layout.ChainRangeStickyConfirm)}
-		}
-		return []memoryChain{chain(h.Chain(), layout.ChainStickyRecall, h.Chooser(), layout.ChainStickyConfirm)}
-	case model.RangeChains:
-		return named(layout.ChainRangeFirewallCheck, layout.ChainInternalRanges, layout.ChainOwnRanges, layout.ChainRanges)
-	case model.UseRanges, model.UnuseRanges:
-		var out []memoryChain
-		for _, c := range fixedChains() {
-			if !layout.LeadsToRanges(c.name) {
-				continue
-			}
-			if o.Kind == model.UseRanges {
-				to := layout.ChainRanges
-				if c.name == layout.ChainOwnServices {
-					to = layout.ChainOwnRanges
+// chainsOf returns the chains that an object creates.
+func chainsOf(r kernel.Rules, o *model.Object) (out []memoryChain) {
+	for _, c := range r.Chains(o) {
+		m := memoryChain{name: c.Name, base: c.Base}
+		for _, text := range c.Rules {
+			var to []string
+			for words := kernel.Words(text); words != ""; {
+				if word := words.Next(); word == "jump" || word == "goto" {
+					to = append(to, words.Next())
 				}
-				c.rules = append(slices.Clone(c.rules), memoryRule{to: []string{to}})
 			}
-			out = append(out, c)
+			m.rules = append(m.rules, memoryRule{to: to})
 		}
-		return out
-	}
-	return nil
-}
-
-// fixedChains returns the chains of every table.
-func fixedChains() (out []memoryChain) {
-	for _, c := range [][]string{
-		{layout.ChainFirewallCheck}, {layout.ChainInternal}, {layout.ChainNodePorts}, {layout.ChainServices, layout.ChainNodePorts}, {layout.ChainClusterIPs},
-		{layout.ChainOwnNodePorts}, {layout.ChainOwnServices, layout.ChainOwnNodePorts}, {layout.ChainMasquerading},
-	} {
-		out = append(out, memoryChain{name: c[0], rules: []memoryRule{{to: c[1:]}}})
-	}
-	return out
-}
-
-// baseChains returns chains with different hooks.
-func baseChains(names ...string) (out []memoryChain) {
-	for i, name := range names {
-		out = append(out, memoryChain{name: name, base: &kernel.BaseChain{Type: "nat", Hook: uint32(i)}, rules: []memoryRule{{}}})
+		out = append(out, m)
 	}
 	return out
 }
@@ -471,6 +378,8 @@ type memoryWriter struct {
 	rules    map[tracker.Family]kernel.Rules
 	steps    []step
 	finished bool
+	// text is what Add got, as nft reads it.
+	text strings.Builder
 	// objects is for the size of the objects, and bytes is that of elements.
 	objects model.Tx
 	bytes   int
@@ -483,9 +392,21 @@ func (w *memoryWriter) Reset() {
 	w.Lists.Reset()
 	w.steps, w.finished, w.bytes = nil, false, 0
 	w.objects.Reset()
+	w.text.Reset()
 }
 
 func (w *memoryWriter) Add(tx *model.Tx) {
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		part := &model.Tx{
+			Objects: slices.DeleteFunc(slices.Clone(tx.Objects), func(o model.Object) bool { return o.Family != f }),
+			Edits:   slices.DeleteFunc(slices.Clone(tx.Edits), func(e model.Edit) bool { return e.Family != f }),
+		}
+		rules := w.rules[f]
+		rules.Family = f
+		text := kernel.NewText(w.table, rules)
+		text.Add(part)
+		w.text.WriteString(text.String())
+	}
 	for _, o := range tx.Objects {
 		w.objects.Object(o)
 		id, r := tableID{w.table, o.Family}, w.rules[o.Family]
@@ -569,6 +490,11 @@ func (c *memoryConn) Commit(of writer) error {
 	if err := c.memory.commit(w.steps); err != nil {
 		return errors.Join(lost, err)
 	}
+	if c.rules != nil {
+		if err := c.rules.Load(w.text.String()); err != nil {
+			return fmt.Errorf("the transaction is in effect, but %w", err)
+		}
+	}
 	if c.look != nil {
 		c.look()
 	}
@@ -586,19 +512,6 @@ func (c *memoryConn) WaitForPackets() {}
 func (c *memoryConn) Close() error {
 	c.closed = true
 	return nil
-}
-
-func (c *memoryConn) Outline(r kernel.Rules, objects []model.Object) (base map[string]*kernel.BaseChain, rules map[string]int) {
-	base, rules = map[string]*kernel.BaseChain{}, map[string]int{}
-	for i := range objects {
-		for _, c := range chainsOf(r, &objects[i]) {
-			rules[c.name] = len(c.rules)
-			if c.base != nil {
-				base[c.name] = c.base
-			}
-		}
-	}
-	return base, rules
 }
 
 // read calls fn with a table, nil if it is missing.

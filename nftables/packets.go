@@ -94,7 +94,7 @@ func (b *Backend) hasPacketCounters(f tracker.Family) (sound, kept bool, err err
 	for _, r := range rules {
 		counts[r.Chain]++
 	}
-	base, want := b.conn.Outline(kernel.Rules{Family: f}, packetCounterObjects(f))
+	base, want := kernel.Rules{Family: f}.Outline(packetCounterObjects(f))
 	missing := len(want)
 	for name, chain := range chains {
 		if _, ok := want[name]; !ok || !chain.Is(base[name]) {

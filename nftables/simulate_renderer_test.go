@@ -40,15 +40,7 @@ func TestRendererPassesSimulation(t *testing.T) {
 					}
 					return b
 				},
-				Handle: func(p ruleset.Packet) conformance.Outcome {
-					out := tables.Handle(p)
-					for i := range out.Endpoints {
-						// Connections of other nodes' endpoints to themselves do not start here.
-						e := &out.Endpoints[i]
-						e.Masquerade = e.Masquerade || e.Addr.Addr() == p.From && elsewhere[p.From]
-					}
-					return out
-				},
+				Handle: func(p ruleset.Packet) conformance.Outcome { return handle(tables, p, elsewhere) },
 			}
 		},
 	})

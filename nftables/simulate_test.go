@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -39,7 +40,7 @@ func TestReleasesDeltas(t *testing.T) {
 // newPlane returns a data plane in memory whose transactions have at most limit bytes.
 func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake {
 	m := newMemory()
-	m.limit = limit
+	m.limit, m.rules = limit, fake.New()
 	elsewhere := map[netip.Addr]bool{}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
@@ -51,9 +52,20 @@ func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake
 				return b.Apply(ctx, d)
 			}}
 		},
-		Handle: func(p ruleset.Packet) conformance.Outcome { return m.handlePacket(p, elsewhere) },
+		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(m.rules, p, elsewhere) },
 		Dump:   m.describe,
 	}
+}
+
+// handle returns what happens to a packet. elsewhere holds the addresses of other nodes' endpoints.
+func handle(tables *fake.Tables, p ruleset.Packet, elsewhere map[netip.Addr]bool) conformance.Outcome {
+	out := tables.Handle(p)
+	for i := range out.Endpoints {
+		// Connections of other nodes' endpoints to themselves do not start here.
+		c := &out.Endpoints[i]
+		c.Masquerade = c.Masquerade || c.Addr.Addr() == p.From && elsewhere[p.From]
+	}
+	return out
 }
 
 // noteElsewhere adds the addresses of other nodes' endpoints.

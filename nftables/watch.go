@@ -218,7 +218,7 @@ func (b *Backend) expectedChains(t *model.Table) (base map[string]*kernel.BaseCh
 	if t.UsesRanges() {
 		objects = append(objects, model.Object{Kind: model.UseRanges})
 	}
-	base, rules = b.conn.Outline(b.config.rules(t.Family, t.Node), objects)
+	base, rules = b.config.rules(t.Family, t.Node).Outline(objects)
 	rules[layout.ChainFirewallCheck] += t.Sources()
 	return base, rules
 }

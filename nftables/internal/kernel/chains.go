@@ -155,7 +155,7 @@ chain count-postrouting {
 type ChainSpec struct {
 	Name  string
 	Hook  string
-	base  *BaseChain
+	Base  *BaseChain
 	Rules []string
 }
 
@@ -177,7 +177,7 @@ func chainsIn(text string) (out []ChainSpec) {
 				panic(line)
 			}
 			base.Type, base.Hook = kind, hooks[hook]
-			out[len(out)-1].Hook, out[len(out)-1].base = line, base
+			out[len(out)-1].Hook, out[len(out)-1].Base = line, base
 		case line != "" && line != "}":
 			out[len(out)-1].Rules = append(out[len(out)-1].Rules, line)
 		}
@@ -211,8 +211,8 @@ func (w Rules) Outline(objects []model.Object) (base map[string]*BaseChain, rule
 	for i := range objects {
 		for _, c := range w.chainsOf(&objects[i]) {
 			rules[c.Name] = len(c.Rules)
-			if c.base != nil {
-				base[c.Name] = c.base
+			if c.Base != nil {
+				base[c.Name] = c.Base
 			}
 		}
 	}
@@ -246,7 +246,7 @@ func (w Rules) chainsOf(o *model.Object) []ChainSpec {
 	case model.PacketCounters:
 		return chainsIn(packetChains)
 	case model.FixedChains, model.BaseChains:
-		return slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return (c.base != nil) != (o.Kind == model.BaseChains) })
+		return slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return (c.Base != nil) != (o.Kind == model.BaseChains) })
 	}
 	return nil
 }

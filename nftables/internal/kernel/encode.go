@@ -135,19 +135,19 @@ func (w *Writer) object(o *model.Object) {
 			w.open("delete rules of chain "+c.Name, unix.NFT_MSG_DELRULE, 0, f)
 			w.batch.String(unix.NFTA_RULE_CHAIN, c.Name)
 			w.batch.End()
-			w.chain(f, c.Name, c.base, c.Rules)
+			w.chain(f, c.Name, c.Base, c.Rules)
 		}
 	case model.PacketCounters:
 		w.newTable(f, 0)
 		w.newSet(f, layout.Packets, layout.MaxPackets)
 		for _, c := range w.rules[index(f)].Chains(o) {
-			w.chain(f, c.Name, c.base, c.Rules)
+			w.chain(f, c.Name, c.Base, c.Rules)
 		}
 	case model.DeleteChain:
 		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, o.Name)
 	default:
 		for _, c := range w.rules[index(f)].Chains(o) {
-			w.chain(f, c.Name, c.base, c.Rules)
+			w.chain(f, c.Name, c.Base, c.Rules)
 		}
 	}
 }
