@@ -434,13 +434,27 @@ func (w Rules) choices(c layout.Handler, port string) (out []string) {
 func (w Rules) localTraffic(operator string) (out []string) {
 	switch l := w.Local; {
 	case l.Bridge != "":
-		return []string{"iifname " + operator + `"` + l.Bridge + `"`}
+		return []string{"iifname " + operator + `"` + escaped(l.Bridge) + `"`}
 	case l.InterfacePrefix != "":
-		return []string{"iifname " + operator + `"` + l.InterfacePrefix + `*"`}
+		return []string{"iifname " + operator + `"` + escaped(l.InterfacePrefix) + `*"`}
 	default:
 		for _, c := range inet.Prefixes(l.CIDRs, w.Family) {
 			out = append(out, "ip saddr "+operator+c.Masked().String())
 		}
 	}
 	return out
+}
+
+// escaped returns the name of an interface for a rule. It replaces bytes that end a word, a string or a
+// placeholder, which hardly any name has. compile reads them, nft does not.
+func escaped(name string) string {
+	var b strings.Builder
+	for _, c := range []byte(name) {
+		if c <= ' ' || c > '~' || strings.IndexByte(`"$*\`, c) >= 0 {
+			fmt.Fprintf(&b, `\x%02x`, c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
 }

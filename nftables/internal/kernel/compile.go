@@ -286,10 +286,10 @@ func (c *compiler) match() {
 			&expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: word(unix.RTN_LOCAL)})
 	case c.Accept("iifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstReg})
-		c.compare(interfaceName)
+		c.compare(c.interfaceName)
 	case c.Accept("oifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: firstReg})
-		c.compare(interfaceName)
+		c.compare(c.interfaceName)
 	case c.Accept("ct state new"):
 		c.flag(expr.CtKeySTATE, expr.CtStateBitNEW, expr.CmpOpNeq)
 	case c.Accept("ct state established"):
@@ -361,10 +361,15 @@ func (c *compiler) prefix(op expr.CmpOp) {
 }
 
 // interfaceName returns a whole name, or the beginning of names, as rules compare it.
-func interfaceName(quoted string) []byte {
-	name := strings.Trim(quoted, `"`)
-	if begin, ok := strings.CutSuffix(name, "*"); ok {
-		return []byte(begin)
+func (c *compiler) interfaceName(quoted string) []byte {
+	begin, isPrefix := strings.CutSuffix(quoted, `*"`)
+	if isPrefix {
+		quoted = begin + `"`
+	}
+	name, err := strconv.Unquote(quoted)
+	c.fail(err)
+	if isPrefix {
+		return []byte(name)
 	}
 	o := layout.InterfaceName(name)
 	return slices.Clone(o.Bytes())
