@@ -120,54 +120,9 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 		}
 	}
 
-	everything := func(f tracker.Family) netip.Prefix { return netip.PrefixFrom(pick(f, "0.0.0.0", "::"), 0) }
-	lan := func(a netip.Addr) netip.Prefix {
-		if a.Is4() {
-			return netip.PrefixFrom(a, 24)
-		}
-		return netip.PrefixFrom(a, 64)
-	}
 	for _, f := range s.ipFamilies {
-		must(
-			node.AddAddr("eth0", lan(primary(f))),
-			node.AddAddr("eth1", lan(secondary(f))),
-			remote.AddAddr("eth0", lan(pick(f, "198.51.100.2", "2001:db8:2::2"))),
-		)
-		for i := 1; i <= s.config.clients; i++ {
-			must(outside.AddAddr("eth0", lan(clientAddr(f, i))))
-		}
-		for i := 1; i <= s.config.remotePods; i++ {
-			must(
-				remote.AddAddr("eth0", single(remoteAddr(f, i))),
-				node.AddRoute(single(remoteAddr(f, i)), pick(f, "198.51.100.2", "2001:db8:2::2"), ""),
-			)
-		}
-		must(
-			node.AddRoute(everything(f), clientAddr(f, 1), ""),
-			outside.AddRoute(everything(f), primary(f), ""),
-			remote.AddRoute(everything(f), secondary(f), ""),
-		)
-		for i, name := range names {
-			pod, at := hosts[name], s.origin(name)
-			if !s.config.bridge || i == 0 {
-				must(node.AddAddr(at.in, single(gateway(f))))
-			}
-			must(
-				node.AddRoute(single(at.addr(f)), netip.Addr{}, at.in),
-				pod.AddAddr("eth0", single(at.addr(f))),
-				pod.AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
-				pod.AddRoute(everything(f), gateway(f), "eth0"),
-			)
-		}
-		for _, t := range s.config.elsewhere {
-			a := single(t.at(f).Addr())
-			must(remote.AddAddr("eth0", a), node.AddRoute(a, pick(f, "198.51.100.2", "2001:db8:2::2"), ""))
-		}
-		for _, t := range s.config.bound {
-			must(node.AddAddr("lo", single(t.at(f).Addr())))
-		}
+		n.addAddresses(s, f, hosts, must)
 	}
-
 	for i := 1; i <= s.config.clients; i++ {
 		add(fmt.Sprint("client", i), outside)
 	}
@@ -187,6 +142,56 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 		n.serveSCTP(s)
 	}
 	return n
+}
+
+// addAddresses gives the hosts their addresses and routes in a family. It passes errors to must.
+func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*netlab.Host, must func(...error)) {
+	node, remote, outside := n.node, n.remote, hosts["client"]
+	everything := func(f tracker.Family) netip.Prefix { return netip.PrefixFrom(pick(f, "0.0.0.0", "::"), 0) }
+	lan := func(a netip.Addr) netip.Prefix {
+		if a.Is4() {
+			return netip.PrefixFrom(a, 24)
+		}
+		return netip.PrefixFrom(a, 64)
+	}
+	must(
+		node.AddAddr("eth0", lan(primary(f))),
+		node.AddAddr("eth1", lan(secondary(f))),
+		remote.AddAddr("eth0", lan(pick(f, "198.51.100.2", "2001:db8:2::2"))),
+	)
+	for i := 1; i <= s.config.clients; i++ {
+		must(outside.AddAddr("eth0", lan(clientAddr(f, i))))
+	}
+	for i := 1; i <= s.config.remotePods; i++ {
+		must(
+			remote.AddAddr("eth0", single(remoteAddr(f, i))),
+			node.AddRoute(single(remoteAddr(f, i)), pick(f, "198.51.100.2", "2001:db8:2::2"), ""),
+		)
+	}
+	must(
+		node.AddRoute(everything(f), clientAddr(f, 1), ""),
+		outside.AddRoute(everything(f), primary(f), ""),
+		remote.AddRoute(everything(f), secondary(f), ""),
+	)
+	for i, name := range podNames(0) {
+		pod, at := hosts[name], s.origin(name)
+		if !s.config.bridge || i == 0 {
+			must(node.AddAddr(at.in, single(gateway(f))))
+		}
+		must(
+			node.AddRoute(single(at.addr(f)), netip.Addr{}, at.in),
+			pod.AddAddr("eth0", single(at.addr(f))),
+			pod.AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
+			pod.AddRoute(everything(f), gateway(f), "eth0"),
+		)
+	}
+	for _, t := range s.config.elsewhere {
+		a := single(t.at(f).Addr())
+		must(remote.AddAddr("eth0", a), node.AddRoute(a, pick(f, "198.51.100.2", "2001:db8:2::2"), ""))
+	}
+	for _, t := range s.config.bound {
+		must(node.AddAddr("lo", single(t.at(f).Addr())))
+	}
 }
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
