@@ -110,3 +110,12 @@ const (
 	// traffic to such a Service port is not checked.
 	EndpointPorts Feature = "endpoint ports"
 )
+
+// features lists all features.
+var features = []Feature{
+	SCTP, Affinity, AffinityInternal, AffinityTimeout, SourceRanges, NodePortAddresses,
+	LoopbackNodePorts, ClosedPorts, ServiceCIDRs, MasqueradeAll, InterfaceDetection, Restart,
+	Distribution, WeightedEndpoints, ConsistentHash, HashOfEndpoints, SourceAddress, TrafficAtOnce,
+	OtherPorts, RefuseBySource, LocalErrors, Refuse, ShortCircuit, PreferLocal, Masquerade, Drop,
+	ReplaceInPlace, Pass, PassExternal, UDP, PortRanges, ShiftedPortRanges, EndpointPorts,
+}

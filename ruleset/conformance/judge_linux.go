@@ -74,16 +74,6 @@ func (w *World) check(rows ...row) {
 	}
 }
 
-// checkFor calls check, without the rows if the backend lacks the feature.
-func (w *World) checkFor(f Feature, rows ...row) {
-	w.tb.Helper()
-	if !w.does(f) {
-		w.tb.Logf("not checked: the backend does not support %s: %s", f, w.skips[f])
-		rows = nil
-	}
-	w.check(rows...)
-}
-
 // judge makes the connections of one row from one host in one family.
 func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) error {
 	to := r.to.at(f)

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -19,26 +18,22 @@ const namespace = "conformance"
 // service is the short form of a Service with its endpoints in a world.
 type service struct {
 	name string
-	// number chooses its cluster IPs, external IPs and load-balancer IPs.
+	// number chooses its cluster IPs.
 	number int
-	kind   v1.ServiceType // "" is ClusterIP
-	ports  []port         // nil is one TCP port 80
-	// Whether it has external and load-balancer IPs.
-	externalIPs, loadBalancerIPs bool
-	// externalNumber, if not 0, chooses the external IPs in place of number.
-	externalNumber int
-	// externalAt, if not nil, chooses the external IPs in place of externalIP.
-	externalAt    func(n, port int) target
-	created       int64 // seconds since 1970, 0 for not set
-	ipMode        v1.LoadBalancerIPMode
-	sources       []string
-	internalLocal bool
-	externalLocal bool
-	preferLocal   bool
-	pass          bool
-	affinity      int32 // seconds, 0 for none
-	hash          tracker.Hash
-	endpoints     []endpoint
+	kind   v1.ServiceType
+	ports  []port
+	// external and loadBalancer are its external and load-balancer IPs.
+	external, loadBalancer []target
+	created                int64 // seconds since 1970, 0 for not set
+	ipMode                 v1.LoadBalancerIPMode
+	sources                []string
+	internalLocal          bool
+	externalLocal          bool
+	preferLocal            bool
+	pass                   bool
+	affinity               int32 // seconds, 0 for none
+	hash                   tracker.Hash
+	endpoints              []endpoint
 	// endpointsIn lists the families that have the endpoints, nil for all.
 	endpointsIn []tracker.Family
 }
@@ -46,10 +41,10 @@ type service struct {
 // port is a Service port.
 type port struct {
 	name     string
-	protocol v1.Protocol // "" is TCP
-	port     int32       // 0 is 80
+	protocol v1.Protocol
+	port     int32
 	nodePort int32
-	target   int32 // 0 is podPort
+	target   int32
 	// last, if not 0, makes the port a range, and firstTarget shifts it.
 	last, firstTarget uint16
 }
@@ -62,33 +57,6 @@ type endpoint struct {
 	unready, serving, terminating bool
 	zones, nodes                  []string
 	weight                        *int // nil is 1
-}
-
-// on returns ready endpoints on the named pods.
-func on(pods ...string) []endpoint {
-	out := make([]endpoint, 0, len(pods))
-	for _, p := range pods {
-		out = append(out, endpoint{pod: p})
-	}
-	return out
-}
-
-// complete fills in the defaults.
-func (s service) complete() *service {
-	s.kind = cmp.Or(s.kind, v1.ServiceTypeClusterIP)
-	if s.ports == nil {
-		s.ports = []port{{}}
-	}
-	s.ports = slices.Clone(s.ports)
-	for i := range s.ports {
-		p := &s.ports[i]
-		p.protocol, p.port, p.target = cmp.Or(p.protocol, tcp), cmp.Or(p.port, 80), cmp.Or(p.target, podPort)
-	}
-	if s.externalAt == nil {
-		s.externalAt = externalIP
-	}
-	s.externalNumber = cmp.Or(s.externalNumber, s.number)
-	return &s
 }
 
 func sliceName(service string, f tracker.Family) string { return fmt.Sprintf("%s-%d", service, f) }
@@ -108,11 +76,11 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 	for _, f := range families {
 		o.Spec.IPFamilies = append(o.Spec.IPFamilies, v1.IPFamily(f.String()))
 		o.Spec.ClusterIPs = append(o.Spec.ClusterIPs, clusterIP(s.number, 0).at(f).Addr().String())
-		if s.externalIPs {
-			o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, s.externalAt(s.externalNumber, 0).at(f).Addr().String())
+		for _, t := range s.external {
+			o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, t.at(f).Addr().String())
 		}
-		if s.loadBalancerIPs {
-			in := v1.LoadBalancerIngress{IP: loadBalancerIP(s.number, 0).at(f).Addr().String()}
+		for _, t := range s.loadBalancer {
+			in := v1.LoadBalancerIngress{IP: t.at(f).Addr().String()}
 			if s.ipMode != "" {
 				in.IPMode = &s.ipMode
 			}

@@ -77,8 +77,7 @@ const shortly = 500 * time.Millisecond
 func forwards(t *testing.T, o Options) bool {
 	return t.Run("something is forwarded", func(t *testing.T) {
 		w := newWorld(t, o, config{})
-		w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1")})
-		w.Sync()
+		runScript(w, "set web cluster=1 type=NodePort ports=80:30080 endpoints=pod1\nsync")
 		client, f := w.net.hosts["client1"], w.Env.Families[0]
 		var results []string
 		for _, to := range []target{atPrimary(30080), clusterIP(1, 80)} {

@@ -84,7 +84,7 @@ func (s *scene) snapshot(e *ruleset.Engine) *ruleset.Snapshot {
 
 // newScene returns the scene of a world. It fills in the defaults of c.
 func newScene(tb testing.TB, c config, families []tracker.Family, skip skips, apply func(worldgen.Op)) scene {
-	c.clients, c.remotePods = cmp.Or(c.clients, 4), cmp.Or(c.remotePods, defaultRemotePods)
+	c = c.complete()
 	if c.localTraffic == nil {
 		c.localTraffic = &ruleset.LocalTraffic{CIDRs: each(families, localPodCIDR)}
 	}
@@ -92,6 +92,12 @@ func newScene(tb testing.TB, c config, families []tracker.Family, skip skips, ap
 		tb: tb, skips: skip, config: c, ipFamilies: families, pods: podNames(c.remotePods),
 		services: map[string]*service{}, apply: apply,
 	}
+}
+
+// complete fills in the defaults.
+func (c config) complete() config {
+	c.clients, c.remotePods = cmp.Or(c.clients, 4), cmp.Or(c.remotePods, defaultRemotePods)
+	return c
 }
 
 // start returns a new tracker and engine. It fails the test on an error.
@@ -124,21 +130,18 @@ func (s *scene) firstNode() tracker.NodeInfo {
 	return tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(s.ipFamilies, primary)}
 }
 
-func (s *scene) set(services ...service) {
-	for _, svc := range services {
-		c := svc.complete()
-		s.services[c.name] = c
-		s.apply(worldgen.Op{SetService: c.object(s.ipFamilies)})
-		for _, f := range s.ipFamilies {
-			s.apply(worldgen.Op{SetSlice: c.slice(f)})
-		}
+func (s *scene) set(c *service) {
+	s.services[c.name] = c
+	s.apply(worldgen.Op{SetService: c.object(s.ipFamilies)})
+	for _, f := range s.ipFamilies {
+		s.apply(worldgen.Op{SetSlice: c.slice(f)})
 	}
 }
 
 func (s *scene) change(name string, edit func(*service)) {
 	c := *s.services[name]
 	edit(&c)
-	s.set(c)
+	s.set(&c)
 }
 
 func (s *scene) remove(name string) {
@@ -161,18 +164,28 @@ func (s *scene) protocols() []v1.Protocol {
 }
 
 // targets returns the targets in every family, over each protocol that the backend supports.
-func (s *scene) targets(protocols []v1.Protocol, to ...target) (out []Target) {
+func (s *scene) targets(aims []aim) (out []Target) {
 	for _, f := range s.ipFamilies {
-		for _, t := range to {
-			for _, p := range protocols {
-				if p == udp && !s.does(UDP) {
-					continue
+		for _, a := range aims {
+			for _, p := range a.protocols {
+				if p != udp || s.does(UDP) {
+					out = append(out, Target{a.to.at(f), p})
 				}
-				out = append(out, Target{t.at(f), p})
 			}
 		}
 	}
 	return out
+}
+
+// lacks reports whether the backend lacks one of the features.
+func (s *scene) lacks(features []Feature) bool {
+	s.tb.Helper()
+	i := slices.IndexFunc(features, func(f Feature) bool { return !s.does(f) })
+	if i < 0 {
+		return false
+	}
+	s.tb.Logf("not checked: the backend does not support %s: %s", features[i], s.skips[features[i]])
+	return true
 }
 
 func (s *scene) errorf(format string, args ...any) {

@@ -219,14 +219,6 @@ func (w *simWorld) check(rows ...row) {
 	}
 }
 
-func (w *simWorld) checkFor(f Feature, rows ...row) {
-	w.tb.Helper()
-	if !w.does(f) {
-		rows = nil
-	}
-	w.check(rows...)
-}
-
 func (w *simWorld) chosen(v1.Protocol, target) map[client]netip.AddrPort {
 	w.tb.Helper()
 	w.Sync()

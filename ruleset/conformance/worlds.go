@@ -46,9 +46,9 @@ type config struct {
 
 // cluster is the cluster of a world's script: a [World] or a simulated one.
 type cluster interface {
-	// set adds or replaces Services with their endpoints. change edits one that was
+	// set adds or replaces a Service with its endpoints. change edits one that was
 	// set before, and remove deletes one with its endpoints.
-	set(services ...service)
+	set(*service)
 	change(name string, edit func(*service))
 	remove(name string)
 	// node returns the node information of the tracker, and setNode changes it.
@@ -57,8 +57,10 @@ type cluster interface {
 	setServiceCIDRs([]netip.Prefix)
 	families() []tracker.Family
 	does(Feature) bool
+	// lacks reports whether the backend lacks one of the features.
+	lacks([]Feature) bool
 	// targets returns targets in every family, over each protocol.
-	targets(protocols []v1.Protocol, to ...target) []Target
+	targets([]aim) []Target
 
 	// Sync syncs the backend and fails the test on an error. Scripts call it where no
 	// method below does.
@@ -70,9 +72,8 @@ type cluster interface {
 	attach()
 
 	// check syncs the backend. It fails the test if connections do not match Trace and
-	// the rows. checkFor only syncs if the backend lacks the feature.
+	// the rows.
 	check(rows ...row)
-	checkFor(f Feature, rows ...row)
 	// chosen syncs the backend and returns the endpoint of each client. same fails the
 	// test if one differs from before. A simulated data plane has no clients: its
 	// [Outcome] states that they stay.
@@ -102,49 +103,12 @@ type Target struct {
 }
 
 // scriptedWorlds returns the worlds that need no real packets.
-func scriptedWorlds() []world {
-	return slices.Concat(
-		togetherWorlds(),
-		affinityWorlds(),
-		changeWorlds(),
-		weightWorlds(),
-		hashWorlds(),
-		clusterIPWorlds(),
-		nodePortWorlds(),
-		externalWorlds(),
-		policyWorlds(),
-		passWorlds(),
-		rangeWorlds(),
-		masqueradeWorlds(),
-		topologyWorlds(),
-		keyWorlds(),
-	)
-}
+func scriptedWorlds() []world { return slices.Concat(loopWorlds(), textWorlds()) }
 
-// overUDP returns the rows over TCP and over UDP.
-func overUDP(rows ...row) []row {
-	out := make([]row, 0, 2*len(rows))
-	for _, r := range rows {
-		r.proto = tcp
-		out = append(out, r)
-		r.proto = udp
-		out = append(out, r)
-	}
-	return out
-}
-
-// everyone lists one host of every kind. Of its pods, only pod1 is an endpoint in
-// most worlds.
-const everyone = "client1 remote3 pod1 pod3 node"
-
-// tcpAndUDP returns the ports of a Service: port 80 over both protocols, with a node
-// port unless it is 0.
-func tcpAndUDP(nodePort int32) []port {
-	return []port{
-		{name: "tcp", protocol: tcp, nodePort: nodePort},
-		{name: "udp", protocol: udp, nodePort: nodePort},
-	}
-}
+// affinityClients is the number of clients in worlds about affinity. That all of them
+// choose the same of six endpoints by accident has a probability of one in 10^11, and
+// so has that none of them chooses another one when free to do so.
+const affinityClients = 16
 
 // each returns the results of f for every family.
 func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {

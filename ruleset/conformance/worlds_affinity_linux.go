@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,15 +14,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// sixPods are the endpoints of most Services whose clients stay with an endpoint.
+const sixPods = "pod1,pod2,pod3,remote1,remote2,remote3"
+
 // affinityPacketWorlds returns worlds about clients under sessionAffinity ClientIP.
 func affinityPacketWorlds() []world {
-	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	c := config{clients: affinityClients}
 	need := []Feature{Affinity}
 	return []world{
 		{name: "affinity expires", needs: []Feature{Affinity, AffinityTimeout}, config: c, run: packets(func(w *World) {
 			const timeout = 2 * time.Second
-			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: int32(timeout / time.Second), endpoints: on(pods...)})
+			runScript(w, fmt.Sprintf("set web cluster=1 affinity=%d endpoints=%s", timeout/time.Second, sixPods))
 			w.Sync()
 			var mu sync.Mutex
 			moved, checked := map[tracker.Family]bool{}, map[tracker.Family]int{}
@@ -54,9 +57,9 @@ func affinityPacketWorlds() []world {
 		})},
 
 		{name: "affinity", needs: need, config: c, run: packets(func(w *World) {
-			w.set(
-				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, affinity: 10800, endpoints: on(pods...)},
-				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
+			runScript(w, `
+				set web cluster=1 type=NodePort ports=80:30080 external=1 affinity=10800 endpoints=`+sixPods+`
+				set other cluster=2 endpoints=pod1,remote1`)
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
 				for _, p := range w.protocols() {
 					before := w.chosen(p, to)
@@ -65,17 +68,17 @@ func affinityPacketWorlds() []world {
 					}
 					for _, f := range w.Env.Families {
 						if used(f, before) == 1 {
-							w.tb.Errorf("%s: %d clients were all sent to the same of %d endpoints", f, affinityClients, len(pods))
+							w.tb.Errorf("%s: %d clients were all sent to the same of 6 endpoints", f, affinityClients)
 						}
 					}
 				}
 			}
-			w.check(overUDP(row{from: "client1 pod3 pod1 node", to: externalIP(1, 80), want: "pod1* pod2* pod3* remote1* remote2* remote3*"})...)
+			runScript(w, "check client1 pod3 pod1 node -> external1:80 = pod1* pod2* pod3* remote1* remote2* remote3*")
 
 			// Changes of another Service, and a full resync.
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
-			w.change("other", func(s *service) { s.endpoints = on("pod2") })
+			runScript(w, "change other endpoints=pod2")
 			w.same("though only another service changed", before, w.chosen(tcp, to))
 			w.remove("other")
 			w.same("though only another service was removed", before, w.chosen(tcp, to))
@@ -90,7 +93,7 @@ func affinityPacketWorlds() []world {
 					rest = append(rest, p.Name)
 				}
 			}
-			w.change("web", func(s *service) { s.endpoints = on(rest...) })
+			runScript(w, "change web endpoints="+strings.Join(rest, ","))
 			moved := w.chosen(tcp, to)
 			for c, ep := range before {
 				left := false
@@ -108,7 +111,7 @@ func affinityPacketWorlds() []world {
 				w.same("after it had moved", moved, w.chosen(tcp, to))
 			}
 			// The endpoint is added again: no client has a reason to move.
-			w.change("web", func(s *service) { s.endpoints = on(pods...) })
+			runScript(w, "change web endpoints="+sixPods)
 			w.same("when an endpoint was added", moved, w.chosen(tcp, to))
 		})},
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"strings"
 	"sync"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -14,14 +15,15 @@ import (
 func distributionWorlds() []world {
 	return []world{
 		{name: "distribution", needs: []Feature{Distribution}, run: packets(func(w *World) {
-			pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2"}
-			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
-			w.distribution(clusterIP(1, 80), equally(pods))
+			const pods = "pod1,pod2,pod3,remote1,remote2"
+			runScript(w, "set web cluster=1 endpoints="+pods)
+			w.distribution(clusterIP(1, 80), pods)
 		})},
 
 		{name: "distribution over many endpoints", needs: []Feature{Distribution}, config: config{remotePods: manyPods}, run: packets(func(w *World) {
-			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(remotes(manyPods)...)})
-			w.distribution(clusterIP(1, 80), equally(remotes(manyPods)))
+			pods := strings.Join(remotes(manyPods), ",")
+			runScript(w, "set web cluster=1 endpoints="+pods)
+			w.distribution(clusterIP(1, 80), pods)
 		})},
 	}
 }
@@ -31,11 +33,19 @@ func distributionWorlds() []world {
 const unlikely = 1e-10
 
 // distribution syncs the backend. In each family it then sends many requests, over UDP if the
-// backend supports it, and compares their distribution with the pods' weights by Pearson's chi-squared test. It
+// backend supports it, and compares their distribution with the weights of endpoints, in the form of a
+// script, by Pearson's chi-squared test. It
 // fails if the outcome is unlikely, and stops early if it is ordinary. The number of
 // non-zero weights must be odd.
-func (w *World) distribution(to target, weights map[string]int) {
+func (w *World) distribution(to target, text string) {
 	w.tb.Helper()
+	weights := map[string]int{}
+	for _, e := range list(text, parseEndpoint) {
+		weights[e.pod] = 1
+		if e.weight != nil {
+			weights[e.pod] = *e.weight
+		}
+	}
 	w.Sync()
 	for _, f := range w.ipFamilies {
 		if err := w.distributionIn(f, to.at(f), weights); err != nil {

@@ -13,8 +13,7 @@ func bridgeWorlds() []world {
 		{
 			name: "neighbors on a bridge", needs: []Feature{InterfaceDetection},
 			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: packets(func(w *World) {
-				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
-				w.Sync()
+				runScript(w, "set web cluster=1 endpoints=pod1,remote1\nsync")
 				// When pod1 sends on an established connection, the node may send it
 				// a redirect to its neighbor pod3.
 				for _, f := range w.Env.Families {
@@ -26,7 +25,7 @@ func bridgeWorlds() []world {
 						}
 					}
 				}
-				w.check(overUDP(row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"})...)
+				runScript(w, "check pod3 -> cluster1:80 = pod1 remote1")
 			}),
 		},
 	}

@@ -1,0 +1,114 @@
+package conformance
+
+import (
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// TestEveryScriptChecks checks that each world in the folder worlds has a name of its own and a
+// check.
+func TestEveryScriptChecks(t *testing.T) {
+	names := map[string]bool{}
+	for _, w := range slices.Concat(loopWorlds(), textWorlds()) {
+		if names[w.name] {
+			t.Errorf("two worlds are named %q", w.name)
+		}
+		names[w.name] = true
+	}
+	files, err := fs.Glob(texts, "worlds/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(texts, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, worlds, ok := strings.Cut(string(text), "\nworld "); ok {
+			for world := range strings.SplitSeq(worlds, "\nworld ") {
+				if name, steps, _ := strings.Cut(world, "\n"); !strings.Contains(steps, " = ") {
+					t.Errorf("%s: world %q has no check", file, name)
+				}
+			}
+			continue
+		}
+		t.Errorf("%s has no world", file)
+	}
+}
+
+// TestScriptErrorsNameTheLine reads scripts with one wrong word, in the last line.
+func TestScriptErrorsNameTheLine(t *testing.T) {
+	const begin = "# Comment\nworld w\nset web cluster=1 # comment\n"
+	for _, test := range []struct{ text, want string }{
+		{"set web cluster=1", `a.txt:1: a script begins with "world NAME"`},
+		{"world w", `a.txt:1: the world "w" has no steps`},
+		{"world w\nneeds SCTP\n  sync", `a.txt:3: only steps have indented lines`},
+		{"world w\nneeds color", `a.txt:2: there is no feature "color"`},
+		{"world w\nwith windows=3", `a.txt:2: there is no setting "windows"`},
+		{"world w\nwith local=sometimes", `a.txt:2: "sometimes" must be one of ["none" "clusterCIDR" "bridge" "prefix"]`},
+		{"world w\nset web", `a.txt:2: the Service "web" needs cluster=NUMBER`},
+		{"world w\nset web cluster=1 type=Magic", `a.txt:2: "Magic" must be one of ["ClusterIP" "NodePort" "LoadBalancer" "ExternalName"]`},
+		{"world w\nset web cluster=1 color=red", `a.txt:2: a Service has no "color"`},
+		{"world w\nset web cluster=1 ports=http", `a.txt:2: a port has the form [NAME@]PORT[-LAST][:NODEPORT][>TARGET][/PROTOCOL], not "http"`},
+		{"world w\nset web cluster=1 endpoints=pod1,pot2", `a.txt:2: there is no pod "pot2"`},
+		{"world w\nset web cluster=1 endpoints=pod1/late", `a.txt:2: an endpoint has no "late"`},
+		{begin + "change wib endpoints=pod1", `a.txt:4: there is no Service "wib"`},
+		{begin + "remove wib", `a.txt:4: there is no Service "wib"`},
+		{begin + "dance", `a.txt:4: no step "dance"`},
+		{begin + "node color=red", `a.txt:4: "color" must be one of ["zone" "address"]`},
+		{begin + "sync\n  dance", `a.txt:5: "dance" is no row: HOSTS -> TARGETS = RESULT`},
+		{begin + "check", `a.txt:4: check has no rows`},
+		{begin + "check if color: pod1 -> cluster1:80 = pod1", `a.txt:4: there is no feature "color"`},
+		{begin + "check\n  pod1 -> cluster1:80 = drop\n  pod1 -> cluster1 = drop", `a.txt:6: "cluster1" is no target: ADDRESS:PORT`},
+		{begin + "check\n  pod1 -> clister1:80 = drop", `a.txt:5: there is no address "clister1"`},
+		{begin + "check\n  pod1 -> cluster1:80", `a.txt:5: "pod1 -> cluster1:80" is no row: HOSTS -> TARGETS = RESULT`},
+		{begin + "check\n  pod1 -> TCP = drop", `a.txt:5: a target is missing`},
+		{begin + "check\n  pod1 = drop", `a.txt:5: a target is missing`},
+		{begin + "check client9 -> cluster1:80 = drop", `a.txt:4: there is no host "client9"`},
+		{begin + "check pod1 -> cluster1:80 = pod1 dropped", `a.txt:4: "dropped" is no result: reject, drop, pass, or pods`},
+		{begin + "remember cluster1:80", `a.txt:4: remember needs one protocol and one target`},
+		{begin + "undisturbed TCP cluster1:80\n  sync\n  dance", `a.txt:6: no step "dance"`},
+	} {
+		_, err := withScripts(nil, fstest.MapFS{"a.txt": {Data: []byte(test.text + "\n")}})
+		if err == nil || err.Error() != test.want {
+			t.Errorf("%q\nreports %v\nwant    %s", test.text, err, test.want)
+		}
+	}
+	if _, err := withScripts(nil, fstest.MapFS{"a.text": {}}); err == nil {
+		t.Error("a folder without scripts is accepted")
+	}
+}
+
+// TestScriptsOfAVendor runs scripts of a folder. A step that fails names its line.
+func TestScriptsOfAVendor(t *testing.T) {
+	worlds, err := withScripts(scriptedWorlds(), fstest.MapFS{"own.txt": {Data: []byte(`
+world our load balancer
+needs source ranges
+set web cluster=1 type=LoadBalancer ports=80:30080 lb=1 externalPolicy=Local endpoints=pod1,remote1
+  client1 -> lb1:80 node:30080 = pod1
+  pod3 -> TCP lb1:80 = pod1 remote1
+change web sources=192.0.2.99/32,2001:db8:1::99/128
+  everyone -> lb1:80 = drop
+check if other ports: everyone -> lb1:81 = pass
+
+world wrong
+set web cluster=1 endpoints=pod1
+check pod3 -> cluster1:80 = pod2
+`)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Simulation{New: simPlanes(false, "")}.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	worlds = worlds[len(scriptedWorlds()):]
+	s.script(t, worlds[0], plain)
+	const want = "the world ends in own.txt:13: check pod3 -> cluster1:80 = pod2"
+	if out := complaints(t, func(tb testing.TB) { s.script(tb, worlds[1], plain) }); !strings.Contains(out, want) {
+		t.Errorf("the failure is %q, want %q", out, want)
+	}
+}
