@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"testing"
 	"time"
@@ -53,6 +54,10 @@ type Options struct {
 	// Observe returns. Calls for one World are concurrent. Connections during a change,
 	// and those to which Skip applies, are left out.
 	Observe func(w *World, p ruleset.Packet, o Outcome)
+
+	// Scripts, if not nil, is a folder with worlds that Run runs after those of the suite, in
+	// files *.txt. The package documentation describes them.
+	Scripts fs.FS
 
 	// run, if not nil, sums the excused connections of the worlds of a run.
 	run *excuses

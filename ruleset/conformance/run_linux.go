@@ -27,12 +27,15 @@ func Run(t *testing.T, o Options) {
 	if _, err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
+	worlds, err := withScripts(packetWorlds(), o.Scripts)
+	if err != nil {
+		t.Fatal(err)
+	}
 	o.run = new(excuses)
 	t.Cleanup(func() { o.run.report(t) })
 	if !forwards(t, o) {
 		return
 	}
-	worlds := packetWorlds()
 	progress := newProgress(len(worlds))
 	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {

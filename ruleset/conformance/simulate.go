@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -29,6 +30,9 @@ type Simulation struct {
 	// Worlds is the number of random worlds, and Steps the number of changes of each.
 	// 0 means 24.
 	Worlds, Steps int
+	// Scripts, if not nil, is a folder with worlds that Simulate runs after those of the suite,
+	// in files *.txt. The package documentation describes them.
+	Scripts fs.FS
 }
 
 // SimEnv is the environment of a simulated data plane.
@@ -113,7 +117,11 @@ func Simulate(t *testing.T, s Simulation) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, world := range scriptedWorlds() {
+	worlds, err := withScripts(scriptedWorlds(), s.Scripts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {
 			for _, f := range world.needs {
 				if why, ok := s.Skip[f]; ok {
