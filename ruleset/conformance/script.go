@@ -109,7 +109,7 @@ func runSteps(w cluster, steps []step) {
 // runScript runs the steps of a text in a world whose script is in Go.
 func runScript(w cluster, text string) {
 	_, file, number, _ := runtime.Caller(1)
-	p := parser{file: file}
+	p := parser{file: file, words: map[string]bool{}}
 	runSteps(w, p.steps(linesOf(text, number)))
 }
 
@@ -123,6 +123,8 @@ type parser struct {
 	// runScript.
 	world    *world
 	services map[string]bool
+	// words has the first words of the steps so far.
+	words map[string]bool
 }
 
 // syntaxError is an error of a script.
@@ -154,7 +156,7 @@ func parseWorlds(file, text string) (out []world, err error) {
 
 // parseWorld returns the world of some lines.
 func (p *parser) parseWorld(lines []line) (w world) {
-	p.world, p.services, p.number = &w, map[string]bool{}, lines[0].number
+	p.world, p.services, p.words, p.number = &w, map[string]bool{}, map[string]bool{}, lines[0].number
 	var ok bool
 	if w.name, ok = strings.CutPrefix(lines[0].text, "world "); !ok {
 		fail(`a script begins with "world NAME"`)
@@ -195,6 +197,9 @@ func (p *parser) steps(lines []line) (out []step) {
 			add(l, p.check(l, rest))
 		case word == "undisturbed":
 			aims, steps := parseAims(rest), p.steps(l.below)
+			if len(steps) == 0 {
+				fail("undisturbed has no steps")
+			}
 			add(l, func(w *play) { w.undisturbed(w.targets(aims), func() { runSteps(w.cluster, steps) }) })
 		default:
 			add(l, p.step(l.text))
@@ -227,28 +232,13 @@ func (p *parser) step(text string) func(*play) {
 		return run
 	}
 	word, rest, _ := strings.Cut(text, " ")
-	name, words, _ := strings.Cut(rest, " ")
-	if word == "change" || word == "remove" {
-		if p.services != nil && !p.services[name] {
-			fail("there is no Service %q", name)
-		}
+	p.words[word] = true
+	if first := map[string]string{"same": "remember", "held": "hold"}[word]; first != "" && !p.words[first] {
+		fail("%s needs a step %s before it", word, first)
 	}
 	switch word {
-	case "set":
-		s := service{name: name, kind: "ClusterIP", ports: parsePorts("80")}
-		eachWord(words, s.word)
-		if s.number == 0 {
-			fail("the Service %q needs cluster=NUMBER", name)
-		}
-		if p.services != nil {
-			p.services[name] = true
-		}
-		return func(w *play) { w.set(&s) }
-	case "change":
-		eachWord(words, new(service).word)
-		return func(w *play) { w.change(name, func(s *service) { eachWord(words, s.word) }) }
-	case "remove":
-		return func(w *play) { w.remove(name) }
+	case "set", "change", "remove":
+		return p.service(word, rest)
 	case "node":
 		return parseNode(rest)
 	case "remember", "same":
@@ -277,6 +267,30 @@ func (p *parser) step(text string) func(*play) {
 	}
 	fail("no step %q", text)
 	return nil
+}
+
+// service returns the step that sets, changes or removes a Service.
+func (p *parser) service(word, text string) func(*play) {
+	name, words, _ := strings.Cut(text, " ")
+	s := service{name: name, kind: "ClusterIP", ports: parsePorts("80")}
+	eachWord(words, s.word)
+	for _, e := range s.endpoints {
+		p.host(e.pod)
+	}
+	switch {
+	case word == "set" && s.number == 0:
+		fail("the Service %q needs cluster=NUMBER", name)
+	case word != "set" && p.services != nil && !p.services[name]:
+		fail("there is no Service %q", name)
+	case word == "change":
+		return func(w *play) { w.change(name, func(s *service) { eachWord(words, s.word) }) }
+	case word == "remove":
+		return func(w *play) { w.remove(name) }
+	}
+	if p.services != nil {
+		p.services[name] = true
+	}
+	return func(w *play) { w.set(&s) }
 }
 
 // check returns the step that checks the rows of a line.
@@ -309,7 +323,7 @@ func (p *parser) check(l line, text string) func(*play) {
 }
 
 // result matches a pod that a row expects.
-var result = regexp.MustCompile(`^(pod|remote)[1-9][0-9]*(:[0-9]+)?\*?$`)
+var result = regexp.MustCompile(`^((?:pod|remote)[0-9]+)(:[0-9]+)?\*?$`)
 
 // everyone lists one host of every kind. Of its pods, only pod1 is an endpoint in
 // most worlds.
@@ -326,9 +340,13 @@ func (p *parser) rows(text, to string) (out []row) {
 	for name := range strings.FieldsSeq(from) {
 		p.host(name)
 	}
-	for name := range strings.FieldsSeq(want) {
-		if !result.MatchString(name) && !slices.Contains([]string{"reject", "drop", "pass"}, want) {
-			fail("%q is no result: reject, drop, pass, or pods", name)
+	if !slices.Contains([]string{"reject", "drop", "pass"}, want) {
+		for name := range strings.FieldsSeq(want) {
+			m := result.FindStringSubmatch(name)
+			if m == nil {
+				fail("%q is no result: reject, drop, pass, or pods", name)
+			}
+			p.host(m[1])
 		}
 	}
 	for _, a := range parseAims(to + own) {

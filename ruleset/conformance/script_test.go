@@ -69,6 +69,10 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 		{begin + "check\n  pod1 = drop", `a.txt:5: a target is missing`},
 		{begin + "check client9 -> cluster1:80 = drop", `a.txt:4: there is no host "client9"`},
 		{begin + "check pod1 -> cluster1:80 = pod1 dropped", `a.txt:4: "dropped" is no result: reject, drop, pass, or pods`},
+		{begin + "check pod1 -> cluster1:80 = pod4*", `a.txt:4: there is no host "pod4"`},
+		{begin + "change web endpoints=remote4", `a.txt:4: there is no host "remote4"`},
+		{begin + "same TCP cluster1:80 = why", `a.txt:4: same needs a step remember before it`},
+		{begin + "undisturbed TCP cluster1:80", `a.txt:4: undisturbed has no steps`},
 		{begin + "remember cluster1:80", `a.txt:4: remember needs one protocol and one target`},
 		{begin + "undisturbed TCP cluster1:80\n  sync\n  dance", `a.txt:6: no step "dance"`},
 	} {

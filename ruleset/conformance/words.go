@@ -155,17 +155,17 @@ func (c *config) word(key, value string) {
 // parseNode returns the step that changes the node.
 func parseNode(text string) func(*play) {
 	key, value, _ := strings.Cut(text, "=")
-	if oneOf(key, "zone", "address") == 0 {
-		return func(w *play) {
-			n := w.node()
-			n.Zone = value
-			w.setNode(n)
-		}
+	var address target
+	if oneOf(key, "zone", "address") == 1 {
+		address = addressNamed(value, 0)
 	}
-	to := addressNamed(value, 0)
 	return func(w *play) {
 		n := w.node()
-		n.Addresses = each(w.families(), func(f tracker.Family) netip.Addr { return to.at(f).Addr() })
+		if key == "zone" {
+			n.Zone = value
+		} else {
+			n.Addresses = each(w.families(), func(f tracker.Family) netip.Addr { return address.at(f).Addr() })
+		}
 		w.setNode(n)
 	}
 }
