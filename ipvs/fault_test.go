@@ -546,6 +546,9 @@ func faults() error {
 			p := a.backend.config.makePlan(sv, local{node: "node", own: func(netip.Addr) bool { return false }}, 0)
 			for _, v := range p.virtuals {
 				have := s.virtuals[v.key]
+				if v.rejected && have == nil {
+					continue
+				}
 				if have == nil {
 					return fmt.Errorf("%v has no %v", sv.Key, v.key)
 				}
