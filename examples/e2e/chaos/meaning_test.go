@@ -191,11 +191,19 @@ func TestServersKeptByConnectionsMayBeThere(t *testing.T) {
 	if d := read(servers+drain, sets+of, used).differences(want); len(d) != 0 {
 		t.Errorf("a server with connections counts: %q", d)
 	}
+	if d := read(servers+drain, sets+of+ofNode, used).differences(want); len(d) != 0 {
+		t.Errorf("a NodePort with connections counts: %q", d)
+	}
+	if d := read(servers, sets, "").differences(want); len(d) != 1 {
+		t.Errorf("an address without a server: %q", d)
+	}
 	for _, got := range []meaning{
-		read(servers+drain, sets+of, ""),           // without a connection
-		read(servers, sets+of, used),               // an element without its server
-		read(drain, sets+of, used),                 // without the server that serves
-		read(servers+drain, sets+of+"x y\n", used), // with something else
+		read(servers+drain, sets+of, ""),                                   // without a connection
+		read(servers, sets+of, used),                                       // an element without its server
+		read(servers, sets+ofNode, used),                                   // the same for a NodePort
+		read(servers+drain, sets+of+"add KUBE-6-NODE-PORT-TCP 80\n", used), // of the other family
+		read(drain, sets+of, used),                                         // without the server that serves
+		read(servers+drain, sets+of+"x y\n", used),                         // with something else
 	} {
 		delete(got, "address 10.96.0.10/32")
 		if d := got.differences(want); len(d) == 0 {

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
