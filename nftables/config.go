@@ -64,7 +64,8 @@ type Config struct {
 	// of the thread that calls [New]. New duplicates the file, and working in a
 	// namespace other than the process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Log receives repairs and Services that cannot be programmed; nil discards them.
+	// Log receives repairs and Services that cannot be programmed, and, at
+	// [dataplane.LevelTransaction], each transaction as "nft -f" reads it; nil discards them.
 	Log *slog.Logger
 }
 

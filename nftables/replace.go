@@ -43,7 +43,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.started = true
 	node := d.Node // not d, which holds every Service as it is now
-	b.sink = newStreamSink(b.conn, func() writer { return b.writer(b.name, node) })
+	b.sink = newStreamSink(b.conn, func() writer { return b.writer(b.name, node) }, b.logger(b.name, node))
 	for _, t := range b.tables.List {
 		t.ReleaseAdopted()
 	}
@@ -299,9 +299,9 @@ func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
 				w.Expect(t.Family, s, t.Wanted(s))
 			}
 		}
-		return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets})
+		return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
 	}
-	p := newStreamSink(r.b.conn, newWriter)
+	p := newStreamSink(r.b.conn, newWriter, r.b.logger(r.name, r.d.Node))
 	failed, err := r.write(ctx, p)
 	if err != nil {
 		return nil, errors.Join(err, p.wait())
@@ -400,7 +400,7 @@ func (r *staged) prepare() {
 }
 
 func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) {
-	p := newStreamSink(r.b.conn, func() writer { return r.b.writer(r.name, r.d.Node) })
+	p := newStreamSink(r.b.conn, func() writer { return r.b.writer(r.name, r.d.Node) }, r.b.logger(r.name, r.d.Node))
 	failed, err := r.write(ctx, p)
 	if err != nil {
 		return nil, errors.Join(err, p.wait())

@@ -21,10 +21,12 @@ type streamSink struct {
 	lost []model.Destination
 	// newWriter makes spare.
 	newWriter func() writer
+	// log is called with each transaction.
+	log func(*model.Tx)
 }
 
-func newStreamSink(conn committer, newWriter func() writer) *streamSink {
-	return &streamSink{conn: conn, writer: newWriter(), newWriter: newWriter}
+func newStreamSink(conn committer, newWriter func() writer, log func(*model.Tx)) *streamSink {
+	return &streamSink{conn: conn, writer: newWriter(), newWriter: newWriter, log: log}
 }
 
 // begin starts another delta.
@@ -37,6 +39,7 @@ func (p *streamSink) Limit() int { return p.conn.Limit() }
 
 // encode encodes a transaction.
 func (p *streamSink) encode(tx *model.Tx) error {
+	p.log(tx)
 	p.writer.Reset()
 	p.writer.Add(tx)
 	p.structural = p.structural || tx.Structural()
@@ -86,6 +89,8 @@ type batchSink struct {
 	writer writer
 	// last, if not nil, adds to the batch before the commit.
 	last func(writer) error
+	// log is called with each transaction.
+	log func(*model.Tx)
 }
 
 // Limit implements [model.Sink].
@@ -93,12 +98,14 @@ func (*batchSink) Limit() int { return math.MaxInt }
 
 // Send implements [model.Sink].
 func (s *batchSink) Send(tx *model.Tx) error {
+	s.log(tx)
 	s.writer.Add(tx)
 	return nil
 }
 
 // Commit implements [model.Sink].
 func (s *batchSink) Commit(tx *model.Tx) error {
+	s.log(tx)
 	s.writer.Add(tx)
 	if err := s.last(s.writer); err != nil {
 		return err

@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // Snapshot is the whole ruleset at one time. It must not be changed after its first
@@ -51,6 +53,45 @@ func (s *Snapshot) Delta() *Delta {
 	d := &Delta{Full: true, Gen: s.Gen, Node: s.Node, Changes: make([]Change, len(s.Ports))}
 	for i, p := range s.Ports {
 		d.Changes[i] = Change{Key: p.Key, New: p, Fields: FieldAll}
+	}
+	slices.SortFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
+	return d
+}
+
+// DeltaFrom returns the changes that lead from old to s, in the order of the keys, for a renderer. old may be of
+// another Engine, for example one with other manifests: a Port in the result then has the ID of its key in old, or one
+// that old does not have.
+func (s *Snapshot) DeltaFrom(old *Snapshot) *Delta {
+	before, last := make(map[tracker.Key]*Port, len(old.Ports)), uint32(0)
+	for _, p := range slices.Concat(old.Ports, s.Ports) {
+		last = max(last, p.ID)
+	}
+	taken := make(map[uint32]bool, len(old.Ports))
+	for _, p := range old.Ports {
+		before[p.Key], taken[p.ID] = p, true
+	}
+	d := &Delta{Gen: s.Gen, Node: s.Node, OldNode: old.Node}
+	for _, p := range s.Ports {
+		was, id := before[p.Key], p.ID
+		delete(before, p.Key)
+		switch {
+		case was != nil:
+			id = was.ID
+		case taken[id]:
+			last++
+			id = last
+		}
+		if id != p.ID {
+			q := *p
+			q.ID = id
+			p = &q
+		}
+		if f := diff(was, p); f != 0 {
+			d.Changes = append(d.Changes, Change{Key: p.Key, Old: was, New: p, Fields: f})
+		}
+	}
+	for key, was := range before {
+		d.Changes = append(d.Changes, Change{Key: key, Old: was, Fields: FieldAll})
 	}
 	slices.SortFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
 	return d

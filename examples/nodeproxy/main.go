@@ -13,6 +13,8 @@
 //	nodeproxy explain [flags] 10.0.0.10:80
 //	                                  print what must happen to a packet, why, and
 //	                                  whether the kernel agrees
+//	nodeproxy render [flags]          print the rules that any node would have, or what a
+//	                                  change of the manifests does to them
 //	nodeproxy trace [flags] 10.0.0.10:80
 //	                                  follow real connections through the kernel
 //	nodeproxy top [flags]             show the traffic of each Service

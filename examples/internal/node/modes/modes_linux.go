@@ -59,13 +59,7 @@ const kubeProxyTable = "kube-proxy"
 func All(*config.Config) []Mode { return []Mode{NFTables(), IPTables(), IPVS(), Userspace()} }
 
 func NFTables() Mode {
-	configure := func(s Settings) (nftables.Config, error) {
-		c := nftables.Config{Families: s.Families, MasqueradeMark: s.MasqueradeMark, Clients: s.Clients, CountPackets: s.CountPackets, NetNS: s.NetNS, Log: s.Log}
-		if len(s.Offload) != 0 {
-			c.Offload = &nftables.Offload{Interfaces: s.Offload}
-		}
-		return c, nil
-	}
+	configure := func(s Settings) (nftables.Config, error) { return nftablesConfig(s), nil }
 	return Mode{
 		Name:              config.ModeNFTables,
 		Watch:             250 * time.Millisecond, // after transactions only
@@ -320,27 +314,6 @@ func (m Mode) LoadModules(ctx context.Context, c *config.Config, log *slog.Logge
 			log.Debug("iptables cannot be used", "family", f, "error", err)
 		}
 	}
-}
-
-// LocalhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses: the
-// configuration must enable it, and nodePortAddresses must contain such an address.
-func LocalhostNodePorts(c *config.Config) bool {
-	if !*c.Effective.IPTables.LocalhostNodePorts {
-		return false
-	}
-	within, given := false, false
-	for _, s := range c.Effective.NodePortAddresses {
-		switch p, err := netip.ParsePrefix(s); {
-		case s == "all" || s == "localhost":
-			within = true
-		case s == "primary":
-			given = true
-		case err == nil && p.Addr().Is4():
-			given = true
-			within = within || p.Overlaps(netip.MustParsePrefix("127.0.0.0/8"))
-		}
-	}
-	return within || !given
 }
 
 // HasIPv6 reports whether the calling thread's namespace has IPv6. The kernel must have it,

@@ -156,7 +156,7 @@ func newRoot(p *cli.Program) *cobra.Command {
 		}
 	}
 	add(groupServe, run.Command(p))
-	add(groupLook, inspect.ExplainCommand(p), inspect.TraceCommand(p), inspect.TopCommand(p), demo.Command(p))
+	add(groupLook, inspect.ExplainCommand(p), inspect.RenderCommand(p), inspect.TraceCommand(p), inspect.TopCommand(p), demo.Command(p))
 	add(groupOther, &cobra.Command{
 		Use: "version", Short: "print the version",
 		Run: func(*cobra.Command, []string) { fmt.Fprintln(p.Out, cli.VersionLine()) },

@@ -1,0 +1,165 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+const renderLong = `Prints the rules that a node would have, as "nft -f" or iptables-restore --noflush read
+them. It reads the objects from where run reads them, with the same flags, and needs
+neither the node nor its kernel: --hostname-override names any node, and every system
+will do.
+
+With --diff it prints what would change on the node if its objects became those of a
+folder or file: what does this change of the manifests do?
+
+	nodeproxy render --manifests main/ --hostname-override node-a --diff branch/
+
+The exit status is 1 if the mode cannot express some Services, which are named.
+`
+
+// RenderCommand returns the verb render.
+func RenderCommand(p *cli.Program) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "render [flags]",
+		Short: "print the rules that a node would have, or what a change of the objects does to them",
+		Long:  renderLong,
+	}
+	flags := p.AddFlags(c)
+	diff := flags.String("diff", "", "print what differs with the objects of this `folder` or file in place of those that run would read")
+	c.RunE = func(c *cobra.Command, _ []string) error { return render(c.Context(), p, flags, *diff) }
+	return c
+}
+
+// render runs the verb render.
+func render(ctx context.Context, p *cli.Program, flags *config.Flags, diff string) error {
+	cfg, log, _, err := packetArgs(p, flags, true)
+	if err != nil {
+		return err
+	}
+	now, err := snapshot(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	r := rendering{out: p.Out, log: log}
+	if diff == "" {
+		err = r.write(cfg, nil, now)
+	} else {
+		changed := *cfg
+		changed.Manifests = diff
+		var then *ruleset.Snapshot
+		if then, err = snapshot(ctx, &changed, log); err == nil {
+			err = r.write(cfg, now, then)
+		}
+	}
+	if err == nil && r.refused {
+		err = cli.StatusError(1)
+	}
+	return err
+}
+
+func snapshot(ctx context.Context, cfg *config.Config, log *slog.Logger) (*ruleset.Snapshot, error) {
+	w, err := objects.Peek(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	return w.Engine.Snapshot(), nil
+}
+
+// rendering writes rules.
+type rendering struct {
+	out io.Writer
+	log *slog.Logger
+	// refused is set if the mode cannot express some Services.
+	refused bool
+}
+
+// write writes the rules that lead from one ruleset to another one, or all rules if from is nil.
+func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error {
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		render, err := modes.NewRenderer(cfg, f)
+		if err != nil {
+			return err
+		}
+		if from == nil {
+			if err := r.print(render(to.Delta())); err != nil {
+				return err
+			}
+			continue
+		}
+		if _, err := render(from.Delta()); !ruleset.InEffect(err) {
+			return err
+		}
+		d := to.DeltaFrom(from)
+		d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return c.Key.Family != f })
+		text, err := render(d)
+		if errors.Is(err, ruleset.ErrNeedFull) {
+			fmt.Fprintf(r.out, "# %v: the rules of the node itself differ, and all are written again\n", f)
+			if render, err = modes.NewRenderer(cfg, f); err != nil {
+				return err
+			}
+			text, err = render(to.Delta())
+		} else if len(d.Changes) != 0 {
+			fmt.Fprintf(r.out, "# %v: %s\n", f, changedPorts(d))
+		}
+		if len(d.Changes) == 0 && err == nil {
+			continue
+		}
+		if err := r.print(text, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxNamed is how many Service ports a comment names.
+const maxNamed = 20
+
+// changedPorts names the Service ports that differ.
+func changedPorts(d *ruleset.Delta) string {
+	var names []string
+	for _, c := range d.Changes[:min(len(d.Changes), maxNamed)] {
+		sign := "~"
+		switch {
+		case c.Old == nil:
+			sign = "+"
+		case c.New == nil:
+			sign = "-"
+		}
+		names = append(names, sign+c.Key.String())
+	}
+	if n := len(d.Changes) - maxNamed; n > 0 {
+		names = append(names, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(names, " ")
+}
+
+// print writes rules, and logs the Services that have none.
+func (r *rendering) print(text string, err error) error {
+	var partial *ruleset.PartialError
+	if errors.As(err, &partial) {
+		r.refused = true
+		for k, why := range partial.Failed {
+			r.log.Warn("the mode cannot express a Service", "service", k, "error", why)
+		}
+		err = nil
+	}
+	if err == nil {
+		_, err = io.WriteString(r.out, text)
+	}
+	return err
+}
