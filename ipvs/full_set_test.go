@@ -332,7 +332,8 @@ func (w *fullWorld) check(when string) {
 			mine := w.owners[k] == s.Key
 			v := w.memory.virtuals[k]
 			if v == nil {
-				if mine {
+				// A frontend without endpoints is refused before IPVS.
+				if mine && f.Target != ruleset.TargetReject {
 					fail("%s of %s is gone", k, s.Key)
 				}
 				continue
