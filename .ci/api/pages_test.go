@@ -1,0 +1,44 @@
+package api
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// snippet matches a snippet of Go and the file that it is from.
+var snippet = regexp.MustCompile("(?s)```go (\\S+)\n(.*?)```")
+
+// TestSnippetsAreFromTheirFiles looks for each line of the snippets of a page, in their order, in the file that the
+// snippet names. A line "..." stands for others.
+func TestSnippetsAreFromTheirFiles(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, ".github/RENDERERS.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := snippet.FindAllStringSubmatch(string(page), -1)
+	if len(all) != 3 {
+		t.Errorf("%d snippets", len(all))
+	}
+	for _, s := range all {
+		source, err := os.ReadFile(filepath.Join(root, s[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(string(source), "\n")
+		for want := range strings.SplitSeq(strings.TrimSpace(s[2]), "\n") {
+			want = strings.TrimSpace(want)
+			found := want == "..."
+			for i := 0; i < len(lines) && !found; i++ {
+				if found = strings.TrimSpace(lines[i]) == want; found {
+					lines = lines[i+1:]
+				}
+			}
+			if !found {
+				t.Fatalf("%s has no line %q where the page has it", s[1], want)
+			}
+		}
+	}
+}
