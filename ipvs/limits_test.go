@@ -68,7 +68,7 @@ func TestScarceMarksGoToTheOldest(t *testing.T) {
 }
 
 // skips lists the features of the suite that IPVS lacks; see "Differences from the other
-// backends" in the package documentation.
+// backends" in DESIGN.md.
 var skips = map[conformance.Feature]string{
 	conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node",
 	conformance.HashOfEndpoints:   "the kernel's table depends on the order in which servers were added, and contains draining servers",

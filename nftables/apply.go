@@ -29,8 +29,8 @@ import (
 // send, Apply fills a staging table in several transactions and then swaps it in.
 //
 // A [*ruleset.PartialError] names Services that cannot be programmed, with errors that wrap
-// [ruleset.ErrRefused]. Such a Service stays as it was, even in a full delta. "Limits" in the
-// package documentation lists the reasons. If so many Services grow in a full delta that there is
+// [ruleset.ErrRefused]. Such a Service stays as it was, even in a full delta. "Limits" in
+// DESIGN.md lists the reasons. If so many Services grow in a full delta that there is
 // no room for what another one had, that one has no rules, and its error does not wrap
 // ErrRefused. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
 // because the tables were not as the backend left them. If the kernel refuses a full delta,

@@ -14,7 +14,7 @@ const defaultOffloadPackets = 20
 
 // Offload configures the fast path for connections of Services that cross the node: an
 // nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the kernel, KEP-4963).
-// See "Offload" in the package documentation.
+// See "What offloaded packets skip" in DESIGN.md.
 type Offload struct {
 	// Interfaces are patterns of the names of interfaces, in the syntax of [path.Match], such as
 	// "veth*". A connection takes the fast path if both its interfaces match one. The loopback

@@ -116,14 +116,14 @@ func prepareLegacy() (e environment, err error) {
 }
 
 // judges reports whether a mode does what a verdict says. IPVS takes all packets to an address that
-// is bound, and documents other differences where it does not forward (ipvs/doc.go).
+// is bound, and documents other differences where it does not forward (ipvs/DESIGN.md).
 func (m *mode) judges(v ruleset.Verdict) bool {
 	return m.name != "ipvs" || v.Action == ruleset.ActionForward
 }
 
 // keeps reports whether a connection is forwarded and may live for as long as its endpoint. In
 // mode ipvs, connections from this node's pods under externalTrafficPolicy Local end when the
-// Service loses the external or load-balancer IP (ipvs/doc.go).
+// Service loses the external or load-balancer IP (ipvs/DESIGN.md).
 func (m *mode) keeps(from *place, v ruleset.Verdict) bool {
 	if v.Action != ruleset.ActionForward {
 		return false
