@@ -75,6 +75,26 @@ func TestEveryFlagIsInOneGroup(t *testing.T) {
 	}
 }
 
+// TestEveryOwnFlagHasAUser looks for nodeproxy's own flags in the table of OPTIONS.md.
+func TestEveryOwnFlagHasAUser(t *testing.T) {
+	page, err := os.ReadFile("../../deploy/OPTIONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, help, _ := output(t, "run", "--help")
+	_, own, _ := strings.Cut(help, "\nFlags, nodeproxy's own:\n")
+	own, _, _ = strings.Cut(own, "\nFlags, ")
+	flags := regexp.MustCompile(`(?m)^ +(--[a-z-]+) `).FindAllStringSubmatch(own, -1)
+	if len(flags) < 15 {
+		t.Errorf("only %d flags of nodeproxy's own", len(flags))
+	}
+	for _, f := range flags {
+		if !regexp.MustCompile("(?m)^\\| .*`" + f[1] + "`.*\\|$").Match(page) {
+			t.Errorf("OPTIONS.md has no row for %s", f[1])
+		}
+	}
+}
+
 func TestFirstFlagMeansRun(t *testing.T) {
 	for _, tt := range []struct{ args, want []string }{
 		{[]string{"--v=4"}, []string{"run", "--v=4"}},
