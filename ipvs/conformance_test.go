@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -35,10 +36,15 @@ func TestConformance(t *testing.T) {
 
 // newForWorld returns a Backend beside network policies of another program.
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
+	node, err := netns.Open(env.NetNS)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { node.Close() })
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 			cmd := netlab.Command(tb, program, "-A", chain, "-j", "MARK", "--set-xmark", foreignMark)
-			if err := env.Do(cmd.Run); err != nil {
+			if err := node.Do(cmd.Run); err != nil {
 				tb.Fatal(err)
 			}
 		}
@@ -55,7 +61,7 @@ func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
 	}()
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			describe(tb, env)
+			describe(tb, node.Do)
 		}
 		cancel()
 		<-watched
@@ -65,8 +71,8 @@ func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
 }
 
 // describe logs the kernel's virtual servers, connections and sets.
-func describe(tb testing.TB, env conformance.Env) {
-	err := env.Do(func() error {
+func describe(tb testing.TB, inside func(func() error) error) {
+	err := inside(func() error {
 		for _, c := range []string{"ipvsadm -Ln", "ipvsadm -Lnc", "ipset save"} {
 			args := strings.Fields(c)
 			out, err := exec.Command(args[0], args[1:]...).CombinedOutput()

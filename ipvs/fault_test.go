@@ -126,7 +126,7 @@ func newFaultWorld(t *testing.T) *faultWorld {
 		}
 		tb.Cleanup(func() {
 			if tb.Failed() {
-				describe(tb, env)
+				describe(tb, env.Do)
 			}
 			b.Close()
 		})
