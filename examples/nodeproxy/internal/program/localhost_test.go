@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -90,7 +91,7 @@ endpoints:
 func (s *site) reached(network, to string) string {
 	var out []string
 	for range 12 {
-		c, err := lab.Dial(s.Node, network, "", to, testtime.Timeout)
+		c, err := s.dialNew(network, to)
 		if err != nil {
 			return err.Error()
 		}
@@ -111,6 +112,23 @@ func (s *site) reached(network, to string) string {
 	}
 	slices.Sort(out)
 	return strings.Join(out, " ")
+}
+
+// dialNew connects from the node to an address, from a source port that no connection of the site had: a
+// UDP flow with the port of an earlier one would have the endpoint of that one.
+func (s *site) dialNew(network, to string) (*lab.Talk, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testtime.Timeout)
+	defer cancel()
+	s.sourcePorts++
+	from := "0.0.0.0"
+	if strings.HasPrefix(to, "[") {
+		from = "::"
+	}
+	c, err := s.Node.Dial(ctx, network, net.JoinHostPort(from, strconv.Itoa(10000+s.sourcePorts)), to)
+	if err != nil {
+		return nil, err
+	}
+	return lab.NewTalk(c), nil
 }
 
 // loopbackPorts are the NodePorts of dualService at loopback addresses, and the first two

@@ -35,6 +35,8 @@ import (
 type site struct {
 	*lab.Lab
 	pods *netlab.Host
+	// sourcePorts is how many source ports dialNew has used.
+	sourcePorts int
 }
 
 var podIPs = []string{"10.1.0.2", "10.1.0.3", "10.1.0.4"}
