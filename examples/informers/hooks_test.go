@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,8 +65,10 @@ func feed(t *testing.T, client *fake.Clientset, log *slog.Logger) (*ruleset.Engi
 	return engine, func() []string {
 		time.Sleep(time.Second)
 		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
 		slices.Sort(received)
-		return received
+		return slices.Clone(received)
 	}
 }
 
@@ -106,9 +109,9 @@ func TestServiceCIDRsReachTheEngine(t *testing.T) {
 func TestServerWithoutServiceCIDRs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(service("web", "10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/16"))
-		absent := true
+		var present atomic.Bool
 		client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return absent, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "servicecidrs"}, "")
+			return !present.Load(), nil, apierrors.NewNotFound(schema.GroupResource{Resource: "servicecidrs"}, "")
 		})
 		var log strings.Builder // every goroutine waits while the test reads it
 		engine, wait := feed(t, client, slog.New(slog.NewTextHandler(&log, nil)))
@@ -120,7 +123,7 @@ func TestServerWithoutServiceCIDRs(t *testing.T) {
 		if s := engine.Snapshot(); len(s.Ports) != 1 || len(s.Node.ServiceCIDRs) != 0 {
 			t.Errorf("%d Service ports and ranges %v", len(s.Ports), s.Node.ServiceCIDRs)
 		}
-		absent = false
+		present.Store(true)
 		time.Sleep(15 * time.Minute)
 		wait()
 		if got := engine.Snapshot().Node.ServiceCIDRs; !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}) {
