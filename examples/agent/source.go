@@ -15,7 +15,7 @@ import (
 )
 
 // Source hands in all objects, calls [Objects.Synced], and hands in changes until ctx ends. It returns
-// an error only if it cannot go on; the error of ctx is none.
+// an error only if it cannot go on; the error of ctx does not count.
 type Source func(ctx context.Context, to *Objects) error
 
 // Objects receives the objects of a [Source]. Its methods are safe for concurrent use. Objects that

@@ -6,7 +6,7 @@
 //	withdraw 203.0.113.1
 //
 // Package ruleset/announce decides, after the rules are in effect. With policy Local, the address of a node whose last
-// endpoint terminates is withdrawn, while its rules still serve what arrives. When there is none left,
+// endpoint terminates is withdrawn, while its rules still serve what arrives. When no endpoint is left,
 // packets pass to the routes of the node instead of being dropped ([tracker.ServicePort].PassWithoutEndpoints), so
 // those that a router still sends here reach a node that has endpoints.
 //

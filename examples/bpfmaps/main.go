@@ -175,7 +175,7 @@ func openMaps(pin string, pools uint32) (m *maps, err error) {
 
 func (m *maps) close() {
 	for _, x := range []*ebpf.Map{m.frontends, m.backends, m.names} {
-		x.Close() // nil is none
+		x.Close() // a nil map has nothing to close
 	}
 }
 

@@ -161,9 +161,9 @@ func TestTablesFollowTopology(t *testing.T) {
 	}
 	c.until("node-4", "shop/local:http/TCP/IPv4:"+plain+"z2 10.0.0.2:8080")
 	if got, v := c.table("node-4", 1<<40, 10*time.Second); v == 0 {
-		t.Errorf("a proxy with a version from before is told %q", got)
+		t.Errorf("a proxy with an earlier version gets %q", got)
 	}
 	if got, v := c.table("node-9", 0, 200*time.Millisecond); v != 0 {
-		t.Errorf("an unknown node is told %q", got)
+		t.Errorf("an unknown node gets %q", got)
 	}
 }

@@ -300,7 +300,7 @@ func TestAgent(t *testing.T) {
 	}
 	ask("tcp", "10.96.0.10:80", "10.1.0.3")
 
-	// A load balancer is told to leave the node, and its pods stay reachable.
+	// /healthz tells load balancers to leave the node, whose pods stay reachable.
 	w.apply("/api/v1/nodes/node-a", "apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}")
 	w.until("ineligible", func() bool { return w.get(w.node, "127.0.0.1:10256", "/healthz", &page) == 503 })
 	if !strings.Contains(page, "ToBeDeletedByClusterAutoscaler") {

@@ -28,7 +28,7 @@ type rule struct {
 // step is a statement or a match. It returns false if the rule ends there.
 type step func(*packet, *state) bool
 
-// operand loads a value as nft writes it, and returns false if there is none.
+// operand loads a value as nft writes it, and returns false without a value.
 type operand func(*packet, *state) (string, bool)
 
 // packet is the first packet of a connection in a hook of netfilter, with the result of a random choice.

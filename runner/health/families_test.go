@@ -228,7 +228,7 @@ func TestDefaultListenerOpensNodePorts(t *testing.T) {
 	}
 }
 
-// freePort returns a port that nobody listens on, below those that the kernel gives to clients and to
+// freePort returns a port that no process listens on, below those that the kernel gives to clients and to
 // listeners at port 0.
 func freePort(t *testing.T) int {
 	t.Helper()

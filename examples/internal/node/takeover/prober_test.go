@@ -24,7 +24,7 @@ func TestProberTellsProxiesApart(t *testing.T) {
 		t.Cleanup(s.Close)
 		return strings.TrimPrefix(s.URL, "http://")
 	}
-	// The port of a client that stays connected: no other socket gets it, and nobody listens there.
+	// The port of a client that stays connected: no other socket gets it, and no process listens there.
 	client, err := net.Dial("tcp", serve("", ""))
 	if err != nil {
 		t.Fatal(err)
