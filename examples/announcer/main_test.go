@@ -161,7 +161,9 @@ func TestTwoNodesAnnounceByTurns(t *testing.T) {
 	route("a")
 	deadline := time.Now().Add(testtime.Timeout)
 	for { // the change at a has no line: it was withdrawn before
-		c, err := h["router"].Dial(t.Context(), "tcp", "", vip+":80")
+		ctx, cancel := context.WithDeadline(t.Context(), deadline)
+		c, err := h["router"].Dial(ctx, "tcp", "", vip+":80")
+		cancel()
 		if err != nil {
 			t.Fatalf("a connection was lost: %v", err)
 		}

@@ -67,6 +67,10 @@ func (l *logs) String() string {
 
 const podPorts = "8080"
 
+// unusedIP is in the range of cluster IPs and belongs to no Service. The node has a route for it, to a host
+// that answers.
+const unusedIP = "10.96.99.99"
+
 func newWorld(t *testing.T) *world {
 	programs := controlplane.Need(t)
 	lab, hosts := netlab.NewHosts(t, "node", "pods", "client", "control")
@@ -78,11 +82,13 @@ func newWorld(t *testing.T) *world {
 		b.Addrs(hosts[name], "eth0", fmt.Sprintf("10.%d.0.2/24", i+1))
 		b.Routes(hosts[name], "", fmt.Sprintf("10.%d.0.1", i+1), "0.0.0.0/0")
 	}
-	b.Addrs(w.pods, "eth0", "10.1.0.3/24")
+	b.Addrs(w.pods, "eth0", "10.1.0.3/24", unusedIP+"/32")
+	b.Routes(w.node, "", "10.1.0.2", unusedIP+"/32")
 	b.Do(w.node.Forward)
 	if b.Err != nil {
 		t.Fatal(b.Err)
 	}
+	w.pods.ServeTCP(t, unusedIP+":80", func(c net.Conn) { io.WriteString(c, "routed") })
 	for _, addr := range []string{"10.1.0.2", "10.1.0.3"} {
 		w.pods.ServeTCP(t, addr+":"+podPorts, func(c net.Conn) { io.WriteString(c, addr) })
 		w.pods.ServeUDP(t, addr+":"+podPorts, addr)
@@ -227,6 +233,9 @@ func TestAgent(t *testing.T) {
 	w.service("web", "clusterIP: 10.96.0.10", "10.1.0.2")
 	w.service("lb", "type: LoadBalancer\nclusterIP: 10.96.0.11\nexternalTrafficPolicy: Local\nhealthCheckNodePort: 30111\nexternalIPs: [203.0.113.1]", "10.1.0.2")
 	w.service("other", "clusterIP: 10.96.0.12\nexternalIPs: [203.0.113.1]", "10.1.0.3") // lb is older, or first by name
+	if got, err := w.ask(t.Context(), "tcp", unusedIP+":80"); got != "routed" || err != nil {
+		t.Fatalf("without an agent, the unused cluster IP: %q, %v", got, err)
+	}
 	w.start()
 	ask := func(network, to, want string) {
 		t.Helper()
@@ -240,12 +249,12 @@ func TestAgent(t *testing.T) {
 	ask("tcp", "10.96.0.10:80", "10.1.0.2")
 	ask("udp", "10.96.0.10:80", "10.1.0.2")
 	ask("tcp", "203.0.113.1:80", "10.1.0.2")
-	// The API server's own ServiceCIDR reaches the rules: a packet to an unused cluster IP is dropped, and not
-	// answered by the node, which has no route for it.
+	// The API server's own ServiceCIDR reaches the rules: a packet to an unused cluster IP is dropped, and no
+	// longer routed.
 	w.until("dropped", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := w.ask(ctx, "tcp", "10.96.99.99:80")
+		_, err := w.ask(ctx, "tcp", unusedIP+":80")
 		return err != nil && ctx.Err() != nil
 	})
 	var page string
