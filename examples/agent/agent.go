@@ -84,6 +84,9 @@ type Options struct {
 	// Files is how many files the Agent may open for objects and clients. 0 means as many as the
 	// process may open (RLIMIT_NOFILE), which is too many for several Agents.
 	Files uint64
+	// SocketLB is the data plane of --socket-lb, which package sockets has. With the zero value the Agent
+	// refuses that flag, and leaves the programs of an earlier run.
+	SocketLB SocketLB
 	// Tune makes Run set the kernel's parameters of connection tracking, which concern the machine. The
 	// data planes of modes iptables and ipvs set those that they need in their network namespace.
 	Tune bool
@@ -91,6 +94,9 @@ type Options struct {
 	// Nil ends Run with [ErrConfigChanged].
 	Reload func()
 }
+
+// SocketLB is a data plane that stands before that of the mode. LB of package sockets returns one.
+type SocketLB = core.SocketLB
 
 // Agent is the Service proxy of one node.
 type Agent struct{ core *core.Agent }
@@ -118,7 +124,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	in := core.Options{
 		Config: cfg, Client: o.Client, NetNS: o.NetNS, Log: o.Log, Lines: o.Lines, Events: o.Events, Component: o.Component, Version: o.Version,
 		Registerer: o.Registerer, Labels: o.Labels, Gatherer: o.Gatherer, Serve: o.Serve, Debug: o.Debug, Listen: o.Listen,
-		Files: o.Files, Tune: o.Tune, Reload: o.Reload,
+		Files: o.Files, Tune: o.Tune, Reload: o.Reload, SocketLB: o.SocketLB,
 	}
 	if o.Source != nil {
 		in.Source = &source{follow: o.Source, node: o.Node}

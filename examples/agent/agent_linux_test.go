@@ -26,10 +26,14 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/go-proxier/proxier/examples/agent"
+	"github.com/go-proxier/proxier/examples/agent/sockets"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m) }
@@ -464,5 +468,31 @@ func TestAgentKnowsItsMountedPages(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSocketLBNeedsItsDataPlane starts an agent with --socket-lb without and with Options.SocketLB.
+func TestSocketLBNeedsItsDataPlane(t *testing.T) {
+	c, err := agent.ParseArgs([]string{"--manifests", t.TempDir(), "--hostname-override", "n1", "--socket-lb"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := agent.New(t.Context(), agent.Options{Config: c, Backend: agent.Discard})
+	if err == nil {
+		a.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "Options.SocketLB") {
+		t.Errorf("without a data plane: error %v", err)
+	}
+	opened := errors.New("opened")
+	lb := sockets.LB()
+	if lb.Open == nil || lb.Remove == nil {
+		t.Fatalf("package sockets has %+v", lb)
+	}
+	lb.Open = func(context.Context, config.SocketLB, []tracker.Family, *slog.Logger) (core.SocketPlane, error) {
+		return nil, opened
+	}
+	if _, err = agent.New(t.Context(), agent.Options{Config: c, Backend: agent.Discard, SocketLB: lb}); !errors.Is(err, opened) {
+		t.Errorf("with one: error %v", err)
 	}
 }

@@ -37,6 +37,7 @@
 //
 // # Stability
 //
-// This package is made to be imported and follows the newest client-go and kube-proxy. Its API may
-// change between minor versions, with a note on what to write instead.
+// This package is made to be imported, follows the newest kube-proxy, and passes with client-go and
+// the configuration type of the three supported minors of Kubernetes. Its API may change between minor
+// versions, with a note on what to write instead. It brings cobra, as kube-proxy's configuration type does.
 package agent

@@ -11,7 +11,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
-	"github.com/go-proxier/proxier/examples/socketlb"
 )
 
 // node is what Cleanup, SetParameters and LoadModules work on.
@@ -24,7 +23,8 @@ func node(c *Config, netns *os.File, log *slog.Logger) (*config.Config, *core.Op
 }
 
 // Cleanup removes the rules of all modes from a network namespace, nil for that of the calling thread,
-// and those of kube-proxy if c has --adopt-from-kube-proxy. It continues after an error.
+// and those of kube-proxy if c has --adopt-from-kube-proxy. It continues after an error. Cleanup of package
+// sockets removes the programs of --socket-lb.
 func Cleanup(ctx context.Context, c *Config, netns *os.File, log *slog.Logger) error {
 	cfg, o := node(c, netns, log)
 	return o.Within(func() error {
@@ -35,7 +35,7 @@ func Cleanup(ctx context.Context, c *Config, netns *os.File, log *slog.Logger) e
 			// first pass leaves out what is still in use.
 			err = modes.Leftovers(ctx, all, "", cfg.Adopt, o.Log)
 		}
-		return errors.Join(err, refused, modes.Missing(socketlb.Cleanup(ctx, socketlb.Config{}), o.Log), modes.Missing(reset.Cleanup(ctx, reset.Config{}), o.Log))
+		return errors.Join(err, refused, modes.Missing(reset.Cleanup(ctx, reset.Config{}), o.Log))
 	})
 }
 

@@ -33,7 +33,7 @@ const dialTimeout = 4 * time.Second
 // the configuration of the ServiceAccount of the pod in which the process runs.
 //
 // Clients of the configuration read the files of its credentials again: that of a token after an answer
-// 401, and at least once a minute, that of a CA once in five minutes, and those of a client certificate
+// 401, and at least once a minute, that of a CA once in five minutes (since client-go 1.36), and those of a client certificate
 // for each new connection, and at least once in five minutes. The token is in WrapTransport, not in the
 // fields of the configuration. What the kubeconfig itself contains is read once.
 func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) (*rest.Config, error) {

@@ -20,8 +20,8 @@
 //
 // # Stability
 //
-// This package is made to be imported and follows the newest client-go. Its API may change
-// between minor versions, with a note on what to write instead.
+// This package is made to be imported, and passes with client-go of the three supported minors of
+// Kubernetes. Its API may change between minor versions, with a note on what to write instead.
 //
 // # See also
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/tracker"
@@ -102,9 +104,7 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 			}
 		}), optional)
 		r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), expected, store, cache.ReflectorOptions{
-			Logger: &logger, Name: string(s), TypeDescription: string(s),
-			// For errors that are not repeated by the retrier.
-			Backoff: &wait.Backoff{Duration: apiretry.FirstPause, Cap: apiretry.LongestPause, Factor: 2, Jitter: 1, Steps: 10},
+			Name: string(s), TypeDescription: string(s),
 		})
 		wg.Go(func() {
 			if s == ServiceCIDRs {
@@ -112,7 +112,7 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 					return client.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
 				})
 			}
-			r.RunWithContext(klog.NewContext(ctx, logger))
+			run(klog.NewContext(ctx, logger), r)
 		})
 	}
 	follow(Services, c.core, label, "", field, &v1.Service{}, services)
@@ -120,6 +120,18 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	follow(Nodes, c.core, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), "", &v1.Node{}, nodes)
 	follow(ServiceCIDRs, c.networking, "", "", "", &networking.ServiceCIDR{}, cidrs)
 	wg.Wait()
+}
+
+// run lists and watches until ctx ends. The pauses are for errors that are not repeated by the
+// retrier. Those of Reflector.RunWithContext grow to a minute, and cannot be set in client-go 1.35.
+func run(ctx context.Context, r *cache.Reflector) {
+	pauses := wait.Backoff{Duration: apiretry.FirstPause, Cap: apiretry.LongestPause, Factor: 2, Jitter: 1, Steps: 10}
+	_ = pauses.DelayWithReset(clock.RealClock{}, time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		if err := r.ListAndWatchWithContext(ctx); err != nil {
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		}
+		return false, nil // until ctx ends
+	})
 }
 
 // store is a reflector's store. It passes objects on and keeps their names alone.

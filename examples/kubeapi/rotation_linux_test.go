@@ -31,6 +31,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/transport"
 	componentbase "k8s.io/component-base/config/v1alpha1"
 
@@ -157,7 +158,9 @@ users: [{name: u, user: %s}], contexts: [{name: c, context: {cluster: c, user: u
 	if err != nil {
 		t.Fatal(err)
 	}
-	readAuthorityOften(t, client)
+	if readsAuthorityAgain() {
+		readAuthorityOften(t, client)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -168,6 +171,13 @@ users: [{name: u, user: %s}], contexts: [{name: c, context: {cluster: c, user: u
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	return f
+}
+
+// readsAuthorityAgain reports whether client-go reads the file of the CA again. It does since 1.36, as
+// its reflectors have the option Backoff. Binaries of tests do not know the versions of their modules.
+func readsAuthorityAgain() bool {
+	_, ok := reflect.TypeFor[cache.ReflectorOptions]().FieldByName("Backoff")
+	return ok
 }
 
 // readAuthorityOften makes client-go look at the file of the CA at each request, and not once in five
@@ -267,6 +277,9 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 		"token":              followAs(t, h, dir, "ca-of-the-first", "{tokenFile: token}"),
 		"client certificate": followAs(t, h, dir, "ca-of-the-second", "{client-certificate: client.crt, client-key: client.key}"),
 		"CA":                 followAs(t, h, dir, "ca-of-the-third", "{token: admin-token}"),
+	}
+	if !readsAuthorityAgain() {
+		delete(followers, "CA")
 	}
 	eventually := func(what string, done func(f *follower) bool) {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	zpages "k8s.io/component-base/zpages/features"
+	"k8s.io/klog/v2"
 )
 
 // The agent's own feature gates, with kube-proxy's names. [Config.Gates] also has the gates
@@ -76,7 +77,7 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 			ignored = append(ignored, name)
 		}
 	}
-	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
+	if err := setQuietly(gates, set); err != nil {
 		return nil, nil, err
 	}
 	if mode == ModeIPVS && !gates.Enabled(KubeProxyIPVS) {
@@ -89,6 +90,18 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 		notes = append(notes, "feature gates that have no effect here: "+strings.Join(ignored, ", "))
 	}
 	return gates, notes, nil
+}
+
+// setQuietly sets feature gates. Since component-base 1.36 it writes nothing to klog's log of the
+// process.
+func setQuietly(gates featuregate.MutableFeatureGate, values map[string]bool) error {
+	type withLogger interface {
+		SetFromMapWithLogger(klog.Logger, map[string]bool) error
+	}
+	if g, ok := gates.(withLogger); ok {
+		return g.SetFromMapWithLogger(logr.Discard(), values)
+	}
+	return gates.SetFromMap(values)
 }
 
 // Kubernetes is the newest release that the agent was compared with. Documents that name

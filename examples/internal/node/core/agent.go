@@ -26,7 +26,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
-	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -76,7 +75,7 @@ type Agent struct {
 	// followers are synced after the rules are in effect.
 	followers []*ruleset.Cursor
 	// Sockets is nil without --socket-lb, and socketRules is its cursor.
-	Sockets     *socketlb.Backend
+	Sockets     SocketPlane
 	socketRules *ruleset.Cursor
 	// taint is nil without --remove-startup-taint.
 	taint *startupTaint

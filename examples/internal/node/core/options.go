@@ -54,6 +54,8 @@ type Options struct {
 	Files uint64
 	// Tune makes Run set the kernel's parameters of connection tracking.
 	Tune bool
+	// SocketLB is required by --socket-lb.
+	SocketLB SocketLB
 	// Reload, if not nil, is called when the configuration changes by its file. Otherwise Run ends.
 	Reload func()
 }

@@ -2,31 +2,48 @@ package core
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
-	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // watchSocketsInterval is how often the maps and programs of --socket-lb are checked.
 const watchSocketsInterval = 10 * time.Second
 
-// openSockets opens the backend of --socket-lb, if it is enabled. The calling thread must be
-// in the node's network namespace.
-func (a *Agent) openSockets(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
-	c := cfg.SocketLB
-	if !c.Enabled {
+// SocketLB is the data plane of --socket-lb. The zero value is none.
+type SocketLB struct {
+	// Open opens the data plane. The calling thread is in the node's network namespace.
+	Open func(ctx context.Context, c config.SocketLB, families []tracker.Family, log *slog.Logger) (SocketPlane, error)
+	// Remove removes what an earlier run left in a folder, and reports whether it left something.
+	Remove func(ctx context.Context, dir string) (bool, error)
+}
+
+// SocketPlane is an open data plane of --socket-lb.
+type SocketPlane interface {
+	ruleset.Backend
+	dataplane.TrafficReader
+	Watch(ctx context.Context, interval time.Duration, drifted func(error)) error
+	Close() error
+}
+
+// openSockets opens the data plane of --socket-lb, if it is enabled. The calling thread must be in the
+// node's network namespace.
+func (a *Agent) openSockets(ctx context.Context, cfg *config.Config, log *slog.Logger) (err error) {
+	if !cfg.SocketLB.Enabled {
 		return nil
 	}
-	b, err := socketlb.New(ctx, socketlb.Config{
-		Cgroup: c.Cgroup, Dir: c.Dir, NodeOnly: c.NodeOnly, Families: a.families, Log: log,
-	})
-	if err != nil {
+	if a.options.SocketLB.Open == nil {
+		return errors.New("this program has no data plane for --socket-lb: its Options.SocketLB is not set")
+	}
+	if a.Sockets, err = a.options.SocketLB.Open(ctx, cfg.SocketLB, a.families, log); err != nil {
 		return err
 	}
-	a.Sockets = b
-	a.closers = append(a.closers, func() { b.Close() })
+	a.closers = append(a.closers, func() { a.Sockets.Close() })
 	return nil
 }
 
@@ -42,19 +59,19 @@ func (a *Agent) watchSockets(ctx context.Context) error {
 
 // removeSockets waits until the rules are in effect and then removes the socket programs.
 func (a *Agent) removeSockets(ctx context.Context) error {
+	if a.options.SocketLB.Remove == nil {
+		return nil
+	}
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-a.takeOver.inEffect:
 	}
-	c := socketlb.Config{Dir: a.Config.SocketLB.Dir}
-	if owned, err := socketlb.Owned(ctx, c); !owned || err != nil {
-		return nil
-	}
-	if err := socketlb.Cleanup(ctx, c); err != nil {
+	switch removed, err := a.options.SocketLB.Remove(ctx, a.Config.SocketLB.Dir); {
+	case err != nil:
 		a.Log.Error("cannot remove the socket programs of an earlier run", "error", err)
-		return nil
+	case removed:
+		a.Log.Info("removed the socket programs of an earlier run")
 	}
-	a.Log.Info("removed the socket programs of an earlier run")
 	return nil
 }

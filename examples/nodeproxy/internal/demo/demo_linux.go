@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/go-proxier/proxier/examples/agent/sockets"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
@@ -215,7 +216,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	t.sockets.configure(cfg)
 	var a *core.Agent
 	err = t.Node.Do(func() (err error) {
-		a, err = core.New(ctx, core.Options{Config: cfg, Modes: t.modes(), Lines: lines(t.synced), Log: cli.Quiet(cfg, cli.OwnLogger(cfg, t.diag)), Tune: true})
+		a, err = core.New(ctx, core.Options{Config: cfg, Modes: t.modes(), Lines: lines(t.synced), Log: cli.Quiet(cfg, cli.OwnLogger(cfg, t.diag)), Tune: true, SocketLB: sockets.LB()})
 		return err
 	})
 	if err != nil {

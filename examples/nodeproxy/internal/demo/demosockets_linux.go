@@ -104,7 +104,7 @@ func (c *demoCgroup) configure(cfg *config.Config) {
 // follow stores the agent, whose counters count reads.
 func (c *demoCgroup) follow(a *core.Agent) {
 	if c != nil {
-		c.backend = a.Sockets
+		c.backend, _ = a.Sockets.(*socketlb.Backend)
 	}
 }
 

@@ -3,6 +3,7 @@
 package run
 
 import (
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/pprof"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/go-proxier/proxier/examples/agent"
+	"github.com/go-proxier/proxier/examples/agent/sockets"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 )
 
@@ -121,7 +123,7 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 		log.Info("wrote the configuration", "file", writeTo)
 		return nil
 	case cleanup:
-		if err := agent.Cleanup(ctx, cfg, nil, log); err != nil {
+		if err := errors.Join(agent.Cleanup(ctx, cfg, nil, log), sockets.Cleanup(ctx)); err != nil {
 			return err
 		}
 		log.Info("removed all rules")
@@ -141,7 +143,7 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 		log.Warn("cannot set oom-score-adj", "value", *effective.OOMScoreAdj, "error", err)
 	}
 	cfg.Gates().AddMetrics()
-	o := agent.Options{Config: cfg, Log: log, Version: cli.Version(), Gatherer: legacyregistry.DefaultGatherer, Serve: true, Tune: true}
+	o := agent.Options{Config: cfg, Log: log, Version: cli.Version(), Gatherer: legacyregistry.DefaultGatherer, Serve: true, Tune: true, SocketLB: sockets.LB()}
 	if !json {
 		o.Lines = p.Out
 	}
