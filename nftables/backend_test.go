@@ -43,6 +43,8 @@ type rig struct {
 	offload *Offload
 	// countPackets is Config.CountPackets.
 	countPackets bool
+	// stages is Config.Stages.
+	stages Stages
 	// pools, if not nil, returns a configuration with other limits of pools.
 	pools func(model.Config) model.Config
 }
@@ -105,7 +107,7 @@ func (r *rig) start() {
 	if r.pools != nil {
 		l = r.pools(l)
 	}
-	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, CountPackets: r.countPackets}, l)
+	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, CountPackets: r.countPackets, Stages: r.stages}, l)
 	if err != nil {
 		r.Fatal(err)
 	}

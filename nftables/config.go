@@ -60,6 +60,8 @@ type Config struct {
 	// own. Every packet of a translated connection then looks up a counter. See [Backend.Traffic], and
 	// DESIGN.md for what is missed.
 	CountPackets bool
+	// Stages says where the rules stand among those of other programs, and which stages those have.
+	Stages Stages
 	// NetNS is an open file of the network namespace to program; nil is the namespace
 	// of the thread that calls [New]. New duplicates the file, and working in a
 	// namespace other than the process's needs CAP_SYS_ADMIN.
@@ -67,6 +69,38 @@ type Config struct {
 	// Log receives repairs and Services that cannot be programmed, and, at
 	// [dataplane.LevelTransaction], each transaction as "nft -f" reads it; nil discards them.
 	Log *slog.Logger
+}
+
+// Stages is the place of the rules in netfilter. The zero value has all stages at netfilter's usual
+// priorities. A rule of another program stands before or after a stage by the priority of its chain,
+// because no chain of nftables jumps into another table. A [Backend] whose Stages changed replaces the
+// tables with the next full delta.
+type Stages struct {
+	// DestinationNAT, Filter and SourceNAT, from -99 to 99, are added to the priorities of the chains that choose
+	// endpoints (-100, and -99 for packets that came between two transactions), that refuse connections
+	// (0), and that masquerade (100).
+	DestinationNAT, Filter, SourceNAT int
+	// NoFilter leaves out the refusal of connections that no Service has: to other ports of cluster IPs,
+	// to unused addresses of ServiceCIDRs, and, of the node to its own address, to Services without endpoints. The rules
+	// that choose endpoints still refuse other connections to these Services.
+	NoFilter bool
+	// NoMasquerade leaves out masquerading. Another program must masquerade packets whose mark has the bit
+	// Config.MasqueradeMark, and those of a pod to itself, which have one address as source and destination
+	// after the translation.
+	NoMasquerade bool
+}
+
+// maxShift bounds how far a stage moves: no stage reaches another one, or connection tracking.
+const maxShift = 99
+
+// check returns an error that wraps [ruleset.ErrConfig] if a priority is out of range.
+func (s Stages) check() error {
+	for _, p := range []int{s.DestinationNAT, s.Filter, s.SourceNAT} {
+		if p < -maxShift || p > maxShift {
+			return fmt.Errorf("%w: priority %d of a stage is not -%d to %d", ruleset.ErrConfig, p, maxShift, maxShift)
+		}
+	}
+	return nil
 }
 
 // ErrTooLarge is wrapped by the error of a Service that needs a larger transaction than
@@ -128,7 +162,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.StickyClients == 0:
 		c.StickyClients = defaultStickyClients
 	}
-	if err := errors.Join(err, errOffload); err != nil {
+	if err := errors.Join(err, errOffload, c.Stages.check()); err != nil {
 		return c, fmt.Errorf("nftables: %w", err)
 	}
 	c.Offload = offload

@@ -83,7 +83,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 		return k, err
 	}
 	k.sound = k.Flags == 0
-	base, _ := kernel.Rules{Family: f, Mark: uint32(b.config.MasqueradeMark)}.Outline([]model.Object{{Kind: model.BaseChains}})
+	base, _ := kernel.Rules{Family: f, Stages: kernel.Stages(b.config.Stages)}.Outline([]model.Object{{Kind: model.BaseChains}})
 	for name, c := range k.chains {
 		k.hooked = k.hooked || c.Base != nil
 		k.sound = k.sound && c.Is(base[name])

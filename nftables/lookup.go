@@ -90,7 +90,7 @@ func (r reader) flushed(chains string) error {
 	if err != nil {
 		return kernel.IgnoreInterrupted(err)
 	}
-	_, want := kernel.Rules{Family: r.family}.Outline([]model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}})
+	_, want := kernel.Rules{Family: r.family, Stages: r.stages}.Outline([]model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}})
 	for name := range strings.SplitSeq(chains, ", chain ") {
 		want[name] = 1
 	}

@@ -24,6 +24,7 @@ type reader struct {
 	conn   lister
 	table  string
 	family tracker.Family
+	stages kernel.Stages
 }
 
 // readTables calls fn with each family's table that packets meet. purpose is for errors. If
@@ -45,7 +46,7 @@ func readTablesBy(ctx context.Context, conn lister, c Config, purpose string, fn
 		table, err := tableInUse(conn, c.Table, f)
 		if err == nil && table != "" {
 			found = true
-			err = fn(reader{ctx, conn, table, f})
+			err = fn(reader{ctx, conn, table, f, kernel.Stages(c.Stages)})
 		}
 		if errors.Is(err, syscall.ENOENT) {
 			err = fmt.Errorf("table has another layout: %w", dataplane.ErrNoRules)

@@ -208,7 +208,7 @@ func (r *tables) installed() (map[tracker.Key]bool, error) {
 		if !k.has(layout.ServiceIPs, f) || !k.has(layout.NodePorts, f) {
 			continue
 		}
-		old := reader{r.b.open, r.b.conn, r.old.name, f}
+		old := reader{ctx: r.b.open, conn: r.b.conn, table: r.old.name, family: f}
 		if err := old.frontends(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
 			return nil, err
 		}

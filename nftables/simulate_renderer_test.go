@@ -32,7 +32,7 @@ func TestRendererPassesSimulation(t *testing.T) {
 				Backend: func() ruleset.Backend {
 					b := rendererBackend{tables: tables, elsewhere: elsewhere}
 					for _, f := range env.Families {
-						r, err := NewRenderer(Config{}, f)
+						r, err := NewRenderer(Config{Stages: Stages{DestinationNAT: -7, Filter: 3, SourceNAT: 9}}, f)
 						if err != nil {
 							tb.Fatal(err)
 						}

@@ -53,7 +53,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	}
 	out := newTraffic()
 	for _, t := range b.tables.List {
-		r := reader{ctx, b.conn, b.name, t.Family}
+		r := reader{ctx: ctx, conn: b.conn, table: b.name, family: t.Family}
 		counted, err := r.counters()
 		if err == nil && b.config.CountPackets {
 			err = r.packets(packetsOf(b.config.Table), counted)

@@ -55,6 +55,10 @@ func main() {
 		local.CIDRs = append(local.CIDRs, p)
 		return err
 	})
+	var stages nftables.Stages
+	flag.BoolVar(&stages.NoMasquerade, "no-masquerade", false, "a firewall of the nodes masquerades packets with the mark 0x4000, and those of a pod to itself")
+	flag.BoolVar(&stages.NoFilter, "no-filter", false, "a firewall of the nodes refuses connections to unused addresses and ports of Services")
+	flag.IntVar(&stages.DestinationNAT, "dnat-priority", 0, "what is added to the `priority` of the chains that choose endpoints, to place them before or after those of a firewall")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -70,7 +74,7 @@ func main() {
 		if err != nil {
 			return err
 		}
-		return run(ctx, client, local, *dir, slog.Default())
+		return run(ctx, client, local, stages, *dir, slog.Default())
 	}()
 	if err != nil && ctx.Err() == nil {
 		slog.Error("noderules ends", "error", err)
@@ -79,7 +83,7 @@ func main() {
 }
 
 // run writes rules until ctx ends.
-func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTraffic, dir string, log *slog.Logger) error {
+func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTraffic, stages nftables.Stages, dir string, log *slog.Logger) error {
 	// Without a node of its own, the tracker does not wait for Nodes.
 	t, err := tracker.New(tracker.Config{Kinds: []tracker.Kind{tracker.KindServices, tracker.KindSlices}, Log: log})
 	if err != nil {
@@ -89,7 +93,7 @@ func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTr
 	if err != nil {
 		return err
 	}
-	n := &nodes{dir: dir, log: log, places: placement.New(tracker.TopologyOptions{}), ports: map[tracker.Key]*ruleset.Port{}, nodes: map[string]*node{}}
+	n := &nodes{dir: dir, log: log, stages: stages, places: placement.New(tracker.TopologyOptions{}), ports: map[tracker.Key]*ruleset.Port{}, nodes: map[string]*node{}}
 	cursor := engine.Attach("nodes", n)
 	loop, err := runner.New(runner.Config{Min: 100 * time.Millisecond, Log: log}, func(ctx context.Context) error {
 		return errors.Join(cursor.Sync(ctx), n.writeFull())
@@ -131,8 +135,9 @@ func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTr
 
 // nodes are the nodes of the cluster. It is a [ruleset.Backend].
 type nodes struct {
-	dir string
-	log *slog.Logger
+	dir    string
+	log    *slog.Logger
+	stages nftables.Stages
 
 	mu     sync.Mutex
 	places *placement.Placements
@@ -194,7 +199,7 @@ func (n *nodes) writeFull() error {
 			continue
 		}
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			r, err := nftables.NewRenderer(nftables.Config{}, f)
+			r, err := nftables.NewRenderer(nftables.Config{Stages: n.stages}, f)
 			if err != nil {
 				return err
 			}

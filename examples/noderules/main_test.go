@@ -23,6 +23,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -55,12 +56,12 @@ func slice(name string, nodes ...string) *discovery.EndpointSlice {
 }
 
 // start runs the controller until stop is called.
-func start(t *testing.T, client *fake.Clientset, dir string) (stop func()) {
+func start(t *testing.T, client *fake.Clientset, dir string, stages ...nftables.Stages) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
 		local := ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}
-		done <- run(ctx, client, local, dir, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		done <- run(ctx, client, local, slices.Concat(stages, make([]nftables.Stages, 1))[0], dir, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	}()
 	return func() {
 		cancel()
@@ -177,6 +178,19 @@ func TestFailedWriteIsRepeatedWhole(t *testing.T) {
 	}
 	until(t, "the node has rules", func() bool { return len(files(t, dir, "node-1")) == 1 })
 	if text, err := os.ReadFile(files(t, dir, "node-1")[0]); err != nil || !strings.Contains(string(text), "10.0.1.1") {
+		t.Errorf("%v, rules:\n%s", err, text)
+	}
+}
+
+// TestFirewallHasItsStages leaves stages to a firewall of the nodes.
+func TestFirewallHasItsStages(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	client := fake.NewClientset(nodeObject("node-1"), service("plain", v1.ServiceInternalTrafficPolicyCluster), slice("plain", "node-1"))
+	defer start(t, client, dir, nftables.Stages{NoMasquerade: true, DestinationNAT: 10})()
+	until(t, "the node has rules", func() bool { return len(files(t, dir, "node-1")) == 1 })
+	text, err := os.ReadFile(files(t, dir, "node-1")[0])
+	if err != nil || strings.Contains(string(text), "hook postrouting") || !strings.Contains(string(text), "hook prerouting priority -90;") {
 		t.Errorf("%v, rules:\n%s", err, text)
 	}
 }

@@ -187,7 +187,7 @@ func chainsIn(text string) (out []ChainSpec) {
 
 // fixed returns the chains that do not depend on the Services.
 func (w Rules) fixed() []ChainSpec {
-	out := chainsIn(fixedChains)
+	out := w.Stages.of(chainsIn(fixedChains))
 	if w.Offload == nil {
 		return out
 	}
@@ -202,6 +202,40 @@ func (w Rules) fixed() []ChainSpec {
 	}
 	fast := chainsIn("chain " + layout.ChainToFastPath + " {\n" + text + hasDispatch + " " + resetPriority)
 	return append(fast, out...)
+}
+
+// of returns the fixed chains without what s leaves out, with the base chains at their priorities.
+func (s Stages) of(chains []ChainSpec) []ChainSpec {
+	var out []ChainSpec
+	for _, c := range chains {
+		var shift int
+		switch c.Name {
+		case layout.ChainNATPrerouting, layout.ChainNATOutput, layout.ChainPreroutingAgain, layout.ChainOutputAgain:
+			shift = s.DestinationNAT
+		case layout.ChainNATPostrouting:
+			if s.NoMasquerade {
+				continue
+			}
+			shift = s.SourceNAT
+		case layout.ChainFilterInput:
+			if s.NoFilter {
+				continue
+			}
+			shift = s.Filter
+		case layout.ChainFilterForward, layout.ChainFilterOutput:
+			if s.NoFilter {
+				c.Rules = c.Rules[:len(c.Rules)-1] // the last one refuses
+			}
+			shift = s.Filter
+		}
+		if shift != 0 {
+			b := *c.Base
+			b.Priority += int32(shift)
+			c.Hook, c.Base = strings.Replace(c.Hook, fmt.Sprintf("priority %d;", c.Base.Priority), fmt.Sprintf("priority %d;", b.Priority), 1), &b
+		}
+		out = append(out, c)
+	}
+	return out
 }
 
 // Outline returns the chains that objects create: the hooks of base chains, and the number of rules

@@ -18,6 +18,13 @@ type Rules struct {
 	Local ruleset.LocalTraffic
 	// Offload is nil for tables without a flowtable.
 	Offload *Offload
+	Stages  Stages
+}
+
+// Stages is the place of base chains: what is added to their priorities, and what is left out.
+type Stages struct {
+	DestinationNAT, Filter, SourceNAT int
+	NoFilter, NoMasquerade            bool
 }
 
 // Offload determines the connections that take the fast path.
