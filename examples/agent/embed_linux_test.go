@@ -10,9 +10,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -268,7 +271,10 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 }
 
 // TestHollowNodesAreSmall runs 300 hollow nodes on one API server, each with a client and watches of its
-// own, and prints what one takes.
+// own, and prints what one takes. With PROXIER_KUBEMARK, the path of Kubernetes' kubemark, it prints the same
+// of 20 hollow proxies of kubemark, one after the other. In examples/e2e/cluster:
+//
+//	GOWORK=off go build -o kubemark k8s.io/kubernetes/cmd/kubemark
 func TestHollowNodesAreSmall(t *testing.T) {
 	nodes := 20
 	if os.Getenv("PROXIER_THOROUGH") != "" {
@@ -283,6 +289,7 @@ func TestHollowNodesAreSmall(t *testing.T) {
 	config := parse(t)
 	type use struct {
 		heap       uint64
+		resident   uint64 // memory of the process
 		goroutines int
 		files      int
 	}
@@ -295,7 +302,8 @@ func TestHollowNodesAreSmall(t *testing.T) {
 		for _, k := range openFiles(t) {
 			files += k
 		}
-		return use{m.HeapAlloc + m.StackInuse, runtime.NumGoroutine(), files}
+		debug.FreeOSMemory()
+		return use{m.HeapAlloc + m.StackInuse, privateMemory(t, os.Getpid()), runtime.NumGoroutine(), files}
 	}
 	check := leftovers(t)
 	before := measure()
@@ -330,9 +338,12 @@ func TestHollowNodesAreSmall(t *testing.T) {
 	after := measure()
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "hollow nodes\tall synced after\theap and stacks of one\tgoroutines of one\tfiles of one\t")
-	fmt.Fprintf(w, "%d\t%v\t%d KiB\t%.1f\t%.1f\t\n", nodes, took.Round(10*time.Millisecond), (after.heap-before.heap)/uint64(nodes)/1024,
-		float64(after.goroutines-before.goroutines)/float64(nodes), float64(after.files-before.files)/float64(nodes))
+	fmt.Fprintln(w, "hollow nodes\tall synced after\tmemory of one\theap and stacks\tgoroutines\tfiles\t")
+	fmt.Fprintf(w, "%d\t%v\t%d KiB\t%d KiB\t%.1f\t%.1f\t\n", nodes, took.Round(10*time.Millisecond), (after.resident-before.resident)/uint64(nodes)/1024,
+		(after.heap-before.heap)/uint64(nodes)/1024, float64(after.goroutines-before.goroutines)/float64(nodes), float64(after.files-before.files)/float64(nodes))
+	if program := os.Getenv("PROXIER_KUBEMARK"); program != "" {
+		defer func() { kubemark(t, program, n.node, c.Kubeconfig()) }() // when the agents have ended
+	}
 	w.Flush()
 	t.Logf("\n%s", table.String())
 	if n := float64(after.goroutines-before.goroutines) / float64(nodes); n > 60 {
@@ -348,4 +359,72 @@ func TestHollowNodesAreSmall(t *testing.T) {
 		c.Close()
 	}
 	check()
+}
+
+// privateMemory returns the memory of a process that it shares with no other one, and its part of the rest,
+// in bytes.
+func privateMemory(t *testing.T, pid int) uint64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var kib uint64
+		if n, _ := fmt.Sscanf(line, "Pss: %d kB", &kib); n == 1 {
+			return kib << 10
+		}
+	}
+	t.Fatalf("no Pss in %s", text)
+	return 0
+}
+
+// kubemark prints what a hollow proxy of kubemark takes, of 20 on the node. They count as synced when none
+// has used the processor for 3 seconds.
+func kubemark(t *testing.T, program string, h *netlab.Host, kubeconfig string) {
+	const nodes = 20
+	var all []int
+	start := time.Now()
+	for i := range nodes {
+		cmd := exec.Command(program, "--morph=proxy", fmt.Sprintf("--name=hollow-%d", i), "--kubeconfig="+kubeconfig)
+		if err := h.Start(cmd); err != nil {
+			t.Error(err)
+			return
+		}
+		all = append(all, cmd.Process.Pid)
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	}
+	used := func() (ticks int) {
+		for _, pid := range all {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			if f := strings.Fields(string(text)); err == nil && len(f) > 14 {
+				for _, s := range f[13:15] {
+					n, _ := strconv.Atoi(s)
+					ticks += n
+				}
+			}
+		}
+		return ticks
+	}
+	took := time.Duration(0)
+	for last := -nodes; time.Since(start) < 2*time.Minute; time.Sleep(3 * time.Second) {
+		now := used()
+		if now-last <= nodes/2 { // a hundredth of a second each, at most
+			break
+		}
+		last, took = now, time.Since(start)
+	}
+	var memory uint64
+	files, threads := 0, 0
+	for _, pid := range all {
+		memory += privateMemory(t, pid)
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
+			t.Error(err)
+		}
+		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		files, threads = files+len(fds), threads+len(tasks)
+	}
+	t.Logf("%d hollow proxies of kubemark, a process each: idle after %v; of one: memory %d KiB, %.1f files, %.1f threads",
+		nodes, took.Round(time.Second), memory/nodes/1024, float64(files)/nodes, float64(threads)/nodes)
 }
