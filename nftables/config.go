@@ -60,7 +60,8 @@ type Config struct {
 	// own. Every packet of a translated connection then looks up a counter. See [Backend.Traffic], and
 	// DESIGN.md for what is missed.
 	CountPackets bool
-	// Stages says where the rules stand among those of other programs, and which stages those have.
+	// Stages says where the rules stand among those of other programs, and which stages those have. The
+	// zero value has all at their usual place.
 	Stages Stages
 	// NetNS is an open file of the network namespace to program; nil is the namespace
 	// of the thread that calls [New]. New duplicates the file, and working in a
