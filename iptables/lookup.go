@@ -23,17 +23,32 @@ import (
 //
 // The error wraps [dataplane.ErrNoRules] if the table has no chain KUBE-SERVICES.
 func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
-	var found dataplane.Found
-	err := c.with(func(c Config, k kernel) (err error) {
-		found, err = lookup(ctx, c, k, q)
+	found, err := LookupAll(ctx, c, []dataplane.Query{q})
+	if err != nil {
+		return dataplane.Found{}, err
+	}
+	return found[0], nil
+}
+
+// LookupAll is [Lookup] for many packets, with one run of iptables-save for each of their families. The
+// results have the order of the queries. The error is that of the first family that has one.
+func LookupAll(ctx context.Context, c Config, queries []dataplane.Query) (found []dataplane.Found, err error) {
+	err = c.with(func(c Config, k kernel) error {
+		found, err = lookup(ctx, c, k, queries)
 		return err
 	})
 	return found, err
 }
 
-func lookup(ctx context.Context, c Config, k kernel, q dataplane.Query) (found dataplane.Found, err error) {
-	c.Families = []tracker.Family{tracker.FamilyOf(q.Packet.To.Addr())}
-	err = each(ctx, c, k, func(f *family) error {
+func lookup(ctx context.Context, c Config, k kernel, queries []dataplane.Query) ([]dataplane.Found, error) {
+	found := make([]dataplane.Found, len(queries))
+	c.Families = nil
+	for _, q := range queries {
+		if f := tracker.FamilyOf(q.Packet.To.Addr()); !slices.Contains(c.Families, f) {
+			c.Families = append(c.Families, f)
+		}
+	}
+	err := each(ctx, c, k, func(f *family) error {
 		var saved strings.Builder
 		if err := f.Save(ctx, nat.String(), &saved); err != nil {
 			return fmt.Errorf("iptables: cannot read table nat: %w", err)
@@ -42,7 +57,11 @@ func lookup(ctx context.Context, c Config, k kernel, q dataplane.Query) (found d
 		if _, ok := chains[chainServices]; !ok {
 			return fmt.Errorf("iptables: %w", dataplane.ErrNoRules)
 		}
-		found = follow(chains, q.Packet)
+		for i, q := range queries {
+			if tracker.FamilyOf(q.Packet.To.Addr()) == f.family {
+				found[i] = follow(chains, q.Packet)
+			}
+		}
 		return nil
 	})
 	return found, err

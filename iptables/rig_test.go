@@ -189,7 +189,8 @@ func (r *rig) lookup(q dataplane.Query) (found dataplane.Found, err error) {
 		return Lookup(r.Context(), r.config, q)
 	}
 	err = r.with(func(c Config, k kernel) error {
-		found, err = lookup(r.Context(), c, k, q)
+		all, err := lookup(r.Context(), c, k, []dataplane.Query{q})
+		found = all[0]
 		return err
 	})
 	return found, err

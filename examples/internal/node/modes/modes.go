@@ -88,6 +88,8 @@ type Mode struct {
 	// Lookup reads from the kernel where it sends a packet. If there is no entry for the packet,
 	// Found.Where states that. Lookup is nil if the mode has no rules in the kernel.
 	Lookup func(context.Context, dataplane.Query) (dataplane.Found, error)
+	// LookupAll, if not nil, is Lookup for many packets in less time.
+	LookupAll func(context.Context, []dataplane.Query) ([]dataplane.Found, error)
 }
 
 // Plane is the open data plane of a mode.
@@ -137,6 +139,22 @@ func lookedUp[C any](lookup func(context.Context, C, dataplane.Query) (dataplane
 		}
 		return found, err
 	}
+}
+
+// FindAll reads from the kernel where it sends each packet. The results have the order of the queries.
+func (m Mode) FindAll(ctx context.Context, queries []dataplane.Query) (found []dataplane.Found, errs []error) {
+	if m.LookupAll != nil {
+		found, err := m.LookupAll(ctx, queries)
+		if err == nil {
+			return found, make([]error, len(queries))
+		}
+		return make([]dataplane.Found, len(queries)), slices.Repeat([]error{err}, len(queries))
+	}
+	for _, q := range queries {
+		f, err := m.Lookup(ctx, q)
+		found, errs = append(found, f), append(errs, err)
+	}
+	return found, errs
 }
 
 // Find returns the mode of a name.

@@ -116,7 +116,16 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			return Plane{Backend: b, Counters: b.Counters}, nil
 		},
 		SetSysctls: configured(configure, iptables.SetSysctls),
-		Lookup:     lookedUp(lookupIPTables, "no rule for it"),
+		Lookup:     lookedUp(lookupIPTables, noRule),
+		LookupAll: func(ctx context.Context, queries []dataplane.Query) ([]dataplane.Found, error) {
+			found, err := iptables.LookupAll(ctx, iptables.Config{Flavor: FlavorInUse(ctx)}, queries)
+			for i := range found {
+				if !found[i].Entry {
+					found[i].Where = noRule
+				}
+			}
+			return found, err
+		},
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, leftByIPTables(log), iptables.Owned, log)
 			return len(list) != 0, err
@@ -153,6 +162,9 @@ func inOtherFlavor[C any](s Settings, list []C, flavorOf func(C) iptables.Flavor
 		return s.Flavor == config.FlavorAuto || flavorOf(c) != iptables.Flavor(other(s.Flavor))
 	})
 }
+
+// noRule is what Where of a packet without a rule is in mode iptables.
+const noRule = "no rule for it"
 
 func lookupIPTables(ctx context.Context, c iptables.Config, q dataplane.Query) (dataplane.Found, error) {
 	c.Flavor = FlavorInUse(ctx)

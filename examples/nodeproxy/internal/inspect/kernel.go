@@ -63,10 +63,19 @@ type question struct {
 // compareKernel prints where the kernel sends a packet in a mode, and whether that agrees
 // with the verdict. It returns errDiffers if it does not.
 func (q question) compareKernel(ctx context.Context, out io.Writer, m modes.Mode) error {
+	found, err := m.Lookup(ctx, q.query())
+	return q.compareFound(out, m, found, err)
+}
+
+// query returns what to ask the kernel.
+func (q question) query() dataplane.Query {
 	f := q.verdict.Frontend
-	found, err := m.Lookup(ctx, dataplane.Query{
-		Packet: q.packet, Internal: q.internal, NodePort: f != nil && f.Kind == ruleset.KindNodePort,
-	})
+	return dataplane.Query{Packet: q.packet, Internal: q.internal, NodePort: f != nil && f.Kind == ruleset.KindNodePort}
+}
+
+// compareFound is compareKernel with what the mode's Lookup returned.
+func (q question) compareFound(out io.Writer, m modes.Mode, found dataplane.Found, err error) error {
+	f := q.verdict.Frontend
 	var drift *dataplane.DriftError
 	switch {
 	case errors.Is(err, dataplane.ErrNoRules):

@@ -29,6 +29,11 @@ folder or file: what does this change of the manifests do?
 
 	nodeproxy render --manifests main/ --hostname-override node-a --diff branch/
 
+With "--diff kernel", as root on the node, it prints for which addresses and ports the rules
+in the kernel have other endpoints than the objects: what would an agent change here? It
+asks for one connection from elsewhere to each. It also names the Services that the kernel
+alone has; in modes iptables and ipvs, of these, those with traffic.
+
 The exit status is 1 if the mode cannot express some Services, which are named.
 `
 
@@ -40,7 +45,7 @@ func RenderCommand(p *cli.Program) *cobra.Command {
 		Long:  renderLong,
 	}
 	flags := p.AddFlags(c)
-	diff := flags.String("diff", "", "print what differs with the objects of this `folder` or file in place of those that run would read")
+	diff := flags.String("diff", "", "print what differs with the objects of this `folder` or file in place of those that run would read, or with the rules in the \"kernel\"")
 	c.RunE = func(c *cobra.Command, _ []string) error { return render(c.Context(), p, flags, *diff) }
 	return c
 }
@@ -50,6 +55,9 @@ func render(ctx context.Context, p *cli.Program, flags *config.Flags, diff strin
 	cfg, log, _, err := packetArgs(p, flags, true)
 	if err != nil {
 		return err
+	}
+	if diff == theKernel {
+		return diffKernel(ctx, p.Out, cfg, log)
 	}
 	now, err := snapshot(ctx, cfg, log)
 	if err != nil {
