@@ -39,10 +39,10 @@
 // objects and turns them into the ruleset; core brings the ruleset into the kernel, with the
 // data planes of package modes, and serves metrics, health checks and the page of the
 // configuration. Package takeover finds the rules of other proxies. Package config reads kube-proxy's
-// flags and file. The rest is in the folder internal: package program starts the verbs. Package run
-// is the verb run. Package inspect has explain, trace and top, with follow and toptable; demo is a tour
-// with real packets, in the network of package lab. The folder deploy has what an operator needs to
-// run nodeproxy.
+// flags and file. The rest is in the folder internal: package program starts the verbs, and package
+// wholeagent tests the whole. Package run is the verb run. Package inspect has explain, trace and top,
+// with follow and toptable; demo is a tour with real packets, in the network of package lab. The folder
+// deploy has what an operator needs to run nodeproxy.
 package main
 
 import (

@@ -19,7 +19,7 @@ import (
 func output(t *testing.T, args ...string) (code int, out, diag string) {
 	t.Helper()
 	var o, d strings.Builder
-	code = dispatch(t.Context(), &cli.Program{Out: &o, Diag: &d}, args)
+	code = Dispatch(t.Context(), &cli.Program{Out: &o, Diag: &d}, args)
 	return code, o.String(), d.String()
 }
 

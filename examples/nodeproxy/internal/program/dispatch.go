@@ -1,4 +1,4 @@
-// Package program is nodeproxy's main function, and the tests of the whole program.
+// Package program is nodeproxy's main function. Package wholeagent tests it.
 package program
 
 import (
@@ -26,17 +26,17 @@ func Main() int {
 	if code, ran := runAsService(os.Args); ran {
 		return code
 	}
-	ctx, release := untilSignal()
+	ctx, release := UntilSignal()
 	p := newProgram(os.Args[0])
 	p.Restrict = func(log *slog.Logger, keep []int, prepare func(modules bool)) {
 		run.DropPrivileges(log, keep, prepare, release)
 	}
-	return dispatch(ctx, p, os.Args[1:])
+	return Dispatch(ctx, p, os.Args[1:])
 }
 
-// untilSignal returns a context that SIGINT and SIGTERM end. release stops that: from then on these
+// UntilSignal returns a context that SIGINT and SIGTERM end. release stops that: from then on these
 // signals end the process. It reports whether none came before. It may be called once.
-func untilSignal() (ctx context.Context, release func() bool) {
+func UntilSignal() (ctx context.Context, release func() bool) {
 	ctx, end := context.WithCancel(context.Background())
 	caught, relayed := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(caught, syscall.SIGINT, syscall.SIGTERM)
@@ -62,8 +62,8 @@ func newProgram(name string) *cli.Program {
 	}
 }
 
-// dispatch runs the verb that args begin with and returns the exit status.
-func dispatch(ctx context.Context, p *cli.Program, args []string) int {
+// Dispatch runs the verb that args begin with and returns the exit status.
+func Dispatch(ctx context.Context, p *cli.Program, args []string) int {
 	defer klog.Flush() // --log-text-info-buffer-size buffers messages
 	root := newRoot(p)
 	args = withVerb(p, args)

@@ -56,7 +56,7 @@ func (s *windowsService) Execute(_ []string, requests <-chan svc.ChangeRequest, 
 		p.Out, p.Diag = io.Discard, events{log} // a line for each sync would fill the event log
 	}
 	done := make(chan int, 1)
-	go func() { done <- dispatch(ctx, p, s.args[1:]) }()
+	go func() { done <- Dispatch(ctx, p, s.args[1:]) }()
 	status <- svc.Status{State: svc.Running, Accepts: svc.AcceptStop | svc.AcceptShutdown}
 	for {
 		select {

@@ -1,0 +1,167 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// cluster is an API server for a test.
+type cluster struct {
+	*controlplane.Server
+	t *testing.T
+}
+
+// newCluster starts an API server on a host with an address and more flags, or skips the test. Its
+// kubeconfig has the rights of nodeproxy's ServiceAccount. The logs are shown if the
+// test fails.
+func newCluster(t *testing.T, h *netlab.Host, addr string, flags ...string) *cluster {
+	t.Helper()
+	programs := controlplane.Need(t)
+	var etcd, apiserver tail
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("end of etcd's log:\n%s\nend of kube-apiserver's log:\n%s", etcd.String(), apiserver.String())
+		}
+	})
+	s, err := controlplane.Start(t.Context(), controlplane.Config{
+		Host: h, Address: addr, Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
+		User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: append([]string{"--allow-privileged"}, flags...),
+		EtcdLog: &etcd, APIServerLog: &apiserver,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return &cluster{s, t}
+}
+
+// newCluster starts an API server on a new host beside the node, with more flags.
+func (s *site) newCluster(t *testing.T, flags ...string) *cluster {
+	t.Helper()
+	b := &netlab.Builder{Lab: s.Net}
+	control := b.Host("control")
+	b.Link(s.Node, "ctl", control, "eth0")
+	b.Addrs(s.Node, "ctl", "10.0.0.1/24")
+	b.Addrs(control, "eth0", "10.0.0.2/24")
+	b.Routes(control, "", "10.0.0.1", "0.0.0.0/0")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	c := newCluster(t, control, "10.0.0.2", flags...)
+	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// tail is the end of what is written to it.
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+}
+
+func (l *tail) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b = append(l.b, p...)
+	if n := len(l.b) - 4000; n > 0 {
+		l.b = l.b[n:]
+	}
+	return len(p), nil
+}
+
+func (l *tail) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.b)
+}
+
+// do sends a request that has to succeed: a body is YAML, the answer is put into
+// out unless that is nil.
+func (c *cluster) do(method, path, body string, out any) {
+	c.t.Helper()
+	var text []byte
+	if body != "" {
+		var v any
+		if err := yaml.Unmarshal([]byte(body), &v); err != nil {
+			c.t.Fatal(err)
+		}
+		var err error
+		if text, err = json.Marshal(v); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	answer, err := c.Request(c.t.Context(), method, path, text)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if out != nil {
+		if err := json.Unmarshal(answer, out); err != nil {
+			c.t.Fatalf("%s: %v", answer, err)
+		}
+	}
+}
+
+// validate has the API server look at every object of a file as if it were to be
+// created, and accept no field that it does not know.
+func (c *cluster) validate(file string) {
+	c.t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n := 0
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		var o struct{ Kind string }
+		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
+			c.t.Fatal(err)
+		}
+		path := map[string]string{
+			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
+			"ConfigMap":          "/api/v1/namespaces/kube-system/configmaps",
+			"Service":            "/api/v1/namespaces/kube-system/services",
+			"DaemonSet":          "/apis/apps/v1/namespaces/kube-system/daemonsets",
+			"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+		}[o.Kind]
+		if path == "" {
+			c.t.Errorf("%s: what is a %q?", file, o.Kind)
+			continue
+		}
+		c.do("POST", path+"?dryRun=All&fieldValidation=Strict", doc, nil)
+		n++
+	}
+	if n < 2 {
+		c.t.Errorf("%s: only %d objects", file, n)
+	}
+}
+
+// apply creates the ServiceAccounts and the cluster-wide objects of a file with several documents.
+func (c *cluster) apply(file string) {
+	c.t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		for kind, path := range map[string]string{
+			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
+			"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+		} {
+			if strings.Contains(doc, "\nkind: "+kind+"\nmetadata") {
+				c.do("POST", path, doc, nil)
+			}
+		}
+	}
+}

@@ -1,0 +1,461 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"sigs.k8s.io/yaml"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// readObjects decodes the Kubernetes objects of a file, and rejects unknown fields.
+func readObjects(t *testing.T, file string) []runtime.Object {
+	t.Helper()
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, apps.AddToScheme, rbac.AddToScheme} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join("../../deploy", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []runtime.Object
+	d := serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		o, _, err := d.Decode([]byte(doc), nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// parameters is the part of a configuration that determines which kernel parameters are set.
+type parameters struct {
+	mode                          string
+	tuning                        conntrack.Tuning
+	localhostNodePorts, strictARP bool
+}
+
+func parametersOf(c *config.Config) parameters {
+	return parameters{c.Mode, c.Tuning, modes.LocalhostNodePorts(c), c.Effective.IPVS.StrictARP}
+}
+
+// TestDaemonSetMatchesTheProgram parses the arguments and the configuration of the manifests
+// as the program does.
+func TestDaemonSetMatchesTheProgram(t *testing.T) {
+	const file = "../../deploy/base/config.yaml"
+	var ds *apps.DaemonSet
+	for _, o := range readObjects(t, "base/daemonset.yaml") {
+		if o, ok := o.(*apps.DaemonSet); ok {
+			ds = o
+		}
+	}
+	if ds == nil {
+		t.Fatal("no DaemonSet")
+	}
+	spec := ds.Spec.Template.Spec
+	for _, c := range append(spec.InitContainers, spec.Containers...) {
+		var args []string
+		for _, a := range c.Args {
+			a = strings.ReplaceAll(a, "/etc/nodeproxy/config.yaml", file)
+			args = append(args, strings.ReplaceAll(a, "$(NODE_NAME)", "n1"))
+		}
+		got := configtest.Parsed(t, args)
+		if got.Effective.Logging.Format != "json" || got.Mode != "nftables" {
+			t.Errorf("%s: mode %s, logging %s", c.Name, got.Mode, got.Effective.Logging.Format)
+		}
+		if got.InitOnly != (c.Name == "parameters") {
+			t.Errorf("%s: init-only is %v", c.Name, got.InitOnly)
+		}
+		// A container has a read-only /proc/sys unless it is privileged.
+		s := c.SecurityContext
+		if privileged := s.Privileged != nil && *s.Privileged; privileged != got.InitOnly {
+			t.Errorf("%s: privileged is %v", c.Name, privileged)
+		}
+		if p := c.LivenessProbe; p != nil && "0.0.0.0:"+p.HTTPGet.Port.String() != got.Effective.HealthzBindAddress {
+			t.Errorf("%s: probed at port %v, serves at %s", c.Name, p.HTTPGet.Port.String(), got.Effective.HealthzBindAddress)
+		}
+	}
+	// The init container must set the parameters that the other one needs, in every mode.
+	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(other, []byte(strings.Replace(string(text), "mode: nftables", "mode: "+mode, 1)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var all []parameters
+		for _, c := range append(spec.InitContainers, spec.Containers...) {
+			var args []string
+			for _, a := range c.Args {
+				args = append(args, strings.ReplaceAll(a, "/etc/nodeproxy/config.yaml", other))
+			}
+			all = append(all, parametersOf(configtest.Parsed(t, args)))
+		}
+		if len(all) != 2 || all[0] != all[1] || all[0].mode != mode || mode == "iptables" && !all[0].localhostNodePorts {
+			t.Errorf("mode %s: the containers' parameters are %+v", mode, all)
+		}
+	}
+	if spec.ServiceAccountName != "nodeproxy" || !spec.HostNetwork {
+		t.Errorf("service account %q, host network %v", spec.ServiceAccountName, spec.HostNetwork)
+	}
+}
+
+// TestDaemonSetFitsOperatorsTools checks what other tools expect of kube-proxy's pods.
+func TestDaemonSetFitsOperatorsTools(t *testing.T) {
+	for _, o := range readObjects(t, "base/daemonset.yaml") {
+		ds, ok := o.(*apps.DaemonSet)
+		if !ok {
+			continue
+		}
+		labels := ds.Spec.Template.Labels
+		if labels["k8s-app"] != "kube-proxy" {
+			t.Errorf("kube-prometheus does not select pods with the labels %v", labels)
+		}
+		if ds.Spec.Selector.MatchLabels["k8s-app"] != "" {
+			t.Error("the DaemonSet kube-proxy would have the same selector")
+		}
+		for name, value := range ds.Spec.Selector.MatchLabels {
+			if labels[name] != value {
+				t.Errorf("the pods have no label %s=%s", name, value)
+			}
+		}
+		spec := ds.Spec.Template.Spec
+		for _, c := range append(spec.InitContainers, spec.Containers...) {
+			if c.ImagePullPolicy != v1.PullIfNotPresent {
+				t.Errorf("%s: an image that was loaded into the node is not used: policy %q", c.Name, c.ImagePullPolicy)
+			}
+		}
+		c := spec.Containers[0]
+		if p := c.ReadinessProbe; p == nil || p.HTTPGet.Path != "/readyz" || p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port || p.HTTPGet.Host != "127.0.0.1" {
+			t.Errorf("the readiness probe is %v", p)
+		}
+		// Without it each start logs that the OOM score cannot be set.
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, "SYS_RESOURCE") {
+			t.Errorf("without SYS_RESOURCE: %v", c.SecurityContext.Capabilities.Add)
+		}
+	}
+}
+
+// TestParametersOnNodesThatAreContainers runs the init container's command in a network
+// namespace, which cannot set the limit of connections, with and without the settings that the
+// DaemonSet's comment names.
+func TestParametersOnNodesThatAreContainers(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	text, err := os.ReadFile("../../deploy/base/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const kind = "conntrack: {maxPerCore: 0}"
+	if !strings.Contains(string(text), kind) {
+		t.Errorf("the comment does not name %s", kind)
+	}
+	for setting, want := range map[string]int{kind: 0, "conntrack: {min: 2000000000}": 1} {
+		config, err := os.ReadFile("../../deploy/base/config.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		put(t, dir, "config.yaml", string(config)+setting+"\n")
+		p := start(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml"))
+		if code, _ := p.exit(t); code != want {
+			t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, p.log())
+		}
+	}
+}
+
+// TestSocketLBPatchMountsWhatTheAgentOpens applies the patch as kubectl does.
+func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/socket-lb-patch.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before *apps.DaemonSet
+	for _, o := range readObjects(t, "base/daemonset.yaml") {
+		if ds, ok := o.(*apps.DaemonSet); ok {
+			before = ds
+		}
+	}
+	original, err := json.Marshal(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, err := strategicpatch.StrategicMergePatch(original, patch, &apps.DaemonSet{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := &apps.DaemonSet{}
+	d := json.NewDecoder(bytes.NewReader(merged))
+	d.DisallowUnknownFields()
+	if err := d.Decode(after); err != nil {
+		t.Fatal(err)
+	}
+	spec, was := after.Spec.Template.Spec, before.Spec.Template.Spec
+	if len(spec.Containers) != 1 || len(spec.InitContainers) != 1 {
+		t.Fatalf("%d containers, %d init containers", len(spec.Containers), len(spec.InitContainers))
+	}
+	c, old := spec.Containers[0], was.Containers[0]
+	for _, a := range old.Args {
+		if !slices.Contains(c.Args, a) {
+			t.Errorf("the patch loses the argument %s", a)
+		}
+	}
+	for _, a := range old.SecurityContext.Capabilities.Add {
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, a) {
+			t.Errorf("the patch loses the capability %s", a)
+		}
+	}
+	for _, a := range []v1.Capability{"BPF", "PERFMON"} {
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, a) {
+			t.Errorf("without the capability %s", a)
+		}
+	}
+	if len(c.VolumeMounts) != len(old.VolumeMounts)+2 || len(spec.Volumes) != len(was.Volumes)+2 {
+		t.Errorf("mounts %v, volumes %v", c.VolumeMounts, spec.Volumes)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var args []string
+	for _, a := range c.Args {
+		args = append(args, strings.ReplaceAll(a, "/etc/nodeproxy/config.yaml", file))
+	}
+	got := configtest.Parsed(t, args).SocketLB
+	if !got.Enabled {
+		t.Error("without --socket-lb")
+	}
+	// hostOf returns the folder of the host that is mounted at a folder of the container, and
+	// whether it is writable.
+	hostOf := func(folder string) (string, bool) {
+		for _, m := range c.VolumeMounts {
+			rest, ok := strings.CutPrefix(folder, m.MountPath)
+			for _, v := range spec.Volumes {
+				if ok && v.Name == m.Name && v.HostPath != nil {
+					return v.HostPath.Path + rest, !m.ReadOnly
+				}
+			}
+		}
+		return "", false
+	}
+	if host, _ := hostOf(got.Cgroup); host != "/sys/fs/cgroup" {
+		t.Errorf("the cgroup %s is %q of the host", got.Cgroup, host)
+	}
+	dir := cmp.Or(got.Dir, socketlb.DefaultDir)
+	if host, writable := hostOf(dir); host != socketlb.DefaultDir || !writable {
+		t.Errorf("the folder %s is %q of the host, writable %v", dir, host, writable)
+	}
+}
+
+// TestRBACAllowsOnlyWhatIsNeeded checks the limits of the rights. TestRBACIsWhatTheAgentUses shows
+// that they are sufficient, and that none is left over.
+func TestRBACAllowsOnlyWhatIsNeeded(t *testing.T) {
+	for _, o := range readObjects(t, "base/rbac.yaml") {
+		role, ok := o.(*rbac.ClusterRole)
+		if !ok {
+			continue
+		}
+		for _, r := range role.Rules {
+			for _, word := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
+				if word == "*" {
+					t.Errorf("everything is allowed by %v", r)
+				}
+			}
+			writes := slices.ContainsFunc(r.Verbs, func(v string) bool { return v != "get" && v != "list" && v != "watch" })
+			if writes && !slices.Equal(r.Resources, []string{"events"}) {
+				t.Errorf("more than Events may be written: %v", r)
+			}
+		}
+	}
+}
+
+// unit returns the directives of the systemd unit, by "Section.Name". The values of repeated
+// directives are joined by blanks.
+func unit(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("../../deploy/nodeproxy.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	section := ""
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		name, value, ok := strings.Cut(line, "=")
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]"):
+			section = line[1 : len(line)-1]
+		case !ok || section == "":
+			t.Errorf("not a directive: %q", line)
+		default:
+			out[section+"."+name] = strings.TrimSpace(out[section+"."+name] + " " + value)
+		}
+	}
+	return out
+}
+
+// TestUnitMatchesTheProgram checks the command line and the capabilities of the systemd unit.
+func TestUnitMatchesTheProgram(t *testing.T) {
+	u := unit(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	program, line, _ := strings.Cut(u["Service.ExecStart"], " ")
+	configtest.Parsed(t, strings.Fields(strings.ReplaceAll(line, "/etc/nodeproxy/config.yaml", file)))
+	if program != "/usr/local/bin/nodeproxy" {
+		t.Errorf("the program is %q", program)
+	}
+	for _, c := range []string{"CAP_NET_ADMIN", "CAP_NET_RAW"} {
+		if !slices.Contains(strings.Fields(u["Service.CapabilityBoundingSet"]), c) {
+			t.Errorf("without %s: %s", c, u["Service.CapabilityBoundingSet"])
+		}
+	}
+	if u["Service.CapabilityBoundingSet"] != u["Service.AmbientCapabilities"] || u["Service.Restart"] != "always" || u["Install.WantedBy"] == "" {
+		t.Errorf("%v", u)
+	}
+}
+
+// TestSystemdAcceptsTheUnit runs systemd-analyze verify.
+func TestSystemdAcceptsTheUnit(t *testing.T) {
+	t.Parallel()
+	analyze, err := exec.LookPath("systemd-analyze")
+	netlab.Need(t, err == nil, "systemd-analyze (package systemd)")
+	text, err := os.ReadFile("../../deploy/nodeproxy.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	verify := func(text string) (string, error) {
+		t.Helper()
+		// The program must exist.
+		put(t, dir, "nodeproxy.service", strings.ReplaceAll(text, "/usr/local/bin/nodeproxy", testBinary(t)))
+		cmd := exec.Command(analyze, "verify", "--man=no", "--recursive-errors=no", filepath.Join(dir, "nodeproxy.service"))
+		cmd.Env = append(os.Environ(), "LC_ALL=C")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := verify(string(text)); err != nil || out != "" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// systemd-analyze reports an unknown directive.
+	if out, err := verify(strings.Replace(string(text), "ProtectHome=", "ProtectsHome=", 1)); err == nil && out == "" {
+		t.Error("systemd accepts an unknown directive")
+	}
+}
+
+// instructions returns the instructions of the Containerfile, each as one line.
+func instructions(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../deploy/Containerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+var buildImage = flag.Bool("build-image", false, "build the image's program as the Containerfile does")
+
+// TestContainerfileBuildsTheProgram checks that the Containerfile builds the program, copies
+// the result, and runs it.
+func TestContainerfileBuildsTheProgram(t *testing.T) {
+	t.Parallel()
+	var version, build, built, copied, link, entry, command string
+	packages := ""
+	for _, line := range instructions(t) {
+		name, rest, _ := strings.Cut(line, " ")
+		switch {
+		case name == "FROM" && strings.HasSuffix(rest, " AS build"):
+			_, version, _ = strings.Cut(strings.TrimSuffix(rest, " AS build"), "golang:")
+		case name == "FROM" || name == "WORKDIR" || line == "COPY . .":
+		case name == "RUN" && strings.Contains(rest, "go build"):
+			build = rest
+		case name == "RUN" && strings.HasPrefix(rest, "ln -s "):
+			link = rest
+		case name == "RUN":
+			packages = rest
+		case name == "COPY":
+			f := strings.Fields(strings.TrimPrefix(rest, "--from=build "))
+			built, copied = f[0], f[1]
+		case name == "ENTRYPOINT":
+			entry = strings.Trim(rest, `[]"`)
+		case name == "CMD":
+			command = strings.Trim(rest, `[]"`)
+		default:
+			t.Errorf("unexpected instruction %q", line)
+		}
+	}
+	mod, err := os.ReadFile("../../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(mod), "\ngo "+version+".") && !strings.Contains(string(mod), "\ngo "+version+"\n") {
+		t.Errorf("it builds with Go %s, not with the version of go.mod", version)
+	}
+	if entry != copied || command != "run" || !strings.Contains(build, "-o "+built+" ") || !strings.Contains(packages, " iptables ") {
+		t.Errorf("built by %q, %s is copied to %s; %s %s is run, with %q", build, built, copied, entry, command, packages)
+	}
+	// The path of the program in kubeadm's DaemonSet.
+	if link != "ln -s nodeproxy /usr/local/bin/kube-proxy" || copied != "/usr/local/bin/nodeproxy" {
+		t.Errorf("%q does not link %s to kube-proxy", link, copied)
+	}
+	out := filepath.Join(t.TempDir(), "nodeproxy")
+	build = strings.ReplaceAll(build, "-o "+built+" ", "-o "+out+" ")
+	if !*buildImage {
+		build = strings.Replace(build, "go build", "go build -n", 1)
+	}
+	_, err = exec.LookPath("go")
+	netlab.Need(t, err == nil, "go")
+	cmd := exec.Command("sh", "-c", build)
+	cmd.Dir = "../../../.."
+	// The repository may belong to another user.
+	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", build, err, text)
+	}
+	if *buildImage {
+		if text, err := exec.Command(out, "help").CombinedOutput(); err != nil || !strings.Contains(string(text), "nodeproxy run") {
+			t.Errorf("%v\n%s", err, text)
+		}
+	}
+}

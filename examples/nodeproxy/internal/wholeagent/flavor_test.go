@@ -1,0 +1,122 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// TestFlavorOfHostIsUsed runs mode iptables on a host whose kubelet and container runtime use
+// iptables-legacy.
+func TestFlavorOfHostIsUsed(t *testing.T) {
+	t.Parallel()
+	testFlavor(t, "iptables")
+}
+
+// testFlavor starts the agent with the wrong flavor, with the right one after it, and cleans up.
+func testFlavor(t *testing.T, mode string) {
+	for _, flavor := range []string{"nft", "legacy"} {
+		needFlavor(t, flavor)
+	}
+	s := newSite(t)
+	dir := t.TempDir()
+	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
+	node := func(args ...string) string {
+		t.Helper()
+		out, err := s.Node.Output("env", append([]string{lock}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	chains := func(program string) int { return strings.Count(node(program+"-save"), "\n:KUBE-") }
+	// As docker and kubelet do.
+	node("iptables-legacy", "-P", "FORWARD", "DROP")
+	node("iptables-legacy", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+	node("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	run := func(args ...string) *process {
+		t.Helper()
+		p := startWith(t, s.Node, []string{lock}, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}, args...)...)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		return p
+	}
+	stop := func(p *process) {
+		t.Helper()
+		p.Process.Signal(syscall.SIGTERM)
+		p.exit(t)
+	}
+
+	p := run("--iptables-flavor", "nft")
+	p.logged(t, "give --iptables-flavor=legacy")
+	p.logged(t, "-P FORWARD DROP")
+	if mode == "iptables" { // in mode ipvs, requests do not pass FORWARD
+		s.unanswered(t, nodePort)
+	}
+	stop(p)
+	if chains("iptables-nft") == 0 {
+		t.Error("--iptables-flavor nft has no effect")
+	}
+
+	p = run()
+	p.logged(t, "KUBE-IPTABLES-HINT")
+	if strings.Contains(p.log(), "give --iptables-flavor") {
+		t.Errorf("a warning about the flavor without a reason:\n%s", p.log())
+	}
+	s.answeredBy(t, nodePort, podIPs[0])
+	if n := chains("ip6tables-legacy"); n == 0 {
+		t.Error("IPv6 has another flavor")
+	}
+	eventually(t, "the rules of the other flavor are gone", func() bool { return chains("iptables-nft")+chains("ip6tables-nft") == 0 })
+	s.answeredBy(t, nodePort, podIPs[0])
+	sysctl := func() string { return strings.TrimSpace(node("cat", "/proc/sys/"+routeLocalnet)) }
+	if mode == "iptables" {
+		// The new rules took over how to set route_localnet back.
+		eventually(t, "NodePorts at loopback addresses are served", func() bool { return sysctl() == "1" })
+		eventually(t, "the guard is complete", func() bool { return strings.Contains(node("iptables-legacy-save"), "route_localnet was 0 before") })
+	}
+	s.explains(t, dir, mode, 0, "kernel: agrees")
+	top := startWith(t, s.Node, []string{lock}, "top", "--once", "--interval", "100ms", "--proxy-mode", mode)
+	if code, _ := top.exit(t); code != 0 {
+		t.Errorf("top: exit status %d, log:\n%s", code, top.log())
+	}
+	if p.loggedErrors() {
+		t.Errorf("log:\n%s", p.log())
+	}
+	stop(p)
+
+	// Another mode removes the rules, too.
+	p = startWith(t, s.Node, []string{lock}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "nftables")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	eventually(t, "the rules of the other mode are gone", func() bool {
+		return chains("iptables-legacy") == 1 && chains("ip6tables-legacy") == 0 && sysctl() == "0" // kubelet's chain stays
+	})
+	if strings.Contains(p.log(), "kube-proxy") {
+		t.Errorf("the agent's own rules count as kube-proxy's:\n%s", p.log())
+	}
+	stop(p)
+}
+
+// TestFlavorOfInitialContainerIsThatOfTheHost sets the parameters first, as the DaemonSet does.
+func TestFlavorOfInitialContainerIsThatOfTheHost(t *testing.T) {
+	t.Parallel()
+	needFlavor(t, "legacy")
+	netlab.NeedPrograms(t, "iptables-nft-save")
+	s := newSite(t)
+	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
+	// Without kubelet's chain, the flavor with more rules counts.
+	if _, err := s.Node.Output("env", lock, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"); err != nil {
+		t.Fatal(err)
+	}
+	p := startWith(t, s.Node, []string{lock}, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
+	p.exit(t)
+	p.logged(t, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
+	saved, err := s.Node.Output("env", lock, "iptables-legacy-save")
+	if err != nil || !strings.Contains(saved, "KUBE-PROXY-LOCALNET") {
+		t.Errorf("error %v, the guard is not among\n%s", err, saved)
+	}
+}

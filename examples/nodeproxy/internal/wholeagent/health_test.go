@@ -1,0 +1,297 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// fakeAPI is an API server whose Services and EndpointSlices do not change. Clients that watch its
+// Nodes receive the events that the test sends.
+type fakeAPI struct {
+	nodes   chan string       // watch events
+	objects map[string]string // an object as JSON, by its kind
+}
+
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	group, kind := "", ""
+	switch r.URL.Path {
+	case "/api/v1/services":
+		group, kind = "v1", "Service"
+	case "/api/v1/nodes":
+		group, kind = "v1", "Node"
+	case "/apis/discovery.k8s.io/v1/endpointslices":
+		group, kind = "discovery.k8s.io/v1", "EndpointSlice"
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	q := r.URL.Query()
+	object := f.objects[kind]
+	if q.Get("watch") == "" {
+		fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"1"},"items":[%s]}`, group, kind, object)
+		return
+	}
+	if q.Get("sendInitialEvents") == "true" {
+		if object != "" {
+			fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", object)
+		}
+		fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n", group, kind)
+	}
+	for {
+		w.(http.Flusher).Flush()
+		events := f.nodes
+		if kind != "Node" {
+			events = nil
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case e := <-events:
+			fmt.Fprintln(w, e)
+		}
+	}
+}
+
+// TestHealthzNeedsNode requests /healthz and /livez from the start of the agent to the deletion
+// of its Node.
+func TestHealthzNeedsNode(t *testing.T) {
+	t.Parallel()
+	needMode(t, "nftables")
+	s := newSite(t)
+	api := &fakeAPI{nodes: make(chan string)}
+	l, err := s.Node.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := &http.Server{Handler: api}
+	go hs.Serve(l)
+	t.Cleanup(func() { hs.Close() })
+
+	const healthz, livez = "http://192.0.2.1:10256/healthz", "http://192.0.2.1:10256/livez"
+	start(t, s.Node, "run", "--master", "http://"+l.Addr().String(), "--hostname-override", "n1", "--min-sync-period", "0s")
+	eventually(t, "/livez answers 200 and the rules are in effect", func() bool {
+		code, body, _ := get(t, s.Client, livez)
+		return code == 200 && strings.Contains(body, `"IPv4":`)
+	})
+	if code, body, _ := get(t, s.Client, healthz); code != 503 || !strings.Contains(body, `"nodeEligible":false,"healthy":true`) {
+		t.Errorf("/healthz before there is a Node: %d %s", code, body)
+	}
+	node := func(event, name, version string) string {
+		return fmt.Sprintf(`{"type":%q,"object":{"apiVersion":"v1","kind":"Node","metadata":{"name":%q,"resourceVersion":%q}}}`, event, name, version)
+	}
+	api.nodes <- node("ADDED", "n2", "2")
+	api.nodes <- node("ADDED", "n1", "3")
+	eventually(t, "/healthz answers 200 with the Node", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 200 })
+	api.nodes <- node("DELETED", "n1", "4")
+	eventually(t, "/healthz answers 503 without the Node", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 503 })
+	if code, body, _ := get(t, s.Client, livez); code != 200 {
+		t.Errorf("/livez without a Node: %d %s", code, body)
+	}
+}
+
+// TestManifestsNeedNoNode requests /healthz from an agent whose manifests have no Node.
+func TestManifestsNeedNoNode(t *testing.T) {
+	t.Parallel()
+	needMode(t, "nftables")
+	s := newSite(t)
+	_, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s")
+	answers := func(want int, when string) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("/healthz answers %d %s", want, when), func() bool {
+			code, _, _ := get(t, s.Client, "http://192.0.2.1:10256/healthz")
+			return code == want
+		})
+	}
+	answers(200, "without a Node")
+	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
+	answers(503, "with a Node that is to be deleted")
+	if err := os.Remove(filepath.Join(dir, "node.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	answers(200, "without a Node again")
+}
+
+// TestHealthChecksAnswerByFamily sends requests to a Service's health-check node port, at the
+// node's addresses of both families, while the Service's families and endpoints change.
+func TestHealthChecksAnswerByFamily(t *testing.T) {
+	t.Parallel()
+	needMode(t, "nftables")
+	for _, at := range []string{"primary", "0.0.0.0/0,::/0"} {
+		t.Run(strings.ReplaceAll(at, "/", "-"), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			b := &netlab.Builder{Lab: s.Net}
+			b.Addrs(s.Node, "eth0", "2001:db8::1/64")
+			b.Addrs(s.Client, "eth0", "2001:db8::9/64")
+			if b.Err != nil {
+				t.Fatal(b.Err)
+			}
+			slice := func(name, typ, ip, node string) string {
+				return fmt.Sprintf(`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: lb-%s, labels: {kubernetes.io/service-name: lb}}
+addressType: %s
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [%q], nodeName: %s}]
+`, name, typ, ip, node)
+			}
+			world := func(families, ips, node4, node6 string) string {
+				return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: lb}
+spec: {type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32000, clusterIP: %s, clusterIPs: [%s], ipFamilies: [%s], ports: [{name: http, port: 80, nodePort: 30080}]}
+`, strings.Split(ips, ",")[0], ips, families) + slice("4", "IPv4", podIPs[0], node4) + slice("6", "IPv6", "fd00:1::1", node6)
+			}
+			const both, ips, ip4, ip6 = "IPv4, IPv6", "10.96.0.20, 'fd00:96::20'", "10.96.0.20", "'fd00:96::20'"
+			dir := t.TempDir()
+			put(t, dir, "lb.yaml", world(both, ips, "n1", "n2"))
+			p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+				"--nodeport-addresses", at, "--healthz-bind-address", "", "--metrics-bind-address", "")
+			for _, step := range []struct{ name, world, four, six string }{
+				{"local endpoints in IPv4", "", "200 1", "503 0"},
+				{"local endpoints in IPv6", world(both, ips, "n2", "n1"), "503 0", "200 1"},
+				{"IPv4 only", world("IPv4", ip4, "n1", "n2"), "200 1", "200 1"},
+				{"IPv4 only, local endpoints in IPv6", world("IPv4", ip4, "n2", "n1"), "503 0", "503 0"},
+				{"IPv6 only", world("IPv6", ip6, "n2", "n1"), "200 1", "200 1"},
+				{"dual-stack again", world(both, ips, "n1", "n2"), "200 1", "503 0"},
+			} {
+				if step.world != "" {
+					put(t, dir, "lb.yaml", step.world)
+				}
+				var four, six string
+				ask := func(host string) string {
+					code, _, h := get(t, s.Client, "http://"+host+":32000/")
+					return fmt.Sprint(code, " ", h.Get("X-Load-Balancing-Endpoint-Weight"))
+				}
+				for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+					four, six = ask("192.0.2.1"), ask("[2001:db8::1]")
+					if four == step.four && six == step.six {
+						break
+					}
+					if time.Now().After(end) {
+						t.Fatalf("%s: %q at the IPv4 address, %q at the IPv6 address; want %q and %q; log:\n%s", step.name, four, six, step.four, step.six, p.log())
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestIdleConnectionsAreBounded opens 2,000 connections to each server of the agent. Its
+// descriptors must stay bounded, and it must still answer.
+func TestIdleConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--metrics-bind-address", "192.0.2.1:10249")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	descriptors := func() int {
+		t.Helper()
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	before := descriptors()
+	for i, url := range []string{"192.0.2.1:10256", "192.0.2.1:10249"} {
+		for range 2000 {
+			conn, err := lab.Dial(s.Client, "tcp", "", url, testtime.Timeout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+		}
+		if code, body, _ := get(t, s.Client, "http://"+url+"/healthz"); code != 200 {
+			t.Errorf("%s: %d %s", url, code, body)
+		}
+		if n := descriptors(); n > before+(i+1)*512+10 {
+			t.Errorf("%s: %d descriptors, %d before", url, n, before)
+		}
+	}
+}
+
+// TestFewFilesAreEnoughForTheAgent has 256 files, Services that need more sockets, and clients that open
+// connections to all of them and to the agent's servers. The agent must answer, serve a new Service, and
+// have files for the API server.
+func TestFewFilesAreEnoughForTheAgent(t *testing.T) {
+	t.Parallel()
+	needMode(t, "nftables")
+	const files, services, left = 256, 100, 60
+	s := newSite(t)
+	dir := t.TempDir()
+	var tenant strings.Builder
+	for i := range services {
+		kind := "NodePort"
+		if i < 20 {
+			kind = fmt.Sprint("LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: ", 32000+i)
+		}
+		fmt.Fprintf(&tenant, `apiVersion: v1
+kind: Service
+metadata: {name: s%d, namespace: tenant}
+spec: {type: %s, clusterIP: 10.96.1.%d, ports: [{name: http, port: 80, nodePort: %d}, {name: dns, port: 53, nodePort: %d, protocol: UDP}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: s%[1]d, namespace: tenant, labels: {kubernetes.io/service-name: s%[1]d}}
+addressType: IPv4
+ports: [{name: http, port: 8080}, {name: dns, port: 8080, protocol: UDP}]
+endpoints: [{addresses: [%[6]q], nodeName: n1}]
+---
+`, i, kind, i, 31000+i, 31000+services+i, podIPs[0])
+	}
+	put(t, dir, "tenant.yaml", tenant.String())
+	p := startWith(t, s.Node, []string{filesEnv + "=" + strconv.Itoa(files)}, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+		"--nodeport-addresses", "192.0.2.0/24,127.0.0.0/8", "--metrics-bind-address", "192.0.2.1:10249")
+	eventually(t, "the rules are in effect", func() bool {
+		code, _, _ := get(t, s.Client, "http://192.0.2.1:10256/healthz")
+		return code == 200
+	})
+	flood := func(h *netlab.Host, network, to string) {
+		c, err := lab.Dial(h, network, "", to, 200*time.Millisecond)
+		if err != nil {
+			return // not served
+		}
+		t.Cleanup(func() { c.Close() })
+		if network == "udp" {
+			c.Write([]byte("x"))
+		}
+	}
+	for i := range 3 * services {
+		flood(s.Node, "tcp", fmt.Sprint("127.0.0.1:", 31000+i%services))
+		flood(s.Node, "udp", fmt.Sprint("127.0.0.1:", 31000+services+i%services))
+		flood(s.Client, "tcp", fmt.Sprint("192.0.2.1:", 32000+i%20))
+		flood(s.Client, "tcp", "192.0.2.1:10256")
+		flood(s.Client, "tcp", "192.0.2.1:10249")
+	}
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	eventually(t, "the new Service is served", func() bool { return lab.Visits(s.Client, "", clusterVIP, 1).Answered(podIPs[0]) })
+	for _, port := range []string{"10256", "10249"} {
+		if code, body, _ := get(t, s.Client, "http://192.0.2.1:"+port+"/healthz"); code != 200 {
+			t.Errorf("port %s: %d %s", port, code, body)
+		}
+	}
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid))
+	t.Logf("%d files are open", len(list))
+	if err != nil || len(list) > files-left {
+		t.Errorf("%d of %d files are open, %v; at least %d must be left", len(list), files, err, left)
+	}
+	if strings.Contains(p.log(), "too many open files") {
+		t.Errorf("log:\n%s", p.log())
+	}
+}

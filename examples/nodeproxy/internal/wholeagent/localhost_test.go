@@ -1,0 +1,363 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// localhostSite is a site with both families, whose pods also answer over UDP.
+func localhostSite(t *testing.T) *site {
+	t.Helper()
+	s := newSite(t)
+	b := &netlab.Builder{Lab: s.Net}
+	b.Addrs(s.Node, "eth0", "2001:db8::1/64")
+	b.Addrs(s.Node, "pods", "fd00:1::1/64")
+	for i := range podIPs {
+		a := fmt.Sprintf("fd00:1::%d", 2+i)
+		b.Addrs(s.pods, "eth0", a+"/64")
+		b.Do(func() error { return s.Serve(a, s.pods, a) })
+	}
+	b.Routes(s.pods, "", "fd00:1::1", "::/0")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	return s
+}
+
+// dualService is a Service with a NodePort over TCP and one over UDP.
+func dualService(spec ...string) string {
+	return `apiVersion: v1
+kind: Service
+metadata:
+  name: dual
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20, "fd00:96::20"]
+  ipFamilies: [IPv4, IPv6]
+  ipFamilyPolicy: RequireDualStack
+` + strings.Join(spec, "\n") + `
+  ports:
+  - {name: tcp, port: 80, nodePort: 30090, protocol: TCP}
+  - {name: udp, port: 53, nodePort: 30053, protocol: UDP}
+  - {name: sctp, port: 54, nodePort: 30054, protocol: SCTP}
+`
+}
+
+// dualSlices returns the slices of the Service with the first n pods, all on a node.
+func dualSlices(node string, n int) string {
+	var b strings.Builder
+	for _, f := range []struct{ family, addr string }{{"IPv4", "10.1.0.%d"}, {"IPv6", "fd00:1::%d"}} {
+		fmt.Fprintf(&b, `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: dual-%s
+  labels: {kubernetes.io/service-name: dual}
+addressType: %s
+ports:
+- {name: tcp, port: 8080, protocol: TCP}
+- {name: udp, port: 5353, protocol: UDP}
+endpoints:
+`, strings.ToLower(f.family), f.family)
+		for i := range n {
+			fmt.Fprintf(&b, "- {addresses: [%q], nodeName: %s}\n", fmt.Sprintf(f.addr, 2+i), node)
+		}
+	}
+	return b.String()
+}
+
+// reached returns the servers that answer connections from the node, sorted, or the error of
+// the first connection that failed.
+func (s *site) reached(network, to string) string {
+	var out []string
+	for range 12 {
+		c, err := s.dialNew(network, to)
+		if err != nil {
+			return err.Error()
+		}
+		if network == "udp" {
+			_, err = c.Write([]byte("?"))
+		}
+		name := ""
+		if err == nil {
+			name, _, err = c.Hear()
+		}
+		c.Close()
+		if err != nil {
+			return err.Error()
+		}
+		if !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// dialNew connects from the node to an address, from a source port that no connection of the site had: a
+// UDP flow with the port of an earlier one would have the endpoint of that one.
+func (s *site) dialNew(network, to string) (*lab.Talk, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testtime.Timeout)
+	defer cancel()
+	s.sourcePorts++
+	from := "0.0.0.0"
+	if strings.HasPrefix(to, "[") {
+		from = "::"
+	}
+	c, err := s.Node.Dial(ctx, network, net.JoinHostPort(from, strconv.Itoa(10000+s.sourcePorts)), to)
+	if err != nil {
+		return nil, err
+	}
+	return lab.NewTalk(c), nil
+}
+
+// loopbackPorts are the NodePorts of dualService at loopback addresses, and the first two
+// pods behind them.
+var loopbackPorts = []struct{ network, to, pods string }{
+	{"tcp", "127.0.0.1:30090", "10.1.0.2 10.1.0.3"},
+	{"tcp", "[::1]:30090", "fd00:1::2 fd00:1::3"},
+	{"udp", "127.0.0.1:30053", "10.1.0.2 10.1.0.3"},
+	{"udp", "[::1]:30053", "fd00:1::2 fd00:1::3"},
+}
+
+// TestLocalhostNodePortsAreServed connects from the node to NodePorts at loopback addresses,
+// in each mode that runs here.
+func TestLocalhostNodePortsAreServed(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			testLocalhost(t, mode)
+		})
+	}
+}
+
+// testLocalhost tests NodePorts at loopback addresses in a mode. [TestIPVSNode] does it for mode
+// ipvs.
+func testLocalhost(t *testing.T, mode string) {
+	t.Helper()
+	needMode(t, mode)
+	s := localhostSite(t)
+	dir := t.TempDir()
+	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode,
+		"--nodeport-addresses", "primary,localhost", "--metrics-bind-address", "192.0.2.1:10249")
+	p.synced(t, "services=1 endpoints=8 changed=6")
+	p.logged(t, "this process serves NodePorts at loopback addresses")
+	expect := func(when string, want func(pods string) string) {
+		t.Helper()
+		for _, lp := range loopbackPorts {
+			if got := s.reached(lp.network, lp.to); got != want(lp.pods) {
+				t.Errorf("%s: %s %s reaches %q, want %q", when, lp.network, lp.to, got, want(lp.pods))
+			}
+		}
+	}
+	first := func(pods string) string { name, _, _ := strings.Cut(pods, " "); return name }
+	expect("two endpoints", func(pods string) string { return pods })
+
+	// The policy Local does not restrict the node itself.
+	put(t, dir, "dual.yaml", dualService("  externalTrafficPolicy: Local", "  internalTrafficPolicy: Local")+dualSlices("other", 2))
+	p.synced(t, "services=1 endpoints=8 changed=6")
+	expect("both policies Local and remote endpoints", func(pods string) string { return pods })
+
+	put(t, dir, "dual.yaml", dualService("  sessionAffinity: ClientIP")+dualSlices("n1", 2))
+	p.synced(t, "services=1 endpoints=8 changed=6")
+	for _, lp := range loopbackPorts {
+		if got := s.reached(lp.network, lp.to); len(strings.Fields(got)) != 1 || !strings.Contains(lp.pods, got) {
+			t.Errorf("with affinity %s %s reaches %q", lp.network, lp.to, got)
+		}
+	}
+
+	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 1))
+	p.synced(t, "services=1 endpoints=4 changed=6")
+	expect("one endpoint", first)
+	listeners := 4
+	if mode == "iptables" {
+		listeners = 2
+	}
+	_, text, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
+	if n := strings.Count(text, "\nkubeproxy_nftables_localhost_nodeport_listeners{ip_family="); n != listeners/2 {
+		t.Errorf("listeners of %d families", n)
+	}
+	if want := "\nkubeproxy_nftables_localhost_nodeport_listeners{ip_family=\"IPv6\"} 2\n"; !strings.Contains(text, want) {
+		t.Errorf("metrics lack %s", want)
+	}
+
+	// Without endpoints the kernel refuses connections.
+	put(t, dir, "dual.yaml", dualService())
+	p.synced(t, "services=1 endpoints=0 changed=4")
+	for _, lp := range loopbackPorts {
+		if got := s.reached(lp.network, lp.to); !strings.Contains(got, "refused") {
+			t.Errorf("without endpoints %s %s: %q", lp.network, lp.to, got)
+		}
+	}
+	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 1))
+	p.synced(t, "services=1 endpoints=4 changed=4")
+	expect("endpoints are back", first)
+
+	// The process ends immediately, with its connections.
+	c, err := lab.Dial(s.Node, "tcp", "", "[::1]:30090", testtime.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, _, err := c.Hear(); err != nil {
+		t.Fatal(err)
+	}
+	p.Process.Signal(syscall.SIGTERM)
+	if code, _ := p.exit(t); code != 0 {
+		t.Errorf("exit status %d, log:\n%s", code, p.log())
+	}
+	if _, _, err := c.Ask(); err == nil {
+		t.Error("a connection outlives the process")
+	}
+	if got := s.reached("tcp", "[::1]:30090"); !strings.Contains(got, "refused") {
+		t.Errorf("after the end: %q", got)
+	}
+	if p.loggedErrors() {
+		t.Errorf("log:\n%s", p.log())
+	}
+}
+
+// TestLocalhostNodePortInUseIsReportedOnceAndRetried has another process at a NodePort.
+func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
+	t.Parallel()
+	s := localhostSite(t)
+	l, err := s.Node.Listen("tcp", "127.0.0.1:30090")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost",
+		"--sync-period", "1s", "--metrics-bind-address", "192.0.2.1:10249")
+	p.synced(t, "services=1 endpoints=8 changed=6") // no failed=, since the rules are in effect
+	const failures = "\nkubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family=\"IPv4\"} "
+	eventually(t, "three attempts", func() bool {
+		_, text, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
+		_, rest, _ := strings.Cut(text, failures)
+		n := 0
+		fmt.Sscan(rest, &n)
+		return n >= 3
+	})
+	// The other ports are served meanwhile.
+	for _, lp := range loopbackPorts[1:] {
+		if got := s.reached(lp.network, lp.to); got != lp.pods {
+			t.Errorf("%s %s reaches %q", lp.network, lp.to, got)
+		}
+	}
+	l.Close()
+	eventually(t, "the port is served", func() bool { return s.reached("tcp", "127.0.0.1:30090") == loopbackPorts[0].pods })
+	const line = "cannot serve NodePorts at a loopback address"
+	if n := strings.Count(p.log(), line); n != 1 || !strings.Contains(p.log(), "address already in use") || strings.Contains(p.log(), "sync failed") {
+		t.Errorf("%d lines; log:\n%s", n, p.log())
+	}
+}
+
+// TestLocalhostNodePortsNeedTheKeyword checks that nothing listens without localhost, or if the
+// gate is off.
+func TestLocalhostNodePortsNeedTheKeyword(t *testing.T) {
+	for _, flags := range []string{"all", "localhost --feature-gates KubeProxyNFTablesLocalhostNodePorts=false"} {
+		t.Run(flags, func(t *testing.T) {
+			t.Parallel()
+			s := localhostSite(t)
+			dir := t.TempDir()
+			put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
+			p := start(t, s.Node, append([]string{"run", "--manifests", dir, "--nodeport-addresses"}, strings.Fields(flags)...)...)
+			p.synced(t, "services=1 endpoints=8 changed=6")
+			for _, lp := range loopbackPorts {
+				if got := s.reached(lp.network, lp.to); !strings.Contains(got, "refused") {
+					t.Errorf("%s %s: %q", lp.network, lp.to, got)
+				}
+			}
+		})
+	}
+}
+
+// TestExplainNamesTheServerOfLoopbackAddresses needs no rules.
+func TestExplainNamesTheServerOfLoopbackAddresses(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	dir := t.TempDir()
+	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
+	for _, tt := range []struct{ flags, want string }{
+		{"--nodeport-addresses localhost 127.0.0.1:30090", "forward: node port of default/dual:tcp/TCP/IPv4 goes to its cluster endpoints\n.*kernel: has no rule for it; the agent's process serves it\n"},
+		{"--nodeport-addresses localhost [::1]:30053/udp", "kernel: has no rule for it; the agent's process serves it\n"},
+		{"--nodeport-addresses localhost 127.0.0.2:30090", "nothing serves it, since the agent listens only at 127.0.0.1\n"},
+		{"--nodeport-addresses localhost --feature-gates KubeProxyNFTablesLocalhostNodePorts=false 127.0.0.1:30090", "nothing serves it, since the feature gate"},
+		{"--nodeport-addresses all 127.0.0.1:30090", "pass: 127.0.0.1 is the node's own address"},
+	} {
+		cmd := exec.Command("/proc/self/exe", append([]string{"explain", "--manifests", filepath.Join(dir, "dual.yaml"), "--hostname-override", "n1"}, strings.Fields(tt.flags)...)...)
+		cmd.Env = append(os.Environ(), programEnv+"=1")
+		out, err := cmd.CombinedOutput()
+		var failed *exec.ExitError
+		if err != nil && !errors.As(err, &failed) {
+			t.Fatal(err)
+		}
+		for _, want := range strings.Split(tt.want, ".*") {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("explain %s:\n%s\nwant %q", tt.flags, out, want)
+			}
+		}
+	}
+}
+
+// TestOneServiceCannotTakeAllLocalhostConnections fills a NodePort with connections where few
+// files may be open. Its own oldest ones are reset.
+func TestOneServiceCannotTakeAllLocalhostConnections(t *testing.T) {
+	t.Parallel()
+	s := localhostSite(t)
+	dir := t.TempDir()
+	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	startWith(t, s.Node, []string{filesEnv + "=480"}, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost", "--metrics-bind-address", "192.0.2.1:10249")
+	eventually(t, "the Service is served", func() bool { return s.reached("tcp", "127.0.0.1:30080") == podIPs[0] })
+	most := modes.LimitsFor(480).Connections
+	var open []net.Conn
+	for range most + 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
+		c, err := s.Node.Dial(ctx, "tcp", "", "127.0.0.1:30090")
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetReadDeadline(time.Now().Add(testtime.Timeout))
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			t.Error(err)
+		}
+		open = append(open, c)
+	}
+	for i, c := range open {
+		c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, syscall.ECONNRESET) != (i < 20) {
+			t.Errorf("connection %d: %v", i, err)
+		}
+	}
+	_, text, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
+	if want := "\nkubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family=\"IPv4\",protocol=\"TCP\"} 20\n"; !strings.Contains(text, want) {
+		t.Errorf("metrics lack %s", want)
+	}
+	if got := s.reached("tcp", "127.0.0.1:30080"); got != podIPs[0] {
+		t.Errorf("another Service: %q", got)
+	}
+}

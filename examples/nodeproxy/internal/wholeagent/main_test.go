@@ -1,0 +1,342 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// programEnv makes the test binary run as nodeproxy.
+const programEnv = "NODEPROXY_TEST_PROGRAM"
+
+// otherUserEnv makes startWith start a process without capabilities in the host.
+const otherUserEnv = "NODEPROXY_TEST_OTHER_USER"
+
+// filesEnv is the number of files that a process may open.
+const filesEnv = "NODEPROXY_TEST_FILES"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(signalEnv) != "" {
+		dropAfterSignal()
+	}
+	if os.Getenv(programEnv) == "" {
+		netlab.Parallel(8) // most tests wait for the agent, which waits for its intervals
+		netlab.Main(m)
+	}
+	if os.Getenv(readOnlyEnv) != "" {
+		if err := readOnlySysctls(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+	}
+	if n, err := strconv.ParseUint(os.Getenv(filesEnv), 10, 64); err == nil {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+	}
+	os.Exit(program.Main())
+}
+
+// process is nodeproxy in another process.
+type process struct {
+	*exec.Cmd
+	lines chan string // standard output; closed at its end
+
+	mu   sync.Mutex
+	diag bytes.Buffer // standard error
+}
+
+// start runs nodeproxy in a host, and kills it at the end of the test.
+func start(t *testing.T, h *netlab.Host, args ...string) *process {
+	t.Helper()
+	return startWith(t, h, nil, args...)
+}
+
+// asKubeProxyEnv makes startWith call the program as kubeadm's DaemonSet does.
+const asKubeProxyEnv = "NODEPROXY_TEST_AS_KUBE_PROXY"
+
+// startWith is start with additional environment variables.
+func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *process {
+	t.Helper()
+	return startProgram(t, h, "/proc/self/exe", env, args...)
+}
+
+// startProgram is startWith for another build of nodeproxy.
+func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(path, args...), lines: make(chan string, 1000)}
+	p.Env = append(append(os.Environ(), programEnv+"=1"), env...)
+	p.Stderr = p
+	if slices.Contains(env, asKubeProxyEnv+"=1") {
+		p.Args[0] = "/usr/local/bin/kube-proxy"
+	}
+	if slices.Contains(env, readOnlyEnv+"=1") {
+		p.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
+	if slices.Contains(env, otherUserEnv+"=1") {
+		p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(p.Cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Process.Kill() })
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	return p
+}
+
+// flavorPath returns a PATH on which iptables-restore and the like are programs of a
+// flavor.
+func flavorPath(t *testing.T, flavor string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, what := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(program + "-" + flavor + what)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(path, filepath.Join(dir, program+what)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir + ":" + os.Getenv("PATH")
+}
+
+// Write stores standard error.
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.diag.Write(b)
+}
+
+func (p *process) log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.diag.String()
+}
+
+// line returns the next line of standard output.
+func (p *process) line(t *testing.T) string {
+	t.Helper()
+	select {
+	case l, ok := <-p.lines:
+		if ok {
+			return l
+		}
+		t.Fatalf("nodeproxy ended; log:\n%s", p.log())
+	case <-time.After(3 * time.Minute):
+		t.Fatalf("no line within three minutes; log:\n%s", p.log())
+	}
+	return ""
+}
+
+// synced waits for the next line, which must have the fields and a valid time.
+func (p *process) synced(t *testing.T, fields string) {
+	t.Helper()
+	l := p.line(t)
+	rest, ok := strings.CutPrefix(l, "synced "+fields+" took=")
+	took, waited, both := strings.Cut(rest, " waited=")
+	_, err := time.ParseDuration(took)
+	_, err2 := time.ParseDuration(waited)
+	if !ok || !both || err != nil || err2 != nil {
+		t.Fatalf("line %q, want synced %s took=DURATION waited=DURATION; log:\n%s", l, fields, p.log())
+	}
+}
+
+// errorLine matches the beginning of a line that logs an error, in klog's text format.
+var errorLine = regexp.MustCompile(`(?m)^E[0-9]{4} `)
+
+// loggedErrors reports whether the log has errors.
+func (p *process) loggedErrors() bool { return errorLine.MatchString(p.log()) }
+
+// logged waits until the log contains a text.
+func (p *process) logged(t *testing.T, what string) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !strings.Contains(p.log(), what); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("log has no %q:\n%s", what, p.log())
+		}
+	}
+}
+
+// exit waits for the end, and returns the exit status and the lines that the test has not
+// read.
+func (p *process) exit(t *testing.T) (int, []string) {
+	t.Helper()
+	var rest []string
+	for l := range p.lines {
+		rest = append(rest, l)
+	}
+	if err := p.Wait(); err != nil && p.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return p.ProcessState.ExitCode(), rest
+}
+
+func TestDispatchReturnsTheExitStatus(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"", 2, "Usage:"},
+		{"help", 0, "Usage:"},
+		{"--help", 0, "Usage:"},
+		{"version", 0, ", follows Kubernetes 1.37, go1."},
+		{"--version", 0, "nodeproxy "},
+		{"fly", 2, `no verb "fly"`},
+		{"run --help", 0, "--nodeport-addresses"},
+		{"run", 1, "no --manifests, --kubeconfig or --master, and not in a pod"},
+		{"run --fly", 2, "unknown flag: --fly"},
+		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
+		{"--manifests /nonexistent", 1, "--manifests: manifests: stat /nonexistent: no such file"},
+		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
+		{"run --manifests x --feature-gates Fly-ing=true", 2, `unrecognized feature gate "Fly-ing"`},
+		{"run --manifests x --config /nonexistent", 2, "--config: open /nonexistent: no such file"},
+		{"run --kubeconfig /nonexistent", 1, "--kubeconfig: stat /nonexistent: no such file"},
+		{"explain --manifests x", 2, "0 arguments instead of 1"},
+		{"explain --manifests x 10.0.0.1", 2, `"10.0.0.1" is not ADDR:PORT`},
+		{"explain --manifests x 10.0.0.1:80/icmp", 2, `protocol "icmp"`},
+		{"explain --manifests ../demo/world --from here 10.0.0.1:80", 2, `--from: "here" is neither ADDR nor ADDR:PORT`},
+		{"explain --manifests ../demo/world --from fd00::1 10.0.0.1:80", 2, "of different address families"},
+		{"trace --must=false", 2, "0 arguments instead of 1"},
+		{"trace --must=false --by guess 10.0.0.1:80", 2, `--by "guess" is neither nftrace nor conntrack`},
+		{"trace --must=false --for 0s 10.0.0.1:80", 2, "must be positive"},
+		{"trace --must=false --from fd00::1 10.0.0.1:80", 2, "of different address families"},
+		{"trace --manifests /nonexistent 10.0.0.1:80", 1, "/nonexistent: no such file"},
+		{"demo --fly", 2, "unknown flag"},
+		{"demo --help", 0, "--hold"},
+	} {
+		var both strings.Builder
+		p := &cli.Program{Out: &both, Diag: &both}
+		code := program.Dispatch(t.Context(), p, slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }))
+		if code != tt.code || !strings.Contains(both.String(), tt.want) {
+			t.Errorf("nodeproxy %s: exit status %d, want %d; output:\n%s\nwant %q in it", tt.args, code, tt.code, both.String(), tt.want)
+		}
+	}
+}
+
+// TestDemoExpectationsHold runs the demo as a user does, in its own namespaces.
+func TestDemoExpectationsHold(t *testing.T) {
+	netlab.Require(t)
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			needMode(t, mode)
+			testDemo(t, "--proxy-mode", mode)
+		})
+	}
+}
+
+func testDemo(t *testing.T, args ...string) {
+	cmd := exec.Command("/proc/self/exe", append([]string{"demo"}, args...)...)
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	cmd.Env = append(cmd.Env, programEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	for _, want := range []string{
+		"The manifests are in effect: synced services=5 endpoints=20 changed=10 took=",
+		"ok      IPv4: every endpoint answers: pod-1 ",
+		"ok      IPv6: the source is preserved: pod-1 sees 2001:db8:c::9",
+		" connections, 0 failed",
+		"expectations held.",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if strings.Contains(string(out), "FAILED") || t.Failed() {
+		t.Errorf("output:\n%s", out)
+	}
+}
+
+// TestInterruptedDemoReturns130 interrupts the demo in the middle.
+func TestInterruptedDemoReturns130(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	cmd := exec.Command("/proc/self/exe", "demo")
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	cmd.Env = append(cmd.Env, programEnv+"=1")
+	var out tail
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.String(), "ok ") })
+	cmd.Process.Signal(os.Interrupt)
+	cmd.Wait()
+	if code, text := cmd.ProcessState.ExitCode(), out.String(); code != demo.ExitStopped || !strings.HasSuffix(text, "\nStopped.\n") || strings.Contains(text, "FAILED") {
+		t.Errorf("exit status %d, output:\n%s", code, text)
+	}
+}
+
+// TestDemoWithoutNamespacesReturns3 runs the demo where namespaces cannot be created.
+func TestDemoWithoutNamespacesReturns3(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	cmd := exec.Command("/proc/self/exe", "demo")
+	cmd.Env = []string{programEnv + "=1"}
+	// The limits can be set in a new user namespace.
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{Size: 1}},
+	}
+	cmd.Path, cmd.Args = "/bin/sh", []string{
+		"sh", "-c",
+		`echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t),
+	}
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != demo.ExitNoSpaces || !strings.Contains(string(out), "needs the right to create user and network namespaces") {
+		t.Errorf("exit status %d, output:\n%s", code, out)
+	}
+}
+
+func testBinary(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

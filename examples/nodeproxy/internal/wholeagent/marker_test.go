@@ -1,0 +1,173 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// chainsOfKubeProxy returns the names of the chains in kube-proxy's table of a family. Calico's Felix
+// lists them every 15 s, by this command in this form: Services are in nftables if there are any.
+func chainsOfKubeProxy(t *testing.T, h *netlab.Host, family string) (out []string) {
+	t.Helper()
+	// A listing may fail because of a concurrent change.
+	var text string
+	eventually(t, "nft lists the chains", func() bool {
+		var err error
+		text, err = h.Run(t, "nft", "--json", "list", "chains", family)
+		return err == nil
+	})
+	var listing struct {
+		NFTables []struct{ Chain struct{ Table, Name string } }
+	}
+	if err := json.Unmarshal([]byte(text), &listing); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	for _, o := range listing.NFTables {
+		if o.Chain.Table == "kube-proxy" {
+			out = append(out, o.Chain.Name)
+		}
+	}
+	return out
+}
+
+// TestOtherProgramsStillFindKubeProxysTable takes over from kube-proxy's nftables mode. Programs that
+// look for its chains must find one at every moment, even after a restart, and none when the agent's
+// rules are no longer in nftables.
+func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	s := newSite(t)
+	dir := t.TempDir()
+	rollOut(t, dir, podIPs[0])
+	put(t, dir, "old", kubeProxyNFTables)
+	if _, err := s.Node.Run(t, "nft", "-f", dir+"/old"); err != nil {
+		t.Fatal(err)
+	}
+	marker := []string{"nodeproxy-marker"}
+	marked := func(when string, want []string) {
+		t.Helper()
+		eventually(t, when, func() bool { return slices.Equal(chainsOfKubeProxy(t, s.Node, "ip"), want) })
+	}
+	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(20 * time.Millisecond) {
+		chains := chainsOfKubeProxy(t, s.Node, "ip")
+		if len(chains) == 0 {
+			t.Fatalf("there was no chain for a moment; log:\n%s", p.log())
+		}
+		if slices.Equal(chains, marker) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the marker does not replace the table: chains %q", chains)
+		}
+	}
+	s.answeredBy(t, clusterVIP, podIPs[0])
+	s.explains(t, dir, "nftables", 0, "kernel: agrees")
+
+	if _, err := s.Node.Run(t, "nft", "delete", "table", "ip", "kube-proxy"); err != nil {
+		t.Fatal(err)
+	}
+	marked("the marker is restored", marker)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	marked("after the agent's end", marker)
+
+	p = start(t, s.Node, agentArgs(dir, "nftables")...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.explains(t, dir, "nftables", 0, "kernel: agrees")
+	marked("after a restart", marker)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+
+	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "never")...)
+	marked("never", nil)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
+	marked("always", marker)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	p = start(t, s.Node, agentArgs(dir, "iptables")...)
+	marked("in mode iptables", nil)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+
+	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
+	marked("always, once more", marker)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	// A kube-proxy's table is not the agent's.
+	if _, err := s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"); err != nil {
+		t.Fatal(err)
+	}
+	cleanup := func() {
+		t.Helper()
+		c := start(t, s.Node, "run", "--cleanup")
+		if code, _ := c.exit(t); code != 0 {
+			t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
+		}
+	}
+	cleanup()
+	marked("--cleanup beside kube-proxy's chain", []string{"nodeproxy-marker", "services"})
+	if _, err := s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"); err != nil {
+		t.Fatal(err)
+	}
+	cleanup()
+	marked("--cleanup", nil)
+
+	// A node that was booted, or is new.
+	p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	marked("on a node without rules", marker)
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	cleanup()
+	put(t, dir, "old", kubeProxyIPTables)
+	if out, err := s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for range 2 {
+		p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		eventually(t, "the rules of kube-proxy are gone", func() bool {
+			text, err := s.Node.Run(t, "iptables-nft-save")
+			return err == nil && !strings.Contains(text, "KUBE-SERVICES")
+		})
+		s.explains(t, dir, "nftables", 0, "kernel: agrees")
+		marked("after kube-proxy's mode iptables", nil)
+		p.Process.Signal(syscall.SIGTERM)
+		p.exit(t)
+	}
+}
+
+// TestTablesOfUnservedFamiliesAreReplaced takes over on a node where IPv6 is turned off. kube-proxy has a
+// table for IPv6 there, too.
+func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	s := newSite(t)
+	if err := s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	rollOut(t, dir, podIPs[0])
+	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
+	if out, err := s.Node.Run(t, "nft", "-f", dir+"/old"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	eventually(t, "no chain of kube-proxy is left", func() bool {
+		return !slices.Contains(chainsOfKubeProxy(t, s.Node, "ip6"), "services")
+	})
+	s.explains(t, dir, "nftables", 0, "kernel: agrees")
+}

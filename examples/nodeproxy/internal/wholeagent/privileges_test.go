@@ -1,0 +1,101 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// capabilities returns a set of capabilities of a process, from proc(5).
+func capabilities(t *testing.T, pid int, set string) uint64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if name, value, _ := strings.Cut(line, ":"); name == set {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no %s:\n%s", set, status)
+	return 0
+}
+
+// signalEnv makes the test binary call dropAfterSignal.
+const signalEnv = "NODEPROXY_TEST_SIGNAL"
+
+// dropAfterSignal drops privileges after this process got SIGTERM, and prints whether it
+// executed the program again.
+func dropAfterSignal() {
+	_, release := program.UntilSignal()
+	what := "executed"
+	run.DropPrivileges(slog.New(slog.DiscardHandler), nil, func(bool) {
+		what = "stopped"
+		_ = unix.Kill(os.Getpid(), unix.SIGTERM)
+	}, release)
+	fmt.Println(what)
+	os.Exit(0)
+}
+
+// TestSignalIsKeptWhenPrivilegesAreDropped sends SIGTERM before the program executes itself.
+func TestSignalIsKeptWhenPrivilegesAreDropped(t *testing.T) {
+	netlab.Require(t)
+	cmd := netlab.Command(t, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), signalEnv+"=1")
+	out, err := cmd.Output()
+	if string(out) != "stopped\n" || err != nil {
+		t.Errorf("%q, %v; want stopped", out, err)
+	}
+}
+
+// TestOnlyNeededCapabilitiesAreKept starts the agent with every capability, in each mode that
+// works here.
+func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
+	netlab.Require(t)
+	var want uint64
+	for _, c := range run.Needed(false) {
+		want |= 1 << c
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			if mode == "iptables" {
+				netlab.NeedPrograms(t, "iptables-restore")
+			}
+			if all := capabilities(t, os.Getpid(), "CapEff"); all&(1<<unix.CAP_SYS_ADMIN) == 0 {
+				t.Fatalf("the test itself has %x", all)
+			}
+			lab := netlab.New()
+			t.Cleanup(func() { lab.Close() })
+			h, err := lab.Host("node")
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := startWith(t, h, []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}, "run", "--proxy-mode", mode, "--manifests", "../demo/world", "--hostname-override", "node-a", "--oom-score-adj", "0")
+			if l := p.line(t); !strings.HasPrefix(l, "synced ") {
+				t.Fatal(l)
+			}
+			for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
+				if got := capabilities(t, p.Process.Pid, set); got != want {
+					t.Errorf("%s is %x, want %x", set, got, want)
+				}
+			}
+		})
+	}
+}

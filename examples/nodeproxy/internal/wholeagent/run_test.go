@@ -1,0 +1,461 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
+	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/nftables"
+)
+
+// site is a node between a client and a host that stands for all pods.
+type site struct {
+	*lab.Lab
+	pods *netlab.Host
+	// sourcePorts is how many source ports dialNew has used.
+	sourcePorts int
+}
+
+var podIPs = []string{"10.1.0.2", "10.1.0.3", "10.1.0.4"}
+
+const (
+	clusterVIP = "10.96.0.10:80"
+	nodePort   = "192.0.2.1:30080"
+)
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	netlab.Require(t)
+	network := netlab.New()
+	s := &site{Lab: &lab.Lab{Net: network}}
+	t.Cleanup(s.Close)
+	b := &netlab.Builder{Lab: network}
+	s.Node, s.Client, s.pods = b.Host("node"), b.Host("client"), b.Host("pods")
+	b.Do(func() error { return s.Node.Forward() })
+	b.Link(s.Node, "eth0", s.Client, "eth0")
+	b.Addrs(s.Node, "eth0", "192.0.2.1/24")
+	b.Addrs(s.Client, "eth0", "192.0.2.9/24")
+	b.Routes(s.Node, "", "192.0.2.9", "0.0.0.0/0")
+	b.Routes(s.Client, "", "192.0.2.1", "10.96.0.0/16")
+	b.Link(s.Node, "pods", s.pods, "eth0")
+	b.Addrs(s.Node, "pods", "10.1.0.1/24")
+	for _, ip := range podIPs {
+		b.Addrs(s.pods, "eth0", ip+"/24")
+		b.Do(func() error { return s.Serve(ip, s.pods, ip) })
+	}
+	b.Routes(s.pods, "", "10.1.0.1", "0.0.0.0/0")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	return s
+}
+
+// webService is the Service web as YAML, and webSlice its endpoints.
+const webService = `apiVersion: v1
+kind: Service
+metadata:
+  name: web
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  ports:
+  - {name: http, port: 80, nodePort: 30080}
+`
+
+func webSlice(ips ...string) string {
+	var b strings.Builder
+	b.WriteString(`apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+ports:
+- {name: http, port: 8080}
+endpoints:
+`)
+	for _, ip := range ips {
+		fmt.Fprintf(&b, "- addresses: [%s]\n", ip)
+	}
+	return b.String()
+}
+
+// put replaces a file in one step.
+func put(t *testing.T, dir, name, text string) {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serveWeb runs the agent with the Service web, endpoints for it, and flags. It waits until the
+// Service is in effect, and returns the folder of the manifests, too.
+func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+	p = start(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
+	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
+	return p, dir
+}
+
+// stream opens connections to the Service web until it is stopped.
+func (s *site) stream() *lab.Stream { return s.streamTo(clusterVIP) }
+
+// streamTo opens connections to an address and to nodePort. In the tests' long form each connection
+// begins when the one before it has ended. That takes all processors, which other tests wait for.
+func (s *site) streamTo(to string) *lab.Stream {
+	pause := 5 * time.Millisecond
+	if testtime.Thorough() {
+		pause = 0
+	}
+	return lab.StartStream(&lab.Stream{Visit: lab.Visit, Pause: pause}, s.Client, to, s.Client, nodePort)
+}
+
+// answeredBy checks that connections are answered by exactly these endpoints.
+func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
+	t.Helper()
+	if y := lab.Visits(s.Client, "", to, 60); !y.Answered(ips...) {
+		t.Errorf("%s is answered by %v, want %v", to, y, ips)
+	}
+}
+
+func TestRunFollowsManifests(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	put(t, dir, "bad.yaml", "a: b\n---\nkind: [\n")
+	args := []string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s"}
+	p := start(t, s.Node, args...)
+	p.synced(t, "services=1 endpoints=2 changed=1")
+	p.logged(t, dir+"/bad.yaml:1: has no kind")
+	p.logged(t, dir+"/bad.yaml:3: ")
+	s.answeredBy(t, clusterVIP, podIPs[:2]...)
+	// Without a Node object, the node's address comes from the default route.
+	s.answeredBy(t, nodePort, podIPs[:2]...)
+
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+	p.synced(t, "services=1 endpoints=2 changed=1")
+	s.answeredBy(t, clusterVIP, podIPs[1:]...)
+
+	put(t, dir, "web.yaml", webService+"---\n# No change.\n"+webSlice(podIPs[1:]...))
+	p.synced(t, "services=1 endpoints=2 changed=0")
+
+	// An invalid document is skipped, and the documents after it are read.
+	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
+	p.synced(t, "services=1 endpoints=3 changed=1")
+	p.logged(t, dir+"/web.yaml:2: ")
+	s.answeredBy(t, nodePort, podIPs...)
+
+	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
+		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
+	p.synced(t, "services=2 endpoints=3 changed=1")
+	if err := os.Remove(filepath.Join(dir, "other.json")); err != nil {
+		t.Fatal(err)
+	}
+	p.synced(t, "services=1 endpoints=3 changed=1")
+
+	// Another process deletes the table. The repair prints no line.
+	wipe(t, s.Node)
+	p.logged(t, "repairing the rules")
+	for end := time.Now().Add(3 * time.Minute); ; {
+		if _, _, err := visitSoon(s.Client, clusterVIP); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("the rules are not repaired: %v", err)
+		}
+	}
+	s.answeredBy(t, clusterVIP, podIPs...)
+
+	// No connection fails while the agent is killed, the manifests change, and another
+	// agent takes over.
+	stream := s.stream()
+	stream.Next(20)
+	p.Process.Kill()
+	if _, rest := p.exit(t); len(rest) != 0 {
+		t.Errorf("unexpected lines: %q", rest)
+	}
+	stream.Next(20)
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p = start(t, s.Node, args...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	if y := stream.Next(20); !y.Answered(podIPs[0]) {
+		t.Errorf("after the restart: %v", y)
+	}
+	if y := stream.Stop(); len(y.Errs) != 0 {
+		t.Errorf("during the restart %d connections failed, first: %v", len(y.Errs), y.Errs[0])
+	}
+
+	// The rules stay in effect without the agent until --cleanup.
+	p.Process.Signal(syscall.SIGTERM)
+	if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
+		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
+	}
+	s.answeredBy(t, clusterVIP, podIPs[0])
+	p = start(t, s.Node, "run", "--cleanup")
+	if code, _ := p.exit(t); code != 0 {
+		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
+	}
+	if name, _, err := visitSoon(s.Client, clusterVIP); err == nil {
+		t.Errorf("%s still answers after --cleanup", name)
+	}
+}
+
+// wipe deletes the agent's tables behind its back.
+func wipe(t *testing.T, h *netlab.Host) {
+	t.Helper()
+	err := h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
+	c, err := lab.Dial(h, "tcp", "", to, lab.NoAnswerTimeout)
+	if err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	return c.Hear()
+}
+
+// TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
+// objects.
+func TestExplainComparesWithTheKernel(t *testing.T) {
+	for _, mode := range explainedModes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			needMode(t, mode)
+			s := newSite(t)
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}
+			asks := func(code int, want ...string) {
+				t.Helper()
+				for _, to := range []string{clusterVIP, nodePort} {
+					p := start(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "192.0.2.9", to)...)
+					got, out := p.exit(t)
+					for _, line := range want {
+						if got != code || !slices.Contains(out, "kernel: "+line) {
+							t.Errorf("exit status %d, want %d; %q in\n%s\n%s", got, code, line, strings.Join(out, "\n"), p.log())
+						}
+					}
+				}
+			}
+			asks(1, "mode "+mode+" has no rules in this network namespace")
+			p := start(t, s.Node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...)
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			asks(0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
+			for _, to := range []string{"10.96.0.10:81", "10.96.0.99:80", "192.0.2.1:80", "203.0.113.7:80"} {
+				p := start(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "198.51.100.9", to)...)
+				if code, out := p.exit(t); code != 0 || !slices.Contains(out, "kernel: agrees") {
+					t.Errorf("%s: exit status %d:\n%s\n%s", to, code, strings.Join(out, "\n"), p.log())
+				}
+			}
+			p.Process.Kill()
+			p.exit(t)
+			// No agent follows this change.
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+			asks(1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			asks(0, "agrees")
+			c := start(t, s.Node, "run", "--cleanup")
+			c.exit(t)
+		})
+	}
+}
+
+// explainedModes are the modes that any kernel has.
+var explainedModes = []string{"nftables", "iptables"}
+
+// TestRunFollowsTheNodeObject also checks that --manifests may be a single file.
+func TestRunFollowsTheNodeObject(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: ADDR}]}\n---\n"
+	with := func(addr, cidr string) {
+		n := strings.Replace(strings.Replace(node, "ADDR", addr, 1), "10.1.0.0/24", cidr, 1)
+		put(t, dir, "all", n+webService+"---\n"+webSlice(podIPs[0]))
+	}
+	with("10.1.0.1", "10.1.0.0/24")
+	p := start(t, s.Node, "run", "--manifests", filepath.Join(dir, "all"), "--hostname-override", " N1",
+		"--detect-local-mode", "NodeCIDR", "--min-sync-period", "0s")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	if _, _, err := visitSoon(s.Client, nodePort); err == nil {
+		t.Error("the NodePort answers at an address that is not the Node's")
+	}
+	// The client is not a pod, so its connection is masqueraded.
+	if _, source, err := lab.Visit(s.Client, "", clusterVIP); err != nil || source != "10.1.0.1" {
+		t.Errorf("the pod sees %q, error %v", source, err)
+	}
+	with("192.0.2.1", "10.1.0.0/24")
+	p.synced(t, "services=1 endpoints=1 changed=0")
+	s.answeredBy(t, nodePort, podIPs[0])
+
+	with("192.0.2.1", "10.1.0.0/25")
+	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
+		t.Errorf("exit status %d, lines %q, log:\n%s", code, rest, p.log())
+	}
+}
+
+func TestExplainPrintsTheVerdict(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
+		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
+	for _, tt := range []struct{ args, want string }{
+		{
+			"--cluster-cidr 10.1.0.0/16 --from 192.0.2.9 10.96.0.10:80",
+			"service: default/web:http/TCP/IPv4, by its cluster IP\nendpoint: 10.1.0.2:8080 on node \"\", masqueraded\n",
+		},
+		{
+			"--cluster-cidr 10.1.0.0/16 --from 10.1.0.3 10.96.0.10:80/tcp",
+			"endpoint: 10.1.0.2:8080 on node \"\", source kept\n",
+		},
+		{"192.0.2.1:30080", "service: default/web:http/TCP/IPv4, by its node port\n"},
+		{"10.96.0.10:81", "reject: TCP 81 is a closed port of a cluster IP (of default/web)\n"},
+	} {
+		var out, diag strings.Builder
+		p := &cli.Program{Out: &out, Diag: &diag}
+		args := append([]string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false"}, strings.Fields(tt.args)...)
+		if code := program.Dispatch(t.Context(), p, args); code != 0 || !strings.Contains(out.String(), tt.want) {
+			t.Errorf("explain %s: exit status %d, output:\n%s%swant %q in it", tt.args, code, out.String(), diag.String(), tt.want)
+		}
+	}
+}
+
+// TestExternalIPsGateTurnsThemOff turns the feature gate AllowServiceExternalIPs off: external IPs
+// are not served, and everything else is.
+func TestExternalIPsGateTurnsThemOff(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	const external = "10.96.200.1:80"
+	// The kernel refuses connections to an external IP that is not served.
+	err := s.Node.Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "web.yaml", webService+"  externalIPs: [10.96.200.1]\n---\n"+webSlice(podIPs[0]))
+	args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
+	p := start(t, s.Node, args...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.answeredBy(t, external, podIPs[0])
+	p.Process.Signal(os.Interrupt)
+	p.exit(t)
+
+	p = start(t, s.Node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.answeredBy(t, clusterVIP, podIPs[0])
+	if pod, _, err := lab.Visit(s.Client, "", external); err == nil {
+		t.Errorf("%s is answered by %s", external, pod)
+	}
+}
+
+// TestAddressesAreFollowedWithoutNode checks that NodePorts follow the node's addresses when no
+// Node object has them.
+func TestAddressesAreFollowedWithoutNode(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--sync-period", "1s")
+	p.synced(t, "services=1 endpoints=3 changed=1")
+	const other = "10.1.0.1:30080" // the node, but not the source address of its default route
+	s.answeredBy(t, nodePort, podIPs...)
+	if c, err := lab.Dial(s.pods, "tcp", "", other, testtime.Timeout); err == nil {
+		c.Close()
+		t.Errorf("%s answers", other)
+	}
+	err := s.Node.Do(func() error {
+		_, all, err := net.ParseCIDR("0.0.0.0/0")
+		return cmp.Or(err, netlink.RouteDel(&netlink.Route{Dst: all}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all of the node's addresses serve NodePorts", func() bool {
+		c, err := lab.Dial(s.pods, "tcp", "", other, testtime.Timeout)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+}
+
+// TestNodeAddressTakesPrecedenceByFamily checks which source the node's addresses come from.
+func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z}}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: '2001:db8::1'}, {type: ExternalIP, address: 198.51.100.1}]}\n")
+	for _, tt := range []struct{ name, bind, want string }{
+		{"n1", "0.0.0.0", "[192.0.2.1 2001:db8::1]"},
+		{"n1", "::", "[192.0.2.1 2001:db8::1]"},
+		{"n1", "203.0.113.1", "[203.0.113.1 2001:db8::1]"},
+		{"n1", "2001:db8::9", "[2001:db8::9 192.0.2.1]"},
+		{"n2", "203.0.113.1", "[203.0.113.1]"},
+	} {
+		c := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", tt.name, "--bind-address", tt.bind})
+		w, err := objects.Peek(t.Context(), c, cli.OwnLogger(c, new(strings.Builder)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(w.Tracker.Node().Addresses); got != tt.want {
+			t.Errorf("%s at %s: %s, want %s", tt.name, tt.bind, got, tt.want)
+		}
+		if zone := w.Tracker.Node().Zone; (zone == "z") != (tt.name == "n1") {
+			t.Errorf("%s: zone %q", tt.name, zone)
+		}
+	}
+}
+
+// TestDemoNeedsRootForSocketLB runs in the user namespace of the tests, where the kernel does
+// not load programs.
+func TestDemoNeedsRootForSocketLB(t *testing.T) {
+	netlab.Require(t)
+	dir, closeDir, err := socketlb.TemporaryDir()
+	if err == nil {
+		err = errors.Join(socketlb.Probe(t.Context(), socketlb.Config{Dir: dir}), closeDir())
+	}
+	if err == nil {
+		t.Skip("programs can be loaded here")
+	}
+	var out, diag bytes.Buffer
+	p := &cli.Program{Out: &out, Diag: &diag}
+	if status := program.Dispatch(t.Context(), p, []string{"demo", "--socket-lb"}); status != demo.ExitNoSpaces {
+		t.Errorf("status %d", status)
+	}
+	if !strings.Contains(diag.String(), "CAP_BPF") || !strings.Contains(diag.String(), "needs root") {
+		t.Errorf("standard error:\n%s", diag.String())
+	}
+}

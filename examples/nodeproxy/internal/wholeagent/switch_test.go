@@ -1,0 +1,272 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/vm"
+)
+
+// needMode skips the test unless this machine supports a mode.
+func needMode(t *testing.T, mode string) {
+	t.Helper()
+	programs := map[string][]string{
+		"iptables": {"iptables-restore", "iptables-save", "ip6tables-restore", "ip6tables-save"},
+	}[mode]
+	netlab.NeedPrograms(t, programs...)
+}
+
+// rules reports for each mode whether a node has rules of it.
+func rules(t *testing.T, h *netlab.Host) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	list := func(name string, args ...string) string {
+		t.Helper()
+		// A listing may fail because of a concurrent change.
+		var text string
+		eventually(t, name, func() (ok bool) {
+			var err error
+			text, err = h.Run(t, name, args...)
+			return err == nil
+		})
+		return text
+	}
+	listing := list("nft", "list", "tables")
+	out["nftables"] = strings.Contains(listing, "table ip proxier\n")
+	out["kube-proxy nftables"] = strings.Contains(listing, "table ip kube-proxy\n") && slices.ContainsFunc(chainsOfKubeProxy(t, h, "ip"), func(chain string) bool { return chain != "nodeproxy-marker" })
+	saved := list("iptables-save")
+	out["iptables"] = strings.Contains(saved, "\n:KUBE-SERVICES ")
+	out["ipvs"] = strings.Contains(saved, "\n:KUBE-IPVS-SERVICES ")
+	out["kube-proxy iptables"] = strings.Contains(saved, "\n:KUBE-SVC-OLD")
+	return out
+}
+
+// has checks that a node has rules of exactly these modes.
+func has(t *testing.T, h *netlab.Host, what string, want ...string) {
+	t.Helper()
+	got := rules(t, h)
+	for kind, there := range got {
+		if there != slices.Contains(want, kind) {
+			t.Errorf("%s: rules of %s: %v", what, kind, there)
+		}
+	}
+}
+
+// held opens some more connections and checks that none has failed.
+func held(t *testing.T, s *lab.Stream, when string) {
+	t.Helper()
+	s.Next(20)
+	if errs := s.TakeErrs(); len(errs) != 0 {
+		t.Errorf("%s: %d connections failed, first: %v", when, len(errs), errs[0])
+	}
+}
+
+// TestSwitchingModesBreaksNoConnection changes the mode several times by restarts, while
+// connections are opened all the time and one stays open.
+func TestSwitchingModesBreaksNoConnection(t *testing.T) {
+	t.Parallel()
+	switchModes(t, "nftables", "iptables", "nftables", "iptables", "nftables")
+}
+
+// TestSwitchingIPVSBreaksNoConnection does the same with mode ipvs, in a kernel with IPVS.
+func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
+	testtime.NeedComplete(t)
+	t.Parallel()
+	if !vm.Inside(t, vm.IPVS, "") {
+		return
+	}
+	switchModes(t, "ipvs", "iptables", "nftables")
+}
+
+func switchModes(t *testing.T, first string, others ...string) {
+	t.Helper()
+	needMode(t, "iptables")
+	netlab.NeedPrograms(t, "nft")
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	run := func(mode string, more ...string) *process {
+		t.Helper()
+		args := append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode}, more...)
+		p := start(t, s.Node, args...)
+		p.synced(t, "services=1 endpoints=3 changed=1")
+		return p
+	}
+	tidied := func(p *process, what string, want ...string) {
+		t.Helper()
+		eventually(t, what+": only its own rules are left", func() bool {
+			got := rules(t, s.Node)
+			for kind, there := range got {
+				if there != slices.Contains(want, kind) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	p := run(first)
+	if first == "ipvs" {
+		// Without connections mode ipvs is removed immediately.
+		p.Process.Kill()
+		p.exit(t)
+		p = run("nftables")
+		tidied(p, "nftables", "nftables")
+		p.Process.Kill()
+		p.exit(t)
+		p = run(first)
+		tidied(p, first, first)
+	}
+	long, err := lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Close()
+	name, _, err := long.Hear()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := s.stream()
+	for i, mode := range others {
+		stream.Next(20)
+		if i%2 == 0 {
+			p.Process.Signal(syscall.SIGTERM)
+		} else {
+			p.Process.Kill()
+		}
+		p.exit(t)
+		held(t, stream, "while no agent runs, before mode "+mode)
+		p = run(mode)
+		held(t, stream, "when mode "+mode+" comes into effect")
+		want := []string{mode}
+		if first == "ipvs" {
+			want = []string{mode, first} // the open connection belongs to the first mode
+		}
+		tidied(p, mode, want...)
+		held(t, stream, "when the other rules are removed, in mode "+mode)
+		s.answeredBy(t, clusterVIP, podIPs...)
+		if again, _, err := long.Ask(); err != nil || again != name {
+			t.Fatalf("in mode %s the old connection to %s is answered by %q, error %v", mode, name, again, err)
+		}
+	}
+	held(t, stream, "at the end")
+	stream.Stop()
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	c := start(t, s.Node, "run", "--cleanup")
+	if code, _ := c.exit(t); code != 0 {
+		t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
+	}
+	has(t, s.Node, "cleaned up")
+}
+
+// kubeProxyIPTables and kubeProxyNFTables are rules that kube-proxy may have left for the
+// Service web.
+const kubeProxyIPTables = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-OLDOLDOLDOLDOLDO - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-OLDOLDOLDOLDOLDO
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-SVC-OLDOLDOLDOLDOLDO
+-A KUBE-SVC-OLDOLDOLDOLDOLDO -j KUBE-MARK-MASQ
+-A KUBE-SVC-OLDOLDOLDOLDOLDO -p tcp -j DNAT --to-destination 10.1.0.2:8080
+COMMIT
+`
+
+const kubeProxyNFTables = `table ip kube-proxy {
+	chain nat-prerouting {
+		type nat hook prerouting priority dstnat; policy accept;
+		ip daddr 10.96.0.10 tcp dport 80 mark set mark or 0x4000 dnat to 10.1.0.2:8080
+		ip daddr 192.0.2.1 tcp dport 30080 mark set mark or 0x4000 dnat to 10.1.0.2:8080
+	}
+	chain nat-postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		mark and 0x4000 != 0 mark set mark xor 0x4000 masquerade
+	}
+}
+`
+
+// TestAdoptionFromKubeProxyBreaksNoConnection takes a node over from each mode of kube-proxy,
+// in each mode of the agent.
+func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
+	t.Parallel()
+	needMode(t, "iptables")
+	netlab.NeedPrograms(t, "nft")
+	for _, from := range []string{"iptables", "nftables"} {
+		for _, to := range []string{"nftables", "iptables"} {
+			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t)
+				left := "kube-proxy " + from
+				dir := t.TempDir()
+				var err error
+				if from == "iptables" {
+					put(t, dir, "old", kubeProxyIPTables)
+					_, err = s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old")
+				} else {
+					put(t, dir, "old", kubeProxyNFTables)
+					_, err = s.Node.Run(t, "nft", "-f", dir+"/old")
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+				long, err := lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout)
+				if err != nil {
+					t.Fatalf("the rules of the test are wrong: %v", err)
+				}
+				defer long.Close()
+				stream := s.stream()
+				stream.Next(20)
+				args := []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", to}
+
+				if from != to {
+					// Without the flag the agent leaves kube-proxy's rules in place.
+					p := start(t, s.Node, args...)
+					p.synced(t, "services=1 endpoints=1 changed=1")
+					stream.Next(20)
+					if got := rules(t, s.Node); !got[left] {
+						t.Errorf("removed without the flag: %v", got)
+					}
+					p.Process.Kill()
+					p.exit(t)
+				}
+				p := start(t, s.Node, append(args, "--adopt-from-kube-proxy")...)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				eventually(t, "kube-proxy's rules are gone", func() bool { return !rules(t, s.Node)[left] })
+				has(t, s.Node, "adopted", to)
+				if got, want := strings.Contains(p.log(), "conntrack.tcpBeLiberal"), from == "iptables" && to == "nftables"; got != want {
+					t.Errorf("the log has a warning about invalid packets: %v, want %v", got, want)
+				}
+				stream.Next(20)
+				if y := stream.Stop(); len(y.Errs) != 0 {
+					t.Errorf("%d connections failed, first: %v", len(y.Errs), y.Errs[0])
+				}
+				if _, _, err := long.Hear(); err != nil {
+					t.Errorf("the old connection: %v", err)
+				}
+				s.answeredBy(t, clusterVIP, podIPs[0])
+				if p.loggedErrors() {
+					t.Errorf("log:\n%s", p.log())
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,328 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// takeOverTools skips a test where a program is missing.
+func takeOverTools(t *testing.T) {
+	t.Helper()
+	needMode(t, "iptables")
+	netlab.NeedPrograms(t, "nft")
+}
+
+// agentArgs returns the arguments of an agent for the Service web.
+func agentArgs(dir, mode string, more ...string) []string {
+	return append([]string{
+		"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode,
+	}, more...)
+}
+
+// rollOut replaces the endpoints of the Service web.
+func rollOut(t *testing.T, dir string, ips ...string) {
+	t.Helper()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+}
+
+// TestTakeOverFromRunningKubeProxy starts the agent while a kube-proxy runs, then ends kube-proxy,
+// and then replaces all endpoints, as the usual order on a cluster does.
+func TestTakeOverFromRunningKubeProxy(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for _, from := range []string{"nftables", "iptables"} {
+		for _, to := range []string{"nftables", "iptables"} {
+			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t)
+				dir := t.TempDir()
+				rollOut(t, dir, podIPs[0])
+				old := startKubeProxy(t, s.Node, from, true, podIPs[0])
+				stream := s.stream()
+				stream.Next(20)
+				p := start(t, s.Node, agentArgs(dir, to, "--adopt-from-kube-proxy", "--metrics-bind-address", "127.0.0.1:10250")...)
+				waits := from == to && to == "iptables"
+				if waits {
+					p.logged(t, "kube-proxy runs and writes the same rules")
+				} else {
+					p.synced(t, "services=1 endpoints=1 changed=1")
+					p.logged(t, "another proxy runs")
+					if !strings.Contains(metricsOn(t, s.Node, "127.0.0.1:10250"), fmt.Sprintf(`proxier_other_proxy_rules{mode=%q,proxy="kube-proxy",state="in-use"} 1`, from)) {
+						t.Error("no metric of kube-proxy's rules")
+					}
+				}
+				if code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz"); code == 200 {
+					t.Error("kube-proxy's port answers as the agent's")
+				}
+				held(t, stream, "when both run")
+				if !waits {
+					s.explains(t, dir, to, 1, "kernel: rules of kube-proxy's mode "+from+" are there, too, and may take this packet first")
+				}
+				// Both follow changes, and kube-proxy writes its rules again.
+				old.sync(podIPs[1])
+				rollOut(t, dir, podIPs[1])
+				if !waits {
+					p.synced(t, "services=1 endpoints=1 changed=1")
+				}
+				held(t, stream, "after a change while both run")
+				s.answeredBy(t, clusterVIP, podIPs[1])
+				old.stop()
+				if waits {
+					p.synced(t, "services=1 endpoints=1 changed=1")
+				}
+				held(t, stream, "when kube-proxy has ended")
+				rollOut(t, dir, podIPs[2])
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				eventually(t, "kube-proxy's rules are gone", func() bool {
+					got := rules(t, s.Node)
+					return !got["kube-proxy nftables"] && (to == "iptables" || !got["iptables"])
+				})
+				s.answeredBy(t, clusterVIP, podIPs[2])
+				s.answeredBy(t, nodePort, podIPs[2])
+				eventually(t, "the agent's own server answers", func() bool {
+					code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz")
+					return code == 200
+				})
+				s.explains(t, dir, to, 0, "kernel: agrees")
+				held(t, stream, "at the end")
+				stream.Stop()
+				eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
+					return !strings.Contains(metricsOn(t, s.Node, "127.0.0.1:10250"), "proxier_other_proxy_rules{")
+				})
+			})
+		}
+	}
+}
+
+// TestTakeOverWaitsForKubeProxyAtOtherPorts starts the agent in mode iptables while a kube-proxy
+// runs in this mode that does not answer at the default ports. The agent's own configuration names
+// its ports, or only its process can be seen.
+func TestTakeOverWaitsForKubeProxyAtOtherPorts(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, how := range []string{"same configuration", "process"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			dir := t.TempDir()
+			rollOut(t, dir, podIPs[0])
+			old := startKubeProxy(t, s.Node, "iptables", false, podIPs[0])
+			args := agentArgs(dir, "iptables", "--adopt-from-kube-proxy")
+			end := old.stop
+			if how == "process" {
+				path := filepath.Join(dir, "kube-proxy")
+				if err := os.Symlink(sleep, path); err != nil {
+					t.Fatal(err)
+				}
+				cmd := exec.Command(path, "600")
+				if err := s.Node.Start(cmd); err != nil {
+					t.Fatal(err)
+				}
+				end = func() {
+					cmd.Process.Kill()
+					cmd.Wait()
+				}
+				t.Cleanup(func() { cmd.Process.Kill() })
+			} else {
+				old.serve("127.0.0.1:20249", "iptables")
+				args = append(args, "--metrics-bind-address", "127.0.0.1:20249", "--healthz-bind-address", "0.0.0.0:20256")
+			}
+			before := rules(t, s.Node)
+			p := start(t, s.Node, args...)
+			p.logged(t, "kube-proxy runs and writes the same rules")
+			if now := rules(t, s.Node); !maps.Equal(now, before) {
+				t.Errorf("rules while kube-proxy runs: %v, before %v", now, before)
+			}
+			end()
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			p.logged(t, "kube-proxy has ended")
+			s.answeredBy(t, clusterVIP, podIPs[0])
+		})
+	}
+}
+
+// TestTwoAgentsOfDifferentModes starts the agent in another mode while one runs, which holds the
+// ports, and then ends the first one.
+func TestTwoAgentsOfDifferentModes(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for from, to := range map[string]string{"nftables": "iptables", "iptables": "nftables"} {
+		t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			dir := t.TempDir()
+			rollOut(t, dir, podIPs[0])
+			old := start(t, s.Node, agentArgs(dir, from)...)
+			old.synced(t, "services=1 endpoints=1 changed=1")
+			stream := s.stream()
+			stream.Next(20)
+			p := start(t, s.Node, agentArgs(dir, to, "--conntrack-tcp-be-liberal")...)
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			p.logged(t, `another proxy runs: its rules are removed when it has ended" proxy="nodeproxy" mode="`+from+`"`)
+			held(t, stream, "when both run")
+			s.explains(t, dir, to, 1, "kernel: rules of nodeproxy's mode "+from+" are there, too, and may take this packet first")
+			rollOut(t, dir, podIPs[1])
+			old.synced(t, "services=1 endpoints=1 changed=1")
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			held(t, stream, "after a change while both run")
+			s.answeredBy(t, clusterVIP, podIPs[1])
+			if got := rules(t, s.Node); !got[from] || !got[to] {
+				t.Errorf("while both run: %v", got)
+			}
+			old.Process.Signal(syscall.SIGTERM)
+			old.exit(t)
+			held(t, stream, "when the first has ended")
+			rollOut(t, dir, podIPs[2])
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			eventually(t, "the first agent's rules are gone", func() bool { return !rules(t, s.Node)[from] })
+			s.answeredBy(t, clusterVIP, podIPs[2])
+			s.answeredBy(t, nodePort, podIPs[2])
+			held(t, stream, "at the end")
+			stream.Stop()
+			s.explains(t, dir, to, 0, "kernel: agrees")
+			if strings.Contains(p.log(), "considers invalid") {
+				t.Errorf("a warning about invalid packets that are valid:\n%s", p.log())
+			}
+		})
+	}
+}
+
+// explains checks the exit status and a line of explain about the Service web.
+func (s *site) explains(t *testing.T, dir, mode string, code int, line string) {
+	t.Helper()
+	e := start(t, s.Node, "explain", "--manifests", dir+"/web.yaml", "--hostname-override", "n1", "--proxy-mode", mode, clusterVIP)
+	if got, out := e.exit(t); got != code || !slices.Contains(out, line) {
+		t.Errorf("explain: exit status %d, want %d; %q in\n%s\nlog:\n%s", got, code, line, strings.Join(out, "\n"), e.log())
+	}
+}
+
+// metricsOn returns the metrics at an address of a node.
+func metricsOn(t *testing.T, h *netlab.Host, addr string) string {
+	t.Helper()
+	var text string
+	eventually(t, "metrics", func() (ok bool) {
+		var code int
+		code, text, _ = get(t, h, "http://"+addr+"/metrics")
+		return code == 200
+	})
+	return text
+}
+
+// TestRulesOfRunningKubeProxyStay starts a kube-proxy beside a running agent, which holds the
+// ports, ends the agent and cleans up: the way back.
+func TestRulesOfRunningKubeProxyStay(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for _, from := range []string{"nftables", "iptables"} {
+		for _, to := range []string{"nftables", "iptables"} {
+			for _, first := range []string{"agent ends", "kube-proxy starts"} {
+				if !testtime.Thorough() && (from == to) != (first == "agent ends") {
+					continue // the other worlds have each pair of these values
+				}
+				t.Run(fmt.Sprintf("from=%s/to=%s/first=%s", from, to, first), func(t *testing.T) {
+					t.Parallel()
+					s := newSite(t)
+					dir := t.TempDir()
+					rollOut(t, dir, podIPs[0])
+					p := start(t, s.Node, agentArgs(dir, from, "--adopt-from-kube-proxy")...)
+					p.synced(t, "services=1 endpoints=1 changed=1")
+					stream := s.stream()
+					stream.Next(20)
+					end := func() {
+						p.Process.Signal(syscall.SIGTERM)
+						p.exit(t)
+						held(t, stream, "when the agent has ended")
+					}
+					if first == "agent ends" {
+						end()
+					}
+					now := startKubeProxy(t, s.Node, to, first == "agent ends", podIPs[0])
+					held(t, stream, "when kube-proxy has started")
+					if first != "agent ends" {
+						time.Sleep(2 * time.Second) // the agent may look at kube-proxy's rules
+						now.sync(podIPs[0])
+						held(t, stream, "when both run")
+						end()
+						now.sync(podIPs[0])
+					}
+					c := start(t, s.Node, "run", "--cleanup")
+					if code, _ := c.exit(t); code != 0 {
+						t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
+					}
+					held(t, stream, "after --cleanup")
+					now.sync(podIPs[1])
+					held(t, stream, "after a change")
+					stream.Stop()
+					s.answeredBy(t, clusterVIP, podIPs[1])
+					s.answeredBy(t, nodePort, podIPs[1])
+					text, err := s.Node.Run(t, "iptables-save")
+					if err != nil {
+						t.Fatal(err)
+					}
+					// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
+					for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
+						if strings.Contains(text, own) {
+							t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, c.log())
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS has a chain of the agent's mode ipvs, or the rules
+// of its mode iptables, and a kube-proxy in mode ipvs. In one case the configuration names its port.
+func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for mode, at := range map[string]string{"ipvs": "127.0.0.1:10249", "iptables": "127.0.0.1:20249"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			if mode == "ipvs" {
+				if out, err := s.Node.Run(t, "iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			} else {
+				dir := t.TempDir()
+				rollOut(t, dir, podIPs[0])
+				p := start(t, s.Node, agentArgs(dir, mode)...)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				p.Process.Signal(syscall.SIGTERM)
+				p.exit(t)
+				if out, err := s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+			}
+			old := &scriptedKubeProxy{t: t, node: s.Node, mode: "ipvs"}
+			old.serve(at, old.mode)
+			c := start(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
+			if code, _ := c.exit(t); code != 1 || !strings.Contains(c.log(), "rules of mode "+mode+" stay: kube-proxy runs, and its mode ipvs uses the same") || !rules(t, s.Node)[mode] {
+				t.Errorf("exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
+			}
+			old.stop()
+			c = start(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
+			if code, _ := c.exit(t); code != 0 || rules(t, s.Node)[mode] {
+				t.Errorf("without kube-proxy: exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
+			}
+		})
+	}
+}

@@ -1,0 +1,230 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+var update = flag.Bool("update", false, "write the picture of top")
+
+// newDemoSite returns the demo's network with an agent that serves its manifests, the folder
+// of the manifests, and the flags for them.
+func newDemoSite(t *testing.T) (*lab.Lab, string, []string) {
+	t.Helper()
+	d, dir, flags := newDemoNetwork(t)
+	start(t, d.Node, append([]string{"run"}, flags...)...).synced(t, "services=5 endpoints=20 changed=10")
+	return d, dir, flags
+}
+
+// newDemoNetwork is newDemoSite without an agent.
+func newDemoNetwork(t *testing.T) (*lab.Lab, string, []string) {
+	t.Helper()
+	netlab.Require(t)
+	d, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	dir := t.TempDir()
+	files, err := filepath.Glob("../demo/world/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, dir, filepath.Base(f), string(text))
+	}
+	return d, dir, []string{"--manifests", dir, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--min-sync-period", "0s"}
+}
+
+// topRows runs top once and returns its rows by name and family.
+func topRows(t *testing.T, h *netlab.Host, args ...string) map[string]map[string]any {
+	t.Helper()
+	p := start(t, h, append([]string{"top", "--once", "-o", "json", "--interval", "100ms"}, args...)...)
+	code, lines := p.exit(t)
+	var d struct{ Services []map[string]any }
+	if err := json.Unmarshal([]byte(strings.Join(lines, "\n")), &d); err != nil || code != 0 {
+		t.Fatalf("exit status %d, error %v, log:\n%s", code, err, p.log())
+	}
+	out := map[string]map[string]any{}
+	for _, r := range d.Services {
+		out[r["service"].(string)+" "+r["family"].(string)] = r
+	}
+	return out
+}
+
+// TestTopCountsRealConnections compares top's output with the connections that were made,
+// beside a running agent and without one.
+func TestTopCountsRealConnections(t *testing.T) {
+	t.Parallel()
+	d, _, _ := newDemoSite(t)
+	lab.Visits(d.Pod2, "", "10.96.0.10:80", 7)
+	for range 3 {
+		lab.Visits(d.Pod2, "", "10.96.0.40:80", 1) // has no endpoints
+	}
+	if c, err := lab.Dial(d.Client, "tcp", lab.StrangerAddr[0], "203.0.113.80:80", lab.NoAnswerTimeout); err == nil {
+		c.Close()
+	}
+	check := func() {
+		rows := topRows(t, d.Node)
+		for name, want := range map[string]map[string]float64{
+			"shop/web IPv4":   {"connections": 7, "ready": 3, "refused": 0, "dropped": 1},
+			"shop/web IPv6":   {"connections": 0, "ready": 3, "refused": 0},
+			"shop/cart IPv4":  {"connections": 0, "ready": 3},
+			"shop/empty IPv4": {"connections": 0, "ready": 0, "refused": 3},
+		} {
+			for field, n := range want {
+				if got, ok := rows[name][field].(float64); !ok || got != n {
+					t.Errorf("%s: %s is %v, want %v", name, field, rows[name][field], n)
+				}
+			}
+		}
+		if len(rows) != 10 || rows["shop/web IPv4"]["bytesPerSecond"] != nil {
+			t.Errorf("%d rows, %v", len(rows), rows["shop/web IPv4"])
+		}
+	}
+	check()
+	if rows := topRows(t, d.Node, "--filter", "EMPTY"); len(rows) != 2 {
+		t.Errorf("filtered: %v", rows)
+	}
+	p := start(t, d.Node, "top", "--once", "--interval", "100ms", "--sort", "refused")
+	code, lines := p.exit(t)
+	if code != 0 || len(lines) != 11 || !strings.HasPrefix(lines[1], "shop/empty:http/TCP ") || strings.Fields(lines[1])[5] != "3" {
+		t.Errorf("exit status %d, lines\n%s", code, strings.Join(lines, "\n"))
+	}
+}
+
+// TestTopCountsEndpointsOnce has an endpoint with a weight, which has several entries in the
+// kernel's maps.
+func TestTopCountsEndpointsOnce(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=3"))
+	start(t, s.Node, "run", "--manifests", dir, "--allow-annotations", "weights").synced(t, "services=1 endpoints=3 changed=1")
+	if rows := topRows(t, s.Node); rows["default/web IPv4"]["ready"] != 3.0 {
+		t.Errorf("%v", rows)
+	}
+}
+
+// TestTopFailsWithAReason runs top with bad flags, without rules and without capabilities.
+func TestTopFailsWithAReason(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for _, tt := range []struct {
+		args string
+		env  []string
+		code int
+		want string
+	}{
+		{"--once", nil, 1, "mode nftables has no rules in this network namespace"},
+		{"--once", []string{otherUserEnv + "=1"}, 1, "without CAP_NET_ADMIN in this network namespace"},
+		{"--sort size", nil, 2, `--sort "size" is not`},
+		{"-o json", nil, 2, "--output json needs --once"},
+		{"-o xml --once", nil, 2, `--output "xml" is neither`},
+		{"--interval 1ms", nil, 2, "--interval 1ms is less than 100ms"},
+	} {
+		p := startWith(t, s.Node, tt.env, append([]string{"top"}, strings.Fields(tt.args)...)...)
+		if code, _ := p.exit(t); code != tt.code || !strings.Contains(p.log(), tt.want) {
+			t.Errorf("%s: exit status %d, log:\n%s", tt.args, code, p.log())
+		}
+	}
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService)
+	start(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=0 changed=1")
+	p := start(t, s.Node, "top")
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "are not a terminal; --once works without one") {
+		t.Errorf("without a terminal: exit status %d, log:\n%s", code, p.log())
+	}
+}
+
+// TestTopScreenSortsAndFilters uses top in a terminal with real traffic. With -update it
+// writes top.svg, a picture of the screen.
+func TestTopScreenSortsAndFilters(t *testing.T) {
+	t.Parallel()
+	d, _, _ := newDemoSite(t)
+	const width, height = 96, 17
+	p := startPTY(t, d.Node, width, height, "top", "--interval", "1s")
+	const pause = 5 * time.Millisecond
+	traffic := lab.StartStream(&lab.Stream{Visit: lab.Visit, Pause: pause}, d.Client, lab.Port("203.0.113.80", "80"), d.Pod1, lab.Port("fd00:10:96::10", "80"))
+	more := lab.StartStream(&lab.Stream{Pause: pause, Visit: func(h *netlab.Host, from, to string) (string, string, error) {
+		if to == "10.96.0.40:80" {
+			lab.Visit(h, from, to) // refused
+			return "", "", nil
+		}
+		return lab.Visit(h, from, to)
+	}}, d.Pod2, "10.96.0.30:80", d.Pod2, "10.96.0.40:80")
+	defer traffic.Stop()
+	defer more.Stop()
+	shows := func(what string, parts ...string) string {
+		t.Helper()
+		frame := ""
+		eventually(t, what, func() bool {
+			frame = p.frame()
+			for _, part := range parts {
+				if !strings.Contains(frame, part) {
+					return false
+				}
+			}
+			return true
+		})
+		return frame
+	}
+	press := func(keys string) {
+		t.Helper()
+		if _, err := p.keys.WriteString(keys); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shows("the table is on the screen", "nodeproxy top", "mode nftables, every 1s", "10\x1b[0m Service ports", "sorted by \x1b[36mconnections", "2 have no endpoints", "\x1b[31mshop/empty:http/TCP")
+	eventually(t, "the rates are on the screen", func() bool {
+		f := strings.Fields(strings.Split(p.frame()+"\n\n\n\n\n", "\n")[4])
+		return len(f) == 7 && f[2] != "0"
+	})
+	if *update {
+		if err := os.WriteFile("../../top.svg", []byte(screenSVG(t, "nodeproxy top", p.frame(), width)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	screenSVG(t, "nodeproxy top", p.frame(), width) // fails if it does not support a style
+	for i, l := range strings.Split(p.frame(), "\n") {
+		for _, code := range []string{"0", "1", "2", "7", "31", "33", "36"} {
+			l = strings.ReplaceAll(l, "\x1b["+code+"m", "")
+		}
+		if len(l) > width {
+			t.Errorf("line %d has %d characters", i, len(l))
+		}
+	}
+	press("n")
+	shows("it is sorted by name", "sorted by \x1b[36mname\x1b")
+	press("n")
+	shows("the order is reversed", "name reversed")
+	press("/cart\r")
+	if frame := shows("it is filtered", "filter: \x1b[36mcart\x1b[0m"); strings.Contains(frame, "shop/web") {
+		t.Errorf("the filter shows\n%s", frame)
+	}
+	press("\x1b")
+	shows("all are shown", "shop/web:http/TCP")
+	press("q")
+	if err := p.Wait(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the terminal is restored", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return strings.HasSuffix(p.text.String(), "\x1b[?25h\x1b[?1049l")
+	})
+}

@@ -1,0 +1,162 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// TestTrafficMetricsMatchConnections makes connections through agents of two modes, one after
+// the other, and compares their metrics with the number of connections, even after a restart
+// and without endpoints.
+func TestTrafficMetricsMatchConnections(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			needMode(t, mode)
+			s := newSite(t)
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+			const at = "http://192.0.2.1:10249"
+			run := func() *process {
+				return start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+					"--proxy-mode", mode, "--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics")
+			}
+			labels := `{ip_family="IPv4",port="http",protocol="TCP",service="web",service_namespace="default"} `
+			page := func(what string, want ...string) {
+				t.Helper()
+				eventually(t, what+": "+strings.Join(want, ", "), func() bool {
+					code, text, _ := get(t, s.Client, at+"/metrics")
+					for _, w := range want {
+						if code != 200 || !strings.Contains(text, "\nproxier_service_"+w+"\n") {
+							return false
+						}
+					}
+					return true
+				})
+			}
+			connect := func(n int) {
+				t.Helper()
+				for range n {
+					c, err := s.Client.Dial(t.Context(), "tcp", "", "10.96.0.10:80")
+					if err != nil {
+						t.Fatal(err)
+					}
+					_, _ = io.ReadAll(io.LimitReader(c, 1))
+					c.Close()
+				}
+			}
+			connections := func(n int) string { return fmt.Sprint("connections_total", labels, n) }
+			p := run()
+			p.synced(t, "services=1 endpoints=3 changed=1")
+			page("before any connection", connections(0), "endpoints"+labels+"3")
+			if mode == "nftables" {
+				page("before any connection", "refused_packets_total"+labels+"0")
+			}
+			connect(5)
+			page("first connections", connections(5), "endpoints"+labels+"3")
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			connect(2)
+			page("after a change of endpoints", connections(7), "endpoints"+labels+"2")
+			if err := p.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			p.exit(t)
+			p = run()
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			connect(1)
+			page("after a restart", connections(8))
+			put(t, dir, "web.yaml", webService)
+			p.synced(t, "services=1 endpoints=0 changed=1")
+			if mode != "nftables" {
+				page("without endpoints", connections(8))
+				return
+			}
+			if _, err := s.Client.Dial(t.Context(), "tcp", "", "10.96.0.10:80"); err == nil {
+				t.Error("a Service without endpoints is served")
+			}
+			page("without endpoints", connections(8), "refused_packets_total"+labels+"1", "endpoints"+labels+"0")
+		})
+	}
+}
+
+// TestPacketsAndBytesOfServices runs the agent with --nftables-count-packets and sends data to a
+// Service. Its metrics and top must show it; without the flag top has no rate.
+func TestPacketsAndBytesOfServices(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	const metricsAt = "192.0.2.1:10249"
+	flags := []string{"--metrics-bind-address", metricsAt, "--service-traffic-metrics"}
+	p, _ := s.serveWeb(t, podIPs, append(flags, "--nftables-count-packets")...)
+	c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, testtime.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 100 {
+		if _, _, err := c.Ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	labels := `{ip_family="IPv4",port="http",protocol="TCP",service="web",service_namespace="default"} `
+	value := func(name string) (n float64) {
+		t.Helper()
+		_, text, _ := get(t, s.Client, "http://"+metricsAt+"/metrics")
+		_, rest, ok := strings.Cut(text, "\nproxier_service_"+name+labels)
+		if _, err := fmt.Sscan(rest, &n); !ok || err != nil {
+			t.Fatalf("no %s: %v", name, err)
+		}
+		return n
+	}
+	// A question and its answer are at least two packets, of 20 bytes of IP header, 32 of TCP and
+	// their text.
+	packets, bytes := value("packets_total"), value("bytes_total")
+	if packets < 200 || packets > 500 || bytes < 52*packets || bytes > 100*packets {
+		t.Errorf("%v packets and %v bytes of 100 questions", packets, bytes)
+	}
+	rate := func() any {
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+					if _, _, err := c.Ask(); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		}()
+		row := topRows(t, s.Node)["default/web IPv4"]
+		close(stop)
+		<-stopped
+		return row["bytesPerSecond"]
+	}
+	if got, ok := rate().(float64); !ok || got <= 0 {
+		t.Errorf("top shows %v bytes a second", got)
+	}
+	if err := p.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	p.exit(t)
+	s.serveWeb(t, podIPs, flags...)
+	if got := rate(); got != nil {
+		t.Errorf("top shows %v bytes a second without the flag", got)
+	}
+	if _, text, _ := get(t, s.Client, "http://"+metricsAt+"/metrics"); strings.Contains(text, "proxier_service_bytes_total") {
+		t.Error("/metrics has bytes without the flag")
+	}
+}

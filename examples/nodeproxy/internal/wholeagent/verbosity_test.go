@@ -1,0 +1,162 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/internal/node/core"
+)
+
+// healthChecked is webService with a health-check node port.
+const healthChecked = `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 30081
+  ports:
+  - {name: http, port: 80, nodePort: 30080}
+`
+
+// TestVerbosityChangesAtRunTime changes --v of a running agent, without one of its pages.
+func TestVerbosityChangesAtRunTime(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period=0", "--profiling", "--metrics-bind-address=192.0.2.1:10249",
+		"--feature-gates=ComponentFlagz=false")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+
+	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
+		return s.Client.Dial(ctx, network, "", to)
+	}}
+	defer tr.CloseIdleConnections()
+	ask := func(method, body string) int {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://192.0.2.1:10249/debug/flags/v", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := tr.RoundTrip(r)
+		if err != nil {
+			return 0 // the server is not up yet
+		}
+		answer.Body.Close()
+		return answer.StatusCode
+	}
+	eventually(t, "GET is rejected", func() bool { return ask(http.MethodGet, "") == http.StatusNotAcceptable })
+	if code := ask(http.MethodPut, "many"); code != http.StatusBadRequest {
+		t.Errorf("a bad verbosity: status %d", code)
+	}
+	if code, _, _ := get(t, s.Client, "http://192.0.2.1:10249/flagz"); code != http.StatusNotFound {
+		t.Errorf("/flagz is served without its feature gate: status %d", code)
+	}
+	if code, text, _ := get(t, s.Client, "http://192.0.2.1:10249/statusz"); code != 200 || strings.Contains(text, "/flagz") || !strings.Contains(text, "/debug/flags/v") {
+		t.Errorf("/statusz: status %d\n%s", code, text)
+	}
+	const debug = `"closed a health-check node port"`
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	if strings.Contains(p.log(), debug) {
+		t.Errorf("logged at --v=0:\n%s", p.log())
+	}
+	if code := ask(http.MethodPut, "4"); code != http.StatusOK {
+		t.Errorf("a good verbosity: status %d", code)
+	}
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p.logged(t, debug)
+}
+
+// TestModeIPVSLogsThatItStays checks the warning of mode ipvs, and that other modes have none.
+func TestModeIPVSLogsThatItStays(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for _, name := range []string{"ipvs", "nftables"} {
+		var log strings.Builder
+		s.agentIn(t, (&fakePlane{}).mode(name), func(a *core.Agent) error {
+			a.World.Log = slog.New(slog.NewTextHandler(&log, nil))
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			return a.Run(ctx)
+		})
+		for _, want := range []string{"removes it in Kubernetes 1.43 (KEP-5495)", "nodeproxy keeps its mode ipvs"} {
+			if has := strings.Contains(log.String(), want); has != (name == "ipvs") {
+				t.Errorf("mode %s: %q in the log: %v:\n%s", name, want, has, log.String())
+			}
+		}
+	}
+}
+
+// TestEveryLineIsJSON runs the agent with format json, and reads what it writes to both
+// outputs.
+func TestEveryLineIsJSON(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--logging-format=json", "--min-sync-period=0")
+	synced := func() (n int) {
+		for line := range strings.Lines(p.log()) {
+			var entry struct {
+				Msg, Took, Waited            string
+				Services, Endpoints, Changed int
+			}
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "synced" && entry.Services == 1 && entry.Endpoints > 0 && entry.Changed == 1 && entry.Took != "" && entry.Waited != "" {
+				n++
+			}
+		}
+		return n
+	}
+	eventually(t, "a sync is logged", func() bool { return synced() == 1 })
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+	eventually(t, "a second sync is logged", func() bool { return synced() == 2 })
+	if err := p.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	code, out := p.exit(t)
+	if code != 0 || len(out) != 0 {
+		t.Errorf("exit status %d, standard output %q", code, out)
+	}
+	for line := range strings.Lines(p.log()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %s", line)
+		}
+	}
+}
+
+// TestJSONInfosGoToStandardOutput also checks that errors go to standard error, and that the
+// buffer of standard output is flushed.
+func TestJSONInfosGoToStandardOutput(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--cleanup",
+		"--feature-gates=LoggingAlphaOptions=true", "--logging-format=json", "--log-json-split-stream", "--log-json-info-buffer-size=64Ki", "--log-flush-frequency=1h")
+	code, out := p.exit(t)
+	if code != 0 || p.log() != "" || len(out) == 0 {
+		t.Errorf("exit status %d, standard output %q, standard error:\n%s", code, out, p.log())
+	}
+	for _, line := range out {
+		var info struct {
+			Msg    string
+			Caller string
+		}
+		if err := json.Unmarshal([]byte(line), &info); err != nil || info.Msg == "" || !strings.HasPrefix(info.Caller, "run/") {
+			t.Errorf("error %v: %s", err, line)
+		}
+	}
+}
