@@ -160,7 +160,8 @@ func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 // live, stale flows can be deleted, and new connections work once there is room.
 func TestFullTableCanBeCleanedUp(t *testing.T) {
 	testtime.NeedThorough(t)
-	node := netlab.NewHost(t)
+	lab, hosts := netlab.NewHosts(t, "node", "client")
+	node, client := hosts["node"], hosts["client"]
 	netlab.NeedPrograms(t, "nft")
 	limit, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
 	if err != nil {
@@ -173,20 +174,10 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 	if most > 300000 {
 		t.Skipf("the table has room for %d entries, too many for a test", most)
 	}
-	lab := netlab.New()
-	t.Cleanup(func() { lab.Close() })
-	client, err := lab.Host("client")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(
-		lab.Link(client, "eth0", node, "eth0"),
-		client.AddAddr("eth0", netip.MustParsePrefix("10.9.0.2/24")),
-		node.AddAddr("eth0", netip.MustParsePrefix("10.9.0.1/24")),
-		client.AddRoute(netip.MustParsePrefix("10.96.0.1/32"), addr("10.9.0.1"), "eth0"),
-	); err != nil {
-		t.Fatal(err)
-	}
+	lab.Link(client, "eth0", node, "eth0")
+	client.Addrs("eth0", "10.9.0.2/24")
+	node.Addrs("eth0", "10.9.0.1/24")
+	client.Routes("eth0", "10.9.0.1", "10.96.0.1/32")
 	node.ServeTCP(t, "10.9.0.1:8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
 	if _, err := node.Run(t, "nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
 		t.Fatal(err)

@@ -444,37 +444,15 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			lab, hosts := netlab.NewHosts(t, "node", "client")
 			node, client := hosts["node"], hosts["client"]
-			if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
-				t.Fatal(err)
-			}
 			bits := addr(w.vip).BitLen()
-			if err := errors.Join(
-				client.AddAddr("eth0", netip.MustParsePrefix(w.client)),
-				node.AddAddr("eth0", netip.MustParsePrefix(w.node)),
-				client.AddRoute(netip.PrefixFrom(addr(w.vip), bits), netip.MustParsePrefix(w.node).Addr(), "eth0"),
-			); err != nil {
-				t.Fatal(err)
-			}
+			lab.Link(client, "eth0", node, "eth0")
+			client.Addrs("eth0", w.client)
+			node.Addrs("eth0", w.node)
+			client.Routes("eth0", netip.MustParsePrefix(w.node).Addr().String(), fmt.Sprint(w.vip, "/", bits))
 			at := func(a string) string { return netip.AddrPortFrom(addr(a), 53).String() }
 			for _, e := range []string{w.one, w.two} {
-				if err := node.AddAddr("lo", netip.PrefixFrom(addr(e), bits)); err != nil {
-					t.Fatal(err)
-				}
-				pc, err := node.ListenPacket("udp", at(e))
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { pc.Close() })
-				go func() {
-					b := make([]byte, 64)
-					for {
-						_, from, err := pc.ReadFrom(b)
-						if err != nil {
-							return
-						}
-						pc.WriteTo([]byte(e), from)
-					}
-				}()
+				node.Addrs("lo", fmt.Sprint(e, "/", bits))
+				node.ServeUDP(t, at(e), e)
 			}
 			conn, err := client.Dial(t.Context(), "udp", "", at(w.vip))
 			if err != nil {
@@ -571,15 +549,11 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	t.Parallel()
 	lab, hosts := netlab.NewHosts(t, "node", "client")
 	node, client := hosts["node"], hosts["client"]
-	if err := errors.Join(
-		lab.Link(client, "eth0", node, "eth0"),
-		client.AddAddr("eth0", netip.MustParsePrefix("10.9.0.2/24")),
-		node.AddAddr("eth0", netip.MustParsePrefix("10.9.0.1/24")),
-		node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")),
-		client.AddRoute(netip.MustParsePrefix("10.96.0.1/32"), addr("10.9.0.1"), "eth0"),
-	); err != nil {
-		t.Fatal(err)
-	}
+	lab.Link(client, "eth0", node, "eth0")
+	client.Addrs("eth0", "10.9.0.2/24")
+	node.Addrs("eth0", "10.9.0.1/24")
+	node.Addrs("lo", "10.0.0.1/32")
+	client.Routes("eth0", "10.9.0.1", "10.96.0.1/32")
 	server, err := node.ListenPacket("udp", "10.0.0.1:53")
 	if err != nil {
 		t.Fatal(err)

@@ -147,23 +147,15 @@ func benchOneEndpoint(b *testing.B, services int) {
 func benchConnections(b *testing.B, services int) {
 	lab, hosts := netlab.NewHosts(b, "node", "client", "pod")
 	node, client, pod := hosts["node"], hosts["client"], hosts["pod"]
-	must := func(errs ...error) {
-		b.Helper()
-		for _, err := range errs {
-			if err != nil {
-				b.Fatal(err)
-			}
-		}
-	}
-	must(node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"))
-	for _, a := range []struct {
-		h      *netlab.Host
-		dev, p string
-	}{{node, "eth0", "192.0.2.1/24"}, {client, "eth0", "192.0.2.2/24"}, {node, "eth1", "10.244.1.254/24"}, {pod, "eth0", "10.244.1.1/24"}} {
-		must(a.h.AddAddr(a.dev, netip.MustParsePrefix(a.p)))
-	}
-	everything := netip.MustParsePrefix("0.0.0.0/0")
-	must(client.AddRoute(everything, netip.MustParseAddr("192.0.2.1"), ""), pod.AddRoute(everything, netip.MustParseAddr("10.244.1.254"), ""))
+	node.Forward()
+	lab.Link(node, "eth0", client, "eth0")
+	lab.Link(node, "eth1", pod, "eth0")
+	node.Addrs("eth0", "192.0.2.1/24")
+	client.Addrs("eth0", "192.0.2.2/24")
+	node.Addrs("eth1", "10.244.1.254/24")
+	pod.Addrs("eth0", "10.244.1.1/24")
+	client.Routes("", "192.0.2.1", "0.0.0.0/0")
+	pod.Routes("", "10.244.1.254", "0.0.0.0/0")
 	pod.ServeTCP(b, "10.244.1.1:8080", func(net.Conn) {})
 	r := newRig(b, node, Config{Families: []tracker.Family{tracker.IPv4}})
 	for i := range services {

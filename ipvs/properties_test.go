@@ -33,22 +33,15 @@ func newRoutedLab(t *testing.T) (lab *netlab.Lab, client, node, server *netlab.H
 	t.Helper()
 	lab, hosts := netlab.NewHosts(t, "client", "node", "server")
 	client, node, server = hosts["client"], hosts["node"], hosts["server"]
-	must := func(errs ...error) {
-		t.Helper()
-		for _, err := range errs {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
-	must(lab.Link(client, "eth0", node, "eth0"), lab.Link(node, "eth1", server, "eth0"))
-	must(client.AddAddr("eth0", prefix("192.0.2.9/24")), node.AddAddr("eth0", prefix("192.0.2.1/24")), node.AddAddr("eth1", prefix("10.245.9.1/16")),
-		server.AddAddr("eth0", prefix("10.245.0.1/16")), server.AddAddr("eth0", prefix("10.245.0.2/16")), node.Forward())
-	for _, to := range []string{"10.96.0.0/16", "198.18.0.0/16"} {
-		must(client.AddRoute(prefix(to), addr("192.0.2.1"), "eth0"))
-	}
-	must(server.AddRoute(prefix("192.0.2.0/24"), addr("10.245.9.1"), "eth0"))
+	lab.Link(client, "eth0", node, "eth0")
+	lab.Link(node, "eth1", server, "eth0")
+	client.Addrs("eth0", "192.0.2.9/24")
+	node.Addrs("eth0", "192.0.2.1/24")
+	node.Addrs("eth1", "10.245.9.1/16")
+	server.Addrs("eth0", "10.245.0.1/16", "10.245.0.2/16")
+	node.Forward()
+	client.Routes("eth0", "192.0.2.1", "10.96.0.0/16", "198.18.0.0/16")
+	server.Routes("eth0", "10.245.9.1", "192.0.2.0/24")
 	return lab, client, node, server
 }
 
@@ -156,9 +149,7 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				run(server, "ip link set "+device+" up", "ip addr add "+vip+"/32 dev "+device, "sysctl -w net.ipv4.conf.all.rp_filter=0",
 					"sysctl -w net.ipv4.conf."+device+".rp_filter=0", "sysctl -w net.ipv4.conf.all.arp_ignore=1")
 				if straight {
-					if err := lab.Link(client, "eth1", server, "eth1"); err != nil {
-						t.Fatal(err)
-					}
+					lab.Link(client, "eth1", server, "eth1")
 					run(client, "ip addr add 203.0.113.1/24 dev eth1", "sysctl -w net.ipv4.conf.all.rp_filter=0", "sysctl -w net.ipv4.conf.eth1.rp_filter=0")
 					run(server, "ip addr add 203.0.113.2/24 dev eth1", "ip route replace 192.0.2.9/32 via 203.0.113.1")
 				} else {

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -15,14 +14,8 @@ import (
 func newHost(tb testing.TB) *netlab.Host {
 	tb.Helper()
 	lab, hosts := netlab.NewHosts(tb, "node", "peer")
-	if err := lab.Link(hosts["node"], "eth0", hosts["peer"], "eth0"); err != nil {
-		tb.Fatal(err)
-	}
-	for _, a := range []string{"192.0.2.1/24", "2001:db8:1::1/64"} {
-		if err := hosts["node"].AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
-			tb.Fatal(err)
-		}
-	}
+	lab.Link(hosts["node"], "eth0", hosts["peer"], "eth0")
+	hosts["node"].Addrs("eth0", "192.0.2.1/24", "2001:db8:1::1/64")
 	return hosts["node"]
 }
 

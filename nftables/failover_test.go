@@ -73,7 +73,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 	for wire, ends := range map[string][]string{"near": {"client", "a", "b"}, "far": {"server", "a", "b"}} {
 		var ports []string
 		for _, end := range ends {
-			must(lab.Link(hosts[wire], end, hosts[end], wire))
+			lab.Link(hosts[wire], end, hosts[end], wire)
 			ports = append(ports, end)
 		}
 		must(hosts[wire].AddBridge("br", ports...))
@@ -81,7 +81,8 @@ func testFailover(t *testing.T, f tracker.Family) {
 	var nodes []*netlab.Host
 	for i, name := range []string{"a", "b"} {
 		n := hosts[name]
-		must(n.AddAddr("near", on(at(near, i+2))), n.AddAddr("far", on(at(far, i+2))), n.AddRoute(subnet(at(endpoints, 0)), netip.Addr{}, "far"), n.Forward())
+		must(n.AddAddr("near", on(at(near, i+2))), n.AddAddr("far", on(at(far, i+2))), n.AddRoute(subnet(at(endpoints, 0)), netip.Addr{}, "far"))
+		n.Forward()
 		nodes = append(nodes, n)
 	}
 	client, server := hosts["client"], hosts["server"]

@@ -31,9 +31,9 @@ func FuzzNames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, namespace, port string, seconds int64) {
 		netlab.Require(t)
 		if host == nil { // one host in each process of the fuzzer
-			var err error
-			if host, err = netlab.New().Host("node"); err != nil {
-				t.Fatal(err)
+			lab := netlab.New()
+			if host = lab.Host("node"); lab.Err != nil {
+				t.Fatal(lab.Err)
 			}
 		}
 		needNFT(t, host)

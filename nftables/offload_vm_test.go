@@ -72,25 +72,18 @@ var (
 	externalIPs = []string{"198.51.100.1", "2001:db8:3::1"}
 	nodeAddr    = map[tracker.Family]netip.Prefix{tracker.IPv4: netip.MustParsePrefix("192.0.2.1/24"), tracker.IPv6: netip.MustParsePrefix("2001:db8:7::1/64")}
 	clientAddr  = map[tracker.Family]netip.Prefix{tracker.IPv4: netip.MustParsePrefix("192.0.2.2/24"), tracker.IPv6: netip.MustParsePrefix("2001:db8:7::2/64")}
-	podGateway  = map[tracker.Family]netip.Addr{tracker.IPv4: netip.MustParseAddr("10.244.255.254"), tracker.IPv6: netip.MustParseAddr("fd00:10:244::ffff")}
+	podGateway  = [2]string{"10.244.255.254", "fd00:10:244::ffff"}
 	everywhere  = map[tracker.Family]netip.Prefix{tracker.IPv4: netip.MustParsePrefix("0.0.0.0/0"), tracker.IPv6: netip.MustParsePrefix("::/0")}
 	families    = []tracker.Family{tracker.IPv4, tracker.IPv6}
 )
 
 func newForwarder(tb testing.TB, o *Offload) *forwarder {
 	tb.Helper()
-	lab := netlab.New()
-	tb.Cleanup(func() { lab.Close() })
-	host := func(name string) *netlab.Host {
-		h, err := lab.Host(name)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return h
-	}
-	node := host("node")
-	f := &forwarder{rig: newRig(tb, node), client: host("client"), lab: lab}
-	f.must(node.Forward(), lab.Link(node, "eth0", f.client, "eth0"))
+	lab, hosts := netlab.NewHosts(tb, "node", "client")
+	node := hosts["node"]
+	f := &forwarder{rig: newRig(tb, node), client: hosts["client"], lab: lab}
+	node.Forward()
+	lab.Link(node, "eth0", f.client, "eth0")
 	for _, fam := range families {
 		f.must(
 			node.AddAddr("eth0", nodeAddr[fam]), f.client.AddAddr("eth0", clientAddr[fam]),
@@ -98,7 +91,7 @@ func newForwarder(tb testing.TB, o *Offload) *forwarder {
 		)
 	}
 	for i := range pods {
-		p := host(fmt.Sprint("pod", i+1))
+		p := lab.Host(fmt.Sprint("pod", i+1))
 		f.pods = append(f.pods, p)
 		f.plug(i)
 		for _, fam := range families {
@@ -137,18 +130,8 @@ func podAddr(f tracker.Family, i int) netip.Addr {
 // plug connects pod i to the node.
 func (f *forwarder) plug(i int) {
 	f.Helper()
-	p, veth := f.pods[i], fmt.Sprint("veth", i+1)
-	f.must(f.lab.Link(f.host, veth, p, "eth0"))
-	for _, fam := range families {
-		addr, gateway := podAddr(fam, i), podGateway[fam]
-		f.must(
-			f.host.AddAddr(veth, single(gateway)), f.host.AddRoute(single(addr), netip.Addr{}, veth),
-			p.AddAddr("eth0", single(addr)), p.AddRoute(single(gateway), netip.Addr{}, "eth0"), p.AddRoute(everywhere[fam], gateway, "eth0"),
-		)
-	}
+	f.pods[i].Pod(f.host, fmt.Sprint("veth", i+1), [2]string{podAddr(tracker.IPv4, i).String(), podAddr(tracker.IPv6, i).String()}, podGateway)
 }
-
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // endpoints makes the numbered pods the Service's endpoints.
 func (f *forwarder) endpoints(numbers ...int) {

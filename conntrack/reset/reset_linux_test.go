@@ -63,23 +63,19 @@ func newSiteServed(t *testing.T, c Config, serve func(*testing.T, *netlab.Host, 
 	s := &site{t: t, gone: map[string]bool{}}
 	var lab *netlab.Lab
 	lab, s.hosts = netlab.NewHosts(t, "node", "client", "pod1", "pod2")
-	b := &netlab.Builder{Lab: lab}
 	node := s.hosts["node"]
-	b.Do(node.Forward)
+	node.Forward()
 	for i, name := range []string{"client", "pod1", "pod2"} {
 		h, n := s.hosts[name], i+1
-		b.Link(node, name, h, "eth0")
-		b.Addrs(node, name, fmt.Sprintf("10.244.%d.1/24", n), fmt.Sprintf("fd00:10:244:%d::1/64", n))
-		b.Addrs(h, "eth0", fmt.Sprintf("10.244.%d.2/24", n), fmt.Sprintf("fd00:10:244:%d::2/64", n))
-		b.Routes(h, "", fmt.Sprintf("10.244.%d.1", n), "0.0.0.0/0")
-		b.Routes(h, "", fmt.Sprintf("fd00:10:244:%d::1", n), "::/0")
+		lab.Link(node, name, h, "eth0")
+		node.Addrs(name, fmt.Sprintf("10.244.%d.1/24", n), fmt.Sprintf("fd00:10:244:%d::1/64", n))
+		h.Addrs("eth0", fmt.Sprintf("10.244.%d.2/24", n), fmt.Sprintf("fd00:10:244:%d::2/64", n))
+		h.Routes("", fmt.Sprintf("10.244.%d.1", n), "0.0.0.0/0")
+		h.Routes("", fmt.Sprintf("fd00:10:244:%d::1", n), "::/0")
 	}
 	// The node's own connections to Services need a route.
-	b.Routes(node, "", "10.244.1.2", "0.0.0.0/0")
-	b.Routes(node, "", "fd00:10:244:1::2", "::/0")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	node.Routes("", "10.244.1.2", "0.0.0.0/0")
+	node.Routes("", "fd00:10:244:1::2", "::/0")
 	for _, name := range []string{"pod1", "pod2"} {
 		serve(t, s.hosts[name], name)
 	}

@@ -146,23 +146,17 @@ type network struct{ node, client *netlab.Host }
 
 func newNetwork(t *testing.T, pod string) network {
 	t.Helper()
-	lab := netlab.New()
-	t.Cleanup(func() { lab.Close() })
-	b := &netlab.Builder{Lab: lab}
-	n := network{b.Host("node"), b.Host("client")}
-	pods := b.Host("pods")
-	b.Do(n.node.Forward)
-	b.Link(n.node, "eth0", n.client, "eth0")
-	b.Addrs(n.node, "eth0", "192.0.2.1/24")
-	b.Addrs(n.client, "eth0", "192.0.2.9/24")
-	b.Routes(n.client, "", "192.0.2.1", "10.96.0.0/16")
-	b.Link(n.node, "pods", pods, "eth0")
-	b.Addrs(n.node, "pods", "10.1.0.1/24")
-	b.Addrs(pods, "eth0", pod+"/24")
-	b.Routes(pods, "", "10.1.0.1", "0.0.0.0/0")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	lab, hosts := netlab.NewHosts(t, "node", "client", "pods")
+	n, pods := network{hosts["node"], hosts["client"]}, hosts["pods"]
+	n.node.Forward()
+	lab.Link(n.node, "eth0", n.client, "eth0")
+	n.node.Addrs("eth0", "192.0.2.1/24")
+	n.client.Addrs("eth0", "192.0.2.9/24")
+	n.client.Routes("", "192.0.2.1", "10.96.0.0/16")
+	lab.Link(n.node, "pods", pods, "eth0")
+	n.node.Addrs("pods", "10.1.0.1/24")
+	pods.Addrs("eth0", pod+"/24")
+	pods.Routes("", "10.1.0.1", "0.0.0.0/0")
 	pods.ServeTCP(t, pod+":8080", netlab.Greet)
 	return n
 }

@@ -107,16 +107,11 @@ type cluster struct {
 func newCluster(t *testing.T, n network) cluster {
 	t.Helper()
 	programs := controlplane.Need(t)
-	lab := netlab.New()
-	t.Cleanup(func() { lab.Close() })
-	b := &netlab.Builder{Lab: lab}
-	control := b.Host("control")
-	b.Link(n.node, "ctl", control, "eth0")
-	b.Addrs(n.node, "ctl", "10.0.0.1/24")
-	b.Addrs(control, "eth0", "10.0.0.2/24")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	lab, hosts := netlab.NewHosts(t, "control")
+	control := hosts["control"]
+	lab.Link(n.node, "ctl", control, "eth0")
+	n.node.Addrs("ctl", "10.0.0.1/24")
+	control.Addrs("eth0", "10.0.0.2/24")
 	s, err := controlplane.Start(t.Context(), controlplane.Config{
 		Host: control, Address: "10.0.0.2", Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
 		APIServerFlags: []string{"--allow-privileged", "--max-requests-inflight=2000"},

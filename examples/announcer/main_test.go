@@ -79,31 +79,27 @@ func agent(t *testing.T, h *netlab.Host, name string, client *fake.Clientset) *b
 // the routing protocol: it gives the router the route that the nodes announce.
 func TestTwoNodesAnnounceByTurns(t *testing.T) {
 	lab, h := netlab.NewHosts(t, "router", "a", "b", "pod-a", "pod-b")
-	b := &netlab.Builder{Lab: lab}
 	for i, name := range []string{"a", "b"} {
-		b.Link(h["router"], name, h[name], "router")
-		b.Addrs(h["router"], name, fmt.Sprintf("10.%d.0.2/24", i+1))
-		b.Addrs(h[name], "router", fmt.Sprintf("10.%d.0.1/24", i+1))
-		b.Link(h[name], "pod", h["pod-"+name], "eth0")
-		b.Addrs(h[name], "pod", fmt.Sprintf("10.1%d.0.1/24", i+1))
-		b.Addrs(h["pod-"+name], "eth0", fmt.Sprintf("10.1%d.0.2/24", i+1))
-		b.Routes(h["pod-"+name], "", fmt.Sprintf("10.1%d.0.1", i+1), "0.0.0.0/0")
-		b.Routes(h[name], "", fmt.Sprintf("10.%d.0.2", i+1), "0.0.0.0/0")
-		b.Do(h[name].Forward)
+		lab.Link(h["router"], name, h[name], "router")
+		h["router"].Addrs(name, fmt.Sprintf("10.%d.0.2/24", i+1))
+		h[name].Addrs("router", fmt.Sprintf("10.%d.0.1/24", i+1))
+		lab.Link(h[name], "pod", h["pod-"+name], "eth0")
+		h[name].Addrs("pod", fmt.Sprintf("10.1%d.0.1/24", i+1))
+		h["pod-"+name].Addrs("eth0", fmt.Sprintf("10.1%d.0.2/24", i+1))
+		h["pod-"+name].Routes("", fmt.Sprintf("10.1%d.0.1", i+1), "0.0.0.0/0")
+		h[name].Routes("", fmt.Sprintf("10.%d.0.2", i+1), "0.0.0.0/0")
+		h[name].Forward()
 	}
 	// The nodes are neighbors. Each routes what it passes to the other one.
-	b.Link(h["a"], "other", h["b"], "other")
-	b.Addrs(h["a"], "other", "10.3.0.1/24")
-	b.Addrs(h["b"], "other", "10.3.0.2/24")
-	b.Routes(h["a"], "", "10.3.0.2", vip+"/32")
-	b.Routes(h["b"], "", "10.3.0.1", vip+"/32")
+	lab.Link(h["a"], "other", h["b"], "other")
+	h["a"].Addrs("other", "10.3.0.1/24")
+	h["b"].Addrs("other", "10.3.0.2/24")
+	h["a"].Routes("", "10.3.0.2", vip+"/32")
+	h["b"].Routes("", "10.3.0.1", vip+"/32")
 	for _, name := range []string{"a", "b"} {
 		for _, i := range []string{"all", "other", "router", "pod"} {
-			b.Do(func() error { return h[name].Sysctl("net/ipv4/conf/"+i+"/rp_filter", "0") })
+			lab.Do(func() error { return h[name].Sysctl("net/ipv4/conf/"+i+"/rp_filter", "0") })
 		}
-	}
-	if b.Err != nil {
-		t.Fatal(b.Err)
 	}
 	for _, name := range []string{"a", "b"} {
 		h["pod-"+name].ServeTCP(t, ":8080", func(c net.Conn) { fmt.Fprint(c, name) })

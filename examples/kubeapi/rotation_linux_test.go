@@ -207,16 +207,9 @@ const rotationAddress = "10.0.0.2"
 // certificate, and with a CA. While the API server restarts, each of them becomes invalid. The
 // followers go on after the files have been replaced.
 func TestRotatedCredentialsAreReadAgain(t *testing.T) {
-	netlab.Require(t)
 	programs := controlplane.Need(t)
-	network := netlab.New()
-	t.Cleanup(func() { network.Close() })
-	b := &netlab.Builder{Lab: network}
-	h := b.Host("control")
-	b.Addrs(h, "lo", rotationAddress+"/32")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	h := netlab.NewHost(t)
+	h.Addrs("lo", rotationAddress+"/32")
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	old, next := newAuthority(t), newAuthority(t)

@@ -75,19 +75,15 @@ func newWorld(t *testing.T) *world {
 	programs := controlplane.Need(t)
 	lab, hosts := netlab.NewHosts(t, "node", "pods", "client", "control")
 	w := &world{t: t, node: hosts["node"], client: hosts["client"], pods: hosts["pods"], log: &logs{}}
-	b := &netlab.Builder{Lab: lab}
 	for i, name := range []string{"pods", "client", "control"} {
-		b.Link(w.node, name, hosts[name], "eth0")
-		b.Addrs(w.node, name, fmt.Sprintf("10.%d.0.1/24", i+1))
-		b.Addrs(hosts[name], "eth0", fmt.Sprintf("10.%d.0.2/24", i+1))
-		b.Routes(hosts[name], "", fmt.Sprintf("10.%d.0.1", i+1), "0.0.0.0/0")
+		lab.Link(w.node, name, hosts[name], "eth0")
+		w.node.Addrs(name, fmt.Sprintf("10.%d.0.1/24", i+1))
+		hosts[name].Addrs("eth0", fmt.Sprintf("10.%d.0.2/24", i+1))
+		hosts[name].Routes("", fmt.Sprintf("10.%d.0.1", i+1), "0.0.0.0/0")
 	}
-	b.Addrs(w.pods, "eth0", "10.1.0.3/24", unusedIP+"/32")
-	b.Routes(w.node, "", "10.1.0.2", unusedIP+"/32")
-	b.Do(w.node.Forward)
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	w.pods.Addrs("eth0", "10.1.0.3/24", unusedIP+"/32")
+	w.node.Routes("", "10.1.0.2", unusedIP+"/32")
+	w.node.Forward()
 	w.pods.ServeTCP(t, unusedIP+":80", func(c net.Conn) { io.WriteString(c, "routed") })
 	for _, addr := range []string{"10.1.0.2", "10.1.0.3"} {
 		w.pods.ServeTCP(t, addr+":"+podPorts, func(c net.Conn) { io.WriteString(c, addr) })

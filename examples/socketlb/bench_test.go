@@ -49,20 +49,14 @@ const benchBlock = 8 << 20
 // benchNetwork is a node that forwards between a client pod and a server pod.
 func benchNetwork(b testing.TB) (node, client *netlab.Host) {
 	lab, hosts := netlab.NewHosts(b, "node", "client", "server")
-	must := func(err error) {
-		b.Helper()
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
 	node, client = hosts["node"], hosts["client"]
-	must(node.Forward())
+	node.Forward()
 	for i, h := range []*netlab.Host{client, hosts["server"]} {
 		dev := fmt.Sprint("veth", i)
-		must(lab.Link(node, dev, h, "eth0"))
-		must(node.AddAddr(dev, netip.MustParsePrefix(fmt.Sprintf("10.244.%d.1/24", i))))
-		must(h.AddAddr("eth0", netip.MustParsePrefix(fmt.Sprintf("10.244.%d.2/24", i))))
-		must(h.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(fmt.Sprintf("10.244.%d.1", i)), ""))
+		lab.Link(node, dev, h, "eth0")
+		node.Addrs(dev, fmt.Sprintf("10.244.%d.1/24", i))
+		h.Addrs("eth0", fmt.Sprintf("10.244.%d.2/24", i))
+		h.Routes("", fmt.Sprintf("10.244.%d.1", i), "0.0.0.0/0")
 	}
 	hosts["server"].ServeTCP(b, "10.244.1.2:8080", func(net.Conn) {})
 	hosts["server"].ServeTCP(b, "10.244.1.2:8081", func(c net.Conn) {
@@ -78,7 +72,7 @@ func benchNetwork(b testing.TB) (node, client *netlab.Host) {
 			}
 		}
 	})
-	must(hosts["server"].AddAddr("eth0", netip.MustParsePrefix("10.244.1.3/24")))
+	hosts["server"].Addrs("eth0", "10.244.1.3/24")
 	for _, a := range []string{"10.244.1.2", "10.244.1.3"} {
 		hosts["server"].ServeUDP(b, a+":8053", a)
 	}

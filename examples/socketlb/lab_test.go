@@ -59,31 +59,25 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	network, hosts := netlab.NewHosts(tb, "node", "pod", "server")
 	l.nodeNS, l.pod = hosts["node"], hosts["pod"]
 	server := hosts["server"]
-	must(network.Link(l.nodeNS, "eth0", server, "eth0"), network.Link(l.pod, "eth0", server, "eth1"))
-	add := func(h *netlab.Host, dev string, prefixes ...string) {
-		for _, p := range prefixes {
-			must(h.AddAddr(dev, netip.MustParsePrefix(p)))
-		}
-	}
-	add(l.nodeNS, "eth0", nodeAddr4+"/24", secondAddr4+"/24", nodeAddr6+"/64")
-	add(server, "eth0", "192.0.2.2/24", "2001:db8:1::2/64")
-	add(l.pod, "eth0", "10.244.1.2/24", "fd00:10:244:1::2/64")
-	add(server, "eth1", "10.244.1.1/24", "fd00:10:244:1::1/64")
+	network.Link(l.nodeNS, "eth0", server, "eth0")
+	network.Link(l.pod, "eth0", server, "eth1")
+	l.nodeNS.Addrs("eth0", nodeAddr4+"/24", secondAddr4+"/24", nodeAddr6+"/64")
+	server.Addrs("eth0", "192.0.2.2/24", "2001:db8:1::2/64")
+	l.pod.Addrs("eth0", "10.244.1.2/24", "fd00:10:244:1::2/64")
+	server.Addrs("eth1", "10.244.1.1/24", "fd00:10:244:1::1/64")
 	for _, a := range append(append([]string(nil), endpoints4...), endpoints6...) {
 		addr := netip.MustParseAddr(a)
-		add(server, "lo", netip.PrefixFrom(addr, addr.BitLen()).String())
+		server.Addrs("lo", netip.PrefixFrom(addr, addr.BitLen()).String())
 		for _, port := range []uint16{8080, 8081} {
 			at := netip.AddrPortFrom(addr, port).String()
 			server.ServeTCP(tb, at, func(net.Conn) {})
 			server.ServeUDP(tb, at, at)
 		}
 	}
-	must(
-		l.nodeNS.AddRoute(netip.MustParsePrefix("10.244.9.0/24"), netip.MustParseAddr("192.0.2.2"), ""),
-		l.nodeNS.AddRoute(netip.MustParsePrefix("fd00:10:244:9::/64"), netip.MustParseAddr("2001:db8:1::2"), ""),
-		l.pod.AddRoute(netip.MustParsePrefix("10.244.9.0/24"), netip.MustParseAddr("10.244.1.1"), ""),
-		l.pod.AddRoute(netip.MustParsePrefix("fd00:10:244:9::/64"), netip.MustParseAddr("fd00:10:244:1::1"), ""),
-	)
+	l.nodeNS.Routes("", "192.0.2.2", "10.244.9.0/24")
+	l.nodeNS.Routes("", "2001:db8:1::2", "fd00:10:244:9::/64")
+	l.pod.Routes("", "10.244.1.1", "10.244.9.0/24")
+	l.pod.Routes("", "fd00:10:244:1::1", "fd00:10:244:9::/64")
 	c := l.config()
 	rules := ruleset.Config{LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}}
 	if edit != nil {

@@ -93,20 +93,18 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), new(atomic.Uint32), stalls, counts, nil}
 	}
 
-	must(node.Forward())
+	node.Forward()
 	must(
 		// A hairpin packet leaves on the interface on which it arrived. This must not
 		// cause an ICMP redirect.
 		node.Sysctl("net/ipv4/conf/all/send_redirects", "0"),
 		node.Sysctl("net/ipv4/conf/default/send_redirects", "0"))
-	must(
-		lab.Link(node, "eth0", outside, "eth0"),
-		lab.Link(node, "eth1", remote, "eth0"),
-	)
+	lab.Link(node, "eth0", outside, "eth0")
+	lab.Link(node, "eth1", remote, "eth0")
 	var ports []string
 	for _, name := range names {
 		ports = append(ports, interfacePrefix+name)
-		must(lab.Link(node, interfacePrefix+name, hosts[name], "eth0"))
+		lab.Link(node, interfacePrefix+name, hosts[name], "eth0")
 	}
 	if s.config.bridge {
 		must(node.AddBridge(bridgeName, ports...))
@@ -195,3 +193,20 @@ func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*net
 }
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// serve starts the servers of all pods and of the node itself.
+func (n *network) serve(s *scene) {
+	for _, f := range s.ipFamilies {
+		for _, t := range s.config.elsewhere {
+			n.remote.Greet(t.at(f))
+		}
+		for _, p := range n.pods {
+			for _, port := range []uint16{podPort, podPort2} {
+				p.ns.Greet(netip.AddrPortFrom(p.addr(f), port))
+			}
+		}
+		for _, a := range s.nodeAddresses(f) {
+			n.node.Greet(netip.AddrPortFrom(a, nodePortOwn))
+		}
+	}
+}

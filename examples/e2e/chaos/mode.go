@@ -137,7 +137,7 @@ func probeIPVS() error {
 	if err != nil {
 		return err
 	}
-	defer n.close()
+	defer n.lab.Close()
 	_, err = n.Output("ipvsadm", "-Sn")
 	return err
 }
@@ -148,6 +148,6 @@ func probeOffload() error {
 	if err != nil {
 		return err
 	}
-	defer n.close()
+	defer n.lab.Close()
 	return nftables.Probe(context.Background(), nftables.Config{NetNS: n.File(), Offload: &nftables.Offload{Interfaces: []string{"*"}}})
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"net/netip"
@@ -32,8 +31,6 @@ type node struct {
 	far    *netlab.Host
 	pods   []*netlab.Host // of this node
 	places []*place
-	// servers are the sockets of the servers.
-	servers []io.Closer
 	// path is a folder of programs that come before those of the machine, or "".
 	path string
 	// extra holds the addresses and links that faults have added.
@@ -111,55 +108,47 @@ func podAddr(pod, f int) netip.Addr {
 // newNode returns a node with the same addresses and interfaces as another one, if that is not
 // nil.
 func newNode(like *node) (_ *node, err error) {
-	n := &node{lab: netlab.New()}
+	b := netlab.New()
 	defer func() {
 		if err != nil {
-			n.lab.Close()
+			b.Close()
 		}
 	}()
-	b := &netlab.Builder{Lab: n.lab}
-	n.Host, n.far = b.Host("node"), b.Host("far")
+	n := &node{Host: b.Host("node"), lab: b, far: b.Host("far")}
 	client := b.Host("client")
-	b.Do(func() error { return n.Forward() })
+	n.Forward()
 	for _, which := range []string{"all", "default"} {
 		b.Do(func() error { return n.Sysctl("net/ipv4/conf/"+which+"/send_redirects", "0") })
 	}
 	b.Link(n.Host, "eth0", n.Host, "peer0")
-	b.Addrs(n.Host, "eth0", nodeAddr4+"/24", nodeAddr6+"/64")
-	b.Routes(n.Host, "eth0", "192.168.50.2", "0.0.0.0/0")
-	b.Routes(n.Host, "eth0", "fd00:50::2", "::/0")
+	n.Addrs("eth0", nodeAddr4+"/24", nodeAddr6+"/64")
+	n.Routes("eth0", "192.168.50.2", "0.0.0.0/0")
+	n.Routes("eth0", "fd00:50::2", "::/0")
 	b.Link(n.Host, "eth1", client, "eth0")
-	b.Addrs(n.Host, "eth1", "192.0.2.1/24", "2001:db8:1::1/64")
+	n.Addrs("eth1", "192.0.2.1/24", "2001:db8:1::1/64")
 	for i := range clients {
 		p := &place{name: fmt.Sprint("client-", i+1), host: client, in: "eth1", addr: [2]netip.Addr{number("192.0.2.10", i), number("2001:db8:1::10", i)}}
-		b.Addrs(client, "eth0", p.addr[0].String()+"/24", p.addr[1].String()+"/64")
+		client.Addrs("eth0", p.addr[0].String()+"/24", p.addr[1].String()+"/64")
 		n.places = append(n.places, p)
 	}
 	b.Link(n.Host, "eth2", n.far, "eth0")
-	b.Addrs(n.Host, "eth2", "192.168.60.1/24", "fd00:60::1/64")
-	b.Addrs(n.far, "eth0", "192.168.60.2/24", "fd00:60::2/64")
+	n.Addrs("eth2", "192.168.60.1/24", "fd00:60::1/64")
+	n.far.Addrs("eth0", "192.168.60.2/24", "fd00:60::2/64")
 	for f, everything := range []string{"0.0.0.0/0", "::/0"} {
-		b.Routes(client, "eth0", nodeAddresses[f][1].String(), everything)
-		b.Routes(n.far, "eth0", nodeAddresses[f][2].String(), everything)
-		b.Routes(n.Host, "eth2", []string{"192.168.60.2", "fd00:60::2"}[f], []string{"10.244.128.0/17", "fd00:244:0:1::/64"}[f])
+		client.Routes("eth0", nodeAddresses[f][1].String(), everything)
+		n.far.Routes("eth0", nodeAddresses[f][2].String(), everything)
+		n.Routes("eth2", []string{"192.168.60.2", "fd00:60::2"}[f], []string{"10.244.128.0/17", "fd00:244:0:1::/64"}[f])
 	}
 	for pod := localPods; pod < pods; pod++ {
-		b.Addrs(n.far, "lo", podAddr(pod, 0).String()+"/32", podAddr(pod, 1).String()+"/128")
+		n.far.Addrs("lo", podAddr(pod, 0).String()+"/32", podAddr(pod, 1).String()+"/128")
 	}
 	n.places = append(n.places,
 		&place{name: "far", host: n.far, in: "eth2", addr: [2]netip.Addr{netip.MustParseAddr("192.168.60.2"), netip.MustParseAddr("fd00:60::2")}},
 		&place{name: "node", host: n.Host, addr: [2]netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}})
 	for i := range localPods {
 		h, veth := b.Host(fmt.Sprint("pod-", i+1)), fmt.Sprint("veth-pod", i+1)
-		b.Link(n.Host, veth, h, "eth0")
-		for f, bits := range []string{"/32", "/128"} {
-			own, gateway := podAddr(i, f).String(), nodeAddresses[f][3].String()
-			b.Addrs(n.Host, veth, gateway+bits)
-			b.Routes(n.Host, veth, "", own+bits)
-			b.Addrs(h, "eth0", own+bits)
-			b.Routes(h, "eth0", "", gateway+bits)
-			b.Routes(h, "eth0", gateway, []string{"0.0.0.0/0", "::/0"}[f])
-		}
+		h.Pod(n.Host, veth, [2]string{podAddr(i, 0).String(), podAddr(i, 1).String()},
+			[2]string{nodeAddresses[0][3].String(), nodeAddresses[1][3].String()})
 		n.pods = append(n.pods, h)
 		n.places = append(n.places, &place{name: h.Name, host: h, in: veth, addr: [2]netip.Addr{podAddr(i, 0), podAddr(i, 1)}})
 	}
@@ -222,13 +211,6 @@ func (n *node) toggle(what string) error {
 	})
 }
 
-func (n *node) close() {
-	for _, s := range n.servers {
-		s.Close()
-	}
-	n.lab.Close()
-}
-
 // serve starts the servers of all pods, which greet each client.
 func (n *node) serve() error {
 	for pod := range pods {
@@ -238,20 +220,9 @@ func (n *node) serve() error {
 		}
 		for f := range 2 {
 			for _, port := range podPorts {
-				at := netip.AddrPortFrom(podAddr(pod, f), port)
-				l, err := h.Listen("tcp", at.String())
-				if err != nil {
-					return err
-				}
-				p, err := h.ListenPacket("udp", at.String())
-				if err != nil {
-					return err
-				}
-				n.servers = append(n.servers, l, p)
-				go netlab.Serve(l, netlab.Greet)
-				go netlab.ServePackets(p, func(from netip.AddrPort) []byte { return netlab.Greeting(at, from) })
+				h.Greet(netip.AddrPortFrom(podAddr(pod, f), port))
 			}
 		}
 	}
-	return nil
+	return n.lab.Err
 }

@@ -182,7 +182,7 @@ func (w *world) close() {
 		w.env.close()
 	}
 	if w.node != nil {
-		w.node.close()
+		w.node.lab.Close()
 	}
 	os.RemoveAll(w.dir)
 }

@@ -43,12 +43,10 @@ func newControl(ctx context.Context, lab *netlab.Lab, o *options, dir string) (_
 			c.close()
 		}
 	}()
-	if c.host, err = lab.Host("control"); err != nil {
-		return nil, err
-	}
+	c.host = lab.Host("control")
 	// The proxies' hosts come and go; the API server's address stays.
-	if err = c.host.AddAddr("lo", netip.MustParsePrefix(controlAddr+"/32")); err != nil {
-		return nil, err
+	if c.host.Addrs("lo", controlAddr+"/32"); lab.Err != nil {
+		return nil, lab.Err
 	}
 	for _, name := range []string{"etcd", "kube-apiserver"} {
 		log, err := logFile(o.logs, name)

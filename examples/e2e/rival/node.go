@@ -29,32 +29,26 @@ type node struct {
 
 // newNode makes the n-th node and links it to the API server's host.
 func newNode(c *control, n int) (_ *node, err error) {
-	d := &node{}
+	d := &node{lab: netlab.New()}
 	defer func() {
 		if err != nil {
 			d.close()
 		}
 	}()
-	d.lab = netlab.New()
-	if d.host, err = d.lab.Host(fmt.Sprintf("node-%d", n)); err != nil {
-		return nil, err
-	}
+	d.host = d.lab.Host(fmt.Sprintf("node-%d", n))
 	there := fmt.Sprintf("node%d", n)
-	own, other := netip.AddrFrom4([4]byte{10, 1, byte(n), 1}), netip.AddrFrom4([4]byte{10, 1, byte(n), 2})
-	for _, f := range []func() error{
-		func() error { return d.lab.Link(d.host, "eth0", c.host, there) },
-		func() error { return d.host.AddAddr("lo", netip.MustParsePrefix(nodeAddr+"/32")) },
-		func() error { return d.host.AddAddr("eth0", netip.PrefixFrom(own, 24)) },
-		func() error { return c.host.AddAddr(there, netip.PrefixFrom(other, 24)) },
-		// Packets to cluster IPs need a route to reach the proxy's rules. Without rules they
-		// end at the API server's host, which does not forward them.
-		func() error { return d.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), other, "") },
-		func() error { return d.host.Forward() },
-		func() error { return d.host.AddLocal(endpointRange) },
-	} {
-		if err := f(); err != nil {
-			return nil, err
-		}
+	own, other := fmt.Sprintf("10.1.%d.1", n), fmt.Sprintf("10.1.%d.2", n)
+	d.lab.Link(d.host, "eth0", c.host, there)
+	d.host.Addrs("lo", nodeAddr+"/32")
+	d.host.Addrs("eth0", own+"/24")
+	d.lab.Do(func() error { return c.host.AddAddr(there, netip.MustParsePrefix(other+"/24")) })
+	// Packets to cluster IPs need a route to reach the proxy's rules. Without rules they
+	// end at the API server's host, which does not forward them.
+	d.host.Routes("", other, "0.0.0.0/0")
+	d.host.Forward()
+	d.host.AddLocal(endpointRange)
+	if d.lab.Err != nil {
+		return nil, d.lab.Err
 	}
 	if d.listener, err = d.host.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", endpointPort)); err != nil {
 		return nil, err
@@ -74,9 +68,7 @@ func (d *node) close() {
 	if d.listener != nil {
 		d.listener.Close()
 	}
-	if d.lab != nil {
-		d.lab.Close()
-	}
+	d.lab.Close()
 }
 
 // probe connects to an address and returns the address that answers. It uses plain blocking

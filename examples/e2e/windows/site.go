@@ -62,13 +62,12 @@ func newSite(ctx context.Context, wine *standin.Wine, programs controlplane.Prog
 		}
 	}()
 	s.lab = netlab.New()
-	b := &netlab.Builder{Lab: s.lab}
-	peer := b.Host("peer")
-	s.host = b.Host("node")
-	b.Link(s.host, "eth0", peer, "eth0")
-	b.Addrs(s.host, "eth0", nodeIP+"/24")
-	if b.Err != nil {
-		return nil, b.Err
+	peer := s.lab.Host("peer")
+	s.host = s.lab.Host("node")
+	s.lab.Link(s.host, "eth0", peer, "eth0")
+	s.host.Addrs("eth0", nodeIP+"/24")
+	if s.lab.Err != nil {
+		return nil, s.lab.Err
 	}
 	// Wine's sockets are those of its server process, so this network needs its own.
 	if s.wine, err = wine.Clone(); err != nil {

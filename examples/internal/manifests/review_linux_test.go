@@ -16,13 +16,8 @@ func TestMain(m *testing.M) { netlab.Main(m) }
 // those that the Reader says it would, and sets what the Reader says it lacks.
 func TestReviewsAgreeWithAnAPIServer(t *testing.T) {
 	programs := controlplane.Need(t)
-	lab, hosts := netlab.NewHosts(t, "control")
-	host := hosts["control"]
-	b := &netlab.Builder{Lab: lab}
-	b.Addrs(host, "lo", "10.0.0.2/32")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	host := netlab.NewHost(t)
+	host.Addrs("lo", "10.0.0.2/32")
 	s, err := controlplane.Start(t.Context(), controlplane.Config{
 		Host: host, Address: "10.0.0.2", Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
 	})

@@ -97,7 +97,8 @@ func (w *failoverWorld) join(lab *netlab.Lab, number int, x *netlab.Host, ifx st
 		a := w.link(number, end)
 		return netip.PrefixFrom(a, a.BitLen()/4*3)
 	}
-	w.must(lab.Link(x, ifx, y, ify), x.AddAddr(ifx, lan(1)), y.AddAddr(ify, lan(2)))
+	lab.Link(x, ifx, y, ify)
+	w.must(x.AddAddr(ifx, lan(1)), y.AddAddr(ify, lan(2)))
 }
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -110,7 +111,8 @@ func newFailover(t *testing.T, f tracker.Family, local, liberal bool, open func(
 	w.client, w.router = hosts["client"], hosts["router"]
 	w.vip = netip.AddrPortFrom(w.addr("203.0.113.10", "2001:db8::10"), 80)
 	for _, name := range []string{"router", "a", "b"} {
-		w.must(hosts[name].Forward(), hosts[name].Sysctl("net/ipv4/conf/all/send_redirects", "0"), hosts[name].Sysctl("net/ipv4/conf/all/rp_filter", "0"))
+		hosts[name].Forward()
+		w.must(hosts[name].Sysctl("net/ipv4/conf/all/send_redirects", "0"), hosts[name].Sysctl("net/ipv4/conf/all/rp_filter", "0"))
 		if liberal && name != "router" {
 			w.must(hosts[name].Sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1"))
 		}
@@ -172,7 +174,6 @@ func (w *failoverWorld) serve(pod *netlab.Host, n *failoverNode) {
 	at := netip.AddrPortFrom(n.pod, 8080).String()
 	pod.ServeUDP(w, at, n.name)
 	pod.ServeTCP(w, at, func(c net.Conn) {
-		defer context.AfterFunc(w.Context(), func() { c.Close() })()
 		if _, err := io.WriteString(c, n.name); err == nil {
 			_, _ = io.Copy(c, c)
 		}

@@ -6,16 +6,12 @@
 //
 //	func TestMain(m *testing.M) { netlab.Main(m) }
 //
-// A test that needs the network calls Require first:
+// A test that needs the network gets hosts, or skips:
 //
-//	netlab.Require(t)
-//	lab := netlab.New()
-//	defer lab.Close()
-//	node, err := lab.Host("node")
-//	client, err := lab.Host("client")
-//	err = lab.Link(node, "eth0", client, "eth0")
-//	err = client.AddAddr("eth0", netip.MustParsePrefix("192.0.2.1/24"))
-//	conn, err := client.Dial(ctx, "tcp", "", "192.0.2.2:80")
+//	lab, hosts := netlab.NewHosts(t, "node", "client")
+//	lab.Link(hosts["node"], "eth0", hosts["client"], "eth0")
+//	hosts["client"].Addrs("eth0", "192.0.2.1/24")
+//	conn, err := hosts["client"].Dial(ctx, "tcp", "", "192.0.2.2:80")
 //
 // Every [Host] is a namespace of its own, so any number of labs may be in use at
 // the same time. A lab changes nothing outside of its hosts.

@@ -16,8 +16,10 @@ import (
 )
 
 // Serve calls handle for each connection that l accepts, on a goroutine of its own, and closes the
-// connection when handle returns. It returns when l is closed.
+// connection when handle returns or l is closed. It returns when l is closed.
 func Serve(l net.Listener, handle func(net.Conn)) {
+	ctx, end := context.WithCancel(context.Background())
+	defer end()
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -25,6 +27,7 @@ func Serve(l net.Listener, handle func(net.Conn)) {
 		}
 		go func() {
 			defer c.Close()
+			defer context.AfterFunc(ctx, func() { c.Close() })()
 			handle(c)
 		}()
 	}
@@ -58,6 +61,31 @@ func Greet(c net.Conn) {
 	if _, err := c.Write(Greeting(self.AddrPort(), peer.AddrPort())); err == nil {
 		io.Copy(c, c)
 	}
+}
+
+// Serve starts a TCP and a UDP server at addresses, which must be literal. They end with the [Lab], and
+// starting them is a step of it.
+func (h *Host) Serve(tcp string, handle func(net.Conn), udp string, answer func(from netip.AddrPort) []byte) {
+	h.lab.Do(func() error {
+		l, err := h.Listen("tcp", tcp)
+		if err != nil {
+			return err
+		}
+		h.lab.servers = append(h.lab.servers, l)
+		go Serve(l, handle)
+		c, err := h.ListenPacket("udp", udp)
+		if err != nil {
+			return err
+		}
+		h.lab.servers = append(h.lab.servers, c)
+		go ServePackets(c, answer)
+		return nil
+	})
+}
+
+// Greet is Serve with servers that greet, at the same address.
+func (h *Host) Greet(at netip.AddrPort) {
+	h.Serve(at.String(), Greet, at.String(), func(from netip.AddrPort) []byte { return Greeting(at, from) })
 }
 
 // Outcome is the result of a connection to a server that greets, or of a datagram to it.

@@ -23,7 +23,8 @@ type Host struct {
 	// as one in a certain cgroup. Set it before several goroutines use the Host.
 	Around func(func() error) error
 
-	ns *netns.Namespace
+	lab *Lab
+	ns  *netns.Namespace
 }
 
 // setup changes the namespace's settings as [Lab.Host] describes.
@@ -90,13 +91,46 @@ func (h *Host) Sysctl(path, value string) error {
 	return h.Do(func() error { return sysctl.Set(path, value) })
 }
 
-// Forward makes the host a router for both families.
-func (h *Host) Forward() error {
-	return h.Do(func() error {
-		return errors.Join(
-			sysctl.Set("net/ipv4/ip_forward", "1"),
-			sysctl.Set("net/ipv6/conf/all/forwarding", "1"))
+// Forward makes the host a router for both families. It is a step of the [Lab].
+func (h *Host) Forward() {
+	h.lab.Do(func() error {
+		return errors.Join(h.Sysctl("net/ipv4/ip_forward", "1"), h.Sysctl("net/ipv6/conf/all/forwarding", "1"))
 	})
+}
+
+// Addrs adds addresses with the lengths of their prefixes to an interface, as AddAddr does. It is a step
+// of the [Lab].
+func (h *Host) Addrs(ifname string, prefixes ...string) {
+	for _, p := range prefixes {
+		h.lab.Do(func() error { return h.AddAddr(ifname, netip.MustParsePrefix(p)) })
+	}
+}
+
+// Routes adds routes to prefixes, as AddRoute does, through via or direct ones if via is "". It is a step
+// of the [Lab].
+func (h *Host) Routes(ifname, via string, to ...string) {
+	var gw netip.Addr
+	if via != "" {
+		gw = netip.MustParseAddr(via)
+	}
+	for _, dst := range to {
+		h.lab.Do(func() error { return h.AddRoute(netip.MustParsePrefix(dst), gw, ifname) })
+	}
+}
+
+// Pod gives the host, which it links to a node, one address of each family and the node as its
+// only neighbor: routes of both ends lead to single addresses. veth is the node's interface, and own
+// and gateway hold the addresses of the host and of the node, by family. It is a step of the [Lab].
+func (h *Host) Pod(node *Host, veth string, own, gateway [2]string) {
+	h.lab.Link(node, veth, h, "eth0")
+	for f, all := range []string{"0.0.0.0/0", "::/0"} {
+		bits := []string{"/32", "/128"}[f]
+		node.Addrs(veth, gateway[f]+bits)
+		node.Routes(veth, "", own[f]+bits)
+		h.Addrs("eth0", own[f]+bits)
+		h.Routes("eth0", "", gateway[f]+bits)
+		h.Routes("eth0", gateway[f], all)
+	}
 }
 
 // AddAddr adds an address, with the route to its prefix, to an interface, which must be up.
@@ -158,17 +192,19 @@ func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
 	})
 }
 
-// AddLocal makes every address of a range local to the host.
-func (h *Host) AddLocal(r netip.Prefix) error {
-	return h.onLink("lo", func(nl *netlink.Handle, lo netlink.Link) error {
-		err := nl.RouteAdd(&netlink.Route{
-			Dst: ipNet(r), LinkIndex: lo.Attrs().Index,
-			Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+// AddLocal makes every address of a range local to the host. It is a step of the [Lab].
+func (h *Host) AddLocal(r netip.Prefix) {
+	h.lab.Do(func() error {
+		return h.onLink("lo", func(nl *netlink.Handle, lo netlink.Link) error {
+			err := nl.RouteAdd(&netlink.Route{
+				Dst: ipNet(r), LinkIndex: lo.Attrs().Index,
+				Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+			})
+			if err != nil {
+				return fmt.Errorf("make %s local: %w", r, err)
+			}
+			return nil
 		})
-		if err != nil {
-			return fmt.Errorf("make %s local: %w", r, err)
-		}
-		return nil
 	})
 }
 

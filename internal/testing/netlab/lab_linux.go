@@ -3,11 +3,12 @@ package netlab
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strconv"
 	"strings"
-	"sync"
+	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -16,59 +17,72 @@ import (
 	"github.com/go-proxier/proxier/internal/netns"
 )
 
-// Lab is a set of hosts. Its methods may be called from any goroutine.
+// Lab is a set of hosts. Its network is built by steps: Host, Link, Do, and the methods of a [Host] that
+// say so. If a step fails, later steps do nothing. Steps must not run concurrently.
 type Lab struct {
-	mu     sync.Mutex
-	hosts  map[string]*Host
-	closed bool
+	// Err is the error of the step that failed. In a lab of [NewHosts] a failed step ends the test.
+	Err error
+
+	tb      testing.TB // nil in programs
+	hosts   map[string]*Host
+	servers []io.Closer
+	closed  bool
 }
 
 // New returns a Lab without hosts. The caller must call [Lab.Close].
 func New() *Lab { return &Lab{hosts: map[string]*Host{}} }
 
+// Do runs a step.
+func (l *Lab) Do(step func() error) {
+	if l.Err != nil {
+		return
+	}
+	if l.Err = step(); l.Err != nil && l.tb != nil {
+		l.tb.Helper()
+		l.tb.Fatal(l.Err)
+	}
+}
+
 // Host adds a host: a new network namespace with the loopback interface up, forwarding
 // off, reverse-path filtering off, IPv6 addresses usable immediately (no duplicate address
 // detection), no limit on the rate of ICMP errors, and no following of redirects. The name
 // is for messages and must be unique in the lab.
-func (l *Lab) Host(name string) (*Host, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, errors.New("netlab: lab is closed")
-	}
-	if l.hosts[name] != nil {
-		return nil, fmt.Errorf("netlab: host %q exists already", name)
-	}
-	ns, err := netns.New()
-	if err != nil {
-		return nil, fmt.Errorf("netlab: host %s: %w", name, err)
-	}
-	h := &Host{Name: name, ns: ns}
-	if err := h.setup(); err != nil {
-		ns.Close()
-		return nil, err
-	}
-	l.hosts[name] = h
-	return h, nil
+func (l *Lab) Host(name string) *Host {
+	h := &Host{Name: name, lab: l}
+	l.Do(func() (err error) {
+		switch {
+		case l.closed:
+			return errors.New("netlab: lab is closed")
+		case l.hosts[name] != nil:
+			return fmt.Errorf("netlab: host %q exists already", name)
+		}
+		if h.ns, err = netns.New(); err != nil {
+			return fmt.Errorf("netlab: host %s: %w", name, err)
+		}
+		l.hosts[name] = h
+		return h.setup()
+	})
+	return h
 }
 
-// Close removes all hosts and their links. Processes and open sockets in a namespace keep
-// it alive, but nothing can reach it. Further calls do nothing.
+// Close ends all servers and removes all hosts and their links. Processes and open sockets in a
+// namespace keep it alive, but nothing can reach it. Further calls do nothing.
 func (l *Lab) Close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	var errs []error
+	for _, s := range l.servers {
+		s.Close()
+	}
 	for _, h := range l.hosts {
 		errs = append(errs, h.ns.Close())
 	}
 	clear(l.hosts)
-	l.closed = true
+	l.servers, l.closed = nil, true
 	return errors.Join(errs...)
 }
 
 // Link joins two hosts by a pair of virtual Ethernet interfaces. Both are up when Link
 // returns.
-func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
+func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) {
 	add := func() error {
 		return a.netlink(func(nl *netlink.Handle) error {
 			attrs := netlink.NewLinkAttrs()
@@ -83,11 +97,13 @@ func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
 		func() error { return a.waitUp(ifA) },
 		func() error { return b.waitUp(ifB) },
 	} {
-		if err := do(); err != nil {
-			return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
-		}
+		l.Do(func() error {
+			if err := do(); err != nil {
+				return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
+			}
+			return nil
+		})
 	}
-	return nil
 }
 
 // waitUp waits until the interface can send. Kernel workers must have passed on the carrier

@@ -22,38 +22,19 @@ func TestMain(m *testing.M) { Main(m) }
 // pair returns a client and a server with a router between them, in both families.
 func pair(t *testing.T) (client, node, server *Host) {
 	t.Helper()
-	Require(t)
-	lab := New()
-	t.Cleanup(func() { lab.Close() })
-	hosts := map[string]**Host{"client": &client, "node": &node, "server": &server}
-	for name, h := range hosts {
-		var err error
-		if *h, err = lab.Host(name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
-	for _, err := range []error{
-		node.Forward(),
-		lab.Link(node, "a", client, "eth0"),
-		lab.Link(node, "b", server, "eth0"),
-		client.AddAddr("eth0", prefix("192.0.2.1/24")),
-		client.AddAddr("eth0", prefix("2001:db8:1::1/64")),
-		node.AddAddr("a", prefix("192.0.2.254/24")),
-		node.AddAddr("a", prefix("2001:db8:1::254/64")),
-		node.AddAddr("b", prefix("198.51.100.254/24")),
-		node.AddAddr("b", prefix("2001:db8:2::254/64")),
-		server.AddAddr("eth0", prefix("198.51.100.1/24")),
-		server.AddAddr("eth0", prefix("2001:db8:2::1/64")),
-		client.AddRoute(prefix("0.0.0.0/0"), addr("192.0.2.254"), ""),
-		client.AddRoute(prefix("::/0"), addr("2001:db8:1::254"), "eth0"),
-		server.AddRoute(prefix("192.0.2.0/24"), addr("198.51.100.254"), "eth0"),
-		server.AddRoute(prefix("2001:db8:1::/64"), addr("2001:db8:2::254"), ""),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	lab, hosts := NewHosts(t, "client", "node", "server")
+	client, node, server = hosts["client"], hosts["node"], hosts["server"]
+	node.Forward()
+	lab.Link(node, "a", client, "eth0")
+	lab.Link(node, "b", server, "eth0")
+	client.Addrs("eth0", "192.0.2.1/24", "2001:db8:1::1/64")
+	node.Addrs("a", "192.0.2.254/24", "2001:db8:1::254/64")
+	node.Addrs("b", "198.51.100.254/24", "2001:db8:2::254/64")
+	server.Addrs("eth0", "198.51.100.1/24", "2001:db8:2::1/64")
+	client.Routes("", "192.0.2.254", "0.0.0.0/0")
+	client.Routes("eth0", "2001:db8:1::254", "::/0")
+	server.Routes("eth0", "198.51.100.254", "192.0.2.0/24")
+	server.Routes("", "2001:db8:2::254", "2001:db8:1::/64")
 	return client, node, server
 }
 
@@ -183,12 +164,16 @@ func TestErrorsNameTheHost(t *testing.T) {
 	}
 
 	lab := New()
-	h, err := lab.Host("h")
-	if err != nil {
-		t.Fatal(err)
+	h := lab.Host("h")
+	if lab.Err != nil {
+		t.Fatal(lab.Err)
 	}
-	if _, err := lab.Host("h"); err == nil {
+	if lab.Host("h"); lab.Err == nil {
 		t.Error("two hosts have the same name")
+	}
+	failed := lab.Err
+	if lab.Link(h, "a", h, "b"); lab.Err != failed || h.Do(func() error { _, err := net.InterfaceByName("a"); return err }) == nil {
+		t.Errorf("after a failed step another was made: %v", lab.Err)
 	}
 	if err := errors.Join(lab.Close(), lab.Close()); err != nil {
 		t.Error(err)
@@ -196,7 +181,7 @@ func TestErrorsNameTheHost(t *testing.T) {
 	if err := h.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
-	if _, err := lab.Host("i"); err == nil {
+	if lab.Err = nil; lab.Host("i") == nil || lab.Err == nil {
 		t.Error("a closed lab added a host")
 	}
 }

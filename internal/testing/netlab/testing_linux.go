@@ -62,9 +62,9 @@ func Require(tb testing.TB) {
 	}
 	// Some systems let anyone create user namespaces but grant no privileges in them.
 	lab := New()
-	_, err := lab.Host("probe")
+	lab.Host("probe")
 	lab.Close()
-	Need(tb, err == nil, fmt.Sprintf("network namespaces: %v", err))
+	Need(tb, lab.Err == nil, fmt.Sprintf("network namespaces: %v", lab.Err))
 }
 
 // Need skips the test unless ok is set, with a line that names what the test needs. With
@@ -121,12 +121,10 @@ func NewHosts(tb testing.TB, names ...string) (*Lab, map[string]*Host) {
 	tb.Helper()
 	Require(tb)
 	lab, hosts := New(), map[string]*Host{}
+	lab.tb = tb
 	tb.Cleanup(func() { lab.Close() })
 	for _, name := range names {
-		var err error
-		if hosts[name], err = lab.Host(name); err != nil {
-			tb.Fatal(err)
-		}
+		hosts[name] = lab.Host(name)
 	}
 	return lab, hosts
 }

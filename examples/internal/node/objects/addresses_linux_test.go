@@ -11,16 +11,10 @@ import (
 )
 
 func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
-	netlab.Require(t)
-	lab := netlab.New()
-	defer lab.Close()
-	b := &netlab.Builder{Lab: lab}
-	h, peer := b.Host("node"), b.Host("peer")
+	lab, hosts := netlab.NewHosts(t, "node", "peer")
+	h, peer := hosts["node"], hosts["peer"]
 	check := func(what string, want ...string) {
 		t.Helper()
-		if b.Err != nil {
-			t.Fatal(b.Err)
-		}
 		var got []string
 		err := h.Do(func() error {
 			nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -39,12 +33,12 @@ func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
 		}
 	}
 	check("with nothing but a loopback interface")
-	b.Link(h, "eth0", peer, "eth0")
-	b.Addrs(h, "eth0", "192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "2001:db8:1::1/64")
-	b.Addrs(h, "lo", "203.0.113.1/32")
+	lab.Link(h, "eth0", peer, "eth0")
+	h.Addrs("eth0", "192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "2001:db8:1::1/64")
+	h.Addrs("lo", "203.0.113.1/32")
 	check("without a default route", "192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1", "2001:db8:1::1")
-	b.Routes(h, "", "198.51.100.2", "0.0.0.0/0")
-	b.Routes(h, "", "2001:db8:1::2", "::/0")
+	h.Routes("", "198.51.100.2", "0.0.0.0/0")
+	h.Routes("", "2001:db8:1::2", "::/0")
 	check("with default routes", "198.51.100.1", "2001:db8:1::1")
 }
 

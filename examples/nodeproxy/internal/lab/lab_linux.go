@@ -22,9 +22,8 @@ import (
 //	        +-- node (node-1) ------+
 //	pod-2 --+                       +-- client, outside the cluster
 type Lab struct {
-	Net                           *netlab.Lab
+	*netlab.Lab
 	Node, far, Client, Pod1, Pod2 *netlab.Host
-	closers                       []io.Closer
 }
 
 // The addresses of the demo that are not in its manifests.
@@ -52,78 +51,48 @@ func Port(addr, port string) string { return net.JoinHostPort(addr, port) }
 
 // New builds the network and starts its servers.
 func New() (_ *Lab, err error) {
-	d := &Lab{}
+	b := netlab.New()
 	defer func() {
 		if err != nil {
-			d.Close()
+			b.Close()
 		}
 	}()
-	d.Net = netlab.New()
-	b := &netlab.Builder{Lab: d.Net}
-	d.Node, d.far, d.Client = b.Host("node"), b.Host("far"), b.Host("client")
-	d.Pod1, d.Pod2 = b.Host("pod-1"), b.Host("pod-2")
-	b.Do(func() error { return d.Node.Forward() })
+	d := &Lab{b, b.Host("node"), b.Host("far"), b.Host("client"), b.Host("pod-1"), b.Host("pod-2")}
+	d.Node.Forward()
 
 	b.Link(d.Node, "eth0", d.far, "eth0")
-	b.Addrs(d.Node, "eth0", "192.0.2.1/24", "2001:db8::1/64")
-	b.Addrs(d.far, "eth0", "192.0.2.2/24", "2001:db8::2/64")
-	b.Routes(d.far, "", "192.0.2.1", "0.0.0.0/0")
-	b.Routes(d.far, "", "2001:db8::1", "::/0")
-	b.Routes(d.Node, "", "192.0.2.2", "10.1.2.0/24")
-	b.Routes(d.Node, "", "2001:db8::2", "fd00:10:1:2::/64")
-	b.Addrs(d.far, "lo", "10.1.2.2/32", "10.1.2.3/32", "fd00:10:1:2::2/128", "fd00:10:1:2::3/128")
+	d.Node.Addrs("eth0", "192.0.2.1/24", "2001:db8::1/64")
+	d.far.Addrs("eth0", "192.0.2.2/24", "2001:db8::2/64")
+	d.far.Routes("", "192.0.2.1", "0.0.0.0/0")
+	d.far.Routes("", "2001:db8::1", "::/0")
+	d.Node.Routes("", "192.0.2.2", "10.1.2.0/24")
+	d.Node.Routes("", "2001:db8::2", "fd00:10:1:2::/64")
+	d.far.Addrs("lo", "10.1.2.2/32", "10.1.2.3/32", "fd00:10:1:2::2/128", "fd00:10:1:2::3/128")
 
 	b.Link(d.Node, "eth1", d.Client, "eth0")
-	b.Addrs(d.Node, "eth1", "198.51.100.1/24", "2001:db8:c::1/64")
-	b.Addrs(d.Client, "eth0", "198.51.100.9/24", "2001:db8:c::9/64", "198.51.100.200/24", "2001:db8:c::1:200/64")
-	b.Routes(d.Client, "", "198.51.100.1", "0.0.0.0/0")
-	b.Routes(d.Client, "", "2001:db8:c::1", "::/0")
-	b.Routes(d.Node, "", ClientAddr[0], "0.0.0.0/0")
-	b.Routes(d.Node, "", ClientAddr[1], "::/0")
+	d.Node.Addrs("eth1", "198.51.100.1/24", "2001:db8:c::1/64")
+	d.Client.Addrs("eth0", "198.51.100.9/24", "2001:db8:c::9/64", "198.51.100.200/24", "2001:db8:c::1:200/64")
+	d.Client.Routes("", "198.51.100.1", "0.0.0.0/0")
+	d.Client.Routes("", "2001:db8:c::1", "::/0")
+	d.Node.Routes("", ClientAddr[0], "0.0.0.0/0")
+	d.Node.Routes("", ClientAddr[1], "::/0")
 
 	for name, h := range map[string]*netlab.Host{"pod-1": d.Pod1, "pod-2": d.Pod2} {
-		veth, a := "veth-"+name, PodAddr[name]
-		b.Link(d.Node, veth, h, "eth0")
-		b.Addrs(d.Node, veth, "10.1.1.1/32", "fd00:10:1:1::1/128")
-		b.Routes(d.Node, veth, "", a[0]+"/32", a[1]+"/128")
-		b.Addrs(h, "eth0", a[0]+"/32", a[1]+"/128")
-		b.Routes(h, "eth0", "", "10.1.1.1/32", "fd00:10:1:1::1/128")
-		b.Routes(h, "eth0", "10.1.1.1", "0.0.0.0/0")
-		b.Routes(h, "eth0", "fd00:10:1:1::1", "::/0")
+		h.Pod(d.Node, "veth-"+name, PodAddr[name], Dual{"10.1.1.1", "fd00:10:1:1::1"})
 	}
 	for name, h := range map[string]*netlab.Host{"pod-1": d.Pod1, "pod-2": d.Pod2, "pod-3": d.far, "pod-4": d.far} {
 		for _, a := range PodAddr[name] {
-			b.Do(func() error { return d.Serve(name, h, a) })
+			Serve(name, h, a)
 		}
 	}
 	return d, b.Err
 }
 
-func (d *Lab) Close() {
-	for _, c := range d.closers {
-		c.Close()
-	}
-	if d.Net != nil {
-		d.Net.Close()
-	}
-}
-
 // Serve starts a pod's servers. They answer with their name and the client's address: over
 // TCP once, and again for each line that they receive; over UDP for each packet.
-func (d *Lab) Serve(name string, h *netlab.Host, addr string) error {
-	l, err := h.Listen("tcp", Port(addr, "8080"))
-	if err != nil {
-		return err
-	}
-	d.closers = append(d.closers, l)
-	go netlab.Serve(l, func(c net.Conn) { greet(name, c) })
-	p, err := h.ListenPacket("udp", Port(addr, "5353"))
-	if err != nil {
-		return err
-	}
-	d.closers = append(d.closers, p)
-	go netlab.ServePackets(p, func(from netip.AddrPort) []byte { return answer(name, from) })
-	return nil
+func Serve(name string, h *netlab.Host, addr string) {
+	h.Serve(Port(addr, "8080"), func(c net.Conn) { greet(name, c) },
+		Port(addr, "5353"), func(from netip.AddrPort) []byte { return answer(name, from) })
 }
 
 func greet(name string, c net.Conn) {

@@ -48,15 +48,11 @@ func newCluster(t *testing.T, h *netlab.Host, addr string, flags ...string) *clu
 // newCluster starts an API server on a new host beside the node, with more flags.
 func (s *site) newCluster(t *testing.T, flags ...string) *cluster {
 	t.Helper()
-	b := &netlab.Builder{Lab: s.Net}
-	control := b.Host("control")
-	b.Link(s.Node, "ctl", control, "eth0")
-	b.Addrs(s.Node, "ctl", "10.0.0.1/24")
-	b.Addrs(control, "eth0", "10.0.0.2/24")
-	b.Routes(control, "", "10.0.0.1", "0.0.0.0/0")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	control := s.Host("control")
+	s.Link(s.Node, "ctl", control, "eth0")
+	s.Node.Addrs("ctl", "10.0.0.1/24")
+	control.Addrs("eth0", "10.0.0.2/24")
+	control.Routes("", "10.0.0.1", "0.0.0.0/0")
 	c := newCluster(t, control, "10.0.0.2", flags...)
 	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
 		t.Fatal(err)

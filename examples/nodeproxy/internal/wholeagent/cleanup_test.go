@@ -61,15 +61,9 @@ func TestCleanupFindsRulesOfEachFlavor(t *testing.T) {
 // not support it.
 func needFlavor(t *testing.T, flavor string) {
 	t.Helper()
-	netlab.Require(t)
-	lab := netlab.New()
-	defer lab.Close()
-	h, err := lab.Host("probe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := netlab.NewHost(t)
 	for _, family := range []string{"iptables-", "ip6tables-"} {
-		_, err = h.Run(t, family+flavor+"-save", "-t", "nat")
+		_, err := h.Run(t, family+flavor+"-save", "-t", "nat")
 		netlab.Need(t, err == nil, "a working "+family+flavor)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 )
@@ -26,15 +25,11 @@ func annotated(manifest string, list ...string) string {
 func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	b := &netlab.Builder{Lab: s.Net}
 	sources := []string{"192.0.2.9"}
 	for i := range 4 {
 		a := fmt.Sprintf("192.0.2.%d", 20+i)
-		b.Addrs(s.Client, "eth0", a+"/24")
+		s.Client.Addrs("eth0", a+"/24")
 		sources = append(sources, a)
-	}
-	if b.Err != nil {
-		t.Fatal(b.Err)
 	}
 	dir := t.TempDir()
 	explains := func(from string) (all, to string) {

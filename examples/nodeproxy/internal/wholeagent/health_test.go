@@ -133,12 +133,8 @@ func TestHealthChecksAnswerByFamily(t *testing.T) {
 		t.Run(strings.ReplaceAll(at, "/", "-"), func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			b := &netlab.Builder{Lab: s.Net}
-			b.Addrs(s.Node, "eth0", "2001:db8::1/64")
-			b.Addrs(s.Client, "eth0", "2001:db8::9/64")
-			if b.Err != nil {
-				t.Fatal(b.Err)
-			}
+			s.Node.Addrs("eth0", "2001:db8::1/64")
+			s.Client.Addrs("eth0", "2001:db8::9/64")
 			slice := func(name, typ, ip, node string) string {
 				return fmt.Sprintf(`---
 apiVersion: discovery.k8s.io/v1

@@ -28,18 +28,14 @@ import (
 func localhostSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
-	b := &netlab.Builder{Lab: s.Net}
-	b.Addrs(s.Node, "eth0", "2001:db8::1/64")
-	b.Addrs(s.Node, "pods", "fd00:1::1/64")
+	s.Node.Addrs("eth0", "2001:db8::1/64")
+	s.Node.Addrs("pods", "fd00:1::1/64")
 	for i := range podIPs {
 		a := fmt.Sprintf("fd00:1::%d", 2+i)
-		b.Addrs(s.pods, "eth0", a+"/64")
-		b.Do(func() error { return s.Serve(a, s.pods, a) })
+		s.pods.Addrs("eth0", a+"/64")
+		lab.Serve(a, s.pods, a)
 	}
-	b.Routes(s.pods, "", "fd00:1::1", "::/0")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	s.pods.Routes("", "fd00:1::1", "::/0")
 	return s
 }
 

@@ -81,13 +81,7 @@ func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 			if all := capabilities(t, os.Getpid(), "CapEff"); all&(1<<unix.CAP_SYS_ADMIN) == 0 {
 				t.Fatalf("the test itself has %x", all)
 			}
-			lab := netlab.New()
-			t.Cleanup(func() { lab.Close() })
-			h, err := lab.Host("node")
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := startWith(t, h, []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}, "run", "--proxy-mode", mode, "--manifests", "../demo/world", "--hostname-override", "node-a", "--oom-score-adj", "0")
+			p := startWith(t, netlab.NewHost(t), []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}, "run", "--proxy-mode", mode, "--manifests", "../demo/world", "--hostname-override", "node-a", "--oom-score-adj", "0")
 			if l := p.line(t); !strings.HasPrefix(l, "synced ") {
 				t.Fatal(l)
 			}

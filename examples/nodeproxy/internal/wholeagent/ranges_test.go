@@ -18,7 +18,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -92,11 +91,7 @@ const mediaRanges = `go-proxier.github.io/port-ranges: "rtp=10000-20000,data=100
 func newMediaSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
-	b := &netlab.Builder{Lab: s.Net}
-	b.Routes(s.Client, "", "192.0.2.1", "203.0.113.0/24")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	s.Client.Routes("", "192.0.2.1", "203.0.113.0/24")
 	for _, ip := range podIPs {
 		for _, port := range []int{9999, 10000, 15000, 15001, 20000, 20001} {
 			at := fmt.Sprintf("%s:%d", ip, port)
@@ -282,12 +277,8 @@ func TestModesWithoutRangesServeThePortAlone(t *testing.T) {
 func TestSourceHashJoinsThePortsOfAService(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	b := &netlab.Builder{Lab: s.Net}
 	for i := range 8 {
-		b.Addrs(s.Client, "eth0", fmt.Sprintf("192.0.2.%d/24", 20+i))
-	}
-	if b.Err != nil {
-		t.Fatal(b.Err)
+		s.Client.Addrs("eth0", fmt.Sprintf("192.0.2.%d/24", 20+i))
 	}
 	for _, ip := range podIPs {
 		s.pods.ServeTCP(t, ip+":30050", func(c net.Conn) { io.WriteString(c, ip+"\n") })

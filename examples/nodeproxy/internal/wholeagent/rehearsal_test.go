@@ -98,47 +98,40 @@ type rehearsal struct {
 
 func newRehearsal(t *testing.T) *rehearsal {
 	t.Helper()
-	netlab.Require(t)
-	network := netlab.New()
-	site := &lab.Lab{Net: network}
-	t.Cleanup(site.Close)
+	network, _ := netlab.NewHosts(t)
 	r := &rehearsal{t: t, stop: make(chan struct{}), locks: t.TempDir()}
-	b := &netlab.Builder{Lab: network}
-	lan := b.Host("lan")
+	lan := network.Host("lan")
 	join := func(h *netlab.Host, addr string) {
-		b.Link(lan, h.Name, h, "eth0")
-		b.Addrs(h, "eth0", addr+"/24")
+		network.Link(lan, h.Name, h, "eth0")
+		h.Addrs("eth0", addr+"/24")
 	}
 	var ports []string
 	for i := range 3 {
 		m := &member{
 			name: fmt.Sprintf("n%d", i+1), addr: fmt.Sprintf("192.0.2.1%d", i+1), podIP: fmt.Sprintf("10.1.%d.2", i+1), running: map[string]*process{},
 		}
-		m.node, m.pod = b.Host(m.name), b.Host("pod"+m.name)
-		b.Do(m.node.Forward)
-		b.Link(m.node, "pod", m.pod, "eth0")
-		b.Addrs(m.node, "pod", fmt.Sprintf("10.1.%d.1/24", i+1))
-		b.Addrs(m.pod, "eth0", m.podIP+"/24")
-		b.Routes(m.pod, "", fmt.Sprintf("10.1.%d.1", i+1), "0.0.0.0/0")
+		m.node, m.pod = network.Host(m.name), network.Host("pod"+m.name)
+		m.node.Forward()
+		network.Link(m.node, "pod", m.pod, "eth0")
+		m.node.Addrs("pod", fmt.Sprintf("10.1.%d.1/24", i+1))
+		m.pod.Addrs("eth0", m.podIP+"/24")
+		m.pod.Routes("", fmt.Sprintf("10.1.%d.1", i+1), "0.0.0.0/0")
 		join(m.node, m.addr)
 		ports = append(ports, m.name)
-		b.Do(func() error { return site.Serve(m.podIP, m.pod, m.podIP) })
+		lab.Serve(m.podIP, m.pod, m.podIP)
 		r.members = append(r.members, m)
 	}
-	r.client = b.Host("client")
+	r.client = network.Host("client")
 	join(r.client, "192.0.2.9")
-	control := b.Host("control")
+	control := network.Host("control")
 	join(control, "192.0.2.8")
-	b.Do(func() error { return lan.AddBridge("br", append(ports, "client", "control")...) })
+	network.Do(func() error { return lan.AddBridge("br", append(ports, "client", "control")...) })
 	for i, m := range r.members {
 		for j, other := range r.members {
 			if i != j {
-				b.Routes(m.node, "", other.addr, fmt.Sprintf("10.1.%d.0/24", j+1))
+				m.node.Routes("", other.addr, fmt.Sprintf("10.1.%d.0/24", j+1))
 			}
 		}
-	}
-	if b.Err != nil {
-		t.Fatal(b.Err)
 	}
 	r.c = newCluster(t, control, "192.0.2.8")
 	if err := r.c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {

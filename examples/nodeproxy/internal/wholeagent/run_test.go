@@ -49,28 +49,21 @@ const (
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	netlab.Require(t)
-	network := netlab.New()
-	s := &site{Lab: &lab.Lab{Net: network}}
-	t.Cleanup(s.Close)
-	b := &netlab.Builder{Lab: network}
-	s.Node, s.Client, s.pods = b.Host("node"), b.Host("client"), b.Host("pods")
-	b.Do(func() error { return s.Node.Forward() })
-	b.Link(s.Node, "eth0", s.Client, "eth0")
-	b.Addrs(s.Node, "eth0", "192.0.2.1/24")
-	b.Addrs(s.Client, "eth0", "192.0.2.9/24")
-	b.Routes(s.Node, "", "192.0.2.9", "0.0.0.0/0")
-	b.Routes(s.Client, "", "192.0.2.1", "10.96.0.0/16")
-	b.Link(s.Node, "pods", s.pods, "eth0")
-	b.Addrs(s.Node, "pods", "10.1.0.1/24")
+	network, hosts := netlab.NewHosts(t, "node", "client", "pods")
+	s := &site{Lab: &lab.Lab{Lab: network, Node: hosts["node"], Client: hosts["client"]}, pods: hosts["pods"]}
+	s.Node.Forward()
+	network.Link(s.Node, "eth0", s.Client, "eth0")
+	s.Node.Addrs("eth0", "192.0.2.1/24")
+	s.Client.Addrs("eth0", "192.0.2.9/24")
+	s.Node.Routes("", "192.0.2.9", "0.0.0.0/0")
+	s.Client.Routes("", "192.0.2.1", "10.96.0.0/16")
+	network.Link(s.Node, "pods", s.pods, "eth0")
+	s.Node.Addrs("pods", "10.1.0.1/24")
 	for _, ip := range podIPs {
-		b.Addrs(s.pods, "eth0", ip+"/24")
-		b.Do(func() error { return s.Serve(ip, s.pods, ip) })
+		s.pods.Addrs("eth0", ip+"/24")
+		lab.Serve(ip, s.pods, ip)
 	}
-	b.Routes(s.pods, "", "10.1.0.1", "0.0.0.0/0")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	s.pods.Routes("", "10.1.0.1", "0.0.0.0/0")
 	return s
 }
 

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // stickySite returns a site with the addresses of 24 clients, and the folder of a Service with client
@@ -18,13 +17,9 @@ import (
 func stickySite(t *testing.T) (s *site, clients []string, dir string) {
 	t.Helper()
 	s = newSite(t)
-	b := &netlab.Builder{Lab: s.Net}
 	for i := range 24 {
 		clients = append(clients, fmt.Sprintf("192.0.2.%d", 100+i))
-		b.Addrs(s.Client, "eth0", clients[i]+"/24")
-	}
-	if b.Err != nil {
-		t.Fatal(b.Err)
+		s.Client.Addrs("eth0", clients[i]+"/24")
 	}
 	dir = t.TempDir()
 	service := strings.Replace(webService, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)

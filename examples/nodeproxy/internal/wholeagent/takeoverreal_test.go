@@ -27,19 +27,15 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 	path := os.Getenv("PROXIER_KUBE_PROXY")
 	netlab.Need(t, path != "", "PROXIER_KUBE_PROXY: a kube-proxy")
 	s := newSite(t)
-	b := &netlab.Builder{Lab: s.Net}
-	control := b.Host("control")
-	b.Link(s.Node, "ctl", control, "eth0")
-	b.Addrs(s.Node, "ctl", "10.0.0.1/24")
-	b.Addrs(control, "eth0", "10.0.0.2/24")
-	b.Routes(control, "", "10.0.0.1", "0.0.0.0/0")
+	control := s.Host("control")
+	s.Link(s.Node, "ctl", control, "eth0")
+	s.Node.Addrs("ctl", "10.0.0.1/24")
+	control.Addrs("eth0", "10.0.0.2/24")
+	control.Routes("", "10.0.0.1", "0.0.0.0/0")
 	var clients []string
 	for i := range 12 {
 		clients = append(clients, fmt.Sprintf("192.0.2.%d", 100+i))
-		b.Addrs(s.Client, "eth0", clients[i]+"/24")
-	}
-	if b.Err != nil {
-		t.Fatal(b.Err)
+		s.Client.Addrs("eth0", clients[i]+"/24")
 	}
 	c := newCluster(t, control, "10.0.0.2")
 	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {

@@ -34,7 +34,7 @@ func newDemoNetwork(t *testing.T) (*lab.Lab, string, []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Close)
+	t.Cleanup(func() { d.Close() })
 	dir := t.TempDir()
 	files, err := filepath.Glob("../demo/world/*.yaml")
 	if err != nil {

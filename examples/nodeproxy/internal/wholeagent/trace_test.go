@@ -251,7 +251,7 @@ func TestTraceFollowsUDP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Close)
+	t.Cleanup(func() { d.Close() })
 	flags := []string{"--manifests", "../demo/world", "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48"}
 	wd, err := os.Getwd()
 	if err != nil {

@@ -79,11 +79,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	p.logged(t, "repairing the rules")
 	eventually(t, "the address is back", func() bool { return heldAddresses(t, s.Node) == 1 })
 	// So does a node address that is new.
-	b := &netlab.Builder{Lab: s.Net}
-	b.Addrs(s.Node, "pods", "10.1.0.9/24")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	s.Node.Addrs("pods", "10.1.0.9/24")
 	p.logged(t, "the node's addresses changed")
 
 	// Nothing is left after a normal end, and what a killed agent leaves, the next mode or
@@ -158,11 +154,7 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 	p.exit(t)
 
 	// With a local route the node has all cluster IPs.
-	b := &netlab.Builder{Lab: s.Net}
-	b.Do(func() error { return s.Node.AddLocal(netip.MustParsePrefix("10.96.0.0/16")) })
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
+	s.Node.AddLocal(netip.MustParsePrefix("10.96.0.0/16"))
 	p = run()
 	s.answeredBy(t, "10.96.0.10:8080", podIPs[0])
 	if _, _, err := lab.Visit(s.Node, "", clusterVIP); err == nil || !strings.Contains(err.Error(), "refused") {
