@@ -73,13 +73,7 @@ func (h *host) addresses() ([]netip.Addr, error) {
 	if link, err := h.nl.LinkByName(ipvsDevice); err == nil {
 		skip = link.Attrs().Index
 	}
-	list, err := h.nl.AddrList(nil, netlink.FAMILY_ALL)
-	for range 9 {
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-		list, err = h.nl.AddrList(nil, netlink.FAMILY_ALL)
-	}
+	list, err := netns.Whole(func() ([]netlink.Addr, error) { return h.nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("socketlb: cannot list the node's addresses: %w", err)
 	}

@@ -1,4 +1,4 @@
-// Package netns runs functions inside a network namespace.
+// Package netns runs functions inside a network namespace, and reads its lists.
 package netns
 
 import (
@@ -8,8 +8,19 @@ import (
 	"runtime"
 	"runtime/debug"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// Whole calls list again if the kernel reports that the list changed while it was read.
+func Whole[T any](list func() ([]T, error)) (out []T, err error) {
+	for range 10 {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
 
 // own is the network namespace of the calling thread.
 const own = "/proc/thread-self/ns/net"

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/internal/netns"
 )
 
 // Protocol is the routing protocol number of the routes (rtm_protocol in
@@ -53,7 +55,7 @@ func (a *Addresses) Own() ([]netip.Addr, error) {
 		return nil, ErrClosed
 	}
 	var out []netip.Addr
-	list, err := again(func() ([]netlink.Addr, error) { return a.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netns.Whole(func() ([]netlink.Addr, error) { return a.nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("vip: cannot list addresses: %w", err)
 	}
@@ -63,16 +65,6 @@ func (a *Addresses) Own() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
-}
-
-// again calls list again, up to a few times, if the list changed during the call.
-func again[T any](list func() ([]T, error)) (out []T, err error) {
-	for range 10 {
-		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return out, err
 }
 
 // Permitted returns an error if the process may not add addresses: it lacks CAP_NET_ADMIN.
@@ -132,7 +124,7 @@ func (a *Addresses) Held() ([]netip.Addr, error) {
 	const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := again(func() ([]netlink.Route, error) { return a.nl.RouteListFiltered(family, filter, mask) })
+		list, err := netns.Whole(func() ([]netlink.Route, error) { return a.nl.RouteListFiltered(family, filter, mask) })
 		if err != nil {
 			return nil, fmt.Errorf("vip: cannot list routes: %w", err)
 		}

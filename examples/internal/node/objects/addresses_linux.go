@@ -2,7 +2,6 @@ package objects
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/internal/netns"
 )
 
 // OpenAddresses returns a function that reads the node's own addresses, and one that closes it. The
@@ -28,13 +29,13 @@ func OpenAddresses() (own func() ([]netip.Addr, error), stop func(), err error) 
 func OwnAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := Whole(func() ([]netlink.Route, error) {
+		routes, err := netns.Whole(func() ([]netlink.Route, error) {
 			return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("cannot read the routing table: %w", err)
 		}
-		addrs, err := Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
+		addrs, err := netns.Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
 		if err != nil {
 			return nil, fmt.Errorf("cannot list the addresses: %w", err)
 		}
@@ -53,16 +54,6 @@ func OwnAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
-}
-
-// Whole calls list again if the kernel reports that the list changed while it was read.
-func Whole[T any](list func() ([]T, error)) (out []T, err error) {
-	for range 10 {
-		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return out, err
 }
 
 // defaultSource returns the source address of the default route, or nil without a default

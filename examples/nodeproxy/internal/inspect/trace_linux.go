@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/examples/internal/netns"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
@@ -196,7 +197,7 @@ func localAddresses() ([]netip.Addr, error) {
 		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	defer nl.Close()
-	list, err := objects.Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netns.Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the addresses: %w", err)
 	}
