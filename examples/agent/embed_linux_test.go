@@ -106,23 +106,14 @@ type cluster struct {
 // newCluster starts an API server on a host that is linked to the node. Its clients connect from the node.
 func newCluster(t *testing.T, n network) cluster {
 	t.Helper()
-	programs := controlplane.Need(t)
 	lab, hosts := netlab.NewHosts(t, "control")
 	control := hosts["control"]
 	lab.Link(n.node, "ctl", control, "eth0")
 	n.node.Addrs("ctl", "10.0.0.1/24")
 	control.Addrs("eth0", "10.0.0.2/24")
-	s, err := controlplane.Start(t.Context(), controlplane.Config{
-		Host: control, Address: "10.0.0.2", Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
-		APIServerFlags: []string{"--allow-privileged", "--max-requests-inflight=2000"},
+	s := controlplane.New(t, controlplane.Config{
+		Host: control, Address: "10.0.0.2", APIServerFlags: []string{"--allow-privileged", "--max-requests-inflight=2000"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	if err := s.WaitFor(t.Context(), "/api/v1/namespaces/default"); err != nil {
-		t.Fatal(err)
-	}
 	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
 	if err != nil {
 		t.Fatal(err)

@@ -207,7 +207,6 @@ const rotationAddress = "10.0.0.2"
 // certificate, and with a CA. While the API server restarts, each of them becomes invalid. The
 // followers go on after the files have been replaced.
 func TestRotatedCredentialsAreReadAgain(t *testing.T) {
-	programs := controlplane.Need(t)
 	h := netlab.NewHost(t)
 	h.Addrs("lo", rotationAddress+"/32")
 	dir := t.TempDir()
@@ -218,14 +217,10 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 	for _, name := range []string{"clients", "ca-of-the-third"} {
 		old.write(at(name))
 	}
-	s, err := controlplane.Start(t.Context(), controlplane.Config{
-		Host: h, Address: rotationAddress, Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
+	s := controlplane.New(t, controlplane.Config{
+		Host: h, Address: rotationAddress,
 		APIServerFlags: []string{"--client-ca-file=" + at("clients"), "--tls-cert-file=" + at("server.crt"), "--tls-private-key-file=" + at("server.key")},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
 	do := func(method, path, body string) []byte {
 		t.Helper()
 		answer, err := s.Request(t.Context(), method, path, []byte(body))
@@ -233,9 +228,6 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		return answer
-	}
-	if err := s.WaitFor(t.Context(), "/api/v1/namespaces/default"); err != nil {
-		t.Fatal(err)
 	}
 	// A token ends with the Secret that it is bound to.
 	do("POST", "/api/v1/namespaces/default/serviceaccounts", `{"metadata": {"name": "proxy"}}`)

@@ -72,7 +72,6 @@ const podPorts = "8080"
 const unusedIP = "10.96.99.99"
 
 func newWorld(t *testing.T) *world {
-	programs := controlplane.Need(t)
 	lab, hosts := netlab.NewHosts(t, "node", "pods", "client", "control")
 	w := &world{t: t, node: hosts["node"], client: hosts["client"], pods: hosts["pods"], log: &logs{}}
 	for i, name := range []string{"pods", "client", "control"} {
@@ -89,19 +88,10 @@ func newWorld(t *testing.T) *world {
 		w.pods.ServeTCP(t, addr+":"+podPorts, func(c net.Conn) { io.WriteString(c, addr) })
 		w.pods.ServeUDP(t, addr+":"+podPorts, addr)
 	}
-	var err error
-	w.api, err = controlplane.Start(t.Context(), controlplane.Config{
-		Host: hosts["control"], Address: "10.3.0.2", Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
-		User: "system:serviceaccount:kube-system:minimal", APIServerFlags: []string{"--allow-privileged"},
+	w.api = controlplane.New(t, controlplane.Config{
+		Host: hosts["control"], Address: "10.3.0.2", User: "system:serviceaccount:kube-system:minimal", APIServerFlags: []string{"--allow-privileged"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(w.api.Close)
 	w.kubeconfig = w.api.Kubeconfig()
-	if err := w.api.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
-		t.Fatal(err)
-	}
 	deploy, err := os.ReadFile("deploy.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -15,19 +15,9 @@ func TestMain(m *testing.M) { netlab.Main(m) }
 // TestReviewsAgreeWithAnAPIServer creates each object of reviews in an API server. It refuses
 // those that the Reader says it would, and sets what the Reader says it lacks.
 func TestReviewsAgreeWithAnAPIServer(t *testing.T) {
-	programs := controlplane.Need(t)
 	host := netlab.NewHost(t)
 	host.Addrs("lo", "10.0.0.2/32")
-	s, err := controlplane.Start(t.Context(), controlplane.Config{
-		Host: host, Address: "10.0.0.2", Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if err := s.WaitFor(t.Context(), "/api/v1/namespaces/default"); err != nil {
-		t.Fatal(err)
-	}
+	s := controlplane.New(t, controlplane.Config{Host: host, Address: "10.0.0.2"})
 	for _, r := range reviews {
 		o := readReview(t, r.spec).Set[0]
 		body, err := json.Marshal(o.Value)

@@ -170,7 +170,16 @@ func (t *Talk) AskOverUDP() (name, source string, err error) {
 // Visit connects, reads the answer and closes the connection. The source address, from, may
 // be "".
 func Visit(h *netlab.Host, from, to string) (name, source string, err error) {
-	t, err := Dial(h, "tcp", from, to, testtime.Timeout)
+	return visit(h, from, to, testtime.Timeout)
+}
+
+// VisitSoon is Visit for connections that may get no answer.
+func VisitSoon(h *netlab.Host, from, to string) (name, source string, err error) {
+	return visit(h, from, to, NoAnswerTimeout/3)
+}
+
+func visit(h *netlab.Host, from, to string, wait time.Duration) (name, source string, err error) {
+	t, err := Dial(h, "tcp", from, to, wait)
 	if err != nil {
 		return "", "", err
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -22,27 +21,12 @@ type cluster struct {
 }
 
 // newCluster starts an API server on a host with an address and more flags, or skips the test. Its
-// kubeconfig has the rights of nodeproxy's ServiceAccount. The logs are shown if the
-// test fails.
+// kubeconfig has the rights of nodeproxy's ServiceAccount.
 func newCluster(t *testing.T, h *netlab.Host, addr string, flags ...string) *cluster {
 	t.Helper()
-	programs := controlplane.Need(t)
-	var etcd, apiserver tail
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("end of etcd's log:\n%s\nend of kube-apiserver's log:\n%s", etcd.String(), apiserver.String())
-		}
-	})
-	s, err := controlplane.Start(t.Context(), controlplane.Config{
-		Host: h, Address: addr, Programs: programs, Dir: t.TempDir(), ServiceRanges: "10.96.0.0/16",
-		User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: append([]string{"--allow-privileged"}, flags...),
-		EtcdLog: &etcd, APIServerLog: &apiserver,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return &cluster{s, t}
+	return &cluster{controlplane.New(t, controlplane.Config{
+		Host: h, Address: addr, User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: append([]string{"--allow-privileged"}, flags...),
+	}), t}
 }
 
 // newCluster starts an API server on a new host beside the node, with more flags.
@@ -53,33 +37,7 @@ func (s *site) newCluster(t *testing.T, flags ...string) *cluster {
 	s.Node.Addrs("ctl", "10.0.0.1/24")
 	control.Addrs("eth0", "10.0.0.2/24")
 	control.Routes("", "10.0.0.1", "0.0.0.0/0")
-	c := newCluster(t, control, "10.0.0.2", flags...)
-	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// tail is the end of what is written to it.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-func (l *tail) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b = append(l.b, p...)
-	if n := len(l.b) - 4000; n > 0 {
-		l.b = l.b[n:]
-	}
-	return len(p), nil
-}
-
-func (l *tail) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return string(l.b)
+	return newCluster(t, control, "10.0.0.2", flags...)
 }
 
 // do sends a request that has to succeed: a body is YAML, the answer is put into

@@ -85,9 +85,14 @@ endpoints:
 // reached returns the servers that answer connections from the node, sorted, or the error of
 // the first connection that failed.
 func (s *site) reached(network, to string) string {
+	return whoAnswers(12, network, func() (*lab.Talk, error) { return s.dialNew(network, to) })
+}
+
+// whoAnswers returns the servers that answer n connections, sorted, or the first error.
+func whoAnswers(n int, network string, dial func() (*lab.Talk, error)) string {
 	var out []string
-	for range 12 {
-		c, err := s.dialNew(network, to)
+	for range n {
+		c, err := dial()
 		if err != nil {
 			return err.Error()
 		}

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
@@ -296,7 +297,7 @@ func TestInterruptedDemoReturns130(t *testing.T) {
 		}
 	}
 	cmd.Env = append(cmd.Env, programEnv+"=1")
-	var out tail
+	var out controlplane.Tail
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -105,26 +105,7 @@ func newMediaSite(t *testing.T) *site {
 
 // answers returns what answers the client at an address, sorted, or the first error.
 func (s *site) answers(network, to string) string {
-	var out []string
-	for range 30 {
-		c, err := lab.Dial(s.Client, network, "", to, testtime.Timeout)
-		if err != nil {
-			return err.Error()
-		}
-		if network == "udp" {
-			io.WriteString(c, "?")
-		}
-		name, _, err := c.Hear()
-		c.Close()
-		if err != nil {
-			return err.Error()
-		}
-		if !slices.Contains(out, name) {
-			out = append(out, name)
-		}
-	}
-	slices.Sort(out)
-	return strings.Join(out, " ")
+	return whoAnswers(30, network, func() (*lab.Talk, error) { return lab.Dial(s.Client, network, "", to, testtime.Timeout) })
 }
 
 // silent checks that nothing answers the client at an address.

@@ -134,9 +134,6 @@ func newRehearsal(t *testing.T) *rehearsal {
 		}
 	}
 	r.c = newCluster(t, control, "192.0.2.8")
-	if err := r.c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
-		t.Fatal(err)
-	}
 	for i, m := range r.members {
 		r.c.do("POST", "/api/v1/nodes", fmt.Sprintf(`{apiVersion: v1, kind: Node, metadata: {name: %s}, spec: {podCIDR: 10.1.%d.0/24}}`, m.name, i+1), nil)
 		r.c.do("PATCH", "/api/v1/nodes/"+m.name+"/status", fmt.Sprintf(`status: {addresses: [{type: InternalIP, address: %s}]}`, m.addr), nil)

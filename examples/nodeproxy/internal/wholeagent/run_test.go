@@ -181,7 +181,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	wipe(t, s.Node)
 	p.logged(t, "repairing the rules")
 	for end := time.Now().Add(3 * time.Minute); ; {
-		if _, _, err := visitSoon(s.Client, clusterVIP); err == nil {
+		if _, _, err := lab.VisitSoon(s.Client, "", clusterVIP); err == nil {
 			break
 		} else if time.Now().After(end) {
 			t.Fatalf("the rules are not repaired: %v", err)
@@ -218,7 +218,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	if code, _ := p.exit(t); code != 0 {
 		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
 	}
-	if name, _, err := visitSoon(s.Client, clusterVIP); err == nil {
+	if name, _, err := lab.VisitSoon(s.Client, "", clusterVIP); err == nil {
 		t.Errorf("%s still answers after --cleanup", name)
 	}
 }
@@ -230,15 +230,6 @@ func wipe(t *testing.T, h *netlab.Host) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
-	c, err := lab.Dial(h, "tcp", "", to, lab.NoAnswerTimeout)
-	if err != nil {
-		return "", "", err
-	}
-	defer c.Close()
-	return c.Hear()
 }
 
 // TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
@@ -304,7 +295,7 @@ func TestRunFollowsTheNodeObject(t *testing.T) {
 	p := start(t, s.Node, "run", "--manifests", filepath.Join(dir, "all"), "--hostname-override", " N1",
 		"--detect-local-mode", "NodeCIDR", "--min-sync-period", "0s")
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	if _, _, err := visitSoon(s.Client, nodePort); err == nil {
+	if _, _, err := lab.VisitSoon(s.Client, "", nodePort); err == nil {
 		t.Error("the NodePort answers at an address that is not the Node's")
 	}
 	// The client is not a pod, so its connection is masqueraded.

@@ -14,6 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -50,7 +51,7 @@ func startSystemd(t *testing.T, h *netlab.Host) *systemd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWCGROUP, UseCgroupFD: true, CgroupFD: int(cgroup.Fd()),
 	}
-	log := &tail{}
+	log := &controlplane.Tail{}
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := h.Start(cmd); err != nil {
 		t.Fatal(err)

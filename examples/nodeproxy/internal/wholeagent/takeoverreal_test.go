@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
@@ -38,9 +39,6 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 		s.Client.Addrs("eth0", clients[i]+"/24")
 	}
 	c := newCluster(t, control, "10.0.0.2")
-	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
-		t.Fatal(err)
-	}
 	c.apply("../../deploy/base/rbac.yaml")
 	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1}, spec: {podCIDR: 10.1.0.0/24}}`, nil)
 	c.do("PATCH", "/api/v1/nodes/n1/status", `status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}`, nil)
@@ -62,7 +60,7 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 	}
 	kubeProxy := func(t *testing.T, mode string, flags ...string) (stop func()) {
 		t.Helper()
-		log := &tail{}
+		log := &controlplane.Tail{}
 		cmd := exec.Command(path, append([]string{
 			"--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16",
 			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s",

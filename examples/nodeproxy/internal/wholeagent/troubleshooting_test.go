@@ -159,28 +159,17 @@ const (
 // answers, refuses and silent wait until a connection has this result.
 func (s *stage) answers(h *netlab.Host, from, to string) {
 	s.t.Helper()
-	eventually(s.t, to+" answers", func() bool { _, err := s.dial(h, from, to); return err == nil })
+	eventually(s.t, to+" answers", func() bool { _, _, err := lab.VisitSoon(h, from, to); return err == nil })
 }
 
 func (s *stage) refuses(h *netlab.Host, to string) {
 	s.t.Helper()
-	eventually(s.t, to+" refuses", func() bool { _, err := s.dial(h, "", to); return errors.Is(err, syscall.ECONNREFUSED) })
+	eventually(s.t, to+" refuses", func() bool { _, _, err := lab.VisitSoon(h, "", to); return errors.Is(err, syscall.ECONNREFUSED) })
 }
 
 func (s *stage) silent(h *netlab.Host, from, to string) {
 	s.t.Helper()
-	eventually(s.t, to+" does not answer", func() bool { _, err := s.dial(h, from, to); return lab.IsTimeout(err) })
-}
-
-// dial makes a connection, and returns the source that the server sees.
-func (s *stage) dial(h *netlab.Host, from, to string) (source string, err error) {
-	c, err := lab.Dial(h, "tcp", from, to, lab.NoAnswerTimeout/3)
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
-	_, source, err = c.Hear()
-	return source, err
+	eventually(s.t, to+" does not answer", func() bool { _, _, err := lab.VisitSoon(h, from, to); return lab.IsTimeout(err) })
 }
 
 // someSilent waits until a connection to the Service web gets no answer, or until many in a row get one.
@@ -188,7 +177,7 @@ func (s *stage) someSilent(want bool) {
 	s.t.Helper()
 	eventually(s.t, fmt.Sprintf("some connections get no answer: %v", want), func() bool {
 		for range 30 {
-			if _, err := s.dial(s.Pod1, "", pageWeb); err != nil {
+			if _, _, err := lab.VisitSoon(s.Pod1, "", pageWeb); err != nil {
 				return want && lab.IsTimeout(err)
 			}
 		}
@@ -213,7 +202,7 @@ func (s *stage) healthz(want int) {
 }
 
 // visits makes connections to the Service web.
-func visits(s *stage) { _, _ = s.dial(s.Pod1, "", pageWeb) }
+func visits(s *stage) { _, _, _ = lab.VisitSoon(s.Pod1, "", pageWeb) }
 
 // plays has each case of the page by its heading.
 var plays = map[string]play{
