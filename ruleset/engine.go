@@ -634,8 +634,8 @@ func (e *Engine) strip(now *Port, s *slot) {
 			if f.Kind == KindNodePort {
 				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
 			}
-			owned := objectOf(winner).String()
-			if e.complaints.Write(slog.LevelWarn, objectOf(now.Key), "cannot use a frontend that another service owns",
+			owned := winner.Object().String()
+			if e.complaints.Write(slog.LevelWarn, now.Key.Object(), "cannot use a frontend that another service owns",
 				"reason", string(tracker.ReasonFrontendConflict), "frontend", text, "winner", owned) {
 				e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
 					fmt.Sprintf("port %q (%s): %s belongs to %s", complaint.Value(now.Key.Port), now.Key.Family, text, owned))
@@ -658,10 +658,4 @@ func (e *Engine) desired(id uint32) *Port {
 		return s.svc
 	}
 	return nil
-}
-
-// objectOf returns the object of a message about a Service port.
-func objectOf(k tracker.Key) complaint.Object {
-	return complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port,
-		Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
 }

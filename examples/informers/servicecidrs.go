@@ -29,7 +29,7 @@ func (c Config) serviceCIDRs(r *apiretry.Retrier) source {
 	return source{
 		informer: c.ServiceCIDRs,
 		handler: handler(
-			func(o *networking.ServiceCIDR) { change(func() { ranges[o.Name] = c.prefixes(o) }) },
+			func(o *networking.ServiceCIDR) { change(func() { ranges[o.Name] = apiretry.Ranges(o, c.Log) }) },
 			func(n types.NamespacedName, _ *networking.ServiceCIDR) { change(func() { delete(ranges, n.Name) }) },
 		),
 		await: func(ctx context.Context) {
@@ -43,16 +43,4 @@ func (c Config) serviceCIDRs(r *apiretry.Retrier) source {
 		},
 		synced: func() {},
 	}
-}
-
-func (c Config) prefixes(o *networking.ServiceCIDR) (out []netip.Prefix) {
-	for _, s := range o.Spec.CIDRs {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			c.Log.Warn("skipped a range of a ServiceCIDR", "serviceCIDR", o.Name, "error", err)
-			continue
-		}
-		out = append(out, p)
-	}
-	return out
 }

@@ -262,9 +262,7 @@ func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error)
 			continue
 		}
 		failed[c.Key] = err
-		o := complaint.Object{Kind: "service", Namespace: c.Key.Namespace, Name: c.Key.Name, Part: c.Key.Port,
-			Suffix: "/" + string(c.Key.Protocol) + "/" + c.Key.Family.String()}
-		b.complaints.Write(slog.LevelError, o, "socketlb: cannot write a service; the backend behind serves it", "error", err)
+		b.complaints.Write(slog.LevelError, c.Key.Object(), "socketlb: cannot write a service; the backend behind serves it", "error", err)
 		if err := errors.Join(b.deleteFrontends(c, true), b.deletePools(c)); err != nil {
 			return err
 		}

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -249,9 +248,7 @@ func (m *absent) sort() {
 
 // leaveOut reports that the load balancers of a Service leave out pods in the node's host network.
 func (a *apply) leaveOut(k tracker.Key, addrs []netip.Addr) {
-	about := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port,
-		Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
-	if a.complaints.Write(slog.LevelWarn, about, "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(addrs)) &&
+	if a.complaints.Write(slog.LevelWarn, k.Object(), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(addrs)) &&
 		a.config.Trace != nil && a.config.Trace.LeftOut != nil {
 		a.config.Trace.LeftOut(k, addrs)
 	}

@@ -3,8 +3,10 @@ package apiretry
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"time"
 
+	networking "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -33,4 +35,17 @@ func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Cont
 		case <-time.After(wait):
 		}
 	}
+}
+
+// Ranges returns the ranges of a ServiceCIDR. It skips and logs those that cannot be read.
+func Ranges(o *networking.ServiceCIDR, log *slog.Logger) (out []netip.Prefix) {
+	for _, s := range o.Spec.CIDRs {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			log.Warn("skipped a range of a ServiceCIDR", "serviceCIDR", o.Name, "error", err)
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
 }

@@ -457,9 +457,7 @@ func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
 		bi.nodePort = nil
 	}
 	if err := b.update(bi); err != nil { // of the Service that takes over, which is retried
-		k := bi.rule.Load().service.now.Load().Key
-		o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port, Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
-		b.complaints.Write(slog.LevelWarn, o, "cannot listen", "error", err)
+		b.complaints.Write(slog.LevelWarn, bi.rule.Load().service.now.Load().Key.Object(), "cannot listen", "error", err)
 	}
 }
 

@@ -105,47 +105,25 @@ func (a *Agent) Sync(ctx context.Context) error {
 	defer a.mu.Unlock()
 	a.upToDate = false
 	asked := a.begin()
-	err := a.rules.Sync(ctx)
+	err := ruleset.SyncAll(ctx, a.rules, a.followers...)
 	if errors.Is(err, ruleset.ErrNotSynced) {
 		return err // the runner waits
 	}
-	var following error
 	failed := 0
-	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
+	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) && !runner.IsNotReady(err) { // not of a follower
 		failed = len(p.Failed)
 	}
 	a.done(ruleset.InEffect(err))
 	if ruleset.InEffect(err) {
 		a.upToDate = true
-		for _, c := range a.followers {
-			following = errors.Join(following, c.Sync(ctx))
-		}
 		if a.localhost != nil {
-			following = errors.Join(following, a.localhost.sync(ctx))
+			err = errors.Join(err, a.localhost.sync(ctx))
 		}
 		a.report(failed, asked) // after the followers: everything must be in effect
 		a.takeOver.done()
 	}
-	if err == nil && following != nil {
-		return waiting{following}
-	}
-	return errors.Join(err, following)
+	return err
 }
-
-// waiting is the error of a sync after which the rules are in effect. It makes the runner try
-// again, and is no failure of the sync: a health-check port may be in use for days.
-type waiting struct{ error }
-
-// Error implements error.
-func (w waiting) Error() string {
-	return "the rules are in effect, but not what follows them: " + w.error.Error()
-}
-
-// Unwrap returns the error of what follows the rules.
-func (w waiting) Unwrap() error { return w.error }
-
-// NotReady reports to the runner that this is no failure.
-func (waiting) NotReady() bool { return true }
 
 // cleanFlows deletes stale UDP flows after syncs, which do not wait for it.
 func (a *Agent) cleanFlows(ctx context.Context) error {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/ruleset"
@@ -412,7 +413,7 @@ func (w *World) RefreshNode() {
 func (w *World) SetServiceCIDR(o *networking.ServiceCIDR) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cidrs[o.Name] = w.prefixes(o)
+	w.cidrs[o.Name] = apiretry.Ranges(o, w.Log)
 	w.cidrsChanged()
 }
 
@@ -425,25 +426,7 @@ func (w *World) DeleteServiceCIDR(name string) {
 }
 
 func (w *World) cidrsChanged() {
-	var cidrs []netip.Prefix
-	for _, c := range w.cidrs {
-		cidrs = append(cidrs, c...)
-	}
-	w.Engine.SetServiceCIDRs(cidrs)
-}
-
-// prefixes returns the ranges of a ServiceCIDR.
-func (w *World) prefixes(o *networking.ServiceCIDR) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range o.Spec.CIDRs {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			w.Log.Warn("skipped a range of a ServiceCIDR", "serviceCIDR", o.Name, "error", err)
-			continue
-		}
-		out = append(out, p)
-	}
-	return out
+	w.Engine.SetServiceCIDRs(slices.Concat(slices.Collect(maps.Values(w.cidrs))...))
 }
 
 // localTraffic returns how pod traffic is recognized.
