@@ -15,7 +15,8 @@
 // be printed, compared, divided, and committed by a program of one's own. Package fake is a kernel in
 // memory that applies it.
 //
-// The chains, and a packet's way through them, are drawn in [DESIGN.md].
+// The chains, and a packet's way through them, are drawn in [DESIGN.md], which also has the answers that
+// processes of the node get.
 //
 // # Guarantees
 //
@@ -39,16 +40,12 @@
 //
 // Besides those that package ruleset lists:
 //
-//   - A chain with more than 100 rules for Services is the root of a tree of chains. A
-//     packet meets a number of rules that grows with the logarithm of the number of
-//     Services, and adding a Service changes one small chain.
-//   - A Service with more than 32 endpoints has them in groups, KUBE-SEP-G-…, which do not
-//     change the distribution. Under client affinity the Service's chain still has a rule
-//     for every endpoint.
-//   - The filter table has rules for Services with endpoints, too. They stop packets that
-//     were sent to no endpoint: those between the writes of the two tables, and those for
-//     a port that no Service has. Packets for unused addresses of the Service CIDRs are
-//     dropped.
+//   - Chains with many rules are trees, and Services with many endpoints have them in groups, so a
+//     packet meets a number of rules that grows with the logarithm of the number of Services, and
+//     adding a Service changes one small chain. Under client affinity a Service's chain still has
+//     a rule for every endpoint.
+//   - The filter table has rules for Services with endpoints, too, and stops packets for ports that no
+//     Service has and for unused addresses of the Service CIDRs.
 //   - KUBE-EXTERNAL-SERVICES has the rules for cluster IPs, too, so that packets to a cluster IP
 //     that is an address of the node are refused in INPUT. With kube-proxy, which has them in
 //     KUBE-SERVICES, such packets reach the node's own servers.
@@ -59,8 +56,6 @@
 //   - Packets for NodePorts are refused only at addresses at which NodePorts answer.
 //   - The guard of the loopback range is in KUBE-PROXY-LOCALNET. KUBE-FIREWALL is
 //     kubelet's and stays untouched. route_localnet is set back to 0 if it was 0 before.
-//   - KUBE-PROXY-CANARY holds one rule whose comment is a fresh random value after every
-//     change.
 //   - Packets from sources that are not allowed are dropped, and others refused, also
 //     where a Service has no endpoints.
 //
@@ -76,10 +71,6 @@
 // only: the backend takes no packet marks, sets or numbers for a Service. Names of chains are 80
 // bits of a hash, as kube-proxy's.
 //
-// Ranges of ports, also shifted ones, need no more rules than single ports (see
-// [ruleset.Frontend].LastPort). While there is one, table nat has a rule for each single port
-// whose packets may not be forwarded, which keeps them from the ranges.
-//
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31.
 // iptables has no match that could choose endpoints by a hash of the client's address and
 // port. A Service that asks for one is served as if it did not, and the backend logs it.
@@ -92,10 +83,6 @@
 // for a change grows with the size of the table. With iptables-nft, a change
 // costs time proportional to its size, and each iptables-restore call adds time proportional to
 // the table's size.
-//
-// Where a Service has no endpoints, a UDP socket on the node gets ECONNREFUSED at the
-// node's own addresses. At other addresses sending returns EPERM, and the socket can read
-// ECONNREFUSED next; see MayFailSend in [ruleset.Verdict].
 //
 // # Requirements
 //

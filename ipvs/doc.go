@@ -34,18 +34,9 @@
 //
 // # Differences and limits
 //
-// [DESIGN.md] has the objects in the kernel, a packet's way through them, and all differences from
-// kube-proxy's ipvs mode, besides those that package ruleset lists. The most important ones:
-//
-//   - A policy of Local without local endpoints drops connections, as in every other mode.
-//   - Where a Service has no endpoints, rules refuse connections before IPVS has them.
-//   - An external or load-balancer IP that is not an address of the node is bound to the dummy device as
-//     a whole: its ports without a Service drop packets.
-//   - Endpoints are chosen in turn, not at random. A Service that asks for a hash gets [Maglev].
-//   - Ranges of ports are not served: a virtual server has one port.
-//
-// There are 4,095 packet marks, for Service ports that treat internal traffic differently, and
-// 4,194,304 elements of each ipset. A Service that has rules keeps them when a limit is reached.
+// [DESIGN.md] has the objects in the kernel, a packet's way through them, the limits, and the differences from
+// kube-proxy's ipvs mode, besides those that package ruleset lists, and from the other backends. A Service that
+// has rules keeps them when a limit is reached.
 //
 // # Requirements
 //

@@ -36,12 +36,7 @@
 // # Differences and limits
 //
 // Packets are treated as in kube-proxy's nftables mode, except for the differences that package ruleset
-// lists. The table has another name, so both can be installed while one takes over from the other. Client
-// affinity is kept for each Service port. Like kube-proxy, the backend does not drop TCP packets that
-// connection tracking considers invalid.
-//
-// A family has room for 1,048,575 pools, of which 32,767 with client affinity. A Service that has rules keeps
-// them when a limit is reached. DESIGN.md has all differences and limits.
+// and DESIGN.md list. DESIGN.md has the limits, too. A Service that has rules keeps them when one is reached.
 //
 // # Requirements
 //

@@ -67,8 +67,7 @@
 // To end sockets of pods, the process must find their network namespaces in /proc (hostPID) and
 // enter them. It needs CAP_SYS_ADMIN, and CAP_SYS_PTRACE for processes of other users or with other
 // capabilities. Otherwise a connected socket stays with the endpoint that is gone, and the Backend
-// logs that once. "nodeproxy run", as it is deployed, has neither capability: it ends the sockets in
-// the node's own network namespace only. Without the kernel's option no socket is ended.
+// logs that once. Without the kernel's option no socket is ended.
 //
 // A resolver sends the questions for A and AAAA from one socket at the same time
 // (kubernetes/kubernetes#56903). TestParallelLookupsLoseNothing does so from 2,000 sockets at a
