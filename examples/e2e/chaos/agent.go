@@ -9,12 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
-
-	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
 )
-
-// agent is the process nodeproxy on a node.
-type agent struct{ nodeagent.Agent }
 
 const (
 	healthzAddr = "127.0.0.1:10256"
@@ -49,12 +44,12 @@ func newAgent(bin string, n *node, m *mode, e environment, dir, name string) (*a
 		}
 		return c
 	}
-	return &agent{nodeagent.Agent{Host: n.Host, Bin: bin, Args: append(append(args, m.args...), e.args...), Dir: own, Wrap: wrap, Log: filepath.Join(dir, name+".log")}}, nil
+	return &agent{host: n.Host, bin: bin, args: append(append(args, m.args...), e.args...), dir: own, wrap: wrap, log: filepath.Join(dir, name+".log")}, nil
 }
 
 // healthy returns an error unless /livez reports that the agent is healthy.
 func (a *agent) healthy() error {
-	_, err := a.Get(healthzAddr + "/livez")
+	_, err := a.get(healthzAddr + "/livez")
 	return err
 }
 
@@ -62,7 +57,7 @@ var crash = regexp.MustCompile(`(?m)^(panic:|fatal error:|WARNING: DATA RACE).*`
 
 // crashed returns an error if the log shows a panic or a data race.
 func (a *agent) crashed() error {
-	text, err := os.ReadFile(a.Log)
+	text, err := os.ReadFile(a.log)
 	if err != nil {
 		return err
 	}
@@ -76,13 +71,13 @@ var syncLine = regexp.MustCompile(`(?m)^synced services=`)
 
 // synced reports whether the agent has synced once.
 func (a *agent) synced() bool {
-	text, _ := os.ReadFile(a.Log)
+	text, _ := os.ReadFile(a.log)
 	return syncLine.Match(text)
 }
 
 // cleanUp runs nodeproxy run --cleanup.
 func (a *agent) cleanUp() error {
-	cmd, err := a.Command("run", "--cleanup")
+	cmd, err := a.command("run", "--cleanup")
 	if err != nil {
 		return err
 	}
@@ -100,11 +95,11 @@ var usageMetric = regexp.MustCompile(`(?m)^(go_memstats_heap_alloc_bytes|go_goro
 // usage returns the agent's resource usage after a garbage collection.
 func (a *agent) usage() (map[string]float64, error) {
 	for range 3 { // a collection runs finalizers, which release more memory for the next one
-		if _, err := a.Get(metricsAddr + "/debug/pprof/heap?gc=1"); err != nil {
+		if _, err := a.get(metricsAddr + "/debug/pprof/heap?gc=1"); err != nil {
 			return nil, err
 		}
 	}
-	text, err := a.Get(metricsAddr + "/metrics")
+	text, err := a.get(metricsAddr + "/metrics")
 	out := map[string]float64{}
 	for _, m := range usageMetric.FindAllSubmatch(text, -1) {
 		if out[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {

@@ -16,7 +16,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -36,7 +35,7 @@ func brief(t *testing.T, mode string) *options {
 	m := modes[slices.Index(modeNames(), mode)]
 	err := m.supported()
 	netlab.Need(t, err == nil, mode)
-	if o.nodeproxy, err = nodeagent.Find(t.Context(), flags.nodeproxy, t.TempDir()); err != nil {
+	if o.nodeproxy, err = find(t.Context(), flags.nodeproxy, t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
 	return o
@@ -260,7 +259,7 @@ func TestChaosInVM(t *testing.T) {
 	if !inMachine() {
 		// The machine gets the folder testdata. It lacks shared libraries.
 		dir := t.TempDir()
-		if err := nodeagent.Build(t.Context(), filepath.Join(dir, agent), "CGO_ENABLED=0"); err != nil {
+		if err := build(t.Context(), filepath.Join(dir, agent), "CGO_ENABLED=0"); err != nil {
 			t.Fatal(err)
 		}
 		t.Chdir(dir)

@@ -51,7 +51,7 @@ var commonFaults = []fault{
 	}},
 	{"SIGSTOP", none, func(w *world) (string, error) {
 		d := time.Duration(w.rng.IntN(1200)) * time.Millisecond
-		p := w.agent.Process()
+		p := w.agent.process()
 		p.Signal(syscall.SIGSTOP)
 		time.AfterFunc(d, func() { p.Signal(syscall.SIGCONT) })
 		return d.String(), nil

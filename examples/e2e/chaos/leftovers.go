@@ -132,7 +132,7 @@ func (w *world) end(ctx context.Context) error {
 			break
 		}
 	}
-	if err := w.agent.Stop(syscall.SIGTERM); err != nil {
+	if err := w.agent.stop(syscall.SIGTERM); err != nil {
 		w.rec.failf("%v", err)
 	}
 	if err := w.agent.cleanUp(); err != nil {
@@ -143,7 +143,7 @@ func (w *world) end(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	files, err := os.ReadDir(w.agent.Dir)
+	files, err := os.ReadDir(w.agent.dir)
 	for _, f := range files {
 		left = append(left, "left over: the agent's file "+f.Name())
 	}

@@ -92,12 +92,14 @@ import (
 	"io"
 	"log"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 func main() { os.Exit(command(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -145,13 +147,39 @@ const maxServices = 1000
 func command(args []string, out, diag io.Writer) int {
 	f := flag.NewFlagSet("chaos", flag.ContinueOnError)
 	o := newFlags(f)
-	return nodeagent.Main(f, args, diag, func(ctx context.Context) (bool, error) {
-		failures, err := o.run(ctx, out)
-		if err == nil && failures != 0 {
-			fmt.Fprintf(out, "%d failures\n", failures)
+	f.SetOutput(diag)
+	switch err := f.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2
+	case f.NArg() != 0:
+		fmt.Fprintf(diag, "chaos: unexpected arguments %q\n", f.Args())
+		return 2
+	}
+	// In a user namespace iptables-nft may not enlarge its socket's buffer, so root stays outside.
+	if os.Geteuid() != 0 {
+		inside, code, err := netlab.Reexec()
+		if err != nil {
+			fmt.Fprintf(diag, "chaos: %v\n", err)
+			return 1
 		}
-		return failures == 0, err
-	})
+		if !inside {
+			return code
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	failures, err := o.run(ctx, out)
+	if err != nil {
+		fmt.Fprintf(diag, "chaos: %v\n", err)
+		return 1
+	}
+	if failures != 0 {
+		fmt.Fprintf(out, "%d failures\n", failures)
+		return 1
+	}
+	return 0
 }
 
 // run runs all modes concurrently and returns the number of failures. In a virtual machine, where a
@@ -169,7 +197,7 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	if o.nodeproxy, err = nodeagent.Find(ctx, o.nodeproxy, dir); err != nil {
+	if o.nodeproxy, err = find(ctx, o.nodeproxy, dir); err != nil {
 		return 0, err
 	}
 	var mu sync.Mutex

@@ -159,7 +159,7 @@ func (w *world) open(ctx context.Context) (err error) {
 	w.objects.start()
 	w.rec.missing()
 	w.traffic.start(ctx, w.seed)
-	if err := w.agent.Start(); err != nil || w.seed%2 != 0 {
+	if err := w.agent.start(); err != nil || w.seed%2 != 0 {
 		return err
 	}
 	return w.judge(ctx)
@@ -173,7 +173,7 @@ func (w *world) close() {
 		w.stalls.Stop()
 	}
 	if w.agent != nil {
-		w.agent.Kill()
+		w.agent.kill()
 	}
 	if w.server != nil {
 		w.server.close()
@@ -211,7 +211,7 @@ func (w *world) round(ctx context.Context) error {
 		w.pause()
 	}
 	w.server.behave()
-	w.agent.Process().Signal(syscall.SIGCONT)
+	w.agent.process().Signal(syscall.SIGCONT)
 	w.rounds++
 	return w.judge(ctx)
 }
@@ -266,14 +266,14 @@ func (w *world) shell(text string) string {
 
 // restart ends the agent with a signal, calls f, and starts the agent.
 func (w *world) restart(s syscall.Signal, f func()) error {
-	if err := w.agent.Stop(s); err != nil {
+	if err := w.agent.stop(s); err != nil {
 		w.rec.failf("%v", err)
 	}
 	if f != nil {
 		f()
 	}
 	w.oracle.restarted.Store(true)
-	return w.agent.Start()
+	return w.agent.start()
 }
 
 // freshTimeout bounds the start of a new agent.
@@ -293,7 +293,7 @@ func (w *world) judge(ctx context.Context) error {
 	}
 	defer fresh.close()
 	for end := time.Now().Add(freshTimeout); !fresh.agent.synced(); time.Sleep(pollInterval) {
-		if err := fresh.agent.Ended(); err != nil || time.Now().After(end) || ctx.Err() != nil {
+		if err := fresh.agent.ended(); err != nil || time.Now().After(end) || ctx.Err() != nil {
 			return errors.Join(errors.New("the new agent has not synced"), err)
 		}
 	}
@@ -325,7 +325,7 @@ func (w *world) fresh() (*world, error) {
 	f := &world{o: w.o, mode: w.mode, server: w.server.copyOf()}
 	err := f.setup(w.node, "fresh")
 	if err == nil {
-		err = f.agent.Start()
+		err = f.agent.start()
 	}
 	if err != nil {
 		f.close()
@@ -335,7 +335,7 @@ func (w *world) fresh() (*world, error) {
 
 // wrong lists what is not as it should be.
 func (w *world) wrong(fresh *world) []string {
-	if err := w.agent.Ended(); err != nil {
+	if err := w.agent.ended(); err != nil {
 		return []string{err.Error()}
 	}
 	if err := errors.Join(w.agent.crashed(), fresh.agent.crashed()); err != nil {
@@ -369,8 +369,8 @@ func (w *world) keep() error {
 		return err
 	}
 	base := filepath.Join(w.o.dir, fmt.Sprintf("%s-%d", w.mode.name, w.seed))
-	log, err := os.ReadFile(w.agent.Log)
-	goroutines, _ := w.agent.Get(metricsAddr + "/debug/pprof/goroutine?debug=1") // none if the agent has ended
+	log, err := os.ReadFile(w.agent.log)
+	goroutines, _ := w.agent.get(metricsAddr + "/debug/pprof/goroutine?debug=1") // none if the agent has ended
 	return errors.Join(err,
 		os.WriteFile(base+".goroutines", goroutines, 0o644),
 		os.WriteFile(base+".log", log, 0o644),
