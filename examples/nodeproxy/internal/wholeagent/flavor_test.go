@@ -4,7 +4,6 @@ package wholeagent
 
 import (
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -47,8 +46,7 @@ func testFlavor(t *testing.T, mode string) {
 	}
 	stop := func(p *process) {
 		t.Helper()
-		p.Process.Signal(syscall.SIGTERM)
-		p.exit(t)
+		p.stop(t)
 	}
 
 	p := run("--iptables-flavor", "nft")

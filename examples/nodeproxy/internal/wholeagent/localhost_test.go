@@ -224,8 +224,7 @@ func testLocalhost(t *testing.T, mode string) {
 	if _, _, err := c.Hear(); err != nil {
 		t.Fatal(err)
 	}
-	p.Process.Signal(syscall.SIGTERM)
-	if code, _ := p.exit(t); code != 0 {
+	if code, _ := p.stop(t); code != 0 {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
 	if _, _, err := c.Ask(); err == nil {

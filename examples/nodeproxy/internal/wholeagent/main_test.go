@@ -189,6 +189,13 @@ func (p *process) logged(t *testing.T, what string) {
 	}
 }
 
+// stop ends nodeproxy by SIGTERM, as exit.
+func (p *process) stop(t *testing.T) (int, []string) {
+	t.Helper()
+	p.Process.Signal(syscall.SIGTERM)
+	return p.exit(t)
+}
+
 // exit waits for the end, and returns the exit status and the lines that the test has not
 // read.
 func (p *process) exit(t *testing.T) (int, []string) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -78,34 +77,28 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	marked("the marker is restored", marker)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	marked("after the agent's end", marker)
 
 	p = start(t, s.Node, agentArgs(dir, "nftables")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 	marked("after a restart", marker)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 
 	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "never")...)
 	marked("never", nil)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
 	marked("always", marker)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	p = start(t, s.Node, agentArgs(dir, "iptables")...)
 	marked("in mode iptables", nil)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 
 	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
 	marked("always, once more", marker)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	// A kube-proxy's table is not the agent's.
 	if _, err := s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"); err != nil {
 		t.Fatal(err)
@@ -128,8 +121,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	// A node that was booted, or is new.
 	p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	marked("on a node without rules", marker)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	cleanup()
 	put(t, dir, "old", kubeProxyIPTables)
 	if out, err := s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"); err != nil {
@@ -144,8 +136,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 		})
 		s.explains(t, dir, "nftables", 0, "kernel: agrees")
 		marked("after kube-proxy's mode iptables", nil)
-		p.Process.Signal(syscall.SIGTERM)
-		p.exit(t)
+		p.stop(t)
 	}
 }
 

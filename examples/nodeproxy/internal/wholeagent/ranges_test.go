@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -219,8 +218,7 @@ func TestPortRangesReachThePods(t *testing.T) {
 			if p.loggedErrors() || strings.Contains(p.log(), "is ignored") || strings.Contains(p.log(), "exceeds a limit") {
 				t.Errorf("log:\n%s", p.log())
 			}
-			p.Process.Signal(syscall.SIGTERM)
-			p.exit(t)
+			p.stop(t)
 		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -209,8 +208,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	}
 
 	// The rules stay in effect without the agent until --cleanup.
-	p.Process.Signal(syscall.SIGTERM)
-	if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
+	if code, rest := p.stop(t); code != 0 || len(rest) != 0 {
 		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
 	}
 	s.answeredBy(t, clusterVIP, podIPs[0])

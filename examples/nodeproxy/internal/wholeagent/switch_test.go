@@ -158,8 +158,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 	}
 	held(t, stream, "at the end")
 	stream.Stop()
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	c := start(t, s.Node, "run", "--cleanup")
 	if code, _ := c.exit(t); code != 0 {
 		t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -186,8 +185,7 @@ func TestTwoAgentsOfDifferentModes(t *testing.T) {
 			if got := rules(t, s.Node); !got[from] || !got[to] {
 				t.Errorf("while both run: %v", got)
 			}
-			old.Process.Signal(syscall.SIGTERM)
-			old.exit(t)
+			old.stop(t)
 			held(t, stream, "when the first has ended")
 			rollOut(t, dir, podIPs[2])
 			p.synced(t, "services=1 endpoints=1 changed=1")
@@ -246,8 +244,7 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 					stream := s.stream()
 					stream.Next(20)
 					end := func() {
-						p.Process.Signal(syscall.SIGTERM)
-						p.exit(t)
+						p.stop(t)
 						held(t, stream, "when the agent has ended")
 					}
 					if first == "agent ends" {
@@ -306,8 +303,7 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 				rollOut(t, dir, podIPs[0])
 				p := start(t, s.Node, agentArgs(dir, mode)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
-				p.Process.Signal(syscall.SIGTERM)
-				p.exit(t)
+				p.stop(t)
 				if out, err := s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
@@ -95,8 +94,7 @@ func TestClientsKeepTheirEndpointFromModeIPTables(t *testing.T) {
 			}
 			visits[mode][c] = name
 		}
-		p.Process.Signal(syscall.SIGTERM)
-		p.exit(t)
+		p.stop(t)
 	}
 	if !maps.Equal(visits["iptables"], visits["nftables"]) {
 		t.Errorf("endpoints of clients: %v", visits)

@@ -5,7 +5,6 @@ package wholeagent
 import (
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
@@ -110,8 +109,7 @@ func leaveForIPVS(t *testing.T) {
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	stream := briefStream(t, s)
 	stream.Next(10)
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(t)
+	p.stop(t)
 	held(t, stream, "when the agent has ended")
 	now := startKubeProxy(t, s.Node, "ipvs", true, podIPs[0])
 	held(t, stream, "when kube-proxy has started")

@@ -148,15 +148,13 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 				// The way back. kube-proxy's nftables mode deletes the chains of mode iptables
 				// when it starts, before its own rules are in effect.
 				if from == "nftables" && to == "iptables" {
-					p.Process.Signal(syscall.SIGTERM)
-					p.exit(t)
+					p.stop(t)
 					p = start(t, s.Node, "run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--cluster-cidr", "10.1.0.0/16")
 					p.line(t)
 					eventually(t, "mode iptables is gone", func() bool { return !rules(t, s.Node)["iptables"] })
 					held(t, stream, "in mode nftables")
 				}
-				p.Process.Signal(syscall.SIGTERM)
-				p.exit(t)
+				p.stop(t)
 				stop = kubeProxy(t, from, flags...)
 				held(t, stream, "when kube-proxy has started again")
 				cleanup := start(t, s.Node, "run", "--cleanup")

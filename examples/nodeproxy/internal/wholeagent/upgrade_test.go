@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
@@ -152,8 +151,7 @@ func TestUpgradeLosesNoConnection(t *testing.T) {
 				stream.Next(20)
 			}
 			for _, to := range []string{"/proc/self/exe", old, "/proc/self/exe"} {
-				p.Process.Signal(syscall.SIGTERM)
-				p.exit(t)
+				p.stop(t)
 				if stream != nil {
 					held(t, stream, "while no agent runs")
 				}

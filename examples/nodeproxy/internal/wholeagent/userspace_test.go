@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
@@ -84,8 +83,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 
 	// Nothing is left after a normal end, and what a killed agent leaves, the next mode or
 	// --cleanup removes.
-	p.Process.Signal(syscall.SIGTERM)
-	if code, _ := p.exit(t); code != 0 || !strings.Contains(p.log(), "Services are not served until the next start") || p.loggedErrors() {
+	if code, _ := p.stop(t); code != 0 || !strings.Contains(p.log(), "Services are not served until the next start") || p.loggedErrors() {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
 	if n := heldAddresses(t, s.Node); n != 0 {
