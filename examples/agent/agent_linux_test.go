@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -176,23 +175,6 @@ func answer(from *netlab.Host, to string) string {
 	return server
 }
 
-// get sends an HTTP request from a host and returns the status.
-func get(from *netlab.Host, url string) (code int, body string) {
-	c := &http.Client{Timeout: time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
-			return from.Dial(ctx, network, "", to)
-		},
-	}}
-	r, err := c.Get(url)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer r.Body.Close()
-	text, _ := io.ReadAll(r.Body)
-	return r.StatusCode, string(text)
-}
-
 func parse(t *testing.T, args ...string) *agent.Config {
 	t.Helper()
 	c, err := agent.ParseArgs(args, nil)
@@ -249,11 +231,11 @@ func TestTwoAgentsServeTwoNamespaces(t *testing.T) {
 				if got := answer(n.node, "127.0.0.1:30080"); got != want {
 					t.Errorf("the loopback address of node %d: %q, want %s", i, got, want)
 				}
-				eventually(t, "/healthz", func() bool { code, _ := get(n.client, "http://192.0.2.1:10256/healthz"); return code == 200 })
-				if code, text := get(n.node, "http://127.0.0.1:10249/proxyMode"); code != 200 || text != mode {
+				eventually(t, "/healthz", func() bool { code, _, _ := n.client.Get("192.0.2.1:10256/healthz", time.Second); return code == 200 })
+				if code, text, _ := n.node.Get("127.0.0.1:10249/proxyMode", time.Second); code != 200 || text != mode {
 					t.Errorf("/proxyMode of node %d: %d %s", i, code, text)
 				}
-				if code, text := get(n.client, "http://192.0.2.1:32000/"); code != 200 || !strings.Contains(text, `"localEndpoints":1`) {
+				if code, text, _ := n.client.Get("192.0.2.1:32000/", time.Second); code != 200 || !strings.Contains(text, `"localEndpoints":1`) {
 					t.Errorf("the health check of node %d: %d %s", i, code, text)
 				}
 			}

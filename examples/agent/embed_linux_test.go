@@ -217,10 +217,10 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 		<-s
 	}
 	eventually(t, "both agents are healthy", func() bool { return a.Health().Healthy() && hollow.Health().Healthy() })
-	if code, text := get(n.node, "http://127.0.0.1:10249/metrics"); code != 200 || !strings.Contains(text, "kubeproxy_sync_proxy_rules_duration_seconds") || strings.Contains(text, "go_goroutines") {
+	if code, text, _ := n.node.Get("127.0.0.1:10249/metrics", time.Second); code != 200 || !strings.Contains(text, "kubeproxy_sync_proxy_rules_duration_seconds") || strings.Contains(text, "go_goroutines") {
 		t.Errorf("/metrics: %d, %d bytes", code, len(text))
 	}
-	if code, _ := get(n.node, "http://127.0.0.1:10249/debug/pprof/"); code != 404 {
+	if code, _, _ := n.node.Get("127.0.0.1:10249/debug/pprof/", time.Second); code != 404 {
 		t.Errorf("pprof is served: %d", code)
 	}
 	eventually(t, "the API server has an Event", func() bool {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
@@ -152,7 +151,7 @@ func (w *world) start() {
 	if err := w.node.Start(w.agent); err != nil {
 		w.t.Fatal(err)
 	}
-	w.until("healthy", func() bool { return w.get(w.node, "127.0.0.1:10256", "/healthz", nil) == 200 })
+	w.until("healthy", func() bool { code, _, _ := w.node.Get("127.0.0.1:10256/healthz", testtime.Timeout); return code == 200 })
 }
 
 // kill ends the agent by a signal and returns its exit status.
@@ -171,23 +170,6 @@ func (w *world) until(what string, f func() bool) {
 			w.t.Fatalf("not %s in time", what)
 		}
 	}
-}
-
-// get returns the status of a page, or 0, and puts the page into body.
-func (w *world) get(from *netlab.Host, addr, path string, body *string) int {
-	c := http.Client{Timeout: testtime.Timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
-		return from.Dial(ctx, network, "", to)
-	}}}
-	r, err := c.Get("http://" + addr + path)
-	if err != nil {
-		return 0
-	}
-	defer r.Body.Close()
-	text, _ := io.ReadAll(r.Body)
-	if body != nil {
-		*body = string(text)
-	}
-	return r.StatusCode
 }
 
 // ask returns which pod answers a new connection or datagram, or an error.
@@ -243,14 +225,13 @@ func TestAgent(t *testing.T) {
 		_, err := w.ask(ctx, "tcp", unusedIP+":80")
 		return err != nil && ctx.Err() != nil
 	})
-	var page string
-	if code := w.get(w.client, "10.2.0.1:30111", "/", &page); code != 200 || !strings.Contains(page, `"localEndpoints":1`) {
+	if code, page, _ := w.client.Get("10.2.0.1:30111/", testtime.Timeout); code != 200 || !strings.Contains(page, `"localEndpoints":1`) {
 		t.Errorf("health-check node port: %d %s", code, page)
 	}
-	if code := w.get(w.node, "127.0.0.1:10256", "/livez", &page); code != 200 {
+	if code, page, _ := w.node.Get("127.0.0.1:10256/livez", testtime.Timeout); code != 200 {
 		t.Errorf("/livez: %d %s", code, page)
 	}
-	w.get(w.node, "127.0.0.1:10249", "/metrics", &page)
+	_, page, _ := w.node.Get("127.0.0.1:10249/metrics", testtime.Timeout)
 	for _, name := range []string{
 		"sync_proxy_rules_service_changes_total", "sync_proxy_rules_endpoint_changes_total", `sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`,
 		`sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"}`, `proxy_healthz_total{code="200"}`,
@@ -297,7 +278,11 @@ func TestAgent(t *testing.T) {
 
 	// /healthz tells load balancers to leave the node, whose pods stay reachable.
 	w.apply("/api/v1/nodes/node-a", "apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}")
-	w.until("ineligible", func() bool { return w.get(w.node, "127.0.0.1:10256", "/healthz", &page) == 503 })
+	w.until("ineligible", func() bool {
+		var code int
+		code, page, _ = w.node.Get("127.0.0.1:10256/healthz", testtime.Timeout)
+		return code == 503
+	})
 	if !strings.Contains(page, "ToBeDeletedByClusterAutoscaler") {
 		t.Errorf("/healthz does not say why: %s", page)
 	}

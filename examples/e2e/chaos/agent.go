@@ -101,8 +101,8 @@ func (a *agent) usage() (map[string]float64, error) {
 	}
 	text, err := a.get(metricsAddr + "/metrics")
 	out := map[string]float64{}
-	for _, m := range usageMetric.FindAllSubmatch(text, -1) {
-		if out[string(m[1])], err = strconv.ParseFloat(string(m[2]), 64); err != nil {
+	for _, m := range usageMetric.FindAllStringSubmatch(text, -1) {
+		if out[m[1]], err = strconv.ParseFloat(m[2], 64); err != nil {
 			return nil, err
 		}
 	}

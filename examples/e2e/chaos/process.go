@@ -5,9 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -127,21 +124,10 @@ func (a *agent) kill() {
 
 // get returns the answer of one of the agent's servers, such as "127.0.0.1:10256/healthz". A status
 // other than 200 is an error.
-func (a *agent) get(url string) ([]byte, error) {
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
-			return a.host.Dial(ctx, network, "", to)
-		},
-	}}
-	resp, err := client.Get("http://" + url)
-	if err != nil {
-		return nil, err
+func (a *agent) get(page string) (string, error) {
+	code, text, _ := a.host.Get(page, time.Minute)
+	if code != 200 {
+		return text, fmt.Errorf("%s: status %d: %s", page, code, text)
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", url, resp.Status)
-	}
-	return text, err
+	return text, nil
 }

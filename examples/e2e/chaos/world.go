@@ -372,7 +372,7 @@ func (w *world) keep() error {
 	log, err := os.ReadFile(w.agent.log)
 	goroutines, _ := w.agent.get(metricsAddr + "/debug/pprof/goroutine?debug=1") // none if the agent has ended
 	return errors.Join(err,
-		os.WriteFile(base+".goroutines", goroutines, 0o644),
+		os.WriteFile(base+".goroutines", []byte(goroutines), 0o644),
 		os.WriteFile(base+".log", log, 0o644),
 		os.WriteFile(base+".steps", []byte(lines(w.rec.steps)), 0o644),
 		os.WriteFile(base+".json", w.server.dump(), 0o644))

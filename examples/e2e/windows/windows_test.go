@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -71,10 +70,10 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 		}
 		return waitForText(logFile, "waiting until the node can be served")
 	}, all, 3*3+2)
-	if got := s.get(t, "127.0.0.1:10256", "/readyz"); got != "ok" {
+	if _, got, _ := s.host.Get("127.0.0.1:10256/readyz", 30*time.Second); got != "ok" {
 		t.Errorf("/readyz: %s", got)
 	}
-	if got := s.get(t, "127.0.0.1:10249", "/proxyMode"); got != "kernelspace" {
+	if _, got, _ := s.host.Get("127.0.0.1:10249/proxyMode", 30*time.Second); got != "kernelspace" {
 		t.Errorf("/proxyMode: %s", got)
 	}
 	step("change", func() error { return s.replaceEndpoint(t.Context(), 2) }, func() bool { return s.endpointReplaced(2) }, 3)
@@ -89,7 +88,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 	refuse.Store(true)
 	step("change that the service refuses once", func() error { return s.replaceEndpoint(t.Context(), 2) }, func() bool { return s.endpointReplaced(2) }, 4)
 	line := `kubeproxy_sync_proxy_rules_winkernel_lb_update_failures_total{error="other",ip_family="IPv4",lb_type="clusterip"} 1`
-	if got := s.get(t, "127.0.0.1:10249", "/metrics"); !strings.Contains(got, line) {
+	if _, got, _ := s.host.Get("127.0.0.1:10249/metrics", 30*time.Second); !strings.Contains(got, line) {
 		t.Errorf("/metrics lacks %s:\n%.3000s", line, got)
 	}
 	step("a Service of type LoadBalancer", func() error {
@@ -339,7 +338,7 @@ func (s *site) testService(t *testing.T, exe string) {
 	if err := waitForText(logFile, "synced"); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.get(t, "127.0.0.1:10249", "/proxyMode"); got != "kernelspace" {
+	if _, got, _ := s.host.Get("127.0.0.1:10249/proxyMode", 30*time.Second); got != "kernelspace" {
 		t.Errorf("/proxyMode of the service: %s", got)
 	}
 	sc("stop", "nodeproxy")
@@ -373,24 +372,6 @@ func (s *site) output(t *testing.T, exe string, args ...string) string {
 	text, err := os.ReadFile(f.Name())
 	if err != nil {
 		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// get returns a page of a server of the node, with the status if it is not 200.
-func (s *site) get(t *testing.T, addr, path string) string {
-	t.Helper()
-	c := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
-		return s.host.Dial(ctx, network, "", to)
-	}}}
-	r, err := c.Get("http://" + addr + path)
-	if err != nil {
-		return err.Error()
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil || r.StatusCode != http.StatusOK {
-		return r.Status + string(text)
 	}
 	return string(text)
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -84,6 +86,27 @@ func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net
 		return err
 	})
 	return conn, err
+}
+
+// Get sends an HTTP request for a page, such as "127.0.0.1:10256/healthz", from inside the namespace, and
+// returns the answer. If there is none within the time, code is 0 and body the error.
+func (h *Host) Get(page string, timeout time.Duration) (code int, body string, header http.Header) {
+	client := &http.Client{Timeout: timeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
+			return h.Dial(ctx, network, "", to)
+		},
+	}}
+	r, err := client.Get("http://" + page)
+	if err != nil {
+		return 0, err.Error(), nil
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return 0, err.Error(), nil
+	}
+	return r.StatusCode, string(text), r.Header
 }
 
 // DialTCP connects from one of the namespace's addresses, with port 0 for any, to

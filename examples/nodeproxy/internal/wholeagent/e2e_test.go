@@ -3,11 +3,8 @@
 package wholeagent
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -28,19 +25,7 @@ import (
 // get sends an HTTP request from a host.
 func get(t *testing.T, h *netlab.Host, url string) (code int, body string, header http.Header) {
 	t.Helper()
-	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) { return h.Dial(ctx, network, "", to) }}
-	defer tr.CloseIdleConnections()
-	c := &http.Client{Timeout: time.Minute, Transport: tr}
-	r, err := c.Get(url)
-	if err != nil {
-		return 0, err.Error(), nil
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.StatusCode, string(b), r.Header
+	return h.Get(strings.TrimPrefix(url, "http://"), time.Minute)
 }
 
 // eventually waits until f returns true. It calls f less and less often, because f may start
