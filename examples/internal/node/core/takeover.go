@@ -112,7 +112,8 @@ func newTakeOver(o *Options, families []tracker.Family, netns *os.File, instance
 		if m.Name != t.inUse {
 			t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}] = &otherRules{}
 		}
-		if m.Name != t.inUse || !m.TakesOver {
+		// In mode ipvs, chains of kube-proxy's mode ipvs are left.
+		if m.Name != t.inUse || !m.TakesOver || m.Name == config.ModeIPVS {
 			t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.Name}] = &otherRules{}
 		}
 	}
@@ -261,6 +262,7 @@ func (t *takeOver) run(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
+	t.kernel.OwnDevice = t.inUse == config.ModeIPVS
 	for {
 		interval, err := t.look(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -398,6 +400,10 @@ func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules) {
 		return
 	}
 	o.next = time.Now().Add(t.retry)
+	if k.Mode == t.inUse && m.Retire != nil { // everything but the chains is the agent's
+		t.result(ctx, k, t.removeShared(ctx))
+		return
+	}
 	if m.Retire != nil {
 		// Meanwhile the mode's rules are the agent's own.
 		t.retiring.Store(true)

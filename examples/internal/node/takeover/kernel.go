@@ -65,12 +65,16 @@ type Kernel struct {
 	// programs. Nil means that there are none.
 	Legacy func(context.Context) (map[Kind]bool, error)
 
+	// OwnDevice means that the device of mode ipvs is nodeproxy's, whatever chains there are.
+	OwnDevice bool
+
 	conn *nft.Conn
 	link *netlink.Handle
 
 	generation uint32
 	looked     bool
 	last       map[Kind]Rules
+	deviceOf   Owner // the owner of ipvsDevice at the last look, or ""
 	marked     []tracker.Family
 	legacy     map[Kind]bool
 	legacyAt   time.Time
@@ -131,8 +135,7 @@ func (k *Kernel) look(ctx context.Context) (map[Kind]Rules, error) {
 		}
 		k.legacyAt = time.Now()
 	}
-	ipvsBefore := k.last[Kind{KubeProxy, "ipvs"}].Present || k.last[Kind{Nodeproxy, "ipvs"}].Present
-	if !k.looked || generation != k.generation || !maps.Equal(k.legacy, legacyBefore) || device != ipvsBefore {
+	if !k.looked || generation != k.generation || !maps.Equal(k.legacy, legacyBefore) || device != (k.deviceOf != "") {
 		now, err := k.readRules(ctx, device)
 		if errors.Is(err, nft.ErrInterrupted) && k.looked {
 			return k.last, nil // the next look tries again
@@ -142,11 +145,8 @@ func (k *Kernel) look(ctx context.Context) (map[Kind]Rules, error) {
 		}
 		k.last, k.generation, k.looked = now, generation, true
 	}
-	for _, o := range []Owner{KubeProxy, Nodeproxy} {
-		if r, ok := k.last[Kind{o, "ipvs"}]; ok {
-			r.Stamp = addresses
-			k.last[Kind{o, "ipvs"}] = r
-		}
+	if k.deviceOf != "" {
+		k.last[Kind{k.deviceOf, "ipvs"}] = Rules{Present: true, Stamp: addresses}
 	}
 	return k.last, nil
 }
@@ -192,11 +192,8 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 	}
 	// kube-proxy's mode ipvs has KUBE-SERVICES, too.
 	ipvs := KubeProxy
-	if own.Present || k.legacy[Kind{Nodeproxy, "ipvs"}] {
+	if k.OwnDevice || own.Present || k.legacy[Kind{Nodeproxy, "ipvs"}] {
 		ipvs = Nodeproxy
-	}
-	if device {
-		out[Kind{ipvs, "ipvs"}] = Rules{Present: true}
 	}
 	for kind, present := range k.legacy {
 		if kind.Mode == "iptables" {
@@ -204,34 +201,60 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 		}
 	}
 	if services.Present {
-		owner, err := k.writer(ctx)
+		kind, err := k.writer(ctx)
 		if err != nil {
 			return nil, err
 		}
-		out[Kind{owner, "iptables"}] = services
+		out[kind] = services
 	}
-	if device && ipvs == KubeProxy {
-		delete(out, Kind{KubeProxy, "iptables"})
+	k.deviceOf = ""
+	if device {
+		k.deviceOf = ipvs
+		out[Kind{ipvs, "ipvs"}] = Rules{Present: true}
+		if ipvs == KubeProxy {
+			delete(out, Kind{KubeProxy, "iptables"})
+		}
 	}
 	return out, nil
 }
 
-// writer returns who wrote KUBE-SERVICES of iptables-nft last.
-func (k *Kernel) writer(ctx context.Context) (Owner, error) {
-	owner := KubeProxy
+// writer returns who wrote KUBE-SERVICES of iptables-nft last, and in which mode: only kube-proxy's mode
+// ipvs matches sets there.
+func (k *Kernel) writer(ctx context.Context) (Kind, error) {
+	kind := Kind{KubeProxy, "iptables"}
 	for _, family := range families {
-		r := nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump,
-			Attrs: []nl.Attribute{nft.String(unix.NFTA_RULE_TABLE, "filter"), nft.String(unix.NFTA_RULE_CHAIN, chainServices)}}
-		err := k.get(ctx, r, func(typ uint16, data []byte) {
-			if typ == unix.NFTA_RULE_EXPRESSIONS && bytes.Contains(data, []byte(chainClusterIPs+"\x00")) {
-				owner = Nodeproxy
+		for _, table := range []string{"nat", "filter"} {
+			r := nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump,
+				Attrs: []nl.Attribute{nft.String(unix.NFTA_RULE_TABLE, table), nft.String(unix.NFTA_RULE_CHAIN, chainServices)}}
+			err := k.get(ctx, r, func(typ uint16, data []byte) {
+				switch {
+				case typ != unix.NFTA_RULE_EXPRESSIONS:
+				case table == "nat" && matchesSet(data):
+					kind = Kind{KubeProxy, "ipvs"}
+				case table == "filter" && bytes.Contains(data, []byte(chainClusterIPs+"\x00")):
+					kind = Kind{Nodeproxy, "iptables"}
+				}
+			})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return Kind{}, err
 			}
-		})
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return "", err
 		}
 	}
-	return owner, nil
+	return kind, nil
+}
+
+// matchesSet reports whether one of a rule's expressions is iptables' match of a set.
+func matchesSet(expressions []byte) bool {
+	for _, expression := range nft.Attributes(expressions) {
+		for typ, data := range nft.Attributes(expression) {
+			for attr, name := range nft.Attributes(data) {
+				if typ == unix.NFTA_EXPR_DATA && attr == unix.NFTA_MATCH_NAME && string(name) == "set\x00" {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 var families = []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}

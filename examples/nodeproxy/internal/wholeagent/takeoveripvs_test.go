@@ -93,8 +93,9 @@ func takeOverIPVS(t *testing.T) {
 			s.answeredBy(t, nodePort, podIPs[2])
 			held(t, stream, "at the end")
 			stream.Stop()
-			if to != "ipvs" {
-				p.logged(t, "removing the rules of a proxy that has ended") // adoptIPVS waits for the end
+			p.logged(t, `"removing the rules of a proxy that has ended" proxy="kube-proxy" mode="ipvs"`) // adoptIPVS waits for the end
+			if log := p.log(); strings.Contains(log, `proxy="kube-proxy" mode="iptables"`) {
+				t.Errorf("kube-proxy's mode was ipvs, log:\n%s", log)
 			}
 		})
 	}

@@ -1,0 +1,63 @@
+package takeover
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+)
+
+// TestModeOfServicesChain reads chains KUBE-SERVICES of kube-proxy and of nodeproxy beside each other's
+// device of mode ipvs.
+func TestModeOfServicesChain(t *testing.T) {
+	netlab.Require(t)
+	netlab.NeedPrograms(t, "iptables-nft-restore", "ipset")
+	const (
+		device = "ip link add kube-ipvs0 type veth\n"
+		own    = "nft 'add table ip nat; add chain ip nat KUBE-IPVS-SERVICES'\n"
+	)
+	restore := func(rules string) string {
+		return "iptables-nft-restore --noflush <<E\n" + rules + "\nE\n"
+	}
+	sets := "ipset create KUBE-CLUSTER-IP hash:ip,port\n" +
+		restore("*nat\n:KUBE-SERVICES -\n-A KUBE-SERVICES -m comment --comment set -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT")
+	addresses := restore("*nat\n:KUBE-SERVICES -\n-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment set -m tcp --dport 80 -j ACCEPT\nCOMMIT")
+	nodeproxys := restore("*filter\n:KUBE-SERVICES -\n:KUBE-CLUSTER-IPS -\n-A KUBE-SERVICES -j KUBE-CLUSTER-IPS\nCOMMIT")
+	for _, c := range []struct{ name, script, want string }{
+		{"nothing", "", ""},
+		{"kube-proxy's mode ipvs", device + sets, "kube-proxy ipvs"},
+		{"kube-proxy's mode ipvs, adopted", device + sets + own, "kube-proxy ipvs, nodeproxy ipvs"},
+		{"kube-proxy's mode ipvs, without its device", sets, "kube-proxy ipvs"},
+		{"kube-proxy's mode iptables", addresses, "kube-proxy iptables"},
+		{"kube-proxy's mode iptables beside mode ipvs", device + own + addresses, "kube-proxy iptables, nodeproxy ipvs"},
+		{"mode iptables", addresses + nodeproxys, "nodeproxy iptables"},
+		{"mode iptables over kube-proxy's mode ipvs", device + sets + nodeproxys, "kube-proxy ipvs, nodeproxy iptables"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			node := netlab.NewHost(t)
+			if out, err := node.Run(t, "sh", "-e", "-c", c.script+":"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			k := Kernel{NetNS: node.File()}
+			var all map[Kind]Rules
+			if err := node.Do(func() (err error) {
+				all, err = k.Look(t.Context())
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for kind := range maps.Keys(all) {
+				if all[kind].Present {
+					got = append(got, string(kind.Owner)+" "+kind.Mode)
+				}
+			}
+			slices.Sort(got)
+			if got := strings.Join(got, ", "); got != c.want {
+				t.Errorf("rules of %q, want %q", got, c.want)
+			}
+		})
+	}
+}
