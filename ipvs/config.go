@@ -92,6 +92,8 @@ type Config struct {
 	noMaglev bool
 	// lacked holds those of Schedulers that the kernel lacks.
 	lacked map[Scheduler]bool
+	// onlyIPIP reports that the kernel knows no other tunnel.
+	onlyIPIP bool
 }
 
 // Timeouts sets how long IPVS remembers idle connections, in whole seconds
@@ -181,6 +183,9 @@ func (c Config) properties(s *ruleset.Port) Properties {
 	if c.lacks(p.Scheduler) {
 		p.Scheduler = ""
 	}
+	if c.lacksTunnel(p.Forwarding) {
+		p.Forwarding = ForwardingTranslated
+	}
 	return p
 }
 
@@ -189,13 +194,19 @@ func (c Config) lacks(s Scheduler) bool {
 	return s != "" && (c.lacked[s] || !slices.Contains(c.Schedulers, s))
 }
 
+// lacksTunnel reports whether the kernel does not know a tunnel.
+func (c Config) lacksTunnel(f Forwarding) bool { return c.onlyIPIP && f.tunnel() != 0 }
+
 // limit is the [ruleset.Limit] that Services exceed by their [Properties].
 type limit struct{ config *Config }
 
 // Exceeded implements [ruleset.Limit].
 func (l limit) Exceeded(s *ruleset.Port) string {
-	if p := l.config.Properties(s); l.config.lacks(p.Scheduler) {
+	switch p := l.config.Properties(s); {
+	case l.config.lacks(p.Scheduler):
 		return fmt.Sprintf("scheduler %.15q is not available, the node's own is used", p.Scheduler)
+	case l.config.lacksTunnel(p.Forwarding):
+		return "the kernel has no tunnels of GUE and GRE for IPVS, packets are translated"
 	}
 	return ""
 }

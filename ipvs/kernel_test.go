@@ -57,6 +57,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"source hash keeps clients", testSourceHashKeepsClients},
 		{"a new scheduler keeps connections", testNewSchedulerKeepsConnections},
 		{"a drain outlives a restart", testDrainOutlivesARestart},
+		{"forwarding is read back", testForwardingIsReadBack},
 		{"answers go straight to the client", testAnswersGoStraightToTheClient},
 		{"operators choose the source", testOperatorsChooseTheSource},
 	} {

@@ -28,6 +28,24 @@ func TestAffinityIsShortenedToTheLimit(t *testing.T) {
 	}
 }
 
+// TestOldKernelsTranslateInsteadOfGUE asks for each forwarding in kernels with and without tunnels of
+// other types than IPIP.
+func TestOldKernelsTranslateInsteadOfGUE(t *testing.T) {
+	s := testService(func(*tracker.ServicePort) {})
+	for _, how := range []Forwarding{ForwardingTranslated, ForwardingTunnel, ForwardingDirect, ForwardingGUE, ForwardingGRE} {
+		for _, old := range []bool{true, false} {
+			c := Config{Properties: func(*ruleset.Port) Properties { return Properties{Forwarding: how} }, onlyIPIP: old}
+			lacks := old && (how == ForwardingGUE || how == ForwardingGRE)
+			if got := c.properties(s).Forwarding; (got == how) == lacks {
+				t.Errorf("%v, old kernel %t: %v", how, old, got)
+			}
+			if got := (limit{&c}).Exceeded(s); (got != "") != lacks {
+				t.Errorf("%v, old kernel %t: limit %q", how, old, got)
+			}
+		}
+	}
+}
+
 // TestScarceMarksGoToTheOldest has more Services that need a packet mark than there are marks. In a
 // full delta the oldest get them, whatever their names, and later a Service keeps its mark.
 func TestScarceMarksGoToTheOldest(t *testing.T) {

@@ -55,6 +55,7 @@ func (b *Backend) probe() error {
 	} else if err != nil {
 		return err
 	}
+	b.config.onlyIPIP = !atLeast(b.kernel.release(), 5, 3)
 	b.config.lacked = map[Scheduler]bool{}
 	for _, s := range b.config.Schedulers {
 		if err := b.tryScheduler(b.config.Families[0], s); errors.Is(err, syscall.ENOENT) {

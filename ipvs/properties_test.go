@@ -132,7 +132,7 @@ func testNewSchedulerKeepsConnections(t *testing.T) {
 // and NodePorts use translation.
 func testAnswersGoStraightToTheClient(t *testing.T) {
 	const vip = "198.18.0.1"
-	for _, how := range []string{"direct", "tunnel"} {
+	for _, how := range []string{"direct", "tunnel", "gue", "gre"} {
 		for _, straight := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, by the node %t", how, !straight), func(t *testing.T) {
 				lab, client, node, server := newRoutedLab(t)
@@ -142,9 +142,17 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 						lines(t, h, c)
 					}
 				}
-				device := map[string]string{"direct": "lo", "tunnel": "ipip9"}[how]
-				if how == "tunnel" {
+				device := map[string]string{"direct": "lo"}[how]
+				switch how {
+				case "tunnel", "gue":
+					device = "ipip9"
 					run(server, "ip link add ipip9 type ipip")
+				case "gre":
+					device = "gre9"
+					run(server, "ip link add gre9 type gre")
+				}
+				if how == "gue" {
+					run(server, "ip fou add port 6080 gue")
 				}
 				run(server, "ip link set "+device+" up", "ip addr add "+vip+"/32 dev "+device, "sysctl -w net.ipv4.conf.all.rp_filter=0",
 					"sysctl -w net.ipv4.conf."+device+".rp_filter=0", "sysctl -w net.ipv4.conf.all.arp_ignore=1")
@@ -203,7 +211,11 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				}
 				set(how, -2)
 				says(t, "while its endpoint drains", c)
-				r.has("ipvsadm -Sn", "-a -t "+vip+":80 -r 10.245.0.1:8080 "+map[string]string{"direct": "-g -w 0", "tunnel": "-i -w 0 --tun-type ipip"}[how])
+				r.has("ipvsadm -Sn", "-a -t "+vip+":80 -r 10.245.0.1:8080 "+map[string]string{"direct": "-g -w 0", "tunnel": "-i -w 0 --tun-type ipip",
+					"gue": "-i -w 0 --tun-type gue --tun-port 6080 --tun-nocsum", "gre": "-i -w 0 --tun-type gre --tun-nocsum"}[how])
+				if err := r.backend.Check(t.Context()); err != nil {
+					t.Error(err)
+				}
 				r.cursor.Resync()
 				r.sync()
 				says(t, "after a full delta", c)
@@ -216,7 +228,9 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				says(t, "while it drains on", c)
 				open(client, "192.0.2.9", vip+":80")
 				set("", -2)
-				says(t, "after the Service is translated", c)
+				if how != "gre" { // its device does not unpack IPIP (see DESIGN.md)
+					says(t, "after the Service is translated", c)
+				}
 
 				// One-packet scheduling sends packets from one port to both endpoints.
 				server.ServeUDP(t, vip+":80", "answer")

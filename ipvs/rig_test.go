@@ -55,7 +55,7 @@ func newRigOn(tb testing.TB, n node, c Config) *rig {
 			if text := s.Annotations["properties"]; text != "" {
 				name, rest, _ := strings.Cut(text, " ")
 				out.Ext = properties{Scheduler: Scheduler(name), HashPort: rest == "port", OnePacket: s.Annotations["one-packet"] != "",
-					Forwarding: map[string]Forwarding{"tunnel": ForwardingTunnel, "direct": ForwardingDirect}[rest]}
+					Forwarding: map[string]Forwarding{"tunnel": ForwardingTunnel, "gue": ForwardingGUE, "gre": ForwardingGRE, "direct": ForwardingDirect}[rest]}
 			}
 			return nil
 		},

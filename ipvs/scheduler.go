@@ -47,10 +47,10 @@ type Properties struct {
 	OnePacket bool
 }
 
-// Forwarding is how IPVS sends packets to an endpoint. Its values are the kernel's
+// Forwarding is how IPVS sends packets to an endpoint. The lowest bits of its values are the kernel's
 // (IP_VS_CONN_F_FWD_MASK of include/uapi/linux/ip_vs.h).
 //
-// With ForwardingDirect and ForwardingTunnel the endpoint sees the client's address and the
+// With all but ForwardingTranslated the endpoint sees the client's address and the
 // Service's, and answers the client itself, without this node. That needs what "Direct forwarding"
 // in DESIGN.md lists: the endpoint must have the Service's address, and listen at the Service's port.
 type Forwarding uint8
@@ -63,9 +63,26 @@ const (
 	ForwardingTunnel Forwarding = 2
 	// ForwardingDirect sends packets to the next hop to the endpoint, which must be the endpoint.
 	ForwardingDirect Forwarding = 3
+	// ForwardingGUE is ForwardingTunnel in UDP packets to port 6080 (Generic UDP Encapsulation, Linux
+	// 5.3).
+	ForwardingGUE Forwarding = ForwardingTunnel | 1<<tunnelShift
+	// ForwardingGRE is ForwardingTunnel in packets of Generic Routing Encapsulation (Linux 5.3).
+	ForwardingGRE Forwarding = ForwardingTunnel | 2<<tunnelShift
 	// forwardingMixed stands for real servers that differ.
 	forwardingMixed Forwarding = 255
 )
+
+// Bits above tunnelShift are the type of a tunnel (IP_VS_CONN_F_TUNNEL_TYPE_… of
+// include/uapi/linux/ip_vs.h).
+const tunnelShift = 4
+
+// tunnel returns the type of the tunnel, or 0 for none and for IPIP.
+func (f Forwarding) tunnel() uint8 {
+	if f == forwardingMixed {
+		return 0
+	}
+	return uint8(f >> tunnelShift)
+}
 
 // String describes the value, as in "connections go there …".
 func (f Forwarding) String() string {
@@ -74,6 +91,10 @@ func (f Forwarding) String() string {
 		return "translated"
 	case ForwardingTunnel:
 		return "directly through a tunnel"
+	case ForwardingGUE:
+		return "directly through a GUE tunnel"
+	case ForwardingGRE:
+		return "directly through a GRE tunnel"
 	case ForwardingDirect:
 		return "directly"
 	}

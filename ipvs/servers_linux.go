@@ -266,13 +266,21 @@ func (s *system) dumpServices() (out [][]byte, err error) {
 	if s.handle == nil {
 		return nil, nil
 	}
+	return s.request(getService, unix.NLM_F_DUMP)
+}
+
+// request makes a request without package moby.
+func (s *system) request(command uint8, flags int, attrs ...*nl.RtAttr) (out [][]byte, err error) {
 	err = s.ns.Do(func() error {
 		family, err := netlink.GenlFamilyGet("IPVS")
 		if err != nil {
 			return err
 		}
-		r := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
-		r.AddData(&nl.Genlmsg{Command: getService, Version: 1})
+		r := nl.NewNetlinkRequest(int(family.ID), flags)
+		r.AddData(&nl.Genlmsg{Command: command, Version: 1})
+		for _, a := range attrs {
+			r.AddData(a)
+		}
 		out, err = r.Execute(unix.NETLINK_GENERIC, 0)
 		return err
 	})

@@ -13,8 +13,12 @@ import (
 // Numbers of include/uapi/linux/ip_vs.h.
 const (
 	getService = 4 // IPVS_CMD_GET_SERVICE
+	newServer  = 5 // IPVS_CMD_NEW_DEST
+	setServer  = 6 // IPVS_CMD_SET_DEST
+	getServer  = 8 // IPVS_CMD_GET_DEST
 
 	attrService = 1 // IPVS_CMD_ATTR_SERVICE
+	attrServer  = 2 // IPVS_CMD_ATTR_DEST
 
 	serviceFamily   = 1  // IPVS_SVC_ATTR_AF
 	serviceProtocol = 2  // IPVS_SVC_ATTR_PROTOCOL

@@ -51,8 +51,8 @@ const (
 	// as "lc". "mh,port" and "sh,port" hash the client's port, too, and "rr,one-packet" chooses an
 	// endpoint for each UDP packet that is forwarded directly.
 	Scheduler = prefix + "ipvs-scheduler"
-	// Forwarding is an annotation of a Service: "direct" or "tunnel" is how mode ipvs sends packets
-	// to its external and load-balancer IPs to endpoints, which then answer the client themselves.
+	// Forwarding is an annotation of a Service: "direct", "tunnel", "gue" or "gre" is how mode ipvs sends
+	// packets to its external and load-balancer IPs to endpoints, which then answer the client themselves.
 	Forwarding = prefix + "ipvs-forwarding"
 	// DrainLimit is an annotation of a Service: how long connections to its removed endpoints may stay
 	// open in mode ipvs, such as "90s". It can shorten the operator's limit for all Services.
@@ -201,10 +201,10 @@ func (r *Reader) OnService(s *v1.Service, port *v1.ServicePort, p *tracker.Servi
 		w.invalid(Scheduler, value, "a scheduler, such as lc, or mh,port")
 	}
 	switch value := r.value(s.Annotations, Forwarding, &w); value {
-	case "", "direct", "tunnel":
+	case "", "direct", "tunnel", "gue", "gre":
 		server.Forwarding = value
 	default:
-		w.invalid(Forwarding, value, "direct or tunnel")
+		w.invalid(Forwarding, value, "direct, tunnel, gue or gre")
 	}
 	if value := r.value(s.Annotations, DrainLimit, &w); value != "" {
 		if d, ok := duration(value); ok {

@@ -83,6 +83,7 @@ func TestServerIsAnExtension(t *testing.T) {
 		{"mh, port", "", "", Server{Scheduler: "mh", Port: true}, 0},
 		{"rr,one-packet", "direct", "", Server{Scheduler: "rr", OnePacket: true, Forwarding: "direct"}, 0},
 		{"", "tunnel", "1m30s", Server{Forwarding: "tunnel", DrainLimit: 90 * time.Second}, 0},
+		{"", "gre", "", Server{Forwarding: "gre"}, 0},
 		{"", "", "1s", Server{DrainLimit: time.Second}, 0},
 		{"rr,often", "far", "soon", nil, 3},
 		{",port", "", "", nil, 1},

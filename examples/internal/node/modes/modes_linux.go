@@ -212,7 +212,9 @@ func propertiesOf(p *ruleset.Port) ipvs.Properties {
 	s, _ := p.Spec.Ext.(annotations.Server)
 	return ipvs.Properties{
 		Scheduler: ipvs.Scheduler(s.Scheduler), HashPort: s.Port, OnePacket: s.OnePacket,
-		Forwarding: map[string]ipvs.Forwarding{"direct": ipvs.ForwardingDirect, "tunnel": ipvs.ForwardingTunnel}[s.Forwarding],
+		Forwarding: map[string]ipvs.Forwarding{
+			"direct": ipvs.ForwardingDirect, "tunnel": ipvs.ForwardingTunnel, "gue": ipvs.ForwardingGUE, "gre": ipvs.ForwardingGRE,
+		}[s.Forwarding],
 	}
 }
 
