@@ -29,7 +29,6 @@ type control struct {
 	// services is the number of Services. generation is the current set of endpoints of
 	// each of them.
 	services   int
-	endpoints  int
 	generation []int
 	// launched is the number of proxies that were started.
 	launched int
@@ -37,7 +36,7 @@ type control struct {
 
 // newControl starts the API server.
 func newControl(ctx context.Context, lab *netlab.Lab, o *options, dir string) (_ *control, err error) {
-	c := &control{endpoints: o.endpoints}
+	c := &control{}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -182,7 +181,7 @@ func (c *control) grow(ctx context.Context, n int) error {
 		if err := c.request(ctx, "POST", "/api/v1/namespaces/default/services", serviceObject(i)); err != nil {
 			return err
 		}
-		return c.request(ctx, "POST", slicesPath, sliceObject(i, 0, c.endpoints))
+		return c.request(ctx, "POST", slicesPath, sliceObject(i, 0, endpoints))
 	})
 }
 
@@ -190,7 +189,7 @@ func (c *control) grow(ctx context.Context, n int) error {
 // that set. Calls for the same Service must not be concurrent.
 func (c *control) change(ctx context.Context, service int) (set int, err error) {
 	c.generation[service] = 1 - c.generation[service]%2
-	return c.generation[service], c.put(ctx, service, c.generation[service], c.endpoints)
+	return c.generation[service], c.put(ctx, service, c.generation[service], endpoints)
 }
 
 // resize gives a Service n endpoints of its third set.

@@ -48,24 +48,31 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
+// What every measurement has: endpoints of each Service, changes per second of the burst, which the API
+// server may limit, and the pause between a change that is in effect and the next one.
+const (
+	endpoints = 10
+	rate      = 1000
+	gap       = 50 * time.Millisecond
+)
+
+// extent is how much is measured: changes one by one, fewer for kube-proxy with its default minSyncPeriod,
+// which takes a second for each; changes at a rate; starts of each proxy, of which the median counts, fewer if
+// they take longer than 40 seconds; rounds of connections, 0.4 seconds for each proxy; outages.
+type extent struct{ changes, kubeProxyChanges, rated, starts, rounds, outages int }
+
 // options holds the values of the flags.
 type options struct {
+	extent
 	apiserver, etcd  string // as the flags name them
 	control          controlplane.Programs
 	nodeproxy, rival string
 	modes            []string
 	services         []int // for both proxies
 	alone            []int // for nodeproxy alone
-	changes          int
-	kubeProxyChanges int
-	rate, rated      int
-	starts, rounds   int
-	idle, gap        time.Duration
-	outage           time.Duration
-	outages          int
+	idle, outage     time.Duration
 	outageOnly       bool
 	jsonFile, mdFile string
-	endpoints        int
 	logs             string
 	extra            []string
 }
@@ -147,7 +154,7 @@ func printTables(out io.Writer, files ...string) error {
 
 // parse returns the options, or the files whose tables are to be printed.
 func parse(args []string) (*options, []string, error) {
-	o := &options{}
+	o := &options{extent: extent{changes: 200, kubeProxyChanges: 30, rated: 1000, starts: 5, rounds: 60, outages: 2}}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	table := f.Bool("table", false, "print the tables of JSON files, which the arguments name, and measure nothing")
 	f.StringVar(&o.apiserver, "kube-apiserver", "", "path of kube-apiserver; if empty, "+controlplane.APIServerEnv+" names it, or else it is the one in PATH")
@@ -157,17 +164,8 @@ func parse(args []string) (*options, []string, error) {
 	modes := f.String("modes", "nftables,iptables", "proxy modes")
 	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
 	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
-	f.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
-	f.IntVar(&o.starts, "starts", 5, "starts of each proxy, fewer if they take longer than 40 seconds; the median counts")
-	f.IntVar(&o.changes, "changes", 200, "changes to measure one by one")
-	f.IntVar(&o.kubeProxyChanges, "kube-proxy-changes", 30, "changes to measure one by one for kube-proxy with its default minSyncPeriod, which takes a second for each")
-	f.IntVar(&o.rated, "burst", 1000, "changes to measure at a rate")
-	f.IntVar(&o.rate, "rate", 1000, "changes per second in the burst; the API server may limit it")
 	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies; 0 to leave it out")
-	f.IntVar(&o.rounds, "rounds", 60, "rounds of connections, 0.4 seconds for each proxy")
-	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "pause between a change that is in effect and the next change")
 	f.DurationVar(&o.outage, "outage", 2*time.Minute, "duration of an outage of the API server; 0 to leave it out")
-	f.IntVar(&o.outages, "outages", 2, "number of outages")
 	f.BoolVar(&o.outageOnly, "outage-only", false, "measure outages and nothing else")
 	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
 	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
@@ -185,9 +183,10 @@ func parse(args []string) (*options, []string, error) {
 	case f.NArg() != 0:
 		return nil, nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	set := map[string]bool{}
-	f.Visit(func(f *flag.Flag) { set[f.Name] = true })
 	if *short {
+		o.extent = extent{changes: 30, kubeProxyChanges: 5, rated: 300, starts: 2, rounds: 5, outages: 1}
+		set := map[string]bool{}
+		f.Visit(func(f *flag.Flag) { set[f.Name] = true })
 		def := func(name string, apply func()) {
 			if !set[name] {
 				apply()
@@ -195,14 +194,8 @@ func parse(args []string) (*options, []string, error) {
 		}
 		def("services", func() { *services = "100" })
 		def("alone", func() { *alone = "" })
-		def("starts", func() { o.starts = 2 })
-		def("changes", func() { o.changes = 30 })
-		def("kube-proxy-changes", func() { o.kubeProxyChanges = 5 })
-		def("burst", func() { o.rated = 300 })
-		def("rounds", func() { o.rounds = 5 })
 		def("idle", func() { o.idle = 5 * time.Second })
 		def("outage", func() { o.outage = time.Second })
-		def("outages", func() { o.outages = 1 })
 	}
 	o.modes = list(*modes)
 	o.extra = strings.Fields(*extra)
@@ -218,10 +211,6 @@ func parse(args []string) (*options, []string, error) {
 		return nil, nil, errors.New("--services and --alone are empty")
 	case slices.ContainsFunc(append(o.services, o.alone...), func(n int) bool { return n < minServices || n > maxServices }):
 		return nil, nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
-	case o.endpoints < 1 || o.endpoints > maxEndpoints:
-		return nil, nil, fmt.Errorf("--endpoints must be from 1 to %d", maxEndpoints)
-	case o.starts < 1 || o.rounds < 1 || o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
-		return nil, nil, fmt.Errorf("--starts, --rounds, --changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
 	}
 	return o, nil, nil
 }

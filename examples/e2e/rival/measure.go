@@ -84,7 +84,7 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 		first := len(r.Runs)
 		for _, mode := range o.modes {
 			for _, run := range o.proxies(size) {
-				run.Mode, run.Version, run.Services, run.Endpoints = mode, o.version(run.Proxy), c.services, c.endpoints
+				run.Mode, run.Version, run.Services, run.Endpoints = mode, o.version(run.Proxy), c.services, endpoints
 				if err := c.measure(ctx, o, &run); err != nil {
 					if ctx.Err() != nil {
 						return r, ctx.Err()
@@ -152,9 +152,9 @@ func (c *control) measure(ctx context.Context, o *options, r *Run) error {
 		name string
 		do   func() error
 	}{
-		{"changes", func() error { return m.changes(ctx, changes, o.gap) }},
-		{"changes of the number of endpoints", func() error { return m.resizes(ctx, o.gap) }},
-		{"burst", func() error { return m.burst(ctx, o.rated, o.rate) }},
+		{"changes", func() error { return m.changes(ctx, changes) }},
+		{"changes of the number of endpoints", func() error { return m.resizes(ctx) }},
+		{"burst", func() error { return m.burst(ctx, o.rated) }},
 	} {
 		progress("%s, %s, %d Services: %s", r.title(), r.Mode, c.services, phase.name)
 		if err := phase.do(); err != nil {
@@ -350,8 +350,8 @@ func quantile(list []time.Duration, q float64) float64 {
 // scattered returns the i-th Service in an order that jumps between distant Services.
 func (m *measurement) scattered(i int) int { return i * 7919 % m.services }
 
-func (m *measurement) changes(ctx context.Context, n int, gap time.Duration) error {
-	l, err := m.oneByOne(ctx, n, gap, func(i int) (int, int, error) {
+func (m *measurement) changes(ctx context.Context, n int) error {
+	l, err := m.oneByOne(ctx, n, func(i int) (int, int, error) {
 		s := m.scattered(i)
 		set, err := m.change(ctx, s)
 		return s, set, err
@@ -360,15 +360,10 @@ func (m *measurement) changes(ctx context.Context, n int, gap time.Duration) err
 	return err
 }
 
-func (m *measurement) resizes(ctx context.Context, gap time.Duration) error {
+func (m *measurement) resizes(ctx context.Context) error {
 	// Sizes near the usual one first, then small ones.
-	var sizes []int
-	for _, n := range []int{m.endpoints + 1, m.endpoints + 5, m.endpoints - 1, 3, 1} {
-		if n > 0 && n <= maxEndpoints && n != m.endpoints {
-			sizes = append(sizes, n)
-		}
-	}
-	l, err := m.oneByOne(ctx, len(sizes), gap, func(i int) (int, int, error) {
+	sizes := []int{endpoints + 1, endpoints + 5, endpoints - 1, 3, 1}
+	l, err := m.oneByOne(ctx, len(sizes), func(i int) (int, int, error) {
 		s := m.scattered(i)
 		return s, resized, m.resize(ctx, s, sizes[i])
 	})
@@ -384,7 +379,7 @@ func (m *measurement) resizes(ctx context.Context, gap time.Duration) error {
 
 // oneByOne measures how long each of n changes takes. change makes one change, and returns
 // the Service and its new set of endpoints.
-func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, change func(int) (service, set int, err error)) (Latency, error) {
+func (m *measurement) oneByOne(ctx context.Context, n int, change func(int) (service, set int, err error)) (Latency, error) {
 	if err := m.used(new(Usage)); err != nil {
 		return Latency{}, err
 	}
@@ -421,7 +416,7 @@ type watched struct {
 	packet       time.Time // the first one in the new set; zero until then
 }
 
-func (m *measurement) burst(ctx context.Context, n, rate int) error {
+func (m *measurement) burst(ctx context.Context, n int) error {
 	if err := m.used(new(Usage)); err != nil {
 		return err
 	}
@@ -451,7 +446,7 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 	}
 	err := parallel(workers, func(w int) error {
 		for _, i := range perWorker[w] {
-			time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(rate))))
+			time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / rate)))
 			service := watchedChanges + i%others
 			watch := i%every == 0 && i/every < watchedChanges
 			if watch {
