@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -32,12 +33,6 @@ func (w *ways) add(s state, share float64) {
 	*w = append(*w, way{s, share})
 }
 
-func (w *ways) addAll(list ways) {
-	for _, e := range list {
-		w.add(e.state, e.share)
-	}
-}
-
 // Handle returns what the tables do with the first packet of a connection of a client that is not
 // remembered: all ways that random choices and hashes may take. The packet is from the node if it has no
 // interface.
@@ -46,7 +41,11 @@ func (t *Tables) Handle(p ruleset.Packet) conformance.Outcome {
 	defer t.mu.Unlock()
 	p.From = p.From.Unmap()
 	to := netip.AddrPortFrom(p.To.Addr().Unmap(), p.To.Port())
-	w := &packet{Packet: p}
+	w := &t.packet
+	w.Packet, w.family, w.protocol = p, "ip", strings.ToLower(string(p.Protocol))
+	if tracker.FamilyOf(to.Addr()) == tracker.IPv6 {
+		w.family = "ip6"
+	}
 	all := ways{{state{to: to}, 1}}
 	hooks := []string{"prerouting", "input", "forward", "postrouting"}
 	if p.InInterface == "" {
@@ -61,38 +60,47 @@ func (t *Tables) Handle(p ruleset.Packet) conformance.Outcome {
 
 // pass sends a packet through the chains of a hook.
 func (t *Tables) pass(w *packet, in ways) ways {
-	family := map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[tracker.FamilyOf(w.To.Addr())]
-	for _, c := range t.hooks[family+" "+w.hook] {
+	for _, c := range t.hooks[w.family+" "+w.hook] {
 		w.table = c.table
-		var meet, out ways
+		out, left := w.room(), w.room()
 		for _, e := range in {
 			if e.verdict != 0 || !w.meets(&e.state) || c.base.nat && w.hook != "postrouting" && e.translated {
 				out = append(out, e)
 			} else {
-				meet = append(meet, e)
+				w.walk(c.chain, e, &out, &left)
 			}
 		}
-		out.addAll(w.walk(c.chain, meet, &out))
-		in = nil
-		for _, e := range out {
-			if e.verdict == ruleset.ActionPass {
-				e.verdict = 0
+		in = in[:0]
+		for _, list := range [...]ways{out, left} {
+			for _, e := range list {
+				if e.verdict == ruleset.ActionPass {
+					e.verdict = 0
+				}
+				in.add(e.state, e.share)
 			}
-			in.add(e.state, e.share)
+			w.spare = append(w.spare, list[:0])
 		}
 	}
 	return in
 }
 
-// walk sends states through a chain. It adds those with a verdict to out, and returns the others.
-func (w *packet) walk(c *chain, meet ways, out *ways) ways {
+// room returns an empty list, which is an old one if there is one to spare.
+func (w *packet) room() (out ways) {
+	if last := len(w.spare) - 1; last >= 0 {
+		out, w.spare = w.spare[last], w.spare[:last]
+	}
+	return out
+}
+
+// walk sends a state through a chain. It adds those with a verdict to out, and the others to left.
+func (w *packet) walk(c *chain, start way, out, left *ways) {
 	if w.depth++; w.depth > maxDepth {
 		panic("fake: chains lead to each other in a loop")
 	}
 	defer func() { w.depth-- }()
-	var left ways // those that return
+	meet, next := append(w.room(), start), w.room()
 	for _, r := range c.rules {
-		var next ways
+		next = next[:0]
 		for _, e := range meet {
 			n := max(1, r.buckets)
 			for bucket := 0; bucket < n; bucket++ {
@@ -107,9 +115,9 @@ func (w *packet) walk(c *chain, meet ways, out *ways) ways {
 				case s.verdict != 0:
 					out.add(s, share)
 				case w.verb == "jump":
-					next.addAll(w.walk(w.table.chains[w.chain], ways{{s, share}}, out))
+					w.walk(w.table.chains[w.chain], way{s, share}, out, &next)
 				case w.verb == "goto":
-					left.addAll(w.walk(w.table.chains[w.chain], ways{{s, share}}, out))
+					w.walk(w.table.chains[w.chain], way{s, share}, out, left)
 				case w.verb == "return":
 					left.add(s, share)
 				default:
@@ -117,10 +125,12 @@ func (w *packet) walk(c *chain, meet ways, out *ways) ways {
 				}
 			}
 		}
-		meet = next
+		meet, next = next, meet
 	}
-	left.addAll(meet)
-	return left
+	for _, e := range meet {
+		left.add(e.state, e.share)
+	}
+	w.spare = append(w.spare, meet[:0], next[:0])
 }
 
 // meets reports whether the packet takes the hook.

@@ -28,12 +28,17 @@ type rule struct {
 // step is a statement or a match. It returns false if the rule ends there.
 type step func(*packet, *state) bool
 
-// operand loads a value as nft writes it, and returns false without a value.
-type operand func(*packet, *state) (string, bool)
+// operand appends a value as nft writes it, and returns false without a value.
+type operand func(*packet, *state, []byte) ([]byte, bool)
 
 // packet is the first packet of a connection in a hook of netfilter, with the result of a random choice.
 type packet struct {
 	ruleset.Packet
+	family, protocol string // as nft writes them
+	// scratch has room for the values of a step, and spare holds unused lists.
+	scratch [128]byte
+	spare   []ways
+
 	table  *table
 	hook   string
 	bucket int
@@ -137,9 +142,9 @@ func leads(verb, chain string) step {
 // assign stores a number.
 func assign(value operand, store func(*state, uint32)) step {
 	return func(w *packet, s *state) bool {
-		v, ok := value(w, s)
+		v, ok := value(w, s, w.scratch[:0])
 		if ok {
-			store(s, number(v))
+			store(s, number(string(v)))
 		}
 		return ok
 	}
@@ -172,11 +177,11 @@ func (p *parser) dnat() step {
 		to = p.value()
 	}
 	return func(w *packet, s *state) bool {
-		v, ok := value(w, s)
+		v, ok := value(w, s, w.scratch[:0])
 		if !ok {
 			return false
 		}
-		host, service, _ := strings.Cut(v, " . ")
+		host, service, _ := strings.Cut(string(v), " . ")
 		addr, err := netip.ParseAddr(host)
 		if err != nil {
 			return false
@@ -186,12 +191,13 @@ func (p *parser) dnat() step {
 		case stays:
 			port = s.to.Port()
 		case from != nil:
-			first, ok := from(w, s)
-			last, ok2 := to(w, s)
+			first, ok := from(w, s, w.scratch[:0])
+			last, ok2 := to(w, s, first)
 			if !ok || !ok2 {
 				return false
 			}
-			port = layout.Shifted(uint16(number(first)), uint16(number(last)), s.to.Port())
+			last = last[len(first):]
+			port = layout.Shifted(uint16(number(string(first))), uint16(number(string(last))), s.to.Port())
 		}
 		s.to, s.translated, s.verdict = netip.AddrPortFrom(addr, port), true, ruleset.ActionPass
 		return false
@@ -208,12 +214,13 @@ func (p *parser) value() operand {
 }
 
 func lookup(key operand, set string) operand {
-	return func(w *packet, s *state) (string, bool) {
-		k, ok := key(w, s)
+	return func(w *packet, s *state, b []byte) ([]byte, bool) {
+		k, ok := key(w, s, b)
 		if !ok {
-			return "", false
+			return nil, false
 		}
-		return w.table.sets[set].find(k)
+		data, ok := w.table.sets[set].find(k[len(b):])
+		return append(b, data...), ok
 	}
 }
 
@@ -225,22 +232,23 @@ func (p *parser) concatenation() operand {
 	if len(fields) == 1 {
 		return fields[0]
 	}
-	return func(w *packet, s *state) (string, bool) {
-		var out []string
-		for _, f := range fields {
-			v, ok := f(w, s)
-			if !ok {
-				return "", false
+	return func(w *packet, s *state, b []byte) ([]byte, bool) {
+		ok := true
+		for i, f := range fields {
+			if i != 0 {
+				b = append(b, " . "...)
 			}
-			out = append(out, v)
+			if b, ok = f(w, s, b); !ok {
+				return nil, false
+			}
 		}
-		return strings.Join(out, " . "), true
+		return b, true
 	}
 }
 
 // is returns an operand that there always is.
-func is(load func(*packet, *state) string) operand {
-	return func(w *packet, s *state) (string, bool) { return load(w, s), true }
+func is(load func(*packet, *state, []byte) []byte) operand {
+	return func(w *packet, s *state, b []byte) ([]byte, bool) { return load(w, s, b), true }
 }
 
 func (p *parser) operand() operand {
@@ -256,29 +264,29 @@ func (p *parser) operand() operand {
 				}
 			}
 		}
-		return is(func(w *packet, _ *state) string {
+		return is(func(w *packet, _ *state, b []byte) []byte {
 			if bits < 0 {
-				return w.From.String()
+				return w.From.AppendTo(b)
 			}
 			prefix, _ := w.From.Prefix(bits)
-			return prefix.Addr().String()
+			return prefix.Addr().AppendTo(b)
 		})
 	case p.Accept("ip daddr"), p.Accept("ip6 daddr"), p.Accept("ct original ip daddr"), p.Accept("ct original ip6 daddr"):
-		return is(func(_ *packet, s *state) string { return s.to.Addr().String() })
+		return is(func(_ *packet, s *state, b []byte) []byte { return s.to.Addr().AppendTo(b) })
 	case p.Accept("th dport"), p.Accept("ct original proto-dst"):
-		return is(func(_ *packet, s *state) string { return strconv.Itoa(int(s.to.Port())) })
+		return is(func(_ *packet, s *state, b []byte) []byte { return strconv.AppendUint(b, uint64(s.to.Port()), 10) })
 	case p.Accept("meta l4proto"), p.Accept("ct protocol"):
-		return is(func(w *packet, _ *state) string { return strings.ToLower(string(w.Protocol)) })
+		return is(func(w *packet, _ *state, b []byte) []byte { return append(b, w.protocol...) })
 	case p.Accept("iifname"):
-		return is(func(w *packet, _ *state) string { return `"` + w.in() + `"` })
+		return is(func(w *packet, _ *state, b []byte) []byte { return append(append(append(b, '"'), w.in()...), '"') })
 	case p.Accept("oifname"):
-		return is(func(w *packet, s *state) string { return `"` + w.out(s) + `"` })
+		return is(func(w *packet, s *state, b []byte) []byte { return append(append(append(b, '"'), w.out(s)...), '"') })
 	case p.Accept("meta priority"):
 		mask, other := p.mask()
-		return is(func(_ *packet, s *state) string { return classID(s.priority&mask | other) })
+		return is(func(_ *packet, s *state, b []byte) []byte { return appendClassID(b, s.priority&mask|other) })
 	case p.Accept("meta mark"):
 		mask, other := p.mask()
-		return is(func(_ *packet, s *state) string { return fmt.Sprintf("0x%08x", s.mark&mask|other) })
+		return is(func(_ *packet, s *state, b []byte) []byte { return fmt.Appendf(b, "0x%08x", s.mark&mask|other) })
 	case p.Accept("numgen random mod"):
 		p.buckets = int(number(p.Next()))
 		return is((*packet).choice)
@@ -292,19 +300,19 @@ func (p *parser) operand() operand {
 		p.buckets = n
 		p.Accept("seed")
 		p.Next()
-		return is(func(w *packet, s *state) string {
+		return is(func(w *packet, s *state, b []byte) []byte {
 			s.hash, s.buckets = by, n
-			return w.choice(s)
+			return w.choice(s, b)
 		})
 	}
 	p.unknown = true
 	return nil
 }
 
-// choice returns the result of a random choice.
-func (w *packet) choice(*state) string {
+// choice appends the result of a random choice.
+func (w *packet) choice(_ *state, b []byte) []byte {
 	w.chose = true
-	return strconv.Itoa(w.bucket)
+	return strconv.AppendInt(b, int64(w.bucket), 10)
 }
 
 // mask reads "& mask" or "| bits".
@@ -343,44 +351,55 @@ func (p *parser) match() step {
 	case p.Accept("vmap"):
 		verdict := lookup(value, p.set())
 		return func(w *packet, s *state) bool {
-			v, ok := verdict(w, s)
+			v, ok := verdict(w, s, w.scratch[:0])
 			if ok {
-				w.verb, w.chain, _ = strings.Cut(v, " ")
+				w.verb, w.chain, _ = strings.Cut(string(v), " ")
 			}
 			return false
 		}
 	case p.Begins("@"):
 		in := lookup(value, p.set())
-		return func(w *packet, s *state) bool { _, ok := in(w, s); return ok }
+		return func(w *packet, s *state) bool { _, ok := in(w, s, w.scratch[:0]); return ok }
 	}
 	differs := p.Accept("!=")
 	p.Accept("==")
-	want := p.Next()
+	equal := equals(p.Next())
 	return func(w *packet, s *state) bool {
-		v, ok := value(w, s)
-		return ok && equal(v, want) != differs
+		v, ok := value(w, s, w.scratch[:0])
+		return ok && equal(string(v)) != differs
 	}
 }
 
-// equal compares a value with one in a rule, which may be a prefix of addresses or of names.
-func equal(v, want string) bool {
+// equals returns a comparison with a value in a rule, which may be a prefix of addresses or of names.
+func equals(want string) func(string) bool {
 	if prefix, err := netip.ParsePrefix(want); err == nil {
-		a, err := netip.ParseAddr(v)
-		return err == nil && prefix.Contains(a)
+		return func(v string) bool {
+			a, err := netip.ParseAddr(v)
+			return err == nil && prefix.Contains(a)
+		}
 	}
 	if begin, ok := strings.CutSuffix(want, `*"`); ok {
-		return strings.HasPrefix(v, begin)
+		return func(v string) bool { return strings.HasPrefix(v, begin) }
 	}
-	return v == want || want == "none" && v == classID(0)
+	if want == "none" {
+		want = string(appendClassID(nil, 0))
+	}
+	return func(v string) bool { return v == want }
 }
 
 // find returns the data of the element with a key.
-func (s *set) find(key string) (string, bool) {
+func (s *set) find(key []byte) (string, bool) {
 	if !s.interval {
-		e, ok := s.elements[key]
+		e, ok := s.elements[string(key)]
 		return e.data, ok
 	}
-	values := strings.Split(key, " . ")
+	if len(s.elements) == 0 {
+		return "", false
+	}
+	var values []interval
+	for field := range strings.SplitSeq(string(key), " . ") {
+		values = append(values, parseInterval(field))
+	}
 	for _, e := range s.elements {
 		if slices.EqualFunc(e.fields, values, interval.contains) {
 			return e.data, true
@@ -390,28 +409,40 @@ func (s *set) find(key string) (string, bool) {
 }
 
 // interval is a field of the key of a set of intervals: addresses, ports or another value.
-type interval struct{ first, last string }
+type interval struct {
+	text        string
+	first, last netip.Addr // invalid if the field is not of addresses
+	prefix      netip.Prefix
+	from, to    uint32 // as numbers
+}
 
-func parseInterval(field string) interval {
+func parseInterval(field string) (out interval) {
+	out.text = field
+	if strings.Contains(field, "/") {
+		out.prefix, _ = netip.ParsePrefix(field)
+	}
 	first, last, ok := strings.Cut(field, "-")
 	if !ok {
-		return interval{field, field}
+		last = first
 	}
-	return interval{first, last}
+	out.first, _ = netip.ParseAddr(first)
+	out.last, _ = netip.ParseAddr(last)
+	out.from, out.to = number(first), number(last)
+	return out
 }
 
-func (i interval) contains(v string) bool {
-	if a, err := netip.ParseAddr(v); err == nil {
-		first, err := netip.ParseAddr(i.first)
-		last, err2 := netip.ParseAddr(i.last)
-		return err == nil && err2 == nil && first.Compare(a) <= 0 && a.Compare(last) <= 0 || equal(v, i.first)
+// contains reports whether i contains a single value.
+func (i interval) contains(v interval) bool {
+	if v.first.IsValid() {
+		return i.first.IsValid() && i.first.Compare(v.first) <= 0 && v.first.Compare(i.last) <= 0 || i.prefix.Contains(v.first)
 	}
-	return i.first == v || i.first != i.last && number(i.first) <= number(v) && number(v) <= number(i.last)
+	return i.text == v.text || i.from < i.to && i.from <= v.from && v.from <= i.to
 }
 
-// classID returns a number as nft writes the priority of a packet, and number reads numbers of all kinds.
-func classID(v uint32) string {
-	return strconv.FormatUint(uint64(v>>16), 16) + ":" + strconv.FormatUint(uint64(v&0xffff), 16)
+// appendClassID appends a number as nft writes the priority of a packet, and number reads numbers of all kinds.
+func appendClassID(b []byte, v uint32) []byte {
+	b = append(strconv.AppendUint(b, uint64(v>>16), 16), ':')
+	return strconv.AppendUint(b, uint64(v&0xffff), 16)
 }
 
 func number(text string) uint32 {

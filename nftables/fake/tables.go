@@ -35,7 +35,8 @@ type Tables struct {
 	mu     sync.Mutex
 	tables map[string]*table // by family and name, as "ip proxier"
 	// hooks holds the base chains of each family and hook, in their order.
-	hooks map[string][]place
+	hooks  map[string][]place
+	packet packet // that Handle sends
 }
 
 type place struct {
@@ -53,10 +54,12 @@ type table struct {
 
 type set struct {
 	kind, name string // kind is "set" or "map"
-	lines      []string
-	interval   bool
-	size       int
-	elements   map[string]element // by key
+	// owner is the loader that may change the elements. Another one makes a copy.
+	owner    *loader
+	lines    []string
+	interval bool
+	size     int
+	elements map[string]element // by key
 }
 
 type element struct {
@@ -103,7 +106,7 @@ func (t *Tables) Load(text string) error {
 func (t *Tables) load(text string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	l := loader{tables: map[string]*table{}}
+	l := &loader{tables: map[string]*table{}}
 	for name, old := range t.tables {
 		l.tables[name] = old.clone()
 	}
@@ -184,15 +187,9 @@ func (s *set) list() []string {
 	return append(s.lines[:len(s.lines):len(s.lines)], "elements = {", strings.Join(texts, ",\n\t\t"), "}")
 }
 
-// clone returns a copy. Chains are never changed in place.
+// clone returns a copy. Chains are never changed in place, and neither are the sets of other loaders.
 func (t *table) clone() *table {
-	out := &table{name: t.name, sets: map[string]*set{}, chains: maps.Clone(t.chains), objects: slices.Clone(t.objects), deleted: map[string]bool{}}
-	for name, s := range t.sets {
-		copied := *s
-		copied.elements = maps.Clone(s.elements)
-		out.sets[name] = &copied
-	}
-	return out
+	return &table{name: t.name, sets: maps.Clone(t.sets), chains: maps.Clone(t.chains), objects: slices.Clone(t.objects), deleted: map[string]bool{}}
 }
 
 // check returns an error if a rule or an element refers to what does not exist.
@@ -280,7 +277,7 @@ func (l *loader) define(t *table, object string) error {
 			return err
 		}
 	case "set", "map":
-		s := &set{kind: kind, name: name, elements: map[string]element{}}
+		s := &set{kind: kind, name: name, owner: l, elements: map[string]element{}}
 		if known {
 			s = &set{} // the definition changes nothing
 		} else {
@@ -376,6 +373,12 @@ func (l *loader) command(line string) error {
 		s := t.sets[name]
 		if s == nil {
 			return syscall.ENOENT
+		}
+		if s.owner != l {
+			copied := *s
+			copied.owner, copied.elements = l, maps.Clone(s.elements)
+			s = &copied
+			t.sets[name] = s
 		}
 		l.inner = func(line string) error { return s.edit(verb, strings.TrimSuffix(line, ",")) }
 	case "add flowtable", "delete flowtable":
