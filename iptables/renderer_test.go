@@ -8,75 +8,68 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestRendererPassesSimulation runs the conformance suite with a vendor's backend: a Renderer for each
-// family, and a committer that fails.
-func TestRendererPassesSimulation(t *testing.T) {
-	t.Parallel()
-	conformance.Simulate(t, conformance.Simulation{
-		First: *backendtest.Seed + 1000, Worlds: 3, Skip: skips,
-		New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-			tables := map[tracker.Family]*fake.Tables{}
-			fill := func(f tracker.Family) *fake.Tables {
-				t := fake.New(true)
-				t.Before = func(string) error { return env.Fail() }
-				t.After = func(string) error { env.Look(); return nil }
-				return t
-			}
+// newVendorPlane returns the data plane of a vendor's backend: a Renderer for each family, and a committer that
+// fails.
+func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
+	tables := map[tracker.Family]*fake.Tables{}
+	fill := func(f tracker.Family) *fake.Tables {
+		t := fake.New(true)
+		t.Before = func(string) error { return env.Fail() }
+		t.After = func(string) error { env.Look(); return nil }
+		return t
+	}
+	for _, f := range env.Families {
+		tables[f] = fill(f)
+	}
+	return conformance.Fake{
+		Backend: func() ruleset.Backend {
+			renderers := map[tracker.Family]*Renderer{}
 			for _, f := range env.Families {
-				tables[f] = fill(f)
+				r, err := NewRenderer(Config{}, f)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				renderers[f] = r
 			}
-			return conformance.Fake{
-				Backend: func() ruleset.Backend {
-					renderers := map[tracker.Family]*Renderer{}
-					for _, f := range env.Families {
-						r, err := NewRenderer(Config{}, f)
-						if err != nil {
-							tb.Fatal(err)
-						}
-						renderers[f] = r
+			return ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+				var refused *ruleset.PartialError
+				for f, r := range renderers {
+					tx, err := r.Render(d)
+					var partial *ruleset.PartialError
+					switch {
+					case errors.As(err, &partial) && refused != nil:
+						maps.Copy(refused.Failed, partial.Failed)
+					case errors.As(err, &partial):
+						refused = partial
+					case err != nil:
+						return err
 					}
-					return ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-						var refused *ruleset.PartialError
-						for f, r := range renderers {
-							tx, err := r.Render(d)
-							var partial *ruleset.PartialError
-							switch {
-							case errors.As(err, &partial) && refused != nil:
-								maps.Copy(refused.Failed, partial.Failed)
-							case errors.As(err, &partial):
-								refused = partial
-							case err != nil:
-								return err
-							}
-							if err := commit(tx, tables[f], d.Full); err != nil {
-								tx.Revert()
-								return errors.Join(ruleset.ErrNeedFull, err)
-							}
-						}
-						if refused != nil {
-							return refused
-						}
-						return nil
-					})
-				},
-				Handle: func(p ruleset.Packet) conformance.Outcome { return tables[tracker.FamilyOf(p.To.Addr())].Handle(p) },
-				Dump: func() string {
-					var b strings.Builder
-					for _, f := range env.Families {
-						tables[f].Save(context.Background(), "", &b)
+					if err := commit(tx, tables[f], d.Full); err != nil {
+						tx.Revert()
+						return errors.Join(ruleset.ErrNeedFull, err)
 					}
-					return b.String()
-				},
-			}
+				}
+				if refused != nil {
+					return refused
+				}
+				return nil
+			})
 		},
-	})
+		Handle: func(p ruleset.Packet) conformance.Outcome { return tables[tracker.FamilyOf(p.To.Addr())].Handle(p) },
+		Dump: func() string {
+			var b strings.Builder
+			for _, f := range env.Families {
+				tables[f].Save(context.Background(), "", &b)
+			}
+			return b.String()
+		},
+	}
 }
 
 // commit applies a transaction. That of a full delta is for empty tables.

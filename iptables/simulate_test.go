@@ -6,32 +6,21 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestSimulation runs the conformance suite with a kernel in memory. The second run divides
-// changes into inputs of few lines and does not look at the states between them: a chain of a
-// Service may then be in effect before the rules that lead to it. It gets other random worlds.
+// TestSimulation runs the conformance suite with a kernel in memory. The second data plane divides changes into
+// inputs of few lines and does not look at the states between them: a chain of a Service may then be in
+// effect before the rules that lead to it. The third one is a vendor's.
 func TestSimulation(t *testing.T) {
-	worlds := 4
-	if testtime.Thorough() {
-		worlds = 24
+	plane := func(flavor Flavor, divided bool) func(testing.TB, conformance.SimEnv) conformance.Fake {
+		return func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
+			return simulated(tb, env, flavor, divided)
+		}
 	}
-	for i, flavor := range []Flavor{NFT, Legacy} {
-		t.Run(string(flavor), func(t *testing.T) {
-			t.Parallel()
-			conformance.Simulate(t, conformance.Simulation{
-				First: *backendtest.Seed + uint64(i*worlds), Worlds: worlds,
-				New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-					return simulated(tb, env, flavor, flavor == Legacy)
-				},
-				Skip: skips,
-			})
-		})
-	}
+	backendtest.Simulate(t, skips, plane(NFT, false), plane(Legacy, true), newVendorPlane)
 }
 
 func TestReleasesDeltas(t *testing.T) {

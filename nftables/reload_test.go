@@ -75,24 +75,25 @@ var dynamic = regexp.MustCompile(`(?m)^.* (?:counter packets|expires) .*\n|\t# c
 // stable is a listing without what packets and time change.
 func stable(listing string) string { return dynamic.ReplaceAllString(normal(listing), "") }
 
-// loads returns an error if the nft tool refuses the listing of the thread's network namespace. With
-// commit it deletes everything and loads the listing in its place.
+// loads returns an error if the nft tool refuses the listing of the thread's network namespace in place of
+// everything. With commit it loads the listing, and nothing may have changed afterwards.
 func loads(commit bool) error {
 	listing, err := tool("", "list", "ruleset")
 	if err != nil {
 		return err
 	}
-	_, err = tool(listing, "-c", "-f", "-")
-	if err == nil && commit {
-		_, err = tool("flush ruleset\n"+listing, "-f", "-")
-	} else if err == nil {
-		_, err = tool("flush ruleset\n"+listing, "-c", "-f", "-")
+	args := []string{"-f", "-"}
+	if !commit {
+		args = append(args, "-c")
 	}
-	if err != nil {
+	if _, err := tool("flush ruleset\n"+listing, args...); err != nil {
 		if strings.Contains(err.Error(), "Message too long") {
 			return nil // in a user namespace, the tool cannot make its socket's buffer large
 		}
 		return err
+	}
+	if !commit {
+		return nil
 	}
 	again, err := tool("", "list", "ruleset")
 	if err == nil && stable(again) != stable(listing) {

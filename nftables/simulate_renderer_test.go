@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -16,34 +15,27 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestRendererPassesSimulation runs the conformance suite with a vendor's backend: a Renderer for each family,
-// and a committer of its text that fails. The rules are interpreted as they are written.
-func TestRendererPassesSimulation(t *testing.T) {
-	t.Parallel()
-	conformance.Simulate(t, conformance.Simulation{
-		First: *backendtest.Seed + 1000, Worlds: 1,
-		Skip: map[conformance.Feature]string{conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node"},
-		New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-			tables := fake.New()
-			tables.Before = func(string) error { return env.Fail() }
-			tables.After = func(string) { env.Look() }
-			elsewhere := map[netip.Addr]bool{}
-			return conformance.Fake{
-				Backend: func() ruleset.Backend {
-					b := rendererBackend{tables: tables, elsewhere: elsewhere}
-					for _, f := range env.Families {
-						r, err := NewRenderer(Config{Stages: Stages{DestinationNAT: -7, Filter: 3, SourceNAT: 9}}, f)
-						if err != nil {
-							tb.Fatal(err)
-						}
-						b.renderers = append(b.renderers, r)
-					}
-					return b
-				},
-				Handle: func(p ruleset.Packet) conformance.Outcome { return handle(tables, p, elsewhere) },
+// newVendorPlane returns the data plane of a vendor's backend: a Renderer for each family, and a committer of
+// its text that fails. The rules are interpreted as they are written.
+func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
+	tables := fake.New()
+	tables.Before = func(string) error { return env.Fail() }
+	tables.After = func(string) { env.Look() }
+	elsewhere := map[netip.Addr]bool{}
+	return conformance.Fake{
+		Backend: func() ruleset.Backend {
+			b := rendererBackend{tables: tables, elsewhere: elsewhere}
+			for _, f := range env.Families {
+				r, err := NewRenderer(Config{Stages: Stages{DestinationNAT: -7, Filter: 3, SourceNAT: 9}}, f)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				b.renderers = append(b.renderers, r)
 			}
+			return b
 		},
-	})
+		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(tables, p, elsewhere) },
+	}
 }
 
 // rendererBackend is a vendor's backend.

@@ -2,35 +2,24 @@ package nftables
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestSimulation runs every world of the conformance suite with a kernel in memory. Commits fail before
-// or after they take effect. The smaller limit replaces tables by staging tables. It gets other random
-// worlds.
+// TestSimulation runs the worlds of the conformance suite with a kernel in memory. Commits fail before or after
+// they take effect. The second data plane has a smaller limit, so that staging tables replace tables, and
+// the third one is a vendor's.
 func TestSimulation(t *testing.T) {
-	worlds := 4
-	if testtime.Thorough() {
-		worlds = 24
+	limited := func(limit int) func(testing.TB, conformance.SimEnv) conformance.Fake {
+		return func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, limit) }
 	}
-	for i, limit := range []int{0, 96 << 10} {
-		t.Run(fmt.Sprintf("limit=%d", limit), func(t *testing.T) {
-			t.Parallel()
-			conformance.Simulate(t, conformance.Simulation{
-				First: *backendtest.Seed + uint64(i*worlds), Worlds: worlds,
-				Skip: map[conformance.Feature]string{conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node"},
-				New:  func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, limit) },
-			})
-		})
-	}
+	skip := map[conformance.Feature]string{conformance.LoopbackNodePorts: "a packet from a loopback address cannot leave the node"}
+	backendtest.Simulate(t, skip, limited(0), limited(96<<10), newVendorPlane)
 }
 
 func TestReleasesDeltas(t *testing.T) {

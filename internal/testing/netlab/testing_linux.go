@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"strconv"
 	"testing"
 
@@ -31,6 +32,8 @@ func Main(m *testing.M) {
 		}
 	}
 	if inside || err != nil {
+		// Most tests have a small heap, which the collector would go through all the time.
+		debug.SetGCPercent(400)
 		code = m.Run()
 	}
 	os.Exit(code)
