@@ -9,6 +9,7 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 func TestMain(m *testing.M) {
@@ -21,10 +22,18 @@ func needNft(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 }
 
-// TestReferencePasses runs the whole suite against the reference backend.
+// TestReferencePasses runs the whole suite against the reference backend. The other backends run it with IPv6.
 func TestReferencePasses(t *testing.T) {
 	needNft(t)
-	Run(t, Options{Skip: referenceSkips, New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
+	Run(t, Options{Skip: referenceSkips, Families: fewFamilies(), New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
+}
+
+// fewFamilies returns IPv4, or nil in the long form.
+func fewFamilies() []tracker.Family {
+	if testtime.Thorough() {
+		return nil
+	}
+	return []tracker.Family{tracker.IPv4}
 }
 
 // TestPlaneWithoutUDPPasses runs the whole suite against a backend that serves only TCP.

@@ -2,8 +2,6 @@ package backendtest
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -19,7 +17,7 @@ func Simulate(t *testing.T, skip map[conformance.Feature]string, planes ...func(
 		conformance.Simulate(t, conformance.Simulation{
 			First: *Seed, Worlds: len(planes), Skip: skip,
 			New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-				return planes[turn(tb.Name(), len(planes))](tb, env)
+				return planes[testtime.Turn(tb.Name(), len(planes))](tb, env)
 			},
 		})
 		return
@@ -31,16 +29,4 @@ func Simulate(t *testing.T, skip map[conformance.Feature]string, planes ...func(
 			conformance.Simulate(t, conformance.Simulation{First: *Seed + uint64(i*worlds), Worlds: worlds, Skip: skip, New: plane})
 		})
 	}
-}
-
-// turn returns which data plane gets a world, by the name of a test such as "TestSimulation/restart/plain"
-// or "TestSimulation/seed=1". Worlds with consecutive seeds go to different ones.
-func turn(test string, planes int) int {
-	_, world, _ := strings.Cut(test, "/")
-	world, mode, _ := strings.Cut(world, "/")
-	n := slices.Index([]string{"plain", "failing_writes", "restarts"}, mode)
-	for _, c := range []byte(world) {
-		n += int(c)
-	}
-	return n % planes
 }

@@ -3,6 +3,8 @@ package testtime
 
 import (
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -16,6 +18,19 @@ const Timeout = time.Minute
 // Thorough reports whether tests should run their long forms, with more rounds: PROXIER_THOROUGH
 // is 1 and -short is not set.
 func Thorough() bool { return !testing.Short() && os.Getenv("PROXIER_THOROUGH") == "1" }
+
+// Turn returns which of n data planes gets a world of conformance.Simulate in a short form that does not give
+// all worlds to all of them. The world is named as its test, such as "TestSimulation/restart/plain" or
+// "TestSimulation/seed=1". The three forms of a world and consecutive seeds go to different planes.
+func Turn(test string, n int) int {
+	_, world, _ := strings.Cut(test, "/")
+	world, mode, _ := strings.Cut(world, "/")
+	at := slices.Index([]string{"plain", "failing_writes", "restarts"}, mode)
+	for _, c := range []byte(world) {
+		at += int(c)
+	}
+	return at % n
+}
 
 // NeedThorough skips a test that takes long unless Thorough is true.
 func NeedThorough(tb testing.TB) {

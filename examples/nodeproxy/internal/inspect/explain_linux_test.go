@@ -18,7 +18,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestMain(m *testing.M) { conformance.Main(m) }
+func TestMain(m *testing.M) {
+	netlab.Parallel(6) // worlds wait for packets that must not arrive
+	conformance.Main(m)
+}
 
 // TestExplainPredictsEveryPacket runs the worlds of package conformance with the data planes of the
 // agent, and compares what explain prints with what happens to each packet.
