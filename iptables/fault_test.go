@@ -121,17 +121,17 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The script writes this file before it becomes the program that hangs.
-	var inputs []string
-	for deadline := time.Now().Add(testtime.Timeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if inputs, err = filepath.Glob(filepath.Join(node.dir, "in.*")); err != nil {
+	var hung []string
+	for deadline := time.Now().Add(testtime.Timeout); len(hung) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if hung, err = filepath.Glob(filepath.Join(node.dir, "hung.*")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(inputs) != 1 {
-		t.Fatalf("inputs are %v", inputs)
+	if len(hung) != 1 {
+		t.Fatalf("programs that hang: %v", hung)
 	}
 	var pid int
-	if _, err := fmt.Sscanf(filepath.Base(inputs[0]), "in.%d", &pid); err != nil {
+	if _, err := fmt.Sscanf(filepath.Base(hung[0]), "hung.%d", &pid); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(pid, 0); err != nil {

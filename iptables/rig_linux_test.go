@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -158,18 +159,16 @@ func newWatchedNode(tb testing.TB, flavor Flavor, c *Config) testNode {
 		if err != nil {
 			tb.Fatal(err)
 		}
+		// The script runs as few programs as it can, because tests call it thousands of times.
 		script := fmt.Sprintf(`#!/bin/sh
 case $1 in --version) exec %[3]s "$@";; esac
 cd %[1]s
-cat > in.$$
-grep -v -e ^-C -e ^: -e ^COMMIT in.$$ | sed "s/^/%[2]s /" >> calls
-n=$([ -e refuse ] && grep -n -m 1 -f refuse in.$$ | cut -d: -f1); if [ -n "$n" ]; then echo "line $n failed" >&2; exit 1; fi
-if [ -e hang ]; then exec sleep 60; fi
-if [ -e late ]; then %[3]s "$@" < in.$$; exec sleep 60; fi
-%[3]s "$@" < in.$$
-status=$?
-rm in.$$
-exit $status
+in=in.$$.%[2]s
+cat > $in
+if [ -e refuse ] && n=$(grep -n -m 1 -f refuse $in); then echo "line ${n%%%%:*} failed" >&2; exit 1; fi
+if [ -e hang ]; then : > hung.$$; exec sleep 60; fi
+if [ -e late ]; then %[3]s "$@" < $in; exec sleep 60; fi
+exec %[3]s "$@" < $in
 `, n.dir, family, restore)
 		// A process forked while the file is open for writing has it open, too, until it
 		// runs its program. Until then the script cannot be run (ETXTBSY).
@@ -203,10 +202,26 @@ func (n *linuxNode) dropPrograms() {
 }
 
 func (n *linuxNode) calls() []string {
-	path := filepath.Join(n.dir, "calls")
-	b, _ := os.ReadFile(path)
-	os.Remove(path)
-	return strings.Split(strings.TrimSpace(string(b)), "\n")
+	inputs, _ := filepath.Glob(filepath.Join(n.dir, "in.*"))
+	begun := map[string]time.Time{}
+	for _, path := range inputs {
+		if info, err := os.Stat(path); err == nil {
+			begun[path] = info.ModTime()
+		}
+	}
+	slices.SortFunc(inputs, func(a, b string) int { return begun[a].Compare(begun[b]) })
+	var out strings.Builder
+	for _, path := range inputs {
+		program := strings.TrimPrefix(filepath.Ext(path), ".")
+		b, _ := os.ReadFile(path)
+		os.Remove(path)
+		for line := range strings.Lines(string(b)) {
+			if !strings.HasPrefix(line, "-C") && line[0] != ':' && !strings.HasPrefix(line, "COMMIT") {
+				fmt.Fprint(&out, program, " ", line)
+			}
+		}
+	}
+	return strings.Split(strings.TrimSpace(out.String()), "\n")
 }
 
 // newForWorld returns a function that opens backends of a flavor for worlds.
