@@ -33,6 +33,9 @@ func TestRandomChangesEqualAColdStart(t *testing.T) {
 		steps := 20
 		if !testtime.Thorough() {
 			steps = 15
+			if !flavor.memory {
+				steps = 8 // each runs many programs
+			}
 		}
 		rng := rand.New(rand.NewPCG(7, 7))
 		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
