@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -63,12 +64,18 @@ func Require(tb testing.TB) {
 		Need(tb, false, "its own network namespace (was TestMain netlab.Main, and are user namespaces allowed?)")
 		return
 	}
-	// Some systems let anyone create user namespaces but grant no privileges in them.
-	lab := New()
-	lab.Host("probe")
-	lab.Close()
-	Need(tb, lab.Err == nil, fmt.Sprintf("network namespaces: %v", lab.Err))
+	err := hosts()
+	Need(tb, err == nil, fmt.Sprintf("network namespaces: %v", err))
 }
+
+// hosts returns the error of creating a host. Some systems let anyone create user namespaces but grant no
+// privileges in them.
+var hosts = sync.OnceValue(func() error {
+	lab := New()
+	defer lab.Close()
+	lab.Host("probe")
+	return lab.Err
+})
 
 // Need skips the test unless ok is set, with a line that names what the test needs. With
 // PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
