@@ -143,7 +143,7 @@ func (r *rig) verify() {
 // TestTablesFollowRandomChanges applies random changes, full deltas and restarts to a kernel, and
 // compares its tables with the ruleset after each.
 func TestTablesFollowRandomChanges(t *testing.T) {
-	for seed := range uint64(8) {
+	for seed := range 2 * randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))

@@ -3,12 +3,14 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
+	"runtime/debug"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,7 +30,7 @@ import (
 )
 
 var (
-	flood     = flag.Duration("flood", 3*time.Second, "change objects for this `time` in TestFloodOfChangesLosesNoConnection")
+	flood     = flag.Duration("flood", 0, "change objects for this `time` in TestFloodOfChangesLosesNoConnection, by default 1s, or 3s in its long form")
 	floodRate = flag.Int("rate", 1000, "change `n` objects a second in TestFloodOfChangesLosesNoConnection")
 )
 
@@ -156,10 +158,12 @@ func (f *flooded) verify() {
 // must be right in the end.
 func TestFloodOfChangesLosesNoConnection(t *testing.T) {
 	// Not parallel, because the test measures the heap.
-	services := 10000
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	services, length := 10000, 3*time.Second
 	if !testtime.Thorough() {
-		services = 1000
+		services, length = 1000, time.Second
 	}
+	length = cmp.Or(*flood, length)
 	f := newFlooded(t, services)
 	rng := rand.New(rand.NewPCG(2, 2))
 	before := uint64(usage.Heap())
@@ -168,7 +172,7 @@ func TestFloodOfChangesLosesNoConnection(t *testing.T) {
 	backendtest.Unharmed(t, f.World, f.targets, func() {
 		f.run(func() {
 			start := time.Now()
-			for last := start; time.Since(start) < *flood; last = time.Now() {
+			for last := start; time.Since(start) < length; last = time.Now() {
 				due := int(time.Since(start).Seconds()*float64(*floodRate)) - changes
 				// Leave out changes for which a busy machine has no time.
 				if most := *floodRate / 4; due > most {
@@ -206,7 +210,7 @@ func TestFloodOfChangesLosesNoConnection(t *testing.T) {
 	})
 	after := uint64(usage.Heap())
 	t.Logf("%d changes in %v (%d left out) and %d syncs among %d Services; the longest wait was %v; heap %.1f MB before, %.1f at most, %.1f after",
-		changes, *flood, missed, f.syncs.Load(), services, time.Duration(f.slowest.Load()).Round(time.Millisecond), mb(before), mb(peak), mb(after))
+		changes, length, missed, f.syncs.Load(), services, time.Duration(f.slowest.Load()).Round(time.Millisecond), mb(before), mb(peak), mb(after))
 	if after > before+before/4+4<<20 {
 		t.Errorf("the heap has grown from %.1f to %.1f MB", mb(before), mb(after))
 	}

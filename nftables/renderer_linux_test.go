@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -104,7 +105,11 @@ func testTextEqualsBytes(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	// In a user namespace, the tool cannot make its socket's buffer large enough for many tables of hashes.
 	changes := backendtest.Changes{Hash: seed%2 == 1, Shared: 4}
-	for step := range 40 {
+	steps := 20
+	if testtime.Thorough() {
+		steps = 40
+	}
+	for step := range steps {
 		for range 1 + rng.IntN(3) {
 			changes.Make(p.Tracker, p.Engine, rng)
 		}
