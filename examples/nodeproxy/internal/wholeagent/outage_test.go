@@ -26,7 +26,7 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute; run without -short")
 	}
-	outage, alone := 20*time.Second, testtime.Thorough()
+	outage, alone := 8*time.Second, testtime.Thorough()
 	if alone {
 		outage = 2 * time.Minute
 	} else {
