@@ -111,18 +111,18 @@ func TestEndpointsDrainByTheirOwnLimit(t *testing.T) {
 		if err := r.backend.tend(context.Background(), time.Now().Add(after)); err != nil {
 			t.Fatal(err)
 		}
-		for _, v := range m.virtuals {
-			for _, real := range v.reals {
-				real.active = 1
+		for _, v := range m.Servers {
+			for _, real := range v.Reals {
+				real.Active = 1
 			}
 		}
 		r.same("draining", missing(r.run("ipvsadm -Sn"), []string{"-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 1"}), want)
 	}
 	r.set(svc(1), 1, -1, -2, -3)
 	r.sync()
-	for _, v := range m.virtuals {
-		for _, real := range v.reals {
-			real.active = 1
+	for _, v := range m.Servers {
+		for _, real := range v.Reals {
+			real.Active = 1
 		}
 	}
 	r.set(svc(1), 1, -3)

@@ -27,9 +27,6 @@ type ipsets struct {
 // netOrder marks an attribute as a big-endian number, which ipset requires.
 const netOrder = unix.NLA_F_NET_BYTEORDER
 
-// maxElements is how many elements a hash may grow to. It starts small.
-const maxElements = 1 << 22
-
 // hashFull is IPSET_ERR_HASH_FULL (include/uapi/linux/netfilter/ipset/ip_set_hash.h). Bitmaps have
 // another error with this number, for a port outside of their range, and theirs is every port.
 const hashFull = ipsetError(nl.IPSET_ERR_TYPE_SPECIFIC)

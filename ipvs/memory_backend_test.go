@@ -46,13 +46,13 @@ func TestRetireWaitsForConnections(t *testing.T) {
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1, 2)
 	r.sync()
 	retire(0)
-	busy := m.virtuals[tcpServer("198.18.0.1:80")].reals[netip.MustParseAddrPort("10.244.1.1:8080")]
-	busy.active = 1
+	busy := m.server(tcpServer("198.18.0.1:80")).Reals[netip.MustParseAddrPort("10.244.1.1:8080")]
+	busy.Active = 1
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 2)
 	r.sync()
 	retire(1)
-	if busy.weight != 0 {
-		t.Errorf("the draining server has weight %d", busy.weight)
+	if busy.Weight != 0 {
+		t.Errorf("the draining server has weight %d", busy.Weight)
 	}
 	r.remove(1)
 	r.sync()
@@ -72,13 +72,13 @@ func TestRetireWaitsForConnections(t *testing.T) {
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1)
 	r.sync()
 	retire(0)
-	if busy.weight != 1 {
-		t.Errorf("the returned endpoint has weight %d", busy.weight)
+	if busy.Weight != 1 {
+		t.Errorf("the returned endpoint has weight %d", busy.Weight)
 	}
 	r.hasNot("ipset save", "NO-LOCAL-ENDPOINTS 1")
 	r.remove(1)
 	r.sync()
-	busy.active = 0
+	busy.Active = 0
 	retire(0)
 	if got := r.run("ipvsadm -Sn"); len(got) != 0 {
 		t.Errorf("left: %q", got)
@@ -98,7 +98,7 @@ func TestPassingAddressIsNotBound(t *testing.T) {
 		r.sync()
 		r.has("ip -o addr show dev kube-ipvs0", bound)
 		for _, at := range []string{"198.18.0.1:80", "10.96.0.1:80"} {
-			m.virtuals[tcpServer(at)].reals[netip.MustParseAddrPort("10.244.1.1:8080")].active = 1
+			m.server(tcpServer(at)).Reals[netip.MustParseAddrPort("10.244.1.1:8080")].Active = 1
 		}
 		r.set(svc(1, externalIPs("198.18.0.1"), pass), 1)
 		if stopped {
@@ -120,7 +120,7 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: time.Minute})
 	r.set(svc(1), 1, 1)
 	r.sync()
-	m.virtuals[tcpServer("10.96.0.1:80")].reals[netip.MustParseAddrPort("10.244.1.1:8080")].active = 1
+	m.server(tcpServer("10.96.0.1:80")).Reals[netip.MustParseAddrPort("10.244.1.1:8080")].Active = 1
 	r.remove(1)
 	r.sync()
 	for _, c := range []struct {
@@ -130,7 +130,7 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 		if err := r.backend.tend(t.Context(), time.Now().Add(c.after)); err != nil {
 			t.Fatal(err)
 		}
-		if n := len(m.virtuals); n != c.want {
+		if n := len(m.Servers); n != c.want {
 			t.Errorf("%d virtual servers after %v, want %d", n, c.after, c.want)
 		}
 	}
@@ -162,8 +162,8 @@ func TestCleanupRemovesOnlyItsObjects(t *testing.T) {
 			t.Errorf("after the clean-up:\n%s\nbefore:\n%s", after, before)
 		}
 	}
-	if m.devices[deviceName] != nil || len(m.sets) != 1 {
-		t.Errorf("devices %v, sets %v", m.devices, m.sets)
+	if m.Devices[deviceName] != nil || len(m.Sets) != 1 {
+		t.Errorf("devices %v, sets %v", m.Devices, m.Sets)
 	}
 }
 
@@ -194,8 +194,8 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 			} else if err != nil || b.config.noMaglev == c.maglev {
 				t.Errorf("error %v, without Maglev %t", err, b.config.noMaglev)
 			}
-			if len(m.virtuals) != 0 {
-				t.Errorf("left: %v", m.virtuals)
+			if len(m.Servers) != 0 {
+				t.Errorf("left: %v", m.Servers)
 			}
 		})
 	}
@@ -216,7 +216,7 @@ func TestIPv4WorksWhileIPv6IsDisabled(t *testing.T) {
 	r.set(svc(1), 1, -1)
 	r.sync()
 	m.noIPv6 = true
-	clear(m.devices[deviceName].addrs)
+	clear(m.Devices[deviceName].Addrs)
 	r.set(svc(2), 2, -2)
 	r.cursor.Resync()
 	var partial *ruleset.PartialError
@@ -280,8 +280,8 @@ func TestLookupAndTrafficReadTheKernel(t *testing.T) {
 			t.Errorf("%s, internal %t: %+v, error %v, want %v", c.to, c.internal, found, err, c.want)
 		}
 	}
-	m.virtuals[tcpServer("10.96.0.1:80")].stats = dataplane.Counters{Connections: 3, Packets: 9}
-	m.virtuals[tcpServer("192.0.2.1:30001")].stats = dataplane.Counters{Connections: 1, Packets: 2}
+	m.server(tcpServer("10.96.0.1:80")).Counters = dataplane.Counters{Connections: 3, Packets: 9}
+	m.server(tcpServer("192.0.2.1:30001")).Counters = dataplane.Counters{Connections: 1, Packets: 2}
 	traffic, err := r.backend.Traffic(t.Context())
 	if err != nil || len(traffic.Services) != 1 {
 		t.Fatalf("%+v, error %v", traffic, err)

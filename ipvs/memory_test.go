@@ -4,22 +4,23 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
-	"sync"
+	"strings"
 	"syscall"
+	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/iptables/fake"
+	"github.com/go-proxier/proxier/ipvs/fake"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// memory is a network namespace in memory. It stores what Linux would, and returns the errors
-// that Linux would. Its methods may be called concurrently.
+// memory is a network namespace in memory, with the errors that Linux would return. Its methods may be
+// called concurrently.
 type memory struct {
+	*fake.Kernel
 	// fail, unless it is nil, is called before each write. If it returns an error, the write
 	// fails with it. Every second failed write takes effect, as if its answer was lost.
 	fail func() error
@@ -34,58 +35,75 @@ type memory struct {
 	noServer map[netip.Addr]bool
 	noIPv6   bool
 
-	mu       sync.Mutex
 	failures int
-	virtuals map[virtualKey]*memoryVirtual
-	sets     map[string]*memorySet
-	devices  map[string]*memoryDevice
-	// events counts changes of addresses on other devices than dummy devices, and devices
-	// that were added.
-	events, added int
-	tables        map[tracker.Family]*fake.Tables
-	restored      Marks
-	params        map[string]string
-	timeouts      Timeouts
-}
-
-type memoryVirtual struct {
-	virtual
-	reals map[netip.AddrPort]*real
-	stats dataplane.Counters
-}
-
-// memorySet is a set. Its elements have no set and family.
-type memorySet struct {
-	typeName string
-	most     int
-	elements map[entry]uint32
-}
-
-type memoryDevice struct {
-	kind  string
-	index int
-	addrs map[netip.Addr]bool
+	// events counts changes of addresses on other devices than dummy devices.
+	events   int
+	params   map[string]string
+	timeouts Timeouts
 }
 
 // newMemory returns a namespace with a device eth0 that has the addresses.
 func newMemory(addrs ...netip.Addr) *memory {
-	m := &memory{
+	return &memory{
+		Kernel:  fake.New(addrs...),
 		refused: map[netip.Addr]bool{}, missing: map[Scheduler]bool{}, noServer: map[netip.Addr]bool{},
-		virtuals: map[virtualKey]*memoryVirtual{}, sets: map[string]*memorySet{}, devices: map[string]*memoryDevice{},
-		tables: map[tracker.Family]*fake.Tables{tracker.IPv4: fake.New(true), tracker.IPv6: fake.New(true)},
 		params: map[string]string{},
 	}
-	m.addDevice("eth0", "veth")
-	for _, a := range addrs {
-		m.devices["eth0"].addrs[a] = true
-	}
-	return m
 }
 
-func (m *memory) addDevice(name, kind string) {
-	m.added++
-	m.devices[name] = &memoryDevice{kind, m.added, map[netip.Addr]bool{}}
+// server returns a virtual server, or nil.
+func (m *memory) server(k virtualKey) *fake.Virtual { return m.Servers[serverOf(k)] }
+
+func serverOf(k virtualKey) fake.Server {
+	return fake.Server{Family: k.family, Protocol: k.proto, At: k.at, Mark: k.mark}
 }
+
+func elementOf(e entry) fake.Element {
+	return fake.Element{Addr: e.addr, Protocol: e.proto, Port: e.port, Other: e.other}
+}
+
+// handlePacket returns what the namespace does with the first packet of a connection.
+func (m *memory) handlePacket(p ruleset.Packet) conformance.Outcome {
+	out := m.Handle(p)
+	for i := range out.Endpoints {
+		// A pod on another node cannot reach itself through this one.
+		if c := &out.Endpoints[i]; p.InInterface == "eth1" && c.Addr.Addr() == p.From {
+			c.Masquerade = true
+		}
+	}
+	return out
+}
+
+// memoryNode is a namespace in memory as a node.
+type memoryNode struct{ *memory }
+
+func (n memoryNode) open(_ testing.TB, c Config) (*Backend, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	n.missing["zz"] = true
+	b := newBackend(c, n.handle(c))
+	return b, b.probe()
+}
+
+func (n memoryNode) lines(tb testing.TB, command string) []string {
+	tb.Helper()
+	args := strings.Fields(command)
+	out, err := n.Run(args[0], args[1:]...)
+	if err != nil {
+		tb.Fatalf("%s: %v", command, err)
+	}
+	if args[0] == "ip" && args[1] == "addr" && !strings.HasSuffix(command, deviceName) {
+		n.Do(func() { n.events++ })
+	}
+	if out == "" {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+}
+
+func (n memoryNode) limit(_ testing.TB, set string, most int) { n.Sets[set].Max = most }
 
 // handle returns a kernel for one Backend.
 func (m *memory) handle(c Config) *memoryKernel { return &memoryKernel{memory: m, config: c} }
@@ -102,19 +120,18 @@ var _ kernel = &memoryKernel{}
 
 // write makes a change, unless it must fail.
 func (m *memory) write(do func() error) error {
-	var failed error
+	var failed, err error
 	if m.fail != nil {
 		failed = m.fail()
 	}
-	m.mu.Lock()
-	var err error
-	if failed != nil {
-		m.failures++
-	}
-	if failed == nil || m.failures%2 == 0 {
-		err = do()
-	}
-	m.mu.Unlock()
+	m.Do(func() {
+		if failed != nil {
+			m.failures++
+		}
+		if failed == nil || m.failures%2 == 0 {
+			err = do()
+		}
+	})
 	if failed != nil {
 		return failed
 	}
@@ -137,48 +154,53 @@ func (m *memory) setParameters(list []parameter) error {
 	})
 }
 
-func (m *memory) find(k virtualKey) (*memoryVirtual, error) {
-	v := m.virtuals[k]
+func (m *memory) find(k virtualKey) (*fake.Virtual, error) {
+	v := m.server(k)
 	if v == nil {
 		return nil, syscall.ESRCH
 	}
 	return v, nil
 }
 
-func (m *memoryKernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for k, v := range m.memory.virtuals {
-		if k.family == f {
-			fn(k, v.virtual)
+func (m *memory) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
+	m.Do(func() {
+		for s, v := range m.Servers {
+			if s.Family == f {
+				fn(virtualKey{s.Family, s.Protocol, s.At, s.Mark}, virtual{Scheduler(v.Scheduler), v.Flags, v.Timeout})
+			}
 		}
-	}
+	})
 	return nil
 }
 
-func (m *memory) reals(k virtualKey, fn func(real)) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v, err := m.find(k)
-	if err != nil {
-		return wrap(err, "list real servers of", k)
-	}
-	for _, r := range v.reals {
-		fn(*r)
-	}
-	return nil
+func (m *memory) reals(k virtualKey, fn func(real)) (err error) {
+	m.Do(func() {
+		v, missing := m.find(k)
+		if err = missing; err != nil {
+			return
+		}
+		for at, r := range v.Reals {
+			fn(real{at, r.Weight, Forwarding(r.Forwarding), r.Active, r.Inactive})
+		}
+	})
+	return wrap(err, "list real servers of", k)
 }
 
 func (m *memory) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	out := map[virtualKey]dataplane.Counters{}
-	for k, v := range m.virtuals {
-		if k.family == f {
-			out[k] = v.stats
+	m.Do(func() {
+		for s, v := range m.Servers {
+			if s.Family == f {
+				out[virtualKey{s.Family, s.Protocol, s.At, s.Mark}] = v.Counters
+			}
 		}
-	}
+	})
 	return out, nil
+}
+
+// setProperties sets the properties of a virtual server.
+func setProperties(to *fake.Virtual, v virtual) {
+	to.Scheduler, to.Flags, to.Timeout = string(v.scheduler), v.flags, v.timeout
 }
 
 func (m *memory) addVirtual(k virtualKey, v virtual) error {
@@ -189,11 +211,10 @@ func (m *memory) addVirtual(k virtualKey, v virtual) error {
 		if m.noServer[k.at.Addr()] {
 			return syscall.ENOMEM
 		}
-		if have := m.virtuals[k]; have != nil {
-			have.virtual = v
-		} else {
-			m.virtuals[k] = &memoryVirtual{virtual: v, reals: map[netip.AddrPort]*real{}}
+		if m.server(k) == nil {
+			m.Servers[serverOf(k)] = &fake.Virtual{Reals: map[netip.AddrPort]*fake.Real{}}
 		}
+		setProperties(m.server(k), v)
 		return nil
 	}), "add virtual server", k)
 }
@@ -202,64 +223,60 @@ func (m *memory) setVirtual(k virtualKey, v virtual) error {
 	return wrap(m.write(func() error {
 		have, err := m.find(k)
 		if err == nil {
-			have.virtual = v
+			setProperties(have, v)
 		}
 		return err
 	}), "set virtual server", k)
 }
 
 func (m *memory) delVirtual(k virtualKey) error {
-	return wrap(m.write(func() error { delete(m.virtuals, k); return nil }), "delete virtual server", k)
+	return wrap(m.write(func() error { delete(m.Servers, serverOf(k)); return nil }), "delete virtual server", k)
 }
 
-func (m *memoryKernel) addReal(k virtualKey, r real) error {
-	at := r.at
+func (m *memory) addReal(k virtualKey, r real) error {
 	return wrap(m.write(func() error {
 		v, err := m.find(k)
 		switch {
 		case err != nil:
 			return err
-		case m.refused[at.Addr()]:
+		case m.refused[r.at.Addr()]:
 			return syscall.EINVAL
 		case m.noServer[k.at.Addr()]:
 			return syscall.ENOMEM
-		case v.reals[at] == nil:
-			v.reals[at] = &real{at: at}
+		case v.Reals[r.at] == nil:
+			v.Reals[r.at] = &fake.Real{}
 		}
-		v.reals[at].weight, v.reals[at].forwarding = r.weight, r.forwarding
+		v.Reals[r.at].Weight, v.Reals[r.at].Forwarding = r.weight, uint8(r.forwarding)
 		return nil
-	}), "add real server "+at.String()+" to", k)
+	}), "add real server "+r.at.String()+" to", k)
 }
 
 func (m *memory) setReal(k virtualKey, r real) error {
-	at := r.at
 	return wrap(m.write(func() error {
 		v, err := m.find(k)
 		if err != nil {
 			return err
 		}
-		if v.reals[at] == nil {
+		if v.Reals[r.at] == nil {
 			return syscall.ENOENT
 		}
-		v.reals[at].weight, v.reals[at].forwarding = r.weight, r.forwarding
+		v.Reals[r.at].Weight, v.Reals[r.at].Forwarding = r.weight, uint8(r.forwarding)
 		return nil
-	}), "set real server "+at.String()+" of", k)
+	}), "set real server "+r.at.String()+" of", k)
 }
 
 func (m *memory) delReal(k virtualKey, at netip.AddrPort) error {
 	return wrap(m.write(func() error {
 		v, err := m.find(k)
 		if err == nil {
-			delete(v.reals, at)
+			delete(v.Reals, at)
 		}
 		return err
 	}), "delete real server "+at.String()+" of", k)
 }
 
 func (m *memory) setTimeouts(t Timeouts) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.timeouts = t
+	m.Do(func() { m.timeouts = t })
 	return nil
 }
 
@@ -268,51 +285,44 @@ func (m *memory) hasSets() error { return nil }
 func (m *memory) createSet(s setID, f tracker.Family) error {
 	typeName, _ := sets[s].kind.typeName()
 	return m.write(func() error {
-		switch have := m.sets[s.name(f)]; {
+		switch have := m.Sets[s.name(f)]; {
 		case have == nil:
-			m.sets[s.name(f)] = &memorySet{typeName, 1 << 22, map[entry]uint32{}}
-		case have.typeName != typeName:
-			return fmt.Errorf("create set %s of type %s: the set exists with type %s", s.name(f), typeName, have.typeName)
+			m.Sets[s.name(f)] = &fake.Set{Type: typeName, Family: f, Max: maxElements, Skbinfo: sets[s].kind == hashIPPortMark, Elements: map[fake.Element]uint32{}}
+		case have.Type != typeName:
+			return fmt.Errorf("create set %s of type %s: the set exists with type %s", s.name(f), typeName, have.Type)
 		}
 		return nil
 	})
 }
 
 func (m *memory) destroySet(s setID, f tracker.Family) error {
-	var rules bytes.Buffer
-	if err := m.tables[f].Save(context.Background(), "", &rules); err != nil {
-		return err
-	}
 	return m.write(func() error {
-		if !bytes.Contains(rules.Bytes(), []byte(" "+s.name(f)+" ")) {
-			delete(m.sets, s.name(f))
-		}
+		_ = m.Destroy(s.name(f)) // a rule may use it
 		return nil
 	})
 }
 
-func (m *memory) listSet(s setID, f tracker.Family, fn func(entry, uint32)) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	set := m.sets[s.name(f)]
-	if set == nil {
-		return fmt.Errorf("list set %s: %w", s.name(f), syscall.ENOENT)
-	}
-	for e, mark := range set.elements {
-		e.set, e.family = s, f
-		fn(e, mark)
-	}
-	return nil
+func (m *memory) listSet(s setID, f tracker.Family, fn func(entry, uint32)) (err error) {
+	m.Do(func() {
+		set := m.Sets[s.name(f)]
+		if set == nil {
+			err = fmt.Errorf("list set %s: %w", s.name(f), syscall.ENOENT)
+			return
+		}
+		for e, mark := range set.Elements {
+			fn(entry{s, f, e.Addr, e.Protocol, e.Port, e.Other}, mark)
+		}
+	})
+	return err
 }
 
-func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(*memorySet, entry) error) error {
+func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(*fake.Set, entry) error) error {
 	err := m.write(func() error {
-		set := m.sets[s.name(f)]
+		set := m.Sets[s.name(f)]
 		if set == nil {
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, syscall.ENOENT)
 		}
 		for _, e := range list {
-			e.set, e.family = 0, 0
 			if err := change(set, e); err != nil {
 				return err
 			}
@@ -326,86 +336,80 @@ func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(
 }
 
 func (m *memory) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
-	return m.changeSet(s, f, list, func(set *memorySet, e entry) error {
-		if _, ok := set.elements[e]; !ok && len(set.elements) >= set.most {
+	return m.changeSet(s, f, list, func(set *fake.Set, e entry) error {
+		if set.Add(elementOf(e), marks[e]) != nil {
 			return errSetFull
 		}
-		full := e
-		full.set, full.family = s, f
-		set.elements[e] = marks[full]
 		return nil
 	})
 }
 
 func (m *memory) delEntries(s setID, f tracker.Family, list []entry) error {
-	return m.changeSet(s, f, list, func(set *memorySet, e entry) error {
-		delete(set.elements, e)
+	return m.changeSet(s, f, list, func(set *fake.Set, e entry) error {
+		delete(set.Elements, elementOf(e))
 		return nil
 	})
 }
 
 func (m *memoryKernel) ensureDevice() error {
 	return m.write(func() error {
-		if m.devices[deviceName] == nil {
-			m.addDevice(deviceName, "dummy")
+		d := m.Devices[deviceName]
+		if d == nil {
+			d = m.AddDevice(deviceName, "dummy")
 		}
-		d := m.devices[deviceName]
-		if d.kind != "dummy" {
-			return fmt.Errorf("device %s is a %s, not a dummy device", deviceName, d.kind)
+		if d.Kind != "dummy" {
+			return fmt.Errorf("device %s is a %s, not a dummy device", deviceName, d.Kind)
 		}
-		m.index = d.index
+		m.index = d.Index
 		return nil
 	})
 }
 
-func (m *memoryKernel) findDevice() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if d := m.devices[deviceName]; d == nil || d.index != m.index {
-		return fmt.Errorf("no device %s with index %d", deviceName, m.index)
-	}
-	return nil
+func (m *memoryKernel) findDevice() (err error) {
+	m.Do(func() {
+		if m.device() == nil {
+			err = fmt.Errorf("no device %s with index %d", deviceName, m.index)
+		}
+	})
+	return err
 }
 
 func (m *memoryKernel) removeDevice() error {
 	return m.write(func() error {
-		if d := m.devices[deviceName]; d != nil && d.kind == "dummy" {
-			delete(m.devices, deviceName)
+		if d := m.Devices[deviceName]; d != nil && d.Kind == "dummy" {
+			delete(m.Devices, deviceName)
 		}
 		return nil
 	})
 }
 
 // device returns the Backend's device, or nil if it was deleted.
-func (m *memoryKernel) device() *memoryDevice {
-	if d := m.devices[deviceName]; d != nil && d.index == m.index {
+func (m *memoryKernel) device() *fake.Device {
+	if d := m.Devices[deviceName]; d != nil && d.Index == m.index {
 		return d
 	}
 	return nil
 }
 
 func (m *memoryKernel) addresses(f tracker.Family, bound, own func(netip.Addr)) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, d := range m.devices {
-		for a := range d.addrs {
-			switch {
-			case tracker.FamilyOf(a) != f:
-			case d == m.device():
-				bound(a)
-			case !a.IsLoopback():
-				own(a)
+	m.Do(func() {
+		for _, d := range m.Devices {
+			for a := range d.Addrs {
+				switch {
+				case tracker.FamilyOf(a) != f:
+				case d == m.device():
+					bound(a)
+				case !a.IsLoopback():
+					own(a)
+				}
 			}
 		}
-	}
+	})
 	return nil
 }
 
-func (m *memoryKernel) addressesChanged() (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	changed := m.seen != m.events
-	m.seen = m.events
+func (m *memoryKernel) addressesChanged() (changed bool, err error) {
+	m.Do(func() { changed, m.seen = m.seen != m.events, m.events })
 	return changed, nil
 }
 
@@ -418,7 +422,7 @@ func (m *memoryKernel) bind(a netip.Addr) error {
 		if m.noIPv6 && a.Is6() {
 			return fmt.Errorf("add address %s: %w", a, syscall.EACCES)
 		}
-		d.addrs[a] = true
+		d.Addrs[a] = true
 		return nil
 	})
 }
@@ -426,43 +430,40 @@ func (m *memoryKernel) bind(a netip.Addr) error {
 func (m *memoryKernel) unbind(a netip.Addr) error {
 	return m.write(func() error {
 		if d := m.device(); d != nil {
-			delete(d.addrs, a)
+			delete(d.Addrs, a)
 		}
 		return nil
 	})
 }
 
-func (m *memoryKernel) waitLocal(context.Context, []netip.Addr) error { return nil }
+func (m *memory) waitLocal(context.Context, []netip.Addr) error { return nil }
 
 func (m *memory) savedRules(ctx context.Context, f tracker.Family) (iptext.Saved, error) {
 	var out bytes.Buffer
-	if err := m.tables[f].Save(ctx, "", &out); err != nil {
+	if err := m.Tables[f].Save(ctx, "", &out); err != nil {
 		return nil, err
 	}
 	return iptext.Parse(out.String()), nil
 }
 
 func (m *memory) restoreMarks(marks Marks) error {
-	return m.write(func() error { m.restored = marks; return nil })
+	return m.write(func() error {
+		if m.Marks = (fake.Marks{}); marks != (Marks{}) {
+			m.Marks = fake.Marks{Value: marks.Value, Keep: marks.own()}
+		}
+		return nil
+	})
 }
 
-func (m *memory) marksRestored() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.restored == (Marks{}) {
-		return syscall.ENOENT
-	}
-	return nil
+func (m *memory) marksRestored() (err error) {
+	m.Do(func() {
+		if m.Marks == (fake.Marks{}) {
+			err = syscall.ENOENT
+		}
+	})
+	return err
 }
 
 func (m *memory) restoreRules(ctx context.Context, f tracker.Family, input string) error {
-	return m.write(func() error { return m.tables[f].Restore(ctx, []byte(input)) })
-}
-
-// local returns all addresses of the namespace.
-func (m *memory) local() (out []netip.Addr) {
-	for _, d := range m.devices {
-		out = slices.AppendSeq(out, maps.Keys(d.addrs))
-	}
-	return out
+	return m.write(func() error { return m.Tables[f].Restore(ctx, []byte(input)) })
 }

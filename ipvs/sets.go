@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -108,6 +109,9 @@ var sets = [setCount]struct {
 	setShortCircuit:           {"SHORT-CIRCUIT", hashIPPortMark},
 }
 
+// maxElements is how many elements a hash may grow to. It starts small.
+const maxElements = 1 << 22
+
 // maxSetName is the longest name a set may have (IPSET_MAXNAMELEN of
 // include/uapi/linux/netfilter/ipset/ip_set.h, less the zero at its end).
 const maxSetName = 31
@@ -132,6 +136,12 @@ type entry struct {
 	// other is the second address of hash:ip,port,ip, and the prefix of
 	// hash:ip,port,net.
 	other netip.Prefix
+}
+
+// compare orders elements of a set.
+func (e entry) compare(o entry) int {
+	return cmp.Or(e.addr.Compare(o.addr), cmp.Compare(e.proto, o.proto), cmp.Compare(e.port, o.port),
+		e.other.Addr().Compare(o.other.Addr()), cmp.Compare(e.other.Bits(), o.other.Bits()))
 }
 
 // nodePortSet returns the set for a NodePort.
