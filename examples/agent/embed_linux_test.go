@@ -26,11 +26,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/connrotation"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -125,18 +125,22 @@ func newCluster(t *testing.T, n network) cluster {
 	return cluster{s, config}
 }
 
-// clientset returns a client, and a function that closes its idle connections.
+// clientset returns a client, and a function that closes its connections. One whose last request has just
+// ended is not idle yet.
 func (c cluster) clientset(t *testing.T) (kubernetes.Interface, func()) {
 	t.Helper()
-	hc, err := rest.HTTPClientFor(c.config)
+	config := rest.CopyConfig(c.config)
+	connections := connrotation.NewDialer(connrotation.DialFunc(config.Dial))
+	config.Dial = connections.DialContext
+	hc, err := rest.HTTPClientFor(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cs, err := kubernetes.NewForConfigAndClient(c.config, hc)
+	cs, err := kubernetes.NewForConfigAndClient(config, hc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cs, func() { utilnet.CloseIdleConnectionsFor(hc.Transport) }
+	return cs, connections.CloseAll
 }
 
 // web creates a Service with an endpoint on node n1 and returns its cluster IP.
