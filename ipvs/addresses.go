@@ -59,7 +59,7 @@ func (u *update) abandon(it *item) error {
 
 // unbind removes addresses that nothing needs from the dummy device.
 func (u *update) unbind(context.Context) error {
-	for a := range u.s.bound.Unused() {
+	for _, a := range slices.SortedFunc(u.s.bound.Unused(), netip.Addr.Compare) {
 		if err := u.b.kernel.unbind(a); err != nil {
 			return err
 		}

@@ -44,6 +44,8 @@ type Backend struct {
 	// noMarks is set if the kernel cannot restore marks.
 	noMarks bool
 	closed  bool
+	// now returns the time.
+	now func() time.Time
 }
 
 // New returns a backend for the network namespace that c names. It opens netlink
@@ -101,7 +103,7 @@ func openBackend(ctx context.Context, c Config, p purpose) (*Backend, error) {
 
 // newBackend returns a Backend for a kernel. c has its defaults.
 func newBackend(c Config, k kernel) *Backend {
-	return &Backend{config: c, kernel: k, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}}
+	return &Backend{config: c, kernel: k, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}, now: time.Now}
 }
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both
@@ -248,7 +250,7 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 				return fmt.Errorf("ipvs: %w", err)
 			}
 		}
-		s, err := b.readFamily(f, time.Now())
+		s, err := b.readFamily(f, b.now())
 		if err != nil {
 			return fmt.Errorf("ipvs: %w", err)
 		}

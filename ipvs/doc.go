@@ -15,6 +15,9 @@
 // server with weight 0, and NodePorts follow the node's addresses only at the next change
 // of a Service.
 //
+// A [Renderer] plans the same objects without a kernel, on every system: a [Transaction] prints what ipvsadm, ipset,
+// ip and iptables-restore read. Package [github.com/go-proxier/proxier/ipvs/fake] is a kernel in memory for it.
+//
 // # Guarantees
 //
 //   - The cost of a change depends on the change alone: an endpoint of a Service with a

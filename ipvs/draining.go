@@ -200,8 +200,12 @@ func (b *Backend) tend(ctx context.Context, now time.Time) error {
 // retired or whose Service has no endpoints. If onlyTime is set, it looks at limits and not at connections.
 func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	u, released := newUpdate(b, s, nil), false
-	for k, since := range s.drainingReals {
-		v := s.virtuals[k]
+	keys := slices.Collect(maps.Keys(s.drainingReals))
+	if !onlyTime {
+		slices.SortFunc(keys, virtualKey.compare)
+	}
+	for _, k := range keys {
+		v, since := s.virtuals[k], s.drainingReals[k]
 		rule := b.config.drainRule(v.proto)
 		over := func(at netip.AddrPort, t time.Time) bool {
 			return drainRule{rule.counts, cmp.Or(v.limits[at], rule.limit)}.over(t, now)
@@ -222,6 +226,7 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 				return err
 			}
 		}
+		slices.SortFunc(done, netip.AddrPort.Compare)
 		for _, at := range done {
 			if err := b.kernel.delReal(k, at); err != nil {
 				return err
@@ -300,7 +305,7 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 	if err := u.reread(k, v); err != nil {
 		return err
 	}
-	for at := range v.reals {
+	for _, at := range slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare) {
 		if err := u.quiesce(k, v, at); err != nil {
 			return err
 		}

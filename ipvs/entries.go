@@ -209,6 +209,7 @@ func (u *update) deleteUnused(kind func(entry) bool) error {
 		if len(list) == 0 {
 			continue
 		}
+		slices.SortFunc(list, entry.compare)
 		if err := u.b.kernel.delEntries(setID(id), u.s.family, list); err != nil {
 			// The elements have no owner whose retry would delete them.
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)

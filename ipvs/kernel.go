@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -140,6 +141,11 @@ func (k virtualKey) String() string {
 		return "SCTP " + k.at.String()
 	}
 	return fmt.Sprintf("protocol %d %s", k.proto, k.at)
+}
+
+// compare orders virtual servers of a family. Writes are made in an order that does not depend on maps.
+func (k virtualKey) compare(o virtualKey) int {
+	return cmp.Or(cmp.Compare(k.proto, o.proto), k.at.Compare(o.at), cmp.Compare(k.mark, o.mark))
 }
 
 // virtual holds the properties of a virtual server.

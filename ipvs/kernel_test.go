@@ -60,6 +60,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"forwarding is read back", testForwardingIsReadBack},
 		{"answers go straight to the client", testAnswersGoStraightToTheClient},
 		{"operators choose the source", testOperatorsChooseTheSource},
+		{"a Renderer writes what a Backend writes", testRendererWrites},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -72,6 +73,23 @@ func TestKernelFollowsServices(t *testing.T) {
 			test(t, func(tb testing.TB) node { return hostNode{newHost(tb)} })
 		})
 	}
+}
+
+// testRendererWrites gives the tools what a Renderer's transactions print.
+func testRendererWrites(t *testing.T) {
+	backend, text := newHost(t), newHost(t)
+	rendererWrites(t, hostNode{backend}, hostNode{text}, func(tx *Transaction) error {
+		for _, in := range tx.Inputs() {
+			args := strings.Fields(in.Program)
+			cmd := exec.Command(args[0], args[1:]...)
+			var diag bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Text), &diag, &diag
+			if err := errors.Join(text.Start(cmd), cmd.Wait()); err != nil || diag.Len() != 0 {
+				return fmt.Errorf("%s: %v: %s\n%s", in.Program, err, &diag, in.Text)
+			}
+		}
+		return nil
+	})
 }
 
 // testCleanupLeavesForeignObjects compares the host before New and after Cleanup.

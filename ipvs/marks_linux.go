@@ -12,17 +12,8 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// marksTable is the table of nf_tables with the chains of restoreMarks. iptables has no chain
-// between filter, where other programs' network policies set marks, and IPVS: iptables-nft gives
-// the table security another priority than the kernel does.
-const marksTable = "proxier-ipvs-marks"
-
-// markHooks holds the chains' places right before IPVS (ip_vs_ops4 of
-// net/netfilter/ipvs/ip_vs_core.c).
-var markHooks = map[string]nfnl.Hook{
-	"input":  {Type: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: 97},
-	"output": {Type: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: -99},
-}
+// markHooks holds the numbers of the chains' hooks.
+var markHooks = map[string]uint32{"input": unix.NF_INET_LOCAL_IN, "output": unix.NF_INET_LOCAL_OUT}
 
 func (c *ipsets) restoreMarks(m Marks) error {
 	batch := &nfnl.Batch{}
@@ -32,8 +23,8 @@ func (c *ipsets) restoreMarks(m Marks) error {
 	t.Delete()
 	if m != (Marks{}) {
 		t.Create()
-		for name, hook := range markHooks {
-			t.Chain(name, hook)
+		for name, number := range markHooks {
+			t.Chain(name, nfnl.Hook{Type: "filter", Number: number, Priority: markPriorities[name]})
 			t.Rule(name, m.rule())
 		}
 	}

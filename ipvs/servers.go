@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -80,8 +81,8 @@ func (u *update) forward(k virtualKey, v *virtualState, how Forwarding) error {
 	if v.forwarding == how {
 		return nil
 	}
-	for at, weight := range v.reals {
-		if err := u.b.kernel.setReal(k, real{at: at, weight: weight, forwarding: how}); err != nil {
+	for _, at := range slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare) {
+		if err := u.b.kernel.setReal(k, real{at: at, weight: v.reals[at], forwarding: how}); err != nil {
 			v.unsure()
 			return err
 		}
@@ -128,10 +129,14 @@ func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
 			continue
 		}
 		answers := it.answers(u.b.config.drainRule(v.proto))
+		var gone []netip.AddrPort
 		for at := range v.reals {
-			if keep[at] {
-				continue
+			if !keep[at] {
+				gone = append(gone, at)
 			}
+		}
+		slices.SortFunc(gone, netip.AddrPort.Compare)
+		for _, at := range gone {
 			end := u.quiesce
 			if !answers(at) {
 				end = u.remove
@@ -197,7 +202,7 @@ func (u *update) reread(k virtualKey, v *virtualState) error {
 // dropVirtuals removes an item's virtual servers that are no longer in its plan, unless
 // another Service port needs them now, and those of rejected frontends without anything to drain.
 func (u *update) dropVirtuals(it *item) error {
-	for k := range u.s.servers.Items(it.owner) {
+	for _, k := range slices.SortedFunc(u.s.servers.Items(it.owner), virtualKey.compare) {
 		if v := u.s.virtuals[k]; v != nil && v.rejected && (len(v.reals) == 0 || !u.b.config.drainRule(v.proto).counts) {
 			if err := u.deleteVirtual(k); err != nil {
 				return err

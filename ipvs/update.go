@@ -109,7 +109,7 @@ type step struct {
 }
 
 func newUpdate(b *Backend, s *state, failed map[tracker.Key]error) *update {
-	return &update{b: b, s: s, failed: failed, now: time.Now()}
+	return &update{b: b, s: s, failed: failed, now: b.now()}
 }
 
 // apply makes a delta's changes to Services of the family.

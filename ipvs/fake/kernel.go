@@ -53,25 +53,33 @@ type Kernel struct {
 
 // Server identifies a virtual server by address, port and protocol, or by a packet mark.
 type Server struct {
-	Family   tracker.Family
-	Protocol uint8 // 0 with a mark
-	At       netip.AddrPort
-	Mark     uint32
+	// Family is the address family.
+	Family tracker.Family
+	// Protocol is the IP protocol's number, 0 with a mark.
+	Protocol uint8
+	// At is the address and port, the zero value with a mark.
+	At netip.AddrPort
+	// Mark is the packet mark, or 0.
+	Mark uint32
 }
 
 // Virtual is a virtual server.
 type Virtual struct {
+	// Scheduler is the name of the scheduler.
 	Scheduler string
 	// Flags are the kernel's (IP_VS_SVC_F_… of include/uapi/linux/ip_vs.h).
 	Flags uint32
 	// Timeout is the timeout of persistence, in seconds.
-	Timeout  uint32
-	Reals    map[netip.AddrPort]*Real
+	Timeout uint32
+	// Reals holds the real servers.
+	Reals map[netip.AddrPort]*Real
+	// Counters holds what the kernel counted. No packet changes it.
 	Counters dataplane.Counters
 }
 
 // Real is a real server.
 type Real struct {
+	// Weight is 0 if the real server gets no new connections.
 	Weight uint16
 	// Forwarding is the kernel's number (IP_VS_CONN_F_FWD_MASK).
 	Forwarding uint8
@@ -82,7 +90,8 @@ type Real struct {
 // Set is an ipset.
 type Set struct {
 	// Type is the name of its type, as "hash:ip,port".
-	Type   string
+	Type string
+	// Family is the family of the addresses.
 	Family tracker.Family
 	// Max is the largest number of elements of a hash.
 	Max int
@@ -94,24 +103,34 @@ type Set struct {
 
 // Element is an element of a set. It has the fields that the set's type has.
 type Element struct {
-	Addr     netip.Addr
+	// Addr is the first address.
+	Addr netip.Addr
+	// Protocol is the IP protocol's number.
 	Protocol uint8
-	Port     uint16
+	// Port is the port.
+	Port uint16
 	// Other is the second address or the prefix.
 	Other netip.Prefix
 }
 
 // Device is a network device.
 type Device struct {
+	// Kind is the type, as "dummy".
 	Kind string
 	// Index is different for each device that ever was.
 	Index int
+	// Addrs holds the addresses.
 	Addrs map[netip.Addr]bool
 }
 
 // Marks says which bits of packets' marks stay: if a new connection's mark has all bits of Value, those
 // of Keep. The zero value means that there is no such rule.
-type Marks struct{ Value, Keep uint32 }
+type Marks struct {
+	// Value has the bits by which marks are recognized.
+	Value uint32
+	// Keep has the bits that stay.
+	Keep uint32
+}
 
 // New returns a namespace with a device eth0 that has the addresses.
 func New(addrs ...netip.Addr) *Kernel {
@@ -141,7 +160,7 @@ func (k *Kernel) Do(f func()) {
 }
 
 // Apply applies the input of a program, such as "ipset restore". The first line that the kernel refuses ends
-// the programs of lines.
+// the programs of lines. The error is Before's, or wraps the kernel's, such as [syscall.EEXIST].
 func (k *Kernel) Apply(program, text string) error {
 	name := strings.Fields(program)[0]
 	writes := []string{text}
@@ -192,7 +211,8 @@ func parseMarks(text string) (m Marks, err error) {
 }
 
 // Run runs a command of ipvsadm, ipset, ip, iptables, iptables-save, nft or their variants for IPv6, and returns
-// its output. It does not call Before and After.
+// its output. It does not call Before and After. The error is the kernel's, such as [syscall.ENOENT], or that of an
+// unknown command.
 func (k *Kernel) Run(program string, args ...string) (string, error) {
 	var lines []string
 	var err error
