@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -14,13 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -207,52 +204,7 @@ func ResetSysctls(ctx context.Context, inUse string, log *slog.Logger) (err erro
 	return err
 }
 
-// propertiesOf returns what a Service's annotations say.
-func propertiesOf(p *ruleset.Port) ipvs.Properties {
-	s, _ := p.Spec.Ext.(annotations.Server)
-	return ipvs.Properties{
-		Scheduler: ipvs.Scheduler(s.Scheduler), HashPort: s.Port, OnePacket: s.OnePacket,
-		Forwarding: map[string]ipvs.Forwarding{
-			"direct": ipvs.ForwardingDirect, "tunnel": ipvs.ForwardingTunnel, "gue": ipvs.ForwardingGUE, "gre": ipvs.ForwardingGRE,
-		}[s.Forwarding],
-	}
-}
-
-// drainLimitOf returns a function that returns a Service's own limit, and never more than the operator's.
-func drainLimitOf(limit time.Duration) func(*ruleset.Port, *tracker.Endpoint) time.Duration {
-	return func(p *ruleset.Port, _ *tracker.Endpoint) time.Duration {
-		s, _ := p.Spec.Ext.(annotations.Server)
-		if limit != 0 && s.DrainLimit > limit {
-			return limit
-		}
-		return s.DrainLimit
-	}
-}
-
 func IPVS() Mode {
-	configure := func(s Settings) (ipvs.Config, error) {
-		e := s.Effective.IPVS
-		c := ipvs.Config{
-			Families: s.Families, IPTables: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
-			Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
-			Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
-		}
-		c.Properties = propertiesOf
-		if slices.Contains(s.Annotations, "ipvs-scheduler") {
-			c.Schedulers = ipvs.Schedulers()
-		}
-		if slices.Contains(s.Annotations, "ipvs-drain-limit") {
-			c.DrainLimitOf = drainLimitOf(s.DrainLimit)
-		}
-		for _, cidr := range e.ExcludeCIDRs {
-			p, err := netip.ParsePrefix(cidr)
-			if err != nil {
-				return c, err
-			}
-			c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
-		}
-		return c, nil
-	}
 	// left returns the configurations with which the agent, or kube-proxy, may have left rules.
 	left := func(log *slog.Logger) (out []ipvs.Config) {
 		for _, flavor := range flavors() {
@@ -265,9 +217,9 @@ func IPVS() Mode {
 		Watch:     30 * time.Second, // reads everything
 		TakesOver: true, TracksConnections: true,
 		Retire:     retireIPVS,
-		Probe:      configured(configure, ipvs.Probe),
-		Open:       opened(configure, ipvs.New),
-		SetSysctls: configured(configure, ipvs.SetSysctls),
+		Probe:      configured(ipvsConfig, ipvs.Probe),
+		Open:       opened(ipvsConfig, ipvs.New),
+		SetSysctls: configured(ipvsConfig, ipvs.SetSysctls),
 		Lookup:     lookedUp(ipvs.Lookup, "no virtual server for it"),
 		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
 			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)

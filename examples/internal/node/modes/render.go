@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -19,11 +23,19 @@ var ErrNoRenderer = errors.New("cannot be rendered")
 // every system.
 type Renderer func(*ruleset.Delta) (string, error)
 
-// NewRenderer returns the Renderer of the configured mode, for one family.
-func NewRenderer(c *config.Config, f tracker.Family) (Renderer, error) {
+// RenderedFamilies returns the families of each Renderer of a mode.
+func RenderedFamilies(mode string) [][]tracker.Family {
+	if mode == config.ModeIPVS {
+		return [][]tracker.Family{{tracker.IPv4, tracker.IPv6}}
+	}
+	return [][]tracker.Family{{tracker.IPv4}, {tracker.IPv6}}
+}
+
+// NewRenderer returns a Renderer of the configured mode, for families that [RenderedFamilies] returns.
+func NewRenderer(c *config.Config, families []tracker.Family) (Renderer, error) {
 	switch c.Mode {
 	case config.ModeNFTables:
-		r, err := nftables.NewRenderer(nftablesConfig(Settings{Config: c}), f)
+		r, err := nftables.NewRenderer(nftablesConfig(Settings{Config: c}), families[0])
 		if err != nil {
 			return nil, err
 		}
@@ -35,19 +47,43 @@ func NewRenderer(c *config.Config, f tracker.Family) (Renderer, error) {
 			return t.String(), err
 		}, nil
 	case config.ModeIPTables:
-		r, err := iptables.NewRenderer(iptables.Config{MasqueradeMark: c.MasqueradeMark, LocalhostNodePorts: LocalhostNodePorts(c)}, f)
+		r, err := iptables.NewRenderer(iptables.Config{MasqueradeMark: c.MasqueradeMark, LocalhostNodePorts: LocalhostNodePorts(c)}, families[0])
 		if err != nil {
 			return nil, err
 		}
 		return func(d *ruleset.Delta) (string, error) {
 			t, err := r.Render(d)
-			if t == nil {
+			if t == nil || t.Empty() {
 				return "", err
 			}
 			return t.String(), err
 		}, nil
+	case config.ModeIPVS:
+		ic, err := ipvsConfig(Settings{Config: c, Families: families})
+		if err != nil {
+			return nil, err
+		}
+		r, err := ipvs.NewRenderer(ic)
+		if err != nil {
+			return nil, err
+		}
+		return func(d *ruleset.Delta) (string, error) {
+			t, refused := r.Render(d)
+			if t == nil {
+				return "", refused
+			}
+			later, err := r.Retire()
+			if err != nil {
+				return "", err
+			}
+			text := t.String()
+			if !later.Empty() {
+				text += "# when the connections of what drains have ended\n" + later.String()
+			}
+			return text, refused
+		}, nil
 	}
-	return nil, fmt.Errorf("mode %s %w: nftables and iptables can", c.Mode, ErrNoRenderer)
+	return nil, fmt.Errorf("mode %s %w: nftables, iptables and ipvs can", c.Mode, ErrNoRenderer)
 }
 
 // nftablesConfig returns the configuration of mode nftables.
@@ -57,6 +93,53 @@ func nftablesConfig(s Settings) nftables.Config {
 		c.Offload = &nftables.Offload{Interfaces: s.Offload}
 	}
 	return c
+}
+
+// propertiesOf returns what a Service's annotations say.
+func propertiesOf(p *ruleset.Port) ipvs.Properties {
+	s, _ := p.Spec.Ext.(annotations.Server)
+	return ipvs.Properties{
+		Scheduler: ipvs.Scheduler(s.Scheduler), HashPort: s.Port, OnePacket: s.OnePacket,
+		Forwarding: map[string]ipvs.Forwarding{
+			"direct": ipvs.ForwardingDirect, "tunnel": ipvs.ForwardingTunnel, "gue": ipvs.ForwardingGUE, "gre": ipvs.ForwardingGRE,
+		}[s.Forwarding],
+	}
+}
+
+// drainLimitOf returns a function that returns a Service's own limit, and never more than the operator's.
+func drainLimitOf(limit time.Duration) func(*ruleset.Port, *tracker.Endpoint) time.Duration {
+	return func(p *ruleset.Port, _ *tracker.Endpoint) time.Duration {
+		s, _ := p.Spec.Ext.(annotations.Server)
+		if limit != 0 && s.DrainLimit > limit {
+			return limit
+		}
+		return s.DrainLimit
+	}
+}
+
+// ipvsConfig returns the configuration of mode ipvs.
+func ipvsConfig(s Settings) (ipvs.Config, error) {
+	e := s.Effective.IPVS
+	c := ipvs.Config{
+		Families: s.Families, IPTables: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
+		Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
+		Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
+	}
+	c.Properties = propertiesOf
+	if slices.Contains(s.Annotations, "ipvs-scheduler") {
+		c.Schedulers = ipvs.Schedulers()
+	}
+	if slices.Contains(s.Annotations, "ipvs-drain-limit") {
+		c.DrainLimitOf = drainLimitOf(s.DrainLimit)
+	}
+	for _, cidr := range e.ExcludeCIDRs {
+		p, err := netip.ParsePrefix(cidr)
+		if err != nil {
+			return c, err
+		}
+		c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
+	}
+	return c, nil
 }
 
 // LocalhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses: the

@@ -20,7 +20,7 @@ import (
 )
 
 const renderLong = `Prints the rules that a node would have, as "nft -f" or iptables-restore --noflush read
-them. It reads the objects from where run reads them, with the same flags, and needs
+them, and in mode ipvs as a shell script that calls ipvsadm, ipset, ip and these. It reads the objects from where run reads them, with the same flags, and needs
 neither the node nor its kernel: --hostname-override names any node, and every system
 will do.
 
@@ -98,8 +98,8 @@ type rendering struct {
 
 // write writes the rules that lead from one ruleset to another one, or all rules if from is nil.
 func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error {
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		render, err := modes.NewRenderer(cfg, f)
+	for _, families := range modes.RenderedFamilies(cfg.Mode) {
+		render, err := modes.NewRenderer(cfg, families)
 		if err != nil {
 			return err
 		}
@@ -113,18 +113,18 @@ func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error 
 			return err
 		}
 		d := to.DeltaFrom(from)
-		d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return c.Key.Family != f })
+		d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return !slices.Contains(families, c.Key.Family) })
 		text, err := render(d)
 		if errors.Is(err, ruleset.ErrNeedFull) {
-			fmt.Fprintf(r.out, "# %v: the rules of the node itself differ, and all are written again\n", f)
-			if render, err = modes.NewRenderer(cfg, f); err != nil {
+			fmt.Fprintf(r.out, "# %s: the rules of the node itself differ, and all are written again\n", names(families))
+			if render, err = modes.NewRenderer(cfg, families); err != nil {
 				return err
 			}
 			text, err = render(to.Delta())
 		} else if len(d.Changes) != 0 {
-			fmt.Fprintf(r.out, "# %v: %s\n", f, changedPorts(d))
+			fmt.Fprintf(r.out, "# %s: %s\n", names(families), changedPorts(d))
 		}
-		if len(d.Changes) == 0 && err == nil {
+		if text == "" && err == nil {
 			continue
 		}
 		if err := r.print(text, err); err != nil {
@@ -132,6 +132,15 @@ func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error 
 		}
 	}
 	return nil
+}
+
+// names returns families as text.
+func names(families []tracker.Family) string {
+	var out []string
+	for _, f := range families {
+		out = append(out, f.String())
+	}
+	return strings.Join(out, " and ")
 }
 
 // maxNamed is how many Service ports a comment names.

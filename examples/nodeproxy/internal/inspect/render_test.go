@@ -52,6 +52,7 @@ func TestRenderPrintsRules(t *testing.T) {
 	for mode, want := range map[string][]string{
 		"nftables": {"table ip proxier {", "table ip6 proxier {", "10.96.0.10 . tcp . 80 comment \"shop/web:http\" : "},
 		"iptables": {"# iptables-restore --noflush\n", "# ip6tables-restore --noflush\n", "--to-destination 10.1.1.2:8080\n"},
+		"ipvs":     {"ipvsadm -R <<'END'\n", "-a -t 10.96.0.10:80 -r 10.1.1.2:8080 -m -w 1\n", "add KUBE-CLUSTER-IP 10.96.0.10,tcp:80 -exist\n", "addr add 10.96.0.10/32 dev kube-ipvs0\n"},
 	} {
 		got, err := rendered(t, "--proxy-mode", mode)
 		if err != nil {
@@ -74,12 +75,13 @@ func TestRenderPrintsWhatAChangeDoes(t *testing.T) {
 	for mode, want := range map[string]string{
 		"nftables": "# IPv4: ~shop/web:http/TCP/IPv4\n",
 		"iptables": "# IPv4: ~shop/web:http/TCP/IPv4\n# iptables-restore --noflush\n*nat\n",
+		"ipvs":     "# IPv4 and IPv6: ~shop/web:http/TCP/IPv4\nipvsadm -R <<'END'\n-e -t 10.96.0.10:80 -r 10.1.1.3:8080 -m -w 0\n",
 	} {
 		got, err := rendered(t, "--proxy-mode", mode, "--diff", without)
 		if err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %v\n%s\nwant first\n%s", mode, err, got, want)
 		}
-		if all, _ := rendered(t, "--proxy-mode", mode); len(got) > len(all)/4 || strings.Contains(got, "IPv6") {
+		if all, _ := rendered(t, "--proxy-mode", mode); len(got) > len(all)/4 || strings.Contains(got, "/IPv6") {
 			t.Errorf("%s: one endpoint less prints more than it changes:\n%s", mode, got)
 		}
 		if got, err := rendered(t, "--proxy-mode", mode, "--diff", demoWorld); got != "" || err != nil {
