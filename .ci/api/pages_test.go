@@ -19,7 +19,7 @@ func TestSnippetsAreFromTheirFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := snippet.FindAllStringSubmatch(string(page), -1)
-	if len(all) != 3 {
+	if len(all) != 4 {
 		t.Errorf("%d snippets", len(all))
 	}
 	for _, s := range all {
