@@ -68,7 +68,8 @@ func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 
 // Retire returns the transaction that deletes what drains: the real servers that earlier transactions gave the
 // weight 0, and the objects of deleted Services that their connections need. The caller
-// chooses the time, because the Renderer does not know when the connections have ended.
+// chooses the time, because the Renderer does not know when the connections have ended. The error wraps
+// [ruleset.ErrNeedFull] if the next delta must be full.
 func (r *Renderer) Retire() (*Transaction, error) {
 	r.kernel.idle = true
 	err := r.backend.tend(context.Background(), time.Time{}.AddDate(1000, 0, 0))

@@ -114,7 +114,8 @@ func (s *Set) Add(e Element, mark uint32) error {
 	return nil
 }
 
-// Destroy destroys a set, unless a rule uses it. It must be called in [Kernel.Do].
+// Destroy destroys a set, unless a rule uses it. It must be called in [Kernel.Do]. The error
+// is [syscall.EBUSY] if a rule does.
 func (k *Kernel) Destroy(name string) error {
 	for _, t := range k.Tables {
 		var rules bytes.Buffer
