@@ -72,6 +72,7 @@ type options struct {
 	alone            []int // for nodeproxy alone
 	idle, outage     time.Duration
 	outageOnly       bool
+	changesOnly      bool
 	jsonFile, mdFile string
 	logs             string
 	extra            []string
@@ -167,6 +168,7 @@ func parse(args []string) (*options, []string, error) {
 	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies; 0 to leave it out")
 	f.DurationVar(&o.outage, "outage", 2*time.Minute, "duration of an outage of the API server; 0 to leave it out")
 	f.BoolVar(&o.outageOnly, "outage-only", false, "measure outages and nothing else")
+	f.BoolVar(&o.changesOnly, "changes-only", false, "measure starts and changes one by one, and nothing else")
 	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
 	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
 	f.StringVar(&o.logs, "logs", "", "folder for the logs of all processes")
@@ -196,6 +198,9 @@ func parse(args []string) (*options, []string, error) {
 		def("alone", func() { *alone = "" })
 		def("idle", func() { o.idle = 5 * time.Second })
 		def("outage", func() { o.outage = time.Second })
+	}
+	if o.changesOnly {
+		o.outage = 0
 	}
 	o.modes = list(*modes)
 	o.extra = strings.Fields(*extra)

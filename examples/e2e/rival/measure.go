@@ -95,7 +95,9 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 				r.Runs = append(r.Runs, run)
 			}
 		}
-		c.together(ctx, o, r.Runs[first:])
+		if !o.changesOnly {
+			c.together(ctx, o, r.Runs[first:])
+		}
 		if ctx.Err() != nil {
 			return r, ctx.Err()
 		}
@@ -156,6 +158,9 @@ func (c *control) measure(ctx context.Context, o *options, r *Run) error {
 		{"changes of the number of endpoints", func() error { return m.resizes(ctx) }},
 		{"burst", func() error { return m.burst(ctx, o.rated) }},
 	} {
+		if o.changesOnly && phase.name != "changes" {
+			continue
+		}
 		progress("%s, %s, %d Services: %s", r.title(), r.Mode, c.services, phase.name)
 		if err := phase.do(); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", phase.name, err), m.process.ended())

@@ -32,7 +32,7 @@ type Run struct {
 	// MinSyncPeriod is kube-proxy's least time between two syncs, as its configuration names
 	// it. It is empty for a proxy with its default: 1 s for kube-proxy, none for nodeproxy.
 	MinSyncPeriod string `json:"minSyncPeriod,omitempty"`
-	// Mode is "nftables" or "iptables".
+	// Mode is "nftables", "iptables" or "ipvs".
 	Mode string `json:"mode"`
 	// Services is the number of Services. Endpoints is the number of each Service's
 	// endpoints.
@@ -158,15 +158,15 @@ type Idle struct {
 	Usage
 }
 
-// columns are the columns of a table behind the mode, the number of Services and the proxy.
-type columns []struct {
+// column is a column of a table behind the mode, the number of Services and the proxy.
+type column struct {
 	title, meaning string
-	value          func(*Run) string
+	value          func(*Run) string // "–" if it was not measured
 }
 
 // latencies and costs are the two tables of a report.
 var (
-	latencies = columns{
+	latencies = []column{
 		{"start", "from the start of the process until every Service answers; the median of up to five starts",
 			func(r *Run) string { return fmt.Sprintf("%.2f s", r.Start.Seconds) }},
 		{"change", "from the API server's answer to the update of an EndpointSlice until an endpoint of the update answers; the median of the changes, made one by one",
@@ -178,15 +178,22 @@ var (
 		{"burst", "the longest of 50 latencies among 1,000 changes that are sent as fast as the API server accepts them, 1,000/s at most",
 			func(r *Run) string { return milliseconds(r.Burst.MaxMs) }},
 	}
-	costs = columns{
+	costs = []column{
 		{"memory", "the largest resident set of the process, without children and without the kernel's memory",
 			func(r *Run) string {
 				return fmt.Sprintf("%.0f MiB", max(r.Start.PeakMiB, r.Change.PeakMiB, r.Burst.PeakMiB, r.Idle.PeakMiB))
 			}},
 		{"CPU, start", "CPU time of the start, with child processes",
 			func(r *Run) string { return fmt.Sprintf("%.2f s", r.Start.CPUSeconds) }},
+		{"CPU, change", "CPU time of a change, the mean of the changes made one by one",
+			func(r *Run) string { return milliseconds(r.Change.CPUSeconds * 1000 / float64(max(r.Change.Count, 1))) }},
 		{"CPU, burst", "CPU time of the burst",
-			func(r *Run) string { return fmt.Sprintf("%.2f s", r.Burst.CPUSeconds) }},
+			func(r *Run) string {
+				if r.Burst.Changes == 0 {
+					return "–"
+				}
+				return fmt.Sprintf("%.2f s", r.Burst.CPUSeconds)
+			}},
 		{"CPU, idle", "CPU time of a minute without changes; all proxies of one number of Services idle at the same time",
 			func(r *Run) string {
 				if r.Idle.Seconds == 0 {
@@ -226,10 +233,14 @@ func Markdown(w io.Writer, reports ...*Report) error {
 		return outages.markdown(w)
 	}
 	var b strings.Builder
-	for i, table := range []columns{latencies, costs} {
+	for i, table := range [][]column{latencies, costs} {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
+		// Columns that no run measured are left out.
+		table = slices.DeleteFunc(slices.Clone(table), func(c column) bool {
+			return !slices.ContainsFunc(runs, func(r *Run) bool { return c.value(r) != "–" })
+		})
 		b.WriteString("| mode | Services | proxy |")
 		for _, c := range table {
 			b.WriteString(" " + c.title + " |")
@@ -268,7 +279,10 @@ func (c Connections) share() string {
 }
 
 func milliseconds(ms float64) string {
-	if ms < 10 {
+	switch {
+	case ms == 0:
+		return "–" // not measured
+	case ms < 10:
 		return fmt.Sprintf("%.1f ms", ms)
 	}
 	return fmt.Sprintf("%.0f ms", ms)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"math"
@@ -13,9 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/internal/testing/vm"
 )
 
 // TestSetOfInvertsEndpoint tests the first and the last Service.
@@ -130,15 +133,73 @@ func TestEveryPhaseIsMeasured(t *testing.T) {
 	}
 }
 
+var inVM = flag.String("vm", "", "rival's flags for TestRivalInVM, separated by spaces")
+
+// TestRivalInVM runs the command in a virtual machine, where mode ipvs is supported. It prints the
+// tables, and the JSON as one line:
+//
+//	go test -run TestRivalInVM -v -timeout 2h . -vm '--modes ipvs --services 100,1000 --alone= --changes-only --starts 2 --changes 20'
+//
+// PROXIER_KUBE_PROXY, PROXIER_KUBE_APISERVER and PROXIER_ETCD name programs that need no shared
+// libraries.
+func TestRivalInVM(t *testing.T) {
+	if *inVM == "" {
+		t.Skip("takes many minutes: runs if -vm is given")
+	}
+	if os.Getenv("PROXIER_VM_INSIDE") == "" {
+		// The machine gets the folder testdata.
+		control, kubeProxy, dir := controlplane.Need(t), os.Getenv("PROXIER_KUBE_PROXY"), t.TempDir()
+		netlab.Need(t, kubeProxy != "", "PROXIER_KUBE_PROXY: a kube-proxy")
+		if err := nodeagent.Build(t.Context(), filepath.Join(dir, "testdata/nodeproxy"), "CGO_ENABLED=0"); err != nil {
+			t.Fatal(err)
+		}
+		for name, path := range map[string]string{"kube-apiserver": control.APIServer, "etcd": control.Etcd, "kube-proxy": kubeProxy} {
+			if err := os.Symlink(path, filepath.Join(dir, "testdata", name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Chdir(dir)
+	}
+	if !vm.Inside(t, vm.IPVS, "") {
+		return
+	}
+	file := filepath.Join(t.TempDir(), "rival.json")
+	args := append(strings.Fields(*inVM), "--json", file)
+	for _, name := range []string{"nodeproxy", "kube-apiserver", "etcd", "kube-proxy"} {
+		args = append(args, "--"+name, "/work/testdata/"+name)
+	}
+	if err := run(t.Context(), args, t.Output()); err != nil {
+		t.Error(err)
+	}
+	var text bytes.Buffer
+	if data, err := os.ReadFile(file); err != nil {
+		t.Error(err)
+	} else if err := json.Compact(&text, data); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%s", &text)
+}
+
 var update = flag.Bool("update", false, "rewrite the tables in MEASUREMENTS.md")
 
 // TestTablesAreThoseOfTheData compares the tables in MEASUREMENTS.md with testdata.
 func TestTablesAreThoseOfTheData(t *testing.T) {
+	t.Run("host", func(t *testing.T) {
+		compareTables(t, "<!-- made by examples/e2e/rival -->\n", "testdata/rival-45000.json", "testdata/rival-10000.json", "testdata/rival.json")
+	})
+	t.Run("machine", func(t *testing.T) {
+		compareTables(t, "<!-- made by examples/e2e/rival in a virtual machine -->\n", "testdata/vm/rival.json")
+	})
+}
+
+// compareTables compares the tables of files with those behind begin.
+func compareTables(t *testing.T, begin string, files ...string) {
+	t.Helper()
 	var b strings.Builder
-	if err := printTables(&b, "testdata/rival-45000.json", "testdata/rival-10000.json", "testdata/rival.json"); err != nil {
+	if err := printTables(&b, files...); err != nil {
 		t.Fatal(err)
 	}
-	const page, begin, end = "../../../.github/MEASUREMENTS.md", "<!-- made by examples/e2e/rival -->\n", "<!-- end -->\n"
+	const page, end = "../../../.github/MEASUREMENTS.md", "<!-- end -->\n"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +229,7 @@ func TestLaterRunsReplaceEarlierOnes(t *testing.T) {
 	}
 	var rows []string
 	for line := range strings.Lines(b.String()) {
-		if f := strings.Split(line, " | "); strings.Contains(line, "| nodeproxy |") && len(rows) < 3 {
+		if f := strings.Split(strings.TrimSuffix(line, " |\n"), " | "); strings.Contains(line, "| nodeproxy |") && len(rows) < 3 {
 			rows = append(rows, strings.Join(f[:4], " "))
 		}
 	}
