@@ -47,8 +47,7 @@ type Config struct {
 	// DrainLimit bounds the time that real servers drain; 0 means no limit. Endpoints, and
 	// whole Services, are taken out of service by giving their real servers the weight 0: they
 	// keep their connections and get no new ones. The backend removes them when they have no
-	// connections left, and those of UDP and SCTP, with their flows, after a second, or at once if
-	// the endpoint is gone or no longer serves.
+	// connections left, and those of UDP and SCTP, with their flows, after a second.
 	DrainLimit time.Duration
 	// DrainLimitOf returns the DrainLimit of a TCP endpoint, such as its pod's grace period, or 0 for
 	// that of all. nil means the same for each. It must be a pure

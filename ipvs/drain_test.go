@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -45,52 +44,12 @@ func TestDrainEndsByConnectionsOrLimit(t *testing.T) {
 	}
 }
 
-// terminate sets two endpoints of a Service, of which the first terminates and may serve.
-func (r *rig) terminate(i int, p v1.Protocol, serving bool, first, second int) {
-	s := slice(i, p, first, second)
+// terminate sets the endpoints -1 and -2 of a Service, of which -1 terminates.
+func (r *rig) terminate(i int) {
+	s := slice(i, v1.ProtocolTCP, -1, -2)
 	yes, no := true, false
-	c := &s.Endpoints[0].Conditions
-	c.Ready, c.Terminating, c.Serving = &no, &yes, &serving
+	s.Endpoints[0].Conditions.Ready, s.Endpoints[0].Conditions.Terminating = &no, &yes
 	r.tracker.SetSlice(s)
-}
-
-// TestFlowsLeaveEndpointThatDoesNotServe takes endpoints away from UDP Services. The real server of one
-// that serves stays for the answers. Any other goes with the change.
-func TestFlowsLeaveEndpointThatDoesNotServe(t *testing.T) {
-	const kept, gone = "-a -u 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 0", ""
-	for _, c := range []struct {
-		name   string
-		change func(*rig)
-		want   string
-	}{
-		{"terminates and serves", func(r *rig) { r.terminate(1, v1.ProtocolUDP, true, -1, -2) }, kept},
-		{"terminates", func(r *rig) { r.terminate(1, v1.ProtocolUDP, false, -1, -2) }, gone},
-		{"is removed", func(r *rig) { r.set(svc(1, over(v1.ProtocolUDP)), 1, -2) }, gone},
-		{"serves, then is removed", func(r *rig) {
-			r.terminate(1, v1.ProtocolUDP, true, -1, -2)
-			r.sync()
-			r.set(svc(1, over(v1.ProtocolUDP)), 1, -2)
-		}, gone},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := newRigOn(t, memoryNode{newMemory(netip.MustParseAddr("192.0.2.1"))}, Config{Families: []tracker.Family{tracker.IPv4}})
-			r.set(svc(1, over(v1.ProtocolUDP)), 1, -1, -2)
-			r.sync()
-			c.change(r)
-			r.sync()
-			want := []string{"-A -u 10.96.0.1:80 -s rr", "-a -u 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1"}
-			if c.want != "" {
-				want = append(want, c.want)
-			}
-			got := r.run("ipvsadm -Sn")
-			slices.Sort(got)
-			slices.Sort(want)
-			r.same("real servers", got, want)
-			if n := r.backend.draining(); n != len(want)-2 {
-				t.Errorf("%d real servers drain", n)
-			}
-		})
-	}
 }
 
 // TestEndpointsDrainByTheirOwnLimit ends the drain of an endpoint at the limit that its pod has, and

@@ -59,26 +59,9 @@ func (u *update) quiesce(k virtualKey, v *virtualState, at netip.AddrPort) error
 	return nil
 }
 
-// remove deletes a real server. The kernel moves its connections.
-func (u *update) remove(k virtualKey, v *virtualState, at netip.AddrPort) error {
-	if err := u.b.kernel.delReal(k, at); err != nil {
-		v.unsure()
-		return err
-	}
-	u.s.removed(k, v, at)
-	return nil
-}
-
-// removed records that a real server was deleted.
-func (s *state) removed(k virtualKey, v *virtualState, at netip.AddrPort) {
-	delete(v.reals, at)
-	delete(v.limits, at)
-	s.endDrain(k, at)
-}
-
 // answerTime is how long a real server of a protocol without graceful termination
-// drains while its endpoint serves: long enough for an answer that is on its way. Without the
-// real server the answer would come from the endpoint's own address.
+// drains: long enough for an answer that is on its way. Without the real server the
+// answer would come from the endpoint's own address.
 const answerTime = time.Second
 
 // drainRule decides when a draining real server is drained.
@@ -231,7 +214,9 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 			if err := b.kernel.delReal(k, at); err != nil {
 				return err
 			}
-			s.removed(k, v, at)
+			delete(v.reals, at)
+			delete(v.limits, at)
+			s.endDrain(k, at)
 		}
 		if _, retired := s.retired[k]; (retired || v.rejected) && len(v.reals) == 0 {
 			if err := u.deleteVirtual(k); err != nil {

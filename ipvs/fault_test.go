@@ -144,8 +144,8 @@ func newFaultWorld(t *testing.T) *faultWorld {
 }
 
 // setPods gives the first Service n of the pods, at least one, and the second Service all of
-// them. An answer of a UDP endpoint that is gone does not arrive; testChangedUDPEndpointsLoseNoRequest
-// changes UDP endpoints.
+// them. A UDP endpoint drains for a second, and an answer may take longer in the virtual
+// machine; testChangedUDPEndpointsLoseNoRequest changes UDP endpoints.
 func setPods(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
 	t.SetService(svc(50, nodePort(30050)))
 	t.SetSlice(podSlice(50, v1.ProtocolTCP, pods, n, rng))

@@ -84,7 +84,7 @@ func testDrainOutlivesARestart(t *testing.T) {
 	}
 	defer c.Close()
 	says(t, "at first", c)
-	r.terminate(1, v1.ProtocolTCP, true, -1, -2)
+	r.terminate(1)
 	r.sync()
 	says(t, "while its endpoint terminates", c)
 	r.restart()

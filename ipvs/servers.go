@@ -128,7 +128,6 @@ func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
 		if it.failed && len(keep) != 0 && !v.serves(keep) {
 			continue
 		}
-		answers := it.answers(u.b.config.drainRule(v.proto))
 		var gone []netip.AddrPort
 		for at := range v.reals {
 			if !keep[at] {
@@ -137,29 +136,12 @@ func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
 		}
 		slices.SortFunc(gone, netip.AddrPort.Compare)
 		for _, at := range gone {
-			end := u.quiesce
-			if !answers(at) {
-				end = u.remove
-			}
-			if err := end(p.key, v, at); err != nil {
+			if err := u.quiesce(p.key, v, at); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// answers returns a function that reports whether connections to an endpoint of the item may go on.
-// Without graceful termination they move when the endpoint no longer serves.
-func (it *item) answers(r drainRule) func(netip.AddrPort) bool {
-	if r.counts {
-		return func(netip.AddrPort) bool { return true }
-	}
-	serving := map[netip.AddrPort]bool{}
-	for _, ep := range it.service.Endpoints {
-		serving[ep.Addr] = ep.Ready || ep.Serving
-	}
-	return func(at netip.AddrPort) bool { return serving[at] }
 }
 
 // serves reports whether one of the real servers gets new connections.
