@@ -8,13 +8,13 @@ import (
 	"flag"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/e2e/internal/nodeagent"
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -150,8 +150,10 @@ func TestRivalInVM(t *testing.T) {
 		// The machine gets the folder testdata.
 		control, kubeProxy, dir := controlplane.Need(t), os.Getenv("PROXIER_KUBE_PROXY"), t.TempDir()
 		netlab.Need(t, kubeProxy != "", "PROXIER_KUBE_PROXY: a kube-proxy")
-		if err := nodeagent.Build(t.Context(), filepath.Join(dir, "testdata/nodeproxy"), "CGO_ENABLED=0"); err != nil {
-			t.Fatal(err)
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, "testdata/nodeproxy"), "github.com/go-proxier/proxier/examples/nodeproxy")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if text, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("cannot build nodeproxy: %v\n%s", err, text)
 		}
 		for name, path := range map[string]string{"kube-apiserver": control.APIServer, "etcd": control.Etcd, "kube-proxy": kubeProxy} {
 			if err := os.Symlink(path, filepath.Join(dir, "testdata", name)); err != nil {

@@ -26,6 +26,8 @@ type Rules struct {
 type Kernel struct {
 	NetNS  *os.File
 	Legacy func(context.Context) (map[Kind]bool, error)
+	// OwnDevice has no effect here.
+	OwnDevice bool
 }
 
 // Look returns nothing.
