@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,7 +119,7 @@ func (m *memory) CountRules(_ context.Context, f tracker.Family, t table, chain 
 
 func (m *memory) Watch(ctx context.Context, interval time.Duration, check func(context.Context) error, drifted func(error)) error {
 	if err := dataplane.Watch(ctx, interval, check, drifted); err != nil {
-		return context.Cause(ctx)
+		return cmp.Or(context.Cause(ctx), err) // ctx may be canceled a little later than the check notices
 	}
 	return nil
 }
