@@ -180,7 +180,7 @@ func (m *memory) reals(k virtualKey, fn func(real)) (err error) {
 			return
 		}
 		for at, r := range v.Reals {
-			fn(real{at, r.Weight, Forwarding(r.Forwarding), r.Active, r.Inactive})
+			fn(real{at, r.Weight, Forwarding(r.Forwarding) | Forwarding(r.Tunnel)<<tunnelShift, r.Active, r.Inactive})
 		}
 	})
 	return wrap(err, "list real servers of", k)
@@ -196,6 +196,14 @@ func (m *memory) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters
 		}
 	})
 	return out, nil
+}
+
+// setReal sets the properties of a real server.
+func setReal(to *fake.Real, r real) {
+	to.Weight, to.Forwarding, to.Tunnel, to.Port = r.weight, uint8(r.forwarding)&(1<<tunnelShift-1), r.forwarding.tunnel(), 0
+	if r.forwarding == ForwardingGUE {
+		to.Port = portGUE
+	}
 }
 
 // setProperties sets the properties of a virtual server.
@@ -246,7 +254,7 @@ func (m *memory) addReal(k virtualKey, r real) error {
 		case v.Reals[r.at] == nil:
 			v.Reals[r.at] = &fake.Real{}
 		}
-		v.Reals[r.at].Weight, v.Reals[r.at].Forwarding = r.weight, uint8(r.forwarding)
+		setReal(v.Reals[r.at], r)
 		return nil
 	}), "add real server "+r.at.String()+" to", k)
 }
@@ -260,7 +268,7 @@ func (m *memory) setReal(k virtualKey, r real) error {
 		if v.Reals[r.at] == nil {
 			return syscall.ENOENT
 		}
-		v.Reals[r.at].Weight, v.Reals[r.at].Forwarding = r.weight, uint8(r.forwarding)
+		setReal(v.Reals[r.at], r)
 		return nil
 	}), "set real server "+r.at.String()+" of", k)
 }

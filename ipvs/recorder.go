@@ -272,7 +272,7 @@ func (v virtual) text() string {
 // port returns a real server's address with the port that ipvsadm gives it: if packets are not translated, that of
 // the virtual server.
 func (f Forwarding) port(k virtualKey, at netip.AddrPort) netip.AddrPort {
-	if f == ForwardingDirect || f == ForwardingTunnel {
+	if f != ForwardingTranslated {
 		return netip.AddrPortFrom(at.Addr(), k.at.Port())
 	}
 	return at
@@ -280,11 +280,11 @@ func (f Forwarding) port(k virtualKey, at netip.AddrPort) netip.AddrPort {
 
 // text returns the real server's properties in the syntax of ipvsadm.
 func (r real) text() string {
-	how := map[Forwarding]string{ForwardingTunnel: "-i", ForwardingDirect: "-g"}[r.forwarding]
-	if how == "" {
-		how = "-m"
+	how := map[Forwarding]string{
+		ForwardingTranslated: "-m -w %d", ForwardingDirect: "-g -w %d", ForwardingTunnel: "-i -w %d",
+		ForwardingGUE: "-i -w %d --tun-type gue --tun-port " + fmt.Sprint(portGUE), ForwardingGRE: "-i -w %d --tun-type gre",
 	}
-	return fmt.Sprintf("%s -w %d", how, r.weight)
+	return fmt.Sprintf(how[r.forwarding], r.weight)
 }
 
 // text returns the element in the syntax of ipset.

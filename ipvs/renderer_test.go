@@ -156,7 +156,12 @@ func rendererWrites(t *testing.T, backend, text node, apply func(*Transaction) e
 	r.set(svc(8, with("lc tunnel"), externalIPs("198.18.0.8")), 8, -1, -2)
 	r.set(svc(9, with("mh direct"), externalIPs("198.18.0.9")), 9, 1, -2)
 	r.set(svc(10, with("rr direct"), externalIPs("198.18.0.10")), 10, 1, -2)
+	r.set(svc(11, with("rr gue"), externalIPs("198.18.0.11", "2001:db8:e::11")), 11, 1, -2)
+	r.set(svc(12, with("rr gre"), externalIPs("198.18.0.12")), 12, 1, -2)
 	check("after a full delta")
+	if all := strings.Join(objects(t, text), "\n"); !strings.Contains(all, "--tun-type gue --tun-port 6080") || !strings.Contains(all, "--tun-type gre") {
+		t.Errorf("no tunnels of both types in\n%s", all)
+	}
 	r.set(svc(1, nodePort(30011), externalIPs("198.18.0.1")), 1, 2, -1)
 	r.set(svc(2, over(v1.ProtocolSCTP), nodePort(30002)), 2, -1, -3)
 	r.set(svc(4, balancer("198.18.1.1", "203.0.115.0/24")), 4, -4)
@@ -167,6 +172,8 @@ func rendererWrites(t *testing.T, backend, text node, apply func(*Transaction) e
 	r.set(svc(8, with("mh tunnel"), externalIPs("198.18.0.8")), 8, -2)
 	r.set(svc(9), 9, 1, -2)
 	r.set(svc(10, externalIPs("198.18.0.10")), 10, 1, -2)
+	r.set(svc(11, with("rr gue"), externalIPs("198.18.0.11", "2001:db8:e::11")), 11, -2, 3)
+	r.set(svc(12, with("rr tunnel"), externalIPs("198.18.0.12")), 12, 1, -2)
 	check("after an incremental delta")
 }
 

@@ -76,6 +76,9 @@ const (
 // include/uapi/linux/ip_vs.h).
 const tunnelShift = 4
 
+// portGUE is the port of Generic UDP Encapsulation (IANA).
+const portGUE = 6080
+
 // tunnel returns the type of the tunnel, or 0 for none and for IPIP.
 func (f Forwarding) tunnel() uint8 {
 	if f == forwardingMixed {

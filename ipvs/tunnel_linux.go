@@ -15,11 +15,8 @@ import (
 
 // Package moby has no attribute for the type of a tunnel. The methods in this file write and read it.
 
-// serverTunnel is IPVS_DEST_ATTR_TUN_TYPE, and portGUE the port of Generic UDP Encapsulation (IANA).
-const (
-	serverTunnel = 13
-	portGUE      = 6080
-)
+// serverTunnel is IPVS_DEST_ATTR_TUN_TYPE.
+const serverTunnel = 13
 
 func (s *system) addReal(key virtualKey, r real) error {
 	if r.forwarding.tunnel() == 0 {

@@ -28,6 +28,9 @@ const (
 // How a real server is reached (IP_VS_CONN_F_…).
 var forwardings = map[string]uint8{"-m": 0, "-i": 2, "-g": 3}
 
+// tunnels holds the types of tunnels by their numbers (IP_VS_CONN_F_TUNNEL_TYPE_…).
+var tunnels = []string{"ipip", "gue", "gre"}
+
 // parseServer returns the virtual server that arguments of ipvsadm name.
 func parseServer(args []string) (s Server, err error) {
 	if f := option(args, "-f"); f != "" {
@@ -156,6 +159,20 @@ func (v *Virtual) change(args []string) error {
 			r.Forwarding = how
 		}
 	}
+	if name := option(args, "--tun-type"); name != "" {
+		i := slices.Index(tunnels, name)
+		if i < 0 {
+			return fmt.Errorf("tunnel %q: %w", name, errUnknown)
+		}
+		r.Tunnel = uint8(i)
+	}
+	if p := option(args, "--tun-port"); p != "" {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil {
+			return err
+		}
+		r.Port = uint16(n)
+	}
 	switch args[0] {
 	case "-a":
 		if have != nil {
@@ -198,10 +215,24 @@ func (k *Kernel) saveServers() (out []string) {
 		}
 		out = append(out, line)
 		for at, r := range v.Reals {
-			format := map[uint8]string{0: "-a %s -r %s -m -w %d", 2: "-a %s -r %s -i -w %d --tun-type ipip", 3: "-a %s -r %s -g -w %d"}[r.Forwarding]
-			out = append(out, fmt.Sprintf(format, s, at, r.Weight))
+			out = append(out, fmt.Sprintf("-a %s -r %s %s", s, at, r))
 		}
 	}
 	slices.Sort(out)
 	return out
+}
+
+// String returns the properties as ipvsadm writes them.
+func (r *Real) String() string {
+	switch {
+	case r.Forwarding == forwardings["-m"]:
+		return fmt.Sprintf("-m -w %d", r.Weight)
+	case r.Forwarding == forwardings["-g"]:
+		return fmt.Sprintf("-g -w %d", r.Weight)
+	case r.Port != 0:
+		return fmt.Sprintf("-i -w %d --tun-type %s --tun-port %d --tun-nocsum", r.Weight, tunnels[r.Tunnel], r.Port)
+	case r.Tunnel != 0:
+		return fmt.Sprintf("-i -w %d --tun-type %s --tun-nocsum", r.Weight, tunnels[r.Tunnel])
+	}
+	return fmt.Sprintf("-i -w %d --tun-type ipip", r.Weight)
 }

@@ -81,8 +81,10 @@ type Virtual struct {
 type Real struct {
 	// Weight is 0 if the real server gets no new connections.
 	Weight uint16
-	// Forwarding is the kernel's number (IP_VS_CONN_F_FWD_MASK).
-	Forwarding uint8
+	// Forwarding is the kernel's number (IP_VS_CONN_F_FWD_MASK), and Tunnel that of a tunnel's type
+	// (IP_VS_CONN_F_TUNNEL_TYPE_…), with Port for GUE.
+	Forwarding, Tunnel uint8
+	Port               uint16
 	// Active and Inactive are its numbers of connections.
 	Active, Inactive int
 }
