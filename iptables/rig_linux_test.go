@@ -37,8 +37,18 @@ func flavors(t *testing.T, f func(t *testing.T, flavor Flavor)) {
 	for _, s := range linuxSystems {
 		t.Run(s.String(), func(t *testing.T) {
 			need(t, s)
+			needSecond(t, s)
 			f(t, s.Flavor)
 		})
+	}
+}
+
+// needSecond skips a test with iptables-legacy that runs with iptables-nft, too, unless every test should
+// run. In memory it runs in both flavors.
+func needSecond(tb testing.TB, s system) {
+	tb.Helper()
+	if _, err := exec.LookPath("iptables-nft-restore"); err == nil && s == onLinux(Legacy) {
+		testtime.NeedComplete(tb)
 	}
 }
 

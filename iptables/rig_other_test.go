@@ -11,7 +11,8 @@ import (
 // linuxSystems is empty: the kernel in memory is the only one.
 var linuxSystems []system
 
-func need(testing.TB, system) {}
+func need(testing.TB, system)       {}
+func needSecond(testing.TB, system) {}
 
 func newLinuxNode(testing.TB, Flavor, *Config) testNode   { panic("not Linux") }
 func newWatchedNode(testing.TB, Flavor, *Config) testNode { panic("not Linux") }

@@ -47,6 +47,9 @@ func systems(t *testing.T, f func(t *testing.T, s system), only ...Flavor) {
 		}
 		t.Run(s.String(), func(t *testing.T) {
 			need(t, s)
+			if len(only) == 0 {
+				needSecond(t, s)
+			}
 			f(t, s)
 		})
 	}

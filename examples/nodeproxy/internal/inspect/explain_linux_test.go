@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 func TestExplainPredictsEveryPacket(t *testing.T) {
 	netlab.Require(t)
 	families := []tracker.Family{tracker.IPv4, tracker.IPv6}
-	if testing.Short() {
+	if !testtime.Complete() {
 		families = families[:1]
 	}
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables()} {
