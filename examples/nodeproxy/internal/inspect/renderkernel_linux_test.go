@@ -22,6 +22,9 @@ func TestRenderComparesWithTheKernel(t *testing.T) {
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables()} {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
+			if m.Name == config.ModeIPTables {
+				netlab.NeedPrograms(t, "iptables-restore", "iptables-save", "ip6tables-restore", "ip6tables-save")
+			}
 			h := netlab.NewHost(t)
 			compare := func(world string) (got string, err error) {
 				do := h.Do(func() error {
