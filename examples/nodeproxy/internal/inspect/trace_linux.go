@@ -324,8 +324,9 @@ func (t *tracing) summary() error {
 	return nil
 }
 
-// replyTimeout is how long to wait for the answers to the last connections.
-const replyTimeout = time.Second
+// replyTimeout is how long to wait for the answers to the last connections. An endpoint on a busy node may
+// need more than a second.
+const replyTimeout = 3 * time.Second
 
 // awaitReplies waits until all connections are answered, for a while.
 func (t *tracing) awaitReplies() {

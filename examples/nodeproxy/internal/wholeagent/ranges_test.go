@@ -192,7 +192,7 @@ func TestPortRangesReachThePods(t *testing.T) {
 					code, out := runTrace(t, s.Node, func() { expect(network, address, at(endpoint)) }, append(flags, "--count", "5", "--by", by, to)...)
 					contains(t, out, " to "+address+"/"+strings.ToUpper(network), fmt.Sprintf(":%d, masqueraded", endpoint), "5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
 					if code != 0 {
-						t.Errorf("trace --by %s %s: exit status %d", by, to, code)
+						t.Errorf("trace --by %s %s: exit status %d:\n%s", by, to, code, out)
 					}
 				}
 			}
