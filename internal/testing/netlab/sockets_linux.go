@@ -89,7 +89,7 @@ func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net
 }
 
 // Get sends an HTTP request for a page, such as "127.0.0.1:10256/healthz", from inside the namespace, and
-// returns the answer. If there is none within the time, code is 0 and body the error.
+// returns the answer. If no answer comes within the time, code is 0 and body the error.
 func (h *Host) Get(page string, timeout time.Duration) (code int, body string, header http.Header) {
 	client := &http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,

@@ -15,7 +15,7 @@ import (
 // watchSocketsInterval is how often the maps and programs of --socket-lb are checked.
 const watchSocketsInterval = 10 * time.Second
 
-// SocketLB is the data plane of --socket-lb. The zero value is none.
+// SocketLB is the data plane of --socket-lb. With the zero value an agent refuses that flag.
 type SocketLB struct {
 	// Open opens the data plane. The calling thread is in the node's network namespace.
 	Open func(ctx context.Context, c config.SocketLB, families []tracker.Family, log *slog.Logger) (SocketPlane, error)
