@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -98,10 +99,16 @@ func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)
+		var queries []dataplane.Query // of all packets
 		look := func(from, to string) (dataplane.Found, error) {
 			p := ruleset.Packet{To: netip.MustParseAddrPort(to), Protocol: v1.ProtocolTCP, InInterface: "eth0", NodeAddresses: r.tracker.Node().Addresses}
 			p.From = netip.MustParseAddr(from)
-			return r.lookup(dataplane.Query{Packet: p})
+			queries = append(queries, dataplane.Query{Packet: p})
+			found, err := r.lookup(dataplane.Query{Packet: p})
+			if err != nil {
+				return dataplane.Found{}, err
+			}
+			return found[0], nil
 		}
 		if _, err := look("192.0.2.9", "10.96.0.0:80"); !errors.Is(err, dataplane.ErrNoRules) {
 			t.Errorf("before the first sync: %v, want ErrNoRules", err)
@@ -111,6 +118,8 @@ func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
 			r.set(100+i, []int{100 + i}, nodePort(31000+int32(i)))
 		}
 		r.sync()
+		queries = nil
+		var one []dataplane.Found
 		for _, tt := range []struct{ from, to, service, endpoints string }{
 			{"192.0.2.9", "10.96.0.0:80", "ns/svc-0:p", "[10.244.0.1:8080 10.244.0.2:8080]"},
 			{"fd00:2::9", "[fd00:10:96::1]:80", "ns/svc-0:p", "[[fd00:10:244::2]:8080 [fd00:10:244::3]:8080]"},
@@ -132,6 +141,10 @@ func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
 			if got.Entry != (tt.service != "") || got.Service != tt.service || fmt.Sprint(got.Endpoints) != tt.endpoints || got.Entry != strings.HasPrefix(got.Where, "chain KUBE-SERVICES > ") {
 				t.Errorf("%s to %s: %+v, want %s of %s", tt.from, tt.to, got, tt.endpoints, tt.service)
 			}
+			one = append(one, got)
+		}
+		if all, err := r.lookup(queries...); err != nil || !reflect.DeepEqual(all, one) {
+			t.Errorf("all packets at once: %v\n%+v\nwant what they have one by one\n%+v", err, all, one)
 		}
 	})
 }

@@ -187,13 +187,12 @@ func (r *rig) owned() (owned bool, err error) {
 	return owned, err
 }
 
-func (r *rig) lookup(q dataplane.Query) (found dataplane.Found, err error) {
+func (r *rig) lookup(queries ...dataplane.Query) (found []dataplane.Found, err error) {
 	if !r.flavor.memory {
-		return Lookup(r.Context(), r.config, q)
+		return LookupAll(r.Context(), r.config, queries)
 	}
-	err = r.with(func(c Config, k kernel) error {
-		all, err := lookup(r.Context(), c, k, []dataplane.Query{q})
-		found = all[0]
+	err = r.with(func(c Config, k kernel) (err error) {
+		found, err = lookup(r.Context(), c, k, queries)
 		return err
 	})
 	return found, err

@@ -3,10 +3,15 @@ package nftables
 import (
 	"context"
 	"maps"
+	"net/netip"
 	"testing"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -47,6 +52,11 @@ func TestStagesComeAndGo(t *testing.T) {
 		r.verify()
 		if _, err := Ready(context.Background(), r.backend.config); err != nil {
 			t.Errorf("%+v: %v", tt.stages, err)
+		}
+		// A destination without an entry makes Lookup read which chains have rules.
+		q := dataplane.Query{Packet: ruleset.Packet{To: netip.MustParseAddrPort("10.96.0.99:80"), Protocol: v1.ProtocolTCP}}
+		if found, err := Lookup(t.Context(), r.backend.config, q); err != nil || found.Entry {
+			t.Errorf("%+v: Lookup of an unused address: %+v, %v", tt.stages, found, err)
 		}
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			chains, err := r.backend.conn.Chains(r.backend.name, f)
