@@ -28,6 +28,7 @@ import (
 // TestRandomChangesEqualAColdStart compares the tables after each change with the tables of a
 // cold start.
 func TestRandomChangesEqualAColdStart(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		steps := 20
@@ -88,6 +89,7 @@ func TestRandomChangesEqualAColdStart(t *testing.T) {
 
 // TestRestartWritesNothing restarts and resyncs the backend with unchanged Services.
 func TestRestartWritesNothing(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -111,6 +113,7 @@ func TestRestartWritesNothing(t *testing.T) {
 
 // TestOneEndpointWritesFewLines counts the lines written for one more endpoint.
 func TestOneEndpointWritesFewLines(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -139,6 +142,7 @@ func TestOneEndpointWritesFewLines(t *testing.T) {
 // Services. The time that the kernel takes for an input grows with the table, in which
 // nf_tables looks for loops of chains.
 func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -167,6 +171,7 @@ func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
 // TestAlteredTablesAreRepaired alters the tables in many ways. A full delta must repair each
 // of them, and Check must notice those that are not hidden.
 func TestAlteredTablesAreRepaired(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)
@@ -222,6 +227,7 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 
 // TestRefusedServiceDoesNotHoldUpOthers refuses one Service among others, which must change.
 func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -291,6 +297,7 @@ func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
 
 // TestHangingProgramIsKilled runs an iptables-restore that hangs, before or after its work.
 func TestHangingProgramIsKilled(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -327,6 +334,7 @@ func TestHangingProgramIsKilled(t *testing.T) {
 
 // TestCleanupLeavesForeignRules cleans up tables that other programs use, too.
 func TestCleanupLeavesForeignRules(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
@@ -388,6 +396,7 @@ func save(r *rig) string {
 }
 
 func TestClosedBackendReturnsErrClosed(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		r := newRig(t, flavor)
 		r.sync()
@@ -412,6 +421,7 @@ func TestClosedBackendReturnsErrClosed(t *testing.T) {
 // served as before the change, even after a full sync, except for frontends and endpoints that
 // are gone.
 func TestRefusedServiceIsServedAsBefore(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -484,6 +494,7 @@ func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 // refuses its rules. The other Service must keep the IP and follow its endpoints, and lose the IP
 // as soon as the older Service's rules are accepted or it no longer asks for the IP itself.
 func TestRefusedServiceTakesNoFrontend(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -582,6 +593,7 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 
 // TestRelistWritesNothing passes all objects to the tracker again.
 func TestRelistWritesNothing(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -605,6 +617,7 @@ func TestRelistWritesNothing(t *testing.T) {
 }
 
 func TestUncountedCreatesNoObject(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts, c.uncounted = true, true })
@@ -632,6 +645,7 @@ func TestUncountedCreatesNoObject(t *testing.T) {
 // TestAffinityBeyondTheLimitIsRefused renders a Service at the declared limit, which must be
 // accepted, and one beyond it.
 func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
+	t.Parallel()
 	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
 	if limit == 0 {
 		t.Fatal("no limit is declared")

@@ -39,6 +39,7 @@ const lockEnv = "PROXIER_TEST_LOCK"
 // capabilities. CAP_NET_ADMIN is enough with iptables-nft. iptables-legacy opens a raw
 // socket, too.
 func TestFewCapabilitiesAreEnough(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		h := netlab.NewHost(t)

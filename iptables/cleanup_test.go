@@ -13,6 +13,7 @@ import (
 // jumps from the kernel's own chains, and in one transaction for each table the chains that it
 // recognizes by name or prefix. A chain that only this package has must not refer to one of them.
 func TestKubeProxyCanCleanUp(t *testing.T) {
+	t.Parallel()
 	jumps := map[string][]string{
 		"filter": {
 			"INPUT KUBE-EXTERNAL-SERVICES", "FORWARD KUBE-EXTERNAL-SERVICES", "INPUT KUBE-NODEPORTS", "FORWARD KUBE-SERVICES", "OUTPUT KUBE-SERVICES",
@@ -69,6 +70,7 @@ func TestKubeProxyCanCleanUp(t *testing.T) {
 
 // TestFailedCleanupNamesFamily uses a program that cannot read the tables.
 func TestFailedCleanupNamesFamily(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		m.set("save6", "")
 		err := r.cleanup()

@@ -64,6 +64,7 @@ func (r *rig) accounts() *nfacct.Conn {
 // TestInvalidPacketsAreCounted forwards packets that belong to no connection, in both
 // families.
 func TestInvalidPacketsAreCounted(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		netlab.Require(t)
@@ -156,6 +157,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 // TestLocalhostNodePortsAreCounted connects to a NodePort at loopback addresses, which must
 // be counted, and at another address, which must not.
 func TestLocalhostNodePortsAreCounted(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r, w := newWatched(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
@@ -228,6 +230,7 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 // TestDeletedCounterIsRecreated deletes an object that no rule counts into yet. A NodePort
 // that needs the object must be programmed, by an incremental and by a full delta.
 func TestDeletedCounterIsRecreated(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		var log lines
@@ -294,6 +297,7 @@ func (l *lines) count(text string) int {
 // TestMissingCountersAreLogged removes each requirement of counters in turn. Services must be
 // served without counters, with one line in the log.
 func TestMissingCountersAreLogged(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		var log lines
@@ -408,6 +412,7 @@ func makeQuota(name string) error {
 // TestCleanupDeletesUnusedCounters checks that Cleanup deletes an object with the last rule
 // that counts into it, including rules of other programs.
 func TestCleanupDeletesUnusedCounters(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })

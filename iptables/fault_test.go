@@ -59,6 +59,7 @@ func churn(flavor Flavor) error {
 // TestKilledAgentLosesNoConnection kills an agent at random points of its work, many times,
 // while clients connect to a Service whose endpoints it changes.
 func TestKilledAgentLosesNoConnection(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		times := *kills
@@ -173,6 +174,7 @@ func hang() error {
 // TestExhaustedFilesLeaveNothingHalfDone uses a process without a spare file descriptor. Its
 // syncs must fail with EMFILE and change nothing, and succeed when it has descriptors again.
 func TestExhaustedFilesLeaveNothingHalfDone(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		h := netlab.NewHost(t)

@@ -14,6 +14,7 @@ import (
 // TestLostRulesOfFixedChainsAreNoticed deletes each rule of the chains that Check compares, and
 // adds a rule to each of them. Check must notice it immediately, and a sync must repair it.
 func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		sizes := []int{0, 110} // one chain for each dispatcher, or a tree
@@ -64,6 +65,7 @@ func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
 // TestRuleThatTheProgramCannotFindIsNotRepairedForEver uses a program that does not find a rule
 // which is in place. After one repair that finds nothing to do, Check must rely on the rest.
 func TestRuleThatTheProgramCannotFindIsNotRepairedForEver(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)

@@ -37,6 +37,7 @@ func (r *rig) everyKind() {
 // TestListingEqualsGolden programs a kernel of each flavor with a Service of every kind. The
 // rules that it reads back must equal the rendered ones and the listing in testdata.
 func TestListingEqualsGolden(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		for what, uncounted := range map[string]bool{"counted": false, "not counted": true} {
 			t.Run(what, func(t *testing.T) {
@@ -95,6 +96,7 @@ func testListing(t *testing.T, flavor system, uncounted bool) {
 
 // TestChainNamesMatchKubeProxy compares chain names with two that kube-proxy generated.
 func TestChainNamesMatchKubeProxy(t *testing.T) {
+	t.Parallel()
 	var k tracker.Key
 	k.Namespace, k.Name, k.Port, k.Protocol = "ns1", "svc1", "p80", v1.ProtocolTCP
 	if got, want := prefixService+hashOf(serviceID(k)), "KUBE-SVC-XPGD46QRK7WJZT7O"; got != want {

@@ -15,6 +15,7 @@ import (
 // TestServiceWithHashIsServedAtRandom applies a Service that asks for a hash. It must be
 // programmed without the hash, and logged once for each family.
 func TestServiceWithHashIsServedAtRandom(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		var log bytes.Buffer

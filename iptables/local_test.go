@@ -20,6 +20,7 @@ import (
 // may reach the node's own server at the port. The same holds at loopback addresses if
 // NodePorts answer there, and only then.
 func TestNodeIsRefusedAtNodePorts(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		for _, localhost := range []bool{true, false} {
@@ -42,6 +43,7 @@ func TestNodeIsRefusedAtNodePorts(t *testing.T) {
 // address of the node, where a server of the node listens. While the Service has no endpoints, no
 // packet may reach that server.
 func TestClientsAreRefusedAtClusterIPsOfTheNode(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		w := conformance.NewWorld(t, conformance.Options{New: newForWorld(flavor)})
@@ -76,6 +78,7 @@ func TestClientsAreRefusedAtClusterIPsOfTheNode(t *testing.T) {
 // of the node and at the loopback address. As soon as the Service has an endpoint, the same
 // sockets must reach it.
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })

@@ -49,6 +49,7 @@ COMMIT
 `
 
 func TestPacketIsFollowedThroughSavedRules(t *testing.T) {
+	t.Parallel()
 	chains := parseRules(kubeProxyRules)
 	addr, at := netip.MustParseAddr, netip.MustParseAddrPort
 	for _, tt := range []struct {
@@ -87,6 +88,7 @@ func TestPacketIsFollowedThroughSavedRules(t *testing.T) {
 }
 
 func TestFollowEndsInLoops(t *testing.T) {
+	t.Parallel()
 	got := follow(parseRules("-A KUBE-SERVICES -j B\n-A B -j KUBE-SERVICES\n"), ruleset.Packet{})
 	if got.Entry {
 		t.Errorf("found %+v", got)
@@ -96,6 +98,7 @@ func TestFollowEndsInLoops(t *testing.T) {
 // TestLookupFindsEveryKindOfFrontend looks up frontends among so many others that they are in
 // trees of chains.
 func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)

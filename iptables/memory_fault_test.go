@@ -33,6 +33,7 @@ func inMemory(t *testing.T, f func(t *testing.T, r *rig, m *memory)) {
 }
 
 func TestLockHeldByAnotherProcessChangesNothing(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		r.set(0, []int{1})
 		r.sync()
@@ -58,6 +59,7 @@ func TestLockHeldByAnotherProcessChangesNothing(t *testing.T) {
 // TestLackOfMemoryIsNoRefusal makes iptables-restore fail before it reads its input. No Service may
 // be blamed, and the backend must not try each.
 func TestLackOfMemoryIsNoRefusal(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		for round, reason := range []string{"Memory allocation problem", "No buffer space available"} {
 			short := &CommandError{Program: "memory-restore", Status: 4, Message: "Could not fetch rule set generation id: " + reason}
@@ -87,6 +89,7 @@ func TestLackOfMemoryIsNoRefusal(t *testing.T) {
 }
 
 func TestTooLargeInputIsDivided(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		m.set("limit", "")
 		for i := range 150 {
@@ -112,6 +115,7 @@ func TestTooLargeInputIsDivided(t *testing.T) {
 // circles, too, while inputs are refused, meet a lock, or are killed. After each Sync the tables must
 // have what the cursor takes for acknowledged.
 func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		const n = 12
 		rng := rand.New(rand.NewPCG(*backendtest.Seed, 12))
@@ -238,6 +242,7 @@ func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 // TestLostAcknowledgmentNeedsAFullDelta hides from the cursor that a change or a removal is in effect,
 // and then changes the Service back to what was acknowledged last.
 func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		lost, full := false, 0
 		later := errors.New("a later step failed")
@@ -283,6 +288,7 @@ func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
 // TestFrontendsMoveInOneStep exchanges the cluster IPs of Services again and again, after
 // failures, which are written one by one. Each cluster IP must be forwarded after every input.
 func TestFrontendsMoveInOneStep(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		const n = 6
 		tables := m.tables[tracker.IPv4]
@@ -334,6 +340,7 @@ func TestFrontendsMoveInOneStep(t *testing.T) {
 // TestForeignChangesAreRepaired alters the tables at random. A full delta must repair
 // everything and leave what belongs to others.
 func TestForeignChangesAreRepaired(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		rng := rand.New(rand.NewPCG(9, 9))
 		r.everyKind()
@@ -385,6 +392,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 // TestConnectionsOfDeletedServicesAreForgotten counts connections of a Service that loses its
 // endpoints and then is deleted.
 func TestConnectionsOfDeletedServicesAreForgotten(t *testing.T) {
+	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		r.config.CountTraffic = true
 		r.start()

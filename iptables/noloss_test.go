@@ -19,6 +19,7 @@ import (
 // TestChangesAndRestartsLoseNoConnection opens connections during everything that a node agent
 // does. All pods serve all the time, so none may fail.
 func TestChangesAndRestartsLoseNoConnection(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		rounds := 60

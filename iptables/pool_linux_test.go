@@ -47,6 +47,7 @@ func reach(r *rig, from, to string, wait time.Duration) (string, error) {
 // TestGroupedEndpointsGetEqualShares sends connections through groups of endpoints. Each
 // endpoint must get about its share, and affinity must hold.
 func TestGroupedEndpointsGetEqualShares(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r := newRig(t, onLinux(flavor))
@@ -117,6 +118,7 @@ func TestGroupedEndpointsGetEqualShares(t *testing.T) {
 // TestLoopbackAnswersOnlyAsConfigured connects to a NodePort at the loopback address, and to
 // the loopback range from another address, which must fail.
 func TestLoopbackAnswersOnlyAsConfigured(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		for _, on := range []bool{true, false} {

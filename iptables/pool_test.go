@@ -13,6 +13,7 @@ import (
 // TestChoiceFollowsWeights computes from the rules the probability of each endpoint, which
 // must be in proportion to its weight.
 func TestChoiceFollowsWeights(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 2, 3, 10, flatPool, flatPool + 1, 100, 1000, 5000} {
 		for _, most := range []int{1, 3, 65535} {
 			testChoice(t, n, most)

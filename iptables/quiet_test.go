@@ -15,6 +15,7 @@ import (
 // The first call runs it. The second must not, until another process changes a table or, with
 // iptables-legacy, minutes have passed.
 func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)
@@ -53,6 +54,7 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 
 // TestWatchReturnsWhenTheBackendIsClosed closes the backend long before the interval ends.
 func TestWatchReturnsWhenTheBackendIsClosed(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)
@@ -70,6 +72,7 @@ func TestWatchReturnsWhenTheBackendIsClosed(t *testing.T) {
 
 // TestTablesNotYetWrittenAreNoDrift checks tables before the first full delta, and after a failure.
 func TestTablesNotYetWrittenAreNoDrift(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)

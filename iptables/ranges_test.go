@@ -13,6 +13,7 @@ import (
 // TestRangesComeAndGo adds, changes and removes ranges of ports. A restart must write nothing, and
 // without ranges no chain and no rule may be left.
 func TestRangesComeAndGo(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)

@@ -91,6 +91,7 @@ func commit(tx *Transaction, to *fake.Tables, full bool) error {
 // TestRendererWritesWhatBackendWrites applies a Renderer's text to a kernel without rules, and then the text of
 // an incremental delta. The tables must equal those of a Backend.
 func TestRendererWritesWhatBackendWrites(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		for name, edit := range map[string]func(*Config){
@@ -181,6 +182,7 @@ func testRendererWrites(t *testing.T, flavor system, edit func(*Config)) {
 
 // TestTransactionsAreValues renders without a kernel.
 func TestTransactionsAreValues(t *testing.T) {
+	t.Parallel()
 	node := newRig(t, system{NFT, true})
 	node.set(0, []int{1, 2})
 	r, err := NewRenderer(Config{}, tracker.IPv4)

@@ -12,6 +12,7 @@ import (
 // TestChangeFindsRestoredTables restores an old state of a table between two changes, as another program
 // does that saved the tables before the first one. The second change must not build on the old state.
 func TestChangeFindsRestoredTables(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		for _, table := range []string{"filter", "nat"} {

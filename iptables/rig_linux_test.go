@@ -252,6 +252,7 @@ func newForWorld(flavor Flavor) func(testing.TB, conformance.Env) ruleset.Backen
 // Both flavors get the same rules, so iptables-legacy is left out unless tests are complete, and
 // IPv6 with it unless they are thorough.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		o := conformance.Options{New: newForWorld(flavor), Skip: skips}
@@ -288,6 +289,7 @@ func setPods(w *conformance.World, n int, rng *rand.Rand) {
 // by the node that is passed, so the nodes must accept packets that connection tracking considers
 // invalid.
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		backendtest.Failover(t, newForWorld(flavor), backendtest.FailoverOptions{Liberal: true})
@@ -297,6 +299,7 @@ func TestFailover(t *testing.T) {
 // TestRandomWorlds sends packets through random worlds, and compares the tables after each
 // change with the tables of a cold start.
 func TestRandomWorlds(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		worlds := 25

@@ -14,6 +14,7 @@ import (
 // TestInvalidPacketsAreDropped checks that packets that connection tracking considers invalid
 // are dropped, unless nf_conntrack_tcp_be_liberal is set.
 func TestInvalidPacketsAreDropped(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)
@@ -36,6 +37,7 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 // TestRouteLocalnetFollowsConfig checks that the backend sets route_localnet if NodePorts answer
 // at loopback addresses, and only then.
 func TestRouteLocalnetFollowsConfig(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		for _, on := range []bool{false, true} {
@@ -52,6 +54,7 @@ func TestRouteLocalnetFollowsConfig(t *testing.T) {
 // a Backend. The sysctl must be set back only if it was 0 before, and the guard of the loopback
 // range must exist for as long as it is set.
 func TestRouteLocalnetIsSetBack(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		for _, before := range []string{"0", "1"} {
@@ -91,6 +94,7 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 }
 
 func TestProbeLeavesNothing(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r, w := newWatched(t, flavor)

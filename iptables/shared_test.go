@@ -37,6 +37,7 @@ func sharing(service, port, clusterIP int, health uint16) *ruleset.Port {
 // node ports at random. After each change the dispatchers must have the rules of a model that
 // was made from the remaining Services, in another order.
 func TestSharedRulesDependOnServicesAlone(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		node := &ruleset.Node{}
@@ -92,6 +93,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 // TestHealthCheckNodePortOfTwoServices deletes two Services with one health-check node port in
 // each order. The port must be open while one of them is left, and closed after that.
 func TestHealthCheckNodePortOfTwoServices(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)

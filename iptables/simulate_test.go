@@ -15,6 +15,7 @@ import (
 // inputs of few lines and does not look at the states between them: a chain of a Service may then be in
 // effect before the rules that lead to it. The third one is a vendor's.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	plane := func(flavor Flavor, divided bool) func(testing.TB, conformance.SimEnv) conformance.Fake {
 		return func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 			return simulated(tb, env, flavor, divided)
@@ -24,6 +25,7 @@ func TestSimulation(t *testing.T) {
 }
 
 func TestReleasesDeltas(t *testing.T) {
+	t.Parallel()
 	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 		return simulated(tb, env, NFT, false)
 	})

@@ -13,6 +13,7 @@ import (
 // TestTakesOverFromIPVS writes rules of kube-proxy's ipvs mode into chains of the same names,
 // which a full delta must remove, and a jump of another program, which must stay.
 func TestTakesOverFromIPVS(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		r := newRig(t, flavor)
@@ -38,6 +39,7 @@ func TestTakesOverFromIPVS(t *testing.T) {
 
 // TestTraceCountsRules compares each Info with the written lines and with the kernel.
 func TestTraceCountsRules(t *testing.T) {
+	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		var infos []WriteInfo

@@ -20,6 +20,7 @@ import (
 // TestEveryConnectionIsCounted makes connections while endpoints change and other processes
 // take over, and compares their number with the counters.
 func TestEveryConnectionIsCounted(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		config := testConfig(t, flavor)

@@ -88,6 +88,7 @@ func randomKey(rng *rand.Rand, addrBits int) key {
 }
 
 func TestTreeDependsOnlyOnItsRules(t *testing.T) {
+	t.Parallel()
 	for _, addrBits := range []int{0, 32, 128} {
 		t.Run(fmt.Sprint(addrBits), func(t *testing.T) {
 			t.Parallel()
@@ -159,6 +160,7 @@ func TestTreeDependsOnlyOnItsRules(t *testing.T) {
 
 // TestTreeLeadsToTheRule follows packets through the tree.
 func TestTreeLeadsToTheRule(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 3))
 	tr := newTree(dispatchers[toServices], 32)
 	for i := range 20000 {
@@ -202,6 +204,7 @@ func TestTreeLeadsToTheRule(t *testing.T) {
 }
 
 func TestTreeNamesAndMatches(t *testing.T) {
+	t.Parallel()
 	a4, a6 := netip.MustParseAddr("10.96.5.9"), netip.MustParseAddr("fd00:10:96::509")
 	for _, c := range []struct {
 		addr        netip.Addr

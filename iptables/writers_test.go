@@ -17,6 +17,7 @@ import (
 // TestConcurrentWritersLoseNoRule runs other programs that change their own chains in the same
 // tables and insert jumps before ours. Neither these programs nor the backend may lose a rule.
 func TestConcurrentWritersLoseNoRule(t *testing.T) {
+	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r := newRig(t, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })

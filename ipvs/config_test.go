@@ -12,6 +12,7 @@ import (
 )
 
 func TestInvalidConfigsAreRejected(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]Config{
 		"no family":               {Families: []tracker.Family{}},
 		"a family twice":          {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
@@ -42,6 +43,7 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 }
 
 func TestSysctlsDependOnTheKernel(t *testing.T) {
+	t.Parallel()
 	names := func(c Config, release string) map[string]string {
 		out := map[string]string{}
 		for _, s := range c.parameters(release) {
@@ -72,6 +74,7 @@ func TestSysctlsDependOnTheKernel(t *testing.T) {
 }
 
 func TestSetNamesMatchKubeProxy(t *testing.T) {
+	t.Parallel()
 	seen := map[string]bool{}
 	for id := range setCount {
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {

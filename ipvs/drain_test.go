@@ -14,6 +14,7 @@ import (
 )
 
 func TestDrainEndsByConnectionsOrLimit(t *testing.T) {
+	t.Parallel()
 	start := time.Unix(1000, 0)
 	for _, c := range []struct {
 		name             string
@@ -55,6 +56,7 @@ func (r *rig) terminate(i int) {
 // TestEndpointsDrainByTheirOwnLimit ends the drain of an endpoint at the limit that its pod has, and
 // of another at that of all.
 func TestEndpointsDrainByTheirOwnLimit(t *testing.T) {
+	t.Parallel()
 	m := newMemory(netip.MustParseAddr("192.0.2.1"))
 	c := Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: time.Hour}
 	c.DrainLimitOf = func(_ *ruleset.Port, ep *tracker.Endpoint) time.Duration {

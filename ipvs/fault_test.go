@@ -45,6 +45,7 @@ var (
 
 // TestFaultsLoseNothing tests a Backend under failures, damage and load, in one machine.
 func TestFaultsLoseNothing(t *testing.T) {
+	t.Parallel()
 	if !inMachine(t) {
 		return
 	}

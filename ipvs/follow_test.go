@@ -46,6 +46,7 @@ func followTests() map[string]func(*testing.T, func(testing.TB) node) {
 
 // TestMemoryFollowsServices runs followTests with a kernel in memory.
 func TestMemoryFollowsServices(t *testing.T) {
+	t.Parallel()
 	for name, test := range followTests() {
 		t.Run(name, func(t *testing.T) {
 			test(t, func(testing.TB) node {

@@ -184,6 +184,7 @@ func testRoomGoesToTheOldest(t *testing.T, newNode func(testing.TB) node) {
 // that is not an endpoint of the Service, no frontend that worked may stop, none may be open to
 // more clients than before, and when the sets have room everything must be as a new Backend makes it.
 func TestRandomFullSets(t *testing.T) {
+	t.Parallel()
 	worlds := uint64(60)
 	if testtime.Thorough() {
 		worlds = 500

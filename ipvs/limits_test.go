@@ -13,6 +13,7 @@ import (
 )
 
 func TestAffinityIsShortenedToTheLimit(t *testing.T) {
+	t.Parallel()
 	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
 	if limit == 0 {
 		t.Fatal("no limit is declared")
@@ -31,6 +32,7 @@ func TestAffinityIsShortenedToTheLimit(t *testing.T) {
 // TestOldKernelsTranslateInsteadOfGUE asks for each forwarding in kernels with and without tunnels of
 // other types than IPIP.
 func TestOldKernelsTranslateInsteadOfGUE(t *testing.T) {
+	t.Parallel()
 	s := testService(func(*tracker.ServicePort) {})
 	for _, how := range []Forwarding{ForwardingTranslated, ForwardingTunnel, ForwardingDirect, ForwardingGUE, ForwardingGRE} {
 		for _, old := range []bool{true, false} {
@@ -49,6 +51,7 @@ func TestOldKernelsTranslateInsteadOfGUE(t *testing.T) {
 // TestScarceMarksGoToTheOldest has more Services that need a packet mark than there are marks. In a
 // full delta the oldest get them, whatever their names, and later a Service keeps its mark.
 func TestScarceMarksGoToTheOldest(t *testing.T) {
+	t.Parallel()
 	b := newBackend(Config{Log: slog.New(slog.DiscardHandler)}, nil)
 	b.config.Marks = Marks{Value: 0x3000, Mask: 0xfffffffe} // one mark
 	s := newState(tracker.IPv4, b.config.Marks)
@@ -99,6 +102,7 @@ var skips = map[conformance.Feature]string{
 
 // TestNoRangesAreOffered checks a limit whose reason is in the documentation.
 func TestNoRangesAreOffered(t *testing.T) {
+	t.Parallel()
 	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
 		t.Errorf("ranges of ports are %v", got)
 	}

@@ -35,6 +35,7 @@ func tcpServer(at string) virtualKey {
 // TestRetireWaitsForConnections removes an endpoint, and then its Service, while the endpoint has
 // a connection.
 func TestRetireWaitsForConnections(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	retire := func(want int) {
 		t.Helper()
@@ -90,6 +91,7 @@ func TestRetireWaitsForConnections(t *testing.T) {
 // TestPassingAddressIsNotBound takes the endpoints of a Service while they have connections.
 // The address must not wait for these, or packets could not pass.
 func TestPassingAddressIsNotBound(t *testing.T) {
+	t.Parallel()
 	const bound = "1: kube-ipvs0 inet 198.18.0.1/32"
 	pass := func(s *v1.Service) { s.Annotations = map[string]string{"pass": "true"} }
 	for _, stopped := range []bool{false, true} {
@@ -117,6 +119,7 @@ func TestPassingAddressIsNotBound(t *testing.T) {
 
 // TestDrainLimitEndsConnections lets the limit pass.
 func TestDrainLimitEndsConnections(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: time.Minute})
 	r.set(svc(1), 1, 1)
 	r.sync()
@@ -138,6 +141,7 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 
 // TestCleanupRemovesOnlyItsObjects compares a namespace before a Backend and after a clean-up.
 func TestCleanupRemovesOnlyItsObjects(t *testing.T) {
+	t.Parallel()
 	m := newMemory(netip.MustParseAddr("192.0.2.1"))
 	n := memoryNode{m}
 	for _, c := range []string{
@@ -169,6 +173,7 @@ func TestCleanupRemovesOnlyItsObjects(t *testing.T) {
 
 // TestProbeNamesWhatIsMissing probes namespaces that lack something.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		config Config
@@ -203,6 +208,7 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 
 // TestLackOfMemoryIsNoMissingScheduler probes while the kernel has no memory.
 func TestLackOfMemoryIsNoMissingScheduler(t *testing.T) {
+	t.Parallel()
 	m := newMemory()
 	m.fail = func() error { return syscall.ENOMEM }
 	if _, err := (memoryNode{m}).open(t, Config{}); !errors.Is(err, syscall.ENOMEM) || errors.Is(err, dataplane.ErrUnsupported) {
@@ -212,6 +218,7 @@ func TestLackOfMemoryIsNoMissingScheduler(t *testing.T) {
 
 // TestIPv4WorksWhileIPv6IsDisabled disables IPv6 while a backend serves both families.
 func TestIPv4WorksWhileIPv6IsDisabled(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, -1)
 	r.sync()
@@ -234,6 +241,7 @@ func TestIPv4WorksWhileIPv6IsDisabled(t *testing.T) {
 // TestParametersAndTimeoutsAreSet compares the namespace after a full delta with the
 // configuration.
 func TestParametersAndTimeoutsAreSet(t *testing.T) {
+	t.Parallel()
 	timeouts := Timeouts{TCP: 100 * time.Second, UDP: 30 * time.Second}
 	r, m := newMemoryRig(t, Config{StrictARP: true, Timeouts: timeouts})
 	if len(m.params) != 0 {
@@ -257,6 +265,7 @@ func TestParametersAndTimeoutsAreSet(t *testing.T) {
 
 // TestLookupAndTrafficReadTheKernel compares both with the servers in memory.
 func TestLookupAndTrafficReadTheKernel(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, nodePort(30001), externalLocal), 1, 1, -1)
 	r.sync()
@@ -300,6 +309,7 @@ func TestLookupAndTrafficReadTheKernel(t *testing.T) {
 
 // TestClosedBackendReturnsErrClosed calls every method after Close.
 func TestClosedBackendReturnsErrClosed(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, 1)
 	r.sync()
@@ -328,6 +338,7 @@ func TestClosedBackendReturnsErrClosed(t *testing.T) {
 // TestLostFrontendStaysIfItsNewServiceFails moves an external IP to a Service whose endpoints
 // cannot be added there. Its other frontends are served.
 func TestLostFrontendStaysIfItsNewServiceFails(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1)
 	r.sync()
@@ -367,6 +378,7 @@ func (m *memory) reach(from, to string) (out []string) {
 // externalTrafficPolicy Local and endpoints on another node. The second one cannot get a virtual
 // server of internal traffic, and the first one loses an endpoint or all, or is deleted.
 func TestInternalTrafficStaysIfTheNewServiceFails(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		left  []int
@@ -408,6 +420,7 @@ func TestInternalTrafficStaysIfTheNewServiceFails(t *testing.T) {
 // every place. A client that both Services admit must always reach an endpoint, and a client that only
 // one of them admits must not reach those of the other.
 func TestFailedWritesBreakNoMove(t *testing.T) {
+	t.Parallel()
 	type edit = func(*v1.Service)
 	sources := func(s ...string) edit { return balancer("198.18.0.1", s...) }
 	var local edit = func(s *v1.Service) { externalIPs("198.18.0.1")(s); externalLocal(s) }
@@ -474,6 +487,7 @@ func TestFailedWritesBreakNoMove(t *testing.T) {
 
 // TestUnknownProtocolIsRefused applies a Service with a protocol that IPVS does not have.
 func TestUnknownProtocolIsRefused(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, 1)
 	r.sync()
@@ -493,6 +507,7 @@ func TestUnknownProtocolIsRefused(t *testing.T) {
 // TestFailedServiceLosesEndpointsThatAreGone replaces the endpoints of a Service to which the kernel
 // refuses another virtual server.
 func TestFailedServiceLosesEndpointsThatAreGone(t *testing.T) {
+	t.Parallel()
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1, 2)
 	r.sync()
@@ -519,6 +534,7 @@ func TestFailedServiceLosesEndpointsThatAreGone(t *testing.T) {
 // TestStaleServerThatStaysFailsNoService fails the deletion of a virtual server of an earlier
 // process.
 func TestStaleServerThatStaysFailsNoService(t *testing.T) {
+	t.Parallel()
 	for failing := 1; ; failing++ {
 		r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 		r.set(svc(1), 1, 1)
@@ -552,6 +568,7 @@ func TestStaleServerThatStaysFailsNoService(t *testing.T) {
 
 // TestStateNotYetWrittenIsNoDrift checks the kernel before the first full delta, and after a failure.
 func TestStateNotYetWrittenIsNoDrift(t *testing.T) {
+	t.Parallel()
 	r, _ := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, 1)
 	if err := r.backend.Check(t.Context()); err != nil {

@@ -66,6 +66,7 @@ func describePlan(p plan) []string {
 }
 
 func TestEveryKindOfServiceIsPlanned(t *testing.T) {
+	t.Parallel()
 	const all, here = "10.244.1.1 10.244.2.1 10.244.3.1", "10.244.1.1"
 	hairpins := []string{"KUBE-LOOP-BACK 10.244.1.1,6:8080,10.244.1.1/32", "KUBE-LOOP-BACK 10.244.3.1,6:8080,10.244.3.1/32"}
 	cluster := func(pool string) []string {
@@ -183,6 +184,7 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 }
 
 func TestMissingReturnsTheDifference(t *testing.T) {
+	t.Parallel()
 	var a, b []int
 	for i := range 100 {
 		a, b = append(a, i), append(b, 2*i)
@@ -195,6 +197,7 @@ func TestMissingReturnsTheDifference(t *testing.T) {
 }
 
 func TestMarksAreAllocatedWithinTheMask(t *testing.T) {
+	t.Parallel()
 	r := Marks{Value: 0x3000, Mask: 0xfffffffc}
 	s := newState(tracker.IPv4, r)
 	taken := virtualKey{family: tracker.IPv4, mark: 0x3002}

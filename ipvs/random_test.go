@@ -12,6 +12,7 @@ import (
 
 // TestRandomWorlds sends packets through random worlds.
 func TestRandomWorlds(t *testing.T) {
+	t.Parallel()
 	if !inMachine(t) {
 		return
 	}

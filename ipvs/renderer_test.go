@@ -44,74 +44,69 @@ func (v *vendor) Apply(_ context.Context, d *ruleset.Delta) error {
 	return refused
 }
 
-// TestRendererPassesSimulation runs the conformance suite with a vendor's backend whose writes fail.
-func TestRendererPassesSimulation(t *testing.T) {
-	t.Parallel()
-	conformance.Simulate(t, conformance.Simulation{
-		First: *backendtest.Seed + 1000, Worlds: 3, Skip: skips,
-		New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-			m := newMemory(env.NodeAddresses...)
-			var v *vendor
-			apply := func(t *Transaction) error {
-				for _, in := range t.Inputs() {
-					if err := m.Apply(in.Program, in.Text); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			// settle does what a vendor does when connections have ended.
-			settle := func() {
-				if v == nil || v.applying {
-					return
-				}
-				t, err := v.renderer.Retire()
-				if err != nil {
-					tb.Error(err)
-				}
-				m.Before, m.After = nil, nil
-				if err := apply(t); err != nil {
-					tb.Error(err)
-				}
-			}
-			commit := func(t *Transaction, full bool) error {
-				before := m.Kernel
-				if full {
-					m.Kernel = fake.New(env.NodeAddresses...)
-				}
-				m.Before, m.After = func(string) error { return env.Fail() }, func(string) { env.Look() }
-				if full {
-					m.After = nil // packets meet it when it is complete
-				}
-				err := apply(t)
-				switch {
-				case full && err != nil:
-					m.Kernel = before
-				case full:
-					env.Look()
-				}
+// newVendorPlane returns the data plane of a vendor's backend whose writes fail.
+func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
+	m := newMemory(env.NodeAddresses...)
+	var v *vendor
+	apply := func(t *Transaction) error {
+		for _, in := range t.Inputs() {
+			if err := m.Apply(in.Program, in.Text); err != nil {
 				return err
 			}
-			return conformance.Fake{
-				Backend: func() ruleset.Backend {
-					r, err := NewRenderer(Config{Families: env.Families})
-					if err != nil {
-						tb.Fatal(err)
-					}
-					r.Addresses = env.NodeAddresses
-					v = &vendor{renderer: r, commit: commit}
-					return v
-				},
-				Handle: func(p ruleset.Packet) conformance.Outcome { settle(); return m.handlePacket(p) },
-				Dump:   func() string { settle(); return m.dump() },
+		}
+		return nil
+	}
+	// settle does what a vendor does when connections have ended.
+	settle := func() {
+		if v == nil || v.applying {
+			return
+		}
+		t, err := v.renderer.Retire()
+		if err != nil {
+			tb.Error(err)
+		}
+		m.Before, m.After = nil, nil
+		if err := apply(t); err != nil {
+			tb.Error(err)
+		}
+	}
+	commit := func(t *Transaction, full bool) error {
+		before := m.Kernel
+		if full {
+			m.Kernel = fake.New(env.NodeAddresses...)
+		}
+		m.Before, m.After = func(string) error { return env.Fail() }, func(string) { env.Look() }
+		if full {
+			m.After = nil // packets meet it when it is complete
+		}
+		err := apply(t)
+		switch {
+		case full && err != nil:
+			m.Kernel = before
+		case full:
+			env.Look()
+		}
+		return err
+	}
+	return conformance.Fake{
+		Backend: func() ruleset.Backend {
+			r, err := NewRenderer(Config{Families: env.Families})
+			if err != nil {
+				tb.Fatal(err)
 			}
+			r.Addresses = env.NodeAddresses
+			v = &vendor{renderer: r, commit: commit}
+			return v
 		},
-	})
+		Handle: func(p ruleset.Packet) conformance.Outcome { settle(); return m.handlePacket(p) },
+		Dump:   func() string { settle(); return m.dump() },
+	}
 }
 
 // TestRendererWritesWhatBackendWrites compares what a Renderer's text leads to with what a Backend leaves in
 // memory. testRendererWrites does so in a machine.
 func TestRendererWritesWhatBackendWrites(t *testing.T) {
+	t.Parallel()
 	backend, text := newMemory(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")), newMemory()
 	rendererWrites(t, memoryNode{backend}, memoryNode{text}, func(tx *Transaction) error {
 		for _, in := range tx.Inputs() {
@@ -179,6 +174,7 @@ func rendererWrites(t *testing.T, backend, text node, apply func(*Transaction) e
 
 // TestTransactionsAreValues renders without a kernel.
 func TestTransactionsAreValues(t *testing.T) {
+	t.Parallel()
 	r, _ := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, 1, 2)
 	render, err := NewRenderer(Config{})
@@ -225,6 +221,7 @@ func TestTransactionsAreValues(t *testing.T) {
 
 // TestEqualDeltasRenderEqually renders the same random changes twice.
 func TestEqualDeltasRenderEqually(t *testing.T) {
+	t.Parallel()
 	r, _ := newMemoryRig(t, Config{})
 	var texts [2]string
 	var cursors [2]*ruleset.Cursor
@@ -266,6 +263,7 @@ func TestEqualDeltasRenderEqually(t *testing.T) {
 
 // TestRetireDeletesWhatDrains removes an endpoint and a Service.
 func TestRetireDeletesWhatDrains(t *testing.T) {
+	t.Parallel()
 	r, _ := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
 	render, err := NewRenderer(r.config)
 	if err != nil {

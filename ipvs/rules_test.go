@@ -41,6 +41,7 @@ func goldenRules() map[string]rules {
 }
 
 func TestRulesEqualGoldens(t *testing.T) {
+	t.Parallel()
 	for name, r := range goldenRules() {
 		got := restoreAll(r.tables(), nil)
 		path := filepath.Join("testdata", name)
@@ -60,6 +61,7 @@ func TestRulesEqualGoldens(t *testing.T) {
 }
 
 func TestHostileInterfaceNamesAreRejected(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"a b", "x\n-A INPUT -j DROP", "cni0/", "-j", "averyveryverylongname", "veth+"} {
 		for _, l := range []ruleset.LocalTraffic{{Bridge: name}, {InterfacePrefix: name}} {
 			r := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{LocalTraffic: l}}
@@ -75,6 +77,7 @@ func TestHostileInterfaceNamesAreRejected(t *testing.T) {
 }
 
 func TestOwnRulesAreFoundInSavedRules(t *testing.T) {
+	t.Parallel()
 	tables := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{}}.tables()
 	saved := iptext.Parse(`# Generated
 *mangle

@@ -10,6 +10,7 @@ import (
 
 // TestListIsReadUntilTwoAreEqual reads lists in which the kernel left elements out.
 func TestListIsReadUntilTwoAreEqual(t *testing.T) {
+	t.Parallel()
 	type list = map[string]int
 	whole := list{"a": 1, "b": 2, "c": 3}
 	broken := errors.New("broken")

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ipvs/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -20,14 +19,12 @@ import (
 
 // TestSimulation runs the conformance suite with a kernel in memory.
 func TestSimulation(t *testing.T) {
-	worlds := 4
-	if testtime.Thorough() {
-		worlds = 100
-	}
-	conformance.Simulate(t, conformance.Simulation{Skip: skips, New: newPlane, First: *backendtest.Seed, Worlds: worlds})
+	t.Parallel()
+	backendtest.Simulate(t, skips, newPlane, newVendorPlane)
 }
 
 func TestReleasesDeltas(t *testing.T) {
+	t.Parallel()
 	backendtest.ReleasesDeltas(t, newPlane)
 }
 

@@ -51,6 +51,7 @@ func serviceMessage(k virtualKey, stats [5]uint64) []byte {
 }
 
 func TestCountersBeyond32Bits(t *testing.T) {
+	t.Parallel()
 	const much = 1 << 32
 	stats := [5]uint64{much + 1, 2*much + 2, much + 3, 7 * much, 5}
 	want := dataplane.Counters{Connections: much + 1, Packets: 3*much + 5, Bytes: 7*much + 5}

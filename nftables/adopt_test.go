@@ -55,6 +55,7 @@ func TestRestartKeepsLongNames(t *testing.T) {
 // TestReplacedTableRespectsClientLimit has a new process with a smaller limit of clients than the
 // last one.
 func TestReplacedTableRespectsClientLimit(t *testing.T) {
+	t.Parallel()
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -143,6 +143,7 @@ func (r *rig) verify() {
 // TestTablesFollowRandomChanges applies random changes, full deltas and restarts to a kernel, and
 // compares its tables with the ruleset after each.
 func TestTablesFollowRandomChanges(t *testing.T) {
+	t.Parallel()
 	for seed := range 2 * randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
@@ -175,6 +176,7 @@ func TestTablesFollowRandomChanges(t *testing.T) {
 // TestRestartKeepsClients replaces tables in one transaction and by a staging table. A remembered
 // client must stay.
 func TestRestartKeepsClients(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
@@ -351,6 +353,7 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 
 // TestMissingCapabilityIsUnsupported probes in a thread without capabilities.
 func TestMissingCapabilityIsUnsupported(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	err := withoutCapabilities(func() error { return Probe(t.Context(), Config{}) })
 	var unsupported *dataplane.UnsupportedError
@@ -377,6 +380,7 @@ func TestProbeKeepsForeignTable(t *testing.T) {
 
 // TestPermanentErrorsAreUnsupported classifies errors as permanent or temporary.
 func TestPermanentErrorsAreUnsupported(t *testing.T) {
+	t.Parallel()
 	for errno, want := range map[unix.Errno]bool{
 		unix.EOPNOTSUPP: true, unix.ENOENT: true, unix.EINVAL: true, unix.EPERM: true,
 		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
@@ -414,6 +418,7 @@ func withoutCapabilities(f func() error) error {
 }
 
 func TestConfigIsChecked(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]Config{
 		"table name":        {Table: "a b"},
 		"long name":         {Table: strings.Repeat("a", 56)},
@@ -440,6 +445,7 @@ func TestConfigIsChecked(t *testing.T) {
 // be served as before, even after a full delta, except for frontends that are gone, which another
 // Service owns now.
 func TestFailedServiceKeepsItsRules(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 // TestConformance sends packets through every world of the conformance suite, and gives each world's last
 // listing to the nft tool, if there is one.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	_, err := tool("", "--version")
 	if err != nil {
 		t.Log("the nft tool is missing: no listing is loaded again")

@@ -124,6 +124,7 @@ func (r *rig) checkRepaired() {
 // TestAlteredTablesAreNoticedAndRepaired alters the tables with the nft tool in
 // every way that matters.
 func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for _, script := range alterations {
 		t.Run(script, func(t *testing.T) {
@@ -152,6 +153,7 @@ func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
 // TestRestartRepairsAlteredTables starts a new process with altered tables in the kernel. The short form has every
 // third alteration: TestAlteredTablesAreNoticedAndRepaired has all.
 func TestRestartRepairsAlteredTables(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for i, script := range alterations {
 		if i%3 != 0 && !testtime.Thorough() {
@@ -192,6 +194,7 @@ func stickyEndpoints(r *rig) string {
 
 // TestChangeDetectsAlteredTables applies a change to altered tables before Check runs.
 func TestChangeDetectsAlteredTables(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for _, alter := range []string{
 		"delete table ip proxier",

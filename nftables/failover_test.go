@@ -27,6 +27,7 @@ import (
 // another node, which has the same endpoints but no entries of the connections. Connections of a
 // hashed Service must survive, and connections of another Service do not.
 func TestHashedConnectionsSurviveFailover(t *testing.T) {
+	t.Parallel()
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()

@@ -11,6 +11,7 @@ import (
 // TestLayersImportDownwards reads the imports of the layers below this package. The compiler rules out
 // cycles only.
 func TestLayersImportDownwards(t *testing.T) {
+	t.Parallel()
 	const internal = "github.com/go-proxier/proxier/nftables/"
 	for layer, allowed := range map[string]string{"layout": "", "model": "internal/layout", "kernel": "internal/layout internal/model"} {
 		files, err := filepath.Glob(filepath.Join("internal", layer, "*.go"))

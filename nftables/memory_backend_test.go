@@ -38,6 +38,7 @@ func (r *memoryRig) chainOf(i int) string {
 // TestHiddenSuccessIsCorrected hides from the cursor that a change is in effect, and then changes the
 // Service again. Old is not what the tables have.
 func TestHiddenSuccessIsCorrected(t *testing.T) {
+	t.Parallel()
 	r := newMemoryRig(t)
 	lost := false
 	later := errors.New("a later step failed")
@@ -73,6 +74,7 @@ func TestHiddenSuccessIsCorrected(t *testing.T) {
 
 // TestServicesGetAffinityWhenOthersGiveItUp has room for one Service with client affinity.
 func TestServicesGetAffinityWhenOthersGiveItUp(t *testing.T) {
+	t.Parallel()
 	r := newMemoryRig(t)
 	r.layout.Sticky = 1
 	var log strings.Builder
@@ -99,6 +101,7 @@ func TestServicesGetAffinityWhenOthersGiveItUp(t *testing.T) {
 
 // TestServiceTooLargeFailsAlone changes a Service in a way that has no room in a transaction.
 func TestServiceTooLargeFailsAlone(t *testing.T) {
+	t.Parallel()
 	r := newMemoryRig(t)
 	for i := range 2 {
 		r.tracker.SetService(svc(i))
@@ -123,6 +126,7 @@ func TestServiceTooLargeFailsAlone(t *testing.T) {
 // TestClusterIPsComeLastInMemory looks at a cold start after each transaction. Packets to a cluster IP
 // may be refused only once all of its ports are in the table.
 func TestClusterIPsComeLastInMemory(t *testing.T) {
+	t.Parallel()
 	const services = 200
 	r := newMemoryRig(t)
 	r.memory.limit = 64 << 10
@@ -152,6 +156,7 @@ func TestClusterIPsComeLastInMemory(t *testing.T) {
 
 // TestUnusedStickyHandlersAreCollected changes the timeouts of a few Services again and again.
 func TestUnusedStickyHandlersAreCollected(t *testing.T) {
+	t.Parallel()
 	r := newMemoryRig(t)
 	for i := range 5 * model.KeepUnused {
 		for s := range 3 {
@@ -171,6 +176,7 @@ func TestUnusedStickyHandlersAreCollected(t *testing.T) {
 
 // TestMemoryFollowsInterfaces adds and removes interfaces of the fast path.
 func TestMemoryFollowsInterfaces(t *testing.T) {
+	t.Parallel()
 	r := newMemoryRig(t)
 	r.config.Offload = &Offload{Interfaces: []string{"veth*"}}
 	r.memory.links = map[string]int{"lo": 1, "veth1": 2, "eth0": 3}
@@ -217,6 +223,7 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 // TestRestartKeepsClientsInMemory restarts with a remembered client and a counter in the tables, which
 // are replaced in one transaction or by staging tables.
 func TestRestartKeepsClientsInMemory(t *testing.T) {
+	t.Parallel()
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": 50 << 10} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -31,6 +31,7 @@ func newAlteredRig(t *testing.T) *memoryRig {
 // TestCheckDetectsChangesInMemory alters the tables in every way that Check detects. The next full
 // delta must repair them, also if a new process applies it.
 func TestCheckDetectsChangesInMemory(t *testing.T) {
+	t.Parallel()
 	first := func(s *memorySet) string {
 		for key := range s.elements {
 			return key
@@ -109,6 +110,7 @@ func redirect(elements map[string]kernel.Element) {
 
 // TestForeignTransactionIsNoDriftInMemory commits a transaction that does not concern the tables.
 func TestForeignTransactionIsNoDriftInMemory(t *testing.T) {
+	t.Parallel()
 	r := newAlteredRig(t)
 	r.memory.alter(tracker.IPv4, func(*memoryTable) {})
 	if err := r.backend.Check(t.Context()); err != nil {
@@ -128,6 +130,7 @@ func TestForeignTransactionIsNoDriftInMemory(t *testing.T) {
 // TestRefusedChangeRequiresFullDelta alters the tables in ways that a transaction meets. The refused
 // transaction must have no effect.
 func TestRefusedChangeRequiresFullDelta(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		alter func(*memoryTable)
 		want  syscall.Errno

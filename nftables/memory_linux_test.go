@@ -84,6 +84,7 @@ func contents(tb testing.TB, c connection, table string, f tracker.Family, omit 
 // TestMemoryEqualsLinux drives the same random worlds through a Backend with a kernel in memory and one
 // with Linux, and compares the contents of all tables after each change.
 func TestMemoryEqualsLinux(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {

@@ -28,6 +28,7 @@ func randomSeeds() uint64 {
 // TestMemoryFollowsRandomChanges applies random changes, full deltas and restarts, and compares the
 // tables with those of a cold start after each.
 func TestMemoryFollowsRandomChanges(t *testing.T) {
+	t.Parallel()
 	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
@@ -57,6 +58,7 @@ func TestMemoryFollowsRandomChanges(t *testing.T) {
 // many Services are refused. A table that were not as before after a refusal would not agree with
 // the kernel, which would refuse the next transaction.
 func TestRefusedServicesLeaveTablesAsTheyAre(t *testing.T) {
+	t.Parallel()
 	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
@@ -107,6 +109,7 @@ func TestRefusedServicesLeaveTablesAsTheyAre(t *testing.T) {
 // TestServiceThatLosesFrontendToRefusedOneIsChangedLater has a Service whose change is in effect and
 // not acknowledged, because the Service that takes over its address is refused.
 func TestServiceThatLosesFrontendToRefusedOneIsChangedLater(t *testing.T) {
+	t.Parallel()
 	r := newMemoryRig(t)
 	r.layout.Plain = 1
 	r.start()

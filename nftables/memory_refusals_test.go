@@ -21,6 +21,7 @@ import (
 // backend that gets what is in effect according to the cursor, and no IP may be missing that a
 // Service held and asks for.
 func TestRefusedServicesStayAsTheCursorSays(t *testing.T) {
+	t.Parallel()
 	worlds := 10
 	if testtime.Thorough() {
 		worlds = 400

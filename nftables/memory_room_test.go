@@ -35,6 +35,7 @@ func (r *memoryRig) setPorts(i, n int, eps []int, edits ...func(*v1.Service)) {
 // TestServiceThatAlternatesCausesFewFullDeltas changes a Service so that the same number of elements
 // are in one set and in another by turns, more than an empty set has room for.
 func TestServiceThatAlternatesCausesFewFullDeltas(t *testing.T) {
+	t.Parallel()
 	const ports, rounds = 5, 12
 	// sources returns an edit with 1,000 source ranges of a prefix length.
 	sources := func(bits int) func(*v1.Service) {
@@ -84,6 +85,7 @@ func TestServiceThatAlternatesCausesFewFullDeltas(t *testing.T) {
 // TestFullDeltaHasRoom has Services that need more elements of a set than others suggest. A full delta
 // with too little room fails for all Services.
 func TestFullDeltaHasRoom(t *testing.T) {
+	t.Parallel()
 	many := model.SizeFor(0)
 	t.Run("without affinity", func(t *testing.T) {
 		r := newMemoryRig(t)

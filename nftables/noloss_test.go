@@ -108,6 +108,7 @@ func (s busy) hand(t *tracker.Tracker, rng *rand.Rand) {
 // TestNoConnectionIsLost opens connections from outside and from a pod, to cluster IPs and a
 // NodePort, during everything that a node agent does.
 func TestNoConnectionIsLost(t *testing.T) {
+	t.Parallel()
 	changes, rounds := 100, 10
 	if testtime.Thorough() {
 		changes, rounds = 2000, 50

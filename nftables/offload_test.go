@@ -34,6 +34,7 @@ func TestOffloadIsNamedWhereMissing(t *testing.T) {
 }
 
 func TestOffloadConfigIsChecked(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		offload Offload
 		want    string
@@ -54,6 +55,7 @@ func TestOffloadConfigIsChecked(t *testing.T) {
 }
 
 func TestInterfacesAreChosenByPatterns(t *testing.T) {
+	t.Parallel()
 	for _, bad := range []string{"veth[", ""} {
 		if _, err := (&Offload{Interfaces: []string{"eth0", bad}}).withDefaults(); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("pattern %q: %v", bad, err)

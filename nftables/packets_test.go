@@ -30,6 +30,7 @@ import (
 // TestConformanceWithPacketCounters sends packets through every world, in which each Service with
 // connections must have packets and bytes, and no other.
 func TestConformanceWithPacketCounters(t *testing.T) {
+	t.Parallel()
 	testtime.NeedThorough(t)
 	conformance.Run(t, conformance.Options{Skip: skips(), New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, CountPackets: true})

@@ -18,6 +18,7 @@ import (
 // TestRandomWorlds sends packets through random worlds, and compares the tables after each change
 // with those of a cold start.
 func TestRandomWorlds(t *testing.T) {
+	t.Parallel()
 	worlds := 50
 	if !testtime.Thorough() {
 		worlds = 5

@@ -146,6 +146,7 @@ func nftVersion(tb testing.TB, h *netlab.Host) (v [3]int) {
 // TestConformanceOfReloadedTables sends packets through tables that the nft tool has listed and loaded
 // again. DESIGN.md names the exceptions.
 func TestConformanceOfReloadedTables(t *testing.T) {
+	t.Parallel()
 	if !*reload {
 		t.Skip("takes long; -reload runs it")
 	}

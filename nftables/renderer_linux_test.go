@@ -48,6 +48,7 @@ func rulesOf(tb testing.TB, c connection, table string, f tracker.Family) map[st
 // loads in another namespace. After each change, both namespaces must have the same tables, as the kernel dumps them
 // and as the tool lists them.
 func TestTextEqualsBytes(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for seed := range randomSeeds() {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
@@ -142,6 +143,7 @@ func withoutGap(lines []string) []string { return slices.DeleteFunc(lines, gap.M
 
 // TestEveryRuleEqualsItsText commits every kind of object, and loads the text of the same transaction.
 func TestEveryRuleEqualsItsText(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	prefixes := func(list ...string) (l ruleset.LocalTraffic) {
 		for _, p := range list {

@@ -29,6 +29,7 @@ func newRenderer(tb testing.TB, c Config) *Renderer {
 
 // TestTransactionsAreValues renders without a kernel.
 func TestTransactionsAreValues(t *testing.T) {
+	t.Parallel()
 	p := backendtest.NewNode(t, tracker.Config{})
 	p.Tracker.SetService(svc(0))
 	p.Tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2))
@@ -66,6 +67,7 @@ func TestTransactionsAreValues(t *testing.T) {
 
 // TestRendererRefusesServices renders a Service with a range that no translation shifts.
 func TestRendererRefusesServices(t *testing.T) {
+	t.Parallel()
 	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService})
 	for i, last := range []uint16{65000, 100} {
 		p.Tracker.SetService(svc(i, func(s *v1.Service) { worldgen.SetPortRange(s, "p", 80, last, 70) }))
@@ -80,6 +82,7 @@ func TestRendererRefusesServices(t *testing.T) {
 
 // TestOffloadTextIsListed compares the rules with those that the tool listed in a kernel with flowtables.
 func TestOffloadTextIsListed(t *testing.T) {
+	t.Parallel()
 	golden, err := os.ReadFile("testdata/offload-ipv4.nft")
 	if err != nil {
 		t.Fatal(err)
@@ -161,6 +164,7 @@ var listed = strings.NewReplacer("\n\n", "\n", "priority dstnat + 1;", "priority
 // TestFakeListsWhatToolLists compares the listing of package fake with that of the tool, which are of tables
 // by a Renderer and a Backend.
 func TestFakeListsWhatToolLists(t *testing.T) {
+	t.Parallel()
 	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
 	setEveryKind(p.Tracker)
 	for f, file := range map[tracker.Family]string{tracker.IPv4: "listing-ipv4.nft", tracker.IPv6: "listing-ipv6.nft"} {

@@ -15,6 +15,7 @@ import (
 // they take effect. The second data plane has a smaller limit, so that staging tables replace tables, and
 // the third one is a vendor's.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	limited := func(limit int) func(testing.TB, conformance.SimEnv) conformance.Fake {
 		return func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, limit) }
 	}
@@ -23,6 +24,7 @@ func TestSimulation(t *testing.T) {
 }
 
 func TestReleasesDeltas(t *testing.T) {
+	t.Parallel()
 	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, 0) })
 }
 

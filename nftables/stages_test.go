@@ -16,6 +16,7 @@ import (
 
 // TestStagesAreLeftOut asks tables without some stages where packets go.
 func TestStagesAreLeftOut(t *testing.T) {
+	t.Parallel()
 	p := backendtest.NewNode(t, tracker.Config{})
 	p.Tracker.SetService(svc(0))
 	p.Tracker.SetSlice(epSlice(0, tracker.IPv4, 1))

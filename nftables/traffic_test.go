@@ -62,6 +62,7 @@ func traffic(tb testing.TB, b *Backend) *dataplane.Traffic {
 // TestEveryConnectionIsCounted makes connections while Services change, tables are replaced
 // and other processes take over, and compares their number with the counters.
 func TestEveryConnectionIsCounted(t *testing.T) {
+	t.Parallel()
 	var b *Backend
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b = newForWorld(tb, env).(*Backend)
@@ -268,6 +269,7 @@ func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *kernel.Eleme
 // TestFullSetsForwardAll fills the sets of counters. Connections, affinity and refusals must
 // not depend on them.
 func TestFullSetsForwardAll(t *testing.T) {
+	t.Parallel()
 	var b *Backend
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b = newForWorld(tb, env).(*Backend)

@@ -103,6 +103,7 @@ func masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool
 
 // TestConformance runs the worlds of package conformance.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	need(t)
 	s := &suite{}
 	t.Cleanup(func() {
@@ -119,6 +120,7 @@ func TestConformance(t *testing.T) {
 
 // TestRandomWorlds runs random worlds of package conformance.
 func TestRandomWorlds(t *testing.T) {
+	t.Parallel()
 	need(t)
 	conformance.RunRandom(t, new(suite).options(), conformance.Random{Worlds: 6})
 }

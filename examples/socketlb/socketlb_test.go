@@ -165,6 +165,7 @@ func TestConnectionsAreTranslatedAsDocumented(t *testing.T) {
 
 // TestConnectionsOutsideTheCgroupAreLeftAlone connects from a thread outside of the cgroup.
 func TestConnectionsOutsideTheCgroupAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 2)
 	l.sync()
@@ -180,6 +181,7 @@ func TestConnectionsOutsideTheCgroupAreLeftAlone(t *testing.T) {
 // TestMappedAddressesAreTranslated connects an IPv6 socket to an IPv4-mapped address, as Java
 // does.
 func TestMappedAddressesAreTranslated(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 2, backendtest.NodePort(30080), backendtest.ExternalLocal)
 	l.sync()
@@ -218,6 +220,7 @@ func TestMappedAddressesAreTranslated(t *testing.T) {
 // TestReconnectedSocketReturnsItsNewPeer connects a socket to a Service and then to another
 // address. The socket's peer is in the map recent or, if that has no room, in peers.
 func TestReconnectedSocketReturnsItsNewPeer(t *testing.T) {
+	t.Parallel()
 	for name, room := range map[string]int{"recent": 0, "peers": 1} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = room })
@@ -286,6 +289,7 @@ func (l *lab) reconnect(fd int, to netip.AddrPort) {
 // TestAffinityIsByNetworkNamespace checks that a network namespace keeps its endpoint until
 // the timeout.
 func TestAffinityIsByNetworkNamespace(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 3, backendtest.Affinity(100), backendtest.NodePort(30080), backendtest.ExternalLocal)
 	l.sync()
@@ -347,6 +351,7 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 
 // TestNewProcessTakesOver closes a Backend and opens another one on the same files.
 func TestNewProcessTakesOver(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 2, backendtest.Affinity(100))
 	l.set("gone", 2, 2)
@@ -440,6 +445,7 @@ func TestNewProcessTakesOver(t *testing.T) {
 
 // TestAlterationsAreFoundAndRepaired alters the maps, programs and files behind the backend.
 func TestAlterationsAreFoundAndRepaired(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 2, backendtest.Affinity(100), backendtest.NodePort(30080))
 	l.sync()
@@ -500,6 +506,7 @@ func TestAlterationsAreFoundAndRepaired(t *testing.T) {
 
 // TestServiceThatDoesNotFitIsLeftAlone fills a map.
 func TestServiceThatDoesNotFitIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Endpoints = 5 })
 	l.set("a", 1, 2) // four slots: two endpoints in each family
 	l.sync()
@@ -534,6 +541,7 @@ func TestServiceThatDoesNotFitIsLeftAlone(t *testing.T) {
 
 // TestConnectionsBeyondTheLimitAreLeftAlone opens connections until there is no more room.
 func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	for _, limit := range []int{1, 3, 4} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = limit })
@@ -606,6 +614,7 @@ func (l *lab) peers() (n int) {
 // TestConnectionsAreCountedByService compares the counters with the connections that were made,
 // through changes, a restart and the deletion of a Service.
 func TestConnectionsAreCountedByService(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	if _, err := Traffic(t.Context(), Config{Dir: l.dir}, func(func(tracker.Key) bool) {}); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a backend: %v, want ErrNoRules", err)
@@ -674,6 +683,7 @@ func TestConnectionsAreCountedByService(t *testing.T) {
 // TestWritesDependOnTheChangeOnly counts the entries that a change writes and deletes among
 // many Services.
 func TestWritesDependOnTheChangeOnly(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	set := func(service, last int) {
 		service4 := backendtest.Service(name(fmt.Sprint("s", service)), "web", fmt.Sprintf("10.97.%d.%d", service>>8, service&255), "fd00::1")
@@ -715,6 +725,7 @@ func TestWritesDependOnTheChangeOnly(t *testing.T) {
 
 // TestCheckAddsNewNodeAddresses adds an address to the node.
 func TestCheckAddsNewNodeAddresses(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 2, backendtest.NodePort(30080), backendtest.ExternalLocal)
 	l.sync()
@@ -734,6 +745,7 @@ func TestCheckAddsNewNodeAddresses(t *testing.T) {
 
 // TestCleanupRemovesEverything checks Owned and Cleanup.
 func TestCleanupRemovesEverything(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("web", 1, 2)
 	if owned, err := Owned(t.Context(), l.config()); owned || err != nil {
@@ -826,6 +838,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 
 // TestNoRangesAreOffered checks a limit whose reason is in the documentation.
 func TestNoRangesAreOffered(t *testing.T) {
+	t.Parallel()
 	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
 		t.Errorf("ranges of ports are %v", got)
 	}
@@ -833,6 +846,7 @@ func TestNoRangesAreOffered(t *testing.T) {
 
 // TestMapsNotYetWrittenAreNoDrift checks the maps before the first full delta, and after a failure.
 func TestMapsNotYetWrittenAreNoDrift(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, nil)
 	l.set("a", 1, 1)
 	if err := l.backend.Check(t.Context()); err != nil {

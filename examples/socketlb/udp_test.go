@@ -467,6 +467,7 @@ var lookupsFor = flag.Duration("lookups", time.Second, "how long TestParallelLoo
 // lost through sockets. What is lost through package nftables, where both datagrams begin one flow
 // of connection tracking at the same time, is logged.
 func TestParallelLookupsLoseNothing(t *testing.T) {
+	t.Parallel()
 	parallel := 50
 	if os.Getenv("PROXIER_THOROUGH") != "" {
 		parallel = 2000

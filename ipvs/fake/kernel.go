@@ -15,7 +15,6 @@ package fake
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -313,9 +312,16 @@ func (k *Kernel) ip(args []string) (out []string, err error) {
 }
 
 // local returns all addresses of the namespace.
-func (k *Kernel) local() (out []netip.Addr) {
+func (k *Kernel) local() []netip.Addr {
+	n := 0
 	for _, d := range k.Devices {
-		out = slices.AppendSeq(out, maps.Keys(d.Addrs))
+		n += len(d.Addrs)
+	}
+	out := make([]netip.Addr, 0, n) // for each packet: by far most of its time, if it grows
+	for _, d := range k.Devices {
+		for a := range d.Addrs {
+			out = append(out, a)
+		}
 	}
 	return out
 }

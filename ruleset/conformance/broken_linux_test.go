@@ -221,6 +221,7 @@ func deleteMoved(d *ruleset.Delta) {
 // TestBrokenBackendsFail runs a world of the suite against each broken backend and checks for the
 // expected message.
 func TestBrokenBackendsFail(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	needNft(t)
 	for _, b := range brokenBackends() {
@@ -265,6 +266,7 @@ func worldNamed(t *testing.T, name string) world {
 // TestPlaneThatRefusesInsteadOfDroppingPasses runs a world against a backend that skips Drop.
 // TestBrokenBackendsFail runs such a backend without the skip.
 func TestPlaneThatRefusesInsteadOfDroppingPasses(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	needNft(t)
 	skip := maps.Clone(referenceSkips)

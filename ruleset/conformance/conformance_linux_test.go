@@ -24,6 +24,7 @@ func needNft(t *testing.T) {
 
 // TestReferencePasses runs the whole suite against the reference backend. The other backends run it with IPv6.
 func TestReferencePasses(t *testing.T) {
+	t.Parallel()
 	needNft(t)
 	Run(t, Options{Skip: referenceSkips, Families: fewFamilies(), New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
 }
@@ -38,6 +39,7 @@ func fewFamilies() []tracker.Family {
 
 // TestPlaneWithoutUDPPasses runs the whole suite against a backend that serves only TCP.
 func TestPlaneWithoutUDPPasses(t *testing.T) {
+	t.Parallel()
 	testtime.NeedThorough(t)
 	needNft(t)
 	skip := maps.Clone(referenceSkips)

@@ -3,6 +3,7 @@ package conformance
 import "testing"
 
 func TestExcusesAreLimited(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		connections, excused int64
 		ok                   bool

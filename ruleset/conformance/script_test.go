@@ -11,6 +11,7 @@ import (
 // TestEveryScriptChecks checks that each world in the folder worlds has a name of its own and a
 // check.
 func TestEveryScriptChecks(t *testing.T) {
+	t.Parallel()
 	names := map[string]bool{}
 	for _, w := range slices.Concat(loopWorlds(), textWorlds()) {
 		if names[w.name] {
@@ -41,6 +42,7 @@ func TestEveryScriptChecks(t *testing.T) {
 
 // TestScriptErrorsNameTheLine reads scripts with one wrong word, in the last line.
 func TestScriptErrorsNameTheLine(t *testing.T) {
+	t.Parallel()
 	const begin = "# Comment\nworld w\nset web cluster=1 # comment\n"
 	for _, test := range []struct{ text, want string }{
 		{"set web cluster=1", `a.txt:1: a script begins with "world NAME"`},
@@ -88,6 +90,7 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 
 // TestScriptsOfAVendor runs scripts of a folder. A step that fails names its line.
 func TestScriptsOfAVendor(t *testing.T) {
+	t.Parallel()
 	worlds, err := withScripts(scriptedWorlds(), fstest.MapFS{"own.txt": {Data: []byte(`
 world our load balancer
 needs source ranges

@@ -7,6 +7,7 @@ import (
 )
 
 func TestSCTPPacketsAreParsed(t *testing.T) {
+	t.Parallel()
 	for n := range 9 {
 		cookie := []byte(strings.Repeat("x", n))
 		b := sctpPacket(1234, 80, 7, chunkInitAck, 9, cookie)

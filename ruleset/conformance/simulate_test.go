@@ -21,6 +21,7 @@ import (
 // TestSimulatedPlanesPass runs the suite against data planes with and without owners
 // in the keys of frontends, which take turns in the short form.
 func TestSimulatedPlanesPass(t *testing.T) {
+	t.Parallel()
 	if !testtime.Thorough() {
 		planes := [...]func(testing.TB, SimEnv) Fake{simPlanes(false, ""), simPlanes(true, ""), simPlanes(false, "knows no ranges")}
 		Simulate(t, Simulation{Worlds: len(planes), New: func(tb testing.TB, env SimEnv) Fake {
@@ -83,6 +84,7 @@ func complaints(t *testing.T, f func(tb testing.TB)) string {
 // TestSimulateFindsFaults checks that random worlds find each broken backend, and
 // that the named scripted world and mode does.
 func TestSimulateFindsFaults(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		fault  fault
 		owners bool
@@ -151,6 +153,7 @@ func TestSimulateFindsFaults(t *testing.T) {
 // TestIdleBackendFailsSimulation checks that a backend that does nothing fails in the
 // first world.
 func TestIdleBackendFailsSimulation(t *testing.T) {
+	t.Parallel()
 	s, err := Simulation{New: func(testing.TB, SimEnv) Fake {
 		return Fake{
 			Backend: func() ruleset.Backend {
@@ -182,6 +185,7 @@ func TestIdleBackendFailsSimulation(t *testing.T) {
 // and pass once the feature is skipped. A data plane that skips a feature and makes an error in
 // something else must fail, too.
 func TestSkippedFeaturesAreNotJudged(t *testing.T) {
+	t.Parallel()
 	type handle func(ruleset.Packet, func(ruleset.Packet) Outcome) Outcome
 	// replace returns a handle that has an outcome for packets with an action.
 	replace := func(was ruleset.Action, o Outcome) handle {

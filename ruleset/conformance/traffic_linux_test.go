@@ -12,6 +12,7 @@ import (
 // TestTallyComparesCounters passes readings of backends with correct and with wrong
 // counters.
 func TestTallyComparesCounters(t *testing.T) {
+	t.Parallel()
 	a, b := tracker.Key{Family: tracker.IPv4}, tracker.Key{Family: tracker.IPv6}
 	var made tally
 	for _, action := range []ruleset.Action{ruleset.ActionForward, ruleset.ActionForward, ruleset.ActionReject, ruleset.ActionDrop} {

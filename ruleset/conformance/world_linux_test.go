@@ -27,6 +27,7 @@ func nothing(testing.TB, conformance.Env) ruleset.Backend {
 
 // TestChurnReportsFailures connects to addresses that need no backend: those of pods.
 func TestChurnReportsFailures(t *testing.T) {
+	t.Parallel()
 	w := conformance.NewWorld(t, conformance.Options{New: nothing})
 	var served, closed []conformance.Target
 	for _, p := range w.Pods() {
@@ -56,6 +57,7 @@ func TestChurnReportsFailures(t *testing.T) {
 
 // TestHeldConnectionBreaks holds connections to pods and disconnects one pod.
 func TestHeldConnectionBreaks(t *testing.T) {
+	t.Parallel()
 	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
 	var to []conformance.Target
 	for _, p := range w.Pods() {
@@ -85,6 +87,7 @@ func TestHeldConnectionBreaks(t *testing.T) {
 // TestHeldTrafficSurvivesInterruption sends on connections while a pod is
 // disconnected, and splits them by masquerading.
 func TestHeldTrafficSurvivesInterruption(t *testing.T) {
+	t.Parallel()
 	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
 	netlab.NeedPrograms(t, "nft")
 	nft := func(script string) {
@@ -132,6 +135,7 @@ func TestHeldTrafficSurvivesInterruption(t *testing.T) {
 // TestWorldDrivesBackend uses a World through its exported fields, with a backend
 // that only reads.
 func TestWorldDrivesBackend(t *testing.T) {
+	t.Parallel()
 	for _, families := range [][]tracker.Family{{tracker.IPv4}, {tracker.IPv6}, nil} {
 		var got *ruleset.Delta
 		var ns, here string
@@ -181,6 +185,7 @@ func TestWorldDrivesBackend(t *testing.T) {
 
 // TestSkippedFeaturesAreReported checks the output for a backend with few features.
 func TestSkippedFeaturesAreReported(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	const env = "CONFORMANCE_TEST_SKIP"
 	if os.Getenv(env) != "" {
@@ -213,6 +218,7 @@ func TestSkippedFeaturesAreReported(t *testing.T) {
 // TestIdleBackendFailsAtOnce checks that a backend that does nothing fails in the
 // first sub-test, and that the others are skipped.
 func TestIdleBackendFailsAtOnce(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	const env = "CONFORMANCE_TEST_NOTHING"
 	if os.Getenv(env) != "" {

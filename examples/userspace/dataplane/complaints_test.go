@@ -26,6 +26,7 @@ func logging(t *testing.T, c Config) (*world, *bytes.Buffer) {
 
 // TestSCTPServiceIsReportedOnce has a Service with 2,000 ports and an endpoint that comes and goes.
 func TestSCTPServiceIsReportedOnce(t *testing.T) {
+	t.Parallel()
 	w, logged := logging(t, Config{})
 	const ports = 2000
 	s := &v1.Service{
@@ -60,6 +61,7 @@ func TestSCTPServiceIsReportedOnce(t *testing.T) {
 // TestTakenPortIsReportedOnce has a NodePort that another program uses, and a Service that comes and
 // goes at the NodePort's address and port.
 func TestTakenPortIsReportedOnce(t *testing.T) {
+	t.Parallel()
 	w, logged := logging(t, Config{Addresses: onlyLoopback{}})
 	ports, err := ruleset.ParseNodePortAddresses([]string{"localhost"})
 	if err != nil {

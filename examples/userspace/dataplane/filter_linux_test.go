@@ -145,6 +145,7 @@ func hears(at netip.Addr, who audience, sources []netip.Addr) ([]netip.Addr, err
 
 // TestSocketWithoutFilterAnswersAll uses an audience that is too large for a filter.
 func TestSocketWithoutFilterAnswersAll(t *testing.T) {
+	t.Parallel()
 	var list []netip.Prefix
 	for i := range 2000 {
 		list = append(list, single(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})))

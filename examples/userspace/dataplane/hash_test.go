@@ -74,6 +74,7 @@ func TestHashChoosesTheEndpointOfDatagrams(t *testing.T) {
 
 // TestNoRangesAreOffered checks a limit whose reason is in the documentation.
 func TestNoRangesAreOffered(t *testing.T) {
+	t.Parallel()
 	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
 		t.Errorf("ranges of ports are %v", got)
 	}

@@ -108,6 +108,7 @@ func fetch(to netip.AddrPort) error {
 
 // TestServesRestrictsFrontends serves the NodePort of a Service and not its cluster IP.
 func TestServesRestrictsFrontends(t *testing.T) {
+	t.Parallel()
 	b, at := atNodePort(t, greeter(t), Config{})
 	if err := fetch(at); err != nil {
 		t.Error(err)

@@ -84,6 +84,7 @@ func inWorld(tb testing.TB, env conformance.Env, c Config) *Backend {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	conformance.Run(t, conformance.Options{
 		New: func(tb testing.TB, env conformance.Env) ruleset.Backend { return inWorld(tb, env, Config{}) },
 		Skip: map[conformance.Feature]string{

@@ -461,6 +461,7 @@ func TestShutdownWaitsForConnections(t *testing.T) {
 }
 
 func TestInvalidConfigIsRejected(t *testing.T) {
+	t.Parallel()
 	for _, c := range []Config{
 		{DialTimeout: -1}, {Attempts: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxSessions: -1},
 	} {
@@ -471,6 +472,7 @@ func TestInvalidConfigIsRejected(t *testing.T) {
 }
 
 func TestSCTPPortIsLeftOut(t *testing.T) {
+	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	w.service("sctp", v1.ProtocolSCTP, 7)
 	w.service("web", tcp, port)

@@ -19,6 +19,7 @@ import (
 // TestPinnedProcessCountsAllCPUs pins the agent to one CPU. The limit of connections must
 // still be computed for all CPUs of the machine.
 func TestPinnedProcessCountsAllCPUs(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
 	var affinity unix.CPUSet

@@ -69,6 +69,7 @@ func parametersOf(c *config.Config) parameters {
 // TestDaemonSetMatchesTheProgram parses the arguments and the configuration of the manifests
 // as the program does.
 func TestDaemonSetMatchesTheProgram(t *testing.T) {
+	t.Parallel()
 	const file = "../../deploy/base/config.yaml"
 	var ds *apps.DaemonSet
 	for _, o := range readObjects(t, "base/daemonset.yaml") {
@@ -131,6 +132,7 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 
 // TestDaemonSetFitsOperatorsTools checks what other tools expect of kube-proxy's pods.
 func TestDaemonSetFitsOperatorsTools(t *testing.T) {
+	t.Parallel()
 	for _, o := range readObjects(t, "base/daemonset.yaml") {
 		ds, ok := o.(*apps.DaemonSet)
 		if !ok {
@@ -195,6 +197,7 @@ func TestParametersOnNodesThatAreContainers(t *testing.T) {
 
 // TestSocketLBPatchMountsWhatTheAgentOpens applies the patch as kubectl does.
 func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../../deploy/socket-lb-patch.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -283,6 +286,7 @@ func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 // TestRBACAllowsOnlyWhatIsNeeded checks the limits of the rights. TestRBACIsWhatTheAgentUses shows
 // that they are sufficient, and that none is left over.
 func TestRBACAllowsOnlyWhatIsNeeded(t *testing.T) {
+	t.Parallel()
 	for _, o := range readObjects(t, "base/rbac.yaml") {
 		role, ok := o.(*rbac.ClusterRole)
 		if !ok {
@@ -330,6 +334,7 @@ func unit(t *testing.T) map[string]string {
 
 // TestUnitMatchesTheProgram checks the command line and the capabilities of the systemd unit.
 func TestUnitMatchesTheProgram(t *testing.T) {
+	t.Parallel()
 	u := unit(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644); err != nil {

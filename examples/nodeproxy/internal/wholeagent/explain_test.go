@@ -88,6 +88,7 @@ func TestExplainPredictsHashedEndpoints(t *testing.T) {
 
 // TestExplainDescribesTheHashOfEachMode runs explain for a Service with a hash in each mode.
 func TestExplainDescribesTheHashOfEachMode(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: source")+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: '10.1.0.2=2,10.1.0.4=0'"))
 	for mode, want := range map[string]string{

@@ -144,6 +144,7 @@ var loopbackPorts = []struct{ network, to, pods string }{
 // TestLocalhostNodePortsAreServed connects from the node to NodePorts at loopback addresses,
 // in each mode that runs here.
 func TestLocalhostNodePortsAreServed(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -276,6 +277,7 @@ func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 // TestLocalhostNodePortsNeedTheKeyword checks that nothing listens without localhost, or if the
 // gate is off.
 func TestLocalhostNodePortsNeedTheKeyword(t *testing.T) {
+	t.Parallel()
 	for _, flags := range []string{"all", "localhost --feature-gates KubeProxyNFTablesLocalhostNodePorts=false"} {
 		t.Run(flags, func(t *testing.T) {
 			t.Parallel()

@@ -211,6 +211,7 @@ func (p *process) exit(t *testing.T) (int, []string) {
 }
 
 func TestDispatchReturnsTheExitStatus(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		args string
 		code int
@@ -255,6 +256,7 @@ func TestDispatchReturnsTheExitStatus(t *testing.T) {
 
 // TestDemoExpectationsHold runs the demo as a user does, in its own namespaces.
 func TestDemoExpectationsHold(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {

@@ -242,6 +242,7 @@ func dualSlice(service string, family discovery.AddressType, addrs ...string) *d
 // TestMetricsAreThoseOfKubeProxy compares the metrics of agents in every mode, one after
 // another in one process, with kube-proxy's.
 func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
+	t.Parallel()
 	ipvs := (&fakePlane{}).mode("ipvs") // TestIPVSNode has the real one
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables(), ipvs} {
 		t.Run(m.Name, func(t *testing.T) {
@@ -380,6 +381,7 @@ func TestChangesAreCountedAsInKubeProxy(t *testing.T) {
 
 // TestFailuresAreCounted makes syncs fail in every mode.
 func TestFailuresAreCounted(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	names := map[string]string{
 		"nftables": "sync_proxy_rules_nftables_sync_failures_total",
@@ -438,6 +440,7 @@ func TestFailuresAreCounted(t *testing.T) {
 // TestRepairedFailureIsCounted deletes the rules, so that the sync of a change fails and writes
 // all rules again immediately.
 func TestRepairedFailureIsCounted(t *testing.T) {
+	t.Parallel()
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables()} {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()

@@ -55,6 +55,7 @@ func dropAfterSignal() {
 
 // TestSignalIsKeptWhenPrivilegesAreDropped sends SIGTERM before the program executes itself.
 func TestSignalIsKeptWhenPrivilegesAreDropped(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	cmd := netlab.Command(t, "/proc/self/exe")
 	cmd.Env = append(os.Environ(), signalEnv+"=1")
@@ -67,6 +68,7 @@ func TestSignalIsKeptWhenPrivilegesAreDropped(t *testing.T) {
 // TestOnlyNeededCapabilitiesAreKept starts the agent with every capability, in each mode that
 // works here.
 func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	var want uint64
 	for _, c := range run.Needed(false) {

@@ -134,6 +134,7 @@ func at(port int) string {
 // TestPortRangesReachThePods gives a Service ranges by the annotation, in the modes that have them,
 // and takes them away. A single port of another Service at the same address keeps its packets.
 func TestPortRangesReachThePods(t *testing.T) {
+	t.Parallel()
 	for _, mode := range explainedModes {
 		if objects.PortRanges(mode) != ruleset.PortRangesShifted {
 			continue // see TestModesWithoutRangesServeThePortAlone
@@ -227,6 +228,7 @@ func TestPortRangesReachThePods(t *testing.T) {
 // do not have them. [objects.TestModesWithoutRangesKeepThePort] has the modes that not every kernel
 // has.
 func TestModesWithoutRangesServeThePortAlone(t *testing.T) {
+	t.Parallel()
 	for _, mode := range append(slices.Clone(explainedModes), config.ModeUserspace) {
 		if objects.PortRanges(mode) != ruleset.PortRangesNone {
 			continue

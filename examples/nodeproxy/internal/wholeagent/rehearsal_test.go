@@ -472,6 +472,7 @@ func render(t *testing.T, what, arg string) string {
 // deploy/base/daemonset.yaml, deploy/overlays/kubeadm and deploy/chart, while connections are
 // opened, stay open and ask over UDP.
 func TestRehearsal(t *testing.T) {
+	t.Parallel()
 	testtime.NeedComplete(t)
 	takeOverTools(t)
 	netlab.NeedPrograms(t, "unshare")

@@ -94,6 +94,7 @@ func (r *report) asked() func() string {
 
 // TestPublicReports plays reports of other proxies' operators.
 func TestPublicReports(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		// A client keeps its UDP socket while the proxy stands still and the only endpoint is replaced.
 		t.Run("kubernetes-125467/"+mode, func(t *testing.T) {

@@ -233,6 +233,7 @@ func wipe(t *testing.T, h *netlab.Host) {
 // TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
 // objects.
 func TestExplainComparesWithTheKernel(t *testing.T) {
+	t.Parallel()
 	for _, mode := range explainedModes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -311,6 +312,7 @@ func TestRunFollowsTheNodeObject(t *testing.T) {
 }
 
 func TestExplainPrintsTheVerdict(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
@@ -398,6 +400,7 @@ func TestAddressesAreFollowedWithoutNode(t *testing.T) {
 
 // TestNodeAddressTakesPrecedenceByFamily checks which source the node's addresses come from.
 func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z}}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: '2001:db8::1'}, {type: ExternalIP, address: 198.51.100.1}]}\n")
 	for _, tt := range []struct{ name, bind, want string }{
@@ -424,6 +427,7 @@ func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
 // TestDemoNeedsRootForSocketLB runs in the user namespace of the tests, where the kernel does
 // not load programs.
 func TestDemoNeedsRootForSocketLB(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	dir, closeDir, err := socketlb.TemporaryDir()
 	if err == nil {

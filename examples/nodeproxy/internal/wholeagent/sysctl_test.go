@@ -47,6 +47,7 @@ func sysctl(t *testing.T, h *netlab.Host, name string) string {
 // TestInitOnlySetsAllParameters serves with a read-only /proc/sys after --init-only has set
 // the parameters.
 func TestInitOnlySetsAllParameters(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -113,6 +114,7 @@ func testInitOnly(t *testing.T, mode string) {
 
 // TestDisabledIPv6IsNotServed runs on a node where IPv6 is turned off.
 func TestDisabledIPv6IsNotServed(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

@@ -74,6 +74,7 @@ spec:
 
 // TestTraceAgrees follows connections that go where the objects require, in each mode.
 func TestTraceAgrees(t *testing.T) {
+	t.Parallel()
 	for _, flavor := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
 		t.Run(flavor, func(t *testing.T) {
 			t.Parallel()

@@ -172,6 +172,7 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 
 // TestVerbsSayWhatModeUserspaceLacks needs no agent.
 func TestVerbsSayWhatModeUserspaceLacks(t *testing.T) {
+	t.Parallel()
 	netlab.Require(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
