@@ -103,7 +103,9 @@ func openBackend(ctx context.Context, c Config, p purpose) (*Backend, error) {
 
 // newBackend returns a Backend for a kernel. c has its defaults.
 func newBackend(c Config, k kernel) *Backend {
-	return &Backend{config: c, kernel: k, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}, now: time.Now}
+	b := &Backend{config: c, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}, now: time.Now}
+	b.kernel = logged{k, &recorder{config: c, backend: b}}
+	return b
 }
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both

@@ -83,8 +83,8 @@ type Config struct {
 	// of the thread that calls [New]. New duplicates the file. A namespace other than the
 	// process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Log receives repairs, features that the kernel lacks, and Services that cannot be
-	// programmed; nil discards them.
+	// Log receives repairs, features that the kernel lacks, Services that cannot be programmed and, at
+	// [dataplane.LevelTransaction], each write as its tool reads it; nil discards them.
 	Log *slog.Logger
 
 	// noMaglev reports that the kernel lacks the scheduler Maglev.

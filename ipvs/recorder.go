@@ -84,6 +84,14 @@ func (r *recorder) virtual(k virtualKey) *virtualState {
 	return nil
 }
 
+// forwarding returns how packets reach the real servers of a virtual server.
+func (r *recorder) forwarding(k virtualKey) Forwarding {
+	if v := r.virtual(k); v != nil {
+		return v.forwarding
+	}
+	return ForwardingTranslated
+}
+
 func (r *recorder) reals(k virtualKey, fn func(real)) error {
 	active := 1
 	if r.idle {
@@ -112,7 +120,7 @@ func (r *recorder) addReal(k virtualKey, to real) error {
 }
 
 func (r *recorder) setReal(k virtualKey, to real) error {
-	now, before := to.forwarding.port(k, to.at), r.virtual(k).forwarding.port(k, to.at)
+	now, before := to.forwarding.port(k, to.at), r.forwarding(k).port(k, to.at)
 	if now == before {
 		return r.servers("-e %s -r %s %s", k.text(), now, to.text())
 	}
@@ -121,7 +129,7 @@ func (r *recorder) setReal(k virtualKey, to real) error {
 }
 
 func (r *recorder) delReal(k virtualKey, at netip.AddrPort) error {
-	return r.servers("-d %s -r %s", k.text(), r.virtual(k).forwarding.port(k, at))
+	return r.servers("-d %s -r %s", k.text(), r.forwarding(k).port(k, at))
 }
 
 func (r *recorder) setTimeouts(t Timeouts) error {
@@ -177,11 +185,7 @@ func (r *recorder) bind(a netip.Addr) error {
 		return nil
 	}
 	r.bound[a] = true
-	late := ""
-	if a.Is6() {
-		late = " nodad"
-	}
-	return r.write("ip -batch -", "addr add "+iptext.Host(a).String()+" dev "+deviceName+late)
+	return r.write("ip -batch -", addressLine("add", a))
 }
 
 func (r *recorder) unbind(a netip.Addr) error {
@@ -189,7 +193,7 @@ func (r *recorder) unbind(a netip.Addr) error {
 		return nil
 	}
 	delete(r.bound, a)
-	return r.write("ip -batch -", "addr del "+iptext.Host(a).String()+" dev "+deviceName)
+	return r.write("ip -batch -", addressLine("del", a))
 }
 
 func (r *recorder) addresses(f tracker.Family, _, own func(netip.Addr)) error {

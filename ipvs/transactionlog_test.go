@@ -1,0 +1,50 @@
+package ipvs
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+)
+
+// TestWritesAreLogged compares the log at LevelTransaction with what the namespace then has.
+func TestWritesAreLogged(t *testing.T) {
+	t.Parallel()
+	for _, level := range []slog.Level{dataplane.LevelTransaction, slog.LevelDebug} {
+		var log bytes.Buffer
+		m := newMemory()
+		r := newRigOn(t, memoryNode{m}, Config{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: level}))})
+		r.set(svc(1, nodePort(30001), externalIPs("198.18.0.1")), 1, 2, 3)
+		r.sync()
+		r.set(svc(1), 1, 2)
+		r.sync()
+		if level == slog.LevelDebug {
+			if strings.Contains(log.String(), "ipvsadm") {
+				t.Error("the log has writes at level DEBUG")
+			}
+			continue
+		}
+		lines := 0
+		for _, o := range objects(t, memoryNode{m}) {
+			if o = strings.TrimSpace(o); strings.HasSuffix(o, "-w 0") {
+				o = strings.Replace(o, "-a ", "-e ", 1) // a change of a real server, which drains
+			}
+			if len(o) > 5 && o[2:5] == " -t" || strings.HasPrefix(o, "add KUBE") {
+				lines++
+				if !strings.Contains(log.String(), o) {
+					t.Errorf("the log lacks %q", o)
+				}
+			}
+		}
+		for _, gone := range []string{"-D -t 198.18.0.1:80", "addr del 198.18.0.1/32 dev kube-ipvs0", "addr add 198.18.0.1/32 dev kube-ipvs0", "-A KUBE-IPVS-IN", "net.ipv4.vs.conntrack = 1"} {
+			if !strings.Contains(log.String(), gone) {
+				t.Errorf("the log lacks %q", gone)
+			}
+		}
+		if t.Logf("%d lines", lines); lines < 5 {
+			t.Errorf("only %d objects were compared", lines)
+		}
+	}
+}
