@@ -107,7 +107,11 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		}
 		w.made.note(v)
 	case ruleset.ActionDrop:
+		begun := time.Now()
 		o := w.probe(from, r.proto, to, silence)
+		if o.Kind == netlab.Silent && from.stalls.Since(begun) {
+			o = w.probe(from, r.proto, to, 4*silence) // the time may have ended before the packet was sent
+		}
 		refuses := o.Kind == netlab.Refused && w.mayRefuse(v, p)
 		if o.Kind != netlab.Silent && !refuses || wrongError(o) {
 			return complain(o, "get no answer")
