@@ -246,6 +246,39 @@ func TestReturnedServerIsFollowed(t *testing.T) {
 	})
 }
 
+// TestRefusedWatchesArePausedBetween follows an API server that serves lists and refuses each watch as
+// invalid. The retrier does not repeat such a request, so the reflectors list and watch again, with pauses as
+// long as the retrier's, and log why.
+func TestRefusedWatchesArePausedBetween(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var watches atomic.Int64
+		server := apiServer(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, "/services") && r.URL.Query().Get("watch") != "" {
+				watches.Add(1)
+			}
+			w := httptest.NewRecorder()
+			serveLists(w, r)
+			return w.Result(), nil
+		})
+		log := make(lines, 1000)
+		stop := followBy(t, &rest.Config{Host: "http://api", Transport: server}, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		reasons := 0
+		for len(log) > 0 {
+			if line := <-log; strings.Contains(line, "Failed to watch") && strings.Contains(line, "it is Invalid") && strings.Contains(line, "reflector=services") {
+				reasons++
+			}
+		}
+		// The pauses are 0.4 to 0.8 s, 0.8 to 1.6, 1.6 to 3.2, and then 3 to 6. Each attempt watches twice:
+		// for a list as a stream, and after a list.
+		if n := int(watches.Load()); reasons < 4 || reasons > 8 || n != 2*reasons {
+			t.Errorf("%d lines with the reason of %d refusals", reasons, n)
+		}
+		stop()
+	})
+}
+
 // TestSharedLogSinkIsNotInitialized proves with the race detector that Follow does not
 // write to the LogSink of its Logger while others log.
 func TestSharedLogSinkIsNotInitialized(t *testing.T) {
