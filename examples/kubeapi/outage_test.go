@@ -21,7 +21,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -260,6 +262,9 @@ func TestRefusedWatchesArePausedBetween(t *testing.T) {
 			serveLists(w, r)
 			return w.Result(), nil
 		})
+		// The handler of errors keeps the time of the last one for the whole process, and sleeps until then: that
+		// may be later on the clock of another test.
+		utilruntime.HandleErrorWithContext(klog.NewContext(t.Context(), logr.Discard()), io.EOF, "the test begins")
 		log := make(lines, 1000)
 		stop := followBy(t, &rest.Config{Host: "http://api", Transport: server}, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
 		time.Sleep(20 * time.Second)
