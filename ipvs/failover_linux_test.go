@@ -9,7 +9,6 @@ import (
 // TestFailover passes connections between two nodes with one external IP. A node has the address
 // only while it has an endpoint, so open connections end when that changes.
 func TestFailover(t *testing.T) {
-	t.Parallel()
 	if inMachine(t) {
 		backendtest.Failover(t, newForWorld, backendtest.FailoverOptions{Ends: true})
 	}

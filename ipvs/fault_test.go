@@ -45,7 +45,6 @@ var (
 
 // TestFaultsLoseNothing tests a Backend under failures, damage and load, in one machine.
 func TestFaultsLoseNothing(t *testing.T) {
-	t.Parallel()
 	if !inMachine(t) {
 		return
 	}

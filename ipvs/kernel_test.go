@@ -31,7 +31,6 @@ import (
 
 // TestKernelFollowsServices runs the tests that need a kernel with IPVS, in one machine.
 func TestKernelFollowsServices(t *testing.T) {
-	t.Parallel()
 	if !inMachine(t) {
 		return
 	}

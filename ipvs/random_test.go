@@ -12,7 +12,6 @@ import (
 
 // TestRandomWorlds sends packets through random worlds.
 func TestRandomWorlds(t *testing.T) {
-	t.Parallel()
 	if !inMachine(t) {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"time"
 )
 
 const (
@@ -47,9 +48,11 @@ func newAgent(bin string, n *node, m *mode, e environment, dir, name string) (*a
 	return &agent{host: n.Host, bin: bin, args: append(append(args, m.args...), e.args...), dir: own, wrap: wrap, log: filepath.Join(dir, name+".log")}, nil
 }
 
-// healthy returns an error unless /livez reports that the agent is healthy.
+// healthy returns an error unless /livez reports that the agent is healthy. A connection that begins while
+// a rule is missing may be masqueraded, and then no packet of it arrives for as long as connection tracking
+// remembers it: two minutes. So a request that takes long is given up.
 func (a *agent) healthy() error {
-	_, err := a.get(healthzAddr + "/livez")
+	_, err := a.getWithin(healthzAddr+"/livez", 5*time.Second)
 	return err
 }
 

@@ -124,8 +124,10 @@ func (a *agent) kill() {
 
 // get returns the answer of one of the agent's servers, such as "127.0.0.1:10256/healthz". A status
 // other than 200 is an error.
-func (a *agent) get(page string) (string, error) {
-	code, text, _ := a.host.Get(page, time.Minute)
+func (a *agent) get(page string) (string, error) { return a.getWithin(page, time.Minute) }
+
+func (a *agent) getWithin(page string, limit time.Duration) (string, error) {
+	code, text, _ := a.host.Get(page, limit)
 	if code != 200 {
 		return text, fmt.Errorf("%s: status %d: %s", page, code, text)
 	}
