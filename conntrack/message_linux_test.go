@@ -11,6 +11,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nfnl/tuple"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -100,6 +101,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(dumpRequest(tracker.IPv6, []uint16{7}).Attrs)
 	f.Add(appendDelete(nil, 1, &four))
 	f.Add([]byte{})
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var flow Flow
 		for len(b) > 0 {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 )
 
 // FuzzSet sets any decodable slice in a cache with a valid slice of the same Service.
@@ -24,6 +26,7 @@ func FuzzSet(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s *discovery.EndpointSlice
 		if json.Unmarshal(data, &s) != nil {

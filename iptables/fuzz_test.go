@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -26,6 +27,7 @@ func FuzzInjection(f *testing.F) {
 		f.Add("svc", s, s, []byte{127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, int64(0))
 	}
 	real := map[tracker.Family]programs{}
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, name, namespace, port string, addr []byte, seconds int64) {
 		a, ok := netip.AddrFromSlice(addr)
 		if !ok {
@@ -82,6 +84,7 @@ func FuzzInjection(f *testing.F) {
 func FuzzSave(f *testing.F) {
 	f.Add([]byte("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j KUBE-NODEPORTS\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
 	f.Add([]byte("*nat\n-A\n-A KUBE-X\n:\n*\n-A OUTPUT -m comment --comment \"-j KUBE-SERVICES\" -j ACCEPT\n"))
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		k := parseSave(bytes.NewReader(text), nat, maphash.MakeSeed())
 		for name := range k.chains {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -22,6 +23,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add(appendEntry(nil, entry{set: setIPs, family: tracker.IPv6, addr: netip.MustParseAddr("2001:db8::1")}, 0, 1), uint8(setIPs), uint16(0), uint32(7))
 	f.Add([]byte{4, 0, 1, 0, 255, 255, 7}, uint8(setShortCircuit), uint16(9), uint32(0x3001))
 	f.Add([]byte{}, uint8(0), uint16(0), uint32(0))
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte, set uint8, port uint16, mark uint32) {
 		id := setID(set % uint8(setCount))
 		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -22,6 +23,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add(uint16(0), uint16(80), uint16(30080), int64(0), []byte{1, 2, 3}, uint32(0x3001))
 	f.Add(uint16(0xffff), uint16(1), uint16(0), int64(10800), []byte{}, uint32(0))
 	f.Add(uint16(0b10110), uint16(65535), uint16(1), int64(-1), []byte{0, 0, 255, 7}, uint32(math.MaxUint32))
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, bits, port, nodePort uint16, seconds int64, eps []byte, mark uint32) {
 		is := func(n int) bool { return bits&(1<<n) != 0 }
 		key := tracker.Key{Family: tracker.IPv4}
@@ -135,6 +137,7 @@ func FuzzSaved(f *testing.F) {
 	f.Add("*nat\n:KUBE-IPVS-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-IPVS-SERVICES\n-A KUBE-IPVS-SERVICES -j MINE\nCOMMIT\n")
 	f.Add("*nat\n:KUBE-NODE-PORT -\n*nat\nCOMMIT\n*mangle\n-A INPUT -j KUBE-IPVS-IN\n")
 	f.Add("-A\n*filter")
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		saved := iptext.Parse(text)
 		tables := rules{family: tracker.IPv4, mark: uint32(dataplane.DefaultMasqueradeMark), marks: defaultMarks(), node: &ruleset.Node{}}.tables()

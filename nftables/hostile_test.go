@@ -14,6 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -28,6 +29,7 @@ func FuzzNames(f *testing.F) {
 		f.Add("svc", s, s, int64(0))
 	}
 	var host *netlab.Host
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, name, namespace, port string, seconds int64) {
 		netlab.Require(t)
 		if host == nil { // one host in each process of the fuzzer

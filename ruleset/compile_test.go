@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/cidr"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -286,6 +287,7 @@ func FuzzCompile(f *testing.F) {
 	for seed := range uint64(32) {
 		f.Add(seed, seed*7)
 	}
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, seed1, seed2 uint64) {
 		r := rand.New(rand.NewPCG(seed1, seed2))
 		p := randomPort(r)

@@ -9,6 +9,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -27,6 +28,7 @@ func FuzzService(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s *v1.Service
 		if json.Unmarshal(data, &s) != nil {
@@ -100,6 +102,7 @@ func FuzzSlice(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s *discovery.EndpointSlice
 		if json.Unmarshal(data, &s) != nil {

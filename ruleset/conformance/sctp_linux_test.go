@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 )
 
 func TestSCTPPacketsAreParsed(t *testing.T) {
@@ -28,6 +30,7 @@ func FuzzSCTP(f *testing.F) {
 	f.Add(sctpPacket(1, 2, 3, chunkInit, 4, nil))
 	f.Add(sctpPacket(1, 2, 3, chunkInitAck, 4, []byte("cookie")))
 	f.Add(sctpPacket(1, 2, 3, chunkInitAck, 4, nil)[:20])
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= 12 {
 			binary.LittleEndian.PutUint32(b[8:], sctpChecksum(b))

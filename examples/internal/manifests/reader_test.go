@@ -12,6 +12,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 )
 
 // write writes files into a folder, and removes those whose content is "-".
@@ -407,6 +409,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"kind":"List","items":[{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},null,5]}`))
 	f.Add([]byte("kind: ServiceList\nitems:\n- &a {<<: [*a], ? [x]: y}\n- .inf\n-\n"))
 	f.Add([]byte("--- |\n---\n...\n%YAML\n{"))
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// In YAML 1.1, which package yaml implements, these break lines too.
 		lines := 1

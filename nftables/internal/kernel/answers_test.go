@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
@@ -30,6 +31,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add(list[:len(list)/2])
 	f.Add([]byte{})
 	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var all []Element
 		for _, list := range nfnl.Attributes(data) {

@@ -21,6 +21,7 @@ import (
 	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -741,6 +742,7 @@ func FuzzDecode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, _, err := files.decode(text)
 		if err != nil {
