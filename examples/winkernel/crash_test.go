@@ -2,7 +2,6 @@ package winkernel_test
 
 import (
 	"flag"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 
@@ -14,17 +13,9 @@ var killEvery = flag.Int("kill.every", 1, "TestKilledProcessIsContinued ends the
 // TestKilledProcessIsContinued plays worlds up to each step, ends the process before each write of
 // that step, and lets a new process continue. The state must be the expected one.
 func TestKilledProcessIsContinued(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(*worlds, "*.json"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no worlds in %s: %v", *worlds, err)
-	}
 	var writes, kills atomic.Int64
 	t.Run("world", func(t *testing.T) {
-		for _, file := range files {
-			w, err := readWorld(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, w := range readWorlds(t) {
 			t.Run(w.Name, func(t *testing.T) {
 				parallel(t)
 				for last := range w.Steps {

@@ -39,18 +39,10 @@ const (
 // and no frontend that is wanted before and after a step may be missing during it, unless the
 // service cannot modify load balancers. The writes in sum may exceed the least by a fifth.
 func TestWorlds(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(*worlds, "*.json"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no worlds in %s: %v", *worlds, err)
-	}
 	var least, writes, steps, gaps atomic.Int64
 	expected := 0
 	t.Run("world", func(t *testing.T) {
-		for _, file := range files {
-			w, err := readWorld(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, w := range readWorlds(t) {
 			expected += w.expectations()
 			t.Run(w.Name, func(t *testing.T) {
 				parallel(t)

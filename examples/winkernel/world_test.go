@@ -1,13 +1,17 @@
 package winkernel_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -106,19 +110,33 @@ type worldState struct {
 	Endpoints     []worldEndpoint `json:"endpoints"`
 }
 
-func readWorld(file string) (*world, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
+// readWorlds reads the worlds in the files of the folder in flag -worlds. A file has any number of
+// them, one after the other.
+func readWorlds(t *testing.T) (all []*world) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(*worlds, "*.json*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no worlds in %s: %v", *worlds, err)
 	}
-	w := &world{}
-	if err := json.Unmarshal(text, w); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for d := json.NewDecoder(bytes.NewReader(text)); ; {
+			w := &world{}
+			if err := d.Decode(w); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: after %d bytes: %v", file, d.InputOffset(), err)
+			}
+			if w.Format != 1 {
+				t.Fatalf("%s: world %s: format %d is unknown", file, w.Name, w.Format)
+			}
+			all = append(all, w)
+		}
 	}
-	if w.Format != 1 {
-		return nil, fmt.Errorf("%s: format %d is unknown", file, w.Format)
-	}
-	return w, nil
+	return all
 }
 
 // expectations returns the number of steps with an expectation.
