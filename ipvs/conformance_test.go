@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -82,5 +83,25 @@ func describe(tb testing.TB, inside func(func() error) error) {
 	})
 	if err != nil {
 		tb.Error(err)
+	}
+}
+
+// TestRandomWorlds sends packets through random worlds.
+func TestRandomWorlds(t *testing.T) {
+	if !inMachine(t) {
+		return
+	}
+	worlds := 3
+	if testtime.Thorough() {
+		worlds = 10
+	}
+	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: skips}, conformance.Random{First: *backendtest.Seed, Worlds: worlds, Steps: 3, Packets: 30, For: *backendtest.Soak})
+}
+
+// TestFailover passes connections between two nodes with one external IP. A node has the address
+// only while it has an endpoint, so open connections end when that changes.
+func TestFailover(t *testing.T) {
+	if inMachine(t) {
+		backendtest.Failover(t, newForWorld, backendtest.FailoverOptions{Ends: true})
 	}
 }
