@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -156,5 +158,27 @@ func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	}
 	if out := r.nft("list table ip proxier-packets"); !strings.Contains(out, "10.96.0.1 . tcp . 80 counter packets 7 bytes 700") || !strings.Contains(out, "ct status dnat jump count") {
 		t.Errorf("packets are counted by %s", out)
+	}
+}
+
+// makeOlder gives the tables the version of layout 1, and a chain and a map with their names in
+// layout 1. do runs a function in the network namespace.
+func makeOlder(t *testing.T, do func(func() error) error, table string) {
+	t.Helper()
+	script := ""
+	for _, family := range []string{"ip", "ip6"} {
+		at := family + " " + table
+		script += fmt.Sprintf("delete element %s layout { %#x }; add element %s layout { 1 };", at, layout.Version, at)
+		script += fmt.Sprintf("add chain %s near; add map %s classes { type classid : verdict; };", at, at)
+	}
+	nft := netlab.Command(t, "nft", script)
+	err := do(func() error {
+		if out, err := nft.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
