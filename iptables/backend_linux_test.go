@@ -3,12 +3,19 @@ package iptables
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
-	"github.com/go-proxier/proxier/ruleset"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestLockedTablesStayAsTheyAre holds the xtables lock for longer than the backend waits.
@@ -65,4 +72,84 @@ func TestTooLargeServiceFailsAlone(t *testing.T) {
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
 	r.sync()
 	r.verify()
+}
+
+// TestConcurrentWritersLoseNoRule runs other programs that change their own chains in the same
+// tables and insert jumps before ours. Neither these programs nor the backend may lose a rule.
+func TestConcurrentWritersLoseNoRule(t *testing.T) {
+	t.Parallel()
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		t.Parallel()
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+		r.everyKind()
+		r.sync()
+		const writers, rules = 3, 12
+		// Each program writes its rules one by one, and deletes every other rule again.
+		var wait sync.WaitGroup
+		for n := range writers {
+			wait.Go(func() {
+				tab := []string{"nat", "filter"}[n%2]
+				name := fmt.Sprint("OTHER-", n)
+				run := func(args ...string) {
+					if out, err := r.try(tracker.IPv4, "", append([]string{"-w", "60", "-t", tab}, args...)...); err != nil {
+						t.Errorf("writer %d: %v: %v: %s", n, args, err, out)
+					}
+				}
+				run("-N", name)
+				run("-I", "OUTPUT", "1", "-d", fmt.Sprint("203.0.113.", n+200), "-j", name)
+				for i := range rules {
+					source := fmt.Sprintf("192.0.2.%d/32", i)
+					run("-A", name, "-s", source, "-j", "RETURN")
+					if i%2 == 1 {
+						run("-D", name, "-s", source, "-j", "RETURN")
+					}
+				}
+			})
+		}
+		done := make(chan struct{})
+		go func() { wait.Wait(); close(done) }()
+		rng := rand.New(rand.NewPCG(8, 8))
+		syncs := 0
+		for running := true; running || syncs < 5; syncs++ {
+			select {
+			case <-done:
+				running = false
+			default:
+			}
+			r.set(syncs%10, rng.Perm(40)[:1+rng.IntN(5)], nodePort(30100+int32(syncs%10)))
+			if syncs%5 == 4 {
+				r.cursor.Resync()
+			}
+			// If another writer makes a change fail, the backend tries it again immediately or in the
+			// next sync.
+			if err := r.cursor.Sync(context.Background()); err != nil {
+				t.Logf("sync %d: %v", syncs, err)
+			}
+		}
+		r.sync()
+		got := r.kernel(tracker.IPv4)
+		for n := range writers {
+			tab, name := []string{"nat", "filter"}[n%2], fmt.Sprint("OTHER-", n)
+			var want []string
+			for i := 0; i < rules; i += 2 {
+				want = append(want, fmt.Sprintf("-s 192.0.2.%d/32 -j RETURN", i))
+			}
+			if !slices.Equal(got[tab+" "+name], want) {
+				t.Errorf("writer %d: rules are %v, want %v", n, got[tab+" "+name], want)
+			}
+			hooked := slices.ContainsFunc(got[tab+" OUTPUT"], func(rule string) bool { return strings.HasSuffix(rule, "-j "+name) })
+			if !hooked {
+				t.Errorf("writer %d: its jump is gone: %v", n, got[tab+" OUTPUT"])
+			}
+		}
+		// Without the other programs' rules, the tables must equal the ruleset.
+		for n := range writers {
+			tab, name := []string{"nat", "filter"}[n%2], fmt.Sprint("OTHER-", n)
+			r.command(tracker.IPv4, "", "-t", tab, "-D", "OUTPUT", "-d", fmt.Sprint("203.0.113.", n+200), "-j", name)
+			r.command(tracker.IPv4, "", "-t", tab, "-F", name)
+			r.command(tracker.IPv4, "", "-t", tab, "-X", name)
+		}
+		r.verify()
+		t.Logf("%d syncs", syncs)
+	})
 }

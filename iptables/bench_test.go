@@ -15,6 +15,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -334,4 +336,23 @@ func cpu() time.Duration {
 		sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
 	return sum
+}
+
+// BenchmarkChangeBesideAttacker: see [backendtest.ChangeBesideAttacker].
+func BenchmarkChangeBesideAttacker(b *testing.B) {
+	for _, flavor := range []Flavor{NFT, Legacy} {
+		b.Run("flavor="+string(flavor), func(b *testing.B) {
+			needFlavor(b, flavor)
+			backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
+				c := testConfig(tb, flavor)
+				c.NetNS, c.Families = netlab.NewHost(tb).File(), []tracker.Family{tracker.IPv4}
+				backend, err := New(tb.Context(), c)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				tb.Cleanup(func() { backend.Close() })
+				return backend
+			})
+		})
+	}
 }
