@@ -2,8 +2,12 @@ package conformance
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,4 +96,85 @@ func forwards(t *testing.T, o Options) bool {
 		}
 		t.Errorf("the backend forwards nothing; all other worlds are skipped:\n%s", strings.Join(results, "\n"))
 	})
+}
+
+// excuses counts the TCP connections of a world and the UDP requests of its Churn,
+// and those excused because of a stall: connections with a lost packet and requests
+// without a reply. It is safe for concurrent use.
+type excuses struct{ connections, excused atomic.Int64 }
+
+const (
+	// maxExcusedPercent is the maximum percentage of excused connections of a run, or
+	// of a world outside of a run. With more, the machine is too busy to detect a
+	// data plane that loses packets.
+	maxExcusedPercent = 1
+	// freeExcuses is the number of connections that may be excused in any case. It is
+	// the number of connections that a world checks concurrently, all of which one
+	// stall can hit.
+	freeExcuses = concurrentChecks
+)
+
+// add adds other's counts.
+func (e *excuses) add(other *excuses) {
+	e.connections.Add(other.connections.Load())
+	e.excused.Add(other.excused.Load())
+}
+
+func (e *excuses) String() string {
+	return fmt.Sprintf("%d of %d connections had a packet lost in a stall of the machine and were excused",
+		e.excused.Load(), e.connections.Load())
+}
+
+// check returns an error if too many connections were excused.
+func (e *excuses) check() error {
+	limit := max(freeExcuses, e.connections.Load()*maxExcusedPercent/100)
+	if e.excused.Load() > limit {
+		return fmt.Errorf("%s, more than %d (%d %%, at least %d): the data plane loses packets, or the machine is too busy",
+			e, limit, maxExcusedPercent, freeExcuses)
+	}
+	return nil
+}
+
+// report logs the counts and fails the test if too many connections were excused.
+func (e *excuses) report(tb testing.TB) {
+	tb.Helper()
+	if err := e.check(); err != nil {
+		tb.Error(err)
+	} else if e.connections.Load() != 0 {
+		tb.Log(e)
+	}
+}
+
+// progress reports worlds that end. It is safe for concurrent use.
+type progress struct {
+	out   io.Writer
+	total int
+
+	mu sync.Mutex
+	n  int
+}
+
+// newProgress returns the progress of a number of worlds. With -v the testing package reports
+// them, and progress writes nothing.
+func newProgress(worlds int) *progress {
+	p := &progress{out: os.Stderr, total: worlds}
+	if testing.Verbose() {
+		p.out = io.Discard
+	}
+	return p
+}
+
+// done reports the end of a world. Worlds run concurrently, so their times overlap.
+func (p *progress) done(t testing.TB, world string, took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.n++
+	result := "passed"
+	switch {
+	case t.Failed():
+		result = "FAILED"
+	case t.Skipped():
+		result = "skipped"
+	}
+	fmt.Fprintf(p.out, "conformance: world %d of at most %d, %q, %s after %.1f s\n", p.n, p.total, world, result, took.Seconds())
 }
