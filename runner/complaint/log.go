@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 const (
@@ -160,3 +161,75 @@ func (g *generations[K, V]) get(now time.Time, k K) (V, bool) {
 
 // put adds an entry after get.
 func (g *generations[K, V]) put(k K, v V) { g.current[k] = v }
+
+const (
+	maxValue = 100
+	// The API allows 63 bytes for a namespace and 253 for a name.
+	maxName = 317
+	maxLong = 4000
+	maxText = 600
+)
+
+// Value returns a value from an object for use in a message, cut at 100 bytes.
+func Value[S ~string](s S) S { return S(clip(string(s), maxValue)) }
+
+// Name returns the name of an object for use in a message, cut at 317 bytes, the most that the
+// API allows.
+func Name(s string) string { return clip(s, maxName) }
+
+// Text returns the text of a message, cut at 600 bytes.
+func Text(s string) string { return clip(s, maxText) }
+
+// Long returns a text about several objects for use in a message, cut at 4,000 bytes.
+func Long(s string) string { return clip(s, maxLong) }
+
+// clip returns s, cut at most bytes and at the end of a character. A cut text ends with the
+// number of bytes that are missing.
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	cut := most
+	for cut > most-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return fmt.Sprintf("%s... (%d more bytes)", s[:cut], len(s)-cut)
+}
+
+// Bucket is a token bucket, full at first. It is not safe for concurrent use.
+type Bucket struct {
+	// Burst is the number of events in a row that the bucket allows. It must be positive.
+	Burst int
+	// Every is the time in which it allows another one. It must be positive.
+	Every time.Duration
+
+	used    int
+	at      time.Time // when used was last correct
+	refused int
+}
+
+// Take reports whether an event is allowed. If so, suppressed is the number of events since
+// the last allowed one that were not.
+func (b *Bucket) Take(now time.Time) (suppressed int, ok bool) {
+	if !b.has(now) {
+		b.refused++
+		return 0, false
+	}
+	b.take()
+	suppressed, b.refused = b.refused, 0
+	return suppressed, true
+}
+
+// has reports whether there is a token.
+func (b *Bucket) has(now time.Time) bool {
+	if n := int64(now.Sub(b.at) / b.Every); n >= int64(b.used) {
+		b.used, b.at = 0, now
+	} else if n > 0 {
+		b.used -= int(n)
+		b.at = b.at.Add(time.Duration(n) * b.Every)
+	}
+	return b.used < b.Burst
+}
+
+// take takes a token that has reported.
+func (b *Bucket) take() { b.used++ }
