@@ -15,8 +15,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend is a data plane, or anything else that follows the ruleset. The package
-// documentation describes how to write one.
+// Backend is a data plane, or anything else that follows the ruleset. BACKEND.md
+// describes how to write one.
 //
 // Apply makes the data plane agree with d. Each [Cursor] calls it from one goroutine
 // at a time. It must not keep d.Changes. It must be idempotent: a delta whose Apply
@@ -118,7 +118,7 @@ type Delta struct {
 	// Changes is sorted by key unless Full. The exception is a Service that takes
 	// over a frontend ([Change.TakenFrontends]): it comes before the Service that had
 	// the frontend. If Services take frontends from each other in a circle, no such
-	// order exists. The numbered steps of the package documentation do not need one.
+	// order exists. The numbered steps of BACKEND.md do not need one.
 	Changes []Change
 	// Triggers holds the times of the endpoint changes in this delta that were not
 	// acknowledged before, for measuring network programming latency. If a backend

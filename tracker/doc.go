@@ -1,6 +1,5 @@
-// Package tracker turns Kubernetes Services and EndpointSlices into plain values
-// and reports which Services changed. Service proxies, DNS servers and policy
-// agents can all build on it. It has no kernel code.
+// Package tracker turns Kubernetes Services and EndpointSlices into plain values and reports which Services
+// changed. Service proxies, DNS servers and policy agents can all build on it. It has no kernel code.
 //
 //	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 //	...
@@ -11,96 +10,50 @@
 //		fmt.Println(u.Name, u.Ports)
 //	}
 //
-// A [Tracker] takes each object in its current state, and the names of deleted
-// objects. It needs no previous state. [Tracker.Take] returns every Service that
-// may have changed, complete and in all families. [Select] chooses the endpoints
-// of a port that a node may use. [ServiceChangeTracker] and
-// [EndpointsChangeTracker] are the two halves of a Tracker, for callers that need
-// only one. A [Fanout] gives the changes of one Tracker to several consumers.
+// A [Tracker] takes each object in its current state, and the names of deleted objects. [Tracker.Take] returns every
+// Service that may have changed, complete and in all families. [Select] chooses the endpoints of a port that a node
+// may use. [ServiceChangeTracker] and [EndpointsChangeTracker] are the two halves of a Tracker. A [Fanout] gives the
+// changes of one Tracker to several consumers.
 //
 // # Guarantees
 //
-//   - Published values ([ServicePort], [Endpoint] and slices of them) never
-//     change. Callers may keep them and read them from any goroutine. A value that
-//     an update does not change keeps its pointer.
-//   - The tracker neither modifies the objects it is given nor keeps any of their
-//     memory.
-//   - Only differences in the resulting values count as changes. Rewriting or
-//     reordering an object does not.
-//   - An unusable part of an object affects that part only. The tracker reports it
-//     to [Config.Log] and [Config.Events] and never panics. [Config.OnLeftOut] receives
-//     everything that is left out, even on purpose, and each has a [Reason].
-//   - An update costs work for the changed object and, in Take, for its Service.
-//     Only [Tracker.SetNode] visits all endpoints, if the node's name or zone changes,
-//     and the first [Tracker.Recompute].
+//   - Published values ([ServicePort], [Endpoint] and slices of them) never change. Callers may keep them and read
+//     them from any goroutine. A value that an update does not change keeps its pointer.
+//   - The tracker neither modifies the objects it is given nor keeps any of their memory.
+//   - Only differences in the resulting values count as changes. Rewriting or reordering an object does not.
+//   - An unusable part of an object affects that part only. The tracker reports it to [Config.Log] and
+//     [Config.Events] and never panics. [Config.OnLeftOut] receives everything that is left out, with a [Reason].
+//   - An update costs work for the changed object and, in Take, for its Service. Only [Tracker.SetNode] visits all
+//     endpoints, if the node's name or zone changes, and the first [Tracker.Recompute].
 //
 // # Services and ports
 //
-// A Service has ports if [Selector] selects it, it has a cluster IP and its type is
-// not ExternalName. Each entry of spec.ports becomes one [ServicePort] per family
-// of the Service. Package [endpointslice] describes how endpoints are merged.
-// Slices of a Service that is missing or not selected are kept until the Service
-// is selected. The following rules go beyond the fields of ServicePort:
+// A Service has ports if [Selector] selects it, it has a cluster IP and its type is not ExternalName. Each entry of
+// spec.ports becomes one [ServicePort] per family of the Service. Package [endpointslice] describes how endpoints
+// are merged. Slices of a Service that is missing or not selected are kept. These rules go beyond the fields of
+// ServicePort:
 //
-//   - Addresses may have leading zeros ([endpointslice.ParseAddr]), and source
-//     ranges may have spaces around them. Unspecified, multicast and broadcast
-//     addresses are rejected everywhere ([endpointslice.IsUnicast]), loopback and
-//     reserved addresses (Config.ReservedIPs) as external and load-balancer IPs, and
-//     link-local addresses as external IPs. kube-proxy accepts all of them in the status
-//     of a Service, where the API server does not check them.
-//   - Without spec.ipFamilies, which the API server always sets, a Service has only
-//     spec.clusterIP, in that address's family. [Config] may name a Service's slices by
-//     another label (OwnerLabel).
-//   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is
-//     out of range, or if it repeats the name or number of an earlier port with the
-//     same protocol.
-//   - Load-balancer addresses apply whatever spec.loadBalancerClass and spec.type
-//     are, as in kube-proxy. spec.externalTrafficPolicy Local applies only to
-//     NodePort and LoadBalancer Services and to Services with external IPs.
-//     spec.healthCheckNodePort applies only to LoadBalancer Services with that
-//     policy.
-//   - Source ranges restrict only their own family. A family without ranges is open,
-//     as in kube-proxy. If a range is invalid and no valid range is left for a
-//     family, the load-balancer addresses of that family are closed:
-//     ServicePort.SourceRanges is then an address that no packet comes from.
-//     kube-proxy ignores an invalid range, which opens a restricted Service.
+//   - Unspecified, multicast and broadcast addresses are rejected everywhere, loopback and reserved addresses
+//     ([Config.ReservedIPs]) as external and load-balancer IPs, and link-local addresses as external IPs.
+//     kube-proxy accepts all of them in the status of a Service, where the API server does not check them.
+//   - Without spec.ipFamilies, which the API server always sets, a Service has only spec.clusterIP.
+//   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is out of range, or if it repeats the
+//     name or number of an earlier port with the same protocol.
+//   - As in kube-proxy, load-balancer addresses apply whatever spec.loadBalancerClass and spec.type are. Policy
+//     Local for external traffic applies only to NodePort and LoadBalancer Services and to Services with external
+//     IPs, and spec.healthCheckNodePort only to LoadBalancer Services with that policy.
+//   - Source ranges restrict only their own family. If a range is invalid and no valid range is left for a family,
+//     the load-balancer addresses of that family are closed. kube-proxy ignores the invalid range, which opens them.
 //
 // # Extensions
 //
-// [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the
-// values made from them or attach an [Extension]. An EndpointSlice may arrive before
-// its Service, so OnEndpoint cannot see the Service. [Config.OnServiceEndpoint] runs
-// when both are known. [Tracker.Recompute] calls it again for the endpoints on Nodes that
-// changed. A hook that accepts a value and still has something to report
-// returns [Warning].
+// [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the values made from them or attach
+// an [Extension]. An EndpointSlice may arrive before its Service, so OnEndpoint cannot see the Service.
+// [Config.OnServiceEndpoint] runs when both are known, and again by [Tracker.Recompute]. A hook that accepts a value
+// and still has something to report returns [Warning].
 //
-// # Migrating from kube-proxy's trackers
+// [MIGRATING.md] maps the names of kube-proxy's trackers. Example (ComingFromKubeProxy) shows event handlers and a
+// sync loop of kube-proxy's shape on this package.
 //
-// Example (ComingFromKubeProxy) shows event handlers and a sync loop of kube-proxy's
-// shape on this package. The names map as follows:
-//
-//	kube-proxy                              proxier
-//	ServicePortName                         ServicePortName; Key adds the family
-//	ServicePort, BaseServicePortInfo        ServicePort: exported fields, netip addresses
-//	Endpoint, BaseEndpointInfo              Endpoint; IsLocal takes a node name
-//	makeServicePortFunc, makeEndpointFunc   Config.OnService, Config.OnEndpoint; own data in Ext
-//	ServiceChangeTracker.Update             the same; or Set and Delete
-//	ServicePortMap.Update(tracker)          ServiceChangeTracker.Take: old and new ports; or Map
-//	HealthCheckNodePorts                    the same
-//	EndpointSliceUpdate(slice, remove)      the same; or Set and Delete
-//	EndpointsMap.Update(tracker)            EndpointsChangeTracker.Take: old, new and Triggers; or Map
-//	LocalReadyEndpoints                     the same; takes a node name
-//	EndpointSliceCache                      endpointslice.Cache, for any endpoint type
-//	CategorizeEndpoints                     Select; nil for "unused" is UsesCluster, UsesLocal
-//	conntrack clean-up by endpoint changes  package conntrack; remembers it when a sync fails
-//	one tracker per family, meta proxier    one Tracker; dataplane.ByFamily joins two backends
-//	NodeManager, topology handler           Tracker.SetNode, NodeInfoOf; needs no restart
-//	waiting for informers to sync           Tracker.MarkSynced
-//	BoundedFrequencyRunner                  package runner
-//	healthcheck servers                     package runner/health
-//	metrics, klog, event recorder           hooks, *slog.Logger, EventSink
-//
-// The documentation of [ServiceChangeTracker], [EndpointsChangeTracker] and
-// [Tracker.SetNode] describes the differences in behavior. After the move, give the
-// changes to a ruleset.Engine: it replaces code that retries and compares.
+// [MIGRATING.md]: https://github.com/go-proxier/proxier/blob/main/ruleset/MIGRATING.md
 package tracker

@@ -14,7 +14,7 @@
 //
 // It has no ranges of ports ([ruleset.PortRangesNone]): a flow of the example matches one port.
 //
-// Package ruleset/driver calls the switch's functions in the order of package ruleset's steps.
+// Package ruleset/driver calls the switch's functions in the order of BACKEND.md's steps.
 // A full delta first adopts the switch's state: groups keep their numbers, and only
 // differences are written. The test runs the conformance suite without packets.
 package ovs

@@ -56,7 +56,7 @@ type Options struct {
 	Observe func(w *World, p ruleset.Packet, o Outcome)
 
 	// Scripts, if not nil, is a folder with worlds that Run runs after those of the suite, in
-	// files *.txt. The package documentation describes them.
+	// files *.txt. README.md of the folder worlds describes them.
 	Scripts fs.FS
 
 	// run, if not nil, sums the excused connections of the worlds of a run.

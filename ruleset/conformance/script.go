@@ -113,7 +113,7 @@ func runScript(w cluster, text string) {
 	runSteps(w, p.steps(linesOf(text, number)))
 }
 
-// parser reads scripts. The package documentation describes the language. Its methods panic with a
+// parser reads scripts. README.md of the folder worlds describes the language. Its methods panic with a
 // syntaxError.
 type parser struct {
 	file string

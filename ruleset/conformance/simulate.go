@@ -31,7 +31,7 @@ type Simulation struct {
 	// 0 means 24.
 	Worlds, Steps int
 	// Scripts, if not nil, is a folder with worlds that Simulate runs after those of the suite,
-	// in files *.txt. The package documentation describes them.
+	// in files *.txt. README.md of the folder worlds describes them.
 	Scripts fs.FS
 }
 

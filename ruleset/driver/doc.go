@@ -28,10 +28,10 @@
 //
 // # Failures
 //
-// A failed write fails one Service, which is retried. The other Services are in effect, whether the
-// delta is full or not. A data plane that cannot have a Service returns an error from
-// [Tables].Refuse, and a full table returns one that wraps [ruleset.ErrRefused] from Put. If
-// nothing of the Service was written, it then stays as it was, until it fits, without what is gone.
+// A failed write fails one Service, which is retried. The other Services are in effect, whether the delta is
+// full or not. A data plane that cannot have a Service returns an error from [Tables].Refuse, and a full table
+// returns one that wraps [ruleset.ErrRefused] from Put. If nothing of the Service was written, it then keeps
+// what remains of its rules until it fits.
 //
 // # Restarts
 //
@@ -40,10 +40,8 @@
 // written, and entries that nothing needs are deleted. A restart without changes writes
 // nothing. Tables without Installed are written completely.
 //
-// If a Service fails after a restart, a frontend that the earlier process wrote for it may
-// stay. It is not known which pool such a frontend refers to. So what the earlier process
-// wrote, and what nothing needs any more, stays until the Service is accepted or removed:
-// pools, their endpoints, and addresses. Frontends that no Service wants are deleted in any
-// case. Until then every delta is full ([ruleset.Delta].Repeat) and compares all entries with
-// those recorded.
+// If a Service fails after a restart, a frontend that the earlier process wrote for it may stay, and may refer
+// to any pool. So stale pools, endpoints and addresses of the earlier process stay until the Service is
+// accepted or removed; frontends that no Service wants are deleted. As long as one Service keeps failing, every
+// delta is full ([ruleset.Delta].Repeat) and compares all entries.
 package driver
