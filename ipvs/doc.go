@@ -11,9 +11,8 @@
 //	cursor := engine.Attach("ipvs", b)
 //	go b.Watch(ctx, time.Hour, func(error) { cursor.Resync(); runner.Trigger() })
 //
-// Without [Backend.Watch] or calls of [Backend.Retire], removed endpoints keep their real
-// server with weight 0, and NodePorts follow the node's addresses only at the next change
-// of a Service.
+// [Backend.Watch], or calls of [Backend.Retire], delete the real servers of removed endpoints, and make
+// NodePorts follow the node's addresses without a change of a Service.
 //
 // A [Renderer] plans the same objects without a kernel, on every system: a [Transaction] prints what ipvsadm, ipset,
 // ip and iptables-restore read. Package [github.com/go-proxier/proxier/ipvs/fake] is a kernel in memory for it.
