@@ -8,16 +8,12 @@
 //		fmt.Println(change.Service, len(change.Old), len(change.New))
 //	}
 //
-// A Service's endpoints are distributed over any number of EndpointSlices, and the
-// distribution may change without a change of the endpoints.
-//
 // # Guarantees
 //
-// Only differences in the resulting endpoints count as changes. Rewriting or
-// reordering the metadata, ports or endpoints of a slice does not, and neither does
-// moving an endpoint from one slice to another. An unchanged endpoint keeps its
-// pointer and an unchanged list its memory. The cache never modifies values that it
-// has returned, and neither keeps nor modifies the objects it is given.
+// Only differences in the resulting endpoints count as changes. Rewriting or reordering the metadata, ports or
+// endpoints of a slice does not, and neither does moving an endpoint from one slice to another. An unchanged
+// endpoint keeps its pointer and an unchanged list its memory. The cache never modifies values that it has
+// returned or objects that it is given, and keeps none of these objects.
 //
 // The result depends only on the current slices, not on the order of their arrival.
 // Two slices can list the same address and port, for example while an endpoint
@@ -38,7 +34,6 @@
 // Set and Delete take time proportional to the slice, and Take to the Services that
 // changed. Names and hints that endpoints have in common are stored once.
 //
-// The cache works with any endpoint type, through the functions of [Config]. Package
-// tracker uses it with its own type. [Plain] is for callers that need no type of
-// their own.
+// The cache works with any endpoint type, through the functions of [Config]. [Plain] is for callers that need
+// no type of their own.
 package endpointslice

@@ -14,8 +14,9 @@
 // [Backend.Watch], or calls of [Backend.Retire], delete the real servers of removed endpoints, and make
 // NodePorts follow the node's addresses without a change of a Service.
 //
-// A [Renderer] plans the same objects without a kernel, on every system: a [Transaction] prints what ipvsadm, ipset,
-// ip and iptables-restore read. Package [github.com/go-proxier/proxier/ipvs/fake] is a kernel in memory for it.
+// A [Renderer] plans the same objects without a kernel, on every system. [DESIGN.md] has the objects in the
+// kernel, a packet's way through them, the limits, and the differences from kube-proxy's ipvs mode and from the
+// other backends.
 //
 // # Guarantees
 //
@@ -26,19 +27,12 @@
 //   - A Backend adds before it removes, and changes each virtual server, real server, set
 //     element and address by itself. A Service with endpoints never refuses a connection
 //     because of a change.
-//   - Connections outlive the removal of their endpoint and of their Service, until they
-//     end or [Config].DrainLimit has passed. They also outlive a restart: the next process finds
-//     the real server with weight 0 and continues to drain it.
+//   - Connections outlive the removal of their endpoint and of their Service, until they end or
+//     [Config].DrainLimit has passed, and a restart.
 //   - A Backend leaves other programs' virtual servers alone, and other programs may set bits of
 //     packets' marks, as network policies do: see [Config].Marks.
 //   - If the kernel refuses an endpoint, that endpoint alone is missing. If a set is full, a new
 //     frontend is. Removed endpoints always leave.
-//
-// # Differences and limits
-//
-// [DESIGN.md] has the objects in the kernel, a packet's way through them, the limits, and the differences from
-// kube-proxy's ipvs mode, besides those that package ruleset lists, and from the other backends. A Service that
-// has rules keeps them when a limit is reached.
 //
 // # Requirements
 //

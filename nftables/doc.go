@@ -9,34 +9,24 @@
 //	cursor := engine.Attach("nftables", backend) // engine is a *ruleset.Engine
 //	err = cursor.Sync(ctx)
 //
-// A [Backend] is a [ruleset.Backend]. It keeps one table in each address family, by default
-// named "proxier", in agreement with the ruleset. The example of this package is a complete
-// agent. [Lookup], [Ready] and [Traffic] read the tables of a running agent, and [Cleanup]
-// deletes them. [DESIGN.md] describes the tables and follows a packet through them.
-//
-// A [Renderer] plans the same tables without a kernel, on every system: a [Transaction] can be printed as
-// "nft -f" reads it. Another program may commit it.
+// A [Backend] is a [ruleset.Backend]. It keeps one table in each address family, by default named "proxier", in
+// agreement with the ruleset. [Lookup], [Ready] and [Traffic] read the tables of a running agent, and [Cleanup]
+// deletes them. A [Renderer] plans the same tables without a kernel, on every system. [DESIGN.md] describes the
+// tables and follows a packet through them. It has the limits, and the differences from kube-proxy's nftables
+// mode besides those that package ruleset lists.
 //
 // # Guarantees
 //
 //   - The cost of a change depends on the change alone. Replacing an endpoint takes two to
 //     four set elements in one transaction, and the backend reads nothing back.
 //   - Every transaction is atomic: a packet meets the rules from before or after it. A full
-//     delta, also that of a new process, replaces everything in one transaction. No Service
+//     delta, even that of a new process, replaces everything in one transaction. No Service
 //     is missing at any moment, and clients of Services with affinity keep their endpoints.
 //   - The backend changes nothing outside its tables except one bit of the packet mark.
 //     [Backend.Check] detects tables that another process altered or deleted, and the next
 //     full delta repairs them.
 //   - All endpoints of a Service are equally likely. Weights are exact to about a 256th of the
 //     connections. A Service with a hash chooses the same endpoint for a client on every node.
-//
-// With [Config.Offload], established connections of Services take a fast path that skips the hooks of
-// other programs: read in DESIGN.md what that means before you turn it on.
-//
-// # Differences and limits
-//
-// Packets are treated as in kube-proxy's nftables mode, except for the differences that package ruleset
-// and DESIGN.md list. DESIGN.md has the limits, too. A Service that has rules keeps them when one is reached.
 //
 // # Requirements
 //
@@ -45,11 +35,10 @@
 // in Debian's Linux 5.10, 6.1 and 6.12. On systems other than Linux every function returns a
 // [*dataplane.UnsupportedError].
 //
-// To replace a table in one transaction, the socket needs a buffer of about 36 bytes for each
-// endpoint and 110 for each Service port. More than net.core.wmem_max needs CAP_NET_ADMIN in
-// the initial user namespace, which a node agent has. Without it, the backend fills a staging
-// table, "proxier-shadow", in several transactions and then swaps it in. The two names
-// alternate.
+// To replace a table in one transaction, the socket needs a buffer of about 36 bytes for each endpoint and 110
+// for each Service port. More than net.core.wmem_max needs CAP_NET_ADMIN in the initial user namespace, which a
+// node agent has. Without it, the backend fills a staging table, "proxier-shadow", in several transactions and
+// then swaps it in.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/nftables/DESIGN.md
 package nftables

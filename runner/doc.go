@@ -9,9 +9,7 @@
 //	tr.Notify(r.Trigger)
 //	return r.Run(ctx)
 //
-// [Runner] replaces kube-proxy's BoundedFrequencyRunner. It is not specific to
-// Services. It was made for [ruleset.Cursor.Sync] as the function and
-// [tracker.Tracker.Notify] as the source of triggers.
+// [Runner] replaces kube-proxy's BoundedFrequencyRunner. It is not specific to Services.
 //
 // # When a run starts
 //
@@ -41,13 +39,9 @@
 //   - A panic in the function counts as an error: it is reported as a [PanicError],
 //     and the function runs again after Retry.
 //   - A second Run respects the pause and the Retry of the first.
-//   - The pause can depend on a run's duration and triggers.
 //
 // # Observability
 //
 // [Hooks] has hooks for latencies, counts and health checks. [Config].Log receives
 // one line for each failure. A Runner works with package [testing/synctest].
-//
-// [ruleset.Cursor.Sync]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Cursor.Sync
-// [tracker.Tracker.Notify]: https://pkg.go.dev/github.com/go-proxier/proxier/tracker#Tracker.Notify
 package runner

@@ -12,23 +12,22 @@
 //
 // # What belongs to the program
 //
-// The package reads no arguments, environment, host name or working directory of its own. It handles no
-// signals and does not exit. It leaves klog, flag.CommandLine, http.DefaultServeMux, GOMAXPROCS,
-// oom_score_adj, capabilities and the default registry of metrics alone. It listens at the addresses of
-// the configuration only with Options.Serve, and sets the machine's parameters of connection tracking only
-// with Options.Tune, in Run. The rest that a node needs it does: health-check node ports listen without
-// Options.Serve, and the data planes of modes iptables and ipvs set parameters of their network
-// namespace.
+// The package reads no arguments, environment, host name or working directory of its own. It handles no signals
+// and does not exit. It leaves klog, flag.CommandLine, http.DefaultServeMux, GOMAXPROCS, oom_score_adj,
+// capabilities and the default registry of metrics alone. It listens at the addresses of the configuration only
+// with Options.Serve, and sets the machine's parameters of connection tracking only with Options.Tune, in Run.
+// Health-check node ports listen without Options.Serve, and the data planes of modes iptables and ipvs set
+// parameters of their network namespace.
 //
-// After Run has returned, no goroutine, socket, timer or file of the Agent is left. A panic of one of
-// its goroutines is an error of Run that wraps [ErrPanic]. A panic in a sync, as of the data plane, fails this
-// sync: the Agent logs it and tries again.
+// After Run has returned, no goroutine, socket, timer or file of the Agent is left. A panic of one of its
+// goroutines is an error of Run that wraps [ErrPanic]. A panic in a sync fails this sync: the Agent logs it and
+// tries again.
 //
 // # Several Agents in one process
 //
-// Each needs a network namespace of its own (Options.NetNS), or a data plane of its own
-// (Options.Backend), such as [Discard]. With Options.Registerer each needs other Options.Labels, and
-// Options.Files bounds what each may open.
+// Each Agent needs a network namespace of its own (Options.NetNS), or a data plane of its own
+// (Options.Backend), such as [Discard]. With Options.Registerer each needs other Options.Labels. Options.Files
+// bounds what an Agent may open.
 //
 // # Objects
 //
@@ -37,7 +36,6 @@
 //
 // # Stability
 //
-// This package is made to be imported, follows the newest kube-proxy, and passes with client-go and
-// the configuration type of the three supported minors of Kubernetes. Its API may change between minor
-// versions, with a note on what to write instead. It brings cobra, as kube-proxy's configuration type does.
+// This package is made to be imported, and follows the newest kube-proxy: see "Stability" in the project's
+// README. It brings cobra, as kube-proxy's configuration type does.
 package agent

@@ -18,19 +18,17 @@
 //
 //   - Each source is marked synced when its own handler has received the first list.
 //
-//   - After an outage of the API server every node follows it again within 10 seconds, not
-//     within a minute as with client-go's own pauses, and Feed returns soon after its
-//     context ends, also during an outage.
+//   - After an outage of the API server every node follows it again within 10 seconds, not within a minute as
+//     with client-go's own pauses. Feed returns soon after its context ends, even during an outage.
 //
 // A program that has informers of Services, EndpointSlices or Nodes gives them to Feed in its
 // Config, which then makes none of its own for these.
 //
 // With Config.Engine it follows ServiceCIDRs, too, and its hooks fit packages metrics and health.
-// examples/minimal is a whole agent with it. Begin here. Informers keep every object that they list; package
-// kubeapi, beside this one, follows objects without keeping them, as nodeproxy does.
+// examples/minimal is a whole agent with it. Begin here. Package kubeapi, beside this one, follows objects
+// without keeping them, as nodeproxy does.
 //
 // # Stability
 //
-// This package is made to be imported, and passes with client-go of the three supported minors of
-// Kubernetes. Its API may change between minor versions, with a note on what to write instead.
+// This package is made to be imported: see "Stability" in the project's README.
 package informers

@@ -6,25 +6,16 @@
 //	client, err := kubeapi.NewClient(config)
 //	kubeapi.Follow(ctx, client, selector, nodeName, handler, log)
 //
-// Follow uses client-go's reflectors without the stores of its informers, so a node does
-// not keep a second copy of every Service and EndpointSlice of the cluster: the tracker
-// holds what it needs. Follow keeps names alone. With them it notices objects that were
-// deleted while the API server could not be reached. An informer would return a tombstone
-// (cache.DeletedFinalStateUnknown) for such an object; here too only the name is passed on.
+// Follow uses client-go's reflectors without the stores of its informers, so a node does not keep a second copy
+// of every Service and EndpointSlice of the cluster: the tracker holds what it needs. Follow keeps names alone.
+// With them it notices objects that were deleted while the API server could not be reached.
 //
-// While the API server is unreachable, Follow calls no handler, so rules stay as they are.
-// Later Follow lists all objects again and passes them to the handler. The tracker ignores
-// unchanged objects. After an outage Follow reads again within 10 seconds of the API
-// server's return; client-go's own pauses grow to a minute. The pauses of 3 to 6 seconds are
-// random, so that a thousand nodes do not return at one moment.
+// While the API server is unreachable, Follow calls no handler, so rules stay as they are. Later Follow lists
+// all objects again and passes them to the handler. The tracker ignores unchanged objects. After an outage
+// Follow reads again within 10 seconds of the API server's return; client-go's own pauses grow to a minute.
+// Pauses are random, so that a thousand nodes do not return at one moment.
 //
-// # Stability
-//
-// This package is made to be imported, and passes with client-go of the three supported minors of
-// Kubernetes. Its API may change between minor versions, with a note on what to write instead.
-//
-// # See also
-//
-// Package informers, beside this one, feeds a tracker from client-go's shared informers. Begin with it,
-// as examples/minimal does, and move to Follow if a second copy of all objects is too much memory.
+// Begin with package informers, beside this one, as examples/minimal does, and move to Follow if a second copy
+// of all objects is too much memory. This package is made to be imported, too: see "Stability" in the project's
+// README.
 package kubeapi

@@ -24,10 +24,11 @@
 //
 // # Counts
 //
-// sync_proxy_rules_service_changes_total counts every received Service once for each served family, as kube-proxy does with a
-// proxier for each. sync_proxy_rules_endpoint_changes_total counts every received EndpointSlice once. The gauges of pending
-// changes count objects that differed, once. A sync covers every family: its duration is observed once for each. A sync that
-// fails as a whole counts as a failure of each family, and one in which some Services fail as a failure of theirs.
+// sync_proxy_rules_service_changes_total counts every received Service once for each served family, as
+// kube-proxy does with a proxier for each. sync_proxy_rules_endpoint_changes_total counts every received
+// EndpointSlice once. The gauges of pending changes count objects that differed, once. A sync covers every
+// family: its duration is observed once for each. A sync that fails as a whole counts as a failure of each
+// family, and one in which some Services fail as a failure of their families.
 //
 // # Metrics that kube-proxy does not have
 //
@@ -50,6 +51,6 @@
 //
 // # Stability
 //
-// This package is made to be imported. Names, types and labels of metrics follow the newest kube-proxy. The API may change
-// between minor versions, with a note on what to write instead.
+// This package is made to be imported: see "Stability" in the project's README. Names, types and labels of
+// metrics follow the newest kube-proxy.
 package metrics

@@ -12,9 +12,6 @@
 //   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
 //     groups that use it. The driver counts its users.
 //
-// It has no ranges of ports ([ruleset.PortRangesNone]): a flow of the example matches one port.
-//
-// Package ruleset/driver calls the switch's functions in the order of BACKEND.md's steps.
-// A full delta first adopts the switch's state: groups keep their numbers, and only
-// differences are written. The test runs the conformance suite without packets.
+// It has no ranges of ports ([ruleset.PortRangesNone]): a flow of the example matches one port. A full delta
+// first adopts the switch's state. The test runs the conformance suite without packets.
 package ovs

@@ -1,7 +1,5 @@
-// Package patterns shows common tasks of data plane vendors in compiled and tested
-// examples. It has no code of its own. Start with the task that is yours: a hook for
-// Services (annotations, selection), a question (lookup), every node in one process
-// (allNodes), a data plane (mapplane, grouptable, ovs), or several followers of one engine.
+// Package patterns shows common tasks of data plane vendors in compiled and tested examples. It has no code of
+// its own.
 //
 // # Services
 //

@@ -1,7 +1,7 @@
-// Package driver has what a data plane needs that is written entry by entry, without
-// transactions: the order of writes, a record of the entries that exist, numbers for them, and
-// their users. The author supplies functions that put and delete entries. A [Driver] calls them in
-// the order in which no packet meets a frontend without its endpoints:
+// Package driver is for data planes that are written entry by entry, without transactions. It has the order of
+// writes, a record of the entries that exist, numbers for them, and their users. The author supplies functions
+// that put and delete entries. A [Driver] calls them in an order in which no packet meets a frontend without
+// its endpoints:
 //
 //	d, err := driver.New(driver.Tables[Locality, []Bucket, Flow]{
 //		Endpoints: driver.Table[driver.Endpoint, Locality]{Installed: ..., Put: ..., Delete: ...},
@@ -15,11 +15,10 @@
 //
 // # Entries
 //
-// A Driver records the entries that exist and writes an entry only if its value differs, so an
-// author need not interpret [ruleset.Field]. A value may depend on what earlier writes stored,
-// for example on the number of a pool or of its slots. A Driver calls Delete only after nothing
-// refers to the entry. A table may take several entries in one call ([Table].PutAll and DeleteAll:
-// one call for the endpoints of a deleted Service), or an old and a new value ([Table].Replace).
+// A Driver writes an entry only if its value differs, so an author need not interpret [ruleset.Field]. A value
+// may depend on what earlier writes stored, for example on the number of a pool. A Driver calls Delete only
+// after nothing refers to the entry. A table may take several entries in one call ([Table].PutAll and
+// DeleteAll), or an old and a new value ([Table].Replace).
 //
 //   - [Slots] writes pools as numbered entries without gaps, for a BPF map.
 //   - [Numbered] writes a table whose keys are numbers, such as the groups of a switch. [IDs] has

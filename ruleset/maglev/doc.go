@@ -11,11 +11,9 @@
 // the machine. The hash equals that of the kernel's nf_tables. The methods Maglev and
 // HashOf of a [ruleset.Port] combine these functions.
 //
-// The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016):
-// endpoints take turns to choose a bucket, each in its own order. In the paper an offset
-// and a step define the order, so that two endpoints can follow each other through the
-// table, and a removal can move many more buckets than necessary. This package uses a
-// permutation per endpoint instead.
+// The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016): endpoints take turns to
+// choose a bucket, each in its own order. The paper defines the order by an offset and a step, so a removal can
+// move many more buckets than necessary. This package uses a permutation per endpoint.
 //
 // # Shares
 //
@@ -38,9 +36,8 @@
 //
 // # Cost
 //
-// Building a table takes a few steps per bucket: microseconds for the smallest table,
-// milliseconds for the largest. Building a new table is cheaper than updating one.
-// Compare it with the previous table to find the buckets that moved.
+// Building a table takes a few steps per bucket: microseconds for the smallest table, milliseconds for the
+// largest. Compare a table with the previous one to find the buckets that moved.
 //
 // [ruleset.Port]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Port
 package maglev

@@ -8,11 +8,9 @@
 //	o := complaint.Object{Kind: "service", Namespace: s.Namespace, Name: s.Name, UID: string(s.UID)}
 //	complaints.Write(slog.LevelWarn, o, "cannot use an address", "address", complaint.Value(addr))
 //
-// A [Log] passes a message about an object once, as long as the message stays the same.
-// Changing the object does not repeat it. Of different messages, a Log passes 20 about the
-// objects of one namespace and then one every 10 seconds, and 200 about all objects and then
-// 2 a second. The next message that it passes has the number of those that it suppressed.
-// A Log remembers about 8,000 messages and as many namespaces at most, each for two hours at most.
+// A [Log] passes a message about an object once, as long as the message stays the same. TENANTS.md has the
+// rates of different messages. The next message that a Log passes has the number of those that it suppressed. A
+// Log remembers about 8,000 messages and as many namespaces at most, each for two hours at most.
 //
 // [Value], [Name], [Text] and [Long] cut what a message contains. A [Bucket] bounds the rate of
 // lines that are not about one object.

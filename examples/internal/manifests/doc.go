@@ -8,12 +8,10 @@
 // returns the differences: new and changed objects, the names of removed objects, and
 // problems with their file and line.
 //
-// A problem affects one document, or one item of a List. The Reader reports it and skips
-// the item. If the files hold an object twice, the Reader reports that and uses the first
-// one, by file name and then by position. The Reader reports a file that it cannot open,
-// and keeps the objects that it last read from the file. It does the same with a file with
-// which the files, in the order of their names, have more than 512 MiB together. The objects of
-// a removed file are removed.
+// A problem affects one document, or one item of a List. The Reader reports it and skips the item. If the files
+// hold an object twice, the Reader reports that and uses the first one, by file name and then by position. The
+// Reader reports a file that it cannot open, or with which the files have more than 512 MiB together, and keeps
+// the objects that it last read from it. The objects of a removed file are removed.
 //
 // An object that an API server would refuse or complete is used as it is, and the Reader reports
 // it: a Service without clusterIP or of the type "nodePort", a protocol in lower case, a name

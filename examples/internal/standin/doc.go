@@ -8,8 +8,5 @@
 //	cmd := w.Command("kube-proxy.exe", "--network-name=cluster")
 //	cmd.Env = append(cmd.Environ(), s.Env())
 //
-// A Windows program may also serve itself: see [Server.Setenv].
-//
-// The stand-in knows what hnslib calls for networks, endpoints and load balancers. It moves no
-// packets. Programs of Go 1.22 and later run in Wine 8 with the third DLL, bcryptprimitives.dll.
+// The stand-in knows what hnslib calls for networks, endpoints and load balancers. It moves no packets.
 package standin

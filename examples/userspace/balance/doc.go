@@ -16,8 +16,5 @@
 //	sticky := balance.NewAffinity(3 * time.Hour, 0)
 //	b := sticky.Wrap(&balance.LeastConnections{Load: load})
 //
-// [Maglev] makes the same choice as every other data plane for a Service with a hash
-// ([tracker.ServicePort.Hash]), including the kernel with rules of package nftables.
-//
-// An [Algorithm] is the name of a Balancer for a flag or an annotation.
+// [Maglev] makes the same choice as package nftables for a Service with a hash ([tracker.ServicePort.Hash]).
 package balance

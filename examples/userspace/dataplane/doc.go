@@ -11,22 +11,15 @@
 //
 // # Operation
 //
-// A frontend that leads to endpoints has a socket at its address and port; a NodePort has
-// one at each of the node's own addresses. A [balance.Balancer] chooses the endpoint of a
-// TCP connection. If the dial fails, the Backend tries another endpoint. It copies bytes in
-// both directions until both sides have closed (package net uses splice(2) on Linux). A
-// reset on one side becomes a reset on the other. Each UDP client has a session with its own
-// socket towards the endpoint. Idle sessions end.
+// A frontend that leads to endpoints has a socket at its address and port; a NodePort has one at each of the
+// node's own addresses. A [balance.Balancer] chooses the endpoint of a TCP connection. If the dial fails, the
+// Backend tries another endpoint. It copies bytes in both directions until both sides have closed. A reset on
+// one side becomes a reset on the other. Each UDP client has a session with its own socket towards the
+// endpoint. Idle sessions end. Package fairshare chooses which one ends if there are too many connections or
+// sessions.
 //
-// If there are too many connections or sessions, the oldest one of the namespace that has most
-// ends, of its Service that has most, of that Service's client address that has most. So a flood
-// ends its own connections.
-//
-// A Service with a hash uses [balance.Maglev] instead of its algorithm, with the table and
-// the hash of package nftables: nodes with either data plane send a client, or a client's
-// source port, to the same endpoint. If that endpoint cannot be reached, the connection goes
-// to the endpoint of a table without it. A node cannot take over another node's connections:
-// they end with the process that accepted them.
+// A Service with a hash uses [balance.Maglev] instead of its algorithm, with the table and the hash of package nftables. If that
+// endpoint cannot be reached, the connection goes to the endpoint of a table without it.
 //
 // A change affects only the connections that it concerns. The connections of a removed
 // endpoint are reset after [Config.Drain]. A UDP session moves to another endpoint with the

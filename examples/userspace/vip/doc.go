@@ -4,10 +4,10 @@
 //
 //	ip route add local 10.96.0.10/32 dev lo table local proto 112
 //
-// Unlike with addresses of a dummy interface, the kernel does not answer ARP or neighbor
-// solicitations for such an address, and never chooses it as the source of a connection to
-// another host. Packets to the address must be routed to the node. This holds for packets of
-// the node's processes, and of pods and other hosts that use the node as default gateway.
+// Unlike with addresses of a dummy interface, the kernel does not answer ARP or neighbor solicitations for such
+// an address, and never chooses it as the source of a connection to another host. Packets to the address must
+// be routed to the node, as are those of the node's processes, of its pods, and of hosts that use the node as
+// default gateway.
 //
 // The routes have their own protocol number ([Protocol]). By it a process recognizes the
 // routes of an earlier process and leaves other routes alone. The package needs

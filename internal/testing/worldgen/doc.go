@@ -18,8 +18,6 @@
 // endpoints only, changes of type. [Minimize] finds a small set of changes with which a
 // test still fails.
 //
-// The API has no fields for weights and hashes. Objects carry them in annotations, which
-// [OnService] and [OnEndpoint] read: set both in the [tracker.Config].
-//
-// Package conformance uses worldgen.
+// The API has no fields for weights and hashes. Objects carry them in annotations, which [OnService] and
+// [OnEndpoint] read: set both in the [tracker.Config].
 package worldgen

@@ -5,8 +5,6 @@
 // (include/uapi/linux/netfilter/nfnetlink.h, NFNL_MSG_BATCH_BEGIN and _END). [Rules] has the
 // chains that the objects of a Tx stand for, in the syntax of nft, which compile encodes.
 //
-// Sets are written and read without github.com/google/nftables, which is several times slower with
-// set elements. BenchmarkLibraryWrite, BenchmarkLibraryReadElements and BenchmarkLibraryList
-// of package nftables compare both in the same kernel. The library encodes the
-// expressions of rules.
+// Sets are written and read without github.com/google/nftables, which is several times slower with set
+// elements. It encodes the expressions of rules.
 package kernel

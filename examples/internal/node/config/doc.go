@@ -7,18 +7,15 @@
 //	...
 //	c, err := f.Config()
 //
-// The defaults are kube-proxy's, and values that kube-proxy rejects are rejected. With a
-// file, as with kube-proxy, flags that the file has a field for are ignored, except
-// --hostname-override and the flags of logging. Config.Notes names each ignored flag. A file
-// with unknown or duplicate fields is accepted with a note about each, if the rest can be
+// The defaults are kube-proxy's, and values that kube-proxy rejects are rejected. With a file, as with
+// kube-proxy, flags that the file has a field for are ignored, except --hostname-override and the flags of
+// logging. A file with unknown or duplicate fields is accepted with a note about each, if the rest can be
 // decoded.
 //
-// Nothing is ignored silently. Config.Notes names each flag and each field of the file that
-// was set but has no effect, such as the sections of other modes. One note names all fields
-// for Windows, which nodes with Windows may need in a shared file. Null, 0, false and "" in a
-// file are the same as a missing field. A value that has an effect in kube-proxy but is not
-// supported is an error that names it. Values in sections of other modes are not validated,
-// and neither is clusterCIDR with another detectLocalMode.
+// Config.Notes names each flag and each field of the file that was set but has no effect, such as the sections
+// of other modes. Null, 0, false and "" in a file are the same as a missing field. A value that has an effect
+// in kube-proxy but is not supported is an error that names it. Values in sections of other modes are not
+// validated, and neither is clusterCIDR with another detectLocalMode.
 //
 // # Feature gates
 //
@@ -41,6 +38,6 @@
 //     accepts them in its configuration.
 //   - KubeProxyNFTablesLocalhostNodePorts is on by default and concerns every mode, and UDP.
 //     It has no effect unless nodePortAddresses explicitly contains loopback addresses.
-//   - Mode userspace exists. kube-proxy has removed its own long ago, and rejects the name.
+//   - Mode userspace exists.
 //   - An empty --metrics-bind-address means no server, as kube-proxy documents it.
 package config

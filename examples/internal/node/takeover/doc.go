@@ -2,11 +2,9 @@
 // decides when their owner is gone, so that they can be removed without breaking
 // connections.
 //
-// A proxy that ends leaves its rules in the kernel. They no longer follow the endpoints, and
-// they may come before the agent's own: of two nftables base chains with the same priority,
-// the newer one is first. A proxy that still runs repairs rules that another process deletes,
-// and its new rules are again the first. So rules may only be removed after their owner has
-// ended, and must be looked for as long as the agent runs.
+// The rules of a proxy that has ended no longer follow the endpoints, and may come before the agent's own: of
+// two nftables base chains with the same priority, the newer one is first. A proxy that still runs repairs its
+// rules, which are then the newer ones. So rules may only be removed after their owner has ended.
 //
 // [Kernel] reads which rules exist, [Prober] finds out which proxies run, and [Watch] decides.
 // Kernel and Prober change nothing. Watch does no I/O.
