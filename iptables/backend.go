@@ -117,16 +117,10 @@ func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 
 // Apply makes the chains agree with d: see [ruleset.Backend].
 //
-// For an incremental delta, Apply writes the chains that differ by one call of
-// iptables-restore for each table, which the kernel applies as a whole. It divides very
-// large changes into several calls, which write every chain before the rules that lead
-// to it, so that every state in between is right. For a full delta, Apply reads the
-// tables once and writes everything that differs.
-//
 // A [*ruleset.PartialError] names the Services that were refused, each with an error that wraps
-// [ruleset.ErrRefused] and, if a program refused the Service, a [*CommandError]. These Services
-// stay as last acknowledged, even after a full delta. If a full delta cannot restore that, the
-// Service has no rules, its error does not wrap ErrRefused, and the next delta must be full.
+// [ruleset.ErrRefused] and, if a program refused the Service, a [*CommandError]. These Services stay as
+// last acknowledged, even after a full delta. If a full delta cannot restore that, the Service has no
+// rules, its error does not wrap ErrRefused, and the next delta must be full.
 //
 // The error wraps [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is
 // at fault. If an incremental delta fails for another reason, for example with [ErrLocked], the

@@ -13,34 +13,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier
-// state, lost a jump to the backend's chains or a rule of the chains below, or if the state
-// of the tables is unknown. It returns nil if everything is in place, and before the first full delta. [ErrLocked],
-// [os.ErrClosed] and other errors mean that the check failed. After a DriftError the next
+// Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier state,
+// lost a jump to the backend's chains or a rule of the chains that every node has, or if the state of
+// the tables is unknown. It returns nil if everything is in place, and before the first full delta.
+// [ErrLocked], [os.ErrClosed] and other errors mean that the check failed. After a DriftError the next
 // delta must be a full one, which [Backend.Apply] requests.
 //
-// Check looks for the jumps in the kernel's own chains, for the rule in KUBE-PROXY-CANARY,
-// whose comment is a fresh random value after every change, and for the rules of
+// Check calls iptables-restore once for each table, which changes nothing. It does not detect a
+// reordered chain, alterations of the chains of Services and endpoints (KUBE-SVC-…, KUBE-SEP-…), a rule
+// for a Service that was replaced by another one, and, with iptables-legacy, rules that were added.
+// Full deltas at long intervals repair those.
 //
-//	KUBE-POSTROUTING, KUBE-MARK-MASQ, KUBE-MARK-NOT-PODS, KUBE-FORWARD, KUBE-PROXY-LOCALNET,
-//	KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-CLUSTER-IPS, KUBE-NODEPORTS,
-//	KUBE-REFUSED-NODEPORTS, KUBE-PROXY-FIREWALL
-//
-// It calls iptables-restore once for each table, which changes nothing. With iptables-nft
-// it also compares the number of rules in these chains, which detects added rules, and
-// makes one small request to the kernel for each chain.
-//
-// Check does not detect a reordered chain, alterations of the chains of Services and
-// endpoints and of the chains below those listed (KUBE-SVC-…, KUBE-SEP-…), a rule for a
-// Service that was replaced by another one, and, with iptables-legacy, rules that were
-// added. Full deltas at long intervals repair those.
-//
-// While nothing has changed since Check last found everything in place, it runs no program
-// and makes a few small requests to the kernel instead. With iptables-nft, nothing has
-// changed if no process has committed a transaction to nf_tables in the network namespace.
-// With iptables-legacy, nothing has changed if the number and the total size of each
-// table's rules are the same. Another process may have replaced rules by others of the same
-// size, so Check then runs the programs again after five minutes.
+// With iptables-nft, Check runs no program while no process has committed a transaction to nf_tables since Check last
+// found everything in place. With iptables-legacy it runs none while the number and the total size of each table's
+// rules are the same, for at most five minutes.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -133,9 +133,7 @@ func (b *Backend) Close() error {
 
 // Apply makes the kernel agree with d, as [ruleset.Backend] requires.
 //
-// It adds before it removes: set elements, then virtual servers with their real servers,
-// then addresses. Removal goes in the reverse order. A packet to a Service therefore
-// meets all parts of the Service at every step.
+// It adds before it removes, in the order that DESIGN.md has.
 //
 // For a full delta, Apply first reads the kernel's state, including objects of other
 // processes, and writes only the differences. Real servers with weight 0 that no endpoint

@@ -44,11 +44,10 @@ func (c Config) parameters(release string) []parameter {
 	return out
 }
 
-// SetSysctls sets the kernel parameters that a [Backend] with the configuration needs, in
-// the network namespace that c names. The Backend's full deltas do the same unless
-// KeepSysctls is set, which SetSysctls ignores. SetSysctls is for a privileged process that
-// runs before a Backend in a process that may not write /proc/sys, as in a container. It
-// writes a parameter only if its value differs:
+// SetSysctls sets the kernel parameters that a [Backend] with the configuration needs, in the network
+// namespace that c names. The Backend's full deltas do the same unless KeepSysctls is set, which
+// SetSysctls ignores. SetSysctls is for a privileged process that runs before a Backend without the
+// right to write /proc/sys. It writes a parameter only if its value differs:
 //
 //	net.ipv4.vs.conntrack                  1
 //	net.ipv4.vs.expire_nodest_conn         1

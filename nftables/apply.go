@@ -23,13 +23,10 @@ import (
 
 // Apply makes the tables agree with d, as [ruleset.Backend] requires.
 //
-// A delta is committed in one transaction for both families, so a packet meets the rules
-// from before or after it. A very large delta takes several transactions of whole Services
-// each. A full delta replaces the tables' contents in one transaction, even if another
-// process wrote them, and keeps the remembered clients of Services with affinity. So a new
-// process takes over from an earlier one. If no table exists, Apply writes one in several
-// transactions of whole Services each. If the transaction is larger than this process can
-// send, Apply fills a staging table in several transactions and then swaps it in.
+// A delta is committed in one transaction for both families. A very large delta, and one that writes
+// the first tables, takes several transactions of whole Services each. A full delta replaces the
+// tables' contents, even if another process wrote them: see "Requirements" in the package
+// documentation.
 //
 // A [*ruleset.PartialError] names Services that cannot be programmed, with errors that wrap
 // [ruleset.ErrRefused]. Such a Service stays as it was, even in a full delta. "Limits" in

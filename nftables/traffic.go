@@ -20,26 +20,14 @@ import (
 // Traffic reads.
 //
 // With [Config].CountPackets, Known has packets and bytes, too: of both directions, with IP headers,
-// after the kernel has merged what it merges (GRO, GSO). They are in a table of their own, whose
-// counters stay as long as the Services have their addresses and the option is set. It misses
-// packets on the fast path of [Config].Offload, and connections that other programs
-// translate, as at the socket. It counts packets of connections that another proxy has translated to
-// the same addresses before. It has room for 1,048,576 destinations in each family.
+// after the kernel has merged what it merges (GRO, GSO). DESIGN.md says what they miss, and has the
+// limits of counters. The kernel forwards a connection that it cannot count. A connection whose
+// endpoint is replaced while the rules handle its first packet may be counted twice.
 //
-// A counter takes about 100 bytes of kernel memory. The tables have room for twice as many
-// counters as the Services have addresses and 16 for each NodePort, at least 4,096 in each
-// family. The kernel forwards a connection that it cannot count: one beyond that room, and one
-// for which it lacks memory. A connection whose endpoint is replaced while the rules handle its
-// first packet may be counted twice.
-//
-// Counters stay in place when the contents of the tables are replaced, even by another process.
-// If the tables themselves must be replaced (see "Requirements" in the package documentation),
-// or have too little room, Apply copies the counters. It then misses the connections between
-// the reading and the end of the transaction that follows, which takes milliseconds.
-//
-// If a Service loses an address or port, its counters are deleted directly after the change is
-// committed. There are two exceptions. A frontend that passes to another Service in a full delta
-// takes its counters along, and so does a NodePort that passes before the next call of Traffic.
+// Counters stay in place when the contents of the tables are replaced, even by another process. If the tables
+// themselves must be replaced, Apply copies the counters, and misses the connections of some milliseconds. A frontend
+// that loses its Service loses its counters, unless it passes to another Service in a full delta, or is a NodePort that
+// passes before the next call of Traffic.
 //
 // Traffic deletes the counters of destinations that no longer belong to a Service. The error is
 // ctx's, wraps [os.ErrClosed], or is that of reading the tables.

@@ -168,7 +168,7 @@ const (
 	// FieldHash: the part of a connection that determines its endpoint, Port.Hash, or
 	// the size of the hash table, Port.HashBuckets.
 	FieldHash
-	// FieldExt: the extension of the Service port, Port.Ext.
+	// FieldExt: the extension of the Service port, Port.Spec.Ext.
 	FieldExt
 	// FieldEndpoints: the known endpoints, Service.Endpoints, whether in a pool or
 	// not. It is set along with FieldCluster or FieldLocal if an endpoint of a pool

@@ -87,21 +87,9 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 // deleted and another created, two Services can have the same frontend of any kind.
 // Backends' maps have room for one.
 //
-// The owner is the first in this order:
-//
-//  1. A cluster IP before a load-balancer IP before an external IP. The API server
-//     assigns the first and a controller the second, but any user who may edit a Service
-//     chooses its external IPs. So no Service takes another's cluster IP or
-//     load-balancer IP with an external IP.
-//  2. The Service that was created first (metadata.creationTimestamp, in seconds). A
-//     new Service takes nothing from one that exists. A Service of unknown age comes
-//     last.
-//  3. The lowest key.
-//
-// A range of ports has an owner too: the contenders get their ranges in this order, and one
-// whose range overlaps a range that another contender got gets nothing. A range takes no
-// single port: a data plane consults ranges last. Only external IPs must yield to ranges, to
-// those of cluster IPs and load-balancer IPs, because of rule 1.
+// The package documentation has the order. The API server assigns cluster IPs and a controller
+// load-balancer IPs, but any user who may edit a Service chooses its external IPs, which therefore come
+// last. A Service of unknown age comes last, too. A data plane consults ranges after single ports.
 //
 // The result depends only on the contenders, so it is the same on every node and after
 // every restart.

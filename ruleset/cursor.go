@@ -224,22 +224,14 @@ func (c *Cursor) detach() {
 // While the tracker is not Synced, Sync does nothing and returns an error that wraps
 // [ErrNotSynced] and names the missing sources.
 //
-// Sync returns the error of the backend, wrapped with the name of the cursor. The
-// next Sync offers again what was not accepted, so the caller only needs to call Sync
-// again after a while. If the backend returns [ErrNeedFull], the same Sync offers the
-// full state once. Only one Sync of a Cursor runs at a time; others wait until it returns or
-// their context ends. So an Apply must not call its own Cursor's Sync. Syncs of different
-// Cursors run concurrently.
+// Sync returns the error of the backend, wrapped with the name of the cursor. The next Sync offers
+// again what was not accepted. If the backend returns [ErrNeedFull], the same Sync offers the full
+// state once. Only one Sync of a Cursor runs at a time; others wait until it returns or their context
+// ends. So an Apply must not call its own Cursor's Sync.
 //
-// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the
-// delta is Full. Each has the cheapest changes first, and then those that have waited longest,
-// at least one. A pool that gains more endpoints than Budget.Delta grows in several deltas.
-// Changes that arrive during the Sync join the next delta, so a cheap change waits for one
-// delta and not for all. Sync returns when it has offered all changes that existed when it
-// began, or a delta fails. If changes are left then, it calls the functions that
-// [Engine.Notify] registered.
-//
-// The work is proportional to the changes, except for a Full delta.
+// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the delta is Full. Changes that
+// arrive during the Sync join the next delta. Sync returns when it has offered all changes that existed when it began, or a
+// delta fails. If changes are left then, it calls the functions that [Engine.Notify] registered.
 func (c *Cursor) Sync(ctx context.Context) error {
 	select {
 	case c.syncing <- struct{}{}:

@@ -4,22 +4,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AttachPart does the same as Attach for a backend that is responsible for some Services: those
-// for which serves returns true. Several data planes can divide the ruleset this way, and conflicts
-// over frontends are resolved across all of them. The backend is offered its part as if there were
-// no other Services. A Service that leaves the part is removed. A frontend that moves to a Service
-// outside the part is in [Change.GoneFrontends]. [Limits] are reported for Services of the part
-// alone, and so are triggers. [SyncInfo] counts Services of the whole ruleset. A Cursor that
-// follows this one follows its part. Between the Syncs of two data planes, none or both of them may
-// have a Service or a frontend that moves, and a Service that one data plane refuses still takes
-// frontends from Services of another.
+// AttachPart does the same as Attach for a backend that is responsible for some Services: those for
+// which serves returns true. The backend is offered its part as if there were no other Services; "Two
+// data planes" in BACKEND.md describes moves and conflicts. [Limits] are reported for Services of the
+// part alone, and so are triggers. [SyncInfo] counts Services of the whole ruleset. A Cursor that
+// follows this one follows its part. A Service that one data plane refuses still takes frontends from
+// Services of another.
 //
 // The Engine calls serves once for each compiled version of a Service port, and once for each that
 // exists during AttachPart, with its lock held. serves must be fast, must not call the Engine or a
 // Cursor, and must not panic. Its result may depend on nothing but the [Port], for example on
-// Port.Ext, which a hook of [tracker.Config] can set: a change elsewhere has no effect until the
-// Service changes. Ports and families of one Service may be in different parts. If serves is nil,
-// the part is everything.
+// Port.Spec.Ext. Ports and families of one Service may be in different parts. If serves is nil, the
+// part is everything.
 func (e *Engine) AttachPart(name string, b Backend, serves func(*Port) bool) *Cursor {
 	c := e.newCursor(name, b)
 	e.mu.Lock()

@@ -43,13 +43,8 @@ type EndpointsChange struct {
 // Differences from kube-proxy's type of this name:
 //
 //   - One tracker handles both families.
-//   - Only differences in the resulting endpoints count as changes, not differences
-//     between objects.
-//   - A slice whose owner label changes moves to the new Service.
-//   - The result for an address that several slices list does not depend on the order
-//     of events.
-//   - Take returns old and new values with their trigger times. There is no map to
-//     update.
+//   - Package endpointslice describes the result, which does not depend on the order of events.
+//   - Take returns old and new values with their trigger times. There is no map to update.
 //   - Package conntrack, not the tracker, decides which conntrack entries to delete.
 //   - Locality is a method of the endpoint that takes a node name.
 //

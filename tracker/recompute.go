@@ -6,21 +6,18 @@ import (
 	"github.com/go-proxier/proxier/internal/listdiff"
 )
 
-// Recompute makes the next Take call [Config.OnServiceEndpoint] again for the endpoints on the
-// named nodes, and reports whether there are any. It is for hooks whose result depends on the
-// endpoint's Node, for example a weight by the Node's labels or capacity. The caller first stores
-// the new facts where the hook reads them, and then calls Recompute, without holding a lock that
-// the hook takes. A Node object is written more often than its labels and capacity change, so the
-// caller should compare them first.
+// Recompute makes the next Take call [Config.OnServiceEndpoint] again for the endpoints on the named
+// nodes, and reports whether there are any. It is for hooks whose result depends on the endpoint's
+// Node, for example a weight by the Node's labels or capacity. The caller first stores the new facts
+// where the hook reads them, and then calls Recompute, without holding a lock that the hook takes.
 //
 // The node of an endpoint is the Node field that the hook gets. The name "" stands for
 // endpoints without a node.
 //
-// Take calls the hook once for each of these endpoints, however many calls of Recompute came
-// before, and returns a Service only if a result differs. Its cost is proportional to the
-// endpoints of the Services that have endpoints on these nodes. Recompute itself costs a look-up
-// for each name. The first call visits all endpoints: it creates the index that later calls
-// use, of about 60 bytes for each pair of a node and a Service with endpoints on it.
+// Take calls the hook once for each of these endpoints, however many calls of Recompute came before,
+// and returns a Service only if a result differs. Its cost is proportional to the endpoints of the
+// Services that have endpoints on these nodes. The first call visits all endpoints: it creates an index
+// of about 60 bytes for each pair of a node and a Service with endpoints on it.
 //
 // Recompute does not call OnService and OnEndpoint, whose API objects the tracker does not keep. If
 // their results depend on a Node, the caller sets the Services or slices again.

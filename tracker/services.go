@@ -36,10 +36,7 @@ type ServiceChange struct {
 //   - [ServiceChangeTracker.Update] reports whether this call changed a port.
 //     kube-proxy's reports whether any change is pending. Both work as the condition
 //     for scheduling a sync.
-//   - Only differences in the resulting ports count as changes; a change of labels
-//     does not.
-//   - Take returns old and new values. There is no map to update, and no previous
-//     object to pass.
+//   - Take returns old and new values. There is no map to update, and no previous object to pass.
 //
 // [NewServiceChangeTracker] makes one; the zero value must not be used.
 type ServiceChangeTracker struct {
