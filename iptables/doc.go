@@ -31,8 +31,8 @@
 // # Limits
 //
 // An affinity timeout is at most 48 days; a Service with a longer one is refused (see [Backend.Limits]). The number of
-// Services is limited by the time for a change and by memory only. A Service that cannot be programmed keeps what remains
-// of its rules (see [ruleset.ErrRefused]).
+// Services is limited by the time for a change and by memory only. A Service that cannot be programmed keeps what
+// remains of its rules (see [ruleset.ErrRefused]).
 //
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31. iptables has no match that could
 // choose endpoints by a hash: a Service that asks for one is served without it, and the backend logs that.
@@ -46,8 +46,8 @@
 // # Requirements
 //
 // The package needs iptables 1.6.2 or later, and a kernel with the matches addrtype, comment, conntrack, mark and
-// statistic (recent for affinity) and the targets DNAT, MARK, MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the network
-// namespace, and for iptables-legacy CAP_NET_RAW. [New] and [Probe] try them and return a
+// statistic (recent for affinity) and the targets DNAT, MARK, MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the
+// network namespace, and for iptables-legacy CAP_NET_RAW. [New] and [Probe] try them and return a
 // [*dataplane.UnsupportedError] that names what is missing, as all functions do on other systems than Linux. Kernel
 // counters are optional: see [Backend.Counters].
 //

@@ -229,9 +229,9 @@ func (c *Cursor) detach() {
 // state once. Only one Sync of a Cursor runs at a time; others wait until it returns or their context
 // ends. So an Apply must not call its own Cursor's Sync.
 //
-// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the delta is Full. Changes that
-// arrive during the Sync join the next delta. Sync returns when it has offered all changes that existed when it began, or a
-// delta fails. If changes are left then, it calls the functions that [Engine.Notify] registered.
+// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the delta is Full. Changes
+// that arrive during the Sync join the next delta. Sync returns when it has offered all changes that existed when it
+// began, or a delta fails. If changes are left then, it calls the functions that [Engine.Notify] registered.
 func (c *Cursor) Sync(ctx context.Context) error {
 	select {
 	case c.syncing <- struct{}{}:

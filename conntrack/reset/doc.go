@@ -37,8 +37,8 @@
 //
 // Deleting entries of connection tracking instead was tried. The kernel then picks the connection up in the middle
 // (nf_conntrack_tcp_loose), which does nothing if the Service has no other endpoint. Each connection is a deletion of
-// its own after a dump of the whole table, and is lost if the endpoint returns. Destroying the socket (SOCK_DESTROY) ends
-// silent connections, too, but only those of the node's own processes: see [Config].DestroySockets.
+// its own after a dump of the whole table, and is lost if the endpoint returns. Destroying the socket (SOCK_DESTROY)
+// ends silent connections, too, but only those of the node's own processes: see [Config].DestroySockets.
 //
 // The package works with data planes that translate destinations in connection tracking, such as packages nftables and
 // iptables. Packets in a flowtable skip the rules until the flow leaves it. It needs CAP_NET_ADMIN and Linux 4.17; on

@@ -1,26 +1,28 @@
-// Package metrics exports Prometheus metrics of a node agent, with the names, types, labels and buckets of kube-proxy 1.37, so
-// that dashboards and alerts for kube-proxy work:
+// Package metrics exports Prometheus metrics of a node agent, with the names, types, labels and buckets of kube-proxy
+// 1.37, so that dashboards and alerts for kube-proxy work:
 //
 //	set := metrics.NewSet(metrics.Config{Mode: "nftables", Families: families})
 //	cursor := rules.Follow("metrics", set) // rules is the cursor of the data plane
 //	http.Handle("/metrics", set.Handler())
 //
-// A test compares them with a table of the Kubernetes Metrics Reference. A [Set] holds one agent's metrics in its own registry.
-// Hooks of the library feed it: it is a ruleset.Backend that follows the deltas that are in effect, and has methods for the
-// hooks of the runner, the cursor and the conntrack cleaner. [Set.Handler] also serves the metrics of the whole process, which
-// come from the global registry of k8s.io/component-base: kubernetes_feature_enabled, rest_client_*, the Go runtime.
+// A [Set] holds one agent's metrics in its own registry. It is a ruleset.Backend that follows the deltas that are in
+// effect, and has methods for the hooks of the runner, the cursor and the conntrack cleaner. [Set.Handler] also
+// serves the metrics of the whole process, which come from the global registry of k8s.io/component-base.
 //
 // # Modes
 //
-//   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds exist in modes iptables and nftables.
+//   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds exist in modes iptables and
+//     nftables.
 //   - sync_proxy_rules_iptables_restore_failures_total exists in modes iptables and ipvs.
-//   - sync_proxy_rules_winkernel_lb_create_failures_total and the same for update and delete exist in mode kernelspace. A
-//     series exists from its first failure on.
-//   - The other metrics with iptables or nftables in their names exist in that mode. Mode userspace has none of all these.
-//   - iptables_ct_state_invalid_dropped_packets_total and iptables_localhost_nodeports_accepted_packets_total need nfacct.
-//   - [Set.WatchLocalhostNodePorts] adds the metrics of NodePorts at loopback addresses where the agent's process serves them,
-//     over TCP and UDP. nftables_localhost_nodeport_rejected_packets_total counts connections that were reset because a limit was
-//     reached or no endpoint answered, and UDP datagrams that no endpoint could get.
+//   - sync_proxy_rules_winkernel_lb_create_failures_total and the same for update and delete exist in mode
+//     kernelspace. A series exists from its first failure on.
+//   - The other metrics with iptables or nftables in their names exist in that mode. Mode userspace has none of all
+//     these.
+//   - iptables_ct_state_invalid_dropped_packets_total and iptables_localhost_nodeports_accepted_packets_total need
+//     nfacct.
+//   - [Set.WatchLocalhostNodePorts] adds the metrics of NodePorts at loopback addresses where the agent's process
+//     serves them, over TCP and UDP. nftables_localhost_nodeport_rejected_packets_total counts connections that were
+//     reset because a limit was reached or no endpoint answered, and UDP datagrams that no endpoint could get.
 //
 // # Counts
 //
@@ -32,15 +34,17 @@
 //
 // # Metrics that kube-proxy does not have
 //
-//   - [Set.WatchTraffic]: proxier_service_…, up to six series for each Service port and family, bounded by TrafficConfig.Limit.
-//   - [Set.CountResets]: proxier_vanished_endpoints_total, the endpoints whose TCP connections were ended because they left
-//     without terminating; …_destroyed_sockets_total; and …_limited_total, the addresses of Services whose connections were left
-//     alone because of the limit.
-//   - [Set.OtherRules]: proxier_other_proxy_rules is 1 for the rules of another proxy in one of its modes: with state "in-use"
-//     while that proxy runs, and with state "left" when it has ended.
-//   - [Set.LeftOut]: proxier_left_out_total, by the kind of the object and the [tracker.Reason], counts what is left out.
-//   - [Set.Contact]: proxier_api_last_contact_timestamp_seconds for each resource. While the API server answers, it is at most a
-//     few minutes old.
+//   - [Set.WatchTraffic]: proxier_service_…, up to six series for each Service port and family, bounded by
+//     TrafficConfig.Limit.
+//   - [Set.CountResets]: proxier_vanished_endpoints_total, the endpoints whose TCP connections were ended because they
+//     left without terminating; …_destroyed_sockets_total; and …_limited_total, the addresses of Services whose
+//     connections were left alone because of the limit.
+//   - [Set.OtherRules]: proxier_other_proxy_rules is 1 for the rules of another proxy in one of its modes: with state
+//     "in-use" while that proxy runs, and with state "left" when it has ended.
+//   - [Set.LeftOut]: proxier_left_out_total, by the kind of the object and the [tracker.Reason], counts what is left
+//     out.
+//   - [Set.Contact]: proxier_api_last_contact_timestamp_seconds for each resource. While the API server answers, it is
+//     at most a few minutes old.
 //   - [Set.ConfigInvalid]: proxier_configuration_file_invalid.
 //
 // # Differences from kube-proxy

@@ -20,35 +20,37 @@
 //	}
 //
 // [Run] tests the backend in a series of worlds. A world is a small cluster around one node: local pods, the pods of
-// another node, and external clients, each in a real network namespace. It needs no privilege except that of making user
-// namespaces. A real tracker, [ruleset.Engine] and [ruleset.Cursor] drive the backend, and then every kind of host connects
-// to every address. The world compares each connection with [ruleset.Snapshot.Trace]: which endpoints may respond (each of
-// them must in turn), whether they see the client's address, and whether a connection is refused or gets no reply.
+// another node, and external clients, each in a real network namespace. It needs no privilege except that of making
+// user namespaces. A real tracker, [ruleset.Engine] and [ruleset.Cursor] drive the backend, and then every kind of
+// host connects to every address. The world compares each connection with [ruleset.Snapshot.Trace]: which endpoints
+// may respond (each of them must in turn), whether they see the client's address, and whether a connection is refused
+// or gets no reply.
 //
-// Each world is a sub-test, tests both address families, and ends with its first failed step. Worlds run in parallel. They
-// mostly wait, so a high -parallel makes the suite faster.
+// Each world is a sub-test, tests both address families, and ends with its first failed step. Worlds run in parallel.
+// They mostly wait, so a high -parallel makes the suite faster.
 //
-// New and every Apply are called on a thread in the node's namespace ([Env.NetNS]): a program started there, or a socket
-// opened there, belongs to the node. [Env.Do] enters the namespace at other times. The backend may program anything in it.
-// The node is the router of all other hosts.
+// New and every Apply are called on a thread in the node's namespace ([Env.NetNS]): a program started there, or a
+// socket opened there, belongs to the node. [Env.Do] enters the namespace at other times. The backend may program
+// anything in it. The node is the router of all other hosts.
 //
-// [Options].Skip declares what a data plane does not support, by [Feature]. Worlds about these features are skipped with the
-// given reason. For further tests of a backend there is [NewWorld].
+// [Options].Skip declares what a data plane does not support, by [Feature]. Worlds about these features are skipped
+// with the given reason. For further tests of a backend there is [NewWorld].
 //
 // # Without packets
 //
-// [Simulate] needs neither privileges nor Linux and takes seconds. It runs the backend in the same worlds and in random
-// ones. Instead of making connections it calls [Fake].Handle, a function of the caller, which looks a packet up in what the
-// backend wrote: a map in memory that replaces the tables of the kernel or the switch. Writes fail, processes restart,
-// frontends move between Services, and Simulate also checks the state between any two writes. See the example of Simulate.
+// [Simulate] needs neither privileges nor Linux and takes seconds. It runs the backend in the same worlds and in
+// random ones. Instead of making connections it calls [Fake].Handle, a function of the caller, which looks a packet up
+// in what the backend wrote: a map in memory that replaces the tables of the kernel or the switch. Writes fail,
+// processes restart, frontends move between Services, and Simulate also checks the state between any two writes. See
+// the example of Simulate.
 //
-// Simulate shows that the backend writes the right entries in the right order. Run shows that the data plane handles packets
-// correctly with them.
+// Simulate shows that the backend writes the right entries in the right order. Run shows that the data plane handles
+// packets correctly with them.
 //
 // # Worlds as text
 //
-// Most worlds are text, in the folder worlds of this package, whose [README] describes the language. [Options].Scripts and
-// [Simulation].Scripts add those of a vendor's folder, such as os.DirFS("testdata/worlds"): the files *.txt.
+// Most worlds are text, in the folder worlds of this package, whose [README] describes the language. [Options].Scripts
+// and [Simulation].Scripts add those of a vendor's folder, such as os.DirFS("testdata/worlds"): the files *.txt.
 //
 // On systems other than Linux the package has only the parts that Simulate needs.
 //

@@ -6,41 +6,44 @@
 //
 //   - [Proxy] tracks whether updates come into effect in time. [Proxy.Hooks] returns hooks for a [runner.Runner].
 //     [Proxy.Healthz] and [Proxy.Livez] serve the result.
-//   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints. [Services.Handler] serves the count of one
-//     Service in one family. Services opens no ports.
-//   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node ports and serves the counts of a Services
-//     there. The only goroutines serve open ports.
+//   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints. [Services.Handler] serves the
+//     count of one Service in one family. Services opens no ports.
+//   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node ports and serves the counts of a
+//     Services there. The only goroutines serve open ports.
 //
 // # Responses
 //
-// The responses are kube-proxy's. /livez returns 503 if an update has waited longer than the timeout in any address family, and
-// 200 otherwise. /healthz also returns 503 until a sync has succeeded in each family, and while the node is not eligible for
-// load-balancer traffic ([Eligible]). The body of both is kube-proxy's JSON and, with 503, a field "reason".
+// The responses are kube-proxy's. /livez returns 503 if an update has waited longer than the timeout in any address
+// family, and 200 otherwise. /healthz also returns 503 until a sync has succeeded in each family, and while the node
+// is not eligible for load-balancer traffic ([Eligible]). The body of both is kube-proxy's JSON and, with 503, a field
+// "reason".
 //
-// A Service's health check returns 200 if the node has a local ready endpoint and the proxy is healthy, and 503 otherwise. It
-// ignores whether the node is eligible. The body is
+// A Service's health check returns 200 if the node has a local ready endpoint and the proxy is healthy, and 503
+// otherwise. It ignores whether the node is eligible. The body is
 //
 //	{"service":{"namespace":"ns","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}
 //
-// The header X-Load-Balancing-Endpoint-Weight holds the number of endpoints, counted by distinct address. Serving terminating
-// endpoints do not count. If the Service has a cluster IP in the family of the node's address that received the request, only
-// endpoints of that family count. If the Service has only the other family, that family's endpoints count.
+// The header X-Load-Balancing-Endpoint-Weight holds the number of endpoints, counted by distinct address. Serving
+// terminating endpoints do not count. If the Service has a cluster IP in the family of the node's address that
+// received the request, only endpoints of that family count. If the Service has only the other family, that family's
+// endpoints count.
 //
 // # Bounds
 //
-// Clients can take up to 512 connections of a server that [NewServer] made, and of all health-check node ports together: about
-// 10 MB. A new connection replaces one of the namespace, the Service and the client address that have most. Requests and answers
-// that take too long, and connections without a request for a minute, are ended.
+// Clients can take up to 512 connections of a server that [NewServer] made, and of all health-check node ports
+// together: about 10 MB. A new connection replaces one of the namespace, the Service and the client address that have
+// most. Requests and answers that take too long, and connections without a request for a minute, are ended.
 //
 // # Differences from kube-proxy
 //
 //   - kube-proxy's /healthz returns 200 before the first sync, when the node has no rules.
 //   - kube-proxy's servers keep idle connections forever and accept any number.
-//   - kube-proxy serves the check of a single-stack Service only at addresses of the Service's family. A load balancer that
-//     checks an address of the other family takes the node out of service.
-//   - Loopback addresses are not NodePort addresses. If all NodePort addresses of a family are loopback addresses, this package
-//     opens no health-check node port in that family.
+//   - kube-proxy serves the check of a single-stack Service only at addresses of the Service's family. A load balancer
+//     that checks an address of the other family takes the node out of service.
+//   - Loopback addresses are not NodePort addresses. If all NodePort addresses of a family are loopback addresses,
+//     this package opens no health-check node port in that family.
 //   - An update that is queued during a sync waits from the time it was queued, even if that sync succeeds.
 //   - A port that moves between Services is closed before it is opened again.
-//   - If a port cannot be opened, the failure is reported once, and NodePorts.Apply returns an error so that it is retried.
+//   - If a port cannot be opened, the failure is reported once, and NodePorts.Apply returns an error so that it is
+//     retried.
 package health

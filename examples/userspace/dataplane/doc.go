@@ -18,8 +18,8 @@
 // endpoint. Idle sessions end. Package fairshare chooses which one ends if there are too many connections or
 // sessions.
 //
-// A Service with a hash uses [balance.Maglev] instead of its algorithm, with the table and the hash of package nftables. If that
-// endpoint cannot be reached, the connection goes to the endpoint of a table without it.
+// A Service with a hash uses [balance.Maglev] instead of its algorithm, with the table and the hash of package
+// nftables. If that endpoint cannot be reached, the connection goes to the endpoint of a table without it.
 //
 // A change affects only the connections that it concerns. The connections of a removed
 // endpoint are reset after [Config.Drain]. A UDP session moves to another endpoint with the

@@ -14,8 +14,8 @@
 // fails as that process does, in which Inside returns true. If no machine can start, the test is skipped with
 // one line that names what is missing, or fails with PROXIER_REQUIRE_ALL=1.
 //
-// The tests of a process share its machines. A machine boots for the first test that needs it, and runs one test after the other.
-// Tests that call t.Parallel before Inside use several machines, one for each of the host's processors.
+// The tests of a process share its machines. A machine boots for the first test that needs it, and runs one test after
+// the other. Tests that call t.Parallel before Inside use several machines, one for each of the host's processors.
 //
 // The command in the folder exec runs any other test in a machine, by go test's flag -exec:
 //
@@ -34,8 +34,8 @@
 // nanosecond each. While the processor has nothing to do, the clock jumps to the next timer. So waiting costs
 // nothing, and a busy host delays no packet. Times are comparable only with others of the same machine.
 //
-// PROXIER_VM_PROCESSORS=2 emulates two processors, with the host's clock, for races between a system call and a packet. Then
-// everything takes longer, and a busy host makes packets late.
+// PROXIER_VM_PROCESSORS=2 emulates two processors, with the host's clock, for races between a system call and a
+// packet. Then everything takes longer, and a busy host makes packets late.
 //
 // The package exists on Linux only; elsewhere it is empty.
 package vm

@@ -7,6 +7,6 @@
 //
 // A Table has departments: pools, chains, frontends, portRanges, hairpin, intervals, affinity and
 // room. Each alone changes its fields and adds the elements of its sets. change.go calls one after
-// the other for a Service. What a plan changes in them, they note in the table's draft, which is
-// kept if the whole plan succeeds and dropped otherwise. Elements are counted when they are sent.
+// the other for a Service. The departments note the changes of a plan in the table's draft,
+// which is kept if the whole plan succeeds and dropped otherwise. Elements are counted when they are sent.
 package model

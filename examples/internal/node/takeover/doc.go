@@ -1,5 +1,5 @@
 // Package takeover finds the rules of other Service proxies in a network namespace and
-// decides when their owner is gone, so that they can be removed without breaking
+// decides when their owner has ended, so that the rules can be removed without breaking
 // connections.
 //
 // The rules of a proxy that has ended no longer follow the endpoints, and may come before the agent's own: of
