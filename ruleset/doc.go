@@ -54,7 +54,7 @@
 //
 //   - If loadBalancerSourceRanges contain one of the node's addresses, a load-balancer IP also admits itself as the
 //     source: if it is bound to the node, the kernel may choose it. kube-proxy then admits all IPs of the Service.
-//   - loadBalancerSourceRanges also restrict an external IP that is a load-balancer IP, unlike in mode iptables.
-//   - NodePorts at loopback addresses ([NodePorts].Loopback) are for TCP and UDP, not for TCP in mode nftables alone.
+//   - loadBalancerSourceRanges also restrict an external IP that is a load-balancer IP. kube-proxy's mode iptables does not.
+//   - NodePorts at loopback addresses ([NodePorts].Loopback) are for TCP and UDP. kube-proxy 1.37 serves TCP there.
 //   - One address and port that several Services ask for belongs to the same Service on every node.
 package ruleset
