@@ -1,13 +1,18 @@
 package winkernel
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
 
+	"k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -141,3 +146,85 @@ func (c *Config) nodeIP(f tracker.Family) (netip.Addr, bool) {
 }
 
 func itoa(port uint16) string { return strconv.Itoa(int(port)) }
+
+// PreserveDestination is an annotation of a Service. The value "true" sends connections to
+// node ports and load-balancer IPs to pods of this node only, which see the load-balancer IP
+// as the destination. The name is kube-proxy's on Windows.
+const PreserveDestination = "preserve-destination"
+
+// preserve is the extension of a Service port with the annotation.
+type preserve struct{}
+
+func (preserve) Equal(o tracker.Extension) bool {
+	_, ok := o.(preserve)
+	return ok
+}
+
+// OnService reads PreserveDestination. It is for [tracker.Config.OnService]; a caller with a
+// hook of its own calls it from there, after setting Ext. It replaces Ext, so only Services
+// without an extension of the caller's can have the annotation: for them OnService does
+// nothing. It is safe for concurrent use and never fails.
+func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	if s.Annotations[PreserveDestination] == "true" && p.Ext == nil {
+		p.Ext, p.NeedLocalSet = preserve{}, true
+	}
+	return nil
+}
+
+// preservesDestination reports whether OnService found the annotation.
+func preservesDestination(p *tracker.ServicePort) bool {
+	_, ok := p.Ext.(preserve)
+	return ok
+}
+
+// Probe reports whether the service can do what the configuration asks for. Errors about the
+// configuration wrap [ruleset.ErrConfig]. A missing feature is a *[dataplane.UnsupportedError].
+// If the network does not exist yet, the error wraps [ErrNotFound], and if the service does not
+// run, [ErrNotRunning]; both may change. Probe writes nothing.
+func Probe(ctx context.Context, c Config) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	return c.probe(ctx)
+}
+
+func (c *Config) probe(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	n, err := c.HNS.Network(c.Network)
+	if err != nil {
+		return fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
+	}
+	if err := c.forNetwork(&n); err != nil {
+		return err
+	}
+	for _, need := range []struct {
+		feature Feature
+		family  tracker.Family
+		needed  bool
+		minimum string
+	}{
+		{RemoteSubnets, 0, n.Type == Overlay, "HNS 9.2"},
+		{DSR, 0, c.DSR, "HNS 9.3"},
+		{DualStack, tracker.IPv6, c.serves(tracker.IPv6), "HNS 11.10"},
+	} {
+		if !need.needed {
+			continue
+		}
+		switch err := c.HNS.Supports(need.feature); {
+		case errors.Is(err, ErrNotImplemented):
+			return &dataplane.UnsupportedError{Backend: "winkernel", Family: need.family, Feature: string(need.feature), Minimum: need.minimum, Err: err}
+		case err != nil:
+			return fmt.Errorf("winkernel: cannot read what the service supports: %w", err)
+		}
+	}
+	return nil
+}
+
+// serves reports whether the node has an address of a family.
+func (c *Config) serves(f tracker.Family) bool {
+	_, ok := c.nodeIP(f)
+	return ok
+}
