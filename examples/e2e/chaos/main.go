@@ -25,8 +25,8 @@
 // A mode's time consists of worlds, one after another. A world has a seed, a node in a network
 // namespace with hosts around it (network.go), an API server, one agent, traffic, and some rounds.
 // Package worldgen generates the objects, which are changed to invalid and unusual ones at times
-// (mangle.go). A round makes up to 25 steps. A step is a few changes of objects, or a fault: of the
-// API server (misbehave.go), of the process (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses,
+// (objects.go). A round makes up to 25 steps. A step is a few changes of objects, or a fault: of the
+// API server (server.go), of the process (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses,
 // interfaces, a restart), or of the rules (flushed tables, deleted elements and rules, other
 // programs' tables; faults.go). In a virtual machine, the clock also jumps by up to two days, and the
 // kernel refuses to track more connections. Half of the rounds have no fault that removes rules,
