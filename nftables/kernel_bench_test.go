@@ -200,7 +200,7 @@ func BenchmarkTraffic(b *testing.B) {
 	for i := range services {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16+uint32(i))
-		key := layout.Octets{}.Addr(netip.AddrFrom4(a)).Proto(v1.ProtocolTCP).Port(80)
+		key := layout.Octets{}.Addr(netip.AddrFrom4(a)).Proto(inet.TCP).Port(80)
 		counters.AddCounter(key.Bytes(), onePacket())
 	}
 	w := kernel.NewWriter(DefaultTable)

@@ -186,9 +186,10 @@ func rulesetView(services []*ruleset.Port, node *ruleset.Node, f tracker.Family)
 			if fr.Kind == ruleset.KindNodePort {
 				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
-			v["service "+at] = line(model.HandlerOf(s, fr, model.WantedSticky(s)), fr.Target)
+			h, own := model.HandlersOf(s, fr)
+			v["service "+at] = line(h, fr.Target)
 			if fr.ShortCircuit() && fr.Internal == ruleset.TargetCluster {
-				v["internal "+at] = line(model.PoolHandler(s, fr, ruleset.TargetCluster, model.WantedSticky(s)), ruleset.TargetCluster)
+				v["internal "+at] = line(own, ruleset.TargetCluster)
 			}
 			if fr.Kind == ruleset.KindClusterIP {
 				v["cluster IP "+fr.Addr.String()] = ""

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -32,7 +33,7 @@ func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, 
 		return dataplane.Found{}, fmt.Errorf("nftables: cannot look up invalid address %v", q.Packet.To)
 	}
 	c.Families = []tracker.Family{family}
-	all, inside, key := layout.FrontendKey(q.NodePort, to.Addr(), q.Packet.Protocol, to.Port())
+	all, inside, key := layout.FrontendKey(q.NodePort, to.Addr(), inet.Protocol(q.Packet.Protocol), to.Port())
 	var found dataplane.Found
 	err := readTables(ctx, c, "look up packet", func(r reader) (err error) {
 		found, err = r.find(string(key.Bytes()), all, layout.Handlers)
@@ -104,7 +105,7 @@ func (r reader) flushed(chains string) error {
 
 // findRange resolves a packet's destination that is in a range of ports.
 func (r reader) findRange(to netip.AddrPort, q dataplane.Query) (found dataplane.Found, err error) {
-	at := layout.Octets{}.Addr(to.Addr()).Proto(q.Packet.Protocol).Port(to.Port())
+	at := layout.Octets{}.Addr(to.Addr()).Proto(inet.Protocol(q.Packet.Protocol)).Port(to.Port())
 	key, n := string(at.Bytes()), at.Len()-4
 	var number string
 	service := ""

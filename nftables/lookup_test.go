@@ -109,10 +109,11 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 					Where: fmt.Sprintf("table %s, chain %s", DefaultTable, chain),
 				}
 			}
-			external := found(model.HandlerOf(s, f, model.WantedSticky(s)), f.Target)
+			h, own := model.HandlersOf(s, f)
+			external := found(h, f.Target)
 			internal := external
 			if f.ShortCircuit() && f.Internal == ruleset.TargetCluster {
-				internal = found(model.PoolHandler(s, f, ruleset.TargetCluster, model.WantedSticky(s)), f.Internal)
+				internal = found(own, f.Internal)
 			}
 			q := dataplane.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.KindNodePort}
 			for fromInside, want := range map[bool]dataplane.Found{false: external, true: internal} {

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -27,7 +28,7 @@ import (
 // chainOf returns the handling of a Service's cluster IP, without numbers.
 func (r *memoryRig) chainOf(i int) string {
 	t := r.memory.inUse(tracker.IPv4)
-	_, _, key := layout.FrontendKey(false, netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", i+1)), "TCP", 80)
+	_, _, key := layout.FrontendKey(false, netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", i+1)), inet.TCP, 80)
 	e, ok := t.found(layout.ServiceIPs, key.Bytes())
 	if !ok {
 		return ""
@@ -240,7 +241,7 @@ func TestRestartKeepsClientsInMemory(t *testing.T) {
 			r.sync()
 			endpoint := netip.MustParseAddrPort("10.244.0.7:8080")
 			var client kernel.Element
-			at := layout.Octets{}.Addr(netip.MustParseAddr("10.96.0.8")).Proto("TCP").Port(80)
+			at := layout.Octets{}.Addr(netip.MustParseAddr("10.96.0.8")).Proto(inet.TCP).Port(80)
 			counter := kernel.Element{Key: at.Bytes(), Expr: []byte("12 packets")}
 			r.memory.alter(tracker.IPv4, func(tab *memoryTable) {
 				for _, e := range tab.elements(layout.StickyEndpoints) {

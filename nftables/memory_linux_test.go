@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -219,7 +220,7 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		return edit(false, layout.Handlers, layout.Octets{}.Word(n), layout.Octets{}, chain)
 	}
 	portRange := func(first, last uint16) func(writer) {
-		e := layout.RangeElement(netip.MustParseAddr("10.96.0.1"), "TCP", first, last, 1)
+		e := layout.RangeElement(netip.MustParseAddr("10.96.0.1"), inet.TCP, first, last, 1)
 		return edit(false, layout.ServiceRanges, e.Key, e.Data, "")
 	}
 	interval := func(first, end uint32) func(writer) {

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -228,7 +229,7 @@ func TestCountersOfManyDeletedServices(t *testing.T) {
 		s := svc(i)
 		r.tracker.SetService(s)
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1))
-		key := layout.Octets{}.Addr(netip.MustParseAddr(s.Spec.ClusterIP)).Proto(v1.ProtocolTCP).Port(80)
+		key := layout.Octets{}.Addr(netip.MustParseAddr(s.Spec.ClusterIP)).Proto(inet.TCP).Port(80)
 		counters.AddCounter(key.Bytes(), onePacket())
 	}
 	r.sync()
@@ -288,7 +289,7 @@ func TestFullSetsForwardAll(t *testing.T) {
 		}
 		counters := &kernel.Elements{}
 		for i := range 4096 {
-			key := layout.Octets{}.Addr(from).Proto(v1.ProtocolTCP).Port(uint16(i))
+			key := layout.Octets{}.Addr(from).Proto(inet.TCP).Port(uint16(i))
 			counters.AddCounter(key.Bytes(), onePacket())
 		}
 		addCounters(t, b, f, counters)

@@ -67,13 +67,3 @@ func Comment(udata []byte) string {
 	}
 	return ""
 }
-
-// ElementSize returns the number of bytes of an element in a netlink message, without a comment.
-// key and data are lengths in bytes.
-func ElementSize(key, data int) int {
-	size := 4 + 8 + nfnl.Align(key)
-	if data != 0 {
-		size += 8 + nfnl.Align(data)
-	}
-	return size
-}

@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	v1 "k8s.io/api/core/v1"
-
-	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // Element is one element of one of the table's sets. Equal elements are the same to the
@@ -16,58 +14,6 @@ type Element struct {
 	// Named elements have the Service port's name as their comment.
 	Named     bool
 	Key, Data Octets
-}
-
-// RangeElement returns the element of service-ranges for a range of ports.
-func RangeElement(addr netip.Addr, p v1.Protocol, first, last uint16, number uint32) Element {
-	_, _, key := FrontendKey(false, addr, p, first)
-	return Element{Set: ServiceRanges, Named: true, Key: key, Data: Octets{}.Port(last).Word(RangeKey(number))}
-}
-
-// RangeSource returns the element of the allowed sources of a range of ports.
-func RangeSource(from, to, addr netip.Addr, p v1.Protocol, first, last uint16) Element {
-	key := Octets{}.Addr(from).Addr(addr).Proto(p).Port(first)
-	return Element{Set: RangeSources, Key: key, Data: Octets{}.Addr(to).Port(last)}
-}
-
-// End returns the last key of an element of a set of ranges of concatenations, and the element's
-// data in the kernel.
-func (e *Element) End() (last, data Octets) {
-	end := e.Data.Bytes()
-	n := 0
-	last = e.Key
-	if e.Set == RangeSources {
-		n = len(end) - 4
-		copy(last.buf[:n], end)
-	}
-	copy(last.buf[last.n-4:last.n], end[n:n+4])
-	return last, OctetsOf(end[n+4:])
-}
-
-// ConcatElement returns the element of a set of ranges of concatenations that the kernel has, and
-// reports whether this package can have written it.
-func ConcatElement(s Set, first, last, data []byte) (Element, bool) {
-	e := Element{Set: s, Named: s == ServiceRanges, Key: OctetsOf(first)}
-	if len(first) != len(last) || len(first) < PortOffset+4 {
-		return e, false
-	}
-	var end []byte
-	if s == RangeSources {
-		end = append(end, last[:(len(last)-PortOffset)/2]...)
-	}
-	end = append(end, last[len(last)-4:]...)
-	e.Data = OctetsOf(append(end, data...))
-	wantLast, wantData := e.End()
-	return e, string(wantLast.Bytes()) == string(last) && string(wantData.Bytes()) == string(data)
-}
-
-// RangeNumber returns the number of the range of an element of service-ranges.
-func (e *Element) RangeNumber() uint32 {
-	_, data := e.End()
-	if data.n != 4 {
-		return 0
-	}
-	return binary.NativeEndian.Uint32(data.Bytes()) &^ DispatchMark
 }
 
 // Octets is a key or the data of an element in the kernel's encoding, whose fields are
@@ -114,9 +60,9 @@ func (o Octets) Word(v uint32) Octets {
 	return o
 }
 
-// Proto returns o with a transport protocol appended.
-func (o Octets) Proto(p v1.Protocol) Octets {
-	o.buf[o.n] = inet.Protocol(p)
+// Proto returns o with the number of a transport protocol appended.
+func (o Octets) Proto(p uint8) Octets {
+	o.buf[o.n] = p
 	o.n += 4
 	return o
 }
@@ -128,19 +74,35 @@ func (o Octets) Port(p uint16) Octets {
 	return o
 }
 
-// PortData returns the data of a map that leads to a port alone, which is not padded.
-func PortData(p uint16) Octets { return OctetsOf(binary.BigEndian.AppendUint16(nil, p)) }
-
 // PortOffset is the length of the protocol and port at the end of a frontend's key.
 const PortOffset = 8
 
 // FrontendKey returns the maps that hold a frontend's dispatch keys, and its key in them.
 // The key of a NodePort has no address.
-func FrontendKey(nodePort bool, addr netip.Addr, p v1.Protocol, port uint16) (all, internal Set, key Octets) {
+func FrontendKey(nodePort bool, addr netip.Addr, protocol uint8, port uint16) (all, internal Set, key Octets) {
 	if nodePort {
-		return NodePorts, InternalNodePorts, Octets{}.Proto(p).Port(port)
+		return NodePorts, InternalNodePorts, Octets{}.Proto(protocol).Port(port)
 	}
-	return ServiceIPs, InternalIPs, Octets{}.Addr(addr).Proto(p).Port(port)
+	return ServiceIPs, InternalIPs, Octets{}.Addr(addr).Proto(protocol).Port(port)
+}
+
+// Allowed returns the set of sources with prefixes of the given length.
+func Allowed(bits int) Set { return FirstAllowed + Set(bits) }
+
+// Source returns the element that allows a source of a frontend.
+func Source(source netip.Prefix, addr netip.Addr, protocol uint8, port uint16) Element {
+	key := Octets{}.Addr(source.Masked().Addr()).Addr(addr).Proto(protocol).Port(port)
+	return Element{Set: Allowed(source.Bits()), Named: true, Key: key}
+}
+
+// ElementSize returns the number of bytes of an element in a netlink message, without a comment.
+// key and data are lengths in bytes.
+func ElementSize(key, data int) int {
+	size := 4 + 8 + nfnl.Align(key)
+	if data != 0 {
+		size += 8 + nfnl.Align(data)
+	}
+	return size
 }
 
 // ParseAddrPort reads an address and port from the data of an element.

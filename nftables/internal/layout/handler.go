@@ -2,6 +2,7 @@ package layout
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -48,6 +49,14 @@ func (h Handler) Direct() Handler {
 // Unguarded returns the handler without its firewall.
 func (h Handler) Unguarded() Handler {
 	h.Firewall = false
+	return h
+}
+
+// ToSticky returns the handler for a sticky pool, if it has a pool.
+func (h Handler) ToSticky() Handler {
+	if h.HasPool() {
+		h.Sticky, h.Buckets, h.Hash = true, 0, tracker.HashNone
+	}
 	return h
 }
 
@@ -101,3 +110,86 @@ func choiceName(buckets int, by tracker.Hash) string {
 // endpoints and for each of the 9 sizes of a table with each of 2 hashes, eight for sticky pools,
 // and eight without a pool. There is room for all of them in a dispatch key.
 const MaxHandlers = 2 * (8*(80+2*9) + 8 + 8)
+
+// StickyHandler is how connections to a sticky pool are handled. Pools share it. Each has a
+// chain, which exists while a pool needs it and a little longer.
+type StickyHandler struct {
+	// Buckets and Hash determine how a new client gets its endpoint.
+	Buckets int
+	Hash    tracker.Hash
+	// Seconds is how long the kernel remembers a client. The kernel has the time in rules only,
+	// not in elements that rules add.
+	Seconds int64
+	// Range names the chains for ranges of ports. The handler has them beside the others.
+	Range bool
+}
+
+// Chain returns the name of the handler's chain.
+func (h StickyHandler) Chain() string {
+	return h.prefix() + "sticky-" + choiceName(h.Buckets, h.Hash) + "-" + strconv.FormatInt(h.Seconds, 10) + "s"
+}
+
+// Chooser returns the name of the chain that gives a client its endpoint. Handlers that differ in
+// the timeout share it.
+func (h StickyHandler) Chooser() string {
+	return h.prefix() + "choose-" + choiceName(h.Buckets, h.Hash)
+}
+
+// Chains returns Chooser and Chain.
+func (h StickyHandler) Chains() (chooser, chain string) { return h.Chooser(), h.Chain() }
+
+func (h StickyHandler) prefix() string {
+	if h.Range {
+		return RangePrefix
+	}
+	return ""
+}
+
+// Timeout returns how long the kernel remembers a client.
+func (h StickyHandler) Timeout() time.Duration { return time.Duration(h.Seconds) * time.Second }
+
+// Seconds rounds an affinity timeout up to seconds, as in the names of chains and in rules. The
+// kernel has a resolution of milliseconds, but Kubernetes of seconds.
+func Seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+// ExactBuckets is the largest number of endpoints up to which every pool has as many buckets
+// as endpoints.
+const ExactBuckets = 16
+
+// bucketStep returns the difference between the numbers of buckets around n.
+func bucketStep(n int) int {
+	step := ExactBuckets / 4
+	for n > 8*step {
+		step *= 2
+	}
+	return step
+}
+
+// BucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up
+// to 16, and then the next of four steps between powers of two. So there are few chains for many
+// sizes of pools. After a draw of an empty bucket, the next rule draws again.
+func BucketsFor(n int) int {
+	if n <= ExactBuckets {
+		return n
+	}
+	step := bucketStep(n)
+	return (n + step - 1) / step * step
+}
+
+// BucketsBelow returns the next smaller number of buckets. A pool that draws from the given
+// number has more endpoints than the result.
+func BucketsBelow(buckets int) int {
+	if buckets <= ExactBuckets+1 {
+		return buckets - 1
+	}
+	return buckets - bucketStep(buckets)
+}
+
+// PoolHandlers returns the handler that only sends connections to a pool with the given number of buckets, and
+// the sticky handler of such a pool. With a hash, a pool has as many buckets as its table.
+func PoolHandlers(buckets int, by tracker.Hash, affinity time.Duration) (Handler, StickyHandler) {
+	if by == tracker.HashNone {
+		buckets = BucketsFor(buckets)
+	}
+	return Handler{Buckets: buckets, Hash: by}, StickyHandler{Buckets: buckets, Hash: by, Seconds: Seconds(affinity)}
+}

@@ -2,8 +2,6 @@ package layout
 
 import (
 	"fmt"
-	"math"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -53,12 +51,6 @@ const (
 	// ChainToFastPath exists with Config.Offload.
 	ChainToFastPath = "to-fast-path"
 )
-
-// LeadsToRanges reports whether a chain leads to the ranges of ports while there are any. Its rules
-// are replaced when the first range comes and when the last one goes.
-func LeadsToRanges(chain string) bool {
-	return chain == ChainServices || chain == ChainNodePorts || chain == ChainOwnServices
-}
 
 // A Set is one of the table's named sets and maps.
 type Set uint8
@@ -131,9 +123,6 @@ func EndpointsOf(p v1.Protocol) Set {
 	}
 	return Endpoints
 }
-
-// Allowed returns the set of sources with prefixes of the given length.
-func Allowed(bits int) Set { return FirstAllowed + Set(bits) }
 
 // Name returns the set's name in the table.
 func (s Set) Name() string {
@@ -212,76 +201,8 @@ const (
 	MaxStickyEndpoints = MaxMember
 )
 
-// A range of ports has a number, which the map service-ranges holds with bit 31 set. The maps
-// range-keys and internal-range-keys replace it by a dispatch key. So the elements of
-// service-ranges change only if the range does: the kernel makes new elements of a set of ranges
-// visible a moment after the rest of a transaction, and copies the whole set for each change.
-const MaxRange = MaxPool
-
-// ShiftedBy returns the ports from and to by which the kernel turns port p of a range into target
-// + p - first: it computes from + p modulo (to - from + 1) (net/netfilter/nf_nat_core.c,
-// NF_NAT_RANGE_PROTO_OFFSET with the base 0). There are such ports for every shift upwards. A
-// range that is shifted downwards may have none if it is long: then ok is false.
-func ShiftedBy(first, last, target uint16) (from, to uint16, ok bool) {
-	// No port may be less than the modulus while another is not.
-	for modulus := int(last) - int(first) + 1; modulus <= math.MaxUint16+1; modulus++ {
-		begin := int(first) % modulus
-		from := int(target) - begin
-		if begin+int(last-first) < modulus && from >= 0 && from+modulus-1 <= math.MaxUint16 {
-			return uint16(from), uint16(from + modulus - 1), true
-		}
-	}
-	return 0, 0, false
-}
-
-// Shifted returns what the kernel makes of a port of a range that is shifted by the ports from
-// and to.
-func Shifted(from, to, port uint16) uint16 {
-	return uint16(int(from) + int(port)%(int(to)-int(from)+1))
-}
-
-// RangeKey returns the value of a range of ports in the map service-ranges.
-func RangeKey(number uint32) uint32 { return DispatchMark | number }
-
 // DispatchKey returns the dispatch key of a handler and a pool.
 func DispatchKey(handler, pool uint32) uint32 { return DispatchMark | handler<<HandlerShift | pool }
 
 // StickyKey returns a sticky pool's element of the map sticky-pools.
 func StickyKey(handler, pool uint32) uint32 { return pool<<StickyShift | handler }
-
-// ExactBuckets is the largest number of endpoints up to which every pool has as many buckets
-// as endpoints.
-const ExactBuckets = 16
-
-// bucketStep returns the difference between the numbers of buckets around n.
-func bucketStep(n int) int {
-	step := ExactBuckets / 4
-	for n > 8*step {
-		step *= 2
-	}
-	return step
-}
-
-// BucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up
-// to 16, and then the next of four steps between powers of two. So there are few chains for many
-// sizes of pools. After a draw of an empty bucket, the next rule draws again.
-func BucketsFor(n int) int {
-	if n <= ExactBuckets {
-		return n
-	}
-	step := bucketStep(n)
-	return (n + step - 1) / step * step
-}
-
-// BucketsBelow returns the next smaller number of buckets. A pool that draws from the given
-// number has more endpoints than the result.
-func BucketsBelow(buckets int) int {
-	if buckets <= ExactBuckets+1 {
-		return buckets - 1
-	}
-	return buckets - bucketStep(buckets)
-}
-
-// Seconds rounds an affinity timeout up to seconds, as in the names of chains and in rules. The
-// kernel has a resolution of milliseconds, but Kubernetes of seconds.
-func Seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

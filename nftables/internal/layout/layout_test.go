@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -37,7 +38,7 @@ func TestKeysHaveTheLengthOfTheirSet(t *testing.T) {
 		addr := netip.MustParseAddr(a)
 		f := tracker.FamilyOf(addr)
 		for _, nodePort := range []bool{false, true} {
-			all, internal, key := FrontendKey(nodePort, addr, "TCP", 80)
+			all, internal, key := FrontendKey(nodePort, addr, inet.TCP, 80)
 			for _, s := range []Set{all, internal} {
 				if uint32(key.Len()) != s.Spec(f).KeyLen {
 					t.Errorf("a key of %s has %d bytes, not %d", s.Name(), key.Len(), s.Spec(f).KeyLen)

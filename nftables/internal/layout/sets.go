@@ -168,13 +168,13 @@ func (s Set) Interval() bool { return s == NodePortIPs || s == ServiceCIDRs }
 // with what differs in the end of the range (see Element.End).
 func (s Set) Concat() bool { return s == ServiceRanges || s == RangeSources }
 
-// OfRanges reports whether the set exists only if a frontend has a range of ports.
-func (s Set) OfRanges() bool { return s >= FirstOfRanges && s <= LastOfRanges }
-
 // Verdicts reports whether the set is a map from handlers to chains.
 func (s Set) Verdicts() bool {
 	return s == Handlers || s == InternalHandlers || s == OwnHandlers || s == StickyHandlers || s == RangeStickyHandlers
 }
+
+// Counted reports whether the packets to the keys of the set are counted.
+func (s Set) Counted() bool { return s == ServiceIPs || s == NodePorts }
 
 // Counts reports whether the set holds counters.
 func (s Set) Counts() bool { return s == Connections || s == Refused || s == Dropped }

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/listdiff"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
@@ -20,37 +19,6 @@ type distribution struct {
 	// account.
 	size int
 }
-
-func distributionOf(s *ruleset.Port, t ruleset.Target) distribution {
-	if size := s.HashBuckets(t); size != 0 {
-		return distribution{size: size}
-	}
-	return distribution{weighted: s.Weighted(t)}
-}
-
-// bucketsOf returns the number of buckets of the Service's pool for the target.
-func bucketsOf(s *ruleset.Port, t ruleset.Target) int {
-	pool := s.Pool(t)
-	switch how := distributionOf(s, t); {
-	case how.size != 0:
-		return how.size
-	case how.weighted:
-		return ruleset.TotalShares(pool)
-	}
-	return len(pool)
-}
-
-// handlerBuckets returns the number of buckets that a handler chooses from.
-func handlerBuckets(s *ruleset.Port, t ruleset.Target) int {
-	if size := s.HashBuckets(t); size != 0 {
-		return size
-	}
-	return layout.BucketsFor(bucketsOf(s, t))
-}
-
-// maxNumberedEndpoints is the largest number of endpoints of a pool in which an endpoint may
-// have several buckets. Half of the numbers are left for endpoints that replace others.
-const maxNumberedEndpoints = 1<<15 - 1
 
 // set replaces the pool's endpoints old by list and sets how they share the buckets. hashed
 // returns the Maglev table, if how has one. set changes as few buckets as possible.

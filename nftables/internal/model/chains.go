@@ -3,7 +3,6 @@ package model
 import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 // chains is the department of handlers: of their numbers, their chains and the verdict maps that
@@ -18,6 +17,8 @@ type chains struct {
 	sticky        book[layout.StickyHandler, stickyEntry]
 	stickyNumbers numbers
 	unused        cell[int]
+	// stickyOf holds the sticky handler of each sticky pool, by the pool's number.
+	stickyOf book[uint32, stickyRef]
 	// verdicts holds the contents of the verdict maps.
 	verdicts book[verdictKey, string]
 	// objects holds the objects that created the chains. garbage holds those of chains that no rule
@@ -46,25 +47,43 @@ type stickyRef struct {
 	number  uint32
 }
 
-// handler returns the handler's number. It creates the handler if needed.
-func (c *chains) handler(h layout.Handler, tx *Tx) uint32 {
+// dispatch sets the dispatch keys among the elements of frontends. s has the pools that w wants. dispatch
+// creates missing handlers.
+func (c *chains) dispatch(w *wanted, s *service, tx *Tx) {
+	for _, k := range w.keys {
+		h := k.handler
+		number := uint32(0)
+		if p := s.pools[k.target]; p != nil {
+			if number = p.number; p.sticky {
+				h = h.ToSticky()
+			}
+		}
+		w.elements[k.element].Data = word(layout.DispatchKey(c.handler(h, k.internal, tx), number))
+	}
+}
+
+// handler returns the handler's number. It creates the handler if needed. internal tells that the handler is
+// for internal traffic, too.
+func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 	n, ok := c.handlers.now[h]
+	if ok && (!internal || c.verdicts.now[verdictKey{layout.InternalHandlers, layout.DispatchKey(n, 0)}] != "") {
+		return n
+	}
 	if !ok {
 		n = uint32(len(c.handlers.now) + 1)
 		c.handlers.set(&c.draft, h, n)
-		name := c.handlerChain(h, tx)
-		c.verdict(layout.Handlers, layout.DispatchKey(n, 0), name, tx)
-		if h.Stops() {
-			c.verdict(layout.OwnHandlers, layout.DispatchKey(n, 0), name, tx)
-		}
 	}
-	return n
-}
-
-// internalHandler is like handler, for internal traffic.
-func (c *chains) internalHandler(h layout.Handler, tx *Tx) uint32 {
-	n := c.handler(h, tx)
-	c.verdict(layout.InternalHandlers, layout.DispatchKey(n, 0), h.Chain(), tx)
+	maps := append(make([]layout.Set, 0, 3), layout.Handlers)
+	if h.Stops() {
+		maps = append(maps, layout.OwnHandlers)
+	}
+	if internal {
+		maps = append(maps, layout.InternalHandlers)
+	}
+	name := c.handlerChain(h, tx)
+	for _, s := range maps {
+		c.verdict(s, layout.DispatchKey(n, 0), name, tx)
+	}
 	return n
 }
 
@@ -92,10 +111,49 @@ func (c *chains) stickyHandler(h layout.StickyHandler, ranges bool, tx *Tx) (sti
 
 // stickyChains creates the chains of a sticky handler, and those of the given kind, which it shares.
 func (c *chains) stickyChains(h layout.StickyHandler, number uint32, s layout.Set, shared string, kind Kind, tx *Tx) {
+	chooser, name := h.Chains()
 	c.chain(shared, Object{Kind: kind}, tx)
-	c.chain(h.Chooser(), Object{Kind: ChooserChain, Sticky: h}, tx)
-	c.chain(h.Chain(), Object{Kind: StickyChain, Sticky: h}, tx)
-	c.verdict(s, number, h.Chain(), tx)
+	c.chain(chooser, Object{Kind: ChooserChain, Sticky: h}, tx)
+	c.chain(name, Object{Kind: StickyChain, Sticky: h}, tx)
+	c.verdict(s, number, name, tx)
+}
+
+// planSticky gives a Service's pool for a target, if that is sticky, the handler h. ranges tells that the
+// Service has ranges of ports. was and is are the same pool unless its kind changes.
+func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, ranges bool, tx *Tx) error {
+	if was != nil && was != is && was.sticky {
+		c.setSticky(was.number, stickyRef{}, tx)
+	}
+	if is == nil || !is.sticky {
+		return nil
+	}
+	r, ok := c.stickyHandler(h, ranges, tx)
+	if !ok {
+		return ErrOverflow
+	}
+	c.setSticky(is.number, r, tx)
+	return nil
+}
+
+// setSticky gives a sticky pool a sticky handler, or none, and adds the element that leads to it.
+func (c *chains) setSticky(pool uint32, h stickyRef, tx *Tx) {
+	was := c.stickyOf.now[pool]
+	if was == h {
+		return
+	}
+	c.useSticky(was, -1)
+	c.useSticky(h, +1)
+	e := layout.Element{Set: layout.StickyPools, Key: word(pool)}
+	if was != (stickyRef{}) {
+		tx.remove(c.Family, &e)
+	}
+	if h == (stickyRef{}) {
+		c.stickyOf.delete(&c.draft, pool)
+		return
+	}
+	c.stickyOf.set(&c.draft, pool, h)
+	e.Data = word(layout.StickyKey(h.number, pool))
+	tx.add(c.Family, &e, "")
 }
 
 // useSticky adds by, 1 or -1, to the uses of a sticky handler, which may be none.
@@ -212,66 +270,4 @@ func (c *chains) DropGarbage(deleted bool) {
 		}
 	}
 	clear(c.garbage.now)
-}
-
-// targets are the targets that have a pool.
-var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
-
-// StickyTargets tells, by target, whether a Service's pool is sticky.
-type StickyTargets [ruleset.TargetLocal + 1]bool
-
-// WantedSticky returns the targets whose pools should be sticky: all of a Service with client
-// affinity.
-func WantedSticky(s *ruleset.Port) (out StickyTargets) {
-	for _, target := range targets {
-		out[target] = s.Spec.Affinity != 0
-	}
-	return out
-}
-
-// HandlerOf returns the handler of a frontend of the Service.
-func HandlerOf(s *ruleset.Port, f *ruleset.Frontend, sticky StickyTargets) layout.Handler {
-	var h layout.Handler
-	if f.Target == ruleset.TargetCluster || f.Target == ruleset.TargetLocal {
-		h = PoolHandler(s, f, f.Target, sticky)
-	}
-	h.Range = f.IsRange()
-	h.Firewall = len(f.Sources) != 0
-	switch {
-	case f.Target == ruleset.TargetReject:
-		h.Handling = layout.HandleReject
-	case f.Target == ruleset.TargetDrop && f.Internal == ruleset.TargetCluster:
-		h.Handling = layout.HandleInternalOrDrop
-	case f.Target == ruleset.TargetPass:
-		h.Handling = layout.HandleInternalOrPass
-	case f.Target == ruleset.TargetDrop:
-		h.Handling = layout.HandleDrop
-	case f.Masquerade == ruleset.MasqueradeAlways:
-		h.Handling = layout.HandleAlways
-	case f.Masquerade == ruleset.MasqueradeNotPods:
-		h.Handling = layout.HandleNotPods
-	case f.Masquerade == ruleset.MasqueradeNode:
-		h.Handling = layout.HandleInternal
-	}
-	return h
-}
-
-// HasInternalHandler reports whether internal traffic to the frontend has a handler of its own,
-// which sends to the pool of [ruleset.TargetCluster].
-func HasInternalHandler(f *ruleset.Frontend) bool {
-	return f.ShortCircuit() && f.Internal == ruleset.TargetCluster
-}
-
-// PoolHandler returns the handler that only sends connections to the frontend to the Service's pool
-// for a target.
-func PoolHandler(s *ruleset.Port, f *ruleset.Frontend, t ruleset.Target, sticky StickyTargets) layout.Handler {
-	if sticky[t] {
-		return layout.Handler{Sticky: true, Range: f.IsRange()}
-	}
-	return layout.Handler{Buckets: handlerBuckets(s, t), Hash: s.Hash(), Range: f.IsRange()}
-}
-
-// StickyHandlerOf returns the handler of the Service's sticky pool for a target.
-func StickyHandlerOf(s *ruleset.Port, t ruleset.Target) layout.StickyHandler {
-	return layout.StickyHandler{Buckets: handlerBuckets(s, t), Hash: s.Hash(), Seconds: layout.Seconds(s.Spec.Affinity)}
 }

@@ -3,6 +3,7 @@ package model
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -50,11 +51,11 @@ func TestHandlersAreBounded(t *testing.T) {
 					if i >= 2 {
 						f.Port, f.LastPort, f.TargetPort = 1, 9, 1
 					}
-					for _, affinity := range []bool{false, true} {
-						sticky := StickyTargets{ruleset.TargetCluster: affinity, ruleset.TargetLocal: affinity}
-						add(HandlerOf(s, f, sticky))
-						if HasInternalHandler(f) {
-							add(PoolHandler(s, f, ruleset.TargetCluster, sticky))
+					for _, s.Spec.Affinity = range []time.Duration{0, time.Second} {
+						h, own := HandlersOf(s, f)
+						add(h)
+						if own.HasPool() {
+							add(own)
 						}
 					}
 				}

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -45,7 +46,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
 			kinds[f.Kind] = true
-			all, _, key := keyOf(s, f)
+			all, _, key := layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, inet.Protocol(s.Key.Protocol), f.Port)
 			comment := sets[all][key].Text
 			if got := layout.ParseServiceComment(comment, s.Key.Protocol); got != s.Key.ServicePortName {
 				t.Errorf("%v: the comment %q of a frontend of kind %v names %v", s.Key, comment, f.Kind, got)

@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -17,28 +18,35 @@ import (
 // TestElementsOfFrontends computes the elements of a Service with frontends of every kind.
 func TestElementsOfFrontends(t *testing.T) {
 	addr := netip.MustParseAddr
+	const cluster, local = ruleset.TargetCluster, ruleset.TargetLocal
+	eps := []*tracker.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80")}}
 	s := &ruleset.Port{
+		Spec:      &tracker.ServicePort{},
+		Selection: tracker.Selection{Cluster: eps, Local: eps},
 		Frontends: []ruleset.Frontend{
-			{Kind: ruleset.KindClusterIP, Addr: addr("10.96.0.1"), Port: 80},
-			{Kind: ruleset.KindNodePort, Port: 30080},
-			{Kind: ruleset.KindLoadBalancerIP, Addr: addr("203.0.113.1"), Port: 80, Sources: []netip.Prefix{netip.MustParsePrefix("172.16.9.9/12")}},
+			{Kind: ruleset.KindClusterIP, Addr: addr("10.96.0.1"), Port: 80, Target: cluster, Internal: cluster, Masquerade: ruleset.MasqueradeNotPods},
+			{Kind: ruleset.KindNodePort, Port: 30080, Target: local, Internal: cluster, Masquerade: ruleset.MasqueradeNode},
+			{Kind: ruleset.KindLoadBalancerIP, Addr: addr("203.0.113.1"), Port: 80, Sources: []netip.Prefix{netip.MustParsePrefix("172.16.9.9/12")}, Target: cluster, Internal: cluster},
 		},
 	}
 	s.Key.Protocol = v1.ProtocolTCP
-	keys := []dispatchKeys{{any: layout.DispatchKey(1, 7)}, {any: layout.DispatchKey(2, 8), internal: layout.DispatchKey(3, 7)}, {any: layout.DispatchKey(4, 7)}}
 	word := func(v uint32) layout.Octets { return layout.Octets{}.Word(v) }
 	at := func(raw ...byte) layout.Octets { return layout.OctetsOf(raw) }
 	nodePort := at(6, 0, 0, 0, 30080>>8, 30080&0xff, 0, 0)
 	want := []layout.Element{
-		{Set: layout.ServiceIPs, Named: true, Key: at(10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0), Data: word(keys[0].any)},
+		{Set: layout.ServiceIPs, Named: true, Key: at(10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0), Data: word(layout.DispatchKey(1, 7))},
 		{Set: layout.ClusterIPs, Named: false, Key: at(10, 96, 0, 1), Data: layout.Octets{}},
-		{Set: layout.NodePorts, Named: true, Key: nodePort, Data: word(keys[1].any)},
-		{Set: layout.InternalNodePorts, Named: true, Key: nodePort, Data: word(keys[1].internal)},
-		{Set: layout.ServiceIPs, Named: true, Key: at(203, 0, 113, 1, 6, 0, 0, 0, 0, 80, 0, 0), Data: word(keys[2].any)},
+		{Set: layout.NodePorts, Named: true, Key: nodePort, Data: word(layout.DispatchKey(2, 8))},
+		{Set: layout.InternalNodePorts, Named: true, Key: nodePort, Data: word(layout.DispatchKey(3, 7))},
+		{Set: layout.ServiceIPs, Named: true, Key: at(203, 0, 113, 1, 6, 0, 0, 0, 0, 80, 0, 0), Data: word(layout.DispatchKey(4, 7))},
 		{Set: layout.Allowed(12), Named: true, Key: at(172, 16, 0, 0, 203, 0, 113, 1, 6, 0, 0, 0, 0, 80, 0, 0), Data: layout.Octets{}},
 	}
-	if got := frontendElements(nil, s, &service{keys: keys}); !slices.Equal(got, want) {
-		t.Errorf("elements\n%v, want\n%v", got, want)
+	var w wanted
+	w.become(s).addFrontends(inet.TCP)
+	tab := NewTable(tracker.IPv4, &ruleset.Node{}, DefaultConfig, nil, 0)
+	tab.dispatch(&w, &service{pools: [...]*pool{cluster: {number: 7}, local: {number: 8}}}, &Tx{})
+	if !slices.Equal(w.elements, want) {
+		t.Errorf("elements\n%v, want\n%v", w.elements, want)
 	}
 }
 
@@ -86,19 +94,21 @@ func TestDiffTurnsOneListIntoTheOther(t *testing.T) {
 			kernel[e.Key] = e.Data
 		}
 		steps := 0
-		diff(before, after, func(e *layout.Element) {
+		gone, come := different(before, after)
+		for _, e := range gone {
 			if data, ok := kernel[e.Key]; !ok || data != e.Data {
 				t.Fatalf("step %d deletes %v, which is not there", i, e)
 			}
 			delete(kernel, e.Key)
 			steps++
-		}, func(e *layout.Element) {
+		}
+		for _, e := range come {
 			if _, ok := kernel[e.Key]; ok {
 				t.Fatalf("step %d adds %v, which is there", i, e)
 			}
 			kernel[e.Key] = e.Data
 			steps++
-		})
+		}
 		want := map[layout.Octets]layout.Octets{}
 		same := 0
 		for _, e := range after {

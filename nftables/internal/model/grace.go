@@ -8,7 +8,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -35,15 +34,8 @@ func (c *common) mayBeHere(ep *tracker.Endpoint) bool {
 	return ep.Node == "" || ep.Node == c.Node.Info.Name
 }
 
-// write adds new endpoints to the set and starts the grace period of removed ones.
-func (h *hairpin) write(old, now *ruleset.Port, tx *Tx) {
-	var before, after []*tracker.Endpoint
-	if old != nil {
-		before = old.Selection.Reachable
-	}
-	if now != nil {
-		after = now.Selection.Reachable
-	}
+// plan adds new endpoints to the set and starts the grace period of removed ones.
+func (h *hairpin) plan(before, after []*tracker.Endpoint, tx *Tx) {
 	if sameSlice(before, after) {
 		return
 	}

@@ -21,9 +21,6 @@ type pool struct {
 	// their endpoint. An endpoint keeps its number as long as it is in the pool, although its
 	// bucket may change.
 	sticky bool
-	// handler is the sticky handler in the pool's element of sticky-pools, none before the pool
-	// has one.
-	handler stickyRef
 	// buckets holds the endpoint of each bucket. If there is a table, it holds each endpoint
 	// once.
 	buckets []*tracker.Endpoint

@@ -63,15 +63,31 @@ func (l *savedPools) drop() {
 
 func (l *savedPools) keep() { l.list = l.list[:0] }
 
-// allocate returns the pool of the Service for a target: old if that is of the right kind, or a new
-// one. If there is no number for a sticky pool, the pool is of the other kind. Without a number
-// for any pool, it returns nil.
-func (p *pools) allocate(old *pool, s *ruleset.Port, target ruleset.Target) *pool {
-	if old != nil && old.sticky == (s.Spec.Affinity != 0) {
+// allocate gives now, which replaces old, the pools that w wants: those of old that are of the right kind,
+// and new ones.
+func (p *pools) allocate(old, now *service, w *wanted) error {
+	for _, target := range targets {
+		if !w.pools[target].used {
+			continue
+		}
+		is := p.allocateOne(old.pools[target], w, target)
+		if is == nil {
+			return ErrTooManyPools
+		}
+		now.pools[target] = is
+		now.lacksAffinity = now.lacksAffinity || is.sticky != (w.affinity != 0)
+	}
+	return nil
+}
+
+// allocateOne returns old if that is of the right kind, or a new pool. If there is no number for a sticky
+// pool, the pool is of the other kind. Without a number for any pool, allocateOne returns nil.
+func (p *pools) allocateOne(old *pool, w *wanted, target ruleset.Target) *pool {
+	if old != nil && old.sticky == (w.affinity != 0) {
 		return old
 	}
-	if s.Spec.Affinity != 0 {
-		if p := p.newSticky(s, target); p != nil {
+	if w.affinity != 0 {
+		if p := p.newSticky(ownerOf(w.key, target)); p != nil {
 			return p
 		}
 		if old != nil {
@@ -82,13 +98,12 @@ func (p *pools) allocate(old *pool, s *ruleset.Port, target ruleset.Target) *poo
 	if !ok {
 		return nil
 	}
-	return &pool{number: n, protocol: s.Key.Protocol}
+	return &pool{number: n, protocol: w.key.Protocol}
 }
 
-// newSticky returns a new sticky pool, or the one that the Service had in an earlier table. It
-// returns nil if there is no number left.
-func (p *pools) newSticky(s *ruleset.Port, target ruleset.Target) *pool {
-	owner := ownerOf(s.Key, target)
+// newSticky returns a new sticky pool, or the one that the owner had in an earlier table. It returns nil
+// if there is no number left.
+func (p *pools) newSticky(owner StickyOwner) *pool {
 	if a := p.adopted.now[owner]; a != nil {
 		p.adopted.delete(&p.draft, owner)
 		return &pool{sticky: true, number: a.number, adopted: a.members}
@@ -113,47 +128,32 @@ func (p *pools) free(old, now *service) {
 	}
 }
 
-// empty removes the endpoints of a pool that its Service loses.
-func (p *pools) empty(was *pool, before *ruleset.Port, target ruleset.Target, tx *Tx) {
-	p.saved.save(&p.draft, was)
-	was.set(before.Pool(target), nil, distribution{}, nil, &p.change)
-	p.addChange(was, "", tx)
-}
-
-// write adds the buckets and the numbered endpoints by which a pool changes. fresh tells that the
-// pool is new.
-func (p *pools) write(is *pool, fresh bool, before, after *ruleset.Port, target ruleset.Target, tx *Tx) {
-	var list []*tracker.Endpoint
-	if !fresh {
-		list = before.Pool(target)
+// plan adds the buckets and the numbered endpoints by which a Service's pool for a target changes. was and
+// is are the same pool unless its kind changes.
+func (p *pools) plan(was, is *pool, before, after *wanted, target ruleset.Target, tx *Tx) {
+	old, now := before.pools[target].endpoints, &after.pools[target]
+	if was != nil && was != is {
+		p.saved.save(&p.draft, was)
+		was.set(old, nil, distribution{}, nil, &p.change)
+		p.addChange(was, "", tx)
 	}
-	wanted, how := after.Pool(target), distributionOf(after, target)
-	if !fresh && how == is.distribution && sameSlice(list, wanted) {
+	if is == nil {
 		return
 	}
-	if !fresh {
+	switch {
+	case was != is:
+		old = nil
+	case now.how == is.distribution && sameSlice(old, now.endpoints):
+		return
+	default:
 		p.saved.save(&p.draft, is)
 	}
-	hashed := func() *maglev.Table { return after.Maglev(target, p.Node.HashSeed) }
-	is.set(list, wanted, how, hashed, &p.change)
+	is.set(old, now.endpoints, now.how, func() *maglev.Table { return after.hashed(target, p.Node.HashSeed) }, &p.change)
 	comment := ""
 	if is.sticky && len(p.change.come) != 0 {
-		comment = string(ownerOf(after.Key, target))
+		comment = string(ownerOf(after.key, target))
 	}
 	p.addChange(is, comment, tx)
-}
-
-// setHandler adds the new handler of a sticky pool, which may be none.
-func (p *pools) setHandler(of *pool, h stickyRef, tx *Tx) {
-	p.saved.save(&p.draft, of)
-	if of.handler != (stickyRef{}) {
-		e := stickyPoolElement(of)
-		tx.remove(p.Family, &e)
-	}
-	if of.handler = h; h != (stickyRef{}) {
-		e := stickyPoolElement(of)
-		tx.add(p.Family, &e, "")
-	}
 }
 
 // addChange adds p.change, the pool's change. comment is for the endpoints of a sticky pool.
@@ -212,11 +212,6 @@ func memberElement(p *pool, number uint16, addr netip.AddrPort) layout.Element {
 		Set: layout.StickyEndpoints, Key: word(p.number<<layout.StickyShift | uint32(number)),
 		Data: ip(addr.Addr()).Port(addr.Port()),
 	}
-}
-
-// stickyPoolElement returns the element that leads from a sticky pool to its handler.
-func stickyPoolElement(p *pool) layout.Element {
-	return layout.Element{Set: layout.StickyPools, Key: word(p.number), Data: word(layout.StickyKey(p.handler.number, p.number))}
 }
 
 // StickyOwner identifies a sticky pool to later processes. It is the comment of the pool's

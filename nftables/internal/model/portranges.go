@@ -60,9 +60,8 @@ func (r *portRanges) KeepConcat(s layout.Set, elements map[layout.Element]string
 	return true
 }
 
-// keptNumber takes over the number that a frontend had in the table that is rewritten, or returns 0.
-func (r *portRanges) keptNumber(s *ruleset.Port, f *ruleset.Frontend) uint32 {
-	_, _, key := keyOf(s, f)
+// keptNumber takes over the number that a range had in the table that is rewritten, or returns 0.
+func (r *portRanges) keptNumber(key layout.Octets) uint32 {
 	n := r.keptNumbers.now[key]
 	if n != 0 {
 		r.keptNumbers.delete(&r.draft, key)
@@ -73,6 +72,9 @@ func (r *portRanges) keptNumber(s *ruleset.Port, f *ruleset.Frontend) uint32 {
 // takeKept takes over an element of the table that is rewritten, and reports whether there is
 // one.
 func (r *portRanges) takeKept(e *layout.Element, comment string) bool {
+	if len(r.keptElements.now) == 0 {
+		return false
+	}
 	had, ok := r.keptElements.now[*e]
 	if !ok || had != layout.Printable(comment) {
 		return false
@@ -107,26 +109,50 @@ func (s *service) rangeNumber(a netip.Addr) uint32 {
 	return 0
 }
 
-// allocate takes a number for each range of ports of s, which replaces old by now. If s is the
-// first Service that has a range, it creates the sets and chains for ranges.
-func (r *portRanges) allocate(old, now *service, s *ruleset.Port, c *chains, tx *Tx) error {
-	if !hasRange(s) {
+// wantedRanges holds the ranges of ports that a Service wants, and the result of [layout.ShiftedBy] if it has
+// a range that is shifted.
+type wantedRanges struct {
+	list     []wantedRange
+	shifted  bool
+	from, to layout.Octets
+}
+
+// wantedRange is a frontend with a range of ports. element is the place of its element of service-ranges,
+// which those with its dispatch keys follow.
+type wantedRange struct {
+	addr    netip.Addr
+	element int
+}
+
+// addRange adds what a frontend with a range of ports wants.
+func (w *wanted) addRange(f *ruleset.Frontend, protocol uint8) {
+	r := &w.ranges
+	if f.Shifted() && !r.shifted {
+		from, to, ok := layout.ShiftedBy(f.Port, f.LastPort, f.TargetPort)
+		if !ok {
+			w.err = fmt.Errorf("%w: ports %s to %d and higher ones", ErrShift, f.Ports(), f.TargetPort)
+		}
+		r.from, r.to, r.shifted = layout.PortData(from), layout.PortData(to), ok
+	}
+	r.list = append(r.list, wantedRange{f.Addr, len(w.elements)})
+	w.elements = append(w.elements, layout.RangeElement(f.Addr, protocol, f.Port, f.LastPort, 0))
+	w.addKeys(f, layout.Element{Set: layout.RangeKeys}, layout.InternalRangeKeys)
+	for _, s := range merged(f.Sources) {
+		w.elements = append(w.elements, layout.RangeSource(s.First, s.Last, f.Addr, protocol, f.Port, f.LastPort))
+	}
+}
+
+// allocate takes a number for each range of ports of w. now replaces old. If w belongs to the first Service
+// that has a range, allocate creates the sets and chains for ranges.
+func (r *portRanges) allocate(old, now *service, w *wanted, c *chains, tx *Tx) error {
+	if len(w.ranges.list) == 0 {
 		return nil
 	}
 	r.use(c, tx)
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		if !f.IsRange() {
-			continue
-		}
-		if f.Shifted() && !now.shifted {
-			if now.shift[0], now.shift[1], now.shifted = layout.ShiftedBy(f.Port, f.LastPort, f.TargetPort); !now.shifted {
-				return fmt.Errorf("%w: ports %s to %d and higher ones", ErrShift, f.Ports(), f.TargetPort)
-			}
-		}
-		n := old.rangeNumber(f.Addr)
+	for _, want := range w.ranges.list {
+		n := old.rangeNumber(want.addr)
 		if n == 0 {
-			n = r.keptNumber(s, f)
+			n = r.keptNumber(w.elements[want.element].Key)
 		}
 		if n == 0 {
 			var ok bool
@@ -134,9 +160,33 @@ func (r *portRanges) allocate(old, now *service, s *ruleset.Port, c *chains, tx 
 				return ErrTooManyPools
 			}
 		}
-		now.ranges = append(now.ranges, portRange{f.Addr, n})
+		now.ranges = append(now.ranges, portRange{want.addr, n})
 	}
 	return nil
+}
+
+// complete sets the numbers of ranges in the elements of w, and adds those by which the ports of a range are
+// shifted in the pools of s.
+func (r *portRanges) complete(w *wanted, s *service) {
+	for _, want := range w.ranges.list {
+		n := s.rangeNumber(want.addr)
+		w.elements[want.element].SetRangeNumber(n)
+		for i := want.element + 1; i < len(w.elements) && w.elements[i].Set.OfRangeKeys(); i++ {
+			w.elements[i].Key = word(layout.RangeKey(n))
+		}
+	}
+	for _, p := range s.pools {
+		if p == nil || !w.ranges.shifted {
+			continue
+		}
+		key := word(p.number)
+		if p.sticky {
+			key = word(p.number << layout.StickyShift)
+		}
+		w.elements = append(w.elements,
+			layout.Element{Set: layout.ShiftFrom, Key: key, Data: w.ranges.from},
+			layout.Element{Set: layout.ShiftTo, Key: key, Data: w.ranges.to})
+	}
 }
 
 // free gives back the numbers of the ranges that a Service lost, and counts ranges.
@@ -188,40 +238,15 @@ func (r *portRanges) Rewritten() bool {
 	return was
 }
 
-// shiftElements appends the elements by which the ports of a Service's range are shifted in its
-// pools. [layout.ShiftedBy] has found them.
-func (s *service) shiftElements(list []layout.Element) []layout.Element {
-	if !s.shifted {
-		return list
+// demandRanges adds the largest number of elements that only Services with ranges need.
+func (w *wanted) demandRanges(need *[layout.SetCount]int) {
+	need[layout.InternalRangeKeys] = need[layout.RangeKeys]
+	if len(w.ranges.list) == 0 {
+		return
 	}
-	for _, p := range s.pools {
-		if p == nil {
-			continue
-		}
-		key := word(p.number)
-		if p.sticky {
-			key = word(p.number << layout.StickyShift)
-		}
-		list = append(list,
-			layout.Element{Set: layout.ShiftFrom, Key: key, Data: layout.PortData(s.shift[0])},
-			layout.Element{Set: layout.ShiftTo, Key: key, Data: layout.PortData(s.shift[1])})
+	if w.affinity != 0 {
+		need[layout.RangeStickyHandlers] += len(targets)
 	}
-	return list
-}
-
-// rangeElements appends the elements of a frontend with a range of ports, which has a number.
-func rangeElements(list []layout.Element, s *ruleset.Port, f *ruleset.Frontend, keys dispatchKeys, number uint32) []layout.Element {
-	key := word(layout.RangeKey(number))
-	list = append(list, layout.RangeElement(f.Addr, s.Key.Protocol, f.Port, f.LastPort, number),
-		layout.Element{Set: layout.RangeKeys, Key: key, Data: word(keys.any)})
-	if keys.internal != 0 {
-		list = append(list, layout.Element{Set: layout.InternalRangeKeys, Key: key, Data: word(keys.internal)})
-	}
-	for _, r := range merged(f.Sources, s.Key.Family) {
-		list = append(list, layout.RangeSource(r.First, r.Last, f.Addr, s.Key.Protocol, f.Port, f.LastPort))
-	}
-	if f.Kind == ruleset.KindClusterIP {
-		list = append(list, layout.Element{Set: layout.ClusterIPs, Key: ip(f.Addr)})
-	}
-	return list
+	need[layout.ShiftFrom] += len(targets)
+	need[layout.ShiftTo] += len(targets)
 }

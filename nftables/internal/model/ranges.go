@@ -35,12 +35,12 @@ func rangeOf(p netip.Prefix) Range {
 	return Range{p.Addr(), addr}
 }
 
-// merged returns the ranges of the family's prefixes, sorted. It joins ranges that overlap or
-// touch, as an interval set requires.
-func merged(prefixes []netip.Prefix, f tracker.Family) []Range {
+// merged returns the ranges of prefixes of one family, sorted. It joins ranges that overlap or touch, as an
+// interval set requires.
+func merged(prefixes []netip.Prefix) []Range {
 	var ranges []Range
-	for _, p := range inet.Prefixes(prefixes, f) {
-		ranges = append(ranges, rangeOf(p))
+	for _, p := range prefixes {
+		ranges = append(ranges, rangeOf(p.Masked()))
 	}
 	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
 	var out []Range
@@ -63,7 +63,7 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []Range {
 	if f == tracker.IPv6 {
 		loopback, all = netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("::/0")
 	}
-	ranges := merged(n.Prefixes, f)
+	ranges := merged(inet.Prefixes(n.Prefixes, f))
 	if n.All {
 		ranges = []Range{rangeOf(all)}
 	}
@@ -163,7 +163,7 @@ func (i *intervals) setNodePortIPs(tx *Tx) {
 }
 
 func (i *intervals) setServiceCIDRs(tx *Tx) {
-	i.SetRanges(layout.ServiceCIDRs, merged(i.Node.ServiceCIDRs, i.Family), tx)
+	i.SetRanges(layout.ServiceCIDRs, merged(inet.Prefixes(i.Node.ServiceCIDRs, i.Family)), tx)
 }
 
 // SetInterfaces makes the set of the fast path's interfaces hold the interfaces, by name with their

@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -25,19 +26,20 @@ const nodePortAddresses = 16
 func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
 	need := &r.wanted
 	need[layout.Hairpin] = endpoints
+	var w wanted
 	for i := range changes {
 		ch := &changes[i]
 		if ch.New == nil || ch.Key.Family != c.Family {
 			continue
 		}
 		if ch.Old == nil || ch.Old == ch.New {
-			c.demand(ch.New, need)
+			c.demand(ch.New, &w, need)
 			continue
 		}
 		// What remains of a Service that cannot be programmed needs no more than Old.
 		var before, after [layout.SetCount]int
-		c.demand(ch.Old, &before)
-		c.demand(ch.New, &after)
+		c.demand(ch.Old, &w, &before)
+		c.demand(ch.New, &w, &after)
 		for s := range need {
 			need[s] += max(before[s], after[s])
 		}
@@ -51,12 +53,12 @@ func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
 	// Sets of allowed sources have no size. Otherwise each prefix length that a Service may begin to
 	// use would need room for very many sources.
 	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
-		r.size[s] = SizeFor(need[s])
+		if !s.Interval() && !s.Concat() {
+			r.size[s] = SizeFor(need[s])
+		}
 	}
 	r.size[layout.StickyClients] = c.config.Clients
-	// Interval sets have no size, and the number of interfaces is not known.
-	r.size[layout.NodePortIPs], r.size[layout.ServiceCIDRs], r.size[layout.FastPathInterfaces] = 0, 0, 0
-	r.size[layout.ServiceRanges], r.size[layout.RangeSources] = 0, 0
+	r.size[layout.FastPathInterfaces] = 0 // the number of interfaces is not known
 	for _, s := range layout.TrafficSets() {
 		r.size[s] = SizeFor(need[layout.ServiceIPs] + nodePortAddresses*need[layout.NodePorts])
 	}
@@ -85,44 +87,26 @@ func (r *room) KeepRoom(had func(layout.Set) int) {
 	}
 }
 
-// demand adds the largest number of elements of each set that the Service needs to need.
-func (c *common) demand(s *ruleset.Port, need *[layout.SetCount]int) {
-	buckets := bucketsOf(s, ruleset.TargetCluster) + bucketsOf(s, ruleset.TargetLocal)
-	if s.Spec.Affinity != 0 {
+// demand adds the largest number of elements of each set that the Service needs to need. w is a buffer.
+func (c *common) demand(s *ruleset.Port, w *wanted, need *[layout.SetCount]int) {
+	w.become(s).addFrontends(inet.Protocol(s.Key.Protocol))
+	cluster, local := &w.pools[ruleset.TargetCluster], &w.pools[ruleset.TargetLocal]
+	buckets := cluster.size + local.size
+	if w.affinity != 0 {
 		need[layout.StickyPools] += len(targets)
 		need[layout.StickyHandlers] += len(targets)
-		if hasRange(s) {
-			need[layout.RangeStickyHandlers] += len(targets)
-		}
 		need[layout.StickyBuckets] += buckets
-		need[layout.StickyEndpoints] += len(s.Selection.Cluster) + len(s.Selection.Local)
+		need[layout.StickyEndpoints] += len(cluster.endpoints) + len(local.endpoints)
 	} else {
-		need[layout.EndpointsOf(s.Key.Protocol)] += buckets
+		need[layout.EndpointsOf(w.key.Protocol)] += buckets
 	}
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		if f.IsRange() {
-			need[layout.ServiceRanges]++
-			need[layout.RangeKeys]++
-			need[layout.InternalRangeKeys]++
-			need[layout.RangeSources] += len(f.Sources)
-		} else {
-			all, internal, _ := keyOf(s, f)
-			need[all]++
-			need[internal]++
-			for _, source := range f.Sources {
-				need[layout.Allowed(source.Bits())]++
-			}
-		}
-		if f.Kind == ruleset.KindClusterIP {
-			need[layout.ClusterIPs]++
-		}
+	for i := range w.elements {
+		need[w.elements[i].Set]++
 	}
-	if hasRange(s) {
-		need[layout.ShiftFrom] += len(targets)
-		need[layout.ShiftTo] += len(targets)
-	}
-	for _, ep := range s.Selection.Reachable {
+	// A frontend may get a handler of its own for internal traffic.
+	need[layout.InternalIPs], need[layout.InternalNodePorts] = need[layout.ServiceIPs], need[layout.NodePorts]
+	w.demandRanges(need)
+	for _, ep := range w.reachable {
 		if c.mayBeHere(ep) {
 			need[layout.Hairpin]++
 		}

@@ -33,7 +33,8 @@ var DefaultConfig = Config{Plain: layout.MaxPool, Sticky: layout.MaxSticky, Clie
 type Table struct {
 	*common
 	// services is indexed by the Service's ID.
-	services []*service
+	services      []*service
+	before, after wanted // buffers
 	pools
 	chains
 	frontends
@@ -77,7 +78,7 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 		common:     all,
 		pools:      pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
 		chains:     chains{common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers}},
-		frontends:  frontends{common: all, longNames: map[layout.Octets]tracker.Key{}},
+		frontends:  frontends{common: all},
 		portRanges: portRanges{common: all, numbers: numbers{max: layout.MaxRange}},
 		hairpin:    hairpin{common: all},
 		intervals:  intervals{common: all, ranges: map[layout.Set][]Range{}},
@@ -117,19 +118,19 @@ func (t *Table) CreateAll(tx *Tx) {
 		if h < layout.HandleInternalOrDrop {
 			c.Buckets = buckets
 		}
-		t.chains.handler(c, tx)
+		t.chains.handler(c, false, tx)
 	}
-	t.chains.internalHandler(layout.Handler{Sticky: true}, tx)
+	t.chains.handler(layout.Handler{Sticky: true}, true, tx)
 	t.portRanges.use(&t.chains, tx)
 	for h := layout.HandleNotPods; h <= layout.HandleDrop; h++ {
 		c := layout.Handler{Handling: h, Firewall: true, Range: true}
 		if h < layout.HandleInternalOrDrop {
 			c.Buckets = 1
 		}
-		t.chains.handler(c, tx)
+		t.chains.handler(c, false, tx)
 	}
 	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, true, tx)
-	t.chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, tx)
+	t.chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, false, tx)
 	t.frontends.prefix(t.Family.Bits()/2, tx)
 }
 

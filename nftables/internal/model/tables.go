@@ -137,16 +137,15 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 		if s == nil || t == nil {
 			continue
 		}
-		sticky := WantedSticky(s)
 		for i := range s.Frontends {
-			f := &s.Frontends[i]
-			m.part(ctx, func() { t.chains.handler(HandlerOf(s, f, sticky), m.tx) })
-			if HasInternalHandler(f) {
-				m.part(ctx, func() { t.chains.internalHandler(PoolHandler(s, f, ruleset.TargetCluster, sticky), m.tx) })
+			h, own := HandlersOf(s, &s.Frontends[i])
+			m.part(ctx, func() { t.chains.handler(h, false, m.tx) })
+			if own.HasPool() {
+				m.part(ctx, func() { t.chains.handler(own, true, m.tx) })
 			}
 		}
 		for _, target := range targets {
-			if sticky[target] && len(s.Pool(target)) != 0 {
+			if s.Spec.Affinity != 0 && len(s.Pool(target)) != 0 {
 				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) })
 			}
 		}
