@@ -47,7 +47,11 @@ func Shifted(from, to, port uint16) uint16 {
 }
 
 // PortData returns a port as the data of the maps of shifts, which is not padded.
-func PortData(p uint16) Octets { return OctetsOf(binary.BigEndian.AppendUint16(nil, p)) }
+func PortData(p uint16) (o Octets) {
+	binary.BigEndian.PutUint16(o.buf[:], p)
+	o.n = 2
+	return o
+}
 
 // RangeKey returns the value of a range of ports in the map service-ranges.
 func RangeKey(number uint32) uint32 { return DispatchMark | number }

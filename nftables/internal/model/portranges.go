@@ -124,8 +124,9 @@ type wantedRange struct {
 	element int
 }
 
-// addRange adds what a frontend with a range of ports wants.
-func (w *wanted) addRange(f *ruleset.Frontend, protocol uint8) {
+// addRange adds the element of a frontend with a range of ports. It returns the element of the frontend's
+// dispatch key, and the set of those for internal traffic.
+func (w *wanted) addRange(f *ruleset.Frontend, protocol uint8) (e layout.Element, internal layout.Set) {
 	r := &w.ranges
 	if f.Shifted() && !r.shifted {
 		from, to, ok := layout.ShiftedBy(f.Port, f.LastPort, f.TargetPort)
@@ -136,7 +137,11 @@ func (w *wanted) addRange(f *ruleset.Frontend, protocol uint8) {
 	}
 	r.list = append(r.list, wantedRange{f.Addr, len(w.elements)})
 	w.elements = append(w.elements, layout.RangeElement(f.Addr, protocol, f.Port, f.LastPort, 0))
-	w.addKeys(f, layout.Element{Set: layout.RangeKeys}, layout.InternalRangeKeys)
+	return layout.Element{Set: layout.RangeKeys}, layout.InternalRangeKeys
+}
+
+// addRangeSources adds the allowed sources of a frontend with a range of ports.
+func (w *wanted) addRangeSources(f *ruleset.Frontend, protocol uint8) {
 	for _, s := range merged(f.Sources) {
 		w.elements = append(w.elements, layout.RangeSource(s.First, s.Last, f.Addr, protocol, f.Port, f.LastPort))
 	}

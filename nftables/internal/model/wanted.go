@@ -127,23 +127,23 @@ func fitted(s *ruleset.Port) *ruleset.Port {
 func (w *wanted) addFrontends(protocol uint8) {
 	for i := 0; w.version != nil && i < len(w.version.Frontends); i++ {
 		f := &w.version.Frontends[i]
+		e, internal := layout.Element{Named: true}, layout.Set(0)
 		if f.IsRange() {
-			w.addRange(f, protocol)
+			e, internal = w.addRange(f, protocol)
 		} else {
-			w.addFrontend(f, protocol)
+			e.Set, internal, e.Key = layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, protocol, f.Port)
+		}
+		w.addKeys(f, e, internal)
+		if f.IsRange() {
+			w.addRangeSources(f, protocol)
+		} else {
+			for _, source := range f.Sources {
+				w.elements = append(w.elements, layout.Source(source, f.Addr, protocol, f.Port))
+			}
 		}
 		if f.Kind == ruleset.KindClusterIP {
 			w.elements = append(w.elements, layout.Element{Set: layout.ClusterIPs, Key: ip(f.Addr)})
 		}
-	}
-}
-
-// addFrontend adds what a frontend with a single port wants.
-func (w *wanted) addFrontend(f *ruleset.Frontend, protocol uint8) {
-	all, internal, key := layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, protocol, f.Port)
-	w.addKeys(f, layout.Element{Set: all, Named: true, Key: key}, internal)
-	for _, source := range f.Sources {
-		w.elements = append(w.elements, layout.Source(source, f.Addr, protocol, f.Port))
 	}
 }
 
