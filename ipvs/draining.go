@@ -231,7 +231,7 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	if err := u.unbind(context.Background()); err != nil {
 		return err
 	}
-	return u.deleteUnused(func(entry) bool { return true })
+	return u.deleteUnused(isAny)
 }
 
 // retired holds the objects that a virtual server without a Service port keeps for its

@@ -37,12 +37,17 @@ func (in *inserts) lacked(e entry) bool {
 	return slices.ContainsFunc(in.items[e], func(it *item) bool { return slices.Contains(it.lacks, e) })
 }
 
+func isAny(entry) bool        { return true }
 func isDrop(e entry) bool     { return e.set == setNoLocal || e.set == setNoEndpoints }
 func isInternal(e entry) bool { return e.set == setShortCircuit }
-func isOther(e entry) bool    { return !isDrop(e) && !isInternal(e) }
 func isSource(e entry) bool {
 	return e.set == setLoadBalancerSourceIP || e.set == setLoadBalancerSourceCIDR
 }
+
+// early reports whether an element is added before the virtual servers: all but those that drop
+// external traffic, or refuse all, and late source ranges. Internal traffic has its own virtual
+// servers when the former are added.
+func (it *item) early(e entry) bool { return !isDrop(e) && !it.lateSource(e) }
 
 // lateSource reports whether an element is a source range of a Service port without
 // endpoints. It is added after the virtual servers have none: a client that only the new
@@ -59,31 +64,19 @@ func restriction(e entry) entry {
 	return e
 }
 
-// insertEntries adds the elements of all items, except those that later steps add.
-func (u *update) insertEntries(context.Context) error {
-	return u.insertOf(func(it *item, e entry) bool { return !isDrop(e) && !it.lateSource(e) })
-}
-
-// insertDrops adds the elements that drop external traffic, or refuse all. Internal traffic has
-// its own virtual servers by then.
-func (u *update) insertDrops(context.Context) error {
-	return u.insertOf(func(_ *item, e entry) bool { return isDrop(e) })
-}
-
-// insertLateSources adds the source ranges of Service ports without endpoints.
-func (u *update) insertLateSources(context.Context) error { return u.insertOf((*item).lateSource) }
-
-// insertOf adds the elements of a kind.
-func (u *update) insertOf(kind func(*item, entry) bool) error {
-	in := inserts{items: map[entry][]*item{}}
-	for it := range u.remaining {
-		for _, e := range it.plan.entries {
-			if kind(it, e) && u.s.entries.Claim(it.owner, e) {
-				in.add(e, it, 0)
+// insertEntries returns a step that adds the elements of a kind.
+func (u *update) insertEntries(kind func(*item, entry) bool) func(context.Context) error {
+	return func(context.Context) error {
+		in := inserts{items: map[entry][]*item{}}
+		for it := range u.remaining {
+			for _, e := range it.plan.entries {
+				if kind(it, e) && u.s.entries.Claim(it.owner, e) {
+					in.add(e, it, 0)
+				}
 			}
 		}
+		return u.insert(in)
 	}
-	return u.insert(in)
 }
 
 // insertInternal adds the elements that send internal traffic to its own virtual servers,
@@ -154,45 +147,30 @@ func (u *update) deleteSources(context.Context) error {
 	}
 	old := func(e entry) bool { return isSource(e) && restricted[restriction(e)] }
 	for _, it := range u.items {
-		u.releaseEntries(it, old, it.plan.entries)
+		u.releaseEntries(it, old)
 	}
 	return u.deleteUnused(old)
 }
 
-// deleteDrops deletes elements that drop or refuse traffic and that nothing needs. Internal
-// traffic to the same frontends still has its elements.
-func (u *update) deleteDrops(context.Context) error {
-	for it := range u.remaining {
-		u.releaseEntries(it, isDrop, it.plan.entries)
+// deleteEntries returns a step that deletes the elements of a kind that nothing needs.
+func (u *update) deleteEntries(kind func(entry) bool) func(context.Context) error {
+	return func(context.Context) error {
+		for it := range u.remaining {
+			u.releaseEntries(it, kind)
+		}
+		return u.deleteUnused(kind)
 	}
-	return u.deleteUnused(isDrop)
-}
-
-// deleteInternal deletes elements of internal traffic that nothing needs.
-func (u *update) deleteInternal(context.Context) error {
-	for it := range u.remaining {
-		u.releaseEntries(it, isInternal, it.plan.internal)
-	}
-	return u.deleteUnused(isInternal)
-}
-
-// deleteEntries deletes all elements that nothing needs.
-func (u *update) deleteEntries(context.Context) error {
-	for it := range u.remaining {
-		u.releaseEntries(it, isOther, it.plan.entries)
-	}
-	return u.deleteUnused(func(entry) bool { return true })
 }
 
 // releaseEntries ends an item's claims to the elements of a kind that are not in its plan.
-func (u *update) releaseEntries(it *item, kind func(entry) bool, planned []entry) {
+func (u *update) releaseEntries(it *item, kind func(entry) bool) {
 	var mine []entry
 	for e := range u.s.entries.Items(it.owner) {
 		if kind(e) {
 			mine = append(mine, e)
 		}
 	}
-	for _, e := range missing(mine, planned) {
+	for _, e := range missing(missing(mine, it.plan.entries), it.plan.internal) {
 		u.s.entries.Release(it.owner, e)
 	}
 }

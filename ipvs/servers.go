@@ -8,29 +8,26 @@ import (
 	"syscall"
 )
 
-// upsertInternal adds and changes an item's virtual server of internal traffic.
-func (u *update) upsertInternal(it *item) error {
-	return u.upsert(it, func(k virtualKey) bool { return k.mark != 0 })
-}
+// internal reports whether the virtual server is one of internal traffic.
+func (k virtualKey) internal() bool { return k.mark != 0 }
 
-// upsertVirtuals adds and changes an item's other virtual servers. Internal traffic has its
-// own by now if it needs one.
-func (u *update) upsertVirtuals(it *item) error {
-	return u.upsert(it, func(k virtualKey) bool { return k.mark == 0 })
-}
+// external reports whether the virtual server is not one of internal traffic.
+func (k virtualKey) external() bool { return k.mark == 0 }
 
-// upsert adds and changes an item's virtual servers of a kind.
-func (u *update) upsert(it *item, kind func(virtualKey) bool) error {
-	for i := range it.plan.virtuals {
-		p := &it.plan.virtuals[i]
-		if !kind(p.key) {
-			continue
+// upsert returns a function that adds and changes an item's virtual servers of a kind.
+func (u *update) upsert(kind func(virtualKey) bool) func(*item) error {
+	return func(it *item) error {
+		for i := range it.plan.virtuals {
+			p := &it.plan.virtuals[i]
+			if !kind(p.key) {
+				continue
+			}
+			if err := it.fail(u.upsertVirtual(it, p)); err != nil {
+				return err
+			}
 		}
-		if err := it.fail(u.upsertVirtual(it, p)); err != nil {
-			return err
-		}
+		return nil
 	}
-	return nil
 }
 
 // upsertVirtual adds or changes a virtual server. It adds real servers and removes none. It skips
@@ -91,57 +88,46 @@ func (u *update) forward(k virtualKey, v *virtualState, how Forwarding) error {
 	return nil
 }
 
-// quiesceReals begins to drain the real servers that an item's virtual servers no longer
-// need.
-func (u *update) quiesceReals(it *item) error {
-	return u.quiesceOf(it, func(virtualKey) bool { return true })
-}
-
-// quiesceInternal does that for the virtual server of internal traffic. An earlier process may
-// have given its packet mark to another Service port, and the next step lets elements lead
-// to it.
-func (u *update) quiesceInternal(it *item) error {
-	return u.quiesceOf(it, func(k virtualKey) bool { return k.mark != 0 })
-}
-
-// quiesceOf does that for virtual servers of a kind. If the item failed, it drains only real servers
-// whose endpoints are gone, and none while no other serves: the virtual server would refuse
-// connections.
-func (u *update) quiesceOf(it *item, kind func(virtualKey) bool) error {
-	for i := range it.plan.virtuals {
-		p := &it.plan.virtuals[i]
-		v := u.s.virtuals[p.key]
-		if v == nil || !kind(p.key) || len(v.reals) == len(p.pool) && len(it.errs) == 0 {
-			continue
-		}
-		endpoints := p.pool
-		if it.failed {
-			endpoints = it.service.Endpoints
-		}
-		keep := make(map[netip.AddrPort]bool, len(endpoints))
-		for _, ep := range endpoints {
-			keep[ep.Addr] = true
-		}
-		if err := u.reread(p.key, v); err != nil {
-			return err
-		}
-		if it.failed && len(keep) != 0 && !v.serves(keep) {
-			continue
-		}
-		var gone []netip.AddrPort
-		for at := range v.reals {
-			if !keep[at] {
-				gone = append(gone, at)
+// quiesceReals returns a function that begins to drain the real servers that an item's virtual servers of
+// a kind no longer need. If the item failed, it drains only real servers whose endpoints are gone, and
+// none while no other serves: the virtual server would refuse connections.
+func (u *update) quiesceReals(kind func(virtualKey) bool) func(*item) error {
+	return func(it *item) error {
+		for i := range it.plan.virtuals {
+			p := &it.plan.virtuals[i]
+			v := u.s.virtuals[p.key]
+			if v == nil || !kind(p.key) || len(v.reals) == len(p.pool) && len(it.errs) == 0 {
+				continue
 			}
-		}
-		slices.SortFunc(gone, netip.AddrPort.Compare)
-		for _, at := range gone {
-			if err := u.quiesce(p.key, v, at); err != nil {
+			endpoints := p.pool
+			if it.failed {
+				endpoints = it.service.Endpoints
+			}
+			keep := make(map[netip.AddrPort]bool, len(endpoints))
+			for _, ep := range endpoints {
+				keep[ep.Addr] = true
+			}
+			if err := u.reread(p.key, v); err != nil {
 				return err
 			}
+			if it.failed && len(keep) != 0 && !v.serves(keep) {
+				continue
+			}
+			var gone []netip.AddrPort
+			for at := range v.reals {
+				if !keep[at] {
+					gone = append(gone, at)
+				}
+			}
+			slices.SortFunc(gone, netip.AddrPort.Compare)
+			for _, at := range gone {
+				if err := u.quiesce(p.key, v, at); err != nil {
+					return err
+				}
+			}
 		}
+		return nil
 	}
-	return nil
 }
 
 // serves reports whether one of the real servers gets new connections.

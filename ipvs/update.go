@@ -67,7 +67,10 @@ func (it *item) fail(err error) error {
 // steps returns the steps of an update in order. Each step is done for all items before
 // the next. Everything new is complete before anything old is removed, except source ranges
 // (see deleteSources), so that a packet to a Service meets either all of its old state or all
-// of its new state. The same holds for a frontend that moves to another Service. DESIGN.md
+// of its new state. The same holds for a frontend that moves to another Service. Elements that drop
+// external traffic come when internal traffic has its own virtual servers, and leave while it still
+// has its elements. An earlier process may have given the packet mark of a virtual server of internal
+// traffic to another Service port, so its real servers drain before elements lead to it. DESIGN.md
 // gives the reasons for the order.
 func (u *update) steps(full bool) []step {
 	ifFull := func(do func(context.Context) error) func(context.Context) error {
@@ -77,19 +80,19 @@ func (u *update) steps(full bool) []step {
 		return do
 	}
 	return []step{
-		{"add set elements", u.insertEntries},
+		{"add set elements", u.insertEntries((*item).early)},
 		{"leave out frontends that lack set elements", u.each(u.withhold)},
 		{"delete source ranges", u.deleteSources},
-		{"add and change virtual servers of internal traffic", u.each(u.upsertInternal)},
-		{"drain real servers of an earlier process", ifFull(u.unlessFailed(u.quiesceInternal))},
+		{"add and change virtual servers of internal traffic", u.each(u.upsert(virtualKey.internal))},
+		{"drain real servers of an earlier process", ifFull(u.unlessFailed(u.quiesceReals(virtualKey.internal)))},
 		{"add set elements of internal traffic", u.insertInternal},
-		{"add and change virtual servers", u.each(u.upsertVirtuals)},
-		{"add set elements that drop", u.insertDrops},
+		{"add and change virtual servers", u.each(u.upsert(virtualKey.external))},
+		{"add set elements that drop", u.insertEntries(func(_ *item, e entry) bool { return isDrop(e) })},
 		{"keep frontends of failed Services", u.keepFailed},
-		{"delete set elements that drop", u.deleteDrops},
-		{"delete set elements of internal traffic", u.deleteInternal},
-		{"drain real servers", u.each(u.quiesceReals)},
-		{"add late source ranges", u.insertLateSources},
+		{"delete set elements that drop", u.deleteEntries(isDrop)},
+		{"delete set elements of internal traffic", u.deleteEntries(isInternal)},
+		{"drain real servers", u.each(u.quiesceReals(func(virtualKey) bool { return true }))},
+		{"add late source ranges", u.insertEntries((*item).lateSource)},
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},
 		{"keep frontends of Services that failed since", u.keepFailed},
@@ -98,7 +101,7 @@ func (u *update) steps(full bool) []step {
 		{"delete virtual servers", u.unlessFailed(u.dropVirtuals)},
 		{"prune", ifFull(u.prune)},
 		{"unbind addresses", u.unbind},
-		{"delete set elements", u.deleteEntries},
+		{"delete set elements", u.deleteEntries(isAny)},
 	}
 }
 

@@ -106,7 +106,7 @@ func (u *update) withhold(it *item) error {
 func (u *update) keepElements(it *item, frontends []netip.AddrPort) {
 	p := &it.plan
 	for e := range u.s.entries.Items(it.owner) {
-		if isOther(e) && e.set != setLoopBack && slices.ContainsFunc(frontends, e.of) && !slices.Contains(p.entries, e) {
+		if !isDrop(e) && !isInternal(e) && e.set != setLoopBack && slices.ContainsFunc(frontends, e.of) && !slices.Contains(p.entries, e) {
 			p.entries = append(p.entries, e)
 		}
 	}
