@@ -189,18 +189,6 @@ func (c *Cache[E]) Owner(slice types.NamespacedName) (service types.NamespacedNa
 	return types.NamespacedName{}, false
 }
 
-// Pending returns the Services that may have changed since the last [Cache.Take], in
-// no particular order.
-func (c *Cache[E]) Pending() iter.Seq[types.NamespacedName] {
-	return func(yield func(types.NamespacedName) bool) {
-		for _, s := range c.pending {
-			if !yield(s.name) {
-				return
-			}
-		}
-	}
-}
-
 // Take returns the changes since the previous Take, sorted by Service. A Service that
 // changed and changed back is left out.
 func (c *Cache[E]) Take() []Change[E] {

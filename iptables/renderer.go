@@ -186,16 +186,6 @@ func (t *Transaction) Chains() (out []Chain) {
 	return out
 }
 
-// Deleted returns the chains that the transaction deletes, without rules.
-func (t *Transaction) Deleted() (out []Chain) {
-	for i := range tables {
-		for _, name := range t.batch.dropped(i) {
-			out = append(out, Chain{Table: i.String(), Name: name})
-		}
-	}
-	return out
-}
-
 // Jumps returns the rules of the kernel's own chains that lead to ours, in the order in which they must
 // be at the beginning of their chains. Only the transaction of a full delta has any.
 func (t *Transaction) Jumps() (out []Chain) {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/endpointslice"
-	"github.com/go-proxier/proxier/internal/byname"
 	"github.com/go-proxier/proxier/runner/complaint"
 )
 
@@ -220,14 +219,6 @@ func (t *EndpointsChangeTracker) delete(name types.NamespacedName) bool {
 		delete(t.triggers, owner)
 	}
 	return t.cache.Delete(name)
-}
-
-// PendingChanges returns the names of the Services that the next Take may return,
-// sorted.
-func (t *EndpointsChangeTracker) PendingChanges() []types.NamespacedName {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.SortedFunc(t.cache.Pending(), byname.Compare)
 }
 
 // Take returns the changes since the previous Take, sorted by name. A Service that

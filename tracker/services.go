@@ -201,19 +201,6 @@ func reuse(p *ServicePort, ports []*ServicePort) *ServicePort {
 	return p
 }
 
-// PendingChanges returns the names of the Services that the next Take will return,
-// sorted.
-func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	out := make([]types.NamespacedName, 0, len(t.pending))
-	for _, s := range t.pending {
-		out = append(out, s.Name())
-	}
-	slices.SortFunc(out, byname.Compare)
-	return out
-}
-
 // Take returns the changes since the previous Take, sorted by name. A Service that
 // changed and changed back is left out.
 func (t *ServiceChangeTracker) Take() []ServiceChange {

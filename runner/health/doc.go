@@ -15,7 +15,7 @@
 //
 // The responses are kube-proxy's. /livez returns 503 if an update has waited longer than the timeout in any address
 // family, and 200 otherwise. /healthz also returns 503 until a sync has succeeded in each family, and while the node
-// is not eligible for load-balancer traffic ([Eligible]). The body of both is kube-proxy's JSON and, with 503, a field
+// is not eligible for load-balancer traffic ([WhyIneligible]). The body of both is kube-proxy's JSON and, with 503, a field
 // "reason".
 //
 // A Service's health check returns 200 if the node has a local ready endpoint and the proxy is healthy, and 503

@@ -83,7 +83,7 @@ func Example() {
 	t.SetService(refused)
 	r.Run(ctx)
 	ask("/livez", "/healthz", "/web")
-	proxy.SetEligible(false) // the autoscaler is about to remove the node
+	proxy.SetIneligible("the autoscaler is about to remove the node")
 	ask("/livez", "/healthz", "/web")
 	// Output:
 	// /livez 200 /healthz 503 /web 503
@@ -202,12 +202,12 @@ func ExampleNodePorts() {
 }
 
 // A node that is about to be removed gets no load-balancer traffic.
-func ExampleEligible() {
+func ExampleWhyIneligible() {
 	node := &v1.Node{}
-	fmt.Println(health.Eligible(node))
+	fmt.Printf("%q\n", health.WhyIneligible(node))
 	node.Spec.Taints = []v1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
-	fmt.Println(health.Eligible(node))
+	fmt.Printf("%q\n", health.WhyIneligible(node))
 	// Output:
-	// true
-	// false
+	// ""
+	// "the Node has the taint ToBeDeletedByClusterAutoscaler"
 }

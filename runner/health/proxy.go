@@ -143,15 +143,6 @@ func (p *Proxy) Done(ok bool, families ...tracker.Family) {
 	})
 }
 
-// SetEligible records whether the node may get load-balancer traffic; see [Eligible].
-func (p *Proxy) SetEligible(eligible bool) {
-	reason := ""
-	if !eligible {
-		reason = "the node is not eligible for load-balancer traffic"
-	}
-	p.SetIneligible(reason)
-}
-
 // SetIneligible records why the node may not get load-balancer traffic, or that it may if the
 // reason is "". The reason is part of the answer of /healthz; see [WhyIneligible].
 func (p *Proxy) SetIneligible(reason string) {
@@ -280,12 +271,9 @@ func writeJSON(w http.ResponseWriter, code int, body any) {
 // removes the node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Eligible reports whether a node may get load-balancer traffic: it is not being
-// deleted, and the cluster autoscaler has not marked it for removal (taint
-// ToBeDeletedByClusterAutoscaler; KEP-3836). It returns false for a nil node.
-func Eligible(n *v1.Node) bool { return WhyIneligible(n) == "" }
-
-// WhyIneligible returns why a node is not [Eligible], or "" if it is.
+// WhyIneligible returns why a node may not get load-balancer traffic, or "" if it may: it is
+// not being deleted, and the cluster autoscaler has not marked it for removal (taint
+// ToBeDeletedByClusterAutoscaler; KEP-3836). A nil node may not.
 func WhyIneligible(n *v1.Node) string {
 	switch {
 	case n == nil:

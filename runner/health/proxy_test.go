@@ -151,9 +151,9 @@ func servesStatus(t *testing.T) {
 	// No update is in effect yet.
 	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":true,"healthy":false,"reason":"no sync has succeeded yet"}`)
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","healthy":true}`)
-	p.SetEligible(false)
+	p.SetIneligible("the node is not eligible for load-balancer traffic")
 	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2000-01-01T00:00:00Z","nodeEligible":false,"healthy":false,"reason":"the node is not eligible for load-balancer traffic; no sync has succeeded yet"}`)
-	p.SetEligible(true)
+	p.SetIneligible("")
 
 	// An update takes effect in IPv4 at 0:01, in IPv6 at 0:02.
 	time.Sleep(time.Second)
@@ -167,10 +167,10 @@ func servesStatus(t *testing.T) {
 	}
 	ask(health.Healthz, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":true,"healthy":true,`+families(true, true))
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","healthy":true,`+families(true, true))
-	p.SetEligible(false)
+	p.SetIneligible("the node is not eligible for load-balancer traffic")
 	ask(health.Healthz, 503, `{"lastUpdated":"2000-01-01T00:00:02Z","currentTime":"2000-01-01T00:00:03Z","nodeEligible":false,"healthy":true,"reason":"the node is not eligible for load-balancer traffic",`+families(true, true))
 	ask(health.Livez, 200, `{"lastUpdated":"2000-01-01T00:00:03Z","currentTime":"2000-01-01T00:00:03Z","healthy":true,`+families(true, true))
-	p.SetEligible(true)
+	p.SetIneligible("")
 
 	// First IPv4 waits too long, then both do.
 	p.Queued(tracker.IPv4)
@@ -202,7 +202,7 @@ func TestInvalidProxyConfigIsRejected(t *testing.T) {
 	}
 }
 
-func TestEligible(t *testing.T) {
+func TestWhyIneligible(t *testing.T) {
 	now := metav1.Now()
 	for _, tt := range []struct {
 		node *v1.Node
@@ -214,8 +214,8 @@ func TestEligible(t *testing.T) {
 		{&v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{}, {Key: "ToBeDeletedByClusterAutoscaler"}}}}, false},
 		{&v1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}}, false},
 	} {
-		if got := health.Eligible(tt.node); got != tt.want {
-			t.Errorf("%v: %v", tt.node, got)
+		if why := health.WhyIneligible(tt.node); (why == "") != tt.want {
+			t.Errorf("%v: %q", tt.node, why)
 		}
 	}
 }
