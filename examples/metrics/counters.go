@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -53,9 +54,7 @@ func (c counters) Collect(out chan<- prometheus.Metric) {
 // and Limited of package conntrack/reset. It must be called once at most.
 func (s *Set) CountResets() (ended func(endpoints, sockets int), limited func(n int)) {
 	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		s.registry.MustRegister(c)
-		return c
+		return promauto.With(s.registry).NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	endpointsEnded := counter("proxier_vanished_endpoints_total", "Endpoints that were gone without having terminated, and whose TCP connections were ended")
 	destroyed := counter("proxier_vanished_endpoints_destroyed_sockets_total", "Sockets of the node's processes that were destroyed because their endpoint was gone")
@@ -83,11 +82,11 @@ func (s *Set) WatchLocalhostNodePorts(families []tracker.Family, listeners func(
 		rejected: s.counter("nftables_localhost_nodeport_rejected_packets_total", "TCP connections and UDP datagrams to NodePorts at loopback addresses that were accepted but could not be forwarded", familyLabel, "protocol"),
 	}
 	for _, f := range families {
-		s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		promauto.With(s.registry).NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: "kubeproxy", Name: "nftables_localhost_nodeport_listeners",
 			Help:        "Sockets that listen for NodePorts at loopback addresses",
 			ConstLabels: prometheus.Labels{familyLabel: f.String()},
-		}, func() float64 { return float64(listeners(f)) }))
+		}, func() float64 { return float64(listeners(f)) })
 		l.failures.WithLabelValues(f.String())
 		for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
 			l.rejected.WithLabelValues(f.String(), string(p))

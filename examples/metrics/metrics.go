@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -91,22 +92,21 @@ func NewSet(c Config) *Set {
 	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
 	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
 	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
-	s.overBudget = prometheus.NewCounter(prometheus.CounterOpts{Name: "proxier_service_over_budget_total", Help: "Service ports that are incomplete because they exceed the budget, each time that they change"})
-	s.leftOut = prometheus.NewCounterVec(prometheus.CounterOpts{
+	own := promauto.With(s.registry)
+	s.overBudget = own.NewCounter(prometheus.CounterOpts{Name: "proxier_service_over_budget_total", Help: "Service ports that are incomplete because they exceed the budget, each time that they change"})
+	s.leftOut = own.NewCounterVec(prometheus.CounterOpts{
 		Name: "proxier_left_out_total", Help: "Services, EndpointSlices and parts of them that are left out, each time that the object is received",
 	}, []string{"kind", "reason"})
-	s.registry.MustRegister(s.overBudget, s.leftOut)
 	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
-	s.otherRules = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	s.otherRules = own.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
 	}, []string{"proxy", "mode", "state"})
-	s.configInvalid = prometheus.NewGauge(prometheus.GaugeOpts{
+	s.configInvalid = own.NewGauge(prometheus.GaugeOpts{
 		Name: "proxier_configuration_file_invalid", Help: "1 while the configuration file is invalid and the previous content is in effect",
 	})
-	s.apiContact = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	s.apiContact = own.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "proxier_api_last_contact_timestamp_seconds", Help: "Time when the API server last answered about a resource: the objects are as new as that",
 	}, []string{"resource"})
-	s.registry.MustRegister(s.otherRules, s.configInvalid, s.apiContact)
 	s.healthz = s.counter("proxy_healthz_total", "Answers of /healthz, by status code", "code")
 	s.livez = s.counter("proxy_livez_total", "Answers of /livez, by status code", "code")
 	switch c.Mode {
@@ -154,21 +154,15 @@ func latencyBuckets() []float64 {
 }
 
 func (s *Set) histogram(name, help string, buckets []float64) *prometheus.HistogramVec {
-	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "kubeproxy", Name: name, Help: help, Buckets: buckets}, []string{familyLabel})
-	s.registry.MustRegister(v)
-	return v
+	return promauto.With(s.registry).NewHistogramVec(prometheus.HistogramOpts{Namespace: "kubeproxy", Name: name, Help: help, Buckets: buckets}, []string{familyLabel})
 }
 
 func (s *Set) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubeproxy", Name: name, Help: help}, labels)
-	s.registry.MustRegister(v)
-	return v
+	return promauto.With(s.registry).NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubeproxy", Name: name, Help: help}, labels)
 }
 
 func (s *Set) counter(name, help string, labels ...string) *prometheus.CounterVec {
-	v := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kubeproxy", Name: name, Help: help}, labels)
-	s.registry.MustRegister(v)
-	return v
+	return promauto.With(s.registry).NewCounterVec(prometheus.CounterOpts{Namespace: "kubeproxy", Name: name, Help: help}, labels)
 }
 
 func (s *Set) eachFamily(f func(family string)) {
@@ -305,10 +299,10 @@ func (s *Set) Applied(d *ruleset.Delta, err error) {
 // Synced fits [ruleset.Cursor.OnSync], of the cursor of the rules.
 func (s *Set) Synced(i ruleset.SyncInfo) {
 	s.eachFamily(func(f string) {
+		if i.Err == nil {
+			s.lastSync.WithLabelValues(f).Set(seconds(s.cfg.Now()))
+		}
 		if !i.Applied {
-			if i.Err == nil {
-				s.lastSync.WithLabelValues(f).Set(seconds(s.cfg.Now()))
-			}
 			return
 		}
 		took := i.Took.Seconds()
@@ -319,9 +313,6 @@ func (s *Set) Synced(i ruleset.SyncInfo) {
 			s.fullDuration.WithLabelValues(f).Observe(took)
 		default:
 			s.partialDuration.WithLabelValues(f).Observe(took)
-		}
-		if i.Err == nil {
-			s.lastSync.WithLabelValues(f).Set(seconds(s.cfg.Now()))
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/go-proxier/proxier/runner/health"
@@ -30,13 +31,12 @@ const (
 )
 
 func newSLIs() slis {
-	s := slis{
-		registry: prometheus.NewRegistry(),
-		last:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubernetes", Name: "healthcheck", Help: "Whether the last request of a health check succeeded"}, []string{"name", "type"}),
-		answers:  prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kubernetes", Name: "healthchecks_total", Help: "Answers of a health check, by status"}, []string{"name", "type", "status"}),
+	registry := prometheus.NewRegistry()
+	return slis{
+		registry: registry,
+		last:     promauto.With(registry).NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubernetes", Name: "healthcheck", Help: "Whether the last request of a health check succeeded"}, []string{"name", "type"}),
+		answers:  promauto.With(registry).NewCounterVec(prometheus.CounterOpts{Namespace: "kubernetes", Name: "healthchecks_total", Help: "Answers of a health check, by status"}, []string{"name", "type", "status"}),
 	}
-	s.registry.MustRegister(s.last, s.answers)
-	return s
 }
 
 func (s slis) observe(name string, c health.Check, code int) {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -175,13 +176,7 @@ func (f *familyTraffic) update(services map[tracker.Key]dataplane.Counters, fami
 		}
 	}
 	slices.SortFunc(fresh, func(a, b tracker.Key) int {
-		if more, less := services[a].Connections, services[b].Connections; more != less {
-			if more > less {
-				return -1
-			}
-			return 1
-		}
-		return a.Compare(b)
+		return cmp.Or(cmp.Compare(services[b].Connections, services[a].Connections), a.Compare(b))
 	})
 	for _, k := range fresh {
 		if len(f.own) < limit {
