@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -117,12 +116,7 @@ func (q question) compare(out io.Writer, found dataplane.Found, expected []*trac
 	for _, ep := range found.Endpoints {
 		fmt.Fprintf(out, "kernel: endpoint %v\n", ep)
 	}
-	var want []netip.AddrPort
-	for _, ep := range expected {
-		want = append(want, q.verdict.AddrOf(ep))
-	}
-	slices.SortFunc(want, netip.AddrPort.Compare)
-	want = slices.Compact(want) // endpoints of a range may differ in their own port only
+	want := q.addresses(expected)
 	s := q.verdict.Port
 	other := found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
 	if !slices.Equal(found.Endpoints, want) || other {

@@ -101,7 +101,7 @@ func (d *kernelDiff) compare(ctx context.Context) error {
 		var text strings.Builder
 		err := q.compareFound(&text, d.mode, found[i], errs[i])
 		if errors.Is(err, errDiffers) {
-			_, err = fmt.Fprintf(d.out, "~%v %v: %v, endpoints %v\n%s", q.key, q.packet.To, q.verdict.Action, addresses(&q.question), text.String())
+			_, err = fmt.Fprintf(d.out, "~%v %v: %v, endpoints %v\n%s", q.key, q.packet.To, q.verdict.Action, q.addresses(q.verdict.Endpoints), text.String())
 		}
 		if err != nil {
 			return err
@@ -110,10 +110,11 @@ func (d *kernelDiff) compare(ctx context.Context) error {
 	return nil
 }
 
-// addresses returns the endpoints that a packet must go to.
-func addresses(q *question) []netip.AddrPort {
+// addresses returns where a packet goes that goes to one of the endpoints. Endpoints of a range may
+// differ in their own port only.
+func (q question) addresses(endpoints []*tracker.Endpoint) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, ep := range q.verdict.Endpoints {
+	for _, ep := range endpoints {
 		out = append(out, q.verdict.AddrOf(ep))
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)

@@ -310,11 +310,11 @@ func (t *tracing) summary() error {
 		fmt.Fprintf(t.out, "\nno new connection to %v was seen\n", t.packet.To)
 		return errNoConnections
 	case t.expected == nil:
-		fmt.Fprintf(t.out, "\n%s: %s\n", plural(t.seen, "connection"), t.tally())
+		fmt.Fprintf(t.out, "\n%s: %s\n", count(t.seen, "connection"), t.tally())
 	case t.agreed == t.seen:
-		fmt.Fprintf(t.out, "\n%s: %s; kernel and objects AGREE\n", plural(t.seen, "connection"), t.tally())
+		fmt.Fprintf(t.out, "\n%s: %s; kernel and objects AGREE\n", count(t.seen, "connection"), t.tally())
 	default:
-		fmt.Fprintf(t.out, "\n%s: %s; kernel and objects DIFFER for %d\n", plural(t.seen, "connection"), t.tally(), t.seen-t.agreed)
+		fmt.Fprintf(t.out, "\n%s: %s; kernel and objects DIFFER for %d\n", count(t.seen, "connection"), t.tally(), t.seen-t.agreed)
 		return errTrace
 	}
 	if unanswered != 0 {
@@ -366,13 +366,6 @@ func (t *tracing) repliesOf(endpoint netip.AddrPort) (text string, unanswered in
 
 func (t *tracing) tally() string {
 	return fmt.Sprintf("%d forwarded, %d refused, %d neither", t.forwarded, t.refused, t.not)
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // history holds the snapshots of the last seconds. The agent may bring a change into effect

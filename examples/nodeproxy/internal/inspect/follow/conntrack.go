@@ -7,31 +7,13 @@ import (
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/internal/node/nft"
 )
 
-// Types of messages and attributes (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
-const (
-	groupNew = 1 // NFNLGRP_CONNTRACK_NEW
-	ctNew    = 0 // IPCTNL_MSG_CT_NEW
-
-	ctaTupleOrig  = 1
-	ctaTupleReply = 2
-
-	ctaTupleIP    = 1
-	ctaTupleProto = 2
-
-	ctaIPv4Src = 1
-	ctaIPv4Dst = 2
-	ctaIPv6Src = 3
-	ctaIPv6Dst = 4
-
-	ctaProtoNum = 1
-	ctaSrcPort  = 2
-	ctaDstPort  = 3
-)
+const groupNew = 1 // NFNLGRP_CONNTRACK_NEW
 
 // events follows packets by the events of connection tracking.
 type events struct {
@@ -58,7 +40,7 @@ func (e *events) Close() error { return e.messages.Close() }
 func (e *events) Follow(ctx context.Context, fn func(*Packet) (more bool)) error {
 	return receive(ctx, e.messages, &e.overrun, func(list []netlink.Message) bool {
 		for _, m := range list {
-			if m.Header.Type != unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew || len(m.Data) < 4 {
+			if m.Header.Type != unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW || len(m.Data) < 4 {
 				continue
 			}
 			if p := e.filter.packet(m.Data[4:]); p != nil && !fn(p) {
@@ -80,9 +62,9 @@ func (f Filter) packet(attrs []byte) *Packet {
 	var sent, reply tuple
 	for typ, data := range nft.Attributes(attrs) {
 		switch typ {
-		case ctaTupleOrig:
+		case nl.CTA_TUPLE_ORIG:
 			sent = parseTuple(data)
-		case ctaTupleReply:
+		case nl.CTA_TUPLE_REPLY:
 			reply = parseTuple(data)
 		}
 	}
@@ -100,15 +82,15 @@ func parseTuple(b []byte) (t tuple) {
 	for typ, data := range nft.Attributes(b) {
 		for inner, data := range nft.Attributes(data) {
 			switch {
-			case typ == ctaTupleIP && (inner == ctaIPv4Src || inner == ctaIPv6Src):
+			case typ == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_SRC || inner == nl.CTA_IP_V6_SRC):
 				src, _ = netip.AddrFromSlice(data)
-			case typ == ctaTupleIP && (inner == ctaIPv4Dst || inner == ctaIPv6Dst):
+			case typ == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_DST || inner == nl.CTA_IP_V6_DST):
 				dst, _ = netip.AddrFromSlice(data)
-			case typ == ctaTupleProto && inner == ctaProtoNum && len(data) == 1:
+			case typ == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_NUM && len(data) == 1:
 				t.protocol = data[0]
-			case typ == ctaTupleProto && inner == ctaSrcPort:
+			case typ == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_SRC_PORT:
 				sport = uint16(nft.Uint(data))
-			case typ == ctaTupleProto && inner == ctaDstPort:
+			case typ == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_DST_PORT:
 				dport = uint16(nft.Uint(data))
 			}
 		}

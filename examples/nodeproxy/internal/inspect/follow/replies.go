@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/internal/node/nft"
@@ -30,8 +31,6 @@ const (
 const (
 	groupUpdate  = 2 // NFNLGRP_CONNTRACK_UPDATE
 	groupDestroy = 3 // NFNLGRP_CONNTRACK_DESTROY
-	ctDelete     = 2 // IPCTNL_MSG_CT_DELETE
-	ctaStatus    = 3
 	// seenReply is IPS_SEEN_REPLY (include/uapi/linux/netfilter/nf_conntrack_common.h).
 	seenReply = 1 << 1
 )
@@ -79,8 +78,8 @@ func (r *Replies) Run(ctx context.Context) error {
 
 // add records a message.
 func (r *Replies) add(kind netlink.HeaderType, attrs []byte) {
-	deleted := kind == unix.NFNL_SUBSYS_CTNETLINK<<8|ctDelete
-	if !deleted && kind != unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew {
+	deleted := kind == unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_DELETE
+	if !deleted && kind != unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW {
 		return
 	}
 	p := r.filter.packet(attrs)
@@ -89,7 +88,7 @@ func (r *Replies) add(kind netlink.HeaderType, attrs []byte) {
 	}
 	var status uint32
 	for typ, data := range nft.Attributes(attrs) {
-		if typ == ctaStatus && len(data) == 4 {
+		if typ == nl.CTA_STATUS && len(data) == 4 {
 			status = binary.BigEndian.Uint32(data)
 		}
 	}
