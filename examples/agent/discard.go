@@ -52,10 +52,7 @@ func (n *nowhere) Addr() net.Addr { return n.addr }
 type plain struct{ ruleset.Backend }
 
 func (p plain) Limits(f tracker.Family) ruleset.Limits {
-	if l, ok := p.Backend.(ruleset.Limiter); ok {
-		return l.Limits(f)
-	}
-	return ruleset.Limits{}
+	return ruleset.LimitsOf(p.Backend, f)
 }
 
 func (plain) Traffic(context.Context) (*dataplane.Traffic, error) { return &dataplane.Traffic{}, nil }

@@ -354,23 +354,21 @@ func parseRange(s string) (first, last, target uint16, ok bool) {
 // OnEndpoint is for [tracker.Config.OnEndpoint].
 func (r *Reader) OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
 	w := warnings{ignored: len(s.Endpoints) != 0 && ep != &s.Endpoints[0]}
-	if r.allowed[CiliumWeight] {
-		e.Weight = CiliumDefault
-		if value := s.Annotations[CiliumWeight]; value != "" {
-			if n, ok := number(value); ok {
-				e.Weight = n
-			} else {
-				w.invalid(CiliumWeight, value, "a number from 0 to 65535")
-			}
+	set := func(name, value string) {
+		if value == "" {
+			return
 		}
-	}
-	if value := r.value(s.Annotations, Weight, &w); value != "" {
 		if n, ok := number(value); ok {
 			e.Weight = n
 		} else {
-			w.invalid(Weight, value, "a number from 0 to 65535")
+			w.invalid(name, value, "a number from 0 to 65535")
 		}
 	}
+	if r.allowed[CiliumWeight] {
+		e.Weight = CiliumDefault
+		set(CiliumWeight, s.Annotations[CiliumWeight])
+	}
+	set(Weight, r.value(s.Annotations, Weight, &w))
 	if value := r.value(s.Annotations, Weights, &w); value != "" {
 		r.mu.Lock()
 		defer r.mu.Unlock()

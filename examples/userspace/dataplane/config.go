@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,23 +131,16 @@ func (c Config) complete() (Config, error) {
 	if c.Sockets == nil {
 		c.Sockets = noLimit{}
 	}
-	setDefault(&c.DialTimeout, 5*time.Second)
-	setDefault(&c.Attempts, 3)
-	setDefault(&c.Drain, 30*time.Second)
-	setDefault(&c.UDPTimeout, time.Minute)
-	setDefault(&c.MaxConnections, 20000)
-	setDefault(&c.MaxSessions, 5000)
+	c.DialTimeout = cmp.Or(c.DialTimeout, 5*time.Second)
+	c.Attempts = cmp.Or(c.Attempts, 3)
+	c.Drain = cmp.Or(c.Drain, 30*time.Second)
+	c.UDPTimeout = cmp.Or(c.UDPTimeout, time.Minute)
+	c.MaxConnections = cmp.Or(c.MaxConnections, 20000)
+	c.MaxSessions = cmp.Or(c.MaxSessions, 5000)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return c, nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // noLimit implements [Allowance] without a limit.
