@@ -256,10 +256,7 @@ func isCanary(rule string) bool {
 // adoptCanaries makes sure that every table has a canary, and stores its rule.
 func (r *replacement) adoptCanaries(ctx context.Context) error {
 	for t := range tables {
-		if r.touched[t] {
-			continue
-		}
-		if r.canaries[t].rule != "" {
+		if r.touched[t] || r.canaries[t].rule != "" {
 			continue
 		}
 		if out := r.write(ctx, newInput(t, nil, nil, nil, nil, &r.canaries[t])); out.err != nil {

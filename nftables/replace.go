@@ -201,6 +201,16 @@ func (r *tables) write(ctx context.Context, sink model.Sink) (map[tracker.Key]er
 	return r.model.Fill(ctx, r.d, sink, &r.create, grace, r.installed)
 }
 
+// stream writes the Services to the new tables in several transactions.
+func (r *tables) stream(ctx context.Context) (map[tracker.Key]error, error) {
+	p := newStreamSink(r.b.conn, func() writer { return r.b.writer(r.name, r.d.Node) }, r.b.logger(r.name, r.d.Node))
+	failed, err := r.write(ctx, p)
+	if err != nil {
+		return nil, errors.Join(err, p.wait())
+	}
+	return failed, nil
+}
+
 // installed returns the Services that have frontends in the old tables.
 func (r *tables) installed() (map[tracker.Key]bool, error) {
 	out := map[tracker.Key]bool{}
@@ -291,22 +301,16 @@ func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bo
 }
 
 func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
-	newWriter := func() writer { return r.b.writer(r.name, r.d.Node) }
-	if r.old.exist {
-		w := newWriter()
-		for _, t := range r.model.List {
-			for s := range layout.SetCount {
-				w.Expect(t.Family, s, t.Wanted(s))
-			}
+	if !r.old.exist {
+		return r.stream(ctx)
+	}
+	w := r.b.writer(r.name, r.d.Node)
+	for _, t := range r.model.List {
+		for s := range layout.SetCount {
+			w.Expect(t.Family, s, t.Wanted(s))
 		}
-		return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
 	}
-	p := newStreamSink(r.b.conn, newWriter, r.b.logger(r.name, r.d.Node))
-	failed, err := r.write(ctx, p)
-	if err != nil {
-		return nil, errors.Join(err, p.wait())
-	}
-	return failed, nil
+	return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
 }
 
 // copyPackets copies what packets wrote to sets that do not stay: the remembered clients and the
@@ -399,14 +403,7 @@ func (r *staged) prepare() {
 	})
 }
 
-func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) {
-	p := newStreamSink(r.b.conn, func() writer { return r.b.writer(r.name, r.d.Node) }, r.b.logger(r.name, r.d.Node))
-	failed, err := r.write(ctx, p)
-	if err != nil {
-		return nil, errors.Join(err, p.wait())
-	}
-	return failed, nil
-}
+func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) { return r.stream(ctx) }
 
 func (r *staged) finish() error {
 	for _, t := range r.model.List {
