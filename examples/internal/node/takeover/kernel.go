@@ -274,8 +274,7 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 			found = !marker
 		}
 		if found {
-			rules.Present = true
-			if err := k.addStamp(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, name)); err != nil {
+			if err := k.addRules(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, name)); err != nil {
 				return err
 			}
 		}
@@ -287,14 +286,11 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) error {
 	for _, family := range families {
 		found, err := k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, nft.String(unix.NFTA_CHAIN_TABLE, "nat"), nft.String(unix.NFTA_CHAIN_NAME, name))
+		if found {
+			err = k.addRules(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, "nat"), nft.String(unix.NFTA_RULE_CHAIN, name))
+		}
 		if err != nil {
 			return err
-		}
-		if found {
-			rules.Present = true
-			if err := k.addStamp(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, "nat"), nft.String(unix.NFTA_RULE_CHAIN, name)); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -309,9 +305,10 @@ func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs ...
 	return err == nil, err
 }
 
-// addStamp mixes the handles of the rules that attrs select into the stamp. The kernel gives
-// a handle to a rule once.
-func (k *Kernel) addStamp(ctx context.Context, rules *Rules, family uint8, attrs ...nl.Attribute) error {
+// addRules adds the rules that attrs select to rules, and mixes their handles into the stamp. The
+// kernel gives a handle to a rule once.
+func (k *Kernel) addRules(ctx context.Context, rules *Rules, family uint8, attrs ...nl.Attribute) error {
+	rules.Present = true
 	h := fnv.New64a()
 	fmt.Fprint(h, rules.Stamp, family)
 	err := k.get(ctx, nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump, Attrs: attrs},
