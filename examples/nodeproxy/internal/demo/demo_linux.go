@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,18 +151,12 @@ func (t *tour) run(ctx context.Context) (err error) {
 	if t.folder, err = os.MkdirTemp("", "nodeproxy-demo-"); err != nil {
 		return err
 	}
-	files, err := worldFiles.ReadDir("world")
+	world, err := fs.Sub(worldFiles, "world")
 	if err != nil {
 		return err
 	}
-	for _, f := range files {
-		text, err := worldFiles.ReadFile("world/" + f.Name())
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(t.folder, f.Name()), text, 0o644); err != nil {
-			return err
-		}
+	if err := os.CopyFS(t.folder, world); err != nil {
+		return err
 	}
 	t.printf(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside of
 the cluster: each in a network namespace of this process. The tour sends real
