@@ -63,7 +63,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"a Renderer writes what a Backend writes", testRendererWrites},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-					c.run(t)
+			c.run(t)
 		})
 	}
 	for name, test := range followTests() {
