@@ -61,6 +61,7 @@ func TestFaultsLoseNothing(t *testing.T) {
 		{{"changed UDP endpoints lose no request", testChangedUDPEndpointsLoseNoRequest}, {"a flood of changes loses nothing", testFloodLosesNothing}},
 	} {
 		t.Run(group[0].name, func(t *testing.T) {
+			t.Parallel()
 			f := newFaultWorld(t)
 			for _, c := range group {
 				t.Run(c.name, func(t *testing.T) { c.run(f.of(t)) })

@@ -63,6 +63,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"a Renderer writes what a Backend writes", testRendererWrites},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			c.run(t)
 		})
 	}
