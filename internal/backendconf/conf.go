@@ -3,11 +3,13 @@
 package backendconf
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/bits"
 	"slices"
+	"syscall"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -74,4 +76,13 @@ func Complain(l *complaint.Log, level slog.Level, k tracker.Key, message string,
 		return
 	}
 	l.Write(level, k.Object(), message, "error", err)
+}
+
+// Temporary reports whether an error is the kernel's that what it needs is short or in use at the
+// moment, so that it says nothing about the features of the system.
+func Temporary(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{
+		syscall.ENOMEM, syscall.ENOBUFS, syscall.EAGAIN, syscall.EINTR, syscall.EBUSY, syscall.EEXIST, syscall.EMFILE, syscall.ENFILE,
+	}, errno)
 }
