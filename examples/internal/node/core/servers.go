@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/runner/health"
 )
@@ -210,4 +212,31 @@ func (a *Agent) MetricsHandler() http.Handler {
 		mux.Handle("/debug/", a.options.Debug)
 	}
 	return a.identified(mux)
+}
+
+// listenWithin returns a function that opens the health-check node ports of Services within the limit
+// of listening sockets, for [health.NodePortsConfig].Listen.
+func listenWithin(l *modes.Limits, listen func(ctx context.Context, network, address string) (net.Listener, error)) func(ctx context.Context, network, address string) (net.Listener, error) {
+	return func(ctx context.Context, network, address string) (net.Listener, error) {
+		if !l.Take() {
+			return nil, fmt.Errorf("%d ports are open, which RLIMIT_NOFILE allows", l.Sockets)
+		}
+		inner, err := listen(ctx, network, address)
+		if err != nil {
+			l.Give()
+			return nil, err
+		}
+		return &countedListener{Listener: inner, give: sync.OnceFunc(l.Give)}, nil
+	}
+}
+
+// countedListener counts as open until it is closed.
+type countedListener struct {
+	net.Listener
+	give func()
+}
+
+func (c *countedListener) Close() error {
+	c.give()
+	return c.Listener.Close()
 }

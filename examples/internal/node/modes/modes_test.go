@@ -4,8 +4,12 @@ import (
 	"maps"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -32,5 +36,13 @@ func TestTrafficOfSocketsIsAdded(t *testing.T) {
 	want := map[tracker.Key]dataplane.Counters{key("a"): {Connections: 10, Refused: 1}, key("b"): {Connections: 4}, key("c"): {Connections: 16}}
 	if !maps.Equal(rules.Services, want) {
 		t.Errorf("%v, want %v", rules.Services, want)
+	}
+}
+
+func TestPreserveDestinationIsReadOnWindows(t *testing.T) {
+	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{winkernel.PreserveDestination: "true"}}}
+	var p tracker.ServicePort
+	if Kernelspace(&config.Config{}).OnService(s, &p); !p.NeedLocalSet {
+		t.Error("the annotation has no effect")
 	}
 }
