@@ -114,23 +114,6 @@ const (
 	resetPriority = `meta priority set none`
 )
 
-// rangeChains are the chains for ranges of ports.
-const rangeChains = `
-chain range-firewall-check {
-	ip saddr . ip daddr . meta l4proto . th dport @range-allowed-sources return
-	drop
-}
-chain internal-ranges {
-	meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @internal-range-keys meta priority & fff0:0 vmap @internal-handlers
-}
-chain own-ranges {
-	meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @range-keys meta priority & fff0:0 vmap @own-handlers
-}
-chain ranges {
-	meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @range-keys meta priority & fff0:0 vmap @handlers
-}
-`
-
 // packetChains are the chains of the table that counts the packets of translated connections by their
 // original destinations. Each packet passes one of its two hooks, in both directions: postrouting if it
 // leaves the node or goes to the node itself, and otherwise input. The protocol is the connection's, not
@@ -157,6 +140,8 @@ type ChainSpec struct {
 	Hook  string
 	Base  *BaseChain
 	Rules []string
+	// Replaced is set if the chain exists and gets other rules.
+	Replaced bool
 }
 
 // hooks holds the numbers of the hooks of base chains (linux/netfilter.h, NF_INET_*).
@@ -265,24 +250,12 @@ func (w Rules) chainsOf(o *model.Object) []ChainSpec {
 		return []ChainSpec{{Name: h.Chooser(), Rules: w.stickyChooser(h)}}
 	case model.StickyChain:
 		return []ChainSpec{{Name: h.Chain(), Rules: stickyChain(h)}}
-	case model.RangeStickyChains:
-		return chainsIn(rangeStickyChains)
-	case model.RangeChains:
-		return chainsIn(rangeChains)
-	case model.UseRanges, model.UnuseRanges:
-		out := slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return !layout.LeadsToRanges(c.Name) })
-		for i := range out {
-			if o.Kind == model.UseRanges {
-				out[i].Rules = toRanges(out[i])
-			}
-		}
-		return out
 	case model.PacketCounters:
 		return chainsIn(packetChains)
 	case model.FixedChains, model.BaseChains:
 		return slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return (c.Base != nil) != (o.Kind == model.BaseChains) })
 	}
-	return nil
+	return w.chainsForRanges(o)
 }
 
 // Chains returns the chains that an object creates, with complete rules.
@@ -320,10 +293,7 @@ const markForMasquerade = `meta mark set meta mark | $mark`
 // handler returns the rules of the handler's chain. These go to the chains of the handler's
 // direct and unguarded forms.
 func (w Rules) handler(c layout.Handler) []string {
-	check, internal := layout.ChainFirewallCheck, layout.ChainInternal
-	if c.Range {
-		check, internal = layout.ChainRangeFirewallCheck, layout.ChainInternalRanges
-	}
+	check, internal := c.Variant(layout.ChainFirewallCheck), c.Variant(layout.ChainInternal)
 	if c.Firewall {
 		return []string{"jump " + check, "goto " + c.Unguarded().Chain()}
 	}
@@ -340,10 +310,7 @@ func (w Rules) handler(c layout.Handler) []string {
 	case layout.HandleDrop:
 		return stop(c, layout.Dropped, "drop")
 	case layout.HandleInternalOrDrop:
-		if c.Range {
-			return internalFirst("drop")
-		}
-		return internalFirst(count(layout.Dropped), "drop")
+		return internalFirst(append(counting(c, layout.Dropped), "drop")...)
 	case layout.HandleInternalOrPass:
 		return internalFirst(resetPriority)
 	case layout.HandleInternal:
@@ -353,39 +320,19 @@ func (w Rules) handler(c layout.Handler) []string {
 	case layout.HandleNotPods:
 		return []string{strings.Join(append(w.localTraffic("!= "), markForMasquerade), " "), toPool}
 	}
-	switch {
-	case c.Sticky && c.Range:
-		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @range-sticky-handlers"}
-	case c.Sticky:
-		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @sticky-handlers"}
+	if c.Sticky {
+		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @" + c.Variant(layout.StickyHandlers.Name())}
 	}
 	return w.poolChain(c)
 }
 
-// toRanges returns the rules of a chain with those that look up ranges of ports. A range has
-// its turn if the destination is no single port and no NodePort, whatever happens to packets to
-// these.
-func toRanges(c ChainSpec) []string {
-	if c.Name != layout.ChainOwnServices {
-		return append(c.Rules, "goto "+layout.ChainRanges)
-	}
-	// The rules before leave a dispatch key if the destination is a single port or a NodePort.
-	last := len(c.Rules) - 1
-	reset := c.Rules[last]
-	return append(c.Rules[:last], reset+" return", "jump "+layout.ChainOwnRanges, reset)
-}
-
-// stop renders a chain that counts a packet in a set, unless the handler is for ranges of ports,
-// and ends its connection by the verdict.
+// stop renders a chain that counts a packet in a set and ends its connection by the verdict.
 // In the output hook, packets from the node to itself go on to filter-input, because the kernel
 // returns EPERM to a socket whose packet is stopped in the output hook. The interface does not
 // suffice: packets that another route sends to the loopback interface never reach the input hook.
 func stop(c layout.Handler, counters layout.Set, verdict string) []string {
 	own := `oifname "lo" fib daddr type local ` + resetPriority + " return"
-	if c.Range {
-		return []string{own, verdict}
-	}
-	return []string{own, count(counters), verdict}
+	return append(append([]string{own}, counting(c, counters)...), verdict)
 }
 
 // count adds a packet that was not translated to the counter of its destination. If the set is
@@ -418,19 +365,6 @@ func (w Rules) hashed(h tracker.Hash, n int) string {
 // drawn is a random number below n.
 func drawn(n int) string { return fmt.Sprintf("numgen random mod %d", n) }
 
-// keepsPort ends a rule for ranges of ports that translates the address alone. shiftsPort begins the end of
-// one that shifts the port by the range that a pool has in the maps of shifts (see [layout.ShiftedBy]), for
-// connections to a pool that has one. nft has no syntax for either, and reads comments.
-const (
-	keepsPort  = "# the port stays"
-	shiftsPort = "# the port becomes"
-)
-
-// shiftsBy ends a rule that shifts the port. pool is the bits of the priority that have the pool.
-func shiftsBy(pool string) string {
-	return shiftsPort + " meta priority & " + pool + " map @shift-from - meta priority & " + pool + " map @shift-to"
-}
-
 // poolChain counts the connection, draws a bucket or finds it by a hash, and sends the connection
 // to the endpoint in the bucket.
 //
@@ -438,11 +372,11 @@ func shiftsBy(pool string) string {
 // up a map of endpoints, because the kernel checks each new element of a map against every rule
 // that looks it up.
 func (w Rules) poolChain(c layout.Handler) []string {
-	if c.Range {
-		// There is no counter: one for each port that some client tries would fill the set.
-		return append(w.choices(c, " "+shiftsBy("f:ffff")), w.choices(c, " "+keepsPort)...)
+	out := counting(c, layout.Connections)
+	for _, port := range portsOf(c) {
+		out = append(out, w.choices(c, port)...)
 	}
-	return append([]string{count(layout.Connections)}, w.choices(c, "")...)
+	return out
 }
 
 // choices renders the rules that choose a bucket and translate the connection to its endpoint.

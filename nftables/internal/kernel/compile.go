@@ -172,17 +172,8 @@ func (c *compiler) dnat(before [][]byte) {
 	c.need("to")
 	c.value(firstReg)
 	c.out = append(c.out, before...)
-	flags := byte(0)
-	switch {
-	case c.Accept(keepsPort):
-	case c.Accept(shiftsPort):
-		nat.RegProtoMin, nat.RegProtoMax = spareReg, spareReg+1
-		c.value(nat.RegProtoMin)
-		c.need("-")
-		c.value(nat.RegProtoMax)
-		nat.Specified = true // so that there are flags
-		flags = natOffset
-	default:
+	flags, ok := c.portOfRange(nat)
+	if !ok {
 		nat.RegProtoMin = firstReg + c.addrLen()/4
 		nat.RegProtoMax = nat.RegProtoMin
 	}
@@ -190,10 +181,6 @@ func (c *compiler) dnat(before [][]byte) {
 	last := c.out[len(c.out)-1]
 	last[len(last)-1] |= flags // the last attribute, in network byte order
 }
-
-// natOffset is NF_NAT_RANGE_PROTO_OFFSET of linux/netfilter/nf_nat.h, which
-// github.com/google/nftables lacks.
-const natOffset = 1 << 5
 
 // value loads a value into a register and those behind it.
 func (c *compiler) value(reg uint32) {

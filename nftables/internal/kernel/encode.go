@@ -130,13 +130,6 @@ func (w *Writer) object(o *model.Object) {
 	case model.SourceRule:
 		// The rule comes before the others of the chain.
 		w.rule(f, layout.ChainFirewallCheck, o.Size, 0, w.rules[index(f)].SourceRule(o))
-	case model.UseRanges, model.UnuseRanges:
-		for _, c := range w.rules[index(f)].Chains(o) {
-			w.open("delete rules of chain "+c.Name, unix.NFT_MSG_DELRULE, 0, f)
-			w.batch.String(unix.NFTA_RULE_CHAIN, c.Name)
-			w.batch.End()
-			w.chain(f, c.Name, c.Base, c.Rules)
-		}
 	case model.PacketCounters:
 		w.newTable(f, 0)
 		w.newSet(f, layout.Packets, layout.MaxPackets)
@@ -147,6 +140,11 @@ func (w *Writer) object(o *model.Object) {
 		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, o.Name)
 	default:
 		for _, c := range w.rules[index(f)].Chains(o) {
+			if c.Replaced {
+				w.open("delete rules of chain "+c.Name, unix.NFT_MSG_DELRULE, 0, f)
+				w.batch.String(unix.NFTA_RULE_CHAIN, c.Name)
+				w.batch.End()
+			}
 			w.chain(f, c.Name, c.Base, c.Rules)
 		}
 	}

@@ -39,18 +39,6 @@ chain sticky-confirm {
 }
 `
 
-// rangeStickyChains are those chains for ranges of ports, without counting.
-const rangeStickyChains = `
-chain range-sticky-send {
-	meta l4proto { tcp, udp, sctp } dnat ip to meta priority map @sticky-endpoints ` + shiftsPort + ` meta priority & ffff:0 map @shift-from - meta priority & ffff:0 map @shift-to
-	meta l4proto { tcp, udp, sctp } dnat ip to meta priority map @sticky-endpoints ` + keepsPort + `
-}
-chain range-sticky-confirm {
-	` + recall + `
-	goto range-sticky-send
-}
-`
-
 const (
 	// onlyPool removes all but the pool from the sticky key.
 	onlyPool = `meta priority set meta priority & ffff:0`
@@ -65,17 +53,13 @@ const (
 // stickyChain renders the chain of a sticky handler. A full set of clients ends the rules that
 // remember a client, and the rules behind them send the connection all the same.
 func stickyChain(h layout.StickyHandler) []string {
-	confirm := layout.ChainStickyConfirm
-	if h.Range {
-		confirm = layout.ChainRangeStickyConfirm
-	}
 	remember := fmt.Sprintf("update @sticky-clients { meta priority & ffff:0 . ip saddr timeout %ds : meta priority }", h.Seconds)
 	return []string{
 		"jump " + layout.ChainStickyRecall,
 		hasMember + " " + remember,
 		"jump " + h.Chooser(),
 		remember,
-		"goto " + confirm,
+		"goto " + h.Variant(layout.ChainStickyConfirm),
 	}
 }
 
@@ -85,12 +69,8 @@ func (w Rules) stickyChooser(h layout.StickyHandler) []string {
 	choose := func(bucket string) string {
 		return "meta priority set meta priority & ffff:0 . " + bucket + " map @sticky-buckets"
 	}
-	send := layout.ChainStickySend
-	if h.Range {
-		send = layout.ChainRangeStickySend
-	}
 	// After the first rule, the client is not remembered, or its endpoint is gone.
-	out := []string{hasMember + " jump " + send, forget, onlyPool}
+	out := []string{hasMember + " jump " + h.Variant(layout.ChainStickySend), forget, onlyPool}
 	n := h.Buckets
 	if h.Hash != tracker.HashNone {
 		return append(out, choose(w.hashed(h.Hash, n)))

@@ -115,11 +115,6 @@ func (t *Text) object(o *model.Object) {
 		t.command("insert rule", layout.ChainFirewallCheck+" "+t.rules.SourceRule(o))
 	case model.DeleteChain:
 		t.command("delete chain", o.Name)
-	case model.UseRanges, model.UnuseRanges:
-		for _, c := range t.rules.chainsOf(o) {
-			t.command("flush chain", c.Name)
-		}
-		t.chains(o)
 	case model.PacketCounters:
 		t.set(layout.Packets, layout.MaxPackets)
 		t.chains(o)
@@ -143,7 +138,13 @@ func (t *Text) set(s layout.Set, size int) {
 }
 
 func (t *Text) chains(o *model.Object) {
-	for _, c := range t.rules.Chains(o) {
+	chains := t.rules.Chains(o)
+	for _, c := range chains {
+		if c.Replaced {
+			t.command("flush chain", c.Name)
+		}
+	}
+	for _, c := range chains {
 		lines := c.Rules
 		if c.Hook != "" {
 			lines = append([]string{c.Hook}, lines...)

@@ -84,14 +84,8 @@ func (h Handler) Chain() string {
 	if h.Firewall {
 		name = "firewall-" + name
 	}
-	if h.Range {
-		name = RangePrefix + name
-	}
-	return name
+	return h.Variant(name)
 }
-
-// RangePrefix begins the names of the chains for ranges of ports that others have, too.
-const RangePrefix = "range-"
 
 // choiceName names how a handler chooses a bucket.
 func choiceName(buckets int, by tracker.Hash) string {
@@ -126,24 +120,17 @@ type StickyHandler struct {
 
 // Chain returns the name of the handler's chain.
 func (h StickyHandler) Chain() string {
-	return h.prefix() + "sticky-" + choiceName(h.Buckets, h.Hash) + "-" + strconv.FormatInt(h.Seconds, 10) + "s"
+	return h.Variant("sticky-" + choiceName(h.Buckets, h.Hash) + "-" + strconv.FormatInt(h.Seconds, 10) + "s")
 }
 
 // Chooser returns the name of the chain that gives a client its endpoint. Handlers that differ in
 // the timeout share it.
 func (h StickyHandler) Chooser() string {
-	return h.prefix() + "choose-" + choiceName(h.Buckets, h.Hash)
+	return h.Variant("choose-" + choiceName(h.Buckets, h.Hash))
 }
 
 // Chains returns Chooser and Chain.
 func (h StickyHandler) Chains() (chooser, chain string) { return h.Chooser(), h.Chain() }
-
-func (h StickyHandler) prefix() string {
-	if h.Range {
-		return RangePrefix
-	}
-	return ""
-}
 
 // Timeout returns how long the kernel remembers a client.
 func (h StickyHandler) Timeout() time.Duration { return time.Duration(h.Seconds) * time.Second }

@@ -41,13 +41,6 @@ const (
 	ChainStickyRecall  = "sticky-recall"
 	ChainStickySend    = "sticky-send"
 	ChainStickyConfirm = "sticky-confirm"
-	// The chains of ranges of ports exist once a frontend has one.
-	ChainRanges             = "ranges"
-	ChainInternalRanges     = "internal-ranges"
-	ChainOwnRanges          = "own-ranges"
-	ChainRangeFirewallCheck = "range-firewall-check"
-	ChainRangeStickySend    = "range-sticky-send"
-	ChainRangeStickyConfirm = "range-sticky-confirm"
 	// ChainToFastPath exists with Config.Offload.
 	ChainToFastPath = "to-fast-path"
 )

@@ -6,6 +6,13 @@ import (
 	"net/netip"
 )
 
+// The chains of ranges of ports exist once a frontend has one, beside those of [Handler.Variant].
+const (
+	ChainRanges         = "ranges"
+	ChainInternalRanges = "internal-ranges"
+	ChainOwnRanges      = "own-ranges"
+)
+
 // LeadsToRanges reports whether a chain leads to the ranges of ports while there are any. Its rules
 // are replaced when the first range comes and when the last one goes.
 func LeadsToRanges(chain string) bool {
@@ -112,3 +119,21 @@ func (e *Element) RangeNumber() uint32 {
 func (e *Element) SetRangeNumber(number uint32) {
 	binary.NativeEndian.PutUint32(e.Data.buf[e.Data.n-4:], RangeKey(number))
 }
+
+// RangePrefix begins the names of the chains for ranges of ports that others have, too.
+const RangePrefix = "range-"
+
+// Variant returns the name of the chain or map that the handler has in the place of the one with the given
+// name, which is for single ports.
+func (h Handler) Variant(name string) string {
+	switch {
+	case !h.Range:
+		return name
+	case name == ChainInternal:
+		return ChainInternalRanges
+	}
+	return RangePrefix + name
+}
+
+// Variant is like [Handler.Variant].
+func (h StickyHandler) Variant(name string) string { return Handler{Range: h.Range}.Variant(name) }

@@ -97,22 +97,18 @@ func (c *chains) stickyHandler(h layout.StickyHandler, ranges bool, tx *Tx) (sti
 		}
 		c.sticky.set(&c.draft, h, e)
 		c.unused.set(&c.draft, c.unused.now+1)
-		c.stickyChains(h, e.number, layout.StickyHandlers, layout.ChainStickySend, StickyChains, tx)
+		c.stickyChains(h, e.number, layout.StickyHandlers, StickyChains, tx)
 	}
 	if ranges && !e.ranges {
-		e.ranges = true
-		c.sticky.set(&c.draft, h, e)
-		of := h
-		of.Range = true
-		c.stickyChains(of, e.number, layout.RangeStickyHandlers, layout.ChainRangeStickySend, RangeStickyChains, tx)
+		c.stickyForRanges(h, e, tx)
 	}
 	return stickyRef{h, e.number}, true
 }
 
-// stickyChains creates the chains of a sticky handler, and those of the given kind, which it shares.
-func (c *chains) stickyChains(h layout.StickyHandler, number uint32, s layout.Set, shared string, kind Kind, tx *Tx) {
+// stickyChains creates the chains of a sticky handler, and those that it shares, which the kind shared creates.
+func (c *chains) stickyChains(h layout.StickyHandler, number uint32, s layout.Set, shared Kind, tx *Tx) {
 	chooser, name := h.Chains()
-	c.chain(shared, Object{Kind: kind}, tx)
+	c.chain(h.Variant(layout.ChainStickySend), Object{Kind: shared}, tx)
 	c.chain(chooser, Object{Kind: ChooserChain, Sticky: h}, tx)
 	c.chain(name, Object{Kind: StickyChain, Sticky: h}, tx)
 	c.verdict(s, number, name, tx)
@@ -187,13 +183,11 @@ func (c *chains) collectSticky(tx *Tx) {
 		}
 		c.sticky.delete(&c.draft, h)
 		c.stickyNumbers.give(entry.number)
-		for _, s := range []layout.Set{layout.StickyHandlers, layout.RangeStickyHandlers} {
-			if h.Range = s == layout.RangeStickyHandlers; h.Range && !entry.ranges {
-				continue
-			}
-			c.verdicts.delete(&c.draft, verdictKey{s, entry.number})
+		for _, s := range entry.maps() {
+			key := verdictKey{s, entry.number}
+			c.garbage.set(&c.draft, c.verdicts.now[key], true)
+			c.verdicts.delete(&c.draft, key)
 			tx.remove(c.Family, &layout.Element{Set: s, Key: word(entry.number)})
-			c.garbage.set(&c.draft, h.Chain(), true)
 		}
 	}
 	c.unused.set(&c.draft, 0)
@@ -239,8 +233,11 @@ func (c *chains) chain(name string, o Object, tx *Tx) {
 
 // Verdicts returns the contents of the verdict maps.
 func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
-	out := map[layout.Set]map[uint32]string{
-		layout.Handlers: {}, layout.InternalHandlers: {}, layout.OwnHandlers: {}, layout.StickyHandlers: {}, layout.RangeStickyHandlers: {},
+	out := map[layout.Set]map[uint32]string{}
+	for s := range layout.FirstAllowed {
+		if s.Verdicts() {
+			out[s] = map[uint32]string{}
+		}
 	}
 	for k, chain := range c.verdicts.now {
 		out[k.set][k.key] = chain

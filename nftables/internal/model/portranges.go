@@ -223,6 +223,18 @@ func (r *portRanges) use(c *chains, tx *Tx) {
 	r.rewritten = true
 }
 
+// createAll adds an object of every kind that only ranges of ports have.
+func (r *portRanges) createAll(c *chains, tx *Tx) {
+	r.use(c, tx)
+	for h := layout.HandleNotPods; h <= layout.HandleDrop; h++ {
+		of := layout.Handler{Handling: h, Firewall: true, Range: true}
+		if h < layout.HandleInternalOrDrop {
+			of.Buckets = 1
+		}
+		c.handler(of, false, tx)
+	}
+}
+
 // collect makes packets skip the chains for ranges of ports if no frontend has one. The sets and
 // chains stay, without elements, until the next full delta.
 func (r *portRanges) collect(tx *Tx) {
@@ -241,6 +253,22 @@ func (r *portRanges) Rewritten() bool {
 	was := r.rewritten
 	r.rewritten = false
 	return was
+}
+
+// stickyForRanges creates the chains of a sticky handler for ranges of ports, beside its others.
+func (c *chains) stickyForRanges(h layout.StickyHandler, e stickyEntry, tx *Tx) {
+	e.ranges = true
+	c.sticky.set(&c.draft, h, e)
+	h.Range = true
+	c.stickyChains(h, e.number, layout.RangeStickyHandlers, RangeStickyChains, tx)
+}
+
+// maps returns the verdict maps that have the handler.
+func (e stickyEntry) maps() []layout.Set {
+	if e.ranges {
+		return []layout.Set{layout.StickyHandlers, layout.RangeStickyHandlers}
+	}
+	return []layout.Set{layout.StickyHandlers}
 }
 
 // demandRanges adds the largest number of elements that only Services with ranges need.

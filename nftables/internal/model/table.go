@@ -121,14 +121,7 @@ func (t *Table) CreateAll(tx *Tx) {
 		t.chains.handler(c, false, tx)
 	}
 	t.chains.handler(layout.Handler{Sticky: true}, true, tx)
-	t.portRanges.use(&t.chains, tx)
-	for h := layout.HandleNotPods; h <= layout.HandleDrop; h++ {
-		c := layout.Handler{Handling: h, Firewall: true, Range: true}
-		if h < layout.HandleInternalOrDrop {
-			c.Buckets = 1
-		}
-		t.chains.handler(c, false, tx)
-	}
+	t.portRanges.createAll(&t.chains, tx)
 	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, true, tx)
 	t.chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, false, tx)
 	t.frontends.prefix(t.Family.Bits()/2, tx)
