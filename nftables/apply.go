@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -113,8 +112,8 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	b.deleteLost(b.sink.lost)
 	for _, t := range b.tables.List {
 		b.deleteGarbage(t)
-		if t.Rewritten() {
-			b.forgetRules(t, layout.LeadsToRanges)
+		if rewritten := t.Rewritten(); rewritten != nil {
+			b.forgetRules(t, rewritten)
 		}
 	}
 	if b.sink.structural {

@@ -112,19 +112,8 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 			}
 		}
 	}
-	k.concat = map[layout.Set]map[layout.Element]string{}
-	for _, s := range [...]layout.Set{layout.ServiceRanges, layout.RangeSources} {
-		foreign := false
-		err := b.readUsable(k, table, f, s, func() { k.concat[s], foreign = map[layout.Element]string{}, false }, func(e kernel.Element) {
-			c, ok := layout.ConcatElement(s, e.Key, e.KeyEnd, e.Data)
-			k.concat[s][c], foreign = e.Comment, foreign || !ok
-		})
-		if err != nil {
-			return k, err
-		}
-		if foreign {
-			delete(k.concat, s)
-		}
+	if err := b.readConcats(k, table, f); err != nil {
+		return k, err
 	}
 	if k.sets[layout.Hairpin.Name()].Size > 2*countable {
 		return k, nil
@@ -173,14 +162,14 @@ func (k *kernelTable) keeps(s layout.Set, f tracker.Family, size int) bool {
 	if !k.sound || !k.has(s, f) {
 		return false
 	}
-	switch s {
-	case layout.StickyClients:
+	switch {
+	case s == layout.StickyClients:
 		return k.sticky != nil
-	case layout.NodePortIPs, layout.ServiceCIDRs:
+	case s.Interval():
 		return true
-	case layout.ServiceRanges, layout.RangeSources:
+	case s.Concat():
 		return k.concat[s] != nil
-	case layout.Connections, layout.Refused, layout.Dropped:
+	case s.Counts():
 		return k.sets[s.Name()].Size >= size
 	}
 	return false

@@ -103,74 +103,6 @@ func (r reader) flushed(chains string) error {
 	return nil
 }
 
-// findRange resolves a packet's destination that is in a range of ports.
-func (r reader) findRange(to netip.AddrPort, q dataplane.Query) (found dataplane.Found, err error) {
-	at := layout.Octets{}.Addr(to.Addr()).Proto(inet.Protocol(q.Packet.Protocol)).Port(to.Port())
-	key, n := string(at.Bytes()), at.Len()-4
-	var number string
-	service := ""
-	err = ignoreMissing(r.each(layout.ServiceRanges, func(e kernel.Element) {
-		if len(e.Key) == len(key) && len(e.KeyEnd) == len(key) && string(e.Key[:n]) == key[:n] && string(e.Key) <= key && key <= string(e.KeyEnd) {
-			number, service = string(e.Data), e.Comment
-		}
-	}))
-	if err != nil || number == "" {
-		return found, err
-	}
-	keys := layout.RangeKeys
-	found, err = r.find(number, keys, layout.Handlers)
-	if err == nil && found.Entry && q.Internal {
-		var internal dataplane.Found
-		if internal, err = r.find(number, layout.InternalRangeKeys, layout.InternalHandlers); internal.Entry {
-			found, keys = internal, layout.InternalRangeKeys
-		}
-	}
-	if err != nil {
-		return found, err
-	}
-	found.Service = service
-	port, err := r.shift(number, keys, to.Port())
-	for i, a := range found.Endpoints {
-		found.Endpoints[i] = netip.AddrPortFrom(a.Addr(), port)
-	}
-	return found, err
-}
-
-// shift returns the endpoints' port for a port of a range, whose number keys resolves.
-func (r reader) shift(number string, keys layout.Set, port uint16) (uint16, error) {
-	get := func(s layout.Set, key string) (value string, err error) {
-		err = r.each(s, func(e kernel.Element) {
-			if string(e.Key) == key {
-				value = string(e.Data)
-			}
-		})
-		return value, err
-	}
-	key, err := get(keys, number)
-	if err != nil || len(key) != 4 {
-		return port, err
-	}
-	pool := binary.NativeEndian.Uint32([]byte(key)) & layout.PoolMask
-	sticky, err := get(layout.StickyPools, string(binary.NativeEndian.AppendUint32(nil, pool)))
-	if err != nil {
-		return port, err
-	}
-	if len(sticky) == 4 {
-		pool = binary.NativeEndian.Uint32([]byte(sticky)) & layout.StickyMask
-	}
-	key = string(binary.NativeEndian.AppendUint32(nil, pool))
-	from, err := get(layout.ShiftFrom, key)
-	if err != nil || len(from) < 2 {
-		return port, err
-	}
-	to, err := get(layout.ShiftTo, key)
-	if err != nil || len(to) < 2 {
-		return port, err
-	}
-	first, last := binary.BigEndian.Uint16([]byte(from)), binary.BigEndian.Uint16([]byte(to))
-	return layout.Shifted(first, last, port), nil
-}
-
 // Ready returns the number of endpoints to which each Service port forwards new connections.
 // It reads the kernel's tables of a [Backend] with the same configuration, in this process or
 // another. If the frontends of a Service port have different endpoints, the largest number
@@ -193,16 +125,7 @@ func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 		if err := r.frontends(add); err != nil {
 			return err
 		}
-		dispatchKeys := map[string][]byte{}
-		err = r.each(layout.RangeKeys, func(e kernel.Element) { dispatchKeys[string(e.Key)] = slices.Clone(e.Data) })
-		if err == nil {
-			err = r.ranges(func(e kernel.Element, k tracker.Key) {
-				if e.Data = dispatchKeys[string(e.Data)]; e.Data != nil {
-					add(e, k)
-				}
-			})
-		}
-		return ignoreMissing(err)
+		return r.dispatchedRanges(add)
 	})
 	if err != nil {
 		return nil, err

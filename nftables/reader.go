@@ -95,20 +95,6 @@ func (r reader) frontends(fn func(kernel.Element, tracker.Key)) error {
 	return r.named(fn, layout.ServiceIPs, layout.NodePorts)
 }
 
-// ranges calls fn with the element of each frontend of a range of ports and with its Service port.
-// The error wraps [syscall.ENOENT] if the table has never had ranges.
-func (r reader) ranges(fn func(kernel.Element, tracker.Key)) error {
-	return r.named(fn, layout.ServiceRanges)
-}
-
-// ignoreMissing returns nil if a set is missing, and err otherwise.
-func ignoreMissing(err error) error {
-	if errors.Is(err, syscall.ENOENT) {
-		return nil
-	}
-	return err
-}
-
 func (r reader) named(fn func(kernel.Element, tracker.Key), sets ...layout.Set) error {
 	for _, s := range sets {
 		err := r.each(s, func(e kernel.Element) {
@@ -169,10 +155,7 @@ func (r reader) endpoints(handlers layout.Set) (func(dispatchKey uint32) (chain 
 		}
 		key := stickyKeys[pool]
 		if sticky := stickyChains[key&layout.MaxMember]; sticky != "" {
-			if strings.HasPrefix(chain, layout.RangePrefix) {
-				sticky = layout.RangePrefix + sticky
-			}
-			chain += ", chain " + sticky
+			chain += ", chain " + stickyChainBehind(chain, sticky)
 		}
 		return chain, pools[key&layout.StickyMask]
 	}, nil

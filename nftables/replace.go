@@ -222,10 +222,8 @@ func (r *tables) installed() (map[tracker.Key]bool, error) {
 		if err := old.frontends(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
 			return nil, err
 		}
-		if k.has(layout.ServiceRanges, f) {
-			if err := old.ranges(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
-				return nil, err
-			}
+		if err := old.rangesOf(k, func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
+			return nil, err
 		}
 	}
 	return out, nil
@@ -259,7 +257,7 @@ func (r *inPlace) prepare() {
 			case kept[s] && s.Interval():
 				t.Keep(s, k.ranges[s])
 			case kept[s] && s.Concat():
-				kept[s] = t.Wanted(layout.ServiceRanges) != 0 && t.KeepConcat(s, k.concat[s])
+				kept[s] = t.KeepConcat(s, k.concat[s])
 			}
 		}
 		keptFlowtable := r.clear(t.Family, k, kept)

@@ -215,9 +215,7 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, coun
 func (b *Backend) expectedChains(t *model.Table) (base map[string]*kernel.BaseChain, rules map[string]int) {
 	objects := []model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}}
 	objects = slices.AppendSeq(objects, maps.Values(t.Chains()))
-	if t.UsesRanges() {
-		objects = append(objects, model.Object{Kind: model.UseRanges})
-	}
+	objects = append(objects, t.Rewrites()...)
 	base, rules = b.config.rules(t.Family, t.Node).Outline(objects)
 	rules[layout.ChainFirewallCheck] += t.Sources()
 	return base, rules

@@ -38,6 +38,9 @@ type portRanges struct {
 // KeepConcat makes a set of ranges of concatenations start with the elements that it has in the
 // kernel, which have comments. It reports false if this package cannot have written them.
 func (r *portRanges) KeepConcat(s layout.Set, elements map[layout.Element]string) bool {
+	if r.Wanted(layout.ServiceRanges) == 0 {
+		return false
+	}
 	numbers, taken := map[layout.Octets]uint32{}, map[uint32]bool{}
 	for e := range elements {
 		if s != layout.ServiceRanges {
@@ -244,15 +247,22 @@ func (r *portRanges) collect(tx *Tx) {
 	}
 }
 
-// UsesRanges reports whether packets meet the chains for ranges of ports.
-func (r *portRanges) UsesRanges() bool { return r.used.now }
+// Rewrites returns the objects that replaced rules of chains of other objects.
+func (r *portRanges) Rewrites() []Object {
+	if !r.used.now {
+		return nil
+	}
+	return []Object{{Kind: UseRanges, Family: r.Family}}
+}
 
-// Rewritten reports whether the rules of the chains that lead to ranges of ports were replaced
-// since the last call.
-func (r *portRanges) Rewritten() bool {
-	was := r.rewritten
+// Rewritten returns a function that reports whether the rules of a chain were replaced since the last call, or
+// nil if none were.
+func (r *portRanges) Rewritten() func(chain string) bool {
+	if !r.rewritten {
+		return nil
+	}
 	r.rewritten = false
-	return was
+	return layout.LeadsToRanges
 }
 
 // stickyForRanges creates the chains of a sticky handler for ranges of ports, beside its others.
