@@ -25,14 +25,14 @@
 //   - flows to a frontend that were not sent to any endpoint, once the Service has an endpoint;
 //   - flows to a port of a range, if another Service has this port as a single port now or had it when they began.
 //
-// An answer that is under way when its entry is deleted does not reach the client. The package leaves alone flows to
-// an endpoint that still serves, even if it terminates or this node would no longer choose it, and flows of other
-// protocols, other Services and conntrack zones outside of [Config.Zones] (by default zone 0). Until a Service's
+// An answer that is under way when its entry is deleted does not reach the client. A flow stays if its endpoint still
+// serves, even if the endpoint terminates or this node would no longer choose it. The package ignores other
+// protocols, other Services, and conntrack zones outside of [Config.Zones] (by default zone 0). Until a Service's
 // latest change is acknowledged, none of its flows are deleted.
 //
-// A flow to a NodePort's number belongs to the Service if its destination is one of the node's own addresses at which
-// NodePorts answer, 127.0.0.1 included, or if it was sent to an endpoint that the Service just lost. The node's own
-// addresses are those of its interfaces and [Config.NodePortAddrs], without ranges that a route makes local.
+// A flow to a NodePort's number belongs to the Service if its destination is an own address of the node at which
+// NodePorts answer, or 127.0.0.1, or if it was sent to an endpoint that the Service just lost. The node's own
+// addresses are those of its interfaces and [Config.NodePortAddrs].
 //
 // A full delta makes the package judge every UDP flow to a known frontend. Flows to Services that were deleted while
 // no agent ran expire by themselves, or are deleted when another Service gets the frontend.

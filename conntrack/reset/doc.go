@@ -28,12 +28,12 @@
 //
 // # How
 //
-// A table of nf_tables, named proxier-reset, has a set of pairs of Service address and endpoint, and rules in the hooks
-// forward and output that reject packets of these pairs "with tcp reset". A pair costs one element, however many
+// A table of nf_tables, named proxier-reset, has a set of pairs of Service address and endpoint. Rules in the hooks
+// forward and output reject packets of these pairs "with tcp reset". A pair costs one element, however many
 // connections it has, and the kernel removes it after 20 minutes. For a range, the pairs are those of the connections
-// that exist after the delay, for which the package reads connection tracking once. New connections are never affected.
-// The table survives a restart of the process, and [New] reads it. Endpoints that vanish while no process runs are not
-// noticed.
+// that exist after the delay, for which the package reads connection tracking once. New connections are never
+// affected. The table survives a restart of the process, and [New] reads it. Endpoints that vanish while no process
+// runs are not noticed.
 //
 // Deleting entries of connection tracking instead was tried. The kernel then picks the connection up in the middle
 // (nf_conntrack_tcp_loose), which does nothing if the Service has no other endpoint. Each connection is a deletion of

@@ -170,7 +170,7 @@ func detects(n *ruleset.Node) []bool {
 	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
 }
 
-// apply takes the steps of package ruleset's documentation, each for all changes before the
+// apply takes the steps of ruleset's BACKEND.md, each for all changes before the
 // next. It may delete a frontend at any time, because the backend behind serves it then. So a Service
 // that failed leaves the maps: the backend behind serves it as it is now, and there may be room for
 // another attempt. Package driver, and an error that wraps [ruleset.ErrRefused], would keep the version
@@ -442,7 +442,7 @@ func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
 
 // valueOf returns the entry of a frontend, and whether any of its connections are translated.
 // Connections whose endpoint cannot be chosen when a socket connects are left to the backend
-// behind: see the package documentation.
+// behind: see DESIGN.md.
 func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, bool) {
 	if !serves(s) || len(f.Sources) != 0 {
 		return frontendValue{}, false

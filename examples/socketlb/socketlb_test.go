@@ -73,7 +73,7 @@ const (
 )
 
 // TestConnectionsAreTranslatedAsDocumented connects to frontends of each kind and compares
-// the endpoints with the package documentation.
+// the endpoints with DESIGN.md.
 func TestConnectionsAreTranslatedAsDocumented(t *testing.T) {
 	t.Parallel()
 	type decision struct {

@@ -53,7 +53,7 @@
 //   - Health checks of load-balancer IPs use TCP whatever the Service's protocol is, have the flag IPv6 for such
 //     addresses, and exist even without endpoints.
 //
-// The tests use 454 steps of 95 recorded worlds (TestWorlds), in memory and in Wine, and package conformance with failing writes and restarts.
-// TestRealService, which needs Windows, programs load balancers in the real service. No packet has been seen on Windows yet,
-// and no network of type Overlay.
+// The tests use 454 steps of 95 recorded worlds (TestWorlds), in memory and in Wine. TestRealService, which
+// needs Windows, programs load balancers in the real service. No packet has been seen on Windows yet, and no
+// network of type Overlay.
 package winkernel

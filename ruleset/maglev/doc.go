@@ -30,9 +30,8 @@
 // of connections moves. Adding an endpoint moves as many. A changed weight moves the
 // difference in the endpoint's share and up to four per cent more.
 //
-// A table of another size moves nearly all connections. SizeFor therefore returns few
-// sizes. Use a fixed size if the number of endpoints repeatedly crosses one of its
-// limits, for example during rollouts.
+// A table of another size moves nearly all connections. SizeFor therefore returns few sizes. Use a fixed size
+// if the number of endpoints often crosses one of its limits.
 //
 // # Cost
 //

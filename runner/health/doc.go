@@ -1,6 +1,5 @@
-// Package health serves health checks: the proxy's own probes (/healthz and /livez), and the health-check node ports where
-// external load balancers ask whether the node has endpoints of a Service. The package's example shows a node agent that uses
-// all parts.
+// Package health serves health checks: the proxy's own probes (/healthz and /livez), and the health-check node
+// ports where external load balancers ask whether the node has endpoints of a Service.
 //
 // Each part can be used alone:
 //

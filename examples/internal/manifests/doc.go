@@ -20,7 +20,6 @@
 // The Reader sets the API server's defaults of the fields that a node agent reads: the
 // namespace "default", protocols, port names and the timeout of session affinity.
 //
-// A [Watcher] (Linux) waits for changes of the files. It waits until a file is completely
-// written, and it notices files and folders that are replaced by renaming, as in mounted
-// ConfigMaps.
+// A [Watcher] (Linux) waits for changes of the files, until a file is completely written. It notices files and
+// folders that are replaced by renaming, as in mounted ConfigMaps.
 package manifests

@@ -13,6 +13,5 @@
 // routes of an earlier process and leaves other routes alone. The package needs
 // CAP_NET_ADMIN in the network namespace.
 //
-// A held address belongs to the node as a whole: all programs that listen at the wildcard
-// address can be reached at it.
+// Programs that listen at the wildcard address can be reached at such an address, too.
 package vip
