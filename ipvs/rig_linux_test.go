@@ -65,7 +65,7 @@ func systemOf(b *Backend) *system {
 	if c, ok := k.(*counter); ok {
 		k = c.kernel
 	}
-	return k.(*system)
+	return k.(logged).kernel.(*system)
 }
 
 // hostNode is a host of netlab as a node.
