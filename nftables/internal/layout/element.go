@@ -89,10 +89,9 @@ func FrontendKey(nodePort bool, addr netip.Addr, protocol uint8, port uint16) (a
 // Allowed returns the set of sources with prefixes of the given length.
 func Allowed(bits int) Set { return FirstAllowed + Set(bits) }
 
-// Source returns the element that allows a source of a frontend.
-func Source(source netip.Prefix, addr netip.Addr, protocol uint8, port uint16) Element {
-	key := Octets{}.Addr(source.Masked().Addr()).Addr(addr).Proto(protocol).Port(port)
-	return Element{Set: Allowed(source.Bits()), Named: true, Key: key}
+// SourceKey returns the key that allows the sources of a frontend from the first address on.
+func SourceKey(first, addr netip.Addr, protocol uint8, port uint16) Octets {
+	return Octets{}.Addr(first).Addr(addr).Proto(protocol).Port(port)
 }
 
 // ElementSize returns the number of bytes of an element in a netlink message, without a comment.

@@ -84,7 +84,10 @@ func (h Handler) Chain() string {
 	if h.Firewall {
 		name = "firewall-" + name
 	}
-	return h.Variant(name)
+	if h.Range {
+		name = RangePrefix + name
+	}
+	return name
 }
 
 // choiceName names how a handler chooses a bucket.

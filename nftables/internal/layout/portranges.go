@@ -69,12 +69,6 @@ func RangeElement(addr netip.Addr, protocol uint8, first, last uint16, number ui
 	return Element{Set: ServiceRanges, Named: true, Key: key, Data: Octets{}.Port(last).Word(RangeKey(number))}
 }
 
-// RangeSource returns the element of the allowed sources of a range of ports.
-func RangeSource(from, to, addr netip.Addr, protocol uint8, first, last uint16) Element {
-	key := Octets{}.Addr(from).Addr(addr).Proto(protocol).Port(first)
-	return Element{Set: RangeSources, Key: key, Data: Octets{}.Addr(to).Port(last)}
-}
-
 // End returns the last key of an element of a set of ranges of concatenations, and the element's
 // data in the kernel.
 func (e *Element) End() (last, data Octets) {

@@ -37,8 +37,8 @@ type stickyEntry struct {
 	number uint32
 	// uses counts the pools with this handler.
 	uses int
-	// ranges is set if the handler has a chain for ranges of ports, too.
-	ranges bool
+	// forms is how many of stickyForms have chains.
+	forms int
 }
 
 // stickyRef is a sticky handler with its number. The zero value stands for no handler.
@@ -87,20 +87,24 @@ func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 	return n
 }
 
-// stickyHandler returns the sticky handler, which it creates if needed, or false if there is no
-// number for it. ranges tells that the handler is for ranges of ports, too.
-func (c *chains) stickyHandler(h layout.StickyHandler, ranges bool, tx *Tx) (stickyRef, bool) {
+// stickyHandler returns the sticky handler with the given number of stickyForms, which it creates if needed, or
+// false if there is no number for it.
+func (c *chains) stickyHandler(h layout.StickyHandler, forms int, tx *Tx) (stickyRef, bool) {
 	e, ok := c.sticky.now[h]
 	if !ok {
 		if e.number, ok = c.stickyNumbers.take(&c.draft); !ok {
 			return stickyRef{}, false
 		}
-		c.sticky.set(&c.draft, h, e)
 		c.unused.set(&c.draft, c.unused.now+1)
-		c.stickyChains(h, e.number, layout.StickyHandlers, StickyChains, tx)
 	}
-	if ranges && !e.ranges {
-		c.stickyForRanges(h, e, tx)
+	if e.forms < forms {
+		of := h
+		for _, f := range stickyForms[e.forms:forms] {
+			of.Range = f.ranges
+			c.stickyChains(of, e.number, f.handlers, f.shared, tx)
+		}
+		e.forms = forms
+		c.sticky.set(&c.draft, h, e)
 	}
 	return stickyRef{h, e.number}, true
 }
@@ -114,16 +118,16 @@ func (c *chains) stickyChains(h layout.StickyHandler, number uint32, s layout.Se
 	c.verdict(s, number, name, tx)
 }
 
-// planSticky gives a Service's pool for a target, if that is sticky, the handler h. ranges tells that the
-// Service has ranges of ports. was and is are the same pool unless its kind changes.
-func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, ranges bool, tx *Tx) error {
+// planSticky gives a Service's pool for a target, if that is sticky, the handler h with the given number of
+// stickyForms. was and is are the same pool unless its kind changes.
+func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, forms int, tx *Tx) error {
 	if was != nil && was != is && was.sticky {
 		c.setSticky(was.number, stickyRef{}, tx)
 	}
 	if is == nil || !is.sticky {
 		return nil
 	}
-	r, ok := c.stickyHandler(h, ranges, tx)
+	r, ok := c.stickyHandler(h, forms, tx)
 	if !ok {
 		return ErrOverflow
 	}
@@ -183,11 +187,11 @@ func (c *chains) collectSticky(tx *Tx) {
 		}
 		c.sticky.delete(&c.draft, h)
 		c.stickyNumbers.give(entry.number)
-		for _, s := range entry.maps() {
-			key := verdictKey{s, entry.number}
+		for _, f := range stickyForms[:entry.forms] {
+			key := verdictKey{f.handlers, entry.number}
 			c.garbage.set(&c.draft, c.verdicts.now[key], true)
 			c.verdicts.delete(&c.draft, key)
-			tx.remove(c.Family, &layout.Element{Set: s, Key: word(entry.number)})
+			tx.remove(c.Family, &layout.Element{Set: f.handlers, Key: word(entry.number)})
 		}
 	}
 	c.unused.set(&c.draft, 0)

@@ -110,7 +110,7 @@ func (t *Table) write(old, now *service, before, after *wanted, tx *Tx) error {
 	for _, target := range targets {
 		was, is := old.pools[target], now.pools[target]
 		t.pools.plan(was, is, before, after, target, tx)
-		if err := t.chains.planSticky(was, is, after.pools[target].sticky, len(now.ranges) != 0, tx); err != nil {
+		if err := t.chains.planSticky(was, is, after.pools[target].sticky, now.forms(), tx); err != nil {
 			return err
 		}
 	}

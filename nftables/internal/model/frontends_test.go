@@ -122,3 +122,26 @@ func TestDiffTurnsOneListIntoTheOther(t *testing.T) {
 		}
 	}
 }
+
+// TestLostDestinationHasItsProtocol lets a Service take the address, the port and the ID of one with another
+// protocol. The counters of the old destination must go.
+func TestLostDestinationHasItsProtocol(t *testing.T) {
+	tab := NewTable(tracker.IPv4, &ruleset.Node{}, DefaultConfig, nil, 0)
+	addr := netip.MustParseAddr("10.96.0.1")
+	port := func(p v1.Protocol) *ruleset.Port {
+		s := &ruleset.Port{ID: 1, Spec: &tracker.ServicePort{}, Frontends: []ruleset.Frontend{{Kind: ruleset.KindClusterIP, Addr: addr, Port: 53, Target: ruleset.TargetReject}}}
+		s.Key.Protocol, s.Key.Family = p, tracker.IPv4
+		return s
+	}
+	var lost []Destination
+	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+		s, tx := port(p), &Tx{}
+		if err := tab.Change(&ruleset.Change{Key: s.Key, New: s, Fields: ruleset.FieldAll}, tx); err != nil {
+			t.Fatal(err)
+		}
+		lost = append(lost, tx.Lost...)
+	}
+	if want := (Destination{tracker.IPv4, layout.Octets{}.Addr(addr).Proto(inet.TCP).Port(53)}); !slices.Equal(lost, []Destination{want}) {
+		t.Errorf("lost %v, want %v", lost, want)
+	}
+}

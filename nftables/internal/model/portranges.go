@@ -97,11 +97,6 @@ func (r *portRanges) releaseKept(tx *Tx) {
 	r.kept, r.keptElements.now, r.keptNumbers.now = [layout.SetCount]bool{}, nil, nil
 }
 
-// hasRange reports whether a frontend of s has a range of ports.
-func hasRange(s *ruleset.Port) bool {
-	return s.Spec.IsRange() && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() })
-}
-
 // rangeNumber returns the number of the Service's range at an address, or 0.
 func (s *service) rangeNumber(a netip.Addr) uint32 {
 	for _, r := range s.ranges {
@@ -146,7 +141,8 @@ func (w *wanted) addRange(f *ruleset.Frontend, protocol uint8) (e layout.Element
 // addRangeSources adds the allowed sources of a frontend with a range of ports.
 func (w *wanted) addRangeSources(f *ruleset.Frontend, protocol uint8) {
 	for _, s := range merged(f.Sources) {
-		w.elements = append(w.elements, layout.RangeSource(s.First, s.Last, f.Addr, protocol, f.Port, f.LastPort))
+		key := layout.SourceKey(s.First, f.Addr, protocol, f.Port)
+		w.elements = append(w.elements, layout.Element{Set: layout.RangeSources, Key: key, Data: ip(s.Last).Port(f.LastPort)})
 	}
 }
 
@@ -265,20 +261,27 @@ func (r *portRanges) Rewritten() func(chain string) bool {
 	return layout.LeadsToRanges
 }
 
-// stickyForRanges creates the chains of a sticky handler for ranges of ports, beside its others.
-func (c *chains) stickyForRanges(h layout.StickyHandler, e stickyEntry, tx *Tx) {
-	e.ranges = true
-	c.sticky.set(&c.draft, h, e)
-	h.Range = true
-	c.stickyChains(h, e.number, layout.RangeStickyHandlers, RangeStickyChains, tx)
+// stickyForms are the forms in which a sticky handler has chains: for single ports, and for ranges of ports.
+var stickyForms = [...]struct {
+	ranges   bool
+	handlers layout.Set
+	shared   Kind
+}{{false, layout.StickyHandlers, StickyChains}, {true, layout.RangeStickyHandlers, RangeStickyChains}}
+
+// forms returns how many of stickyForms the Service's pools need.
+func (s *service) forms() int {
+	if len(s.ranges) != 0 {
+		return 2
+	}
+	return 1
 }
 
-// maps returns the verdict maps that have the handler.
-func (e stickyEntry) maps() []layout.Set {
-	if e.ranges {
-		return []layout.Set{layout.StickyHandlers, layout.RangeStickyHandlers}
+// formsOf returns how many of stickyForms a version of a Service wants.
+func formsOf(s *ruleset.Port) int {
+	if s.Spec.IsRange() && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() }) {
+		return 2
 	}
-	return []layout.Set{layout.StickyHandlers}
+	return 1
 }
 
 // demandRanges adds the largest number of elements that only Services with ranges need.

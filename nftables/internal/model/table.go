@@ -122,7 +122,7 @@ func (t *Table) CreateAll(tx *Tx) {
 	}
 	t.chains.handler(layout.Handler{Sticky: true}, true, tx)
 	t.portRanges.createAll(&t.chains, tx)
-	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, true, tx)
+	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, len(stickyForms), tx)
 	t.chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, false, tx)
 	t.frontends.prefix(t.Family.Bits()/2, tx)
 }

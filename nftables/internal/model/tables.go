@@ -146,7 +146,7 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 		}
 		for _, target := range targets {
 			if s.Spec.Affinity != 0 && len(s.Pool(target)) != 0 {
-				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), hasRange(s), m.tx) })
+				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), formsOf(s), m.tx) })
 			}
 		}
 	}

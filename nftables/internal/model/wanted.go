@@ -138,7 +138,8 @@ func (w *wanted) addFrontends(protocol uint8) {
 			w.addRangeSources(f, protocol)
 		} else {
 			for _, source := range f.Sources {
-				w.elements = append(w.elements, layout.Source(source, f.Addr, protocol, f.Port))
+				key := layout.SourceKey(source.Masked().Addr(), f.Addr, protocol, f.Port)
+				w.elements = append(w.elements, layout.Element{Set: layout.Allowed(source.Bits()), Named: true, Key: key})
 			}
 		}
 		if f.Kind == ruleset.KindClusterIP {
