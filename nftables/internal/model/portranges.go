@@ -126,7 +126,7 @@ type wantedRange struct {
 // dispatch key, and the set of those for internal traffic.
 func (w *wanted) addRange(f *ruleset.Frontend, protocol uint8) (e layout.Element, internal layout.Set) {
 	r := &w.ranges
-	if f.Shifted() && !r.shifted {
+	if f.Shifted() && !r.shifted && w.err == nil {
 		from, to, ok := layout.ShiftedBy(f.Port, f.LastPort, f.TargetPort)
 		if !ok {
 			w.err = fmt.Errorf("%w: ports %s to %d and higher ones", ErrShift, f.Ports(), f.TargetPort)
