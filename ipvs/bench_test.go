@@ -29,7 +29,7 @@ import (
 //
 //	go test -run '^$' -bench Kernel -benchtime 1x ./ipvs
 func BenchmarkKernel(b *testing.B) {
-	if !vm.Inside(b, vm.IPVS, "") {
+	if !vm.Inside(b, vm.IPVS) {
 		return
 	}
 	for _, services := range []int{1000, 10000} {
@@ -45,7 +45,7 @@ func BenchmarkKernel(b *testing.B) {
 // BenchmarkChangeBesideAttacker: see [backendtest.ChangeBesideAttacker]. In a virtual machine, compare
 // its lines with the one without an attack.
 func BenchmarkChangeBesideAttacker(b *testing.B) {
-	if !vm.Inside(b, vm.IPVS, "") {
+	if !vm.Inside(b, vm.IPVS) {
 		return
 	}
 	backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {

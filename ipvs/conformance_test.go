@@ -13,26 +13,15 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
-	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestConformance runs the suite that all backends must pass. Unless all tests must run,
-// it runs one world of the suite.
+// TestConformance runs the suite that all backends must pass.
 func TestConformance(t *testing.T) {
-	if testing.Short() {
-		t.Skip("boots a virtual machine; run without -short")
+	if inMachine(t) {
+		conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips})
 	}
-	worlds := "^external_policy_Local$"
-	if testtime.Complete() {
-		worlds = ""
-	}
-	t.Parallel()
-	if !vm.Inside(t, vm.IPVS, worlds) {
-		return
-	}
-	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips})
 }
 
 // newForWorld returns a Backend beside network policies of another program.

@@ -141,5 +141,5 @@ func inMachine(t *testing.T) bool {
 	t.Helper()
 	testtime.NeedComplete(t)
 	t.Parallel()
-	return vm.Inside(t, vm.IPVS, "")
+	return vm.Inside(t, vm.IPVS)
 }

@@ -95,7 +95,7 @@ var notOffload = []conformance.Feature{
 func TestOffloadConformance(t *testing.T) {
 	testtime.NeedComplete(t)
 	t.Parallel()
-	if !vm.Inside(t, vm.Debian, "") {
+	if !vm.Inside(t, vm.Debian) {
 		return
 	}
 	skip := skips()

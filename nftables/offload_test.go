@@ -98,7 +98,7 @@ func TestInterfacesAreChosenByPatterns(t *testing.T) {
 //
 //	PROXIER_VM_PROCESSORS=2 PROXIER_VM_KERNEL=$(.ci/vm-kernel) go test ./nftables -run '^$' -bench Offload -benchtime 30x
 func BenchmarkOffload(b *testing.B) {
-	if !vm.Inside(b, vm.Debian, "") {
+	if !vm.Inside(b, vm.Debian) {
 		return
 	}
 	const turn = 4 << 20

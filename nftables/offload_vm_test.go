@@ -34,7 +34,7 @@ import (
 func TestOffloadByFlowtables(t *testing.T) {
 	testtime.NeedComplete(t)
 	t.Parallel()
-	if !vm.Inside(t, vm.Debian, "") {
+	if !vm.Inside(t, vm.Debian) {
 		return
 	}
 	for name, test := range map[string]func(*testing.T){

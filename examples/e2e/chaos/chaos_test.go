@@ -264,7 +264,7 @@ func TestChaosInVM(t *testing.T) {
 		}
 		t.Chdir(dir)
 	}
-	if !vm.Inside(t, vm.Debian, "") {
+	if !vm.Inside(t, vm.Debian) {
 		return
 	}
 	flags.nodeproxy, flags.dir = agent, t.TempDir()

@@ -162,7 +162,7 @@ func TestRivalInVM(t *testing.T) {
 		}
 		t.Chdir(dir)
 	}
-	if !vm.Inside(t, vm.IPVS, "") {
+	if !vm.Inside(t, vm.IPVS) {
 		return
 	}
 	file := filepath.Join(t.TempDir(), "rival.json")

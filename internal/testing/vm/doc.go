@@ -4,7 +4,7 @@
 // A test calls [Inside] first if it needs a feature that the running kernel may lack:
 //
 //	func TestConformance(t *testing.T) {
-//		if !vm.Inside(t, vm.IPVS, "") {
+//		if !vm.Inside(t, vm.IPVS) {
 //			return
 //		}
 //		...

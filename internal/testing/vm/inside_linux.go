@@ -43,13 +43,12 @@ const insideEnv = "PROXIER_VM_INSIDE"
 // other process it starts the test binary in such a kernel, for this test or benchmark
 // alone, waits for its end, gives tb the same result, and reports false. It passes the
 // command line's flags on, including the test's own, so that -run, -v and -bench have
-// the same meaning there. If they select no subtests, it runs the subtests that the pattern
-// subtests matches, or all if the pattern is empty.
+// the same meaning there.
 //
 // Tests that run one after the other share a machine. Tests that call t.Parallel before Inside
 // run in machines side by side, one for each of the host's processors. A top-level test must
 // call Inside.
-func Inside(tb testing.TB, kind Kind, subtests string) bool {
+func Inside(tb testing.TB, kind Kind) bool {
 	tb.Helper()
 	if os.Getenv(insideEnv) != "" {
 		return true
@@ -58,7 +57,7 @@ func Inside(tb testing.TB, kind Kind, subtests string) bool {
 		tb.Fatal("vm.Inside is for top-level tests")
 	}
 	if kind == IPVS && nativeIPVS() {
-		native(tb, subtests)
+		native(tb)
 		return false
 	}
 	h, err := findHost()
@@ -93,7 +92,7 @@ func Inside(tb testing.TB, kind Kind, subtests string) bool {
 		timeout = whole
 	}
 	f := &follower{tb: tb}
-	status, err := m.run(ctx, command(0, arguments(tb, timeout, h.parallel, subtests)), f.line)
+	status, err := m.run(ctx, command(0, arguments(tb, timeout, h.parallel)), f.line)
 	if err != nil {
 		m = nil
 	}
@@ -165,16 +164,13 @@ const grace = 10 * time.Second
 
 // arguments returns the command line for the one test, with the given timeout and number of parallel
 // tests.
-func arguments(tb testing.TB, timeout time.Duration, parallel int, subtests string) []string {
+func arguments(tb testing.TB, timeout time.Duration, parallel int) []string {
 	name := regexp.QuoteMeta(tb.Name())
 	args := []string{"-test.v=true"}
 	selected := func(value string) string {
 		// Keep the user's selection of subtests, after the first slash.
 		if _, sub, ok := strings.Cut(value, "/"); ok {
 			return "^" + name + "$/" + sub
-		}
-		if subtests != "" {
-			return "^" + name + "$/" + subtests
 		}
 		return "^" + name + "$"
 	}
@@ -242,13 +238,13 @@ func command(program int, args []string) string {
 }
 
 // native runs the test in a new network namespace of the running kernel.
-func native(tb testing.TB, subtests string) {
+func native(tb testing.TB) {
 	tb.Helper()
 	// Keep the thread that starts the process, because the process dies with it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(tb.Context(), "/proc/self/exe")
-	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb), 4, subtests)...)
+	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb), 4)...)
 	cmd.Env = append(os.Environ(), environment()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()

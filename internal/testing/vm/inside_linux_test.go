@@ -20,7 +20,7 @@ import (
 // TestMachineHasKernelAndTools runs in the machine.
 func TestMachineHasKernelAndTools(t *testing.T) {
 	testtime.NeedThorough(t) // the tests in machines show it, too
-	if !vm.Inside(t, vm.Debian, "") {
+	if !vm.Inside(t, vm.Debian) {
 		return
 	}
 	var u unix.Utsname
@@ -59,7 +59,7 @@ func inChild(t *testing.T) bool {
 	if os.Getenv(childEnv) == "" {
 		t.Skip("runs as a child of TestEndsInMachineAreReported")
 	}
-	return vm.Inside(t, vm.Debian, "")
+	return vm.Inside(t, vm.Debian)
 }
 
 func TestChildSkips(t *testing.T) {

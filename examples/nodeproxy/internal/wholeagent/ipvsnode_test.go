@@ -334,7 +334,7 @@ func TestIPVSNode(t *testing.T) {
 	testtime.NeedComplete(t)
 	t.Parallel()
 	netlab.NeedPrograms(t, "ipset", "ipvsadm")
-	if !vm.Inside(t, vm.IPVS, "") {
+	if !vm.Inside(t, vm.IPVS) {
 		return
 	}
 	t.Run("privileges", privilegesIPVS)

@@ -80,7 +80,7 @@ func TestSwitchingModesBreaksNoConnection(t *testing.T) {
 func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
 	testtime.NeedComplete(t)
 	t.Parallel()
-	if !vm.Inside(t, vm.IPVS, "") {
+	if !vm.Inside(t, vm.IPVS) {
 		return
 	}
 	switchModes(t, "ipvs", "iptables", "nftables")

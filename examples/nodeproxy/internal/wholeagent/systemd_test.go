@@ -105,7 +105,7 @@ func (s *systemd) log() string {
 func TestUnitUnderSystemd(t *testing.T) {
 	testtime.NeedComplete(t)
 	t.Parallel()
-	if !vm.Inside(t, vm.Debian, "") {
+	if !vm.Inside(t, vm.Debian) {
 		return
 	}
 	// Systemd acts on the system's files, and this test deletes its own: only the machine has this one.
