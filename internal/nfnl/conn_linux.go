@@ -30,6 +30,8 @@ type Conn struct {
 	buf []byte
 	// unread is set from a request on until its last answer is read.
 	unread bool
+	// kernel is the address of the kernel.
+	kernel unix.SockaddrNetlink
 }
 
 // Dial opens a socket in the namespace that ns is an open file of, or in the calling
@@ -40,7 +42,7 @@ func Dial(ns *os.File) (*Conn, error) {
 		return nil, err
 	}
 	defer n.Close()
-	c := &Conn{fd: -1, buf: make([]byte, bufferSize)}
+	c := &Conn{fd: -1, buf: make([]byte, bufferSize), kernel: unix.SockaddrNetlink{Family: unix.AF_NETLINK}}
 	if err := n.Do(c.open); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("open netlink socket: %w", err)
@@ -110,7 +112,7 @@ func (c *Conn) SetBuffers(send, receive int) (limit int, err error) {
 // Send sends one or more messages.
 func (c *Conn) Send(b []byte) error {
 	for {
-		err := unix.Sendto(c.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		err := unix.Sendto(c.fd, b, 0, &c.kernel)
 		switch {
 		case err == nil:
 			return nil
@@ -129,7 +131,7 @@ func (c *Conn) Receive(flags int) ([]byte, error) {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EAGAIN:
-			return nil, err // as it is, because every Commit ends with it
+			return nil, err // as it is: it means that all answers were read
 		case err != nil:
 			return nil, c.failed("recvmsg", err)
 		case got&unix.MSG_TRUNC != 0:
@@ -245,14 +247,15 @@ func (c *Conn) Commit(b *Batch) error {
 	if b.Empty() && !c.Closed() {
 		return nil
 	}
-	last := b.seq - 1
+	last, abandoned := b.seq-1, c.unread
 	c.unread = true
 	if err := c.Send(b.Finish()); err != nil {
 		return err
 	}
-	// The kernel has processed the batch, and its answers are waiting. Commit reads all
-	// of them, so that the next batch does not get an old answer, even if the socket
-	// could not hold all refusals.
+	// The kernel has processed the batch, and its answers are waiting: refusals, and behind them the
+	// acknowledgment of the last message. Commit reads all of them, so that the next batch does not get an
+	// old answer, even if the socket could not hold all refusals. An acknowledgment without a refusal is the only
+	// answer, unless those to an abandoned request are behind it.
 	var failed *Error
 	acked, lost := false, false
 	for {
@@ -281,15 +284,27 @@ func (c *Conn) Commit(b *Batch) error {
 			if !m.Acknowledges() {
 				continue
 			}
-			err := m.Err()
-			var refusal *Error
-			switch {
+			switch err := m.Err(); {
 			case err == nil && m.Seq == last:
 				acked = true
-			case errors.As(err, &refusal) && failed == nil:
-				refusal.What = b.what(m.Seq)
-				failed = refusal
+			case err != nil && failed == nil:
+				if failed = refusalOf(err); failed != nil {
+					failed.What = b.what(m.Seq)
+				}
 			}
 		}
+		if acked && failed == nil && !lost && !abandoned {
+			c.unread = false
+			return nil
+		}
 	}
+}
+
+// refusalOf returns the [*Error] that err wraps, or nil.
+func refusalOf(err error) *Error {
+	var refusal *Error
+	if !errors.As(err, &refusal) {
+		return nil
+	}
+	return refusal
 }

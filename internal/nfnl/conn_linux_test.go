@@ -3,6 +3,7 @@ package nfnl
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -62,7 +63,49 @@ func TestSocketWorksAfterErrors(t *testing.T) {
 	}
 }
 
-// TestEmptySocketMakesNoError reads a socket without datagrams, as each Commit does at its end. The one
+// TestCommitReadsAllAnswers commits after a dump that its caller abandoned: the kernel continues the dump as
+// it is read, behind the acknowledgment of the transaction. It also commits after a refusal.
+func TestCommitReadsAllAnswers(t *testing.T) {
+	c := dial(t, netlab.NewHost(t))
+	write := func(change func(Table), names ...string) error {
+		b := &Batch{}
+		b.Reset()
+		for _, name := range names {
+			change(Table{Batch: b, Family: unix.NFPROTO_IPV4, Name: name})
+		}
+		return c.Commit(b)
+	}
+	silent := func(after string) {
+		t.Helper()
+		if left, err := c.Receive(unix.MSG_DONTWAIT); err != unix.EAGAIN {
+			t.Errorf("after %s: %d bytes of answers are left, error %v", after, len(left), err)
+		}
+	}
+	var names []string
+	for i := range 2000 {
+		names = append(names, fmt.Sprintf("table-%d", i))
+	}
+	if err := write(Table.Create, names...); err != nil {
+		t.Fatal(err)
+	}
+	silent("a transaction")
+	failure := errors.New("failure")
+	dump := Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_IPV4, Dump: true}
+	if err := c.Get(t.Context(), dump, func([]byte) error { return failure }); err != failure {
+		t.Fatal(err)
+	}
+	if err := write(Table.Create, "after"); err != nil {
+		t.Fatal(err)
+	}
+	silent("a transaction after an abandoned dump")
+	var refused *Error
+	if err := write(Table.Delete, "none", "after", "none"); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
+		t.Errorf("two tables that do not exist: %v", err)
+	}
+	silent("two refusals")
+}
+
+// TestEmptySocketMakesNoError reads a socket without datagrams, as Commit does after a refusal. The one
 // allocation is that of recvmsg.
 func TestEmptySocketMakesNoError(t *testing.T) {
 	c := dial(t, netlab.NewHost(t))

@@ -26,8 +26,8 @@ type plan struct {
 	failed map[tracker.Key]error
 }
 
-func (m *Tables) newPlan(changes []ruleset.Change) *plan {
-	p := &plan{Tables: m, changes: changes}
+func (m *Tables) newPlan(changes []ruleset.Change) plan {
+	p := plan{Tables: m, changes: changes}
 	for i := range changes {
 		for _, taker := range changes[i].LostFrontends() {
 			if p.takers == nil {
