@@ -83,5 +83,5 @@ func parseValue(text string) (any, error) {
 	case "int64":
 		return strconv.ParseInt(literal, 0, 64)
 	}
-	return nil, fmt.Errorf("type %s is not implemented", typ)
+	return nil, fmt.Errorf("no seed can have the type %s", typ)
 }
