@@ -11,7 +11,8 @@ import (
 )
 
 // logged is a kernel whose writes are logged at [dataplane.LevelTransaction] before they are made, in the words
-// of a [Renderer]. IPVS has no transactions: each entry of the log is one write.
+// of a [Renderer]. IPVS has no transactions: each entry of the log is one write. The kernel may turn out to have
+// what a write adds, or to lack what it deletes.
 type logged struct {
 	kernel
 	words *recorder
@@ -93,6 +94,16 @@ func (l logged) addEntries(s setID, f tracker.Family, list []entry, marks map[en
 func (l logged) delEntries(s setID, f tracker.Family, list []entry) error {
 	l.log(func(r *recorder) error { return r.delEntries(s, f, list) })
 	return l.kernel.delEntries(s, f, list)
+}
+
+func (l logged) ensureDevice() error {
+	l.log(func(r *recorder) error { return r.ensureDevice() })
+	return l.kernel.ensureDevice()
+}
+
+func (l logged) removeDevice() error {
+	l.log(func(r *recorder) error { return r.write("ip -batch -", "link del "+deviceName) })
+	return l.kernel.removeDevice()
 }
 
 func (l logged) bind(a netip.Addr) error {

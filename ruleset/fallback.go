@@ -173,8 +173,8 @@ func (c *Cursor) fallBack(d *Delta) *Delta {
 // without the endpoints that are not among now.Selection.Reachable. So a backend that must refuse
 // a change still stops sending connections to endpoints that are gone, and releases addresses
 // that another Service may own now. It keeps s's pools, affinity and policies, and takes the
-// allowed sources from now. A frontend whose pool is empty does what the same frontend of now
-// does, or rejects if that one has endpoints.
+// allowed sources that now has. A frontend whose pool is empty does what now's frontend at the same address
+// and port does, or rejects if that one has endpoints.
 //
 // The result shares unchanged slices with s and now. Its ID and Key are those of s. If now is
 // nil, there is nothing left and the result is nil.

@@ -152,7 +152,7 @@ func TestOutcomesAreToldApart(t *testing.T) {
 	}{
 		{"10.0.0.1:80 10.0.0.2:4000\n", nil, Reached, "reached 10.0.0.1:80 with source 10.0.0.2"},
 		{"hello\n", nil, Failed, "failed: unexpected reply"},
-		{"10.0.0.1:80 nobody\n", nil, Failed, "failed: unexpected reply"},
+		{"10.0.0.1:80 unknown\n", nil, Failed, "failed: unexpected reply"},
 		{"", &net.OpError{Op: "dial", Err: unix.ECONNREFUSED}, Refused, "refused"},
 		{"", os.ErrDeadlineExceeded, Silent, "no answer"},
 		{"", &net.OpError{Op: "dial", Err: context.DeadlineExceeded}, Silent, "no answer"},

@@ -69,7 +69,7 @@ func toRanges(c ChainSpec) []string {
 	return append(c.Rules[:last], reset+" return", "jump "+layout.ChainOwnRanges, reset)
 }
 
-// counting returns the rule that counts a packet to the handler in a set. There is none for ranges of ports: a
+// counting returns the rule that counts a packet to the handler in a set. Packets to ranges of ports are not counted: a
 // counter for each port that some client tries would fill the set.
 func counting(h layout.Handler, s layout.Set) []string {
 	if h.Range {
