@@ -55,8 +55,7 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	if err != nil {
 		return unread(err)
 	}
-	s.stale = s.stale || !maps.Equal(s.own, found.own)
-	s.own = found.own
+	s.setOwn(found.own)
 	for a := range s.bound.All() {
 		if !found.bound.Has(a) {
 			return drift("address %s is gone from %s", a, deviceName)
@@ -128,8 +127,7 @@ func (b *Backend) followAddresses() error {
 			b.discard()
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 		}
-		s.stale = s.stale || !maps.Equal(own, s.own)
-		s.own = own
+		s.setOwn(own)
 	}
 	return nil
 }

@@ -164,7 +164,7 @@ func (b *Backend) tend(ctx context.Context, now time.Time) error {
 			}
 			if err == nil && s.stale {
 				u := newUpdate(b, s, map[tracker.Key]error{})
-				u.addExternal()
+				u.addStale()
 				err = u.run(ctx, false)
 				maps.Copy(failed, u.failed)
 			}

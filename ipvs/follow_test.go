@@ -61,6 +61,7 @@ func testRandomChanges(t *testing.T, newNode func(testing.TB) node) {
 	r := newRigOn(t, newNode(t), Config{})
 	rng := rand.New(rand.NewPCG(*backendtest.Seed, 1))
 	protocols := []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
+	taken := map[string]bool{} // cluster IPs that the node has, too
 	for step := range 40 {
 		for range 1 + rng.IntN(3) {
 			i := rng.IntN(6)
@@ -94,6 +95,12 @@ func testRandomChanges(t *testing.T, newNode func(testing.TB) node) {
 			r.cursor.Resync()
 		case 1:
 			r.restart()
+		case 2, 3:
+			a, do := fmt.Sprintf("10.96.0.%d/32", 1+rng.IntN(5)), "add"
+			if taken[a] = !taken[a]; !taken[a] {
+				do = "del"
+			}
+			r.run("ip addr " + do + " " + a + " dev eth0")
 		}
 		r.sync()
 		if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
@@ -426,6 +433,18 @@ func testNodePortsFollowTheNodesAddresses(t *testing.T, newNode func(testing.TB)
 	r.run("ip addr del 198.18.0.7/32 dev eth0")
 	tend()
 	r.agree()
+	// So is a cluster IP, also if Check sees it first, and bound again later.
+	r.run("ip addr add 10.96.0.2/32 dev eth0")
+	tend()
+	r.agree()
+	r.hasNot("ipset save", "IPS 10.96.0.2")
+	r.run("ip addr del 10.96.0.2/32 dev eth0")
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+	tend()
+	r.agree()
+	r.has("ipset save", "add KUBE-IPVS-IPS 10.96.0.2")
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Error(err)
 	}

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"math/bits"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -34,9 +35,9 @@ type state struct {
 	bound driver.Ledger[owner, netip.Addr]
 	// own holds the node's own addresses, on other devices.
 	own map[netip.Addr]bool
-	// external holds the Services whose plans depend on the node's addresses, which change
-	// without a delta.
-	external map[tracker.Key]*ruleset.Port
+	// services holds all Service ports: the node's addresses, on which plans depend, change without a
+	// delta.
+	services map[tracker.Key]*ruleset.Port
 	// drainingReals holds the draining real servers, with the time at which the drain
 	// began.
 	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
@@ -48,8 +49,10 @@ type state struct {
 	marks *driver.IDs[tracker.Key]
 	// notLocalYet lists bound addresses that the kernel may not treat as local yet.
 	notLocalYet []netip.Addr
-	// stale reports that the node's addresses have changed since Services were programmed.
+	// stale reports that the node's addresses have changed since Services were programmed, and moved
+	// holds those that have.
 	stale bool
+	moved map[netip.Addr]bool
 	node  *ruleset.Node
 	// before is the state that was known before this one, during a full delta.
 	before *state
@@ -92,11 +95,31 @@ func newState(f tracker.Family, m Marks) *state {
 		entryMarks:    map[entry]uint32{},
 		led:           map[uint32]bool{},
 		own:           map[netip.Addr]bool{},
-		external:      map[tracker.Key]*ruleset.Port{},
+		services:      map[tracker.Key]*ruleset.Port{},
+		moved:         map[netip.Addr]bool{},
 		drainingReals: map[virtualKey]map[netip.AddrPort]time.Time{},
 		retired:       map[virtualKey]retired{},
 		marks:         marks,
 	}
+}
+
+// setOwn records the node's own addresses.
+func (s *state) setOwn(own map[netip.Addr]bool) {
+	for _, m := range []map[netip.Addr]bool{own, s.own} {
+		for a := range m {
+			if own[a] != s.own[a] {
+				s.stale, s.moved[a] = true, true
+			}
+		}
+	}
+	s.own = own
+}
+
+// follows reports whether the plan of a Service port depends on addresses that have changed. One of its
+// own addresses is not bound while it is one of the node's.
+func (s *state) follows(svc *ruleset.Port) bool {
+	return svc.Spec.ExternallyAccessible() ||
+		slices.ContainsFunc(svc.Frontends, func(f ruleset.Frontend) bool { return s.moved[f.Addr] })
 }
 
 // hasEntry records that the kernel has an element.

@@ -139,7 +139,7 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	if u.s.stale && !d.Full {
-		u.addExternal()
+		u.addStale()
 	}
 	return u.run(ctx, d.Full)
 }
@@ -151,23 +151,20 @@ func (u *update) add(k tracker.Key, o owner, svc *ruleset.Port) {
 		u.failed[k] = fmt.Errorf("IPVS has no protocol %q: %w", k.Protocol, ruleset.ErrRefused)
 		return
 	}
-	if svc != nil && svc.Spec.ExternallyAccessible() {
-		u.s.external[k] = svc
-	} else {
-		delete(u.s.external, k)
+	if u.s.services[k] = svc; svc == nil {
+		delete(u.s.services, k)
 	}
 	u.items = append(u.items, &item{key: k, owner: o, service: svc})
 }
 
-// addExternal adds all other Service ports that depend on the node's addresses to the
-// items.
-func (u *update) addExternal() {
+// addStale adds all other Service ports whose plans depend on addresses that have changed to the items.
+func (u *update) addStale() {
 	already := make(map[tracker.Key]bool, len(u.items))
 	for _, it := range u.items {
 		already[it.key] = true
 	}
-	for k, svc := range u.s.external {
-		if !already[k] {
+	for k, svc := range u.s.services {
+		if !already[k] && u.s.follows(svc) {
 			u.add(k, owner(svc.ID), svc)
 		}
 	}
@@ -307,5 +304,8 @@ func (u *update) finish() {
 		case len(it.plan.internal) == 0 || it.plan.mark == u.b.config.Marks.Value:
 			u.s.freeMark(u.b.config.Marks, it.key)
 		}
+	}
+	if !u.s.stale {
+		clear(u.s.moved)
 	}
 }
