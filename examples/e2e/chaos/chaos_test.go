@@ -248,7 +248,9 @@ func TestFullTrackingEnds(t *testing.T) {
 
 // TestChaosInVM runs the command in a virtual machine, where all modes are supported:
 //
-//	go test -run TestChaosInVM -v -timeout 1h . -for 30m -mode ipvs,offload -settle 10m
+//	go test -run TestChaosInVM -v -timeout 2h . -for 6m -mode ipvs,offload -rate 10
+//
+// A second of the machine's clock, which -for counts, takes five or six.
 func TestChaosInVM(t *testing.T) {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "for" || f.Name == "worlds" })

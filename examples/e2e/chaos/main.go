@@ -16,7 +16,7 @@
 // with --socket-lb) and offload (nftables with --nftables-offload). Modes run concurrently. Mode ipvs
 // needs a kernel with IPVS; a test runs it in a virtual machine elsewhere:
 //
-//	go test -run TestChaosInVM -v -timeout 1h . -for 30m
+//	go test -run TestChaosInVM -v -timeout 2h . -for 6m
 //
 // Chaos needs root, or the right to create user namespaces; mode sockets needs root.
 //
