@@ -115,8 +115,8 @@ func (s *state) setOwn(own map[netip.Addr]bool) {
 	s.own = own
 }
 
-// follows reports whether the plan of a Service port depends on addresses that have changed. One of its
-// own addresses is not bound while it is one of the node's.
+// follows reports whether the plan of a Service port may depend on addresses that have changed: by a
+// NodePort, or because a frontend's address is not bound while it is one of the node's own.
 func (s *state) follows(svc *ruleset.Port) bool {
 	return svc.Spec.ExternallyAccessible() ||
 		slices.ContainsFunc(svc.Frontends, func(f ruleset.Frontend) bool { return s.moved[f.Addr] })

@@ -250,7 +250,7 @@ func TestFullTrackingEnds(t *testing.T) {
 //
 //	go test -run TestChaosInVM -v -timeout 2h . -for 6m -mode ipvs,offload -rate 10
 //
-// A second of the machine's clock, which -for counts, takes five or six.
+// The flag -for counts the machine's clock, a second of which takes several.
 func TestChaosInVM(t *testing.T) {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "for" || f.Name == "worlds" })
