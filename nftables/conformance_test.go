@@ -31,7 +31,7 @@ func TestConformance(t *testing.T) {
 		b := newForWorld(tb, env)
 		if err == nil {
 			tb.Cleanup(func() {
-				if err := env.Do(func() error { return loads(false) }); err != nil {
+				if err := env.Do(func() error { return loads(tb, false) }); err != nil {
 					tb.Error(err)
 				}
 			})

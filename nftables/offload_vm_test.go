@@ -698,7 +698,7 @@ func offloadListing(t *testing.T) {
 	version, _ := f.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	f.compareListing(map[string]string{"ip": "offload-ipv4.nft", "ip6": "offload-ipv6.nft"}, normal)
-	f.must(f.host.Do(func() error { return loads(false) }))
+	f.must(f.host.Do(func() error { return loads(t, false) }))
 }
 
 // libraryReadsFlowtable reads the backend's flowtables with github.com/google/nftables.

@@ -188,7 +188,7 @@ func TestShiftsComeAndGo(t *testing.T) {
 				t.Errorf("want %d shifts in %s", want, out)
 			}
 		}
-		if err := r.host.Do(func() error { return loads(false) }); err != nil {
+		if err := r.host.Do(func() error { return loads(t, false) }); err != nil {
 			t.Error(err)
 		}
 	}
