@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

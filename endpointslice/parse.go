@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // maxEndpoints is the maximum number of endpoints that a [Cache] stores for one EndpointSlice:

@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

@@ -11,12 +11,12 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/ruleset/maglev"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

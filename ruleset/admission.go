@@ -7,7 +7,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

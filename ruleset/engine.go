@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/cidr"
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

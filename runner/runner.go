@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // defaultRetry is the value of [Config].Retry if it is 0.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/internal/cidr"
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // defaultAffinity is the default of sessionAffinityConfig.clientIP.timeoutSeconds.

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

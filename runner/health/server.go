@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/runner/fairshare"
+	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
 // maxConns is the default maximum number of open connections of a server of this package. One

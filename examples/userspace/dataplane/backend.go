@@ -16,10 +16,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
-	"github.com/go-proxier/proxier/runner/complaint"
-	"github.com/go-proxier/proxier/runner/fairshare"
 	"github.com/go-proxier/proxier/tracker"
 )
 

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/userspace/balance"
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner/fairshare"
 	"github.com/go-proxier/proxier/tracker"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/runner/fairshare"
+	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
 // tcpSocket accepts the connections of a place.

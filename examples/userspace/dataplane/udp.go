@@ -13,8 +13,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner/fairshare"
 )
 
 // maxDatagram is the longest UDP payload.

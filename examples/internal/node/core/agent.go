@@ -26,10 +26,10 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )

@@ -16,8 +16,8 @@ import (
 
 	"github.com/go-proxier/proxier/examples/metrics"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 

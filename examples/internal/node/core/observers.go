@@ -14,8 +14,8 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/metrics"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner/complaint"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )

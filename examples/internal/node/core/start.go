@@ -9,7 +9,7 @@ import (
 	"reflect"
 
 	"github.com/go-proxier/proxier/examples/internal/manifests"
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // logStart logs the configuration for the operator.

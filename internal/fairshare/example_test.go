@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/go-proxier/proxier/runner/fairshare"
+	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
 // One client opens connections until the table is full, and goes on.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-proxier/proxier/runner/complaint"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 func Example() {
