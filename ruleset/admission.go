@@ -255,7 +255,7 @@ func (e *Engine) admitted(now *Port) *Port {
 
 // overBudget reports that a port exceeds the Budget.
 func (e *Engine) overBudget(k tracker.Key, what string) {
-	if e.complaints.Write(slog.LevelWarn, k.Object(), "service exceeds its budget", "reason", string(tracker.ReasonLimitExceeded), "excess", what) {
+	if e.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "service exceeds its budget", "reason", string(tracker.ReasonLimitExceeded), "excess", what) {
 		e.tracker.Event(k.NamespacedName, true, tracker.ReasonLimitExceeded,
 			fmt.Sprintf("port %q (%s): %s", complaint.Value(k.Port), k.Family, complaint.Text(what)))
 	}

@@ -634,8 +634,8 @@ func (e *Engine) strip(now *Port, s *slot) {
 			if f.Kind == KindNodePort {
 				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
 			}
-			owned := winner.Object().String()
-			if e.complaints.Write(slog.LevelWarn, now.Key.Object(), "cannot use a frontend that another service owns",
+			owned := complaint.Name(winner.String())
+			if e.complaints.Write(slog.LevelWarn, complaint.Port(now.Key.Namespace, now.Key.Name, now.Key.String()), "cannot use a frontend that another service owns",
 				"reason", string(tracker.ReasonFrontendConflict), "frontend", text, "winner", owned) {
 				e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
 					fmt.Sprintf("port %q (%s): %s belongs to %s", complaint.Value(now.Key.Port), now.Key.Family, text, owned))

@@ -208,7 +208,7 @@ func (c *Cursor) limited(s *Port, before excess) excess {
 	x := l.exceeded(s)
 	if news := x &^ before; news != 0 {
 		what := l.describe(s, news)
-		if c.engine.complaints.Write(slog.LevelWarn, s.Key.Object(), "service exceeds a limit of the data plane", "reason", string(tracker.ReasonLimitExceeded), "backend", c.name, "limit", what) {
+		if c.engine.complaints.Write(slog.LevelWarn, complaint.Port(s.Key.Namespace, s.Key.Name, s.Key.String()), "service exceeds a limit of the data plane", "reason", string(tracker.ReasonLimitExceeded), "backend", c.name, "limit", what) {
 			c.engine.tracker.Event(s.Key.NamespacedName, true, tracker.ReasonLimitExceeded,
 				fmt.Sprintf("port %q (%s): backend %s: %s", complaint.Value(s.Key.Port), s.Key.Family, c.name, what))
 		}

@@ -8,8 +8,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // ServicePortName names one port of one Service. It links Service ports to their
@@ -53,12 +51,6 @@ type Key struct {
 // String returns "namespace/name:port/PROTOCOL/IPv4", which is unique for the key.
 func (k Key) String() string {
 	return k.ServicePortName.String() + "/" + string(k.Protocol) + "/" + k.Family.String()
-}
-
-// Object returns the Service port for messages, one for each Key.
-func (k Key) Object() complaint.Object {
-	return complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port,
-		Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
 }
 
 // Compare orders keys as [ServicePortName.Compare] does, then by family.

@@ -262,7 +262,7 @@ func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error)
 			continue
 		}
 		failed[c.Key] = err
-		b.complaints.Write(slog.LevelError, c.Key.Object(), "socketlb: cannot write a service; the backend behind serves it", "error", err)
+		b.complaints.Write(slog.LevelError, complaint.Port(c.Key.Namespace, c.Key.Name, c.Key.String()), "socketlb: cannot write a service; the backend behind serves it", "error", err)
 		if err := errors.Join(b.deleteFrontends(c, true), b.deletePools(c)); err != nil {
 			return err
 		}

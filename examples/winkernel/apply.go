@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -248,7 +249,7 @@ func (m *absent) sort() {
 
 // leaveOut reports that the load balancers of a Service leave out pods in the node's host network.
 func (a *apply) leaveOut(k tracker.Key, addrs []netip.Addr) {
-	if a.complaints.Write(slog.LevelWarn, k.Object(), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(addrs)) &&
+	if a.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(addrs)) &&
 		a.config.Trace != nil && a.config.Trace.LeftOut != nil {
 		a.config.Trace.LeftOut(k, addrs)
 	}

@@ -72,10 +72,10 @@ func Log(l *slog.Logger) *slog.Logger {
 // rate.
 func Complain(l *complaint.Log, level slog.Level, k tracker.Key, message string, err error) {
 	if err == nil {
-		l.Write(level, k.Object(), message)
+		l.Write(level, complaint.Port(k.Namespace, k.Name, k.String()), message)
 		return
 	}
-	l.Write(level, k.Object(), message, "error", err)
+	l.Write(level, complaint.Port(k.Namespace, k.Name, k.String()), message, "error", err)
 }
 
 // Temporary reports whether an error is the kernel's that what it needs is short or in use at the

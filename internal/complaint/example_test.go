@@ -19,7 +19,7 @@ func Example() {
 	}
 	complaints := complaint.NewLog(slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: noTime})))
 
-	web := complaint.Object{Kind: "service", Namespace: "shop", Name: "web", Part: "http"}
+	web := complaint.Port("shop", "web", "shop/web:http")
 	weight := strings.Repeat("9", 110)
 	for range 3 { // a tenant updates the Service
 		complaints.Write(slog.LevelWarn, web, "ignored annotation", "weight", complaint.Value(weight))

@@ -49,24 +49,28 @@ func newLog(log *slog.Logger, now func() time.Time) *Log {
 type Object struct {
 	// Kind is the attribute that holds the object's name, such as "service".
 	Kind string
-	// Namespace and Name are the name of the object. Part names a part of it, such as a
-	// port, or is "". Suffix follows the name; it does not come from the object.
-	Namespace, Name, Part, Suffix string
+	// Namespace and Name are the name of the object.
+	Namespace, Name string
 	// UID distinguishes objects of the same name. It may be "".
 	UID string
+
+	part string // the whole name of a part of the object, or ""
 }
 
-// String returns the name of the object, cut at 317 bytes, and its part.
+// Port returns the object for a port of a Service. key is the whole name of the port.
+func Port(namespace, name, key string) Object {
+	return Object{Kind: "service", Namespace: namespace, Name: name, part: key}
+}
+
+// String returns the name of the object, or of its part, cut at 450 bytes.
 func (o Object) String() string {
-	name := o.Name
-	if o.Namespace != "" {
-		name = o.Namespace + "/" + o.Name
+	switch {
+	case o.part != "":
+		return clip(o.part, maxPart)
+	case o.Namespace != "":
+		return Name(o.Namespace + "/" + o.Name)
 	}
-	name = Name(name)
-	if o.Part != "" {
-		name += ":" + Value(o.Part)
-	}
-	return name + o.Suffix
+	return Name(o.Name)
 }
 
 // Write logs a message about an object, unless it is suppressed, and reports whether it did.
@@ -166,6 +170,8 @@ const (
 	maxValue = 100
 	// The API allows 63 bytes for a namespace and 253 for a name.
 	maxName = 317
+	// A port adds its name, of 63 bytes, the protocol and the family.
+	maxPart = 450
 	maxLong = 4000
 	maxText = 600
 )

@@ -97,14 +97,14 @@ func TestMemoryIsBounded(t *testing.T) {
 
 // maxRecord bounds a record: a name, a part, two texts and what the handler adds. Quoting makes
 // four bytes of one that cannot be printed.
-const maxRecord = 4*(317+100+2*600) + 400
+const maxRecord = 4*(450+2*600) + 400
 
 func FuzzRecordsAreBounded(f *testing.F) {
 	f.Add("ns", "name", "p", strings.Repeat("x", 1<<18), strings.Repeat("\xff\x1b", 1<<10))
 	f.Add(strings.Repeat("n", 1<<16), strings.Repeat("日", 1<<16), strings.Repeat("\n", 1<<10), "", "\"")
 	f.Fuzz(func(t *testing.T, namespace, name, part, a, b string) {
 		l, out, _ := fake()
-		if !l.Write(slog.LevelWarn, Object{Kind: "service", Namespace: namespace, Name: name, Part: part, UID: "uid"}, "message", "a", a, "err", fmt.Errorf("%q", b)) {
+		if !l.Write(slog.LevelWarn, Object{Kind: "service", Namespace: namespace, Name: name, part: part, UID: "uid"}, "message", "a", a, "err", fmt.Errorf("%q", b)) {
 			t.Fatal("suppressed")
 		}
 		if out.Len() > maxRecord {

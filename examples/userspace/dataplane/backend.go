@@ -457,7 +457,8 @@ func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
 		bi.nodePort = nil
 	}
 	if err := b.update(bi); err != nil { // of the Service that takes over, which is retried
-		b.complaints.Write(slog.LevelWarn, bi.rule.Load().service.now.Load().Key.Object(), "cannot listen", "error", err)
+		k := bi.rule.Load().service.now.Load().Key
+		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cannot listen", "error", err)
 	}
 }
 

@@ -91,7 +91,7 @@ func (l *localhost) apply(ctx context.Context, d *ruleset.Delta) error {
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		for _, k := range slices.SortedFunc(maps.Keys(p.Failed), tracker.Key.Compare) {
 			l.metrics.Failed(k.Family)
-			l.complaints.Write(slog.LevelWarn, k.Object(), "cannot serve NodePorts at a loopback address, will retry", "error", p.Failed[k])
+			l.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cannot serve NodePorts at a loopback address, will retry", "error", p.Failed[k])
 		}
 	}
 	return err
