@@ -8,11 +8,13 @@ import (
 )
 
 // Holder is the cause of an entry. Namespaces share the entries of a [Table] first, then the Services of
-// a namespace, and then the client addresses of a Service. Fields may be empty.
+// a namespace, and then the clients of a Service. Fields may be empty.
 type Holder struct {
 	// Namespace and Service name the Service that the entry is for.
 	Namespace, Service string
-	// Client is the address of the client.
+	// Client is the address of the client. Its zone is ignored. Providers assign an IPv6 client a prefix of 48 to
+	// 64 bits, so its addresses count together: the prefixes of 48 bits share the entries of the Service, then
+	// those of 56 bits, then those of 64 bits, and then the addresses.
 	Client netip.Addr
 }
 
@@ -24,10 +26,11 @@ type Table[E comparable] struct {
 	entries map[E]*place
 }
 
-// node is a holder of entries: the table, a namespace, a Service, or a client, which has them itself.
+// node is a holder of entries: the table, a namespace, a Service, a prefix, or an address, which has them itself.
 type node struct {
-	parent   *node
-	key      any
+	parent *node
+	key    any
+	// children is nil for an address alone.
 	children map[any]*node
 	// count is the number of entries. The parent has the node in its ranks[count], at element.
 	count   int
@@ -36,11 +39,11 @@ type node struct {
 	// the greatest count.
 	ranks   map[int]*list.List
 	highest int
-	// idle and busy hold the entries of a client, the oldest first.
+	// idle and busy hold the entries of an address, the oldest first.
 	idle, busy list.List
 }
 
-// place is where an entry is: in one of the two lists of a client.
+// place is where an entry is: in one of the two lists of an address.
 type place struct {
 	client  *node
 	in      *list.List
@@ -59,18 +62,25 @@ func (t *Table[E]) Len() int { return len(t.entries) }
 func (t *Table[E]) All() iter.Seq[E] { return maps.Keys(t.entries) }
 
 // Add adds an idle entry, which must not be in the table. If there are too many then, it removes and
-// returns the victim: of the client that has most, of the Service that has most, of the namespace that
-// has most. Among equals it is the one that was used least recently. The victim is the client's
+// returns the victim: of the namespace that has most, of its Service that has most, and of that Service's client
+// that has most. Among equals it is the one that was used least recently. The victim is the client's
 // oldest idle entry, or its oldest busy one if no other is idle. full reports that an entry was removed.
 func (t *Table[E]) Add(e E, h Holder) (victim E, full bool) {
-	client := t.root.child(h.Namespace).child(h.Service).child(h.Client.Unmap())
+	client, addr := t.root.child(h.Namespace).child(h.Service), h.Client.Unmap()
+	if addr.Is6() {
+		for _, bits := range []int{48, 56, 64} {
+			p, _ := addr.Prefix(bits) // fails only for an invalid number of bits
+			client = client.child(p)
+		}
+	}
+	client = client.child(addr.WithZone(""))
 	t.entries[e] = &place{client, &client.idle, client.idle.PushBack(e)}
 	client.add(1)
 	if len(t.entries) <= t.most {
 		return victim, false
 	}
 	n := &t.root
-	for range 3 {
+	for n.children != nil {
 		n = n.ranks[n.highest].Front().Value.(*node)
 	}
 	first := n.idle.Front()

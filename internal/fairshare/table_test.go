@@ -5,22 +5,34 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 )
 
 func client(n byte) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, n}) }
 
+// prefixed returns an address of 2001:db8::/48 in the /56 and /64 with the numbers.
+func prefixed(n56, n64, n int) netip.Addr {
+	return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 6: byte(n56), byte(n64), 14: byte(n >> 8), byte(n)})
+}
+
 // TestFloodEndsItsOwnEntries fills a table by one holder of each kind, while another has few entries.
 func TestFloodEndsItsOwnEntries(t *testing.T) {
-	victim := Holder{"a", "s", client(1)}
 	for what, flood := range map[string]func(i int) Holder{
 		"namespace with many Services": func(i int) Holder { return Holder{"b", string(rune('a' + i%9)), client(1)} },
 		"namespace with many clients":  func(i int) Holder { return Holder{"b", "s", client(byte(i))} },
 		"Service with many clients":    func(i int) Holder { return Holder{"a", "t", client(byte(i))} },
 		"client":                       func(int) Holder { return Holder{"a", "s", client(2)} },
 		"client at a mapped address":   func(int) Holder { return Holder{"a", "s", netip.AddrFrom16(client(2).As16())} },
+		"client with an IPv6 /64":      func(i int) Holder { return Holder{"a", "s", prefixed(0, 0, i)} },
+		"client with an IPv6 /56":      func(i int) Holder { return Holder{"a", "s", prefixed(0, i%256, i)} },
+		"client with an IPv6 /48":      func(i int) Holder { return Holder{"a", "s", prefixed(i%256, i/256, i)} },
+		"neighbor in the IPv6 /64":     func(int) Holder { return Holder{"a", "s", prefixed(9, 9, 2)} },
 	} {
-		table := New[int](100)
+		table, victim := New[int](100), Holder{"a", "s", client(1)}
+		if strings.HasPrefix(what, "neighbor") {
+			victim.Client = prefixed(9, 9, 1)
+		}
 		for i := range 3 {
 			table.Add(-1-i, victim)
 		}
@@ -93,6 +105,9 @@ func TestTableAgreesWithModel(t *testing.T) {
 				model = slices.Delete(model, i, i+1)
 			default:
 				h := Holder{string(rune('a' + r.IntN(3))), string(rune('a' + r.IntN(3))), client(byte(r.IntN(3)))}
+				if r.IntN(2) == 0 {
+					h.Client = prefixed(r.IntN(2), r.IntN(2), r.IntN(2))
+				}
 				got, full := table.Add(id, h)
 				model = append(model, entry{id: id, used: now, holder: h})
 				if full != (len(model) > most) {
@@ -112,14 +127,24 @@ func TestTableAgreesWithModel(t *testing.T) {
 				}
 				at := slices.IndexFunc(model, func(e entry) bool { return e.id == got })
 				v := model[at].holder
-				namespace := func(a, b Holder) bool { return a.Namespace == b.Namespace }
-				service := func(a, b Holder) bool { return namespace(a, b) && a.Service == b.Service }
-				same := func(a, b Holder) bool { return a == b }
+				same := []func(a, b Holder) bool{
+					func(a, b Holder) bool { return a.Namespace == b.Namespace },
+					func(a, b Holder) bool { return a.Namespace == b.Namespace && a.Service == b.Service },
+				}
+				for _, bits := range []int{48, 56, 64, 128} {
+					same = append(same, func(a, b Holder) bool {
+						p, _ := a.Client.Prefix(min(bits, a.Client.BitLen()))
+						return same[1](a, b) && p.Contains(b.Client)
+					})
+				}
 				for _, e := range model {
-					if count(namespace, e.holder) > count(namespace, v) ||
-						namespace(e.holder, v) && count(service, e.holder) > count(service, v) ||
-						service(e.holder, v) && count(same, e.holder) > count(same, v) {
-						t.Fatalf("seed %d: the victim's holder is %v, and %v has more", seed, v, e.holder)
+					for level, same := range same {
+						if count(same, e.holder) > count(same, v) {
+							t.Fatalf("seed %d: the victim's holder is %v, and %v has more at level %d", seed, v, e.holder, level)
+						}
+						if !same(e.holder, v) {
+							break
+						}
 					}
 				}
 				own := slices.DeleteFunc(slices.Clone(model), func(e entry) bool { return e.holder != v || e.id == id })
@@ -145,8 +170,16 @@ func TestTableAgreesWithModel(t *testing.T) {
 }
 
 func BenchmarkFlood(b *testing.B) {
-	table := New[int](20000)
-	for i := range b.N {
-		table.Add(i, Holder{"b", "s", netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})})
+	for name, client := range map[string]func(i int) netip.Addr{
+		"IPv4":      func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) },
+		"IPv6 /64s": func(i int) netip.Addr { return prefixed(i>>8, i, i) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			table := New[int](20000)
+			b.ReportAllocs()
+			for i := range b.N {
+				table.Add(i, Holder{"b", "s", client(i)})
+			}
+		})
 	}
 }

@@ -30,8 +30,8 @@
 // # Bounds
 //
 // Clients can take up to 512 connections of a server that [NewServer] made, and of all health-check node ports
-// together: about 10 MB. A new connection replaces one of the namespace, the Service and the client address that have
-// most. Requests and answers that take too long, and connections without a request for a minute, are ended.
+// together: about 10 MB. A new connection replaces one of the namespace, the Service and the client that have most.
+// Addresses of one IPv6 /64 count as one client, and so do those of one /56 or /48 together if that has most. Requests and answers that take too long, and connections without a request for a minute, are ended.
 //
 // # Differences from kube-proxy
 //

@@ -37,7 +37,7 @@ type NodePortsConfig struct {
 	LocalAddrs func() ([]netip.Addr, error)
 	// Connections is the maximum number of connections to all ports together. For a new one beyond
 	// that another one is closed: of the namespace that has most, of its Service and of that
-	// Service's client address that have most, as in [NewServer]. 0 means 512.
+	// Service's client that have most, as in [NewServer]. 0 means 512.
 	Connections int
 	// Failed, if not nil, is called when a port cannot be opened, and again only if
 	// the port fails with another error. Like the log lines about it, the calls have a

@@ -25,9 +25,8 @@ const maxConns = 512
 //     minute between two requests.
 //   - Headers have at most 16 kB.
 //   - There are at most 512 connections. For a new one beyond that the server closes one of
-//     the client address that has most: the one that has waited longest for a request or, if
-//     all have sent a part of a request, the one that began first. So a client that opens many
-//     connections does not keep others out.
+//     the client that has most: the one that has waited longest for a request or, if all have sent a part of a request, the one that began first. So a client that opens many
+//     connections, even from an IPv6 /48, does not keep others out.
 //
 // The caller may change the fields of the server, except ConnState. The handlers of
 // net/http/pprof extend the time to write by themselves. Log receives what [http.Server]
@@ -80,7 +79,7 @@ func (c *conns) record(conn net.Conn, s http.ConnState, service types.Namespaced
 	switch s {
 	case http.StateNew:
 		at, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
-		victim, _ = c.open.Add(conn, fairshare.Holder{Namespace: service.Namespace, Service: service.Name, Client: at.Addr().WithZone("")})
+		victim, _ = c.open.Add(conn, fairshare.Holder{Namespace: service.Namespace, Service: service.Name, Client: at.Addr()})
 	case http.StateIdle, http.StateActive:
 		// The table does not have a connection whose goroutine reports a state that it entered
 		// before the connection was closed.
