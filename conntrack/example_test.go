@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log"
 	"net/netip"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -113,41 +112,6 @@ func ExampleConfig() {
 		log.Fatal(err)
 	}
 	defer cleaner.Close()
-}
-
-// kube-proxy's defaults for a machine with 8 CPUs.
-func ExampleTuning_Settings() {
-	settings, err := conntrack.Tuning{
-		MaxPerCore: 32768, Min: 131072,
-		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
-	}.Settings(8)
-	if err != nil {
-		fmt.Println(err)
-	}
-	for _, s := range settings {
-		fmt.Println(s.Path, s.Value)
-	}
-	// Output:
-	// proc/sys/net/netfilter/nf_conntrack_max 262144
-	// sys/module/nf_conntrack/parameters/hashsize 65536
-	// proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established 86400
-	// proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait 3600
-}
-
-// An agent that raises the timeout of UDP flows. A read-only parameter is no reason to stop.
-func ExampleTune() {
-	settings, err := conntrack.Tuning{UDPTimeout: time.Minute}.Settings(1)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, r := range conntrack.Tune("", settings) {
-		switch {
-		case r.ReadOnly:
-			log.Print(r.Err)
-		case r.Err != nil:
-			log.Fatal(r.Err)
-		}
-	}
 }
 
 // A table that logs the flows that a Cleaner deletes from the kernel's table.

@@ -12,7 +12,6 @@ import (
 	"k8s.io/component-base/featuregate"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 )
 
@@ -133,9 +132,6 @@ func (c *Config) NodeName() string { return c.c.NodeName }
 
 // Gates returns the feature gates that the agent follows. They must not be changed.
 func (c *Config) Gates() featuregate.MutableVersionedFeatureGate { return c.c.Gates }
-
-// Conntrack returns the parameters of connection tracking, for a program that sets them itself.
-func (c *Config) Conntrack() conntrack.Tuning { return c.c.Tuning }
 
 // Write writes the configuration in effect to a file, complete or not at all.
 func (c *Config) Write(path string) error { return c.c.Write(path) }

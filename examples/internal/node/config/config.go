@@ -16,8 +16,8 @@ import (
 	"k8s.io/component-base/featuregate"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -98,7 +98,7 @@ type Config struct {
 	PrimaryOnly    bool
 	MasqueradeAll  bool
 	MasqueradeMark dataplane.MasqueradeMark
-	Tuning         conntrack.Tuning
+	Tuning         tuning.Conntrack
 
 	// Gates are the feature gates that the agent honors. They do not change.
 	Gates featuregate.MutableVersionedFeatureGate
@@ -253,7 +253,7 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	}
 	out.MasqueradeMark = 1 << *bit
 	ct := k.Conntrack
-	out.Tuning = conntrack.Tuning{
+	out.Tuning = tuning.Conntrack{
 		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),
 		TCPEstablishedTimeout: duration(ct.TCPEstablishedTimeout), TCPCloseWaitTimeout: duration(ct.TCPCloseWaitTimeout),
 		UDPTimeout: ct.UDPTimeout.Duration, UDPStreamTimeout: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -120,7 +120,7 @@ func TestListenersAreBounded(t *testing.T) {
 
 // TestEachParameterCanBeLeftAlone checks that every parameter has a flag that leaves it alone.
 func TestEachParameterCanBeLeftAlone(t *testing.T) {
-	all := conntrack.Tuning{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
+	all := tuning.Conntrack{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
 	list, err := all.Settings(1)
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestEachParameterCanBeLeftAlone(t *testing.T) {
 		}
 		c := configtest.Parsed(t, []string{"run", "--conntrack-udp-timeout=1s", "--conntrack-udp-timeout-stream=1s", "--conntrack-tcp-be-liberal", flag})
 		left, err := c.Tuning.Settings(1)
-		if err != nil || slices.ContainsFunc(left, func(o conntrack.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
+		if err != nil || slices.ContainsFunc(left, func(o tuning.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
 			t.Errorf("%s leaves %v, error %v", flag, left, err)
 		}
 	}

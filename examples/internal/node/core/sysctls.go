@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/utils/cpuset"
 
-	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -23,7 +23,7 @@ func Tune(cfg *config.Config, log *slog.Logger) error {
 		return err
 	}
 	var errs []error
-	for _, r := range conntrack.Tune("", plan) {
+	for _, r := range tuning.Apply("", plan) {
 		switch {
 		case r.Err != nil:
 			log.Warn("cannot set a kernel parameter", "error", r.Err, "skipWith", skipFlag(r.Setting))
@@ -36,7 +36,7 @@ func Tune(cfg *config.Config, log *slog.Logger) error {
 }
 
 // skipFlag returns the flag that leaves a parameter unchanged.
-func skipFlag(s conntrack.Setting) string {
+func skipFlag(s tuning.Setting) string {
 	for name, flag := range map[string]string{
 		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
 		"hashsize":                             "--conntrack-max-per-core=0",

@@ -22,10 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 
-	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
@@ -58,7 +58,7 @@ func readObjects(t *testing.T, file string) []runtime.Object {
 // parameters is the part of a configuration that determines which kernel parameters are set.
 type parameters struct {
 	mode                          string
-	tuning                        conntrack.Tuning
+	tuning                        tuning.Conntrack
 	localhostNodePorts, strictARP bool
 }
 

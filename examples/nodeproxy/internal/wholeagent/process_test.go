@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -115,7 +115,7 @@ func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 	}
 	online := strings.Count("\n"+string(info), "\nprocessor\t:")
 	netlab.Need(t, online > 1, "two CPUs")
-	share := conntrack.MaxEntries / online // more than most limits, which are only raised
+	share := tuning.MaxEntries / online // more than most limits, which are only raised
 
 	// A child inherits the affinity of the thread that starts it. The thread stays locked
 	// and ends with its goroutine.

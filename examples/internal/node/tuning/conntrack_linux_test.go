@@ -1,4 +1,4 @@
-package conntrack
+package tuning
 
 import (
 	"os"
@@ -6,8 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
+
+func TestMain(m *testing.M) { netlab.Main(m) }
 
 // TestKernelParametersAreTuned sets the timeouts of its own network namespace, and fails to set
 // the limit, which only the initial namespace may set.
@@ -16,12 +19,12 @@ func TestKernelParametersAreTuned(t *testing.T) {
 	missing := false
 	err := h.Do(func() error {
 		// The namespace has conntrack parameters once conntrack is in use.
-		c, err := New(t.Context(), Config{})
+		c, err := conntrack.New(t.Context(), conntrack.Config{})
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		settings, err := Tuning{
+		settings, err := Conntrack{
 			MaxPerCore: 1, Min: 1 << 30, // more than any machine has, because the limit is only raised
 			TCPEstablishedTimeout: 23 * time.Hour, UDPStreamTimeout: 77 * time.Second, TCPBeLiberal: true,
 		}.Settings(1)
@@ -35,11 +38,11 @@ func TestKernelParametersAreTuned(t *testing.T) {
 			return nil
 		}
 		changed := func() (n int) {
-			for _, r := range Tune("", settings) {
+			for _, r := range Apply("", settings) {
 				if r.Changed {
 					n++
 				}
-				if r.Setting.Path == maxFile && !r.ReadOnly {
+				if r.Setting.Path == maxFile && r.Err == nil {
 					t.Errorf("the limit of the machine: error %v", r.Err)
 				}
 			}

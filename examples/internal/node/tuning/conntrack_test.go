@@ -1,4 +1,4 @@
-package conntrack
+package tuning
 
 import (
 	"errors"
@@ -39,7 +39,7 @@ func TestLimitGrowsWithCores(t *testing.T) {
 		{math.MaxInt, 5, 64, 1 << 20},
 		{math.MaxInt/2 + 1, 0, 2, 1 << 20},
 	} {
-		got, err := Tuning{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
+		got, err := Conntrack{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
 		var want []Setting
 		if tt.want != 0 {
 			want = []Setting{{Path: maxFile, Value: tt.want, AtLeast: true}, {Path: hashFile, Value: tt.want / 4, AtLeast: true}}
@@ -51,7 +51,7 @@ func TestLimitGrowsWithCores(t *testing.T) {
 }
 
 func TestTuningYieldsSettings(t *testing.T) {
-	got, err := Tuning{
+	got, err := Conntrack{
 		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
 		UDPTimeout: time.Millisecond, UDPStreamTimeout: 3*time.Second + 1, TCPBeLiberal: true,
 	}.Settings(1)
@@ -66,7 +66,7 @@ func TestTuningYieldsSettings(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, error %v", got, err)
 	}
-	for _, bad := range []Tuning{{MaxPerCore: -1}, {Min: -1}, {UDPTimeout: -1}, {TCPEstablishedTimeout: -time.Hour}} {
+	for _, bad := range []Conntrack{{MaxPerCore: -1}, {Min: -1}, {UDPTimeout: -1}, {TCPEstablishedTimeout: -time.Hour}} {
 		if _, err := bad.Settings(1); err == nil {
 			t.Errorf("%+v is accepted", bad)
 		}
@@ -89,7 +89,7 @@ func sysctls(t *testing.T, values map[string]string) string {
 	return root
 }
 
-func TestTuneWritesOnlyDifferences(t *testing.T) {
+func TestApplyWritesOnlyDifferences(t *testing.T) {
 	root := sysctls(t, map[string]string{maxFile: "65536\n", hashFile: "40000\n", liberalFile: "many\n"})
 	settings := []Setting{
 		{Path: maxFile, Value: 131072},
@@ -97,7 +97,7 @@ func TestTuneWritesOnlyDifferences(t *testing.T) {
 		{Path: liberalFile, Value: 1},
 		{Path: "proc/sys/none", Value: 7},
 	}
-	results := Tune(root, settings)
+	results := Apply(root, settings)
 	want := []Result{{Setting: settings[0], Old: 65536, Changed: true}, {Setting: settings[1], Old: 40000}}
 	if len(results) != len(settings) || !reflect.DeepEqual(results[:2], want) {
 		t.Fatalf("results %v, want first %v", results, want)
@@ -114,7 +114,7 @@ func TestTuneWritesOnlyDifferences(t *testing.T) {
 	if err := results[3].Err; !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is the kernel module nf_conntrack loaded?") {
 		t.Errorf("a missing parameter: %v", results[3])
 	}
-	for _, r := range Tune(root, settings[:2]) {
+	for _, r := range Apply(root, settings[:2]) {
 		if r.Changed || r.Err != nil {
 			t.Errorf("again: %v", r)
 		}
@@ -123,13 +123,13 @@ func TestTuneWritesOnlyDifferences(t *testing.T) {
 
 // TestLimitIsOnlyRaised tunes nodes whose limit is lower and higher than the computed one.
 func TestLimitIsOnlyRaised(t *testing.T) {
-	settings, err := Tuning{MaxPerCore: 32768, Min: 131072}.Settings(4)
+	settings, err := Conntrack{MaxPerCore: 32768, Min: 131072}.Settings(4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for was, want := range map[string]string{"65536": "131072", "131072": "131072", "262144": "262144"} {
 		root := sysctls(t, map[string]string{maxFile: was, hashFile: "65536"})
-		for _, r := range Tune(root, settings) {
+		for _, r := range Apply(root, settings) {
 			if r.Err != nil || r.Changed && was == want {
 				t.Errorf("limit %s: %+v", was, r)
 			}
@@ -147,9 +147,6 @@ func TestReadOnlyParameterIsRecognized(t *testing.T) {
 		syscall.EROFS: true, syscall.EACCES: true, syscall.EPERM: true, syscall.EOPNOTSUPP: true, syscall.EINVAL: false,
 	} {
 		e.err = &fs.PathError{Op: "open", Path: "x", Err: err}
-		if got := e.readOnly(); got != want {
-			t.Errorf("%v: read-only is %v", err, got)
-		}
 		if got := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); got != want {
 			t.Errorf("%v: %v", err, e)
 		}

@@ -1,4 +1,5 @@
-package conntrack
+// Package tuning sets the kernel's parameters of connection tracking, as kube-proxy does.
+package tuning
 
 import (
 	"errors"
@@ -12,14 +13,14 @@ import (
 	"time"
 )
 
-// MaxEntries bounds the limit that [Tuning.Settings] computes from MaxPerCore. More
+// MaxEntries bounds the limit that [Conntrack.Settings] computes from MaxPerCore. More
 // entries would cost hundreds of megabytes of kernel memory on machines with many
-// CPUs. [Tuning.Min] may be larger. It is kube-proxy's bound.
+// CPUs. [Conntrack.Min] may be larger. It is kube-proxy's bound.
 const MaxEntries = 1 << 20
 
-// Tuning holds parameters of the kernel's connection tracking. The zero value changes
+// Conntrack holds parameters of the kernel's connection tracking. The zero value changes
 // nothing. The caller chooses the defaults. The comment of each field gives kube-proxy's.
-type Tuning struct {
+type Conntrack struct {
 	// MaxPerCore is the number of connections to track for each CPU, up to
 	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). A limit that
 	// is higher already stays, as with kube-proxy 1.37. 0 changes neither the limit nor
@@ -68,7 +69,7 @@ const (
 // the order in which to set them. The limit applies to the whole machine, so cores is the
 // number of its online CPUs (/sys/devices/system/cpu/online), not the number that the
 // process may run on ([runtime.NumCPU]). The error names an invalid field.
-func (t Tuning) Settings(cores int) ([]Setting, error) {
+func (t Conntrack) Settings(cores int) ([]Setting, error) {
 	if t.MaxPerCore < 0 || t.Min < 0 {
 		return nil, fmt.Errorf("conntrack: MaxPerCore (%d) and Min (%d) must not be negative", t.MaxPerCore, t.Min)
 	}
@@ -125,7 +126,7 @@ func (e *settingError) Error() string {
 		what = ""
 	}
 	switch {
-	case e.readOnly():
+	case e.known && (errors.Is(e.err, fs.ErrPermission) || errors.Is(e.err, syscall.EROFS) || errors.Is(e.err, syscall.EOPNOTSUPP)):
 		return fmt.Sprintf("conntrack: /%s is %d and cannot be set to %s%d from here: %v; set it on the host, or ask for no change",
 			e.setting.Path, e.now, what, e.setting.Value, e.err)
 	case errors.Is(e.err, fs.ErrNotExist):
@@ -137,39 +138,30 @@ func (e *settingError) Error() string {
 
 func (e *settingError) Unwrap() error { return e.err }
 
-func (e *settingError) readOnly() bool {
-	return e.known && (errors.Is(e.err, fs.ErrPermission) || errors.Is(e.err, syscall.EROFS) || errors.Is(e.err, syscall.EOPNOTSUPP))
-}
-
-// Result is the outcome of [Tune] for one setting.
+// Result is the outcome of [Apply] for one setting.
 type Result struct {
 	// Setting is the setting.
 	Setting Setting
 	// Old is the value that the parameter had, 0 if it could not be read.
 	Old int
-	// Changed reports whether Tune changed the parameter.
+	// Changed reports whether Apply changed the parameter.
 	Changed bool
-	// ReadOnly reports whether the parameter exists but this process cannot write it: in a
-	// container whose /proc/sys is read-only, without the privilege, or in a network
-	// namespace that does not own the parameter.
-	ReadOnly bool
 	// Err is nil or names the parameter and wraps the system's error, [fs.ErrNotExist] if
 	// connection tracking is not loaded.
 	Err error
 }
 
-// Tune sets parameters below a root folder; "" means "/". It writes only parameters whose
+// Apply sets parameters below a root folder; "" means "/". It writes only parameters whose
 // value differs, so it succeeds on a read-only file system if all values are right. It
 // continues after an error, and returns one result for each setting, in their order.
-func Tune(root string, settings []Setting) []Result {
+func Apply(root string, settings []Setting) []Result {
 	if root == "" {
 		root = "/"
 	}
 	out := make([]Result, len(settings))
 	for i, s := range settings {
 		old, changed, err := tune(filepath.Join(root, filepath.FromSlash(s.Path)), s)
-		var failed *settingError
-		out[i] = Result{Setting: s, Old: old, Changed: changed, Err: err, ReadOnly: errors.As(err, &failed) && failed.readOnly()}
+		out[i] = Result{Setting: s, Old: old, Changed: changed, Err: err}
 	}
 	return out
 }
