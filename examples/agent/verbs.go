@@ -7,10 +7,10 @@ import (
 	"os"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/conntrack/reset"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/reset"
 )
 
 // node is what Cleanup, SetParameters and LoadModules work on.

@@ -9,8 +9,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/conntrack/reset"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/reset"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
