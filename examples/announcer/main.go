@@ -5,10 +5,8 @@
 //	announce 203.0.113.1 shop/web
 //	withdraw 203.0.113.1
 //
-// Package ruleset/announce decides, after the rules are in effect. With policy Local, the address of a node whose last
-// endpoint terminates is withdrawn, while its rules still serve what arrives. When no endpoint is left,
-// packets pass to the routes of the node instead of being dropped ([tracker.ServicePort].PassWithoutEndpoints), so
-// those that a router still sends here reach a node that has endpoints.
+// A [follower] decides, after the rules are in effect. With policy Local, the address of a node whose last
+// endpoint terminates is withdrawn, while its rules still serve what arrives.
 //
 // Announcer has the least around it: see examples/minimal for health checks, metrics, Events and repair.
 package main
@@ -24,14 +22,12 @@ import (
 	"os/signal"
 	"syscall"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/go-proxier/proxier/examples/informers"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/announce"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -63,10 +59,6 @@ func main() {
 func run(ctx context.Context, client kubernetes.Interface, node string, c nftables.Config, out io.Writer) error {
 	t, err := tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: node}, Log: c.Log,
-		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			p.PassWithoutEndpoints = p.ExternalLocal
-			return nil
-		},
 	})
 	if err != nil {
 		return err
@@ -81,7 +73,7 @@ func run(ctx context.Context, client kubernetes.Interface, node string, c nftabl
 	}
 	defer backend.Close()
 	rules := engine.Attach("nftables", backend)
-	speaker := rules.Follow("speaker", announce.New(func(a announce.Address) {
+	speaker := rules.Follow("speaker", newFollower(func(a address) {
 		if !a.Serves {
 			fmt.Fprintln(out, "withdraw", a.Addr)
 			return

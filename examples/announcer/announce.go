@@ -1,4 +1,4 @@
-package announce
+package main
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Address is an external or load-balancer IP that Services have.
-type Address struct {
+// address is an external or load-balancer IP that Services have.
+type address struct {
 	// Addr is the address.
 	Addr netip.Addr
 	// Serves reports whether the node should get the packets to Addr: each of the Services
@@ -22,11 +22,11 @@ type Address struct {
 	Serves bool
 	// Services are the Services that have the address, by name. They are none if the last one
 	// has lost it.
-	Services []Service
+	Services []server
 }
 
-// Service is a Service at an address.
-type Service struct {
+// server is a Service at an address.
+type server struct {
 	// Name is the name of the Service.
 	Name types.NamespacedName
 	// Serves reports whether the node serves a port of the Service at the address:
@@ -37,40 +37,32 @@ type Service struct {
 	//   - With policy Cluster, the Service has an endpoint that gets packets. If all endpoints
 	//     terminate, no node would be better.
 	//
-	// A port that is refused, dropped or passed on ([ruleset.TargetPass]) is not served.
+	// A port that is refused or dropped is not served.
 	Serves bool
-	// Ports are the ports of the Service that have the address, by key. They have what the
-	// Service says of itself ([ruleset.Port].Spec), such as an Extension by a hook.
-	Ports []*ruleset.Port
 }
 
-// Follower is a [ruleset.Backend] that holds the addresses. [New] makes one. Its methods may be called
+// follower is a [ruleset.Backend] that holds the addresses. [newFollower] makes one. Its methods may be called
 // concurrently.
-type Follower struct {
-	changed func(Address)
+type follower struct {
+	changed func(address)
 
 	mu sync.Mutex
 	// ports holds the ports of each address.
 	ports map[netip.Addr]map[tracker.Key]*ruleset.Port
 	// told is what changed was last called with.
-	told map[netip.Addr]Address
+	told map[netip.Addr]address
 }
 
-// New returns a Follower. changed, unless it is nil, is called with each address whose Services or their
+// newFollower returns a follower. changed is called with each address whose Services or their
 // Serves have changed, in the order of the addresses, from the goroutine of Apply. It must not call the cursor. It
-// is not called for other changes of a Service; see [Follower.All].
-func New(changed func(Address)) *Follower {
-	return &Follower{changed: changed, ports: map[netip.Addr]map[tracker.Key]*ruleset.Port{}, told: map[netip.Addr]Address{}}
-}
-
-// Limits implements [ruleset.Limiter]: Services with ranges of ports count as others.
-func (f *Follower) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
+// is not called for other changes of a Service.
+func newFollower(changed func(address)) *follower {
+	return &follower{changed: changed, ports: map[netip.Addr]map[tracker.Key]*ruleset.Port{}, told: map[netip.Addr]address{}}
 }
 
 // Apply implements [ruleset.Backend]. It never fails. The cost is that of the changed ports and of all ports at
 // their addresses.
-func (f *Follower) Apply(_ context.Context, d *ruleset.Delta) error {
+func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 	f.mu.Lock()
 	touched := map[netip.Addr]bool{}
 	if d.Full {
@@ -93,7 +85,7 @@ func (f *Follower) Apply(_ context.Context, d *ruleset.Delta) error {
 			f.ports[a][c.Key] = c.New
 		}
 	}
-	var news []Address
+	var news []address
 	for _, addr := range slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare) {
 		was, now := f.told[addr], f.at(addr)
 		if len(now.Services) == 0 {
@@ -102,43 +94,28 @@ func (f *Follower) Apply(_ context.Context, d *ruleset.Delta) error {
 		} else {
 			f.told[addr] = now
 		}
-		if !slices.EqualFunc(was.Services, now.Services, func(a, b Service) bool { return a.Name == b.Name && a.Serves == b.Serves }) {
+		if !slices.EqualFunc(was.Services, now.Services, func(a, b server) bool { return a.Name == b.Name && a.Serves == b.Serves }) {
 			news = append(news, now)
 		}
 	}
 	f.mu.Unlock()
-	if f.changed != nil {
-		for _, a := range news {
-			f.changed(a)
-		}
+	for _, a := range news {
+		f.changed(a)
 	}
 	return nil
 }
 
-// All returns every address, sorted, with the current Ports.
-func (f *Follower) All() []Address {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	out := []Address{}
-	for _, a := range slices.SortedFunc(maps.Keys(f.ports), netip.Addr.Compare) {
-		out = append(out, f.at(a))
-	}
-	return out
-}
-
 // at returns the state of an address.
-func (f *Follower) at(addr netip.Addr) Address {
-	out := Address{Addr: addr}
+func (f *follower) at(addr netip.Addr) address {
+	out := address{Addr: addr}
 	for _, key := range slices.SortedFunc(maps.Keys(f.ports[addr]), tracker.Key.Compare) {
-		p := f.ports[addr][key]
 		if n := len(out.Services); n == 0 || out.Services[n-1].Name != key.NamespacedName {
-			out.Services = append(out.Services, Service{Name: key.NamespacedName})
+			out.Services = append(out.Services, server{Name: key.NamespacedName})
 		}
 		s := &out.Services[len(out.Services)-1]
-		s.Ports = append(s.Ports, p)
-		s.Serves = s.Serves || serves(p, addr)
+		s.Serves = s.Serves || serves(f.ports[addr][key], addr)
 	}
-	out.Serves = len(out.Services) != 0 && !slices.ContainsFunc(out.Services, func(s Service) bool { return !s.Serves })
+	out.Serves = len(out.Services) != 0 && !slices.ContainsFunc(out.Services, func(s server) bool { return !s.Serves })
 	return out
 }
 

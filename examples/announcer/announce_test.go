@@ -1,8 +1,7 @@
-package announce_test
+package main
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -13,28 +12,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/announce"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// world is a node "here" with a Follower.
-type world struct {
+// speaker is a node "here" with a Follower.
+type speaker struct {
 	t      *testing.T
 	tr     *tracker.Tracker
 	cursor *ruleset.Cursor
-	vips   *announce.Follower
+	vips   *follower
 	said   []string
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{t: t}
+func newSpeaker(t *testing.T) *speaker {
+	w := &speaker{t: t}
 	var err error
 	w.tr, err = tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: "here"},
-		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			p.PassWithoutEndpoints = s.Annotations["pass"] != ""
-			return nil
-		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -43,14 +37,14 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.vips = announce.New(func(a announce.Address) { w.said = append(w.said, text(a)) })
+	w.vips = newFollower(func(a address) { w.said = append(w.said, text(a)) })
 	w.cursor = engine.Attach("speaker", w.vips)
 	w.tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return w
 }
 
 // text returns an address as "ADDRESS +" or "-", and each Service with the same sign.
-func text(a announce.Address) string {
+func text(a address) string {
 	sign := map[bool]string{true: "+", false: "-"}
 	out := a.Addr.String() + " " + sign[a.Serves]
 	for _, s := range a.Services {
@@ -60,7 +54,7 @@ func text(a announce.Address) string {
 }
 
 // says syncs and compares what the hook said since the last call.
-func (w *world) says(want ...string) {
+func (w *speaker) says(want ...string) {
 	w.t.Helper()
 	if err := w.cursor.Sync(w.t.Context()); err != nil {
 		w.t.Fatal(err)
@@ -72,8 +66,8 @@ func (w *world) says(want ...string) {
 }
 
 // service sets a Service with the ports at external IPs or, with "lb " in front, load-balancer IPs. The policy
-// may be "Local", "Cluster" or "pass", which is Local with PassWithoutEndpoints.
-func (w *world) service(name, policy, ips string, ports ...int32) {
+// is "Local" or "Cluster".
+func (w *speaker) service(name, policy, ips string, ports ...int32) {
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
 		Spec: v1.ServiceSpec{
@@ -82,11 +76,8 @@ func (w *world) service(name, policy, ips string, ports ...int32) {
 		},
 	}
 	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
-	switch policy {
-	case "Cluster":
+	if policy == "Cluster" {
 		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyCluster
-	case "pass":
-		s.Annotations = map[string]string{"pass": "yes"}
 	}
 	for _, p := range ports {
 		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", p), Port: p})
@@ -101,7 +92,7 @@ func (w *world) service(name, policy, ips string, ports ...int32) {
 
 // endpoints sets the endpoints of a Service's ports: "here" and "there" are ready, "here-" and "there-"
 // terminate and serve.
-func (w *world) endpoints(name string, port int32, at ...string) {
+func (w *speaker) endpoints(name string, port int32, at ...string) {
 	portName := fmt.Sprint("p", port)
 	s := &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint(name, port), Labels: map[string]string{discovery.LabelServiceName: name}},
@@ -119,7 +110,7 @@ func (w *world) endpoints(name string, port int32, at ...string) {
 }
 
 func TestPolicyLocal(t *testing.T) {
-	w := newWorld(t)
+	w := newSpeaker(t)
 	w.service("a", "Local", "lb 203.0.113.1", 80)
 	w.says("203.0.113.1 - a-")
 	w.endpoints("a", 80, "there")
@@ -137,13 +128,13 @@ func TestPolicyLocal(t *testing.T) {
 	w.says("203.0.113.1 + a+")
 	w.tr.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
 	w.says("203.0.113.1 -")
-	if all := w.vips.All(); len(all) != 0 {
-		t.Errorf("left: %v", all)
+	if len(w.vips.ports) != 0 || len(w.vips.told) != 0 {
+		t.Errorf("left: %v, %v", w.vips.ports, w.vips.told)
 	}
 }
 
 func TestPolicyCluster(t *testing.T) {
-	w := newWorld(t)
+	w := newSpeaker(t)
 	w.service("a", "Cluster", "203.0.113.1 203.0.113.2", 80)
 	w.says("203.0.113.1 - a-", "203.0.113.2 - a-")
 	w.endpoints("a", 80, "there")
@@ -156,24 +147,8 @@ func TestPolicyCluster(t *testing.T) {
 	w.says("203.0.113.2 - a-")
 }
 
-// TestPassedPacketsAreNotServed has an address that no rule mentions while the node has no endpoint.
-func TestPassedPacketsAreNotServed(t *testing.T) {
-	w := newWorld(t)
-	w.service("a", "pass", "203.0.113.1", 80)
-	w.endpoints("a", 80, "here")
-	w.says("203.0.113.1 + a+")
-	w.endpoints("a", 80, "here-", "there")
-	w.says("203.0.113.1 - a-")
-	w.endpoints("a", 80, "there")
-	w.says() // external traffic passes
-	w.endpoints("a", 80)
-	w.says("203.0.113.1 -") // all traffic passes
-	w.endpoints("a", 80, "here")
-	w.says("203.0.113.1 + a+")
-}
-
 func TestPortsAndServicesShareAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newSpeaker(t)
 	w.service("a", "Local", "203.0.113.1", 80, 81)
 	w.endpoints("a", 80, "there")
 	w.endpoints("a", 81, "here")
@@ -183,10 +158,6 @@ func TestPortsAndServicesShareAddresses(t *testing.T) {
 	w.says("203.0.113.1 - a+ b-")
 	w.endpoints("b", 82, "here")
 	w.says("203.0.113.1 + a+ b+")
-	all := w.vips.All()
-	if len(all) != 1 || all[0].Addr != netip.MustParseAddr("203.0.113.1") || len(all[0].Services[0].Ports) != 2 || all[0].Services[1].Ports[0].Spec.Port != 82 {
-		t.Errorf("all: %+v", all)
-	}
 	// A full delta repeats nothing, and finds what went in between.
 	w.cursor.Resync()
 	w.says()
