@@ -3,6 +3,7 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/iptool"
 )
 
 // Cleanup removes, in all families of the configuration, the chains that a
@@ -74,7 +76,7 @@ func anyFilter(ctx context.Context, c Config, is func(*kernelTable) bool) (any b
 
 func anyFilterOf(ctx context.Context, c Config, k kernel, is func(*kernelTable) bool) (any bool, err error) {
 	err = each(ctx, c, k, func(f *family) error {
-		t, err := readKernel(ctx, f, filter, maphash.MakeSeed())
+		t, err := f.readKernel(ctx, filter, maphash.MakeSeed())
 		any = any || err == nil && is(t)
 		return err
 	})
@@ -94,7 +96,7 @@ func CleanupOwn(ctx context.Context, c Config) error {
 }
 
 func (f *family) cleanupOwn(ctx context.Context) error {
-	k, err := readKernel(ctx, f, filter, maphash.MakeSeed())
+	k, err := f.readKernel(ctx, filter, maphash.MakeSeed())
 	if err != nil {
 		return err
 	}
@@ -118,7 +120,7 @@ func (f *family) cleanupOwn(ctx context.Context) error {
 
 // cleanupExtra removes what a Backend has left in a table that kube-proxy programs.
 func (f *family) cleanupExtra(ctx context.Context, t table) error {
-	k, err := readKernel(ctx, f, t, maphash.MakeSeed())
+	k, err := f.readKernel(ctx, t, maphash.MakeSeed())
 	if err != nil {
 		return err
 	}
@@ -190,7 +192,7 @@ var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROU
 
 // cleanupTable removes chains and jumps from a table, and reports whether it found any.
 func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err error) {
-	k, err := readKernel(ctx, f, t, maphash.MakeSeed())
+	k, err := f.readKernel(ctx, t, maphash.MakeSeed())
 	if err != nil {
 		return false, err
 	}
@@ -230,7 +232,14 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 // nothing else. With iptables-legacy, reading the table creates it.
 func (f *family) cleanupMangle(ctx context.Context) error {
 	var saved bytes.Buffer
-	if err := f.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {
+	err := f.Save(ctx, "mangle", &saved)
+	found := bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" "))
+	if errors.Is(err, iptool.ErrUnreadable) {
+		var c iptool.Contents
+		c, err = f.ReadContents(ctx, "mangle")
+		found = slices.Contains(c.Chains, chainCanary)
+	}
+	if err != nil || !found {
 		return err
 	}
 	in := &input{chains: 1}

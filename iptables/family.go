@@ -28,6 +28,8 @@ type family struct {
 	can      []string
 	// canaries holds each table's canary.
 	canaries [tables]canary
+	// unreadable is, of each table that iptables-save could not print last, the reason.
+	unreadable [tables]string
 	// missed is set if Check last reported that a compared rule is missing. jumpsOnly is set
 	// once iptables-restore has reported that of rules that were there: then Check does not
 	// compare rules.

@@ -67,7 +67,7 @@ func FuzzInjection(f *testing.F) {
 				if got := bytes.Count(in.Bytes(), []byte("\n")); got != lines {
 					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.String())
 				}
-				for _, p := range []programs{fake.New(true), real[family]} {
+				for _, p := range []programs{&memoryPrograms{memory: newMemory(NFT), Tables: fake.New(true)}, real[family]} {
 					if p == nil {
 						continue
 					}

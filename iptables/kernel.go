@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/iptool"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -42,7 +43,10 @@ type programs interface {
 	// Restore applies an input of iptables-restore --noflush. After the input come options.
 	Restore(ctx context.Context, input []byte, options ...string) error
 	// Save writes the output of iptables-save about a table, or all tables if it is "".
+	// The error wraps [iptool.ErrUnreadable] if iptables-save cannot print it.
 	Save(ctx context.Context, table string, out io.Writer, options ...string) error
+	// ReadContents returns what nf_tables has in a table that Save cannot print.
+	ReadContents(ctx context.Context, table string) (iptool.Contents, error)
 }
 
 // accounts is a connection to the kernel's accounting objects (nfacct). Its methods may be

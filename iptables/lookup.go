@@ -49,11 +49,11 @@ func lookup(ctx context.Context, c Config, k kernel, queries []dataplane.Query) 
 		}
 	}
 	err := each(ctx, c, k, func(f *family) error {
-		var saved strings.Builder
-		if err := f.Save(ctx, nat.String(), &saved); err != nil {
-			return fmt.Errorf("iptables: cannot read table nat: %w", err)
+		saved, err := f.saved(ctx, nat)
+		if err != nil {
+			return err
 		}
-		chains := parseRules(saved.String())
+		chains := parseRules(saved)
 		if _, ok := chains[chainServices]; !ok {
 			return fmt.Errorf("iptables: %w", dataplane.ErrNoRules)
 		}

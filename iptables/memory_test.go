@@ -195,7 +195,30 @@ func (p *memoryPrograms) Save(ctx context.Context, table string, out io.Writer, 
 	if how == "missing" || how == "save6" && p.family == tracker.IPv6 {
 		return &CommandError{Program: "memory-save", Status: 1}
 	}
+	if how == "hide" {
+		return &CommandError{Program: "memory-save", Cause: iptool.ErrUnreadable}
+	}
 	return p.memoryError(p.Tables.Save(ctx, table, out, options...))
+}
+
+// hide makes iptables-save unable to print the tables.
+func (m *memory) hide() (show func()) {
+	m.set("hide", "")
+	return func() { m.set("", "") }
+}
+
+// ReadContents does not know which chain hides the others.
+func (p *memoryPrograms) ReadContents(ctx context.Context, table string) (c iptool.Contents, err error) {
+	var saved strings.Builder
+	err = p.Tables.Save(ctx, table, &saved)
+	iptext.Scan(strings.NewReader(saved.String()), func(l iptext.Line) {
+		if !l.IsRule {
+			c.Chains = append(c.Chains, string(l.Chain))
+		} else if to := iptext.Target(l.Rule); slices.Contains(c.Chains, to) {
+			c.Jumps = append(c.Jumps, iptool.Jump{From: string(l.Chain), To: to})
+		}
+	})
+	return c, err
 }
 
 // memoryError returns err with a [*CommandError] in place of an [*iptool.Error].

@@ -114,7 +114,7 @@ func (f *family) readTables(ctx context.Context) (*replacement, error) {
 	r := &replacement{family: f, seed: maphash.MakeSeed(), batch: newBatch()}
 	for t := range tables {
 		var err error
-		if r.found[t], err = readKernel(ctx, f, t, r.seed); err != nil {
+		if r.found[t], err = f.readKernel(ctx, t, r.seed); err != nil {
 			return nil, err
 		}
 		f.canaries[t] = canary{}

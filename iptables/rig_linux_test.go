@@ -120,6 +120,24 @@ func newLinuxNode(tb testing.TB, flavor Flavor, c *Config) testNode {
 // host returns the host of a rig on Linux.
 func (r *rig) host() *netlab.Host { return r.node.(*linuxNode).host }
 
+// hide adds rules with nft that iptables-save cannot print, or, in table ip6 filter, cannot parse.
+func (n *linuxNode) hide() (show func()) {
+	run := func(format string) {
+		n.tb.Helper()
+		for _, rule := range []string{
+			"ip nat: ip saddr 10.9.0.0/16 counter snat to 172.18.0.2", "ip filter: ct state new accept",
+			"ip6 nat: limit rate 3 bytes/second accept", "ip6 filter: icmpv6 type 1 meta mark set 4",
+		} {
+			table, rule, _ := strings.Cut(rule, ": ")
+			if out, err := n.host.Run(n.tb, "nft", strings.NewReplacer("TABLE", table, "RULE", rule).Replace(format)); err != nil {
+				n.tb.Fatalf("%v: %s", err, out)
+			}
+		}
+	}
+	run("add chain TABLE foreign; add rule TABLE foreign RULE")
+	return func() { run("flush chain TABLE foreign; delete chain TABLE foreign") }
+}
+
 func (n *linuxNode) open(c Config) (kernel, error) {
 	k, err := openKernel(c)
 	if err != nil || n.dir == "" {

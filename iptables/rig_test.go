@@ -66,6 +66,9 @@ type testNode interface {
 	setSysctl(name, value string) error
 	// timeout sets the time after which the backend's programs are killed.
 	timeout(d time.Duration, b *Backend)
+	// hide makes iptables-save unable to print the tables, as rules of another program do, until
+	// show is called.
+	hide() (show func())
 	watched
 }
 

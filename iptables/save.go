@@ -1,11 +1,17 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"hash/maphash"
 	"io"
+	"log/slog"
+	"strings"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/iptool"
 )
 
 // kernelTable holds the kernel's state of one table.
@@ -21,6 +27,8 @@ type kernelTable struct {
 	ours bool
 	// setsBack reports that the guard of the loopback range has guardMark.
 	setsBack bool
+	// unknown means that the rules of chains are not known.
+	unknown bool
 }
 
 // hashChain returns the hash of a chain's rules.
@@ -36,15 +44,15 @@ func hashChain(seed maphash.Seed, rules []string) (h maphash.Hash) {
 // has reports whether the table has a chain of ours with these rules.
 func (k *kernelTable) has(c chain, seed maphash.Seed) bool {
 	h := k.chains[c.name]
-	if h == nil {
+	if h == nil || k.unknown {
 		return false
 	}
 	want := hashChain(seed, c.rules)
 	return h.Sum64() == want.Sum64()
 }
 
-// readKernel reads a table.
-func readKernel(ctx context.Context, p programs, tab table, seed maphash.Seed) (*kernelTable, error) {
+// readKernel reads a table. If iptables-save cannot print it, the rules of chains are unknown.
+func (f *family) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
 	r, w := io.Pipe()
 	done := make(chan *kernelTable, 1)
 	go func() {
@@ -53,9 +61,47 @@ func readKernel(ctx context.Context, p programs, tab table, seed maphash.Seed) (
 		_, _ = io.Copy(io.Discard, r)
 		done <- k
 	}()
-	err := p.Save(ctx, tab.String(), w)
+	err := f.Save(ctx, tab.String(), w)
 	w.Close()
-	return <-done, err
+	k := <-done
+	if !errors.Is(err, iptool.ErrUnreadable) {
+		f.unreadable[tab] = ""
+		return k, err
+	}
+	c, err := f.ReadContents(ctx, tab.String())
+	if err != nil {
+		return nil, err
+	}
+	if reason := c.Unreadable().Error(); f.unreadable[tab] != reason {
+		f.unreadable[tab] = reason
+		f.log.Warn("iptables: cannot read a table in which another program has rules: traffic is not counted, and each full sync writes all chains again; keep such rules in a table of their own",
+			slog.String("table", tab.String()), slog.String("reason", reason))
+	}
+	known := []string{chainLocalnet + " " + guardMark}
+	for _, h := range append((&model{settings: &settings{guarded: true}}).hooks(), guardHooks()...) {
+		if h.table == tab {
+			known = append(known, h.chain+" "+h.rule)
+		}
+	}
+	text := c.Text(tab.String(), known, func(in []byte) error { return f.Restore(ctx, in) })
+	k = parseSave(strings.NewReader(text), tab, seed)
+	k.unknown = true
+	return k, nil
+}
+
+// saved returns the output of iptables-save about a table. The error names the chain that iptables-save
+// cannot print, if that is the reason.
+func (f *family) saved(ctx context.Context, tab table, options ...string) (string, error) {
+	var out strings.Builder
+	err := f.Save(ctx, tab.String(), &out, options...)
+	if errors.Is(err, iptool.ErrUnreadable) {
+		c, failed := f.ReadContents(ctx, tab.String())
+		err = cmp.Or(failed, c.Unreadable())
+	}
+	if err != nil {
+		return "", fmt.Errorf("iptables: cannot read table %v: %w", tab, err)
+	}
+	return out.String(), nil
 }
 
 // parseSave reads the output of iptables-save about a table. It ignores unknown lines.

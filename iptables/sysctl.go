@@ -44,7 +44,7 @@ func setSysctls(ctx context.Context, c Config, k kernel) error {
 	return each(ctx, c, k, func(f *family) (err error) {
 		f.localhost = c.LocalhostNodePorts
 		r := &replacement{seed: maphash.MakeSeed(), family: f}
-		if r.found[filter], err = readKernel(ctx, f, filter, r.seed); err != nil {
+		if r.found[filter], err = f.readKernel(ctx, filter, r.seed); err != nil {
 			return err
 		}
 		unset, err := r.guardLoopback(ctx)

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/iptool"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,7 +48,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	}
 	out := newTraffic()
 	for _, f := range b.families {
-		text, err := countedRules(ctx, f)
+		text, err := f.saved(ctx, nat, "-c")
 		if err != nil {
 			return nil, err
 		}
@@ -73,7 +75,7 @@ func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
 func readTraffic(ctx context.Context, c Config, k kernel) (*dataplane.Traffic, error) {
 	out, any := newTraffic(), false
 	err := each(ctx, c, k, func(f *family) error {
-		text, err := countedRules(ctx, f)
+		text, err := f.saved(ctx, nat, "-c")
 		any = any || strings.Contains(text, "\n:"+chainServices+" ")
 		sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
 		return err
@@ -107,15 +109,6 @@ func addTraffic(to *dataplane.Traffic, k tracker.Key, n connections) {
 		c.Connections += n.packets
 		to.Services[k] = c
 	}
-}
-
-// countedRules returns the output of iptables-save for table nat, with counters.
-func countedRules(ctx context.Context, p programs) (string, error) {
-	var out strings.Builder
-	if err := p.Save(ctx, nat.String(), &out, "-c"); err != nil {
-		return "", fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
-	}
-	return out.String(), nil
 }
 
 // isPoolChain reports whether a chain chooses among the endpoints of a pool.
@@ -212,8 +205,8 @@ func (f *family) carry(ctx context.Context, b *batch) (kept map[string]keptConne
 	if !f.countTraffic || !touched {
 		return f.kept
 	}
-	text, err := countedRules(ctx, f)
-	if err != nil {
+	text, err := f.saved(ctx, nat, "-c")
+	if err != nil && !errors.Is(err, iptool.ErrUnreadable) { // which readKernel logs
 		f.log.Warn("iptables: cannot read traffic counters, they begin again at 0", slog.Any("error", err))
 	}
 	counted, kept := poolConnections(text), maps.Clone(f.kept)

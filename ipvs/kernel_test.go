@@ -21,6 +21,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -451,6 +452,35 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	r.hasNot("ip -o addr show dev kube-ipvs0", "10.96")
 }
 
+// checkHidden makes iptables-save unable to print a table. Each jump must still be found.
+func checkHidden(t *testing.T, h *netlab.Host, k kernel, f tracker.Family, tables []table) error {
+	family := map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[f]
+	for _, tab := range tables {
+		foreign := family + " " + tab.name + " foreign"
+		if _, err := h.Run(t, "nft", "add chain "+foreign+"; add rule "+foreign+" ct state new accept"); err != nil {
+			return err
+		}
+		hidden, err := k.savedRules(t.Context(), f)
+		if err != nil {
+			return err
+		}
+		if input := restoreAll(tables, hidden); strings.Contains(input, "-I ") {
+			return fmt.Errorf("jumps that exist are inserted again beside a rule of table %s:\n%s", tab.name, input)
+		}
+		for _, tab := range tables {
+			for _, c := range tab.chains {
+				if _, ok := hidden[tab.name][c.name]; !ok {
+					return fmt.Errorf("chain %s is hidden", c.name)
+				}
+			}
+		}
+		if _, err := h.Run(t, "nft", "flush chain "+foreign+"; delete chain "+foreign); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // testBothIptablesAcceptTheRules restores the golden rules twice with both variants of iptables.
 func testBothIptablesAcceptTheRules(t *testing.T) {
 	for _, variant := range []iptables.Flavor{iptables.NFT, iptables.Legacy} {
@@ -488,6 +518,11 @@ func testBothIptablesAcceptTheRules(t *testing.T) {
 				second, err := k.savedRules(ctx, g.family)
 				if err != nil {
 					return err
+				}
+				if variant == iptables.NFT {
+					if err := checkHidden(t, h, k, g.family, g.tables()); err != nil {
+						return err
+					}
 				}
 				own := ownRules(g.tables(), first)
 				if again := ownRules(g.tables(), second); own != again {

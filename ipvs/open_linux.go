@@ -16,6 +16,7 @@ import (
 	"github.com/go-proxier/proxier/internal/iptool"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/sysctl"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -36,13 +37,15 @@ type system struct {
 	config Config
 	// tools holds the iptables programs that were used.
 	tools map[tracker.Family]*iptool.Tool
+	// unreadable holds what was logged about tables that iptables-save cannot print.
+	unreadable map[string]bool
 }
 
 var _ kernel = &system{}
 
 // open opens what the purpose needs of the namespace that c names. c has its defaults.
 func open(ctx context.Context, c Config, p purpose) (kernel, error) {
-	s := &system{config: c, servers: &servers{}, tools: map[tracker.Family]*iptool.Tool{}}
+	s := &system{config: c, servers: &servers{}, tools: map[tracker.Family]*iptool.Tool{}, unreadable: map[string]bool{}}
 	if err := s.open(ctx, p); err != nil {
 		s.close()
 		return nil, err
@@ -139,10 +142,40 @@ func (s *system) savedRules(ctx context.Context, f tracker.Family) (iptext.Saved
 		return nil, err
 	}
 	var out strings.Builder
-	if err := t.Save(ctx, "", &out); err != nil {
-		return nil, err
+	if err := t.Save(ctx, "", &out); !errors.Is(err, iptool.ErrUnreadable) {
+		return iptext.Parse(out.String()), err
+	}
+	out.Reset()
+	for _, tab := range s.config.rules(f, &ruleset.Node{}).tables() {
+		var one strings.Builder
+		err := t.Save(ctx, tab.name, &one)
+		text := one.String()
+		if errors.Is(err, iptool.ErrUnreadable) {
+			text, err = s.knownRules(ctx, f, tab, t)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out.WriteString(text)
 	}
 	return iptext.Parse(out.String()), nil
+}
+
+// knownRules returns the chains and the jumps of a table that iptables-save cannot print.
+func (s *system) knownRules(ctx context.Context, f tracker.Family, tab table, t *iptool.Tool) (string, error) {
+	c, err := t.ReadContents(ctx, tab.name)
+	if err != nil {
+		return "", err
+	}
+	if reason := fmt.Sprintf("%v table %s: %v", f, tab.name, c.Unreadable()); !s.unreadable[reason] {
+		s.unreadable[reason] = true
+		s.config.Log.Warn("ipvs: cannot read a table in which another program has rules: alterations of it are not noticed; keep such rules in a table of their own", "reason", reason)
+	}
+	var known []string
+	for _, j := range tab.jumps {
+		known = append(known, j.from+" "+j.rule)
+	}
+	return c.Text(tab.name, known, func(in []byte) error { return t.Restore(ctx, in) }), nil
 }
 
 func (s *system) restoreRules(ctx context.Context, f tracker.Family, input string) error {

@@ -14,6 +14,12 @@ var (
 	// ErrLocked is wrapped by the error of a tool that waited longer than
 	// Config.LockWait for the xtables lock. The tool changed nothing.
 	ErrLocked = errors.New("another program holds the xtables lock")
+	// ErrUnreadable is wrapped by the error of [Tool.Save] about a table of nf_tables that
+	// iptables-save cannot print, because another program, such as nft, has added a rule that
+	// iptables cannot express. iptables-restore works.
+	ErrUnreadable = errors.New("iptables-save cannot print a rule that nft can list")
+	// errIncomplete is wrapped by the error of [Tool.Save] about an output that ends within a table.
+	errIncomplete = errors.New("output ends within a table")
 )
 
 // Error is the error of a tool. Unless the tool was killed, its input is not in effect.
@@ -28,7 +34,7 @@ type Error struct {
 	// that line.
 	Line int
 	Text string
-	// Cause is [ErrLocked], the error of the context, or nil.
+	// Cause is [ErrLocked], [ErrUnreadable], the error of the context, or nil.
 	Cause error
 }
 

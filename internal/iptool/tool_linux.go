@@ -128,13 +128,49 @@ func (t *Tool) NFT() bool { return t.nft }
 func (t *Tool) Do(f func() error) error { return t.config.Namespace.Do(f) }
 
 // Save writes the output of iptables-save with the options to out. If table is not "", it
-// prints that table only.
+// prints that table only. After an error, what it wrote lacks tables or rules.
 func (t *Tool) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
 	args := options
 	if table != "" {
 		args = append([]string{"-t", table}, options...)
 	}
-	return t.run(ctx, t.config.Save, args, nil, out)
+	w := &checked{to: out}
+	err := t.run(ctx, t.config.Save, args, nil, w)
+	var e *Error
+	switch {
+	case w.unreadable, errors.As(err, &e) && strings.Contains(e.Message, "Parsing nftables rule failed"):
+		return &Error{Program: t.config.Save, Message: "incompatible table", Cause: ErrUnreadable}
+	case err == nil && (w.within || len(w.line) != 0):
+		return &Error{Program: t.config.Save, Cause: errIncomplete}
+	}
+	return err
+}
+
+// checked is a writer of the output of iptables-save that notices what the output lacks. The
+// program's exit status is 0 after it left out a table.
+type checked struct {
+	to         io.Writer
+	line       []byte // the beginning of a line without its end
+	within     bool   // in a table
+	unreadable bool   // a table is left out
+}
+
+func (c *checked) Write(p []byte) (int, error) {
+	for rest := p; ; {
+		part, after, ended := bytes.Cut(rest, []byte("\n"))
+		c.line = append(c.line, part[:min(len(part), maxMessage-len(c.line))]...)
+		switch {
+		case !ended:
+			return c.to.Write(p)
+		case bytes.HasPrefix(c.line, []byte("*")):
+			c.within = true
+		case string(c.line) == "COMMIT":
+			c.within = false
+		case bytes.HasPrefix(c.line, []byte("#")):
+			c.unreadable = c.unreadable || bytes.HasSuffix(c.line, []byte("is incompatible, use 'nft' tool."))
+		}
+		c.line, rest = c.line[:0], after
+	}
 }
 
 // Restore applies an input of iptables-restore. It does not flush chains that the input does

@@ -79,6 +79,61 @@ func TestRulesAreRestoredAndSaved(t *testing.T) {
 	}
 }
 
+// TestTablesThatCannotBePrintedAreReported adds rules with nft to a table that has rules of iptables.
+// Save must report each rule for which it leaves out the others, and ReadContents must find those.
+func TestTablesThatCannotBePrintedAreReported(t *testing.T) {
+	for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		h := netlab.NewHost(t)
+		tool, err := Find(t.Context(), Config{Family: family, Flavor: "nft", Namespace: h.Namespace()})
+		netlab.Need(t, !errors.Is(err, ErrUnsupported), "iptables-nft")
+		if err != nil {
+			t.Fatal(err)
+		}
+		table := map[tracker.Family]string{tracker.IPv4: "ip nat", tracker.IPv6: "ip6 nat"}[family]
+		const rule = `OUTPUT -p tcp -m comment --comment "to X" -j X`
+		if err := tool.Restore(t.Context(), []byte("*nat\n:X - [0:0]\n-A "+rule+"\n-A X -j RETURN\nCOMMIT\n")); err != nil {
+			t.Fatal(err)
+		}
+		for native, foreign := range map[string]string{
+			"tcp dport 80 redirect to :8080":        "other",
+			"ct state new accept":                   "other",
+			"meta l4proto tcp meta mark set 4":      "other",
+			"limit rate 3 bytes/second accept":      "",
+			"tcp dport 80 accept comment \"plain\"": "readable",
+		} {
+			if out, err := h.Run(t, "nft", "add chain "+table+" other; add rule "+table+" other "+native); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			for _, name := range []string{"nat", ""} {
+				var out bytes.Buffer
+				err := tool.Save(t.Context(), name, &out)
+				if readable := err == nil && strings.Contains(out.String(), rule); readable != (foreign == "readable") || !readable && !errors.Is(err, ErrUnreadable) {
+					t.Errorf("%v %s: error %v, saved\n%s", family, native, err, out.String())
+				}
+			}
+			c, err := tool.ReadContents(t.Context(), "nat")
+			if err != nil || c.Foreign != strings.TrimPrefix(foreign, "readable") {
+				t.Errorf("%v %s: chain %q, error %v", family, native, c.Foreign, err)
+			}
+			known := []string{rule, "INPUT -j X", "X -j RETURN"}
+			text := c.Text("nat", known, func(in []byte) error { return tool.Restore(t.Context(), in) })
+			for _, want := range []string{"*nat\n", ":OUTPUT", ":X", ":other", "-A " + rule + "\n", "COMMIT\n"} {
+				if !strings.Contains(text, want) || strings.Contains(text, "INPUT -j") || strings.Count(text, "-A ") != 1 {
+					t.Errorf("%v %s: no %q in\n%s", family, native, want, text)
+				}
+			}
+			if _, err := h.Run(t, "nft", "flush chain "+table+" other; delete chain "+table+" other"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, text := range []string{"*nat\\n:A - [0:0]\\n", "*nat\\nCOMMIT\\n*filter"} {
+		if err := find(t, "printf '"+text+"'").Save(t.Context(), "", io.Discard); !errors.Is(err, errIncomplete) {
+			t.Errorf("output %q: error %v", text, err)
+		}
+	}
+}
+
 func TestToolErrorsAreRecognized(t *testing.T) {
 	run := func(text string) *Error {
 		t.Helper()

@@ -75,9 +75,12 @@ func decide(nft, legacy flavorState, usual config.Flavor) (choice config.Flavor,
 	return usual, "iptables-restore has it, and both flavors have the same number of rules"
 }
 
+// hints are kubelet's chains.
+var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+
 // hintIn returns kubelet's chain in the output of iptables-save for the table mangle, or "".
 func hintIn(saved string) string {
-	for _, hint := range []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} {
+	for _, hint := range hints {
 		if strings.Contains(saved, "\n:"+hint+" ") {
 			return hint
 		}

@@ -9,7 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -22,9 +26,9 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS && c.Mode != config.ModeNFTables {
 		return f
 	}
-	nft, legacy := newReader(ctx, config.FlavorNFT), newReader(ctx, config.FlavorLegacy)
+	native, legacy := newReader(ctx, config.FlavorNFT), newReader(ctx, config.FlavorLegacy)
 	if c.Mode == config.ModeNFTables {
-		for _, r := range []*reader{nft, legacy} {
+		for _, r := range []*reader{native, legacy} {
 			for _, what := range r.drops(ctx) {
 				f.drops = append(f.drops, fmt.Sprintf("iptables-%s, %s", r.flavor, what))
 			}
@@ -32,17 +36,17 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 		return f
 	}
 	if f.Name, f.why = c.Flavor, "--iptables-flavor"; f.Name == config.FlavorAuto {
-		if nft.hint == "" && legacy.hint == "" {
-			nft.countRules(ctx)
+		if native.hint == "" && legacy.hint == "" {
+			native.countRules(ctx)
 			legacy.countRules(ctx)
 		}
-		f.Name, f.why = decide(nft.flavorState, legacy.flavorState, usualFlavor(ctx))
+		f.Name, f.why = decide(native.flavorState, legacy.flavorState, usualFlavor(ctx))
 	}
 	switch f.Name {
 	case config.FlavorNFT:
 		f.drops = legacy.drops(ctx)
 	case config.FlavorLegacy:
-		f.drops = nft.drops(ctx)
+		f.drops = native.drops(ctx)
 	}
 	return f
 }
@@ -97,18 +101,49 @@ func newReader(ctx context.Context, flavor config.Flavor) *reader {
 		if err == nil {
 			saved, err = r.save(ctx, f, "mangle")
 		}
-		r.usable[f] = err == nil || strings.Contains(err.Error(), "Permission denied")
+		foreign := flavor == config.FlavorNFT && unreadable(saved, err)
+		r.usable[f] = err == nil || foreign || strings.Contains(err.Error(), "Permission denied")
 		if !r.usable[f] {
 			missing = append(missing, err)
 		}
 		if r.hint == "" {
 			r.hint = hintIn(saved)
+			if foreign {
+				r.hint = hintOf(ctx, f)
+			}
 		}
 	}
 	if len(missing) == len(families) {
 		r.missing = missing[0] // the other family's is of the same kind
 	}
 	return r
+}
+
+// unreadable reports whether iptables-nft-save cannot print tables, because of rules that only nft can
+// list. err is the program's.
+func unreadable(saved string, err error) bool {
+	return strings.Contains(saved, "is incompatible, use 'nft' tool.") ||
+		err != nil && strings.Contains(err.Error(), "Parsing nftables rule failed")
+}
+
+// hintOf returns kubelet's chain in the table mangle of nf_tables, or "".
+func hintOf(ctx context.Context, f tracker.Family) string {
+	conn, err := nft.Dial(nil)
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	for _, hint := range hints {
+		r := nft.Request{Type: unix.NFT_MSG_GETCHAIN, Family: unix.NFPROTO_IPV4,
+			Attrs: []netlink.Attribute{nft.String(unix.NFTA_CHAIN_TABLE, "mangle"), nft.String(unix.NFTA_CHAIN_NAME, hint)}}
+		if f == tracker.IPv6 {
+			r.Family = unix.NFPROTO_IPV6
+		}
+		if _, err := conn.Get(ctx, r); err == nil {
+			return hint
+		}
+	}
+	return ""
 }
 
 // save returns the output of iptables-save for a table, or for all tables if table is "". It does not

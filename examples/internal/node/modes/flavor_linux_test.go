@@ -77,3 +77,33 @@ func TestUnusableFlavorIsNotChosen(t *testing.T) {
 		})
 	}
 }
+
+// TestForeignRulesDoNotHideKubeletsHint adds rules with nft to table mangle, which iptables-nft-save then
+// cannot print, or cannot parse. iptables-legacy has more rules.
+func TestForeignRulesDoNotHideKubeletsHint(t *testing.T) {
+	for _, rule := range []string{"ct state new accept", "meta l4proto tcp meta mark set 4"} {
+		h := netlab.NewHost(t)
+		netlab.NeedPrograms(t, "iptables-nft", "iptables-legacy-save")
+		for _, c := range [][]string{
+			{"iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"},
+			{"nft", "add chain ip mangle other; add rule ip mangle other " + rule},
+			{"nft", "add table ip6 mangle; add chain ip6 mangle other; add rule ip6 mangle other " + rule},
+			{"env", "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock"), "iptables-legacy", "-N", "X"},
+			{"env", "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock"), "iptables-legacy", "-A", "X", "-j", "RETURN"},
+		} {
+			if out, err := h.Run(t, c[0], c[1:]...); err != nil {
+				t.Fatalf("%v: %v: %s", c, err, out)
+			}
+		}
+		var f Flavor
+		if err := h.Do(func() error {
+			f = ChooseFlavor(t.Context(), &config.Config{Mode: config.ModeIPTables, Flavor: config.FlavorAuto})
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if f.Name != config.FlavorNFT || !strings.Contains(f.why, "KUBE-IPTABLES-HINT") {
+			t.Errorf("%s: chose %q because %s", rule, f.Name, f.why)
+		}
+	}
+}
