@@ -176,29 +176,18 @@ func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]
 	return out, nil
 }
 
-// Numbers that package nl lacks (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
-const (
-	ctGetStats         = 5  // IPCTNL_MSG_CT_GET_STATS
-	ctaFilter          = 25 // CTA_FILTER
-	ctaFilterOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
-	// CTA_FILTER_F_CTA_PROTO_NUM of net/netfilter/nf_internals.h
-	filterProtoNum = 1 << 3
-)
+// ctGetStats is IPCTNL_MSG_CT_GET_STATS (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+const ctGetStats = 5
 
-// dumpRequest returns the request for the flows of a family in some zones. Kernels from
-// 5.8 on report UDP flows alone (CTA_FILTER); older ones ignore the attribute. Kernels from
+// dumpRequest returns the request for the UDP flows of a family in some zones. Kernels from
 // 6.8 on report the flows of one zone (CTA_ZONE); older ones ignore the attribute. The
 // request for zone 0 does not name the zone, because a kernel without
 // CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
 func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
-	b := tuple.AppendProtocol(nil, inet.UDP)
+	b := tuple.AppendFilter(nil, inet.UDP)
 	if len(zones) == 1 && zones[0] != 0 {
 		b = nfnl.AppendUint16(b, nl.CTA_ZONE, zones[0])
 	}
-	filter := len(b)
-	b = nfnl.BeginNested(b, ctaFilter)
-	b = nfnl.AppendNative32(b, ctaFilterOrigFlags, filterProtoNum)
-	nfnl.EndNested(b, filter)
 	return nfnl.Request{Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: inet.AF(f), Dump: true, Attrs: b}
 }
 

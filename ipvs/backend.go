@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -256,6 +257,11 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 		}
 		if b.before != nil {
 			s.before = b.before[i]
+			for k, reals := range s.drainingReals {
+				for at, now := range reals { // a drain that is known goes on
+					reals[at] = cmp.Or(s.before.drainingReals[k][at], now)
+				}
+			}
 		}
 		if err := b.writeRules(ctx, s, d.Node, true); err != nil {
 			return fmt.Errorf("ipvs: %w", err)

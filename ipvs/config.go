@@ -44,7 +44,8 @@ type Config struct {
 	// kernel loads their modules. A Service port with another one, or one that the kernel lacks,
 	// is served as if Properties had returned no scheduler; see [Backend.Limits].
 	Schedulers []Scheduler
-	// DrainLimit bounds the time that real servers drain; 0 means no limit. Endpoints, and
+	// DrainLimit bounds the time that real servers drain; 0 means 15 minutes for those that no Service has,
+	// because they keep an address and port from others, and no limit for the other ones. Endpoints, and
 	// whole Services, are taken out of service by giving their real servers the weight 0: they
 	// keep their connections and get no new ones. The backend removes them when they have no
 	// connections left, and those of UDP and SCTP, with their flows, after a second.

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -59,6 +61,10 @@ func (u *update) quiesce(k virtualKey, v *virtualState, at netip.AddrPort) error
 	return nil
 }
 
+// retireLimit is the limit of a retired virtual server, unless [Config].DrainLimit is set: it keeps an
+// address and port from others.
+const retireLimit = 15 * time.Minute
+
 // answerTime is how long a real server of a protocol without graceful termination
 // drains: long enough for an answer that is on its way. Without the real server the
 // answer would come from the endpoint's own address.
@@ -85,6 +91,39 @@ func (r drainRule) over(since, now time.Time) bool { return r.limit > 0 && now.S
 
 // unused reports whether a real server with these connections is drained.
 func (r drainRule) unused(active, inactive int) bool { return r.counts && active == 0 && inactive == 0 }
+
+// inUse returns the addresses and ports of retired virtual servers, or of the real servers of those
+// with a mark, each with whether it has a TCP connection that has not ended. IPVS counts inactive
+// connections, and most of them have ended: it remembers them for minutes, and reads a list of them in
+// quadratic time. Connection tracking knows the translated ones. inUse returns nil if it cannot
+// read these, or has just read them: it takes at most a fiftieth of the time.
+func (b *Backend) inUse(s *state) map[netip.AddrPort]bool {
+	start := time.Now()
+	if start.Before(s.nextLook) {
+		return nil
+	}
+	out := map[netip.AddrPort]bool{}
+	for k := range s.retired {
+		if out[k.at] = false; k.mark != 0 {
+			for at := range s.virtuals[k].reals {
+				out[at] = false
+			}
+		}
+	}
+	err := b.kernel.connections(s.family, func(addrs ...netip.AddrPort) {
+		for _, a := range addrs {
+			if _, ok := out[a]; ok {
+				out[a] = true
+			}
+		}
+	})
+	s.nextLook = time.Now().Add(49 * time.Since(start))
+	if err != nil {
+		b.config.Log.Debug("ipvs: cannot read connection tracking, ended connections count until IPVS forgets them", slog.Any("error", err))
+		return nil
+	}
+	return out
+}
 
 // limit records how long the real servers of a Service port's endpoints may drain.
 func (c Config) limit(s *ruleset.Port, v *virtualState) {
@@ -183,6 +222,7 @@ func (b *Backend) tend(ctx context.Context, now time.Time) error {
 // retired or whose Service has no endpoints. If onlyTime is set, it looks at limits and not at connections.
 func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	u, released := newUpdate(b, s, nil), false
+	inUse := sync.OnceValue(func() map[netip.AddrPort]bool { return b.inUse(s) })
 	keys := slices.Collect(maps.Keys(s.drainingReals))
 	if !onlyTime {
 		slices.SortFunc(keys, virtualKey.compare)
@@ -190,6 +230,21 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	for _, k := range keys {
 		v, since := s.virtuals[k], s.drainingReals[k]
 		rule := b.config.drainRule(v.proto)
+		retired := s.keeps(k)
+		if retired && rule.counts {
+			rule.limit = cmp.Or(rule.limit, retireLimit)
+		}
+		ended := func(r real) bool { // although IPVS still has its connections
+			if !retired || r.active != 0 || r.inactive == 0 || r.forwarding != ForwardingTranslated {
+				return false
+			}
+			at := k.at
+			if k.mark != 0 {
+				at = r.at
+			}
+			open, known := inUse()[at]
+			return known && !open
+		}
 		over := func(at netip.AddrPort, t time.Time) bool {
 			return drainRule{rule.counts, cmp.Or(v.limits[at], rule.limit)}.over(t, now)
 		}
@@ -201,7 +256,7 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 		}
 		if rule.counts && !onlyTime && len(done) < len(since) {
 			err := b.kernel.reals(k, func(r real) {
-				if t, ok := since[r.at]; ok && !over(r.at, t) && rule.unused(r.active, r.inactive) {
+				if t, ok := since[r.at]; ok && !over(r.at, t) && (rule.unused(r.active, r.inactive) || ended(r)) {
 					done = append(done, r.at)
 				}
 			})
@@ -218,7 +273,7 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 			delete(v.limits, at)
 			s.endDrain(k, at)
 		}
-		if _, retired := s.retired[k]; (retired || v.rejected) && len(v.reals) == 0 {
+		if (retired || v.rejected) && len(v.reals) == 0 {
 			if err := u.deleteVirtual(k); err != nil {
 				return err
 			}
@@ -295,8 +350,13 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 			return err
 		}
 	}
-	if _, already := u.s.retired[k]; already {
+	if u.s.keeps(k) {
 		return nil
+	}
+	if last := u.s.before; last == nil || !last.keeps(k) {
+		for at := range v.reals {
+			u.s.drainingReals[k][at] = u.now // the limit counts from here
+		}
 	}
 	var r retired
 	if k.mark == 0 {
@@ -311,6 +371,9 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 	}
 	return err
 }
+
+// keeps reports whether a virtual server is retired.
+func (s *state) keeps(k virtualKey) bool { _, ok := s.retired[k]; return ok }
 
 // claim claims and adds the objects of a retired virtual server.
 func (u *update) claim(r retired) error {

@@ -59,6 +59,10 @@ type serverTable interface {
 
 	// setTimeouts sets the timeouts that are not 0.
 	setTimeouts(Timeouts) error
+
+	// connections calls fn, for each TCP connection in connection tracking that has not ended, with its
+	// original destination and with the source of its answers.
+	connections(f tracker.Family, fn func(...netip.AddrPort)) error
 }
 
 // setTable holds sets.

@@ -49,6 +49,7 @@ func TestKernelFollowsServices(t *testing.T) {
 		{"sysctls and timeouts are set", testSysctlsAndTimeoutsAreSet},
 		{"IPv4 works with IPv6 disabled", testIPv4WorksWithIPv6Disabled},
 		{"connections outlive their endpoint", testConnectionsOutliveTheirEndpoint},
+		{"ended connections hold no port", testEndedConnectionsHoldNoPort},
 		{"Watch retries refused NodePorts", testWatchRetriesRefusedNodePorts},
 		{"UDP answers arrive while draining", testUDPAnswersArriveWhileDraining},
 		{"both iptables accept the rules", testBothIptablesAcceptTheRules},
@@ -415,7 +416,7 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	// Delete the Service.
 	r.remove(1)
 	r.sync()
-	tend(time.Hour)
+	tend(retireLimit - time.Minute)
 	if err := echo(first); err != nil {
 		t.Errorf("the connection was lost with its Service: %v", err)
 	}
@@ -479,6 +480,66 @@ func checkHidden(t *testing.T, h *netlab.Host, k kernel, f tracker.Family, table
 		}
 	}
 	return nil
+}
+
+// testEndedConnectionsHoldNoPort deletes a Service with a connection that one side has closed. Once the
+// other has, too, a process of the node gets the NodePort, which IPVS would refuse for two minutes.
+func testEndedConnectionsHoldNoPort(t *testing.T) {
+	h := newHost(t)
+	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
+	if err := h.AddAddr("eth0", netip.MustParsePrefix("10.244.1.1/32")); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan bool)
+	h.ServeTCP(t, "10.244.1.1:8080", func(c net.Conn) {
+		_, _ = io.Copy(io.Discard, c) // until the client closes
+		<-answer
+		_, _ = io.WriteString(c, "answer")
+	})
+	dial := func() (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
+		defer cancel()
+		return h.Dial(ctx, "tcp", "192.0.2.1:0", "192.0.2.1:30001")
+	}
+	r.set(svc(1, nodePort(30001)), 1, 1)
+	r.sync()
+	c, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	r.remove(1)
+	r.sync()
+	retire := func() (n int) {
+		t.Helper()
+		r.backend.states[0].nextLook = time.Time{}
+		n, err := r.backend.Retire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := retire(); n != 1 {
+		t.Errorf("%d real servers drain while one side of the connection is open", n)
+	}
+	close(answer)
+	if got, err := io.ReadAll(c); err != nil || string(got) != "answer" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	c.Close()
+	for deadline := time.Now().Add(testtime.Timeout); retire() != 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the port is held although the connection has ended")
+		}
+	}
+	h.ServeTCP(t, "192.0.2.1:30001", func(net.Conn) {})
+	if c, err = dial(); err != nil {
+		t.Errorf("the port is not free: %v", err)
+	} else {
+		c.Close()
+	}
 }
 
 // testBothIptablesAcceptTheRules restores the golden rules twice with both variants of iptables.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -137,6 +138,83 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 			t.Errorf("%d virtual servers after %v, want %d", n, c.after, c.want)
 		}
 	}
+}
+
+// TestEndedConnectionsHoldNoAddress deletes a Service whose connections have ended, which IPVS remembers.
+// Those that are half open have not ended.
+func TestEndedConnectionsHoldNoAddress(t *testing.T) {
+	t.Parallel()
+	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
+	at := tcpServer("198.18.0.1:80")
+	endpoint := netip.MustParseAddrPort("10.244.1.1:8080")
+	r.set(svc(1, externalIPs("198.18.0.1"), externalLocal), 1, 1, -2)
+	r.sync()
+	for _, v := range m.Servers {
+		for _, real := range v.Reals {
+			real.Inactive = 3
+		}
+	}
+	r.remove(1)
+	r.sync()
+	m.halfOpen[at.at], m.halfOpen[endpoint] = true, true // the second is through the mark
+	servers := func(want ...string) {
+		t.Helper()
+		for _, s := range r.backend.states {
+			s.nextLook = time.Time{}
+		}
+		if _, err := r.backend.Retire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for k := range m.Servers {
+			got = append(got, k.At.String()+" "+strconv.Itoa(int(k.Mark)))
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("virtual servers %q, want %q", got, want)
+		}
+	}
+	const mark = "invalid AddrPort 12289"
+	servers("198.18.0.1:80 0", mark)
+	delete(m.halfOpen, at.at)
+	servers(mark)
+	r.hasNot("ip -o addr show dev kube-ipvs0", "198.18")
+	delete(m.halfOpen, endpoint)
+	servers()
+	r.hasNot("ipset save", "add ")
+}
+
+// TestUnownedAddressIsFreedAfterALimit keeps a connection open for longer than the limit, first while its
+// Service lost the endpoint and then after the Service was deleted. Full deltas do not extend the time.
+func TestUnownedAddressIsFreedAfterALimit(t *testing.T) {
+	t.Parallel()
+	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
+	now := time.Now()
+	r.backend.now = func() time.Time { return now }
+	pass := func(d time.Duration, want int) {
+		t.Helper()
+		now = now.Add(d)
+		r.cursor.Resync()
+		r.sync()
+		if err := r.backend.tend(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		if n := r.backend.draining(); n != want {
+			t.Errorf("%d real servers drain, want %d", n, want)
+		}
+	}
+	r.set(svc(1), 1, 1, 2)
+	r.sync()
+	m.server(tcpServer("10.96.0.1:80")).Reals[netip.MustParseAddrPort("10.244.1.1:8080")].Active = 1
+	r.set(svc(1), 1, 2)
+	r.sync()
+	pass(10*retireLimit, 1)
+	r.remove(1)
+	r.sync()
+	pass(retireLimit/2, 1)
+	pass(retireLimit/2-1, 1)
+	pass(1, 0)
+	r.hasNot("ip -o addr show dev kube-ipvs0", "10.96.0.1/")
 }
 
 // TestCleanupRemovesOnlyItsObjects compares a namespace before a Backend and after a clean-up.

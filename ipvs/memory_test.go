@@ -34,6 +34,9 @@ type memory struct {
 	// Addr stands for virtual servers with a mark.
 	noServer map[netip.Addr]bool
 	noIPv6   bool
+	// halfOpen holds the destinations of the connections that have not ended, among those that are
+	// inactive.
+	halfOpen map[netip.AddrPort]bool
 
 	failures int
 	// events counts changes of addresses on other devices than dummy devices.
@@ -47,7 +50,7 @@ func newMemory(addrs ...netip.Addr) *memory {
 	return &memory{
 		Kernel:  fake.New(addrs...),
 		refused: map[netip.Addr]bool{}, missing: map[Scheduler]bool{}, noServer: map[netip.Addr]bool{},
-		params: map[string]string{},
+		params: map[string]string{}, halfOpen: map[netip.AddrPort]bool{},
 	}
 }
 
@@ -285,6 +288,13 @@ func (m *memory) delReal(k virtualKey, at netip.AddrPort) error {
 
 func (m *memory) setTimeouts(t Timeouts) error {
 	m.Do(func() { m.timeouts = t })
+	return nil
+}
+
+func (m *memory) connections(_ tracker.Family, fn func(...netip.AddrPort)) error {
+	for at := range m.halfOpen {
+		fn(at)
+	}
 	return nil
 }
 

@@ -105,6 +105,8 @@ func (r *recorder) reals(k virtualKey, fn func(real)) error {
 	return nil
 }
 
+func (r *recorder) connections(tracker.Family, func(...netip.AddrPort)) error { return nil }
+
 func (r *recorder) addVirtual(k virtualKey, v virtual) error {
 	return r.servers("-A %s %s", k.text(), v.text())
 }

@@ -45,6 +45,8 @@ type state struct {
 	// and lastRetired the number of the latest.
 	retired     map[virtualKey]retired
 	lastRetired owner
+	// nextLook is when [Backend.inUse] may read connection tracking again.
+	nextLook time.Time
 	// marks assigns numbers to Service ports; Marks.mark returns the packet mark.
 	marks *driver.IDs[tracker.Key]
 	// notLocalYet lists bound addresses that the kernel may not treat as local yet.

@@ -389,14 +389,8 @@ func parseElement(attrs []byte) (key []byte, left time.Duration) {
 	return key, left
 }
 
-// Attributes of include/uapi/linux/netfilter/nfnetlink_conntrack.h that package nl lacks, and the
-// flag CTA_FILTER_F_CTA_PROTO_NUM of net/netfilter/nf_internals.h.
-const (
-	ctaFilter          = 25
-	ctaStatusMask      = 26
-	ctaFilterOrigFlags = 1
-	filterProtoNum     = 1 << 3
-)
+// ctaStatusMask is CTA_STATUS_MASK (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+const ctaStatusMask = 26
 
 // decode returns the connection of an entry of connection tracking. ok is false if the entry is of
 // another protocol.
@@ -415,15 +409,10 @@ func decode(attrs []byte) (c connection, ok bool) {
 	return c, ok
 }
 
-// connections reads the table in pieces. Kernels from 5.8 on report TCP connections alone
-// (CTA_FILTER), and kernels from 5.15 on those that are translated (CTA_STATUS_MASK). Older ones
-// ignore the attributes.
+// connections reads the table in pieces. Kernels from 5.15 on report only connections that are
+// translated (CTA_STATUS_MASK). Older ones ignore the attribute.
 func (k *kernelTable) connections(ctx context.Context, wanted func(pair) bool) (out []pair, err error) {
-	attrs := tuple.AppendProtocol(nil, unix.IPPROTO_TCP)
-	filter := len(attrs)
-	attrs = nfnl.BeginNested(attrs, ctaFilter)
-	attrs = nfnl.AppendNative32(attrs, ctaFilterOrigFlags, filterProtoNum)
-	nfnl.EndNested(attrs, filter)
+	attrs := tuple.AppendFilter(nil, unix.IPPROTO_TCP)
 	attrs = nfnl.AppendUint32(attrs, nl.CTA_STATUS, statusDNAT)
 	attrs = nfnl.AppendUint32(attrs, ctaStatusMask, statusDNAT)
 	seen := map[pair]struct{}{}

@@ -9,8 +9,14 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// ctaTupleZone is CTA_TUPLE_ZONE of include/uapi/linux/netfilter/nfnetlink_conntrack.h.
-const ctaTupleZone = 3
+// Numbers of include/uapi/linux/netfilter/nfnetlink_conntrack.h that package nl lacks.
+const (
+	ctaTupleZone       = 3  // CTA_TUPLE_ZONE
+	ctaFilter          = 25 // CTA_FILTER
+	ctaFilterOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
+	// CTA_FILTER_F_CTA_PROTO_NUM of net/netfilter/nf_internals.h
+	filterProtoNum = 1 << 3
+)
 
 // Tuple is one direction of an entry of connection tracking.
 type Tuple struct {
@@ -44,8 +50,8 @@ func Append(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort) []by
 	return b
 }
 
-// AppendProtocol appends an original direction of which only the protocol is known, for a filter.
-func AppendProtocol(b []byte, protocol uint8) []byte {
+// AppendFilter appends what makes a dump report one protocol alone. Kernels before 5.8 ignore it.
+func AppendFilter(b []byte, protocol uint8) []byte {
 	tuple := len(b)
 	b = nfnl.BeginNested(b, nl.CTA_TUPLE_ORIG)
 	part := len(b)
@@ -53,6 +59,10 @@ func AppendProtocol(b []byte, protocol uint8) []byte {
 	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
 	nfnl.EndNested(b, part)
 	nfnl.EndNested(b, tuple)
+	filter := len(b)
+	b = nfnl.BeginNested(b, ctaFilter)
+	b = nfnl.AppendNative32(b, ctaFilterOrigFlags, filterProtoNum)
+	nfnl.EndNested(b, filter)
 	return b
 }
 

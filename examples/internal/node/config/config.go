@@ -81,7 +81,8 @@ type Config struct {
 	// ResetVanished is how long after an endpoint vanished its TCP connections are ended. 0 means
 	// never.
 	ResetVanished time.Duration
-	// DrainLimit bounds how long real servers drain in mode ipvs; 0 means no limit.
+	// DrainLimit bounds how long real servers drain in mode ipvs, and after a change from it; see
+	// ipvs.Config for 0, which means no limit after a change.
 	DrainLimit time.Duration
 
 	Mode     string
@@ -187,11 +188,8 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 			out.Notes = append(out.Notes, "--remove-startup-taint has no effect, since --manifests is given")
 		}
 	}
-	switch {
-	case out.DrainLimit < 0:
+	if out.DrainLimit < 0 {
 		return nil, fmt.Errorf("--%s is negative: %v", drainFlag, out.DrainLimit)
-	case out.DrainLimit > 0 && out.Mode != ModeIPVS:
-		out.Notes = append(out.Notes, "--"+drainFlag+" has no effect in mode "+out.Mode)
 	}
 	switch {
 	case out.ResetVanished < 0:

@@ -270,11 +270,14 @@ func wantNotes(t *testing.T, c *Config, want ...string) {
 	}
 }
 
-func TestDrainLimitIsForIPVS(t *testing.T) {
-	if c := of(t, "--proxy-mode=ipvs", "--ipvs-drain-limit=90s"); c.DrainLimit != 90*time.Second {
-		t.Errorf("limit %v", c.DrainLimit)
+func TestDrainLimitIsForIPVSAndAChangeFromIt(t *testing.T) {
+	for _, mode := range []string{"ipvs", "nftables"} {
+		c := of(t, "--proxy-mode="+mode, "--ipvs-drain-limit=90s")
+		if c.DrainLimit != 90*time.Second {
+			t.Errorf("limit %v", c.DrainLimit)
+		}
+		wantNotes(t, c)
 	}
-	wantNotes(t, of(t, "--ipvs-drain-limit=90s"), "--ipvs-drain-limit has no effect in mode nftables")
 	if _, err := parse("--proxy-mode=ipvs", "--ipvs-drain-limit=-1s"); err == nil {
 		t.Error("a negative limit is accepted")
 	}

@@ -48,6 +48,8 @@ type takeOver struct {
 	powerless bool
 	// retry is how long to wait after a failure.
 	retry time.Duration
+	// drainLimit is [config.Config].DrainLimit.
+	drainLimit time.Duration
 	// failed is called for each failure, and report with each new state of a kind.
 	failed func()
 	// panicked ends the agent.
@@ -97,7 +99,7 @@ type otherRules struct {
 func newTakeOver(o *Options, families []tracker.Family, netns *os.File, instance string, bound func(addr string) bool) *takeOver {
 	cfg, all, log := o.Config, o.Modes, o.Log
 	t := &takeOver{
-		modes: all, inUse: cfg.Mode, adopt: cfg.Adopt && !o.Foreign, within: o.Within, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, log: log, netns: netns,
+		modes: all, inUse: cfg.Mode, adopt: cfg.Adopt && !o.Foreign, within: o.Within, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, drainLimit: cfg.DrainLimit, log: log, netns: netns,
 		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Kind]bool, error) { return modes.LegacyKinds(ctx, log) }},
 		prober:   &takeover.Prober{Own: instance, Dial: o.Dial, Skip: bound, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots},
 		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
@@ -443,12 +445,12 @@ func (t *takeOver) result(ctx context.Context, k takeover.Kind, err error) {
 // and again when the mode is gone, since some were in use.
 func (t *takeOver) retire(ctx context.Context, m modes.Mode, kubeProxy bool) error {
 	if !kubeProxy {
-		return m.Retire(ctx, m, false, t.log)
+		return m.Retire(ctx, m, false, t.drainLimit, t.log)
 	}
 	if err := t.removeShared(ctx); err != nil {
 		return err
 	}
-	if err := m.Retire(ctx, m, true, t.log); err != nil {
+	if err := m.Retire(ctx, m, true, t.drainLimit, t.log); err != nil {
 		return err
 	}
 	return errors.Join(t.removeShared(ctx), m.CleanupKubeProxy(ctx, t.log))

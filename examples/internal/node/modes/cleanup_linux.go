@@ -1,10 +1,12 @@
 package modes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"slices"
 	"time"
@@ -77,8 +79,9 @@ const drainInterval = time.Second
 
 // retireIPVS removes mode ipvs without breaking connections. In other modes connection
 // tracking keeps established connections; IPVS keeps them itself. Endpoints get no new
-// connections, and everything is removed when the last connection has ended.
-func retireIPVS(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error {
+// connections, and everything is removed when the last connection has ended or the limit has
+// passed. The connections are those of Services that the new mode serves, so 0 sets no limit.
+func retireIPVS(ctx context.Context, m Mode, adopt bool, limit time.Duration, log *slog.Logger) error {
 	families := ipvsFamilies(ctx)
 	if len(families) == 0 {
 		return nil // without IPVS there can be no rules
@@ -86,7 +89,7 @@ func retireIPVS(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error
 	if owned, err := m.Owned(ctx, log); err != nil || !owned && !adopt {
 		return err
 	}
-	b, err := ipvs.New(ctx, ipvs.Config{Families: families, Log: log, KeepSysctls: true})
+	b, err := ipvs.New(ctx, ipvs.Config{Families: families, Log: log, KeepSysctls: true, DrainLimit: cmp.Or(limit, math.MaxInt64)})
 	if err != nil {
 		return err
 	}

@@ -83,8 +83,9 @@ type Mode struct {
 	// flavor of iptables than that of the settings, and those of kube-proxy if the settings have Adopt.
 	CleanupFlavor func(context.Context, Settings) error
 	// Retire, if not nil, replaces Cleanup and CleanupKubeProxy when the agent changes to
-	// another mode. It waits until the connections that Cleanup would break have ended.
-	Retire func(ctx context.Context, m Mode, adopt bool, log *slog.Logger) error
+	// another mode. It waits until the connections that Cleanup would break have ended, for no longer
+	// than the limit unless that is 0.
+	Retire func(ctx context.Context, m Mode, adopt bool, limit time.Duration, log *slog.Logger) error
 	// Lookup reads from the kernel where it sends a packet. If there is no entry for the packet,
 	// Found.Where states that. Lookup is nil if the mode has no rules in the kernel.
 	Lookup func(context.Context, dataplane.Query) (dataplane.Found, error)
