@@ -111,7 +111,7 @@ func newBackend(c Config, k kernel) *Backend {
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both
 // families. The backend shortens a longer affinity timeout to the limit. A Service port for which
-// [Config].Properties returns a scheduler that is not available exceeds a limit, too.
+// [Config].Properties returns what is not available, or has no effect, exceeds a limit, too.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	l := ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
 	if b.config.Properties != nil {

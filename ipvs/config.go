@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -211,11 +213,17 @@ type limit struct{ config *Config }
 
 // Exceeded implements [ruleset.Limit].
 func (l limit) Exceeded(s *ruleset.Port) string {
-	switch p := l.config.Properties(s); {
+	p := l.config.Properties(s)
+	direct := func(f ruleset.Frontend) bool { return p.of(&f) != ForwardingTranslated }
+	switch {
 	case l.config.lacks(p.Scheduler):
 		return fmt.Sprintf("scheduler %.15q is not available, the node's own is used", p.Scheduler)
 	case l.config.lacksTunnel(p.Forwarding):
 		return "the kernel has no tunnels of GUE and GRE for IPVS, packets are translated"
+	case p.OnePacket && s.Key.Protocol == v1.ProtocolUDP && !slices.ContainsFunc(s.Frontends, direct):
+		return "one-packet scheduling is ignored: it is for external and load-balancer IPs whose packets are not translated"
+	case p.HashPort && p.Scheduler != SourceHash && p.Scheduler != Maglev:
+		return fmt.Sprintf("the client's port is ignored: scheduler %.15q does not hash", p.Scheduler)
 	}
 	return ""
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -43,6 +45,34 @@ func TestOldKernelsTranslateInsteadOfGUE(t *testing.T) {
 			}
 			if got := (limit{&c}).Exceeded(s); (got != "") != lacks {
 				t.Errorf("%v, old kernel %t: limit %q", how, old, got)
+			}
+		}
+	}
+}
+
+// TestPropertiesWithoutEffectAreReported asks for what the other properties, or the frontends, rule out.
+func TestPropertiesWithoutEffectAreReported(t *testing.T) {
+	t.Parallel()
+	external := func(s *tracker.ServicePort) { s.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.1")} }
+	none := func(*tracker.ServicePort) {}
+	for _, c := range []struct {
+		name     string
+		edit     func(*tracker.ServicePort)
+		p        Properties
+		reported bool
+	}{
+		{"one packet, translated", external, Properties{OnePacket: true}, true},
+		{"one packet, direct", external, Properties{OnePacket: true, Forwarding: ForwardingDirect}, false},
+		{"one packet, direct, cluster IP", none, Properties{OnePacket: true, Forwarding: ForwardingDirect}, true},
+		{"hashed port", none, Properties{Scheduler: Maglev, HashPort: true}, false},
+		{"hashed port without a hash", none, Properties{Scheduler: "lc", HashPort: true}, true},
+	} {
+		for _, proto := range []v1.Protocol{v1.ProtocolUDP, v1.ProtocolTCP} {
+			s := testService(func(s *tracker.ServicePort) { s.Key.Protocol = proto; c.edit(s) })
+			config := Config{Properties: func(*ruleset.Port) Properties { return c.p }, Schedulers: Schedulers()}
+			want := c.reported && (proto == v1.ProtocolUDP || !c.p.OnePacket) // it is for UDP
+			if got := (limit{&config}).Exceeded(s); (got != "") != want {
+				t.Errorf("%s, %s: %q", c.name, proto, got)
 			}
 		}
 	}
