@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // ServicePortName names one port of one Service. It links Service ports to their
@@ -21,13 +23,15 @@ type ServicePortName struct {
 	Protocol v1.Protocol
 }
 
-// String returns "namespace/name" or "namespace/name:port". As in kube-proxy it omits
-// the protocol, so the text is not unique.
+// String returns "namespace/name" or "namespace/name:port". It is one line that a terminal can print, with the escape
+// sequences of Go where a name has what Kubernetes does not allow. As in kube-proxy it omits the protocol, so the text
+// is not unique.
 func (n ServicePortName) String() string {
-	if n.Port == "" {
-		return n.NamespacedName.String()
+	s := n.NamespacedName.String()
+	if n.Port != "" {
+		s += ":" + n.Port
 	}
-	return n.NamespacedName.String() + ":" + n.Port
+	return complaint.Printable(s)
 }
 
 // Compare orders names by namespace, name, port name and protocol.
@@ -50,7 +54,7 @@ type Key struct {
 
 // String returns "namespace/name:port/PROTOCOL/IPv4", which is unique for the key.
 func (k Key) String() string {
-	return k.ServicePortName.String() + "/" + string(k.Protocol) + "/" + k.Family.String()
+	return k.ServicePortName.String() + "/" + complaint.Printable(string(k.Protocol)) + "/" + k.Family.String()
 }
 
 // Compare orders keys as [ServicePortName.Compare] does, then by family.

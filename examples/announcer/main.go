@@ -80,7 +80,7 @@ func run(ctx context.Context, client kubernetes.Interface, node string, c nftabl
 		}
 		fmt.Fprint(out, "announce ", a.Addr)
 		for _, s := range a.Services {
-			fmt.Fprint(out, " ", s.Name)
+			fmt.Fprint(out, " ", tracker.ServicePortName{NamespacedName: s.Name})
 		}
 		fmt.Fprintln(out)
 	}))

@@ -12,6 +12,6 @@
 // rates of different messages. The next message that a Log passes has the number of those that it suppressed. A
 // Log remembers about 8,000 messages and as many namespaces at most, each for two hours at most.
 //
-// [Value], [Name], [Text] and [Long] cut what a message contains. A [Bucket] bounds the rate of
+// [Value], [Name], [Text] and [Long] cut what a message contains, and [Printable] makes it one line. A [Bucket] bounds the rate of
 // lines that are not about one object.
 package complaint

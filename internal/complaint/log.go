@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -189,17 +190,41 @@ func Text(s string) string { return clip(s, maxText) }
 // Long returns a text about several objects for use in a message, cut at 4,000 bytes.
 func Long(s string) string { return clip(s, maxLong) }
 
-// clip returns s, cut at most bytes and at the end of a character. A cut text ends with the
-// number of bytes that are missing.
+// clip returns s as [Printable] writes it, cut at most bytes and at the end of a character. A cut text
+// ends with the number of bytes that are missing.
 func clip(s string, most int) string {
-	if len(s) <= most {
+	for cut := min(len(s), most); ; cut /= 2 {
+		for cut > 0 && cut < len(s) && !utf8.RuneStart(s[cut]) {
+			cut--
+		}
+		switch text := Printable(s[:cut]); {
+		case len(text) > most:
+		case cut == len(s):
+			return text
+		default:
+			return fmt.Sprintf("%s... (%d more bytes)", text, len(s)-cut)
+		}
+	}
+}
+
+// Printable returns s with the escape sequences of Go in place of everything that cannot be printed, and U+FFFD
+// in place of invalid UTF-8. What it returns is one line that moves no cursor, so it cannot end the comment of a
+// script, forge a line of a log, or control a terminal. Every text that has a name, an address or a message of an
+// object goes through it: [Value], [Name], [Text] and [Long] call it.
+func Printable(s string) string {
+	odd := func(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
+	if !strings.ContainsFunc(s, odd) {
 		return s
 	}
-	cut := most
-	for cut > most-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-		cut--
+	var b strings.Builder
+	for _, r := range s {
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		}
 	}
-	return fmt.Sprintf("%s... (%d more bytes)", s[:cut], len(s)-cut)
+	return b.String()
 }
 
 // Bucket is a token bucket, full at first. It is not safe for concurrent use.

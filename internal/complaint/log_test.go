@@ -118,3 +118,17 @@ func FuzzRecordsAreBounded(f *testing.F) {
 		}
 	})
 }
+
+func TestPrintableIsOneHarmlessLine(t *testing.T) {
+	for in, want := range map[string]string{
+		"ns/web:p":                 "ns/web:p",
+		`node "x", zürich`:         `node "x", zürich`,
+		"a\x1b[31m\nX\u202e\a\x00": `a\x1b[31m\nX\u202e\a\x00`,
+		"\xff":                     "\ufffd",
+		"a\xffb\n":                 "a\ufffdb\\n",
+	} {
+		if got := Printable(in); got != want {
+			t.Errorf("Printable(%q) = %q, want %q", in, got, want)
+		}
+	}
+}

@@ -328,7 +328,8 @@ func (f *found) object(text []byte, line int, of typeMeta) {
 	}
 	setDefaults(into)
 	ref := Ref{Kind: kind, NamespacedName: types.NamespacedName{Namespace: into.GetNamespace(), Name: into.GetName()}}
-	f.objects = append(f.objects, placed{&Object{ref, into, reviewed(into)}, line})
+	refused, review := reviewed(into)
+	f.objects = append(f.objects, placed{&Object{ref, into, review, refused}, line})
 }
 
 // setDefaults sets the API server's defaults of the fields that a node agent reads. The

@@ -40,6 +40,8 @@ type Object struct {
 	Value metav1.Object
 
 	review error
+	// refused is set if an API server would refuse the object.
+	refused bool
 }
 
 // Problem is the error for an object or a file that was skipped, or for an object in use.
@@ -47,8 +49,9 @@ type Problem struct {
 	File string
 	Line int // from 1; 0 for the whole file
 	Err  error
-	// Ref names the object if it is in use.
-	Ref Ref
+	// Ref names the object if it is in use. Refused is set if an API server would refuse it.
+	Ref     Ref
+	Refused bool
 }
 
 // Error returns "file:line: reason".
@@ -178,7 +181,7 @@ func (r *Reader) collect(c *Changes) {
 				if r.objects[o.Ref] != o.Object {
 					c.Set = append(c.Set, o.Object)
 					if o.review != nil {
-						c.Reviews = append(c.Reviews, &Problem{name, p.line + o.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref})
+						c.Reviews = append(c.Reviews, &Problem{name, p.line + o.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref, o.refused})
 					}
 				}
 			}

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -24,18 +25,19 @@ type review struct {
 }
 
 // reviewed returns an error that names what an API server would refuse about an object, after
-// setDefaults, and what it would set. It returns nil if there is nothing.
-func reviewed(o metav1.Object) error {
+// setDefaults, and what it would set, or nil if there is nothing. It reports whether it would refuse it.
+func reviewed(o metav1.Object) (refused bool, what error) {
 	var r review
 	if ns := o.GetNamespace(); ns != "" && len(validation.IsDNS1123Label(ns)) != 0 {
 		r.refuse("namespace %.60q is no DNS label", ns)
 	}
-	valid, what := validation.IsDNS1123Subdomain, "name in the DNS"
+	valid, form := validation.IsDNS1123Subdomain, "name in the DNS"
 	if _, ok := o.(*v1.Service); ok {
-		valid, what = validation.IsDNS1035Label, "DNS label that begins with a letter"
+		// It may begin with a digit (KEP-5311).
+		valid, form = validation.IsDNS1123Label, "DNS label"
 	}
 	if len(valid(o.GetName())) != 0 {
-		r.refuse("name %.60q is no %s", o.GetName(), what)
+		r.refuse("name %.60q is no %s", o.GetName(), form)
 	}
 	switch o := o.(type) {
 	case *v1.Service:
@@ -60,9 +62,9 @@ func reviewed(o metav1.Object) error {
 		out = append(out, r.lost)
 	}
 	if out == nil {
-		return nil
+		return false, nil
 	}
-	return fmt.Errorf("%s", strings.Join(out, "; "))
+	return r.refused != nil, errors.New(strings.Join(out, "; "))
 }
 
 // some joins the first few parts.

@@ -190,7 +190,7 @@ func TestLinesAboutManifestsAreBounded(t *testing.T) {
 		}
 		const line = `msg="an object of the manifests is not as an API server would have it" object="`
 		const first = `all.yaml:1: Service default/web-0: an API server would refuse it: port \"http\": protocol \"tcp\" is unknown; an API server would set what it lacks: clusterIP`
-		if strings.Count(log.String(), line) != maxReviews || !strings.Contains(log.String(), first) || !strings.Contains(log.String(), "objects=80") {
+		if strings.Count(log.String(), line) != maxProblems || !strings.Contains(log.String(), first) || !strings.Contains(log.String(), "objects=80") {
 			t.Errorf("log:\n%s", log.String())
 		}
 	}

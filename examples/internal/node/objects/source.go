@@ -164,7 +164,7 @@ func (f *Files) feed(w *World, c manifests.Changes) {
 		}
 	}
 	if !w.keepProblems(c.Reviews...) {
-		f.logReviews(c.Reviews)
+		logProblems(f.log, "an object of the manifests is not as an API server would have it", c.Reviews)
 	}
 	for _, o := range c.Set {
 		switch o := o.Value.(type) {
@@ -194,17 +194,36 @@ func (f *Files) feed(w *World, c manifests.Changes) {
 	}
 }
 
-// maxReviews is the number of lines about objects that an API server would not take as they are, for
-// each change of the manifests.
-const maxReviews = 20
+// maxProblems is the number of lines of logProblems, for each change of the manifests.
+const maxProblems = 20
 
-func (f *Files) logReviews(all []*manifests.Problem) {
-	for _, p := range all[:min(len(all), maxReviews)] {
-		f.log.Warn("an object of the manifests is not as an API server would have it", "object", p)
+func logProblems(log *slog.Logger, message string, all []*manifests.Problem) {
+	for _, p := range all[:min(len(all), maxProblems)] {
+		log.Warn(message, "object", p)
 	}
-	if n := len(all) - maxReviews; n > 0 {
-		f.log.Warn("more objects of the manifests are not as an API server would have them", "objects", n)
+	if n := len(all) - maxProblems; n > 0 {
+		log.Warn(message+": more of them", "objects", n)
 	}
+}
+
+// LeaveOutRefused takes away the objects of the manifests that an API server would refuse, for a world that keeps
+// objects. It logs them, and the parts of the manifests that cannot be read.
+func (w *World) LeaveOutRefused() {
+	var out []*manifests.Problem
+	for _, p := range w.Problems() {
+		if p.Refused || p.Ref.Name == "" {
+			out = append(out, p)
+			switch p.Ref.Kind {
+			case manifests.Service:
+				w.DeleteService(p.Ref.NamespacedName)
+			case manifests.EndpointSlice:
+				w.DeleteSlice(p.Ref.NamespacedName)
+			case manifests.ServiceCIDR:
+				w.DeleteServiceCIDR(p.Ref.Name)
+			}
+		}
+	}
+	logProblems(w.Log, "left out an object of the manifests", out)
 }
 
 // apiServer is the source for an API server.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/go-logr/logr"
 	"k8s.io/component-base/featuregate"
@@ -12,13 +13,14 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // processLogger sets up logging for the whole process, including client-go, as kube-proxy
 // does for the same configuration, and returns a logger for it. A process can call it once.
 // Errors, warnings and infos are logged at any verbosity, debugging messages at 4.
 func processLogger(c *logsapi.LoggingConfiguration, gates featuregate.FeatureGate, out, diag io.Writer) (*slog.Logger, error) {
-	streams := &logsapi.LoggingOptions{InfoStream: out, ErrorStream: diag}
+	streams := &logsapi.LoggingOptions{InfoStream: Lines{out}, ErrorStream: Lines{diag}}
 	if err := logsapi.ValidateAndApplyWithOptions(c, streams, gates); err != nil {
 		return nil, err
 	}
@@ -40,7 +42,7 @@ func OwnLogger(c *config.Config, diag io.Writer) *slog.Logger {
 }
 
 func ownLogger(c *logsapi.LoggingConfiguration, diag io.Writer) *slog.Logger {
-	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Verbosity)))), textDepth)
+	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(Lines{diag}), textlogger.Verbosity(int(c.Verbosity)))), textDepth)
 }
 
 // textDepth is the call depth for inFront with a logger in text format: the frames of
@@ -52,6 +54,24 @@ const textDepth = 3
 // inFront returns a slog logger that logs to l with a call depth.
 func inFront(l logr.Logger, depth int) *slog.Logger {
 	return slog.New(logr.ToSlogHandler(l.WithCallDepth(depth)))
+}
+
+// Lines writes to W what is written to it, each line as [complaint.Printable] has it but for tabs: the text
+// format of logs has values with line breaks as they are.
+type Lines struct{ W io.Writer }
+
+// Write implements [io.Writer].
+func (l Lines) Write(p []byte) (int, error) {
+	rows := strings.Split(string(p), "\n")
+	for i, row := range rows {
+		cells := strings.Split(row, "\t")
+		for j, cell := range cells {
+			cells[j] = complaint.Printable(cell)
+		}
+		rows[i] = strings.Join(cells, "\t")
+	}
+	_, err := io.WriteString(l.W, strings.Join(rows, "\n"))
+	return len(p), err
 }
 
 // Quiet returns a logger that leaves out infos, unless the verbosity is more than 0.

@@ -86,8 +86,7 @@ func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explain
 		return err
 	}
 	if why := cfg.LoopbackServer(packet.To.Addr()); why != "" && q.verdict.Frontend != nil {
-		_, err := fmt.Fprintln(p.Out, "kernel: has no rule for it;", why)
-		return err
+		return printLine(p.Out, "kernel: has no rule for it; %s", why)
 	}
 	if !o.kernel {
 		return nil
@@ -97,8 +96,7 @@ func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explain
 		return err
 	}
 	if m.Lookup == nil {
-		_, err := fmt.Fprintf(p.Out, "kernel: has no rules in mode %s; the agent's process serves the Service if the node has the address\n", cfg.Mode)
-		return err
+		return printLine(p.Out, "kernel: has no rules in mode %s; the agent's process serves the Service if the node has the address", cfg.Mode)
 	}
 	err = q.compareKernel(ctx, p.Out, m)
 	if others := writeOthers(ctx, p.Out, m, log); err == nil {
@@ -237,14 +235,14 @@ func writeVerdict(out io.Writer, v ruleset.Verdict) {
 	}
 	writeAffinity(out, "", v)
 	for _, e := range v.Endpoints {
-		fmt.Fprintf(out, "endpoint: %v on node %q, %s%s\n", v.AddrOf(e), e.Node, sourceKept(v.MasqueradeTo(e)), weightOf(e, v.Endpoints))
+		printLine(out, "endpoint: %v on node %q, %s%s", v.AddrOf(e), e.Node, sourceKept(v.MasqueradeTo(e)), weightOf(e, v.Endpoints))
 	}
 }
 
 // writeAffinity writes the line about a verdict's client affinity, if it has any.
 func writeAffinity(out io.Writer, prefix string, v ruleset.Verdict) {
 	if v.Affinity != 0 {
-		fmt.Fprintf(out, "%saffinity: to the same endpoint for %v\n", prefix, v.Affinity)
+		printLine(out, "%saffinity: to the same endpoint for %v", prefix, v.Affinity)
 	}
 }
 
@@ -286,19 +284,19 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 	switch mode {
 	case config.ModeIPTables:
-		fmt.Fprintf(out, "hash: by %s, which mode iptables does not support: it chooses endpoints at random\n", what)
+		printLine(out, "hash: by %s, which mode iptables does not support: it chooses endpoints at random", what)
 		return
 	case config.ModeIPVS:
-		fmt.Fprintf(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); explain cannot compute which endpoint a source gets\n", what)
+		printLine(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); explain cannot compute which endpoint a source gets", what)
 		return
 	}
-	fmt.Fprintf(out, "hash: by %s, in a Maglev table of %d slots\n", what, table.Len())
+	printLine(out, "hash: by %s, in a Maglev table of %d slots", what, table.Len())
 	slots := make([]int, len(pool))
 	for i := range table.Len() {
 		slots[table.At(i)]++
 	}
 	for i, e := range pool {
-		fmt.Fprintf(out, "hash: %d slots of %v\n", slots[i], v.AddrOf(e))
+		printLine(out, "hash: %d slots of %v", slots[i], v.AddrOf(e))
 	}
 	unless := ""
 	if v.Affinity != 0 {
@@ -306,10 +304,10 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 	switch {
 	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
-		fmt.Fprintf(out, "hash: add a port to see the endpoint of the source: --from %v\n", netip.AddrPortFrom(source.Addr(), 40000))
+		printLine(out, "hash: add a port to see the endpoint of the source: --from %v", netip.AddrPortFrom(source.Addr(), 40000))
 	case v.Hash == tracker.HashSourcePort:
-		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source, v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
+		printLine(out, "hash: %v goes to %v%s", source, v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
 	default:
-		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source.Addr(), v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
+		printLine(out, "hash: %v goes to %v%s", source.Addr(), v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
 	}
 }

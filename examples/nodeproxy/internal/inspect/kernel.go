@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -42,10 +41,10 @@ func writeOthers(ctx context.Context, out io.Writer, m modes.Mode, log *slog.Log
 		}
 		err = errOthers
 		if m.TakesOver && kind.Mode == m.Name {
-			fmt.Fprintf(out, "kernel: kube-proxy has written the rules of mode %s last\n", m.Name)
+			printLine(out, "kernel: kube-proxy has written the rules of mode %s last", m.Name)
 			continue
 		}
-		fmt.Fprintf(out, "kernel: rules of %s are there, too, and may take this packet first\n", kind)
+		printLine(out, "kernel: rules of %s are there, too, and may take this packet first", kind)
 	}
 	return err
 }
@@ -78,16 +77,16 @@ func (q question) compareFound(out io.Writer, m modes.Mode, found dataplane.Foun
 	var drift *dataplane.DriftError
 	switch {
 	case errors.Is(err, dataplane.ErrNoRules):
-		fmt.Fprintf(out, "kernel: mode %s has no rules in this network namespace\n", m.Name)
+		printLine(out, "kernel: mode %s has no rules in this network namespace", m.Name)
 		return errNoRules
 	case errors.As(err, &drift):
 		printLine(out, "kernel: %s", drift.What)
-		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
+		printLine(out, "kernel: DIFFERS from what the objects require")
 		return errDiffers
 	case err != nil:
 		return err
 	case !found.Entry && f != nil && f.IsRange():
-		fmt.Fprintf(out, "kernel: the Service has an event if mode %s does not serve its range of ports\n", m.Name)
+		printLine(out, "kernel: the Service has an event if mode %s does not serve its range of ports", m.Name)
 	}
 	expected := q.entry()
 	if m.Name == config.ModeIPTables {
@@ -114,16 +113,16 @@ func (q question) compare(out io.Writer, found dataplane.Found, expected []*trac
 	}
 	printLine(out, "kernel: %s", where)
 	for _, ep := range found.Endpoints {
-		fmt.Fprintf(out, "kernel: endpoint %v\n", ep)
+		printLine(out, "kernel: endpoint %v", ep)
 	}
 	want := q.addresses(expected)
 	s := q.verdict.Port
 	other := found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
 	if !slices.Equal(found.Endpoints, want) || other {
-		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
+		printLine(out, "kernel: DIFFERS from what the objects require")
 		return errDiffers
 	}
-	fmt.Fprintln(out, "kernel: agrees")
+	printLine(out, "kernel: agrees")
 	return nil
 }
 

@@ -3,35 +3,16 @@ package inspect
 import (
 	"fmt"
 	"io"
-	"strconv"
-	"strings"
-	"unicode/utf8"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// printLine writes one line with values that an object or another program chose.
-func printLine(out io.Writer, format string, args ...any) {
-	fmt.Fprintln(out, printable(fmt.Sprintf(format, args...)))
-}
-
-// printable returns s with the escape sequences of Go in place of everything that is not
-// printable, so that a terminal does not interpret it and s stays one line.
-func printable(s string) string {
-	s = strings.ToValidUTF8(s, string(utf8.RuneError))
-	odd := func(r rune) bool { return !strconv.IsPrint(r) }
-	if !strings.ContainsFunc(s, odd) {
-		return s
-	}
-	var b strings.Builder
-	for _, r := range s {
-		if odd(r) {
-			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
+// printLine writes one line with values that an object or another program chose. All verbs of this package
+// print with it.
+func printLine(out io.Writer, format string, args ...any) error {
+	_, err := fmt.Fprintln(out, complaint.Printable(fmt.Sprintf(format, args...)))
+	return err
 }
 
 // minStored is the length up to which every data plane stores the name of a Service port

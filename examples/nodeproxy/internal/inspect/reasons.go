@@ -414,7 +414,7 @@ func explainAll(out io.Writer, w *objects.World) error {
 	if left != 0 {
 		result += fmt.Sprintf(", %s left out or warned about", count(left, "part"))
 	}
-	fmt.Fprintf(out, "%s, %s: %s\n", count(services, "Service"), count(ports, "port"), result)
+	printLine(out, "%s, %s: %s", count(services, "Service"), count(ports, "port"), result)
 	if broken+lost+incomplete+left == 0 {
 		return nil
 	}

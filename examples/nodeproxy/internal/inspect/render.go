@@ -34,7 +34,10 @@ in the kernel have other endpoints than the objects: what would an agent change 
 asks for one connection from elsewhere to each. It also names the Services that the kernel
 alone has; in modes iptables and ipvs, of these, those with traffic.
 
-The exit status is 1 if the mode cannot express some Services, which are named.
+It leaves out objects of --manifests that an API server would refuse, and names them.
+
+The exit status is 1 if --diff finds differences, or if the mode cannot express some
+Services, which are named.
 `
 
 // RenderCommand returns the verb render.
@@ -74,7 +77,7 @@ func render(ctx context.Context, p *cli.Program, flags *config.Flags, diff strin
 			err = r.write(cfg, now, then)
 		}
 	}
-	if err == nil && r.refused {
+	if err == nil && (r.refused || r.differs) {
 		err = cli.StatusError(1)
 	}
 	return err
@@ -85,6 +88,7 @@ func snapshot(ctx context.Context, cfg *config.Config, log *slog.Logger) (*rules
 	if err != nil {
 		return nil, err
 	}
+	w.LeaveOutRefused()
 	return w.Engine.Snapshot(), nil
 }
 
@@ -92,8 +96,8 @@ func snapshot(ctx context.Context, cfg *config.Config, log *slog.Logger) (*rules
 type rendering struct {
 	out io.Writer
 	log *slog.Logger
-	// refused is set if the mode cannot express some Services.
-	refused bool
+	// refused is set if the mode cannot express some Services, and differs if two rulesets differ.
+	refused, differs bool
 }
 
 // write writes the rules that lead from one ruleset to another one, or all rules if from is nil.
@@ -116,14 +120,15 @@ func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error 
 		d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return !slices.Contains(families, c.Key.Family) })
 		text, err := render(d)
 		if errors.Is(err, ruleset.ErrNeedFull) {
-			fmt.Fprintf(r.out, "# %s: the rules of the node itself differ, and all are written again\n", names(families))
+			printLine(r.out, "# %s: the rules of the node itself differ, and all are written again", names(families))
 			if render, err = modes.NewRenderer(cfg, families); err != nil {
 				return err
 			}
 			text, err = render(to.Delta())
 		} else if len(d.Changes) != 0 {
-			fmt.Fprintf(r.out, "# %s: %s\n", names(families), changedPorts(d))
+			printLine(r.out, "# %s: %s", names(families), changedPorts(d))
 		}
+		r.differs = r.differs || text != "" || len(d.Changes) != 0
 		if text == "" && err == nil {
 			continue
 		}

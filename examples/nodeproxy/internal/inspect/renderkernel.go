@@ -15,6 +15,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -54,7 +55,10 @@ func diffKernel(ctx context.Context, out io.Writer, cfg *config.Config, log *slo
 	if err := d.compare(ctx); err != nil {
 		return err
 	}
-	return d.extra(ctx, known)
+	if err := d.extra(ctx, known); err != nil || !d.differs {
+		return err
+	}
+	return cli.StatusError(1)
 }
 
 // kernelDiff compares a ruleset with the kernel's rules.
@@ -64,6 +68,7 @@ type kernelDiff struct {
 	snapshot *ruleset.Snapshot
 	own      []netip.Addr // the node's addresses
 	asked    []asked
+	differs  bool // a difference was written
 }
 
 // asked is a question about an address and port of a Service port.
@@ -101,7 +106,9 @@ func (d *kernelDiff) compare(ctx context.Context) error {
 		var text strings.Builder
 		err := q.compareFound(&text, d.mode, found[i], errs[i])
 		if errors.Is(err, errDiffers) {
-			_, err = fmt.Fprintf(d.out, "~%v %v: %v, endpoints %v\n%s", q.key, q.packet.To, q.verdict.Action, q.addresses(q.verdict.Endpoints), text.String())
+			d.differs = true
+			printLine(d.out, "~%v %v: %v, endpoints %v", q.key, q.packet.To, q.verdict.Action, q.addresses(q.verdict.Endpoints))
+			_, err = io.WriteString(d.out, text.String())
 		}
 		if err != nil {
 			return err
@@ -149,8 +156,9 @@ func (d *kernelDiff) extra(ctx context.Context, known map[toptable.Name]bool) er
 			names[n.String()] = true
 		}
 	}
+	d.differs = d.differs || len(names) != 0
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if _, err := fmt.Fprintf(d.out, "-%s: the kernel alone has it\n", name); err != nil {
+		if err := printLine(d.out, "-%s: the kernel alone has it", name); err != nil {
 			return err
 		}
 	}

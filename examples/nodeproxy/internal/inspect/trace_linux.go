@@ -143,7 +143,7 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 			<-done
 		}()
 	}
-	fmt.Fprintf(p.Out, "following connections to %v/%s for %v\n", filter.To, packet.Protocol, o.long)
+	printLine(p.Out, "following connections to %v/%s for %v", filter.To, packet.Protocol, o.long)
 	ctx, cancel := context.WithTimeout(ctx, o.long)
 	defer cancel()
 	err = f.Follow(ctx, func(packet *follow.Packet) bool {
@@ -151,7 +151,7 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 		return o.count == 0 || t.seen < o.count
 	})
 	if n := f.Overrun(); n != 0 {
-		fmt.Fprintf(p.Out, "note: the kernel dropped messages; connections may be missing or incomplete\n")
+		printLine(p.Out, "note: the kernel dropped messages; connections may be missing or incomplete")
 	}
 	if err != nil {
 		return err
@@ -243,7 +243,8 @@ func (t *tracing) connection(p *follow.Packet) {
 	case p.In == 0:
 		came = ", from this node"
 	}
-	fmt.Fprintf(t.out, "\nconnection: %v to %v/%s%s\n", p.From, p.To, packet.Protocol, came)
+	fmt.Fprintln(t.out)
+	printLine(t.out, "connection: %v to %v/%s%s", p.From, p.To, packet.Protocol, came)
 	o := t.outcome(p)
 	for _, line := range o.lines {
 		printLine(t.out, "kernel: %s", line)
@@ -269,13 +270,13 @@ func (t *tracing) connection(p *follow.Packet) {
 	writeWhyEmpty(t.out, "must: ", t.expected.live.World, v)
 	if err != nil {
 		for _, e := range v.Endpoints {
-			fmt.Fprintf(t.out, "must: endpoint %v, %s\n", v.AddrOf(e), sourceKept(v.MasqueradeTo(e)))
+			printLine(t.out, "must: endpoint %v, %s", v.AddrOf(e), sourceKept(v.MasqueradeTo(e)))
 		}
 		printLine(t.out, "DIFFERS: %v", err)
 		return
 	}
 	t.agreed++
-	fmt.Fprintln(t.out, "agrees")
+	printLine(t.out, "agrees")
 }
 
 // inInterface returns the name of the interface that a packet came in by, as
@@ -303,22 +304,23 @@ func (t *tracing) summary() error {
 	for _, e := range slices.SortedFunc(maps.Keys(t.endpoints), netip.AddrPort.Compare) {
 		reply, missing := t.repliesOf(e)
 		unanswered += missing
-		fmt.Fprintf(t.out, "endpoint %v got %d of %d%s\n", e, len(t.endpoints[e]), t.seen, reply)
+		printLine(t.out, "endpoint %v got %d of %d%s", e, len(t.endpoints[e]), t.seen, reply)
 	}
+	fmt.Fprintln(t.out)
 	switch {
 	case t.seen == 0:
-		fmt.Fprintf(t.out, "\nno new connection to %v was seen\n", t.packet.To)
+		printLine(t.out, "no new connection to %v was seen", t.packet.To)
 		return errNoConnections
 	case t.expected == nil:
-		fmt.Fprintf(t.out, "\n%s: %s\n", count(t.seen, "connection"), t.tally())
+		printLine(t.out, "%s: %s", count(t.seen, "connection"), t.tally())
 	case t.agreed == t.seen:
-		fmt.Fprintf(t.out, "\n%s: %s; kernel and objects AGREE\n", count(t.seen, "connection"), t.tally())
+		printLine(t.out, "%s: %s; kernel and objects AGREE", count(t.seen, "connection"), t.tally())
 	default:
-		fmt.Fprintf(t.out, "\n%s: %s; kernel and objects DIFFER for %d\n", count(t.seen, "connection"), t.tally(), t.seen-t.agreed)
+		printLine(t.out, "%s: %s; kernel and objects DIFFER for %d", count(t.seen, "connection"), t.tally(), t.seen-t.agreed)
 		return errTrace
 	}
 	if unanswered != 0 {
-		fmt.Fprintf(t.out, "%d of them not answered: look at the endpoints above, and at what drops packets beyond this node\n", unanswered)
+		printLine(t.out, "%d of them not answered: look at the endpoints above, and at what drops packets beyond this node", unanswered)
 		return errUnanswered
 	}
 	return nil

@@ -89,7 +89,7 @@ func Dispatch(ctx context.Context, p *cli.Program, args []string) int {
 		return 2
 	}
 	if !errors.As(err, new(cli.LoggedError)) {
-		fmt.Fprintf(p.Diag, "%s: %v\n", c.CommandPath(), err)
+		fmt.Fprintf(cli.Lines{W: p.Diag}, "%s: %v\n", c.CommandPath(), err)
 	}
 	if errors.Is(err, cli.ErrUsage) {
 		return 2

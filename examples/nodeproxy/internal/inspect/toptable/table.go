@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -34,7 +35,7 @@ func (n Name) String() string {
 	if n.Port != "" {
 		s += ":" + n.Port
 	}
-	return s + "/" + n.Protocol
+	return complaint.Printable(s + "/" + n.Protocol)
 }
 
 // Sample holds the counters at one moment.
