@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"net/netip"
@@ -13,15 +14,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// address is an external or load-balancer IP that Services have.
+// address is a load-balancer IP, or an external IP in the ranges given to [newFollower]. One of the Services that ask
+// for it owns it: one that has it as load-balancer IP before one that has it as external IP, then the one that was
+// created first, then the one with the lowest [tracker.Key]. Services of other namespaces do not affect the address.
 type address struct {
 	// Addr is the address.
 	Addr netip.Addr
-	// Serves reports whether the node should get the packets to Addr: each of the Services
-	// serves there. If one of them does not, its packets are better off at another node.
+	// Serves reports whether the node should get the packets to Addr: the owner and all other Services
+	// serve there. If one of them does not, its packets are better off at another node.
 	Serves bool
-	// Services are the Services that have the address, by name. They are none if the last one
-	// has lost it.
+	// Services are the Services of the owner's namespace that have frontends at the address, by name. The
+	// list is empty if no Service has the address any more.
 	Services []server
 }
 
@@ -44,20 +47,25 @@ type server struct {
 // follower is a [ruleset.Backend] that holds the addresses. [newFollower] makes one. Its methods may be called
 // concurrently.
 type follower struct {
-	changed func(address)
+	changed     func(address)
+	externalIPs []netip.Prefix
 
 	mu sync.Mutex
-	// ports holds the ports of each address.
+	// ports holds the ports that ask for each address.
 	ports map[netip.Addr]map[tracker.Key]*ruleset.Port
 	// told is what changed was last called with.
 	told map[netip.Addr]address
 }
 
-// newFollower returns a follower. changed is called with each address whose Services or their
+// newFollower returns a follower of load-balancer IPs, and of external IPs in the ranges externalIPs. A user who may edit
+// Services can write any external IP, so the operator chooses the ranges. changed is called with each address whose Services or their
 // Serves have changed, in the order of the addresses, from the goroutine of Apply. It must not call the cursor. It
 // is not called for other changes of a Service.
-func newFollower(changed func(address)) *follower {
-	return &follower{changed: changed, ports: map[netip.Addr]map[tracker.Key]*ruleset.Port{}, told: map[netip.Addr]address{}}
+func newFollower(changed func(address), externalIPs []netip.Prefix) *follower {
+	return &follower{
+		changed: changed, externalIPs: externalIPs,
+		ports: map[netip.Addr]map[tracker.Key]*ruleset.Port{}, told: map[netip.Addr]address{},
+	}
 }
 
 // Apply implements [ruleset.Backend]. It never fails. The cost is that of the changed ports and of all ports at
@@ -73,11 +81,11 @@ func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 	}
 	for i := range d.Changes {
 		c := &d.Changes[i]
-		for a := range addresses(c.Old) {
+		for _, a := range addresses(c.Old) {
 			touched[a] = true
 			delete(f.ports[a], c.Key)
 		}
-		for a := range addresses(c.New) {
+		for _, a := range addresses(c.New) {
 			touched[a] = true
 			if f.ports[a] == nil {
 				f.ports[a] = map[tracker.Key]*ruleset.Port{}
@@ -88,13 +96,14 @@ func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 	var news []address
 	for _, addr := range slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare) {
 		was, now := f.told[addr], f.at(addr)
+		f.told[addr] = now
 		if len(now.Services) == 0 {
-			delete(f.ports, addr)
 			delete(f.told, addr)
-		} else {
-			f.told[addr] = now
 		}
-		if !slices.EqualFunc(was.Services, now.Services, func(a, b server) bool { return a.Name == b.Name && a.Serves == b.Serves }) {
+		if len(f.ports[addr]) == 0 {
+			delete(f.ports, addr)
+		}
+		if was.Serves != now.Serves || !slices.EqualFunc(was.Services, now.Services, func(a, b server) bool { return a.Name == b.Name && a.Serves == b.Serves }) {
 			news = append(news, now)
 		}
 	}
@@ -108,43 +117,72 @@ func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 // at returns the state of an address.
 func (f *follower) at(addr netip.Addr) address {
 	out := address{Addr: addr}
+	var owner *ruleset.Port
+	for _, p := range f.ports[addr] {
+		if owner == nil || compare(p, owner, addr) < 0 {
+			owner = p
+		}
+	}
+	if owner == nil || external(owner, addr) && !slices.ContainsFunc(f.externalIPs, func(r netip.Prefix) bool { return r.Contains(addr) }) {
+		return out
+	}
 	for _, key := range slices.SortedFunc(maps.Keys(f.ports[addr]), tracker.Key.Compare) {
+		p := f.ports[addr][key]
+		fe := frontend(p, addr)
+		if fe == nil || key.Namespace != owner.Key.Namespace {
+			continue
+		}
 		if n := len(out.Services); n == 0 || out.Services[n-1].Name != key.NamespacedName {
 			out.Services = append(out.Services, server{Name: key.NamespacedName})
 		}
 		s := &out.Services[len(out.Services)-1]
-		s.Serves = s.Serves || serves(f.ports[addr][key], addr)
+		s.Serves = s.Serves || serves(p, fe)
 	}
-	out.Serves = len(out.Services) != 0 && !slices.ContainsFunc(out.Services, func(s server) bool { return !s.Serves })
+	out.Serves = slices.ContainsFunc(out.Services, func(s server) bool { return s.Name == owner.Key.NamespacedName }) &&
+		!slices.ContainsFunc(out.Services, func(s server) bool { return !s.Serves })
 	return out
 }
 
-// serves reports whether the node serves a port at an address.
-func serves(p *ruleset.Port, addr netip.Addr) bool {
-	for i := range p.Frontends {
-		fe := &p.Frontends[i]
-		if fe.Addr != addr {
-			continue
+// compare compares two ports that ask for an address. The owner's is the lowest.
+func compare(p, q *ruleset.Port, addr netip.Addr) int {
+	if e := external(p, addr); e != external(q, addr) {
+		if e {
+			return 1
 		}
-		if pool := p.Pool(fe.Target); p.Spec.ExternalLocal {
-			return slices.ContainsFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Ready })
-		} else {
-			return len(pool) != 0
-		}
+		return -1
 	}
-	return false
+	return cmp.Or(p.Spec.CompareAge(q.Spec), p.Key.Compare(q.Key))
 }
 
-// addresses yields the external and load-balancer IPs at which a port has frontends.
-func addresses(p *ruleset.Port) func(func(netip.Addr) bool) {
-	return func(yield func(netip.Addr) bool) {
-		if p == nil {
-			return
-		}
-		for i := range p.Frontends {
-			if fe := &p.Frontends[i]; (fe.Kind == ruleset.KindExternalIP || fe.Kind == ruleset.KindLoadBalancerIP) && !yield(fe.Addr) {
-				return
-			}
+// external reports whether addr, for which p asks, is no load-balancer IP of p.
+func external(p *ruleset.Port, addr netip.Addr) bool {
+	return !slices.Contains(p.Spec.LoadBalancerIPs, addr)
+}
+
+// frontend returns the frontend of p at an external or load-balancer IP, or nil.
+func frontend(p *ruleset.Port, addr netip.Addr) *ruleset.Frontend {
+	for i := range p.Frontends {
+		if fe := &p.Frontends[i]; fe.Addr == addr && fe.Kind != ruleset.KindClusterIP {
+			return fe
 		}
 	}
+	return nil
+}
+
+// serves reports whether the node serves a frontend of p.
+func serves(p *ruleset.Port, fe *ruleset.Frontend) bool {
+	pool := p.Pool(fe.Target)
+	if !p.Spec.ExternalLocal {
+		return len(pool) != 0
+	}
+	return slices.ContainsFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Ready })
+}
+
+// addresses returns the external and load-balancer IPs for which a port asks. One whose frontend there exceeds
+// the budget still owns the address.
+func addresses(p *ruleset.Port) []netip.Addr {
+	if p == nil {
+		return nil
+	}
+	return slices.Concat(p.Spec.ExternalIPs, p.Spec.LoadBalancerIPs)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func newSpeaker(t *testing.T) *speaker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.vips = newFollower(func(a address) { w.said = append(w.said, text(a)) })
+	w.vips = newFollower(func(a address) { w.said = append(w.said, text(a)) }, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")})
 	w.cursor = engine.Attach("speaker", w.vips)
 	w.tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return w
@@ -65,17 +66,28 @@ func (w *speaker) says(want ...string) {
 	w.said = nil
 }
 
+// namespace returns the namespace of a Service: "x" of "x-NAME", and else "ns".
+func namespace(name string) string {
+	if x, _, ok := strings.Cut(name, "-"); ok {
+		return x
+	}
+	return "ns"
+}
+
 // service sets a Service with the ports at external IPs or, with "lb " in front, load-balancer IPs. The policy
-// is "Local" or "Cluster".
+// is "Local" or "Cluster". A Service whose name begins with "o" is older than others.
 func (w *speaker) service(name, policy, ips string, ports ...int32) {
 	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace(name), Name: name, CreationTimestamp: metav1.Unix(2000, 0)},
 		Spec: v1.ServiceSpec{
 			Type: v1.ServiceTypeLoadBalancer, ClusterIP: fmt.Sprint("10.96.0.", name[0]), IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
 			ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal,
 		},
 	}
 	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+	if name[0] == 'o' {
+		s.CreationTimestamp = metav1.Unix(1000, 0)
+	}
 	if policy == "Cluster" {
 		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyCluster
 	}
@@ -95,7 +107,7 @@ func (w *speaker) service(name, policy, ips string, ports ...int32) {
 func (w *speaker) endpoints(name string, port int32, at ...string) {
 	portName := fmt.Sprint("p", port)
 	s := &discovery.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint(name, port), Labels: map[string]string{discovery.LabelServiceName: name}},
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace(name), Name: fmt.Sprint(name, port), Labels: map[string]string{discovery.LabelServiceName: name}},
 		AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &portName, Port: &port}},
 	}
 	for i, a := range at {
@@ -164,4 +176,52 @@ func TestPortsAndServicesShareAddresses(t *testing.T) {
 	w.tr.DeleteService(types.NamespacedName{Namespace: "ns", Name: "b"})
 	w.cursor.Resync()
 	w.says("203.0.113.1 + a+")
+}
+
+func TestOtherNamespacesDoNotAffectAnAddress(t *testing.T) {
+	for _, policy := range []string{"Local", "Cluster"} {
+		w := newSpeaker(t)
+		w.service("v", policy, "lb 203.0.113.200", 443)
+		w.endpoints("v", 443, "here")
+		w.says("203.0.113.200 + v+")
+		// Even an older Service does not own an assigned address, whether it has endpoints or not.
+		for _, name := range []string{"x-a", "ox-a"} {
+			w.service(name, policy, "203.0.113.200", 80, 443)
+			w.says()
+			w.endpoints(name, 80, "here")
+			w.says()
+			w.endpoints("v", 443)
+			w.says("203.0.113.200 - v-")
+			w.endpoints("v", 443, "here")
+			w.says("203.0.113.200 + v+")
+		}
+		w.service("y-a", policy, "lb 203.0.113.200", 81) // of the same age as v, and later by name
+		w.says()
+		w.service("o", policy, "203.0.113.200", 82) // of the same namespace
+		w.says("203.0.113.200 - o- v+")
+		w.endpoints("o", 82, "here")
+		w.says("203.0.113.200 + o+ v+")
+		w.tr.DeleteService(types.NamespacedName{Namespace: "ns", Name: "v"})
+		w.says("203.0.113.200 - y-a-")
+		w.tr.DeleteService(types.NamespacedName{Namespace: "y", Name: "y-a"})
+		w.says("203.0.113.200 -") // external IPs are left, outside of the range
+	}
+}
+
+func TestExternalIPsAreAnnouncedInTheRanges(t *testing.T) {
+	w := newSpeaker(t)
+	w.service("a", "Cluster", "203.0.113.127 203.0.113.128 8.8.8.8", 80)
+	w.endpoints("a", 80, "here")
+	w.says("203.0.113.127 + a+")
+	w.service("o", "Cluster", "203.0.113.127 8.8.8.8", 81)
+	w.service("ox-a", "Cluster", "203.0.113.127", 82)
+	w.endpoints("ox-a", 82, "here")
+	w.says("203.0.113.127 - a+ o-") // o is the first by key
+	w.service("o", "Cluster", "8.8.8.8", 81)
+	w.says("203.0.113.127 + ox-a+")
+	// No ranges allow no external IPs.
+	none := w.cursor.Follow("none", newFollower(func(a address) { t.Errorf("without ranges: %v", a) }, nil))
+	if err := none.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }

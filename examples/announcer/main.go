@@ -1,5 +1,5 @@
-// Announcer is an agent with a speaker: it forwards by nftables, and says which external and load-balancer IPs its
-// node serves. It is for authors of network plugins that announce Services by BGP or ARP. Here the speaker
+// Announcer is an agent with a speaker: it forwards by nftables, and says which load-balancer IPs its
+// node serves, and which external IPs in the ranges of -external-ips. It is for authors of network plugins that announce Services by BGP or ARP. Here the speaker
 // prints what it would say, one line for each change:
 //
 //	announce 203.0.113.1 shop/web
@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -35,6 +36,12 @@ import (
 func main() {
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; in a pod, its ServiceAccount by default")
 	node := flag.String("node", os.Getenv("NODE_NAME"), "name of this node")
+	var externalIPs []netip.Prefix
+	flag.Func("external-ips", "range of external IPs to announce, once for each range; users may write any in a Service", func(text string) error {
+		p, err := netip.ParsePrefix(text)
+		externalIPs = append(externalIPs, p)
+		return err
+	})
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -47,7 +54,7 @@ func main() {
 		if err != nil {
 			return err
 		}
-		return run(ctx, client, *node, nftables.Config{Log: slog.Default()}, os.Stdout)
+		return run(ctx, client, *node, externalIPs, nftables.Config{Log: slog.Default()}, os.Stdout)
 	}()
 	if err != nil && ctx.Err() == nil {
 		slog.Error("announcer ends", "error", err)
@@ -56,7 +63,7 @@ func main() {
 }
 
 // run forwards and writes lines to out until ctx ends. The rules stay: a speaker that ends withdraws its addresses.
-func run(ctx context.Context, client kubernetes.Interface, node string, c nftables.Config, out io.Writer) error {
+func run(ctx context.Context, client kubernetes.Interface, node string, externalIPs []netip.Prefix, c nftables.Config, out io.Writer) error {
 	t, err := tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: node}, Log: c.Log,
 	})
@@ -83,7 +90,7 @@ func run(ctx context.Context, client kubernetes.Interface, node string, c nftabl
 			fmt.Fprint(out, " ", tracker.ServicePortName{NamespacedName: s.Name})
 		}
 		fmt.Fprintln(out)
-	}))
+	}, externalIPs))
 	loop, err := runner.New(runner.Config{Log: c.Log}, func(ctx context.Context) error { return ruleset.SyncAll(ctx, rules, speaker) })
 	if err != nil {
 		return err

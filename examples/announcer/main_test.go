@@ -63,7 +63,7 @@ func agent(t *testing.T, h *netlab.Host, name string, client *fake.Clientset) *b
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- run(ctx, client, name, nftables.Config{NetNS: h.File(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))}, w)
+		done <- run(ctx, client, name, nil, nftables.Config{NetNS: h.File(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))}, w)
 	}()
 	t.Cleanup(func() {
 		cancel()
