@@ -9,15 +9,17 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier state,
-// lost a jump to the backend's chains or a rule of the chains that every node has, or if the state of
-// the tables is unknown. It returns nil if everything is in place, and before the first full delta.
-// [ErrLocked], [os.ErrClosed] and other errors mean that the check failed. After a DriftError the next
-// delta must be a full one, which [Backend.Apply] requests.
+// or lost a jump to the backend's chains or a rule of the chains that every node has. If the state of
+// the tables is unknown after a failure, and no jump is missing, the error wraps [ruleset.ErrNeedFull]
+// as a DriftError does: the next delta must be a full one, which [Backend.Apply] requests. Check returns
+// nil if everything is in place, and before the first full delta. [ErrLocked], [os.ErrClosed] and other
+// errors mean that the check failed.
 //
 // Check calls iptables-restore once for each table, which changes nothing. It does not detect a
 // reordered chain, alterations of the chains of Services and endpoints (KUBE-SVC-…, KUBE-SEP-…), a rule
@@ -86,21 +88,20 @@ func (b *Backend) stateUnknown() bool {
 
 func (f *family) check(ctx context.Context) error {
 	drift := &dataplane.DriftError{Backend: "iptables", Family: f.family}
-	if f.model == nil {
-		drift.What = "the state of the tables is unknown until a full sync"
-		return drift
-	}
-	rules, jumps := f.model.hooks(), [tables]int{}
+	unknown := f.model == nil
+	rules, jumps := (&model{settings: f.settings}).hooks(), [tables]int{}
 	for _, h := range rules {
 		jumps[h.table]++
 	}
-	if !f.jumpsOnly {
+	if !f.jumpsOnly && !unknown {
 		rules = append(rules, f.compared()...)
 	}
 	for t := range tables {
 		in := &input{table: t}
 		in.Begin(t.String())
-		in.Expect(chainCanary, f.canaries[t].rule)
+		if !unknown {
+			in.Expect(chainCanary, f.canaries[t].rule)
+		}
 		for _, h := range rules {
 			if h.table == t {
 				in.Expect(h.chain, h.rule)
@@ -114,13 +115,16 @@ func (f *family) check(ctx context.Context) error {
 			drift.What = "a rule is missing in table " + t.String()
 			var e *CommandError
 			if errors.As(out.err, &e) && e.Text != "" {
-				f.missed = e.Line > jumps[t]+2 // behind the table's name, the canary and the jumps
+				f.missed = !unknown && e.Line > jumps[t]+2 // behind the table's name, the canary and the jumps
 				drift.What += ": " + strings.TrimPrefix(e.Text, "-C ")
 			}
 			return drift
 		default:
 			return fmt.Errorf("iptables: cannot check table %s: %w", t, out.err)
 		}
+	}
+	if unknown {
+		return fmt.Errorf("iptables: %w: the state of the tables is unknown", ruleset.ErrNeedFull)
 	}
 	return nil
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // Check compares the kernel's state with the state that the backend wrote. It returns nil
-// if they agree and before the first full delta, and a [*dataplane.DriftError] if another process altered something or if
-// the kernel's state is unknown after a failure. It can also return ctx's error,
+// if they agree and before the first full delta, a [*dataplane.DriftError] if another process altered something, and
+// an error that wraps [ruleset.ErrNeedFull] alone if the kernel's state is unknown after a failure. It can also return ctx's error,
 // [os.ErrClosed], or the error of reading the kernel's state. After any error but ctx's
 // the next delta must be a full one, which [Backend.Apply] requests.
 //
@@ -26,7 +26,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		case !b.started:
 			return nil
 		case b.states == nil:
-			return &dataplane.DriftError{Backend: "ipvs", Family: b.config.Families[0], What: "the kernel's state is unknown: no full delta was applied since the last failure"}
+			return fmt.Errorf("ipvs: %w: the kernel's state is unknown", ruleset.ErrNeedFull)
 		}
 		for _, s := range b.states {
 			err := b.compare(ctx, s)

@@ -14,6 +14,7 @@ import (
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -28,9 +29,9 @@ type watched struct {
 }
 
 // Check compares the tables with what the backend wrote. It returns a
-// [*dataplane.DriftError] if another process altered or deleted a table, or if the tables'
-// state is unknown after a failure. Before the first full delta it returns nil. Other errors are ctx's, wrap [os.ErrClosed], or are about
-// reading the tables. After any error but ctx's, the next delta must be a full one, and
+// [*dataplane.DriftError] if another process altered or deleted a table, and an error that wraps
+// [ruleset.ErrNeedFull] alone if the tables' state is unknown after a failure. Before the first full delta it
+// returns nil. Other errors are ctx's, wrap [os.ErrClosed], or are about reading the tables. After any error but ctx's, the next delta must be a full one, and
 // [Backend.Apply] returns [ruleset.ErrNeedFull] for any other.
 //
 // While no other process commits transactions in the network namespace, Check makes one small
@@ -48,7 +49,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	case !b.started:
 		return nil
 	case b.tables == nil:
-		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied after the last failure")
+		return fmt.Errorf("nftables: %w: the state of the tables is unknown", ruleset.ErrNeedFull)
 	}
 	if b.staleInterfaces {
 		// With ENOENT, interfaces are deleted faster than they can be listed, and the next call

@@ -181,7 +181,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	case !b.started:
 		return nil
 	case b.state == nil:
-		return &dataplane.DriftError{Backend: "winkernel", What: "the state of the service is unknown until a full sync"}
+		return fmt.Errorf("winkernel: %w: the state of the service is unknown", ruleset.ErrNeedFull)
 	}
 	now, err := b.config.read()
 	if err != nil {

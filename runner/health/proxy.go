@@ -55,6 +55,7 @@ type progress struct {
 	queued  time.Time // the oldest update that no sync has started to apply; zero for none
 	syncing time.Time // the oldest update in the current sync
 	updated time.Time // the end of the last successful sync; zero for none
+	missing bool      // rules are missing in the kernel
 }
 
 // NewProxy returns a Proxy whose node is eligible. It becomes healthy when a sync has succeeded
@@ -135,12 +136,18 @@ func (p *Proxy) Done(ok bool, families ...tracker.Family) {
 	now := time.Now()
 	p.each(families, func(s *progress) {
 		if ok {
-			s.updated = now
+			s.updated, s.missing = now, false
 		} else if !s.syncing.IsZero() {
 			s.queued = s.syncing
 		}
 		s.syncing = time.Time{}
 	})
+}
+
+// Missing records that the kernel lacks rules in the given families, or in all if none are given.
+// Until the next success /healthz fails, but /livez does not.
+func (p *Proxy) Missing(families ...tracker.Family) {
+	p.each(families, func(s *progress) { s.missing = true })
 }
 
 // SetIneligible records why the node may not get load-balancer traffic, or that it may if the
@@ -218,6 +225,10 @@ func (p *Proxy) status(c Check) status {
 		if !f.Healthy {
 			out.Healthy = false
 			out.Reason = fmt.Sprintf("an update in %v waits for %v", name, now.Sub(waiting).Round(time.Second))
+		}
+		if c == Healthz && s.missing {
+			f.Healthy, out.Healthy = false, false
+			out.Reason = fmt.Sprintf("another process deleted rules in %v", name)
 		}
 		if f.LastUpdated.After(out.LastUpdated) {
 			out.LastUpdated = f.LastUpdated

@@ -22,7 +22,7 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 	both := []tracker.Family(nil)
 	four, six := []tracker.Family{tracker.IPv4}, []tracker.Family{tracker.IPv6}
 	type step struct {
-		do   string // queued, started, done, failed
+		do   string // queued, started, done, failed, missing
 		on   []tracker.Family
 		wait time.Duration // before the next
 		want bool          // after the wait
@@ -82,6 +82,10 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 			{"started", six, 0, false},
 			{"done", six, 0, true},
 		},
+		"missing rules": {
+			{"started", both, 0, false}, {"done", both, 0, true}, {"missing", six, 0, false},
+			{"started", both, 0, false}, {"failed", both, 0, false}, {"started", both, 0, false}, {"done", four, 0, false}, {"done", six, 0, true},
+		},
 		"a family that was never done": {
 			{"started", both, 0, false}, {"done", four, 0, false}, {"failed", six, time.Hour, false},
 			{"started", six, 0, false}, {"done", six, 0, true},
@@ -99,6 +103,8 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 						p.Queued(s.on...)
 					case "started":
 						p.Started(s.on...)
+					case "missing":
+						p.Missing(s.on...)
 					default:
 						p.Done(s.do == "done", s.on...)
 					}

@@ -86,8 +86,15 @@ type Agent struct {
 	refresh *time.Timer
 	// mu is held while a sync runs.
 	mu sync.Mutex
-	// upToDate reports that the last sync has brought everything into effect. mu protects it.
+	// upToDate reports that the last sync has brought everything into effect. failures is the number
+	// of failed syncs since one did, failedAt the end of the last, and drift the last error since then
+	// of a watch that found rules altered, or nil. mu protects all of them.
 	upToDate bool
+	failures int
+	failedAt time.Time
+	drift    error
+	// retry triggers a sync.
+	retry *time.Timer
 }
 
 // New returns an agent. It changes nothing. Close or Run must be called.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
@@ -19,6 +20,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -49,24 +51,37 @@ func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a := &Agent{World: &objects.World{}, observers: &observers{}, runner: r}
+			healthy, err := health.NewProxy(health.ProxyConfig{Timeout: time.Hour})
+			if err != nil {
+				t.Fatal(err)
+			}
+			healthy.Done(true)
+			a := &Agent{World: &objects.World{Config: &config.Config{SyncPeriod: time.Hour}}, observers: &observers{Proxy: healthy}, runner: r}
 			a.Log = slog.New(slog.DiscardHandler)
+			a.retry = time.AfterFunc(time.Hour, r.Trigger)
+			a.retry.Stop()
 
 			a.mu.Lock() // a sync begins
 			handled := make(chan struct{})
 			go func() {
 				defer close(handled)
-				a.drifted("rules", cursor)(&dataplane.DriftError{Backend: "test", What: "a rule is missing"})
+				a.drifted("rules", cursor)(&dataplane.DriftError{Backend: "test", Family: tracker.IPv6, What: "a rule is missing"})
 			}()
 			select {
 			case <-handled:
 			case <-time.After(100 * time.Millisecond): // drifted waits
 			}
 			a.upToDate = succeeds
+			if !succeeds {
+				a.failures, a.failedAt = 1, time.Now()
+			}
 			a.mu.Unlock() // the sync ends
 			<-handled
-			if got := len(triggered) != 0; got != succeeds {
-				t.Errorf("another sync was requested: %t", got)
+			if got := len(triggered) != 0; got != succeeds || healthy.Healthy() != succeeds {
+				t.Errorf("another sync was requested: %t, healthy: %t", got, healthy.Healthy())
+			}
+			if !succeeds {
+				<-triggered // a second later
 			}
 			full = false
 			if err := cursor.Sync(t.Context()); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/reset"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -49,6 +50,9 @@ func (a *Agent) connect() (err error) {
 	if err != nil {
 		return err
 	}
+	a.retry = time.AfterFunc(time.Hour, a.runner.Trigger)
+	a.retry.Stop()
+	a.closers = append(a.closers, func() { a.retry.Stop() })
 	a.Engine.Notify(func() {
 		now := time.Now()
 		a.asked.CompareAndSwap(nil, &now)
@@ -120,8 +124,11 @@ func (a *Agent) Sync(ctx context.Context) error {
 		failed = len(p.Failed)
 	}
 	a.done(ruleset.InEffect(err))
-	if ruleset.InEffect(err) {
-		a.upToDate = true
+	if !ruleset.InEffect(err) {
+		a.failures, a.failedAt = a.failures+1, time.Now()
+		a.repairSoon()
+	} else {
+		a.upToDate, a.failures, a.drift = true, 0, nil
 		if a.localhost != nil {
 			err = errors.Join(err, a.localhost.sync(ctx))
 		}
@@ -167,12 +174,22 @@ func (a *Agent) drifted(what string, c *ruleset.Cursor) func(error) {
 			c.Resync()
 		}
 		// A sync that runs now may have applied its changes before the check, and then repairs
-		// nothing. Wait for its end. A sync that failed is retried.
+		// nothing. Wait for its end.
 		a.mu.Lock()
 		upToDate := a.upToDate
+		first := a.drift == nil
+		if needFull {
+			a.drift = err
+			if !upToDate {
+				a.repairSoon()
+			}
+		}
 		a.mu.Unlock()
 		switch {
 		case !upToDate:
+			if needFull && first {
+				a.Log.Warn("the "+what+" were altered, and the last sync has failed: another one follows soon", "error", err)
+			}
 			return
 		case !needFull:
 			a.Log.Warn("cannot check whether the "+what+" were altered", "error", err)
@@ -185,6 +202,19 @@ func (a *Agent) drifted(what string, c *ruleset.Cursor) func(error) {
 		last = time.Now()
 		a.runner.Trigger()
 	}
+}
+
+// repairSoon requests another sync after one has failed, if rules were found altered before or after it: a
+// second after the failure, and twice as long after each further one. mu must be held.
+func (a *Agent) repairSoon() {
+	if a.failures == 0 || a.drift == nil {
+		return
+	}
+	if d := (*dataplane.DriftError)(nil); errors.As(a.drift, &d) {
+		a.Proxy.Missing(d.Family)
+	}
+	wait := min(time.Second<<min(a.failures-1, 10), a.Config.SyncPeriod)
+	a.retry.Reset(time.Until(a.failedAt.Add(wait)))
 }
 
 // openResetter opens what ends connections to endpoints that vanished.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -100,6 +101,48 @@ func TestHealthzNeedsNode(t *testing.T) {
 	if code, body, _ := get(t, s.Client, livez); code != 200 {
 		t.Errorf("/livez without a Node: %d %s", code, body)
 	}
+}
+
+// TestRulesDeletedDuringWritesAreBackSoon deletes all rules before each write of the agent, so that its
+// syncs fail, and then no longer. The usual retry comes after an hour.
+func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
+	t.Parallel()
+	needMode(t, "iptables")
+	s := newSite(t)
+	dir := t.TempDir()
+	armed := filepath.Join(dir, "armed")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		restore, err := exec.LookPath(family + "-nft-restore")
+		netlab.Need(t, err == nil, "iptables-nft-restore")
+		script := fmt.Sprintf("#!/bin/sh\nin=%s/in.$$; cat >$in\nif [ -e %s ] && grep -q '^-[AI]' $in; then nft flush ruleset; fi\nexec %s \"$@\" <$in\n", dir, armed, restore)
+		put(t, dir, family+"-nft-restore", script)
+		if err := os.Chmod(filepath.Join(dir, family+"-nft-restore"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manifests := t.TempDir()
+	put(t, manifests, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := startWith(t, s.Node, []string{"PATH=" + dir + ":" + os.Getenv("PATH")}, "run", "--manifests", manifests, "--hostname-override", "n1",
+		"--proxy-mode", "iptables", "--iptables-flavor", "nft", "--iptables-sync-period", "1h")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	const healthz, livez = "http://192.0.2.1:10256/healthz", "http://192.0.2.1:10256/livez"
+	if code, body, _ := get(t, s.Client, healthz); code != 200 {
+		t.Fatalf("/healthz: %d %s", code, body)
+	}
+	put(t, dir, "armed", "")
+	wipeMode(t, s.Node, "nftables")
+	eventually(t, "/healthz reports the missing rules", func() bool {
+		code, body, _ := get(t, s.Client, healthz)
+		return code == 503 && strings.Contains(body, "another process deleted rules in IPv4")
+	})
+	if code, body, _ := get(t, s.Client, livez); code != 200 {
+		t.Errorf("/livez: %d %s", code, body)
+	}
+	if err := os.Remove(armed); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "/healthz answers 200 again", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 200 })
+	s.answeredBy(t, clusterVIP, podIPs[0])
 }
 
 // TestManifestsNeedNoNode requests /healthz from an agent whose manifests have no Node.
