@@ -336,7 +336,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 		}
 		for j := range s.Frontends {
 			f := &s.Frontends[j]
-			was[p.at(f)] = was[p.at(f)] || f.Target == ruleset.TargetPass
+			was[p.at(f)] = true
 		}
 	}
 	gone := removed(c)
@@ -350,7 +350,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 			f := &c.New.Frontends[i]
 			at := p.at(f)
 			p.setOwner(at, c.New)
-			passed, old := was[at]
+			old := was[at]
 			delete(was, at)
 			switch {
 			case len(gone) > 0:
@@ -358,7 +358,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 			case failed, !old && (p.covers(at) || p.wasOwnerless(at)),
 				// Flows may have begun while the frontend had no endpoint, or none for
 				// their client.
-				has && (!old || !had || passed && f.Target != ruleset.TargetPass):
+				has && (!old || !had):
 				p.examine(at, last, nil)
 			}
 		}

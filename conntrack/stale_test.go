@@ -27,10 +27,6 @@ func TestChangeMakesFlowStale(t *testing.T) {
 	nodePort := func(e ...string) service {
 		return with(dns(e...), func(s *service) { s.nodePort = 30053 })
 	}
-	const vipOutside = "198.51.100.1:53"
-	passing := func(e ...*tracker.Endpoint) service {
-		return service{name: "dns", cluster: vip, external: []string{"198.51.100.1"}, pass: true, endpoints: e}
-	}
 	// The range's ports are 53 to 99.
 	ranged := func(e ...string) service { return with(dns(e...), func(s *service) { s.last = 99 }) }
 	shifted := func(e ...string) service { return with(ranged(e...), func(s *service) { s.target = 1053 }) }
@@ -128,12 +124,6 @@ func TestChangeMakesFlowStale(t *testing.T) {
 		},
 		{"SCTP service", with(dns(one), func(s *service) { s.protocol = v1.ProtocolSCTP }), none, flow(client, vip, one), false, false},
 		{"TCP flow", dns(one), dns(two), func() Flow { f := flow(client, vip, one); f.Protocol = 6; return f }(), true, false},
-		{"packets passed, and endpoint added", passing(), passing(ep(one, "")), flow(client, vipOutside, vipOutside), true, true},
-		{"packets passed, and local endpoint added", passing(ep(two, "elsewhere")), passing(ep(one, ""), ep(two, "elsewhere")), flow(client, vipOutside, vipOutside), true, true},
-		{"packets passed, and remote endpoint added", passing(ep(two, "elsewhere")), passing(ep(one, "elsewhere"), ep(two, "elsewhere")), flow(client, vipOutside, vipOutside), false, false},
-		{"packets pass now", passing(ep(one, "")), passing(), flow(client, vipOutside, one), true, true},
-		{"packets pass now without local endpoint", passing(ep(one, ""), ep(two, "elsewhere")), passing(ep(two, "elsewhere")), flow(client, vipOutside, one), true, true},
-		{"packets pass now, flow passed before", passing(ep(one, "")), passing(), flow(client, vipOutside, vipOutside), true, false},
 
 		{"flow in a zone", dns(one), dns(two), func() Flow { f := flow(client, vip, one); f.Zone = 1; return f }(), true, false},
 

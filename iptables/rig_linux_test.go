@@ -303,17 +303,6 @@ func setPods(w *conformance.World, n int, rng *rand.Rand) {
 	w.Tracker.SetSlice(podSlice(backendtest.Pods(w), n, rng))
 }
 
-// TestFailover passes connections between two nodes with one external IP. Answers do not return
-// by the node that is passed, so the nodes must accept packets that connection tracking considers
-// invalid.
-func TestFailover(t *testing.T) {
-	t.Parallel()
-	flavors(t, func(t *testing.T, flavor Flavor) {
-		t.Parallel()
-		backendtest.Failover(t, newForWorld(flavor), backendtest.FailoverOptions{Liberal: true})
-	})
-}
-
 // TestRandomWorlds sends packets through random worlds, and compares the tables after each
 // change with the tables of a cold start.
 func TestRandomWorlds(t *testing.T) {

@@ -256,9 +256,7 @@ func (r *serviceRenderer) ports(f *ruleset.Frontend) string {
 // verdict returns the target, in the filter table, for connections to f that were not
 // forwarded, and the reason. The rule exists even while all connections are forwarded. A
 // packet that arrives between the changes of the two tables then does not leave for an
-// address that no host has. External and load-balancer IPs of a Service with
-// PassWithoutEndpoints have no such rule: another node or cluster has the address. Under a
-// policy of Local the rule drops the packet, and the
+// address that no host has. Under a policy of Local the rule drops the packet, and the
 // sender retransmits it.
 func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 	switch {
@@ -300,43 +298,29 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	}
 	verdict, why := r.verdict(f)
 	refuse := iptext.Join(r.to(f), iptext.Comment(r.name, why), port, verdict)
-	if r.s.Spec.PassWithoutEndpoints && f.Kind != ruleset.KindNodePort {
-		refuse = ""
-	}
 	restrict := r.restrict(f, about)
 	switch {
 	case restrict == "":
 	case !f.IsRange():
 		r.place(firewalled, k, false, restrict)
-	case refuse == "":
-		refuse = restrict
 	default:
 		// KUBE-PROXY-FIREWALL comes before the single ports, which have precedence.
 		r.out.rules = append(r.out.rules, placed{refused, dispatched{key: k, rule: refuse, before: restrict}, false})
 		return
 	}
-	if refuse != "" {
-		r.place(refused, k, false, refuse)
-	}
+	r.place(refused, k, false, refuse)
 }
 
-// keep keeps packets for a single port that are not forwarded from the ranges of ports, except
-// those that pass.
+// keep keeps packets for a single port that are not forwarded from the ranges of ports.
 func (r *serviceRenderer) keep(f *ruleset.Frontend) {
-	passes := f.Target == ruleset.TargetPass || f.Internal == ruleset.TargetPass
-	if f.IsRange() || passes && len(f.Sources) == 0 {
+	if f.IsRange() {
 		return
 	}
-	d, target := singlePorts, "-j ACCEPT"
+	d := singlePorts
 	if f.Kind == ruleset.KindNodePort {
 		d = singleNodePorts
 	}
-	if passes {
-		name := prefixFirewall + hashOf(r.variant(sourcesOf, f), "single")
-		r.sourcesChain(nat, name, f, "-j ACCEPT")
-		target = iptext.Jump(name)
-	}
-	r.place(d, keyOf(f.Addr, r.s.Key.Protocol, f.Port), false, r.to(f), iptext.Comment(r.name), r.ports(f), target)
+	r.place(d, keyOf(f.Addr, r.s.Key.Protocol, f.Port), false, r.to(f), iptext.Comment(r.name), r.ports(f), "-j ACCEPT")
 }
 
 // restrict returns the rule of table filter that drops connections to f from sources that are not
@@ -346,7 +330,7 @@ func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
 		return ""
 	}
 	name := prefixFirewall + hashOf(r.variant(sourcesOf, f))
-	if f.Target != ruleset.TargetReject && f.Target != ruleset.TargetPass {
+	if f.Target != ruleset.TargetReject {
 		return iptext.Join(r.to(f), iptext.Comment(r.name, " traffic not accepted by "+name), r.ports(f), "-j DROP")
 	}
 	// Connections from allowed sources pass, or the rule that refuses all, which is next,

@@ -86,11 +86,3 @@ func TestRandomWorlds(t *testing.T) {
 	}
 	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: skips}, conformance.Random{First: *backendtest.Seed, Worlds: worlds, Steps: 3, Packets: 30, For: *backendtest.Soak})
 }
-
-// TestFailover passes connections between two nodes with one external IP. A node has the address
-// only while it has an endpoint, so open connections end when that changes.
-func TestFailover(t *testing.T) {
-	if inMachine(t) {
-		backendtest.Failover(t, newForWorld, backendtest.FailoverOptions{Ends: true})
-	}
-}

@@ -301,12 +301,9 @@ type retired struct {
 // drains and it has connections, when the connections have ended. Until then, new
 // connections are treated as if the virtual server were gone. A closed port of a cluster
 // IP or of the node refuses them, and an address that no host has does not answer.
-//
-// A virtual server at an address that lets packets pass is deleted immediately, because the node
-// would take the packets while it has the address.
 func (u *update) retire(k virtualKey) error {
 	v := u.s.virtuals[k]
-	if v == nil || u.passing[k] || !u.b.config.drainRule(v.proto).counts {
+	if v == nil || !u.b.config.drainRule(v.proto).counts {
 		return u.deleteVirtual(k) // without v, the write that added it failed
 	}
 	busy := false
@@ -320,23 +317,6 @@ func (u *update) retire(k virtualKey) error {
 		return u.keepRetired(k, v)
 	}
 	return u.deleteVirtual(k)
-}
-
-// notePassing records the virtual servers that an item lacks because packets pass.
-func (u *update) notePassing(it *item) {
-	p := it.service.Spec
-	if !p.PassWithoutEndpoints {
-		return
-	}
-	if u.passing == nil {
-		u.passing = map[virtualKey]bool{}
-	}
-	for _, a := range slices.Concat(p.ExternalIPs, p.LoadBalancerIPs) {
-		u.passing[virtualKey{family: it.key.Family, proto: inet.Protocol(it.key.Protocol), at: netip.AddrPortFrom(a, p.Port)}] = true
-	}
-	for _, v := range it.plan.virtuals {
-		delete(u.passing, v.key)
-	}
 }
 
 // keepRetired keeps a retired virtual server until it has drained, with the address and

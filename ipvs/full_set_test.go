@@ -322,9 +322,6 @@ func (w *fullWorld) check(when string) {
 		}
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
-			if f.Target == ruleset.TargetPass {
-				continue // it needs no virtual server
-			}
 			at := f.Addr
 			if f.Kind == ruleset.KindNodePort {
 				at = netip.MustParseAddr("192.0.2.1")

@@ -125,7 +125,6 @@ var skips = map[conformance.Feature]string{
 	conformance.HashOfEndpoints:   "the kernel's table depends on the order in which servers were added, and contains draining servers",
 	conformance.AffinityInternal:  "the kernel's hash table replaces affinity for internal traffic",
 	conformance.OtherPorts:        "an external IP is bound as a whole",
-	conformance.PassExternal:      "a bound address takes all packets",
 	conformance.TrafficAtOnce:     "the kernel sums up its statistics every two seconds",
 	conformance.AffinityTimeout:   "IPVS remembers a client while the client has connections, and expires clients once a minute",
 }

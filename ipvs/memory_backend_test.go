@@ -89,35 +89,6 @@ func TestRetireWaitsForConnections(t *testing.T) {
 	r.hasNot("ip -o addr show dev kube-ipvs0", "198.18")
 }
 
-// TestPassingAddressIsNotBound takes the endpoints of a Service while they have connections.
-// The address must not wait for these, or packets could not pass.
-func TestPassingAddressIsNotBound(t *testing.T) {
-	t.Parallel()
-	const bound = "1: kube-ipvs0 inet 198.18.0.1/32"
-	pass := func(s *v1.Service) { s.Annotations = map[string]string{"pass": "true"} }
-	for _, stopped := range []bool{false, true} {
-		r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
-		r.set(svc(1, externalIPs("198.18.0.1"), pass), 1, 1)
-		r.sync()
-		r.has("ip -o addr show dev kube-ipvs0", bound)
-		for _, at := range []string{"198.18.0.1:80", "10.96.0.1:80"} {
-			m.server(tcpServer(at)).Reals[netip.MustParseAddrPort("10.244.1.1:8080")].Active = 1
-		}
-		r.set(svc(1, externalIPs("198.18.0.1"), pass), 1)
-		if stopped {
-			r.restart()
-		}
-		r.sync()
-		r.hasNot("ip -o addr show dev kube-ipvs0", "198.18")
-		r.hasNot("ipvsadm -Sn", "198.18")
-		r.hasNot("ipset save", "198.18")
-		r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 0")
-		r.set(svc(1, externalIPs("198.18.0.1"), pass), 1, 1)
-		r.sync()
-		r.has("ip -o addr show dev kube-ipvs0", bound)
-	}
-}
-
 // TestDrainLimitEndsConnections lets the limit pass.
 func TestDrainLimitEndsConnections(t *testing.T) {
 	t.Parallel()

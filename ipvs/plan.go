@@ -107,10 +107,6 @@ func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 			c.planNodePort(&p, f, proto, family, l, server)
 			continue
 		}
-		if f.Target == ruleset.TargetPass {
-			// A bound address takes all packets. So internal ones pass with the others.
-			continue
-		}
 		at := netip.AddrPortFrom(f.Addr, f.Port)
 		// Packets of external clients keep their source.
 		localPolicy := f.ShortCircuit() || props.of(f) != ForwardingTranslated

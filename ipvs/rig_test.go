@@ -51,7 +51,6 @@ func newRigOn(tb testing.TB, n node, c Config) *rig {
 			if s.Annotations["hash"] != "" {
 				out.Hash = tracker.HashSource
 			}
-			out.PassWithoutEndpoints = s.Annotations["pass"] != ""
 			if text := s.Annotations["properties"]; text != "" {
 				name, rest, _ := strings.Cut(text, " ")
 				out.Ext = properties{Scheduler: Scheduler(name), HashPort: rest == "port", OnePacket: s.Annotations["one-packet"] != "",

@@ -24,9 +24,7 @@ type update struct {
 	// stale holds the errors of prune. Everything else is then in effect.
 	stale []error
 	items []*item
-	// passing holds the virtual servers that Service ports lack because packets pass.
-	passing map[virtualKey]bool
-	now     time.Time
+	now   time.Time
 }
 
 // item is one Service port that an update changes.
@@ -233,7 +231,6 @@ func (u *update) makePlans(full bool) {
 	for _, it := range u.items {
 		if it.service != nil {
 			it.plan = u.b.config.makePlan(it.service, l, 0)
-			u.notePassing(it)
 		}
 		if full {
 			u.s.adoptMark(marks, it.key, it.plan.internal, elements)

@@ -119,6 +119,3 @@ func TestOffloadConformance(t *testing.T) {
 		return b
 	}})
 }
-
-// TestFailover passes connections between two nodes with one external IP.
-func TestFailover(t *testing.T) { backendtest.Failover(t, newForWorld, backendtest.FailoverOptions{}) }

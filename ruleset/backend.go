@@ -152,8 +152,7 @@ type Field uint16
 const (
 	// FieldFrontends: a frontend was added, was removed or handles connections
 	// differently. The first and the last endpoint of a pool set it although no address changes, because
-	// Frontend.Target then changes between TargetReject, TargetDrop or TargetPass and the
-	// pool, or the frontend itself comes or goes (see TargetPass). An
+	// Frontend.Target then changes between TargetReject or TargetDrop and the pool. An
 	// entry that also contains the affinity timeout, the hash, an extension or the size
 	// of a pool depends on the bits of these as well.
 	FieldFrontends Field = 1 << iota

@@ -13,9 +13,8 @@ import (
 // Compile compiles one Service port for node n: its endpoints, its frontends, and
 // what happens to connections there. It depends only on its arguments and does not
 // change them; the result shares their slices. The ID of the result is 0. The result
-// has every frontend that the port asks for and that does not let every packet pass (see
-// [TargetPass]), even if another Service has it too: the [Engine] assigns IDs and
-// resolves conflicts.
+// has every frontend that the port asks for, even if another Service has it too: the
+// [Engine] assigns IDs and resolves conflicts.
 //
 // Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the
 // zero Node. p.Port and the endpoints must not be nil. Compile costs a call of
@@ -58,8 +57,7 @@ func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
 
 // frontends appends the frontends of p to out.
 func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Frontend {
-	nodePort := external(p, sel)
-	external := orPass(p, nodePort)
+	external := external(p, sel)
 	var sources []netip.Prefix
 	if len(p.LoadBalancerIPs) != 0 {
 		sources = allowedSources(p.SourceRanges)
@@ -72,7 +70,6 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 		case KindClusterIP:
 			f = internal(p, sel, n)
 		case KindNodePort:
-			f = nodePort
 			f.Kind, f.Port = KindNodePort, p.NodePort
 			out = append(out, f)
 			continue
@@ -81,9 +78,6 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 			if selfAllowed {
 				f.Sources = withOwn(sources, addr)
 			}
-		}
-		if f.passes() {
-			continue
 		}
 		f.at(kind, addr, p)
 		out = append(out, f)
@@ -189,44 +183,11 @@ func none(sel *tracker.Selection) Target {
 	return TargetReject
 }
 
-// orPass returns the rules of external and load-balancer IPs: f, those of NodePorts, but
-// where f has no endpoints packets pass if p wants that.
-func orPass(p *tracker.ServicePort, f Frontend) Frontend {
-	if !p.PassWithoutEndpoints {
-		return f
-	}
-	for _, t := range []*Target{&f.Target, &f.Internal} {
-		if *t == TargetReject || *t == TargetDrop {
-			*t = TargetPass
-		}
-	}
-	return f
-}
-
 // at sets the address and the ports of a frontend of p that is not a NodePort.
 func (f *Frontend) at(kind Kind, addr netip.Addr, p *tracker.ServicePort) {
 	f.Kind, f.Addr, f.Port = kind, addr, p.Port
 	if p.IsRange() {
 		f.LastPort, f.TargetPort = p.LastPort, cmp.Or(p.TargetPort, p.Port)
-	}
-}
-
-// passes reports whether every packet to the frontend passes.
-func (f *Frontend) passes() bool { return f.Target == TargetPass && f.Internal == TargetPass }
-
-// passing yields the frontends that are missing from s because every packet to them passes.
-func (s *Port) passing() iter.Seq[Frontend] {
-	return func(yield func(Frontend) bool) {
-		f := orPass(s.Spec, external(s.Spec, &s.Selection))
-		if !f.passes() {
-			return
-		}
-		for kind, addr := range addresses(s.Spec) {
-			f.at(kind, addr, s.Spec)
-			if kind != KindClusterIP && kind != KindNodePort && !yield(f) {
-				return
-			}
-		}
 	}
 }
 

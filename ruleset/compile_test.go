@@ -47,13 +47,13 @@ func TestTargetsMatchTable(t *testing.T) {
 		{"one of weight 0 there, one leaving here", []*tracker.Endpoint{idleThere, leaving}, TargetCluster, TargetLocal},
 		{"one leaving here, one there", []*tracker.Endpoint{there, leaving}, TargetCluster, TargetLocal},
 	} {
-		for policies := range 8 {
-			internalLocal, externalLocal, pass := policies&1 != 0, policies&2 != 0, policies&4 != 0
+		for policies := range 4 {
+			internalLocal, externalLocal := policies&1 != 0, policies&2 != 0
 			p := &tracker.ServicePort{
 				Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80, NodePort: 30080,
 				ExternalIPs:     addrs("192.0.2.1"),
 				LoadBalancerIPs: addrs("203.0.113.1"),
-				InternalLocal:   internalLocal, ExternalLocal: externalLocal, PassWithoutEndpoints: pass,
+				InternalLocal:   internalLocal, ExternalLocal: externalLocal,
 			}
 			s := Compile(tracker.PortState{Port: p, Endpoints: c.endpoints}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
 
@@ -78,15 +78,9 @@ func TestTargetsMatchTable(t *testing.T) {
 				at(outside, KindLoadBalancerIP, "203.0.113.1", 80),
 				at(outside, KindNodePort, "", 30080),
 			}
-			switch none := len(s.Pool(outside.Target)) == 0; {
-			case pass && none && len(s.Pool(outside.Internal)) == 0:
-				want = slices.Delete(want, 1, 3)
-			case pass && none:
-				want[1].Target, want[2].Target = TargetPass, TargetPass
-			}
 			if !slices.EqualFunc(s.Frontends, want, equalFrontends) {
-				t.Errorf("%s, internal local %v, external local %v, pass %v:\n got %v\nwant %v",
-					c.name, internalLocal, externalLocal, pass, s.Frontends, want)
+				t.Errorf("%s, internal local %v, external local %v:\n got %v\nwant %v",
+					c.name, internalLocal, externalLocal, s.Frontends, want)
 			}
 			for _, f := range s.Frontends {
 				if (len(s.Pool(f.Target)) != 0) != (f.Target == TargetCluster || f.Target == TargetLocal) {
@@ -254,8 +248,8 @@ func randomPort(r *rand.Rand) *tracker.ServicePort {
 		ExternalIPs: addrs(some(base, 3)...), LoadBalancerIPs: addrs(some(base, 40)...),
 		SourceRanges:  prefixes(some(ranges, 3)...),
 		InternalLocal: r.IntN(2) == 0, ExternalLocal: r.IntN(2) == 0, NeedLocalSet: r.IntN(4) == 0,
-		PreferLocal: r.IntN(3) == 0, PassWithoutEndpoints: r.IntN(3) == 0,
-		Affinity: time.Duration(r.IntN(2)) * time.Hour,
+		PreferLocal: r.IntN(3) == 0,
+		Affinity:    time.Duration(r.IntN(2)) * time.Hour,
 	}
 	if r.IntN(2) == 0 {
 		p.NodePort = uint16(30000 + r.IntN(3))
@@ -323,10 +317,6 @@ func FuzzCompile(f *testing.F) {
 			for _, target := range []Target{fe.Target, fe.Internal} {
 				if (target == TargetCluster || target == TargetLocal) != (len(s.Pool(target)) != 0) {
 					t.Errorf("%s: pool of %s is %v", show(*fe), target, s.Pool(target))
-				}
-				mayPass := p.PassWithoutEndpoints && (fe.Kind == KindExternalIP || fe.Kind == KindLoadBalancerIP)
-				if target == TargetPass && (!mayPass || fe.Internal == TargetPass) || mayPass && (target == TargetReject || target == TargetDrop) {
-					t.Errorf("%s: with PassWithoutEndpoints %v", show(*fe), p.PassWithoutEndpoints)
 				}
 				if target == TargetReject && s.Selection.HasAny || target == TargetDrop && !s.Selection.HasAny {
 					t.Errorf("%s: HasAny %v", show(*fe), s.Selection.HasAny)

@@ -79,7 +79,6 @@ func equalOther(a, b *Port, found Field) bool {
 		p.ExternalIPs, p.LoadBalancerIPs = a.Spec.ExternalIPs, a.Spec.LoadBalancerIPs
 		p.SourceRanges, p.SourceRangesLeftOut = a.Spec.SourceRanges, a.Spec.SourceRangesLeftOut
 		p.InternalLocal, p.ExternalLocal, p.PreferLocal = a.Spec.InternalLocal, a.Spec.ExternalLocal, a.Spec.PreferLocal
-		p.PassWithoutEndpoints = a.Spec.PassWithoutEndpoints
 	}
 	return a.Spec.Equal(&p)
 }

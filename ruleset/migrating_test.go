@@ -180,7 +180,7 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 	fromPod, fromNode := p.node.LocalTraffic.Recognizes(pk.From, pk.InInterface), pk.InInterface == ""
 	target := e.frontend.TargetFor(fromPod || fromNode)
 	switch {
-	case !ok, target == ruleset.TargetPass && e.frontend.Admits(pk.From):
+	case !ok:
 		return conformance.Outcome{}
 	case !e.frontend.Admits(pk.From), target == ruleset.TargetDrop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}

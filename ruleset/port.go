@@ -29,8 +29,7 @@ type Port struct {
 	Endpoints []*tracker.Endpoint
 	// Frontends holds the addresses of the port: the cluster IP first, then
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
-	// and port, and no two ranges overlap at one address. An address that lets every packet
-	// pass is missing: see [TargetPass].
+	// and port, and no two ranges overlap at one address.
 	Frontends []Frontend
 	// LeftOut is what the Engine's [Budget] leaves out of the port, nil for nothing. A
 	// backend has no use for it: a difference in it alone is no change.
@@ -199,20 +198,9 @@ const (
 	// has none that the traffic policy allows, and a load balancer should try another
 	// node.
 	TargetDrop
-	// TargetPass neither translates nor answers the packet: the kernel routes it on, for
-	// example to another node or cluster that announces the same address by BGP. At an
-	// address of the node itself, the node's own sockets receive it.
-	//
-	// Only external and load-balancer IPs of a port with
-	// [tracker.ServicePort].PassWithoutEndpoints have this target, while this node has
-	// no endpoint for them. Compile leaves a frontend out of [Port.Frontends] if both
-	// Target and Internal would be TargetPass. So Frontend.Internal is never TargetPass,
-	// and Frontend.Target is TargetPass only if internal traffic has endpoints and other
-	// traffic has none.
-	TargetPass
 )
 
-// String returns "cluster endpoints", "local endpoints", "reject", "drop" or "pass".
+// String returns "cluster endpoints", "local endpoints", "reject" or "drop".
 func (t Target) String() string {
 	switch t {
 	case TargetCluster:
@@ -223,8 +211,6 @@ func (t Target) String() string {
 		return "reject"
 	case TargetDrop:
 		return "drop"
-	case TargetPass:
-		return "pass"
 	}
 	return "unknown target"
 }

@@ -29,9 +29,8 @@ type Snapshot struct {
 	// at finds frontends. clusterIPs holds the cluster IPs in use.
 	at         portIndex
 	clusterIPs map[netip.Addr]*Port
-	// passing finds the frontends that let every packet pass, and leftOut those that the Budget
-	// leaves out.
-	passing, leftOut portIndex
+	// leftOut finds the frontends that the Budget leaves out.
+	leftOut portIndex
 
 	onceEndpoints sync.Once
 	// endpoints maps keys of endpoints to the ports that have them.
@@ -124,7 +123,7 @@ func (e *Engine) Snapshot() *Snapshot {
 // nil. An IPv4-mapped IPv6 address means the IPv4 address. A NodePort is found at the
 // unspecified address of its family, because a Snapshot does not know the addresses
 // of the node; see [Snapshot.Trace]. A single port is found before a range that contains
-// it. A frontend that lets every packet pass is not found.
+// it.
 func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -137,19 +136,6 @@ func (s *Snapshot) lookup(at l4Key) (*Port, *Frontend) {
 	f := s.at.single[at]
 	if f.frontend == nil {
 		f = s.at.inRange(at)
-	}
-	return f.service, f.frontend
-}
-
-// lookupPassing is like Lookup for frontends that let every packet pass.
-func (s *Snapshot) lookupPassing(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
-	if s.index(); !to.IsValid() {
-		return nil, nil
-	}
-	at := l4KeyAt(canonical(to.Addr()), to.Port(), p)
-	f := s.passing.single[at]
-	if f.frontend == nil {
-		f = s.passing.inRange(at)
 	}
 	return f.service, f.frontend
 }
@@ -203,9 +189,6 @@ func (s *Snapshot) index() {
 					s.clusterIPs[f.Addr] = svc
 				}
 			}
-			for f := range svc.passing() {
-				s.passing.add(svc, &f)
-			}
 		}
 		for _, list := range [][]*Port{s.Ports, s.Refused} {
 			for _, svc := range list {
@@ -215,7 +198,6 @@ func (s *Snapshot) index() {
 			}
 		}
 		s.at.sort()
-		s.passing.sort()
 		s.leftOut.sort()
 	})
 }

@@ -33,8 +33,7 @@ type Action uint8
 
 // The actions.
 const (
-	// ActionPass: the packet continues unchanged. It is not for a Service, or the Service
-	// lets it pass ([TargetPass]).
+	// ActionPass: the packet continues unchanged. It is not for a Service.
 	ActionPass Action = iota + 1
 	// ActionForward: the packet is sent to one of [Verdict].Endpoints.
 	ActionForward
@@ -67,8 +66,7 @@ type Verdict struct {
 	// Rule is a sentence for people that names the rule that decided.
 	Rule string
 	// Port and Frontend are the destination of the packet, nil if it is not for a
-	// Service. Under ActionPass they belong to the Service that lets the packet pass, and
-	// Frontend may be missing from Port.Frontends.
+	// Service.
 	Port     *Port
 	Frontend *Frontend
 	// Endpoints holds, under ActionForward, the possible endpoints. Each gets the
@@ -163,18 +161,11 @@ func (s *Snapshot) missing(p Packet, toNode bool) string {
 func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	fromNode := p.InInterface == ""
 
-	// 1. A Service has this address and port. If it lets the packet pass, the rules below
-	// apply as if it did not have them. A range of ports comes after the NodePorts.
-	passed := Verdict{Action: ActionPass}
+	// 1. A Service has this address and port. A range of ports comes after the NodePorts.
 	svc, f := s.Lookup(p.To, p.Protocol)
-	if f == nil {
-		svc, f = s.lookupPassing(p.To, p.Protocol)
-	}
 	isRange := f != nil && f.IsRange()
 	if f != nil && f.Kind != KindNodePort && !isRange {
-		if passed = s.traceFrontend(p, toNode, svc, f); passed.Action != ActionPass {
-			return passed
-		}
+		return s.traceFrontend(p, toNode, svc, f)
 	}
 
 	// 2. The address is one of the node's own that serve NodePorts, and the port is a
@@ -190,17 +181,13 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 
 	// 3. A Service has a range of ports at this address, and the port is one of them.
 	if isRange {
-		if passed = s.traceFrontend(p, toNode, svc, f); passed.Action != ActionPass {
-			return passed
-		}
+		return s.traceFrontend(p, toNode, svc, f)
 	}
 
 	// All other packets to the node itself are not for a Service.
 	if toNode {
-		if passed.Port == nil {
-			passed.Rule = fmt.Sprintf("%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())
-		}
-		return passed
+		return Verdict{Action: ActionPass, Rule: fmt.Sprintf(
+			"%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())}
 	}
 
 	// 4. A cluster IP is not a host: no other host could reply on a closed port, and
@@ -219,10 +206,7 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	}
 
 	// 6. All other packets are not for a Service.
-	if passed.Port == nil {
-		passed.Rule = fmt.Sprintf("%s is no Service's address", p.To.Addr())
-	}
-	return passed
+	return Verdict{Action: ActionPass, Rule: fmt.Sprintf("%s is no Service's address", p.To.Addr())}
 }
 
 // traceFrontend returns what must happen to a packet for frontend f of svc. toNode
@@ -270,10 +254,6 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Port, f *Frontend) 
 	case TargetReject:
 		v.Action, v.MayFailSend = ActionReject, mayFailSend
 		v.Rule = fmt.Sprintf("%s%s has no endpoints on any node", name, whom)
-		return v
-	case TargetPass:
-		v.Action = ActionPass
-		v.Rule = fmt.Sprintf("%s has no endpoint that this node may use, and lets the packet pass", name)
 		return v
 	case TargetDrop:
 		v.Action, v.MayFailSend = ActionDrop, mayFailSend

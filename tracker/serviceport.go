@@ -79,12 +79,6 @@ type ServicePort struct {
 	// effect with ExternalLocal. Only hooks set it: the API has no field for it
 	// (KEP-3015 leaves external traffic out).
 	PreferLocal bool
-	// PassWithoutEndpoints makes packets to ExternalIPs and LoadBalancerIPs pass while
-	// this node has no endpoint for them: no endpoint at all, or under ExternalLocal
-	// none on this node. They are neither translated nor answered, and the kernel routes
-	// them on: see ruleset.TargetPass. ClusterIP and NodePort never let packets pass.
-	// Only hooks set it: the API has no field for it (kubernetes/kubernetes#59869).
-	PassWithoutEndpoints bool
 	// NeedLocalSet makes [Select] compute [Selection].Local even if no traffic policy
 	// needs it. Only hooks set it, for example for direct server return.
 	NeedLocalSet bool
@@ -166,7 +160,6 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal &&
 		p.PreferLocal == o.PreferLocal &&
-		p.PassWithoutEndpoints == o.PassWithoutEndpoints &&
 		p.NeedLocalSet == o.NeedLocalSet &&
 		p.Hash == o.Hash &&
 		p.HashBuckets == o.HashBuckets &&

@@ -12,7 +12,7 @@
 // the address ::.
 //
 //	struct frontend_key { __u8 addr[16]; __be16 port; __u8 protocol, family; };
-//	struct target       { __u32 pool, size, action; };                       // 0 forward, 1 reject, 2 drop, 3 pass
+//	struct target       { __u32 pool, size, action; };                       // 0 forward, 1 reject, 2 drop
 //	struct frontend     { struct target external, internal; __u32 masquerade, affinity; };
 //	struct backend_key  { __u32 pool, slot; };
 //	struct backend      { __u8 addr[16]; __be16 port; __u16 weight; };
@@ -134,7 +134,6 @@ const (
 	forward = iota
 	reject
 	drop
-	pass
 )
 
 // maxPools is the number of pools, twice it that of frontends, and 16 times that of endpoints for which the maps
@@ -203,8 +202,6 @@ func newPlane(m *maps, refuse func(*ruleset.Port) error) (*driver.Driver, error)
 			return target{Action: reject}
 		case ruleset.TargetDrop:
 			return target{Action: drop}
-		case ruleset.TargetPass:
-			return target{Action: pass}
 		}
 		id, _ := ids.Lookup(driver.Pool{Service: s.Key, Target: t})
 		return target{id, uint32(slots.Len(id)), forward}

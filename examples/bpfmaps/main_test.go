@@ -60,8 +60,6 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	switch to.Action {
 	case reject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
-	case pass:
-		return conformance.Outcome{}
 	case drop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
 	}

@@ -141,8 +141,6 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 		return Result{Action: ruleset.ActionDrop}
 	case target == ruleset.TargetReject:
 		return Result{Action: ruleset.ActionReject}
-	case target == ruleset.TargetPass:
-		return Result{Action: ruleset.ActionPass}
 	}
 	r := Result{
 		Action:     ruleset.ActionForward,

@@ -89,14 +89,6 @@ const (
 	// does not check at [SimEnv].Look that a frontend keeps forwarding, or that another
 	// entry does not get its packets for a moment. Skipping it skips no world.
 	ReplaceInPlace Feature = "replace in place"
-	// Pass: letting packets pass at external and load-balancer IPs without endpoints
-	// ([tracker.ServicePort].PassWithoutEndpoints). Without it, such packets are not
-	// forwarded to an endpoint, and what else happens to them is not checked.
-	Pass Feature = "pass"
-	// PassExternal: letting packets of other hosts pass while internal ones are
-	// forwarded ([ruleset.TargetPass]). Without it, internal packets to such a frontend
-	// are not checked, and neither are those from sources that it does not admit.
-	PassExternal Feature = "pass external"
 	// UDP: Services with protocol UDP. Without it, no UDP packet is sent or checked, and
 	// worlds that need UDP are skipped.
 	UDP Feature = "UDP"
@@ -117,5 +109,5 @@ var features = []Feature{
 	LoopbackNodePorts, ClosedPorts, ServiceCIDRs, MasqueradeAll, InterfaceDetection, Restart,
 	Distribution, WeightedEndpoints, ConsistentHash, HashOfEndpoints, SourceAddress, TrafficAtOnce,
 	OtherPorts, RefuseBySource, LocalErrors, Refuse, ShortCircuit, PreferLocal, Masquerade, Drop,
-	ReplaceInPlace, Pass, PassExternal, UDP, PortRanges, ShiftedPortRanges, EndpointPorts,
+	ReplaceInPlace, UDP, PortRanges, ShiftedPortRanges, EndpointPorts,
 }

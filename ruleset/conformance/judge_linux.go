@@ -90,11 +90,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
 	wrongError := func(o outcome) bool { return o.notSent && !v.MayFailSend && w.does(LocalErrors) }
-	unsupported := Refuse
-	if v.Action == ruleset.ActionPass {
-		unsupported = Pass
-	}
-	if v.Action != ruleset.ActionForward && v.Port != nil && !w.does(unsupported) {
+	if v.Action != ruleset.ActionForward && v.Port != nil && !w.does(Refuse) {
 		if o := from.probe(w.tb.Context(), r.proto, to, silence); o.Kind == netlab.Reached {
 			return complain(o, "not reach an endpoint")
 		}
@@ -249,7 +245,7 @@ func (w *World) unhandled(from host, to netip.AddrPort) netlab.Outcome {
 		}
 		return netlab.Outcome{Kind: netlab.Refused}
 	}
-	if w.podAt(f, to.Addr()) != "" || slices.ContainsFunc(w.config.elsewhere, func(t target) bool { return t.at(f) == to }) {
+	if w.podAt(f, to.Addr()) != "" {
 		return netlab.Outcome{Kind: netlab.Reached, Server: to, Source: from.addr(f)}
 	}
 	// The default route leads to a host that drops the packet.

@@ -67,7 +67,7 @@ type pod struct {
 
 // network holds the namespaces of a world.
 type network struct {
-	node, remote *netlab.Host
+	node *netlab.Host
 
 	hosts map[string]host
 	pods  []pod
@@ -88,7 +88,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 	names := podNames(0)
 	lab, hosts := netlab.NewHosts(s.tb, append(names, nodeName, remoteName, "client")...)
 	node, remote, outside := hosts[nodeName], hosts[remoteName], hosts["client"]
-	n := &network{node: node, remote: remote, hosts: map[string]host{}}
+	n := &network{node: node, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host) {
 		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), new(atomic.Uint32), stalls, counts, nil}
 	}
@@ -144,7 +144,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 
 // addAddresses gives the hosts their addresses and routes in a family. It passes errors to must.
 func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*netlab.Host, must func(...error)) {
-	node, remote, outside := n.node, n.remote, hosts["client"]
+	node, remote, outside := n.node, hosts[remoteName], hosts["client"]
 	everything := func(f tracker.Family) netip.Prefix { return netip.PrefixFrom(pick(f, "0.0.0.0", "::"), 0) }
 	lan := func(a netip.Addr) netip.Prefix {
 		if a.Is4() {
@@ -183,10 +183,6 @@ func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*net
 			pod.AddRoute(everything(f), gateway(f), "eth0"),
 		)
 	}
-	for _, t := range s.config.elsewhere {
-		a := single(t.at(f).Addr())
-		must(remote.AddAddr("eth0", a), node.AddRoute(a, pick(f, "198.51.100.2", "2001:db8:2::2"), ""))
-	}
 	for _, t := range s.config.bound {
 		must(node.AddAddr("lo", single(t.at(f).Addr())))
 	}
@@ -197,9 +193,6 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // serve starts the servers of all pods and of the node itself.
 func (n *network) serve(s *scene) {
 	for _, f := range s.ipFamilies {
-		for _, t := range s.config.elsewhere {
-			n.remote.Greet(t.at(f))
-		}
 		for _, p := range n.pods {
 			for _, port := range []uint16{podPort, podPort2} {
 				p.ns.Greet(netip.AddrPortFrom(p.addr(f), port))

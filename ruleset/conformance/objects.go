@@ -30,7 +30,6 @@ type service struct {
 	internalLocal          bool
 	externalLocal          bool
 	preferLocal            bool
-	pass                   bool
 	affinity               int32 // seconds, 0 for none
 	hash                   tracker.Hash
 	endpoints              []endpoint
@@ -104,9 +103,6 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 	worldgen.SetHash(o, s.hash)
 	if s.preferLocal {
 		worldgen.SetPreferLocal(o)
-	}
-	if s.pass {
-		worldgen.SetPass(o)
 	}
 	for _, p := range s.ports {
 		if p.last != 0 {

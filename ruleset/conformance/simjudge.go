@@ -74,14 +74,6 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 func targetsOf(s *ruleset.Snapshot) []simTarget {
 	var out []simTarget
 	for _, svc := range s.Ports {
-		if p := svc.Spec; p.PassWithoutEndpoints {
-			for _, a := range slices.Concat(p.ExternalIPs, p.LoadBalancerIPs) {
-				out = append(out, simTarget{netip.AddrPortFrom(a, p.Port), svc.Key.Protocol})
-				if p.IsRange() {
-					out = append(out, simTarget{netip.AddrPortFrom(a, p.LastPort), svc.Key.Protocol})
-				}
-			}
-		}
 		for _, fe := range svc.Frontends {
 			addr := fe.Addr
 			if fe.Kind == ruleset.KindNodePort {
@@ -151,11 +143,7 @@ func (w *simWorld) compare(s *ruleset.Snapshot, p ruleset.Packet) error {
 		return nil
 	}
 	o := w.handle(p)
-	unsupported := Refuse
-	if v.Action == ruleset.ActionPass {
-		unsupported = Pass
-	}
-	if !w.does(unsupported) && v.Port != nil && v.Action != ruleset.ActionForward {
+	if !w.does(Refuse) && v.Port != nil && v.Action != ruleset.ActionForward {
 		if o.Action == ruleset.ActionForward {
 			return fmt.Errorf("%s, must not be forwarded: %s", o, v.Rule)
 		}
@@ -390,10 +378,6 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 		return false
 	case v.Port == nil:
 		return true
-	case v.Action == ruleset.ActionPass && !s.does(OtherPorts) && othersServe(all, v.Frontend):
-		return false
-	case !s.does(PassExternal) && v.Frontend.Target == ruleset.TargetPass && (internal || v.Action == ruleset.ActionDrop):
-		return false
 	case !s.does(ShortCircuit) && internal && v.Frontend.ShortCircuit():
 		return false
 	case !s.does(PreferLocal) && v.Port.Spec.PreferLocal && !v.Port.Spec.ExternalLocal && v.Frontend.Kind != ruleset.KindClusterIP:
@@ -408,16 +392,6 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 // lacks Drop. Sources that a frontend does not admit must still be dropped.
 func (s skips) mayRefuse(v ruleset.Verdict, p ruleset.Packet) bool {
 	return !s.does(Drop) && v.Port != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From)
-}
-
-// othersServe reports whether the address of a frontend that lets packets pass has another
-// frontend that does not.
-func othersServe(all *ruleset.Snapshot, f *ruleset.Frontend) bool {
-	return slices.ContainsFunc(all.Ports, func(s *ruleset.Port) bool {
-		return slices.ContainsFunc(s.Frontends, func(o ruleset.Frontend) bool {
-			return o.Addr == f.Addr && o.Target != ruleset.TargetPass
-		})
-	})
 }
 
 // addressesOf returns the addresses and ports that may get a packet, each once. Two endpoints of

@@ -443,8 +443,6 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 		return Outcome{Action: ruleset.ActionReject}
 	case ruleset.TargetDrop:
 		return Outcome{Action: ruleset.ActionDrop}
-	case ruleset.TargetPass:
-		return Outcome{}
 	}
 	masquerade := e.frontend.Masquerade.Applies(fromPod, fromNode)
 	out := Outcome{Action: ruleset.ActionForward, Affinity: e.affinity, Hash: e.hash}

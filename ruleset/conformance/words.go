@@ -139,8 +139,6 @@ func (c *config) word(key, value string) {
 		c.nodePortAddresses = list(value, itself)
 	case "bound":
 		c.bound = list(value, func(name string) target { return addressNamed(name, 80) })
-	case "elsewhere":
-		c.elsewhere = list(value, func(word string) target { return parseAims(word)[0].to })
 	case "local":
 		cluster := each([]tracker.Family{tracker.IPv4, tracker.IPv6}, allPodsCIDR)
 		c.localTraffic = &[]ruleset.LocalTraffic{
@@ -202,8 +200,6 @@ func (s *service) word(key, value string) {
 		s.externalLocal = local(value)
 	case "preferLocal":
 		s.preferLocal = yes(value)
-	case "pass":
-		s.pass = yes(value)
 	case "affinity":
 		s.affinity = int32(number(value))
 	case "hash":

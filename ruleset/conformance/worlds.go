@@ -35,9 +35,6 @@ type config struct {
 	nodePortAddresses []string
 	// bound lists further addresses of the node; the ports are ignored.
 	bound []target
-	// elsewhere lists addresses to which the node has a route to the remote node, which
-	// serves them.
-	elsewhere []target
 	// localTraffic nil means the CIDR of the local pods.
 	localTraffic *ruleset.LocalTraffic
 	// delta is the Delta of the engine's [ruleset.Budget].

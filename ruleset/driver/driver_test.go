@@ -248,8 +248,6 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 		return conformance.Outcome{Action: ruleset.ActionDrop}
 	case target == ruleset.TargetReject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
-	case target == ruleset.TargetPass:
-		return conformance.Outcome{}
 	}
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
 	for _, b := range p.pools[driver.Pool{Service: e.service, Target: target}] {

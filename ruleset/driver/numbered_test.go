@@ -180,7 +180,7 @@ func (n *numbers) flow(s *ruleset.Port, f *ruleset.Frontend, empty bool) flow {
 	v := flow{targets: [2]ruleset.Target{f.Target, f.Internal}, masquerade: f.Masquerade}
 	for i, t := range v.targets {
 		if t != ruleset.TargetCluster && t != ruleset.TargetLocal {
-			if !empty || t == ruleset.TargetPass {
+			if !empty {
 				continue
 			}
 			if t = ruleset.TargetCluster; !s.HasPool(t) {
@@ -221,8 +221,6 @@ func (p *numbered) handle(pk ruleset.Packet) conformance.Outcome {
 		return conformance.Outcome{Action: ruleset.ActionReject}
 	case ruleset.TargetDrop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
-	case ruleset.TargetPass:
-		return conformance.Outcome{}
 	}
 	out := conformance.Outcome{Action: ruleset.ActionForward}
 	for slot := range f.counts[i] {

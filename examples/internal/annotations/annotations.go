@@ -36,9 +36,6 @@ const (
 	// PreferLocal is an annotation of a Service: "true" makes traffic to its NodePorts,
 	// external and load-balancer IPs use the node's own endpoints while it has any.
 	PreferLocal = prefix + "prefer-local"
-	// Pass is an annotation of a Service: "true" makes packets to its external and
-	// load-balancer IPs pass while the node has no endpoint for them.
-	Pass = prefix + "pass-without-endpoints"
 	// PortRanges is an annotation of a Service: ranges of ports for some of its ports, such as
 	// "rtp=10000-20000,media=4000-4999:30000,game=all". The range begins and ends with the ports
 	// of the cluster IP and load-balancer IPs. The number after the colon is the endpoints' port
@@ -77,7 +74,7 @@ const CiliumDefault = 100
 // Known returns the names of all annotations, as [NewReader] accepts them: those of this
 // project without their common prefix.
 func Known() []string {
-	return []string{"balance", "balance-slots", "prefer-local", "pass-without-endpoints", "port-ranges", "ipvs-scheduler", "ipvs-forwarding", "ipvs-drain-limit", "weight", "weights", CiliumWeight}
+	return []string{"balance", "balance-slots", "prefer-local", "port-ranges", "ipvs-scheduler", "ipvs-forwarding", "ipvs-drain-limit", "weight", "weights", CiliumWeight}
 }
 
 // Reader reads the annotations that are allowed. It ignores an annotation that is not allowed
@@ -189,7 +186,6 @@ func (r *Reader) OnService(s *v1.Service, port *v1.ServicePort, p *tracker.Servi
 		}
 	}
 	p.PreferLocal = r.flag(s.Annotations, PreferLocal, &w)
-	p.PassWithoutEndpoints = r.flag(s.Annotations, Pass, &w)
 	if value := r.value(s.Annotations, PortRanges, &w); value != "" {
 		if len(s.Spec.Ports) != 0 && port == &s.Spec.Ports[0] {
 			checkNames(value, s, &w)

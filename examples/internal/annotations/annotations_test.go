@@ -52,7 +52,6 @@ func TestServiceAnnotationsSetTheHash(t *testing.T) {
 func TestFlagsNeedTrue(t *testing.T) {
 	for name, of := range map[string]func(*tracker.ServicePort) bool{
 		PreferLocal: func(p *tracker.ServicePort) bool { return p.PreferLocal },
-		Pass:        func(p *tracker.ServicePort) bool { return p.PassWithoutEndpoints },
 	} {
 		for value, want := range map[string]struct {
 			set      bool

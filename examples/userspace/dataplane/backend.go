@@ -348,10 +348,7 @@ func (b *Backend) places(svc *ruleset.Port, n *ruleset.Node) []bound {
 		}
 	}
 	for _, f := range svc.Frontends {
-		switch {
-		case f.Target == ruleset.TargetPass:
-			continue // an address of the node takes all packets
-		case f.Kind != ruleset.KindNodePort:
+		if f.Kind != ruleset.KindNodePort {
 			add(f, f.Addr)
 			continue
 		}

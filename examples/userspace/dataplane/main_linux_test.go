@@ -91,7 +91,6 @@ func TestConformance(t *testing.T) {
 			conformance.SCTP:               "it forwards TCP and UDP",
 			conformance.SourceAddress:      "it makes connections of its own",
 			conformance.OtherPorts:         "addresses of Services are the node's own",
-			conformance.PassExternal:       "an address of the node takes all packets",
 			conformance.RefuseBySource:     "a socket answers a source or not, and without one all are refused",
 			conformance.InterfaceDetection: "a connection does not show by which interface it came",
 			conformance.ServiceCIDRs:       "it has only addresses that some Service has",

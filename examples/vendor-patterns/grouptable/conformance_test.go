@@ -50,7 +50,7 @@ func (v *vips) entryOf(s *ruleset.Port, f *ruleset.Frontend) entry {
 	}
 	pool := func(t ruleset.Target, local bool) ruleset.Target {
 		switch {
-		case t == ruleset.TargetCluster || t == ruleset.TargetLocal || t == ruleset.TargetPass:
+		case t == ruleset.TargetCluster || t == ruleset.TargetLocal:
 			return t
 		case local:
 			return ruleset.TargetLocal
@@ -119,8 +119,6 @@ func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
 		return conformance.Outcome{}
 	case !e.frontend.Admits(pk.From), target == ruleset.TargetDrop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
-	case target == ruleset.TargetPass:
-		return conformance.Outcome{}
 	case target == ruleset.TargetReject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
 	}

@@ -42,8 +42,6 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	switch target {
 	case ruleset.TargetReject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
-	case ruleset.TargetPass:
-		return conformance.Outcome{}
 	case ruleset.TargetDrop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
 	}

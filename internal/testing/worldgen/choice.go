@@ -13,12 +13,11 @@ import (
 )
 
 // Annotations for settings without an API field: a Service's hash, whether it prefers
-// local endpoints, whether packets pass without endpoints, the range of the port that follows
+// local endpoints, the range of the port that follows
 // rangePrefix, and the weight of the address that follows weightPrefix.
 const (
 	hashAnnotation  = "hash"
 	preferLocalName = "prefer-local"
-	passName        = "pass-without-endpoints"
 	weightPrefix    = "weight-of-"
 	rangePrefix     = "ports-of-"
 )
@@ -35,11 +34,6 @@ func SetPreferLocal(s *v1.Service) {
 	metav1.SetMetaDataAnnotation(&s.ObjectMeta, preferLocalName, "true")
 }
 
-// SetPass annotates a Service so that [OnService] sets PassWithoutEndpoints.
-func SetPass(s *v1.Service) {
-	metav1.SetMetaDataAnnotation(&s.ObjectMeta, passName, "true")
-}
-
 // SetPortRange annotates a Service so that [OnService] sets the first and the last port and the
 // target port of a Service port.
 func SetPortRange(s *v1.Service, port string, first, last, target uint16) {
@@ -53,11 +47,10 @@ func SetWeight(s *discovery.EndpointSlice, address string, weight int) {
 }
 
 // OnService is a [tracker.Config].OnService hook that reads the annotations of
-// [SetHash], [SetPreferLocal], [SetPass] and [SetPortRange]. It returns an error if a number is
+// [SetHash], [SetPreferLocal] and [SetPortRange]. It returns an error if a number is
 // not one.
 func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	p.PreferLocal = s.Annotations[preferLocalName] != ""
-	p.PassWithoutEndpoints = s.Annotations[passName] != ""
 	if v, ok := s.Annotations[rangePrefix+p.Key.Port]; ok {
 		if _, err := fmt.Sscanf(v, "%d-%d:%d", &p.Port, &p.LastPort, &p.TargetPort); err != nil {
 			return err

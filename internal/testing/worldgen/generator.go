@@ -217,9 +217,6 @@ func (g *Generator) setService(i int) Op {
 	if i%5 == 2 {
 		SetPreferLocal(s)
 	}
-	if i%4 == 3 {
-		SetPass(s)
-	}
 	if g.p.PortRanges {
 		g.setRanges(s)
 	}

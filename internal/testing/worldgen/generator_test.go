@@ -65,7 +65,7 @@ func TestWorldsHaveUnusualCases(t *testing.T) {
 	}
 	for _, c := range strings.Split(`type ClusterIP, type NodePort, type LoadBalancer, type ExternalName, headless, type changed,
 		one family, both families, one port number in two protocols, twenty ports, source ranges, IP mode Proxy, LoadBalancer without address,
-		external policy Local, internal policy Local, prefers local endpoints, passes without endpoints, health check node port, affinity, hash by address, hash by address and port,
+		external policy Local, internal policy Local, prefers local endpoints, health check node port, affinity, hash by address, hash by address and port,
 		external IP of two Services, load balancer IP of two Services, NodePort in two protocols, NodePort of two Services,
 		Service without slices, Service without endpoints, all terminating, some terminating, neither ready nor serving,
 		zone hints, hints of some only, node hints, endpoint at the node's address, endpoint in two slices, two slices, weight 0, weight above 1,
@@ -151,7 +151,6 @@ func ofServices(services map[string]*v1.Service, note func(string, bool)) {
 			panic(err)
 		}
 		note("prefers local endpoints", port.PreferLocal)
-		note("passes without endpoints", port.PassWithoutEndpoints)
 		note("hash by address", port.Hash == tracker.HashSource)
 		note("hash by address and port", port.Hash == tracker.HashSourcePort)
 		note("LoadBalancer without address", s.Spec.Type == v1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0)

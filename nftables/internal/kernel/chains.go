@@ -311,8 +311,6 @@ func (w Rules) handler(c layout.Handler) []string {
 		return stop(c, layout.Dropped, "drop")
 	case layout.HandleInternalOrDrop:
 		return internalFirst(append(counting(c, layout.Dropped), "drop")...)
-	case layout.HandleInternalOrPass:
-		return internalFirst(resetPriority)
 	case layout.HandleInternal:
 		return internalFirst(toPool)
 	case layout.HandleAlways:

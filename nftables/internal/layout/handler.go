@@ -35,7 +35,6 @@ const (
 	HandleAlways                         // masquerade
 	HandleInternal                       // internal traffic has a handler of its own, other traffic goes to the pool
 	HandleInternalOrDrop                 // … or is dropped
-	HandleInternalOrPass                 // … or passes
 	HandleReject
 	HandleDrop
 )
@@ -70,7 +69,7 @@ func (h Handler) HasPool() bool { return h.Sticky || h.Buckets != 0 }
 func (h Handler) Chain() string {
 	name := [...]string{
 		HandleDirect: "pool-", HandleNotPods: "cluster-ip-", HandleAlways: "external-", HandleInternal: "local-",
-		HandleInternalOrDrop: "local-none", HandleInternalOrPass: "local-pass", HandleReject: ChainNoEndpoints, HandleDrop: ChainNoLocalEndpoints,
+		HandleInternalOrDrop: "local-none", HandleReject: ChainNoEndpoints, HandleDrop: ChainNoLocalEndpoints,
 	}[h.Handling]
 	switch {
 	case h.Handling >= HandleInternalOrDrop:

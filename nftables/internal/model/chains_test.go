@@ -39,7 +39,7 @@ func TestHandlersAreBounded(t *testing.T) {
 		}
 	}
 	s.Selection.Cluster, s.Selection.Local = []*tracker.Endpoint{{}}, []*tracker.Endpoint{{}}
-	targets := []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal, ruleset.TargetReject, ruleset.TargetDrop, ruleset.TargetPass}
+	targets := []ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal, ruleset.TargetReject, ruleset.TargetDrop}
 	for _, target := range targets {
 		for _, internal := range targets {
 			for m := range ruleset.Masquerade(8) {

@@ -180,8 +180,6 @@ func (w *wanted) handlers(f *ruleset.Frontend) (h, own layout.Handler) {
 		h.Handling = layout.HandleReject
 	case f.Target == ruleset.TargetDrop && f.Internal == ruleset.TargetCluster:
 		h.Handling = layout.HandleInternalOrDrop
-	case f.Target == ruleset.TargetPass:
-		h.Handling = layout.HandleInternalOrPass
 	case f.Target == ruleset.TargetDrop:
 		h.Handling = layout.HandleDrop
 	case f.Masquerade == ruleset.MasqueradeAlways:

@@ -34,7 +34,6 @@ func wrongAnnotations() map[string]struct{ kind, value string } {
 		annotations.Balance:      {"Service", "sideways"},
 		annotations.Slots:        {"Service", "0"},
 		annotations.PreferLocal:  {"Service", "maybe"},
-		annotations.Pass:         {"Service", "never"},
 		annotations.PortRanges:   {"Service", "p=80-79"},
 		annotations.Weight:       {"EndpointSlice", "heavy"},
 		annotations.Scheduler:    {"Service", "rr,sometimes"},
@@ -96,7 +95,7 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 				t.Errorf("%s, allowed %v: log %s", name, allowed, log.String())
 			}
 			all := w.Engine.Snapshot().Ports
-			if len(all) != 1 || len(all[0].Selection.Reachable) != 2 || all[0].Spec.Hash != tracker.HashNone || all[0].Spec.HashBuckets != 0 || all[0].Spec.PreferLocal || all[0].Spec.PassWithoutEndpoints {
+			if len(all) != 1 || len(all[0].Selection.Reachable) != 2 || all[0].Spec.Hash != tracker.HashNone || all[0].Spec.HashBuckets != 0 || all[0].Spec.PreferLocal {
 				t.Fatalf("%s, allowed %v: %+v", name, allowed, all)
 			}
 			if p := all[0].Spec; p.Port != 80 || p.LastPort != 0 {

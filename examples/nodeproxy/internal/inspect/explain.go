@@ -174,7 +174,7 @@ func packetArgs(p *cli.Program, flags *config.Flags, none bool) (*config.Config,
 // writeWhyEmpty writes why the Service of a verdict has no endpoints, if it has none. It returns the
 // findings that are the reason.
 func writeWhyEmpty(out io.Writer, prefix string, w *objects.World, v ruleset.Verdict) []finding {
-	if v.Action != ruleset.ActionReject && v.Action != ruleset.ActionPass || v.Port == nil || v.Port.Selection.HasAny {
+	if v.Action != ruleset.ActionReject || v.Port == nil || v.Port.Selection.HasAny {
 		return nil
 	}
 	s := w.KeptService(v.Port.Key.NamespacedName)
