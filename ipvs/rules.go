@@ -225,7 +225,7 @@ func (r rules) filter() table {
 	for _, c := range inet.Prefixes(r.node.ServiceCIDRs, r.family) {
 		drop := "-d " + c.String() + " " + isNew + " " + iptext.Comment("no Service has the address") + " -j DROP"
 		forward = append(forward, drop)
-		output = append(output, "-m addrtype ! --dst-type LOCAL "+drop)
+		output = append(output, "-m ipvs ! --ipvs -m addrtype ! --dst-type LOCAL "+drop)
 	}
 	forward = append(forward, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
 	in := []string{

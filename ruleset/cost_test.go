@@ -137,7 +137,7 @@ func TestConcurrentUseConverges(t *testing.T) {
 	work(func(i int) { tr.DeleteService(name(serviceN(i % 10).Name)) })
 	work(func(i int) { tr.SetSlice(sliceN(i%10, i%4, "n2")) })
 	work(func(i int) { tr.SetNode(tracker.NodeInfo{Name: "n1", Zone: fmt.Sprint(i % 3)}) })
-	work(func(i int) { e.SetServiceCIDRs(prefixes("172.30.0.0/16", "172.31.0.0/16")[:i%2+1]) })
+	work(func(i int) { e.SetServiceCIDRs(prefixes("172.30.0.0/16", "172.31.0.0/16")[:i%2+1], nil) })
 	work(func(i int) { _ = c1.Sync(t.Context()) })
 	work(func(i int) {
 		c1.Port(key("s00003", tracker.IPv4))

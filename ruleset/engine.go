@@ -33,7 +33,7 @@ type Config struct {
 	// NodePortAddresses becomes [Node.NodePorts4] and [Node.NodePorts6]. The zero
 	// value is all addresses.
 	NodePortAddresses NodePortAddresses
-	// ServiceCIDRs is the initial value of [Node].ServiceCIDRs; see
+	// ServiceCIDRs holds the initial ranges of cluster IPs; see
 	// [Engine.SetServiceCIDRs]. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
 	// HashSeed becomes [Node].HashSeed. Nodes choose the same endpoints only with the
@@ -186,7 +186,7 @@ func NewEngine(c Config) (*Engine, error) {
 	e.ownership = newOwnership(func(id uint32) *tracker.ServicePort { return e.slots[id].port })
 	e.node = e.newNode(Node{
 		Info:          c.Source.Node(),
-		ServiceCIDRs:  cidr.Reduce(c.ServiceCIDRs),
+		ServiceCIDRs:  cidr.Subtract(c.ServiceCIDRs, c.LocalTraffic.CIDRs),
 		LocalTraffic:  c.LocalTraffic,
 		MasqueradeAll: c.MasqueradeAll,
 		HashSeed:      c.HashSeed,
@@ -226,11 +226,15 @@ func (e *Engine) newNode(n Node) *Node {
 }
 
 // SetServiceCIDRs sets the ranges of cluster IPs (the ServiceCIDR API, KEP-1880). It
-// ignores invalid prefixes; none means that the ranges are not known. It calls the
-// functions that [Engine.Notify] registered if the ranges changed.
-func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
-	cidrs = cidr.Reduce(cidrs)
+// ignores invalid prefixes; none means that the ranges are not known. inUse holds ranges
+// of addresses that hosts and pods have, such as the networks of the node's interfaces.
+// [Node].ServiceCIDRs becomes cidrs without inUse and without LocalTraffic.CIDRs, because
+// a data plane drops what it does not know in these ranges. A few ranges in use are cheap:
+// each adds up to a prefix per bit to ServiceCIDRs. SetServiceCIDRs calls the functions
+// that [Engine.Notify] registered if the result changed.
+func (e *Engine) SetServiceCIDRs(cidrs, inUse []netip.Prefix) {
 	e.mu.Lock()
+	cidrs = cidr.Subtract(cidrs, slices.Concat(inUse, e.node.LocalTraffic.CIDRs))
 	if slices.Equal(cidrs, e.node.ServiceCIDRs) {
 		e.mu.Unlock()
 		return

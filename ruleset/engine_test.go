@@ -191,9 +191,9 @@ func TestUnchangedRulesetIsNotOffered(t *testing.T) {
 	if d := b.take(); len(d) != 1 {
 		t.Errorf("offered %d deltas, the last with %+v", len(d), d[len(d)-1].Changes)
 	}
-	e.SetServiceCIDRs(prefixes("172.30.0.0/16"))
+	e.SetServiceCIDRs(prefixes("172.30.0.0/16"), nil)
 	sync()
-	e.SetServiceCIDRs(prefixes("172.30.9.9/16"))
+	e.SetServiceCIDRs(prefixes("172.30.9.9/16"), nil)
 	sync()
 	d := b.take()
 	if len(d) != 1 || d[0].Node == d[0].OldNode || len(d[0].Changes) != 0 || !slices.Equal(d[0].Node.ServiceCIDRs, prefixes("172.30.0.0/16")) {
@@ -646,6 +646,6 @@ func TestCreationTimeAloneIsNoChange(t *testing.T) {
 func TestNilArguments(t *testing.T) {
 	_, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	e.Notify(nil)
-	e.SetServiceCIDRs(prefixes("172.30.0.0/16"))
+	e.SetServiceCIDRs(prefixes("172.30.0.0/16"), nil)
 	e.Snapshot()
 }

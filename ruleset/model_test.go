@@ -727,7 +727,7 @@ func (o *objects) step(tr *tracker.Tracker, e *Engine) {
 		tr.SetNode(o.node)
 	case 19:
 		o.cidrs = prefixes("172.30.0.0/16", "fd00::/64")[:r.IntN(3)]
-		e.SetServiceCIDRs(o.cidrs)
+		e.SetServiceCIDRs(o.cidrs, nil)
 	case 20: // a Service is recreated with nothing changed but its age
 		s := o.services[types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("s%d", r.IntN(n))}]
 		if s == nil {
@@ -872,7 +872,7 @@ func (o *objects) fresh(t *testing.T) *Snapshot {
 	for _, s := range o.slices {
 		do = append(do, func() { tr.SetSlice(s) })
 	}
-	do = append(do, func() { tr.SetNode(o.node) }, func() { e.SetServiceCIDRs(o.cidrs) })
+	do = append(do, func() { tr.SetNode(o.node) }, func() { e.SetServiceCIDRs(o.cidrs, nil) })
 	o.r.Shuffle(len(do), func(i, j int) { do[i], do[j] = do[j], do[i] })
 	for _, f := range do {
 		f()

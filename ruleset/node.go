@@ -17,8 +17,9 @@ type Node struct {
 	Info tracker.NodeInfo
 	// NodePorts4 and NodePorts6 are the node's addresses that serve NodePorts.
 	NodePorts4, NodePorts6 NodePorts
-	// ServiceCIDRs holds the ranges of cluster IPs, masked. Packets to an address in
-	// them that no Service has are dropped. Empty means unknown.
+	// ServiceCIDRs holds the ranges of cluster IPs without the addresses that are known to
+	// be in use otherwise, masked. Packets to an address in them that no Service has are
+	// dropped. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
 	// LocalTraffic distinguishes pod traffic from other traffic.
 	LocalTraffic LocalTraffic

@@ -135,7 +135,7 @@ func TestEndedNotifyIsNotCalled(t *testing.T) {
 	end()
 	end()
 	tr.SetService(service("a", "172.30.0.1"))
-	e.SetServiceCIDRs(prefixes("172.30.0.0/16"))
+	e.SetServiceCIDRs(prefixes("172.30.0.0/16"), nil)
 	if ended != 0 || stays != 2 || len(e.notify) != 1 {
 		t.Errorf("%d calls after the end, %d of the other, %d registered", ended, stays, len(e.notify))
 	}

@@ -100,7 +100,7 @@ func (c Config) serviceCIDRs(r *apiretry.Retrier) source {
 		mu.Lock()
 		defer mu.Unlock()
 		f()
-		c.Engine.SetServiceCIDRs(slices.Concat(slices.Collect(maps.Values(ranges))...))
+		c.Engine.SetServiceCIDRs(slices.Concat(slices.Collect(maps.Values(ranges))...), nil)
 	}
 	return source{
 		informer: c.ServiceCIDRs,

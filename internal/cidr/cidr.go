@@ -65,6 +65,31 @@ func Merge(in []netip.Prefix) []netip.Prefix {
 	return slices.Clip(out)
 }
 
+// Subtract returns the prefixes of the addresses in list that are not in less. Invalid prefixes are
+// ignored.
+func Subtract(list, less []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range Reduce(list) {
+		out = appendWithout(out, p, less)
+	}
+	return out
+}
+
+// appendWithout appends the prefixes of the addresses in p that are not in less.
+func appendWithout(out []netip.Prefix, p netip.Prefix, less []netip.Prefix) []netip.Prefix {
+	less = slices.DeleteFunc(slices.Clone(less), func(l netip.Prefix) bool { return !p.Overlaps(l) })
+	if len(less) == 0 {
+		return append(out, p)
+	}
+	if slices.ContainsFunc(less, func(l netip.Prefix) bool { return l.Bits() <= p.Bits() }) {
+		return out
+	}
+	low := netip.PrefixFrom(p.Addr(), p.Bits()+1)
+	upper := p.Addr().AsSlice()
+	upper[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	high, _ := netip.AddrFromSlice(upper)
+	return appendWithout(appendWithout(out, low, less), netip.PrefixFrom(high, p.Bits()+1), less)
+}
+
 // Contain reports whether a is in one of the prefixes of a result of Reduce or Merge.
 func Contain(sorted []netip.Prefix, a netip.Addr) bool {
 	i, _ := slices.BinarySearchFunc(sorted, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })

@@ -223,7 +223,6 @@ var plainSteps = map[string]func(*play){
 			w.attach()
 		}
 	},
-	"serviceCIDRs none": func(w *play) { w.setServiceCIDRs(nil) },
 }
 
 // step returns a step without rows.
@@ -241,6 +240,13 @@ func (p *parser) step(text string) func(*play) {
 		return p.service(word, rest)
 	case "node":
 		return parseNode(rest)
+	case "serviceCIDRs":
+		ranges := map[string][]netip.Prefix{"cidrs": nil, "inUse": nil}
+		eachWord(rest, func(key, value string) {
+			oneOf(key, "cidrs", "inUse")
+			ranges[key] = list(value, parsePrefix)
+		})
+		return func(w *play) { w.setServiceCIDRs(ranges["cidrs"], ranges["inUse"]) }
 	case "remember", "same":
 		to, why, _ := strings.Cut(rest, "=")
 		aims := parseAims(to)

@@ -37,6 +37,7 @@ type simWorld struct {
 	slices  map[types.NamespacedName]*discovery.EndpointSlice
 	info    tracker.NodeInfo
 	cidrs   []netip.Prefix
+	inUse   []netip.Prefix
 
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
@@ -109,16 +110,17 @@ func (w *simWorld) node() tracker.NodeInfo { return w.tracker.Node() }
 func (w *simWorld) resync()                { w.cursor.Resync() }
 func (w *simWorld) detach()                { w.cursor.Detach() }
 
-func (w *simWorld) setServiceCIDRs(cidrs []netip.Prefix) {
-	w.cidrs = cidrs
-	w.engine.SetServiceCIDRs(cidrs)
+func (w *simWorld) setServiceCIDRs(cidrs, inUse []netip.Prefix) {
+	w.cidrs, w.inUse = cidrs, inUse
+	w.engine.SetServiceCIDRs(cidrs, inUse)
 }
 
 // attach starts a process: a new tracker and engine, all objects in any order, and a
 // backend on the data plane in its current state.
 func (w *simWorld) attach() {
 	w.tb.Helper()
-	w.tracker, w.engine = w.start(w.info, w.cidrs)
+	w.tracker, w.engine = w.start(w.info, nil)
+	w.engine.SetServiceCIDRs(w.cidrs, w.inUse)
 	names := slices.SortedFunc(maps.Keys(w.objects), byname.Compare)
 	if len(names) != 0 {
 		w.rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })

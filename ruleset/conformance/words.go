@@ -264,3 +264,11 @@ func parseEndpoint(text string) (e endpoint) {
 	}
 	return e
 }
+
+func parsePrefix(text string) netip.Prefix {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		fail("%q is no CIDR", text)
+	}
+	return p
+}

@@ -123,11 +123,12 @@ func (w *World) sync() error {
 
 // The methods of [cluster] that scene does not have.
 
-func (w *World) node() tracker.NodeInfo               { return w.Tracker.Node() }
-func (w *World) setServiceCIDRs(cidrs []netip.Prefix) { w.Engine.SetServiceCIDRs(cidrs) }
-func (w *World) resync()                              { w.Cursor.Resync() }
-func (w *World) detach()                              { w.Cursor.Detach() }
-func (w *World) hold(to []Target) func() error        { return w.Hold(to).Check }
+func (w *World) node() tracker.NodeInfo        { return w.Tracker.Node() }
+func (w *World) resync()                       { w.Cursor.Resync() }
+func (w *World) detach()                       { w.Cursor.Detach() }
+func (w *World) hold(to []Target) func() error { return w.Hold(to).Check }
+
+func (w *World) setServiceCIDRs(cidrs, inUse []netip.Prefix) { w.Engine.SetServiceCIDRs(cidrs, inUse) }
 
 // Pod is a server that Services can send to. It serves TCP and UDP at [Pod.Ports].
 type Pod struct {

@@ -51,7 +51,7 @@ type cluster interface {
 	// node returns the node information of the tracker, and setNode changes it.
 	node() tracker.NodeInfo
 	setNode(tracker.NodeInfo)
-	setServiceCIDRs([]netip.Prefix)
+	setServiceCIDRs(cidrs, inUse []netip.Prefix)
 	families() []tracker.Family
 	does(Feature) bool
 	// lacks reports whether the backend lacks one of the features.

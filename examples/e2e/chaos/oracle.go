@@ -116,7 +116,7 @@ func (o *oracle) change(r resource, name string, obj object) {
 		for _, list := range o.cidrs {
 			all = append(all, list...)
 		}
-		o.engine.SetServiceCIDRs(all)
+		o.engine.SetServiceCIDRs(all, nil)
 		setting = 1
 	}
 	o.publish(o.latest.local, setting)

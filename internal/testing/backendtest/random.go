@@ -70,7 +70,7 @@ func (c Changes) Make(tr *tracker.Tracker, e *ruleset.Engine, rng *rand.Rand) {
 		tr.SetSlice(es)
 	case 5:
 		if rng.IntN(3) == 0 {
-			e.SetServiceCIDRs([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.96.0.0"), 8+rng.IntN(20))})
+			e.SetServiceCIDRs([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.96.0.0"), 8+rng.IntN(20))}, nil)
 			break
 		}
 		tr.SetNode(tracker.NodeInfo{Name: ThisNode, Zone: "z1", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 168, 7, byte(rng.IntN(4))})}})

@@ -84,7 +84,7 @@ chain nat-postrouting {
 chain filter-forward {
 	type filter hook forward priority 0; policy accept;
 	ct state new ct status dnat meta priority & 8000:0 == 8000:0 meta priority set none
-	ct state new jump cluster-ips-check
+	ct state new ct status ! dnat jump cluster-ips-check
 }
 chain filter-input {
 	type filter hook input priority 0; policy accept;
@@ -93,7 +93,7 @@ chain filter-input {
 chain filter-output {
 	type filter hook output priority 0; policy accept;
 	ct state new ct status dnat meta priority & 8000:0 == 8000:0 meta priority set none
-	ct state new jump cluster-ips-check
+	ct state new ct status ! dnat jump cluster-ips-check
 }
 `
 

@@ -114,7 +114,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 	if a.mode, err = modes.Find(a.options.Modes, cfg.Mode); err != nil {
 		return err
 	}
-	own, stopReading, err := objects.OpenAddresses()
+	own, ranges, stopReading, err := objects.OpenAddresses()
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,8 @@ func (a *Agent) open(ctx context.Context) (err error) {
 		return err
 	}
 	hooks := objects.WorldHooks{
-		Own: own,
+		Own:    own,
+		Ranges: ranges,
 		OwnInUse: func(err error) {
 			wait := time.Second
 			if err == nil {
@@ -184,6 +185,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 		OverBudget:     a.metrics.OverBudget,
 		LeftOut:        a.metrics.LeftOut,
 	}
+	hooks.Overlap = func(message string) { a.nodeEvent(true, reasonServiceCIDROverlap, message) }
 	if a.events != nil {
 		hooks.Events = a.events
 	}

@@ -29,6 +29,7 @@ const (
 	reasonIPVSDeprecation    = "IPVSDeprecation"
 	reasonIdleKubeProxy      = "IdleKubeProxy"
 	reasonConfigInvalid      = "InvalidConfiguration"
+	reasonServiceCIDROverlap = "ServiceCIDROverlap"
 )
 
 // observers report what the agent does, by metrics, health checks, Events, and a line on

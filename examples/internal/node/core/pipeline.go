@@ -74,7 +74,7 @@ func (a *Agent) handIn(feed func()) {
 }
 
 // followNode reads the node's addresses regularly: for the Node while they come from the routing
-// table, and for health checks.
+// table, for health checks, and for Service CIDRs, which must not enclose them.
 func (a *Agent) followNode(ctx context.Context) error {
 	defer a.refresh.Stop()
 	checks := time.NewTicker(max(time.Second, a.Config.SyncPeriod))
@@ -86,6 +86,7 @@ func (a *Agent) followNode(ctx context.Context) error {
 		case <-a.refresh.C:
 			a.RefreshNode()
 		case <-checks.C:
+			a.RefreshServiceCIDRs()
 			if err := a.ports.Refresh(ctx); err != nil {
 				a.Log.Debug("health-check node ports are not open at all addresses", "error", err)
 			}

@@ -121,7 +121,7 @@ func leftConfig(cfg *config.Config, log *slog.Logger) (winkernel.Config, error) 
 
 // machineAddress returns the machine's first own address.
 func machineAddress() (netip.Addr, error) {
-	own, stop, err := objects.OpenAddresses()
+	own, _, stop, err := objects.OpenAddresses()
 	if err != nil {
 		return netip.Addr{}, err
 	}

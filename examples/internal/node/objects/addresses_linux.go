@@ -13,14 +13,70 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/netns"
 )
 
-// OpenAddresses returns a function that reads the node's own addresses, and one that closes it. The
-// calling thread must be in the node's network namespace.
-func OpenAddresses() (own func() ([]netip.Addr, error), stop func(), err error) {
+// OpenAddresses returns a function that reads the node's own addresses, one that reads the addresses to
+// which its network leads, and one that closes them. The calling thread must be in the node's network
+// namespace.
+func OpenAddresses() (own func() ([]netip.Addr, error), ranges func() (Ranges, error), stop func(), err error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, nil, fmt.Errorf("cannot open a netlink socket: %w", err)
+		return nil, nil, nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
-	return func() ([]netip.Addr, error) { return OwnAddresses(nl) }, nl.Close, nil
+	return func() ([]netip.Addr, error) { return OwnAddresses(nl) }, func() (Ranges, error) { return readRanges(nl) }, nl.Close, nil
+}
+
+// mainRoutes returns the routes of a family in the main table.
+func mainRoutes(nl *netlink.Handle, family int) ([]netlink.Route, error) {
+	routes, err := netns.Whole(func() ([]netlink.Route, error) {
+		return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the routing table: %w", err)
+	}
+	return routes, nil
+}
+
+// addresses returns the addresses of a family on all interfaces.
+func addresses(nl *netlink.Handle, family int) ([]netlink.Addr, error) {
+	addrs, err := netns.Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the addresses: %w", err)
+	}
+	return addrs, nil
+}
+
+// readRanges returns the addresses to which the node's network leads. Networks of one address are left
+// out: the address is the node's own.
+func readRanges(nl *netlink.Handle) (out Ranges, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		addrs, err := addresses(nl, family)
+		if err != nil {
+			return Ranges{}, err
+		}
+		for _, a := range addrs {
+			if p := prefix(a.IPNet); !p.IsSingleIP() {
+				out.Connected = append(out.Connected, p)
+			}
+		}
+		routes, err := mainRoutes(nl, family)
+		if err != nil {
+			return Ranges{}, err
+		}
+		for _, r := range routes {
+			if p := prefix(r.Dst); p.Bits() > 0 {
+				out.Routed = append(out.Routed, p)
+			}
+		}
+	}
+	return out, nil
+}
+
+// prefix returns n, or an invalid prefix for nil.
+func prefix(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(Addr(n.IP), bits).Masked()
 }
 
 // OwnAddresses returns the node's addresses according to its routing table. In each family
@@ -29,15 +85,13 @@ func OpenAddresses() (own func() ([]netip.Addr, error), stop func(), err error) 
 func OwnAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netns.Whole(func() ([]netlink.Route, error) {
-			return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-		})
+		routes, err := mainRoutes(nl, family)
 		if err != nil {
-			return nil, fmt.Errorf("cannot read the routing table: %w", err)
+			return nil, err
 		}
-		addrs, err := netns.Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
+		addrs, err := addresses(nl, family)
 		if err != nil {
-			return nil, fmt.Errorf("cannot list the addresses: %w", err)
+			return nil, err
 		}
 		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool {
 			return a.Scope != int(netlink.SCOPE_UNIVERSE) || a.IP.IsLoopback() ||

@@ -7,9 +7,10 @@ import (
 	"net/netip"
 )
 
-// OpenAddresses returns a function that reads the node's own addresses, and one that does nothing.
-func OpenAddresses() (own func() ([]netip.Addr, error), stop func(), err error) {
-	return ownAddresses, func() {}, nil
+// OpenAddresses returns a function that reads the node's own addresses, and one that does nothing. It
+// returns no function for ranges, because no data plane here drops packets to unused cluster IPs.
+func OpenAddresses() (own func() ([]netip.Addr, error), ranges func() (Ranges, error), stop func(), err error) {
+	return ownAddresses, nil, func() {}, nil
 }
 
 // ownAddresses returns, in each family, the source address of connections to outside: to an

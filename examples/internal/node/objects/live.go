@@ -55,7 +55,7 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 	if err != nil {
 		return nil, err
 	}
-	own, stopReading, err := OpenAddresses()
+	own, ranges, stopReading, err := OpenAddresses()
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +63,7 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 	w, err := New(cfg, nil, node, WorldHooks{
 		APIServer: FindAPIAddresses(wait, client, log),
 		Own:       own,
+		Ranges:    ranges,
 		Keep:      true,
 		Failed:    func(error) {},
 	}, log)

@@ -46,6 +46,9 @@ type World struct {
 	own []netip.Addr
 	// cidrs are the ranges of cluster IPs, by the name of the ServiceCIDR object.
 	cidrs map[string][]netip.Prefix
+	// ranges holds the last result of Ranges, and reported the overlaps that were reported.
+	ranges   Ranges
+	reported map[overlap]bool
 	// services and slices hold the objects if the hooks ask for it; otherwise they are nil.
 	keptServices map[types.NamespacedName]*v1.Service
 	keptSlices   map[types.NamespacedName]*discovery.EndpointSlice
@@ -71,6 +74,10 @@ type WorldHooks struct {
 	// OwnInUse is called after Own was needed, with Own's error: what it returns may change at any
 	// time.
 	OwnInUse func(error)
+	// Ranges returns the addresses to which the node's network leads.
+	Ranges func() (Ranges, error)
+	// Overlap is called with a message for people about a Service CIDR that overlaps addresses in use.
+	Overlap func(message string)
 	// OnService adds to a Service port what the mode reads from annotations of its own.
 	OnService func(*v1.Service, *tracker.ServicePort)
 	// Events receives what is wrong with objects.
@@ -106,7 +113,7 @@ type WorldHooks struct {
 // New returns a world without Services. The Node may be nil. An error of Own is an error of New,
 // because rules without the node's addresses would end its NodePorts.
 func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks WorldHooks, log *slog.Logger) (*World, error) {
-	w := &World{Config: cfg, Log: log, WorldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}}
+	w := &World{Config: cfg, Log: log, WorldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}, reported: map[overlap]bool{}}
 	leftOut, objectLog := hooks.LeftOut, log
 	if hooks.Keep {
 		leftOut, objectLog = w.keepLeftOut, slog.New(slog.DiscardHandler)
@@ -371,6 +378,7 @@ func (w *World) SetNode(n *v1.Node) {
 	w.node = n
 	w.setIneligible(health.WhyIneligible(n))
 	w.trackNode()
+	w.setServiceCIDRs()
 	if w.WorldHooks.Node != nil {
 		w.WorldHooks.Node(n)
 	}
@@ -414,7 +422,7 @@ func (w *World) SetServiceCIDR(o *networking.ServiceCIDR) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.cidrs[o.Name] = apiretry.Ranges(o, w.Log)
-	w.cidrsChanged()
+	w.setServiceCIDRs()
 }
 
 // DeleteServiceCIDR takes ranges of cluster IPs away.
@@ -422,11 +430,7 @@ func (w *World) DeleteServiceCIDR(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.cidrs, name)
-	w.cidrsChanged()
-}
-
-func (w *World) cidrsChanged() {
-	w.Engine.SetServiceCIDRs(slices.Concat(slices.Collect(maps.Values(w.cidrs))...))
+	w.setServiceCIDRs()
 }
 
 // localTraffic returns how pod traffic is recognized.
