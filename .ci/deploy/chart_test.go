@@ -1,9 +1,11 @@
 package deploy
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -116,6 +118,38 @@ func TestChartAndOverlaysAgree(t *testing.T) {
 					w, _ := yaml.Marshal(want[id])
 					t.Errorf("%s differs: the chart has\n%s\nkustomize\n%s", id, g, w)
 				}
+			}
+		})
+	}
+}
+
+// TestOldestKubectlBuildsTheSame builds the base and each overlay, with the component startup-taint and without it, by
+// the program of the module oldest.
+func TestOldestKubectlBuildsTheSame(t *testing.T) {
+	overlays, err := filepath.Glob(filepath.Join(folder, "overlays", "*"))
+	if err != nil || len(overlays) != 3 {
+		t.Fatalf("overlays %q, error %v", overlays, err)
+	}
+	for _, path := range append(overlays, filepath.Join(folder, "base"), withComponent(t, filepath.Join(t.TempDir(), "with-component"))) {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			absolute, err := filepath.Abs(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			program := exec.Command("go", "run", ".", absolute)
+			program.Dir, program.Env = "oldest", append(os.Environ(), "GOWORK=off")
+			text, err := program.Output()
+			if e := (*exec.ExitError)(nil); errors.As(err, &e) {
+				t.Fatalf("%v\n%s", err, e.Stderr)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			got := objects{}
+			for document := range strings.SplitSeq(string(text), "---\n") {
+				got.add(t, []byte(document))
+			}
+			if want := kustomized(t, path); !reflect.DeepEqual(got, want) {
+				t.Errorf("the oldest kubectl builds\n%v\nthe newest\n%v", got, want)
 			}
 		})
 	}
