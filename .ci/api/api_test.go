@@ -29,6 +29,11 @@ func load(t *testing.T) []Package {
 
 func TestAPIIsRecorded(t *testing.T) {
 	now := Snapshot(load(t))
+	for _, l := range now {
+		if strings.Contains(l, "internal/") {
+			t.Errorf("other programs cannot name a type of an internal package: %s", l)
+		}
+	}
 	if *update {
 		if err := os.WriteFile("api.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
 			t.Fatal(err)

@@ -22,11 +22,12 @@ type Flow struct {
 	Masquerade bool
 	// Draw decides about a random choice. It returns true with probability p.
 	Draw func(p float64) bool
-	// Match, unless it is nil, evaluates options that Tables does not know, such as
-	// "--match-set".
-	Match func(o iptext.Option) bool
-	// Target, unless it is nil, performs the target SET, such as "-j SET --map-set NAME dst,dst".
-	Target func(f *Flow, r iptext.Rule)
+	// Match, unless it is nil, evaluates options that Tables does not know, such as "--match-set" with the value
+	// "NAME dst,dst".
+	Match func(option, value string) bool
+	// MapSet, unless it is nil, performs the target SET with the value of its option --map-set, such as
+	// "NAME dst,dst".
+	MapSet func(value string)
 	// recent holds, by list, the timeout of the rules that look for clients. affinity is the
 	// list that the packet's source was added to.
 	recent   map[string]time.Duration
@@ -86,8 +87,8 @@ func walk(chains table, f *Flow, name string, depth int) ruleset.Action {
 			value, mask, _ := parseMark(r.Option("--set-xmark"))
 			f.Mark = f.Mark&^mask ^ value
 		case "SET":
-			if f.Target != nil {
-				f.Target(f, r.Rule)
+			if f.MapSet != nil {
+				f.MapSet(r.Option("--map-set"))
 			}
 		default:
 			if v := walk(chains, f, r.Target, depth+1); v != 0 || r.Goto {
@@ -155,7 +156,7 @@ func (f *Flow) match(r *rule, m *match) bool {
 	case "--mode", "--seconds", "--reap", "--name", "--mask", "--rsource", "--nfacct-name":
 		return true
 	}
-	return f.Match != nil && f.Match(m.Option)
+	return f.Match != nil && f.Match(m.Name, m.Value)
 }
 
 // value returns a match of the rule, or the zero value.

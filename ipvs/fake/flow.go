@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -30,7 +29,7 @@ func (k *Kernel) Handle(p ruleset.Packet) conformance.Outcome {
 	defer k.mu.Unlock()
 	w := &way{Kernel: k, Flow: fake.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
 	w.NodeAddresses = k.local()
-	w.Match, w.Target = w.match, func(_ *fake.Flow, r iptext.Rule) { w.mapSet(r) }
+	w.Match, w.MapSet = w.match, w.mapSet
 	toNode := slices.Contains(w.NodeAddresses, p.To.Addr())
 	fromNode := p.InInterface == ""
 	hooks := [][2]string{{"nat", "PREROUTING"}, {"mangle", "INPUT"}, {"filter", "INPUT"}}
@@ -93,7 +92,7 @@ func (w *way) balance(v *Virtual) conformance.Outcome {
 		}
 		to := *w
 		to.To, to.ipvs = at, true
-		to.Match, to.Target = to.match, nil
+		to.Match, to.MapSet = to.match, nil
 		if a := to.pass([][2]string{{"mangle", "POSTROUTING"}, {"nat", "POSTROUTING"}}); a != ruleset.ActionPass {
 			return conformance.Outcome{Action: a}
 		}
@@ -119,16 +118,16 @@ func (w *way) balance(v *Virtual) conformance.Outcome {
 }
 
 // match evaluates the options that fake.Tables does not know.
-func (w *way) match(o iptext.Option) bool {
-	switch o.Name {
+func (w *way) match(option, value string) bool {
+	switch option {
 	case "--ipvs":
 		return w.ipvs
 	case "--match-set":
-		name, dirs, _ := strings.Cut(o.Value, " ")
+		name, dirs, _ := strings.Cut(value, " ")
 		_, ok := w.element(name, dirs)
 		return ok
 	}
-	panic("unknown option " + o.Name)
+	panic("unknown option " + option)
 }
 
 // element returns the packet mark of the set's element that the packet is in.
@@ -162,8 +161,8 @@ func (w *way) element(name, dirs string) (mark uint32, ok bool) {
 }
 
 // mapSet performs the target SET: the packet gets the mark of its element.
-func (w *way) mapSet(r iptext.Rule) {
-	name, dirs, _ := strings.Cut(r.Option("--map-set"), " ")
+func (w *way) mapSet(value string) {
+	name, dirs, _ := strings.Cut(value, " ")
 	if mark, ok := w.element(name, dirs); ok {
 		w.Mark = mark
 	}

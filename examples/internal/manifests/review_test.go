@@ -16,6 +16,7 @@ var reviews = []struct {
 }{
 	{"plain", "Service | {name: web} | {clusterIP: 10.96.7.1, ports: [{port: 80}]}", ""},
 	{"dual stack", "Service | {name: web} | {clusterIP: 10.96.7.1, clusterIPs: [10.96.7.1], ipFamilies: [IPv4], ports: [{port: 80}]}", ""},
+	{"name that begins with a digit", "Service | {name: 7web} | {clusterIP: 10.96.7.1, ports: [{port: 80}]}", ""},
 	{"headless", "Service | {name: web} | {clusterIP: None, selector: {a: b}}", ""},
 	{"ExternalName", "Service | {name: web} | {type: ExternalName, externalName: example.com}", ""},
 	{"node port", "Service | {name: web} | {clusterIP: 10.96.7.1, type: NodePort, ports: [{port: 80, nodePort: 30080}]}", ""},
