@@ -95,7 +95,11 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if err := checkPlaces(&c); err != nil {
 		return nil, err
 	}
-	if err := b.maps.open(&b.config); err != nil {
+	spec, err := readPrograms()
+	if err != nil {
+		return nil, fmt.Errorf("socketlb: cannot read the BPF programs: %w", err)
+	}
+	if err := b.maps.open(&b.config, spec.Maps); err != nil {
 		return nil, unsupported("creating BPF maps", err)
 	}
 	b.slots = driver.Slots[poolKey, endpoint]{
@@ -104,7 +108,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 		ByWeight: true,
 	}
 	b.pools = b.slots.Pools()
-	if err := b.hooks.load(&b.config, &b.maps, b.host.cookie); err != nil {
+	if err := b.hooks.load(&b.config, &b.maps, spec, b.host.cookie); err != nil {
 		return nil, err
 	}
 	return b, nil

@@ -22,6 +22,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// socketFlows is FLOWS_OF_SOCKET of programs.c.
+const socketFlows = 8
+
 // taken returns how many datagrams f begins to translate.
 func (l *lab) taken(f func()) int {
 	l.Helper()

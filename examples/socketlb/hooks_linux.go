@@ -8,12 +8,10 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/ruleset/dataplane"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // hook is a program and its link to the cgroup.
@@ -26,46 +24,40 @@ type hook struct {
 
 type hooks []*hook
 
-// hookNames are the names of all hooks and of the files of their links.
+// hookNames are the names of all hooks, of their programs in programs.c, and of the files of their links.
 var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6", "release", "sendmsg4", "recvmsg4", "sendmsg6", "recvmsg6"}
 
-// load loads the programs.
-func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
-	for _, k := range []struct {
-		hook
-		family  tracker.Family
-		code    asm.Instructions
-		minimum string
-	}{
-		// The minimum of connect has BPF_CMPXCHG, and the minimum of getpeername has that attach
-		// type.
-		{hook{name: hookNames[0], attach: ebpf.AttachCGroupInet4Connect}, tracker.IPv4, connect(tracker.IPv4, m, cookie), "Linux 5.12"},
-		{hook{name: hookNames[1], attach: ebpf.AttachCgroupInet4GetPeername}, tracker.IPv4, getpeername(tracker.IPv4, m, false), "Linux 5.8"},
-		// Loaded without IPv6, too: a socket of IPv6 may connect to IPv4-mapped addresses.
-		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.12"},
-		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m, false), "Linux 5.8"},
-		{hook{name: hookNames[4], attach: ebpf.AttachCgroupInetSockRelease}, 0, release(m), "Linux 5.9"},
-		{hook{name: hookNames[5], attach: ebpf.AttachCGroupUDP4Sendmsg}, tracker.IPv4, sendmsg(tracker.IPv4, m, cookie), "Linux 5.14"},
-		{hook{name: hookNames[6], attach: ebpf.AttachCGroupUDP4Recvmsg}, tracker.IPv4, getpeername(tracker.IPv4, m, true), "Linux 5.2"},
-		{hook{name: hookNames[7], attach: ebpf.AttachCGroupUDP6Sendmsg}, tracker.IPv6, sendmsg(tracker.IPv6, m, cookie), "Linux 5.14"},
-		{hook{name: hookNames[8], attach: ebpf.AttachCGroupUDP6Recvmsg}, tracker.IPv6, getpeername(tracker.IPv6, m, true), "Linux 5.2"},
-	} {
-		typ := ebpf.CGroupSockAddr
-		if k.attach == ebpf.AttachCgroupInetSockRelease {
-			typ = ebpf.CGroupSock
-		}
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-			Name: "proxier_" + k.name[:4], Type: typ, AttachType: k.attach, Instructions: k.code, License: "Apache-2.0",
-		})
-		switch {
-		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !hasPerfmon():
-			// Some kernels check CAP_PERFMON in the verifier, which returns EACCES.
-			return unsupported("loading BPF programs", err)
-		case err != nil: // EINVAL, or another error of the verifier
-			return &dataplane.UnsupportedError{Backend: "socketlb", Family: k.family, Feature: "a BPF program for " + k.name, Minimum: k.minimum, Err: err}
-		}
-		k.program = p
-		*h = append(*h, &k.hook)
+// load loads the programs, those of IPv6 on nodes without IPv6, too: a socket of IPv6 may connect to
+// IPv4-mapped addresses. host is the cookie of the node's network namespace.
+func (h *hooks) load(c *Config, m *bpfMaps, spec *ebpf.CollectionSpec, host uint64) error {
+	err := errors.Join(
+		spec.Variables["host"].Set(host),
+		spec.Variables["recent_size"].Set(m.recent.MaxEntries()),
+		spec.Variables["namespaces_size"].Set(m.namespaces.MaxEntries()),
+		spec.Variables["namespace_flows"].Set(max(1, m.flows.MaxEntries()/namespaceShare)),
+	)
+	if err != nil {
+		return err
+	}
+	options := ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{}}
+	for _, f := range m.files(c) {
+		options.MapReplacements[f.name] = *f.m
+	}
+	for _, name := range hookNames {
+		spec.Programs[name].Name = "proxier_" + name[:4]
+	}
+	loaded, err := ebpf.NewCollectionWithOptions(spec, options)
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !hasPerfmon():
+		// Some kernels check CAP_PERFMON in the verifier, which returns EACCES.
+		return unsupported("loading BPF programs", err)
+	case err != nil: // EINVAL, or another error of the verifier
+		// The kernel needs bpf_get_netns_cookie for programs that see datagrams.
+		return &dataplane.UnsupportedError{Backend: "socketlb", Feature: "a BPF program", Minimum: "Linux 5.14", Err: err}
+	}
+	defer loaded.Close()
+	for _, name := range hookNames {
+		*h = append(*h, &hook{name: name, attach: spec.Programs[name].AttachType, program: loaded.DetachProgram(name)})
 	}
 	return nil
 }

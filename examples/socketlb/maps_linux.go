@@ -13,14 +13,14 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The keys and values of the maps. The programs read them by offset: their fields must have no
-// gaps and must not be reordered. See program_linux.go.
+// The keys and values of the maps, which programs.c declares, too. Their fields must have no gaps.
 
 // serviceID identifies a Service port in the maps. It is the first bytes of the SHA-256 of
 // the port's key, so that it is the same after a restart.
@@ -40,7 +40,7 @@ type endpoint struct {
 }
 
 // frontendKey is a Service's address and port. The address of a NodePort is
-// [netip.IPv6Unspecified] or ::ffff:0.0.0.0. Protocol is inet.UDP, or 0 for TCP.
+// [netip.IPv6Unspecified] or ::ffff:0.0.0.0. Protocol is IPPROTO_UDP, or 0 for TCP.
 type frontendKey = endpoint
 
 func endpointOf(a netip.AddrPort) endpoint {
@@ -64,7 +64,7 @@ func keyOf(f *ruleset.Frontend, k tracker.Key) frontendKey {
 	}
 	out := endpointOf(netip.AddrPortFrom(addr, f.Port))
 	if k.Protocol == v1.ProtocolUDP {
-		out.Protocol = protocolUDP
+		out.Protocol = unix.IPPROTO_UDP
 	}
 	return out
 }
@@ -136,8 +136,6 @@ type flowKey struct {
 }
 
 const (
-	// socketFlows is the most flows of a socket: a program looks at all of them.
-	socketFlows = 8
 	// namespaceShare is the part of the flows that one network namespace may have.
 	namespaceShare = 16
 	// maxNamespaces is the maximum number of network namespaces with a count of their own.
@@ -176,30 +174,28 @@ type bpfMaps struct {
 	connections *ebpf.Map // serviceID -> uint64
 }
 
-// mapFile is one of the maps and the name of its file.
+// mapFile is one of the maps, the name of its file, and how many entries it may have. The rest of its
+// declaration is in programs.c.
 type mapFile struct {
-	name string
-	m    **ebpf.Map
-	spec ebpf.MapSpec
+	name    string
+	m       **ebpf.Map
+	entries uint32
 }
 
 func (m *bpfMaps) files(c *Config) []mapFile {
-	hash := func(key, value, entries int) ebpf.MapSpec {
-		return ebpf.MapSpec{Type: ebpf.Hash, KeySize: uint32(key), ValueSize: uint32(value), MaxEntries: uint32(entries), Flags: noPrealloc}
-	}
 	return []mapFile{
-		{"frontends", &m.frontends, hash(20, 32, maxFrontends)},
-		{"endpoints", &m.endpoints, hash(16, 20, c.Endpoints)},
-		{"members", &m.members, hash(32, 1, c.Endpoints)},
-		{"addresses", &m.addresses, hash(16, 12, maxAddresses)},
-		{"clients", &m.clients, ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 16, ValueSize: 32, MaxEntries: uint32(c.Clients)}},
-		{"recent", &m.recent, ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: c.recentSize()}},
-		{"peers", &m.peers, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
-		{"flows", &m.flows, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
+		{"frontends", &m.frontends, maxFrontends},
+		{"endpoints", &m.endpoints, uint32(c.Endpoints)},
+		{"members", &m.members, uint32(c.Endpoints)},
+		{"addresses", &m.addresses, maxAddresses},
+		{"clients", &m.clients, uint32(c.Clients)},
+		{"recent", &m.recent, c.recentSize()},
+		{"peers", &m.peers, uint32(c.Connections)},
+		{"flows", &m.flows, uint32(c.Connections)},
 		// Its size depends on that of flows: if flows must be replaced, so must the numbers.
-		{"namespaces", &m.namespaces, ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: uint32(maxNamespaces + c.Connections)}},
-		{connectionsFile, &m.connections, ebpf.MapSpec{Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8, MaxEntries: maxFrontends, Flags: noPrealloc}},
-		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
+		{"namespaces", &m.namespaces, uint32(maxNamespaces + c.Connections)},
+		{connectionsFile, &m.connections, maxFrontends},
+		{"counters", &m.counters, counterCount},
 	}
 }
 
@@ -215,16 +211,14 @@ func (c *Config) recentSize() uint32 {
 	return 1 << (bits.Len(uint(min(c.Connections, maxRecent))) - 1)
 }
 
-// noPrealloc is BPF_F_NO_PREALLOC: entries take memory only while they exist.
-const noPrealloc = 1
-
 // open opens the maps that an earlier process left. It creates maps that are missing or have
 // another layout or size, without a file yet.
-func (m *bpfMaps) open(c *Config) error {
+func (m *bpfMaps) open(c *Config, specs map[string]*ebpf.MapSpec) error {
 	for _, f := range m.files(c) {
-		f.spec.Name = "proxier_" + f.name[:min(len(f.name), 7)]
+		spec := specs[f.name]
+		spec.Name, spec.MaxEntries = "proxier_"+f.name[:min(len(f.name), 7)], f.entries
 		found, err := ebpf.LoadPinnedMap(filepath.Join(c.Dir, f.name), nil)
-		if err == nil && f.spec.Compatible(found) == nil {
+		if err == nil && spec.Compatible(found) == nil {
 			*f.m = found
 			continue
 		}
@@ -234,7 +228,7 @@ func (m *bpfMaps) open(c *Config) error {
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			c.Log.Warn("socketlb: replacing a map that cannot be opened", "map", f.name, "error", err)
 		}
-		if *f.m, err = ebpf.NewMap(&f.spec); err != nil {
+		if *f.m, err = ebpf.NewMap(spec); err != nil {
 			return err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -479,7 +480,7 @@ func TestAlterationsAreFoundAndRepaired(t *testing.T) {
 			}
 			defer found.Close()
 			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-				Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet6Connect, Instructions: connect(6, m, 0),
+				Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet6Connect, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
 			})
 			if err != nil {
 				return err

@@ -114,7 +114,7 @@ func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
 	}
 	out := map[uint64]bool{}
 	note := func(cookie uint64, p peer) {
-		if p.Service.Protocol == protocolUDP && (stale[p] || nodePorts[atPort{p.Service.Port, p.Endpoint}]) {
+		if p.Service.Protocol == unix.IPPROTO_UDP && (stale[p] || nodePorts[atPort{p.Service.Port, p.Endpoint}]) {
 			out[cookie] = true
 		}
 	}
