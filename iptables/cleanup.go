@@ -54,33 +54,48 @@ func cleanup(ctx context.Context, c Config, k kernel, one func(*family, context.
 // kube-proxy and a Backend both write the chain KUBE-SERVICES of table filter at every sync of
 // all rules. A Backend's version leads to KUBE-CLUSTER-IPS, which kube-proxy does not have.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
-	return anyFilter(ctx, c, func(k *kernelTable) bool { return k.ours })
+	return anyFamily(ctx, c, (*family).owned)
 }
 
 // Foreign reports whether kube-proxy was the last to program the tables, in any family of the
-// configuration: there is a chain KUBE-SERVICES, and a [Backend] has not written it. Such rules
-// stay in effect when kube-proxy ends. The error is a [*dataplane.UnsupportedError] if a program
-// is missing.
+// configuration: the chain KUBE-SERVICES of table nat has rules, and a [Backend] has not written that
+// of table filter. Such rules stay in effect when kube-proxy ends. A clean-up leaves an empty chain
+// that another program's rule leads to. The error is a [*dataplane.UnsupportedError] if a program is
+// missing.
 func Foreign(ctx context.Context, c Config) (foreign bool, err error) {
-	return anyFilter(ctx, c, (*kernelTable).foreign)
+	return anyFamily(ctx, c, (*family).foreign)
 }
 
-// anyFilter reports whether is returns true for the table filter of any family.
-func anyFilter(ctx context.Context, c Config, is func(*kernelTable) bool) (any bool, err error) {
+// anyFamily reports whether is returns true for any family.
+func anyFamily(ctx context.Context, c Config, is func(*family, context.Context) (bool, error)) (any bool, err error) {
 	err = c.with(func(c Config, k kernel) error {
-		any, err = anyFilterOf(ctx, c, k, is)
+		any, err = anyFamilyOf(ctx, c, k, is)
 		return err
 	})
 	return any, err
 }
 
-func anyFilterOf(ctx context.Context, c Config, k kernel, is func(*kernelTable) bool) (any bool, err error) {
+func anyFamilyOf(ctx context.Context, c Config, k kernel, is func(*family, context.Context) (bool, error)) (any bool, err error) {
 	err = each(ctx, c, k, func(f *family) error {
-		t, err := f.readKernel(ctx, filter, maphash.MakeSeed())
-		any = any || err == nil && is(t)
+		is, err := is(f, ctx)
+		any = any || is
 		return err
 	})
 	return any, err
+}
+
+func (f *family) owned(ctx context.Context) (bool, error) {
+	k, err := f.readKernel(ctx, filter, maphash.MakeSeed())
+	return err == nil && k.ours, err
+}
+
+func (f *family) foreign(ctx context.Context) (bool, error) {
+	k, err := f.readKernel(ctx, filter, maphash.MakeSeed())
+	if err != nil || !k.foreign() {
+		return false, err
+	}
+	k, err = f.readKernel(ctx, nat, maphash.MakeSeed())
+	return err == nil && k.serves, err
 }
 
 // foreign reports whether kube-proxy was the last to program the table filter.

@@ -2,10 +2,13 @@ package iptables
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -102,5 +105,41 @@ func TestOnlyBackendRulesAreOwned(t *testing.T) {
 			t.Fatal(err)
 		}
 		owned("after Cleanup", false)
+	})
+}
+
+// TestEmptiedChainsAreNoProxy cleans up while another program's rule leads to KUBE-SERVICES.
+func TestEmptiedChainsAreNoProxy(t *testing.T) {
+	t.Parallel()
+	systems(t, func(t *testing.T, flavor system) {
+		for _, table := range []string{"filter", "nat"} {
+			r := newRig(t, flavor)
+			foreign := func(what string, want bool) {
+				t.Helper()
+				if got, err := r.foreign(); err != nil || got != want {
+					t.Errorf("table %s, %s: %v, error %v", table, what, got, err)
+				}
+			}
+			// kube-proxy's chain of table filter is empty while every Service has endpoints.
+			r.command(tracker.IPv4, "-restore", "--noflush", r.file("*filter", ":KUBE-SERVICES - [0:0]", "COMMIT",
+				"*nat", ":KUBE-SERVICES - [0:0]", "-A KUBE-SERVICES -j RETURN", "COMMIT"))
+			foreign("kube-proxy's rules", true)
+			r.sync()
+			foreign("a Backend's rules", false)
+			r.command(tracker.IPv4, "-restore", "--noflush", r.file("*"+table, ":OTHER - [0:0]", "-A OTHER -p tcp -j KUBE-SERVICES", "COMMIT"))
+			if err := r.cleanup(); err != nil {
+				t.Fatal(err)
+			}
+			if saved := r.command(tracker.IPv4, "-save", "-t", table); !strings.Contains(saved, ":KUBE-SERVICES") {
+				t.Fatalf("the chain that another rule leads to is gone:\n%s", saved)
+			}
+			foreign("after Cleanup", false)
+			if _, err := r.lookup(dataplane.Query{Packet: ruleset.Packet{To: netip.MustParseAddrPort("10.96.0.1:80")}}); !errors.Is(err, dataplane.ErrNoRules) {
+				t.Errorf("Lookup after Cleanup returned %v", err)
+			}
+			if _, err := r.traffic(); !errors.Is(err, dataplane.ErrNoRules) {
+				t.Errorf("Traffic after Cleanup returned %v", err)
+			}
+		}
 	})
 }

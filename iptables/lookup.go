@@ -21,7 +21,7 @@ import (
 // kube-proxy's. Lookup evaluates them for the packet itself and ignores q.Internal and
 // q.NodePort.
 //
-// The error wraps [dataplane.ErrNoRules] if the table has no chain KUBE-SERVICES.
+// The error wraps [dataplane.ErrNoRules] if the table has no rules in a chain KUBE-SERVICES.
 func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
 	found, err := LookupAll(ctx, c, []dataplane.Query{q})
 	if err != nil {
@@ -54,7 +54,7 @@ func lookup(ctx context.Context, c Config, k kernel, queries []dataplane.Query) 
 			return err
 		}
 		chains := parseRules(saved)
-		if _, ok := chains[chainServices]; !ok {
+		if len(chains[chainServices]) == 0 { // a clean-up may leave it empty
 			return fmt.Errorf("iptables: %w", dataplane.ErrNoRules)
 		}
 		for i, q := range queries {

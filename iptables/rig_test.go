@@ -184,10 +184,21 @@ func (r *rig) owned() (owned bool, err error) {
 		return Owned(r.Context(), r.config)
 	}
 	err = r.with(func(c Config, k kernel) error {
-		owned, err = anyFilterOf(r.Context(), c, k, func(k *kernelTable) bool { return k.ours })
+		owned, err = anyFamilyOf(r.Context(), c, k, (*family).owned)
 		return err
 	})
 	return owned, err
+}
+
+func (r *rig) foreign() (foreign bool, err error) {
+	if !r.flavor.memory {
+		return Foreign(r.Context(), r.config)
+	}
+	err = r.with(func(c Config, k kernel) error {
+		foreign, err = anyFamilyOf(r.Context(), c, k, (*family).foreign)
+		return err
+	})
+	return foreign, err
 }
 
 func (r *rig) lookup(queries ...dataplane.Query) (found []dataplane.Found, err error) {

@@ -25,6 +25,8 @@ type kernelTable struct {
 	// ours reports, of the table filter, that a Backend was the last to program it: KUBE-SERVICES
 	// leads to KUBE-CLUSTER-IPS.
 	ours bool
+	// serves reports that KUBE-SERVICES has rules.
+	serves bool
 	// setsBack reports that the guard of the loopback range has guardMark.
 	setsBack bool
 	// unknown means that the rules of chains are not known.
@@ -137,6 +139,7 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 		case chainCanary:
 			k.canary = append(k.canary, string(l.Rule))
 		case chainServices:
+			k.serves = true
 			k.ours = k.ours || string(l.Rule) == iptext.Jump(chainClusterIPs)
 		case chainLocalnet:
 			k.setsBack = k.setsBack || string(l.Rule) == guardMark

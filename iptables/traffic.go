@@ -62,7 +62,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 
 // Traffic returns the number of connections of each Service port, as [Backend.Traffic] does,
 // without a [Backend]. The chains may be kube-proxy's. It changes nothing. The error wraps
-// [dataplane.ErrNoRules] if table nat has no chain KUBE-SERVICES.
+// [dataplane.ErrNoRules] if table nat has no rules in a chain KUBE-SERVICES.
 func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
 	var out *dataplane.Traffic
 	err := c.with(func(c Config, k kernel) (err error) {
@@ -76,7 +76,7 @@ func readTraffic(ctx context.Context, c Config, k kernel) (*dataplane.Traffic, e
 	out, any := newTraffic(), false
 	err := each(ctx, c, k, func(f *family) error {
 		text, err := f.saved(ctx, nat, "-c")
-		any = any || strings.Contains(text, "\n:"+chainServices+" ")
+		any = any || strings.Contains(text, "-A "+chainServices+" ")
 		sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
 		return err
 	})

@@ -187,7 +187,9 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 		out[own] = Rules{Present: true, Stamp: out[own].Stamp}
 	}
 	var services, own Rules
-	if err := errors.Join(k.addChain(ctx, &services, chainServices), k.addChain(ctx, &own, chainIPVSServices)); err != nil {
+	filled, err := k.addChain(ctx, &services, chainServices)
+	_, err2 := k.addChain(ctx, &own, chainIPVSServices)
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	// kube-proxy's mode ipvs has KUBE-SERVICES, too.
@@ -200,7 +202,8 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 			out[kind] = Rules{Present: present}
 		}
 	}
-	if services.Present {
+	// A clean-up leaves an empty chain that another program's rule leads to. No proxy does.
+	if filled {
 		kind, err := k.writer(ctx)
 		if err != nil {
 			return nil, err
@@ -274,7 +277,7 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 			found = !marker
 		}
 		if found {
-			if err := k.addRules(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, name)); err != nil {
+			if _, err := k.addRules(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, name)); err != nil {
 				return err
 			}
 		}
@@ -282,18 +285,20 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 	return nil
 }
 
-// addChain adds a chain of iptables-nft's tables nat to rules.
-func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) error {
+// addChain adds a chain of iptables-nft's tables nat to rules. It reports whether the chain has any.
+func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) (filled bool, err error) {
 	for _, family := range families {
 		found, err := k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, nft.String(unix.NFTA_CHAIN_TABLE, "nat"), nft.String(unix.NFTA_CHAIN_NAME, name))
 		if found {
-			err = k.addRules(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, "nat"), nft.String(unix.NFTA_RULE_CHAIN, name))
+			var n int
+			n, err = k.addRules(ctx, rules, family, nft.String(unix.NFTA_RULE_TABLE, "nat"), nft.String(unix.NFTA_RULE_CHAIN, name))
+			filled = filled || n != 0
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	return filled, nil
 }
 
 // exists reports whether an object exists.
@@ -306,19 +311,20 @@ func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs ...
 }
 
 // addRules adds the rules that attrs select to rules, and mixes their handles into the stamp. The
-// kernel gives a handle to a rule once.
-func (k *Kernel) addRules(ctx context.Context, rules *Rules, family uint8, attrs ...nl.Attribute) error {
+// kernel gives a handle to a rule once. It returns the number of rules.
+func (k *Kernel) addRules(ctx context.Context, rules *Rules, family uint8, attrs ...nl.Attribute) (n int, err error) {
 	rules.Present = true
 	h := fnv.New64a()
 	fmt.Fprint(h, rules.Stamp, family)
-	err := k.get(ctx, nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump, Attrs: attrs},
+	err = k.get(ctx, nft.Request{Type: unix.NFT_MSG_GETRULE, Family: family, Flags: nl.Dump, Attrs: attrs},
 		func(typ uint16, data []byte) {
 			if typ == unix.NFTA_RULE_HANDLE {
 				h.Write(data)
+				n++
 			}
 		})
 	rules.Stamp = h.Sum64()
-	return err
+	return n, err
 }
 
 // get calls fn with each attribute of each object of an answer.

@@ -33,6 +33,7 @@ func TestModeOfServicesChain(t *testing.T) {
 		{"kube-proxy's mode ipvs, without its device", sets, "kube-proxy ipvs"},
 		{"kube-proxy's mode iptables", addresses, "kube-proxy iptables"},
 		{"kube-proxy's mode iptables beside mode ipvs", device + own + addresses, "kube-proxy iptables, nodeproxy ipvs"},
+		{"an emptied chain that a rule leads to", restore("*nat\n:KUBE-SERVICES -\n:X -\n-A X -j KUBE-SERVICES\nCOMMIT\n*filter\n:KUBE-SERVICES -\nCOMMIT"), ""},
 		{"mode iptables", addresses + nodeproxys, "nodeproxy iptables"},
 		{"mode iptables over kube-proxy's mode ipvs", device + sets + nodeproxys, "kube-proxy ipvs, nodeproxy iptables"},
 	} {
