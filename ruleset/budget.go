@@ -52,7 +52,8 @@ type Budget struct {
 	// [Cursor.Sync]. For a backend with a smaller [Limits].Delta, that counts.
 	Delta int
 	// Cost, if not nil, replaces [Port.Cost], for data planes that need more elements.
-	// Leaving out endpoints, frontends, weights or the hash must not raise the cost.
+	// Leaving out endpoints, frontends, weights or the hash must not raise the cost. It must
+	// not call the Engine or a Cursor, which would wait forever.
 	Cost func(*Port) int
 }
 

@@ -42,7 +42,8 @@ type Config struct {
 	// Budget bounds the cost of Services. The zero value bounds nothing.
 	Budget Budget
 	// OverBudget, if not nil, is called with each Service port that exceeds the Budget, each
-	// time it is compiled. It is for metrics. It must not call the Engine.
+	// time it is compiled. It is for metrics. It must not call the Engine or
+	// a Cursor, which would wait forever.
 	OverBudget func(tracker.Key)
 	// Log receives frontends that several Services ask for, and Services that exceed
 	// the [Limits] of a backend. Length, repetition and rate of the messages are bounded as

@@ -15,7 +15,7 @@ import (
 // without a name, which has no local endpoints.
 //
 // The tracker calls the hooks, Filter, Log and Events with its lock held and never
-// concurrently. They must not call the tracker.
+// concurrently. A call of the tracker from one of them waits for that lock forever.
 type Config struct {
 	// Node is the initial node information. The zero value means that nothing is
 	// known yet. Only [Tracker] uses it.
@@ -48,12 +48,12 @@ type Config struct {
 	// caller: the hook must not change or keep them, and must not keep the
 	// ServicePort. If it returns an error, the tracker leaves the port out in that
 	// family, and logs and reports the error. A [*WarningError] is logged and
-	// reported, and the port is kept. Only [Tracker] and [ServiceChangeTracker] use
-	// it.
+	// reported, and the port is kept. The hook must not call the tracker, which would wait
+	// forever. Only [Tracker] and [ServiceChangeTracker] use it.
 	OnService func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	// OnEndpoint, if not nil, is called for each endpoint, once per port of the
 	// slice. It may change any field of the Endpoint except Addr. The rules for
-	// OnService apply. The Service may not be known yet: see OnServiceEndpoint. Only
+	// OnService apply, so it must not call the tracker. The Service may not be known yet: see OnServiceEndpoint. Only
 	// [Tracker] and [EndpointsChangeTracker] use it.
 	OnEndpoint func(*discovery.EndpointSlice, *discovery.Endpoint, *Endpoint) error
 	// OnServiceEndpoint, if not nil, is called by [Tracker.Take] for each endpoint
@@ -70,7 +70,8 @@ type Config struct {
 	// and calls the hook again for an endpoint that changed, and for all endpoints of
 	// a port if the ServicePort changed in any field. The cost is therefore that of
 	// the changed Services. The hook must not keep or change the ServicePort, and
-	// must not keep the Endpoint. Only [Tracker] uses it.
+	// must not keep the Endpoint. It must not call the tracker, which would wait forever. Only
+	// [Tracker] uses it.
 	OnServiceEndpoint func(*ServicePort, *Endpoint) error
 	// Kinds lists the kinds of objects that [Tracker.MarkSynced] must be called
 	// for. Nil means all of them. A caller without Node objects, for example, leaves
@@ -89,7 +90,8 @@ type Config struct {
 	// something is left out, with everything that is ([LeftOut].Expected or not), up to
 	// 1,000 parts; and by [Tracker.Take] if OnServiceEndpoint leaves out endpoints. An object
 	// that is set without a call has nothing left out. It may keep the list and must not
-	// change it. The list refers to parts of the API object.
+	// change it. The list refers to parts of the API object. It must not call the tracker,
+	// which would wait forever.
 	OnLeftOut func(object v1.ObjectReference, left []LeftOut)
 }
 

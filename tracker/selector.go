@@ -32,7 +32,8 @@ type Selector struct {
 	ProxyNames []string
 	// Filter, if not nil, further restricts the selection to Services for which it
 	// returns true. It must not change or keep the Service and must be a pure
-	// function of it: the tracker calls it only when the Service is set.
+	// function of it: the tracker calls it only when the Service is set. It must not call
+	// the tracker, which would wait forever.
 	Filter func(*v1.Service) bool
 }
 
