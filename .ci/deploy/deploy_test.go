@@ -1,7 +1,9 @@
 package deploy
 
 import (
+	"cmp"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -266,28 +268,89 @@ func TestStartupTaintComponentBuilds(t *testing.T) {
 	}
 }
 
-// TestImageTagIsTheNextRelease compares the tag of the image with the version of the library that
-// the examples require.
-func TestImageTagIsTheNextRelease(t *testing.T) {
-	base, err := os.ReadFile(filepath.Join(folder, "base/kustomization.yaml"))
+// versions matches what a page, a manifest or a module names a version of this repository with.
+var versions = regexp.MustCompile(`(?m)go-proxier/\S*(?:[@:]| +)v(\d+\.\d+\.\d+)|newTag: v(\d+\.\d+\.\d+)|^(?:version|appVersion): v?(\d+\.\d+\.\d+)`)
+
+// named returns the versions that the files below a folder name, by file.
+func named(t *testing.T, root string) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() && d.Name() == ".git" {
+			return cmp.Or(err, filepath.SkipDir)
+		}
+		name, err := filepath.Rel(root, path)
+		switch ext := filepath.Ext(path); {
+		case err != nil || d.IsDir() || !d.Type().IsRegular() || d.Name() == "CHANGELOG.md":
+			return err
+		case ext != ".md" && ext != ".yaml" && ext != ".mod" && ext != ".work" && ext != ".tpl":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range versions.FindAllStringSubmatch(string(text), -1) {
+			if v := m[1] + m[2] + m[3]; v != "0.0.0" { // which a module replaces
+				out[name] = append(out[name], v)
+			}
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	mod, err := os.ReadFile("../../examples/go.mod")
+	return out
+}
+
+// TestVersionIsTheSameEverywhere compares all versions of this repository that its files name with the one that the
+// examples require, and sets another one in a copy.
+func TestVersionIsTheSameEverywhere(t *testing.T) {
+	const root, next = "../..", "31.41.59"
+	found := named(t, root)
+	version := found["examples/go.mod"][0]
+	for name, n := range map[string]int{
+		"README.md": 3, "go.work": 2, "examples/go.mod": 1, "examples/e2e/go.mod": 2,
+		"examples/nodeproxy/deploy/base/kustomization.yaml": 1, "examples/nodeproxy/deploy/chart/Chart.yaml": 2,
+	} {
+		if len(found[name]) != n {
+			t.Errorf("%s names the versions %q, want %d", name, found[name], n)
+		}
+	}
+	fork := t.TempDir()
+	for name, all := range found {
+		if slices.ContainsFunc(all, func(v string) bool { return v != version }) {
+			t.Errorf("%s names the versions %q, examples/go.mod %s", name, all, version)
+		}
+		copyFile(t, root, fork, name)
+	}
+	copyFile(t, root, fork, ".ci/release")
+	copyFile(t, root, fork, ".github/CHANGELOG.md")
+	if out, err := exec.Command("bash", filepath.Join(fork, ".ci/release"), "--set", next).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name, all := range named(t, fork) {
+		if len(all) != len(found[name]) || slices.ContainsFunc(all, func(v string) bool { return v != next }) {
+			t.Errorf("after --set %s: %s names the versions %q", next, name, all)
+		}
+	}
+	for _, at := range []struct{ root, version string }{{root, version}, {fork, next}} {
+		changes, err := os.ReadFile(filepath.Join(at.root, ".github/CHANGELOG.md"))
+		if err != nil || !strings.Contains(string(changes), "\n## ["+at.version+"] - 2") || !strings.Contains(string(changes), "\n## [Unreleased]\n") {
+			t.Errorf("%v, or the changelog has no entry with a date for %s, or none for what comes after it", err, at.version)
+		}
+	}
+}
+
+// copyFile copies a file to the same place below another folder.
+func copyFile(t *testing.T, from, to, name string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(from, name))
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(to, name), text, 0o755)
+	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(mod), "github.com/go-proxier/proxier ")
-	version := strings.Fields(rest)[0]
-	if !strings.Contains(string(base), "newTag: "+version+"}") {
-		t.Errorf("the image's tag is not %s", version)
-	}
-	changes, err := os.ReadFile("../../.github/CHANGELOG.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(changes), "## ["+strings.TrimPrefix(version, "v")+"] - 2") {
-		t.Errorf("the changelog has no entry with a date for %s", version)
 	}
 }
 
