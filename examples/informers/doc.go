@@ -19,7 +19,8 @@
 //   - Each source is marked synced when its own handler has received the first list.
 //
 //   - After an outage of the API server every node follows it again within 10 seconds, not within a minute as
-//     with client-go's own pauses. Feed returns soon after its context ends, even during an outage.
+//     with client-go's own pauses, and within 25 seconds if the API server accepted requests without an answer. Feed
+//     returns soon after its context ends, even during an outage.
 //
 // A program that has informers of Services, EndpointSlices or Nodes gives them to Feed in its
 // Config, which then makes none of its own for these.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/go-proxier/proxier/examples/internal/apiretry"
@@ -74,17 +75,17 @@ func Feed(ctx context.Context, c Config) error {
 	sources := []source{
 		{informer: c.Services, handler: handler(c.setService, c.deleteService), synced: mark(tracker.KindServices), make: func() cache.SharedInformer {
 			label, field := c.Selector.ServiceListOptions()
-			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().Services(""), label, field)
+			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Services(""), label, field)
 		}},
 		{informer: c.Slices, handler: handler(c.setSlice, c.deleteSlice), synced: mark(tracker.KindSlices), make: func() cache.SharedInformer {
 			label, field := c.Selector.SliceListOptions()
-			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().EndpointSlices(""), label, field)
+			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices(""), label, field)
 		}},
 	}
 	if c.Node != "" {
 		sources = append(sources, source{informer: c.Nodes, handler: handler(c.setNode, c.deleteNode), synced: mark(tracker.KindNodes), make: func() cache.SharedInformer {
 			field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
-			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().Nodes(), "", field)
+			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes(), "", field)
 		}})
 	}
 	if c.Engine != nil {
@@ -146,17 +147,21 @@ type lister[L runtime.Object] interface {
 
 // informer returns an informer of the objects that the selectors select. If the API server does not
 // know the field selector, it has all objects with the labels, and the tracker ignores the others.
-func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, from lister[L], label, field string) cache.SharedInformer {
-	lw := r.ListWatch(resource, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = label
-			return from.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = label
-			return from.Watch(ctx, o)
-		},
-	}, field)
+func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, client rest.Interface, from lister[L], label, field string) cache.SharedInformer {
+	requests := apiretry.Requests(client, resource, label)
+	if c, ok := client.(*rest.RESTClient); ok && c == nil { // of package fake
+		requests = &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				o.LabelSelector = label
+				return from.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				o.LabelSelector = label
+				return from.Watch(ctx, o)
+			},
+		}
+	}
+	lw := r.ListWatch(resource, requests, field)
 	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, c.Client), kind,
 		cache.SharedIndexInformerOptions{ResyncPeriod: c.Resync, ObjectDescription: resource})
 }

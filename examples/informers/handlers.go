@@ -115,7 +115,7 @@ func (c Config) serviceCIDRs(r *apiretry.Retrier) source {
 			})
 		},
 		make: func() cache.SharedInformer {
-			return informer(c, r, "servicecidrs", &networking.ServiceCIDR{}, c.Client.NetworkingV1().ServiceCIDRs(), "", "")
+			return informer(c, r, "servicecidrs", &networking.ServiceCIDR{}, c.Client.NetworkingV1().RESTClient(), c.Client.NetworkingV1().ServiceCIDRs(), "", "")
 		},
 		synced: func() {},
 	}

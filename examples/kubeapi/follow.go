@@ -84,7 +84,15 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 		label, field, sliceLabel, sliceField = "", "", "", ""
 	}
 	slices := newStore(h.SetSlice, h.DeleteSlice, listed(Slices))
-	nodes := newStore(h.SetNode, func(types.NamespacedName) { h.DeleteNode() }, listed(Nodes))
+	nodes := newStore(func(n *v1.Node) {
+		if n.Name == node {
+			h.SetNode(n)
+		}
+	}, func(n types.NamespacedName) {
+		if n.Name == node {
+			h.DeleteNode()
+		}
+	}, listed(Nodes))
 	cidrs := newStore(h.SetServiceCIDR, func(n types.NamespacedName) { h.DeleteServiceCIDR(n.Name) }, listed(ServiceCIDRs))
 
 	var contact func(string)
@@ -96,13 +104,8 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	// LogSink: it would initialize the sink, which may be in use.
 	logger := logr.FromSlogHandler(struct{ slog.Handler }{log.Handler()})
 	var wg sync.WaitGroup
-	follow := func(s Source, client rest.Interface, label, field, optional string, expected any, store cache.ReflectorStore) {
-		lw := retrier.ListWatch(string(s), cache.NewFilteredListWatchFromClient(client, string(s), metav1.NamespaceAll, func(o *metav1.ListOptions) {
-			o.LabelSelector = label
-			if field != "" {
-				o.FieldSelector = field
-			}
-		}), optional)
+	follow := func(s Source, client rest.Interface, label, field string, expected any, store cache.ReflectorStore) {
+		lw := retrier.ListWatch(string(s), apiretry.Requests(client, string(s), label), field)
 		r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), expected, store, cache.ReflectorOptions{
 			Name: string(s), TypeDescription: string(s),
 		})
@@ -115,10 +118,10 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 			run(klog.NewContext(ctx, logger), r)
 		})
 	}
-	follow(Services, c.core, label, "", field, &v1.Service{}, services)
-	follow(Slices, c.discovery, sliceLabel, "", sliceField, &discovery.EndpointSlice{}, slices)
-	follow(Nodes, c.core, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), "", &v1.Node{}, nodes)
-	follow(ServiceCIDRs, c.networking, "", "", "", &networking.ServiceCIDR{}, cidrs)
+	follow(Services, c.core, label, field, &v1.Service{}, services)
+	follow(Slices, c.discovery, sliceLabel, sliceField, &discovery.EndpointSlice{}, slices)
+	follow(Nodes, c.core, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), &v1.Node{}, nodes)
+	follow(ServiceCIDRs, c.networking, "", "", &networking.ServiceCIDR{}, cidrs)
 	wg.Wait()
 }
 

@@ -44,7 +44,8 @@
 //   - [Set.LeftOut]: proxier_left_out_total, by the kind of the object and the [tracker.Reason], counts what is left
 //     out.
 //   - [Set.Contact]: proxier_api_last_contact_timestamp_seconds for each resource. While the API server answers, it is
-//     at most a few minutes old.
+//     at most three minutes old: examples/informers and kubeapi end a request that is not answered within 20 seconds
+//     (75 if the API server answers another one), and a watch without an event after 150.
 //   - [Set.ConfigInvalid]: proxier_configuration_file_invalid.
 //
 // # Differences from kube-proxy

@@ -1,10 +1,14 @@
 // Package apiretry repeats failed requests to an API server for the reflectors of
-// client-go. It differs from their own retries in three ways:
+// client-go. It differs from their own retries in these ways:
 //
-//   - The pauses grow to 3 to 6 seconds, not to 30 to 60. So a node follows the API
-//     server again within 10 seconds of its return, and the random part spreads a
+//   - The pauses grow to 3 to 6 seconds, not to 30 to 60, whatever Retry-After the answer has. So a node
+//     follows the API server again within 10 seconds of its return, and the random part spreads a
 //     thousand nodes over several seconds. While the API server is unreachable, each
 //     resource costs one attempt in 4.5 seconds on average.
+//   - A request whose answer does not begin within 20 seconds is ended. So a node follows an API server
+//     that accepts requests and did not answer them within 25 seconds after it answers again.
+//   - A watch without an event, of which there is one a minute even without a change, ends after 150 seconds.
+//   - Watches that end immediately do not follow each other without a pause.
 //   - A pause ends with its context. Some pauses of client-go do not.
 //   - The first failure is logged with its cause, and after that one line a minute.
 //     client-go logs refused connections at high verbosity only.
@@ -15,13 +19,16 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -36,13 +43,35 @@ const (
 	// answerTimeout is how long the API server may take for the first answer about a
 	// resource before that is logged as a failure. The request continues.
 	answerTimeout = 4 * time.Second
+	// firstByte bounds the wait for the begin of an answer. An API server may keep a request in a queue for 15
+	// seconds. slowFirstByte is the bound for a request that was ended once by an API server that answers a
+	// small one: API servers end a list after a minute, and some proxies in front of them pass on the begin of a
+	// watch with its first event, which may be that of the minute.
+	firstByte     = 20 * time.Second
+	slowFirstByte = 75 * time.Second
+	// wholeAnswer bounds the time from the first byte of a list, or of an error, to the last.
+	wholeAnswer = 2 * time.Minute
+	// silence is how long a watch may have no event.
+	silence = 150 * time.Second
+
+	// watchInterval is the least average time between two watches of a resource, but for the first watchBurst.
+	watchInterval = 1500 * time.Millisecond
+	watchBurst    = 5
 )
 
-var errNoAnswer = errors.New("no answer yet")
+var (
+	errNoAnswer = errors.New("no answer yet")
+	errShort    = errors.New("watches end immediately")
+	errLate     = errors.New("no answer in time")
+	errEnded    = errors.New("the connection ended before the answer")
+)
 
-// pause returns the pause after failure n, counted from 0.
-func pause(n int) time.Duration {
+// pause returns the pause after failure n, counted from 0, whose error is err.
+func pause(n int, err error) time.Duration {
 	d := min(FirstPause<<min(n, 10), LongestPause)
+	if s, ok := apierrors.SuggestsClientDelay(err); ok { // from Retry-After
+		d = max(d, min(time.Duration(s)*time.Second, LongestPause))
+	}
 	return d + rand.N(d)
 }
 
@@ -77,34 +106,102 @@ func New(log *slog.Logger, contact func(resource string)) *Retrier {
 // The requests have the optional field selector, unless the API server refuses it: the reader must
 // ignore the objects that it excludes.
 func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch, optional string) *cache.ListWatch {
+	list := func(out *runtime.Object) request {
+		return func(ctx context.Context, o metav1.ListOptions) (err error) {
+			*out, err = lw.ListWithContext(ctx, o)
+			return err
+		}
+	}
+	var nextWatch time.Time // a reflector makes one request at a time
 	return &cache.ListWatch{
 		DisableChunking: lw.DisableChunking,
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (out runtime.Object, err error) {
-			err = r.repeat(ctx, resource, o, optional, func(o metav1.ListOptions) error { out, err = lw.ListWithContext(ctx, o); return err })
+			end, err := r.repeat(ctx, resource, o, optional, list(&out), list(new(runtime.Object)))
+			end()
 			return out, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (out watch.Interface, err error) {
-			err = r.repeat(ctx, resource, o, optional, func(o metav1.ListOptions) error { out, err = lw.WatchWithContext(ctx, o); return err })
-			if err != nil && ctx.Err() != nil {
-				// A reflector logs an error. It stops a watch without an event.
-				return watch.NewFake(), nil
+			r.pace(ctx, resource, &nextWatch)
+			end, err := r.repeat(ctx, resource, o, optional, func(ctx context.Context, o metav1.ListOptions) error {
+				out, err = lw.WatchWithContext(ctx, o)
+				return err
+			}, list(new(runtime.Object)))
+			if err != nil {
+				end()
+				if ctx.Err() != nil {
+					// A reflector logs an error. It stops a watch without an event.
+					return watch.NewFake(), nil
+				}
+				return nil, err
 			}
-			if err == nil && r.contact != nil {
-				out = noted(out, func() { r.contact(resource) })
-			}
-			return out, err
+			return noted(out, end, func() { r.contacted(resource) }), nil
 		},
 	}
 }
 
-// noted returns w, and calls contact with each of its events but errors. [watch.Filter] leaves a goroutine
-// behind if the watch is stopped while an event is on its way.
-func noted(w watch.Interface, contact func()) watch.Interface {
+// Requests returns a ListWatch of the objects of a resource with a label selector. Unlike typed clients, it does not
+// wait for as long as an answer's Retry-After says.
+func Requests(client rest.Interface, resource, label string) *cache.ListWatch {
+	get := func(o metav1.ListOptions) *rest.Request {
+		o.LabelSelector = label
+		return client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0)
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return get(o).Do(ctx).Get()
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.Watch = true
+			return get(o).Watch(ctx)
+		},
+	}
+}
+
+// request is one request to the API server.
+type request func(context.Context, metav1.ListOptions) error
+
+// pace waits before a watch that begins too soon after others. A reflector does not wait after some errors,
+// such as an expired resource version.
+func (r *Retrier) pace(ctx context.Context, resource string, next *time.Time) {
+	now := r.now()
+	*next = next.Add(watchInterval)
+	if earliest := now.Add(-(watchBurst - 1) * watchInterval); next.Before(earliest) {
+		*next = earliest
+	}
+	wait := next.Sub(now)
+	if wait <= 0 {
+		return
+	}
+	r.failed(resource, errShort)
+	select {
+	case <-ctx.Done():
+	case <-time.After(wait + rand.N(watchInterval)):
+	}
+}
+
+func (r *Retrier) contacted(resource string) {
+	if r.contact != nil {
+		r.contact(resource)
+	}
+}
+
+// noted returns w, and calls contact with each of its events but errors, and end when it has ended. It ends w if
+// there is no event for too long. [watch.Filter] leaves a goroutine behind if the watch is stopped while an event
+// is on its way.
+func noted(w watch.Interface, end, contact func()) watch.Interface {
 	n := &notedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
 	n.stop = sync.OnceFunc(func() { close(n.stopped) })
+	silent := time.AfterFunc(silence, w.Stop) // without an error, so that the next watch continues
 	go func() {
 		defer close(n.events)
+		defer end()
+		defer silent.Stop()
 		for e := range w.ResultChan() {
+			if !silent.Reset(silence) {
+				for range w.ResultChan() { // the next watch has these events
+				}
+				return
+			}
 			if e.Type != watch.Error {
 				contact()
 			}
@@ -157,32 +254,74 @@ func (r *Retrier) selected(resource string, o metav1.ListOptions, optional strin
 	return err
 }
 
-// repeat calls do until it succeeds, its error is one for the caller, or ctx ends.
-func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOptions, optional string, do func(metav1.ListOptions) error) error {
+// repeat calls do until it succeeds, its error is one for the caller, or ctx ends. If the answer of do does not
+// begin in time, repeat waits until the API server answers small, unless small is nil. end releases what the last
+// request holds.
+func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOptions, optional string, do, small request) (end func(), err error) {
+	bound := firstByte
 	for n := 0; ; n++ {
-		slow := time.AfterFunc(answerTimeout, func() { r.slow(resource) })
-		err := r.selected(resource, o, optional, do)
+		slow := time.AfterFunc(answerTimeout, func() { r.slow(resource, small == nil) })
+		err := r.selected(resource, o, optional, func(o metav1.ListOptions) (err error) {
+			end, err = answered(ctx, bound, func(ctx context.Context) error { return do(ctx, o) })
+			return err
+		})
 		slow.Stop()
 		if ctx.Err() != nil {
-			return err
+			return end, err
 		}
-		if err == nil && r.contact != nil {
-			r.contact(resource)
+		if err == nil && small != nil {
+			r.contacted(resource)
 		}
 		if err == nil || expected(err, o) {
 			r.succeeded(resource)
-			return err
+			return end, err
+		}
+		if small != nil && errors.Is(err, errLate) {
+			if bound == slowFirstByte {
+				r.failed(resource, err)
+			}
+			bound = slowFirstByte
+			if end, err = r.repeat(ctx, resource, metav1.ListOptions{Limit: 1}, "", small, nil); err == nil || ctx.Err() != nil {
+				end()
+				continue
+			}
 		}
 		r.failed(resource, err)
 		if !repeatable(err) {
-			return err
+			return end, err
 		}
 		select {
 		case <-ctx.Done():
-			return err
-		case <-time.After(pause(n)):
+			return end, err
+		case <-time.After(pause(n, err)):
 		}
 	}
+}
+
+// answered calls do, and ends the context of do if the API server does not begin to answer within bound, or to
+// end the answer of a list within wholeAnswer. It counts neither the time that a request waits in the client nor, of a
+// transport that does not report it to [httptrace], any. After an error, end has been called.
+func answered(ctx context.Context, bound time.Duration, do func(context.Context) error) (end func(), err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	end = func() { cancel(nil) }
+	var began atomic.Int32 // 1 after a request, 2 after the first byte of its answer
+	late := time.AfterFunc(time.Hour, func() { cancel(errLate) })
+	late.Stop()
+	err = do(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn:              func(string) { began.Store(1); late.Reset(bound) },
+		GotFirstResponseByte: func() { began.Store(2); late.Reset(wholeAnswer) },
+	}))
+	late.Stop()
+	if cause := context.Cause(ctx); err != nil && cause == errLate {
+		err = errLate
+	}
+	if err == nil && began.Load() == 1 { // client-go returns an empty watch
+		err = errEnded
+	}
+	if err != nil {
+		end()
+	}
+	return end, err
 }
 
 // repeatable reports whether a request that failed with err can succeed if it is sent
@@ -208,12 +347,12 @@ func expected(err error, o metav1.ListOptions) bool {
 		o.SendInitialEvents != nil && apierrors.IsInvalid(err) // before Kubernetes 1.32, by default
 }
 
-// slow records that a request takes long. Only the first answer about a resource is
+// slow records that a request takes long. Only a small answer, and the first answer about a resource, is
 // expected soon: a watch may have nothing to report.
-func (r *Retrier) slow(resource string) {
+func (r *Retrier) slow(resource string, small bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.answered[resource] {
+	if small || !r.answered[resource] {
 		r.record(resource, errNoAnswer)
 	}
 }

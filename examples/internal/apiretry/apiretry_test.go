@@ -60,7 +60,7 @@ func answers(takes time.Duration, f func() error) *cache.ListWatch {
 			}
 			return nil, f()
 		},
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return nil, f() },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewEmptyWatch(), f() },
 	}
 }
 
@@ -183,7 +183,7 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		lw := r.ListWatch("services", &cache.ListWatch{
 			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return nil, do(o) },
-			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return nil, do(o) },
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return watch.NewEmptyWatch(), do(o) },
 		}, selector)
 		_, list := lw.ListWithContext(t.Context(), metav1.ListOptions{})
 		_, watched := lw.WatchWithContext(t.Context(), metav1.ListOptions{})
@@ -244,7 +244,7 @@ func TestContactIsReported(t *testing.T) {
 func TestStoppedWatchLeavesNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in, contacts := watch.NewFake(), 0
-		w := noted(in, func() { contacts++ })
+		w := noted(in, func() {}, func() { contacts++ })
 		in.Add(&v1.Service{})
 		synctest.Wait()
 		w.Stop()
@@ -253,4 +253,12 @@ func TestStoppedWatchLeavesNoGoroutine(t *testing.T) {
 			t.Errorf("%d contacts, want 1", contacts)
 		}
 	})
+}
+
+func TestRetryAfterIsObeyedWithinTheLongestPause(t *testing.T) {
+	for asked, most := range map[int]time.Duration{0: 2 * FirstPause, 1: 2 * time.Second, 120: 2 * LongestPause} {
+		if d := pause(0, apierrors.NewTooManyRequests("x", asked)); d < most/2 || d > most {
+			t.Errorf("asked for %d s: a pause of %v, want %v to %v", asked, d, most/2, most)
+		}
+	}
 }

@@ -18,7 +18,9 @@ const absentInterval = 10 * time.Minute
 // logged once.
 func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Context) error) {
 	for logged := false; ; {
-		err := list(ctx)
+		asking, cancel := context.WithTimeout(ctx, firstByte)
+		err := list(asking)
+		cancel()
 		wait := 5 * time.Second
 		if err == nil {
 			return
