@@ -117,17 +117,22 @@ func group(c *rest.Config, hc *http.Client, s *runtime.Scheme, gv schema.GroupVe
 	return rest.RESTClientForConfigAndClient(c, hc)
 }
 
-// Node reads a Node.
+// requestTimeout bounds a request about one object.
+const requestTimeout = 20 * time.Second
+
+// Node reads a Node. It waits for the API server for 20 seconds at most.
 func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	out := &v1.Node{}
-	err := c.core.Get().Resource(string(Nodes)).Name(name).Do(ctx).Into(out)
+	err := c.core.Get().Resource(string(Nodes)).Name(name).MaxRetries(0).Do(ctx).Into(out)
 	return out, err
 }
 
 // RemoveTaint removes the taints with a key from a Node. n is a version of the Node that has some; if
 // it has none, RemoveTaint does nothing. The error is the API server's: of the reason Invalid if the
 // Node's taints are no longer those of n. RemoveTaint needs the right to patch the Node, and
-// changes nothing else of it.
+// changes nothing else of it. It waits for the API server for 20 seconds at most.
 func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error {
 	type operation struct {
 		Op    string  `json:"op"`
@@ -148,6 +153,8 @@ func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error 
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	return c.core.Patch(types.JSONPatchType).Resource(string(Nodes)).Name(n.Name).Body(body).Do(ctx).Error()
 }
 

@@ -74,9 +74,6 @@ func (r *Recorder) NodeEvent(warning bool, reason, message string) {
 	r.Event(*r.node, warning, reason, message)
 }
 
-// sinkTimeout bounds the request that writes an Event.
-const sinkTimeout = 10 * time.Second
-
 // sink writes Events to the API server.
 type sink struct {
 	c   rest.Interface
@@ -118,7 +115,7 @@ func (s *sink) do(e *v1.Event, r *rest.Request) (*v1.Event, error) {
 	s.requests.Add(1)
 	s.mu.Unlock()
 	defer s.requests.Done()
-	ctx, cancel := context.WithTimeout(s.ctx, sinkTimeout)
+	ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
 	defer cancel()
 	out := &v1.Event{}
 	err := r.Do(ctx).Into(out)

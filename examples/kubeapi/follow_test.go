@@ -1,7 +1,11 @@
 package kubeapi
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -9,7 +13,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/go-proxier/proxier/tracker"
 )
 
 func object(name, version string) *v1.Service {
@@ -109,4 +116,35 @@ func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
 	list.Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 	node.Replace(list.List(), "1")
 	check("without a namespace", "set n1")
+}
+
+// TestOtherNodesAreIgnored watches an API server that has events of another Node, too.
+func TestOtherNodesAreIgnored(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "/nodes") || r.URL.Query().Get("watch") == "" || r.URL.Query().Get("sendInitialEvents") != "" {
+			serveLists(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		for i, e := range []string{"ADDED other", "DELETED other", "DELETED a", "ADDED n", "DELETED n"} {
+			typ, name, _ := strings.Cut(e, " ")
+			fmt.Fprintf(w, `{"type":%q,"object":{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"resourceVersion":"%d"}}}`+"\n", typ, name, i+2)
+		}
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	t.Cleanup(s.CloseClientConnections)
+	c, err := NewClient(&rest.Config{Host: s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var got []string
+	h := handlerOf(func(string) {})
+	h.SetNode = func(n *v1.Node) { got = append(got, "set "+n.Name) }
+	h.DeleteNode = func() { got = append(got, "gone"); cancel() }
+	Follow(ctx, c, tracker.Selector{}, "n", h, slog.New(slog.DiscardHandler))
+	if want := []string{"set n", "gone"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
 }

@@ -182,8 +182,10 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 		}
 		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		lw := r.ListWatch("services", &cache.ListWatch{
-			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return nil, do(o) },
-			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return watch.NewEmptyWatch(), do(o) },
+			ListWithContextFunc: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return nil, do(o) },
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return watch.NewEmptyWatch(), do(o)
+			},
 		}, selector)
 		_, list := lw.ListWithContext(t.Context(), metav1.ListOptions{})
 		_, watched := lw.WatchWithContext(t.Context(), metav1.ListOptions{})

@@ -40,8 +40,9 @@ type World struct {
 	handing sync.Mutex
 
 	mu sync.Mutex
-	// node is this node's object, or nil.
+	// node is this node's object, or nil. gone is set after its deletion was logged.
 	node *v1.Node
+	gone bool
 	// own holds the last result of Own.
 	own []netip.Addr
 	// cidrs are the ranges of cluster IPs, by the name of the ServiceCIDR object.
@@ -375,7 +376,7 @@ func (w *World) SetNode(n *v1.Node) {
 		w.Failed(errors.New("the node's podCIDRs changed: restart needed"))
 		return
 	}
-	w.node = n
+	w.node, w.gone = n, false
 	w.setIneligible(health.WhyIneligible(n))
 	w.trackNode()
 	w.setServiceCIDRs()
@@ -396,7 +397,10 @@ func (w *World) nodeGone(discard bool) {
 	defer w.mu.Unlock()
 	if !discard {
 		w.setIneligible("the Node object was deleted")
-		w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
+		if !w.gone {
+			w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
+		}
+		w.gone = true
 		return
 	}
 	w.setIneligible("")
