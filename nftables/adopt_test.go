@@ -99,7 +99,7 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 }
 
 // TestTablesWithFormerTypesAreReplaced starts on tables whose maps of buckets have the types of earlier
-// versions, and on a table that counts packets by their rules.
+// versions, and beside a table that counts packets, which goes.
 func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -138,7 +138,7 @@ func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	r.nft("flush ruleset; " + former)
 	r.cursor.Detach()
 	r.backend.Close()
-	b, err := open(t.Context(), Config{NetNS: r.host.File(), CountPackets: true}, withoutGrace)
+	b, err := open(t.Context(), Config{NetNS: r.host.File()}, withoutGrace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,8 +156,8 @@ func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	if now := r.nft("list table ip " + r.backend.name); strings.Contains(now, "classid . mark") || stable(now) == stable(listing) {
 		t.Errorf("the table is %s", now)
 	}
-	if out := r.nft("list table ip proxier-packets"); !strings.Contains(out, "10.96.0.1 . tcp . 80 counter packets 7 bytes 700") || !strings.Contains(out, "ct status dnat jump count") {
-		t.Errorf("packets are counted by %s", out)
+	if out := r.nft("list tables"); strings.Contains(out, "packets") {
+		t.Errorf("tables: %s", out)
 	}
 }
 

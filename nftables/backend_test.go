@@ -41,8 +41,6 @@ type rig struct {
 	limit int
 	// offload is Config.Offload.
 	offload *Offload
-	// countPackets is Config.CountPackets.
-	countPackets bool
 	// stages is Config.Stages.
 	stages Stages
 	// pools, if not nil, returns a configuration with other limits of pools.
@@ -107,7 +105,7 @@ func (r *rig) start() {
 	if r.pools != nil {
 		l = r.pools(l)
 	}
-	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, CountPackets: r.countPackets, Stages: r.stages}, l)
+	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, Stages: r.stages}, l)
 	if err != nil {
 		r.Fatal(err)
 	}

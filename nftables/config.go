@@ -31,7 +31,7 @@ type Config struct {
 	// Table is the name of the backend's table in each family, 1 to 55 bytes without
 	// blanks, quotes or slashes; "" means [DefaultTable]. The backend owns everything in
 	// it, and the tables of the same name with the suffixes "-shadow" (see
-	// [Backend.Apply]) and "-packets" (see CountPackets), and touches nothing else. A name may not
+	// [Backend.Apply]) and "-packets" (of version 0.2.0), and touches nothing else. A name may not
 	// end in these suffixes, nor be "proxier-probe".
 	Table string
 	// Families are the address families to program; nil means both. Services of another
@@ -59,10 +59,6 @@ type Config struct {
 	// flowtable; nil means no offload. [New] returns a [*dataplane.UnsupportedError] if the
 	// kernel has no flowtables.
 	Offload *Offload
-	// CountPackets counts the packets and bytes of each Service in both directions, in a table of its
-	// own. Every packet of a translated connection then looks up a counter. See [Backend.Traffic], and
-	// DESIGN.md for what is missed.
-	CountPackets bool
 	// Stages says where the rules stand among those of other programs, and which stages those have. The
 	// zero value has all at their usual place.
 	Stages Stages
@@ -140,8 +136,7 @@ const defaultStickyClients = 1 << 20
 // orphan the tables of earlier versions.
 func stagingOf(table string) string { return table + "-shadow" }
 
-// packetsOf returns the name of the table that counts the packets of the connections that the table
-// of the given name translates.
+// packetsOf returns the name of the table that counted packets in version 0.2.0.
 func packetsOf(table string) string { return table + "-packets" }
 
 // probeTable is the name of a table that is created and deleted in one transaction, so

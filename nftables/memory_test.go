@@ -150,7 +150,7 @@ func (m *memory) alter(f tracker.Family, change func(*memoryTable)) {
 func (m *memory) object(id tableID, r kernel.Rules, o *model.Object) syscall.Errno {
 	t := m.tables[id]
 	switch o.Kind {
-	case model.CreateTable, model.CreateNewTable, model.PacketCounters:
+	case model.CreateTable, model.CreateNewTable:
 		if t == nil {
 			t = &memoryTable{
 				Head: kernel.Head{Exists: true, Handle: m.handle()}, family: id.family,
@@ -160,12 +160,7 @@ func (m *memory) object(id tableID, r kernel.Rules, o *model.Object) syscall.Err
 		} else if o.Kind == model.CreateNewTable {
 			return syscall.EEXIST
 		}
-		if o.Kind != model.PacketCounters {
-			return 0
-		}
-		if errno := m.newSet(t, layout.Packets, layout.MaxPackets); errno != 0 {
-			return errno
-		}
+		return 0
 	case model.DeleteTable:
 		if t == nil {
 			return syscall.ENOENT
@@ -722,7 +717,7 @@ func (t *memoryTable) describe() (out []string) {
 		}
 	}
 	for name, set := range t.sets {
-		if set.of >= layout.FirstAllowed && set.of != layout.Packets || set.of == layout.RangeSources {
+		if set.of >= layout.FirstAllowed || set.of == layout.RangeSources {
 			for _, e := range set.elements {
 				line("%s %x %x", name, e.Key, e.KeyEnd)
 			}

@@ -6,7 +6,6 @@ import (
 	"syscall"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -24,13 +23,6 @@ func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
 		if err := b.probeTable(f, false); err != nil {
 			return err
-		}
-		if b.config.CountPackets {
-			w := b.conn.NewWriter(probeTable, kernel.Rules{Family: f})
-			w.Add(&model.Tx{Objects: packetCounterObjects(f)})
-			if err := b.probeWriter(w, f); err != nil {
-				return err
-			}
 		}
 		if b.config.Offload == nil {
 			continue

@@ -180,7 +180,7 @@ func TestConformanceOfReloadedTables(t *testing.T) {
 		if strings.HasSuffix(tb.Name(), "/changes_under_load") || strings.HasSuffix(tb.Name(), "/frontends_that_move") {
 			tb.Skip("connections that begin while the tool replaces the tables may be refused")
 		}
-		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, CountPackets: true})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 		if err != nil {
 			tb.Fatal(err)
 		}

@@ -28,7 +28,7 @@ type Renderer struct {
 }
 
 // NewRenderer returns a Renderer of the table that a [Backend] with the configuration writes in a
-// family. It uses c.Table, c.MasqueradeMark, c.StickyClients, c.Clients, c.Offload and c.CountPackets. The
+// family. It uses c.Table, c.MasqueradeMark, c.StickyClients, c.Clients and c.Offload. The
 // error wraps [ruleset.ErrConfig].
 //
 // With c.Offload, the flowtable and the set fast-path-interfaces are empty: the caller adds interfaces to
@@ -81,7 +81,6 @@ func (r *Renderer) fill(d *ruleset.Delta, t *Transaction) (map[tracker.Key]error
 	}
 	table.Create(nil, false, create)
 	table.Hook(create)
-	t.counts = r.config.CountPackets
 	r.tables = model.NewTables(table)
 	return r.tables.Fill(context.Background(), d, &t.parts, create, nil, func() (map[tracker.Key]bool, error) { return map[tracker.Key]bool{}, nil })
 }
@@ -101,11 +100,9 @@ func (r *Renderer) update(d *ruleset.Delta, t *Transaction) (map[tracker.Key]err
 // Transaction is a change of the table of one family, as a value. Its methods other than Revert may be
 // called concurrently. The zero value must not be used.
 type Transaction struct {
-	table string
-	rules kernel.Rules
-	parts recorder
-	// counts is set if the transaction creates the table that counts packets, too.
-	counts bool
+	table  string
+	rules  kernel.Rules
+	parts  recorder
 	revert func()
 }
 
@@ -171,12 +168,7 @@ func (t *Transaction) String() string {
 	for _, tx := range t.parts {
 		text.Add(tx)
 	}
-	if !t.counts {
-		return text.String()
-	}
-	packets := kernel.NewText(packetsOf(t.table), t.rules)
-	packets.Add(&model.Tx{Objects: packetCounterObjects(t.rules.Family)})
-	return text.String() + packets.String()
+	return text.String()
 }
 
 // Revert makes the Renderer forget the transaction, which must be its last one and was not applied, and

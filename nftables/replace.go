@@ -30,7 +30,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 			return err
 		}
 		if failed, err = b.replaceOnce(ctx, d); err == nil {
-			err = kernel.IgnoreInterrupted(b.keepPacketCounters())
+			err = kernel.IgnoreInterrupted(b.deletePacketCounters())
 		}
 		if err == nil {
 			err = kernel.IgnoreInterrupted(b.examine(false))

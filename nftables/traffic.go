@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"strings"
 	"syscall"
 
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -18,12 +16,8 @@ import (
 
 // Traffic reads the counters in the backend's tables. Known is connections, refused and
 // dropped packets: rules see the first packet of a connection only. [Backend.Apply] blocks while
-// Traffic reads.
-//
-// With [Config].CountPackets, Known has packets and bytes, too: of both directions, with IP headers,
-// after the kernel has merged what it merges (GRO, GSO). DESIGN.md says what they miss, and has the
-// limits of counters. The kernel forwards a connection that it cannot count. A connection whose
-// endpoint is replaced while the rules handle its first packet may be counted twice.
+// Traffic reads. A connection whose endpoint is replaced while the rules handle its first packet may be
+// counted twice. DESIGN.md has the limits of counters.
 //
 // Counters stay in place when the contents of the tables are replaced, even by another process. If the tables
 // themselves must be replaced, Apply copies the counters, and misses the connections of some milliseconds. A frontend
@@ -44,9 +38,6 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	for _, t := range b.tables.List {
 		r := reader{ctx: ctx, conn: b.conn, table: b.name, family: t.Family}
 		counted, err := r.counters()
-		if err == nil && b.config.CountPackets {
-			err = r.packets(packetsOf(b.config.Table), counted)
-		}
 		owners := owners{}
 		if err == nil && len(counted) != 0 {
 			owners, err = r.owners()
@@ -60,14 +51,8 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 		b.prune(t.Family, counted, owners)
 		counted.sum(owners, out.Services)
 	}
-	if b.config.CountPackets {
-		out.Known |= packetCounters
-	}
 	return out, nil
 }
-
-// packetCounters are the counters of the table that counts packets.
-const packetCounters = dataplane.CountsPackets | dataplane.CountsBytes
 
 // Traffic reads the counters in the tables of a [Backend] with the same configuration, in this
 // process or another, as [Backend.Traffic] does. It changes nothing. Names of Service ports
@@ -81,18 +66,12 @@ const trafficPurpose = "read traffic"
 
 // readTraffic reads the counters of the tables with which read calls its argument.
 func readTraffic(read func(func(reader) error) error) (*dataplane.Traffic, error) {
-	out, known, packets := newTraffic(), true, true
+	out, known := newTraffic(), true
 	err := read(func(r reader) error {
 		counted, err := r.counters()
 		if errors.Is(err, syscall.ENOENT) {
 			known = false
 			return nil
-		}
-		if err == nil {
-			err = r.packets(packetsOf(strings.TrimSuffix(r.table, stagingOf(""))), counted)
-			if errors.Is(err, syscall.ENOENT) {
-				packets, err = false, nil
-			}
 		}
 		var owners owners
 		if err == nil && len(counted) != 0 {
@@ -106,8 +85,6 @@ func readTraffic(read func(func(reader) error) error) (*dataplane.Traffic, error
 		return nil, err
 	case !known:
 		return &dataplane.Traffic{}, nil
-	case packets:
-		out.Known |= packetCounters
 	}
 	return out, nil
 }
@@ -125,30 +102,19 @@ type counterKey struct {
 	at  string
 }
 
-// count is the value of a counter.
-type count struct{ packets, bytes uint64 }
-
-// counters holds the counters of one family.
-type counters map[counterKey]count
+// counters holds the packets that the counters of one family counted.
+type counters map[counterKey]uint64
 
 // counters reads the table's counters.
 func (r reader) counters() (counters, error) {
 	out := counters{}
 	for _, s := range layout.TrafficSets() {
-		err := r.each(s, func(e kernel.Element) { out[counterKey{s, string(e.Key)}] = count{packets: e.Packets()} })
+		err := r.each(s, func(e kernel.Element) { out[counterKey{s, string(e.Key)}] = e.Packets() })
 		if err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
-}
-
-// packets adds the counters of the table that counts packets.
-func (r reader) packets(table string, to counters) error {
-	r.table = table
-	return r.each(layout.Packets, func(e kernel.Element) {
-		to[counterKey{layout.Packets, string(e.Key)}] = count{e.Packets(), e.Bytes()}
-	})
 }
 
 // sum adds the counters to the Service ports that own their destinations.
@@ -161,14 +127,11 @@ func (c counters) sum(o owners, to map[tracker.Key]dataplane.Counters) {
 		total := to[owner]
 		switch k.set {
 		case layout.Connections:
-			total.Connections += n.packets
+			total.Connections += n
 		case layout.Refused:
-			total.Refused += n.packets
+			total.Refused += n
 		case layout.Dropped:
-			total.Dropped += n.packets
-		case layout.Packets:
-			total.Packets += n.packets
-			total.Bytes += n.bytes
+			total.Dropped += n
 		}
 		to[owner] = total
 	}
@@ -210,21 +173,13 @@ func (b *Backend) prune(f tracker.Family, c counters, o owners) {
 	}
 	for s, list := range lists {
 		for part := range list.Parts(b.conn.Limit() / 2) {
-			w := b.conn.NewWriter(b.tableOf(s))
+			w := b.conn.NewWriter(b.name)
 			w.DeleteElements(f, s, part)
 			if err := b.conn.Commit(w); err != nil {
 				b.logLost(err)
 			}
 		}
 	}
-}
-
-// tableOf returns the name of the table with a set of counters.
-func (b *Backend) tableOf(s layout.Set) string {
-	if s == layout.Packets {
-		return packetsOf(b.config.Table)
-	}
-	return b.name
 }
 
 // deleteLost deletes the counters of destinations. The transaction adds each element
@@ -234,11 +189,7 @@ func (b *Backend) deleteLost(lost []model.Destination) {
 	if len(lost) == 0 {
 		return
 	}
-	all := layout.TrafficSets()
-	sets := all[:]
-	if b.config.CountPackets {
-		sets = append(sets, layout.Packets)
-	}
+	sets := layout.TrafficSets()
 	for _, f := range b.config.Families {
 		list := &kernel.Elements{}
 		for i := range lost {
@@ -249,7 +200,6 @@ func (b *Backend) deleteLost(lost []model.Destination) {
 		for part := range list.Parts(b.conn.Limit() / (2*len(sets) + 1)) {
 			w := b.conn.NewWriter(b.name)
 			for _, s := range sets {
-				w.Use(b.tableOf(s))
 				w.AddElements(f, s, part)
 				w.DeleteElements(f, s, part)
 			}
@@ -264,97 +214,20 @@ func (b *Backend) logLost(err error) {
 	b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 }
 
-// keepPacketCounters creates the tables that count packets if they are missing or differ, and without
-// Config.CountPackets deletes those of an earlier process. It leaves tables with counters in place.
-// A table of its own serves through all replacements of the others, so no packet is missed or
-// counted twice.
-func (b *Backend) keepPacketCounters() error {
-	table := packetsOf(b.config.Table)
-	var rules []kernel.Rules
+// deletePacketCounters deletes the tables that count packets, which version 0.2.0 had.
+func (b *Backend) deletePacketCounters() error {
+	w := b.conn.NewWriter(packetsOf(b.config.Table))
 	for _, f := range b.config.Families {
-		rules = append(rules, kernel.Rules{Family: f})
-	}
-	w := b.conn.NewWriter(table, rules...)
-	for _, f := range b.config.Families {
-		head, err := b.conn.Table(table, f)
+		head, err := b.conn.Table(packetsOf(b.config.Table), f)
 		if err != nil {
 			return err
 		}
-		sound, kept := false, false
-		if head.Exists && b.config.CountPackets {
-			if sound, kept, err = b.hasPacketCounters(f); err != nil {
-				return err
-			}
-		}
-		switch {
-		case head.Exists && kept && !sound:
-			w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteRules, Family: f}}})
-		case head.Exists && !sound:
+		if head.Exists {
 			w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
-		}
-		if b.config.CountPackets && !sound {
-			w.Add(&model.Tx{Objects: packetCounterObjects(f)})
 		}
 	}
 	if err := b.conn.Commit(w); err != nil {
-		return fmt.Errorf("cannot write the tables that count packets: %w", err)
+		return fmt.Errorf("cannot delete the tables that count packets: %w", err)
 	}
 	return nil
-}
-
-// examinePacketCounters returns a drift error if a table that counts packets is missing or altered.
-func (b *Backend) examinePacketCounters() error {
-	if !b.config.CountPackets {
-		return nil
-	}
-	for _, f := range b.config.Families {
-		sound, _, err := b.hasPacketCounters(f)
-		switch {
-		case err != nil:
-			return err
-		case !sound:
-			return drifted(f, "the table that counts packets is missing or altered")
-		}
-	}
-	return nil
-}
-
-// packetCounterObjects creates the table that counts packets.
-func packetCounterObjects(f tracker.Family) []model.Object {
-	return []model.Object{{Kind: model.PacketCounters, Family: f}}
-}
-
-// hasPacketCounters reports whether the table that counts packets is as this package creates it. kept
-// reports whether new rules suffice to make it so: then its counters stay.
-func (b *Backend) hasPacketCounters(f tracker.Family) (sound, kept bool, err error) {
-	table := packetsOf(b.config.Table)
-	head, err := b.conn.Table(table, f)
-	if err != nil || !head.Exists || head.Flags != 0 {
-		return false, false, err
-	}
-	sets, err := b.conn.Sets(table, f)
-	if err != nil || len(sets) != 1 || !sets[layout.Packets.Name()].Is(layout.Packets.Spec(f)) {
-		return false, false, err
-	}
-	chains, err := b.conn.Chains(table, f)
-	if err != nil {
-		return false, false, err
-	}
-	rules, err := b.conn.Rules(table, f)
-	if err != nil {
-		return false, false, err
-	}
-	counts := map[string]int{}
-	for _, r := range rules {
-		counts[r.Chain]++
-	}
-	base, want := kernel.Rules{Family: f}.Outline(packetCounterObjects(f))
-	missing := len(want)
-	for name, chain := range chains {
-		if _, ok := want[name]; !ok || !chain.Is(base[name]) {
-			return false, false, nil
-		}
-		missing--
-	}
-	return missing == 0 && maps.Equal(counts, want), true, nil
 }

@@ -22,7 +22,6 @@ const (
 	verdictChain = 2
 
 	exprData       = 2
-	counterBytes   = 1
 	counterPackets = 2
 
 	listElem = 1

@@ -114,26 +114,6 @@ const (
 	resetPriority = `meta priority set none`
 )
 
-// packetChains are the chains of the table that counts the packets of translated connections by their
-// original destinations. Each packet passes one of its two hooks, in both directions: postrouting if it
-// leaves the node or goes to the node itself, and otherwise input. The protocol is the connection's, not
-// the packet's, which may be an ICMP error.
-const packetChains = `
-chain count {
-	ct protocol tcp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }
-	ct protocol udp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }
-	ct protocol sctp update @packets { ct original ip daddr . ct protocol . ct original proto-dst counter }
-}
-chain count-input {
-	type filter hook input priority 0; policy accept;
-	iifname != "lo" ct status dnat jump count
-}
-chain count-postrouting {
-	type filter hook postrouting priority 0; policy accept;
-	ct status dnat jump count
-}
-`
-
 // ChainSpec is a chain as it is written. Hook is the line of nft with base, "" for a chain without a hook.
 type ChainSpec struct {
 	Name  string
@@ -250,8 +230,6 @@ func (w Rules) chainsOf(o *model.Object) []ChainSpec {
 		return []ChainSpec{{Name: h.Chooser(), Rules: w.stickyChooser(h)}}
 	case model.StickyChain:
 		return []ChainSpec{{Name: h.Chain(), Rules: stickyChain(h)}}
-	case model.PacketCounters:
-		return chainsIn(packetChains)
 	case model.FixedChains, model.BaseChains:
 		return slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return (c.Base != nil) != (o.Kind == model.BaseChains) })
 	}

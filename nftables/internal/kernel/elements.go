@@ -173,9 +173,6 @@ type Element struct {
 // Packets returns the number of packets of an element with a counter.
 func (e *Element) Packets() uint64 { return e.counter(counterPackets) }
 
-// Bytes returns the number of bytes of an element with a counter.
-func (e *Element) Bytes() uint64 { return e.counter(counterBytes) }
-
 func (e *Element) counter(typ int) uint64 {
 	expression := parse(e.Expr)
 	values := parse(expression[exprData])

@@ -130,12 +130,6 @@ func (w *Writer) object(o *model.Object) {
 	case model.SourceRule:
 		// The rule comes before the others of the chain.
 		w.rule(f, layout.ChainFirewallCheck, o.Size, 0, w.rules[index(f)].SourceRule(o))
-	case model.PacketCounters:
-		w.newTable(f, 0)
-		w.newSet(f, layout.Packets, layout.MaxPackets)
-		for _, c := range w.rules[index(f)].Chains(o) {
-			w.chain(f, c.Name, c.Base, c.Rules)
-		}
 	case model.DeleteChain:
 		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, o.Name)
 	default:

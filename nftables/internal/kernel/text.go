@@ -115,9 +115,6 @@ func (t *Text) object(o *model.Object) {
 		t.command("insert rule", layout.ChainFirewallCheck+" "+t.rules.SourceRule(o))
 	case model.DeleteChain:
 		t.command("delete chain", o.Name)
-	case model.PacketCounters:
-		t.set(layout.Packets, layout.MaxPackets)
-		t.chains(o)
 	default:
 		t.chains(o)
 	}

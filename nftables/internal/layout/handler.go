@@ -104,8 +104,8 @@ func choiceName(buckets int, by tracker.Hash) string {
 // MaxHandlers is the largest number of handlers that exist: for single ports and for ranges,
 // eight for each of the 80 numbers of buckets that BucketsFor returns for up to 1,048,576
 // endpoints and for each of the 9 sizes of a table with each of 2 hashes, eight for sticky pools,
-// and eight without a pool. There is room for all of them in a dispatch key.
-const MaxHandlers = 2 * (8*(80+2*9) + 8 + 8)
+// and six without a pool. There is room for all of them in a dispatch key.
+const MaxHandlers = 2 * (8*(80+2*9) + 8 + 6)
 
 // StickyHandler is how connections to a sticky pool are handled. Pools share it. Each has a
 // chain, which exists while a pool needs it and a little longer.

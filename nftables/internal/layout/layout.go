@@ -89,20 +89,7 @@ const (
 	LastOfRanges  = ShiftTo
 
 	SetCount = FirstAllowed + 129
-
-	// Packets is the set of the table that counts packets, which has no other set.
-	Packets = SetCount
 )
-
-// The chains of the table that counts packets.
-const (
-	ChainPackets    = "count"
-	ChainPacketsIn  = "count-input"
-	ChainPacketsOut = "count-postrouting"
-)
-
-// MaxPackets is the largest number of destinations whose packets are counted, in each family.
-const MaxPackets = 1 << 20
 
 // EndpointsOf returns the map of the endpoints of a protocol's pools without client affinity. Each
 // protocol has a map, because the nft tool loads a rule that translates a port only if it names the
@@ -119,9 +106,6 @@ func EndpointsOf(p v1.Protocol) Set {
 
 // Name returns the set's name in the table.
 func (s Set) Name() string {
-	if s == Packets {
-		return "packets"
-	}
 	if s >= FirstAllowed {
 		return fmt.Sprintf("allowed-sources-%d", s-FirstAllowed)
 	}

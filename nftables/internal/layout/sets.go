@@ -94,7 +94,7 @@ func (s Set) Spec(f tracker.Family) Spec {
 		key, data = []field{class}, []field{addr, port}
 	case StickyClients:
 		key, data, flags = []field{class, addr}, []field{class}, setTimeout|setEval
-	case Connections, Refused, Dropped, Packets:
+	case Connections, Refused, Dropped:
 		key, flags = []field{addr, proto, port}, setEval
 	case ClusterIPs:
 		key = []field{addr}

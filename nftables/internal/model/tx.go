@@ -54,7 +54,6 @@ const (
 	UnuseRanges                       // rewrite them, so that they do not
 	SourceRule                        // Size is the length of the prefixes of allowed sources
 	DeleteChain                       // Name, with its rules
-	PacketCounters                    // the table that counts packets, with its set and chains
 )
 
 // Object is the creation or deletion of an object. Kind determines the other fields in use.
@@ -72,7 +71,7 @@ type Object struct {
 // objectBytes holds upper bounds of the bytes of most kinds of objects in a transaction.
 var objectBytes = [...]int{
 	FixedChains: 12 << 10, BaseChains: 6 << 10, StickyChains: 3328, RangeStickyChains: 3328, RangeChains: 3584, UseRanges: 5120,
-	UnuseRanges: 5120, ChooserChain: 3072, StickyChain: 2048, NewSet: 320, PacketCounters: 0,
+	UnuseRanges: 5120, ChooserChain: 3072, StickyChain: 2048, NewSet: 320, DeleteChain: 0,
 }
 
 // bytes returns an upper bound of the object's bytes in a transaction.

@@ -73,8 +73,6 @@ type Config struct {
 	TrafficMetrics bool
 	// Flavor is the flavor of iptables in modes iptables and ipvs.
 	Flavor Flavor
-	// CountPackets counts packets and bytes of Services in mode nftables.
-	CountPackets bool
 	// StartupTaint is the key of the taints that the agent removes from its Node when the rules are in
 	// effect, or "".
 	StartupTaint string
@@ -197,9 +195,6 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	case out.ResetVanished > 0 && out.Mode != ModeNFTables && out.Mode != ModeIPTables:
 		out.Notes = append(out.Notes, "--"+resetFlag+" has no effect in mode "+out.Mode)
 		out.ResetVanished = 0
-	}
-	if out.CountPackets && out.Mode != ModeNFTables {
-		out.Notes = append(out.Notes, "--nftables-count-packets has no effect in mode "+out.Mode)
 	}
 	if out.Flavor != FlavorAuto && out.Mode != ModeIPTables && out.Mode != ModeIPVS {
 		return nil, fmt.Errorf("--%s is for modes iptables and ipvs, and the mode is %s", flavorFlag, out.Mode)

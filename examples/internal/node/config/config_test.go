@@ -593,7 +593,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "nftables-count-packets", "log-every-sync", flavorFlag, drainFlag,
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "log-every-sync", flavorFlag, drainFlag,
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {

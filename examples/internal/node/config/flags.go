@@ -68,7 +68,7 @@ func (fl *Flags) ignored(name string) bool {
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
 		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only", "log-file", "log-every-sync",
-		resetFlag, "remove-startup-taint", "nftables-count-packets", flavorFlag, drainFlag,
+		resetFlag, "remove-startup-taint", flavorFlag, drainFlag,
 	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
@@ -131,7 +131,6 @@ func (fl *Flags) addOwn() {
 		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root. In a container, the folder where the host's /sys/fs/cgroup is mounted")
 		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for service meshes that redirect connections in the pod")
 		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
-		f.BoolVar(&fl.out.CountPackets, "nftables-count-packets", false, "count the packets and bytes of each Service in both directions, for top and --service-traffic-metrics, in mode nftables; each packet of a connection to a Service costs a look-up")
 		f.Var(choice[Flavor]{&fl.out.Flavor, []string{"auto", string(FlavorNFT), string(FlavorLegacy)}}, flavorFlag, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto, which is chosen at the start as in kube-proxy's image: the flavor with a chain of kubelet, or else the one with more rules, or else that of the program iptables-restore")
 		f.DurationVar(&fl.out.DrainLimit, drainFlag, 0, "how long connections to a removed endpoint, or to an address that its Service has lost, may stay open, in mode ipvs and after a change from it; 0 means 15m for a lost address, and no limit for others. Until the last one ends, the node refuses new connections to the lost address, even if another host or a process of the node has it")
 		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint is gone that did not terminate, as when its pod is deleted by force, for example after its node failed, TCP connections to it are ended by RST, in modes nftables and iptables; 0 leaves them alone. Pods that leave a Service by a change of their labels lose their connections, too")

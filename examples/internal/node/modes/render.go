@@ -88,7 +88,7 @@ func NewRenderer(c *config.Config, families []tracker.Family) (Renderer, error) 
 
 // nftablesConfig returns the configuration of mode nftables.
 func nftablesConfig(s Settings) nftables.Config {
-	c := nftables.Config{Families: s.Families, MasqueradeMark: s.MasqueradeMark, Clients: s.Clients, CountPackets: s.CountPackets, NetNS: s.NetNS, Log: s.Log}
+	c := nftables.Config{Families: s.Families, MasqueradeMark: s.MasqueradeMark, Clients: s.Clients, NetNS: s.NetNS, Log: s.Log}
 	if len(s.Offload) != 0 {
 		c.Offload = &nftables.Offload{Interfaces: s.Offload}
 	}

@@ -90,7 +90,6 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 	}
 }
 
-// TestPacketsAndBytesOfServices runs the agent with --nftables-count-packets and sends data to a
 // Service. Its metrics and top must show it; without the flag top has no rate.
 func TestPacketsAndBytesOfServices(t *testing.T) {
 	t.Parallel()

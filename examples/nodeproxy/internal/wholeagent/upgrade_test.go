@@ -39,9 +39,6 @@ func buildRelease(t *testing.T) string {
 // upgradeFlags are the flags with which an agent has all metrics that do not need an API server.
 func upgradeFlags(mode string) []string {
 	flags := []string{"--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics", "--nodeport-addresses", "primary,localhost"}
-	if mode == "nftables" {
-		flags = append(flags, "--nftables-count-packets")
-	}
 	if mode != "userspace" {
 		flags = append(flags, "--reset-connections-of-vanished-endpoints", "10s")
 	}
