@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -90,9 +91,11 @@ type Backend struct {
 	// running counts the goroutines of sockets, connections and sessions.
 	running sync.WaitGroup
 
-	sockets  atomic.Int64
-	sessions sessions
-	stats    counters
+	sockets atomic.Int64
+	// listening has the places with a socket as keys.
+	listening sync.Map
+	sessions  sessions
+	stats     counters
 
 	connectionsMu sync.Mutex
 	connections   *fairshare.Table[*conn]
@@ -109,10 +112,8 @@ type Backend struct {
 // Listens reports whether the Backend has a listening socket at an address and port, for
 // [v1.ProtocolTCP] or [v1.ProtocolUDP].
 func (b *Backend) Listens(at netip.AddrPort, protocol v1.Protocol) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	bi := b.bindings[place{at, protocol}]
-	return bi != nil && bi.socket != nil
+	_, ok := b.listening.Load(place{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), protocol})
+	return ok
 }
 
 // Sockets returns the number of listening sockets in an address family.
@@ -477,9 +478,13 @@ func (b *Backend) update(bi *binding) error {
 		if bi.socket != nil {
 			bi.socket.close()
 			bi.socket = nil
-			b.socketClosed()
+			b.socketClosed(bi.place)
 		}
-	} else if err := b.listen(bi, r); err != nil {
+	} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, bi.at.Addr()) {
+		// Its program, such as node-local-dns, gets the connections until the address leaves the node.
+		k := r.service.now.Load().Key
+		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cluster IP is the node's own address, and left to the program that listens there", "error", err)
+	} else if err != nil {
 		return err
 	}
 	// The socket is open before the address is reachable.
@@ -532,12 +537,14 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		return err
 	}
 	b.sockets.Add(1)
+	b.listening.Store(bi.place, nil)
 	bi.heard = who
 	return nil
 }
 
 // socketClosed counts a listening socket as closed.
-func (b *Backend) socketClosed() {
+func (b *Backend) socketClosed(p place) {
+	b.listening.Delete(p)
 	b.sockets.Add(-1)
 	b.config.Sockets.Give()
 }
@@ -610,7 +617,7 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	for _, bi := range b.bindings {
 		if bi.socket != nil {
 			bi.socket.close()
-			b.socketClosed()
+			b.socketClosed(bi.place)
 		}
 	}
 	ended := make(chan struct{})

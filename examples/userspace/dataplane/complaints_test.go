@@ -3,8 +3,10 @@ package dataplane
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -93,5 +95,46 @@ func TestTakenPortIsReportedOnce(t *testing.T) {
 	}
 	if n := strings.Count(logged.String(), "cannot listen"); n != 1 || !strings.Contains(logged.String(), "ns/node-port") {
 		t.Errorf("%d lines, of them the first are\n%.1000s", n, logged)
+	}
+}
+
+// ownAddresses is a node whose interface has 127.0.0.1.
+type ownAddresses struct{ noAddresses }
+
+func (ownAddresses) Own() ([]netip.Addr, error) {
+	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+}
+
+// TestListenerAtTheNodesAddressKeepsIt has a program at a cluster IP that it has added to the node, as
+// node-local-dns does. That is no failure, and when the program ends, the Service is served.
+func TestListenerAtTheNodesAddressKeepsIt(t *testing.T) {
+	t.Parallel()
+	for _, proto := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+		w, log := logging(t, Config{Addresses: ownAddresses{}})
+		at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t, strings.ToLower(string(proto))))
+		var program io.Closer
+		var err error
+		if proto == v1.ProtocolTCP {
+			program, err = net.Listen("tcp", at.String())
+		} else {
+			program, err = net.ListenPacket("udp", at.String())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.service("dns", proto, at.Port())
+		w.endpoints("dns", proto, netip.MustParseAddrPort("127.0.0.1:9"))
+		w.sync()
+		w.cursor.Resync()
+		w.sync()
+		if n := strings.Count(log.String(), "left to the program that listens there"); n != 1 || w.backend.Listens(at, proto) {
+			t.Errorf("%s: log %q, listens %t", proto, log.String(), w.backend.Listens(at, proto))
+		}
+		program.Close()
+		w.cursor.Resync()
+		w.sync()
+		if !w.backend.Listens(at, proto) {
+			t.Errorf("%s: not served after the program ended", proto)
+		}
 	}
 }

@@ -32,6 +32,8 @@
 // # Limits
 //
 //   - Endpoints see an address of the node in place of the client's.
+//   - An endpoint at which the process itself listens for a Service is not used, because it would lead back.
+//   - A cluster IP that an interface of the node has is left to a program that listens at the port.
 //   - SCTP Services are left out and logged.
 //   - Ranges of ports are not served ([ruleset.PortRangesNone]): each port would need a socket.
 //   - Pods are recognized by address alone, not by interface ([ruleset.LocalTraffic]).

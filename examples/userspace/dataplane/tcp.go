@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
@@ -121,7 +124,7 @@ func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
 			break
 		}
 		s.enter(ep.Addr)
-		server, err := b.dial(c.ctx, ep.Addr)
+		server, err := b.dial(c.ctx, s, ep.Addr)
 		if err == nil && s.attach(ep.Addr, c) {
 			if c.join(server) {
 				s.made.Add(1)
@@ -145,10 +148,20 @@ func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
 	return nil, netip.AddrPort{}
 }
 
-func (b *Backend) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+// errOwnSocket is the error of an endpoint that leads back to this process.
+var errOwnSocket = errors.New("this process listens there for a Service")
+
+// dial dials an endpoint, unless the Backend listens there: the connection would come back, and go
+// around for ever.
+func (b *Backend) dial(ctx context.Context, s *service, to netip.AddrPort) (net.Conn, error) {
+	k := s.now.Load().Key
+	if b.Listens(to, k.Protocol) {
+		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "endpoint is not used: "+errOwnSocket.Error(), "endpoint", to)
+		return nil, errOwnSocket
+	}
 	ctx, cancel := context.WithTimeout(ctx, b.config.DialTimeout)
 	defer cancel()
-	return b.config.Dial(ctx, "tcp", to)
+	return b.config.Dial(ctx, strings.ToLower(string(k.Protocol)), to)
 }
 
 // conn is a client's connection and, once established, the connection to the endpoint.

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -133,9 +132,7 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 		if ep == nil {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(b.ctx, b.config.DialTimeout)
-		c, err := b.config.Dial(ctx, "udp", ep.Addr)
-		cancel()
+		c, err := b.dial(b.ctx, r.service, ep.Addr)
 		if err != nil { // no route, or too many open files
 			b.stats.dialFailures.Add(1)
 			b.config.Log.Debug("cannot reach endpoint", "service", r.service.now.Load().Key, "endpoint", ep, "error", err)
@@ -175,7 +172,7 @@ type session struct {
 
 // good reports whether the client's next datagram can use the session.
 func (s *session) good(r *rule) bool {
-	if s.closed.Load() || s.service != r.service {
+	if s.closed.Load() || s.service != r.service || s.socket.backend.Listens(s.endpoint, v1.ProtocolUDP) {
 		return false
 	}
 	now := s.service.now.Load()
