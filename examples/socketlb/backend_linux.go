@@ -40,6 +40,8 @@ type state struct {
 	pools     driver.Table[poolKey, []*tracker.Endpoint] // of slots
 	members   map[serviceID]map[memberKey]struct{}
 	addresses map[[16]byte]address
+	// own holds the node's addresses, and bound the cluster IPs among them.
+	own, bound map[netip.Addr]bool
 	// names are the keys of the Services in the model.
 	names map[serviceID]tracker.Key
 
@@ -153,7 +155,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	switch {
 	case b.closed:
 		return errClosed
-	case !d.Full && (b.frontends == nil || !slices.Equal(detects(b.node), detects(d.Node))):
+	case !d.Full && (b.frontends == nil || !slices.Equal(detects(b.node), detects(d.Node)) || !slices.Equal(b.node.ServiceCIDRs, d.Node.ServiceCIDRs)):
 		return ruleset.ErrNeedFull
 	}
 	failed, err := b.apply(d)
@@ -185,10 +187,11 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 		if found, err = b.adopt(); err != nil {
 			return nil, err
 		}
+		b.bound = map[netip.Addr]bool{}
 	}
 	b.node = d.Node
 	if d.Full || d.Node != d.OldNode {
-		if err := b.writeAddresses(); err != nil {
+		if err := b.writeAddresses(); err != nil && !(d.Full && errors.Is(err, errBound)) {
 			return nil, err
 		}
 	}
@@ -451,9 +454,13 @@ func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, 
 	if !serves(s) || len(f.Sources) != 0 {
 		return frontendValue{}, false
 	}
+	if f.Kind == ruleset.KindClusterIP && b.own[f.Addr] {
+		b.bound[f.Addr] = true
+		return frontendValue{}, false
+	}
 	id := idOf(s.Key)
 	poolOf := func(t ruleset.Target) pool {
-		if len(s.Pool(t)) == 0 {
+		if len(s.Pool(t)) == 0 || slices.ContainsFunc(s.Pool(t), b.dropped) {
 			return pool{}
 		}
 		return pool{uint32(t), uint32(b.slots.Len(poolKey{id, uint32(t)}))}
@@ -467,6 +474,12 @@ func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, 
 		}
 	}
 	return v, v.Node.Size != 0 || v.Pods.Size != 0
+}
+
+// dropped reports whether the backend behind drops packets to an endpoint that it did not translate
+// itself.
+func (b *Backend) dropped(ep *tracker.Endpoint) bool {
+	return slices.ContainsFunc(b.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(ep.Addr.Addr()) })
 }
 
 // writeFrontends writes the new and changed frontends of a change.
@@ -576,14 +589,22 @@ func (b *Backend) prunePools(changes []*ruleset.Change, found iter.Seq2[poolKey,
 	return nil
 }
 
-// writeAddresses writes the changes of the node's addresses.
+// errBound is an error of writeAddresses.
+var errBound = errors.New("the node got or lost an address that may be a cluster IP")
+
+// writeAddresses writes the changes of the node's addresses. It returns errBound if frontends
+// may have to be added or deleted because of them.
 func (b *Backend) writeAddresses() error {
 	list, err := b.host.addresses()
 	if err != nil {
 		return err
 	}
+	before, added := b.own, map[[16]byte]bool{}
+	b.own = map[netip.Addr]bool{}
 	want := map[[16]byte]address{}
 	for _, a := range list {
+		b.own[a] = true
+		added[a.As16()] = !before[a]
 		family := tracker.FamilyOf(a)
 		v := address{}
 		if b.node.NodePorts(family).Allows(a) {
@@ -613,6 +634,16 @@ func (b *Backend) writeAddresses() error {
 				return err
 			}
 			delete(b.addresses, a)
+		}
+	}
+	for a := range b.bound {
+		if !b.own[a] {
+			return errBound
+		}
+	}
+	for k := range b.frontends {
+		if added[k.Addr] {
+			return errBound
 		}
 	}
 	return nil

@@ -744,6 +744,65 @@ func TestCheckAddsNewNodeAddresses(t *testing.T) {
 	}
 }
 
+// TestClusterIPOfTheNodeIsLeftAlone gives the node the cluster IP of a Service, as node-local-dns does, and takes
+// it away.
+func TestClusterIPOfTheNodeIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nil)
+	clusterIPs := []string{"10.96.0.1", "fd00:10:96::1"}
+	l.set("web", 1, 2, backendtest.ExternalIPs(nodeAddr4), backendtest.NodePort(30080))
+	l.set("other", 2, 2)
+	check := func(alone bool, when string) {
+		t.Helper()
+		for _, a := range clusterIPs {
+			to := netip.AddrPortFrom(netip.MustParseAddr(a), 80).String()
+			for _, h := range []*netlab.Host{l.pod, l.nodeNS} {
+				if got := l.server(h, "", to); (got == left) != alone {
+					t.Errorf("%s, %s to %s: reached %q", when, h.Name, to, got)
+				}
+			}
+		}
+		for _, to := range []string{"10.96.0.2:80", nodeAddr4 + ":80", nodeAddr4 + ":30080"} {
+			if got := l.server(l.nodeNS, "", to); got == left {
+				t.Errorf("%s: %s is left alone", when, to)
+			}
+		}
+	}
+	drifts := func() {
+		t.Helper()
+		var drift *dataplane.DriftError
+		if err := l.backend.Check(t.Context()); !errors.As(err, &drift) {
+			t.Fatal(err)
+		}
+		l.cursor.Resync()
+		l.sync()
+		if err := l.backend.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.sync()
+	check(false, "at first")
+	for _, a := range clusterIPs {
+		p := netip.MustParsePrefix(a + "/32")
+		if p.Addr().Is6() {
+			p = netip.PrefixFrom(p.Addr(), 128)
+		}
+		if err := l.nodeNS.AddAddr("lo", p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drifts()
+	check(true, "with the addresses")
+	l.set("web", 1, 1, backendtest.ExternalIPs(nodeAddr4), backendtest.NodePort(30080))
+	l.sync()
+	check(true, "after a change")
+	if out, err := l.nodeNS.Run(t, "ip", "addr", "flush", "dev", "lo", "scope", "global"); err != nil {
+		t.Fatal(err, out)
+	}
+	drifts()
+	check(false, "without the addresses")
+}
+
 // TestCleanupRemovesEverything checks Owned and Cleanup.
 func TestCleanupRemovesEverything(t *testing.T) {
 	t.Parallel()

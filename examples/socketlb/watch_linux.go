@@ -2,6 +2,7 @@ package socketlb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -101,5 +102,8 @@ func (b *Backend) check() error {
 	if !maps.Equal(addresses, b.addresses) {
 		return drift("map addresses: entries differ from what was written")
 	}
-	return b.writeAddresses()
+	if err = b.writeAddresses(); errors.Is(err, errBound) {
+		err = drift("%v", err)
+	}
+	return err
 }
