@@ -14,8 +14,8 @@
 //
 // An endpoint vanished if it is missing from all EndpointSlices of a Service that still exists, and did not serve as a
 // terminating endpoint before. After [Config].Delay, unless it returned or another Service has it ([Config].Exists), a
-// packet of an established connection from an address of the Service to the endpoint is answered by RST. Not affected
-// are connections of a deleted Service, connections that did not use the Service, and other protocols.
+// packet of a connection from an address of the Service to the endpoint is answered by RST, even if the endpoint never
+// answered (SYN_SENT). Not affected are connections of a deleted Service, connections that did not use the Service, and other protocols.
 //
 // An endpoint does not vanish when its node fails. Kubernetes keeps it in its EndpointSlice until the Pod object is
 // deleted: when an operator deletes the Pod by force, gives the node the taint node.kubernetes.io/out-of-service, or

@@ -264,6 +264,75 @@ func TestConnectionsToVanishedEndpointEnd(t *testing.T) {
 	}
 }
 
+// TestHalfOpenConnectionsEnd has connections whose endpoint is gone before it answers the first packet.
+func TestHalfOpenConnectionsEnd(t *testing.T) {
+	s := newSite(t, Config{})
+	s.endpoints("web", ready("pod1"))
+	ended, n := map[string]chan error{}, 0
+	for _, to := range destinations[:2] {
+		s.conn("node", to, "pod1") // so that the node has the pod's link-layer address
+		n++
+	}
+	s.silence("pod1", true)
+	for _, to := range destinations {
+		for _, from := range []string{"client", "node"} {
+			c := make(chan error, 1)
+			ended[from+" to "+to] = c
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
+				defer cancel()
+				conn, err := s.hosts[from].Dial(ctx, "tcp", "", to)
+				if err == nil {
+					conn.Close()
+				}
+				c <- err
+			}()
+			n++
+			s.tracked(n)
+		}
+	}
+	s.endpoints("web", ready("pod2"))
+	s.write()
+	for what, c := range ended {
+		if err := <-c; !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%s: %v, want ECONNREFUSED", what, err)
+		}
+	}
+	s.conn("client", "10.96.0.1:80", "pod2")
+}
+
+// tracked waits until connection tracking has n connections to pod1.
+func (s *site) tracked(n int) {
+	s.t.Helper()
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
+		got := 0
+		err := s.hosts["node"].Do(func() error {
+			for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				family := map[tracker.Family]netlink.InetFamily{tracker.IPv4: unix.AF_INET, tracker.IPv6: unix.AF_INET6}[f]
+				flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+				if err != nil {
+					return err
+				}
+				for _, flow := range flows {
+					if flow.Reverse.SrcIP.Equal(s.addr("pod1", f).AsSlice()) {
+						got++
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if got >= n {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("connection tracking has %d connections to pod1, want %d", got, n)
+		}
+	}
+}
+
 // TestConnectionsThroughRangesEnd has a range that keeps the ports, a shifted one, and a single port
 // of another Service in a range.
 func TestConnectionsThroughRangesEnd(t *testing.T) {
@@ -656,7 +725,7 @@ func TestRulesReadAsDocumented(t *testing.T) {
 		"ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @addresses-4",
 		"ct original ip6 daddr . ct original proto-dst . ip6 daddr . tcp dport @addresses-6",
 		"ct original proto-dst . ip daddr . tcp dport @nodeports-4",
-		"reject with tcp reset", "ct status dnat", "ct state established",
+		"reject with tcp reset", "ct status dnat",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)

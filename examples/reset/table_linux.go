@@ -36,7 +36,6 @@ const (
 const (
 	reg32          = 8      // NFT_REG32_00, the first register of four bytes
 	statusDNAT     = 1 << 5 // IPS_DST_NAT
-	stateKnown     = 1 << 1 // NF_CT_STATE_BIT(IP_CT_ESTABLISHED)
 	transportBytes = 4      // of an element: a port, padded
 )
 
@@ -193,23 +192,20 @@ func unsupported(feature string, err error) error {
 
 // rule returns the rule that looks up a packet in a set, in the words of nft:
 //
-//	meta nfproto F meta l4proto tcp ct status dnat ct state established
+//	meta nfproto F meta l4proto tcp ct status dnat
 //	ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @set counter reject with tcp reset
 //
-// The first part of the key is missing in the set of NodePorts.
+// The first part of the key is missing in the set of NodePorts. A connection without an answer is matched, too: its
+// entry in connection tracking sends each repeated SYN to the same endpoint.
 func rule(f family, set string, nodePort bool) []any {
 	out := []any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{f.nfproto}},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
-	}
-	for key, bit := range map[expr.CtKey]uint32{expr.CtKeySTATUS: statusDNAT, expr.CtKeySTATE: stateKnown} {
-		out = append(out,
-			&expr.Ct{Key: key, Register: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, bit), Xor: make([]byte, 4)},
-			&expr.Cmp{Register: 1, Op: expr.CmpOpNeq, Data: make([]byte, 4)},
-		)
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, statusDNAT), Xor: make([]byte, 4)},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpNeq, Data: make([]byte, 4)},
 	}
 	at := uint32(reg32)
 	add := func(size uint32, e func(register uint32) any) {
