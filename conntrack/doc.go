@@ -22,8 +22,7 @@
 //   - flows to a frontend of the Service that were sent to an address that is no longer an endpoint, or to an
 //     endpoint that is no longer ready or serving;
 //   - flows that were sent to an endpoint of a Service, or through a frontend of it, that no longer exists;
-//   - flows to a frontend that were not sent to any endpoint, once the Service has an endpoint;
-//   - flows to a port of a range, if another Service has this port as a single port now or had it when they began.
+//   - flows to a frontend that were not sent to any endpoint, once the Service has an endpoint.
 //
 // An answer that is under way when its entry is deleted does not reach the client. A flow stays if its endpoint still
 // serves, even if the endpoint terminates or this node would no longer choose it. The package ignores other
@@ -55,5 +54,5 @@
 // new endpoint beside others does not. It judges 64 flows at a time again before it deletes them, and Apply waits for
 // these alone. After a clean-up, Run pauses for four times as long as it took, and for a minute at most: a tenant
 // whose Services keep changing costs a fifth of a processor's time. If clean-ups keep failing, the package remembers
-// 65,536 frontends with single ports and 1,024 ranges, and beyond that examines every flow.
+// 65,536 frontends, and beyond that examines every flow.
 package conntrack

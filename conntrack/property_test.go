@@ -82,7 +82,7 @@ func (m *model) random(i int) *ruleset.Port {
 	return s.compile(everyAddress())
 }
 
-// packetsTo returns the address and port of a frontend's packets, the first one of a range.
+// packetsTo returns the address and port of a frontend's packets.
 func packetsTo(f *ruleset.Frontend) netip.AddrPort {
 	if f.Kind == ruleset.KindNodePort {
 		return netip.AddrPortFrom(addr(nodeAddr), f.Port)

@@ -87,12 +87,8 @@ type staleFlows struct {
 	// node is the node as acknowledged, nil at first. It selects the addresses at which
 	// NodePorts answer.
 	node *ruleset.Node
-	// owners holds the Service of each frontend with a single port. The key of a NodePort has
-	// the unspecified address.
+	// owners holds the Service of each frontend. The key of a NodePort has the unspecified address.
 	owners map[netip.AddrPort]*ruleset.Port
-	// ranges holds the owners of ranges of ports. They apply where owners has no Service. It is
-	// nil until a Service has a range.
-	ranges spans
 	// unacknowledged holds the Services whose last change failed and may be partly in
 	// effect. Their flows are left alone until a later change succeeds. The value selects the flows
 	// that a clean-up left alone, to be examined then.
@@ -115,8 +111,6 @@ type queue struct {
 	all bool
 	// frontends selects the flows to these frontends. Some frontends may no longer exist.
 	frontends map[netip.AddrPort]*lost
-	// ranges selects the flows to these ranges. It is nil until there is one.
-	ranges map[place]*lost
 }
 
 // lost holds the Service and the endpoints that a frontend has lost.
@@ -124,7 +118,7 @@ type lost struct {
 	// service is the Service that had the frontend when the frontend last changed.
 	service *ruleset.Port
 	// endpoints holds the endpoints that the frontend no longer has, each with the Service
-	// that it belonged to. For a range the keys are those of anyPort.
+	// that it belonged to.
 	endpoints map[netip.AddrPort]*ruleset.Port
 }
 
@@ -159,7 +153,7 @@ func (p *staleFlows) configure(c Config) {
 
 // pending reports whether the queue selects any flow.
 func (p *staleFlows) pending() bool {
-	return p.queue.all || len(p.queue.frontends) > 0 || len(p.queue.ranges) > 0
+	return p.queue.all || len(p.queue.frontends) > 0
 }
 
 func newQueue() queue { return queue{frontends: map[netip.AddrPort]*lost{}} }
@@ -181,17 +175,14 @@ func (p *staleFlows) take() *queue {
 func (p *staleFlows) giveBack(old *queue) {
 	p.queue.all = p.queue.all || old.all
 	for at, l := range old.frontends {
-		p.queue.add(place{at: at}, l)
-	}
-	for at, l := range old.ranges {
 		p.queue.add(at, l)
 	}
 	p.bound()
 }
 
 // add selects the flows to a frontend. The queue may have it from a later change.
-func (q *queue) add(w place, old *lost) {
-	have := q.get(w)
+func (q *queue) add(at netip.AddrPort, old *lost) {
+	have := q.get(at)
 	if have.service == nil {
 		have.service = old.service
 	}
@@ -203,30 +194,17 @@ func (q *queue) add(w place, old *lost) {
 }
 
 // get returns the entry of a frontend, which it adds if it is missing.
-func (q *queue) get(w place) *lost {
-	have := q.frontends[w.at]
-	if w.isRange() {
-		have = q.ranges[w]
+func (q *queue) get(at netip.AddrPort) *lost {
+	if q.frontends[at] == nil {
+		q.frontends[at] = &lost{endpoints: map[netip.AddrPort]*ruleset.Port{}}
 	}
-	if have != nil {
-		return have
-	}
-	have = &lost{endpoints: map[netip.AddrPort]*ruleset.Port{}}
-	switch {
-	case !w.isRange():
-		q.frontends[w.at] = have
-	case q.ranges == nil:
-		q.ranges = map[place]*lost{w: have}
-	default:
-		q.ranges[w] = have
-	}
-	return have
+	return q.frontends[at]
 }
 
 // bound empties a queue that has reached its limits, and selects every flow. Clean-ups have failed
 // many times then. To examine all flows finds nearly as many stale ones and needs no memory.
 func (p *staleFlows) bound() {
-	if len(p.queue.frontends) >= maxQueue || len(p.queue.ranges) >= maxRanges {
+	if len(p.queue.frontends) >= maxQueue {
 		p.clear()
 		p.queue.all = true
 	}
@@ -240,67 +218,25 @@ func (p *staleFlows) nodePort(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), port)
 }
 
-// at returns the place of f.
-func (p *staleFlows) at(f *ruleset.Frontend) place {
+// at returns the key of f in owners.
+func (p *staleFlows) at(f *ruleset.Frontend) netip.AddrPort {
 	if f.Kind == ruleset.KindNodePort {
-		return place{at: p.nodePort(f.Port)}
+		return p.nodePort(f.Port)
 	}
-	return place{netip.AddrPortFrom(f.Addr, f.Port), f.LastPort, f.TargetPort}
+	return netip.AddrPortFrom(f.Addr, f.Port)
 }
 
-// setOwner records that s has a frontend.
-func (p *staleFlows) setOwner(w place, s *ruleset.Port) {
-	if !w.isRange() {
-		p.owners[w.at] = s
-		return
-	}
-	if p.ranges == nil {
-		p.ranges = spans{}
-	}
-	p.ranges.set(w, s)
-}
-
-// removeOwner records that a Service no longer has a frontend.
-func (p *staleFlows) removeOwner(w place, k tracker.Key) {
-	if w.isRange() {
-		p.ranges.remove(w, k)
-	} else if o := p.owners[w.at]; o != nil && o.Key == k {
-		delete(p.owners, w.at)
-	}
-}
-
-// covers reports whether a frontend takes packets from another: a single port from a range, or from
-// a NodePort at an address of the node. These packets may have flows from before the frontend,
-// and its flows go to the other one afterwards, even if the frontend had no endpoint.
-func (p *staleFlows) covers(w place) bool {
-	if w.isRange() {
-		return false
-	}
-	if !w.at.Addr().IsUnspecified() {
-		_, ok := p.ranges.find(w.at)
-		return ok || p.owners[p.nodePort(w.at.Port())] != nil
-	}
-	for a := range p.ranges {
-		if _, ok := p.ranges.find(netip.AddrPortFrom(a, w.at.Port())); ok {
-			return true
-		}
-	}
-	return false
+// covers reports whether a frontend takes packets from a NodePort at an address of the node. These packets
+// may have flows from before the frontend, and its flows go to the NodePort afterwards, even if the frontend
+// had no endpoint.
+func (p *staleFlows) covers(at netip.AddrPort) bool {
+	return !at.Addr().IsUnspecified() && p.owners[p.nodePort(at.Port())] != nil
 }
 
 // wasOwnerless reports whether a frontend has flows from before its Service, and forgets that.
-func (p *staleFlows) wasOwnerless(w place) (was bool) {
-	if !w.isRange() {
-		_, was = p.ownerless[w.at]
-		delete(p.ownerless, w.at)
-		return was
-	}
-	for at := range p.ownerless {
-		if at.Addr() == w.at.Addr() && w.has(at.Port()) {
-			delete(p.ownerless, at)
-			was = true
-		}
-	}
+func (p *staleFlows) wasOwnerless(at netip.AddrPort) bool {
+	_, was := p.ownerless[at]
+	delete(p.ownerless, at)
 	return was
 }
 
@@ -327,7 +263,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 
 	// The frontends before c, including those of failed attempts, and whether they let
 	// packets pass.
-	was, had := map[place]bool{}, false
+	was, had := map[netip.AddrPort]bool{}, false
 	last := c.New
 	for s := range c.Before() {
 		had = had || hasUsable(s)
@@ -342,14 +278,16 @@ func (p *staleFlows) record(c *ruleset.Change) {
 	gone := removed(c)
 
 	for at := range was {
-		p.removeOwner(at, c.Key)
+		if o := p.owners[at]; o != nil && o.Key == c.Key {
+			delete(p.owners, at)
+		}
 	}
 	if c.New != nil {
 		has := hasUsable(c.New)
 		for i := range c.New.Frontends {
 			f := &c.New.Frontends[i]
 			at := p.at(f)
-			p.setOwner(at, c.New)
+			p.owners[at] = c.New
 			old := was[at]
 			delete(was, at)
 			switch {
@@ -378,25 +316,17 @@ func (p *staleFlows) record(c *ruleset.Change) {
 
 // examine queues the flows to a frontend of s. gone holds the endpoints that the frontend no
 // longer has.
-func (p *staleFlows) examine(w place, s *ruleset.Port, gone addrs) {
+func (p *staleFlows) examine(at netip.AddrPort, s *ruleset.Port, gone addrs) {
 	p.bound()
-	have := p.queue.get(w)
+	have := p.queue.get(at)
 	have.service = s
 	for a := range gone {
-		if w.isRange() {
-			a = anyPort(a.Addr())
-		}
 		have.endpoints[a] = s
 	}
 }
 
-const (
-	// maxQueue is the largest number of frontends with single ports in the queue.
-	maxQueue = 1 << 16
-	// maxRanges is the largest number of ranges in the queue. A flow is compared with all of
-	// those at its destination.
-	maxRanges = 1 << 10
-)
+// maxQueue is the largest number of frontends in the queue.
+const maxQueue = 1 << 16
 
 // examineAll queues every flow.
 func (p *staleFlows) examineAll() { p.queue.all = true }
@@ -410,7 +340,7 @@ func (p *staleFlows) setNode(n *ruleset.Node) {
 	}
 	for at, s := range p.owners {
 		if at.Addr().IsUnspecified() {
-			p.examine(place{at: at}, s, usableOf(s))
+			p.examine(at, s, usableOf(s))
 		}
 	}
 }
@@ -435,7 +365,6 @@ func (p *staleFlows) judge(q *queue, local []netip.Addr) func(*Flow) bool {
 		queue:      q,
 		local:      local,
 		valid:      map[*ruleset.Port]addrs{},
-		queued:     q.queuedRanges(),
 	}
 	return j.stale
 }
@@ -472,10 +401,8 @@ type judge struct {
 	// nodePort holds the addresses at which NodePorts answer, with the node when it was computed.
 	nodePort map[netip.Addr]struct{}
 	node     *ruleset.Node
-	// valid holds the usable endpoints of Services. If a Service has ranges, valid has the keys
-	// of anyPort, too.
-	valid  map[*ruleset.Port]addrs
-	queued map[netip.Addr][]queuedRange
+	// valid holds the usable endpoints of Services.
+	valid map[*ruleset.Port]addrs
 }
 
 // stale reports whether f is stale and the filter does not spare it.
@@ -502,17 +429,12 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 
 	owner, examined := j.owners[f.Dst], j.queue.all
 	gone, ok := j.queue.frontends[f.Dst]
-	examined = examined || ok || j.inQueuedRange(f.Dst)
+	examined = examined || ok
 	atNode := false
-	var in span // if owner has the destination as part of a range
 	if owner == nil {
 		if _, ok := j.nodePort[f.Dst.Addr()]; ok {
 			owner = j.owners[atNodePort]
 			atNode = owner != nil
-		}
-		if owner == nil {
-			in, _ = j.ranges.find(f.Dst)
-			owner = in.service
 		}
 		if goneNP, ok := j.queue.frontends[atNodePort]; ok {
 			examined = examined || owner != nil
@@ -538,11 +460,10 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 		if s := gone.of(f.ReplySrc); s != nil {
 			return s
 		}
-		s := j.lostByRange(f)
-		if s == nil && j.queue.all {
+		if j.queue.all {
 			j.noteOwnerless(f.Dst)
 		}
-		return s
+		return nil
 	}
 	if !examined {
 		// The flow may be from a NodePort that the owner's frontend covers.
@@ -557,18 +478,9 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 	valid, ok := j.valid[owner]
 	if !ok {
 		valid = usableOf(owner)
-		if slices.ContainsFunc(owner.Frontends, func(f ruleset.Frontend) bool { return f.IsRange() }) {
-			for a := range maps.Clone(valid) {
-				valid[anyPort(a.Addr())] = struct{}{}
-			}
-		}
 		j.valid[owner] = valid
 	}
-	at, ok := f.ReplySrc, true
-	if in.service != nil {
-		at, ok = in.place.endpoint(f)
-	}
-	if ok && valid.has(at) || atNode && handedOn {
+	if valid.has(f.ReplySrc) || atNode && handedOn {
 		return nil
 	}
 	// A flow that was not translated began while the frontend had no endpoint. It is
@@ -598,13 +510,7 @@ func (j *judge) noteOwnerless(to netip.AddrPort) {
 func (j *judge) leave(left *queue, f *Flow) {
 	for _, at := range []netip.AddrPort{f.Dst, j.staleFlows.nodePort(f.Dst.Port())} {
 		if s := j.queue.frontends[at].of(f.ReplySrc); s != nil {
-			left.add(place{at: at}, &lost{s, map[netip.AddrPort]*ruleset.Port{f.ReplySrc: s}})
-		}
-	}
-	for _, r := range j.queued[f.Dst.Addr()] {
-		at, ok := r.endpoint(f)
-		if s := r.of(at); ok && s != nil && r.has(f.Dst.Port()) {
-			left.add(r.place, &lost{s, map[netip.AddrPort]*ruleset.Port{at: s}})
+			left.add(at, &lost{s, map[netip.AddrPort]*ruleset.Port{f.ReplySrc: s}})
 		}
 	}
 }

@@ -27,11 +27,6 @@ func TestChangeMakesFlowStale(t *testing.T) {
 	nodePort := func(e ...string) service {
 		return with(dns(e...), func(s *service) { s.nodePort = 30053 })
 	}
-	// The range's ports are 53 to 99.
-	ranged := func(e ...string) service { return with(dns(e...), func(s *service) { s.last = 99 }) }
-	shifted := func(e ...string) service { return with(ranged(e...), func(s *service) { s.target = 1053 }) }
-	toRange := func(src string) Flow { return flow(client, "10.96.0.1:60", src) }
-	const rangeOne, rangeTwo = "10.0.0.1:60", "10.0.0.2:60"
 	none := service{}
 	for _, c := range []struct {
 		name     string
@@ -42,35 +37,6 @@ func TestChangeMakesFlowStale(t *testing.T) {
 	}{
 		{"endpoint removed", dns(one, two), dns(two), flow(client, vip, one), true, true},
 		{"endpoint removed, flow of another", dns(one, two), dns(two), flow(client, vip, two), true, false},
-		{"range, endpoint removed", ranged(one, two), ranged(two), toRange(rangeOne), true, true},
-		{"range, endpoint removed, first port", ranged(one, two), ranged(two), flow(client, vip, "10.0.0.1:53"), true, true},
-		{"range, endpoint removed, last port", ranged(one, two), ranged(two), flow(client, "10.96.0.1:99", "10.0.0.1:99"), true, true},
-		{"range, endpoint removed, flow of another", ranged(one, two), ranged(two), toRange(rangeTwo), true, false},
-		{"range, endpoint removed, port before", ranged(one, two), ranged(two), flow(client, "10.96.0.1:52", "10.0.0.1:52"), true, false},
-		{"range, endpoint removed, port behind", ranged(one, two), ranged(two), flow(client, "10.96.0.1:100", "10.0.0.1:100"), true, false},
-		{"range, endpoint removed, another address", ranged(one, two), ranged(two), flow(client, "10.96.0.2:60", rangeOne), true, false},
-		{"range, endpoint's own port changed", ranged(one), ranged(moved), toRange(rangeOne), true, false},
-		{"range, endpoint added", ranged(one), ranged(one, two), toRange(rangeOne), false, false},
-		{"range, last endpoint removed", ranged(one), ranged(), toRange(rangeOne), true, true},
-		{"range, first endpoint added, black hole", ranged(), ranged(one), toRange("10.96.0.1:60"), true, true},
-		{"range, endpoint terminates but serves", ranged(one, two), with(ranged(), func(s *service) {
-			s.endpoints = append(eps(two), ep(one, "terminating"))
-		}), toRange(rangeOne), false, false},
-		{"range, endpoint stops serving", ranged(one, two), with(ranged(), func(s *service) {
-			s.endpoints = append(eps(two), ep(one, "gone"))
-		}), toRange(rangeOne), true, true},
-		{"range added, black hole", none, ranged(one), toRange("10.96.0.1:60"), true, true},
-		{"range removed", ranged(one), none, toRange(rangeOne), true, true},
-		{"range removed, not sent to it", ranged(one), none, toRange(rangeTwo), true, false},
-		{"range removed, sent to another port of an endpoint", ranged(one), none, toRange("10.0.0.1:61"), true, false},
-		{"range removed, black hole", ranged(one), none, toRange("10.96.0.1:60"), true, false},
-		{"range becomes smaller", ranged(one), with(ranged(one), func(s *service) { s.last = 59 }), toRange(rangeOne), true, true},
-		{"range becomes smaller, port stays", ranged(one), with(ranged(one), func(s *service) { s.last = 60 }), toRange(rangeOne), true, false},
-		{"range becomes a single port", ranged(one), dns(one), toRange(rangeOne), true, true},
-		{"single port becomes a range", dns(one), ranged(one), flow(client, vip, one), true, true},
-		{"range shifted, endpoint removed", shifted(one, two), shifted(two), toRange("10.0.0.1:1060"), true, true},
-		{"range shifted, endpoint stays", shifted(one, two), shifted(two), toRange("10.0.0.2:1060"), true, false},
-		{"range is shifted now", ranged(one), shifted(one), toRange(rangeOne), true, true},
 		{"endpoint's port changed", dns(one), dns(moved), flow(client, vip, one), true, true},
 		{"endpoint added", dns(one), dns(one, two), flow(client, vip, one), false, false},
 		{"nothing changed", dns(one), dns(one), flow(client, vip, "10.0.0.9:1"), false, false},
@@ -203,41 +169,20 @@ func TestFullDeltaExaminesAllFlows(t *testing.T) {
 func TestServiceEndsFlowsFromBeforeTheStart(t *testing.T) {
 	const one = "10.0.0.1:5300"
 	toVIP, toNode := flow("10.9.0.1:1000", "10.96.0.1:53", one), flow("10.9.0.1:1000", "192.0.2.1:30053", one)
-	toRange, other := flow("10.9.0.1:1000", "10.96.0.2:60", "10.0.0.1:60"), flow("10.9.0.1:1000", "10.96.0.3:53", one)
+	other := flow("10.9.0.1:1000", "10.96.0.3:53", one)
 	untranslated := flow("10.9.0.1:1000", "10.96.0.1:53", "10.96.0.1:53")
-	b := newBed(t, toVIP, toNode, toRange, other, untranslated)
+	b := newBed(t, toVIP, toNode, other, untranslated)
 	b.table.local = []netip.Addr{addr("192.0.2.1")}
 	b.apply(t, true)
-	b.left(t, toVIP, toNode, toRange, other, untranslated)
+	b.left(t, toVIP, toNode, other, untranslated)
 	b.apply(t, false, change(nil, service{name: "vip", cluster: "10.96.0.1:53"}.compile(everyAddress())))
-	b.left(t, toNode, toRange, other, untranslated)
+	b.left(t, toNode, other, untranslated)
 	b.apply(t, false, change(nil, service{name: "node", cluster: "10.96.0.9:53", nodePort: 30053}.compile(everyAddress())))
-	b.left(t, toRange, other, untranslated)
-	b.apply(t, false, change(nil, service{name: "range", cluster: "10.96.0.2:50", last: 99}.compile(everyAddress())))
 	b.left(t, other, untranslated)
 	dumps := b.table.dumps
 	b.apply(t, false, change(nil, service{name: "new", cluster: "10.96.0.4:53"}.compile(everyAddress())))
 	if b.left(t, other, untranslated); b.table.dumps != dumps {
 		t.Error("the table is read for a frontend without flows")
-	}
-}
-
-// TestFullDeltaExaminesFlowsToRanges has no frontend with a single port.
-func TestFullDeltaExaminesFlowsToRanges(t *testing.T) {
-	p := newStaleFlows(tracker.IPv4)
-	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", last: 99, endpoints: eps("10.0.0.1:53")}.compile(everyAddress()))
-	p.record(&ch)
-	p.clear()
-	p.examineAll()
-	if !p.pending() {
-		t.Error("not pending")
-	}
-	stale := p.judge(&p.queue, nil)
-	for src, want := range map[string]bool{"10.0.0.1:60": false, "10.0.0.7:60": true} {
-		f := flow("10.9.0.1:1", "10.96.0.1:60", src)
-		if stale(&f) != want {
-			t.Errorf("sent to %s: stale is %v", src, !want)
-		}
 	}
 }
 
@@ -270,104 +215,46 @@ func TestFrontendMovesToAnotherService(t *testing.T) {
 	}
 }
 
-// TestSinglePortWinsInRange adds a single port of another Service in a range, and removes it, as
-// the only change and beside one of the range.
-func TestSinglePortWinsInRange(t *testing.T) {
+// TestExternalIPTakesPacketsFromNodePort adds and removes an external IP at an address of the node, with the
+// port of another Service's NodePort.
+func TestExternalIPTakesPacketsFromNodePort(t *testing.T) {
 	node := everyAddress()
-	const client, lb = "10.9.0.1:1", "192.0.2.1:60" // an address of the node
+	const client, at = "10.9.0.1:1", "192.0.2.1:60" // an address of the node
 	compiled := func(s service, endpoints ...string) *ruleset.Port {
 		s.endpoints = eps(endpoints...)
 		return s.compile(node)
 	}
-	ports := service{name: "range", cluster: "10.96.0.1:50", last: 99, external: []string{"192.0.2.1"}}
-	single := service{name: "single", cluster: "10.96.0.2:60", external: []string{"192.0.2.1"}}
-	nodePort := service{name: "single", cluster: "10.96.0.2:53", nodePort: 60}
-	viaRange, viaSingle, untranslated := flow(client, lb, "10.0.0.1:60"), flow(client, lb, "10.0.0.2:5300"), flow(client, lb, lb)
-	r := compiled(ports, "10.0.0.1:1")
-	for name, s := range map[string]service{"external IP": single, "NodePort": nodePort} {
-		withEndpoint, without := compiled(s, "10.0.0.2:5300"), compiled(s)
-		for _, c := range []struct {
-			name    string
-			before  []*ruleset.Port
-			changes []ruleset.Change
-			want    map[Flow]bool // whether a flow is stale
-		}{
-			{"added", []*ruleset.Port{r}, []ruleset.Change{change(nil, withEndpoint)}, map[Flow]bool{viaRange: true, viaSingle: false}},
-			{"added without endpoints", []*ruleset.Port{r}, []ruleset.Change{change(nil, without)}, map[Flow]bool{viaRange: true}},
-			{"removed", []*ruleset.Port{r, withEndpoint}, []ruleset.Change{change(withEndpoint, nil)}, map[Flow]bool{viaRange: false, viaSingle: true}},
-			{"removed without endpoints", []*ruleset.Port{r, without}, []ruleset.Change{change(without, nil)}, map[Flow]bool{untranslated: true}},
-			{"range added", []*ruleset.Port{withEndpoint}, []ruleset.Change{change(nil, r)}, map[Flow]bool{viaSingle: false}},
-			{"range removed", []*ruleset.Port{r, withEndpoint}, []ruleset.Change{change(r, nil)}, map[Flow]bool{viaSingle: false}},
-			{"in place of the range", []*ruleset.Port{r}, []ruleset.Change{change(r, nil), change(nil, without)}, map[Flow]bool{viaRange: true}},
-			{"replaced by the range", []*ruleset.Port{withEndpoint}, []ruleset.Change{change(withEndpoint, nil), change(nil, r)}, map[Flow]bool{viaSingle: true}},
-		} {
-			for order := range 2 {
-				t.Run(fmt.Sprintf("%s %s, order %d", name, c.name, order), func(t *testing.T) {
-					p := newStaleFlows(tracker.IPv4)
-					p.setNode(node)
-					for _, s := range c.before {
-						ch := change(nil, s)
-						p.record(&ch)
-					}
-					p.clear()
-					changes := slices.Clone(c.changes)
-					if order == 1 {
-						slices.Reverse(changes)
-					}
-					for _, ch := range changes {
-						p.record(&ch)
-					}
-					stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1")})
-					for f, want := range c.want {
-						if got := stale(&f); got != want {
-							t.Errorf("sent to %v: stale is %v", f.ReplySrc, got)
-						}
-					}
-				})
-			}
-		}
-	}
-}
-
-// TestRangesMoveBetweenServices has one range grow into another, which shrinks or goes, in either
-// order.
-func TestRangesMoveBetweenServices(t *testing.T) {
-	node := everyAddress()
-	compiled := func(name string, first, last uint16, endpoint string) *ruleset.Port {
-		s := service{name: name, cluster: fmt.Sprintf("10.96.0.%d:%d", len(name), first), last: last, external: []string{"198.51.100.1"}, endpoints: eps(endpoint)}
-		return s.compile(node)
-	}
-	a, b := compiled("a", 10, 19, "10.0.0.1:1"), compiled("bb", 20, 29, "10.0.0.2:1")
-	for name, changes := range map[string][]ruleset.Change{
-		"into a part": {change(a, compiled("a", 10, 24, "10.0.0.1:1")), change(b, compiled("bb", 25, 29, "10.0.0.2:1"))},
-		"into all":    {change(a, compiled("a", 10, 29, "10.0.0.1:1")), change(b, nil)},
-		"in between":  {change(a, compiled("a", 22, 24, "10.0.0.1:1")), change(b, nil)},
+	nodePort := compiled(service{name: "nodeport", cluster: "10.96.0.1:53", nodePort: 60}, "10.0.0.1:53")
+	external := service{name: "external", cluster: "10.96.0.2:60", external: []string{"192.0.2.1"}}
+	withEndpoint, without := compiled(external, "10.0.0.2:53"), compiled(external)
+	toNodePort, toExternal := flow(client, at, "10.0.0.1:53"), flow(client, at, "10.0.0.2:53")
+	for _, c := range []struct {
+		name   string
+		before []*ruleset.Port
+		change ruleset.Change
+		want   map[Flow]bool // whether a flow is stale
+	}{
+		{"added", []*ruleset.Port{nodePort}, change(nil, withEndpoint), map[Flow]bool{toNodePort: true, toExternal: false}},
+		{"added without endpoints", []*ruleset.Port{nodePort}, change(nil, without), map[Flow]bool{toNodePort: true}},
+		{"removed", []*ruleset.Port{nodePort, withEndpoint}, change(withEndpoint, nil), map[Flow]bool{toNodePort: false, toExternal: true}},
+		{"removed without endpoints", []*ruleset.Port{nodePort, without}, change(without, nil), map[Flow]bool{flow(client, at, at): true}},
 	} {
-		for range 2 {
+		t.Run(c.name, func(t *testing.T) {
 			p := newStaleFlows(tracker.IPv4)
-			for _, ch := range []ruleset.Change{change(nil, a), change(nil, b)} {
+			p.setNode(node)
+			for _, s := range c.before {
+				ch := change(nil, s)
 				p.record(&ch)
 			}
 			p.clear()
-			for _, ch := range changes {
-				p.record(&ch)
-			}
-			stale := p.judge(&p.queue, nil)
-			for _, port := range []int{15, 23} {
-				for n, endpoint := range []string{"10.0.0.1", "10.0.0.2"} {
-					f := flow("10.9.0.1:1", fmt.Sprintf("198.51.100.1:%d", port), fmt.Sprintf("%s:%d", endpoint, port))
-					// In the third case, no Service has port 15 any more.
-					want := n == 1
-					if port == 15 && name == "in between" {
-						want = n == 0
-					}
-					if got := stale(&f); got != want {
-						t.Errorf("%s: port %d sent to %s: stale is %v", name, port, endpoint, got)
-					}
+			p.record(&c.change)
+			stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1")})
+			for f, want := range c.want {
+				if got := stale(&f); got != want {
+					t.Errorf("sent to %v: stale is %v", f.ReplySrc, got)
 				}
 			}
-			slices.Reverse(changes)
-		}
+		})
 	}
 }
 
@@ -419,28 +306,6 @@ func TestQueueIsBounded(t *testing.T) {
 	f := flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53")
 	if !p.judge(&p.queue, nil)(&f) {
 		t.Error("a stale flow is not found")
-	}
-}
-
-// TestQueuedRangesAreBounded records many ranges at one address without a successful clean-up.
-func TestQueuedRangesAreBounded(t *testing.T) {
-	t.Parallel()
-	node := everyAddress()
-	p := newStaleFlows(tracker.IPv4)
-	for i := range 2 * maxRanges {
-		s := service{name: fmt.Sprint(i), cluster: fmt.Sprintf("10.96.0.1:%d", 10*i+1), last: uint16(10*i + 5), endpoints: eps("10.0.0.2:53")}
-		ch := change(nil, s.compile(node))
-		p.record(&ch)
-	}
-	if n := len(p.queue.ranges); n > maxRanges || !p.queue.all {
-		t.Errorf("%d ranges, all is %v", n, p.queue.all)
-	}
-	stale := p.judge(&p.queue, nil)
-	for dst, want := range map[int]bool{11: true, 15: true, 16: false, 20: false, 15005: true} {
-		f := flow("10.9.0.1:1", fmt.Sprintf("10.96.0.1:%d", dst), "10.0.0.7:53")
-		if stale(&f) != want {
-			t.Errorf("port %d: stale is %v", dst, !want)
-		}
 	}
 }
 

@@ -23,8 +23,6 @@ type service struct {
 	name      string
 	protocol  v1.Protocol // UDP if empty
 	cluster   string      // cluster IP and port
-	last      uint16      // the last port of a range
-	target    uint16      // the endpoints' port for the first one, or 0 for the same port
 	nodePort  uint16
 	external  []string // external IPs
 	endpoints []*tracker.Endpoint
@@ -71,7 +69,6 @@ func (s service) key() tracker.Key {
 func (s service) compile(n *ruleset.Node) *ruleset.Port {
 	p := &tracker.ServicePort{
 		Key: s.key(), ClusterIP: ap(s.cluster).Addr(), Port: ap(s.cluster).Port(), NodePort: s.nodePort,
-		LastPort: s.last, TargetPort: s.target,
 	}
 	for _, e := range s.external {
 		p.ExternalIPs = append(p.ExternalIPs, addr(e))

@@ -112,7 +112,7 @@ var errClosed = fmt.Errorf("iptables: backend: %w", os.ErrClosed)
 // The backend refuses a Service with a longer affinity timeout with a
 // [*ruleset.PartialError].
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{Affinity: maxAffinity, PortRanges: ruleset.PortRangesShifted}
+	return ruleset.Limits{Affinity: maxAffinity}
 }
 
 // Apply makes the chains agree with d: see [ruleset.Backend].

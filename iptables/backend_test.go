@@ -664,3 +664,41 @@ func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestRangesOfReleaseAreReplaced starts on the chains that release 0.2.0 had for ranges of ports. Only other rules
+// may be left.
+func TestRangesOfReleaseAreReplaced(t *testing.T) {
+	t.Parallel()
+	systems(t, func(t *testing.T, flavor system) {
+		t.Parallel()
+		r := newRig(t, flavor)
+		r.set(0, []int{1}, externalIPs, affinity(60))
+		r.sync()
+		before := r.kernel(tracker.IPv4)
+		for _, command := range []string{
+			"-t nat -N KUBE-SVC-RANGES", "-t nat -N KUBE-SVC-SINGLE", "-t nat -N KUBE-EXT-SINGLE", "-t nat -N KUBE-SVC-R-0A600000/30",
+			"-t filter -N KUBE-REFUSED-RANGES", "-t filter -N KUBE-RRNG-0A600000/30",
+			"-t nat -A KUBE-SERVICES -j KUBE-SVC-RANGES",
+			"-t nat -A KUBE-SVC-RANGES -j KUBE-SVC-SINGLE", "-t nat -A KUBE-SVC-RANGES -j KUBE-EXT-SINGLE",
+			"-t nat -A KUBE-SVC-RANGES -d 10.96.0.0/30 -j KUBE-SVC-R-0A600000/30",
+			"-t nat -A KUBE-SVC-R-0A600000/30 -d 10.96.0.1/32 -p tcp -m tcp --dport 80:9000 -j ACCEPT",
+			"-t nat -A KUBE-SVC-SINGLE -d 10.96.0.0/32 -p tcp -m tcp --dport 80 -j ACCEPT",
+			"-t filter -A KUBE-EXTERNAL-SERVICES -j KUBE-REFUSED-RANGES",
+			"-t filter -A KUBE-REFUSED-RANGES -d 10.96.0.0/30 -j KUBE-RRNG-0A600000/30",
+			"-t filter -A KUBE-RRNG-0A600000/30 -d 198.51.100.1/32 -p tcp -m tcp --dport 80:9000 -j DROP",
+		} {
+			if _, err := r.node.command(tracker.IPv4, "", strings.Fields(command)...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if maps.EqualFunc(r.kernel(tracker.IPv4), before, slices.Equal) {
+			t.Fatal("the chains were not added")
+		}
+		r.start()
+		r.sync()
+		r.verify()
+		if after := r.kernel(tracker.IPv4); !maps.EqualFunc(after, before, slices.Equal) {
+			t.Errorf("the tables are\n%v\nwant\n%v", after, before)
+		}
+	})
+}

@@ -12,9 +12,6 @@ import (
 func (m *model) checked() []chain {
 	out := m.fixed()
 	for i, t := range m.trees {
-		if t.absent {
-			continue
-		}
 		out = append(out, m.dispatcherChain(i, t.first))
 	}
 	return out
@@ -34,9 +31,6 @@ func (f *family) compared() []hook {
 		add(c.table, c.name, c.rules)
 	}
 	for i, t := range f.model.trees {
-		if t.absent {
-			continue
-		}
 		add(t.table, t.root, f.model.before(i))
 		if !f.NFT() || t.first.kids != nil {
 			add(t.table, t.root, t.rules(t.first))

@@ -125,7 +125,7 @@ func (w *walker) chain(name, service string, depth int) (ended bool) {
 		}
 		switch r.Target {
 		case "DNAT":
-			if a, err := iptext.Translate(r.Option("--to-destination"), w.packet.To.Port()); err == nil {
+			if a, err := netip.ParseAddrPort(r.Option("--to-destination")); err == nil {
 				w.found.Endpoints = append(w.found.Endpoints, a)
 			}
 			if !w.found.Entry {

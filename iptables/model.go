@@ -56,23 +56,13 @@ func newModel(s *settings, node *ruleset.Node) (*model, error) {
 	}
 	for i, d := range dispatchers {
 		addrBits := s.family.Bits()
-		if i == toNodePorts || i == refusedNodePorts || i == healthNodePorts || i == singleNodePorts {
+		if i == toNodePorts || i == refusedNodePorts || i == healthNodePorts {
 			addrBits = 0
 		}
 		m.trees[i] = newTree(d, addrBits)
 	}
-	m.trees[toRanges].divided, m.trees[refusedRanges].divided = s.family.Bits()+8, s.family.Bits()+8
-	for _, i := range ranges {
-		m.trees[i].absent = true
-		clear(m.trees[i].changed)
-	}
 	return m, nil
 }
-
-// ranges holds the dispatchers whose chains exist only while there are ranges of ports. They come
-// after all others. A single port has precedence over a range, even if its packets are not
-// forwarded: singlePorts and singleNodePorts, in table nat, keep these from the ranges.
-var ranges = [...]int{toRanges, refusedRanges, singlePorts, singleNodePorts}
 
 // sameRules reports whether both nodes give Services the same rules.
 func sameRules(a, b *ruleset.Node) bool {
@@ -124,14 +114,6 @@ func (m *model) change(old, new *ruleset.Port, emit func(before, now []chain)) {
 			m.trees[p.dispatcher].put(p.dispatched)
 		}
 	}
-	if none := m.trees[toRanges].first.count+m.trees[refusedRanges].first.count == 0; none != m.trees[toRanges].absent {
-		for _, i := range ranges {
-			m.trees[i].setAbsent(none)
-		}
-		for _, i := range []int{toServices, refusedAddresses} {
-			m.trees[i].touch(m.trees[i].first)
-		}
-	}
 	for _, c := range before.chains {
 		m.own[c.table] -= len(c.rules)
 	}
@@ -179,9 +161,7 @@ func (m *model) size() (n [tables]int) {
 		n[c.table] += len(c.rules)
 	}
 	for i, t := range m.trees {
-		if !t.absent {
-			n[t.table] += t.size() + len(m.before(i)) + len(m.after(i))
-		}
+		n[t.table] += t.size() + len(m.before(i)) + len(m.after(i))
 	}
 	return n
 }
@@ -202,7 +182,7 @@ func (m *model) takeChanged(b *batch) {
 	}
 	for i, t := range m.trees {
 		for name, n := range t.changed {
-			if n == nil || t.absent {
+			if n == nil {
 				b.drop(t.table, name)
 			} else {
 				b.put(m.dispatcherChain(i, n))
@@ -219,10 +199,7 @@ func (m *model) dispatcherChain(i int, n *node) chain {
 		return chain{t.table, t.name(n), t.rules(n), rankFirst - 1 - n.prefixLen}
 	}
 	rank := rankFirst
-	switch {
-	case i == toRanges:
-		rank = rankRanges
-	case m.after(i) != nil:
+	if m.after(i) != nil {
 		rank = rankTop
 	}
 	return chain{t.table, t.root, slices.Concat(m.before(i), t.rules(n), m.after(i)), rank}
@@ -233,9 +210,6 @@ func (m *model) before(dispatcher int) []string {
 	switch dispatcher {
 	case refusedAddresses, firewalled:
 		return []string{passTranslated}
-	case toRanges:
-		single := iptext.Join(iptext.Comment("single ports have precedence"), iptext.Jump(chainSinglePorts))
-		return append([]string{single}, m.nodePorts("single ports have precedence", chainSingleNodePorts)...)
 	}
 	return nil
 }
@@ -244,20 +218,11 @@ func (m *model) before(dispatcher int) []string {
 func (m *model) after(dispatcher int) []string {
 	switch dispatcher {
 	case toServices:
-		rules := m.nodePorts("kubernetes service nodeports; NOTE: this must be the last rule in this chain", chainNodePorts)
-		return m.withRanges(toRanges, rules)
+		return m.nodePorts("kubernetes service nodeports; NOTE: this must be the last rule in this chain", chainNodePorts)
 	case refusedAddresses:
-		return m.withRanges(refusedRanges, m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts))
+		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
 	}
 	return nil
-}
-
-// withRanges appends the rule that leads to the ranges of ports, if there are any.
-func (m *model) withRanges(dispatcher int, rules []string) []string {
-	if m.trees[dispatcher].absent {
-		return rules
-	}
-	return append(rules, iptext.Join(iptext.Comment("ranges of ports"), iptext.Jump(m.trees[dispatcher].root)))
 }
 
 // passTranslated lets packets that were translated to an endpoint pass, even if the endpoint's
@@ -386,9 +351,6 @@ func (m *model) allChains(f func(chain)) {
 		f(c)
 	}
 	for i, t := range m.trees {
-		if t.absent {
-			continue
-		}
 		t.first.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
 	}
 }
@@ -457,8 +419,7 @@ const (
 	rankFirewall = rankExternal + 1
 	rankDispatch = rankFirewall + 1 // to rankDispatch + maxKeyBits
 	rankFirst    = rankDispatch + maxKeyBits + 1
-	rankRanges   = rankFirst + 1
-	rankTop      = rankRanges + 1
+	rankTop      = rankFirst + 1
 	rankCanary   = rankTop + 1
 )
 

@@ -18,10 +18,7 @@ const (
 	chainMarkMasq         = "KUBE-MARK-MASQ"              // nat
 	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, except for pods' traffic, if several rules recognize pods
 	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: refuses at all addresses of Services
-	chainRanges           = "KUBE-SVC-RANGES"             // nat: to the ranges of ports; only if there are any
-	chainSinglePorts      = "KUBE-SVC-SINGLE"             // nat: keeps packets for single ports from the ranges
-	chainSingleNodePorts  = "KUBE-EXT-SINGLE"             // nat: the same for NodePorts
-	chainRefusedRanges    = "KUBE-REFUSED-RANGES"         // filter: refuses at ranges of ports; only if there are any
+	chainRefusedRanges    = "KUBE-REFUSED-RANGES"         // filter: of release 0.2.0, for ranges of ports
 	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS"      // filter: refuses at NodePorts
 	chainClusterIPs       = "KUBE-CLUSTER-IPS"            // filter: refuses at ports of cluster IPs that no Service has
 	chainForward          = "KUBE-FORWARD"                // filter
@@ -37,6 +34,7 @@ const (
 	prefixFirewall = "KUBE-FW-"    // nat: sources that are allowed; filter: the same, where they are rejected
 	prefixEndpoint = "KUBE-SEP-"   // nat
 	prefixGroup    = "KUBE-SEP-G-" // nat: selects one of a group of endpoints of a large Service
+	prefixRanges   = "KUBE-RRNG-"  // filter: of release 0.2.0, below KUBE-REFUSED-RANGES
 	prefixXLB      = "KUBE-XLB-"   // nat: of kube-proxy before 1.24; later releases leave it, with jumps to the chains above
 )
 
@@ -80,6 +78,9 @@ func owned(t table, name string) bool {
 	}
 	if strings.HasPrefix(name, prefixFirewall) {
 		return true
+	}
+	if strings.HasPrefix(name, prefixRanges) {
+		return t == filter
 	}
 	for _, d := range dispatchers {
 		if d.table == t && strings.HasPrefix(name, d.prefix) {

@@ -115,7 +115,7 @@ func newRigAt(tb testing.TB, s system, makeNode func(*Config) testNode, edits ..
 	for _, e := range edits {
 		e(&r.config)
 	}
-	p := backendtest.NewNode(tb, tracker.Config{OnService: setRange})
+	p := backendtest.NewNode(tb, tracker.Config{})
 	r.tracker, r.engine = p.Tracker, p.Engine
 	r.start()
 	tb.Cleanup(func() { r.backend.Close() })
@@ -425,23 +425,6 @@ var (
 	overUDP       = backendtest.Over(v1.ProtocolUDP)
 	externalIPs   = backendtest.ExternalIPs("198.51.100.1", "2001:db8:3::1")
 )
-
-// portRange makes the ports of a Service a range that ends at last, with other target ports unless
-// target is 0.
-func portRange(last, target int) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Annotations = map[string]string{"range": fmt.Sprint(last, " ", target)}
-	}
-}
-
-// setRange is the tracker's hook for portRange.
-func setRange(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-	if text := s.Annotations["range"]; text != "" {
-		_, err := fmt.Sscan(text, &p.LastPort, &p.TargetPort)
-		return err
-	}
-	return nil
-}
 
 func loadBalancer(s *v1.Service) {
 	s.Spec.Type = v1.ServiceTypeLoadBalancer

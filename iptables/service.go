@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -176,19 +175,7 @@ func (r *serviceRenderer) endpointChain(name string, ep *tracker.Endpoint, recen
 	if recent != "" {
 		set = "-m recent --set --name " + name + " " + recent
 	}
-	translate := func(match, to string) {
-		c.rules = append(c.rules, iptext.Join("-p "+r.protocol, match, set, "-j DNAT --to-destination "+to))
-	}
-	p := r.s.Spec
-	if !p.IsRange() {
-		translate("", ep.Addr.String())
-		return c
-	}
-	if p.NodePort != 0 {
-		// The NodePort of a range is a single port.
-		translate(iptext.Join("-m addrtype --dst-type LOCAL", iptext.DestinationPort(r.protocol, p.NodePort)), ep.Addr.String())
-	}
-	translate("", iptext.DestinationOf(ep.Addr.Addr(), p.Port, p.LastPort, cmp.Or(p.TargetPort, p.Port)))
+	c.rules = append(c.rules, iptext.Join("-p "+r.protocol, set, "-j DNAT --to-destination "+ep.Addr.String()))
 	return c
 }
 
@@ -197,7 +184,7 @@ func (r *serviceRenderer) endpointChain(name string, ep *tracker.Endpoint, recen
 func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 	rule := func(src, in, to string) []string {
 		return []string{iptext.Join(src, iptext.Destination(iptext.Host(f.Addr)), in, "-p "+r.protocol, iptext.Comment(r.name, " cluster IP"),
-			r.ports(f), iptext.Jump(to))}
+			r.port(f), iptext.Jump(to))}
 	}
 	switch f.Masquerade {
 	case ruleset.MasqueradeAlways:
@@ -221,18 +208,12 @@ func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
 	// In the filter table, this rule refuses the ports that no Service has.
 	r.place(clusterIPs, key(f.Addr.AsSlice()), true, iptext.Destination(iptext.Host(f.Addr)), iptext.Comment("no such port of this cluster IP"), iptext.Reject(r.family))
-	to, refused := toServices, refusedAddresses
-	if f.IsRange() {
-		to, refused = toRanges, refusedRanges
-	}
 	if isPool(f.Target) {
-		r.place(to, k, false, r.to(f), iptext.Comment(r.name, " cluster IP"), r.ports(f), iptext.Jump(r.poolChain(f.Target)))
-	} else {
-		r.keep(f)
+		r.place(toServices, k, false, r.to(f), iptext.Comment(r.name, " cluster IP"), r.port(f), iptext.Jump(r.poolChain(f.Target)))
 	}
 	if f.Target != ruleset.TargetCluster {
 		verdict, why := r.verdict(f)
-		r.place(refused, k, false, r.to(f), iptext.Comment(r.name, why), r.ports(f), verdict)
+		r.place(refusedAddresses, k, false, r.to(f), iptext.Comment(r.name, why), r.port(f), verdict)
 	}
 }
 
@@ -245,11 +226,8 @@ func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 	return iptext.Destination(iptext.Host(f.Addr)) + " -p " + r.protocol
 }
 
-// ports returns the match of a frontend's port or range of ports.
-func (r *serviceRenderer) ports(f *ruleset.Frontend) string {
-	if f.IsRange() {
-		return iptext.DestinationPorts(r.protocol, f.Port, f.LastPort)
-	}
+// port returns the match of a frontend's port.
+func (r *serviceRenderer) port(f *ruleset.Frontend) string {
 	return iptext.DestinationPort(r.protocol, f.Port)
 }
 
@@ -273,14 +251,11 @@ func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 // external renders any frontend but a cluster IP.
 func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	about := map[ruleset.Kind]string{ruleset.KindExternalIP: " external IP", ruleset.KindLoadBalancerIP: " loadbalancer IP"}[f.Kind]
-	port := r.ports(f)
+	port := r.port(f)
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
 	to, refused := toServices, refusedAddresses
-	switch {
-	case f.Kind == ruleset.KindNodePort:
+	if f.Kind == ruleset.KindNodePort {
 		to, refused = toNodePorts, refusedNodePorts
-	case f.IsRange():
-		to, refused = toRanges, refusedRanges
 	}
 	if isPool(f.Target) || isPool(f.Internal) {
 		target := r.externalChain(f)
@@ -293,34 +268,11 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 		}
 		r.out.rules = append(r.out.rules, placed{to, d, false})
 	}
-	if !isPool(f.Target) || !isPool(f.Internal) || len(f.Sources) != 0 {
-		r.keep(f)
+	if restrict := r.restrict(f, about); restrict != "" {
+		r.place(firewalled, k, false, restrict)
 	}
 	verdict, why := r.verdict(f)
-	refuse := iptext.Join(r.to(f), iptext.Comment(r.name, why), port, verdict)
-	restrict := r.restrict(f, about)
-	switch {
-	case restrict == "":
-	case !f.IsRange():
-		r.place(firewalled, k, false, restrict)
-	default:
-		// KUBE-PROXY-FIREWALL comes before the single ports, which have precedence.
-		r.out.rules = append(r.out.rules, placed{refused, dispatched{key: k, rule: refuse, before: restrict}, false})
-		return
-	}
-	r.place(refused, k, false, refuse)
-}
-
-// keep keeps packets for a single port that are not forwarded from the ranges of ports.
-func (r *serviceRenderer) keep(f *ruleset.Frontend) {
-	if f.IsRange() {
-		return
-	}
-	d := singlePorts
-	if f.Kind == ruleset.KindNodePort {
-		d = singleNodePorts
-	}
-	r.place(d, keyOf(f.Addr, r.s.Key.Protocol, f.Port), false, r.to(f), iptext.Comment(r.name), r.ports(f), "-j ACCEPT")
+	r.place(refused, k, false, r.to(f), iptext.Comment(r.name, why), port, verdict)
 }
 
 // restrict returns the rule of table filter that drops connections to f from sources that are not
@@ -331,26 +283,19 @@ func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
 	}
 	name := prefixFirewall + hashOf(r.variant(sourcesOf, f))
 	if f.Target != ruleset.TargetReject {
-		return iptext.Join(r.to(f), iptext.Comment(r.name, " traffic not accepted by "+name), r.ports(f), "-j DROP")
+		return iptext.Join(r.to(f), iptext.Comment(r.name, " traffic not accepted by "+name), r.port(f), "-j DROP")
 	}
 	// Connections from allowed sources pass, or the rule that refuses all, which is next,
 	// refuses them. All others are dropped.
-	r.sourcesChain(filter, name, f, "-j DROP")
-	return iptext.Join(r.to(f), iptext.Comment(r.name, about), r.ports(f), iptext.Jump(name))
-}
-
-// sourcesChain renders the chain that returns packets from allowed sources and has a target for all
-// others.
-func (r *serviceRenderer) sourcesChain(t table, name string, f *ruleset.Frontend, others string) {
-	if !r.fresh(t, name) {
-		return
+	if r.fresh(filter, name) {
+		c := chain{table: filter, name: name, rank: rankFirewall}
+		for _, p := range f.Sources {
+			c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
+		}
+		c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" -j DROP")
+		r.add(c)
 	}
-	c := chain{table: t, name: name, rank: rankFirewall}
-	for _, p := range f.Sources {
-		c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
-	}
-	c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" "+others)
-	r.add(c)
+	return iptext.Join(r.to(f), iptext.Comment(r.name, about), r.port(f), iptext.Jump(name))
 }
 
 // variant returns the text that the name of f's chain is a hash of. Frontends for which

@@ -35,10 +35,6 @@ const (
 	healthNodePorts
 	firewalled
 	clusterIPs
-	toRanges
-	refusedRanges
-	singlePorts
-	singleNodePorts
 )
 
 // In table nat, chains that lead to a Service's have names that kube-proxy takes for its own:
@@ -51,16 +47,11 @@ var dispatchers = [...]dispatcher{
 	healthNodePorts:  {filter, chainNodePorts, "KUBE-HCNPS-"},
 	firewalled:       {filter, chainFirewall, "KUBE-FWS-"},
 	clusterIPs:       {filter, chainClusterIPs, "KUBE-CIPS-"},
-	toRanges:         {nat, chainRanges, prefixService + "R-"},
-	refusedRanges:    {filter, chainRefusedRanges, "KUBE-RRNG-"},
-	singlePorts:      {nat, chainSinglePorts, prefixService + "S-"},
-	singleNodePorts:  {nat, chainSingleNodePorts, prefixExternal + "S-"},
 }
 
 // key is the destination that a dispatched rule matches: the bytes of the address, except
 // in trees of NodePorts, then one for the protocol and two for the port, except in the
-// tree of cluster IPs. A range of ports has its first port. All keys of a tree have the same
-// length.
+// tree of cluster IPs. All keys of a tree have the same length.
 type key string
 
 // maxKeyBits is the length of the longest key.
@@ -159,11 +150,7 @@ type node struct {
 type tree struct {
 	dispatcher
 	addrBits int // of the address in a key
-	// divided is the number of bits of a key by which chains may divide their rules. Rules that
-	// differ only in later bits stay in one chain, however many they are: ranges of ports cannot
-	// be divided by their first port.
-	divided int
-	first   *node
+	first    *node
 	// below is how many chains there are below the first. One rule leads to each.
 	below int
 	// ahead is how many rules are ahead of others.
@@ -171,13 +158,10 @@ type tree struct {
 	// changed holds, by name, the chains that have changed since it was last cleared; nil
 	// stands for a deleted chain.
 	changed map[string]*node
-	// absent reports that the tables have none of the chains, whatever the rules. No change is
-	// recorded then.
-	absent bool
 }
 
 func newTree(d dispatcher, addrBits int) *tree {
-	t := &tree{dispatcher: d, addrBits: addrBits, divided: maxKeyBits, first: &node{}, changed: map[string]*node{}}
+	t := &tree{dispatcher: d, addrBits: addrBits, first: &node{}, changed: map[string]*node{}}
 	t.touch(t.first)
 	return t
 }
@@ -189,32 +173,11 @@ func (t *tree) limit(n *node) int {
 	return leafRules
 }
 
-func (t *tree) touch(n *node) {
-	if !t.absent {
-		t.changed[t.name(n)] = n
-	}
-}
-
-// setAbsent creates or deletes all chains.
-func (t *tree) setAbsent(absent bool) {
-	if absent == t.absent {
-		return
-	}
-	if !absent {
-		for name := range t.changed {
-			t.changed[name] = nil
-		}
-	}
-	t.absent = false
-	t.first.walk(t.touch)
-	t.absent = absent
-}
+func (t *tree) touch(n *node) { t.changed[t.name(n)] = n }
 
 // gone records that a chain below the first was deleted.
 func (t *tree) gone(n *node) {
-	if !t.absent {
-		t.changed[t.name(n)] = nil
-	}
+	t.changed[t.name(n)] = nil
 	t.below--
 }
 
@@ -269,11 +232,8 @@ func (t *tree) divide(n *node) {
 		return
 	}
 	rules := n.rules
-	at := rules[0].key.common(rules[len(rules)-1].key)
-	if at >= t.divided {
-		return
-	}
-	n.at, n.kids, n.rules = at, new([1 << stride]*node), nil
+	n.at = rules[0].key.common(rules[len(rules)-1].key)
+	n.kids, n.rules = new([1 << stride]*node), nil
 	for i := range n.kids {
 		end := 0
 		for end < len(rules) && rules[end].key.bitsAt(n.at) == i {
@@ -338,8 +298,7 @@ func (t *tree) delete(n *node, d dispatched) (deleted bool) {
 			last = kid
 		}
 	}
-	// The rules are too many for one chain, so the only child left leads to others or cannot be
-	// divided.
+	// The rules are too many for one chain, so the only child left leads to others.
 	t.gone(last)
 	n.sample, n.at, n.kids, n.rules = last.sample, last.at, last.kids, last.rules
 	t.touch(n)

@@ -128,11 +128,3 @@ var skips = map[conformance.Feature]string{
 	conformance.TrafficAtOnce:     "the kernel sums up its statistics every two seconds",
 	conformance.AffinityTimeout:   "IPVS remembers a client while the client has connections, and expires clients once a minute",
 }
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	t.Parallel()
-	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
-	}
-}

@@ -161,6 +161,84 @@ func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	}
 }
 
+// rangesOfRelease is what release 0.2.0 had for a range of ports with client affinity, beside the objects of
+// every table.
+const rangesOfRelease = `
+table ip TABLE {
+	map service-ranges {
+		type ipv4_addr . inet_proto . inet_service : classid
+		flags interval
+		elements = { 10.96.0.9 . tcp . 80-90 comment "ns/svc-8:p" : 8000:1 }
+	}
+	map range-keys {
+		type classid : classid
+		size 4096
+		elements = { 8000:1 : 87f0:8001 }
+	}
+	map range-sticky-handlers {
+		type classid : verdict
+		size 4096
+	}
+	set range-allowed-sources {
+		type ipv4_addr . ipv4_addr . inet_proto . inet_service
+		flags interval
+	}
+	map shift-from {
+		type classid : inet_service
+		size 4096
+		elements = { 8001:0 : 8078 }
+	}
+	chain range-sticky-send {
+		meta l4proto { tcp, udp, sctp } dnat ip to meta priority map @sticky-endpoints
+	}
+	chain range-sticky-2-1000s {
+		jump sticky-recall
+		goto range-sticky-send
+	}
+	chain range-sticky {
+		meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @range-sticky-handlers
+	}
+	chain ranges {
+		meta priority set ip daddr . meta l4proto . th dport map @service-ranges meta priority set meta priority map @range-keys meta priority & fff0:0 vmap @handlers
+	}
+}
+add rule ip TABLE services goto ranges
+add rule ip TABLE nodeports goto ranges
+add element ip TABLE handlers { 87f0:0 : goto range-sticky }
+add element ip TABLE range-sticky-handlers { 0:1 : goto range-sticky-2-1000s }
+`
+
+// TestRangesOfReleaseAreReplaced starts on tables of release 0.2.0 with a range of ports. Clients keep their endpoints,
+// and nothing of the range is left.
+func TestRangesOfReleaseAreReplaced(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, netlab.NewHost(t))
+	needNFT(t, r.host)
+	r.tracker.SetService(svc(0, sticky(1000)))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(3)...))
+	r.sync()
+	before := stickyEndpoints(r)
+	r.nft(strings.ReplaceAll(rangesOfRelease, "TABLE", r.backend.name))
+	if old := r.nft("list table ip " + r.backend.name); !strings.Contains(old, "80-90") {
+		t.Fatalf("no range in %s", old)
+	}
+	r.cursor.Detach()
+	r.backend.Close()
+	r.start()
+	t.Cleanup(func() { r.backend.Close() })
+	r.sync()
+	r.verify()
+	if err := r.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if after := stickyEndpoints(r); after != before {
+		t.Errorf("endpoints are %s, were %s", after, before)
+	}
+	if now := r.nft("list table ip " + r.backend.name); strings.Contains(now, "range") || strings.Contains(now, "shift") {
+		t.Errorf("the table is %s", now)
+	}
+}
+
 // makeOlder gives the tables the version of layout 1, and a chain and a map with their names in
 // layout 1. do runs a function in the network namespace.
 func makeOlder(t *testing.T, do func(func() error) error, table string) {

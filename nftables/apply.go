@@ -112,9 +112,6 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	b.deleteLost(b.sink.lost)
 	for _, t := range b.tables.List {
 		b.deleteGarbage(t)
-		if rewritten := t.Rewritten(); rewritten != nil {
-			b.forgetRules(t, rewritten)
-		}
 	}
 	if b.sink.structural {
 		// Changes that another process made before or during the transaction must not pass

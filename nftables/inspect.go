@@ -37,9 +37,6 @@ type kernelTable struct {
 	flowtables map[string]kernel.Flowtable
 	// ranges holds the contents of the existing interval sets.
 	ranges map[layout.Set][]model.Range
-	// concat holds the elements of the existing sets of ranges of concatenations, with their
-	// comments.
-	concat map[layout.Set]map[layout.Element]string
 	// hairpin lists the endpoints whose connections to themselves are masqueraded. It is nil if
 	// the set is very large.
 	hairpin []netip.Addr
@@ -112,9 +109,6 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 			}
 		}
 	}
-	if err := b.readConcats(k, table, f); err != nil {
-		return k, err
-	}
 	if k.sets[layout.Hairpin.Name()].Size > 2*countable {
 		return k, nil
 	}
@@ -156,8 +150,7 @@ func (b *Backend) readRanges(table string, f tracker.Family, s layout.Set) ([]mo
 
 // keeps reports whether a set stays in place when the table is rewritten. These sets do: the
 // remembered clients, the interval sets, whose elements would be missing for a moment after the
-// transaction, those of ranges of ports, unless the model refuses them or has no ranges, and the
-// counters, if they have room for size elements.
+// transaction, and the counters, if they have room for size elements.
 func (k *kernelTable) keeps(s layout.Set, f tracker.Family, size int) bool {
 	if !k.sound || !k.has(s, f) {
 		return false
@@ -167,8 +160,6 @@ func (k *kernelTable) keeps(s layout.Set, f tracker.Family, size int) bool {
 		return k.sticky != nil
 	case s.Interval():
 		return true
-	case s.Concat():
-		return k.concat[s] != nil
 	case s.Counts():
 		return k.sets[s.Name()].Size >= size
 	}

@@ -66,20 +66,10 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	})
 	v := view{}
 	used := map[uint32]bool{}
-	rangeKeys := map[bool]map[uint32]uint32{false: {}, true: {}}
-	all(layout.RangeKeys, func(e kernel.Element) { rangeKeys[false][number(e.Key)] = number(e.Data) })
-	all(layout.InternalRangeKeys, func(e kernel.Element) { rangeKeys[true][number(e.Key)] = number(e.Data) })
 	dispatchKey := func(kind string, internal bool) func(kernel.Element) {
 		return func(e kernel.Element) {
 			t := number(e.Data)
 			at := place(e.Key, f)
-			if e.KeyEnd != nil {
-				var ok bool
-				if t, ok = rangeKeys[internal][t]; !ok {
-					return
-				}
-				at += "-" + fmt.Sprint(binary.BigEndian.Uint16(e.KeyEnd[len(e.KeyEnd)-4:]))
-			}
 			chain := handlers[internal][t&layout.HandlerMask]
 			pool := t & layout.PoolMask
 			if strings.HasSuffix(chain, layout.ChainSticky) {
@@ -104,8 +94,6 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	all(layout.NodePorts, dispatchKey("service", false))
 	all(layout.InternalIPs, dispatchKey("internal", true))
 	all(layout.InternalNodePorts, dispatchKey("internal", true))
-	all(layout.ServiceRanges, dispatchKey("service", false))
-	all(layout.ServiceRanges, dispatchKey("internal", true))
 	for p := range pools {
 		if !used[p] {
 			tb.Errorf("pool %x is not used", p)
@@ -180,9 +168,6 @@ func rulesetView(services []*ruleset.Port, node *ruleset.Node, f tracker.Family)
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]
 			at := fmt.Sprintf("%s %d %d", fr.Addr, inet.Protocol(s.Key.Protocol), fr.Port)
-			if fr.IsRange() {
-				at += fmt.Sprintf("-%d", fr.LastPort)
-			}
 			if fr.Kind == ruleset.KindNodePort {
 				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
@@ -195,9 +180,6 @@ func rulesetView(services []*ruleset.Port, node *ruleset.Node, f tracker.Family)
 				v["cluster IP "+fr.Addr.String()] = ""
 			}
 			for _, source := range fr.Sources {
-				if fr.IsRange() {
-					continue
-				}
 				v[fmt.Sprintf("source %s to %s", source, at)] = ""
 			}
 		}

@@ -38,10 +38,7 @@ func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, 
 	err := readTables(ctx, c, "look up packet", func(r reader) (err error) {
 		found, err = r.find(string(key.Bytes()), all, layout.Handlers)
 		if err == nil && !found.Entry {
-			if found, err = r.findRange(to, q); err == nil && !found.Entry {
-				err = r.flushed(layout.ChainNATPrerouting)
-			}
-			return err
+			return r.flushed(layout.ChainNATPrerouting)
 		}
 		if err != nil || !q.Internal {
 			return err
@@ -122,10 +119,7 @@ func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 			_, pool := endpoints(binary.NativeEndian.Uint32(e.Data))
 			out[k] = max(out[k], len(pool))
 		}
-		if err := r.frontends(add); err != nil {
-			return err
-		}
-		return r.dispatchedRanges(add)
+		return r.frontends(add)
 	})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -38,36 +37,6 @@ func (t *memoryTable) chain(name string) memoryChain {
 		return *c
 	}
 	return memoryChain{}
-}
-
-// usesRanges reports whether packets meet the chains for ranges of ports.
-func (t *memoryTable) usesRanges() bool {
-	return slices.ContainsFunc(t.chain(layout.ChainServices).rules, func(r memoryRule) bool { return slices.Contains(r.to, layout.ChainRanges) })
-}
-
-// overlaps reports whether a set of ranges has a key of an element. Linux accepts an element around
-// another one; no Backend may add one.
-func (t *memoryTable) overlaps(s layout.Set, e kernel.Element) bool {
-	for _, o := range t.elements(s) {
-		if within(s, o.Key, e.Key, e.KeyEnd) || within(s, o.KeyEnd, e.Key, e.KeyEnd) || within(s, e.Key, o.Key, o.KeyEnd) {
-			return true
-		}
-	}
-	return false
-}
-
-// within reports whether each field of a key is between those of first and last. Only the source
-// and the port are ranges, so it is sufficient to compare two parts.
-func within(s layout.Set, key, first, last []byte) bool {
-	n := len(first) - 4
-	if s == layout.RangeSources {
-		n = (len(first) - layout.PortOffset) / 2
-	}
-	between := func(from, to int) bool {
-		k := key[from:to]
-		return bytes.Compare(first[from:to], k) <= 0 && bytes.Compare(k, last[from:to]) <= 0
-	}
-	return between(0, n) && between(n, len(first)-4) && between(len(first)-4, len(first))
 }
 
 // pool returns the endpoints of the buckets of a dispatch key's pool, and the sticky handler, if it

@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -72,7 +70,7 @@ func contents(tb testing.TB, c connection, table string, f tracker.Family, omit 
 			continue
 		}
 		must(c.Elements(table, f, s, func(e kernel.Element) {
-			out = append(out, fmt.Sprintf("%s %x-%x: %x %s %t %q %t %x", s.Name(), e.Key, e.KeyEnd, e.Data, e.Chain, e.Goto, e.Comment, e.IntervalEnd, e.Timeout))
+			out = append(out, fmt.Sprintf("%s %x: %x %s %t %q %t %x", s.Name(), e.Key, e.Data, e.Chain, e.Goto, e.Comment, e.IntervalEnd, e.Timeout))
 		}))
 	}
 	for name := range sets {
@@ -219,10 +217,6 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 	handler := func(n uint32, chain string) func(writer) {
 		return edit(false, layout.Handlers, layout.Octets{}.Word(n), layout.Octets{}, chain)
 	}
-	portRange := func(first, last uint16) func(writer) {
-		e := layout.RangeElement(netip.MustParseAddr("10.96.0.1"), inet.TCP, first, last, 1)
-		return edit(false, layout.ServiceRanges, e.Key, e.Data, "")
-	}
 	interval := func(first, end uint32) func(writer) {
 		return edit(false, layout.ServiceCIDRs, layout.Octets{}.Port(uint16(first)), layout.Octets{}.Port(uint16(end)), "")
 	}
@@ -233,11 +227,10 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		object(model.Object{Kind: model.NewSet, Set: layout.SCTPEndpoints, Size: 2}),
 		object(model.Object{Kind: model.NewSet, Set: layout.Handlers, Size: 100}),
 		object(model.Object{Kind: model.NewSet, Set: layout.Connections, Size: 100}),
-		object(model.Object{Kind: model.NewSet, Set: layout.ServiceRanges}),
 		object(model.Object{Kind: model.NewSet, Set: layout.ServiceCIDRs}),
 		object(model.Object{Kind: model.HandlerChain, Handler: pool}),
 		object(model.Object{Kind: model.HandlerChain, Handler: masquerading}),
-		add(0), handler(1, masquerading.Chain()), portRange(100, 200), interval(0x0a00, 0x0b00),
+		add(0), handler(1, masquerading.Chain()), interval(0x0a00, 0x0b00),
 	}
 	for name, c := range map[string]struct {
 		do   []func(writer)
@@ -271,8 +264,6 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		"delete a chain that does not exist":   {[]func(writer){object(model.Object{Kind: model.DeleteChain, Name: "none"})}, syscall.ENOENT},
 		"create a chain that leads to nothing": {[]func(writer){object(model.Object{Kind: model.HandlerChain, Handler: unknown})}, syscall.ENOENT},
 		"delete all rules":                     {[]func(writer){object(model.Object{Kind: model.DeleteRules})}, 0},
-		"add a range":                          {[]func(writer){portRange(300, 400)}, 0},
-		"add a range that overlaps":            {[]func(writer){portRange(150, 300)}, syscall.EEXIST},
 		"add an interval":                      {[]func(writer){interval(0x0c00, 0x0d00)}, 0},
 		"add an interval next to another":      {[]func(writer){interval(0x0b00, 0x0c00)}, 0},
 		"add an interval that exists":          {[]func(writer){interval(0x0a00, 0x0b00)}, syscall.EEXIST},

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -100,69 +99,33 @@ func TestFullDeltaHasRoom(t *testing.T) {
 			t.Errorf("%d endpoints of Services that lack affinity, want more than %d", n, many)
 		}
 	})
-	t.Run("shifted ranges", func(t *testing.T) {
-		r := newMemoryRig(t)
-		const ports = 1000
-		for i := range many/ports + 1 {
-			r.setPorts(i, ports, []int{1}, func(s *v1.Service) {
-				for p := range s.Spec.Ports {
-					first := uint16(1000 + 10*p)
-					s.Spec.Ports[p].Port = int32(first)
-					worldgen.SetPortRange(s, s.Spec.Ports[p].Name, first, first+5, first+20000)
-				}
-			})
-		}
-		p := &planner{}
-		if err := r.engine.Attach("planner", p).Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if n := p.table.Count(layout.ShiftFrom); n <= many {
-			t.Errorf("%d shifted pools, want more than %d", n, many)
-		}
-	})
 	t.Run("refused changes", func(t *testing.T) {
 		r := newMemoryRig(t)
-		set := func(target uint16, hash tracker.Hash) {
-			for i := range 20 {
-				r.tracker.SetService(svc(i, func(s *v1.Service) {
-					worldgen.SetPortRange(s, "p", 80, 65535, target)
-					worldgen.SetHash(s, hash)
-				}))
-				r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1, 2))
-			}
+		r.layout.Plain = 1
+		r.start()
+		set := func(hash tracker.Hash, policy v1.ServiceExternalTrafficPolicy) {
+			r.tracker.SetService(svc(0, nodePort(30100), func(s *v1.Service) {
+				s.Spec.ExternalTrafficPolicy = policy
+				worldgen.SetHash(s, hash)
+			}))
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(200)...))
 		}
 		refused := func() {
 			t.Helper()
 			var partial *ruleset.PartialError
-			if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || !errors.Is(err, model.ErrShift) {
+			if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || !errors.Is(err, model.ErrTooManyPools) {
 				t.Fatalf("Sync returned %v", err)
 			}
 			if n := r.backend.tables.Table(tracker.IPv4).Count(layout.Endpoints); n <= many {
 				t.Errorf("%d buckets, want more than %d", n, many)
 			}
 		}
-		set(80, tracker.HashSource)
+		set(tracker.HashSource, v1.ServiceExternalTrafficPolicyCluster)
 		r.sync()
-		set(1, tracker.HashNone) // no translation shifts these ports
+		set(tracker.HashNone, v1.ServiceExternalTrafficPolicyLocal) // needs two pools
 		refused()
 		clear(r.memory.tables) // another process deletes them, with the room that they have
 		r.cursor.Resync()
 		refused()
 	})
 }
-
-// planner is a backend that plans a full delta and writes nothing.
-type planner struct{ table *model.Table }
-
-func (p *planner) Limits(tracker.Family) ruleset.Limits { return model.Limits() }
-
-func (p *planner) Apply(ctx context.Context, d *ruleset.Delta) error {
-	p.table = model.NewTable(tracker.IPv4, d.Node, model.DefaultConfig, d.Changes, 0)
-	installed := func() (map[tracker.Key]bool, error) { return nil, nil }
-	_, err := model.NewTables(p.table).Fill(ctx, d, p, &model.Tx{}, nil, installed)
-	return err
-}
-
-func (p *planner) Limit() int                { return 256 << 20 }
-func (p *planner) Send(tx *model.Tx) error   { return nil }
-func (p *planner) Commit(tx *model.Tx) error { return nil }

@@ -206,14 +206,6 @@ func (m *memory) object(id tableID, r kernel.Rules, o *model.Object) syscall.Err
 			return syscall.ENOENT
 		}
 		m.setRules(t, c.name, append([]memoryRule{{handle: m.handle()}}, c.rules...))
-	case model.UseRanges, model.UnuseRanges:
-		for _, c := range chainsOf(r, o) {
-			if t.chains[c.name] == nil {
-				return syscall.ENOENT
-			}
-			m.setRules(t, c.name, nil)
-		}
-		return m.newChains(t, r, o)
 	default:
 		return m.newChains(t, r, o)
 	}
@@ -350,8 +342,6 @@ func (m *memory) element(id tableID, s layout.Set, e kernel.Element, deletion, e
 	case exists && (exclusive || string(old.Data) != string(e.Data) || old.Chain != e.Chain):
 		return syscall.EEXIST
 	case exists:
-	case s.Concat() && t.overlaps(s, e):
-		return syscall.EEXIST
 	case set.Size != 0 && len(set.elements) >= set.Size:
 		return syscall.ENFILE
 	default:
@@ -416,7 +406,7 @@ func (w *memoryWriter) elements(f tracker.Family, s layout.Set, list *kernel.Ele
 	what := map[bool]string{false: "add elements to ", true: "delete elements of "}[deletion] + s.Name()
 	id := tableID{w.table, f}
 	list.Each(func(e kernel.Element) {
-		for _, b := range []*[]byte{&e.Key, &e.Data, &e.KeyEnd, &e.Expr, &e.Timeout, &e.Expiration} {
+		for _, b := range []*[]byte{&e.Key, &e.Data, &e.Expr, &e.Timeout, &e.Expiration} {
 			*b = slices.Clone(*b)
 		}
 		w.steps = append(w.steps, step{what, func(m *memory) syscall.Errno { return m.element(id, s, e, deletion, exclusive) }})
@@ -717,21 +707,12 @@ func (t *memoryTable) describe() (out []string) {
 		}
 	}
 	for name, set := range t.sets {
-		if set.of >= layout.FirstAllowed || set.of == layout.RangeSources {
+		if set.of >= layout.FirstAllowed {
 			for _, e := range set.elements {
-				line("%s %x %x", name, e.Key, e.KeyEnd)
+				line("%s %x", name, e.Key)
 			}
 		}
 	}
-	for _, e := range t.elements(layout.ServiceRanges) {
-		all, _ := t.found(layout.RangeKeys, e.Data)
-		text := t.resolve(layout.Handlers, number(all.Data))
-		if internal, ok := t.found(layout.InternalRangeKeys, e.Data); ok {
-			text += ", internal " + t.resolve(layout.InternalHandlers, number(internal.Data))
-		}
-		line("ranges %x-%x: %s %s", e.Key, e.KeyEnd, e.Comment, text)
-	}
-	line("ranges are used: %v, keys %d", t.usesRanges(), len(t.elements(layout.RangeKeys))+len(t.elements(layout.InternalRangeKeys)))
 	used := 0
 	for _, s := range []layout.Set{layout.Endpoints, layout.StickyBuckets, layout.StickyEndpoints, layout.StickyPools} {
 		used += len(t.elements(s))

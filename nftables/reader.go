@@ -155,7 +155,7 @@ func (r reader) endpoints(handlers layout.Set) (func(dispatchKey uint32) (chain 
 		}
 		key := stickyKeys[pool]
 		if sticky := stickyChains[key&layout.MaxMember]; sticky != "" {
-			chain += ", chain " + stickyChainBehind(chain, sticky)
+			chain += ", chain " + sticky
 		}
 		return chain, pools[key&layout.StickyMask]
 	}, nil

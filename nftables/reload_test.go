@@ -75,19 +75,8 @@ var dynamic = regexp.MustCompile(`(?m)^.* (?:counter packets|expires) .*\n|\t# c
 // stable is a listing without what packets and time change.
 func stable(listing string) string { return dynamic.ReplaceAllString(normal(listing), "") }
 
-// rangeLookups matches rules that look up a protocol in a set of ranges.
-var rangeLookups = regexp.MustCompile(`(?m)^.* @(?:service-ranges|range-allowed-sources) .*\n`)
-
-// looksUpRanges returns the error of the nft tool if it cannot make a rule like those of rangeLookups. Version
-// 1.0.6 converts the order of the protocol's bytes, of which there is one, and Linux 6.12.117 refuses that.
-func looksUpRanges() error {
-	_, err := tool("table ip l {\nset s { type inet_proto . inet_service; flags interval; }\nchain c { meta l4proto . th dport @s; }\n}", "-c", "-f", "-")
-	return err
-}
-
 // loads returns an error if the nft tool refuses the listing of the thread's network namespace in place of
-// everything. With commit it loads the listing, and nothing may have changed afterwards. If the tool cannot
-// make the rules of port ranges, they are left out, without commit.
+// everything. With commit it loads the listing, and nothing may have changed afterwards.
 func loads(tb testing.TB, commit bool) error {
 	listing, err := tool("", "list", "ruleset")
 	if err != nil {
@@ -98,10 +87,6 @@ func loads(tb testing.TB, commit bool) error {
 		args = append(args, "-c")
 	}
 	_, err = tool("flush ruleset\n"+listing, args...)
-	if err != nil && !commit && rangeLookups.MatchString(listing) && looksUpRanges() != nil {
-		tb.Log("the nft tool cannot make rules of port ranges in this kernel: the listing is loaded without them")
-		_, err = tool("flush ruleset\n"+rangeLookups.ReplaceAllString(listing, ""), args...)
-	}
 	if err != nil {
 		if strings.Contains(err.Error(), "Message too long") {
 			return nil // in a user namespace, the tool cannot make its socket's buffer large
@@ -167,16 +152,13 @@ func TestConformanceOfReloadedTables(t *testing.T) {
 		t.Skip("takes long; -reload runs it")
 	}
 	version := nftVersion(t, netlab.NewHost(t))
-	skip := skips()
-	skip[conformance.PortRanges] = "the tool cannot keep a packet's port"
-	skip[conformance.ShiftedPortRanges] = skip[conformance.PortRanges]
 	// The tool's copy of a map's key of more than 16 bytes overlaps its data.
 	families := []tracker.Family{tracker.IPv4}
 	current := slices.Compare(version[:], []int{1, 1, 3}) >= 0
 	if current {
 		families = nil
 	}
-	conformance.Run(t, conformance.Options{Skip: skip, Families: families, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+	conformance.Run(t, conformance.Options{Skip: skips(), Families: families, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		if strings.HasSuffix(tb.Name(), "/changes_under_load") || strings.HasSuffix(tb.Name(), "/frontends_that_move") {
 			tb.Skip("connections that begin while the tool replaces the tables may be refused")
 		}

@@ -156,10 +156,6 @@ func (t *Transaction) Empty() bool { return len(t.parts) == 0 }
 // String returns the transaction as "nft -f" reads it, which applies it as a whole or not at all. It has the
 // rules that a Backend writes, with these exceptions:
 //
-//   - nft has no syntax for a port that stays or that is shifted (see [ruleset.Frontend].LastPort). The rules
-//     for ranges of ports have a comment there, and nft loads rules that send every port of a range to the
-//     last one of the endpoint. A data plane that applies the text should return [ruleset.Limits] without
-//     ranges of ports.
 //   - A connection of a client with affinity whose endpoint is gone counts once more. nft 1.0.6 does not
 //     make the kernel remember clients over IPv6 (see DESIGN.md).
 //   - The counters of destinations that a Service loses stay.

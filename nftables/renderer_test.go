@@ -65,17 +65,23 @@ func TestTransactionsAreValues(t *testing.T) {
 	}
 }
 
-// TestRendererRefusesServices renders a Service with a range that no translation shifts.
+// TestRendererRefusesServices renders a Service with a protocol that the kernel's rules lack.
 func TestRendererRefusesServices(t *testing.T) {
 	t.Parallel()
-	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService})
-	for i, last := range []uint16{65000, 100} {
-		p.Tracker.SetService(svc(i, func(s *v1.Service) { worldgen.SetPortRange(s, "p", 80, last, 70) }))
+	p := backendtest.NewNode(t, tracker.Config{})
+	for i := range 2 {
+		p.Tracker.SetService(svc(i))
 		p.Tracker.SetSlice(epSlice(i, tracker.IPv4, 1))
 	}
-	tx, err := newRenderer(t, Config{}).Render(p.Engine.Snapshot().Delta())
+	d := p.Engine.Snapshot().Delta()
+	for i := range d.Changes {
+		if d.Changes[i].New.Frontends[0].Addr.String() == "10.96.0.1" {
+			d.Changes[i].Key.Protocol = "ICMP"
+		}
+	}
+	tx, err := newRenderer(t, Config{}).Render(d)
 	var partial *ruleset.PartialError
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(tx.String(), "10.96.0.2 . tcp . 80-100") || strings.Contains(tx.String(), "10.96.0.1 ") {
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(tx.String(), "10.96.0.2 . tcp . 80 ") || strings.Contains(tx.String(), "10.96.0.1 ") {
 		t.Errorf("%v in\n%s", err, tx)
 	}
 }

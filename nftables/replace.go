@@ -222,9 +222,6 @@ func (r *tables) installed() (map[tracker.Key]bool, error) {
 		if err := old.frontends(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
 			return nil, err
 		}
-		if err := old.rangesOf(k, func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
-			return nil, err
-		}
 	}
 	return out, nil
 }
@@ -253,11 +250,8 @@ func (r *inPlace) prepare() {
 		kept := map[layout.Set]bool{}
 		for s := range layout.FirstAllowed {
 			kept[s] = k.keeps(s, t.Family, t.Size(s))
-			switch {
-			case kept[s] && s.Interval():
+			if kept[s] && s.Interval() {
 				t.Keep(s, k.ranges[s])
-			case kept[s] && s.Concat():
-				kept[s] = t.KeepConcat(s, k.concat[s])
 			}
 		}
 		keptFlowtable := r.clear(t.Family, k, kept)

@@ -216,7 +216,6 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, coun
 func (b *Backend) expectedChains(t *model.Table) (base map[string]*kernel.BaseChain, rules map[string]int) {
 	objects := []model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}}
 	objects = slices.AppendSeq(objects, maps.Values(t.Chains()))
-	objects = append(objects, t.Rewrites()...)
 	base, rules = b.config.rules(t.Family, t.Node).Outline(objects)
 	rules[layout.ChainFirewallCheck] += t.Sources()
 	return base, rules

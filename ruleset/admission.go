@@ -275,14 +275,13 @@ func (e *Engine) callNotify() {
 }
 
 // serves reports whether a Service has a frontend. A Service that owns one may have to leave it
-// out because of the Budget, or because a range of ports contains
-// it.
+// out because of the Budget.
 func (e *Engine) serves(id uint32, at l4Key) bool {
 	s := e.desired(id)
 	if s == nil {
 		return false
 	}
-	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Namespace == 0 && b.Total == 0 && len(e.ownership.ranges) == 0 {
+	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Namespace == 0 && b.Total == 0 {
 		return true
 	}
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })

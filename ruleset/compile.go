@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
@@ -79,7 +78,7 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 				f.Sources = withOwn(sources, addr)
 			}
 		}
-		f.at(kind, addr, p)
+		f.Kind, f.Addr, f.Port = kind, addr, p.Port
 		out = append(out, f)
 	}
 	return out
@@ -181,14 +180,6 @@ func none(sel *tracker.Selection) Target {
 		return TargetDrop
 	}
 	return TargetReject
-}
-
-// at sets the address and the ports of a frontend of p that is not a NodePort.
-func (f *Frontend) at(kind Kind, addr netip.Addr, p *tracker.ServicePort) {
-	f.Kind, f.Addr, f.Port = kind, addr, p.Port
-	if p.IsRange() {
-		f.LastPort, f.TargetPort = p.LastPort, cmp.Or(p.TargetPort, p.Port)
-	}
 }
 
 // allowedSources returns the allowed sources, nil for every source.

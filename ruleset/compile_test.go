@@ -1,9 +1,6 @@
 package ruleset
 
 import (
-	"cmp"
-	"fmt"
-	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -254,10 +251,6 @@ func randomPort(r *rand.Rand) *tracker.ServicePort {
 	if r.IntN(2) == 0 {
 		p.NodePort = uint16(30000 + r.IntN(3))
 	}
-	if r.IntN(3) == 0 {
-		p.LastPort = []uint16{p.Port, p.Port + 1, 30001, math.MaxUint16}[r.IntN(4)]
-		p.TargetPort = []uint16{0, p.Port, 1, math.MaxUint16 - (p.LastPort - p.Port)}[r.IntN(4)]
-	}
 	return p
 }
 
@@ -311,8 +304,8 @@ func FuzzCompile(f *testing.F) {
 			if (fe.Kind == KindNodePort) == fe.Addr.IsValid() || fe.Port == 0 {
 				t.Errorf("address of %s", show(*fe))
 			}
-			if problem := wrongRange(fe, p); problem != "" {
-				t.Errorf("%s of ports %d to %d at %d: %s", show(*fe), p.Port, p.LastPort, p.TargetPort, problem)
+			if want := map[bool]uint16{true: p.NodePort, false: p.Port}[fe.Kind == KindNodePort]; fe.Port != want {
+				t.Errorf("%s: port %d, want %d", show(*fe), fe.Port, want)
 			}
 			for _, target := range []Target{fe.Target, fe.Internal} {
 				if (target == TargetCluster || target == TargetLocal) != (len(s.Pool(target)) != 0) {
@@ -348,37 +341,6 @@ func FuzzCompile(f *testing.F) {
 			}
 		}
 	})
-}
-
-// wrongRange returns what is wrong with the ports of f, or "".
-func wrongRange(f *Frontend, p *tracker.ServicePort) string {
-	ep := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:8080")}
-	first, last := p.Port, p.Port
-	if f.Kind == KindNodePort {
-		first, last = p.NodePort, p.NodePort
-	} else if p.LastPort > p.Port {
-		last = p.LastPort
-	}
-	isRange := last != first
-	if f.Port != first || f.IsRange() != isRange || isRange && f.LastPort != last {
-		return "it has other ports"
-	}
-	for _, port := range []uint16{first, last, first + (last-first)/2} {
-		want := ep.Addr
-		if isRange {
-			want = netip.AddrPortFrom(ep.Addr.Addr(), cmp.Or(p.TargetPort, first)+port-first)
-		}
-		if got := f.Endpoint(ep, port); got != want || !f.Matches(port) || got.Port() == 0 {
-			return fmt.Sprintf("port %d leads to %v (%v), want %v", port, got, f.Matches(port), want)
-		}
-	}
-	if f.Matches(first-1) || last < math.MaxUint16 && f.Matches(last+1) {
-		return "it matches a port beside"
-	}
-	if f.Shifted() != (f.Endpoint(ep, first).Port() != first && isRange) {
-		return "it is shifted, or not"
-	}
-	return ""
 }
 
 // wantsLocal reports whether external traffic stays on the node under PreferLocal: one of its

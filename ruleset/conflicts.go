@@ -17,7 +17,6 @@ import (
 type l4Key struct {
 	addr  [16]byte // IPv4 addresses in their IPv6-mapped form
 	port  uint16
-	last  uint16 // of a range, 0 for a single port
 	proto uint16
 }
 
@@ -40,9 +39,7 @@ func l4KeyOf(s *Port, f *Frontend) l4Key {
 	if f.Kind == KindNodePort {
 		return nodePortKey(s.Key.Family, f.Port, s.Key.Protocol)
 	}
-	k := l4KeyAt(f.Addr, f.Port, s.Key.Protocol)
-	k.last = f.LastPort
-	return k
+	return l4KeyAt(f.Addr, f.Port, s.Key.Protocol)
 }
 
 func nodePortKey(f tracker.Family, port uint16, proto v1.Protocol) l4Key {
@@ -61,9 +58,6 @@ func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 				at = nodePortKey(p.Key.Family, p.NodePort, p.Key.Protocol)
 			} else {
 				at = l4KeyAt(addr, p.Port, p.Key.Protocol)
-				if p.IsRange() {
-					at.last = p.LastPort
-				}
 			}
 			if !yield(at, kind) {
 				return
@@ -77,7 +71,6 @@ func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 func sameFrontends(a, b *tracker.ServicePort) bool {
 	return a == b || a != nil && b != nil &&
 		a.ClusterIP == b.ClusterIP && a.Port == b.Port && a.NodePort == b.NodePort &&
-		a.LastPort == b.LastPort &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
 }
@@ -89,7 +82,7 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 //
 // The package documentation has the order. The API server assigns cluster IPs and a controller
 // load-balancer IPs, but any user who may edit a Service chooses its external IPs, which therefore come
-// last. A Service of unknown age comes last, too. A data plane consults ranges after single ports.
+// last. A Service of unknown age comes last, too.
 //
 // The result depends only on the contenders, so it is the same on every node and after
 // every restart.
@@ -98,15 +91,6 @@ type ownership struct {
 	owner map[l4Key]contender
 	// conflicts holds the other contenders in order, for frontends with several.
 	conflicts map[l4Key][]contender
-
-	// ranges holds the contenders for ranges, by address and protocol. owner has the ranges of
-	// those that own theirs. disputed holds the keys of ranges whose contenders changed since
-	// assignRanges. All are nil while there are no ranges.
-	ranges   map[l4Key]*rangeSet
-	disputed map[l4Key]bool
-	// externals holds, by address and protocol, the IDs of the Services with a single port
-	// at an external IP.
-	externals map[l4Key]map[uint32]struct{}
 }
 
 type contender struct {
@@ -139,15 +123,9 @@ func (k Kind) rank() int {
 	return 2
 }
 
-// any reports whether some contender may not own the frontend that it asks for.
-func (c *ownership) any() bool { return len(c.conflicts) != 0 || len(c.ranges) != 0 }
-
-// add adds a contender for a single port. It returns the ID of the Service that loses the
+// add adds a contender. It returns the ID of the Service that loses the
 // frontend, or 0.
 func (c *ownership) add(at l4Key, n contender) (loser uint32) {
-	if c.externals != nil && n.kind == KindExternalIP {
-		c.noteExternal(at, n.id)
-	}
 	o, taken := c.owner[at]
 	switch {
 	case !taken:
@@ -163,12 +141,9 @@ func (c *ownership) add(at l4Key, n contender) (loser uint32) {
 	return loser
 }
 
-// remove removes the contender with the ID for a single port. It returns the ID of the Service that gains
+// remove removes the contender with the ID. It returns the ID of the Service that gains
 // the frontend, or 0.
 func (c *ownership) remove(at l4Key, id uint32) (winner uint32) {
-	if c.externals != nil {
-		c.forgetExternal(at, id)
-	}
 	r := c.conflicts[at]
 	if o := c.owner[at]; o.id == id {
 		if len(r) == 0 {

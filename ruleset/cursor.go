@@ -488,29 +488,15 @@ func (c *Cursor) owner(at l4Key) (uint32, tracker.Key) {
 }
 
 // desired returns the Service that the backend should have for id, or nil: the live one, or what the
-// leader has in effect, without the ranges of ports that the backend does not serve.
+// leader has in effect.
 func (c *Cursor) desired(id uint32) *Port {
 	if c.leader != nil {
-		now := c.leader.acked(id)
-		if now != nil && now.ranges() > c.limits[familyIndex(now.Key.Family)].PortRanges {
-			if plain := now.withoutRanges(); plain != nil {
-				return plain
-			}
-		}
-		return now
+		return c.leader.acked(id)
 	}
 	if !c.has(id) {
 		return nil
 	}
-	now := c.engine.desired(id)
-	if len(c.engine.withoutRanges) == 0 || now == nil {
-		return now
-	}
-	plain := c.engine.withoutRanges[id]
-	if plain == nil || now.ranges() <= c.limits[familyIndex(now.Key.Family)].PortRanges {
-		return now
-	}
-	return plain
+	return c.engine.desired(id)
 }
 
 // acknowledge records the result of Apply for d, and stores the acknowledged parts in

@@ -75,7 +75,6 @@ func equalOther(a, b *Port, found Field) bool {
 	p.Hash, p.HashBuckets = a.Spec.Hash, a.Spec.HashBuckets
 	if found&FieldFrontends != 0 {
 		p.ClusterIP, p.Port, p.NodePort = a.Spec.ClusterIP, a.Spec.Port, a.Spec.NodePort
-		p.LastPort, p.TargetPort = a.Spec.LastPort, a.Spec.TargetPort
 		p.ExternalIPs, p.LoadBalancerIPs = a.Spec.ExternalIPs, a.Spec.LoadBalancerIPs
 		p.SourceRanges, p.SourceRangesLeftOut = a.Spec.SourceRanges, a.Spec.SourceRangesLeftOut
 		p.InternalLocal, p.ExternalLocal, p.PreferLocal = a.Spec.InternalLocal, a.Spec.ExternalLocal, a.Spec.PreferLocal
@@ -92,7 +91,6 @@ func equalExt(a, b tracker.Extension) bool {
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
-		a.LastPort == b.LastPort && a.TargetPort == b.TargetPort &&
 		a.Target == b.Target && a.Internal == b.Internal && a.Masquerade == b.Masquerade &&
 		slices.Equal(a.Sources, b.Sources)
 }

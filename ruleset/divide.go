@@ -23,25 +23,6 @@ func (c *Cursor) deltaSize() int {
 	return most
 }
 
-// rangesCost returns what frontends with ranges of ports add to the cost of a change.
-func (c *Cursor) rangesCost(ch *Change) (n int) {
-	each := c.limits[familyIndex(ch.Key.Family)].RangeCost
-	if each == 0 || ch.Fields&FieldFrontends == 0 {
-		return 0
-	}
-	for _, s := range []*Port{ch.Old, ch.New} {
-		if s == nil || !s.Spec.IsRange() {
-			continue
-		}
-		for i := range s.Frontends {
-			if s.Frontends[i].IsRange() {
-				n += each
-			}
-		}
-	}
-	return n
-}
-
 // divide returns the changes to offer now, if all together are larger than the Budget allows.
 // The others stay dirty. Changes that exchange frontends stay together. changes is sorted as
 // in a Delta, and so is the result.
@@ -54,13 +35,12 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 	if most == 0 || len(changes) < 2 {
 		return changes, nil
 	}
-	costs, total, elements := make([]int, len(changes)), 0, 0
+	costs, total := make([]int, len(changes)), 0
 	for i := range changes {
-		n := c.engine.budget.changedElements(&changes[i])
-		costs[i] = n + c.rangesCost(&changes[i])
-		total, elements = total+costs[i], elements+n
+		costs[i] = c.engine.budget.changedElements(&changes[i])
+		total += costs[i]
 	}
-	most = max(most, elements/leastShare)
+	most = max(most, total/leastShare)
 	if total <= most {
 		return changes, nil
 	}
@@ -107,8 +87,6 @@ type group struct {
 }
 
 // groups returns the groups of changes that exchange frontends, each change in one group.
-// Changes of ranges of ports at one address are a group as well: one may need ports that
-// another one gives up.
 func (c *Cursor) groups(changes []Change, costs []int) []group {
 	root := make([]int, len(changes))
 	for i := range root {
@@ -149,29 +127,6 @@ func (c *Cursor) groups(changes []Change, costs []int) []group {
 				} else {
 					first[at] = i
 				}
-			}
-		}
-	}
-	if len(c.engine.withoutRanges) != 0 || len(c.engine.gone) != 0 {
-		first := map[l4Key]int{}
-		join := func(i int, s *Port) {
-			if s == nil || !s.Spec.IsRange() {
-				return
-			}
-			for k := range s.Frontends {
-				if at := l4KeyOf(s, &s.Frontends[k]); at.isRange() {
-					if j, ok := first[at.anyPort()]; ok {
-						root[find(i)] = find(j)
-					} else {
-						first[at.anyPort()] = i
-					}
-				}
-			}
-		}
-		for i := range changes {
-			join(i, changes[i].New)
-			for s := range changes[i].Before() {
-				join(i, s)
 			}
 		}
 	}

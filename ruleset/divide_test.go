@@ -72,50 +72,6 @@ func (slowBackend) Limits(f tracker.Family) Limits {
 	return Limits{Delta: 10}
 }
 
-// TestRangesOfPortsCostMore counts the ranges of ports in each delta of many, for backends that take
-// long for one and for others.
-func TestRangesOfPortsCostMore(t *testing.T) {
-	for cost, want := range map[int]int{0: 20, 250: 5} {
-		tr, e := world(t, Config{Budget: Budget{Delta: 1250}}, tracker.NodeInfo{Name: "n1"})
-		most, all := 0, 0
-		c := e.Attach("b", rangeCoster{&rangePlane{func(d *Delta) {
-			n := 0
-			for i := range d.Changes {
-				for _, f := range d.Changes[i].New.Frontends {
-					if f.IsRange() {
-						n++
-					}
-				}
-			}
-			most, all = max(most, n), all+n
-		}}, cost})
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for i := range 20 {
-			tr.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("172.30.0.%d", i+1), withRanges("p=1000-1099:0")))
-		}
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if all != 20 || most > want || cost == 0 && most != want {
-			t.Errorf("cost %d: %d ranges in all, %d in one delta, want %d", cost, all, most, want)
-		}
-	}
-}
-
-// rangeCoster is a rangePlane with a cost of ranges.
-type rangeCoster struct {
-	*rangePlane
-	cost int
-}
-
-func (r rangeCoster) Limits(f tracker.Family) Limits {
-	l := r.rangePlane.Limits(f)
-	l.RangeCost = r.cost
-	return l
-}
-
 // TestMoreIsSetBeforeTheLastDelta has a Sync of one delta, of several, and of several of which one
 // fails.
 func TestMoreIsSetBeforeTheLastDelta(t *testing.T) {

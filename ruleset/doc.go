@@ -33,9 +33,6 @@
 //     then the lowest [tracker.Key]. An older Service can take an external IP from a younger one when it is edited.
 //     The loser gets the frontend when the winner releases it. A log line and an event with
 //     [tracker.ReasonFrontendConflict] name the winner.
-//   - A range of ports ([tracker.ServicePort].LastPort) takes no single port and no NodePort from another Service.
-//     The exception is a single port at an external IP that is also a cluster IP or load-balancer IP with a range.
-//     Of ranges that overlap at one address, the first one in the order above wins, and the others get nothing there.
 //   - A [Budget] bounds the cost of a Service, of a namespace and of the node, and keeps cheap changes from waiting
 //     behind expensive ones.
 //   - Until all kinds of objects of the tracker are synced ([tracker.Config].Kinds), each Sync returns [ErrNotSynced].

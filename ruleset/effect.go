@@ -18,19 +18,10 @@ type effect struct {
 	// have it while the removal from one of them fails or waits for another delta.
 	frontends map[l4Key]uint32
 	others    map[l4Key][]uint32
-	// ranges holds, by address and protocol, the ranges of acknowledged Services, the last
-	// acknowledged one last. They are not in frontends.
-	ranges map[l4Key][]rangeOf
 	// endpoints maps each endpoint to the ID of a Service with it. shared maps it to
 	// the IDs of further such Services.
 	endpoints map[l4Key]uint32
 	shared    map[l4Key][]uint32
-}
-
-// rangeOf is a range of ports and the ID of the Service that has it.
-type rangeOf struct {
-	at l4Key
-	id uint32
 }
 
 // Port returns the version of a Service port that the backend has acknowledged, or
@@ -45,12 +36,11 @@ func (c *Cursor) Port(k tracker.Key) *Port {
 }
 
 // Lookup returns the acknowledged Service at an address, port and protocol, and its
-// frontend, like [Snapshot.Lookup]. A backend without ranges of ports has none here either: see [Limits].PortRanges.
+// frontend, like [Snapshot.Lookup].
 //
 // The first Lookup builds an index of all frontends, some 50 bytes each. Each
 // acknowledgement then updates the index at a cost proportional to the frontends of
-// the Services concerned. Further Lookups take constant time, and in an address with ranges
-// of ports a time proportional to their number.
+// the Services concerned. Further Lookups take constant time.
 func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -64,9 +54,7 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	x := c.index()
 	id, ok := x.frontends[at]
 	if !ok {
-		if at, id, ok = x.inRange(at); !ok {
-			return nil, nil
-		}
+		return nil, nil
 	}
 	s := c.states[id].acked
 	for i := range s.Frontends {
@@ -91,28 +79,12 @@ func (c *Cursor) index() *effect {
 
 // holder returns the ID last acknowledged with a frontend, or 0.
 func (x *effect) holder(at l4Key) uint32 {
-	for _, r := range slices.Backward(x.ranges[at.anyPort()]) {
-		if r.at == at {
-			return r.id
-		}
-	}
 	return x.frontends[at]
-}
-
-// inRange returns the key and the ID of the range last acknowledged at a single port.
-func (x *effect) inRange(at l4Key) (l4Key, uint32, bool) {
-	for _, r := range slices.Backward(x.ranges[at.anyPort()]) {
-		if r.at.port <= at.port && at.port <= r.at.last {
-			return r.at, r.id, true
-		}
-	}
-	return l4Key{}, 0, false
 }
 
 // LookupEndpoint returns the acknowledged Services that have an endpoint at an
 // address, port and protocol, whatever its conditions, sorted by key. It returns nil
-// if there are none. The endpoints of a range of ports are found at their own port, not at
-// the ports that [Frontend.Endpoint] returns. The first call builds an index of all
+// if there are none. The first call builds an index of all
 // endpoints, some 50 bytes each, which is updated like that of [Cursor.Lookup].
 func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
 	if !at.IsValid() {
@@ -177,13 +149,6 @@ func (x *effect) setFrontends(id uint32, old, now *Port) {
 }
 
 func (x *effect) addFrontend(at l4Key, id uint32) {
-	if at.isRange() {
-		if x.ranges == nil {
-			x.ranges = map[l4Key][]rangeOf{}
-		}
-		x.ranges[at.anyPort()] = append(x.ranges[at.anyPort()], rangeOf{at, id})
-		return
-	}
 	if last, ok := x.frontends[at]; ok {
 		if x.others == nil {
 			x.others = map[l4Key][]uint32{}
@@ -194,13 +159,6 @@ func (x *effect) addFrontend(at l4Key, id uint32) {
 }
 
 func (x *effect) removeFrontend(at l4Key, id uint32) {
-	if at.isRange() {
-		left := slices.DeleteFunc(x.ranges[at.anyPort()], func(r rangeOf) bool { return r == rangeOf{at, id} })
-		if x.ranges[at.anyPort()] = left; len(left) == 0 {
-			delete(x.ranges, at.anyPort())
-		}
-		return
-	}
 	others := x.others[at]
 	switch {
 	case x.frontends[at] != id:

@@ -111,13 +111,10 @@ type Engine struct {
 	free []uint32
 	// restricted holds the IDs of the Services with source ranges. Only these depend
 	// on the node's addresses.
-	restricted map[uint32]struct{}
-	ownership  ownership
-	// withoutRanges holds the live Services with ranges, by ID, as backends without ranges are
-	// offered them.
-	withoutRanges map[uint32]*Port
-	admission     admission
-	onOverBudget  func(tracker.Key)
+	restricted   map[uint32]struct{}
+	ownership    ownership
+	admission    admission
+	onOverBudget func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
 	jobs []job
 	// ports and endpoints count the live slots and their reachable endpoints.
@@ -295,7 +292,6 @@ func (e *Engine) pull() {
 			changed = true
 		}
 	}
-	e.ownership.assignRanges(e.recompile)
 	// Compile last: only now does each frontend have its final owner.
 	for i := range e.jobs {
 		e.compile(&e.jobs[i])
@@ -449,7 +445,6 @@ func (e *Engine) retire(id uint32) bool {
 		return false
 	}
 	s.live = false
-	e.noteRanges(id, nil)
 	e.count(s.svc, -1)
 	e.assign(id, nil)
 	return true
@@ -473,11 +468,7 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	} else {
 		if before != nil {
 			for at := range frontendKeys(before) {
-				if at.isRange() {
-					e.ownership.removeRange(at, id)
-				} else {
-					e.recompile(e.ownership.remove(at, id))
-				}
+				e.recompile(e.ownership.remove(at, id))
 			}
 		}
 		if before != nil && p != nil && !before.Created.Equal(p.Created) {
@@ -486,12 +477,7 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 		s.port = p
 		if p != nil {
 			for at, kind := range frontendKeys(p) {
-				if at.isRange() {
-					e.prepareRanges()
-					e.ownership.addRange(at, contender{id, kind})
-				} else {
-					e.recompile(e.ownership.add(at, contender{id, kind}))
-				}
+				e.recompile(e.ownership.add(at, contender{id, kind}))
 			}
 		}
 	}
@@ -499,24 +485,6 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 		e.restricted[id] = struct{}{}
 	} else {
 		delete(e.restricted, id)
-	}
-}
-
-// prepareRanges makes the ownership's maps for ranges before the first one.
-func (e *Engine) prepareRanges() {
-	o := &e.ownership
-	if o.ranges != nil {
-		return
-	}
-	o.ranges, o.disputed, o.externals = map[l4Key]*rangeSet{}, map[l4Key]bool{}, map[l4Key]map[uint32]struct{}{}
-	for id := range e.slots {
-		if p := e.slots[id].port; p != nil && len(p.ExternalIPs) != 0 {
-			for at, kind := range frontendKeys(p) {
-				if kind == KindExternalIP && !at.isRange() {
-					o.noteExternal(at, uint32(id))
-				}
-			}
-		}
 	}
 }
 
@@ -584,7 +552,6 @@ func (e *Engine) publish(j *job) bool {
 		if differs = diff(s.svc, now); differs == 0 {
 			if now.LeftOut != nil || s.svc.LeftOut != nil {
 				s.svc = now
-				e.noteRanges(j.id, now)
 			}
 			return false
 		}
@@ -592,24 +559,9 @@ func (e *Engine) publish(j *job) bool {
 	}
 	e.assign(j.id, now)
 	s.svc, s.live = now, true
-	e.noteRanges(j.id, now)
 	e.count(now, 1)
 	e.markDirty(j.id)
 	return true
-}
-
-// noteRanges updates e.withoutRanges for an ID. s is nil if the ID is no longer live.
-func (e *Engine) noteRanges(id uint32, s *Port) {
-	if s != nil && s.Spec.IsRange() {
-		if e.withoutRanges == nil {
-			e.withoutRanges = map[uint32]*Port{}
-		}
-		if plain := s.withoutRanges(); plain != nil {
-			e.withoutRanges[id] = plain
-			return
-		}
-	}
-	delete(e.withoutRanges, id)
 }
 
 // count adds a live Service to ports and endpoints if sign is 1, and subtracts it if sign is
@@ -621,13 +573,13 @@ func (e *Engine) count(s *Port, sign int) {
 
 // strip removes frontends that another Service owns.
 func (e *Engine) strip(now *Port, s *slot) {
-	if !e.ownership.any() {
+	if len(e.ownership.conflicts) == 0 {
 		return
 	}
 	now.Frontends = slices.DeleteFunc(now.Frontends, func(f Frontend) bool {
 		at := l4KeyOf(now, &f)
-		owner, owns := e.ownership.winner(at, f.Kind, now.ID)
-		if owns {
+		owner := e.ownership.owner[at].id
+		if owner == now.ID {
 			return false
 		}
 		had := s.live && slices.ContainsFunc(s.svc.Frontends, func(o Frontend) bool {
@@ -635,7 +587,7 @@ func (e *Engine) strip(now *Port, s *slot) {
 		})
 		if !s.live || had || !sameFrontends(s.svc.Spec, now.Spec) {
 			winner := e.slots[owner].port.Key
-			text := fmt.Sprintf("%s %s port %s (%s)", f.Kind, f.Addr, f.Ports(), now.Key.Protocol)
+			text := fmt.Sprintf("%s %s port %d (%s)", f.Kind, f.Addr, f.Port, now.Key.Protocol)
 			if f.Kind == KindNodePort {
 				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
 			}

@@ -20,9 +20,9 @@ type follower struct {
 	cursor *Cursor
 }
 
-func follow(t *testing.T, r *rand.Rand, leader *Cursor, ranges PortRanges) *follower {
+func follow(t *testing.T, r *rand.Rand, leader *Cursor) *follower {
 	f := &follower{plane: newPlane(t, r, leader.name+"'s follower", true, r.IntN(2)*40)}
-	f.refuses, f.ranges = r.IntN(2) == 0, ranges
+	f.refuses = r.IntN(2) == 0
 	f.cursor = leader.Follow(f.name, f)
 	return f
 }

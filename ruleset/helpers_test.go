@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -112,9 +111,7 @@ func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *En
 }
 
 // fromAnnotations is a hook that sets the extension of annotation "ext", NeedLocalSet if there is an
-// annotation "local", the Hash by the length of annotation "hash" if that is "x" or "xx", and the ranges of
-// annotation "ranges": the first and last port and the target port of each port name, as in
-// "p=1000-2000:3000 q=90-99:0".
+// annotation "local", and the Hash by the length of annotation "hash" if that is "x" or "xx".
 func fromAnnotations(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	if text := s.Annotations["ext"]; text != "" {
 		p.Ext = ext(len(text))
@@ -123,26 +120,17 @@ func fromAnnotations(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) e
 	if text := s.Annotations["hash"]; text == "x" || text == "xx" {
 		p.Hash = tracker.Hash(len(text))
 	}
-	for _, text := range strings.Fields(s.Annotations["ranges"]) {
-		if name, ports, _ := strings.Cut(text, "="); name == p.Key.Port {
-			_, err := fmt.Sscanf(ports, "%d-%d:%d", &p.Port, &p.LastPort, &p.TargetPort)
-			return err
-		}
-	}
 	return nil
 }
 
-// withRanges sets annotation "ranges".
-func withRanges(text string) func(*v1.Service) {
-	return func(s *v1.Service) { metav1.SetMetaDataAnnotation(&s.ObjectMeta, "ranges", text) }
+// externalIPs sets the external IPs of a Service.
+func externalIPs(list ...string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.ExternalIPs = list }
 }
 
 // show formats a frontend in one line.
 func show(f Frontend) string {
-	s := fmt.Sprintf("%s %s:%s to %s", f.Kind, f.Addr, f.Ports(), f.Target)
-	if f.Shifted() {
-		s += fmt.Sprintf(" from port %d", f.TargetPort)
-	}
+	s := fmt.Sprintf("%s %s:%d to %s", f.Kind, f.Addr, f.Port, f.Target)
 	if f.Kind == KindNodePort {
 		s = fmt.Sprintf("%s %d to %s", f.Kind, f.Port, f.Target)
 	}

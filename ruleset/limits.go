@@ -26,18 +26,10 @@ type Limits struct {
 	// WeightedEndpoints is the maximum number of endpoints in a pool whose endpoints
 	// have different weights or are chosen by a hash.
 	WeightedEndpoints int
-	// PortRanges states which ranges of ports the data plane serves ([Frontend].LastPort).
-	// Other than for the fields above, the zero value is the narrowest: none. The Engine
-	// leaves the frontends that the data plane does not serve out of the Services that it
-	// offers, as if they did not exist, and reports the Service as one that exceeds a limit.
-	PortRanges PortRanges
 	// Delta is about the number of elements ([Port.Cost]) that the data plane changes in 10
 	// ms. Deltas are divided by it if it is less than [Budget].Delta, so that no change waits long
 	// for another. Full deltas are not divided.
 	Delta int
-	// RangeCost is the number of elements that take as long as a frontend with a range of ports, for
-	// the size of deltas. 0 means that it takes no longer than others.
-	RangeCost int
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
 	// Further holds limits of the data plane's own, or is nil.
@@ -125,7 +117,6 @@ const (
 	excessEndpoints
 	excessAffinityEndpoints
 	excessWeightedEndpoints
-	excessPortRanges
 	excessFurther
 	excessLacks
 )
@@ -150,9 +141,6 @@ func (l *Limits) exceeded(s *Port) (x excess) {
 				x |= excessWeightedEndpoints
 			}
 		}
-	}
-	if s.Spec.IsRange() && s.ranges() > l.PortRanges {
-		x |= excessPortRanges
 	}
 	if l.Further != nil && l.Further.Exceeded(s) != "" {
 		x |= excessFurther
@@ -180,13 +168,6 @@ func (l *Limits) describe(s *Port, x excess) string {
 			out = append(out, fmt.Sprintf("%d endpoints%s are more than %d", n, e.what, e.limit))
 		}
 	}
-	if x&excessPortRanges != 0 {
-		text := fmt.Sprintf("the range of ports %d to %d is not served", s.Spec.Port, s.Spec.LastPort)
-		if l.PortRanges != PortRangesNone {
-			text += ", because the endpoints' ports differ from it"
-		}
-		out = append(out, text)
-	}
 	if x&excessFurther != 0 {
 		out = append(out, l.Further.Exceeded(s))
 	}
@@ -202,7 +183,7 @@ func (l *Limits) describe(s *Port, x excess) string {
 // returns all limits that s exceeds.
 func (c *Cursor) limited(s *Port, before excess) excess {
 	l := &c.limits[familyIndex(s.Key.Family)]
-	if *l == (Limits{}) && !s.Spec.IsRange() {
+	if *l == (Limits{}) {
 		return 0
 	}
 	x := l.exceeded(s)

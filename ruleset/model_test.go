@@ -59,9 +59,6 @@ type plane struct {
 	// moved counts takeovers, swapped the takeovers in a circle.
 	moved, swapped int
 
-	// ranges is what the plane serves.
-	ranges PortRanges
-
 	acked    map[tracker.Key]*Port // as accepted by this backend
 	node     *Node
 	gen      uint64
@@ -87,16 +84,6 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
 		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Port{}, needFull: true, served: map[l4Key]tracker.Key{}, status: map[tracker.Key]Status{},
 	}
-}
-
-// Limits implements [Limiter].
-func (p *plane) Limits(tracker.Family) Limits { return Limits{PortRanges: p.ranges} }
-
-// served returns s with the frontends that a data plane with these ranges serves.
-func served(s *Port, r PortRanges) *Port {
-	c := *s
-	c.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), func(f Frontend) bool { return f.ranges() > r })
-	return &c
 }
 
 func front(s *Port, f Frontend) string { return fmt.Sprintf("%d %s", s.ID, show(f)) }
@@ -470,7 +457,7 @@ func (p *plane) refuse(d *Delta, again bool) error {
 func (p *plane) attach(e *Engine) (*witness, *Cursor, *follower) {
 	w := newWitness(p)
 	c := e.AttachPart(p.name, w, p.serves)
-	return w, c, follow(p.t, p.r, c, p.ranges)
+	return w, c, follow(p.t, p.r, c)
 }
 
 // partOf returns the part of a snapshot with the Services for which serves returns true.
@@ -500,7 +487,7 @@ func (p *plane) checkFallback(c *Cursor, s *Snapshot) {
 	p.compare(p.inEffect())
 	wanted := map[tracker.Key]*Port{}
 	for _, svc := range s.Ports {
-		wanted[svc.Key] = served(svc, p.ranges)
+		wanted[svc.Key] = svc
 	}
 	for k, svc := range p.acked {
 		if got := c.Port(k); diff(got, svc) != 0 {
@@ -528,7 +515,7 @@ func (p *plane) checkFallback(c *Cursor, s *Snapshot) {
 		if w == nil || p.fronts[at] != "" {
 			continue
 		}
-		if slices.ContainsFunc(s.Ports, func(o *Port) bool { return hasFrontend(served(o, p.ranges), at) }) && asksFor(w, at, s.Node) {
+		if slices.ContainsFunc(s.Ports, func(o *Port) bool { return hasFrontend(o, at) }) && asksFor(w, at, s.Node) {
 			p.t.Errorf("%s: %v is not served any more, and %s asks for it", p.name, at, k)
 		}
 	}
@@ -554,7 +541,6 @@ func (p *plane) compare(s *Snapshot) {
 	p.t.Helper()
 	want := newPlane(p.t, nil, "", false, 0)
 	for _, svc := range s.Ports {
-		svc = served(svc, p.ranges)
 		want.ids[svc.ID] = svc.Key
 		want.acked[svc.Key] = svc
 		for i, f := range svc.Frontends {
@@ -655,7 +641,6 @@ func (o *objects) randomService(i int) *v1.Service {
 		s.Annotations = map[string]string{
 			"ext": pick(r, "", "x", "xx"), "local": pick(r, "", "", "", "x"), "hash": pick(r, "", "", "x", "xx"),
 		}
-		withRanges(pick(r, "", "", "", "", "p=80-90:0", "p=80-443:80", "q=70-80:8070", "p=1-65535:0", "p=81-442:0 q=80-100:0", "p=100-200:8080"))(s)
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
 			s.Spec.HealthCheckNodePort = pick[int32](r, 0, 31001, 31002)
 		}
@@ -819,35 +804,7 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 	want := map[l4Key]tracker.Key{}
 	owns := map[l4Key]claim{}
 	for at, all := range claims {
-		if !at.isRange() {
-			owns[at] = slices.MinFunc(all, compare)
-		}
-	}
-	// The first of all claims to ranges gets its own, and takes overlapping ones out of the list.
-	type rangeClaim struct {
-		at l4Key
-		claim
-	}
-	var ranges []rangeClaim
-	for at, all := range claims {
-		for _, c := range all {
-			if at.isRange() {
-				ranges = append(ranges, rangeClaim{at, c})
-			}
-		}
-	}
-	for len(ranges) != 0 {
-		first := slices.MinFunc(ranges, func(a, b rangeClaim) int { return compare(a.claim, b.claim) })
-		owns[first.at] = first.claim
-		ranges = slices.DeleteFunc(ranges, func(r rangeClaim) bool {
-			return r.at.addr == first.at.addr && r.at.proto == first.at.proto && r.at.port <= first.at.last && first.at.port <= r.at.last
-		})
-		for at, c := range owns {
-			if !at.isRange() && c.rank == 2 && first.rank < 2 && at.addr == first.at.addr && at.proto == first.at.proto &&
-				first.at.port <= at.port && at.port <= first.at.last {
-				delete(owns, at)
-			}
-		}
+		owns[at] = slices.MinFunc(all, compare)
 	}
 	for at, c := range owns {
 		if _, ok := got[at]; !ok && o.budget.Port != 0 {
@@ -954,9 +911,6 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		planes[3].refuses, planes[5].refuses = true, seed%4 < 2
 		planes[4].serves = func(s *Port) bool { return s.Spec.Ext == nil }
 		planes[5].serves = func(s *Port) bool { return s.Spec.Ext != nil }
-		for i, p := range planes {
-			p.ranges = PortRanges((i + int(seed)) % 3)
-		}
 		var cursors []*Cursor
 		var witnesses []*witness
 		var followers []*follower
@@ -984,7 +938,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 				}
 				p := planes[i]
 				planes[i] = newPlane(t, r, p.name, p.prunes, p.failures)
-				planes[i].ranges, planes[i].refuses, planes[i].refused, planes[i].serves = p.ranges, p.refuses, p.refused, p.serves
+				planes[i].refuses, planes[i].refused, planes[i].serves = p.refuses, p.refused, p.serves
 				witnesses[i], cursors[i], followers[i] = planes[i].attach(e)
 			}
 			// The world changes during Apply.
@@ -1045,9 +999,6 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			planes[i].compare(partOf(e.Snapshot(), planes[i].serves))
 			followers[i].sync(t)
-		}
-		if n := len(e.ownership.ranges) + len(e.ownership.externals) + len(e.withoutRanges); n != 0 {
-			t.Errorf("seed %d: %d records of ranges are left", seed, n)
 		}
 		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.ownership.owner)+len(e.ownership.conflicts)+len(e.jobs) != 0 || e.ports != 0 || e.endpoints != 0 {
 			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, %d ports, %d endpoints",

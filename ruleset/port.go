@@ -2,8 +2,6 @@ package ruleset
 
 import (
 	"net/netip"
-	"slices"
-	"strconv"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -29,7 +27,7 @@ type Port struct {
 	Endpoints []*tracker.Endpoint
 	// Frontends holds the addresses of the port: the cluster IP first, then
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
-	// and port, and no two ranges overlap at one address.
+	// and port.
 	Frontends []Frontend
 	// LeftOut is what the Engine's [Budget] leaves out of the port, nil for nothing. A
 	// backend has no use for it: a difference in it alone is no change.
@@ -50,11 +48,6 @@ func (s *Port) Pool(t Target) []*tracker.Endpoint {
 		return s.Selection.Local
 	}
 	return nil
-}
-
-// hasRange reports whether a frontend of s has more than one port.
-func (s *Port) hasRange() bool {
-	return s.Spec.IsRange() && slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.IsRange() })
 }
 
 // HasPool reports whether the pool of target t exists, that is, whether some traffic may
@@ -81,17 +74,8 @@ func (s *Port) HasPool(t Target) bool {
 type Frontend struct {
 	// Kind is the kind of address, never 0.
 	Kind Kind
-	// Port is the destination port, and the first one if LastPort is not 0.
+	// Port is the destination port.
 	Port uint16
-	// LastPort is the last destination port of a range, or 0 for a single port. A backend
-	// is offered ranges only if it has them: see [Limits].PortRanges. A range applies to
-	// the packets to its address that no frontend with a single port matches, not even a
-	// NodePort at an address of the node. No two ranges of one protocol at one address
-	// overlap.
-	LastPort uint16
-	// TargetPort is, for a range, the port of the endpoints that Port leads to. It equals
-	// Port unless the range is shifted. It is 0 for a single port.
-	TargetPort uint16
 	// Addr is the destination address. For a NodePort it is the zero Addr, which
 	// means the addresses of [Node.NodePorts].
 	Addr netip.Addr
@@ -106,36 +90,6 @@ type Frontend struct {
 	Internal Target
 	// Masquerade determines which connections get a new source address.
 	Masquerade Masquerade
-}
-
-// IsRange reports whether the frontend has more than one port.
-func (f *Frontend) IsRange() bool { return f.LastPort != 0 }
-
-// Shifted reports whether the frontend is a range whose endpoints see other ports than
-// clients use.
-func (f *Frontend) Shifted() bool { return f.LastPort != 0 && f.TargetPort != f.Port }
-
-// Matches reports whether port is one of the frontend's ports.
-func (f *Frontend) Matches(port uint16) bool {
-	return port == f.Port || port > f.Port && port <= f.LastPort
-}
-
-// Endpoint returns the address and port at which ep gets connections to a port of the
-// frontend. That is ep.Addr for a single port. For a range, the port follows from
-// TargetPort, whatever ep's own port is.
-func (f *Frontend) Endpoint(ep *tracker.Endpoint, port uint16) netip.AddrPort {
-	if !f.IsRange() {
-		return ep.Addr
-	}
-	return netip.AddrPortFrom(ep.Addr.Addr(), port-f.Port+f.TargetPort)
-}
-
-// Ports returns the frontend's ports for people: "80", or "10000-20000" for a range.
-func (f *Frontend) Ports() string {
-	if !f.IsRange() {
-		return strconv.Itoa(int(f.Port))
-	}
-	return strconv.Itoa(int(f.Port)) + "-" + strconv.Itoa(int(f.LastPort))
 }
 
 // ShortCircuit reports whether the frontend handles connections from this node's pods

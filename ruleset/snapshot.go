@@ -27,10 +27,10 @@ type Snapshot struct {
 
 	once sync.Once
 	// at finds frontends. clusterIPs holds the cluster IPs in use.
-	at         portIndex
+	at         map[l4Key]found
 	clusterIPs map[netip.Addr]*Port
 	// leftOut finds the frontends that the Budget leaves out.
-	leftOut portIndex
+	leftOut map[l4Key]found
 
 	onceEndpoints sync.Once
 	// endpoints maps keys of endpoints to the ports that have them.
@@ -122,8 +122,7 @@ func (e *Engine) Snapshot() *Snapshot {
 // Lookup returns the Service at an address, port and protocol, and its frontend, or
 // nil. An IPv4-mapped IPv6 address means the IPv4 address. A NodePort is found at the
 // unspecified address of its family, because a Snapshot does not know the addresses
-// of the node; see [Snapshot.Trace]. A single port is found before a range that contains
-// it.
+// of the node; see [Snapshot.Trace].
 func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -133,10 +132,7 @@ func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 
 func (s *Snapshot) lookup(at l4Key) (*Port, *Frontend) {
 	s.index()
-	f := s.at.single[at]
-	if f.frontend == nil {
-		f = s.at.inRange(at)
-	}
+	f := s.at[at]
 	return f.service, f.frontend
 }
 
@@ -145,11 +141,7 @@ func (s *Snapshot) LookupLeftOut(to netip.AddrPort, p v1.Protocol) (*Port, *Fron
 	if s.index(); !to.IsValid() {
 		return nil, nil
 	}
-	at := l4KeyAt(canonical(to.Addr()), to.Port(), p)
-	f := s.leftOut.single[at]
-	if f.frontend == nil {
-		f = s.leftOut.inRange(at)
-	}
+	f := s.leftOut[l4KeyAt(canonical(to.Addr()), to.Port(), p)]
 	return f.service, f.frontend
 }
 
@@ -179,12 +171,13 @@ func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
 
 func (s *Snapshot) index() {
 	s.once.Do(func() {
-		s.at.single = make(map[l4Key]found, 2*len(s.Ports))
+		s.at = make(map[l4Key]found, 2*len(s.Ports))
+		s.leftOut = map[l4Key]found{}
 		s.clusterIPs = make(map[netip.Addr]*Port, len(s.Ports))
 		for _, svc := range s.Ports {
 			for i := range svc.Frontends {
 				f := &svc.Frontends[i]
-				s.at.add(svc, f)
+				s.at[l4KeyOf(svc, f)] = found{svc, f}
 				if f.Kind == KindClusterIP {
 					s.clusterIPs[f.Addr] = svc
 				}
@@ -193,12 +186,11 @@ func (s *Snapshot) index() {
 		for _, list := range [][]*Port{s.Ports, s.Refused} {
 			for _, svc := range list {
 				for i := 0; svc.LeftOut != nil && i < len(svc.LeftOut.Frontends); i++ {
-					s.leftOut.add(svc, &svc.LeftOut.Frontends[i])
+					f := &svc.LeftOut.Frontends[i]
+					s.leftOut[l4KeyOf(svc, f)] = found{svc, f}
 				}
 			}
 		}
-		s.at.sort()
-		s.leftOut.sort()
 	})
 }
 

@@ -19,7 +19,7 @@ func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 	p.t.Helper()
 	wanted, keys := map[tracker.Key]*Port{}, map[tracker.Key]bool{}
 	for _, svc := range s.Ports {
-		wanted[svc.Key] = served(svc, p.ranges)
+		wanted[svc.Key] = svc
 		keys[svc.Key] = true
 	}
 	for k := range p.acked {

@@ -89,18 +89,8 @@ type Verdict struct {
 
 	masquerade bool
 	from       netip.Addr
-	port       uint16 // the destination port
 	// here holds the node's own addresses, if the packet came from another machine.
 	here []netip.Addr
-}
-
-// AddrOf returns the address and port at which ep gets the packet, under ActionForward. That
-// is ep.Addr unless the Frontend is a range of ports: see [Frontend.Endpoint].
-func (v Verdict) AddrOf(ep *tracker.Endpoint) netip.AddrPort {
-	if v.Frontend == nil {
-		return ep.Addr
-	}
-	return v.Frontend.Endpoint(ep, v.port)
 }
 
 // MasqueradeTo reports whether the node replaces the packet's source address by its
@@ -161,10 +151,9 @@ func (s *Snapshot) missing(p Packet, toNode bool) string {
 func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	fromNode := p.InInterface == ""
 
-	// 1. A Service has this address and port. A range of ports comes after the NodePorts.
+	// 1. A Service has this address and port.
 	svc, f := s.Lookup(p.To, p.Protocol)
-	isRange := f != nil && f.IsRange()
-	if f != nil && f.Kind != KindNodePort && !isRange {
+	if f != nil && f.Kind != KindNodePort {
 		return s.traceFrontend(p, toNode, svc, f)
 	}
 
@@ -179,18 +168,13 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 		}
 	}
 
-	// 3. A Service has a range of ports at this address, and the port is one of them.
-	if isRange {
-		return s.traceFrontend(p, toNode, svc, f)
-	}
-
 	// All other packets to the node itself are not for a Service.
 	if toNode {
 		return Verdict{Action: ActionPass, Rule: fmt.Sprintf(
 			"%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())}
 	}
 
-	// 4. A cluster IP is not a host: no other host could reply on a closed port, and
+	// 3. A cluster IP is not a host: no other host could reply on a closed port, and
 	// the packet would leave by the default route.
 	s.index()
 	if svc := s.clusterIPs[p.To.Addr()]; svc != nil {
@@ -198,28 +182,25 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
 
-	// 5. The same is true of an address reserved for cluster IPs that no Service has
+	// 4. The same is true of an address reserved for cluster IPs that no Service has
 	// yet: drop the packet, so that a client with newer information tries again.
 	if containsAddr(s.Node.ServiceCIDRs, p.To.Addr()) {
 		return Verdict{Action: ActionDrop, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s is in a Service CIDR, but is no Service's cluster IP", p.To.Addr())}
 	}
 
-	// 6. All other packets are not for a Service.
+	// 5. All other packets are not for a Service.
 	return Verdict{Action: ActionPass, Rule: fmt.Sprintf("%s is no Service's address", p.To.Addr())}
 }
 
 // traceFrontend returns what must happen to a packet for frontend f of svc. toNode
 // reports whether its destination is one of the node's own addresses.
 func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Port, f *Frontend) Verdict {
-	v := Verdict{Port: svc, Frontend: f, from: p.From, port: p.To.Port()}
+	v := Verdict{Port: svc, Frontend: f, from: p.From}
 	if p.InInterface != "" {
 		v.here = p.NodeAddresses
 	}
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
-	if f.IsRange() {
-		name = fmt.Sprintf("%s, ports %s, of %s", f.Kind, f.Ports(), svc.Key)
-	}
 	fromNode := p.InInterface == ""
 
 	// 1. A source that is not allowed gets no information, not even that there is no

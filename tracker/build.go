@@ -130,10 +130,6 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 					}
 				}
 				p.Key = key
-				if err := p.validateRange(); err != nil {
-					b.leave(LeftOut{Reason: ReasonHookFailed, Port: &from.source.Name}, "port %q (%s): %w: only port %d is served", complaint.Value(from.source.Name), f, err, from.port)
-					p.Port, p.LastPort, p.TargetPort = from.port, 0, 0
-				}
 			}
 			out = append(out, p)
 		}

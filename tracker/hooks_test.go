@@ -1,10 +1,8 @@
 package tracker_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -341,45 +339,6 @@ func TestUnlistedKindsAreNotRequired(t *testing.T) {
 	for _, s := range [][]tracker.Kind{{}, {tracker.KindServices, 3}} {
 		if _, err := tracker.New(tracker.Config{Kinds: s}); err == nil {
 			t.Errorf("sources %v: error %v", s, err)
-		}
-	}
-}
-
-// TestImpossibleRangesAreNotServed checks that a hook's impossible range leaves the port that
-// the Service has, and is reported.
-func TestImpossibleRangesAreNotServed(t *testing.T) {
-	for _, c := range []struct {
-		port, last, target uint16
-		want               string // the port's text, or "" with the problem
-		problem            string
-	}{
-		{80, 90, 0, "10.0.0.1:80-90/TCP", ""},
-		{1, 65535, 0, "10.0.0.1:1-65535/TCP", ""},
-		{80, 90, 65525, "10.0.0.1:80-90/TCP", ""},
-		{80, 80, 0, "10.0.0.1:80/TCP", ""},
-		{80, 90, 65526, "10.0.0.1:80/TCP", "the target ports of ports 80 to 90 begin at 65526"},
-		{90, 80, 0, "10.0.0.1:80/TCP", "the range of ports 90 to 80 is invalid"},
-		{0, 90, 0, "10.0.0.1:80/TCP", "the range of ports 0 to 90 is invalid"},
-	} {
-		var log bytes.Buffer
-		tr, err := tracker.New(tracker.Config{
-			Log: slog.New(slog.NewTextHandler(&log, nil)),
-			OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-				p.Port, p.LastPort, p.TargetPort = c.port, c.last, c.target
-				return nil
-			},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		tr.SetService(service("ns", "svc", "10.0.0.1"))
-		got := tr.Take().Updates[0].Ports[0].Port
-		if got.String() != c.want || got.IsRange() != strings.Contains(c.want, "-") {
-			t.Errorf("ports %d to %d: got %s, want %s", c.port, c.last, got, c.want)
-		}
-		if !strings.Contains(log.String(), c.problem) || (log.Len() != 0) != (c.problem != "") {
-			t.Errorf("ports %d to %d: log %s, want %q", c.port, c.last, log.String(), c.problem)
 		}
 	}
 }

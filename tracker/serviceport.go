@@ -1,8 +1,6 @@
 package tracker
 
 import (
-	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -28,22 +26,6 @@ type ServicePort struct {
 	ClusterIP netip.Addr
 	// Port is the port on ClusterIP, ExternalIPs and LoadBalancerIPs. It is never 0.
 	Port uint16
-	// LastPort, if it is greater than Port, makes the port a range: all ports from Port
-	// to LastPort on these addresses. Ports 1 to 65,535 are the whole protocol. Only hooks
-	// set LastPort: the API has no field for it (kubernetes/kubernetes#23864). NodePort
-	// and HealthCheckNodePort stay single ports. All ports of a range have the same
-	// endpoints and share the affinity of a client.
-	//
-	// The endpoints' own ports do not matter for a range: see TargetPort. Where another
-	// Service has a single port in the range, that one wins, unless it is the port of an
-	// external IP and the range is that of a cluster IP or load-balancer IP. Ranges of two
-	// Services at one address do not overlap: see package ruleset. Not every data plane
-	// has ranges: see ruleset.Limits.PortRanges.
-	//
-	// A hook that lets users choose a range bounds it where they share the address with
-	// others. At one of the node's own addresses, a range takes the packets to all
-	// processes of the node that listen on a port in it.
-	LastPort uint16
 	// NodePort is the port on the node's own addresses, or 0 for none.
 	NodePort uint16
 	// HealthCheckNodePort is the port on which load balancers check whether this node
@@ -96,12 +78,6 @@ type ServicePort struct {
 	// cent.
 	HashBuckets uint16
 
-	// TargetPort applies only to ranges (see LastPort). It is the endpoints' port for the
-	// destination Port; the ports after it follow in order. TargetPort plus the length of
-	// the range must not exceed 65,535. 0 means Port, so that the endpoints see the port
-	// that the client used. Only hooks set it.
-	TargetPort uint16
-
 	// Ext is the caller's own data, set by [Config.OnService], or nil.
 	Ext Extension
 }
@@ -110,22 +86,6 @@ type ServicePort struct {
 // IP.
 func (p *ServicePort) ExternallyAccessible() bool {
 	return p.NodePort != 0 || len(p.LoadBalancerIPs) != 0 || len(p.ExternalIPs) != 0
-}
-
-// IsRange reports whether p has more than one port: see LastPort.
-func (p *ServicePort) IsRange() bool { return p.LastPort > p.Port }
-
-// validateRange returns an error if a hook set an impossible range.
-func (p *ServicePort) validateRange() error {
-	switch {
-	case p.LastPort == 0:
-		return nil
-	case p.Port == 0 || p.LastPort < p.Port:
-		return fmt.Errorf("the range of ports %d to %d is invalid", p.Port, p.LastPort)
-	case int(p.TargetPort)+int(p.LastPort-p.Port) > math.MaxUint16:
-		return fmt.Errorf("the target ports of ports %d to %d begin at %d and end after %d", p.Port, p.LastPort, p.TargetPort, math.MaxUint16)
-	}
-	return nil
 }
 
 // UsesClusterEndpoints reports whether some traffic to the port may use endpoints on
@@ -150,7 +110,6 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.Created.Equal(o.Created) &&
 		p.ClusterIP == o.ClusterIP &&
 		p.Port == o.Port &&
-		p.LastPort == o.LastPort &&
 		p.NodePort == o.NodePort &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
@@ -163,7 +122,6 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.NeedLocalSet == o.NeedLocalSet &&
 		p.Hash == o.Hash &&
 		p.HashBuckets == o.HashBuckets &&
-		p.TargetPort == o.TargetPort &&
 		equalExt(p.Ext, o.Ext)
 }
 
@@ -185,17 +143,13 @@ func (p *ServicePort) CompareAge(o *ServicePort) int {
 }
 
 // String returns the cluster address as "IP:port/PROTOCOL", with an IPv6
-// address in brackets. A range of ports is "first-last".
+// address in brackets.
 func (p *ServicePort) String() string {
 	ip := p.ClusterIP.String()
 	if p.ClusterIP.Is6() {
 		ip = "[" + ip + "]"
 	}
-	port := strconv.Itoa(int(p.Port))
-	if p.IsRange() {
-		port += "-" + strconv.Itoa(int(p.LastPort))
-	}
-	return ip + ":" + port + "/" + string(p.Key.Protocol)
+	return ip + ":" + strconv.Itoa(int(p.Port)) + "/" + string(p.Key.Protocol)
 }
 
 // Hash selects the part of a new connection that determines its endpoint. Kubernetes

@@ -363,11 +363,6 @@ func (s *Set) Flushed(f tracker.Family, i conntrack.FlushInfo) {
 	s.conntrackDeleted.WithLabelValues(f.String()).Add(float64(i.Deleted))
 }
 
-// Limits implements [ruleset.Limiter]: Services with ranges of ports are counted as others.
-func (s *Set) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
-}
-
 // Apply implements [ruleset.Backend]. It records a delta that is in effect: its cursor must
 // be synced after the cursor of the rules. Apply never fails.
 func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {

@@ -12,6 +12,5 @@
 //   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
 //     groups that use it. The driver counts its users.
 //
-// It has no ranges of ports ([ruleset.PortRangesNone]): a flow of the example matches one port. A full delta
-// first adopts the switch's state. The test runs the conformance suite without packets.
+// A full delta first adopts the switch's state. The test runs the conformance suite without packets.
 package ovs

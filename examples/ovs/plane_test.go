@@ -131,14 +131,3 @@ func TestRestartWritesNothing(t *testing.T) {
 		t.Errorf("%d writes with a Service deleted before a restart; groups %v, before %v", n, numbers(), before)
 	}
 }
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	p, err := New(NewSwitch(func() error { return nil }, func() {}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := ruleset.LimitsOf(p, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
-	}
-}

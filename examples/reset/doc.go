@@ -24,15 +24,11 @@
 // A pod that leaves its Service by a change of its labels vanishes, too, although it may still run: do not use this
 // package where operators isolate pods in that way.
 //
-// Of a range of ports ([ruleset.Frontend].LastPort), connections through each of its ports end.
-//
 // # How
 //
 // A table of nf_tables, named proxier-reset, has a set of pairs of Service address and endpoint. Rules in the hooks
 // forward and output reject packets of these pairs "with tcp reset". A pair costs one element, however many
-// connections it has, and the kernel removes it after 20 minutes. For a range, the pairs are those of the connections
-// that exist after the delay, for which the package reads connection tracking once. New connections are never
-// affected. The table survives a restart of the process, and [New] reads it. Endpoints that vanish while no process
+// connections it has, and the kernel removes it after 20 minutes. New connections are never affected. The table survives a restart of the process, and [New] reads it. Endpoints that vanish while no process
 // runs are not noticed.
 //
 // Deleting entries of connection tracking instead was tried. The kernel then picks the connection up in the middle

@@ -49,13 +49,6 @@ type plan struct {
 	limit int
 	// endpoints holds the endpoints that vanished, by their address and port.
 	endpoints map[netip.Addr]map[uint16]*vanished
-	// lost holds the endpoints that vanished from ranges of ports and whose delay runs, by their
-	// address. It is nil until there is one.
-	lost map[netip.Addr]map[*lostRange]*entry
-	// ranged holds the Services with ranges of ports, as acknowledged. It is nil until there is
-	// one.
-	ranged map[tracker.Key]*ruleset.Port
-
 	// shares holds the entries of each namespace, oldest first, and held their number. Pairs of an
 	// earlier process count for the namespace "".
 	shares map[string]*list.List
@@ -88,10 +81,9 @@ type vanished struct {
 	next time.Time
 }
 
-// entry is what counts for the limit: a pair, or the endpoint of a range.
+// entry is what counts for the limit: a pair.
 type entry struct {
 	pair
-	lost      *lostRange // if it is the endpoint of a range
 	namespace string
 	written   bool
 	place     *list.Element // in shares
@@ -169,8 +161,6 @@ func (p *plan) giveWay(namespace string) {
 	p.release(e)
 	p.gaveWay[e.namespace]++
 	switch {
-	case e.lost != nil:
-		p.removeLost(e.lost)
 	case e.written:
 		p.leaving[e] = struct{}{}
 	default:
@@ -226,7 +216,7 @@ func (p *plan) left() {
 
 // returning forgets the endpoints that d has again and returns the written pairs of these.
 func (p *plan) returning(d *ruleset.Delta) (out []pair) {
-	if len(p.endpoints) == 0 && len(p.lost) == 0 {
+	if len(p.endpoints) == 0 {
 		return nil
 	}
 	for i := range d.Changes {
@@ -240,10 +230,6 @@ func (p *plan) returning(d *ruleset.Delta) (out []pair) {
 		}
 		for _, ep := range now {
 			out = append(out, p.remove(ep.Addr)...)
-			p.endpointReturns(ep.Addr)
-		}
-		if hasRange(c.New) {
-			out = append(out, p.returningTo(c.New)...)
 		}
 	}
 	return out
@@ -267,7 +253,6 @@ func (p *plan) remove(endpoint netip.AddrPort) (out []pair) {
 
 // record notes the endpoints that vanish with an acknowledged change.
 func (p *plan) record(c *ruleset.Change, now time.Time) {
-	p.noteRanges(c)
 	if c.Old == nil || c.New == nil || c.Key.Protocol != v1.ProtocolTCP {
 		return
 	}
@@ -291,11 +276,7 @@ func (p *plan) record(c *ruleset.Change, now time.Time) {
 func (p *plan) add(ep *tracker.Endpoint, c *ruleset.Change, now time.Time) {
 	at := now.Add(p.delay)
 	for i := range c.Old.Frontends {
-		if f := &c.Old.Frontends[i]; f.IsRange() {
-			p.addLost(&lostRange{f, ep, at}, c.Key.Namespace)
-		} else {
-			p.addPair(pair{frontend(f, c.Key.Family), ep.Addr}, c.Key.Namespace, at)
-		}
+		p.addPair(pair{frontend(&c.Old.Frontends[i], c.Key.Family), ep.Addr}, c.Key.Namespace, at)
 	}
 }
 
@@ -348,7 +329,6 @@ func (p *plan) all(f func(netip.AddrPort, *vanished)) {
 // due returns the pairs to write. It forgets the endpoints that exist again and those whose
 // pairs have expired.
 func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair) {
-	var ranges targetsByAddr
 	p.all(func(endpoint netip.AddrPort, v *vanished) {
 		if now.Before(v.next) {
 			return
@@ -357,10 +337,7 @@ func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair)
 			p.remove(endpoint) // it has expired
 			return
 		}
-		if ranges == nil {
-			ranges = p.targets()
-		}
-		again := exists(endpoint) || ranges.has(endpoint)
+		again := exists(endpoint)
 		for _, e := range v.pairs {
 			switch {
 			case e.written:
@@ -398,13 +375,6 @@ func (p *plan) next() (at time.Time, ok bool) {
 			at, ok = v.next, true
 		}
 	})
-	for _, ranges := range p.lost {
-		for l := range ranges {
-			if !ok || l.due.Before(at) {
-				at, ok = l.due, true
-			}
-		}
-	}
 	return at, ok
 }
 

@@ -30,11 +30,6 @@ type memory struct {
 	// asked is the number of calls of destroy, and cannot makes them fail.
 	asked  int
 	cannot bool
-	// open holds the pairs of connections, and asks the number of calls of connections.
-	open []pair
-	asks int
-	// reading, if not nil, runs while the connections are read.
-	reading func()
 }
 
 func (m *memory) add(_ context.Context, pairs []pair) error {
@@ -74,21 +69,6 @@ func (m *memory) list(context.Context) (map[pair]time.Duration, error) {
 }
 
 func (m *memory) close() error { return nil }
-
-func (m *memory) connections(_ context.Context, wanted func(pair) bool) (out []pair, err error) {
-	if m.reading != nil {
-		m.reading()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.asks++
-	for _, w := range m.open {
-		if wanted(w) {
-			out = append(out, w)
-		}
-	}
-	return out, m.fail
-}
 
 // destroy counts the pairs that are wanted as one socket each, unless the kernel cannot.
 func (m *memory) destroy(_ context.Context, to func(netip.AddrPort) bool, wanted func(pair) bool) (n int, err error) {
@@ -278,6 +258,64 @@ func manyFrontends(namespace, clusterIP string, n int, endpoints ...string) *rul
 	return s
 }
 
+func aPair(frontend, endpoint string) pair {
+	return pair{netip.MustParseAddrPort(frontend), netip.MustParseAddrPort(endpoint)}
+}
+
+// bed is a Resetter with a table in memory, in simulated time.
+type bed struct {
+	t *testing.T
+	*memory
+	r     *Resetter
+	plane ruleset.Backend
+}
+
+func inBed(t *testing.T, c Config, f func(*bed)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bed{t: t, memory: &memory{pairs: map[pair]time.Time{}}}
+		r, err := newResetter(t.Context(), c, b.memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.r, b.plane = r, r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
+		f(b)
+	})
+}
+
+func (b *bed) apply(old, now *ruleset.Port) {
+	b.t.Helper()
+	c := ruleset.Change{Key: old.Key, Old: old, New: now}
+	if err := b.plane.Apply(b.t.Context(), &ruleset.Delta{Changes: []ruleset.Change{c}}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// want waits for the delay and checks the written pairs.
+func (b *bed) want(pairs ...pair) {
+	b.t.Helper()
+	b.step(defaultDelay)
+	got, _ := b.list(b.t.Context())
+	for w := range got {
+		if !slices.Contains(pairs, w) {
+			b.t.Errorf("%v is written", w)
+		}
+	}
+	for _, w := range pairs {
+		if _, ok := got[w]; !ok {
+			b.t.Errorf("%v is missing", w)
+		}
+	}
+}
+
+// step waits and writes what is due.
+func (b *bed) step(wait time.Duration) {
+	b.t.Helper()
+	time.Sleep(wait)
+	if _, err := b.r.step(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // TestNamespacesShareTheLimit has one namespace lose more pairs than the limit, before and after
 // another one, and before the pairs are written and after.
 func TestNamespacesShareTheLimit(t *testing.T) {
@@ -286,7 +324,7 @@ func TestNamespacesShareTheLimit(t *testing.T) {
 		var logged bytes.Buffer
 		gave := 0
 		c := Config{Limit: limit, Log: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: &Hooks{Limited: func(n int) { gave += n }}}
-		inRangeBed(t, c, func(b *rangeBed) {
+		inBed(t, c, func(b *bed) {
 			lose := func(namespace, clusterIP string, n int, endpoint string) {
 				b.apply(manyFrontends(namespace, clusterIP, n, endpoint), manyFrontends(namespace, clusterIP, n))
 				if written {
@@ -326,7 +364,7 @@ func TestNamespacesShareTheLimit(t *testing.T) {
 
 // TestPairsOfNothingAreNotHeld loses an endpoint whose address is that of a frontend.
 func TestPairsOfNothingAreNotHeld(t *testing.T) {
-	inRangeBed(t, Config{}, func(b *rangeBed) {
+	inBed(t, Config{}, func(b *bed) {
 		b.apply(endpointsOf("web", "10.244.0.1", "10.244.0.1:80"), endpointsOf("web", "10.244.0.1"))
 		b.want(aPair("0.0.0.0:30080", "10.244.0.1:80"))
 	})
@@ -409,7 +447,7 @@ func BenchmarkVanished(b *testing.B) {
 // TestLinesAreBounded has an endpoint that comes and goes for 1,000 seconds.
 func TestLinesAreBounded(t *testing.T) {
 	var logged bytes.Buffer
-	inRangeBed(t, Config{Delay: time.Second, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(b *rangeBed) {
+	inBed(t, Config{Delay: time.Second, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(b *bed) {
 		groups := 0
 		for i := range 1000 {
 			b.apply(endpointsOf("web", "10.96.0.1", fmt.Sprintf("10.244.%d.%d:80", i/250, i%250)), endpointsOf("web", "10.96.0.1"))

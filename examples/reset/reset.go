@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -48,7 +47,7 @@ type Config struct {
 	// twice as long.
 	Delay time.Duration
 	// Limit is the greatest number of pairs of a Service's address and an endpoint that are
-	// kept. 0 means 65,536. Each port of a range with connections is a pair. A further pair takes the
+	// kept. 0 means 65,536. A further pair takes the
 	// place of the oldest one of its namespace or, if that has less than an equal share, of the
 	// namespace that has most. Connections of a pair that gave way are left alone.
 	Limit int
@@ -73,7 +72,7 @@ type Hooks struct {
 	// Ended is called by [Resetter.Run] after each group of endpoints whose connections end from
 	// then on. It must not call the Resetter.
 	Ended func(Group)
-	// Limited is called by [Resetter.Run] with the number of pairs and ranges that gave way to others
+	// Limited is called by [Resetter.Run] with the number of pairs that gave way to others
 	// since the last call because of [Config].Limit. It must not call the Resetter.
 	Limited func(n int)
 }
@@ -81,7 +80,7 @@ type Hooks struct {
 // Group describes a group of endpoints that vanished.
 type Group struct {
 	// Endpoints is the number of endpoints, and Addresses the number of pairs of a Service's
-	// address and an endpoint. Each port of a range with connections counts.
+	// address and an endpoint.
 	Endpoints, Addresses int
 	// Sockets is the number of local sockets that were destroyed, 0 without
 	// [Config].DestroySockets.
@@ -108,8 +107,8 @@ type Resetter struct {
 	closed bool
 }
 
-// table is the kernel's part. Its methods are not called concurrently, except for destroy and
-// connections, which are not called concurrently with themselves, each other and close.
+// table is the kernel's part. Its methods are not called concurrently, except for destroy, which
+// is not called concurrently with itself and close.
 type table interface {
 	// add writes pairs that the kernel removes after the lifetime.
 	add(ctx context.Context, pairs []pair) error
@@ -121,8 +120,6 @@ type table interface {
 	// returns their number. It ignores sockets for whose destination to returns false. The error
 	// wraps unix.EOPNOTSUPP if the kernel cannot.
 	destroy(ctx context.Context, to func(netip.AddrPort) bool, wanted func(pair) bool) (int, error)
-	// connections returns the pairs of connections, each once, for which wanted returns true.
-	connections(ctx context.Context, wanted func(pair) bool) ([]pair, error)
 	close() error
 }
 
@@ -273,10 +270,9 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 	if wait := time.Until(r.notBefore); wait > 0 {
 		return wait, r.closedError()
 	}
-	found := r.findInRanges(ctx)
 	pairs, wait, err := r.writeDue(ctx)
 	r.reportLimit()
-	if found || len(pairs) != 0 {
+	if len(pairs) != 0 {
 		r.notBefore = time.Now().Add(r.config.Delay)
 	}
 	if err != nil || len(pairs) == 0 {
@@ -299,36 +295,6 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 		r.log.Info("ending connections to vanished endpoints", args...)
 	}
 	return wait, nil
-}
-
-// findInRanges notes the pairs of the connections to endpoints that vanished from ranges of ports.
-// Deltas are applied while it reads the table of connection tracking.
-func (r *Resetter) findInRanges(ctx context.Context) (read bool) {
-	r.mu.Lock()
-	var due []*lostRange
-	if !r.closed {
-		due = r.plan.dueRanges(time.Now())
-	}
-	r.mu.Unlock()
-	if len(due) == 0 {
-		return false
-	}
-	ranges := byAddrs(due)
-	pairs, err := r.table.connections(ctx, func(w pair) bool {
-		return slices.ContainsFunc(ranges[addrs{w.frontend.Addr(), w.endpoint.Addr()}], func(l *lostRange) bool { return l.has(w) })
-	})
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := time.Now()
-	if err != nil {
-		r.log.Error("cannot find the connections to vanished endpoints of ranges of ports", "error", err)
-		for _, l := range due {
-			l.due = now.Add(r.config.Delay)
-		}
-		return true
-	}
-	r.plan.found(ranges, pairs, now)
-	return true
 }
 
 // reportLimit reports pairs that gave way.

@@ -38,8 +38,6 @@ type site struct {
 	reset  *Resetter
 	// gone holds the pods that drop every packet.
 	gone map[string]bool
-	// ports counts the connections, each of which has a source port of its own.
-	ports int
 }
 
 func (s *site) addr(pod string, f tracker.Family) netip.Addr {
@@ -170,16 +168,9 @@ func (s *site) dial(host string) *nfnl.Conn {
 // conn opens connections from a host until one goes to the pod.
 func (s *site) conn(from, to, pod string) net.Conn {
 	s.t.Helper()
-	any := "0.0.0.0"
-	if strings.HasPrefix(to, "[") {
-		any = "[::]"
-	}
 	for range 100 {
 		ctx, cancel := context.WithTimeout(s.t.Context(), testtime.Timeout)
-		// Two connections of a host to one endpoint must not have one source port: the kernel would send that
-		// through a shifted range to another port of the endpoint (nftables/DESIGN.md).
-		s.ports++
-		c, err := s.hosts[from].Dial(ctx, "tcp", fmt.Sprintf("%s:%d", any, 20000+s.ports), to)
+		c, err := s.hosts[from].Dial(ctx, "tcp", "", to)
 		cancel()
 		if err != nil {
 			s.t.Fatalf("%s to %s: %v", from, to, err)
@@ -329,90 +320,6 @@ func (s *site) tracked(n int) {
 		}
 		if time.Now().After(end) {
 			s.t.Fatalf("connection tracking has %d connections to pod1, want %d", got, n)
-		}
-	}
-}
-
-// TestConnectionsThroughRangesEnd has a range that keeps the ports, a shifted one, and a single port
-// of another Service in a range.
-func TestConnectionsThroughRangesEnd(t *testing.T) {
-	s := newSite(t, Config{})
-	ports := func(first, last, target uint16) func(*v1.Service) {
-		return func(svc *v1.Service) { worldgen.SetPortRange(svc, "p", first, last, target) }
-	}
-	s.service("kept", "10.96.0.2", "fd00:10:96::2", ports(8000, 8100, 0))
-	s.service("shifted", "10.96.0.3", "fd00:10:96::3", ports(180, 280, 8000))
-	s.service("around", "10.96.0.4", "fd00:10:96::4", ports(1, 65535, 0), func(svc *v1.Service) { svc.Spec.ExternalIPs = []string{"192.0.2.9", "2001:db8::9"} })
-	s.service("single", "10.96.0.5", "fd00:10:96::5", func(svc *v1.Service) {
-		svc.Spec.ExternalIPs, svc.Spec.Ports[0].Port = []string{"192.0.2.9", "2001:db8::9"}, 8079
-	})
-	all := []string{"kept", "shifted", "around", "single"}
-	for _, name := range all {
-		s.endpoints(name, ready("pod1"), ready("pod2"))
-	}
-	var ended, stay []net.Conn
-	for _, to := range []string{"10.96.0.2:8080", "[fd00:10:96::2]:8080", "10.96.0.3:260", "[fd00:10:96::3]:260", "10.96.0.4:8080", "192.0.2.9:8080", "[2001:db8::9]:8080"} {
-		for _, from := range []string{"client", "node"} {
-			ended = append(ended, s.conn(from, to, "pod1"))
-			stay = append(stay, s.conn(from, to, "pod2"))
-		}
-	}
-	for _, to := range []string{"192.0.2.9:8079", "[2001:db8::9]:8079", "10.96.0.5:8079"} {
-		stay = append(stay, s.conn("client", to, "pod2"))
-	}
-	s.silence("pod1", true)
-	for _, name := range append(all, "web") {
-		s.endpoints(name, ready("pod2"))
-	}
-	s.write()
-	for _, c := range ended {
-		if got, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%v: %q, %v, want a reset", c.RemoteAddr(), got, err)
-		}
-	}
-	for _, c := range stay {
-		if got, err := ask(c); got != "pod2" || err != nil {
-			t.Errorf("%v: %q, %v", c.RemoteAddr(), got, err)
-		}
-	}
-	// The pod returns to one range. Its other Services still have no connections to it.
-	before := s.pairs()
-	s.silence("pod1", false)
-	s.endpoints("shifted", ready("pod1"), ready("pod2"))
-	s.conn("client", "10.96.0.3:260", "pod1")
-	if after := s.pairs(); before == 0 || after >= before {
-		t.Errorf("%d pairs after the endpoint returned, %d before", after, before)
-	}
-}
-
-// TestSinglePortInRangeKeepsItsEndpoint takes a pod from a range but not from the Service with a
-// single port in it.
-func TestSinglePortInRangeKeepsItsEndpoint(t *testing.T) {
-	s := newSite(t, Config{})
-	external := func(svc *v1.Service) { svc.Spec.ExternalIPs = []string{"192.0.2.9"} }
-	s.service("range", "10.96.0.2", "fd00:10:96::2", external, func(svc *v1.Service) { worldgen.SetPortRange(svc, "p", 1, 65535, 0) })
-	s.endpoints("range", ready("pod1"))
-	through := s.conn("client", "10.96.0.2:8080", "pod1")
-	s.service("single", "10.96.0.3", "fd00:10:96::3", external, func(svc *v1.Service) { svc.Spec.Ports[0].Port = 8080 })
-	s.endpoints("single", ready("pod1"))
-	s.endpoints("web", ready("pod2"))
-	single := s.conn("client", "192.0.2.9:8080", "pod1")
-	s.endpoints("range", ready("pod2"))
-	s.write()
-	if got, err := ask(single); got != "pod1" || err != nil {
-		t.Errorf("single port: %q, %v", got, err)
-	}
-	// The pod is still an endpoint, so it did not vanish.
-	if got, err := ask(through); got != "pod1" || err != nil {
-		t.Errorf("range: %q, %v", got, err)
-	}
-	s.endpoints("single", ready("pod2"))
-	s.endpoints("range", ready("pod1"))
-	s.endpoints("range", ready("pod2"))
-	s.write()
-	for _, c := range []net.Conn{single, through} {
-		if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%v: %v, want a reset", c.RemoteAddr(), err)
 		}
 	}
 }

@@ -385,9 +385,6 @@ func parseElement(attrs []byte) (key []byte, left time.Duration) {
 	return key, left
 }
 
-// ctaStatusMask is CTA_STATUS_MASK (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
-const ctaStatusMask = 26
-
 // decode returns the connection of an entry of connection tracking. ok is false if the entry is of
 // another protocol.
 func decode(attrs []byte) (c connection, ok bool) {
@@ -403,37 +400,6 @@ func decode(attrs []byte) (c connection, ok bool) {
 		}
 	}
 	return c, ok
-}
-
-// connections reads the table in pieces. Kernels from 5.15 on report only connections that are
-// translated (CTA_STATUS_MASK). Older ones ignore the attribute.
-func (k *kernelTable) connections(ctx context.Context, wanted func(pair) bool) (out []pair, err error) {
-	attrs := tuple.AppendFilter(nil, unix.IPPROTO_TCP)
-	attrs = nfnl.AppendUint32(attrs, nl.CTA_STATUS, statusDNAT)
-	attrs = nfnl.AppendUint32(attrs, ctaStatusMask, statusDNAT)
-	seen := map[pair]struct{}{}
-	for _, f := range families() {
-		r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: f.nfproto, Dump: true, Attrs: attrs}
-		err := nfnl.Again(ctx, func() error {
-			return k.flows.Get(ctx, r, func(attrs []byte) error {
-				c, ok := decode(attrs)
-				if !ok {
-					return nil
-				}
-				for _, w := range c.pairs() {
-					if _, ok := seen[w]; !ok && wanted(w) {
-						seen[w] = struct{}{}
-						out = append(out, w)
-					}
-				}
-				return nil
-			})
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
 }
 
 // socket holds the addresses of a local socket.

@@ -97,9 +97,6 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 			if s.Labels["hash"] != "" {
 				p.Hash = tracker.HashSource
 			}
-			if s.Labels["range"] != "" {
-				p.LastPort = p.Port + 10
-			}
 			return nil
 		},
 	})

@@ -62,9 +62,6 @@ func loadBalancer(ip string, sources ...string) func(*v1.Service) {
 // hashed makes a Service choose endpoints by a hash.
 func hashed(s *v1.Service) { s.Labels = map[string]string{"hash": "source"} }
 
-// ranged gives a Service the ports 80 to 90.
-func ranged(s *v1.Service) { s.Labels = map[string]string{"range": "yes"} }
-
 const (
 	external = "203.0.113.9"
 	all      = "10.244.9.1:8080 10.244.9.2:8080"
@@ -101,9 +98,6 @@ func TestConnectionsAreTranslatedAsDocumented(t *testing.T) {
 		{what: "cluster IP, source is loopback", nodeFrom: "127.0.0.1:0", node: left, pod: all},
 		{what: "internal policy Local", edits: edits(backendtest.InternalLocal), node: local, pod: local},
 		{what: "hash", edits: edits(hashed)},
-		{what: "first port of a range", edits: edits(ranged)},
-		{what: "port of a range", edits: edits(ranged), to: "10.96.0.1:85"},
-		{what: "node port of a range", edits: edits(ranged, backendtest.NodePort(30080)), to: nodeAddr4 + ":30080", node: all},
 		{what: "SCTP", edits: edits(backendtest.Over(v1.ProtocolSCTP))},
 		{what: "external IP", edits: edits(backendtest.ExternalIPs(external)), to: external + ":80", node: all},
 		{what: "load balancer", edits: edits(loadBalancer(external)), to: external + ":80", node: all},
@@ -893,14 +887,6 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 	t.Logf("without CAP_PERFMON: %v, %q", err, said)
 	if err != nil && (!strings.Contains(said, "CAP_PERFMON") || strings.Contains(said, "or later")) {
 		t.Errorf("without CAP_PERFMON: %v, %q", err, said)
-	}
-}
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	t.Parallel()
-	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
 	}
 }
 

@@ -90,7 +90,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	// mode ipvs.
 	choice, err := annotations.NewReader(slices.DeleteFunc(annotations.Known(), func(name string) bool {
 		return name == annotations.CiliumWeight || strings.HasPrefix(name, "ipvs-")
-	}), ruleset.PortRangesNone)
+	}))
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,7 @@
 // The annotation proxier.example/balancer of a Service overrides --balancer; see package
 // balance. The annotations of nodeproxy (see package annotations) have the same meaning here:
 // weights of endpoints, and a hash that overrides any load balancer. With a hash all nodes
-// choose the same endpoints, including nodes with nodeproxy in mode nftables. port-ranges is
-// ignored, with a log line: it would need a socket for each port.
+// choose the same endpoints, including nodes with nodeproxy in mode nftables.
 //
 // How to read the code: agent.go combines the parts, local.go implements --local, and
 // balancer.go implements the first annotation. Both use hooks of the tracker.

@@ -22,8 +22,7 @@
 //     frontends, and shared endpoints, on a switch in memory.
 //   - Program userspace, beside this folder: a whole third-party proxy.
 //
-// The tests of all three packages run the conformance suite without packets. None of the packages
-// serves ranges of ports ([ruleset.PortRangesNone]): a look-up by one port does not find them.
+// The tests of all three packages run the conformance suite without packets.
 //
 // # Several followers
 //

@@ -635,10 +635,3 @@ func BenchmarkOneEndpoint(b *testing.B) {
 		})
 	}
 }
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	if got := ruleset.LimitsOf(&winkernel.Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
-	}
-}

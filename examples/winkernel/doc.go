@@ -33,7 +33,7 @@
 // # What HNS cannot do
 //
 // HNS cannot refuse or drop: a frontend without endpoints has no load balancer. It has no loadBalancerSourceRanges,
-// affinity timeout, weights, hash, ranges of ports, or choice of the addresses that node ports answer at. Traffic of
+// affinity timeout, weights, hash, or choice of the addresses that node ports answer at. Traffic of
 // the node and its pods to a frontend with externalTrafficPolicy Local gets local endpoints, too. If endpoints of one
 // Service port have different ports, only those of the commonest port are served, and of equally common ones those of
 // the lowest. A Service that asks for one of these gets an Event: see [Backend.Limits].

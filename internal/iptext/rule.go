@@ -2,7 +2,6 @@ package iptext
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -77,38 +76,6 @@ func Jump(to string) string { return "-j " + to }
 // protocol, a result of [Protocol], first.
 func DestinationPort(protocol string, port uint16) string {
 	return "-m " + protocol + " --dport " + strconv.Itoa(int(port))
-}
-
-// DestinationPorts returns the match of a range of ports.
-func DestinationPorts(protocol string, first, last uint16) string {
-	return DestinationPort(protocol, first) + ":" + strconv.Itoa(int(last))
-}
-
-// DestinationOf returns the value of --to-destination that translates the ports from first to last
-// to those from target on. If target is first, packets keep their port.
-func DestinationOf(a netip.Addr, first, last, target uint16) string {
-	if target == first {
-		return a.String()
-	}
-	return fmt.Sprintf("%s-%d/%d", netip.AddrPortFrom(a, target), target+last-first, first)
-}
-
-// Translate returns what the value of --to-destination makes of a packet to a port.
-func Translate(value string, port uint16) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddr(value); err == nil {
-		return netip.AddrPortFrom(a, port), nil
-	}
-	value, base, shifts := strings.Cut(value, "/")
-	if !shifts {
-		return netip.ParseAddrPort(value)
-	}
-	i := strings.LastIndexByte(value, '-')
-	if i < 0 {
-		return netip.AddrPort{}, fmt.Errorf("no range of ports in %q", value)
-	}
-	to, err := netip.ParseAddrPort(value[:i])
-	from, err2 := strconv.ParseUint(base, 10, 16)
-	return netip.AddrPortFrom(to.Addr(), to.Port()+port-uint16(from)), errors.Join(err, err2)
 }
 
 // Protocol returns the name of a protocol in iptables, "" for one that Services

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -74,7 +73,7 @@ func walk(chains table, f *Flow, name string, depth int) ruleset.Action {
 		case "RETURN":
 			return 0
 		case "DNAT":
-			to, err := iptext.Translate(r.Option("--to-destination"), f.To.Port())
+			to, err := netip.ParseAddrPort(r.Option("--to-destination"))
 			if err != nil {
 				panic(err) // parse accepted it
 			}

@@ -389,7 +389,7 @@ func (t *Tables) parse(work table, text string) (rule, error) {
 		}
 	}
 	if out.Target == "DNAT" {
-		if _, err := iptext.Translate(out.Option("--to-destination"), 1); err != nil {
+		if _, err := netip.ParseAddrPort(out.Option("--to-destination")); err != nil {
 			return out, err
 		}
 	}

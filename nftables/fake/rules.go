@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -166,16 +165,9 @@ func (p *parser) update() step {
 	}
 }
 
-// dnat reads a translation to an address and port. Comments stand for ports that stay or are shifted.
+// dnat reads a translation to an address and port.
 func (p *parser) dnat() step {
 	value := p.value()
-	var from, to operand
-	stays := p.Accept("# the port stays")
-	if p.Accept("# the port becomes") {
-		from = p.value()
-		p.Accept("-")
-		to = p.value()
-	}
 	return func(w *packet, s *state) bool {
 		v, ok := value(w, s, w.scratch[:0])
 		if !ok {
@@ -186,20 +178,7 @@ func (p *parser) dnat() step {
 		if err != nil {
 			return false
 		}
-		port := uint16(number(service))
-		switch {
-		case stays:
-			port = s.to.Port()
-		case from != nil:
-			first, ok := from(w, s, w.scratch[:0])
-			last, ok2 := to(w, s, first)
-			if !ok || !ok2 {
-				return false
-			}
-			last = last[len(first):]
-			port = layout.Shifted(uint16(number(string(first))), uint16(number(string(last))), s.to.Port())
-		}
-		s.to, s.translated, s.verdict = netip.AddrPortFrom(addr, port), true, ruleset.ActionPass
+		s.to, s.translated, s.verdict = netip.AddrPortFrom(addr, uint16(number(service))), true, ruleset.ActionPass
 		return false
 	}
 }

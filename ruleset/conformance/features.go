@@ -92,12 +92,6 @@ const (
 	// UDP: Services with protocol UDP. Without it, no UDP packet is sent or checked, and
 	// worlds that need UDP are skipped.
 	UDP Feature = "UDP"
-	// PortRanges: ranges of ports ([ruleset.Frontend].LastPort). ShiftedPortRanges: ranges
-	// whose endpoints see other ports than clients use. The suite finds out from
-	// [ruleset.Limits].PortRanges whether the backend has them, so they need not be in Skip.
-	// Without them, packets to a range must get the same result as if it did not exist.
-	PortRanges        Feature = "port ranges"
-	ShiftedPortRanges Feature = "shifted port ranges"
 	// EndpointPorts: endpoints of one Service port with different ports. Without it,
 	// traffic to such a Service port is not checked.
 	EndpointPorts Feature = "endpoint ports"
@@ -109,5 +103,5 @@ var features = []Feature{
 	LoopbackNodePorts, ClosedPorts, ServiceCIDRs, MasqueradeAll, InterfaceDetection, Restart,
 	Distribution, WeightedEndpoints, ConsistentHash, HashOfEndpoints, SourceAddress, TrafficAtOnce,
 	OtherPorts, RefuseBySource, LocalErrors, Refuse, ShortCircuit, PreferLocal, Masquerade, Drop,
-	ReplaceInPlace, UDP, PortRanges, ShiftedPortRanges, EndpointPorts,
+	ReplaceInPlace, UDP, EndpointPorts,
 }

@@ -29,7 +29,7 @@ const concurrentChecks = 16
 func (w *World) check(rows ...row) {
 	w.tb.Helper()
 	w.Sync()
-	snapshot := w.snapshot(w.Engine)
+	snapshot := w.Engine.Snapshot()
 	w.made = tally{}
 	before := w.traffic()
 	var wg sync.WaitGroup
@@ -171,7 +171,7 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 			return fmt.Errorf("%w: %s", err, v.Rule)
 		}
 		w.made.note(v)
-		at := v.AddrOf(ep)
+		at := ep.Addr
 		seen[at]++
 		if at != last {
 			last, moves = at, moves+1
@@ -210,7 +210,7 @@ func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*trac
 	case o.Kind != netlab.Reached:
 		return nil, fmt.Errorf("%s, must be forwarded", o)
 	}
-	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return v.AddrOf(e) == o.Server })
+	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.Server })
 	if i < 0 {
 		return nil, fmt.Errorf("%s, which is not among the endpoints allowed (%v)", o, v.Endpoints)
 	}

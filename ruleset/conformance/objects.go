@@ -44,8 +44,6 @@ type port struct {
 	port     int32
 	nodePort int32
 	target   int32
-	// last, if not 0, makes the port a range, and firstTarget shifts it.
-	last, firstTarget uint16
 }
 
 // endpoint is an endpoint of a Service, with the name of its pod.
@@ -103,11 +101,6 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 	worldgen.SetHash(o, s.hash)
 	if s.preferLocal {
 		worldgen.SetPreferLocal(o)
-	}
-	for _, p := range s.ports {
-		if p.last != 0 {
-			worldgen.SetPortRange(o, p.name, uint16(p.port), p.last, p.firstTarget)
-		}
 	}
 	if s.affinity != 0 {
 		o.Spec.SessionAffinity = v1.ServiceAffinityClientIP

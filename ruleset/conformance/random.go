@@ -34,9 +34,8 @@ func randomConfig(rng *rand.Rand, skip skips, sctp bool) (c config) {
 	return c
 }
 
-// randomParams returns the parameters of random worlds. With ranges, some Services have ranges of
-// ports, in which not all ports have a server.
-func randomParams(families []tracker.Family, skip skips, c config, ranges bool) worldgen.Params {
+// randomParams returns the parameters of random worlds.
+func randomParams(families []tracker.Family, skip skips, c config) worldgen.Params {
 	p := worldgen.Params{
 		Families:       families,
 		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
@@ -47,7 +46,6 @@ func randomParams(families []tracker.Family, skip skips, c config, ranges bool) 
 		Affinity:       skip.does(Affinity),
 		Weights:        skip.does(WeightedEndpoints),
 		Hash:           skip.does(ConsistentHash),
-		PortRanges:     ranges,
 	}
 	if skip.does(UDP) {
 		p.Protocols = append(p.Protocols, udp)

@@ -97,7 +97,7 @@ func (w *randomWorld) generator(world *World) *worldgen.Generator {
 }
 
 func (w *randomWorld) params(world *World) worldgen.Params {
-	return randomParams(world.Env.Families, w.options.Skip, w.config, world.does(PortRanges))
+	return randomParams(world.Env.Families, w.options.Skip, w.config)
 }
 
 // failure is the failure of a step.
@@ -218,17 +218,7 @@ func (w *randomWorld) compare(world *World) error {
 func (w *randomWorld) packets(world *World) []packet {
 	hosts := []string{"client1", "client2", "remote1", "remote3", "pod1", "pod2", "pod3", nodeName}
 	var out []packet
-	snapshot := world.snapshot(world.Engine)
-	backends := w.params(world).Backends
-	// unserved reports whether a verdict sends packets to a port of a range without a server.
-	unserved := func(v ruleset.Verdict) bool {
-		return slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool {
-			at := v.AddrOf(ep)
-			return !slices.ContainsFunc(backends, func(b worldgen.Backend) bool {
-				return b.Addr(tracker.FamilyOf(at.Addr())) == at.Addr() && slices.Contains(b.Ports, at.Port())
-			})
-		})
-	}
+	snapshot := world.Engine.Snapshot()
 	add := func(proto v1.Protocol, a netip.AddrPort) {
 		p := packet{
 			from: hosts[w.rng.IntN(len(hosts))], f: tracker.FamilyOf(a.Addr()),
@@ -242,9 +232,7 @@ func (w *randomWorld) packets(world *World) []packet {
 		}) {
 			p.from = "client1"
 		}
-		if !unserved(v) {
-			out = append(out, p)
-		}
+		out = append(out, p)
 	}
 	protocols := world.protocols()
 	for _, s := range snapshot.Ports {
@@ -255,14 +243,6 @@ func (w *randomWorld) packets(world *World) []packet {
 				addr = own[w.rng.IntN(len(own))]
 			}
 			add(s.Key.Protocol, netip.AddrPortFrom(addr, fe.Port))
-			if fe.IsRange() {
-				add(s.Key.Protocol, netip.AddrPortFrom(addr, fe.LastPort))
-				for _, port := range []uint16{podPort, podPort2, nodePortOwn} {
-					if port = port - fe.TargetPort + fe.Port; fe.Matches(port) {
-						add(s.Key.Protocol, netip.AddrPortFrom(addr, port))
-					}
-				}
-			}
 			if w.rng.IntN(6) == 0 && world.does(ClosedPorts) {
 				add(protocols[w.rng.IntN(len(protocols))], netip.AddrPortFrom(addr, fe.Port+uint16(1+w.rng.IntN(3))))
 			}
@@ -287,7 +267,7 @@ func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
 // judgeAll makes connections. It makes those to the same Service one after another:
 // two concurrent connections of a client could store two affinities.
 func (w *World) judgeAll(packets []packet) failure {
-	snapshot := w.snapshot(w.Engine)
+	snapshot := w.Engine.Snapshot()
 	groups := map[string][]packet{}
 	for i, p := range packets {
 		key := fmt.Sprint(i)

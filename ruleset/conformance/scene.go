@@ -3,7 +3,6 @@ package conformance
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -37,49 +36,6 @@ type scene struct {
 	services map[string]*service
 	// apply changes an object.
 	apply func(worldgen.Op)
-	// ranges returns what the backend announces in a family.
-	ranges func(tracker.Family) ruleset.PortRanges
-}
-
-// limit takes note of the ranges of ports that the backend announces.
-func (s *scene) limit(b ruleset.Backend) {
-	s.ranges = func(f tracker.Family) ruleset.PortRanges { return ruleset.LimitsOf(b, f).PortRanges }
-	skip := maps.Clone(s.skips)
-	if skip == nil {
-		skip = skips{}
-	}
-	for _, f := range s.ipFamilies {
-		const why = "its Limits say so"
-		if s.ranges(f) < ruleset.PortRangesKept {
-			skip[PortRanges] = why
-		}
-		if s.ranges(f) < ruleset.PortRangesShifted {
-			skip[ShiftedPortRanges] = why
-		}
-	}
-	s.skips = skip
-}
-
-// snapshot returns the ruleset without the ranges of ports that the backend does not have.
-func (s *scene) snapshot(e *ruleset.Engine) *ruleset.Snapshot {
-	all := e.Snapshot()
-	out := &ruleset.Snapshot{Gen: all.Gen, Node: all.Node}
-	reduced := false
-	for _, svc := range all.Ports {
-		lacks := func(f ruleset.Frontend) bool {
-			return f.IsRange() && s.ranges(svc.Key.Family) < ruleset.PortRangesKept || f.Shifted() && s.ranges(svc.Key.Family) < ruleset.PortRangesShifted
-		}
-		if slices.ContainsFunc(svc.Frontends, lacks) {
-			c := *svc
-			c.Frontends = slices.DeleteFunc(slices.Clone(svc.Frontends), lacks)
-			svc, reduced = &c, true
-		}
-		out.Ports = append(out.Ports, svc)
-	}
-	if !reduced {
-		return all
-	}
-	return out
 }
 
 // newScene returns the scene of a world. It fills in the defaults of c.
@@ -266,7 +222,7 @@ func (s *scene) describe(v ruleset.Verdict, f tracker.Family) string {
 	}
 	var names []string
 	for _, ep := range v.Endpoints {
-		at := v.AddrOf(ep)
+		at := ep.Addr
 		n := s.podAt(f, at.Addr())
 		switch port := at.Port(); {
 		case n == "":

@@ -54,7 +54,7 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 		{"world w\nset web", `a.txt:2: the Service "web" needs cluster=NUMBER`},
 		{"world w\nset web cluster=1 type=Magic", `a.txt:2: "Magic" must be one of ["ClusterIP" "NodePort" "LoadBalancer" "ExternalName"]`},
 		{"world w\nset web cluster=1 color=red", `a.txt:2: a Service has no "color"`},
-		{"world w\nset web cluster=1 ports=http", `a.txt:2: a port has the form [NAME@]PORT[-LAST][:NODEPORT][>TARGET][/PROTOCOL], not "http"`},
+		{"world w\nset web cluster=1 ports=http", `a.txt:2: a port has the form [NAME@]PORT[:NODEPORT][>TARGET][/PROTOCOL], not "http"`},
 		{"world w\nset web cluster=1 endpoints=pod1,pot2", `a.txt:2: there is no pod "pot2"`},
 		{"world w\nset web cluster=1 endpoints=pod1/late", `a.txt:2: an endpoint has no "late"`},
 		{begin + "change wib endpoints=pod1", `a.txt:4: there is no Service "wib"`},

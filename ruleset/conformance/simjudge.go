@@ -79,31 +79,13 @@ func targetsOf(s *ruleset.Snapshot) []simTarget {
 			if fe.Kind == ruleset.KindNodePort {
 				addr = pick(svc.Key.Family, "0.0.0.0", "::")
 			}
-			for _, port := range portsAt(&fe) {
-				out = append(out, simTarget{netip.AddrPortFrom(addr, port), svc.Key.Protocol})
-			}
+			out = append(out, simTarget{netip.AddrPortFrom(addr, fe.Port), svc.Key.Protocol})
 		}
 	}
 	slices.SortFunc(out, func(a, b simTarget) int {
 		return cmp.Or(a.at.Compare(b.at), strings.Compare(string(a.proto), string(b.proto)))
 	})
 	return slices.Compact(out)
-}
-
-// portsAt returns the ports to try at a frontend: all of a short range, and those at the ends, in
-// the middle and outside of a long one.
-func portsAt(f *ruleset.Frontend) []uint16 {
-	if !f.IsRange() {
-		return []uint16{f.Port}
-	}
-	out := []uint16{f.Port, f.Port + 1, f.Port + (f.LastPort-f.Port)/2, f.LastPort}
-	if f.Port > 1 {
-		out = append(out, f.Port-1)
-	}
-	if f.LastPort < 65535 {
-		out = append(out, f.LastPort+1)
-	}
-	return out
 }
 
 // concrete returns the target with one of the node's addresses if it is a NodePort.
@@ -165,16 +147,13 @@ func (w *simWorld) compare(s *ruleset.Snapshot, p ruleset.Packet) error {
 	weights := map[netip.AddrPort]int{}
 	for _, ep := range v.Endpoints {
 		sum += int(ep.Weight)
-		weights[v.AddrOf(ep)] += int(ep.Weight)
+		weights[ep.Addr] += int(ep.Weight)
 	}
 	for _, c := range o.Endpoints {
 		has += c.Weight
 	}
-	if v.Frontend.IsRange() {
-		o.Endpoints = merged(o.Endpoints)
-	}
 	for i, c := range o.Endpoints {
-		j := slices.IndexFunc(v.Endpoints, func(ep *tracker.Endpoint) bool { return v.AddrOf(ep) == c.Addr })
+		j := slices.IndexFunc(v.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == c.Addr })
 		if j < 0 {
 			return fail("%s is not among the endpoints allowed (%v)", c.Addr, v.Endpoints)
 		}
@@ -202,19 +181,6 @@ func (w *simWorld) compare(s *ruleset.Snapshot, p ruleset.Packet) error {
 		return fail("hash is %v, must be %v", o.Hash, v.Hash)
 	}
 	return nil
-}
-
-// merged returns the choices with one entry for each address and port. Endpoints of a range of
-// ports that differ only in their own port are the same choice.
-func merged(list []Choice) (out []Choice) {
-	for _, c := range list {
-		if i := slices.IndexFunc(out, func(o Choice) bool { return o.Addr == c.Addr && o.Masquerade == c.Masquerade }); i >= 0 {
-			out[i].Weight += c.Weight
-		} else {
-			out = append(out, c)
-		}
-	}
-	return out
 }
 
 // handle calls the data plane's Handle.
@@ -301,7 +267,7 @@ func (w *simWorld) watch() []watched {
 			if same {
 				others++
 			}
-			if !ok || same && others > watchedOthers || rangeChanges(w.pending, p) {
+			if !ok || same && others > watchedOthers {
 				continue
 			}
 			p.endpoints = map[netip.AddrPort]bool{}
@@ -311,7 +277,7 @@ func (w *simWorld) watch() []watched {
 				}
 				for _, svc := range byKey[v.Port.Key] {
 					for _, ep := range svc.Selection.Reachable {
-						p.endpoints[v.AddrOf(ep)] = true
+						p.endpoints[ep.Addr] = true
 					}
 				}
 			}
@@ -319,31 +285,6 @@ func (w *simWorld) watch() []watched {
 		}
 	}
 	return out
-}
-
-// rangeChanges reports whether the packet meets a range of ports in one of the rulesets, and not the
-// same range in all. A range is not replaced in one step if its ports change, and a single port in
-// it may come or go before the range or after it.
-func rangeChanges(pending []*ruleset.Snapshot, p watched) bool {
-	first := p.verdicts[0].Frontend
-	same := first != nil && first.IsRange()
-	for _, v := range p.verdicts {
-		f := v.Frontend
-		same = same && f != nil && f.Addr == first.Addr && f.Port == first.Port && f.LastPort == first.LastPort
-	}
-	if same {
-		return false
-	}
-	for _, s := range pending {
-		for _, svc := range s.Ports {
-			if svc.Key.Protocol == p.packet.Protocol && slices.ContainsFunc(svc.Frontends, func(f ruleset.Frontend) bool {
-				return f.IsRange() && f.Addr == p.packet.To.Addr() && f.Matches(p.packet.To.Port())
-			}) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // between checks an outcome during an Apply.
@@ -382,7 +323,7 @@ func (s skips) judges(all *ruleset.Snapshot, v ruleset.Verdict, p ruleset.Packet
 		return false
 	case !s.does(PreferLocal) && v.Port.Spec.PreferLocal && !v.Port.Spec.ExternalLocal && v.Frontend.Kind != ruleset.KindClusterIP:
 		return false
-	case !s.does(EndpointPorts) && !v.Frontend.IsRange() && differentPorts(v.Port.Selection.Reachable):
+	case !s.does(EndpointPorts) && differentPorts(v.Port.Selection.Reachable):
 		return false
 	}
 	return true
@@ -394,12 +335,11 @@ func (s skips) mayRefuse(v ruleset.Verdict, p ruleset.Packet) bool {
 	return !s.does(Drop) && v.Port != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From)
 }
 
-// addressesOf returns the addresses and ports that may get a packet, each once. Two endpoints of
-// a range of ports may have the same.
+// addressesOf returns the addresses and ports that may get a packet, each once.
 func addressesOf(v ruleset.Verdict) map[netip.AddrPort]bool {
 	out := map[netip.AddrPort]bool{}
 	for _, ep := range v.Endpoints {
-		out[v.AddrOf(ep)] = true
+		out[ep.Addr] = true
 	}
 	return out
 }

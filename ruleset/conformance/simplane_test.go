@@ -101,7 +101,6 @@ func (p *simPlane) hasEndpoint(at simPool, ep *tracker.Endpoint) bool {
 type simAddr struct {
 	addr  netip.Addr
 	port  uint16
-	last  uint16
 	proto v1.Protocol
 	f     tracker.Family
 }
@@ -132,23 +131,11 @@ func simPlanes(owners bool, fault fault) func(testing.TB, SimEnv) Fake {
 	return func(_ testing.TB, env SimEnv) Fake {
 		p := &simPlane{env: env, owners: owners, fault: fault, fronts: map[simAddr]map[tracker.Key]simEntry{}, pools: map[simPool][]*tracker.Endpoint{}, endpoints: map[simEndpoint]bool{}, references: map[simEndpoint]int{}}
 		return Fake{
-			Backend: func() ruleset.Backend {
-				if fault == "knows no ranges" {
-					return ruleset.BackendFunc(p.apply)
-				}
-				return withRanges{ruleset.BackendFunc(p.apply)}
-			},
-			Handle: p.handle,
-			Dump:   p.dump,
+			Backend: func() ruleset.Backend { return ruleset.BackendFunc(p.apply) },
+			Handle:  p.handle,
+			Dump:    p.dump,
 		}
 	}
-}
-
-// withRanges announces all ranges of ports.
-type withRanges struct{ ruleset.Backend }
-
-func (withRanges) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
 }
 
 func (p *simPlane) write(f func()) error {
@@ -165,7 +152,7 @@ func (p *simPlane) write(f func()) error {
 }
 
 func (p *simPlane) front(k tracker.Key, f *ruleset.Frontend) simFront {
-	out := simFront{p.address(simAddr{f.Addr, f.Port, f.LastPort, k.Protocol, k.Family}), k}
+	out := simFront{p.address(simAddr{f.Addr, f.Port, k.Protocol, k.Family}), k}
 	if !p.owners {
 		out.owner = tracker.Key{}
 	}
@@ -363,7 +350,7 @@ func (p *simPlane) prunePools(d *ruleset.Delta) error {
 
 // find returns the entry for an address.
 func (p *simPlane) find(addr netip.Addr, pk ruleset.Packet) (e simEntry, ok bool) {
-	return p.first(p.address(simAddr{addr, pk.To.Port(), 0, pk.Protocol, tracker.FamilyOf(pk.To.Addr())}))
+	return p.first(p.address(simAddr{addr, pk.To.Port(), pk.Protocol, tracker.FamilyOf(pk.To.Addr())}))
 }
 
 // first returns the oldest entry with a key.
@@ -371,22 +358,6 @@ func (p *simPlane) first(at simAddr) (e simEntry, ok bool) {
 	for _, x := range p.fronts[at] {
 		if !ok || x.since < e.since {
 			e, ok = x, true
-		}
-	}
-	return e, ok
-}
-
-// findRange returns the entry of the range of ports for an address.
-func (p *simPlane) findRange(pk ruleset.Packet) (e simEntry, ok bool) {
-	for at := range p.fronts {
-		port := pk.To.Port()
-		if p.fault == "has no end of ranges" && at.last != 0 {
-			port = min(port, at.last)
-		}
-		if at.addr == pk.To.Addr() && at.proto == pk.Protocol && at.port <= port && port <= at.last {
-			if x, _ := p.first(at); !ok || x.since < e.since {
-				e, ok = x, true
-			}
 		}
 	}
 	return e, ok
@@ -416,11 +387,6 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	ports := p.nodes.NodePorts(f)
 	if !ok && toNode && (ports.Allows(pk.To.Addr()) || ports.AllowsLoopback(pk.To.Addr())) {
 		e, ok = p.find(netip.Addr{}, pk)
-	}
-	if !ok || p.fault == "prefers ranges to single ports" {
-		if r, found := p.findRange(pk); found {
-			e, ok = r, true
-		}
 	}
 	switch {
 	case ok:
@@ -458,11 +424,7 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 			out.Endpoints = append(out.Endpoints, Choice{})
 			continue
 		}
-		to := e.frontend.Endpoint(ep, pk.To.Port())
-		if p.fault == "sends ranges to the endpoints' ports" {
-			to = ep.Addr
-		}
-		out.Endpoints = append(out.Endpoints, Choice{to, int(ep.Weight), masquerade || ep.Addr.Addr() == pk.From && p.fault != "has no hairpin"})
+		out.Endpoints = append(out.Endpoints, Choice{ep.Addr, int(ep.Weight), masquerade || ep.Addr.Addr() == pk.From && p.fault != "has no hairpin"})
 	}
 	return out
 }

@@ -183,7 +183,7 @@ func (s Simulation) random(tb testing.TB, seed uint64) {
 	if seed%2 == 0 {
 		config.delta = 2 // pools grow and shrink in several deltas
 	}
-	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config, s.hasRanges(tb)))
+	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config))
 	steps := worldgen.Steps{g.Start()}
 	for range s.Steps {
 		steps = append(steps, g.Step())
@@ -202,14 +202,6 @@ func (s Simulation) random(tb testing.TB, seed uint64) {
 	_, err = s.try(tb, seed, config, fewer)
 	tb.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v): %v\n%s",
 		fewer.Ops(), steps.Ops(), config.localTraffic, config.nodePortAddresses, config.masqueradeAll, err, fewer)
-}
-
-// hasRanges reports whether the backend announces ranges of ports.
-func (s Simulation) hasRanges(tb testing.TB) bool {
-	inner := &quiet{TB: tb}
-	defer inner.cleanup()
-	p := s.New(inner, SimEnv{Families: s.Families, NodeAddresses: nodeAddresses(s.Families[0]), Fail: func() error { return nil }, Look: func() {}})
-	return p.Backend != nil && ruleset.LimitsOf(p.Backend(), s.Families[0]).PortRanges != ruleset.PortRangesNone
 }
 
 // try performs steps in a new world. It returns the step that failed, if any.

@@ -77,7 +77,7 @@ func newSimWorld(tb testing.TB, o Simulation, c config, rng *rand.Rand) *simWorl
 		tb.Fatal("conformance: Simulation.New returned a Plane without Backend or Handle")
 	}
 	w.attach()
-	w.pending = []*ruleset.Snapshot{w.snapshot(w.engine)}
+	w.pending = []*ruleset.Snapshot{w.engine.Snapshot()}
 	return w
 }
 
@@ -135,7 +135,6 @@ func (w *simWorld) attach() {
 	if backend == nil {
 		w.tb.Fatal("conformance: Plane.Backend returned no backend")
 	}
-	w.limit(backend)
 	w.cursor = w.engine.Attach("conformance", backend)
 	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
@@ -166,7 +165,7 @@ func (w *simWorld) sync() error {
 
 // attempt calls Sync once, with the given probability of failing writes.
 func (w *simWorld) attempt(failRate float64) error {
-	s := w.snapshot(w.engine)
+	s := w.engine.Snapshot()
 	w.pending = append(w.pending, s)
 	w.failRate, w.failures, w.watched, w.looked = failRate, 0, nil, nil
 	err := w.cursor.Sync(context.Background())
@@ -195,7 +194,7 @@ func (w *simWorld) fail() error {
 func (w *simWorld) check(rows ...row) {
 	w.tb.Helper()
 	w.Sync()
-	s := w.snapshot(w.engine)
+	s := w.engine.Snapshot()
 	failed := 0
 	for _, r := range rows {
 		for _, from := range strings.Fields(r.from) {

@@ -17,8 +17,6 @@ import (
 type tally struct {
 	mu       sync.Mutex
 	services map[tracker.Key]dataplane.Counters
-	// ranges holds the Service ports with a range, whose traffic data planes need not count.
-	ranges map[tracker.Key]bool
 }
 
 // note counts one connection with a verdict.
@@ -29,9 +27,8 @@ func (t *tally) note(v ruleset.Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.services == nil {
-		t.services, t.ranges = map[tracker.Key]dataplane.Counters{}, map[tracker.Key]bool{}
+		t.services = map[tracker.Key]dataplane.Counters{}
 	}
-	t.ranges[v.Port.Key] = t.ranges[v.Port.Key] || v.Frontend.IsRange()
 	c := t.services[v.Port.Key]
 	switch v.Action {
 	case ruleset.ActionForward:
@@ -72,9 +69,6 @@ func (t *tally) compare(before, after *dataplane.Traffic) error {
 	maps.Copy(keys, after.Services)
 	var errs []error
 	for k := range keys {
-		if t.ranges[k] {
-			continue
-		}
 		want, b, a := t.services[k], before.Services[k], after.Services[k]
 		wrong := func(what string, counted, want uint64) {
 			errs = append(errs, fmt.Errorf("%s: the backend counted %d %s instead of %d", k, counted, what, want))

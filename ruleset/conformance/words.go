@@ -213,20 +213,17 @@ func (s *service) word(key, value string) {
 	}
 }
 
-// portForm is the form of ports: [NAME@]PORT[-LAST][:NODEPORT][>TARGET][/PROTOCOL].
-var portForm = regexp.MustCompile(`^(?:([a-z0-9-]+)@)?(\d+)(?:-(\d+))?(?::(\d+))?(?:>(\d+))?(?:/(TCP|UDP|SCTP))?$`)
+// portForm is the form of ports: [NAME@]PORT[:NODEPORT][>TARGET][/PROTOCOL].
+var portForm = regexp.MustCompile(`^(?:([a-z0-9-]+)@)?(\d+)(?::(\d+))?(?:>(\d+))?(?:/(TCP|UDP|SCTP))?$`)
 
 // parsePorts returns a port, or without a protocol one for TCP and one for UDP.
 func parsePorts(text string) []port {
 	m := portForm.FindStringSubmatch(text)
 	if m == nil {
-		fail("a port has the form [NAME@]PORT[-LAST][:NODEPORT][>TARGET][/PROTOCOL], not %q", text)
+		fail("a port has the form [NAME@]PORT[:NODEPORT][>TARGET][/PROTOCOL], not %q", text)
 	}
 	at := func(i int) int32 { return int32(number("0" + m[i])) }
-	p := port{name: m[1], port: at(2), nodePort: at(4), target: cmp.Or(at(5), podPort), protocol: v1.Protocol(m[6])}
-	if p.last = uint16(at(3)); p.last != 0 {
-		p.target, p.firstTarget = podPort, uint16(at(5))
-	}
+	p := port{name: m[1], port: at(2), nodePort: at(3), target: cmp.Or(at(4), podPort), protocol: v1.Protocol(m[5])}
 	if p.protocol != "" {
 		return []port{p}
 	}

@@ -101,7 +101,6 @@ func (w *World) attach() {
 		w.tb.Fatal("conformance: Options.New returned no backend")
 	}
 	w.backend = backend
-	w.limit(backend)
 	w.Cursor = w.Engine.Attach("conformance", backend)
 }
 

@@ -174,7 +174,6 @@ func (p *plane) check() {
 func (p *plane) driver() ruleset.Backend {
 	v := p.variant
 	plane := driver.Tables[string, []bucket, entry]{
-		Limits:    ruleset.Limits{PortRanges: ruleset.PortRangesShifted},
 		Node:      func(n *ruleset.Node) error { p.node = n; return nil },
 		Endpoints: table(p, "endpoint", p.endpoints),
 		Addresses: table(p, "address", p.addresses),
@@ -231,13 +230,6 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 		found = find(at)
 	}
 	if len(found) == 0 {
-		for k, e := range p.frontends {
-			if k.Addr == pk.To.Addr() && k.Protocol == pk.Protocol && k.LastPort != 0 && e.frontend.Matches(pk.To.Port()) {
-				found = append(found, e)
-			}
-		}
-	}
-	if len(found) == 0 {
 		return conformance.Outcome{}
 	}
 	e := found[0]
@@ -252,7 +244,7 @@ func (p *plane) handle(pk ruleset.Packet) conformance.Outcome {
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
 	for _, b := range p.pools[driver.Pool{Service: e.service, Target: target}] {
 		out.Endpoints = append(out.Endpoints, conformance.Choice{
-			Addr: e.frontend.Endpoint(&tracker.Endpoint{Addr: b.endpoint.Addr}, pk.To.Port()), Weight: int(b.weight),
+			Addr: b.endpoint.Addr, Weight: int(b.weight),
 			Masquerade: e.frontend.Masquerade.Applies(fromPod, fromNode) || b.endpoint.Addr.Addr() == pk.From,
 		})
 	}
@@ -324,12 +316,6 @@ func (w *world) start(t *testing.T, empty bool) {
 	var err error
 	if w.tracker, err = tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: "here"},
-		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			if s.Labels["range"] != "" {
-				p.LastPort = p.Port + 10
-			}
-			return nil
-		},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -599,45 +585,6 @@ func TestStaleEntryThatStaysFailsNoService(t *testing.T) {
 	w.refused = driver.Frontend{}
 	if got := strings.Join(w.sync(t), ", "); got != "delete frontend, delete address" {
 		t.Errorf("writes %q", got)
-	}
-}
-
-// TestRangeStaysApartFromSinglePort has two Services at one address: one has port 80, and the
-// other one the ports 80 to 90.
-func TestRangeStaysApartFromSinglePort(t *testing.T) {
-	w := newWorld(t, false)
-	single, many := service("single", "10.96.0.1"), service("range", "10.96.0.2")
-	many.Labels = map[string]string{"range": "yes"}
-	const shared = "203.0.113.1"
-	for _, s := range []*v1.Service{single, many} {
-		s.Spec.Type = v1.ServiceTypeLoadBalancer
-		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: shared}}
-		w.tracker.SetService(s)
-	}
-	w.tracker.SetSlice(slice("single", "10.0.0.1"))
-	w.tracker.SetSlice(slice("range", "10.0.0.2"))
-	at := driver.Frontend{Addr: netip.MustParseAddr(shared), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}
-	all := at
-	all.LastPort = 90
-	for _, step := range []struct {
-		do   func()
-		want map[driver.Frontend]string
-	}{
-		{func() {}, map[driver.Frontend]string{at: "single", all: "range"}},
-		{func() { w.start(t, false); w.tracker.SetService(single); w.tracker.SetService(many) }, map[driver.Frontend]string{at: "single", all: "range"}},
-		{func() { w.tracker.DeleteService(name("range")) }, map[driver.Frontend]string{at: "single"}},
-	} {
-		step.do()
-		w.sync(t)
-		got := map[driver.Frontend]string{}
-		for k, e := range w.frontends {
-			if k.Addr == at.Addr {
-				got[k] = e.service.Name
-			}
-		}
-		if !maps.Equal(got, step.want) {
-			t.Errorf("frontends at %s are %v, want %v", shared, got, step.want)
-		}
 	}
 }
 

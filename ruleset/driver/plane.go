@@ -94,12 +94,8 @@ type Frontend struct {
 	Service tracker.Key
 	// Addr is the destination address, or the zero Addr for a NodePort.
 	Addr netip.Addr
-	// Port is the destination port, and the first one if LastPort is not 0.
+	// Port is the destination port.
 	Port uint16
-	// LastPort is the last destination port of a range, or 0 for a single port. A single port
-	// within the range, perhaps of another Service, is a frontend of its own and comes first
-	// ([ruleset.Frontend].LastPort).
-	LastPort uint16
 	// Protocol is the protocol of the Service port.
 	Protocol v1.Protocol
 	// Family is the address family. It distinguishes NodePorts.
@@ -108,7 +104,7 @@ type Frontend struct {
 
 // frontend returns the key of a frontend of the Service with key k.
 func (p *Tables[E, P, F]) frontend(k tracker.Key, f *ruleset.Frontend) Frontend {
-	out := Frontend{Addr: f.Addr, Port: f.Port, LastPort: f.LastPort, Protocol: k.Protocol, Family: k.Family}
+	out := Frontend{Addr: f.Addr, Port: f.Port, Protocol: k.Protocol, Family: k.Family}
 	if p.ByService {
 		out.Service = k
 	}

@@ -120,12 +120,6 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Limits returns that Services with ranges of ports are offered whole: a range changes nothing of
-// a health check.
-func (n *NodePorts) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
-}
-
 // Apply opens and closes ports for a delta, as [ruleset.Backend] specifies. If some
 // ports cannot be opened, it reports them to NodePortsConfig.Failed and returns a
 // [*ruleset.PartialError] with the Services of d concerned, so that the Engine offers

@@ -1,13 +1,10 @@
 // Package annotations reads annotations for which the API has no fields: they control the choice
-// of endpoints and extend ports to ranges. The example programs use its [Reader] as hooks of the
-// tracker.
+// of endpoints. The example programs use its [Reader] as hooks of the tracker.
 package annotations
 
 import (
 	"errors"
 	"fmt"
-	"iter"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -19,7 +16,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/complaint"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -36,14 +32,6 @@ const (
 	// PreferLocal is an annotation of a Service: "true" makes traffic to its NodePorts,
 	// external and load-balancer IPs use the node's own endpoints while it has any.
 	PreferLocal = prefix + "prefer-local"
-	// PortRanges is an annotation of a Service: ranges of ports for some of its ports, such as
-	// "rtp=10000-20000,media=4000-4999:30000,game=all". The range begins and ends with the ports
-	// of the cluster IP and load-balancer IPs. The number after the colon is the endpoints' port
-	// for the first one; without it, they see the port that the client used. "all" means all
-	// ports of the protocol. A port without a name has an item without one: "10000-20000". The
-	// range must contain the port itself. A Service has at most eight ranges. Source:
-	// kubernetes/kubernetes#23864.
-	PortRanges = prefix + "port-ranges"
 	// Scheduler is an annotation of a Service: the scheduler of its virtual servers in mode ipvs, such
 	// as "lc". "mh,port" and "sh,port" hash the client's port, too, and "rr,one-packet" chooses an
 	// endpoint for each UDP packet that is forwarded directly.
@@ -74,7 +62,7 @@ const CiliumDefault = 100
 // Known returns the names of all annotations, as [NewReader] accepts them: those of this
 // project without their common prefix.
 func Known() []string {
-	return []string{"balance", "balance-slots", "prefer-local", "port-ranges", "ipvs-scheduler", "ipvs-forwarding", "ipvs-drain-limit", "weight", "weights", CiliumWeight}
+	return []string{"balance", "balance-slots", "prefer-local", "ipvs-scheduler", "ipvs-forwarding", "ipvs-drain-limit", "weight", "weights", CiliumWeight}
 }
 
 // Reader reads the annotations that are allowed. It ignores an annotation that is not allowed
@@ -83,7 +71,6 @@ func Known() []string {
 // are safe for concurrent use.
 type Reader struct {
 	allowed map[string]bool
-	ranges  ruleset.PortRanges
 
 	mu sync.Mutex
 	// list is the last value of Weights, weights its content and bad an invalid item.
@@ -91,18 +78,12 @@ type Reader struct {
 	list    string
 	weights map[netip.Addr]uint16
 	bad     string
-	// rangeList is the last value of PortRanges, and items holds the ranges in it by the name of
-	// their port. The ports of a Service arrive one after the other, too.
-	rangeList  string
-	rangeCount int
-	items      map[string][]string
 }
 
 // NewReader returns a Reader that allows some of [Known]. It returns an error for any other
-// name. The data plane serves ranges: the Reader ignores values of [PortRanges] that need more, so
-// that the port is served alone instead of not at all.
-func NewReader(allowed []string, ranges ruleset.PortRanges) (*Reader, error) {
-	r := &Reader{allowed: map[string]bool{}, ranges: ranges}
+// name.
+func NewReader(allowed []string) (*Reader, error) {
+	r := &Reader{allowed: map[string]bool{}}
 	for _, name := range allowed {
 		if !slices.Contains(Known(), name) {
 			return nil, fmt.Errorf("unknown annotation %q: known are %s", name, strings.Join(Known(), ", "))
@@ -166,7 +147,7 @@ func (r *Reader) flag(all map[string]string, name string, w *warnings) bool {
 }
 
 // OnService is for [tracker.Config.OnService].
-func (r *Reader) OnService(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
+func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	var w warnings
 	switch value := r.value(s.Annotations, Balance, &w); value {
 	case "", "random":
@@ -186,12 +167,6 @@ func (r *Reader) OnService(s *v1.Service, port *v1.ServicePort, p *tracker.Servi
 		}
 	}
 	p.PreferLocal = r.flag(s.Annotations, PreferLocal, &w)
-	if value := r.value(s.Annotations, PortRanges, &w); value != "" {
-		if len(s.Spec.Ports) != 0 && port == &s.Spec.Ports[0] {
-			checkNames(value, s, &w)
-		}
-		r.setRange(value, p, &w)
-	}
 	var server Server
 	if value := r.value(s.Annotations, Scheduler, &w); value != "" && !server.parse(value) {
 		w.invalid(Scheduler, value, "a scheduler, such as lc, or mh,port")
@@ -235,116 +210,6 @@ func (s *Server) parse(value string) bool {
 	}
 	s.Scheduler, s.Port, s.OnePacket = name, flag == "port", flag == "one-packet"
 	return true
-}
-
-// maxRanges is the longest value of PortRanges in bytes.
-const maxRanges = 4096
-
-// mostRanges is the largest number of ranges of a Service. The kernel takes 0.3 to 1.1 ms to remove one
-// from nftables' maps, and ranges at one address are removed in one transaction.
-const mostRanges = 8
-
-// rangeItems returns the items of a value of PortRanges, each with the name of its port.
-func rangeItems(value string) iter.Seq2[string, string] {
-	return func(yield func(name, ports string) bool) {
-		for one := range strings.SplitSeq(value, ",") {
-			if one = strings.TrimSpace(one); one == "" {
-				continue
-			}
-			name, ports, named := strings.Cut(one, "=")
-			if !named {
-				name, ports = "", one
-			}
-			if !yield(strings.TrimSpace(name), ports) {
-				return
-			}
-		}
-	}
-}
-
-// checkNames adds the first item of a value of PortRanges that names no port of the Service.
-func checkNames(value string, s *v1.Service, w *warnings) {
-	if len(value) > maxRanges {
-		return
-	}
-	known := make(map[string]bool, len(s.Spec.Ports))
-	for i := range s.Spec.Ports {
-		known[s.Spec.Ports[i].Name] = true
-	}
-	for name := range rangeItems(value) {
-		if !known[name] {
-			w.add("annotation %s is ignored in part: the Service has no port %q", PortRanges, complaint.Value(name))
-			return
-		}
-	}
-}
-
-// setRange extends a port to the range that a value of PortRanges has for it.
-//
-// A Service with external IPs gets no range. Its author may write any address there, such as one
-// of the node, and would take the packets to all servers of the node in one go.
-func (r *Reader) setRange(value string, p *tracker.ServicePort, w *warnings) {
-	if len(value) > maxRanges {
-		w.add("annotation %s is ignored: it has more than %d bytes", PortRanges, maxRanges)
-		return
-	}
-	items, count := r.rangesOf(value, p.Key.Port)
-	if len(items) == 0 {
-		return
-	}
-	first, last, target, ok := parseRange(items[0])
-	switch {
-	case count > mostRanges:
-		w.add("annotation %s is ignored: it has %d ranges, at most %d are possible", PortRanges, count, mostRanges)
-	case len(items) > 1:
-		w.add("annotation %s is ignored: it has %d ranges for the port", PortRanges, len(items))
-	case !ok:
-		w.invalid(PortRanges, items[0], "a range of ports such as 10000-20000, 10000-20000:30000 or all")
-	case p.Port < first || p.Port > last:
-		w.add("annotation %s is ignored: ports %d to %d do not contain the port itself, %d", PortRanges, first, last, p.Port)
-	case len(p.ExternalIPs) != 0:
-		w.add("annotation %s is ignored: the Service has external IPs, which cannot have ranges", PortRanges)
-	case r.ranges == ruleset.PortRangesNone:
-		w.add("annotation %s is ignored: this mode has no ranges of ports", PortRanges)
-	case target != first && r.ranges < ruleset.PortRangesShifted:
-		w.add("annotation %s is ignored: this mode cannot shift a range", PortRanges)
-	default:
-		p.Port, p.LastPort, p.TargetPort = first, last, target
-	}
-}
-
-// rangesOf returns the ranges that a value of PortRanges has for a port, and their number for all
-// ports.
-func (r *Reader) rangesOf(value, port string) (of []string, count int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if value != r.rangeList {
-		r.rangeList, r.items, r.rangeCount = value, map[string][]string{}, 0
-		for name, ports := range rangeItems(value) {
-			r.items[name] = append(r.items[name], ports)
-			r.rangeCount++
-		}
-	}
-	return r.items[port], r.rangeCount
-}
-
-// parseRange parses a range of ports, "FIRST-LAST", "FIRST-LAST:TARGET" or "all". target is the
-// endpoints' port for the first one.
-func parseRange(s string) (first, last, target uint16, ok bool) {
-	ports, to, shifted := strings.Cut(s, ":")
-	if strings.TrimSpace(ports) == "all" {
-		ports = "1-65535"
-	}
-	a, b, _ := strings.Cut(ports, "-")
-	if !shifted {
-		to = a
-	}
-	for i, n := range []*uint16{&first, &last, &target} {
-		if *n, ok = number(strings.TrimSpace([]string{a, b, to}[i])); !ok || *n == 0 {
-			return 0, 0, 0, false
-		}
-	}
-	return first, last, target, first < last && int(target)+int(last-first) <= math.MaxUint16
 }
 
 // OnEndpoint is for [tracker.Config.OnEndpoint].

@@ -1,11 +1,8 @@
 package annotations
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -96,128 +92,6 @@ func TestServerIsAnExtension(t *testing.T) {
 			t.Errorf("%q, %q, %q: %v, %d warnings", c.scheduler, c.forwarding, c.limit, p.Ext, warned)
 		}
 	}
-}
-
-// TestPortRangesExtendPorts reads the annotation for a Service with the ports sip, rtp and one
-// without a name.
-func TestPortRangesExtendPorts(t *testing.T) {
-	const sip, rtp, unnamed = "sip 5060", "rtp 10000", " 30000"
-	for _, c := range []struct {
-		value    string
-		want     map[string][3]uint16 // the ports that are ranges: first, last and target
-		warnings string               // a part of the warnings, or "" if there must be none
-	}{
-		{"", nil, ""},
-		{"rtp=10000-20000", map[string][3]uint16{rtp: {10000, 20000, 10000}}, ""},
-		{"rtp=10000-20000, sip = 5060 - 5061 ,", map[string][3]uint16{rtp: {10000, 20000, 10000}, sip: {5060, 5061, 5060}}, ""},
-		{"rtp=10000-20000:30000", map[string][3]uint16{rtp: {10000, 20000, 30000}}, ""},
-		{"rtp=9000-10000:1", map[string][3]uint16{rtp: {9000, 10000, 1}}, ""},
-		{"sip=all", map[string][3]uint16{sip: {1, 65535, 1}}, ""},
-		{"30000-30100,rtp=all:1", map[string][3]uint16{unnamed: {30000, 30100, 30000}, rtp: {1, 65535, 1}}, ""},
-		{"rtp=10000-65535:20000", nil, `"10000-65535:20000" is not a range of ports`},
-		{"rtp=all:2", nil, "is not a range"},
-		{"rtp=0-10000", nil, "is not a range"},
-		{"rtp=10000-10000", nil, "is not a range"},
-		{"rtp=20000-10000", nil, "is not a range"},
-		{"rtp=10000", nil, "is not a range"},
-		{"rtp=10000-70000", nil, "is not a range"},
-		{"rtp=10000-20000:0", nil, "is not a range"},
-		{"rtp=10000-20000:", nil, "is not a range"},
-		{"rtp=10000-20000-30000", nil, "is not a range"},
-		{"rtp=", nil, "is not a range"},
-		{"rtp=10001-20000,sip=5060-5061", map[string][3]uint16{sip: {5060, 5061, 5060}}, "ports 10001 to 20000 do not contain the port itself, 10000"},
-		{"rtp=10000-11000,rtp=12000-13000", nil, "it has 2 ranges for the port"},
-		{"rpt=10000-20000,sip=5060-5061", map[string][3]uint16{sip: {5060, 5061, 5060}}, `the Service has no port "rpt"`},
-		{"rtp=10000-20000" + strings.Repeat(" ", 4096), nil, "it has more than 4096 bytes"},
-	} {
-		ranges, warnings := readRanges(t, allowing(t, "port-ranges"), c.value, nil)
-		for _, name := range []string{sip, rtp, unnamed} {
-			if ranges[name] != c.want[name] {
-				t.Errorf("%q: %s is %v, want %v", c.value, name, ranges[name], c.want[name])
-			}
-		}
-		if c.warnings == "" && warnings != "" || !strings.Contains(warnings, c.warnings) {
-			t.Errorf("%q: warnings %q, want %q", c.value, warnings, c.warnings)
-		}
-	}
-}
-
-// TestPortRangesAreBounded checks that only an allowed annotation extends ports, only as far as the
-// data plane has ranges, and never at addresses that the Service's author chose.
-func TestPortRangesAreBounded(t *testing.T) {
-	external := func(p *tracker.ServicePort) { p.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")} }
-	for _, c := range []struct {
-		allowed  []string
-		ranges   ruleset.PortRanges
-		value    string
-		edit     func(*tracker.ServicePort)
-		extended bool
-		warning  string
-	}{
-		{[]string{"port-ranges"}, ruleset.PortRangesShifted, "rtp=10000-20000:1", nil, true, ""},
-		{[]string{"port-ranges"}, ruleset.PortRangesKept, "rtp=10000-20000", nil, true, ""},
-		{[]string{"port-ranges"}, ruleset.PortRangesKept, "rtp=10000-20000:10000", nil, true, ""},
-		{[]string{"port-ranges"}, ruleset.PortRangesKept, "rtp=10000-20000:1", nil, false, "this mode cannot shift a range"},
-		{[]string{"port-ranges"}, ruleset.PortRangesNone, "rtp=10000-20000", nil, false, "this mode has no ranges of ports"},
-		{[]string{"port-ranges"}, ruleset.PortRangesShifted, "rtp=10000-20000", external, false, "the Service has external IPs"},
-		{[]string{"balance"}, ruleset.PortRangesShifted, "rtp=10000-20000", nil, false, "it is not allowed"},
-		{[]string{"port-ranges"}, ruleset.PortRangesShifted, "rtp=10000-20000" + strings.Repeat(",other=1-2", 7), nil, true, "no port"},
-		{[]string{"port-ranges"}, ruleset.PortRangesShifted, "rtp=10000-20000" + strings.Repeat(",other=1-2", 8), nil, false, "it has 9 ranges, at most 8 are possible"},
-	} {
-		r, err := NewReader(c.allowed, c.ranges)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ranges, warnings := readRanges(t, r, c.value, c.edit)
-		if extended := len(ranges) != 0; extended != c.extended {
-			t.Errorf("%q, allowed %v, %v: %v", c.value, c.allowed, c.ranges, ranges)
-		}
-		if (warnings == "") != (c.warning == "") || !strings.Contains(warnings, c.warning) {
-			t.Errorf("%q, allowed %v, %v: warnings %q, want %q", c.value, c.allowed, c.ranges, warnings, c.warning)
-		}
-	}
-}
-
-// TestChangedRangesAreRead reads different values with one reader.
-func TestChangedRangesAreRead(t *testing.T) {
-	r := allowing(t, "port-ranges")
-	for _, last := range []uint16{20000, 20001, 0, 20001, 20002} {
-		value, want := "", [3]uint16{}
-		if last != 0 {
-			value, want = fmt.Sprintf("rtp=10000-%d", last), [3]uint16{10000, last, 10000}
-		}
-		if ranges, warnings := readRanges(t, r, value, nil); ranges["rtp 10000"] != want || warnings != "" {
-			t.Errorf("%q: %v, warnings %q", value, ranges, warnings)
-		}
-	}
-}
-
-// readRanges gives a Service with three ports the annotation PortRanges. It returns the first, last
-// and target port of those that are ranges, by name and number, and all warnings. edit may be nil.
-func readRanges(t *testing.T, r *Reader, value string, edit func(*tracker.ServicePort)) (map[string][3]uint16, string) {
-	t.Helper()
-	s := &v1.Service{}
-	s.Annotations = map[string]string{PortRanges: value}
-	s.Spec.Ports = []v1.ServicePort{{Name: "sip", Port: 5060}, {Name: "rtp", Port: 10000}, {Port: 30000}}
-	ranges, warnings := map[string][3]uint16{}, ""
-	for i := range s.Spec.Ports {
-		of := &s.Spec.Ports[i]
-		p := &tracker.ServicePort{Key: tracker.Key{ServicePortName: tracker.ServicePortName{Port: of.Name}}, Port: uint16(of.Port)}
-		if edit != nil {
-			edit(p)
-		}
-		err := r.OnService(s, of, p)
-		count(t, err) // fails if the port would not be served
-		if err != nil {
-			warnings += err.Error() + "\n"
-		}
-		if p.LastPort != 0 {
-			ranges[of.Name+" "+strconv.Itoa(int(of.Port))] = [3]uint16{p.Port, p.LastPort, p.TargetPort}
-		} else if p.Port != uint16(of.Port) || p.TargetPort != 0 {
-			t.Errorf("%q: port %d is %d with target %d", value, of.Port, p.Port, p.TargetPort)
-		}
-	}
-	return ranges, warnings
 }
 
 func TestSliceAnnotationsSetWeights(t *testing.T) {
@@ -316,7 +190,7 @@ func TestCiliumWeightHasCiliumsMeaning(t *testing.T) {
 // allowing returns a Reader that allows the annotations.
 func allowing(t testing.TB, names ...string) *Reader {
 	t.Helper()
-	r, err := NewReader(names, ruleset.PortRangesShifted)
+	r, err := NewReader(names)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,29 +243,25 @@ func TestAnnotationsNeedPermission(t *testing.T) {
 	if warned != 2 {
 		t.Errorf("%d warnings", warned)
 	}
-	if _, err := NewReader([]string{"bogus"}, ruleset.PortRangesNone); err == nil {
+	if _, err := NewReader([]string{"bogus"}); err == nil {
 		t.Error("an unknown annotation is accepted")
 	}
 }
 
 func FuzzWarningsAreBounded(f *testing.F) {
-	f.Add("10.0.0.1=3, fd00::1 = 65535", "source", "65535", "7", "p=1-2:3")
-	f.Add(strings.Repeat("x", 1<<17), strings.Repeat("\x1b", 1<<17), strings.Repeat("9", 1<<17), "-1", strings.Repeat("x=,", 1000))
-	f.Fuzz(func(t *testing.T, weights, balance, slots, weight, ranges string) {
+	f.Add("10.0.0.1=3, fd00::1 = 65535", "source", "65535", "7")
+	f.Add(strings.Repeat("x", 1<<17), strings.Repeat("\x1b", 1<<17), strings.Repeat("9", 1<<17), "-1")
+	f.Fuzz(func(t *testing.T, weights, balance, slots, weight string) {
 		r := allowing(t, Known()...)
 		s := &v1.Service{}
-		s.Annotations = map[string]string{Balance: balance, Slots: slots, PortRanges: ranges}
+		s.Annotations = map[string]string{Balance: balance, Slots: slots}
 		s.Spec.Ports = []v1.ServicePort{{Name: "p", Port: 1}}
 		short := func(err error) {
 			if err != nil && len(err.Error()) > 1500 {
 				t.Errorf("a warning of %d bytes", len(err.Error()))
 			}
 		}
-		port := &tracker.ServicePort{Key: tracker.Key{ServicePortName: tracker.ServicePortName{Port: "p"}}, Port: 1}
-		short(r.OnService(s, &s.Spec.Ports[0], port))
-		if end := int(cmp.Or(port.TargetPort, port.Port)) + int(port.LastPort) - int(port.Port); port.IsRange() && (port.Port != 1 || end > 65535) {
-			t.Errorf("ports %d to %d with targets from %d", port.Port, port.LastPort, port.TargetPort)
-		}
+		short(r.OnService(s, &s.Spec.Ports[0], &tracker.ServicePort{}))
 		es := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
 		es.Annotations = map[string]string{Weights: weights, Weight: weight}
 		for i := range es.Endpoints {

@@ -35,7 +35,6 @@
 //   - An endpoint at which the process itself listens for a Service is not used, because it would lead back.
 //   - A cluster IP that an interface of the node has is left to a program that listens at the port.
 //   - SCTP Services are left out and logged.
-//   - Ranges of ports are not served ([ruleset.PortRangesNone]): each port would need a socket.
 //   - Pods are recognized by address alone, not by interface ([ruleset.LocalTraffic]).
 //   - If [Config.Addresses] adds an address of a Service to the node, the whole address
 //     belongs to the node: ports without a Service are refused, and programs that listen

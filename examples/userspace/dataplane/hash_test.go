@@ -71,11 +71,3 @@ func TestHashChoosesTheEndpointOfDatagrams(t *testing.T) {
 		expect(t, udpClient(t, port), "x", want)
 	}
 }
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	t.Parallel()
-	if got := ruleset.LimitsOf(&Backend{}, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
-	}
-}

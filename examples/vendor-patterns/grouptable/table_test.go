@@ -297,14 +297,3 @@ func TestNoGroupHasAMissingEndpoint(t *testing.T) {
 		}
 	}
 }
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	b, err := New(&fakeSwitch{}, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := ruleset.LimitsOf(b, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
-	}
-}

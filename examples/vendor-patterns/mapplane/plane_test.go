@@ -306,14 +306,3 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 	}
 	w.agree(t)
 }
-
-// TestNoRangesAreOffered checks a limit whose reason is in the documentation.
-func TestNoRangesAreOffered(t *testing.T) {
-	p, err := New(&fake[driver.Frontend, Action]{}, &fake[driver.Slot[driver.Pool], Endpoint]{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := ruleset.LimitsOf(p, tracker.IPv4).PortRanges; got != ruleset.PortRangesNone {
-		t.Errorf("ranges of ports are %v", got)
-	}
-}

@@ -50,8 +50,6 @@ type attack struct {
 	name string
 	// hash lets the attacker's Services choose by a hash of 65,535 buckets.
 	hash bool
-	// ranges gives each port of the attacker's Services with an annotation a range of 7,001 ports.
-	ranges bool
 	// step changes the attacker's objects for the i-th time.
 	step func(tr *tracker.Tracker, i int)
 }
@@ -133,28 +131,6 @@ func attacks() []attack {
 			}
 			tr.SetSlice(attackerSlice(i%10, 1, 1000, "a", 20_000*(i/10%2)))
 		}},
-		// 100 Services with eight ports get ranges and lose them.
-		{name: "ranges", ranges: true, step: func(tr *tracker.Tracker, i int) {
-			for n := range 100 {
-				s := attackerService(8, "a", func(*v1.Service) {})
-				s.Name, s.UID = fmt.Sprint("evil-", n), types.UID(fmt.Sprint("u", n))
-				s.Spec.ClusterIP = fmt.Sprint("10.97.0.", n)
-				s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
-				for k := range s.Spec.Ports {
-					s.Spec.Ports[k].Port = int32(1001 + 8000*k)
-				}
-				if i/10%2 == 0 {
-					s.Annotations = map[string]string{"ranges": ""}
-				}
-				tr.SetService(s)
-				if i == 0 {
-					es := attackerSlice(0, 8, 2, "a", 0)
-					es.Name = s.Name
-					es.Labels[discovery.LabelServiceName] = s.Name
-					tr.SetSlice(es)
-				}
-			}
-		}},
 		// 1,000 external IPs and load-balancer IPs with 1,000 source ranges each come and go.
 		{name: "frontends", step: func(tr *tracker.Tracker, i int) {
 			tr.SetSlice(attackerSlice(0, 20, 2, "a", 0))
@@ -197,9 +173,6 @@ func besideAttacker(b *testing.B, a attack, backend ruleset.Backend) {
 	hook := func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		if a.hash && s.Namespace == "attacker" {
 			p.Hash, p.HashBuckets = tracker.HashSourcePort, 65535
-		}
-		if _, ok := s.Annotations["ranges"]; ok && a.ranges {
-			p.LastPort, p.TargetPort = p.Port+7000, p.Port
 		}
 		return nil
 	}

@@ -1,7 +1,6 @@
 package worldgen
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -13,13 +12,11 @@ import (
 )
 
 // Annotations for settings without an API field: a Service's hash, whether it prefers
-// local endpoints, the range of the port that follows
-// rangePrefix, and the weight of the address that follows weightPrefix.
+// local endpoints, and the weight of the address that follows weightPrefix.
 const (
 	hashAnnotation  = "hash"
 	preferLocalName = "prefer-local"
 	weightPrefix    = "weight-of-"
-	rangePrefix     = "ports-of-"
 )
 
 // SetHash annotates a Service so that [OnService] sets its hash.
@@ -34,12 +31,6 @@ func SetPreferLocal(s *v1.Service) {
 	metav1.SetMetaDataAnnotation(&s.ObjectMeta, preferLocalName, "true")
 }
 
-// SetPortRange annotates a Service so that [OnService] sets the first and the last port and the
-// target port of a Service port.
-func SetPortRange(s *v1.Service, port string, first, last, target uint16) {
-	metav1.SetMetaDataAnnotation(&s.ObjectMeta, rangePrefix+port, fmt.Sprintf("%d-%d:%d", first, last, target))
-}
-
 // SetWeight annotates an EndpointSlice so that [OnEndpoint] sets the weight of the
 // endpoint with the address.
 func SetWeight(s *discovery.EndpointSlice, address string, weight int) {
@@ -47,15 +38,9 @@ func SetWeight(s *discovery.EndpointSlice, address string, weight int) {
 }
 
 // OnService is a [tracker.Config].OnService hook that reads the annotations of
-// [SetHash], [SetPreferLocal] and [SetPortRange]. It returns an error if a number is
-// not one.
+// [SetHash] and [SetPreferLocal]. It returns an error if a number is not one.
 func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	p.PreferLocal = s.Annotations[preferLocalName] != ""
-	if v, ok := s.Annotations[rangePrefix+p.Key.Port]; ok {
-		if _, err := fmt.Sscanf(v, "%d-%d:%d", &p.Port, &p.LastPort, &p.TargetPort); err != nil {
-			return err
-		}
-	}
 	if v, ok := s.Annotations[hashAnnotation]; ok {
 		h, err := strconv.ParseUint(v, 10, 8)
 		p.Hash = tracker.Hash(h)

@@ -35,8 +35,6 @@ type Params struct {
 	Affinity bool
 	// Weights gives some endpoints weights. Hash gives some Services a hash.
 	Weights, Hash bool
-	// PortRanges gives some Service ports a range of ports.
-	PortRanges bool
 	// Services is the maximum number of Services, 0 for 6.
 	Services int
 }
@@ -56,9 +54,6 @@ type Backend struct {
 type Generator struct {
 	p   Params
 	rng *rand.Rand
-	// ranges makes the random choices of setRanges, so that the other choices do not depend on
-	// Params.PortRanges.
-	ranges *rand.Rand
 	// services and slices hold the current objects by name.
 	services map[string]*v1.Service
 	slices   map[string]*discovery.EndpointSlice
@@ -68,7 +63,7 @@ type Generator struct {
 // New returns a Generator. Its results depend on the arguments alone.
 func New(seed uint64, p Params) *Generator {
 	p.Services = cmp.Or(p.Services, 6)
-	return &Generator{p: p, rng: rand.New(rand.NewPCG(seed, 0x70726f78)), ranges: rand.New(rand.NewPCG(seed, 0x72616e67)), services: map[string]*v1.Service{}, slices: map[string]*discovery.EndpointSlice{}, node: p.Node}
+	return &Generator{p: p, rng: rand.New(rand.NewPCG(seed, 0x70726f78)), services: map[string]*v1.Service{}, slices: map[string]*discovery.EndpointSlice{}, node: p.Node}
 }
 
 const namespace = "world"
@@ -217,9 +212,6 @@ func (g *Generator) setService(i int) Op {
 	if i%5 == 2 {
 		SetPreferLocal(s)
 	}
-	if g.p.PortRanges {
-		g.setRanges(s)
-	}
 	switch g.rng.IntN(20) {
 	case 0:
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
@@ -228,23 +220,6 @@ func (g *Generator) setService(i int) Op {
 	}
 	g.services[s.Name] = s
 	return Op{SetService: s}
-}
-
-// setRanges gives some ports of a Service a range, which often overlaps others.
-func (g *Generator) setRanges(s *v1.Service) {
-	rng := g.ranges
-	for _, p := range s.Spec.Ports {
-		if rng.IntN(4) != 0 {
-			continue
-		}
-		first := uint16([]int32{p.Port, p.Port - 2, 70, 1}[rng.IntN(4)])
-		last := []uint16{81, 90, 100, 65535}[rng.IntN(4)]
-		target := []uint16{0, 0, first, 8080 - 80 + first, 60}[rng.IntN(5)]
-		if last == 65535 {
-			target = 0
-		}
-		SetPortRange(s, p.Name, first, last, target)
-	}
 }
 
 // setSlices generates the endpoints of Service i, in up to two slices per family, and

@@ -13,7 +13,6 @@ const (
 	elemExpiration = 5
 	elemUserData   = 6
 	elemExpr       = 7
-	elemKeyEnd     = 10
 
 	attrValue   = 1
 	attrVerdict = 2

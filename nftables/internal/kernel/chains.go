@@ -120,8 +120,6 @@ type ChainSpec struct {
 	Hook  string
 	Base  *BaseChain
 	Rules []string
-	// Replaced is set if the chain exists and gets other rules.
-	Replaced bool
 }
 
 // hooks holds the numbers of the hooks of base chains (linux/netfilter.h, NF_INET_*).
@@ -233,7 +231,7 @@ func (w Rules) chainsOf(o *model.Object) []ChainSpec {
 	case model.FixedChains, model.BaseChains:
 		return slices.DeleteFunc(w.fixed(), func(c ChainSpec) bool { return (c.Base != nil) != (o.Kind == model.BaseChains) })
 	}
-	return w.chainsForRanges(o)
+	return nil
 }
 
 // Chains returns the chains that an object creates, with complete rules.
@@ -271,24 +269,23 @@ const markForMasquerade = `meta mark set meta mark | $mark`
 // handler returns the rules of the handler's chain. These go to the chains of the handler's
 // direct and unguarded forms.
 func (w Rules) handler(c layout.Handler) []string {
-	check, internal := c.Variant(layout.ChainFirewallCheck), c.Variant(layout.ChainInternal)
 	if c.Firewall {
-		return []string{"jump " + check, "goto " + c.Unguarded().Chain()}
+		return []string{"jump " + layout.ChainFirewallCheck, "goto " + c.Unguarded().Chain()}
 	}
 	toPool := "goto " + c.Direct().Chain()
 	internalFirst := func(last ...string) (out []string) {
 		for _, from := range w.localTraffic("== ") {
-			out = append(out, from+" goto "+internal)
+			out = append(out, from+" goto "+layout.ChainInternal)
 		}
-		return append(append(out, "fib saddr type local "+markForMasquerade+" goto "+internal), last...)
+		return append(append(out, "fib saddr type local "+markForMasquerade+" goto "+layout.ChainInternal), last...)
 	}
 	switch c.Handling {
 	case layout.HandleReject:
-		return stop(c, layout.Refused, "reject")
+		return stop(layout.Refused, "reject")
 	case layout.HandleDrop:
-		return stop(c, layout.Dropped, "drop")
+		return stop(layout.Dropped, "drop")
 	case layout.HandleInternalOrDrop:
-		return internalFirst(append(counting(c, layout.Dropped), "drop")...)
+		return internalFirst(count(layout.Dropped), "drop")
 	case layout.HandleInternal:
 		return internalFirst(toPool)
 	case layout.HandleAlways:
@@ -297,7 +294,7 @@ func (w Rules) handler(c layout.Handler) []string {
 		return []string{strings.Join(append(w.localTraffic("!= "), markForMasquerade), " "), toPool}
 	}
 	if c.Sticky {
-		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @" + c.Variant(layout.StickyHandlers.Name())}
+		return []string{"meta priority set meta priority & f:ffff map @sticky-pools meta priority & 0:ffff vmap @" + layout.StickyHandlers.Name()}
 	}
 	return w.poolChain(c)
 }
@@ -306,9 +303,8 @@ func (w Rules) handler(c layout.Handler) []string {
 // In the output hook, packets from the node to itself go on to filter-input, because the kernel
 // returns EPERM to a socket whose packet is stopped in the output hook. The interface does not
 // suffice: packets that another route sends to the loopback interface never reach the input hook.
-func stop(c layout.Handler, counters layout.Set, verdict string) []string {
-	own := `oifname "lo" fib daddr type local ` + resetPriority + " return"
-	return append(append([]string{own}, counting(c, counters)...), verdict)
+func stop(counters layout.Set, verdict string) []string {
+	return []string{`oifname "lo" fib daddr type local ` + resetPriority + " return", count(counters), verdict}
 }
 
 // count adds a packet that was not translated to the counter of its destination. If the set is
@@ -348,15 +344,7 @@ func drawn(n int) string { return fmt.Sprintf("numgen random mod %d", n) }
 // up a map of endpoints, because the kernel checks each new element of a map against every rule
 // that looks it up.
 func (w Rules) poolChain(c layout.Handler) []string {
-	out := counting(c, layout.Connections)
-	for _, port := range portsOf(c) {
-		out = append(out, w.choices(c, port)...)
-	}
-	return out
-}
-
-// choices renders the rules that choose a bucket and translate the connection to its endpoint.
-func (w Rules) choices(c layout.Handler, port string) (out []string) {
+	out := []string{count(layout.Connections)}
 	buckets := []string{drawn(c.Buckets)}
 	if c.Hash != tracker.HashNone {
 		buckets = []string{w.hashed(c.Hash, c.Buckets)}
@@ -367,7 +355,7 @@ func (w Rules) choices(c layout.Handler, port string) (out []string) {
 	}
 	for _, p := range [...]string{"tcp", "udp", "sctp"} {
 		for _, bucket := range buckets {
-			out = append(out, "meta l4proto "+p+" dnat ip to meta priority & f:ffff . "+bucket+" map @"+p+"-endpoints"+port)
+			out = append(out, "meta l4proto "+p+" dnat ip to meta priority & f:ffff . "+bucket+" map @"+p+"-endpoints")
 		}
 	}
 	return out

@@ -163,8 +163,7 @@ func (c *compiler) update(op uint32) {
 	}
 }
 
-// dnat encodes the translation to an address and port, with expressions before it. A comment about the port
-// stands for what nft has no syntax for.
+// dnat encodes the translation to an address and port, with expressions before it.
 func (c *compiler) dnat(before [][]byte) {
 	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(inet.AF(c.family)), RegAddrMin: firstReg, RegAddrMax: firstReg}
 	c.Accept("ip")
@@ -172,14 +171,9 @@ func (c *compiler) dnat(before [][]byte) {
 	c.need("to")
 	c.value(firstReg)
 	c.out = append(c.out, before...)
-	flags, ok := c.portOfRange(nat)
-	if !ok {
-		nat.RegProtoMin = firstReg + c.addrLen()/4
-		nat.RegProtoMax = nat.RegProtoMin
-	}
+	nat.RegProtoMin = firstReg + c.addrLen()/4
+	nat.RegProtoMax = nat.RegProtoMin
 	c.emit(nat)
-	last := c.out[len(c.out)-1]
-	last[len(last)-1] |= flags // the last attribute, in network byte order
 }
 
 // value loads a value into a register and those behind it.

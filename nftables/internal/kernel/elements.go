@@ -108,20 +108,6 @@ func (e *Elements) AddInterval(first, end []byte) {
 	e.close(at)
 }
 
-// AddRange appends an element of a set of ranges of concatenations. data is empty for an element of
-// a set. comment may be "".
-func (e *Elements) AddRange(first, last, data []byte, comment string) {
-	at := e.open(first)
-	e.value(elemKeyEnd, last)
-	if len(data) != 0 {
-		e.value(elemData, data)
-	}
-	if comment != "" {
-		e.comment(comment)
-	}
-	e.close(at)
-}
-
 func (e *Elements) open(key []byte) int {
 	at := len(e.buf)
 	e.buf = nfnl.BeginNested(e.buf, listElem)
@@ -155,8 +141,6 @@ func (e *Elements) comment(s string) {
 // Element is an element of a set or map as the kernel has it.
 type Element struct {
 	Key, Data []byte
-	// KeyEnd is the last key of a range of concatenations, nil for other elements.
-	KeyEnd []byte
 	// Chain is the chain that an element of a verdict map leads to, and Goto reports whether the
 	// verdict is a goto.
 	Chain   string
@@ -189,7 +173,7 @@ func (e *Elements) Each(fn func(Element)) {
 func parseElement(attrs []byte) Element {
 	a := parse(attrs)
 	e := Element{
-		Key: dataValue(a[elemKey]), Data: dataValue(a[elemData]), KeyEnd: dataValue(a[elemKeyEnd]),
+		Key: dataValue(a[elemKey]), Data: dataValue(a[elemData]),
 		IntervalEnd: a.number(elemFlags)&intervalEnd != 0,
 		Timeout:     a[elemTimeout], Expiration: a[elemExpiration],
 		Expr:    a[elemExpr],

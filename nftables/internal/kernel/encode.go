@@ -134,11 +134,6 @@ func (w *Writer) object(o *model.Object) {
 		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, o.Name)
 	default:
 		for _, c := range w.rules[index(f)].Chains(o) {
-			if c.Replaced {
-				w.open("delete rules of chain "+c.Name, unix.NFT_MSG_DELRULE, 0, f)
-				w.batch.String(unix.NFTA_RULE_CHAIN, c.Name)
-				w.batch.End()
-			}
 			w.chain(f, c.Name, c.Base, c.Rules)
 		}
 	}
@@ -185,17 +180,6 @@ func (w *Writer) newSet(f tracker.Family, s layout.Set, size int) {
 	if udata := s.UserData(f); udata != nil {
 		w.batch.Bytes(unix.NFTA_SET_USERDATA, udata)
 	}
-	if sp.Fields != nil {
-		w.batch.Nest(unix.NFTA_SET_DESC)
-		w.batch.Nest(setDescConcat)
-		for _, length := range sp.Fields {
-			w.batch.Nest(unix.NFTA_LIST_ELEM)
-			w.batch.Uint32(setFieldLen, length)
-			w.batch.Unnest()
-		}
-		w.batch.Unnest()
-		w.batch.Unnest()
-	}
 	if size != 0 {
 		w.batch.Nest(unix.NFTA_SET_DESC)
 		w.batch.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(size))
@@ -203,13 +187,6 @@ func (w *Writer) newSet(f tracker.Family, s layout.Set, size int) {
 	}
 	w.batch.End()
 }
-
-// Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h:
-// NFTA_SET_DESC_CONCAT and NFTA_SET_FIELD_LEN).
-const (
-	setDescConcat = 2
-	setFieldLen   = 1
-)
 
 // chain creates a chain with rules and the hook base, nil for no hook.
 func (w *Writer) chain(f tracker.Family, name string, base *BaseChain, rules []string) {

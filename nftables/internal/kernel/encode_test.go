@@ -51,8 +51,6 @@ func TestObjectsTakeNoMoreThanTheirSize(t *testing.T) {
 		for _, o := range []model.Object{
 			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets}},
 			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash}}, {Kind: model.HandlerChain, Handler: layout.Handler{Buckets: 16}},
-			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets, Range: true}},
-			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash, Range: true}}, {Kind: model.RangeStickyChains},
 			{Kind: model.ChooserChain, Sticky: draw}, {Kind: model.ChooserChain, Sticky: hash},
 			{Kind: model.StickyChain, Sticky: draw}, {Kind: model.StickyChain, Sticky: hash},
 			{Kind: model.SourceRule, Size: f.Bits()}, {Kind: model.DeleteChain, Name: longest},

@@ -59,12 +59,6 @@ func (l *Lists) Edit(e *model.Edit) {
 	switch {
 	case e.Set.Interval():
 		t.AddInterval(e.Key.Bytes(), e.Data.Bytes())
-	case e.Set.Concat():
-		last, data := e.End()
-		if e.Deletion {
-			data = layout.Octets{}
-		}
-		t.AddRange(e.Key.Bytes(), last.Bytes(), data.Bytes(), e.Text)
 	case e.Deletion:
 		t.Add(e.Key.Bytes(), nil, "")
 	case e.Set.Verdicts():

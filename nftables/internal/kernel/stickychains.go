@@ -59,7 +59,7 @@ func stickyChain(h layout.StickyHandler) []string {
 		hasMember + " " + remember,
 		"jump " + h.Chooser(),
 		remember,
-		"goto " + h.Variant(layout.ChainStickyConfirm),
+		"goto " + layout.ChainStickyConfirm,
 	}
 }
 
@@ -70,7 +70,7 @@ func (w Rules) stickyChooser(h layout.StickyHandler) []string {
 		return "meta priority set meta priority & ffff:0 . " + bucket + " map @sticky-buckets"
 	}
 	// After the first rule, the client is not remembered, or its endpoint is gone.
-	out := []string{hasMember + " jump " + h.Variant(layout.ChainStickySend), forget, onlyPool}
+	out := []string{hasMember + " jump " + layout.ChainStickySend, forget, onlyPool}
 	n := h.Buckets
 	if h.Hash != tracker.HashNone {
 		return append(out, choose(w.hashed(h.Hash, n)))

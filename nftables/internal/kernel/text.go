@@ -135,13 +135,7 @@ func (t *Text) set(s layout.Set, size int) {
 }
 
 func (t *Text) chains(o *model.Object) {
-	chains := t.rules.Chains(o)
-	for _, c := range chains {
-		if c.Replaced {
-			t.command("flush chain", c.Name)
-		}
-	}
-	for _, c := range chains {
+	for _, c := range t.rules.Chains(o) {
 		lines := c.Rules
 		if c.Hook != "" {
 			lines = append([]string{c.Hook}, lines...)
@@ -153,16 +147,11 @@ func (t *Text) chains(o *model.Object) {
 // ElementText returns an element as nft reads it.
 func ElementText(e *model.Edit) string {
 	sp := e.Set.Spec(e.Family)
-	first := e.Key.Bytes()
-	last, data := first, e.Data.Bytes()
-	switch {
-	case e.Set.Interval():
-		return intervalText(first, data)
-	case e.Set.Concat():
-		end, value := e.End()
-		last, data = slices.Clone(end.Bytes()), slices.Clone(value.Bytes())
+	key, data := e.Key.Bytes(), e.Data.Bytes()
+	if e.Set.Interval() {
+		return intervalText(key, data)
 	}
-	out := layout.Text(sp.KeyType, first, last)
+	out := layout.Text(sp.KeyType, key)
 	if e.Timeout != 0 {
 		out += fmt.Sprintf(" timeout %dms expires %dms", e.Timeout.Milliseconds(), e.Left.Milliseconds())
 	}
@@ -175,7 +164,7 @@ func ElementText(e *model.Edit) string {
 			out += ` comment "` + layout.Printable(e.Text) + `"`
 		}
 		if len(data) != 0 {
-			out += " : " + layout.Text(sp.DataType, data, data)
+			out += " : " + layout.Text(sp.DataType, data)
 		}
 	}
 	return out

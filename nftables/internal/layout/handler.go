@@ -16,9 +16,6 @@ type Handler struct {
 	// Sticky sends to a sticky pool. The pool determines its sticky handler, so Buckets and Hash
 	// are zero.
 	Sticky bool
-	// Range is for a range of ports: endpoints see the port that the client uses, and packets are
-	// not counted.
-	Range bool
 	// Buckets is the number of buckets to choose from, 0 if Handling needs no pool.
 	Buckets int
 	// Hash is the part of a connection that determines its bucket.
@@ -83,9 +80,6 @@ func (h Handler) Chain() string {
 	if h.Firewall {
 		name = "firewall-" + name
 	}
-	if h.Range {
-		name = RangePrefix + name
-	}
 	return name
 }
 
@@ -101,11 +95,11 @@ func choiceName(buckets int, by tracker.Hash) string {
 	return out
 }
 
-// MaxHandlers is the largest number of handlers that exist: for single ports and for ranges,
-// eight for each of the 80 numbers of buckets that BucketsFor returns for up to 1,048,576
-// endpoints and for each of the 9 sizes of a table with each of 2 hashes, eight for sticky pools,
-// and six without a pool. There is room for all of them in a dispatch key.
-const MaxHandlers = 2 * (8*(80+2*9) + 8 + 6)
+// MaxHandlers is the largest number of handlers that exist: eight for each of the 80 numbers of
+// buckets that BucketsFor returns for up to 1,048,576 endpoints and for each of the 9 sizes of a
+// table with each of 2 hashes, eight for sticky pools, and six without a pool. There is room for
+// all of them in a dispatch key.
+const MaxHandlers = 8*(80+2*9) + 8 + 6
 
 // StickyHandler is how connections to a sticky pool are handled. Pools share it. Each has a
 // chain, which exists while a pool needs it and a little longer.
@@ -116,23 +110,18 @@ type StickyHandler struct {
 	// Seconds is how long the kernel remembers a client. The kernel has the time in rules only,
 	// not in elements that rules add.
 	Seconds int64
-	// Range names the chains for ranges of ports. The handler has them beside the others.
-	Range bool
 }
 
 // Chain returns the name of the handler's chain.
 func (h StickyHandler) Chain() string {
-	return h.Variant("sticky-" + choiceName(h.Buckets, h.Hash) + "-" + strconv.FormatInt(h.Seconds, 10) + "s")
+	return "sticky-" + choiceName(h.Buckets, h.Hash) + "-" + strconv.FormatInt(h.Seconds, 10) + "s"
 }
 
 // Chooser returns the name of the chain that gives a client its endpoint. Handlers that differ in
 // the timeout share it.
 func (h StickyHandler) Chooser() string {
-	return h.Variant("choose-" + choiceName(h.Buckets, h.Hash))
+	return "choose-" + choiceName(h.Buckets, h.Hash)
 }
-
-// Chains returns Chooser and Chain.
-func (h StickyHandler) Chains() (chooser, chain string) { return h.Chooser(), h.Chain() }
 
 // Timeout returns how long the kernel remembers a client.
 func (h StickyHandler) Timeout() time.Duration { return time.Duration(h.Seconds) * time.Second }

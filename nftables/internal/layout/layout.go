@@ -48,9 +48,7 @@ const (
 // A Set is one of the table's named sets and maps.
 type Set uint8
 
-// The table's sets. FastPathInterfaces exists with Config.Offload, and the sets from
-// FirstOfRanges to LastOfRanges exist once a frontend has a range of ports. From FirstAllowed on,
-// there is one set for each prefix length of load-balancer source ranges.
+// The table's sets. FastPathInterfaces exists with Config.Offload. From FirstAllowed on, there is one set for each prefix length of load-balancer source ranges.
 const (
 	VersionSet Set = iota
 	ServiceIPs
@@ -76,17 +74,7 @@ const (
 	Connections
 	Refused
 	Dropped
-	ServiceRanges
-	RangeKeys
-	InternalRangeKeys
-	RangeStickyHandlers
-	RangeSources
-	ShiftFrom
-	ShiftTo
 	FirstAllowed
-
-	FirstOfRanges = ServiceRanges
-	LastOfRanges  = ShiftTo
 
 	SetCount = FirstAllowed + 129
 )
@@ -134,14 +122,6 @@ func (s Set) Name() string {
 		Connections:        "connections",
 		Refused:            "refused-packets",
 		Dropped:            "dropped-packets",
-
-		ServiceRanges:       "service-ranges",
-		RangeKeys:           "range-keys",
-		InternalRangeKeys:   "internal-range-keys",
-		RangeStickyHandlers: "range-sticky-handlers",
-		RangeSources:        "range-allowed-sources",
-		ShiftFrom:           "shift-from",
-		ShiftTo:             "shift-to",
 	}[s]
 }
 

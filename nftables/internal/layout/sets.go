@@ -11,8 +11,6 @@ type Spec struct {
 	KeyType, KeyLen   uint32
 	DataType, DataLen uint32 // DataType 0: a set, not a map
 	Flags             uint32
-	// Fields holds the lengths of the key's fields if the set holds ranges of concatenations.
-	Fields []uint32
 }
 
 // Flags of sets, and the type of a verdict (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*
@@ -22,7 +20,6 @@ const (
 	setInterval = 0x4
 	setTimeout  = 0x10
 	setEval     = 0x20
-	setConcat   = 0x80
 
 	DataVerdict = 0xffffff00
 )
@@ -74,16 +71,8 @@ func (s Set) Spec(f tracker.Family) Spec {
 		key, data = []field{addr, proto, port}, []field{class}
 	case NodePorts, InternalNodePorts:
 		key, data = []field{proto, port}, []field{class}
-	case Handlers, InternalHandlers, OwnHandlers, StickyHandlers, RangeStickyHandlers:
+	case Handlers, InternalHandlers, OwnHandlers, StickyHandlers:
 		key, data = []field{class}, []field{verdict}
-	case ServiceRanges:
-		key, data, flags = []field{addr, proto, port}, []field{class}, setInterval|setConcat
-	case RangeSources:
-		key, flags = []field{addr, addr, proto, port}, setInterval|setConcat
-	case RangeKeys, InternalRangeKeys:
-		key, data = []field{class}, []field{class}
-	case ShiftFrom, ShiftTo:
-		key, data = []field{class}, []field{port}
 	case Endpoints, UDPEndpoints, SCTPEndpoints:
 		key, data = []field{class, bucket}, []field{addr, port}
 	case StickyPools:
@@ -109,17 +98,9 @@ func (s Set) Spec(f tracker.Family) Spec {
 	}
 	sp := Spec{Flags: flags}
 	sp.KeyType, sp.KeyLen = concat(key)
-	if flags&setConcat != 0 {
-		for _, f := range key {
-			sp.Fields = append(sp.Fields, f.len)
-		}
-	}
 	if data != nil {
 		sp.Flags |= FlagMap
 		sp.DataType, sp.DataLen = concat(data)
-		if sp.DataType == port.typ {
-			sp.DataLen = port.len // nft reads a padded port as a number of 32 bits
-		}
 	}
 	return sp
 }
@@ -164,13 +145,9 @@ func (s Set) UserData(f tracker.Family) []byte {
 // Interval reports whether the set holds ranges of addresses.
 func (s Set) Interval() bool { return s == NodePortIPs || s == ServiceCIDRs }
 
-// Concat reports whether the set holds ranges of concatenations. The data of its elements begins
-// with what differs in the end of the range (see Element.End).
-func (s Set) Concat() bool { return s == ServiceRanges || s == RangeSources }
-
 // Verdicts reports whether the set is a map from handlers to chains.
 func (s Set) Verdicts() bool {
-	return s == Handlers || s == InternalHandlers || s == OwnHandlers || s == StickyHandlers || s == RangeStickyHandlers
+	return s == Handlers || s == InternalHandlers || s == OwnHandlers || s == StickyHandlers
 }
 
 // Counted reports whether the packets to the keys of the set are counted.

@@ -70,18 +70,13 @@ func (s Set) Flags(f tracker.Family) (out []string) {
 	return out
 }
 
-// Text returns a key or data of a type. Each field is a range from first to last if they differ.
-func Text(typ uint32, first, last []byte) string {
+// Text returns a key or data of a type.
+func Text(typ uint32, value []byte) string {
 	var out []string
 	for _, t := range typesOf(typ) {
-		n := min(typeLength(t), len(first))
-		from, to := fieldText(t, first[:n]), fieldText(t, last[:n])
-		if from != to {
-			from += "-" + to
-		}
-		out = append(out, from)
-		n = min((n+3)&^3, len(first))
-		first, last = first[n:], last[n:]
+		n := min(typeLength(t), len(value))
+		out = append(out, fieldText(t, value[:n]))
+		value = value[min((n+3)&^3, len(value)):]
 	}
 	return strings.Join(out, " . ")
 }

@@ -37,8 +37,6 @@ type stickyEntry struct {
 	number uint32
 	// uses counts the pools with this handler.
 	uses int
-	// forms is how many of stickyForms have chains.
-	forms int
 }
 
 // stickyRef is a sticky handler with its number. The zero value stands for no handler.
@@ -87,47 +85,34 @@ func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 	return n
 }
 
-// stickyHandler returns the sticky handler with the given number of stickyForms, which it creates if needed, or
-// false if there is no number for it.
-func (c *chains) stickyHandler(h layout.StickyHandler, forms int, tx *Tx) (stickyRef, bool) {
+// stickyHandler returns the sticky handler, which it creates if needed, or false if there is no number for it.
+func (c *chains) stickyHandler(h layout.StickyHandler, tx *Tx) (stickyRef, bool) {
 	e, ok := c.sticky.now[h]
 	if !ok {
 		if e.number, ok = c.stickyNumbers.take(&c.draft); !ok {
 			return stickyRef{}, false
 		}
 		c.unused.set(&c.draft, c.unused.now+1)
-	}
-	if e.forms < forms {
-		of := h
-		for _, f := range stickyForms[e.forms:forms] {
-			of.Range = f.ranges
-			c.stickyChains(of, e.number, f.handlers, f.shared, tx)
-		}
-		e.forms = forms
+		name := h.Chain()
+		c.chain(layout.ChainStickySend, Object{Kind: StickyChains}, tx)
+		c.chain(h.Chooser(), Object{Kind: ChooserChain, Sticky: h}, tx)
+		c.chain(name, Object{Kind: StickyChain, Sticky: h}, tx)
+		c.verdict(layout.StickyHandlers, e.number, name, tx)
 		c.sticky.set(&c.draft, h, e)
 	}
 	return stickyRef{h, e.number}, true
 }
 
-// stickyChains creates the chains of a sticky handler, and those that it shares, which the kind shared creates.
-func (c *chains) stickyChains(h layout.StickyHandler, number uint32, s layout.Set, shared Kind, tx *Tx) {
-	chooser, name := h.Chains()
-	c.chain(h.Variant(layout.ChainStickySend), Object{Kind: shared}, tx)
-	c.chain(chooser, Object{Kind: ChooserChain, Sticky: h}, tx)
-	c.chain(name, Object{Kind: StickyChain, Sticky: h}, tx)
-	c.verdict(s, number, name, tx)
-}
-
-// planSticky gives a Service's pool for a target, if that is sticky, the handler h with the given number of
-// stickyForms. was and is are the same pool unless its kind changes.
-func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, forms int, tx *Tx) error {
+// planSticky gives a Service's pool for a target, if that is sticky, the handler h. was and is are the same pool
+// unless its kind changes.
+func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, tx *Tx) error {
 	if was != nil && was != is && was.sticky {
 		c.setSticky(was.number, stickyRef{}, tx)
 	}
 	if is == nil || !is.sticky {
 		return nil
 	}
-	r, ok := c.stickyHandler(h, forms, tx)
+	r, ok := c.stickyHandler(h, tx)
 	if !ok {
 		return ErrOverflow
 	}
@@ -187,12 +172,10 @@ func (c *chains) collectSticky(tx *Tx) {
 		}
 		c.sticky.delete(&c.draft, h)
 		c.stickyNumbers.give(entry.number)
-		for _, f := range stickyForms[:entry.forms] {
-			key := verdictKey{f.handlers, entry.number}
-			c.garbage.set(&c.draft, c.verdicts.now[key], true)
-			c.verdicts.delete(&c.draft, key)
-			tx.remove(c.Family, &layout.Element{Set: f.handlers, Key: word(entry.number)})
-		}
+		key := verdictKey{layout.StickyHandlers, entry.number}
+		c.garbage.set(&c.draft, c.verdicts.now[key], true)
+		c.verdicts.delete(&c.draft, key)
+		tx.remove(c.Family, &layout.Element{Set: layout.StickyHandlers, Key: word(entry.number)})
 	}
 	c.unused.set(&c.draft, 0)
 }

@@ -12,8 +12,6 @@ import (
 type service struct {
 	version *ruleset.Port
 	pools   [ruleset.TargetLocal + 1]*pool // by target
-	// ranges holds the frontends with ranges of ports.
-	ranges []portRange
 	// protocol is the number of its protocol.
 	protocol uint8
 	// lacksAffinity is set if the Service is programmed without client affinity that it asks
@@ -69,10 +67,7 @@ func (t *Table) plan(c *ruleset.Change, tx *Tx) (planned, error) {
 		before.addFrontends(p.old.protocol)
 		after.addFrontends(protocol)
 	}
-	err := after.err
-	if err == nil {
-		err = t.write(p.old, p.now, before, after, tx)
-	}
+	err := t.write(p.old, p.now, before, after, tx)
 	t.before.become(nil)
 	t.after.become(nil)
 	if err == nil && tx.Limit != 0 && tx.Size() > tx.Limit {
@@ -99,23 +94,18 @@ func (t *Table) write(old, now *service, before, after *wanted, tx *Tx) error {
 		if err := t.pools.allocate(old, now, after); err != nil {
 			return err
 		}
-		if err := t.portRanges.allocate(old, now, after, &t.chains, tx); err != nil {
-			return err
-		}
-		t.portRanges.complete(before, old)
-		t.portRanges.complete(after, now)
 		t.chains.dispatch(before, old, tx)
 		t.chains.dispatch(after, now, tx)
 	}
 	for _, target := range targets {
 		was, is := old.pools[target], now.pools[target]
 		t.pools.plan(was, is, before, after, target, tx)
-		if err := t.chains.planSticky(was, is, after.pools[target].sticky, now.forms(), tx); err != nil {
+		if err := t.chains.planSticky(was, is, after.pools[target].sticky, tx); err != nil {
 			return err
 		}
 	}
 	t.hairpin.plan(before.reachable, after.reachable, tx)
-	t.frontends.plan(before, after, t.portRanges.takeKept, tx)
+	t.frontends.plan(before, after, tx)
 	return nil
 }
 
@@ -124,7 +114,6 @@ func (t *Table) done(p planned, tx *Tx) {
 	t.draft.keep()
 	t.affinity.clients(p.now, p.after, p.mark, tx)
 	t.pools.free(p.old, p.now)
-	t.portRanges.free(p.old, p.now)
 	for int(p.id) >= len(t.services) {
 		t.services = append(t.services, nil)
 	}
@@ -138,9 +127,5 @@ func (t *Table) done(p planned, tx *Tx) {
 
 // Limits returns the limits of one Service.
 func Limits() ruleset.Limits {
-	return ruleset.Limits{
-		AffinityEndpoints: layout.MaxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints,
-		PortRanges: ruleset.PortRangesShifted,
-		RangeCost:  250, // the kernel takes 3 ms to remove one of 800 ranges
-	}
+	return ruleset.Limits{AffinityEndpoints: layout.MaxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints}
 }

@@ -24,7 +24,7 @@ func state(t *Table) string {
 		}
 	}
 	return fmt.Sprint(pools, t.plain.cell.now, t.pools.sticky.cell.now, t.adopted.now, t.handlers.now, t.chains.sticky.now, t.stickyNumbers.cell.now,
-		t.unused.now, t.verdicts.now, t.objects.now, t.garbage.now, t.clusterIPs.now, t.prefixes.now, t.portRanges.numbers.cell.now, t.used.now,
+		t.unused.now, t.verdicts.now, t.objects.now, t.garbage.now, t.clusterIPs.now, t.prefixes.now,
 		t.refs.now, t.grace.now, t.stickyOf.now, t.longNames.now)
 }
 

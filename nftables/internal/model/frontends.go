@@ -18,9 +18,8 @@ type frontends struct {
 	longNames book[layout.Octets, tracker.Key]
 }
 
-// plan adds the elements by which the frontends of a Service differ, except those that kept reports to be
-// in the kernel already.
-func (f *frontends) plan(before, after *wanted, kept func(*layout.Element, string) bool, tx *Tx) {
+// plan adds the elements by which the frontends of a Service differ.
+func (f *frontends) plan(before, after *wanted, tx *Tx) {
 	gone, come := different(before.elements, after.elements)
 	for _, e := range gone {
 		switch {
@@ -44,7 +43,7 @@ func (f *frontends) plan(before, after *wanted, kept func(*layout.Element, strin
 			comment = name
 		}
 		switch {
-		case kept(e, comment), e.Set == layout.ClusterIPs && !f.clusterIPs.add(&f.draft, e.Key.IP(), +1):
+		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(&f.draft, e.Key.IP(), +1):
 			continue
 		case e.Set >= layout.FirstAllowed:
 			f.prefix(int(e.Set-layout.FirstAllowed), tx)

@@ -53,7 +53,7 @@ func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
 	// Sets of allowed sources have no size. Otherwise each prefix length that a Service may begin to
 	// use would need room for very many sources.
 	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
-		if !s.Interval() && !s.Concat() {
+		if !s.Interval() {
 			r.size[s] = SizeFor(need[s])
 		}
 	}
@@ -105,7 +105,6 @@ func (c *common) demand(s *ruleset.Port, w *wanted, need *[layout.SetCount]int) 
 	}
 	// A frontend may get a handler of its own for internal traffic.
 	need[layout.InternalIPs], need[layout.InternalNodePorts] = need[layout.ServiceIPs], need[layout.NodePorts]
-	w.demandRanges(need)
 	for _, ep := range w.reachable {
 		if c.mayBeHere(ep) {
 			need[layout.Hairpin]++

@@ -38,7 +38,6 @@ type Table struct {
 	pools
 	chains
 	frontends
-	portRanges
 	hairpin
 	intervals
 	affinity
@@ -55,7 +54,6 @@ type common struct {
 
 // Errors about one Service.
 var (
-	ErrShift         = errors.New("no translation shifts all ports of the range")
 	ErrTooManyPools  = fmt.Errorf("too many Services with endpoints (at most %d pools a family)", layout.MaxPool)
 	errTooManySticky = fmt.Errorf("too many Services have client affinity (at most %d pools a family)", layout.MaxSticky)
 	ErrProtocol      = errors.New("protocol is not TCP, UDP or SCTP")
@@ -75,14 +73,13 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 	all := &common{Family: f, Node: n, config: c}
 	all.setSizes(all, changes, endpoints)
 	return &Table{
-		common:     all,
-		pools:      pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
-		chains:     chains{common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers}},
-		frontends:  frontends{common: all},
-		portRanges: portRanges{common: all, numbers: numbers{max: layout.MaxRange}},
-		hairpin:    hairpin{common: all},
-		intervals:  intervals{common: all, ranges: map[layout.Set][]Range{}},
-		affinity:   affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
+		common:    all,
+		pools:     pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
+		chains:    chains{common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers}},
+		frontends: frontends{common: all},
+		hairpin:   hairpin{common: all},
+		intervals: intervals{common: all, ranges: map[layout.Set][]Range{}},
+		affinity:  affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
 	}
 }
 
@@ -100,9 +97,6 @@ func (t *Table) Create(kept map[layout.Set]bool, keptFlowtable bool, tx *Tx) {
 	tx.Object(Object{Kind: FixedChains, Family: t.Family})
 	tx.add(t.Family, &layout.Element{Set: layout.VersionSet, Key: word(layout.Version)}, "version of the layout of this table")
 	t.setNodePortIPs(tx)
-	if t.Wanted(layout.ServiceRanges) != 0 {
-		t.portRanges.use(&t.chains, tx)
-	}
 }
 
 // Hook adds the base chains, by which packets meet the table.
@@ -121,8 +115,7 @@ func (t *Table) CreateAll(tx *Tx) {
 		t.chains.handler(c, false, tx)
 	}
 	t.chains.handler(layout.Handler{Sticky: true}, true, tx)
-	t.portRanges.createAll(&t.chains, tx)
-	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, len(stickyForms), tx)
+	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, tx)
 	t.chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, false, tx)
 	t.frontends.prefix(t.Family.Bits()/2, tx)
 }
@@ -149,8 +142,6 @@ func (t *Table) Has(s layout.Set) bool {
 	switch {
 	case s >= layout.FirstAllowed:
 		return t.frontends.prefixes.now[int(s-layout.FirstAllowed)]
-	case s.OfRanges():
-		return t.hasChain(layout.ChainRanges)
 	case s == layout.FastPathInterfaces:
 		return t.config.FastPath
 	}

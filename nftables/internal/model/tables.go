@@ -70,7 +70,6 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 	}
 	m.retryLacking(ctx, d.Changes)
 	for _, t := range m.List {
-		t.portRanges.collect(m.tx)
 		for more := true; more && m.err == nil; {
 			m.part(ctx, func() { more = t.hairpin.expireGrace(m.tx) })
 		}
@@ -109,10 +108,6 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	for _, t := range m.List {
 		m.part(ctx, func() { t.intervals.setServiceCIDRs(m.tx) })
 	}
-	for _, t := range m.List {
-		t.portRanges.releaseKept(m.tx)
-		t.portRanges.collect(m.tx) // Create counts versions that are replaced or refused
-	}
 	err = m.commit()
 	m.tx, m.rest = &Tx{}, &Tx{} // they were large
 	return p.failed, err
@@ -146,7 +141,7 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 		}
 		for _, target := range targets {
 			if s.Spec.Affinity != 0 && len(s.Pool(target)) != 0 {
-				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), formsOf(s), m.tx) })
+				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), m.tx) })
 			}
 		}
 	}

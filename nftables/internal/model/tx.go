@@ -32,28 +32,24 @@ type Kind uint8
 
 // The kinds of Object.
 const (
-	CreateTable       Kind = iota + 1 // create the table, unless it exists
-	CreateNewTable                    // create the table, which must not exist
-	DeleteTable                       // with everything in it
-	DeleteRules                       // of all chains
-	NewSet                            // Set, for Size elements
-	DeleteSet                         // Name
-	NewFlowtable                      // without devices
-	DeleteFlowtable                   // Name
-	AddDevices                        // Names, to the flowtable
-	DeleteDevices                     // Names, of the flowtable
-	FixedChains                       // the chains that every table has, without hooks
-	BaseChains                        // the chains with hooks
-	HandlerChain                      // of Handler; Size is the number of conditions for local traffic
-	StickyChains                      // the chains that all sticky handlers share
-	ChooserChain                      // of Sticky
-	StickyChain                       // of Sticky
-	RangeChains                       // the chains for ranges of ports
-	RangeStickyChains                 // the chains that the sticky handlers for ranges share
-	UseRanges                         // rewrite the chains that lead to RangeChains, so that they do
-	UnuseRanges                       // rewrite them, so that they do not
-	SourceRule                        // Size is the length of the prefixes of allowed sources
-	DeleteChain                       // Name, with its rules
+	CreateTable     Kind = iota + 1 // create the table, unless it exists
+	CreateNewTable                  // create the table, which must not exist
+	DeleteTable                     // with everything in it
+	DeleteRules                     // of all chains
+	NewSet                          // Set, for Size elements
+	DeleteSet                       // Name
+	NewFlowtable                    // without devices
+	DeleteFlowtable                 // Name
+	AddDevices                      // Names, to the flowtable
+	DeleteDevices                   // Names, of the flowtable
+	FixedChains                     // the chains that every table has, without hooks
+	BaseChains                      // the chains with hooks
+	HandlerChain                    // of Handler; Size is the number of conditions for local traffic
+	StickyChains                    // the chains that all sticky handlers share
+	ChooserChain                    // of Sticky
+	StickyChain                     // of Sticky
+	SourceRule                      // Size is the length of the prefixes of allowed sources
+	DeleteChain                     // Name, with its rules
 )
 
 // Object is the creation or deletion of an object. Kind determines the other fields in use.
@@ -70,8 +66,8 @@ type Object struct {
 
 // objectBytes holds upper bounds of the bytes of most kinds of objects in a transaction.
 var objectBytes = [...]int{
-	FixedChains: 12 << 10, BaseChains: 6 << 10, StickyChains: 3328, RangeStickyChains: 3328, RangeChains: 3584, UseRanges: 5120,
-	UnuseRanges: 5120, ChooserChain: 3072, StickyChain: 2048, NewSet: 320, DeleteChain: 0,
+	FixedChains: 12 << 10, BaseChains: 6 << 10, StickyChains: 3328,
+	ChooserChain: 3072, StickyChain: 2048, NewSet: 320, DeleteChain: 0,
 }
 
 // bytes returns an upper bound of the object's bytes in a transaction.
@@ -82,9 +78,6 @@ func (o *Object) bytes() int {
 		if o.Handler.Buckets > layout.ExactBuckets {
 			size = 8 << 10
 		}
-		if o.Handler.Range {
-			size = size*5/2 + 512
-		}
 		return size
 	case o.Kind == HandlerChain:
 		return 1536 + 512*o.Size
@@ -94,8 +87,7 @@ func (o *Object) bytes() int {
 	return cmp.Or(objectBytes[o.Kind], 640)
 }
 
-// Edit is an element to add to a set or to delete from it. An element to delete has a key only, with
-// the end of a range of concatenations in its data.
+// Edit is an element to add to a set or to delete from it. An element to delete has a key only.
 type Edit struct {
 	layout.Element
 	Family   tracker.Family
@@ -115,9 +107,6 @@ func (e *Edit) bytes() int {
 	}
 	if e.Timeout != 0 {
 		size += 2 * 12
-	}
-	if e.Set.Concat() {
-		size += layout.ElementSize(e.Key.Len(), 0)
 	}
 	if e.Set.Interval() {
 		size += layout.ElementSize(e.Data.Len(), 0) + 8
@@ -169,7 +158,7 @@ func (tx *Tx) Structural() bool {
 		return true
 	}
 	for i := range tx.Edits {
-		if s := tx.Edits[i].Set; s.Interval() || s == layout.StickyHandlers || s == layout.RangeStickyHandlers {
+		if s := tx.Edits[i].Set; s.Interval() || s == layout.StickyHandlers {
 			return true
 		}
 	}
@@ -195,11 +184,7 @@ func (tx *Tx) add(f tracker.Family, e *layout.Element, text string) {
 
 // remove appends the deletion of the element with e's key.
 func (tx *Tx) remove(f tracker.Family, e *layout.Element) {
-	gone := layout.Element{Set: e.Set, Key: e.Key}
-	if e.Set.Concat() {
-		gone.Data = e.Data
-	}
-	tx.Edits = append(tx.Edits, Edit{Element: gone, Family: f, Deletion: true})
+	tx.Edits = append(tx.Edits, Edit{Element: layout.Element{Set: e.Set, Key: e.Key}, Family: f, Deletion: true})
 	tx.measure(&tx.Edits[len(tx.Edits)-1])
 }
 

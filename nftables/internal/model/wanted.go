@@ -23,9 +23,6 @@ type wanted struct {
 	// keys holds the dispatch keys among them.
 	elements []layout.Element
 	keys     []wantedKey
-	ranges   wantedRanges
-	// err is set if a range cannot be served.
-	err error
 }
 
 // wantedPool is a pool that a Service wants. The zero value is a pool without endpoints.
@@ -57,7 +54,7 @@ var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 // become makes w what a version of a Service wants, without its frontends, and returns w. s may be nil. w
 // keeps its memory.
 func (w *wanted) become(s *ruleset.Port) *wanted {
-	*w = wanted{elements: w.elements[:0], keys: w.keys[:0], ranges: wantedRanges{list: w.ranges.list[:0]}}
+	*w = wanted{elements: w.elements[:0], keys: w.keys[:0]}
 	if s != nil {
 		s = fitted(s)
 		w.version, w.key, w.affinity, w.reachable = s, s.Key, s.Spec.Affinity, s.Selection.Reachable
@@ -127,20 +124,11 @@ func fitted(s *ruleset.Port) *ruleset.Port {
 func (w *wanted) addFrontends(protocol uint8) {
 	for i := 0; w.version != nil && i < len(w.version.Frontends); i++ {
 		f := &w.version.Frontends[i]
-		e, internal := layout.Element{Named: true}, layout.Set(0)
-		if f.IsRange() {
-			e, internal = w.addRange(f, protocol)
-		} else {
-			e.Set, internal, e.Key = layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, protocol, f.Port)
-		}
-		w.addKeys(f, e, internal)
-		if f.IsRange() {
-			w.addRangeSources(f, protocol)
-		} else {
-			for _, source := range f.Sources {
-				key := layout.SourceKey(source.Masked().Addr(), f.Addr, protocol, f.Port)
-				w.elements = append(w.elements, layout.Element{Set: layout.Allowed(source.Bits()), Named: true, Key: key})
-			}
+		set, internal, key := layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, protocol, f.Port)
+		w.addKeys(f, layout.Element{Set: set, Named: true, Key: key}, internal)
+		for _, source := range f.Sources {
+			key := layout.SourceKey(source.Masked().Addr(), f.Addr, protocol, f.Port)
+			w.elements = append(w.elements, layout.Element{Set: layout.Allowed(source.Bits()), Named: true, Key: key})
 		}
 		if f.Kind == ruleset.KindClusterIP {
 			w.elements = append(w.elements, layout.Element{Set: layout.ClusterIPs, Key: ip(f.Addr)})
@@ -192,7 +180,6 @@ func (w *wanted) handlers(f *ruleset.Frontend) (h, own layout.Handler) {
 	if f.ShortCircuit() && f.Internal == ruleset.TargetCluster {
 		own = w.pools[ruleset.TargetCluster].handler
 	}
-	h.Range, own.Range = f.IsRange(), f.IsRange()
 	return h, own
 }
 

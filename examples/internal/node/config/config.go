@@ -157,7 +157,7 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	if out.Budget, err = budget(fl.budget); err != nil {
 		return nil, fmt.Errorf("--budget: %w", err)
 	}
-	if _, err := annotations.NewReader(out.Annotations, ruleset.PortRangesNone); err != nil {
+	if _, err := annotations.NewReader(out.Annotations); err != nil {
 		return nil, fmt.Errorf("--allow-annotations: %w", err)
 	}
 	if out.SocketLB.Enabled && (out.Mode == ModeUserspace || out.Mode == ModeKernelspace) {

@@ -64,17 +64,9 @@ func (a *Agent) openLocalhost(log *slog.Logger) error {
 	}
 	a.closers = append(a.closers, l.close)
 	l.metrics = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
-	l.cursor = a.Engine.Attach("localhost", nodePortsOnly{l.apply})
+	l.cursor = a.Engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	a.localhost = l
 	return nil
-}
-
-// nodePortsOnly is a backend that serves NodePorts. They have no ranges of ports, so it need not
-// announce what it would not serve of a Service with a range.
-type nodePortsOnly struct{ ruleset.BackendFunc }
-
-func (nodePortsOnly) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{PortRanges: ruleset.PortRangesShifted}
 }
 
 // close resets all connections.

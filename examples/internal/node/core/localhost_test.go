@@ -49,7 +49,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.metrics = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)
-	cursor := engine.Attach("localhost", nodePortsOnly{l.apply})
+	cursor := engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	failures := 0
 	for i := range 200 {

@@ -34,7 +34,6 @@ func wrongAnnotations() map[string]struct{ kind, value string } {
 		annotations.Balance:      {"Service", "sideways"},
 		annotations.Slots:        {"Service", "0"},
 		annotations.PreferLocal:  {"Service", "maybe"},
-		annotations.PortRanges:   {"Service", "p=80-79"},
 		annotations.Weight:       {"EndpointSlice", "heavy"},
 		annotations.Scheduler:    {"Service", "rr,sometimes"},
 		annotations.Forwarding:   {"Service", "far"},
@@ -98,9 +97,6 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 			if len(all) != 1 || len(all[0].Selection.Reachable) != 2 || all[0].Spec.Hash != tracker.HashNone || all[0].Spec.HashBuckets != 0 || all[0].Spec.PreferLocal {
 				t.Fatalf("%s, allowed %v: %+v", name, allowed, all)
 			}
-			if p := all[0].Spec; p.Port != 80 || p.LastPort != 0 {
-				t.Errorf("%s, allowed %v: the port is %v", name, allowed, p)
-			}
 			if eps := all[0].Endpoints; eps[0].Weight != eps[1].Weight || eps[0].Weight == 0 {
 				t.Errorf("%s, allowed %v: weights %d and %d", name, allowed, eps[0].Weight, eps[1].Weight)
 			}
@@ -132,37 +128,6 @@ func TestHookOfTheModeAddsToServicePorts(t *testing.T) {
 		}
 		if want := hook != nil; len(got) != 1 || got[0] != want {
 			t.Errorf("NeedLocalSet is %v, want %v", got, want)
-		}
-	}
-}
-
-// TestModesWithoutRangesKeepThePort gives a port a range by the annotation in each mode. A mode
-// without ranges must serve the port alone and say so, because a range that it is not offered would
-// take the port with it.
-func TestModesWithoutRangesKeepThePort(t *testing.T) {
-	for _, mode := range []string{config.ModeNFTables, config.ModeIPTables, config.ModeIPVS, config.ModeUserspace, config.ModeKernelspace} {
-		c := configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8", "--allow-annotations", "port-ranges"})
-		c.Mode = mode
-		events := eventMessages{}
-		w, err := New(c, []tracker.Family{tracker.IPv4}, nil, WorldHooks{Events: events}, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "svc", UID: "u", Annotations: map[string]string{annotations.PortRanges: "rtp=10000-20000"}}}
-		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports = "10.96.0.1", []string{"10.96.0.1"}, []v1.ServicePort{{Name: "rtp", Port: 10000, Protocol: v1.ProtocolUDP}}
-		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
-		w.SetService(s)
-		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		extended := PortRanges(mode) != ruleset.PortRangesNone
-		if p := w.Engine.Snapshot().Ports[0].Spec; p.Port != 10000 || p.IsRange() != extended {
-			t.Errorf("mode %s: the port is %v", mode, p)
-		}
-		if strings.Contains(events["Service"], "this mode has no ranges of ports") == extended {
-			t.Errorf("mode %s: events %q", mode, events)
 		}
 	}
 }

@@ -66,10 +66,7 @@ func TestLogOfAnObjectIsBounded(t *testing.T) {
 		slice   *discovery.EndpointSlice
 	}{
 		{name: "annotations", service: service(func(s *v1.Service) {
-			s.Annotations = map[string]string{annotations.Balance: large, annotations.Slots: large, annotations.PortRanges: large}
-		})},
-		{name: "ranges", service: service(func(s *v1.Service) {
-			s.Annotations = map[string]string{annotations.PortRanges: strings.Repeat("x=,", 1300)}
+			s.Annotations = map[string]string{annotations.Balance: large, annotations.Slots: large}
 		})},
 		{name: "ports", service: service(func(s *v1.Service) {
 			for i := range s.Spec.Ports {
@@ -91,7 +88,7 @@ func TestLogOfAnObjectIsBounded(t *testing.T) {
 		})},
 		{name: "type", slice: slice(func(s *discovery.EndpointSlice) { s.AddressType = discovery.AddressType(large) })},
 	} {
-		for _, allowed := range []string{"", "balance,balance-slots,port-ranges,weight,weights"} {
+		for _, allowed := range []string{"", "balance,balance-slots,weight,weights"} {
 			var log bytes.Buffer
 			events := &eventSizes{}
 			cfg := configtest.Parsed(t, []string{"run", "--hostname-override", "n1", "--allow-annotations", allowed})

@@ -126,7 +126,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 	if err != nil {
 		return nil, err
 	}
-	how, err := annotations.NewReader(cfg.Annotations, PortRanges(cfg.Mode))
+	how, err := annotations.NewReader(cfg.Annotations)
 	if err != nil {
 		return nil, err
 	}
@@ -194,16 +194,6 @@ func (w whole) Take() tracker.Changes {
 	}
 	defer w.handing.Unlock()
 	return w.Tracker.Take()
-}
-
-// PortRanges returns the ranges of ports that the data plane of a mode serves. Where it serves none,
-// annotations must not extend a port, because it would not be served at all.
-func PortRanges(mode string) ruleset.PortRanges {
-	switch mode {
-	case config.ModeNFTables, config.ModeIPTables:
-		return ruleset.PortRangesShifted
-	}
-	return ruleset.PortRangesNone
 }
 
 // serviceBudget returns the budget for the configured mode.

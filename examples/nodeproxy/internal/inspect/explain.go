@@ -227,15 +227,11 @@ func parsePacket(s string) (ruleset.Packet, error) {
 func writeVerdict(out io.Writer, v ruleset.Verdict) {
 	printLine(out, "%v: %s", v.Action, v.Rule)
 	if v.Port != nil {
-		ports := ""
-		if v.Frontend.IsRange() {
-			ports = ", ports " + v.Frontend.Ports()
-		}
-		printLine(out, "service: %v, by its %v%s", v.Port.Key, v.Frontend.Kind, ports)
+		printLine(out, "service: %v, by its %v", v.Port.Key, v.Frontend.Kind)
 	}
 	writeAffinity(out, "", v)
 	for _, e := range v.Endpoints {
-		printLine(out, "endpoint: %v on node %q, %s%s", v.AddrOf(e), e.Node, sourceKept(v.MasqueradeTo(e)), weightOf(e, v.Endpoints))
+		printLine(out, "endpoint: %v on node %q, %s%s", e.Addr, e.Node, sourceKept(v.MasqueradeTo(e)), weightOf(e, v.Endpoints))
 	}
 }
 
@@ -296,7 +292,7 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 		slots[table.At(i)]++
 	}
 	for i, e := range pool {
-		printLine(out, "hash: %d slots of %v", slots[i], v.AddrOf(e))
+		printLine(out, "hash: %d slots of %v", slots[i], e.Addr)
 	}
 	unless := ""
 	if v.Affinity != 0 {
@@ -306,8 +302,8 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
 		printLine(out, "hash: add a port to see the endpoint of the source: --from %v", netip.AddrPortFrom(source.Addr(), 40000))
 	case v.Hash == tracker.HashSourcePort:
-		printLine(out, "hash: %v goes to %v%s", source, v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
+		printLine(out, "hash: %v goes to %v%s", source, pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
 	default:
-		printLine(out, "hash: %v goes to %v%s", source.Addr(), v.AddrOf(pool[table.Find(v.Port.HashOf(source, seed))]), unless)
+		printLine(out, "hash: %v goes to %v%s", source.Addr(), pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
 	}
 }

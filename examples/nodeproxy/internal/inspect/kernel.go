@@ -73,7 +73,6 @@ func (q question) query() dataplane.Query {
 
 // compareFound is compareKernel with what the mode's Lookup returned.
 func (q question) compareFound(out io.Writer, m modes.Mode, found dataplane.Found, err error) error {
-	f := q.verdict.Frontend
 	var drift *dataplane.DriftError
 	switch {
 	case errors.Is(err, dataplane.ErrNoRules):
@@ -85,8 +84,6 @@ func (q question) compareFound(out io.Writer, m modes.Mode, found dataplane.Foun
 		return errDiffers
 	case err != nil:
 		return err
-	case !found.Entry && f != nil && f.IsRange():
-		printLine(out, "kernel: the Service has an event if mode %s does not serve its range of ports", m.Name)
 	}
 	expected := q.entry()
 	if m.Name == config.ModeIPTables {

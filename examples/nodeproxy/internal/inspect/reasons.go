@@ -216,8 +216,8 @@ var errCannotWork = errors.New("some Services cannot work")
 // reason.
 func taken(snapshot *ruleset.Snapshot, s *ruleset.Port) (out []string) {
 	check := func(kind ruleset.Kind, a netip.Addr, port uint16) {
-		owner, f := snapshot.Lookup(netip.AddrPortFrom(a, port), s.Key.Protocol)
-		if owner == nil || owner.Key == s.Key || f.IsRange() != s.Spec.IsRange() {
+		owner, _ := snapshot.Lookup(netip.AddrPortFrom(a, port), s.Key.Protocol)
+		if owner == nil || owner.Key == s.Key {
 			return
 		}
 		at := netip.AddrPortFrom(a, port).String()

@@ -117,12 +117,11 @@ func (d *kernelDiff) compare(ctx context.Context) error {
 	return nil
 }
 
-// addresses returns where a packet goes that goes to one of the endpoints. Endpoints of a range may
-// differ in their own port only.
+// addresses returns where a packet goes that goes to one of the endpoints.
 func (q question) addresses(endpoints []*tracker.Endpoint) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, ep := range endpoints {
-		out = append(out, q.verdict.AddrOf(ep))
+		out = append(out, ep.Addr)
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	return slices.Compact(out)

@@ -270,7 +270,7 @@ func (t *tracing) connection(p *follow.Packet) {
 	writeWhyEmpty(t.out, "must: ", t.expected.live.World, v)
 	if err != nil {
 		for _, e := range v.Endpoints {
-			printLine(t.out, "must: endpoint %v, %s", v.AddrOf(e), sourceKept(v.MasqueradeTo(e)))
+			printLine(t.out, "must: endpoint %v, %s", e.Addr, sourceKept(v.MasqueradeTo(e)))
 		}
 		printLine(t.out, "DIFFERS: %v", err)
 		return

@@ -95,7 +95,7 @@ func (o outcome) agrees(v ruleset.Verdict) error {
 		if o.foreign != "" {
 			return fmt.Errorf("stopped by another program: %s", o.foreign)
 		}
-		i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return v.AddrOf(e) == o.endpoint })
+		i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.endpoint })
 		switch {
 		case o.action != ruleset.ActionForward:
 			return errors.New("not forwarded")
