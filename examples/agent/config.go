@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/textfile"
 )
 
 // Kubernetes is the newest release of Kubernetes whose kube-proxy the agent was compared with.
@@ -34,8 +34,8 @@ func (e configError) Unwrap() error { return e.error }
 type Config struct{ c *config.Config }
 
 // ParseArgs returns the Config of a command line of kube-proxy, such as "--proxy-mode=nftables", with
-// the flags of nodeproxy. It has a flag set of its own. read reads the file of --config; nil means
-// [os.ReadFile].
+// the flags of nodeproxy. It has a flag set of its own. read reads the file of --config; nil reads a
+// regular file of at most 4 MiB.
 //
 // Flags that only a whole process can follow, such as those of logging, have no effect:
 // [Config.Notes] names them. Flags that ask for another action, such as --cleanup, are errors.
@@ -61,7 +61,7 @@ func FromKubeProxy(k *v1alpha1.KubeProxyConfiguration, args ...string) (*Config,
 
 func parse(args []string, read func(string) ([]byte, error)) (*Config, error) {
 	if read == nil {
-		read = os.ReadFile
+		read = textfile.ReadConfig
 	}
 	set := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	f := AddFlags(set)
@@ -114,7 +114,7 @@ func AddFlags(to *pflag.FlagSet) *Flags { return &Flags{f: config.AddFlags(to)} 
 // returns the node's name if the flags do not have it.
 func (f *Flags) Config(hostname func() (string, error)) (*Config, error) {
 	f.f.AsKubeProxy, f.f.Network = f.AsKubeProxy, f.Network
-	c, err := f.f.ConfigWith(os.ReadFile, hostname)
+	c, err := f.f.ConfigWith(textfile.ReadConfig, hostname)
 	if err != nil {
 		return nil, configError{err}
 	}

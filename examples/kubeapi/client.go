@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 	componentbase "k8s.io/component-base/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/examples/internal/textfile"
 )
 
 // dialTimeout bounds one attempt to connect to the API server. The default of client-go, 30
@@ -44,7 +46,12 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 		if out, err = rest.InClusterConfig(); err != nil {
 			return nil, fmt.Errorf("cannot find an API server: no --manifests, --kubeconfig or --master, and not in a pod: %w", err)
 		}
+	} else if err = textfile.CheckConfig(c.Kubeconfig); err != nil {
+		return nil, err
 	} else if out, err = clientcmd.BuildConfigFromFlags(master, c.Kubeconfig); err != nil {
+		return nil, err
+	}
+	if err = textfile.CheckConfig(out.BearerTokenFile, out.CAFile, out.CertFile, out.KeyFile); err != nil {
 		return nil, err
 	}
 	out.QPS, out.Burst = c.QPS, int(c.Burst)

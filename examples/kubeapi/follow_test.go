@@ -2,6 +2,7 @@ package kubeapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -15,7 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	componentbase "k8s.io/component-base/config/v1alpha1"
 
+	"github.com/go-proxier/proxier/examples/internal/textfile"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -146,5 +149,13 @@ func TestOtherNodesAreIgnored(t *testing.T) {
 	Follow(ctx, c, tracker.Selector{}, "n", h, slog.New(slog.DiscardHandler))
 	if want := []string{"set n", "gone"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestConfigurationThatWouldBlockIsRefused names a folder where a file is expected: like a pipe, it is no regular file.
+func TestConfigurationThatWouldBlockIsRefused(t *testing.T) {
+	_, err := ClientConfig(componentbase.ClientConnectionConfiguration{Kubeconfig: t.TempDir()}, "")
+	if !errors.Is(err, textfile.ErrNotRegular) {
+		t.Errorf("error %v, want %v", err, textfile.ErrNotRegular)
 	}
 }

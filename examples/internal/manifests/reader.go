@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -16,6 +15,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/examples/internal/textfile"
 )
 
 // Ref names an object. Namespace is empty for a Node or ServiceCIDR.
@@ -280,7 +281,7 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 		return nil, false
 	}
 	if !info.Mode().IsRegular() {
-		return failed(errors.New("is not a regular file")) // a pipe would not end
+		return failed(textfile.ErrNotRegular)
 	}
 	if f != nil && f.stamp.same(info) {
 		return f, false
@@ -297,7 +298,10 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 		}
 	}
 	now := stampOf(info) // before reading, so the next call notices a concurrent change
-	data, err := readAtMost(name, info.Size(), room)
+	data, err := textfile.Read(name, room)
+	if errors.Is(err, textfile.ErrTooLarge) {
+		err = errTooLarge
+	}
 	if err != nil {
 		return failed(err)
 	}
@@ -314,25 +318,6 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 	g := &file{size: int64(len(data)), stamp: now, data: sum}
 	g.parse(data, f)
 	return g, true
-}
-
-// readAtMost returns the content of a file, which had size bytes and may be growing. It returns
-// errTooLarge if there are more than room.
-func readAtMost(name string, size, room int64) ([]byte, error) {
-	if size > room {
-		return nil, errTooLarge
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead))
-	n, err := data.ReadFrom(io.LimitReader(f, room+1))
-	if err == nil && n > room {
-		err = errTooLarge
-	}
-	return data.Bytes(), err
 }
 
 // parse parses a file's text. It reuses pieces that the file had before, so that their

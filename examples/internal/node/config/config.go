@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
+	"github.com/go-proxier/proxier/examples/internal/textfile"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -112,7 +113,7 @@ type Config struct {
 
 // Config validates the command line and returns its configuration. It reads the
 // configuration file, if one is given.
-func (fl *Flags) Config() (*Config, error) { return fl.ConfigWith(os.ReadFile, os.Hostname) }
+func (fl *Flags) Config() (*Config, error) { return fl.ConfigWith(textfile.ReadConfig, os.Hostname) }
 
 // ConfigWith is Config with functions that read the configuration file and the host's name.
 func (fl *Flags) ConfigWith(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {

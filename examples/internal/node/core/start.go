@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 
 	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/examples/internal/textfile"
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
@@ -62,7 +62,7 @@ func (a *Agent) watchConfig(ctx context.Context) error {
 	was := a.Config.FileText
 	for {
 		// A missing or unreadable file does not count as a change.
-		if now, err := os.ReadFile(path); err == nil && !bytes.Equal(was, now) {
+		if now, err := textfile.ReadConfig(path); err == nil && !bytes.Equal(was, now) {
 			was = now
 			if a.configChanged(now) {
 				if a.options.Reload == nil {
