@@ -52,11 +52,6 @@ type Config struct {
 	// keep their connections and get no new ones. The backend removes them when they have no
 	// connections left, and those of UDP and SCTP, with their flows, after a second.
 	DrainLimit time.Duration
-	// DrainLimitOf returns the DrainLimit of a TCP endpoint, such as its pod's grace period, or 0 for
-	// that of all. nil means the same for each. It must be a pure
-	// function, and is called while the Service port has the endpoint. A new process uses
-	// DrainLimit for endpoints that are gone by then, and measures the time from its start.
-	DrainLimitOf func(*ruleset.Port, *tracker.Endpoint) time.Duration
 	// Timeouts sets how long IPVS remembers idle connections; the zero value leaves the
 	// kernel's values as they are.
 	Timeouts Timeouts

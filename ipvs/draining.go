@@ -125,19 +125,6 @@ func (b *Backend) inUse(s *state) map[netip.AddrPort]bool {
 	return out
 }
 
-// limit records how long the real servers of a Service port's endpoints may drain.
-func (c Config) limit(s *ruleset.Port, v *virtualState) {
-	if c.DrainLimitOf == nil || !c.drainRule(v.proto).counts {
-		return
-	}
-	if v.limits == nil {
-		v.limits = map[netip.AddrPort]time.Duration{}
-	}
-	for _, ep := range s.Endpoints {
-		v.limits[ep.Addr] = c.DrainLimitOf(s, ep)
-	}
-}
-
 // startDrain records that a real server drains.
 func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
 	m := s.drainingReals[k]
@@ -245,18 +232,15 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 			open, known := inUse()[at]
 			return known && !open
 		}
-		over := func(at netip.AddrPort, t time.Time) bool {
-			return drainRule{rule.counts, cmp.Or(v.limits[at], rule.limit)}.over(t, now)
-		}
 		var done []netip.AddrPort
 		for at, t := range since {
-			if over(at, t) {
+			if rule.over(t, now) {
 				done = append(done, at)
 			}
 		}
 		if rule.counts && !onlyTime && len(done) < len(since) {
 			err := b.kernel.reals(k, func(r real) {
-				if t, ok := since[r.at]; ok && !over(r.at, t) && (rule.unused(r.active, r.inactive) || ended(r)) {
+				if t, ok := since[r.at]; ok && !rule.over(t, now) && (rule.unused(r.active, r.inactive) || ended(r)) {
 					done = append(done, r.at)
 				}
 			})
@@ -270,7 +254,6 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 				return err
 			}
 			delete(v.reals, at)
-			delete(v.limits, at)
 			s.endDrain(k, at)
 		}
 		if (retired || v.rejected) && len(v.reals) == 0 {

@@ -64,17 +64,11 @@ func says(t *testing.T, what string, c net.Conn) {
 }
 
 // testDrainOutlivesARestart restarts the backend while an endpoint with a connection terminates. The
-// new process ends the drain at the endpoint's own limit.
+// new process ends the drain at the limit.
 func testDrainOutlivesARestart(t *testing.T) {
 	client, node, server := newRouted(t)
 	echo(t, server)
-	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: time.Hour})
-	r.config.DrainLimitOf = func(_ *ruleset.Port, ep *tracker.Endpoint) time.Duration {
-		if ep.Terminating {
-			return 10 * time.Minute
-		}
-		return 0
-	}
+	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: 10 * time.Minute})
 	r.restart()
 	r.set(svc(1), 1, -1)
 	r.sync()

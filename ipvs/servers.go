@@ -60,7 +60,6 @@ func (u *update) upsertVirtual(it *item, p *plannedVirtual) error {
 	if err := u.forward(p.key, v, p.forwarding); err != nil {
 		return err
 	}
-	u.b.config.limit(it.service, v)
 	for i, ep := range p.pool {
 		err := u.serve(p.key, v, ep.Addr, p.weight(i))
 		switch {

@@ -74,8 +74,6 @@ type virtualState struct {
 	// rejected is [plannedVirtual].rejected.
 	rejected   bool
 	forwarding Forwarding
-	// limits holds what Config.DrainLimitOf returned, unless it is 0.
-	limits map[netip.AddrPort]time.Duration
 }
 
 // found records a real server that the kernel has.

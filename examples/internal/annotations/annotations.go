@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -39,9 +38,6 @@ const (
 	// Forwarding is an annotation of a Service: "direct", "tunnel", "gue" or "gre" is how mode ipvs sends
 	// packets to its external and load-balancer IPs to endpoints, which then answer the client themselves.
 	Forwarding = prefix + "ipvs-forwarding"
-	// DrainLimit is an annotation of a Service: how long connections to its removed endpoints may stay
-	// open in mode ipvs, such as "90s". It can shorten the operator's limit for all Services.
-	DrainLimit = prefix + "ipvs-drain-limit"
 	// Weight is an annotation of an EndpointSlice: the weight of its endpoints, from 0 to
 	// 65535.
 	Weight = prefix + "weight"
@@ -62,7 +58,7 @@ const CiliumDefault = 100
 // Known returns the names of all annotations, as [NewReader] accepts them: those of this
 // project without their common prefix.
 func Known() []string {
-	return []string{"balance", "balance-slots", "prefer-local", "ipvs-scheduler", "ipvs-forwarding", "ipvs-drain-limit", "weight", "weights", CiliumWeight}
+	return []string{"balance", "balance-slots", "prefer-local", "ipvs-scheduler", "ipvs-forwarding", "weight", "weights", CiliumWeight}
 }
 
 // Reader reads the annotations that are allowed. It ignores an annotation that is not allowed
@@ -177,25 +173,17 @@ func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServiceP
 	default:
 		w.invalid(Forwarding, value, "direct, tunnel, gue or gre")
 	}
-	if value := r.value(s.Annotations, DrainLimit, &w); value != "" {
-		if d, ok := duration(value); ok {
-			server.DrainLimit = d
-		} else {
-			w.invalid(DrainLimit, value, "a duration of at least a second, such as 90s")
-		}
-	}
 	if server != (Server{}) {
 		p.Ext = server
 	}
 	return w.err()
 }
 
-// Server holds the values of [Scheduler], [Forwarding] and [DrainLimit] as a Service port's extension.
+// Server holds the values of [Scheduler] and [Forwarding] as a Service port's extension.
 type Server struct {
 	Scheduler       string
 	Port, OnePacket bool
 	Forwarding      string
-	DrainLimit      time.Duration
 }
 
 // Equal implements [tracker.Extension].
@@ -264,15 +252,6 @@ func read(list string) (weights map[netip.Addr]uint16, bad string) {
 		weights[a.Unmap()] = n
 	}
 	return weights, bad
-}
-
-// duration parses a duration of at least a second.
-func duration(s string) (d time.Duration, ok bool) {
-	if len(s) > 20 { // the error of ParseDuration would hold a copy
-		return 0, false
-	}
-	d, err := time.ParseDuration(s)
-	return d, err == nil && d >= time.Second
 }
 
 // number parses a number of 16 bits.

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -69,27 +68,24 @@ func TestFlagsNeedTrue(t *testing.T) {
 
 func TestServerIsAnExtension(t *testing.T) {
 	for _, c := range []struct {
-		scheduler, forwarding, limit string
-		want                         tracker.Extension
-		warnings                     int
+		scheduler, forwarding string
+		want                  tracker.Extension
+		warnings              int
 	}{
-		{"", "", "", nil, 0},
-		{"lc", "", "", Server{Scheduler: "lc"}, 0},
-		{"mh, port", "", "", Server{Scheduler: "mh", Port: true}, 0},
-		{"rr,one-packet", "direct", "", Server{Scheduler: "rr", OnePacket: true, Forwarding: "direct"}, 0},
-		{"", "tunnel", "1m30s", Server{Forwarding: "tunnel", DrainLimit: 90 * time.Second}, 0},
-		{"", "gre", "", Server{Forwarding: "gre"}, 0},
-		{"", "", "1s", Server{DrainLimit: time.Second}, 0},
-		{"rr,often", "far", "soon", nil, 3},
-		{",port", "", "", nil, 1},
-		{"averyveryverylongname", "", "0s", nil, 2},
-		{"", "", "-1h", nil, 1},
-		{"", "", "0.000000000000000000001h", nil, 1},
+		{"", "", nil, 0},
+		{"lc", "", Server{Scheduler: "lc"}, 0},
+		{"mh, port", "", Server{Scheduler: "mh", Port: true}, 0},
+		{"rr,one-packet", "direct", Server{Scheduler: "rr", OnePacket: true, Forwarding: "direct"}, 0},
+		{"", "tunnel", Server{Forwarding: "tunnel"}, 0},
+		{"", "gre", Server{Forwarding: "gre"}, 0},
+		{"rr,often", "far", nil, 2},
+		{",port", "", nil, 1},
+		{"averyveryverylongname", "", nil, 1},
 	} {
 		s, p := &v1.Service{}, &tracker.ServicePort{}
-		s.Annotations = map[string]string{Scheduler: c.scheduler, Forwarding: c.forwarding, DrainLimit: c.limit}
+		s.Annotations = map[string]string{Scheduler: c.scheduler, Forwarding: c.forwarding}
 		if warned := count(t, allowing(t, Known()...).OnService(s, nil, p)); p.Ext != c.want || warned != c.warnings {
-			t.Errorf("%q, %q, %q: %v, %d warnings", c.scheduler, c.forwarding, c.limit, p.Ext, warned)
+			t.Errorf("%q, %q: %v, %d warnings", c.scheduler, c.forwarding, p.Ext, warned)
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
@@ -106,17 +105,6 @@ func propertiesOf(p *ruleset.Port) ipvs.Properties {
 	}
 }
 
-// drainLimitOf returns a function that returns a Service's own limit, and never more than the operator's.
-func drainLimitOf(limit time.Duration) func(*ruleset.Port, *tracker.Endpoint) time.Duration {
-	return func(p *ruleset.Port, _ *tracker.Endpoint) time.Duration {
-		s, _ := p.Spec.Ext.(annotations.Server)
-		if limit != 0 && s.DrainLimit > limit {
-			return limit
-		}
-		return s.DrainLimit
-	}
-}
-
 // ipvsConfig returns the configuration of mode ipvs.
 func ipvsConfig(s Settings) (ipvs.Config, error) {
 	e := s.Effective.IPVS
@@ -128,9 +116,6 @@ func ipvsConfig(s Settings) (ipvs.Config, error) {
 	c.Properties = propertiesOf
 	if slices.Contains(s.Annotations, "ipvs-scheduler") {
 		c.Schedulers = ipvs.Schedulers()
-	}
-	if slices.Contains(s.Annotations, "ipvs-drain-limit") {
-		c.DrainLimitOf = drainLimitOf(s.DrainLimit)
 	}
 	for _, cidr := range e.ExcludeCIDRs {
 		p, err := netip.ParsePrefix(cidr)

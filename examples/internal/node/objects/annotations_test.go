@@ -37,7 +37,6 @@ func wrongAnnotations() map[string]struct{ kind, value string } {
 		annotations.Weight:       {"EndpointSlice", "heavy"},
 		annotations.Scheduler:    {"Service", "rr,sometimes"},
 		annotations.Forwarding:   {"Service", "far"},
-		annotations.DrainLimit:   {"Service", "soon"},
 		annotations.Weights:      {"EndpointSlice", "10.1.0.2=-1"},
 		annotations.CiliumWeight: {"EndpointSlice", "65536"},
 	}
