@@ -326,10 +326,10 @@ func TestPanicIsAnErrorOfRun(t *testing.T) {
 	for name, o := range map[string]agent.Options{
 		"the source": {Backend: agent.Discard, Source: func(context.Context, *agent.Objects) error { panic("ouch") }},
 		"a goroutine of the source": {Backend: agent.Discard, Source: func(ctx context.Context, to *agent.Objects) error {
-			go to.SetNode(nil)
+			go to.DeleteNode()
 			<-ctx.Done()
 			return nil
-		}},
+		}, Log: slog.New(panicking{})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check := leftovers(t)

@@ -21,7 +21,7 @@
 //
 // After Run has returned, no goroutine, socket, timer or file of the Agent is left. A panic of one of its
 // goroutines is an error of Run that wraps [ErrPanic]. A panic in a sync fails this sync: the Agent logs it and
-// tries again.
+// tries again. It logs the first panic of Options.Events, and goes on, too.
 //
 // # Several Agents in one process
 //

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -19,31 +20,45 @@ import (
 type Source func(ctx context.Context, to *Objects) error
 
 // Objects receives the objects of a [Source]. Its methods are safe for concurrent use. Objects that
-// it received must not be changed.
-type Objects struct{ w *objects.World }
+// it received must not be changed. It ignores nil, and logs the first.
+type Objects struct {
+	w   *objects.World
+	nil sync.Once
+}
+
+// handIn calls f with an object that is not nil.
+func handIn[T any](to *Objects, o *T, f func(*T)) {
+	if o == nil {
+		to.nil.Do(func() {
+			to.w.Log.Warn("ignored an object of the Source that is nil or of another type; further ones are ignored silently", "want", fmt.Sprintf("%T", o))
+		})
+		return
+	}
+	objects.Guarded(to.w, f)(o)
+}
 
 // SetService hands in a new or changed Service.
-func (o *Objects) SetService(s *v1.Service) { objects.Guarded(o.w, o.w.SetService)(s) }
+func (o *Objects) SetService(s *v1.Service) { handIn(o, s, o.w.SetService) }
 
 // DeleteService is for a Service that is gone.
 func (o *Objects) DeleteService(n types.NamespacedName) { objects.Guarded(o.w, o.w.DeleteService)(n) }
 
 // SetSlice hands in a new or changed EndpointSlice.
-func (o *Objects) SetSlice(s *discovery.EndpointSlice) { objects.Guarded(o.w, o.w.SetSlice)(s) }
+func (o *Objects) SetSlice(s *discovery.EndpointSlice) { handIn(o, s, o.w.SetSlice) }
 
 // DeleteSlice is for an EndpointSlice that is gone.
 func (o *Objects) DeleteSlice(n types.NamespacedName) { objects.Guarded(o.w, o.w.DeleteSlice)(n) }
 
 // SetNode hands in this node's object. Other Nodes are ignored.
-func (o *Objects) SetNode(n *v1.Node) { objects.Guarded(o.w, o.w.SetNode)(n) }
+func (o *Objects) SetNode(n *v1.Node) { handIn(o, n, o.w.SetNode) }
 
 // DeleteNode is for this node's object if it is gone.
-func (o *Objects) DeleteNode() { o.w.DeleteNode() }
+func (o *Objects) DeleteNode() {
+	objects.Guarded(o.w, func(struct{}) { o.w.DeleteNode() })(struct{}{})
+}
 
 // SetServiceCIDR hands in a new or changed ServiceCIDR.
-func (o *Objects) SetServiceCIDR(c *networking.ServiceCIDR) {
-	objects.Guarded(o.w, o.w.SetServiceCIDR)(c)
-}
+func (o *Objects) SetServiceCIDR(c *networking.ServiceCIDR) { handIn(o, c, o.w.SetServiceCIDR) }
 
 // DeleteServiceCIDR is for a ServiceCIDR that is gone.
 func (o *Objects) DeleteServiceCIDR(name string) { objects.Guarded(o.w, o.w.DeleteServiceCIDR)(name) }
@@ -73,7 +88,7 @@ func (s *source) Node(_ context.Context, need objects.Need) (*v1.Node, error) {
 }
 
 func (s *source) Follow(ctx context.Context, w *objects.World) error {
-	return s.follow(ctx, &Objects{w})
+	return s.follow(ctx, &Objects{w: w})
 }
 
 func (s *source) Close() {}
@@ -116,11 +131,15 @@ func Informers(services, slices, nodes, serviceCIDRs cache.SharedInformer, nodeN
 }
 
 // handler returns a handler that calls set with new and changed objects, and gone with the names of
-// deleted ones.
-func handler[T any](set func(T), gone func(types.NamespacedName)) cache.ResourceEventHandler {
+// deleted ones. An informer of another type calls set with nil.
+func handler[T any](set func(*T), gone func(types.NamespacedName)) cache.ResourceEventHandler {
+	pass := func(o any) {
+		v, _ := o.(*T)
+		set(v)
+	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { set(o.(T)) },
-		UpdateFunc: func(_, o any) { set(o.(T)) },
+		AddFunc:    pass,
+		UpdateFunc: func(_, o any) { pass(o) },
 		DeleteFunc: func(o any) { // the last state, or a tombstone
 			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
 				gone(types.NamespacedName{Namespace: n.Namespace, Name: n.Name})

@@ -39,6 +39,11 @@ type Config struct {
 	// API server without ServiceCIDRs (before Kubernetes 1.33), or one that forbids to read them, is
 	// logged once.
 	Engine *ruleset.Engine
+	// NodeInfo, if not nil, returns what the tracker gets for the followed Node, and for nil after the Node
+	// is deleted: for addresses that the Node does not have, for example. Its result
+	// should have the Node's name. Nil means
+	// [tracker.NodeInfoOf], and the name alone after a deletion.
+	NodeInfo func(*v1.Node) tracker.NodeInfo
 	// OnNode, if not nil, is called with the followed Node each time that it is received, and
 	// with nil when it is deleted. It must not change the Node. It is for
 	// health.WhyIneligible, for example.
@@ -73,17 +78,17 @@ func Feed(ctx context.Context, c Config) error {
 	retrier := apiretry.New(c.Log, c.Contact)
 	mark := func(k tracker.Kind) func() { return func() { c.Tracker.MarkSynced(k) } }
 	sources := []source{
-		{informer: c.Services, handler: handler(c.setService, c.deleteService), synced: mark(tracker.KindServices), make: func() cache.SharedInformer {
+		{informer: c.Services, handler: handler(c.Log, c.setService, c.deleteService), synced: mark(tracker.KindServices), make: func() cache.SharedInformer {
 			label, field := c.Selector.ServiceListOptions()
 			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Services(""), label, field)
 		}},
-		{informer: c.Slices, handler: handler(c.setSlice, c.deleteSlice), synced: mark(tracker.KindSlices), make: func() cache.SharedInformer {
+		{informer: c.Slices, handler: handler(c.Log, c.setSlice, c.deleteSlice), synced: mark(tracker.KindSlices), make: func() cache.SharedInformer {
 			label, field := c.Selector.SliceListOptions()
 			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices(""), label, field)
 		}},
 	}
 	if c.Node != "" {
-		sources = append(sources, source{informer: c.Nodes, handler: handler(c.setNode, c.deleteNode), synced: mark(tracker.KindNodes), make: func() cache.SharedInformer {
+		sources = append(sources, source{informer: c.Nodes, handler: handler(c.Log, c.setNode, c.deleteNode), synced: mark(tracker.KindNodes), make: func() cache.SharedInformer {
 			field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
 			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes(), "", field)
 		}})

@@ -2,6 +2,8 @@ package informers
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -19,11 +21,23 @@ import (
 )
 
 // handler returns a handler that calls set with new and changed objects, and gone with deleted ones:
-// their name and, unless only a tombstone is left, their last state.
-func handler[T any](set func(T), gone func(name types.NamespacedName, last T)) cache.ResourceEventHandler {
+// their name and, unless only a tombstone is left, their last state. It logs the first object of another type, which
+// an informer of the program may have.
+func handler[T any](log *slog.Logger, set func(T), gone func(name types.NamespacedName, last T)) cache.ResourceEventHandler {
+	var once sync.Once
+	pass := func(o any) {
+		v, ok := o.(T)
+		if ok {
+			set(v)
+			return
+		}
+		once.Do(func() {
+			log.Warn("ignored the objects of an informer: they have another type", "type", fmt.Sprintf("%T", o), "want", fmt.Sprintf("%T", v))
+		})
+	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { set(o.(T)) },
-		UpdateFunc: func(_, o any) { set(o.(T)) },
+		AddFunc:    pass,
+		UpdateFunc: func(_, o any) { pass(o) },
 		DeleteFunc: func(o any) {
 			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
 				last, _ := o.(T)
@@ -74,20 +88,28 @@ func (c Config) setNode(n *v1.Node) {
 	if n.Name != c.Node {
 		return
 	}
-	c.Tracker.SetNode(tracker.NodeInfoOf(n))
-	if c.OnNode != nil {
-		c.OnNode(n)
-	}
+	c.passNode(n)
 }
 
-// deleteNode reduces the tracker's node information to the name.
+// deleteNode passes on that the followed Node is deleted.
 func (c Config) deleteNode(name types.NamespacedName, _ *v1.Node) {
 	if name.Name != c.Node {
 		return
 	}
-	c.Tracker.SetNode(tracker.NodeInfo{Name: c.Node})
+	c.passNode(nil)
+}
+
+func (c Config) passNode(n *v1.Node) {
+	info := tracker.NodeInfo{Name: c.Node}
+	switch {
+	case c.NodeInfo != nil:
+		info = c.NodeInfo(n)
+	case n != nil:
+		info = tracker.NodeInfoOf(n)
+	}
+	c.Tracker.SetNode(info)
 	if c.OnNode != nil {
-		c.OnNode(nil)
+		c.OnNode(n)
 	}
 }
 
@@ -104,7 +126,7 @@ func (c Config) serviceCIDRs(r *apiretry.Retrier) source {
 	}
 	return source{
 		informer: c.ServiceCIDRs,
-		handler: handler(
+		handler: handler(c.Log,
 			func(o *networking.ServiceCIDR) { change(func() { ranges[o.Name] = apiretry.Ranges(o, c.Log) }) },
 			func(n types.NamespacedName, _ *networking.ServiceCIDR) { change(func() { delete(ranges, n.Name) }) },
 		),

@@ -1,7 +1,11 @@
 package informers
 
 import (
+	"bytes"
+	"log/slog"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -32,5 +36,46 @@ func TestOtherNodesAreIgnored(t *testing.T) {
 	}
 	if want := []*v1.Node{here, nil}; !slices.Equal(seen, want) {
 		t.Errorf("the hook got %v, want the Node and nil", seen)
+	}
+}
+
+// TestProgramAddsAddressesOfTheNode has a program that knows addresses that no Node object has.
+func TestProgramAddsAddressesOfTheNode(t *testing.T) {
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := []netip.Addr{netip.MustParseAddr("192.0.2.9")}
+	c := Config{Tracker: tr, Node: "here", NodeInfo: func(n *v1.Node) tracker.NodeInfo {
+		info := tracker.NodeInfo{Name: "here"}
+		if n != nil {
+			info = tracker.NodeInfoOf(n)
+		}
+		info.Addresses = own
+		return info
+	}}
+	c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{v1.LabelTopologyZone: "z"}}})
+	if got, want := tr.Node(), (tracker.NodeInfo{Name: "here", Zone: "z", Addresses: own}); !got.Equal(want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	c.deleteNode(types.NamespacedName{Name: "here"}, nil)
+	if got, want := tr.Node(), (tracker.NodeInfo{Name: "here", Addresses: own}); !got.Equal(want) {
+		t.Errorf("after the Node was deleted: %+v, want %+v", got, want)
+	}
+}
+
+// TestObjectsOfAnotherTypeAreIgnored hands in what an informer of another resource has.
+func TestObjectsOfAnotherTypeAreIgnored(t *testing.T) {
+	var log bytes.Buffer
+	calls := 0
+	h := handler(slog.New(slog.NewTextHandler(&log, nil)), func(*v1.Service) { calls++ }, func(types.NamespacedName, *v1.Service) {})
+	for range 3 {
+		h.OnAdd(&v1.Pod{}, true)
+		h.OnUpdate(&v1.Service{}, &v1.Pod{})
+		h.OnDelete(&v1.Pod{})
+	}
+	h.OnAdd(&v1.Service{}, true)
+	if calls != 1 || strings.Count(log.String(), "another type") != 1 {
+		t.Errorf("%d calls, log: %s", calls, &log)
 	}
 }

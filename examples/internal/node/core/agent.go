@@ -151,7 +151,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 	}
 	switch {
 	case a.options.Events != nil:
-		a.events = a.options.Events
+		a.events = &guardedEvents{EventSink: a.options.Events, log: log}
 	case client != nil:
 		r := kubeapi.NewRecorder(client.Core(), a.options.Component, cfg.NodeName, log)
 		a.closers = append(a.closers, r.Shutdown)
@@ -327,7 +327,10 @@ func (a *Agent) moreTraffic() (out []dataplane.TrafficReader) {
 // Close closes everything and leaves the rules in place.
 func (a *Agent) Close() {
 	for _, f := range slices.Backward(a.closers) {
-		f()
+		func() {
+			defer recovered(func(err error) { a.options.Log.Error("cannot close", "error", err) }) // of a Backend, or a Registerer
+			f()
+		}()
 	}
 	a.closers = nil
 }
@@ -359,6 +362,22 @@ func recovered(failed func(error)) {
 	if p := recover(); p != nil {
 		failed(panicError(p))
 	}
+}
+
+// guardedEvents is an EventSink of a program. The agent goes on after a panic in it.
+type guardedEvents struct {
+	tracker.EventSink
+	log  *slog.Logger
+	once sync.Once
+}
+
+func (g *guardedEvents) Event(ref v1.ObjectReference, warning bool, reason, message string) {
+	defer recovered(func(err error) {
+		g.once.Do(func() {
+			g.log.Error("the program's sink of Events panicked; further panics are not logged", "error", err)
+		})
+	})
+	g.EventSink.Event(ref, warning, reason, message)
 }
 
 func panicError(p any) error { return fmt.Errorf("%w: %v\n%s", ErrPanic, p, debug.Stack()) }
