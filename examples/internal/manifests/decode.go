@@ -2,21 +2,19 @@ package manifests
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
 )
 
 // Kind is the kind of an [Object].
@@ -47,246 +45,125 @@ func (t typeMeta) String() string {
 	return t.APIVersion + " " + t.Kind
 }
 
-// isList reports whether t is the type of a list.
-func (t typeMeta) isList() bool { return strings.HasSuffix(t.Kind, "List") }
-
-// item returns the type of the list's items, for items without their own type. It returns
-// the zero value for a plain List.
-func (t typeMeta) item() typeMeta {
-	if t.Kind == "List" {
-		return typeMeta{}
-	}
-	return typeMeta{APIVersion: t.APIVersion, Kind: strings.TrimSuffix(t.Kind, "List")}
+// document is a YAML document, or JSON values up to the next marker. A document is parsed by itself, so
+// bad syntax affects one document alone.
+type document struct {
+	text []byte
+	line int // of the file at which the text begins, from 1
 }
 
-// found is the content of a piece. Lines are relative to the piece's first line, so the
-// value stays valid when the piece moves in its file.
+// split cuts a file into its documents: a line that begins with "---" or "..." ends a YAML document in any
+// context (YAML 1.2.2, section 9.1.2), and cannot occur in JSON.
+func split(data []byte) (out []document) {
+	doc, line := document{}, 0
+	end := func() {
+		if len(bytes.TrimSpace(doc.text)) != 0 {
+			out = append(out, doc)
+		}
+		doc = document{}
+	}
+	for l := range bytes.Lines(bytes.TrimPrefix(data, []byte("\ufeff"))) {
+		line++
+		if bytes.HasPrefix(l, []byte("---")) || bytes.HasPrefix(l, []byte("...")) {
+			if rest := l[3:]; len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0 {
+				end()
+				l = rest
+			}
+		}
+		if doc.text == nil {
+			if t := bytes.TrimSpace(l); len(t) == 0 || t[0] == '#' || t[0] == '%' {
+				continue
+			}
+			doc.line = line
+		}
+		doc.text = append(doc.text, l...)
+	}
+	end()
+	return out
+}
+
+// found is the content of a document.
 type found struct {
-	objects  []placed
-	problems []placedProblem
+	text     [sha256.Size]byte // the hash of the document's text
+	objects  []*Object
+	problems []error
 }
 
-type placed struct {
-	*Object
-	line int
+// values returns the JSON values of a document, up to the first error.
+func (d document) values() (out []json.RawMessage, err error) {
+	if d.text[0] == '{' {
+		for dec := json.NewDecoder(bytes.NewReader(d.text)); ; {
+			var raw json.RawMessage
+			if err = dec.Decode(&raw); errors.Is(err, io.EOF) {
+				return out, nil
+			} else if err != nil && len(out) != 0 {
+				return out, err
+			} else if err != nil {
+				break // YAML's flow style has braces, too
+			}
+			out = append(out, raw)
+		}
+	}
+	raw, yamlErr := yaml.YAMLToJSONStrict(d.text)
+	if yamlErr != nil && err == nil {
+		text := strings.TrimPrefix(yamlErr.Error(), "error converting YAML to JSON: ")
+		err = errors.New(strings.Join(strings.Fields(text), " ")) // one line
+	}
+	if yamlErr != nil {
+		return nil, err
+	}
+	return []json.RawMessage{raw}, nil
 }
 
-type placedProblem struct {
-	line int
-	err  error
-}
-
-func (f *found) problem(line int, err error) {
-	f.problems = append(f.problems, placedProblem{line, err})
-}
-
-// bad reports whether the piece has a problem other than ErrNotUsed.
-func (f *found) bad() bool {
-	return slices.ContainsFunc(f.problems, func(p placedProblem) bool { return !errors.Is(p.err, ErrNotUsed) })
-}
-
-// parse parses a piece.
-func parse(p piece) *found {
+// parse parses a document. It takes objects from known, and adds new ones to it.
+func (d document) parse(known map[[sha256.Size]byte]*Object) *found {
 	f := &found{}
-	if text := bytes.TrimSpace(p.text); len(text) == 0 || text[0] != '{' {
-		f.yaml(p)
-		return f
+	values, err := d.values()
+	for _, raw := range values {
+		var list struct {
+			typeMeta
+			Items []json.RawMessage `json:"items"`
+		}
+		if err := json.Unmarshal(raw, &list); !strings.HasSuffix(list.Kind, "List") {
+			f.object(raw, typeMeta{}, known)
+		} else if err != nil {
+			f.problems = append(f.problems, fmt.Errorf("items of a %s is not a list", list.Kind))
+		}
+		item := typeMeta{}
+		if list.Kind != "List" {
+			item = typeMeta{list.APIVersion, strings.TrimSuffix(list.Kind, "List")}
+		}
+		for _, raw := range list.Items {
+			f.object(raw, item, known)
+		}
 	}
-	f.json(p)
-	if !f.bad() {
-		return f
-	}
-	// YAML's flow style has braces too.
-	y := &found{}
-	if y.yaml(p); !y.bad() {
-		return y
+	if err != nil {
+		f.problems = append(f.problems, err)
 	}
 	return f
 }
 
-// yaml parses a piece that is a YAML document.
-func (f *found) yaml(p piece) {
-	var root, more yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(p.text))
-	err := dec.Decode(&root)
-	if err == nil {
-		err = dec.Decode(&more)
-	}
-	if !errors.Is(err, io.EOF) {
-		if err == nil {
-			err = fmt.Errorf("line %d: a second document begins without a marker", more.Line)
-		}
-		line, text := yamlError(err)
-		line = min(line, bytes.Count(bytes.TrimSpace(p.text), []byte("\n")))
-		f.problem(line, errors.New(text))
-		return
-	}
-	if len(root.Content) == 0 {
-		return
-	}
-	f.yamlObject(root.Content[0], p.of, true)
-}
-
-var (
-	yamlLine = regexp.MustCompile(`line (\d+)(: )?`)
-	// yamlParser matches errors that count lines from 0: package yaml adds 1 to the lines
-	// of its scanner's errors, but not to those of its parser's errors.
-	yamlParser = regexp.MustCompile(`^did not find expected (node content|key|[<',])`)
-)
-
-// yamlError returns the line of an error, counted from 0, and its message without the line.
-func yamlError(err error) (line int, text string) {
-	text = strings.TrimPrefix(err.Error(), "yaml: ")
-	m := yamlLine.FindStringSubmatch(text)
-	if m == nil {
-		return 0, text // package yaml omits the first line's number
-	}
-	line, _ = strconv.Atoi(m[1])
-	text = strings.Replace(text, m[0], "", 1)
-	if line > 0 && !yamlParser.MatchString(text) {
-		line--
-	}
-	return line, text
-}
-
-// yamlObject parses an object from a node.
-func (f *found) yamlObject(n *yaml.Node, of typeMeta, lists bool) {
-	first := n.Line - 1
-	if n.Kind != yaml.MappingNode {
-		f.problem(first, errors.New("is not an object"))
-		return
-	}
-	if t := yamlType(n); lists && t.isList() {
-		items := yamlField(n, "items")
-		switch {
-		case items == nil || items.ShortTag() == "!!null":
-		case items.Kind != yaml.SequenceNode:
-			f.problem(items.Line-1, fmt.Errorf("items of a %s is not a list", t.Kind))
-		default:
-			for _, i := range items.Content {
-				f.yamlObject(i, t.item(), false)
-			}
-		}
-		return
-	}
-	text, err := nodeToJSON(n)
-	if err != nil {
-		line := first
-		if e := (*nodeError)(nil); errors.As(err, &e) {
-			line = e.line - 1
-		}
-		f.problem(line, err)
-		return
-	}
-	f.object(text, first, of)
-}
-
-func yamlType(n *yaml.Node) typeMeta {
-	var t typeMeta
-	if k := yamlField(n, "kind"); k != nil {
-		t.Kind = k.Value
-	}
-	if v := yamlField(n, "apiVersion"); v != nil {
-		t.APIVersion = v.Value
-	}
-	return t
-}
-
-func yamlField(n *yaml.Node, name string) *yaml.Node {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == name {
-			return n.Content[i+1]
-		}
-	}
-	return nil
-}
-
-// json parses a piece that consists of JSON values.
-func (f *found) json(p piece) {
-	dec := json.NewDecoder(bytes.NewReader(p.text))
-	lines := lineCounter{text: p.text}
-	for {
-		var raw json.RawMessage
-		err := dec.Decode(&raw)
-		if errors.Is(err, io.EOF) {
+// object adds an object, and names it in its problems. t is its type if it has none of its own.
+func (f *found) object(raw json.RawMessage, t typeMeta, known map[[sha256.Size]byte]*Object) {
+	id := sha256.Sum256(append([]byte(t.String()), raw...))
+	o := known[id]
+	if o == nil {
+		var err error
+		if o, err = newObject(raw, t); err != nil {
+			f.problems = append(f.problems, err)
 			return
 		}
-		if err != nil {
-			at := dec.InputOffset()
-			if e := (*json.SyntaxError)(nil); errors.As(err, &e) {
-				at = e.Offset
-			}
-			f.problem(lineOf(p.text, at), err)
-			return
-		}
-		line := lines.of(dec.InputOffset() - int64(len(raw)))
-		var t typeMeta
-		if err := json.Unmarshal(raw, &t); err == nil && t.isList() {
-			f.jsonList(raw, line, t)
-		} else {
-			f.object(raw, line, p.of)
-		}
+		o.json, known[id] = id, o
 	}
+	f.objects = append(f.objects, o)
 }
 
-// jsonList parses the items of a list one by one, so that each item's line is known.
-func (f *found) jsonList(raw []byte, line int, list typeMeta) {
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	lines := lineCounter{text: raw}
-	// The text is valid JSON, so tokens cannot fail.
-	dec.Token()
-	for dec.More() {
-		key, _ := dec.Token()
-		var value json.RawMessage
-		if key != "items" {
-			dec.Decode(&value)
-			continue
-		}
-		open, _ := dec.Token()
-		if open == nil { // null
-			continue
-		}
-		if open != json.Delim('[') {
-			f.problem(line+lines.of(dec.InputOffset()), fmt.Errorf("items of a %s is not a list", list.Kind))
-			return
-		}
-		for dec.More() {
-			dec.Decode(&value)
-			f.object(value, line+lines.of(dec.InputOffset()-int64(len(value))), list.item())
-		}
-		dec.Token()
+func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
+	if raw[0] != '{' {
+		return nil, errors.New("is not an object")
 	}
-}
-
-// lineCounter counts line breaks like lineOf, for growing offsets in a long text.
-type lineCounter struct {
-	text []byte
-	at   int64
-	line int
-}
-
-func (c *lineCounter) of(offset int64) int {
-	offset = min(max(offset, c.at), int64(len(c.text)))
-	c.line += bytes.Count(c.text[c.at:offset], []byte("\n"))
-	c.at = offset
-	return c.line
-}
-
-// lineOf returns the number of line breaks before an offset.
-func lineOf(text []byte, offset int64) int {
-	return bytes.Count(text[:min(max(offset, 0), int64(len(text)))], []byte("\n"))
-}
-
-// object parses one object from JSON whose first line is the given one.
-func (f *found) object(text []byte, line int, of typeMeta) {
-	if len(text) == 0 || text[0] != '{' {
-		f.problem(line, errors.New("is not an object"))
-		return
-	}
-	t := of
-	if err := json.Unmarshal(text, &t); err != nil {
-		f.problem(line, errors.New("kind and apiVersion must be strings"))
-		return
+	if err := json.Unmarshal(raw, &t); err != nil {
+		return nil, errors.New("kind and apiVersion must be strings")
 	}
 	var into metav1.Object
 	var kind Kind
@@ -302,34 +179,30 @@ func (f *found) object(text []byte, line int, of typeMeta) {
 	default:
 		switch {
 		case t.Kind == "":
-			f.problem(line, errors.New("has no kind"))
+			return nil, errors.New("has no kind")
 		case t.APIVersion == "":
-			f.problem(line, fmt.Errorf("%s has no apiVersion", t.Kind))
-		default:
-			f.problem(line, fmt.Errorf("%s %w", t, ErrNotUsed))
+			return nil, fmt.Errorf("%s has no apiVersion", t.Kind)
 		}
-		return
+		return nil, fmt.Errorf("%s %w", t, ErrNotUsed)
 	}
-	if err := json.Unmarshal(text, into); err != nil {
-		if e := (*json.UnmarshalTypeError)(nil); errors.As(err, &e) {
-			line += lineOf(text, e.Offset)
-			article := "a"
-			if strings.HasPrefix(e.Value, "a") || strings.HasPrefix(e.Value, "o") {
-				article = "an" // array, object
-			}
-			err = fmt.Errorf("%s must not be %s %s", e.Field, article, e.Value)
-		}
-		f.problem(line, fmt.Errorf("%s: %w", kind, err))
-		return
+	err := json.Unmarshal(raw, into)
+	ref := Ref{Kind: kind, NamespacedName: types.NamespacedName{Namespace: into.GetNamespace(), Name: into.GetName()}}
+	what := ref.String()
+	if ref.Name == "" {
+		what = string(kind)
 	}
-	if into.GetName() == "" {
-		f.problem(line, fmt.Errorf("%s has no name", kind))
-		return
+	switch e := (*json.UnmarshalTypeError)(nil); {
+	case errors.As(err, &e):
+		return nil, fmt.Errorf("%s: %s must not be a JSON %s", what, e.Field, e.Value)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", what, err)
+	case ref.Name == "":
+		return nil, fmt.Errorf("%s has no name", kind)
 	}
 	setDefaults(into)
-	ref := Ref{Kind: kind, NamespacedName: types.NamespacedName{Namespace: into.GetNamespace(), Name: into.GetName()}}
+	ref.Namespace = into.GetNamespace()
 	refused, review := reviewed(into)
-	f.objects = append(f.objects, placed{&Object{ref, into, review, refused}, line})
+	return &Object{Ref: ref, Value: into, review: review, refused: refused}, nil
 }
 
 // setDefaults sets the API server's defaults of the fields that a node agent reads. The

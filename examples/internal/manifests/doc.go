@@ -6,9 +6,12 @@
 // EndpointSlices, Nodes and ServiceCIDRs as YAML documents or JSON values, alone or in
 // Lists, as "kubectl get -o yaml" prints them. Each [Reader.Read] reads the files again and
 // returns the differences: new and changed objects, the names of removed objects, and
-// problems with their file and line.
+// problems.
 //
-// A problem affects one document, or one item of a List. The Reader reports it and skips the item. If the files
+// They are read as kubectl reads them, with a key that is there twice as an error.
+//
+// Bad syntax affects one document, and any other problem one item of a List. The Reader reports it, with the line where
+// the document begins and the object's name, and skips the item. If the files
 // hold an object twice, the Reader reports that and uses the first one, by file name and then by position. The
 // Reader reports a file that it cannot open, or with which the files have more than 512 MiB together, and keeps
 // the objects that it last read from it. The objects of a removed file are removed.

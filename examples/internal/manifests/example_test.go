@@ -61,5 +61,5 @@ metadata: {name: n1}
 	// set  Service shop/web
 	// set  Node n1
 	// gone Service shop/web
-	// line 4: Service: metadata.name must not be a number
+	// line 2: Service: metadata.name must not be a JSON number
 }

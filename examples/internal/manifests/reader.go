@@ -40,6 +40,7 @@ type Object struct {
 	// *networking.ServiceCIDR, according to Ref.Kind.
 	Value metav1.Object
 
+	json   [sha256.Size]byte // the hash of its type and JSON
 	review error
 	// refused is set if an API server would refuse the object.
 	refused bool
@@ -48,7 +49,7 @@ type Object struct {
 // Problem is the error for an object or a file that was skipped, or for an object in use.
 type Problem struct {
 	File string
-	Line int // from 1; 0 for the whole file
+	Line int // where the document begins, from 1; 0 for the whole file
 	Err  error
 	// Ref names the object if it is in use. Refused is set if an API server would refuse it.
 	Ref     Ref
@@ -102,18 +103,17 @@ var errTooLarge = fmt.Errorf("is too large: all files together may have %d MiB",
 
 // file holds what was last read from a file.
 type file struct {
-	size   int64
-	stamp  stamp
-	data   [sha256.Size]byte
-	parts  []part
-	pieces map[[sha256.Size]byte]*found
-	err    error // of the last attempt to read it
+	size  int64
+	stamp stamp
+	data  [sha256.Size]byte
+	parts []part
+	err   error // of the last attempt to read it
 }
 
-// part is the content of one piece of a file, and the line where it begins.
+// part is the content of one document of a file, and the line where it begins.
 type part struct {
-	line  int
-	found *found
+	line int
+	*found
 }
 
 // Read reads the files and returns the differences since the last call. If the path does
@@ -169,20 +169,20 @@ func (r *Reader) collect(c *Changes) {
 			report(&Problem{File: name, Err: f.err})
 		}
 		for _, p := range f.parts {
-			for _, x := range p.found.problems {
-				report(&Problem{File: name, Line: p.line + x.line, Err: x.err})
+			for _, err := range p.problems {
+				report(&Problem{File: name, Line: p.line, Err: err})
 			}
-			for _, o := range p.found.objects {
+			for _, o := range p.objects {
 				if objects[o.Ref] != nil {
-					report(&Problem{File: name, Line: p.line + o.line, Err: fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
+					report(&Problem{File: name, Line: p.line, Err: fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
 					continue
 				}
-				objects[o.Ref] = o.Object
-				where[o.Ref] = fmt.Sprintf("%s:%d", name, p.line+o.line)
-				if r.objects[o.Ref] != o.Object {
-					c.Set = append(c.Set, o.Object)
+				objects[o.Ref] = o
+				where[o.Ref] = fmt.Sprintf("%s:%d", name, p.line)
+				if r.objects[o.Ref] != o {
+					c.Set = append(c.Set, o)
 					if o.review != nil {
-						c.Reviews = append(c.Reviews, &Problem{name, p.line + o.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref, o.refused})
+						c.Reviews = append(c.Reviews, &Problem{name, p.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref, o.refused})
 					}
 				}
 			}
@@ -199,7 +199,7 @@ func (r *Reader) collect(c *Changes) {
 
 // holdsObjects reports whether the file held any object.
 func (f *file) holdsObjects() bool {
-	return f != nil && slices.ContainsFunc(f.parts, func(p part) bool { return len(p.found.objects) > 0 })
+	return f != nil && slices.ContainsFunc(f.parts, func(p part) bool { return len(p.objects) > 0 })
 }
 
 // list returns the files to read.
@@ -320,40 +320,24 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 	return g, true
 }
 
-// parse parses a file's text. It reuses pieces that the file had before, so that their
-// objects are identical.
+// parse parses a file's text. What it had before stays identical: its documents, by their text, and its
+// objects, by their JSON.
 func (f *file) parse(data []byte, before *file) {
-	f.pieces = map[[sha256.Size]byte]*found{}
-	read := func(p piece) *found {
-		h := sha256.New()
-		fmt.Fprintf(h, "%s\n", p.of)
-		h.Write(p.text)
-		key := [sha256.Size]byte(h.Sum(nil))
-		if f.pieces[key] == nil && before != nil {
-			f.pieces[key] = before.pieces[key]
-		}
-		if f.pieces[key] == nil {
-			f.pieces[key] = parse(p)
-		}
-		return f.pieces[key]
-	}
-	for _, d := range split(data) {
-		if d.items == nil {
-			f.parts = append(f.parts, part{d.whole.line, read(d.whole)})
-			continue
-		}
-		parts := make([]part, len(d.items))
-		bad := false
-		for i, p := range d.items {
-			parts[i] = part{p.line, read(p)}
-			bad = bad || parts[i].found.bad()
-		}
-		if bad {
-			// An item alone may be invalid because it refers to another one.
-			if whole := read(d.whole); !whole.bad() {
-				parts = []part{{d.whole.line, whole}}
+	documents, objects := map[[sha256.Size]byte]*found{}, map[[sha256.Size]byte]*Object{}
+	if before != nil {
+		for _, p := range before.parts {
+			documents[p.text] = p.found
+			for _, o := range p.objects {
+				objects[o.json] = o
 			}
 		}
-		f.parts = append(f.parts, parts...)
+	}
+	for _, d := range split(data) {
+		text := sha256.Sum256(d.text)
+		if documents[text] == nil {
+			documents[text] = d.parse(objects)
+			documents[text].text = text
+		}
+		f.parts = append(f.parts, part{d.line, documents[text]})
 	}
 }

@@ -44,8 +44,8 @@ var reviews = []struct {
 	{"affinity timeout", "Service | {name: web} | {clusterIP: 10.96.7.1, sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 100000}}, ports: [{port: 80}]}", "would refuse it: timeoutSeconds 100000 is not between 1 and 86400"},
 	{"internal policy", "Service | {name: web} | {clusterIP: 10.96.7.1, internalTrafficPolicy: local, ports: [{port: 80}]}", `would refuse it: internalTrafficPolicy "local" is unknown`},
 	{"external policy", "Service | {name: web} | {clusterIP: 10.96.7.1, type: NodePort, externalTrafficPolicy: local, ports: [{port: 80, nodePort: 30080}]}", `would refuse it: externalTrafficPolicy "local" is unknown`},
-	{"several", "Service | {name: web} | {type: nodePort, internalTrafficPolicy: x, sessionAffinity: y, ports: [{port: 0, protocol: z}, {port: 0, protocol: z}]}",
-		`would refuse it: type "nodePort" is unknown; sessionAffinity "y" is unknown; internalTrafficPolicy "x" is unknown; port "": protocol "z" is unknown (and 5 more); an API server would set what it lacks: clusterIP`},
+	{"several", "Service | {name: web} | {type: nodePort, internalTrafficPolicy: x, sessionAffinity: other, ports: [{port: 0, protocol: z}, {port: 0, protocol: z}]}",
+		`would refuse it: type "nodePort" is unknown; sessionAffinity "other" is unknown; internalTrafficPolicy "x" is unknown; port "": protocol "z" is unknown (and 5 more); an API server would set what it lacks: clusterIP`},
 
 	{"slice", "EndpointSlice | {name: web-1, labels: {kubernetes.io/service-name: web}} | {addressType: IPv4, ports: [{port: 80}], endpoints: [{addresses: [10.1.0.2]}]}", ""},
 	{"no label", "EndpointSlice | {name: web-1} | {addressType: IPv4}", "it belongs to no Service, because it has no label kubernetes.io/service-name"},

@@ -165,7 +165,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	// An invalid document is skipped, and the documents after it are read.
 	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
 	p.synced(t, "services=1 endpoints=3 changed=1")
-	p.logged(t, dir+"/web.yaml:2: ")
+	p.logged(t, dir+"/web.yaml:1: ")
 	s.answeredBy(t, nodePort, podIPs...)
 
 	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
