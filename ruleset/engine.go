@@ -53,8 +53,7 @@ type Config struct {
 }
 
 // Source is what an [Engine] needs of a [tracker.Tracker]. Other implementations feed an
-// Engine from a source other than API objects. A [tracker.View] feeds it from a tracker that
-// several Engines share. Its methods must be safe for concurrent use.
+// Engine from a source other than API objects. Its methods must be safe for concurrent use.
 type Source interface {
 	// Missing returns the sources that are not complete yet, or nil.
 	Missing() []tracker.Kind

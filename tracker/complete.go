@@ -16,10 +16,9 @@ type completed struct {
 	in, made, out []*Endpoint
 }
 
-// complete runs the hook on the endpoints of an update, and reports whether the results differ
-// from the previous ones. It reuses the results for endpoints and ports that did not change
-// and are not stale. The caller holds t.mu and t.services.mu.
-func (t *Tracker) complete(u Update) (changed bool) {
+// complete runs the hook on the endpoints of an update. It reuses the results for endpoints
+// and ports that did not change. The caller holds t.mu and t.services.mu.
+func (t *Tracker) complete(u Update) {
 	before := t.completed[u.Name]
 	after := make([]completed, len(u.Ports))
 	var left leftOuts
@@ -31,22 +30,13 @@ func (t *Tracker) complete(u Update) (changed bool) {
 		}
 		after[i] = t.completePort(s.Port, s.Endpoints, was, &left)
 		s.Endpoints = after[i].out
-		t.move(u.Name, was.in, after[i].in)
-		changed = changed || !sameList(was.out, after[i].out)
-	}
-	for _, p := range before {
-		if _, ok := findCompleted(after, p.port.Key); !ok {
-			t.move(u.Name, p.in, nil)
-			changed = true
-		}
 	}
 	if len(after) == 0 {
 		delete(t.completed, u.Name)
-		return changed
+		return
 	}
 	t.completed[u.Name] = after
 	t.services.builder.reporter.report("", "endpoints of a Service", "service", t.services.reference(u.Name), &left)
-	return changed
 }
 
 // findCompleted finds the port with key k in a sorted list.
@@ -63,7 +53,7 @@ func sameList(a, b []*Endpoint) bool {
 // result for the port.
 func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, left *leftOuts) completed {
 	same := was.port == p
-	if same && len(t.stale) == 0 && sameList(in, was.in) {
+	if same && sameList(in, was.in) {
 		return was
 	}
 	now := completed{port: p, in: in, made: make([]*Endpoint, len(in))}
@@ -76,7 +66,7 @@ func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, le
 		var old *Endpoint
 		if k < len(was.in) && was.in[k].Addr == from.Addr {
 			old = was.made[k]
-			if _, stale := t.stale[from.Node]; same && !stale && was.in[k] == from {
+			if same && was.in[k] == from {
 				if now.made[i] = old; old != nil {
 					out++
 				}

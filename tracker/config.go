@@ -65,8 +65,7 @@ type Config struct {
 	// out of this port, and logs and reports the error for the Service. After a
 	// [*WarningError] the endpoint is kept.
 	//
-	// The result must depend on the arguments alone, and on what the caller announces to
-	// [Tracker.Recompute], such as labels of the endpoint's Node. The tracker keeps the results
+	// The result must depend on the arguments alone. The tracker keeps the results
 	// and calls the hook again for an endpoint that changed, and for all endpoints of
 	// a port if the ServicePort changed in any field. The cost is therefore that of
 	// the changed Services. The hook must not keep or change the ServicePort, and

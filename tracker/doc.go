@@ -12,8 +12,7 @@
 //
 // A [Tracker] takes each object in its current state, and the names of deleted objects. [Tracker.Take] returns every
 // Service that may have changed, complete and in all families. [Select] chooses the endpoints of a port that a node
-// may use. [ServiceChangeTracker] and [EndpointsChangeTracker] are the two halves of a Tracker. A [Fanout] gives the
-// changes of one Tracker to several consumers.
+// may use. [ServiceChangeTracker] and [EndpointsChangeTracker] are the two halves of a Tracker.
 //
 // # Guarantees
 //
@@ -24,7 +23,7 @@
 //   - An unusable part of an object affects that part only. The tracker reports it to [Config.Log] and
 //     [Config.Events] and never panics. [Config.OnLeftOut] receives everything that is left out, with a [Reason].
 //   - An update costs work for the changed object and, in Take, for its Service. Only [Tracker.SetNode] visits all
-//     endpoints, if the node's name or zone changes, and the first [Tracker.Recompute].
+//     endpoints, if the node's name or zone changes.
 //
 // # Services and ports
 //
@@ -49,7 +48,7 @@
 //
 // [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the values made from them or attach
 // an [Extension]. An EndpointSlice may arrive before its Service, so OnEndpoint cannot see the Service.
-// [Config.OnServiceEndpoint] runs when both are known, and again by [Tracker.Recompute]. A hook that accepts a value
+// [Config.OnServiceEndpoint] runs when both are known. A hook that accepts a value
 // and still has something to report returns [Warning].
 //
 // [MIGRATING.md] maps the names of kube-proxy's trackers. Example (ComingFromKubeProxy) shows event handlers and a

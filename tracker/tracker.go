@@ -61,11 +61,7 @@ type Tracker struct {
 	sources   uint8                             // the bits of Config.Kinds
 	hook      func(*ServicePort, *Endpoint) error
 	completed map[types.NamespacedName][]completed // by hook, nil without it
-	// onNode counts the endpoints in completed by node and Service. It is nil before the
-	// first Recompute. stale holds the nodes of which Take has yet to call the hook again.
-	onNode map[string]map[types.NamespacedName]int
-	stale  map[string]struct{}
-	notify []*func() // replaced, never modified
+	notify    []*func()                            // replaced, never modified
 }
 
 // New returns a tracker that holds c.Node and no other objects. The error is about c.
@@ -244,9 +240,8 @@ func (t *Tracker) Take() Changes {
 	if n := len(services.pending); n > 0 {
 		c.Updates = make([]Update, 0, n)
 	}
-	stale := t.staleServices()
 	var room []PortState // one allocation for several updates
-	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time, onlyStale bool) {
+	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time) {
 		u := Update{Name: s.Name(), Triggers: triggers}
 		if s.pending != 0 {
 			services.take(s)
@@ -259,9 +254,8 @@ func (t *Tracker) Take() Changes {
 			join(u.Ports, s.taken, eps)
 		}
 		delete(t.affected, u.Name)
-		delete(stale, u.Name)
-		if t.hook != nil && !t.complete(u) && onlyStale {
-			return
+		if t.hook != nil {
+			t.complete(u)
 		}
 		c.Updates = append(c.Updates, u)
 	}
@@ -270,28 +264,22 @@ func (t *Tracker) Take() Changes {
 	// skipped.
 	endpoints.cache.TakeFunc(func(ch endpointslice.Change[Endpoint]) {
 		if s := services.services.Get(ch.Service); s != nil {
-			add(s, ch.New, endpoints.triggers[ch.Service], false)
+			add(s, ch.New, endpoints.triggers[ch.Service])
 		}
 	})
 	endpoints.forgetTriggers()
 	for _, s := range services.pending {
 		if s.pending != 0 {
-			add(s, endpoints.cache.Ports(s.Name()), nil, false)
+			add(s, endpoints.cache.Ports(s.Name()), nil)
 		}
 	}
 	services.pending = emptied(services.pending)
 	for name := range t.affected {
 		if s := services.services.Get(name); s != nil {
-			add(s, endpoints.cache.Ports(name), nil, false)
+			add(s, endpoints.cache.Ports(name), nil)
 		}
 	}
 	t.affected = nil
-	for name := range stale {
-		if s := services.services.Get(name); s != nil {
-			add(s, endpoints.cache.Ports(name), nil, true)
-		}
-	}
-	t.stale = nil
 	return c
 }
 

@@ -8,7 +8,6 @@
 //   - Example_selection: a proxy that serves some Services only, by label or by class.
 //   - Example_lookup: the Service behind the address of a frontend or of an endpoint, for
 //     flow logs and policies.
-//   - [tracker.Tracker.Recompute], whose example weighs endpoints by a label of their Node.
 //   - Example_allNodes: one process that computes the rules of every node.
 //
 // # Data planes

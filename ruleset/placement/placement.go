@@ -32,9 +32,7 @@
 // [Placements.Classes] computes a Service once for each class, and the nodes share the result.
 //
 // A process for many nodes suits a controller that programs a central data plane, such as the
-// load balancers of OVN's northbound database. If it needs an Engine for each node, for example
-// because each has a backend that may fail by itself, a [tracker.Fanout] gives all of them the
-// changes of one tracker.
+// load balancers of OVN's northbound database.
 //
 // The module has no server, no relay and no engine for a fleet of agents. Two projects that
 // distributed compiled rules to their nodes, OVN-Kubernetes and kpng, left that design. Up to
