@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
@@ -145,6 +146,17 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		return nil, err
 	}
 	out.Notes = append(out.Notes, notes...)
+	if !out.Gates.Enabled(logsapi.LoggingAlphaOptions) {
+		// kube-proxy ignores these fields, and refuses the flags.
+		ignore := func(format string, split *bool) {
+			if *split && !fl.Changed("log-"+format+"-split-stream") {
+				*split = false
+				out.Notes = append(out.Notes, "logging.options."+format+".splitStream has no effect without the feature gate LoggingAlphaOptions")
+			}
+		}
+		ignore("text", &k.Logging.Options.Text.SplitStream)
+		ignore("json", &k.Logging.Options.JSON.SplitStream)
+	}
 	if err := validate(k, fl.system, out.Gates); err != nil {
 		return nil, err
 	}

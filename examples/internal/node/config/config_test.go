@@ -201,7 +201,7 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		{"--v=-1", "invalid argument"},
 		{"--config " + dir + "/none", "no such file"},
 		{"file logging: {format: json, vmodule: [{filePattern: x, verbosity: 3}]}", "logging.vmodule"},
-		{"file logging: {format: json, options: {json: {splitStream: true}}}", "logging.options.json.splitStream"},
+		{"file logging: {format: json, options: {json: {infoBufferSize: 1Ki}}}", "logging.options.json.infoBufferSize"},
 		{"file featureGates: {AllowServiceExternalIP: false}", "unrecognized feature gate \"AllowServiceExternalIP\""},
 		{"file featureGates: {ProxyTerminatingEndpoints: false}", "ProxyTerminatingEndpoints=false is not supported"},
 		{"file mode: kernelspace", "mode: Invalid value: \"kernelspace\""},
@@ -683,6 +683,23 @@ func TestLoggingFlagsOverrideTheFile(t *testing.T) {
 	l = of(t, "--feature-gates=LoggingAlphaOptions=true", "--logging-format=json", "-v=5", "--log-json-split-stream", "--log-json-info-buffer-size=2Ki").Effective.Logging
 	if l.Format != "json" || l.Verbosity != 5 || !l.Options.JSON.SplitStream || l.Options.JSON.InfoBufferSize.Value() != 2048 {
 		t.Errorf("flags: %+v", l)
+	}
+}
+
+// TestSplitStreamOfAFileNeedsItsGate reads files that kube-proxy accepts, though it refuses the flags.
+func TestSplitStreamOfAFileNeedsItsGate(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		file := "mode: nftables\nlogging: {format: " + format + ", options: {" + format + ": {splitStream: true}}}\n"
+		c := ofFile(t, file)
+		if o := c.Effective.Logging.Options; o.Text.SplitStream || o.JSON.SplitStream {
+			t.Errorf("%s: %+v", format, o)
+		}
+		wantNotes(t, c, "logging.options."+format+".splitStream has no effect without the feature gate LoggingAlphaOptions")
+		c = ofFile(t, "featureGates: {LoggingAlphaOptions: true}\n"+file)
+		if o := c.Effective.Logging.Options; o.Text.SplitStream != (format == "text") || o.JSON.SplitStream != (format == "json") {
+			t.Errorf("%s with the gate: %+v", format, o)
+		}
+		wantNotes(t, c)
 	}
 }
 
