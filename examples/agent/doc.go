@@ -14,7 +14,9 @@
 //
 // The package reads no arguments, environment, host name or working directory of its own. It handles no signals
 // and does not exit. It leaves klog, flag.CommandLine, http.DefaultServeMux, GOMAXPROCS, oom_score_adj,
-// capabilities and the default registry of metrics alone. It listens at the addresses of the configuration only
+// capabilities and the default registry of metrics alone. The packages of k8s.io/component-base that it imports
+// register kubernetes_feature_enabled and the metrics of the Go runtime and of the process in their own registry,
+// which no page shows unless it is Options.Gatherer. It listens at the addresses of the configuration only
 // with Options.Serve, and sets the machine's parameters of connection tracking only with Options.Tune, in Run.
 // Health-check node ports listen without Options.Serve, and the data planes of modes iptables and ipvs set
 // parameters of their network namespace.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -89,12 +90,25 @@ func processState(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 		for _, f := range families {
-			if n := f.GetName(); !strings.HasPrefix(n, "rest_client_") { // of the program's own client
-				out[name] += n + "\n"
-			}
+			out[name] += f.GetName() + "\n"
 		}
 	}
 	return out
+}
+
+// TestImportRegistersNoMetricsButThoseOfComponentBase looks for families that the agent's packages have registered.
+func TestImportRegistersNoMetricsButThoseOfComponentBase(t *testing.T) {
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The last four are component-base's own.
+	known := regexp.MustCompile(`^(go_.*|process_.*|kubernetes_feature_enabled|registered_metrics_total|disabled_metrics_total|hidden_metrics_total|cardinality_enforcement_.*)$`)
+	for _, f := range families {
+		if !known.MatchString(f.GetName()) {
+			t.Errorf("%s is registered", f.GetName())
+		}
+	}
 }
 
 // cluster is an API server beside a node.

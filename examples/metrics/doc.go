@@ -7,7 +7,8 @@
 //
 // A [Set] holds one agent's metrics in its own registry. It is a ruleset.Backend that follows the deltas that are in
 // effect, and has methods for the hooks of the runner, the cursor and the conntrack cleaner. [Set.Handler] also
-// serves the metrics of the whole process, which come from the global registry of k8s.io/component-base.
+// serves the metrics of the whole process, which come from the global registry of k8s.io/component-base. A program that
+// imports k8s.io/component-base/metrics/prometheus/restclient adds kube-proxy's rest_client_* to them.
 //
 // # Modes
 //

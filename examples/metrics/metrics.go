@@ -14,7 +14,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_*
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"

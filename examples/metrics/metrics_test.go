@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/metrics"
+	_ "k8s.io/component-base/metrics/prometheus/restclient"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/iptables"

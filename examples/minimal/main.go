@@ -29,6 +29,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // adds rest_client_* to the metrics
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/informers"

@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_*
 
 	"github.com/go-proxier/proxier/examples/agent"
 	"github.com/go-proxier/proxier/examples/agent/sockets"
