@@ -92,11 +92,11 @@ func rendered(t *testing.T, namespace, values string) (objects, error) {
 func TestChartAndOverlaysAgree(t *testing.T) {
 	component := filepath.Join(t.TempDir(), "with-component")
 	for path, values := range map[string]string{
-		"base":                "{apiServer: {host: api.cluster.example}}",
+		"base":                "{apiServer: {host: api.cluster.example}, config: {clusterCIDR: 10.244.0.0/16}}",
 		"overlays/kubeadm":    "{kubeadm: true}",
 		"overlays/calico":     "{kubeadm: true, args: [--kube-proxy-table=always]}",
-		"overlays/prometheus": "{apiServer: {host: api.cluster.example}, monitoring: {enabled: true}}",
-		component:             "{apiServer: {host: api.cluster.example}, startupTaint: {enabled: true}}",
+		"overlays/prometheus": "{apiServer: {host: api.cluster.example}, config: {clusterCIDR: 10.244.0.0/16}, monitoring: {enabled: true}}",
+		component:             "{apiServer: {host: api.cluster.example}, config: {clusterCIDR: 10.244.0.0/16}, startupTaint: {enabled: true}}",
 	} {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			at := filepath.Join(folder, path)
@@ -180,8 +180,22 @@ func withComponent(t *testing.T, dir string) string {
 
 // TestValuesHaveAnEffect sets each value of the chart that the overlays do not.
 func TestValuesHaveAnEffect(t *testing.T) {
-	if _, err := rendered(t, "kube-system", "{}"); err == nil || !strings.Contains(err.Error(), "apiServer.host is required") {
-		t.Errorf("without an API server: %v", err)
+	for values, want := range map[string]string{
+		"{config: {clusterCIDR: 10.1.0.0/16}}":                          "apiServer.host is required",
+		"{apiServer: {host: api}}":                                      "config.clusterCIDR is required",
+		"{apiServer: {host: api}, config: {detectLocalMode: NodeCIDR}}": "",
+		"{kubeadm: true}":                                               "",
+		"{kubeadm: true, mode: nftabels}":                               "mode",
+		"{kubeadm: true, config: {mode: nftabels}}":                     "mode",
+		"{kubeadm: true, config: {clusterCIRD: 10/8}}":                  "clusterCIRD",
+		"{kubeadm: true, tolerations: {}}":                              "tolerations",
+		"{kubeadm: true, nodeselector: {}}":                             "nodeselector",
+		"{kubeadm: true, image: {name: x}}":                             "name",
+		"{kubeadm: yes please}":                                         "kubeadm",
+	} {
+		if _, err := rendered(t, "kube-system", values); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", values, err, want)
+		}
 	}
 	got, err := rendered(t, "other", `
 apiServer: {host: 192.0.2.1, port: 443}
@@ -190,6 +204,10 @@ mode: ipvs
 config: {clusterCIDR: 10.1.0.0/16, conntrack: {maxPerCore: 0}, mode: iptables}
 args: [--allow-annotations=weights]
 resources: {limits: {memory: 1Gi}}
+capabilities: [NET_ADMIN, NET_RAW]
+imagePullSecrets: [{name: registry}]
+nodeSelector: {pool: edge}
+tolerations: [{key: pool, value: edge}]
 startupTaint: {enabled: true}
 `)
 	if err != nil {
@@ -209,7 +227,8 @@ startupTaint: {enabled: true}
 		"ConfigMap nodeproxy": {"clusterCIDR: 10.1.0.0/16", "maxPerCore: 0", "mode: iptables", "format: json", "namespace: other"},
 		"DaemonSet nodeproxy": {
 			"image: registry.example/nodeproxy:v9", "imagePullPolicy: Always", "value: 192.0.2.1", `value: "443"`, "- --allow-annotations=weights",
-			"memory: 1Gi", "namespace: other",
+			"memory: 1Gi", "namespace: other", "- NET_RAW\n            drop", "imagePullSecrets:\n      - name: registry", "kubernetes.io/os: linux\n        pool: edge",
+			"tolerations:\n      - key: pool\n        value: edge\n      volumes",
 		},
 		"ClusterRoleBinding nodeproxy":                             {"namespace: other"},
 		"ClusterRoleBinding nodeproxy-startup-taint":               {"namespace: other"},
@@ -227,26 +246,15 @@ startupTaint: {enabled: true}
 	}
 }
 
-// TestProbesFollowTheAddress renders the chart with addresses of /healthz and of the metrics, with the
-// configuration in the chart and in kubeadm's ConfigMap.
-func TestProbesFollowTheAddress(t *testing.T) {
+// TestPortsFollowTheAddresses renders the chart with addresses of /healthz and of the metrics, with the
+// configuration in the chart and in kubeadm's ConfigMap. The probes have a port of their own.
+func TestPortsFollowTheAddresses(t *testing.T) {
 	for _, kubeadm := range []bool{false, true} {
-		for address, want := range map[string]struct {
-			host string
-			port int32
-		}{
-			"":                     {"127.0.0.1", 10256},
-			"0.0.0.0:1":            {"127.0.0.1", 1},
-			"0.0.0.0":              {"127.0.0.1", 10256},
-			"::":                   {"127.0.0.1", 10256},
-			"[::]:65535":           {"127.0.0.1", 65535},
-			"127.0.0.1:10257":      {"127.0.0.1", 10257},
-			"192.0.2.1:10256":      {"192.0.2.1", 10256},
-			"192.0.2.1":            {"192.0.2.1", 10256},
-			"2001:db8::1":          {"2001:db8::1", 10256},
-			"[2001:db8::1]:102560": {"2001:db8::1", 102560},
+		for address, want := range map[string]int32{
+			"": 10256, "0.0.0.0:1": 1, "0.0.0.0": 10256, "::": 10256, "[::]:65535": 65535, "127.0.0.1:10257": 10257,
+			"192.0.2.1:10256": 10256, "192.0.2.1": 10256, "2001:db8::1": 10256, "[2001:db8::1]:102560": 102560,
 		} {
-			got, err := rendered(t, "kube-system", fmt.Sprintf("{kubeadm: %v, apiServer: {host: api}, config: {healthzBindAddress: %q, metricsBindAddress: '0.0.0.0:9'}}", kubeadm, address))
+			got, err := rendered(t, "kube-system", fmt.Sprintf("{kubeadm: %v, apiServer: {host: api}, config: {clusterCIDR: 10.1.0.0/16, healthzBindAddress: %q, metricsBindAddress: '0.0.0.0:9'}}", kubeadm, address))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -263,11 +271,11 @@ func TestProbesFollowTheAddress(t *testing.T) {
 			}
 			c := d.Spec.Template.Spec.Containers[0]
 			for _, p := range []*v1.Probe{c.LivenessProbe, c.ReadinessProbe} {
-				if p.HTTPGet.Host != want.host || p.HTTPGet.Port.IntVal != want.port {
-					t.Errorf("%q: probed at %s, port %v", address, p.HTTPGet.Host, p.HTTPGet.Port.IntVal)
+				if at := fmt.Sprintf("--readyz-bind-address=%s:%d", p.HTTPGet.Host, p.HTTPGet.Port.IntVal); !slices.Contains(c.Args, at) {
+					t.Errorf("no argument %s: %q", at, c.Args)
 				}
 			}
-			if p := c.Ports[0]; p.ContainerPort != want.port || p.HostPort != want.port || s.Spec.Ports[0].Port != 9 {
+			if p := c.Ports[0]; p.ContainerPort != want || p.HostPort != want || s.Spec.Ports[0].Port != 9 {
 				t.Errorf("%q: ports %+v, Service %+v", address, p, s.Spec.Ports)
 			}
 		}
@@ -276,7 +284,7 @@ func TestProbesFollowTheAddress(t *testing.T) {
 
 // TestChartIsLinted runs helm lint.
 func TestChartIsLinted(t *testing.T) {
-	result := lint.AllWithKubeVersion(chartFolder, map[string]any{"apiServer": map[string]any{"host": "api.cluster.example"}}, "kube-system", nil)
+	result := lint.AllWithKubeVersion(chartFolder, map[string]any{"kubeadm": true}, "kube-system", nil)
 	for _, m := range result.Messages {
 		if m.Severity > support.InfoSev {
 			t.Error(m)

@@ -31,6 +31,9 @@ const drainFlag = "ipvs-drain-limit"
 // resetFlag is the flag of [Config.ResetVanished].
 const resetFlag = "reset-connections-of-vanished-endpoints"
 
+// readyzFlag is the flag of [Config.ReadyzBindAddress].
+const readyzFlag = "readyz-bind-address"
+
 // flavorFlag is the flag of [Config.Flavor].
 const flavorFlag = "iptables-flavor"
 
@@ -61,6 +64,8 @@ type Config struct {
 	// Offload has the patterns of the interfaces between which mode nftables offloads
 	// connections. Nil offloads none.
 	Offload []string
+	// ReadyzBindAddress is a further address and port of /livez and /readyz, or "".
+	ReadyzBindAddress string
 	// LogEverySync writes a line for each sync of changes from an API server.
 	LogEverySync bool
 	// Budget bounds the cost of Services.
@@ -162,6 +167,12 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	}
 
 	out.Effective, out.Mode = k, string(k.Mode)
+	if out.ReadyzBindAddress != "" {
+		v := &validator{}
+		if v.listenAt(readyzFlag, out.ReadyzBindAddress); v.errs != nil {
+			return nil, v.errs.ToAggregate()
+		}
+	}
 	for _, pattern := range out.Offload {
 		if _, err := path.Match(pattern, ""); err != nil {
 			return nil, fmt.Errorf("--nftables-offload: %w: %q", err, pattern)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -593,7 +594,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "log-every-sync", flavorFlag, drainFlag,
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only", resetFlag, "remove-startup-taint", "log-every-sync", readyzFlag, flavorFlag, drainFlag,
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
@@ -664,6 +665,32 @@ func fieldsOf(path string, typ reflect.Type) (out []string) {
 		out = append(out, fieldsOf(at, f.Type)...)
 	}
 	return out
+}
+
+// TestChartKnowsTheFields compares the fields of a configuration that the chart's schema allows with those that there are.
+func TestChartKnowsTheFields(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "examples/nodeproxy/deploy/chart/values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties struct {
+			Config struct{ PropertyNames struct{ Enum []string } }
+		}
+	}
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, f := range fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()) {
+		name, _, _ := strings.Cut(f, ".")
+		want = append(want, name)
+	}
+	slices.Sort(want)
+	want = slices.Compact(want)
+	if got := schema.Properties.Config.PropertyNames.Enum; !slices.Equal(got, want) {
+		t.Errorf("the schema has\n%q, the configuration\n%q", got, want)
+	}
 }
 
 // TestLoggingFlagsOverrideTheFile checks that each logging flag overrides only its own field.

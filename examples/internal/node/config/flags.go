@@ -67,7 +67,7 @@ func (fl *Flags) ignored(name string) bool {
 	own := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
-		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only", "log-file", "log-every-sync",
+		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only", "log-file", "log-every-sync", readyzFlag,
 		resetFlag, "remove-startup-taint", flavorFlag, drainFlag,
 	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
@@ -136,6 +136,7 @@ func (fl *Flags) addOwn() {
 		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint is gone that did not terminate, as when its pod is deleted by force, for example after its node failed, TCP connections to it are ended by RST, in modes nftables and iptables; 0 leaves them alone. Pods that leave a Service by a change of their labels lose their connections, too")
 		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that keeps pods from the node until Services work: the agent removes it from its Node object when the rules are in effect, which needs the right to patch nodes")
 		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))
+		f.StringVar(&fl.out.ReadyzBindAddress, readyzFlag, "", "an `address` and port for /livez and /readyz besides --healthz-bind-address, for the kubelet's probes: a kube-proxy that still runs has the latter; empty for none")
 		f.BoolVar(&fl.out.LogEverySync, "log-every-sync", false, "with an API server, write a line for each sync instead of one a minute")
 		f.StringToIntVar(&fl.budget, "budget", nil, "bounds of Services, as `BOUND=NUMBER`,...; 0 means none. "+budgetHelp())
 	})

@@ -157,7 +157,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 		a.closers = append(a.closers, r.Shutdown)
 		a.events = r
 	}
-	if err := a.listen(ctx, cfg.Effective); err != nil {
+	if err := a.listen(ctx, cfg); err != nil {
 		return err
 	}
 	if err := a.openKernel(ctx, cfg, log); err != nil {

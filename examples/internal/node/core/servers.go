@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/runner/health"
@@ -29,6 +30,7 @@ const restartPeriod = 5 * time.Second
 const (
 	healthzServer = "healthz"
 	metricsServer = "metrics"
+	readyzServer  = "readyz"
 )
 
 // server is an HTTP server that is restarted when it fails.
@@ -43,9 +45,11 @@ type server struct {
 	listen func(ctx context.Context, network, address string) (net.Listener, error)
 	// listener is the listener to use first. If it is nil, serve opens one.
 	listener net.Listener
-	// failed is called with each failure.
+	// failed is called with each failure that is not that of the attempt before.
 	failed func(error)
 	log    *slog.Logger
+	// last is the failure of the last attempt, or "".
+	last string
 	// bound reports that the server listens.
 	bound atomic.Bool
 }
@@ -93,11 +97,15 @@ func (s *server) run(ctx context.Context) error {
 			return nil
 		}
 		err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
-		s.failed(err)
-		if s.hardFail {
-			return err
+		// A kube-proxy may have the port for days.
+		if again := s.last == err.Error(); !again {
+			s.last = err.Error()
+			s.failed(err)
+			if s.hardFail {
+				return err
+			}
+			s.log.Error("a server failed and will be restarted: this line is not repeated for the same error", "server", s.name, "address", s.addr, "every", restartPeriod.String(), "error", err)
 		}
-		s.log.Error("a server failed and will be restarted", "server", s.name, "address", s.addr, "error", err)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -114,6 +122,10 @@ func (s *server) serve(ctx context.Context) error {
 		if l, err = s.listen(ctx, "tcp", s.addr); err != nil {
 			return err
 		}
+	}
+	if s.last != "" {
+		s.last = ""
+		s.log.Info("the server listens", "server", s.name, "address", s.addr)
 	}
 	s.bound.Store(true)
 	defer s.bound.Store(false)
@@ -136,7 +148,8 @@ func (s *server) serve(ctx context.Context) error {
 
 // listen opens the listeners of all servers if none may fail. An agent that is started beside
 // another one, which has the ports, then fails before it has changed a rule.
-func (a *Agent) listen(ctx context.Context, e *v1alpha1.KubeProxyConfiguration) error {
+func (a *Agent) listen(ctx context.Context, cfg *config.Config) error {
+	e := cfg.Effective
 	if !e.BindAddressHardFail || !a.options.Serve {
 		return nil
 	}
@@ -144,6 +157,7 @@ func (a *Agent) listen(ctx context.Context, e *v1alpha1.KubeProxyConfiguration) 
 	for _, s := range []struct{ name, addr, reason string }{
 		{healthzServer, e.HealthzBindAddress, reasonHealthzFailed},
 		{metricsServer, e.MetricsBindAddress, reasonMetricsFailed},
+		{readyzServer, cfg.ReadyzBindAddress, reasonHealthzFailed},
 	} {
 		if s.addr == "" {
 			continue
@@ -174,6 +188,7 @@ func (a *Agent) newServers() []*server {
 	}
 	add(healthzServer, e.HealthzBindAddress, reasonHealthzFailed, a.HealthzHandler())
 	add(metricsServer, e.MetricsBindAddress, reasonMetricsFailed, a.MetricsHandler())
+	add(readyzServer, a.Config.ReadyzBindAddress, reasonHealthzFailed, a.HealthzHandler())
 	return out
 }
 

@@ -99,8 +99,8 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 		if privileged := s.Privileged != nil && *s.Privileged; privileged != got.InitOnly {
 			t.Errorf("%s: privileged is %v", c.Name, privileged)
 		}
-		if p := c.LivenessProbe; p != nil && "0.0.0.0:"+p.HTTPGet.Port.String() != got.Effective.HealthzBindAddress {
-			t.Errorf("%s: probed at port %v, serves at %s", c.Name, p.HTTPGet.Port.String(), got.Effective.HealthzBindAddress)
+		if p := c.LivenessProbe; p != nil && p.HTTPGet.Host+":"+p.HTTPGet.Port.String() != got.ReadyzBindAddress {
+			t.Errorf("%s: probed at port %v, serves at %s", c.Name, p.HTTPGet.Port.String(), got.ReadyzBindAddress)
 		}
 	}
 	// The init container must set the parameters that the other one needs, in every mode.

@@ -154,14 +154,19 @@ func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "metrics at 192.0.2.1:10249") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
-	p = start(t, s.Node, args...)
+	p = start(t, s.Node, append(args, "--readyz-bind-address", "127.0.0.1:10266")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	p.logged(t, "a server failed and will be restarted")
+	eventually(t, "/readyz does not need the ports", func() bool {
+		code, _, _ := get(t, s.Node, "http://127.0.0.1:10266/readyz")
+		return code == 200
+	})
 	l.Close()
 	eventually(t, "metrics are served when the port is free", func() bool {
 		code, _, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
 		return code == 200
 	})
+	p.logged(t, "the server listens")
 }
 
 // TestLiveSwitchBreaksNoConnection changes from one data plane to another within one

@@ -470,7 +470,7 @@ func render(t *testing.T, what, arg string) string {
 
 // TestRehearsal moves three nodes from kube-proxy to nodeproxy and back, by the commands of
 // deploy/base/daemonset.yaml, deploy/overlays/kubeadm and deploy/chart, while connections are
-// opened, stay open and ask over UDP.
+// opened, stay open and ask over UDP. It changes the mode of the chart and rolls that back.
 func TestRehearsal(t *testing.T) {
 	t.Parallel()
 	testtime.NeedComplete(t)
@@ -515,7 +515,7 @@ func TestRehearsal(t *testing.T) {
 		{"kubeadm overlay", "nftables", []string{"nftables"}, overlay, true},
 		{"chart", "nftables", []string{"nftables"}, chart, true},
 		{"chart", "iptables", []string{"iptables"}, chart, true},
-		{"chart", "iptables", []string{"nftables", "iptables"}, chart, true},
+		{"chart", "iptables", []string{"nftables", "iptables", "nftables"}, chart, true}, // rolled back
 		{"chart", "nftables", []string{"iptables", "nftables"}, chart, true},
 	} {
 		t.Run(tt.name+"/"+cmp.Or(tt.from, "default")+" to "+strings.Join(tt.to, " to "), func(t *testing.T) {
@@ -540,6 +540,10 @@ func TestRehearsal(t *testing.T) {
 					p := m.running["nodeproxy"]
 					return len(p.lines) != 0 || strings.Contains(p.log(), `"msg":"synced"`) || strings.Contains(p.log(), "kube-proxy runs and writes the same rules")
 				})
+			}
+			// As "helm install --wait" waits, unless both write the same rules.
+			if to := tt.to[0]; to == "nftables" || to != cmp.Or(tt.from, "iptables") {
+				r.ready(ds)
 			}
 			r.held("when both run")
 			r.change(0, 1)

@@ -21,6 +21,10 @@
 {{- $config = fromYaml (.Files.Get "files/prometheus/config.yaml") -}}
 {{- end -}}
 {{- $_ := set $config "mode" .Values.mode -}}
+{{- $_ := unset $config "clusterCIDR" -}}
+{{- if not (or .Values.kubeadm .Values.config.clusterCIDR (ne "ClusterCIDR" (default "ClusterCIDR" .Values.config.detectLocalMode))) -}}
+{{- fail "config.clusterCIDR is required, the range of the pods' addresses, unless kubeadm is true or config.detectLocalMode is not ClusterCIDR" -}}
+{{- end -}}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
 {{- end -}}
 
