@@ -242,7 +242,7 @@ func (c *Cursor) Sync(ctx context.Context) error {
 		return err
 	}
 	if missing := c.engine.tracker.Missing(); missing != nil {
-		return fmt.Errorf("ruleset: sync %s: %w: MarkSynced has not been called for %v", c.name, ErrNotSynced, missing)
+		return fmt.Errorf("ruleset: sync %s: %w: not all of these are listed yet: %v", c.name, ErrNotSynced, missing)
 	}
 	if c.waits() {
 		return fmt.Errorf("ruleset: sync %s: %w: %s has nothing in effect", c.name, ErrNotSynced, c.leader.name)

@@ -42,7 +42,7 @@ func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
 	engine.Notify(r.Trigger)
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices)
 	_ = r.Run(ctx)
-	if n := strings.Count(out.String(), "MarkSynced has not been called for [Nodes]"); n != 1 {
+	if n := strings.Count(out.String(), "not all of these are listed yet: [Nodes]"); n != 1 {
 		t.Errorf("%d lines name the source after %d runs:\n%s", n, runs, out.String())
 	}
 }

@@ -171,7 +171,10 @@ func command(ctx context.Context, args []string) error {
 		if err := count(0, 0); err != nil {
 			return err
 		}
-		_, err := build(ctx, o)
+		s, err := build(ctx, o)
+		if err == nil {
+			fmt.Printf("all programs and images of the cluster are in %s\n", s.Dir)
+		}
 		return err
 	case "up":
 		if err := count(0, 0); err != nil {

@@ -59,9 +59,6 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 	var command []string
 	switch o.proxy {
 	case "nodeproxy":
-		if err := s.buildNodeproxy(ctx); err != nil {
-			return err
-		}
 		if err := s.authorizeNodeproxy(ctx, control); err != nil {
 			return err
 		}
@@ -131,8 +128,11 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 	return err
 }
 
-// cleanUpAll cleans up all nodes at a time.
+// cleanUpAll cleans up all nodes at a time, with the nodeproxy of this tree.
 func (s settings) cleanUpAll(ctx context.Context, pid int) error {
+	if err := s.buildNodeproxy(ctx); err != nil {
+		return err
+	}
 	cleaned := make([]error, s.Nodes)
 	var all sync.WaitGroup
 	for n := range s.Nodes {
@@ -151,13 +151,8 @@ func (s settings) cleanUpAll(ctx context.Context, pid int) error {
 // cleanUp removes the rules of both proxies and all tracked connections from a node.
 func (s settings) cleanUp(ctx context.Context, node place) error {
 	bin := s.inside().bin
-	var commands [][]string
 	// nodeproxy's first: kube-proxy fails to remove chains that rules of nodeproxy refer to.
-	if _, err := os.Stat(s.bin("nodeproxy")); err == nil {
-		commands = append(commands, []string{bin("nodeproxy"), "run", "--cleanup"})
-	}
-	commands = append(commands, []string{bin("kube-proxy"), "--cleanup"}, []string{"/usr/bin/env", "conntrack", "-F"})
-	for _, c := range commands {
+	for _, c := range [][]string{{bin("nodeproxy"), "run", "--cleanup"}, {bin("kube-proxy"), "--cleanup"}, {"/usr/bin/env", "conntrack", "-F"}} {
 		var out bytes.Buffer
 		if err := node.run(ctx, &exec.Cmd{Path: c[0], Args: c, Env: s.inside().environment(), Stdout: &out, Stderr: &out}); err != nil {
 			return fmt.Errorf("cannot clean up %s: %s: %w: %s", node.name, strings.Join(c, " "), err, out.Bytes())
