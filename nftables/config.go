@@ -71,14 +71,15 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Stages is the place of the rules in netfilter. The zero value has all stages at netfilter's usual
-// priorities. A rule of another program stands before or after a stage by the priority of its chain,
+// Stages is the place of the rules in netfilter. With the zero value, Services come before NAT of other
+// programs at netfilter's usual priorities, dstnat (-100) and srcnat (100), as in kube-proxy's mode iptables,
+// and filters stand at the usual one. A rule of another program stands before or after a stage by the priority of its chain,
 // because no chain of nftables jumps into another table. A [Backend] whose Stages changed replaces the
 // tables with the next full delta.
 type Stages struct {
-	// DestinationNAT, Filter and SourceNAT, from -99 to 99, are added to the priorities of the chains that choose
-	// endpoints (-100, and -99 for packets that came between two transactions), that refuse connections
-	// (0), and that masquerade (100).
+	// DestinationNAT, Filter and SourceNAT, from -97 to 97, are added to the priorities of the chains that choose
+	// endpoints (-102, and -101 for packets that came between two transactions), that refuse connections
+	// (0), and that masquerade (99).
 	DestinationNAT, Filter, SourceNAT int
 	// NoFilter leaves out the refusal of connections that no Service has: to other ports of cluster IPs,
 	// to unused addresses of ServiceCIDRs, and, of the node to its own address, to Services without endpoints. The rules
@@ -91,7 +92,7 @@ type Stages struct {
 }
 
 // maxShift bounds how far a stage moves: no stage reaches another one, or connection tracking.
-const maxShift = 99
+const maxShift = 97
 
 // check returns an error that wraps [ruleset.ErrConfig] if a priority is out of range.
 func (s Stages) check() error {

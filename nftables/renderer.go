@@ -127,7 +127,7 @@ func (r *recorder) Commit(tx *model.Tx) error { return r.Send(tx) }
 type Chain struct {
 	// Name is the name of the chain.
 	Name string
-	// Hook attaches the chain to a hook of netfilter, as "type nat hook output priority -100; policy
+	// Hook attaches the chain to a hook of netfilter, as "type nat hook output priority -102; policy
 	// accept;". It is "" for other chains.
 	Hook string
 	// Rules holds the rules in their order, each as nft reads it.

@@ -164,7 +164,7 @@ func normal(listing string) string {
 }
 
 // listed replaces what the tool writes in another way than the rules are written.
-var listed = strings.NewReplacer("\n\n", "\n", "priority dstnat + 1;", "priority -99;", "priority dstnat;", "priority -100;", "priority srcnat;", "priority 100;",
+var listed = strings.NewReplacer("\n\n", "\n", "priority dstnat - 2;", "priority -102;", "priority dstnat - 1;", "priority -101;", "priority srcnat - 1;", "priority 99;",
 	"priority filter;", "priority 0;", "timeout 10m", "timeout 600s", "ip saddr 10.", "ip saddr == 10.", "ip6 saddr fd00:10:244", "ip6 saddr == fd00:10:244")
 
 // TestFakeListsWhatToolLists compares the listing of package fake with that of the tool, which are of tables

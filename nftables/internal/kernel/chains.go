@@ -24,10 +24,11 @@ import (
 // fixedChains are the chains that do not depend on the Services. A chain comes before the chains that go
 // to it.
 //
-// The priorities of base chains are netfilter's for destination NAT, filtering and source NAT
-// (linux/netfilter_ipv4.h, NF_IP_PRI_*). If a transaction commits between a packet's two look-ups, the
-// second may fail. The -again chains, one priority later, repeat both against the new state. They see only
-// connections that no earlier chain translated.
+// The base chains for NAT come directly before netfilter's priorities for destination NAT and source NAT
+// (linux/netfilter_ipv4.h, NF_IP_PRI_*), at which iptables-nft and other programs have theirs: of chains with
+// the same priority, the one that was created last comes first, so a restart would change the order. If a
+// transaction commits between a packet's two look-ups, the second may fail. The -again chains, one priority
+// later, repeat both against the new state. They see only connections that no earlier chain translated.
 const fixedChains = `
 chain firewall-check {
 	update @dropped-packets { ip daddr . meta l4proto . th dport counter }
@@ -62,23 +63,23 @@ chain masquerading {
 	ct status dnat ip saddr . ip daddr @hairpin-connections masquerade fully-random
 }
 chain nat-prerouting {
-	type nat hook prerouting priority -100; policy accept;
+	type nat hook prerouting priority -102; policy accept;
 	jump services
 }
 chain nat-output {
-	type nat hook output priority -100; policy accept;
+	type nat hook output priority -102; policy accept;
 	jump services
 }
 chain nat-prerouting-again {
-	type nat hook prerouting priority -99; policy accept;
+	type nat hook prerouting priority -101; policy accept;
 	jump services
 }
 chain nat-output-again {
-	type nat hook output priority -99; policy accept;
+	type nat hook output priority -101; policy accept;
 	jump services
 }
 chain nat-postrouting {
-	type nat hook postrouting priority 100; policy accept;
+	type nat hook postrouting priority 99; policy accept;
 	jump masquerading
 }
 chain filter-forward {
