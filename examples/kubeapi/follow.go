@@ -39,7 +39,7 @@ const (
 // Handler receives new and changed objects, and the names of deleted ones. [Follow] calls
 // the functions of one kind one at a time, and those of different kinds concurrently. The
 // functions must not modify an object, and may keep it after the call only if it is a Node.
-// Every field but All and Contact must be set.
+// Every field but All, Contact and Failed must be set.
 type Handler struct {
 	// All makes Follow follow Services and EndpointSlices that the selector excludes, too, for
 	// programs that show why a proxy leaves them out.
@@ -59,6 +59,9 @@ type Handler struct {
 	// the begin of a watch, or an event, of which there is one a minute even without a change.
 	// So it tells how old the objects may be. Calls may be concurrent.
 	Contact func(Source)
+	// Failed is called each time that a request about a source fails, or has no answer yet. Follow goes on. Calls
+	// may be concurrent.
+	Failed func(Source, error)
 }
 
 // Follow passes all objects to the handler, and then every change, until ctx ends. It
@@ -100,6 +103,9 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 		contact = func(resource string) { h.Contact(Source(resource)) }
 	}
 	retrier := apiretry.New(log, contact)
+	if h.Failed != nil {
+		retrier.Failed = func(resource string, err error) { h.Failed(Source(resource), err) }
+	}
 	// The embedded Handler keeps logr from unwrapping a Handler that it made from a
 	// LogSink: it would initialize the sink, which may be in use.
 	logger := logr.FromSlogHandler(struct{ slog.Handler }{log.Handler()})

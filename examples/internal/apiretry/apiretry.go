@@ -78,6 +78,10 @@ func pause(n int, err error) time.Duration {
 // Retrier repeats the failed requests of several reflectors, and logs failures once for
 // all of them. Its methods are safe for concurrent use.
 type Retrier struct {
+	// Failed, if not nil, is called each time that a request fails, or has no answer yet. It must not call the
+	// Retrier.
+	Failed func(resource string, err error)
+
 	log     *slog.Logger
 	contact func(resource string) // nil for none
 	now     func() time.Time      // for tests
@@ -366,6 +370,9 @@ func (r *Retrier) failed(resource string, err error) {
 
 // record records a failure and logs it if it is time for a line. The caller holds r.mu.
 func (r *Retrier) record(resource string, err error) {
+	if r.Failed != nil {
+		r.Failed(resource, err)
+	}
 	now := r.now()
 	if len(r.failing) == 0 {
 		r.since = now

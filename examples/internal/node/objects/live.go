@@ -11,8 +11,46 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 )
 
-// peekTimeout is how long Watch waits for an API server.
-const peekTimeout = 30 * time.Second
+const (
+	// peekTimeout is how long Watch waits for an API server that answers.
+	peekTimeout = 30 * time.Second
+	// failingTimeout is how long Watch waits for one that refuses a resource, does not answer, or has no Node.
+	failingTimeout = 5 * time.Second
+)
+
+// failures are the resources that cannot be read.
+type failures struct {
+	mu sync.Mutex
+	of map[string]failure
+}
+
+type failure struct {
+	since time.Time
+	err   error
+}
+
+// set records the outcome of a request about a resource.
+func (f *failures) set(resource string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		delete(f.of, resource)
+	} else if _, ok := f.of[resource]; !ok {
+		f.of[resource] = failure{time.Now(), err}
+	}
+}
+
+// lasting returns the error about a resource that has failed for a while, or nil.
+func (f *failures) lasting() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for resource, x := range f.of {
+		if time.Since(x.since) >= failingTimeout {
+			return fmt.Errorf("cannot read %s: %w", resource, x.err)
+		}
+	}
+	return nil
+}
 
 // Peek returns the world in its present state.
 func Peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*World, error) {
@@ -51,7 +89,9 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 			closeAll()
 		}
 	}()
-	node, err := src.Node(wait, NeedOf(cfg))
+	asking, cancelAsking := context.WithTimeout(wait, failingTimeout)
+	defer cancelAsking()
+	node, err := src.Node(asking, NeedOf(cfg))
 	if err != nil {
 		return nil, err
 	}
@@ -60,11 +100,14 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 		return nil, err
 	}
 	stop = append(stop, stopReading)
+	failing := failures{of: map[string]failure{}}
 	w, err := New(cfg, nil, node, WorldHooks{
 		APIServer: FindAPIAddresses(wait, client, log),
 		Own:       own,
 		Ranges:    ranges,
 		Keep:      true,
+		NotRead:   failing.set,
+		Contact:   func(resource string) { failing.set(resource, nil) },
 		Failed:    func(error) {},
 	}, log)
 	if err != nil {
@@ -87,6 +130,10 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 	for !w.Tracker.Synced() {
 		select {
 		case <-changed:
+		case <-time.After(200 * time.Millisecond):
+			if err := failing.lasting(); err != nil {
+				return nil, err
+			}
 		case <-wait.Done():
 			return nil, fmt.Errorf("cannot list the objects: %w", wait.Err())
 		}

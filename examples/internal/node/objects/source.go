@@ -262,7 +262,7 @@ func (s *apiServer) Node(ctx context.Context, need Need) (*v1.Node, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
 		case <-time.After(nodeInterval):
 		}
 	}
@@ -289,6 +289,11 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 		Contact: func(s kubeapi.Source) {
 			if w.Contact != nil {
 				w.Contact(string(s))
+			}
+		},
+		Failed: func(s kubeapi.Source, err error) {
+			if w.NotRead != nil {
+				w.NotRead(string(s), err)
 			}
 		},
 		Synced: func(s kubeapi.Source) {

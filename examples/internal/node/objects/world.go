@@ -92,6 +92,8 @@ type WorldHooks struct {
 	APIServer apiAddresses
 	// Contact is called each time that the API server has answered about a resource.
 	Contact func(resource string)
+	// NotRead is called each time that a request about a resource fails, or has no answer yet.
+	NotRead func(resource string, err error)
 	// Ineligible is called with why the node may not get load-balancer traffic, or with "" if it
 	// may.
 	Ineligible func(reason string)
