@@ -8,10 +8,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 )
 
-// WriteHelp writes a command's help text. Descriptions of flags are wrapped if w is a terminal.
+// WriteHelp writes a command's help text, as wide as the terminal. Of a flag it has the first sentence:
+// OPTIONS.md and the manual page have all.
 func WriteHelp(w io.Writer, c *cobra.Command) {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "Usage: %s\n\n%s\n", usageLine(c), strings.TrimSpace(description(c)))
@@ -37,9 +39,49 @@ func WriteHelp(w io.Writer, c *cobra.Command) {
 		} else if s.flags.HasFlags() {
 			fmt.Fprint(&out, "\nFlags:\n")
 		}
-		out.WriteString(s.flags.FlagUsagesWrapped(columns(w)))
+		s.flags.VisitAll(func(f *pflag.Flag) { writeFlag(&out, f, columns(w)) })
 	}
 	_, _ = w.Write(out.Bytes())
+}
+
+// writeFlag writes a flag's name, and below it the first sentence of its description, or what is before
+// the semicolon.
+func writeFlag(out io.Writer, f *pflag.Flag, width int) {
+	if f.Deprecated != "" {
+		return
+	}
+	of, usage := pflag.UnquoteUsage(f)
+	for _, end := range []string{"; ", ". "} {
+		usage, _, _ = strings.Cut(usage, end)
+	}
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	if d := defaultOf(f); d != "" {
+		usage += " (default " + d + ")"
+	}
+	fmt.Fprintf(out, "  %s\n", strings.TrimSpace(name+" "+of))
+	line := ""
+	for _, word := range strings.Fields(usage) {
+		if line != "" && len(indent+line+word) >= width {
+			fmt.Fprintln(out, indent+line)
+			line = ""
+		}
+		line = strings.TrimSpace(line + " " + word)
+	}
+	fmt.Fprintln(out, indent+line)
+}
+
+const indent = "        "
+
+// defaultOf returns the default of a flag, unless it is a zero value.
+func defaultOf(f *pflag.Flag) string {
+	switch f.DefValue {
+	case "false", "0", "0s", "[]":
+		return ""
+	}
+	return f.DefValue
 }
 
 // usageLine returns the command line of a command.
@@ -58,15 +100,12 @@ func description(c *cobra.Command) string {
 	return c.Short
 }
 
-// columns returns the width of a terminal, or 0, which means that nothing is wrapped.
+// columns returns the width of a terminal, or 100.
 func columns(w io.Writer) int {
-	f, ok := w.(*os.File)
-	if !ok {
-		return 0
+	if f, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return width
+		}
 	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil {
-		return 0
-	}
-	return width
+	return 100
 }

@@ -91,10 +91,8 @@ func writeOption(out *bytes.Buffer, f *pflag.Flag) {
 		fmt.Fprintf(out, " \\fI%s\\fR", roff(value))
 	}
 	fmt.Fprintf(out, "\n%s.\n", roff(strings.TrimSuffix(usage, ".")))
-	switch f.DefValue {
-	case "", "0", "0s", "false", "[]":
-	default:
-		fmt.Fprintf(out, "The default is %s.\n", roff(f.DefValue))
+	if d := defaultOf(f); d != "" {
+		fmt.Fprintf(out, "The default is %s.\n", roff(d))
 	}
 }
 

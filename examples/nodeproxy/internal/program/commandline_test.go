@@ -1,6 +1,8 @@
 package program
 
 import (
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 )
 
@@ -75,23 +78,51 @@ func TestEveryFlagIsInOneGroup(t *testing.T) {
 	}
 }
 
-// TestEveryOwnFlagHasAUser looks for nodeproxy's own flags in the table of OPTIONS.md.
-func TestEveryOwnFlagHasAUser(t *testing.T) {
-	page, err := os.ReadFile("../../deploy/OPTIONS.md")
+var update = flag.Bool("update", false, "write the table of OPTIONS.md")
+
+// TestOptionsPageHasEveryFlag compares the table of OPTIONS.md with the flags of run.
+func TestOptionsPageHasEveryFlag(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the page has the flags of Linux")
+	}
+	const page, begin, end = "../../deploy/OPTIONS.md", "<!-- begin of the flags -->\n", "<!-- end of the flags -->\n"
+	var table strings.Builder
+	title := ""
+	run, _, err := newRoot(&cli.Program{}).Find([]string{"run"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, help, _ := output(t, "run", "--help")
-	_, own, _ := strings.Cut(help, "\nFlags, nodeproxy's own:\n")
-	own, _, _ = strings.Cut(own, "\nFlags, ")
-	flags := regexp.MustCompile(`(?m)^ +(--[a-z-]+) `).FindAllStringSubmatch(own, -1)
-	if len(flags) < 15 {
-		t.Errorf("only %d flags of nodeproxy's own", len(flags))
-	}
-	for _, f := range flags {
-		if !regexp.MustCompile("(?m)^\\| .*`" + f[1] + "`.*\\|$").Match(page) {
-			t.Errorf("OPTIONS.md has no row for %s", f[1])
+	run.Flags().VisitAll(func(f *pflag.Flag) {
+		group := f.Annotations[config.GroupAnnotation]
+		if f.Hidden || f.Deprecated != "" || len(group) == 0 || group[0] == "logging" {
+			return // logging is Kubernetes' own
 		}
+		if group[0] != title {
+			title = group[0]
+			fmt.Fprintf(&table, "\n## Flags, %s\n\n| flag | meaning |\n|---|---|\n", title)
+		}
+		value, usage := pflag.UnquoteUsage(f)
+		if usage = strings.ReplaceAll(usage, "|", "\\|"); f.DefValue != "" && f.DefValue != "false" && f.DefValue != "[]" {
+			usage += " (default " + f.DefValue + ")"
+		}
+		fmt.Fprintf(&table, "| `%s` | %s |\n", strings.TrimSpace("--"+f.Name+" "+value), usage)
+	})
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, _ := strings.Cut(string(text), begin)
+	_, tail, ok := strings.Cut(rest, end)
+	want := head + begin + table.String() + "\n" + end + tail
+	switch {
+	case !ok:
+		t.Fatalf("%s has no place for the flags", page)
+	case *update:
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	case string(text) != want:
+		t.Errorf("%s differs from the flags: run go test . -args -update", page)
 	}
 }
 
