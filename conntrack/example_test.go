@@ -69,7 +69,7 @@ func Example() {
 	two := &tracker.Endpoint{Addr: ap("10.0.0.2:53"), Ready: true, Serving: true, Weight: 1}
 	node := &ruleset.Node{}
 	compile := func(e ...*tracker.Endpoint) *ruleset.Port {
-		return ruleset.Compile(tracker.PortState{Port: port, Endpoints: e}, node, tracker.TopologyOptions{})
+		return ruleset.Compile(tracker.PortState{Port: port, Endpoints: e}, node)
 	}
 	both, left := compile(one, two), compile(two)
 	for _, d := range []*ruleset.Delta{

@@ -73,7 +73,7 @@ func (s service) compile(n *ruleset.Node) *ruleset.Port {
 	for _, e := range s.external {
 		p.ExternalIPs = append(p.ExternalIPs, addr(e))
 	}
-	return ruleset.Compile(tracker.PortState{Port: p, Endpoints: s.endpoints}, n, tracker.TopologyOptions{})
+	return ruleset.Compile(tracker.PortState{Port: p, Endpoints: s.endpoints}, n)
 }
 
 // everyAddress returns a node whose NodePorts answer at all its addresses.

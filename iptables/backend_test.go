@@ -657,7 +657,7 @@ func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
 		key := tracker.Key{Family: tracker.IPv4}
 		key.Namespace, key.Name, key.Protocol = "default", "web", v1.ProtocolTCP
 		p := &tracker.ServicePort{Key: key, ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, Affinity: c.affinity}
-		s := ruleset.Compile(tracker.PortState{Port: p}, &ruleset.Node{}, tracker.TopologyOptions{})
+		s := ruleset.Compile(tracker.PortState{Port: p}, &ruleset.Node{})
 		err := (&settings{family: tracker.IPv4}).validate(s)
 		if (err != nil) != c.fails {
 			t.Errorf("affinity %v: error %v", c.affinity, err)

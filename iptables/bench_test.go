@@ -277,7 +277,7 @@ func BenchmarkRender(b *testing.B) {
 			for i := range n {
 				eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true, Weight: 1})
 			}
-			s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: eps}, nil, tracker.TopologyOptions{})
+			s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: eps}, nil)
 			b.ReportAllocs()
 			for b.Loop() {
 				if r := renderService(&settings{family: tracker.IPv4, mark: 1 << 14}, nil, s); len(r.chains) < n {

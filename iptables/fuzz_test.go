@@ -47,7 +47,7 @@ func FuzzInjection(f *testing.F) {
 			ExternalLocal: seconds%2 == 0, HealthCheckNodePort: 30001,
 		}
 		node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}, LocalTraffic: ruleset.LocalTraffic{Bridge: port}}
-		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: []*tracker.Endpoint{ep}}, node, tracker.TopologyOptions{})
+		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: []*tracker.Endpoint{ep}}, node)
 		m, err := newModel(&settings{family: family, mark: 1 << 14}, node)
 		if err != nil || m.validate(s) != nil {
 			return

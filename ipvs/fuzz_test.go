@@ -50,7 +50,7 @@ func FuzzPlan(f *testing.F) {
 			ep.Ready, ep.Weight = b&4 == 0, uint16(b>>5)
 			endpoints = append(endpoints, ep)
 		}
-		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}, tracker.TopologyOptions{})
+		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}})
 		c, err := Config{}.withDefaults()
 		if err != nil {
 			t.Fatal(err)

@@ -26,7 +26,7 @@ func testService(edit func(*tracker.ServicePort), eps ...*tracker.Endpoint) *rul
 	if eps == nil {
 		eps = []*tracker.Endpoint{testEndpoint("10.244.1.1", "here"), testEndpoint("10.244.2.1", "there"), testEndpoint("10.244.3.1", "")}
 	}
-	return ruleset.Compile(tracker.PortState{Port: p, Endpoints: eps}, &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}, tracker.TopologyOptions{})
+	return ruleset.Compile(tracker.PortState{Port: p, Endpoints: eps}, &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}})
 }
 
 func testEndpoint(addr, node string) *tracker.Endpoint {

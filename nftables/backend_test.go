@@ -317,7 +317,7 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 		for e := range endpoints {
 			eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(e >> 16), byte(e >> 8), byte(e)}), 80), Ready: true, Serving: true, Weight: 1, Node: "far"})
 		}
-		s := ruleset.Compile(tracker.PortState{Port: p, Endpoints: eps}, &ruleset.Node{}, tracker.TopologyOptions{})
+		s := ruleset.Compile(tracker.PortState{Port: p, Endpoints: eps}, &ruleset.Node{})
 		s.ID, s.Key = id, p.Key
 		return ruleset.Change{Key: p.Key, New: s, Fields: ruleset.FieldAll}
 	}

@@ -53,7 +53,7 @@ func FuzzNames(f *testing.F) {
 			}
 			p.Endpoints = []*tracker.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Node: "m", Ready: true, Serving: true, Weight: 1}}
 			node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}}
-			s := ruleset.Compile(p, node, tracker.TopologyOptions{})
+			s := ruleset.Compile(p, node)
 			s.ID = 1
 			c := ruleset.Change{Key: p.Port.Key, New: s, Fields: ruleset.FieldAll}
 			// Begin without a table, so that the listing depends on the Service alone.

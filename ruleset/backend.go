@@ -162,7 +162,7 @@ const (
 	// FieldAffinity: the affinity timeout, Port.Affinity.
 	FieldAffinity
 	// FieldOther: anything else in the ServicePort, such as a health-check node port
-	// or a policy that changes no frontend, or Selection.HasAny or Mode.
+	// or a policy that changes no frontend, or Selection.HasAny.
 	FieldOther
 	// FieldHash: the part of a connection that determines its endpoint, Port.Hash, or
 	// the size of the hash table, Port.HashBuckets.

@@ -63,7 +63,7 @@ func TestFitBoundsTheCost(t *testing.T) {
 		}
 		b := Budget{Buckets: pick(r, 0, 251, 509, 4093), BucketsPerEndpoint: pick(r, 0, 100)}
 		most := pick(r, 0, 1+r.IntN(100))
-		s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+		s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}})
 		out, what := b.limit(s, 1)
 		if most != 0 {
 			out, what = b.fit(out, most, "all", what)
@@ -407,7 +407,7 @@ func TestLargeServicesAreComplete(t *testing.T) {
 					eps = append(eps, ep)
 				}
 				b := DefaultBudget()
-				s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+				s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}})
 				out, left := b.limit(s, 1)
 				if out, left = b.fit(out, b.Namespace, "", left); (left == nil) != (more == 0) && p.Hash == tracker.HashNone {
 					t.Errorf("%s, weights %t: %d endpoints: %v", c.what, weighted, n+more, left)

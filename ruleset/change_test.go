@@ -167,7 +167,6 @@ func TestDiffSetsFieldOfEachPart(t *testing.T) {
 		{"no local pool", func(s *Port) { s.Selection.UsesLocal, s.Selection.Local = false, nil }, FieldLocal | FieldPools},
 		{"no endpoints at all", func(s *Port) { s.Selection.HasAny = false }, FieldOther},
 		{"hash", func(s *Port) { s.Spec.Hash = tracker.HashSource }, FieldHash},
-		{"mode", func(s *Port) { s.Selection.Mode = tracker.TopologySameZone }, FieldOther},
 		{"extension", func(s *Port) { s.Spec.Ext = ext(1) }, FieldExt},
 		{"extension and frontend", func(s *Port) { s.Spec.Ext = ext(1); s.Frontends = nil }, FieldExt | FieldFrontends},
 	} {

@@ -88,7 +88,7 @@ func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Port {
 		ep.Weight = w
 		eps = append(eps, ep)
 	}
-	return Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+	return Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}})
 }
 
 func TestServiceMaglevCoversPool(t *testing.T) {

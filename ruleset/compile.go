@@ -18,7 +18,7 @@ import (
 // Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the
 // zero Node. p.Port and the endpoints must not be nil. Compile costs a call of
 // [tracker.Select] and a few steps per frontend.
-func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Port {
+func Compile(p tracker.PortState, n *Node) *Port {
 	if n == nil {
 		n = &Node{}
 	}
@@ -39,7 +39,7 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Port {
 	s.Spec = p.Port
 	s.Endpoints = p.Endpoints
 	s.uniform = uniform(p.Endpoints)
-	s.Selection = tracker.Select(p.Port, weighted(p.Endpoints, s.uniform), n.Info, o)
+	s.Selection = tracker.Select(p.Port, weighted(p.Endpoints, s.uniform), n.Info)
 	s.Frontends = frontends(s.Frontends, p.Port, &s.Selection, n)
 	return s
 }
@@ -213,11 +213,11 @@ func withOwn(sources []netip.Prefix, own netip.Addr) []netip.Prefix {
 // the pools that node n may use. The frontends stay those that the [Engine] assigned, which
 // [Compile] alone does not know. A process that computes the rules of several nodes calls
 // it; see package placement. Nil stays nil.
-func (s *Port) On(n *Node, o tracker.TopologyOptions) *Port {
+func (s *Port) On(n *Node) *Port {
 	if s == nil {
 		return nil
 	}
-	out := Compile(tracker.PortState{Port: s.Spec, Endpoints: s.Endpoints}, n, o)
+	out := Compile(tracker.PortState{Port: s.Spec, Endpoints: s.Endpoints}, n)
 	out.ID = s.ID
 	out.Frontends = slices.DeleteFunc(out.Frontends, func(f Frontend) bool {
 		return !slices.ContainsFunc(s.Frontends, func(o Frontend) bool { return o.Addr == f.Addr && o.Port == f.Port })
@@ -228,12 +228,12 @@ func (s *Port) On(n *Node, o tracker.TopologyOptions) *Port {
 // On returns the change of the Service's rules on another node: Old, New and Attempted as
 // [Port.On] returns them, and the Fields in which they differ there. After a failed
 // attempt, Fields stays FieldAll.
-func (c Change) On(n *Node, o tracker.TopologyOptions) Change {
+func (c Change) On(n *Node) Change {
 	out := c
-	out.Old, out.New = c.Old.On(n, o), c.New.On(n, o)
+	out.Old, out.New = c.Old.On(n), c.New.On(n)
 	out.Attempted = make([]*Port, len(c.Attempted))
 	for i, s := range c.Attempted {
-		out.Attempted[i] = s.On(n, o)
+		out.Attempted[i] = s.On(n)
 	}
 	if c.Fields != FieldAll {
 		out.Fields = diff(out.Old, out.New)

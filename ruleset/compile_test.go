@@ -52,7 +52,7 @@ func TestTargetsMatchTable(t *testing.T) {
 				LoadBalancerIPs: addrs("203.0.113.1"),
 				InternalLocal:   internalLocal, ExternalLocal: externalLocal,
 			}
-			s := Compile(tracker.PortState{Port: p, Endpoints: c.endpoints}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+			s := Compile(tracker.PortState{Port: p, Endpoints: c.endpoints}, &Node{Info: tracker.NodeInfo{Name: "n1"}})
 
 			inside := Frontend{Target: c.cluster, Internal: c.cluster}
 			if internalLocal {
@@ -120,7 +120,7 @@ func TestMasqueradeDependsOnNode(t *testing.T) {
 		p := &tracker.ServicePort{
 			Key: key("s", c.family), ClusterIP: netip.MustParseAddr(own), Port: 80, NodePort: 30080, ExternalLocal: c.externalLocal,
 		}
-		s := Compile(tracker.PortState{Port: p}, &Node{LocalTraffic: c.local, MasqueradeAll: c.all}, tracker.TopologyOptions{})
+		s := Compile(tracker.PortState{Port: p}, &Node{LocalTraffic: c.local, MasqueradeAll: c.all})
 		if got := s.Frontends[0].Masquerade; got != c.inside {
 			t.Errorf("%s: cluster IP masquerades %s, want %s", c.name, got, c.inside)
 		}
@@ -160,7 +160,7 @@ func TestSourceRangesRestrictLoadBalancerIPs(t *testing.T) {
 				Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80, NodePort: 30080,
 				ExternalIPs: addrs("192.0.2.1"), LoadBalancerIPs: addrs("203.0.113.1"), SourceRanges: c.ranges,
 			}
-			s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Addresses: c.node}}, tracker.TopologyOptions{})
+			s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Addresses: c.node}})
 			for _, f := range s.Frontends {
 				want := c.want
 				if f.Kind != KindLoadBalancerIP {
@@ -181,7 +181,7 @@ func TestLoadBalancerIPAdmitsItself(t *testing.T) {
 		Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80,
 		LoadBalancerIPs: addrs("203.0.113.1", "203.0.113.2"), SourceRanges: prefixes("192.0.2.0/24"),
 	}
-	s := Compile(tracker.PortState{Port: p}, &Node{Info: tracker.NodeInfo{Addresses: addrs("192.0.2.9")}}, tracker.TopologyOptions{})
+	s := Compile(tracker.PortState{Port: p}, &Node{Info: tracker.NodeInfo{Addresses: addrs("192.0.2.9")}})
 	n := 0
 	for _, f := range s.Frontends {
 		if f.Kind != KindLoadBalancerIP {
@@ -210,7 +210,7 @@ func TestRepeatedAddressIsOneFrontend(t *testing.T) {
 		LoadBalancerIPs: addrs("203.0.113.1", "172.30.0.1", "203.0.113.1"),
 		SourceRanges:    prefixes("198.51.100.0/24"),
 	}
-	s := Compile(tracker.PortState{Port: p}, nil, tracker.TopologyOptions{})
+	s := Compile(tracker.PortState{Port: p}, nil)
 	var got []string
 	for _, f := range s.Frontends {
 		got = append(got, show(f))
@@ -286,11 +286,11 @@ func FuzzCompile(f *testing.F) {
 		if r.IntN(2) == 0 {
 			n.LocalTraffic.Bridge = "cni0"
 		}
-		s := Compile(tracker.PortState{Port: p, Endpoints: eps}, n, tracker.TopologyOptions{})
+		s := Compile(tracker.PortState{Port: p, Endpoints: eps}, n)
 		if s.Key != p.Key || s.Spec != p || s.ID != 0 {
 			t.Fatalf("identity: %+v", s)
 		}
-		if again := Compile(tracker.PortState{Port: p, Endpoints: eps}, n, tracker.TopologyOptions{}); diff(s, again) != 0 {
+		if again := Compile(tracker.PortState{Port: p, Endpoints: eps}, n); diff(s, again) != 0 {
 			t.Fatalf("compiled twice: %v", diff(s, again))
 		}
 		seen := map[l4Key]bool{}

@@ -184,7 +184,7 @@ func BenchmarkCompile(b *testing.B) {
 			}
 			node := &Node{Info: tracker.NodeInfo{Name: "n1"}}
 			for b.Loop() {
-				if s := Compile(state, node, tracker.TopologyOptions{}); len(s.Frontends) != 2 {
+				if s := Compile(state, node); len(s.Frontends) != 2 {
 					b.Fatal(s)
 				}
 			}

@@ -59,7 +59,7 @@ func diff(a, b *Port) Field {
 // equalOther compares the parts that FieldOther covers. found holds the other bits
 // that differ.
 func equalOther(a, b *Port, found Field) bool {
-	if a.Selection.HasAny != b.Selection.HasAny || a.Selection.Mode != b.Selection.Mode {
+	if a.Selection.HasAny != b.Selection.HasAny {
 		return false
 	}
 	if a.Spec == b.Spec {

@@ -22,9 +22,6 @@ type Config struct {
 	// Source is the source of Services and endpoints, usually a [tracker.Tracker];
 	// required. The Engine must be its only consumer.
 	Source Source
-	// Topology holds the options for choosing endpoints. It should equal that of the
-	// Tracker. The zero value is kube-proxy's behavior.
-	Topology tracker.TopologyOptions
 	// MasqueradeAll becomes [Node.MasqueradeAll].
 	MasqueradeAll bool
 	// LocalTraffic becomes [Node.LocalTraffic]. At most one of its fields may be
@@ -85,7 +82,6 @@ const maxInterfaceName = 15
 // [NewEngine] makes one; the zero value must not be used.
 type Engine struct {
 	tracker  Source
-	topology tracker.TopologyOptions
 	nodePort NodePortAddresses
 	log      *slog.Logger
 	budget   Budget
@@ -168,7 +164,6 @@ func NewEngine(c Config) (*Engine, error) {
 	c.LocalTraffic.CIDRs = cidr.Reduce(c.LocalTraffic.CIDRs)
 	e := &Engine{
 		tracker:      c.Source,
-		topology:     c.Topology,
 		nodePort:     c.NodePortAddresses,
 		log:          c.Log,
 		budget:       c.Budget,
@@ -517,7 +512,7 @@ func (e *Engine) compile(j *job) {
 	if s.port == nil {
 		return // the port was removed after it was queued
 	}
-	now := Compile(*j.state, e.node, e.topology)
+	now := Compile(*j.state, e.node)
 	now.ID = j.id
 	e.strip(now, s)
 	now, left := e.budget.limit(now, len(e.names[now.Key.NamespacedName]))

@@ -34,7 +34,7 @@ func ExampleCompile() {
 	}
 	for _, name := range []string{"node-a", "node-b"} {
 		node := &ruleset.Node{Info: tracker.NodeInfo{Name: name}}
-		s := ruleset.Compile(state, node, tracker.TopologyOptions{})
+		s := ruleset.Compile(state, node)
 		for _, f := range s.Frontends {
 			fmt.Println(name, f.Kind, f.Addr, f.Target, s.Pool(f.Target))
 		}

@@ -281,7 +281,7 @@ func TestRemainingLosesWhatIsGone(t *testing.T) {
 		if edit != nil {
 			edit(p.Port)
 		}
-		s := Compile(p, node, tracker.TopologyOptions{})
+		s := Compile(p, node)
 		s.ID = 7
 		return s
 	}

@@ -97,7 +97,7 @@ func sliceOn(service, node string, addresses ...string) *discovery.EndpointSlice
 // world returns a synced tracker and an engine.
 func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *Engine) {
 	t.Helper()
-	tr, err := tracker.New(tracker.Config{Node: node, Topology: c.Topology, OnService: fromAnnotations})
+	tr, err := tracker.New(tracker.Config{Node: node, OnService: fromAnnotations})
 	if err != nil {
 		t.Fatal(err)
 	}

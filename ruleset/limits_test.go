@@ -166,7 +166,7 @@ func TestIgnoredPartsAreReported(t *testing.T) {
 		LacksWeights:         {Port: port(func(*tracker.ServicePort) {}), Endpoints: []*tracker.Endpoint{same[0], endpoint("10.0.0.2:80", 2)}},
 		LacksEndpointPorts:   {Port: port(func(*tracker.ServicePort) {}), Endpoints: []*tracker.Endpoint{same[0], endpoint("10.0.0.2:81", 1)}},
 	} {
-		s := Compile(state, &Node{}, tracker.TopologyOptions{})
+		s := Compile(state, &Node{})
 		l := Limits{Lacks: all}
 		if got := all.in(s); got != want {
 			t.Errorf("%b is ignored, want %b", got, want)

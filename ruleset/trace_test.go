@@ -169,7 +169,7 @@ func TestTraceNamesPreferLocal(t *testing.T) {
 	} {
 		p := c.port
 		p.Key, p.ClusterIP, p.Port, p.NodePort, p.LoadBalancerIPs = key("web", tracker.IPv4), netip.MustParseAddr("172.30.0.1"), 80, 30080, addrs("203.0.113.1")
-		s := &Snapshot{Node: node, Ports: []*Port{Compile(tracker.PortState{Port: &p, Endpoints: c.eps}, node, tracker.TopologyOptions{})}}
+		s := &Snapshot{Node: node, Ports: []*Port{Compile(tracker.PortState{Port: &p, Endpoints: c.eps}, node)}}
 		v := s.Trace(Packet{
 			From: netip.MustParseAddr("198.51.100.9"), InInterface: "eth0", Protocol: v1.ProtocolTCP,
 			To: netip.MustParseAddrPort(c.to), NodeAddresses: addrs("192.168.0.1"),

@@ -177,7 +177,7 @@ func BenchmarkSelect(b *testing.B) {
 		b.Run(mode, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				tracker.Select(&p, state.Endpoints, tracker.NodeInfo{Name: "node-7"}, tracker.TopologyOptions{})
+				tracker.Select(&p, state.Endpoints, tracker.NodeInfo{Name: "node-7"})
 			}
 		})
 	}

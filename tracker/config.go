@@ -39,10 +39,6 @@ type Config struct {
 	// and reports it. 169.254.169.254, where clouds serve the metadata of a machine, is
 	// always reserved. Cluster IPs are not checked.
 	ReservedIPs []netip.Addr
-	// Topology holds the options that the caller will pass to [Select]. The zero
-	// value is kube-proxy's behavior. [Tracker] uses it to find the Services that a
-	// change of the node affects; the other trackers ignore it.
-	Topology TopologyOptions
 	// OnService, if not nil, is called for each new ServicePort before it is
 	// published. It may change any field except Key. The API objects belong to the
 	// caller: the hook must not change or keep them, and must not keep the

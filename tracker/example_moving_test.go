@@ -44,7 +44,7 @@ func (p *proxier) syncProxyRules() {
 
 	byKey := p.endpoints.Map()
 	for key, port := range p.services.Map() {
-		use := tracker.Select(port, byKey[key], p.node, tracker.TopologyOptions{})
+		use := tracker.Select(port, byKey[key], p.node)
 		fmt.Println(key, port, "leads to", use.Cluster)
 	}
 }

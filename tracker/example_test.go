@@ -30,7 +30,7 @@ func Example() {
 
 	for _, u := range t.Take().Updates {
 		for _, p := range u.Ports {
-			use := tracker.Select(p.Port, p.Endpoints, t.Node(), tracker.TopologyOptions{})
+			use := tracker.Select(p.Port, p.Endpoints, t.Node())
 			fmt.Println(p.Port.Key, p.Port, "has", p.Endpoints, "uses", use.Local)
 		}
 	}
@@ -166,13 +166,13 @@ func ExampleSelect() {
 		{Addr: netip.MustParseAddrPort("10.0.0.2:8080"), Ready: true, ForZones: []string{"zone-b"}},
 	}
 	for _, zone := range []string{"zone-a", "zone-b", "zone-c"} {
-		use := tracker.Select(port, eps, tracker.NodeInfo{Zone: zone}, tracker.TopologyOptions{})
-		fmt.Println(zone, use.Mode, use.Cluster)
+		use := tracker.Select(port, eps, tracker.NodeInfo{Zone: zone})
+		fmt.Println(zone, use.Cluster)
 	}
 	// Output:
-	// zone-a same zone [10.0.0.1:8080]
-	// zone-b same zone [10.0.0.2:8080]
-	// zone-c all [10.0.0.1:8080 10.0.0.2:8080]
+	// zone-a [10.0.0.1:8080]
+	// zone-b [10.0.0.2:8080]
+	// zone-c [10.0.0.1:8080 10.0.0.2:8080]
 }
 
 // Take changes when the tracker reports some. In an agent, package runner calls Take.

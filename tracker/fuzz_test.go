@@ -126,7 +126,7 @@ func FuzzSlice(f *testing.F) {
 						t.Fatalf("%v: %v", p.Port.Key, p.Endpoints)
 					}
 				}
-				got := tracker.Select(p.Port, p.Endpoints, tracker.NodeInfo{Name: "n", Zone: "z"}, tracker.TopologyOptions{})
+				got := tracker.Select(p.Port, p.Endpoints, tracker.NodeInfo{Name: "n", Zone: "z"})
 				if len(p.Endpoints) > 0 && len(got.Reachable) > 0 && !got.HasAny {
 					t.Fatalf("%+v", got)
 				}

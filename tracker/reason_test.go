@@ -195,7 +195,7 @@ func excluded(t *testing.T) map[tracker.Reason]bool {
 		if c.other.Weight == 0 {
 			all = all[:1] // as package ruleset does
 		}
-		s := tracker.Select(&c.port, all, node, tracker.TopologyOptions{})
+		s := tracker.Select(&c.port, all, node)
 		if got := s.Excludes(&c.port, &c.other, node); got != c.want {
 			t.Errorf("%+v: excluded by %q, want %q", c.other, got, c.want)
 		}

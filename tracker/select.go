@@ -16,7 +16,7 @@ import "slices"
 // kube-proxy, the two policies fall back independently.
 //
 // Select ignores [Endpoint.Weight]. p and the endpoints must not be nil.
-func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) Selection {
+func Select(p *ServicePort, eps []*Endpoint, node NodeInfo) Selection {
 	s := Selection{UsesCluster: p.UsesClusterEndpoints(), UsesLocal: p.UsesLocalEndpoints()}
 	if len(eps) == 0 {
 		return s
@@ -24,8 +24,8 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 
 	// Count the endpoints of each kind in one pass.
 	var ready, serving, localReady, localServing int
-	nodeHints, zoneHints := !o.IgnoreHints, !o.IgnoreHints // every ready endpoint so far has hints
-	var hintedNode, hintedZone int                         // endpoints hinted for this node or zone
+	nodeHints, zoneHints := true, true // every ready endpoint so far has hints
+	var hintedNode, hintedZone int     // endpoints hinted for this node or zone
 	for _, e := range eps {
 		switch {
 		case e.Ready:
@@ -57,9 +57,9 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 		case ready == 0:
 			cluster, clusterCount = servingOnes, serving
 		case nodeHints && hintedNode > 0:
-			cluster, clusterCount, s.Mode = nodeOnes, hintedNode, TopologySameNode
+			cluster, clusterCount = nodeOnes, hintedNode
 		case zoneHints && hintedZone > 0:
-			cluster, clusterCount, s.Mode = zoneOnes, hintedZone, TopologySameZone
+			cluster, clusterCount = zoneOnes, hintedZone
 		default:
 			cluster, clusterCount = readyOnes, ready
 		}
@@ -149,37 +149,6 @@ func pick(eps []*Endpoint, n int, wanted func(*Endpoint) bool) []*Endpoint {
 	return out
 }
 
-// TopologyMode is the kind of hint that restricted [Selection].Cluster.
-type TopologyMode uint8
-
-const (
-	// TopologyAllEndpoints means that no hints were used.
-	TopologyAllEndpoints TopologyMode = iota
-	// TopologySameNode means endpoints hinted for this node (trafficDistribution
-	// PreferSameNode, KEP-3015).
-	TopologySameNode
-	// TopologySameZone means endpoints hinted for this zone (trafficDistribution
-	// PreferSameZone and topology aware routing, KEP-2433).
-	TopologySameZone
-)
-
-// String returns "all", "same node" or "same zone".
-func (m TopologyMode) String() string {
-	switch m {
-	case TopologySameNode:
-		return "same node"
-	case TopologySameZone:
-		return "same zone"
-	}
-	return "all"
-}
-
-// TopologyOptions are options for [Select]. The zero value is kube-proxy's behavior.
-type TopologyOptions struct {
-	// IgnoreHints makes every node use endpoints on all nodes, whatever their hints.
-	IgnoreHints bool
-}
-
 // Selection holds the endpoints of a Service port that one node may use. Its slices
 // keep the order of the slice passed to [Select] and may share memory with it and
 // with each other. They must not be modified.
@@ -197,6 +166,4 @@ type Selection struct {
 	// connections. If it is true and the set is empty, drop them: another node may
 	// have an endpoint.
 	HasAny bool
-	// Mode is the kind of hint that restricted Cluster.
-	Mode TopologyMode
 }

@@ -54,7 +54,6 @@ type Tracker struct {
 	mu        sync.Mutex
 	services  *ServiceChangeTracker
 	endpoints *EndpointsChangeTracker
-	topology  TopologyOptions
 	node      NodeInfo
 	affected  map[types.NamespacedName]struct{} // Services affected by node changes; nil if none
 	synced    uint8                             // a bit for each Source
@@ -74,7 +73,6 @@ func New(c Config) (*Tracker, error) {
 	t := &Tracker{
 		services:  newServices(c),
 		endpoints: newEndpoints(c),
-		topology:  c.Topology,
 		node:      c.Node,
 		hook:      c.OnServiceEndpoint,
 	}
@@ -325,9 +323,9 @@ func (t *Tracker) affectedBy(a, b NodeInfo) {
 			states[i].Endpoints = done.out
 		}
 		for _, s := range states {
-			x := Select(s.Port, s.Endpoints, a, t.topology)
-			y := Select(s.Port, s.Endpoints, b, t.topology)
-			if x.Mode != y.Mode || !slices.Equal(x.Cluster, y.Cluster) || !slices.Equal(x.Local, y.Local) {
+			x := Select(s.Port, s.Endpoints, a)
+			y := Select(s.Port, s.Endpoints, b)
+			if !slices.Equal(x.Cluster, y.Cluster) || !slices.Equal(x.Local, y.Local) {
 				if t.affected == nil {
 					t.affected = map[types.NamespacedName]struct{}{}
 				}

@@ -180,12 +180,11 @@ func TestSetNodeUpdatesAffectedServices(t *testing.T) {
 		{"zone", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "a"}, false, "zone-a"},
 		{"zone, between hinted zones", tracker.NodeInfo{Zone: "a"}, tracker.NodeInfo{Zone: "b"}, false, "zone-a"},
 		{"zone without hints", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "y"}, false, ""},
-		{"zone with hints ignored", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "a"}, true, ""},
-		{"zone that changes only the mode", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "c"}, false, "zone-c"},
+		{"zone that changes no endpoint", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "c"}, false, ""},
 		{"addresses", tracker.NodeInfo{}, tracker.NodeInfo{Addresses: []netip.Addr{addr("192.0.2.1")}}, false, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tr := newSynced(t, tracker.Config{Node: tt.from, Topology: tracker.TopologyOptions{IgnoreHints: tt.ignore}})
+			tr := newSynced(t, tracker.Config{Node: tt.from})
 			fill(tr)
 			tr.Take()
 			if tr.SetNode(tt.from) || !tr.SetNode(tt.to) || !tr.Node().Equal(tt.to) {
@@ -245,7 +244,7 @@ func TestDeletedNodeStays(t *testing.T) {
 				t.Errorf("updates %v", c.Updates)
 			}
 			p := u[0].Ports[0]
-			if got := tracker.Select(p.Port, p.Endpoints, c.Node, tracker.TopologyOptions{}); len(got.Local) != 1 {
+			if got := tracker.Select(p.Port, p.Endpoints, c.Node); len(got.Local) != 1 {
 				t.Errorf("%d local endpoints, want 1", len(got.Local))
 			}
 		})

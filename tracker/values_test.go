@@ -85,7 +85,6 @@ func TestStrings(t *testing.T) {
 		{tracker.Family(0).String(), "none"},
 		{tracker.FamilyOf(addr("::ffff:10.0.0.1")).String(), "IPv4"},
 		{tracker.FamilyOf(netip.Addr{}).String(), "none"},
-		{tracker.TopologySameNode.String() + tracker.TopologySameZone.String() + tracker.TopologyAllEndpoints.String(), "same nodesame zoneall"},
 	} {
 		if tt[0] != tt[1] {
 			t.Errorf("got %s, want %s", tt[0], tt[1])

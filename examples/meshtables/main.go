@@ -138,7 +138,7 @@ type tables struct {
 
 func newTables() *tables {
 	return &tables{
-		places: placement.New(tracker.TopologyOptions{}), ports: map[tracker.Key]*ruleset.Port{},
+		places: placement.New(), ports: map[tracker.Key]*ruleset.Port{},
 		nodes: map[string]uint64{}, changed: make(chan struct{}),
 	}
 }

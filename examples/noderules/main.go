@@ -93,7 +93,7 @@ func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTr
 	if err != nil {
 		return err
 	}
-	n := &nodes{dir: dir, log: log, stages: stages, places: placement.New(tracker.TopologyOptions{}), ports: map[tracker.Key]*ruleset.Port{}, nodes: map[string]*node{}}
+	n := &nodes{dir: dir, log: log, stages: stages, places: placement.New(), ports: map[tracker.Key]*ruleset.Port{}, nodes: map[string]*node{}}
 	cursor := engine.Attach("nodes", n)
 	loop, err := runner.New(runner.Config{Min: 100 * time.Millisecond, Log: log}, func(ctx context.Context) error {
 		return errors.Join(cursor.Sync(ctx), n.writeFull())

@@ -20,7 +20,7 @@ import (
 // The tracker has no node of its own. A node that joins gets every Service of the snapshot.
 func Example_allNodes() {
 	t, engine := newEngine(tracker.Config{})
-	nodes := placement.New(tracker.TopologyOptions{})
+	nodes := placement.New()
 	show := func(name string, s *ruleset.Port, on string) {
 		if s == nil {
 			fmt.Println(name, "goes from", on)

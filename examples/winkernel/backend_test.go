@@ -69,7 +69,7 @@ func service(n int, endpoints ...string) *ruleset.Port {
 		}
 		state.Endpoints = append(state.Endpoints, e)
 	}
-	return ruleset.Compile(state, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
+	return ruleset.Compile(state, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}})
 }
 
 // delta returns the delta that makes the Services exist, and records them.
@@ -356,7 +356,7 @@ func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 				s := service(0, endpoint)
 				p := *s.Spec
 				p.ExternalIPs = external
-				return ruleset.Compile(tracker.PortState{Port: &p, Endpoints: s.Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
+				return ruleset.Compile(tracker.PortState{Port: &p, Endpoints: s.Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}})
 			}
 			check := func(endpoint string, addrs ...netip.Addr) {
 				t.Helper()
@@ -506,7 +506,7 @@ func TestFailedWriteNamesThePurpose(t *testing.T) {
 		}
 		p := *service(0, "10.244.2.1:8080").Spec
 		p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 30000, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.1")}
-		s := ruleset.Compile(tracker.PortState{Port: &p, Endpoints: service(0, "10.244.2.1:8080").Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
+		s := ruleset.Compile(tracker.PortState{Port: &p, Endpoints: service(0, "10.244.2.1:8080").Endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}})
 		if err := c.backend.Apply(t.Context(), c.delta(true, map[int]*ruleset.Port{0: s})); err == nil {
 			t.Error("Apply returned no error")
 		}

@@ -1,7 +1,7 @@
 // Package placement computes the rules of many nodes in one process, from one tracker and one
 // Engine:
 //
-//	p := placement.New(tracker.TopologyOptions{})
+//	p := placement.New()
 //	p.SetNode(tracker.NodeInfo{Name: "node-a", Zone: "z1"})
 //	cursor := engine.Attach("all nodes", ruleset.BackendFunc(
 //		func(_ context.Context, d *ruleset.Delta) error {
@@ -56,14 +56,13 @@ import (
 // Placements holds the nodes of a cluster. It is not safe for concurrent use: callers guard
 // it, and usually hold the same lock in Apply. [New] makes one.
 type Placements struct {
-	topology tracker.TopologyOptions
-	nodes    map[string]tracker.NodeInfo
-	zones    map[string]map[string]struct{}
+	nodes map[string]tracker.NodeInfo
+	zones map[string]map[string]struct{}
 }
 
-// New returns Placements without nodes. o should equal that of the Engine.
-func New(o tracker.TopologyOptions) *Placements {
-	return &Placements{o, map[string]tracker.NodeInfo{}, map[string]map[string]struct{}{}}
+// New returns Placements without nodes.
+func New() *Placements {
+	return &Placements{map[string]tracker.NodeInfo{}, map[string]map[string]struct{}{}}
 }
 
 // SetNode adds a node or replaces what is known of it, and reports whether anything changed.
@@ -105,10 +104,10 @@ func (p *Placements) Service(node *ruleset.Node, s *ruleset.Port, name string) *
 	if !ok || s == nil {
 		return nil
 	}
-	if !on(s, p.topology).any() {
+	if !on(s).any() {
 		return s
 	}
-	return s.On(with(node, info), p.topology)
+	return s.On(with(node, info))
 }
 
 // Classes yields a Service of the Engine once for each class of nodes that see it alike.
@@ -183,7 +182,7 @@ func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Chan
 			yield(&Change{Change: base, p: p})
 			return
 		}
-		on := func(info tracker.NodeInfo) ruleset.Change { return base.On(with(d.Node, info), p.topology) }
+		on := func(info tracker.NodeInfo) ruleset.Change { return base.On(with(d.Node, info)) }
 		differs := func(c *ruleset.Change) bool { return c.Fields&^ruleset.FieldEndpoints != 0 }
 		if !differs(&base) {
 			// For a node without a name and a zone nothing differs. Such a node has in its
@@ -198,10 +197,10 @@ func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Chan
 		}
 		var dep dependence
 		for s := range c.Before() {
-			dep.add(s, p.topology)
+			dep.add(s)
 		}
 		if c.New != nil {
-			dep.add(c.New, p.topology)
+			dep.add(c.New)
 		}
 		for _, name := range slices.Sorted(maps.Keys(dep.names)) {
 			if !p.changeOn(name, on, differs, yield) {
@@ -220,11 +219,11 @@ func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Chan
 // depends reports whether a version of the Service depends on the node.
 func (p *Placements) depends(c *ruleset.Change) bool {
 	for s := range c.Before() {
-		if on(s, p.topology).any() {
+		if on(s).any() {
 			return true
 		}
 	}
-	return c.New != nil && on(c.New, p.topology).any()
+	return c.New != nil && on(c.New).any()
 }
 
 // changeOn yields the change on one node, if the node exists and something differs there. It
@@ -321,10 +320,10 @@ type reasons struct {
 func (r reasons) any() bool { return r != reasons{} }
 
 // on returns what a version of a Service depends on: see [tracker.Select].
-func on(s *ruleset.Port, o tracker.TopologyOptions) (r reasons) {
+func on(s *ruleset.Port) (r reasons) {
 	r.addresses = len(s.Spec.SourceRanges) != 0 && len(s.Spec.LoadBalancerIPs) != 0
 	local := s.Spec.UsesLocalEndpoints()
-	hints := s.Spec.UsesClusterEndpoints() && !o.IgnoreHints
+	hints := s.Spec.UsesClusterEndpoints()
 	if !local && !hints {
 		return r
 	}
@@ -353,8 +352,8 @@ func isLocalSomewhere(ep *tracker.Endpoint) bool {
 }
 
 // add adds what a version of a Service depends on.
-func (d *dependence) add(s *ruleset.Port, o tracker.TopologyOptions) {
-	r := on(s, o)
+func (d *dependence) add(s *ruleset.Port) {
+	r := on(s)
 	if r.addresses {
 		d.ranges = append(d.ranges, s.Spec.SourceRanges)
 	}

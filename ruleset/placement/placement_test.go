@@ -50,7 +50,7 @@ func newTracker(t testing.TB, node tracker.NodeInfo) (*tracker.Tracker, *ruleset
 
 func newCluster(t testing.TB) *cluster {
 	c := &cluster{
-		p:     placement.New(tracker.TopologyOptions{}),
+		p:     placement.New(),
 		infos: map[string]tracker.NodeInfo{}, rules: map[string]map[tracker.Key]*ruleset.Port{},
 	}
 	c.tracker, c.engine = newTracker(t, tracker.NodeInfo{})
@@ -319,7 +319,7 @@ func (c *cluster) compareWithCompile(t *testing.T, when string) {
 		for _, s := range all.Ports {
 			node := *all.Node
 			node.Info = c.infos[name]
-			want := ruleset.Compile(tracker.PortState{Port: s.Spec, Endpoints: s.Endpoints}, &node, tracker.TopologyOptions{})
+			want := ruleset.Compile(tracker.PortState{Port: s.Spec, Endpoints: s.Endpoints}, &node)
 			if got := rules[s.Key]; got == nil || !sameRules(got, want) {
 				t.Errorf("%s: %s has\n%+v\nwant\n%+v", when, name, got, want)
 			}
@@ -421,7 +421,7 @@ func BenchmarkPlacements(b *testing.B) {
 					return m.HeapAlloc
 				}
 				empty := heap()
-				p := placement.New(tracker.TopologyOptions{})
+				p := placement.New()
 				tr, e := newTracker(b, tracker.NodeInfo{})
 				yielded := 0
 				cursor := e.Attach("all", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
@@ -475,7 +475,7 @@ func BenchmarkPlacements(b *testing.B) {
 func BenchmarkAllNodes(b *testing.B) {
 	const nodes, services = 1000, 200
 	for _, kind := range []string{"local", "zones", "sources"} {
-		p := placement.New(tracker.TopologyOptions{})
+		p := placement.New()
 		rules := map[string][]*ruleset.Port{}
 		for i := range nodes {
 			addr := netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
