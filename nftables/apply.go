@@ -74,7 +74,7 @@ func (b *Backend) lock(ctx context.Context) error {
 
 // rules has the rules of the family's tables for a node.
 func (c Config) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
-	r := kernel.Rules{Family: f, Mark: uint32(c.MasqueradeMark), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic, Stages: kernel.Stages(c.Stages)}
+	r := kernel.Rules{Family: f, Mark: uint32(c.MasqueradeMark), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic, OwnNodePorts: model.OwnNodePorts(n, f), Stages: kernel.Stages(c.Stages)}
 	if o := c.Offload; o != nil {
 		r.Offload = &kernel.Offload{AfterPackets: o.AfterPackets, UDP: o.UDP}
 	}

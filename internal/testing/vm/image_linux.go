@@ -25,7 +25,7 @@ var modules = []string{
 	"xt_addrtype", "xt_comment", "xt_conntrack", "xt_connmark", "xt_mark", "xt_MASQUERADE", "xt_multiport",
 	"xt_nat", "xt_physdev", "xt_recent", "xt_set", "xt_statistic", "xt_tcpudp", "xt_sctp", "xt_limit", "xt_CT",
 	"xt_LOG", "xt_NFLOG", "xt_hashlimit", "xt_pkttype", "xt_owner", "xt_ipvs", "xt_u32", "xt_nfacct", "xt_bpf", "xt_iprange",
-	"ip_set_*", "ip_vs", "ip_vs_*", "nf_log_syslog", "ipip", "ip6_tunnel", "ip_gre", "fou",
+	"vrf", "ip_set_*", "ip_vs", "ip_vs_*", "nf_log_syslog", "ipip", "ip6_tunnel", "ip_gre", "fou",
 }
 
 // unwanted lists modules that match modules but are not needed.

@@ -43,7 +43,7 @@ chain nodeports {
 }
 chain services {
 	meta priority set ip daddr . meta l4proto . th dport map @service-ips meta priority & fff0:0 vmap @handlers
-	ip daddr @nodeport-ips fib daddr type local goto nodeports
+	ip daddr @nodeport-ips $local goto nodeports
 }
 chain cluster-ips-check {
 	oifname "lo" fib daddr type local return
@@ -55,7 +55,7 @@ chain own-nodeports {
 }
 chain own-services {
 	meta priority set ip daddr . meta l4proto . th dport map @service-ips meta priority & fff0:0 vmap @own-handlers
-	ip daddr @nodeport-ips fib daddr type local jump own-nodeports
+	ip daddr @nodeport-ips $local jump own-nodeports
 	meta priority & 8000:0 == 8000:0 meta priority set none
 }
 chain masquerading {
@@ -256,7 +256,11 @@ func (w Rules) complete(rule string) string {
 		if w.Offload != nil {
 			packets = w.Offload.AfterPackets
 		}
-		rule = strings.NewReplacer("$mark", fmt.Sprintf("0x%08x", w.Mark), "$unmarked", fmt.Sprintf("0x%08x", ^w.Mark), "$packets", fmt.Sprint(packets)).Replace(rule)
+		local := "fib daddr type local "
+		if w.OwnNodePorts {
+			local = ""
+		}
+		rule = strings.NewReplacer("$local ", local, "$mark", fmt.Sprintf("0x%08x", w.Mark), "$unmarked", fmt.Sprintf("0x%08x", ^w.Mark), "$packets", fmt.Sprint(packets)).Replace(rule)
 	}
 	if w.Family == tracker.IPv6 {
 		rule = strings.ReplaceAll(" "+rule, " ip ", " ip6 ")[1:]

@@ -16,6 +16,9 @@ type Rules struct {
 	Seed uint32
 	// Local recognizes traffic of this node's pods.
 	Local ruleset.LocalTraffic
+	// OwnNodePorts reports that NodePorts are at the Node's addresses alone. The kernel need not be asked
+	// whether these are local: it says no for an interface in a VRF.
+	OwnNodePorts bool
 	// Offload is nil for tables without a flowtable.
 	Offload *Offload
 	Stages  Stages

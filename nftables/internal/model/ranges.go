@@ -162,6 +162,14 @@ func (i *intervals) setNodePortIPs(tx *Tx) {
 	i.SetRanges(layout.NodePortIPs, nodePortRanges(i.Node.NodePorts(i.Family), i.Family), tx)
 }
 
+// OwnNodePorts reports whether NodePorts are at addresses in the Node object alone, as for "primary".
+func OwnNodePorts(n *ruleset.Node, f tracker.Family) bool {
+	p := n.NodePorts(f)
+	return !p.All && !slices.ContainsFunc(p.Prefixes, func(p netip.Prefix) bool {
+		return !p.IsSingleIP() || !slices.Contains(n.Info.Addresses, p.Addr())
+	})
+}
+
 func (i *intervals) setServiceCIDRs(tx *Tx) {
 	i.SetRanges(layout.ServiceCIDRs, merged(inet.Prefixes(i.Node.ServiceCIDRs, i.Family)), tx)
 }

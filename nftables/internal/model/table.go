@@ -134,6 +134,7 @@ func (t *Table) NeedsRewrite(n *ruleset.Node) bool {
 	return old.Info.Name != n.Info.Name || old.HashSeed != n.HashSeed ||
 		old.LocalTraffic.Bridge != n.LocalTraffic.Bridge ||
 		old.LocalTraffic.InterfacePrefix != n.LocalTraffic.InterfacePrefix ||
+		OwnNodePorts(old, tracker.IPv4) != OwnNodePorts(n, tracker.IPv4) || OwnNodePorts(old, tracker.IPv6) != OwnNodePorts(n, tracker.IPv6) ||
 		!slices.Equal(old.LocalTraffic.CIDRs, n.LocalTraffic.CIDRs)
 }
 
