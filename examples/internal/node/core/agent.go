@@ -89,17 +89,20 @@ type Agent struct {
 	// upToDate reports that the last sync has brought everything into effect. failures is the number
 	// of failed syncs since one did, failedAt the end of the last, and drift the last error since then
 	// of a watch that found rules altered, or nil. mu protects all of them.
-	upToDate bool
-	failures int
-	failedAt time.Time
-	drift    error
+	upToDate     bool
+	everInEffect bool
+	failures     int
+	failedAt     time.Time
+	drift        error
+	// repaired gets a value when rules are in effect for the first time, or after they were altered.
+	repaired chan struct{}
 	// retry triggers a sync.
 	retry *time.Timer
 }
 
 // New returns an agent. It changes nothing. Close or Run must be called.
 func New(ctx context.Context, o Options) (*Agent, error) {
-	a := &Agent{started: time.Now(), refresh: time.NewTimer(0), options: o}
+	a := &Agent{started: time.Now(), repaired: make(chan struct{}, 1), refresh: time.NewTimer(0), options: o}
 	if err := o.Within(func() error { return a.open(ctx) }); err != nil {
 		a.Close()
 		return nil, err
@@ -401,7 +404,7 @@ func (a *Agent) Run(parent context.Context) error {
 	// What a loop opens is in its thread's namespace.
 	inNetNS := a.options.loopWithin
 	loops := []func(context.Context) error{
-		inNetNS(a.runRules), a.followSource, inNetNS(a.followNode), inNetNS(a.watchRules), a.watchConfig, inNetNS(a.takeOver.run), a.cleanFlows, a.removeTaint,
+		inNetNS(a.runRules), a.followSource, inNetNS(a.followNode), inNetNS(a.watchRules), a.watchConfig, inNetNS(a.takeOver.run), a.cleanFlows, a.endUnanswered, a.removeTaint,
 	}
 	if !a.options.Foreign {
 		loops = append(loops, inNetNS(a.watchSockets), inNetNS(a.resetConnections))

@@ -129,6 +129,13 @@ func (a *Agent) Sync(ctx context.Context) error {
 		a.failures, a.failedAt = a.failures+1, time.Now()
 		a.repairSoon()
 	} else {
+		if !a.everInEffect || a.drift != nil {
+			a.everInEffect = true
+			select {
+			case a.repaired <- struct{}{}:
+			default:
+			}
+		}
 		a.upToDate, a.failures, a.drift = true, 0, nil
 		if a.localhost != nil {
 			err = errors.Join(err, a.localhost.sync(ctx))
