@@ -281,8 +281,5 @@ func (e *Engine) serves(id uint32, at l4Key) bool {
 	if s == nil {
 		return false
 	}
-	if b := &e.budget; b.Port == 0 && b.Service == 0 && b.Namespace == 0 && b.Total == 0 {
-		return true
-	}
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return l4KeyOf(s, &f) == at })
 }

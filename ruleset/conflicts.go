@@ -66,11 +66,40 @@ func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 	}
 }
 
-// sameFrontends reports whether a and b, ports of the same key, ask for the same frontends.
+// uses yields the keys of the NodePorts in whose place p would use a port of the node: as health-check node port, in
+// both families, or with an external or load-balancer IP that is an address of the node.
+func (n *Node) uses(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
+	return func(yield func(l4Key, Kind) bool) {
+		check := p.HealthCheckNodePort
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			if check != 0 && !yield(nodePortKey(f, check, v1.ProtocolTCP), kindHealthCheck) {
+				return
+			}
+		}
+		if check == p.Port && p.Key.Protocol == v1.ProtocolTCP {
+			return
+		}
+		for kind, addr := range addresses(p) {
+			if n.servesNodePorts(kind, addr) {
+				yield(nodePortKey(p.Key.Family, p.Port, p.Key.Protocol), KindExternalIP)
+				return
+			}
+		}
+	}
+}
+
+// servesNodePorts reports whether an external or load-balancer IP is an address of the node that serves NodePorts.
+func (n *Node) servesNodePorts(kind Kind, addr netip.Addr) bool {
+	return (kind == KindExternalIP || kind == KindLoadBalancerIP) && slices.Contains(n.Info.Addresses, addr) &&
+		n.NodePorts(tracker.FamilyOf(addr)).Allows(addr)
+}
+
+// sameFrontends reports whether a and b, ports of the same key, ask for the same frontends and health-check node port.
 // It does not compare their rank among others that ask for them.
 func sameFrontends(a, b *tracker.ServicePort) bool {
 	return a == b || a != nil && b != nil &&
 		a.ClusterIP == b.ClusterIP && a.Port == b.Port && a.NodePort == b.NodePort &&
+		a.HealthCheckNodePort == b.HealthCheckNodePort &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
 }
@@ -112,10 +141,10 @@ func (c *ownership) compare(a, b contender) int {
 }
 
 // rank orders the kinds of frontends that can have the same address. NodePorts compete
-// only with each other.
+// only with each other, and see [Node.uses] for health-check node ports.
 func (k Kind) rank() int {
 	switch k {
-	case KindClusterIP:
+	case KindClusterIP, kindHealthCheck:
 		return 0
 	case KindLoadBalancerIP:
 		return 1
@@ -161,4 +190,40 @@ func (c *ownership) remove(at l4Key, id uint32) (winner uint32) {
 		c.conflicts[at] = r
 	}
 	return winner
+}
+
+// at yields the contenders for a key, the owner first.
+func (c *ownership) at(at l4Key) iter.Seq[contender] {
+	return func(yield func(contender) bool) {
+		if o, ok := c.owner[at]; ok && yield(o) {
+			slices.Values(c.conflicts[at])(yield)
+		}
+	}
+}
+
+// contest recompiles the Services that want a port of the node.
+func (e *Engine) contest(at l4Key) {
+	e.recompile(e.ownership.owner[at].id)
+	for c := range e.uses.at(at) {
+		e.recompile(c.id)
+	}
+}
+
+// holder returns the ID of the Service that keeps p from using a port of the node in a way, or 0. The one that was
+// created first has it. An external or load-balancer IP takes a NodePort or health-check node port at that address only,
+// so it keeps none of these from being used, and hidden reports that.
+func (e *Engine) holder(at l4Key, p *tracker.ServicePort, kind Kind) (id uint32, hidden bool) {
+	earlier := func(o contender) bool {
+		q := e.slots[o.id].port
+		return q.Key.NamespacedName != p.Key.NamespacedName && cmp.Or(q.CompareAge(p), q.Key.Compare(p.Key)) < 0
+	}
+	if o, ok := e.ownership.owner[at]; ok && kind != KindNodePort && earlier(o) {
+		return o.id, false
+	}
+	for o := range e.uses.at(at) {
+		if (o.kind == kindHealthCheck || kind != KindExternalIP) && earlier(o) {
+			return o.id, o.kind == KindExternalIP
+		}
+	}
+	return 0, false
 }

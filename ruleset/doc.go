@@ -33,6 +33,9 @@
 //     then the lowest [tracker.Key]. An older Service can take an external IP from a younger one when it is edited.
 //     The loser gets the frontend when the winner releases it. A log line and an event with
 //     [tracker.ReasonFrontendConflict] name the winner.
+//   - A port of the node belongs to the Service that was created first, too: a NodePort, a health-check node port, and
+//     the port of an external or load-balancer IP that is one of [tracker.NodeInfo].Addresses. An older such IP takes a
+//     NodePort at that address only. A Service that loses its health-check node port has none in its [Port].Spec.
 //   - A [Budget] bounds the cost of a Service, of a namespace and of the node, and keeps cheap changes from waiting
 //     behind expensive ones.
 //   - Until all kinds of objects of the tracker are synced ([tracker.Config].Kinds), each Sync returns [ErrNotSynced].
@@ -53,5 +56,6 @@
 //     source: if it is bound to the node, the kernel may choose it. kube-proxy then admits all IPs of the Service.
 //   - loadBalancerSourceRanges also restrict an external IP that is a load-balancer IP. kube-proxy's mode iptables does not.
 //   - NodePorts at loopback addresses ([NodePorts].Loopback) are for TCP and UDP. kube-proxy 1.37 serves TCP there.
+//   - A younger Service's external IP at an address of the node does not take a NodePort.
 //   - One address and port that several Services ask for belongs to the same Service on every node.
 package ruleset

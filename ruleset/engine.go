@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/cidr"
@@ -106,8 +107,10 @@ type Engine struct {
 	free []uint32
 	// restricted holds the IDs of the Services with source ranges. Only these depend
 	// on the node's addresses.
-	restricted   map[uint32]struct{}
-	ownership    ownership
+	restricted map[uint32]struct{}
+	ownership  ownership
+	// uses holds the contenders for ports of the node other than NodePorts, see [Node.uses].
+	uses         ownership
 	admission    admission
 	onOverBudget func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
@@ -175,7 +178,8 @@ func NewEngine(c Config) (*Engine, error) {
 		gone:         map[tracker.Key]uint32{},
 		restricted:   map[uint32]struct{}{},
 	}
-	e.ownership = newOwnership(func(id uint32) *tracker.ServicePort { return e.slots[id].port })
+	port := func(id uint32) *tracker.ServicePort { return e.slots[id].port }
+	e.ownership, e.uses = newOwnership(port), newOwnership(port)
 	e.node = e.newNode(Node{
 		Info:          c.Source.Node(),
 		ServiceCIDRs:  cidr.Subtract(c.ServiceCIDRs, c.LocalTraffic.CIDRs),
@@ -270,11 +274,9 @@ func (e *Engine) pull() {
 		moved := !slices.Equal(info.Addresses, e.node.Info.Addresses)
 		n := *e.node
 		n.Info = info
-		e.node = e.newNode(n)
-		if moved {
-			for id := range e.restricted {
-				e.recompile(id)
-			}
+		before := e.node
+		if e.node = e.newNode(n); moved {
+			e.moved(before)
 		}
 	}
 	if len(e.slots) == 1 && len(taken.Updates) != 0 {
@@ -461,8 +463,15 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 		s.port = p
 	} else {
 		if before != nil {
-			for at := range frontendKeys(before) {
+			for at, kind := range frontendKeys(before) {
 				e.recompile(e.ownership.remove(at, id))
+				if kind == KindNodePort {
+					e.contest(at)
+				}
+			}
+			for at := range e.node.uses(before) {
+				e.uses.remove(at, id)
+				e.contest(at)
 			}
 		}
 		if before != nil && p != nil && !before.Created.Equal(p.Created) {
@@ -472,6 +481,13 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 		if p != nil {
 			for at, kind := range frontendKeys(p) {
 				e.recompile(e.ownership.add(at, contender{id, kind}))
+				if kind == KindNodePort {
+					e.contest(at)
+				}
+			}
+			for at, kind := range e.node.uses(p) {
+				e.uses.add(at, contender{id, kind})
+				e.contest(at)
 			}
 		}
 	}
@@ -479,6 +495,28 @@ func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 		e.restricted[id] = struct{}{}
 	} else {
 		delete(e.restricted, id)
+	}
+}
+
+// moved follows a change of the node's addresses.
+func (e *Engine) moved(before *Node) {
+	for id := range e.slots {
+		p := e.slots[id].port
+		if p == nil || len(p.ExternalIPs)+len(p.LoadBalancerIPs) == 0 {
+			continue
+		}
+		for at := range before.uses(p) {
+			e.uses.remove(at, uint32(id))
+			e.contest(at)
+			e.recompile(uint32(id))
+		}
+		for at, kind := range e.node.uses(p) {
+			e.uses.add(at, contender{uint32(id), kind})
+			e.contest(at)
+		}
+	}
+	for id := range e.restricted {
+		e.recompile(id)
 	}
 }
 
@@ -565,35 +603,65 @@ func (e *Engine) count(s *Port, sign int) {
 	e.endpoints += sign * len(s.Selection.Reachable)
 }
 
-// strip removes frontends that another Service owns.
+// strip removes frontends and the health-check node port that another Service owns.
 func (e *Engine) strip(now *Port, s *slot) {
-	if len(e.ownership.conflicts) == 0 {
+	if len(e.ownership.conflicts)+len(e.uses.owner) == 0 {
 		return
+	}
+	if check := now.Spec.HealthCheckNodePort; check != 0 {
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			owner, hidden := e.holder(nodePortKey(f, check, v1.ProtocolTCP), now.Spec, kindHealthCheck)
+			if owner == 0 {
+				continue
+			}
+			e.reportConflict(now, owner, hidden, fmt.Sprintf("health-check node port %d", check))
+			if !hidden {
+				spec := *now.Spec
+				spec.HealthCheckNodePort = 0
+				now.Spec = &spec
+			}
+		}
 	}
 	now.Frontends = slices.DeleteFunc(now.Frontends, func(f Frontend) bool {
 		at := l4KeyOf(now, &f)
-		owner := e.ownership.owner[at].id
-		if owner == now.ID {
+		owner, hidden := e.ownership.owner[at].id, false
+		switch {
+		case owner != now.ID:
+		case f.Kind == KindNodePort:
+			owner, hidden = e.holder(at, now.Spec, f.Kind)
+		case e.node.servesNodePorts(f.Kind, f.Addr):
+			owner, _ = e.holder(nodePortKey(now.Key.Family, f.Port, now.Key.Protocol), now.Spec, KindExternalIP)
+		default:
+			return false
+		}
+		if owner == 0 {
 			return false
 		}
 		had := s.live && slices.ContainsFunc(s.svc.Frontends, func(o Frontend) bool {
 			return l4KeyOf(s.svc, &o) == at
 		})
 		if !s.live || had || !sameFrontends(s.svc.Spec, now.Spec) {
-			winner := e.slots[owner].port.Key
 			text := fmt.Sprintf("%s %s port %d (%s)", f.Kind, f.Addr, f.Port, now.Key.Protocol)
 			if f.Kind == KindNodePort {
 				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
 			}
-			owned := complaint.Name(winner.String())
-			if e.complaints.Write(slog.LevelWarn, complaint.Port(now.Key.Namespace, now.Key.Name, now.Key.String()), "cannot use a frontend that another service owns",
-				"reason", string(tracker.ReasonFrontendConflict), "frontend", text, "winner", owned) {
-				e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
-					fmt.Sprintf("port %q (%s): %s belongs to %s", complaint.Value(now.Key.Port), now.Key.Family, text, owned))
-			}
+			e.reportConflict(now, owner, hidden, text)
 		}
-		return true
+		return !hidden
 	})
+}
+
+// reportConflict reports a frontend of a Service that another one owns, or owns at an address of the node.
+func (e *Engine) reportConflict(now *Port, owner uint32, atNode bool, text string) {
+	if atNode {
+		text += " at an address of the node"
+	}
+	owned := complaint.Name(e.slots[owner].port.Key.String())
+	if e.complaints.Write(slog.LevelWarn, complaint.Port(now.Key.Namespace, now.Key.Name, now.Key.String()), "cannot use a frontend that another service owns",
+		"reason", string(tracker.ReasonFrontendConflict), "frontend", text, "winner", owned) {
+		e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
+			fmt.Sprintf("port %q (%s): %s belongs to %s", complaint.Value(now.Key.Port), now.Key.Family, text, owned))
+	}
 }
 
 // markDirty marks a Service as changed for every cursor.

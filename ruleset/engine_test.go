@@ -624,6 +624,90 @@ func TestOldestServiceKeepsFrontends(t *testing.T) {
 	}
 }
 
+// TestPortsOfTheNodeHaveOneOwner has Services of different age that use port 30080 at the node's address: as NodePort,
+// as health-check node port, and with an external or load-balancer IP.
+func TestPortsOfTheNodeHaveOneOwner(t *testing.T) {
+	var logged bytes.Buffer
+	here := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.0.2.1", "2001:db8::1")}
+	elsewhere := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.0.2.2")}
+	tr, e := world(t, Config{Log: slog.New(slog.NewTextHandler(&logged, nil))}, here)
+	set := func(name string, created int64, kind string) func() {
+		return func() {
+			s := service(name, fmt.Sprint("172.30.0.", name[0]))
+			s.CreationTimestamp = metav1.Unix(created, 0)
+			s.Spec.Ports[0].Port = 30080
+			switch kind {
+			case "node port":
+				s.Spec.Type, s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, 80, 30080
+			case "external":
+				s.Spec.ExternalIPs = []string{"192.0.2.1"}
+			case "load balancer":
+				s.Spec.Type, s.Status.LoadBalancer.Ingress = v1.ServiceTypeLoadBalancer, []v1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+			case "check":
+				s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal, 30080
+				s.Spec.Ports = []v1.ServicePort{{Name: "p", Port: 80}, {Name: "q", Port: 81}}
+			}
+			tr.SetService(s)
+		}
+	}
+	gone := func(name string) func() {
+		return func() { tr.DeleteService(types.NamespacedName{Namespace: "default", Name: name}) }
+	}
+	// who returns the Services that use the port, with the number of uses.
+	who := func() string {
+		uses := map[string]int{}
+		for _, p := range e.Snapshot().Ports {
+			if p.Spec.HealthCheckNodePort != 0 {
+				uses[p.Key.Name]++
+			}
+			for _, f := range p.Frontends {
+				if f.Kind != KindClusterIP && f.Port == 30080 {
+					uses[p.Key.Name]++
+				}
+			}
+		}
+		return fmt.Sprint(uses)
+	}
+	for i, step := range []struct {
+		do   func()
+		want string
+		log  string
+	}{
+		// A younger external IP takes nothing, whichever comes first.
+		{set("x", 2000, "external"), "map[x:1]", ""},
+		{set("n", 1000, "node port"), "map[n:1]", `frontend="external IP 192.0.2.1 port 30080 (TCP)" winner=default/n:p/TCP/IPv4`},
+		{set("x", 2000, "load balancer"), "map[n:1]", `frontend="load-balancer IP 192.0.2.1 port 30080 (TCP)" winner=default/n:p/TCP/IPv4`},
+		{func() { tr.SetNode(elsewhere) }, "map[n:1 x:1]", ""},
+		{func() { tr.SetNode(here) }, "map[n:1]", ""}, // reported before
+		{gone("n"), "map[x:1]", ""},
+		// An older one takes the NodePort at that address only.
+		{set("n", 3000, "node port"), "map[n:1 x:1]", `frontend="node port 30080 (TCP) at an address of the node" winner=default/x:p/TCP/IPv4`},
+		{set("c", 4000, "check"), "map[n:1 x:1]", `frontend="health-check node port 30080" winner=default/n:p/TCP/IPv4`},
+		{gone("n"), "map[c:2 x:1]", `frontend="health-check node port 30080 at an address of the node" winner=default/x:p/TCP/IPv4`},
+		// An older health-check node port wins over the others, with all ports of its Service.
+		{set("c", 1000, "check"), "map[c:2]", `frontend="load-balancer IP 192.0.2.1 port 30080 (TCP)" winner=default/c:p/TCP/IPv4`},
+		{set("d", 2000, "check"), "map[c:2]", `frontend="health-check node port 30080" winner=default/c:p/TCP/IPv4`},
+		{set("n", 3000, "node port"), "map[c:2]", `frontend="node port 30080 (TCP)" winner=default/c:p/TCP/IPv4`},
+		{gone("c"), "map[d:2]", ""},
+		{gone("d"), "map[n:1 x:1]", ""},
+		{gone("n"), "map[x:1]", ""},
+	} {
+		logged.Reset()
+		step.do()
+		if got := who(); got != step.want {
+			t.Errorf("step %d: %s, want %s", i, got, step.want)
+		}
+		if (step.log == "") != (logged.Len() == 0) || !strings.Contains(logged.String(), step.log) {
+			t.Errorf("step %d: logged %q, want %q", i, &logged, step.log)
+		}
+	}
+	gone("x")()
+	e.Snapshot()
+	if n := len(e.uses.owner) + len(e.uses.conflicts); n != 0 {
+		t.Errorf("%d uses are left", n)
+	}
+}
+
 // TestCreationTimeAloneIsNoChange recreates a Service that conflicts with nothing. No
 // backend hears of it.
 func TestCreationTimeAloneIsNoChange(t *testing.T) {

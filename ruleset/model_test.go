@@ -616,17 +616,17 @@ func (o *objects) randomService(i int) *v1.Service {
 		}
 		s.Spec.Ports = nil
 		for j := range 1 + r.IntN(2) {
-			p := v1.ServicePort{Name: string(rune('p' + j)), Port: pick[int32](r, 80, 443), Protocol: pick(r, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP)}
+			p := v1.ServicePort{Name: string(rune('p' + j)), Port: pick[int32](r, 80, 443, 30001), Protocol: pick(r, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP)}
 			if s.Spec.Type != v1.ServiceTypeClusterIP {
 				p.NodePort = pick[int32](r, 30001, 30002, 30003)
 			}
 			s.Spec.Ports = append(s.Spec.Ports, p)
 		}
 		if r.IntN(2) == 0 {
-			s.Spec.ExternalIPs = []string{pick(r, "192.0.2.1", "192.0.2.2", "172.30.0.2", "203.0.113.1"), pick(r, "2001:db8::1", "203.0.113.1")}
+			s.Spec.ExternalIPs = []string{pick(r, "192.0.2.1", "192.0.2.2", "172.30.0.2", "203.0.113.1", "192.168.1.1"), pick(r, "2001:db8::1", "203.0.113.1", "2001:db8::9")}
 		}
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer {
-			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: pick(r, "203.0.113.1", "203.0.113.2")}, {IP: "2001:db8::2"}}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: pick(r, "203.0.113.1", "203.0.113.2", "192.168.1.1")}, {IP: "2001:db8::2"}}
 			if r.IntN(2) == 0 {
 				s.Spec.LoadBalancerSourceRanges = []string{pick(r, "10.0.0.0/8", "192.168.0.0/16", "0.0.0.0/0"), "2001:db8::/32"}
 			}
@@ -642,7 +642,7 @@ func (o *objects) randomService(i int) *v1.Service {
 			"ext": pick(r, "", "x", "xx"), "local": pick(r, "", "", "", "x"), "hash": pick(r, "", "", "x", "xx"),
 		}
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-			s.Spec.HealthCheckNodePort = pick[int32](r, 0, 31001, 31002)
+			s.Spec.HealthCheckNodePort = pick[int32](r, 0, 31001, 30001, 30002)
 		}
 		if r.IntN(3) == 0 {
 			timeout := pick[int32](r, 60, 120)
@@ -772,7 +772,7 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 		created int64
 		key     tracker.Key
 	}
-	claims := map[l4Key][]claim{}
+	claims, checks := map[l4Key][]claim{}, map[uint16][]claim{}
 	tr, err := tracker.New(tracker.Config{OnService: fromAnnotations})
 	if err != nil {
 		t.Fatal(err)
@@ -789,9 +789,13 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 					c.created = math.MaxInt64
 				}
 				claims[at] = append(claims[at], c)
+				if kind == KindClusterIP {
+					checks[p.Port.HealthCheckNodePort] = append(checks[p.Port.HealthCheckNodePort], c)
+				}
 			}
 		}
 	}
+	delete(checks, 0)
 	got := map[l4Key]tracker.Key{}
 	for _, svc := range s.Ports {
 		for i := range svc.Frontends {
@@ -806,7 +810,30 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 	for at, all := range claims {
 		owns[at] = slices.MinFunc(all, compare)
 	}
+	earlier := func(a, b claim) bool {
+		a.rank, b.rank = 0, 0
+		return compare(a, b) < 0 && a.key.NamespacedName != b.key.NamespacedName
+	}
+	checked := func(c claim, port uint16) bool {
+		return slices.ContainsFunc(checks[port], func(o claim) bool { return earlier(o, c) })
+	}
+	// nodePort reports whether a NodePort at an address is that of an earlier Service.
+	nodePort := func(f tracker.Family, c claim, port uint16, proto v1.Protocol) bool {
+		o, ok := owns[nodePortKey(f, port, proto)]
+		return ok && earlier(o, c)
+	}
 	for at, c := range owns {
+		addr, tcp := netip.AddrFrom16(at.addr).Unmap(), c.key.Protocol == v1.ProtocolTCP
+		switch {
+		case addr.IsUnspecified():
+			if tcp && checked(c, at.port) {
+				continue
+			}
+		case c.rank != 0 && slices.Contains(s.Node.Info.Addresses, addr):
+			if nodePort(c.key.Family, c, at.port, c.key.Protocol) || tcp && checked(c, at.port) {
+				continue
+			}
+		}
 		if _, ok := got[at]; !ok && o.budget.Port != 0 {
 			continue // the owner had to leave it out
 		}
@@ -814,6 +841,14 @@ func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("owners\n got %v\nwant %v", got, want)
+	}
+	for port, all := range checks {
+		for _, c := range all {
+			lost := checked(c, port) || nodePort(tracker.IPv4, c, port, v1.ProtocolTCP) || nodePort(tracker.IPv6, c, port, v1.ProtocolTCP)
+			if i := slices.IndexFunc(s.Ports, func(p *Port) bool { return p.Key == c.key }); i >= 0 && (s.Ports[i].Spec.HealthCheckNodePort == 0) != lost {
+				t.Errorf("%v: health-check node port %d, lost %t", c.key, s.Ports[i].Spec.HealthCheckNodePort, lost)
+			}
+		}
 	}
 }
 
@@ -1000,7 +1035,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			planes[i].compare(partOf(e.Snapshot(), planes[i].serves))
 			followers[i].sync(t)
 		}
-		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.ownership.owner)+len(e.ownership.conflicts)+len(e.jobs) != 0 || e.ports != 0 || e.endpoints != 0 {
+		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.ownership.owner)+len(e.ownership.conflicts)+len(e.uses.owner)+len(e.uses.conflicts)+len(e.jobs) != 0 || e.ports != 0 || e.endpoints != 0 {
 			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, %d ports, %d endpoints",
 				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.ports, e.endpoints)
 		}

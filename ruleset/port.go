@@ -119,6 +119,8 @@ const (
 	KindExternalIP
 	KindLoadBalancerIP
 	KindNodePort
+	// kindHealthCheck is the kind of a health-check node port, which is no frontend.
+	kindHealthCheck
 )
 
 // String returns "cluster IP", "external IP", "load-balancer IP" or "node port".
