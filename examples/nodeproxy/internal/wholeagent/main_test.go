@@ -230,7 +230,7 @@ func TestDispatchReturnsTheExitStatus(t *testing.T) {
 		{"--manifests /nonexistent", 1, "--manifests: manifests: stat /nonexistent: no such file"},
 		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
 		{"run --manifests x --feature-gates Fly-ing=true", 2, `unrecognized feature gate "Fly-ing"`},
-		{"run --manifests x --config /nonexistent", 2, "--config: open /nonexistent: no such file"},
+		{"run --manifests x --config /nonexistent", 2, "--config: stat /nonexistent: no such file"},
 		{"run --kubeconfig /nonexistent", 1, "--kubeconfig: stat /nonexistent: no such file"},
 		{"explain --manifests x", 2, "0 arguments instead of 1"},
 		{"explain --manifests x 10.0.0.1", 2, `"10.0.0.1" is not ADDR:PORT`},
