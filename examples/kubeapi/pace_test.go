@@ -300,3 +300,23 @@ func TestWatchesThatEndAtOnceArePaced(t *testing.T) {
 		})
 	}
 }
+
+// TestConnectionWithoutAnAnswerIsNoContact follows an API server, or a proxy in front of it, that accepts connections and
+// closes them. client-go takes that for a watch without events.
+func TestConnectionWithoutAnAnswerIsNoContact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attempts, contacts atomic.Int64
+		log, stop := followPipes(t, func(http.ResponseWriter, *http.Request) {
+			attempts.Add(1)
+			panic(http.ErrAbortHandler)
+		}, func(string) {}, func(Source) { contacts.Add(1) })
+		time.Sleep(time.Minute)
+		if n := attempts.Load(); contacts.Load() != 0 || n < 20 || n > 120 {
+			t.Errorf("%d contacts in %d attempts", contacts.Load(), n)
+		}
+		if text := log.text(); !strings.Contains(text, "the connection ended before the answer") {
+			t.Errorf("log: %s", text)
+		}
+		stop()
+	})
+}

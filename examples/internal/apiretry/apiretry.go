@@ -290,7 +290,9 @@ func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOpti
 				continue
 			}
 		}
-		r.failed(resource, err)
+		if n > 0 || !errors.Is(err, errEnded) { // the next attempt may know why
+			r.failed(resource, err)
+		}
 		if !repeatable(err) {
 			return end, err
 		}
