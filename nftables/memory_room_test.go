@@ -108,7 +108,7 @@ func TestFullDeltaHasRoom(t *testing.T) {
 				s.Spec.ExternalTrafficPolicy = policy
 				worldgen.SetHash(s, hash)
 			}))
-			r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(200)...))
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4200)...))
 		}
 		refused := func() {
 			t.Helper()

@@ -11,9 +11,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// few is the number of elements that each port gets before others get more.
-const few = 16
-
 // admission divides the elements of a Budget.
 type admission struct {
 	// namespaces holds the namespaces with ports. wanted is the sum of what they may get
@@ -24,8 +21,8 @@ type admission struct {
 	level int
 	// changed holds the accounts whose ports changed since the last division.
 	changed []*account
-	// short holds, by ID, the ports that get fewer elements than they want.
-	short map[uint32]*shortage
+	// refused holds, by ID, the ports for which no elements are left, nil until they are compiled.
+	refused map[uint32]*Port
 }
 
 // account counts the elements that the ports of a namespace want.
@@ -36,17 +33,9 @@ type account struct {
 	// byAge holds the IDs of the ports, the oldest first, if the namespace once wanted more than
 	// it gets, and nil before.
 	byAge []uint32
-	// short is the number of ports in admission.short.
-	short   int
+	// refused is the number of ports in admission.refused.
+	refused int
 	changed bool
-}
-
-// shortage is a port that gets fewer elements than it wants.
-type shortage struct {
-	grant     int
-	endpoints []*tracker.Endpoint
-	// refused is the Service, without frontends, if it has no rules.
-	refused *Port
 }
 
 // bounded reports whether the Budget bounds more than single Services.
@@ -84,9 +73,9 @@ func (e *Engine) want(id uint32, port *tracker.ServicePort, n int) {
 			i := e.findByAge(a, id, port)
 			a.byAge = slices.Delete(a.byAge, i, i+1)
 		}
-		if ad.short[id] != nil {
-			delete(ad.short, id)
-			a.short--
+		if _, ok := ad.refused[id]; ok {
+			delete(ad.refused, id)
+			a.refused--
 		}
 		if a.ports == 0 {
 			delete(ad.namespaces, a.name)
@@ -136,7 +125,7 @@ func (ad *admission) examine(a *account) {
 }
 
 // distribute gives elements to the namespaces and their ports, as far as what they want has
-// changed, and queues the ports that get another number of elements.
+// changed, and queues the ports that are admitted or refused now.
 func (e *Engine) distribute() {
 	ad := &e.admission
 	if len(ad.changed) == 0 {
@@ -144,7 +133,7 @@ func (e *Engine) distribute() {
 	}
 	if level := e.level(); level != ad.level {
 		for _, a := range ad.namespaces {
-			if a.short != 0 || a.wanted > level {
+			if a.refused != 0 || a.wanted > level {
 				ad.examine(a)
 			}
 		}
@@ -179,10 +168,10 @@ func (e *Engine) level() int {
 	return most
 }
 
-// share gives elements to the ports of a namespace, the oldest first.
+// share gives elements to the ports of a namespace that fit, the oldest first.
 func (e *Engine) share(a *account) {
 	left := e.admission.level
-	if a.wanted <= left && a.short == 0 {
+	if a.wanted <= left && a.refused == 0 {
 		return
 	}
 	if a.byAge == nil {
@@ -193,64 +182,46 @@ func (e *Engine) share(a *account) {
 		}
 		slices.SortFunc(a.byAge, func(x, y uint32) int { return compareAge(e.slots[x].port, e.slots[y].port) })
 	}
-	grants := make([]int, len(a.byAge))
-	for i, id := range a.byAge {
-		grants[i] = min(int(e.slots[id].want), few, left)
-		left -= grants[i]
-	}
-	for i, id := range a.byAge {
-		more := min(int(e.slots[id].want)-grants[i], left)
-		grants[i] += more
-		left -= more
-		e.grant(a, id, grants[i])
-	}
-}
-
-// grant sets the number of elements that a port gets.
-func (e *Engine) grant(a *account, id uint32, n int) {
-	s, short := &e.slots[id], e.admission.short
-	had := short[id]
-	enough := n == int(s.want)
-	if enough == (had == nil) && (enough || had.grant == n) {
-		return
-	}
-	e.recompile(id)
-	switch {
-	case enough:
-		delete(short, id)
-		a.short--
-	case had == nil:
-		short[id] = &shortage{grant: n}
-		a.short++
-	default:
-		had.grant = n
-	}
-}
-
-// admitted returns the part of a Service for which there are elements, nil if there are none, and
-// reports what is left out.
-func (e *Engine) admitted(now *Port) *Port {
-	full, left := now, now.LeftOut
-	sh := e.admission.short[now.ID]
-	if sh != nil {
-		whose := "all Services"
-		if e.admission.level == e.budget.Namespace {
-			whose = "the namespace"
+	for _, id := range a.byAge {
+		n := int(e.slots[id].want)
+		_, refused := e.admission.refused[id]
+		fits := n <= left
+		if fits {
+			left -= n
 		}
-		now, left = e.budget.fit(now, sh.grant, whose, left)
-		sh.endpoints, sh.refused = full.Endpoints, nil
+		if fits != refused {
+			continue
+		}
+		e.recompile(id)
+		if fits {
+			delete(e.admission.refused, id)
+			a.refused--
+		} else {
+			e.admission.refused[id] = nil
+			a.refused++
+		}
 	}
-	if left != nil {
-		e.overBudget(full.Key, left.Text)
+}
+
+// admitted returns the Service, nil if there are no elements for it, and reports what is left out.
+func (e *Engine) admitted(now *Port) *Port {
+	_, refused := e.admission.refused[now.ID]
+	if refused {
+		c := *now
+		c.LeftOut = &LeftOut{
+			Text:      fmt.Sprintf("its namespace has no room for it beside older Services: it costs %d elements; left out: all rules", now.Cost()),
+			Endpoints: max(len(now.Selection.Cluster), len(now.Selection.Local)),
+		}
+		now = &c
+		e.admission.refused[now.ID] = now
 	}
-	if now != nil {
-		now.LeftOut = left
-		return now
+	if now.LeftOut != nil {
+		e.overBudget(now.Key, now.LeftOut.Text)
 	}
-	c := *full
-	c.Frontends, c.LeftOut = nil, left
-	sh.refused = &c
-	return nil
+	if refused {
+		return nil
+	}
+	return now
 }
 
 // overBudget reports that a port exceeds the Budget.

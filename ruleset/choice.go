@@ -132,18 +132,23 @@ func (s *Port) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	return 0
 }
 
+// MaxBuckets is the largest size of a hash table, unless it has more endpoints: a table is written
+// as a whole, and its buckets are elements of a [Budget].
+const MaxBuckets = 4093
+
 // HashBuckets returns the number of buckets in the table that [Port.Maglev] makes
-// for a target: at least Port.HashBuckets, or a size that suits the number of
-// endpoints. It returns 0 if Maglev returns nil.
+// for a target: the size that [tracker.ServicePort].HashBuckets asks for, or one that suits the number
+// of endpoints, up to [MaxBuckets]. It returns 0 if Maglev returns nil.
 func (s *Port) HashBuckets(t Target) int {
 	n := len(s.Pool(t))
-	switch {
-	case s.Hash() == tracker.HashNone || n == 0:
+	if s.Hash() == tracker.HashNone || n == 0 {
 		return 0
-	case s.Spec.HashBuckets != 0:
-		return maglev.SizeAtLeast(int(s.Spec.HashBuckets))
 	}
-	return maglev.SizeFor(n)
+	size := maglev.SizeFor(n)
+	if asked := int(s.Spec.HashBuckets); asked != 0 {
+		size = maglev.SizeAtLeast(asked)
+	}
+	return min(size, max(MaxBuckets, maglev.SizeAtLeast(n)))
 }
 
 // Maglev returns the table that chooses the endpoints of a pool: the member in a

@@ -103,7 +103,7 @@ func TestServiceMaglevCoversPool(t *testing.T) {
 		{hashed(tracker.HashSource, 0, make([]uint16, 4)...), 0, 0},
 		{hashed(tracker.HashSourcePort, 0, 1, 1, 1, 1, 1, 1), maglev.SizeFor(6), maglev.SizeFor(3)},
 		{hashed(tracker.HashSourcePort, 1000, 1, 2, 0, 4), 1021, 1021},
-		{hashed(tracker.HashSource, 65535, 1, 2), maglev.MaxSize, maglev.MaxSize},
+		{hashed(tracker.HashSource, 65535, 1, 2), MaxBuckets, MaxBuckets},
 	} {
 		for target, want := range map[Target]int{TargetCluster: c.cluster, TargetLocal: c.local, TargetReject: 0, TargetDrop: 0} {
 			tab := c.s.Maglev(target, 1)

@@ -37,7 +37,7 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 	}
 	costs, total := make([]int, len(changes)), 0
 	for i := range changes {
-		costs[i] = c.engine.budget.changedElements(&changes[i])
+		costs[i] = changedElements(&changes[i])
 		total += costs[i]
 	}
 	most = max(most, total/leastShare)

@@ -36,8 +36,8 @@
 //   - A port of the node belongs to the Service that was created first, too: a NodePort, a health-check node port, and
 //     the port of an external or load-balancer IP that is one of [tracker.NodeInfo].Addresses. An older such IP takes a
 //     NodePort at that address only. A Service that loses its health-check node port has none in its [Port].Spec.
-//   - A [Budget] bounds the cost of a Service, of a namespace and of the node, and keeps cheap changes from waiting
-//     behind expensive ones.
+//   - A [Budget] bounds the endpoints of a Service port and the cost of a namespace and of the node, and keeps cheap
+//     changes from waiting behind expensive ones.
 //   - Until all kinds of objects of the tracker are synced ([tracker.Config].Kinds), each Sync returns [ErrNotSynced].
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.
 //

@@ -171,7 +171,7 @@ func NewEngine(c Config) (*Engine, error) {
 		log:          c.Log,
 		budget:       c.Budget,
 		onOverBudget: c.OverBudget,
-		admission:    admission{namespaces: map[string]*account{}, short: map[uint32]*shortage{}, level: cmp.Or(c.Budget.Namespace, math.MaxInt)},
+		admission:    admission{namespaces: map[string]*account{}, refused: map[uint32]*Port{}, level: cmp.Or(c.Budget.Namespace, math.MaxInt)},
 		complaints:   complaint.NewLog(c.Log),
 		slots:        make([]slot, 1),
 		names:        map[types.NamespacedName][]uint32{},
@@ -539,8 +539,8 @@ func (e *Engine) recompile(id uint32) {
 	}
 	if s.live {
 		e.queue(id, &tracker.PortState{Port: s.port, Endpoints: s.svc.Endpoints})
-	} else if short := e.admission.short[id]; short != nil {
-		e.queue(id, &tracker.PortState{Port: s.port, Endpoints: short.endpoints})
+	} else if refused := e.admission.refused[id]; refused != nil {
+		e.queue(id, &tracker.PortState{Port: s.port, Endpoints: refused.Endpoints})
 	}
 }
 
@@ -553,11 +553,9 @@ func (e *Engine) compile(j *job) {
 	now := Compile(*j.state, e.node)
 	now.ID = j.id
 	e.strip(now, s)
-	now, left := e.budget.limit(now, len(e.names[now.Key.NamespacedName]))
-	now.LeftOut = left
-	j.full = now
+	j.full = e.budget.limit(now)
 	if e.budget.bounded() {
-		e.want(j.id, s.port, e.budget.cost(now))
+		e.want(j.id, s.port, min(j.full.Cost(), math.MaxInt32))
 	}
 }
 

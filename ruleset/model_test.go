@@ -934,7 +934,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 		}
 		if seed%2 == 1 {
 			// Services are cut, and Syncs have several deltas.
-			o.budget = Budget{Port: 4 + r.IntN(8), Service: r.IntN(30), Buckets: 251, Delta: 3 + r.IntN(6)}
+			o.budget = Budget{Port: 4 + r.IntN(8), Namespace: r.IntN(100), Delta: 3 + r.IntN(6)}
 		}
 		c := modelConfig
 		c.Budget = o.budget
@@ -1039,8 +1039,8 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, %d ports, %d endpoints",
 				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.ports, e.endpoints)
 		}
-		if ad := &e.admission; ad.wanted != 0 || len(ad.short) != 0 || len(ad.namespaces) != 0 {
-			t.Errorf("seed %d: %d elements in use, %d ports wait, %d namespaces", seed, ad.wanted, len(ad.short), len(ad.namespaces))
+		if ad := &e.admission; ad.wanted != 0 || len(ad.refused) != 0 || len(ad.namespaces) != 0 {
+			t.Errorf("seed %d: %d elements in use, %d ports wait, %d namespaces", seed, ad.wanted, len(ad.refused), len(ad.namespaces))
 		}
 		if len(e.free) != len(e.slots)-1 {
 			t.Errorf("seed %d: %d of %d ids are free", seed, len(e.free), len(e.slots)-1)

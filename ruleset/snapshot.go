@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -21,8 +22,8 @@ type Snapshot struct {
 	Node *Node
 	// Ports holds every compiled port, in no particular order.
 	Ports []*Port
-	// Refused holds the Service ports that have no rules because of the Budget, without
-	// Frontends, in no particular order. Their LeftOut has the reason.
+	// Refused holds the Service ports that have no rules because of the Budget, in no particular
+	// order. Their LeftOut has the reason.
 	Refused []*Port
 
 	once sync.Once
@@ -111,11 +112,7 @@ func (e *Engine) Snapshot() *Snapshot {
 			s.Ports = append(s.Ports, e.slots[id].svc)
 		}
 	}
-	for _, short := range e.admission.short {
-		if short.refused != nil {
-			s.Refused = append(s.Refused, short.refused)
-		}
-	}
+	s.Refused = slices.AppendSeq(s.Refused, maps.Values(e.admission.refused))
 	return s
 }
 
@@ -183,12 +180,9 @@ func (s *Snapshot) index() {
 				}
 			}
 		}
-		for _, list := range [][]*Port{s.Ports, s.Refused} {
-			for _, svc := range list {
-				for i := 0; svc.LeftOut != nil && i < len(svc.LeftOut.Frontends); i++ {
-					f := &svc.LeftOut.Frontends[i]
-					s.leftOut[l4KeyOf(svc, f)] = found{svc, f}
-				}
+		for _, svc := range s.Refused {
+			for i := range svc.Frontends {
+				s.leftOut[l4KeyOf(svc, &svc.Frontends[i])] = found{svc, &svc.Frontends[i]}
 			}
 		}
 	})

@@ -69,12 +69,12 @@ type ServicePort struct {
 	// endpoints are chosen at random. Only hooks set it. Unknown values count as
 	// HashNone.
 	Hash Hash
-	// HashBuckets is the minimum number of buckets in the hash table, up to 65,521. It
-	// applies only if Hash is set. 0 chooses by the number of endpoints: 509 buckets
-	// for up to 15 endpoints, 4,093 for up to 150, 16,381 for up to 650, and 65,521
-	// above. A table of another size sends most connections to other endpoints; set
-	// HashBuckets to keep the size when the number of endpoints crosses one of these
-	// limits. With 100 buckets per endpoint, the shares are even to about one per
+	// HashBuckets is the number of buckets that the hash table is to have. It applies only if
+	// Hash is set. The table has the next of 251, 509, 1,021, 2,039 and 4,093 buckets, and more only
+	// if there are more endpoints than that: ruleset.MaxBuckets. 0 chooses by the number of
+	// endpoints: 509 buckets for up to 15 endpoints, and 4,093 above. A table of another size sends
+	// most connections to other endpoints; set HashBuckets to keep the size when the number of
+	// endpoints crosses 15. With 100 buckets per endpoint, the shares are even to about one per
 	// cent.
 	HashBuckets uint16
 

@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -25,8 +26,8 @@ const (
 	// Balance is an annotation of a Service: "random", which is the default, "source" or
 	// "source-port".
 	Balance = prefix + "balance"
-	// Slots is an annotation of a Service: the smallest number of buckets of its hash
-	// table, from 1 to 65535.
+	// Slots is an annotation of a Service: the number of buckets of its hash table, as
+	// [tracker.ServicePort].HashBuckets, from 1 to 65535.
 	Slots = prefix + "balance-slots"
 	// PreferLocal is an annotation of a Service: "true" makes traffic to its NodePorts,
 	// external and load-balancer IPs use the node's own endpoints while it has any.
@@ -160,6 +161,9 @@ func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServiceP
 			w.invalid(Slots, value, "a number from 1 to 65535")
 		} else {
 			p.HashBuckets = n
+			if n > ruleset.MaxBuckets {
+				w.add("annotation %s: a table has at most %d slots, or as many as its endpoints need", Slots, ruleset.MaxBuckets)
+			}
 		}
 	}
 	p.PreferLocal = r.flag(s.Annotations, PreferLocal, &w)

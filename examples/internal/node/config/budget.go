@@ -18,11 +18,8 @@ type bound struct {
 func bounds() []bound {
 	return []bound{
 		{"port", "endpoints of a port of a Service in one address family", func(b *ruleset.Budget) *int { return &b.Port }},
-		{"service", "endpoints and frontends of a Service", func(b *ruleset.Budget) *int { return &b.Service }},
 		{"namespace", "elements of all Services of a namespace, a quarter of total if only that is given", func(b *ruleset.Budget) *int { return &b.Namespace }},
 		{"total", "elements of all Services", func(b *ruleset.Budget) *int { return &b.Total }},
-		{"slots", "buckets of a hash table", func(b *ruleset.Budget) *int { return &b.Buckets }},
-		{"slots-per-endpoint", "buckets of a hash table, for each endpoint", func(b *ruleset.Budget) *int { return &b.BucketsPerEndpoint }},
 		{"delta", "elements of one change of the rules", func(b *ruleset.Budget) *int { return &b.Delta }},
 	}
 }

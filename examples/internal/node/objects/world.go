@@ -159,7 +159,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 		MasqueradeAll:     cfg.MasqueradeAll,
 		LocalTraffic:      local,
 		NodePortAddresses: cfg.NodePorts,
-		Budget:            serviceBudget(cfg),
+		Budget:            cfg.Budget,
 		OverBudget:        hooks.OverBudget,
 		Log:               objectLog,
 	})
@@ -196,31 +196,6 @@ func (w whole) Take() tracker.Changes {
 	}
 	defer w.handing.Unlock()
 	return w.Tracker.Take()
-}
-
-// serviceBudget returns the budget for the configured mode.
-func serviceBudget(cfg *config.Config) ruleset.Budget {
-	b := cfg.Budget
-	if cfg.Mode == config.ModeIPVS {
-		b.Cost = ipvsCost
-	}
-	return b
-}
-
-// ipvsCost is the cost of a Service in mode ipvs, where every frontend has its own list of
-// endpoints. A NodePort has one for each of the node's addresses; a node is taken to have four.
-func ipvsCost(s *ruleset.Port) int {
-	n := 0
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		servers := max(len(s.Pool(f.Target)), len(s.Pool(f.Internal)))
-		times := 1
-		if f.Kind == ruleset.KindNodePort {
-			times = 4
-		}
-		n += times*(1+servers) + len(f.Sources)
-	}
-	return n
 }
 
 // SetService hands in a Service.
