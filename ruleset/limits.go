@@ -62,12 +62,6 @@ const (
 	LacksEndpointPorts
 )
 
-// texts describes the bits of Lacks, in their order.
-func (Lacks) texts() [5]string {
-	return [...]string{"loadBalancerSourceRanges are not enforced", "the affinity timeout is ignored", "weights are ignored",
-		"the hash is ignored", "endpoints have different ports, and only those with one of them are used"}
-}
-
 // in returns the bits of l that matter to s.
 func (l Lacks) in(s *Port) (out Lacks) {
 	if l == 0 {
@@ -81,7 +75,7 @@ func (l Lacks) in(s *Port) (out Lacks) {
 	set(LacksSourceRanges, len(s.Spec.SourceRanges) != 0)
 	set(LacksAffinityTimeout, s.Spec.Affinity != 0)
 	set(LacksHash, s.Hash() != tracker.HashNone)
-	for _, t := range []Target{TargetCluster, TargetLocal} {
+	for _, t := range poolTargets {
 		set(LacksWeights, s.Weighted(t))
 		pool := s.Pool(t)
 		set(LacksEndpointPorts, slices.ContainsFunc(pool, func(e *tracker.Endpoint) bool { return e.Addr.Port() != pool[0].Addr.Port() }))
@@ -121,62 +115,44 @@ const (
 	excessLacks
 )
 
-// exceeded returns the limits that s exceeds. For most Services it takes a few
-// comparisons.
-func (l *Limits) exceeded(s *Port) (x excess) {
+// exceeded returns the limits that s exceeds, and texts for those that are not in known. For most
+// Services it takes a few comparisons.
+func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
+	note := func(bit excess, format string, args ...any) {
+		if x |= bit; known&bit == 0 {
+			news = append(news, fmt.Sprintf(format, args...))
+		}
+	}
+	if l.Affinity != 0 && s.Spec.Affinity > l.Affinity {
+		note(excessAffinity, "affinity timeout %v is longer than %v", s.Spec.Affinity, l.Affinity)
+	}
 	over := func(limit, n int) bool { return limit != 0 && n > limit }
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
-	if l.Affinity != 0 && s.Spec.Affinity > l.Affinity {
-		x |= excessAffinity
-	}
 	if over(l.Endpoints, n) {
-		x |= excessEndpoints
+		note(excessEndpoints, "%d endpoints are more than %d", n, l.Endpoints)
 	}
 	if s.Spec.Affinity != 0 && over(l.AffinityEndpoints, n) {
-		x |= excessAffinityEndpoints
+		note(excessAffinityEndpoints, "%d endpoints with client affinity are more than %d", n, l.AffinityEndpoints)
 	}
-	if over(l.WeightedEndpoints, n) {
-		for _, t := range []Target{TargetCluster, TargetLocal} {
-			if over(l.WeightedEndpoints, len(s.Pool(t))) && (s.Hash() != tracker.HashNone || s.Weighted(t)) {
-				x |= excessWeightedEndpoints
+	if over(l.WeightedEndpoints, n) && slices.ContainsFunc(poolTargets[:], func(t Target) bool {
+		return over(l.WeightedEndpoints, len(s.Pool(t))) && (s.Hash() != tracker.HashNone || s.Weighted(t))
+	}) {
+		note(excessWeightedEndpoints, "%d endpoints with weights or a hash are more than %d", n, l.WeightedEndpoints)
+	}
+	if l.Further != nil {
+		if text := l.Further.Exceeded(s); text != "" {
+			note(excessFurther, "%s", text)
+		}
+	}
+	if lacks := l.Lacks.in(s); lacks != 0 {
+		for i, text := range [...]string{"loadBalancerSourceRanges are not enforced", "the affinity timeout is ignored", "weights are ignored",
+			"the hash is ignored", "endpoints have different ports, and only those with one of them are used"} {
+			if lacks&(1<<i) != 0 {
+				note(excessLacks<<i, "%s", text)
 			}
 		}
 	}
-	if l.Further != nil && l.Further.Exceeded(s) != "" {
-		x |= excessFurther
-	}
-	return x | excess(l.Lacks.in(s))*excessLacks
-}
-
-// describe returns a text that names the limits in x, which s exceeds.
-func (l *Limits) describe(s *Port, x excess) string {
-	var out []string
-	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
-	if x&excessAffinity != 0 {
-		out = append(out, fmt.Sprintf("affinity timeout %v is longer than %v", s.Spec.Affinity, l.Affinity))
-	}
-	for _, e := range []struct {
-		bit   excess
-		limit int
-		what  string
-	}{
-		{excessEndpoints, l.Endpoints, ""},
-		{excessAffinityEndpoints, l.AffinityEndpoints, " with client affinity"},
-		{excessWeightedEndpoints, l.WeightedEndpoints, " with weights or a hash"},
-	} {
-		if x&e.bit != 0 {
-			out = append(out, fmt.Sprintf("%d endpoints%s are more than %d", n, e.what, e.limit))
-		}
-	}
-	if x&excessFurther != 0 {
-		out = append(out, l.Further.Exceeded(s))
-	}
-	for i, text := range l.Lacks.texts() {
-		if x&(excessLacks<<i) != 0 {
-			out = append(out, text)
-		}
-	}
-	return strings.Join(out, "; ")
+	return x, news
 }
 
 // limited logs and reports the limits that s exceeds and did not exceed before. It
@@ -186,9 +162,9 @@ func (c *Cursor) limited(s *Port, before excess) excess {
 	if *l == (Limits{}) {
 		return 0
 	}
-	x := l.exceeded(s)
-	if news := x &^ before; news != 0 {
-		what := l.describe(s, news)
+	x, news := l.exceeded(s, before)
+	if len(news) != 0 {
+		what := strings.Join(news, "; ")
 		if c.engine.complaints.Write(slog.LevelWarn, complaint.Port(s.Key.Namespace, s.Key.Name, s.Key.String()), "service exceeds a limit of the data plane", "reason", string(tracker.ReasonLimitExceeded), "backend", c.name, "limit", what) {
 			c.engine.tracker.Event(s.Key.NamespacedName, true, tracker.ReasonLimitExceeded,
 				fmt.Sprintf("port %q (%s): backend %s: %s", complaint.Value(s.Key.Port), s.Key.Family, c.name, what))

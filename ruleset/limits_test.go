@@ -171,12 +171,16 @@ func TestIgnoredPartsAreReported(t *testing.T) {
 		if got := all.in(s); got != want {
 			t.Errorf("%b is ignored, want %b", got, want)
 		}
-		if text := l.describe(s, l.exceeded(s)); (text == "") != (want == 0) || strings.Contains(text, ";") {
-			t.Errorf("%b: %q", want, text)
+		x, news := l.exceeded(s, 0)
+		if (x != 0) != (want != 0) || len(news) > 1 || len(news) == 0 && want != 0 {
+			t.Errorf("%b: %q", want, news)
+		}
+		if _, news := l.exceeded(s, x); news != nil {
+			t.Errorf("%b: %q although that is known", want, news)
 		}
 		l.Lacks &^= want
-		if x := l.exceeded(s); x != 0 {
-			t.Errorf("%b: %q although nothing of it is ignored", want, l.describe(s, x))
+		if x, news := l.exceeded(s, 0); x != 0 || news != nil {
+			t.Errorf("%b: %q although nothing of it is ignored", want, news)
 		}
 	}
 }
@@ -270,8 +274,8 @@ func TestFurtherLimitIsDescribed(t *testing.T) {
 	l := Limits{Further: tooMany(80)}
 	for port, want := range map[uint16]string{80: "", 81: "port 81"} {
 		s := &Port{Spec: &tracker.ServicePort{Port: port}}
-		if got := l.describe(s, l.exceeded(s)); got != want {
-			t.Errorf("port %d: %q, want %q", port, got, want)
+		if _, news := l.exceeded(s, 0); strings.Join(news, "; ") != want {
+			t.Errorf("port %d: %q, want %q", port, news, want)
 		}
 	}
 }
