@@ -6,12 +6,14 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -34,6 +36,46 @@ func TestNodeIsRefusedAtNodePorts(t *testing.T) {
 				backendtest.NodeIsRefused(t, r.host(), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"))
 			} else if err := r.host().RefusedUDP("127.0.0.1:30080", testtime.Timeout); err == nil {
 				t.Error("127.0.0.1 is refused, although NodePorts do not answer there")
+			}
+		}
+	})
+}
+
+// TestOtherHostsReachNoLoopbackNodePort sends from another host to NodePorts at loopback addresses, where
+// NodePorts answer the node itself.
+func TestOtherHostsReachNoLoopbackNodePort(t *testing.T) {
+	t.Parallel()
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		t.Parallel()
+		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+			c := testConfig(tb, flavor)
+			c.NetNS, c.Families, c.LocalhostNodePorts = env.NetNS, env.Families, true
+			b, err := New(tb.Context(), c)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			tb.Cleanup(func() { b.Close() })
+			return b
+		}})
+		pod := w.Pods()[0].Addr(tracker.IPv4).String()
+		for i, proto := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+			over := backendtest.Over(proto)
+			w.Tracker.SetService(svc(2*i, nodePort(30080), over))
+			es := slice(2*i, tracker.IPv4)
+			es.Endpoints, es.Ports[0].Protocol = append(es.Endpoints, backendtest.Endpoint(pod, thisNode)), &proto
+			w.Tracker.SetSlice(es)
+			w.Tracker.SetService(svc(2*i+1, nodePort(30081), over)) // has no endpoint
+		}
+		w.Sync()
+		for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+			if _, err := w.Reach(conformance.Target{Addr: netip.MustParseAddrPort("192.0.2.1:30080"), Protocol: p}, testtime.Timeout); err != nil {
+				t.Error(err)
+			}
+			for _, to := range []string{"127.0.0.1:30080", "127.0.0.1:30081", "127.0.0.1:9000", "127.200.3.4:30080"} {
+				server, err := w.Reach(conformance.Target{Addr: netip.MustParseAddrPort(to), Protocol: p}, 300*time.Millisecond)
+				if err == nil || strings.Contains(err.Error(), "refused") {
+					t.Errorf("%s %s: reached %v, %v", p, to, server, err)
+				}
 			}
 		}
 	})

@@ -257,13 +257,17 @@ func (m *model) nodePorts(about, chain string) []string {
 	to := func(match string) string { return iptext.Join(append([]string{match}, own...)...) }
 	lo := iptext.Loopback(m.family)
 	ports := m.node.NodePorts(m.family)
-	if ports.All {
-		if m.localhost {
-			return []string{to("")}
-		}
+	var out []string
+	if m.localhost {
+		// Packets of other hosts stay untranslated, and meet the guard.
+		out = append(out, iptext.Destination(lo)+" -m addrtype ! --src-type LOCAL -j RETURN")
+	}
+	switch {
+	case ports.All && m.localhost:
+		return append(out, to(""))
+	case ports.All:
 		return []string{to("! " + iptext.Destination(lo))}
 	}
-	var out []string
 	if m.localhost {
 		out = append(out, to(iptext.Destination(lo)))
 	} else if slices.ContainsFunc(ports.Prefixes, lo.Overlaps) {

@@ -56,6 +56,7 @@
 //     source: if it is bound to the node, the kernel may choose it. kube-proxy then admits all IPs of the Service.
 //   - loadBalancerSourceRanges also restrict an external IP that is a load-balancer IP. kube-proxy's mode iptables does not.
 //   - NodePorts at loopback addresses ([NodePorts].Loopback) are for TCP and UDP. kube-proxy 1.37 serves TCP there.
+//     Packets of other hosts to them are for no Service. kube-proxy's mode iptables forwards them.
 //   - A younger Service's external IP at an address of the node does not take a NodePort.
 //   - One address and port that several Services ask for belongs to the same Service on every node.
 package ruleset

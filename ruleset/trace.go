@@ -151,6 +151,14 @@ func (s *Snapshot) missing(p Packet, toNode bool) string {
 func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	fromNode := p.InInterface == ""
 
+	// 0. The node alone reaches its loopback addresses. A packet to one that arrived on an
+	// interface is for no Service. The kernel drops it, or delivers it to the node if the
+	// sysctl route_localnet is set.
+	if !fromNode && p.To.Addr().IsLoopback() {
+		return Verdict{Action: ActionPass, Rule: fmt.Sprintf(
+			"%s is a loopback address, where packets that arrived on an interface are for no Service", p.To.Addr())}
+	}
+
 	// 1. A Service has this address and port.
 	svc, f := s.Lookup(p.To, p.Protocol)
 	if f != nil && f.Kind != KindNodePort {

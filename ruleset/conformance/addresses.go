@@ -161,6 +161,16 @@ func atSecondary(port int) target { return at("the node's second address", port,
 func atGateway(port int) target   { return at("the pods' gateway", port, gateway) }
 func atLoopback(port int) target  { return at("loopback", port, loopback) }
 
+// atLoopback2 is a further loopback address, which IPv6 does not have.
+func atLoopback2(port int) target {
+	return at("loopback2", port, func(f tracker.Family) netip.Addr {
+		if f == tracker.IPv6 {
+			return netip.Addr{}
+		}
+		return netip.AddrFrom4([4]byte{127, 200, 3, 4})
+	})
+}
+
 // atPod is a local pod's own address.
 func atPod(n, port int) target {
 	return at(fmt.Sprint("pod", n), port, func(f tracker.Family) netip.Addr { return podAddr(f, n) })

@@ -239,7 +239,10 @@ func counts(seen map[netip.AddrPort]int) string {
 // unhandled returns the expected outcome for a packet that is not for a Service.
 func (w *World) unhandled(from host, to netip.AddrPort) netlab.Outcome {
 	f := tracker.FamilyOf(to.Addr())
-	if slices.Contains(w.nodeAddresses(f), to.Addr()) {
+	if to.Addr().IsLoopback() && from.in != "" {
+		return netlab.Outcome{Kind: netlab.Silent} // the kernel drops it
+	}
+	if to.Addr().IsLoopback() || slices.Contains(w.nodeAddresses(f), to.Addr()) {
 		if to.Port() == nodePortOwn {
 			return netlab.Outcome{Kind: netlab.Reached, Server: to, Source: from.addr(f)}
 		}

@@ -170,6 +170,9 @@ func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*net
 		node.AddRoute(everything(f), clientAddr(f, 1), ""),
 		outside.AddRoute(everything(f), primary(f), ""),
 		remote.AddRoute(everything(f), secondary(f), ""),
+		// Packets of the clients to loopback addresses are sent to the node.
+		outside.DeleteLoopback(loopback(f)),
+		outside.AddRoute(pickFrom(f, netip.MustParsePrefix, "127.0.0.0/8", "::1/128"), primary(f), ""),
 	)
 	for i, name := range podNames(0) {
 		pod, at := hosts[name], s.origin(name)

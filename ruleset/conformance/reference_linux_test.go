@@ -194,7 +194,7 @@ func (r *reference) render(s *script) {
 			break
 		}
 		for _, chain := range []string{"filter_fwd", "filter_out"} {
-			s.add(chain, "%s daddr %s ct state new drop", ip(tracker.FamilyOf(p.Addr())), p)
+			s.add(chain, "%s daddr %s ct state new ct status ! dnat drop", ip(tracker.FamilyOf(p.Addr())), p)
 		}
 	}
 }

@@ -43,8 +43,10 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 		}
 		if t.at.Addr().IsUnspecified() {
 			f := tracker.FamilyOf(t.at.Addr())
-			if err := try(w.origin("loopback"), simTarget{netip.AddrPortFrom(loopback(f), t.at.Port()), t.proto}); err != nil {
-				return err
+			for _, from := range []string{"loopback", "client1"} {
+				if err := try(w.origin(from), simTarget{netip.AddrPortFrom(loopback(f), t.at.Port()), t.proto}); err != nil {
+					return err
+				}
 			}
 		}
 	}

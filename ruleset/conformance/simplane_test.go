@@ -385,7 +385,7 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	toNode, f := slices.Contains(pk.NodeAddresses, pk.To.Addr()), tracker.FamilyOf(pk.To.Addr())
 	e, ok := p.find(pk.To.Addr(), pk)
 	ports := p.nodes.NodePorts(f)
-	if !ok && toNode && (ports.Allows(pk.To.Addr()) || ports.AllowsLoopback(pk.To.Addr())) {
+	if !ok && toNode && (ports.Allows(pk.To.Addr()) || pk.InInterface == "" && ports.AllowsLoopback(pk.To.Addr())) {
 		e, ok = p.find(netip.Addr{}, pk)
 	}
 	switch {

@@ -73,7 +73,7 @@ func addressNamed(name string, port int) target {
 	if f := several[kind]; f != nil && n > 0 && n <= maxNumber {
 		return f(n, port)
 	}
-	single := map[string]func(int) target{"node": atPrimary, "node2": atSecondary, "gateway": atGateway, "loopback": atLoopback}
+	single := map[string]func(int) target{"node": atPrimary, "node2": atSecondary, "gateway": atGateway, "loopback": atLoopback, "loopback2": atLoopback2}
 	f := single[name]
 	if f == nil {
 		fail("there is no address %q", name)

@@ -155,6 +155,21 @@ func (h *Host) AddAddr(ifname string, p netip.Prefix) error {
 	})
 }
 
+// DeleteLoopback deletes a loopback address, so that a route may lead its packets to another host,
+// whose answers from loopback addresses are accepted.
+func (h *Host) DeleteLoopback(a netip.Addr) error {
+	if err := h.Sysctl("net/ipv4/conf/all/route_localnet", "1"); err != nil {
+		return err
+	}
+	return h.onLink("lo", func(nl *netlink.Handle, lo netlink.Link) error {
+		bits := 8
+		if a.Is6() {
+			bits = 128
+		}
+		return nl.AddrDel(lo, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, bits))})
+	})
+}
+
 // waitLocal waits until the kernel has a local route for an IPv6 address, which a kernel
 // worker adds some time after the address (addrconf_dad_work of net/ipv6/addrconf.c). A
 // socket that connects before that keeps the wrong route.
