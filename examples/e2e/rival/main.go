@@ -4,6 +4,7 @@
 //
 //	rival [flags]            measure; JSON and a table go to files or standard output
 //	rival --table FILE...    print the tables of earlier runs' JSON
+//	rival --graphs FOLDER --bench FILE FILE...    draw cold start and one change against the number of Services
 //
 // One run measures the proxies one after the other, each alone in its own network
 // namespace, against the same kube-apiserver and etcd. Idle proxies and connections are measured
@@ -22,6 +23,15 @@
 //
 // and root, or user namespaces. Without kube-proxy it measures nodeproxy alone.
 // The types in report.go document the measurements and the JSON.
+//
+// The graphs show nodeproxy and kube-proxy in mode nftables from the JSON, and the library alone, from
+// objects in memory to the kernel's commit, and its floor from the output of
+//
+//	go test -run '^$' -bench 'ColdStart|OneEndpointChanged' -benchtime 10x \
+//		-sizes 100x10,1000x10,3000x10,10000x10,45000x10 ./nftables
+//
+// Later files replace runs of earlier ones. The same input gives the same bytes. go generate draws the
+// graphs beside this file, for light and dark backgrounds, from testdata.
 //
 // kube-proxy is measured with at most 3,000 Services: its nftables mode can hold a kernel
 // lock for minutes with more.
@@ -76,6 +86,9 @@ type options struct {
 	jsonFile, mdFile string
 	logs             string
 	extra            []string
+	// files hold the JSON of earlier runs. If there are any, nothing is measured.
+	files         []string
+	graphs, bench string
 }
 
 // maxKubeProxy is the largest number of Services that kube-proxy is measured with.
@@ -101,12 +114,19 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
-	o, files, err := parse(args)
+	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	if len(files) > 0 {
-		return printTables(out, files...)
+	if len(o.files) > 0 {
+		reports, err := read(o.files)
+		switch {
+		case err != nil:
+			return err
+		case o.graphs != "":
+			return draw(o.graphs, o.bench, o.files, reports)
+		}
+		return Markdown(out, reports...)
 	}
 	dir, err := os.MkdirTemp("", "rival")
 	if err != nil {
@@ -136,28 +156,28 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return errors.Join(err, Markdown(f, report), f.Close())
 }
 
-// printTables prints the tables of the JSON in files.
-func printTables(out io.Writer, files ...string) error {
-	var reports []*Report
+// read reads the JSON of earlier runs.
+func read(files []string) (reports []*Report, err error) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		r := new(Report)
 		if err := json.Unmarshal(text, r); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		reports = append(reports, r)
 	}
-	return Markdown(out, reports...)
+	return reports, nil
 }
 
-// parse returns the options, or the files whose tables are to be printed.
-func parse(args []string) (*options, []string, error) {
+func parse(args []string) (*options, error) {
 	o := &options{extent: extent{changes: 200, kubeProxyChanges: 30, rated: 1000, starts: 5, rounds: 60, outages: 2}}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	table := f.Bool("table", false, "print the tables of JSON files, which the arguments name, and measure nothing")
+	f.StringVar(&o.graphs, "graphs", "", "draw the graphs of --bench and of JSON files, which the arguments name, in this folder, and measure nothing")
+	f.StringVar(&o.bench, "bench", "", "file with the output of package nftables' benchmarks, for --graphs")
 	f.StringVar(&o.apiserver, "kube-apiserver", "", "path of kube-apiserver; if empty, "+controlplane.APIServerEnv+" names it, or else it is the one in PATH")
 	f.StringVar(&o.etcd, "etcd", "", "path of etcd; if empty, "+controlplane.EtcdEnv+" names it, or else it is the one in PATH")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
@@ -175,15 +195,18 @@ func parse(args []string) (*options, []string, error) {
 	extra := f.String("nodeproxy-flags", "", "further flags of nodeproxy, separated by spaces")
 	short := f.Bool("short", false, "a short form: 100 Services, few changes, 5 idle seconds")
 	if err := f.Parse(args); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	switch {
-	case *table && f.NArg() == 0:
-		return nil, nil, errors.New("--table needs a file")
-	case *table:
-		return nil, f.Args(), nil
+	o.files = f.Args()
+	switch earlier := *table || o.graphs != ""; {
+	case (o.graphs == "") != (o.bench == ""):
+		return nil, errors.New("--graphs and --bench need each other")
+	case earlier && f.NArg() == 0:
+		return nil, errors.New("--table and --graphs need a file")
+	case earlier:
+		return o, nil
 	case f.NArg() != 0:
-		return nil, nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
+		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	if *short {
 		o.extent = extent{changes: 30, kubeProxyChanges: 5, rated: 300, starts: 2, rounds: 5, outages: 1}
@@ -206,18 +229,18 @@ func parse(args []string) (*options, []string, error) {
 	o.extra = strings.Fields(*extra)
 	var err error
 	if o.services, err = numbers(*services); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if o.alone, err = numbers(*alone); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	switch {
 	case len(o.services)+len(o.alone) == 0:
-		return nil, nil, errors.New("--services and --alone are empty")
+		return nil, errors.New("--services and --alone are empty")
 	case slices.ContainsFunc(append(o.services, o.alone...), func(n int) bool { return n < minServices || n > maxServices }):
-		return nil, nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
+		return nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
 	}
-	return o, nil, nil
+	return o, nil
 }
 
 func list(s string) []string {

@@ -288,10 +288,11 @@ func milliseconds(ms float64) string {
 	return fmt.Sprintf("%.0f ms", ms)
 }
 
-// thousands returns n with a comma before the last three digits.
+// thousands returns n with commas.
 func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
 	}
-	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
+	return s
 }

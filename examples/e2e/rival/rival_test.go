@@ -198,7 +198,7 @@ func TestTablesAreThoseOfTheData(t *testing.T) {
 func compareTables(t *testing.T, begin string, files ...string) {
 	t.Helper()
 	var b strings.Builder
-	if err := printTables(&b, files...); err != nil {
+	if err := run(t.Context(), append([]string{"--table"}, files...), &b); err != nil {
 		t.Fatal(err)
 	}
 	const page, end = "../../../.github/MEASUREMENTS.md", "<!-- end -->\n"

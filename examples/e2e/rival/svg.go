@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -12,16 +14,16 @@ import (
 type theme struct {
 	name, text, faint, grid string
 	background              string // drawn behind labels, over lines
-	lines                   [kinds]string
+	lines                   [lines]string
 }
 
 var themes = []theme{
-	{"light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", [kinds]string{kubeProxy: "#bc4c00", kubeProxyShort: "#bc4c00", nodeproxy: "#0a53be", library: "#0a53be", floor: "#6e7781"}},
-	{"dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", [kinds]string{kubeProxy: "#f0883e", kubeProxyShort: "#f0883e", nodeproxy: "#6cb6ff", library: "#6cb6ff", floor: "#9198a1"}},
+	{"light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", [lines]string{"#bc4c00", "#bc4c00", "#0a53be", "#0a53be", "#6e7781"}},
+	{"dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", [lines]string{"#f0883e", "#f0883e", "#6cb6ff", "#6cb6ff", "#9198a1"}},
 }
 
 // dashes are the patterns of lines.
-var dashes = [kinds]string{kubeProxyShort: "7 5", library: "7 5", floor: "1.5 5"}
+var dashes = [lines]string{lineShortPeriod: "7 5", lineLibrary: "7 5", lineFloor: "1.5 5"}
 
 // graph is one picture.
 type graph struct {
@@ -31,39 +33,37 @@ type graph struct {
 }
 
 type line struct {
-	kind  kind
+	index int
 	label string
 	points
 }
 
-// graphs returns the graphs of all kinds with data.
-func (d *data) graphs() []graph {
-	labels := [kinds]string{
-		kubeProxy: "kube-proxy", nodeproxy: "nodeproxy", library: "library alone", floor: "floor",
-	}
+// graphs returns the two graphs.
+func (d *figures) graphs() []graph {
+	labels := [lines]string{kubeProxy, "", nodeproxy, "library alone", "floor"}
 	periods := "kube-proxy with its default minSyncPeriod of 1 s."
 	if d.period > 0 {
 		period := duration(d.period.Seconds(), 1)
-		labels[kubeProxyShort] = "kube-proxy, " + period
+		labels[lineShortPeriod] = "kube-proxy, " + period
 		periods = "kube-proxy: with its default minSyncPeriod of 1 s, and with one of " + period + ", which is less than a sync takes."
 	}
-	proxies := "nodeproxy"
+	proxies := nodeproxy
 	if d.version != "" {
 		proxies = "kube-proxy " + d.version + ", nodeproxy"
 	}
 	notes := append([]string{proxies + ": beside an API server, to the first connection that is answered."}, notes...)
-	lines := func(all [kinds]points) (out []line) {
-		for k, p := range all {
+	measured := func(all [lines]points) (out []line) {
+		for i, p := range all {
 			if len(p) > 0 {
-				out = append(out, line{kind(k), labels[k], p})
+				out = append(out, line{i, labels[i], p})
 			}
 		}
 		return out
 	}
 	const axes = "nftables mode, 10 endpoints a Service, logarithmic axes"
 	return []graph{
-		{"cold-start", "Cold start: until every Service works", axes, notes, lines(d.start)},
-		{"one-change", "One change: until it is in effect", axes, append([]string{periods}, notes...), lines(d.change)},
+		{"cold-start", "Cold start: until every Service works", axes, notes, measured(d.start)},
+		{"one-change", "One change: until it is in effect", axes, append([]string{periods}, notes...), measured(d.change)},
 	}
 }
 
@@ -84,8 +84,8 @@ const (
 // svg draws the graph. The coordinates are rounded to tenths.
 func (g graph) svg(t theme) []byte {
 	x0, x1, y0, y1 := g.bounds()
-	x := func(v float64) float64 {
-		return left + (width-left-right)*(math.Log10(v)-x0)/(x1-x0)
+	x := func(services int) float64 {
+		return left + (width-left-right)*(log10(services)-x0)/(x1-x0)
 	}
 	y := func(v float64) float64 {
 		return plain - bottom - (plain-top-bottom)*(math.Log10(v)-y0)/(y1-y0)
@@ -111,8 +111,8 @@ func (g graph) svg(t theme) []byte {
 	p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">Services</text>`, float64(left+width-right)/2, plain-bottom+44, t.faint)
 
 	for _, l := range g.lines {
-		color, dash := t.lines[l.kind], ""
-		if d := dashes[l.kind]; d != "" {
+		color, dash := t.lines[l.index], ""
+		if d := dashes[l.index]; d != "" {
 			dash = fmt.Sprintf(` stroke-dasharray="%s" stroke-linecap="round"`, d)
 		}
 		var path []string
@@ -128,10 +128,10 @@ func (g graph) svg(t theme) []byte {
 		l := g.lines[i]
 		last := l.points[len(l.points)-1]
 		lx, ly, anchor := x(last.services)+10, at+4.5, "start"
-		if len(l.points) > 1 && math.Log10(last.services) < x1 { // other lines continue to the right of it
+		if len(l.points) > 1 && log10(last.services) < x1 { // other lines continue to the right of it
 			lx, ly, anchor = lx-10, y(last.seconds)-12, "middle"
 		}
-		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s" stroke="%s" stroke-width="5" stroke-linejoin="round" paint-order="stroke"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.kind], t.background, l.label, duration(last.seconds, 2))
+		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s" stroke="%s" stroke-width="5" stroke-linejoin="round" paint-order="stroke"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.index], t.background, l.label, duration(last.seconds, 2))
 	}
 	for i, note := range g.notes {
 		p(`<text x="20" y="%d" font-size="12" fill="%s">%s</text>`, plain-bottom+68+noteLine*i, t.faint, note)
@@ -139,6 +139,8 @@ func (g graph) svg(t theme) []byte {
 	p(`</svg>`)
 	return b.Bytes()
 }
+
+func log10(services int) float64 { return math.Log10(float64(services)) }
 
 // labelHeights returns the vertical position of each line's label: beside the last point, or
 // shifted if labels would overlap.
@@ -170,7 +172,7 @@ func (g graph) bounds() (x0, x1, y0, y1 float64) {
 	x0, x1, y0, y1 = math.Inf(1), math.Inf(-1), math.Inf(1), math.Inf(-1)
 	for _, l := range g.lines {
 		for _, p := range l.points {
-			x0, x1 = min(x0, math.Log10(p.services)), max(x1, math.Log10(p.services))
+			x0, x1 = min(x0, log10(p.services)), max(x1, log10(p.services))
 			y0, y1 = min(y0, math.Log10(p.seconds)), max(y1, math.Log10(p.seconds))
 		}
 	}
@@ -185,7 +187,7 @@ func (g graph) bounds() (x0, x1, y0, y1 float64) {
 }
 
 // ticks returns the numbers of Services that were measured.
-func (g graph) ticks() (out []float64) {
+func (g graph) ticks() (out []int) {
 	for _, l := range g.lines {
 		for _, p := range l.points {
 			out = append(out, p.services)
@@ -225,13 +227,4 @@ func duration(seconds float64, digits int) string {
 		}
 	}
 	return ""
-}
-
-// thousands returns a whole number with commas.
-func thousands(n float64) string {
-	s := fmt.Sprintf("%.0f", n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

@@ -1,0 +1,188 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/perf/benchfmt"
+)
+
+//go:generate go run . --graphs . --bench testdata/nftables.txt testdata/rival-45000.json testdata/rival-10000.json testdata/rival.json
+
+// figures holds what the graphs show: cold starts and changes, by line.
+type figures struct {
+	start, change [lines]points
+	period        time.Duration // the minSyncPeriod of lineShortPeriod, or 0
+	version       string        // of kube-proxy, such as "1.37.2"; empty if it was not measured
+}
+
+// The lines of a graph.
+const (
+	lineKubeProxy   = iota // with its default minSyncPeriod
+	lineShortPeriod        // kube-proxy with another
+	lineNodeproxy
+	lineLibrary
+	lineFloor
+	lines
+)
+
+// points holds times in order of the numbers of Services.
+type points []point
+
+type point struct {
+	services int
+	seconds  float64
+}
+
+// add inserts a point, or replaces the point with the same number of Services.
+func (l *points) add(services int, seconds float64) {
+	i, found := slices.BinarySearchFunc(*l, services, func(p point, n int) int { return cmp.Compare(p.services, n) })
+	if !found {
+		*l = slices.Insert(*l, i, point{services: services})
+	}
+	(*l)[i].seconds = seconds
+}
+
+// draw writes the graphs of a benchmark's output and of reports to a folder.
+func draw(folder, bench string, files []string, reports []*Report) error {
+	f, err := os.Open(bench)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var d figures
+	if err := d.addBench(f, bench); err != nil {
+		return err
+	}
+	for i, r := range reports {
+		if err := d.addReport(r); err != nil {
+			return fmt.Errorf("%s: %w", files[i], err)
+		}
+	}
+	for _, g := range d.graphs() {
+		if len(g.lines) == 0 {
+			return fmt.Errorf("no figures for %q in the input", g.title)
+		}
+		for _, t := range themes {
+			if err := os.WriteFile(filepath.Join(folder, g.file+"-"+t.name+".svg"), g.svg(t), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addBench adds the output of go test -bench. If a benchmark ran several times, the median
+// counts.
+func (d *figures) addBench(r io.Reader, file string) error {
+	type key struct {
+		to       *points
+		services int
+	}
+	all := map[key][]float64{}
+	results := benchfmt.NewReader(r, file)
+	for results.Scan() {
+		result, ok := results.Result().(*benchfmt.Result)
+		if !ok {
+			if bad, ok := results.Result().(*benchfmt.SyntaxError); ok {
+				return bad
+			}
+			continue
+		}
+		base, parts := result.Name.Parts()
+		to, ok := map[string]*[lines]points{"ColdStart": &d.start, "OneEndpointChanged": &d.change}[string(base)]
+		if !ok {
+			continue
+		}
+		size := map[string]int{}
+		for _, p := range parts {
+			if name, value, ok := strings.Cut(strings.TrimPrefix(string(p), "/"), "="); ok {
+				n, err := strconv.Atoi(value)
+				if err != nil || n <= 0 {
+					return fmt.Errorf("%s: %s: bad number", file, result.Name)
+				}
+				size[name] = n
+			}
+		}
+		if size["endpoints"] != endpoints {
+			continue
+		}
+		for unit, to := range map[string]*points{"sec/op": &to[lineLibrary], "floor-sec/op": &to[lineFloor]} {
+			v, ok := result.Value(unit)
+			if !ok || v <= 0 || size["services"] == 0 {
+				return fmt.Errorf("%s: %s: no %s", file, result.Name, unit)
+			}
+			k := key{to, size["services"]}
+			all[k] = append(all[k], v)
+		}
+	}
+	if err := results.Err(); err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("%s: no ColdStart or OneEndpointChanged with %d endpoints", file, endpoints)
+	}
+	for k, list := range all {
+		slices.Sort(list)
+		k.to.add(k.services, list[len(list)/2])
+	}
+	return nil
+}
+
+// addReport adds the runs in mode nftables. They replace earlier ones with as many Services.
+func (d *figures) addReport(report *Report) error {
+	none := true
+	for _, run := range report.Runs {
+		if run.Mode != "nftables" || run.Endpoints != endpoints {
+			continue
+		}
+		line := lineNodeproxy
+		if run.Proxy == kubeProxy {
+			line = lineKubeProxy
+			version, ok := strings.CutPrefix(run.Version, "Kubernetes v")
+			switch {
+			case !ok:
+				return fmt.Errorf("kube-proxy has version %q", run.Version)
+			case d.version != "" && d.version != version:
+				return fmt.Errorf("two versions of kube-proxy, %s and %s", d.version, version)
+			}
+			d.version = version
+		}
+		if run.MinSyncPeriod != "" {
+			line = lineShortPeriod
+			switch period, err := time.ParseDuration(run.MinSyncPeriod); {
+			case err != nil || period <= 0:
+				return fmt.Errorf("bad minSyncPeriod %q", run.MinSyncPeriod)
+			case d.period > 0 && d.period != period:
+				return fmt.Errorf("two values of minSyncPeriod, %s and %s", d.period, period)
+			default:
+				d.period = period
+			}
+		}
+		// A failed run counts with its measurements before the failure.
+		if run.Start.Seconds > 0 {
+			none = false
+			if line != lineShortPeriod { // the period has no part in a start
+				d.start[line].add(run.Services, run.Start.Seconds)
+			}
+		} else if run.Failed == "" {
+			return fmt.Errorf("%s with %d Services has no time", run.Proxy, run.Services)
+		}
+		if run.Change.P50ms > 0 {
+			d.change[line].add(run.Services, run.Change.P50ms/1000)
+		}
+	}
+	if none {
+		return fmt.Errorf("no run in mode nftables with %d endpoints", endpoints)
+	}
+	return nil
+}
