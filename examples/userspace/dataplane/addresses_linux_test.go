@@ -29,9 +29,10 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 		return b
 	}})
 	const external, own, stray = "203.0.113.7", "192.0.2.1", "203.0.113.99"
+	created := map[string]metav1.Time{"a": metav1.Unix(2, 0), "b": metav1.Unix(1, 0)} // the older one gets the port
 	service := func(name, ip string, nodePort int32, externalIPs ...string) {
 		w.Tracker.SetService(&v1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: created[name]},
 			Spec: v1.ServiceSpec{
 				Type: v1.ServiceTypeNodePort, ClusterIP: ip, ClusterIPs: []string{ip},
 				Ports: []v1.ServicePort{{Port: 80, NodePort: nodePort}}, ExternalIPs: externalIPs,
