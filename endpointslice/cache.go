@@ -1,7 +1,6 @@
 package endpointslice
 
 import (
-	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
@@ -30,9 +29,6 @@ type Config[E any] struct {
 	// Key returns e's address and port, which must be those of Endpoint.Addr, and its
 	// rank among endpoints with the same address and port. It is required.
 	Key func(e *E) (netip.AddrPort, Rank)
-	// OwnerLabel is the label of a slice with the name of its Service. "" means
-	// kubernetes.io/service-name.
-	OwnerLabel string
 	// Report, if not nil, is called once by a Set that leaves out a slice or parts of
 	// it, with all of them. The slice is nil if Set was called with nil.
 	Report func(*discovery.EndpointSlice, []LeftOut)
@@ -136,13 +132,13 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 		c.leave(LeftOut{Reason: ReasonInvalid, Whole: true}, "missing name or namespace (name %q, namespace %q)", complaint.Value(name.Name), complaint.Value(name.Namespace))
 		return false
 	}
-	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[c.ownerLabel()]}
+	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
 	switch {
 	case s.AddressType != discovery.AddressTypeIPv4 && s.AddressType != discovery.AddressTypeIPv6:
 		c.leave(LeftOut{Reason: ReasonAddressType, Whole: true}, "address type %q is not supported", complaint.Value(s.AddressType))
 		return c.Delete(name)
 	case owner.Name == "":
-		c.leave(LeftOut{Reason: ReasonNoService, Whole: true}, "no label %s", c.ownerLabel())
+		c.leave(LeftOut{Reason: ReasonNoService, Whole: true}, "no label %s", discovery.LabelServiceName)
 		return c.Delete(name)
 	}
 
@@ -484,8 +480,4 @@ func tidied[T any](s []T) []T {
 	}
 	clear(s)
 	return s[:0]
-}
-
-func (c *Cache[E]) ownerLabel() string {
-	return cmp.Or(c.config.OwnerLabel, discovery.LabelServiceName)
 }

@@ -39,7 +39,7 @@ const (
 	ReasonLimitExceeded Reason = "ProxyLimitExceeded"
 	// ReasonAddressType: the slice's addresses are no IP addresses (addressType).
 	ReasonAddressType Reason = "ProxyAddressType"
-	// ReasonNoService: no label names the Service of a slice ([Config].OwnerLabel).
+	// ReasonNoService: no label names the Service of a slice.
 	ReasonNoService Reason = "ProxyNoService"
 	// ReasonPortName: a port has no name (ports[].name); "" is a name.
 	ReasonPortName Reason = "ProxyPortName"

@@ -110,14 +110,9 @@ func newBackend(c Config, k kernel) *Backend {
 }
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both
-// families. The backend shortens a longer affinity timeout to the limit. A Service port for which
-// [Config].Properties returns what is not available, or has no effect, exceeds a limit, too.
+// families. The backend shortens a longer affinity timeout to the limit.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
-	l := ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
-	if b.config.Properties != nil {
-		l.Further = limit{&b.config}
-	}
-	return l
+	return ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
 }
 
 // Close closes the backend's sockets and leaves everything in the kernel in place.

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -44,7 +45,7 @@ type Config struct {
 	Properties func(*ruleset.Port) Properties
 	// Schedulers lists the schedulers that Properties may return; nil means none. [New] tries them, so that the
 	// kernel loads their modules. A Service port with another one, or one that the kernel lacks,
-	// is served as if Properties had returned no scheduler; see [Backend.Limits].
+	// is served as if Properties had returned no scheduler, with a line in the log.
 	Schedulers []Scheduler
 	// DrainLimit bounds the time that real servers drain; 0 means 15 minutes for those that no Service has,
 	// because they keep an address and port from others, and no limit for the other ones. Endpoints, and
@@ -203,24 +204,24 @@ func (c Config) lacks(s Scheduler) bool {
 // lacksTunnel reports whether the kernel does not know a tunnel.
 func (c Config) lacksTunnel(f Forwarding) bool { return c.onlyIPIP && f.tunnel() != 0 }
 
-// limit is the [ruleset.Limit] that Services exceed by their [Properties].
-type limit struct{ config *Config }
-
-// Exceeded implements [ruleset.Limit].
-func (l limit) Exceeded(s *ruleset.Port) string {
-	p := l.config.Properties(s)
+// ignored returns an error for what a Service port does not get of its [Properties], nil for nothing.
+func (c Config) ignored(s *ruleset.Port) error {
+	if c.Properties == nil {
+		return nil
+	}
+	p := c.Properties(s)
 	direct := func(f ruleset.Frontend) bool { return p.of(&f) != ForwardingTranslated }
 	switch {
-	case l.config.lacks(p.Scheduler):
-		return fmt.Sprintf("scheduler %.15q is not available, the node's own is used", p.Scheduler)
-	case l.config.lacksTunnel(p.Forwarding):
-		return "the kernel has no tunnels of GUE and GRE for IPVS, packets are translated"
+	case c.lacks(p.Scheduler):
+		return fmt.Errorf("scheduler %.15q is not available, the node's own is used", p.Scheduler)
+	case c.lacksTunnel(p.Forwarding):
+		return errors.New("the kernel has no tunnels of GUE and GRE for IPVS, packets are translated")
 	case p.OnePacket && s.Key.Protocol == v1.ProtocolUDP && !slices.ContainsFunc(s.Frontends, direct):
-		return "one-packet scheduling is ignored: it is for external and load-balancer IPs whose packets are not translated"
+		return errors.New("one-packet scheduling is ignored: it is for external and load-balancer IPs whose packets are not translated")
 	case p.HashPort && p.Scheduler != SourceHash && p.Scheduler != Maglev:
-		return fmt.Sprintf("the client's port is ignored: scheduler %.15q does not hash", p.Scheduler)
+		return fmt.Errorf("the client's port is ignored: scheduler %.15q does not hash", p.Scheduler)
 	}
-	return ""
+	return nil
 }
 
 // hashing returns the scheduler of Services that ask for a hash.

@@ -354,7 +354,7 @@ func testServicesSelectTheScheduler(t *testing.T, newNode func(testing.TB) node)
 		for _, p := range r.engine.Snapshot().Ports {
 			s = p
 		}
-		limited := r.backend.Limits(tracker.IPv4).Further.Exceeded(s) != ""
+		limited := r.backend.config.ignored(s) != nil
 		if want := c.properties == "zz" || c.properties == "unlisted"; limited != want {
 			t.Errorf("%q: limited %t", c.properties, limited)
 		}

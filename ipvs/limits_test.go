@@ -43,8 +43,8 @@ func TestOldKernelsTranslateInsteadOfGUE(t *testing.T) {
 			if got := c.properties(s).Forwarding; (got == how) == lacks {
 				t.Errorf("%v, old kernel %t: %v", how, old, got)
 			}
-			if got := (limit{&c}).Exceeded(s); (got != "") != lacks {
-				t.Errorf("%v, old kernel %t: limit %q", how, old, got)
+			if got := c.ignored(s); (got != nil) != lacks {
+				t.Errorf("%v, old kernel %t: %v", how, old, got)
 			}
 		}
 	}
@@ -71,8 +71,8 @@ func TestPropertiesWithoutEffectAreReported(t *testing.T) {
 			s := testService(func(s *tracker.ServicePort) { s.Key.Protocol = proto; c.edit(s) })
 			config := Config{Properties: func(*ruleset.Port) Properties { return c.p }, Schedulers: Schedulers()}
 			want := c.reported && (proto == v1.ProtocolUDP || !c.p.OnePacket) // it is for UDP
-			if got := (limit{&config}).Exceeded(s); (got != "") != want {
-				t.Errorf("%s, %s: %q", c.name, proto, got)
+			if got := config.ignored(s); (got != nil) != want {
+				t.Errorf("%s, %s: %v", c.name, proto, got)
 			}
 		}
 	}

@@ -231,6 +231,9 @@ func (u *update) makePlans(full bool) {
 	for _, it := range u.items {
 		if it.service != nil {
 			it.plan = u.b.config.makePlan(it.service, l, 0)
+			if err := u.b.config.ignored(it.service); err != nil {
+				backendconf.Complain(u.b.complaints, slog.LevelWarn, it.key, "ipvs: ignored a property of a service", err)
+			}
 		}
 		if full {
 			u.s.adoptMark(marks, it.key, it.plan.internal, elements)

@@ -224,8 +224,6 @@ type Change struct {
 	// are in the lost of another Change of the same delta, with the key of that
 	// Change.
 	lost, taken []move
-	// ports holds the IDs of all ports of the Service, in the order of their keys.
-	ports []uint32
 	// again: an earlier attempt failed. Attempted is empty if that was one to write Old again.
 	again bool
 }

@@ -471,7 +471,6 @@ func (c *Cursor) add(d *Delta, id uint32) {
 			ch.lost = append(ch.lost, move{at, key, hasFrontend(c.acked(o), at)})
 		}
 	}
-	ch.ports = c.engine.names[ch.Key.NamespacedName]
 	d.Changes = append(d.Changes, ch)
 }
 

@@ -141,7 +141,7 @@ func (c *Cursor) fallBack(d *Delta) *Delta {
 			continue
 		}
 		old := c.states[l.ID()].acked
-		ch := Change{Key: l.Key, Old: old, New: l.fallback, Fields: diff(old, l.fallback), ports: l.ports}
+		ch := Change{Key: l.Key, Old: old, New: l.fallback, Fields: diff(old, l.fallback)}
 		if ch.Fields != 0 {
 			out.Changes = append(out.Changes, ch)
 		}

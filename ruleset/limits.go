@@ -32,16 +32,6 @@ type Limits struct {
 	Delta int
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
-	// Further holds limits of the data plane's own, or is nil.
-	Further Limit
-}
-
-// Limit is a limit that depends on what only the data plane understands, such as [Port].Spec.Ext.
-// Its value must be comparable.
-type Limit interface {
-	// Exceeded returns how a Service port exceeds the limit and what happens instead, or "". It
-	// must be fast and safe for concurrent use.
-	Exceeded(*Port) string
 }
 
 // Lacks is a set of bits for parts of a Service that a data plane ignores. The zero value
@@ -111,7 +101,6 @@ const (
 	excessEndpoints
 	excessAffinityEndpoints
 	excessWeightedEndpoints
-	excessFurther
 	excessLacks
 )
 
@@ -138,11 +127,6 @@ func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
 		return over(l.WeightedEndpoints, len(s.Pool(t))) && (s.Hash() != tracker.HashNone || s.Weighted(t))
 	}) {
 		note(excessWeightedEndpoints, "%d endpoints with weights or a hash are more than %d", n, l.WeightedEndpoints)
-	}
-	if l.Further != nil {
-		if text := l.Further.Exceeded(s); text != "" {
-			note(excessFurther, "%s", text)
-		}
 	}
 	if lacks := l.Lacks.in(s); lacks != 0 {
 		for i, text := range [...]string{"loadBalancerSourceRanges are not enforced", "the affinity timeout is ignored", "weights are ignored",

@@ -259,23 +259,3 @@ func TestSyncInfoCounts(t *testing.T) {
 	tr.DeleteService(name("c"))
 	step("nothing left", [5]int{3, 0, 0, 0, 0})
 }
-
-// tooMany is a Limit by the Service port's number.
-type tooMany uint16
-
-func (l tooMany) Exceeded(s *Port) string {
-	if s.Spec.Port > uint16(l) {
-		return fmt.Sprint("port ", s.Spec.Port)
-	}
-	return ""
-}
-
-func TestFurtherLimitIsDescribed(t *testing.T) {
-	l := Limits{Further: tooMany(80)}
-	for port, want := range map[uint16]string{80: "", 81: "port 81"} {
-		s := &Port{Spec: &tracker.ServicePort{Port: port}}
-		if _, news := l.exceeded(s, 0); strings.Join(news, "; ") != want {
-			t.Errorf("port %d: %q, want %q", port, news, want)
-		}
-	}
-}

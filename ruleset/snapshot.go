@@ -33,10 +33,6 @@ type Snapshot struct {
 	// leftOut finds the frontends that the Budget leaves out.
 	leftOut map[l4Key]found
 
-	onceEndpoints sync.Once
-	// endpoints maps keys of endpoints to the ports that have them.
-	endpoints map[l4Key][]*Port
-
 	onceNames sync.Once
 	// names maps the names of Services to their ports.
 	names map[types.NamespacedName][]*Port
@@ -140,30 +136,6 @@ func (s *Snapshot) LookupLeftOut(to netip.AddrPort, p v1.Protocol) (*Port, *Fron
 	}
 	f := s.leftOut[l4KeyAt(canonical(to.Addr()), to.Port(), p)]
 	return f.service, f.frontend
-}
-
-// LookupEndpoint returns the Services that have an endpoint at an address, port and
-// protocol, whatever its conditions, sorted by key. It returns nil if there are none.
-// An IPv4-mapped IPv6 address means the IPv4 address. The first call builds an index
-// of all endpoints, like the first [Snapshot.Lookup] for frontends. The result is
-// shared and must not be modified.
-func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
-	if !at.IsValid() {
-		return nil
-	}
-	s.onceEndpoints.Do(func() {
-		s.endpoints = make(map[l4Key][]*Port, len(s.Ports))
-		for _, svc := range s.Ports {
-			for _, ep := range svc.Endpoints {
-				k := l4KeyAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), svc.Key.Protocol)
-				s.endpoints[k] = append(s.endpoints[k], svc)
-			}
-		}
-		for _, all := range s.endpoints {
-			slices.SortFunc(all, func(a, b *Port) int { return a.Key.Compare(b.Key) })
-		}
-	})
-	return s.endpoints[l4KeyAt(canonical(at.Addr()), at.Port(), p)]
 }
 
 func (s *Snapshot) index() {

@@ -3,7 +3,6 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -297,37 +296,6 @@ func TestSnapshotLookupFindsFrontends(t *testing.T) {
 		if got != want || (svc == nil) != (f == nil) {
 			t.Errorf("%s is %q, want %q", to, got, want)
 		}
-	}
-}
-
-func TestSnapshotLookupFindsEndpoints(t *testing.T) {
-	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
-	tr.SetService(service("b", "10.96.0.2"))
-	tr.SetService(service("a", "10.96.0.1"))
-	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
-	tr.SetSlice(slice("b", "10.0.0.2"))
-	left := slice("b", "10.0.0.3") // known, but in no pool
-	left.Name, left.Endpoints[0].Conditions.Ready = "b-left", ptr(false)
-	tr.SetSlice(left)
-	s := e.Snapshot()
-	for at, want := range map[string][]string{
-		"10.0.0.1:8080":          {"a"},
-		"10.0.0.2:8080":          {"a", "b"},
-		"[::ffff:10.0.0.2]:8080": {"a", "b"},
-		"10.0.0.3:8080":          {"b"},
-		"10.0.0.1:80":            nil,
-		"10.96.0.1:80":           nil,
-	} {
-		var got []string
-		for _, svc := range s.LookupEndpoint(netip.MustParseAddrPort(at), v1.ProtocolTCP) {
-			got = append(got, svc.Key.Name)
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("endpoint %s has Services %v, want %v", at, got, want)
-		}
-	}
-	if s.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolUDP) != nil || s.LookupEndpoint(netip.AddrPort{}, v1.ProtocolTCP) != nil {
-		t.Error("found a missing endpoint")
 	}
 }
 

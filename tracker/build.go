@@ -23,7 +23,6 @@ const defaultAffinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) 
 type builder struct {
 	families      []Family
 	noExternalIPs bool
-	reserved      []netip.Addr
 	hook          func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	reporter      reporter
 	// left collects what is left out of the Service that Set is processing.
@@ -283,7 +282,7 @@ func (b *builder) external(s string, linkLocal bool) (netip.Addr, error) {
 	case err != nil:
 	case a.IsLoopback() || a.IsLinkLocalUnicast() && !linkLocal:
 		err = fmt.Errorf("%s is valid on one host or link only", a)
-	case a == metadata || slices.Contains(b.reserved, a):
+	case a == metadata:
 		err = &reservedError{a}
 	}
 	return a, err

@@ -3,7 +3,6 @@ package tracker
 import (
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -25,25 +24,15 @@ type Config struct {
 	// Selector selects the Services to track. The zero value selects those that
 	// kube-proxy selects.
 	Selector Selector
-	// OwnerLabel is the label of an EndpointSlice with the name of its Service, for slices
-	// that a vendor's own controller makes. "" means kubernetes.io/service-name. The
-	// caller lists and watches these slices instead of those of
-	// [Selector.SliceListOptions]. [ServiceChangeTracker] ignores it.
-	OwnerLabel string
 	// IgnoreExternalIPs makes the tracker treat every Service as if its
 	// spec.externalIPs were empty, as kube-proxy does when its feature gate
 	// AllowServiceExternalIPs is off (KEP-5707).
 	IgnoreExternalIPs bool
-	// ReservedIPs lists addresses that no Service may have as an external or load-balancer
-	// IP, such as that of a DNS cache on the node. The tracker leaves them out of a Service
-	// and reports it. 169.254.169.254, where clouds serve the metadata of a machine, is
-	// always reserved. Cluster IPs are not checked.
-	ReservedIPs []netip.Addr
 	// OnService, if not nil, is called for each new ServicePort before it is
 	// published. It may change any field except Key. The API objects belong to the
 	// caller: the hook must not change or keep them, and must not keep the
 	// ServicePort. If it returns an error, the tracker leaves the port out in that
-	// family, and logs and reports the error. A [*WarningError] is logged and
+	// family, and logs and reports the error. A [Warning] is logged and
 	// reported, and the port is kept. The hook must not call the tracker, which would wait
 	// forever. Only [Tracker] and [ServiceChangeTracker] use it.
 	OnService func(*v1.Service, *v1.ServicePort, *ServicePort) error
@@ -59,7 +48,7 @@ type Config struct {
 	// OnEndpoint has processed. The other two hooks can pass on data from the API
 	// objects in Ext. If the hook returns an error, the tracker leaves the endpoint
 	// out of this port, and logs and reports the error for the Service. After a
-	// [*WarningError] the endpoint is kept.
+	// [Warning] the endpoint is kept.
 	//
 	// The result must depend on the arguments alone. The tracker keeps the results
 	// and calls the hook again for an endpoint that changed, and for all endpoints of
@@ -106,15 +95,6 @@ func (c Config) complete() (Config, error) {
 				return c, fmt.Errorf("tracker: invalid config: unknown family %d", f)
 			}
 		}
-	}
-	c.ReservedIPs = slices.Clone(c.ReservedIPs)
-	for i, a := range c.ReservedIPs {
-		if c.ReservedIPs[i] = a.Unmap(); !a.IsValid() || a.Zone() != "" {
-			return c, fmt.Errorf("tracker: invalid config: ReservedIPs: %q is not an address", a)
-		}
-	}
-	if c.OwnerLabel == "" {
-		c.OwnerLabel = discovery.LabelServiceName
 	}
 	if c.Kinds == nil {
 		c.Kinds = []Kind{KindServices, KindSlices, KindNodes}

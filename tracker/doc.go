@@ -32,8 +32,8 @@
 // are merged. Slices of a Service that is missing or not selected are kept. These rules go beyond the fields of
 // ServicePort:
 //
-//   - Unspecified, multicast and broadcast addresses are rejected everywhere, loopback and reserved addresses
-//     ([Config.ReservedIPs]) as external and load-balancer IPs, and link-local addresses as external IPs.
+//   - Unspecified, multicast and broadcast addresses are rejected everywhere, loopback addresses and
+//     169.254.169.254 as external and load-balancer IPs, and link-local addresses as external IPs.
 //     kube-proxy accepts all of them in the status of a Service, where the API server does not check them.
 //   - Without spec.ipFamilies, which the API server always sets, a Service has only spec.clusterIP.
 //   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is out of range, or if it repeats the

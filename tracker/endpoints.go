@@ -52,12 +52,10 @@ type EndpointsChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector
 	families []Family
-	// ownerLabel is Config.OwnerLabel.
-	ownerLabel string
-	reporter   reporter
-	cache      *endpointslice.Cache[Endpoint]
-	triggers   map[types.NamespacedName][]time.Time
-	start      time.Time
+	reporter reporter
+	cache    *endpointslice.Cache[Endpoint]
+	triggers map[types.NamespacedName][]time.Time
+	start    time.Time
 	// left collects what is left out of the slice that Set is processing.
 	left leftOuts
 }
@@ -83,7 +81,7 @@ func NewEndpointsChangeTracker(c Config) (*EndpointsChangeTracker, error) {
 func newEndpoints(c Config) *EndpointsChangeTracker {
 	t := &EndpointsChangeTracker{
 		selector: c.Selector,
-		families: c.Families, ownerLabel: c.OwnerLabel,
+		families: c.Families,
 		reporter: newReporter(c),
 		triggers: map[types.NamespacedName][]time.Time{},
 		start:    time.Now(),
@@ -107,7 +105,7 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 			}
 			return err
 		},
-		Equal: (*Endpoint).Equal, OwnerLabel: c.OwnerLabel,
+		Equal: (*Endpoint).Equal,
 		Key: func(e *Endpoint) (netip.AddrPort, endpointslice.Rank) {
 			return e.Addr, endpointslice.Conditions{Ready: e.Ready, Terminating: e.Terminating, OnNode: e.Node != ""}.Rank()
 		},
@@ -150,7 +148,7 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 		t.leave(LeftOut{Reason: ReasonFamily, Whole: true, Expected: true, Err: errFamily})
 		return t.delete(name)
 	}
-	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[t.ownerLabel]}
+	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
 	var was types.NamespacedName
 	had := false
 	if len(t.triggers) > 0 { // rare; a look-up for every slice would slow the start

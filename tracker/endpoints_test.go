@@ -262,24 +262,6 @@ func TestLocalReadyEndpoints(t *testing.T) {
 	}
 }
 
-// TestOwnerLabelIsTheVendors has slices of a vendor's controller beside those of Kubernetes.
-func TestOwnerLabelIsTheVendors(t *testing.T) {
-	const label = "vendor.example/service"
-	et, _ := newEndpoints(t, tracker.Config{OwnerLabel: label})
-	own := triggered(with(slice("ns", "a", "not-this"), "10.0.0.1"), time.Now().Add(time.Hour).Format(time.RFC3339Nano))
-	own.Labels[label] = "svc"
-	if !et.Set(own) || et.Set(with(slice("ns", "b", "svc"), "10.0.0.2")) {
-		t.Error("Set does not use the label")
-	}
-	changes := et.Take()
-	if got := et.LocalReadyEndpoints("node-1"); len(got) != 1 || got[named("svc")] != 1 {
-		t.Error(got)
-	}
-	if len(changes) != 1 || len(changes[0].Triggers) != 1 {
-		t.Errorf("changes %+v, want one with a trigger", changes)
-	}
-}
-
 // TestDuplicateWithANodeStaysLocal lists an address with and without nodeName, in both orders.
 func TestDuplicateWithANodeStaysLocal(t *testing.T) {
 	for known := range 2 {

@@ -266,7 +266,7 @@ func TestHookWarningsSkipNothing(t *testing.T) {
 				return errors.New("refused")
 			}
 			ep.Weight = 5
-			return &tracker.WarningError{Err: errors.New("no weight given")}
+			return tracker.Warning("no weight given")
 		},
 	})
 	tr.SetService(service("ns", "svc", "10.96.0.1"))

@@ -32,7 +32,7 @@ const (
 	ReasonNoPorts Reason = "ProxyNoPorts"
 	// ReasonAddressType: the slice's addresses are no IP addresses (addressType).
 	ReasonAddressType Reason = endpointslice.ReasonAddressType
-	// ReasonNoService: no label names the Service of the slice ([Config.OwnerLabel]).
+	// ReasonNoService: no label names the Service of the slice.
 	ReasonNoService Reason = endpointslice.ReasonNoService
 )
 
@@ -61,7 +61,8 @@ const (
 	// that others can reach (spec.clusterIPs, spec.externalIPs,
 	// status.loadBalancer.ingress[].ip; endpoints[].addresses of a slice).
 	ReasonAddress Reason = endpointslice.ReasonAddress
-	// ReasonReserved: no Service may have the address ([Config.ReservedIPs]).
+	// ReasonReserved: no Service may have the address: 169.254.169.254, where clouds serve the
+	// metadata of a machine, as an external or load-balancer IP.
 	ReasonReserved Reason = "ProxyReservedAddress"
 	// ReasonFamily: the tracker, or the Service, does not have the address family
 	// ([Config.Families], spec.clusterIPs; addressType of a slice).
@@ -88,7 +89,7 @@ const (
 	// ReasonHookFailed: a hook of [Config] rejected a port or an endpoint.
 	ReasonHookFailed Reason = endpointslice.ReasonHookFailed
 	// ReasonHookWarning: a hook of [Config] accepted a port or an endpoint with a
-	// [*WarningError]. Nothing is left out.
+	// [Warning]. Nothing is left out.
 	ReasonHookWarning Reason = "ProxyHookWarning"
 	// ReasonLimitExceeded: the Service has more than 2,000 ports, 1,000 external or load-balancer
 	// IPs, 10,000 combinations of port and address, or 100,000 combinations of port, load-balancer

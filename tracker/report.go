@@ -24,29 +24,21 @@ type EventSink interface {
 	Event(ref v1.ObjectReference, warning bool, reason, message string)
 }
 
-// WarningError is the error of a hook of [Config] that accepts a port or an endpoint
-// and has something to report about it. The tracker logs it and sends an event with
-// [ReasonHookWarning]. A wrapped WarningError counts as well. It must not be joined
-// with an error that should leave the port or endpoint out.
-type WarningError struct {
-	// Err is the error to report. It is never nil.
-	Err error
-}
+// warningError is the error that [Warning] returns.
+type warningError struct{ error }
 
-// Warning returns a [*WarningError] whose message is formatted as by [fmt.Errorf].
-func Warning(format string, args ...any) error {
-	return &WarningError{fmt.Errorf(format, args...)}
-}
+// Warning returns an error, formatted as by [fmt.Errorf], for a hook of [Config] that accepts a port or
+// an endpoint and has something to report about it. The tracker logs it and sends an event with
+// [ReasonHookWarning]. A wrapped Warning counts as well. It must not be joined with an error
+// that should leave the port or endpoint out.
+func Warning(format string, args ...any) error { return warningError{fmt.Errorf(format, args...)} }
 
-// Error returns the message of Err.
-func (e *WarningError) Error() string { return e.Err.Error() }
-
-// Unwrap returns Err.
-func (e *WarningError) Unwrap() error { return e.Err }
+// Unwrap returns the error without the mark.
+func (e warningError) Unwrap() error { return e.error }
 
 // hookReason returns the reason for an error of a hook.
 func hookReason(err error) Reason {
-	if w := (*WarningError)(nil); errors.As(err, &w) {
+	if errors.As(err, new(warningError)) {
 		return ReasonHookWarning
 	}
 	return ReasonHookFailed

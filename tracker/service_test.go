@@ -304,26 +304,6 @@ func TestUntrackedFamilyIsIgnored(t *testing.T) {
 	}
 }
 
-func TestReservedAddressesAreLeftOut(t *testing.T) {
-	svc := dualStack()
-	svc.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.9"}
-	svc.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.2"}, {IP: "::ffff:192.0.2.9"}, {IP: "fd01::9"}}
-	s, e := newServices(t, tracker.Config{ReservedIPs: addrs("::ffff:192.0.2.9", "fd01::9")})
-	s.Set(svc)
-	s.Take()
-	for key, p := range s.Map() {
-		if slices.ContainsFunc(append(p.ExternalIPs, p.LoadBalancerIPs...), func(a netip.Addr) bool { return a == addr("192.0.2.9") || a == addr("fd01::9") }) {
-			t.Errorf("%s has a reserved address: %v %v", key, p.ExternalIPs, p.LoadBalancerIPs)
-		}
-	}
-	if strings.Count(strings.Join(*e, ""), "is reserved") != 3 {
-		t.Errorf("reported %q, want three reserved addresses", *e)
-	}
-	if _, err := tracker.NewServiceChangeTracker(tracker.Config{ReservedIPs: []netip.Addr{{}}}); err == nil {
-		t.Errorf("invalid reserved address: %v", err)
-	}
-}
-
 // TestIgnoreExternalIPs checks that a Service has the ports of one without external
 // IPs, and that the ignored field is not reported.
 func TestIgnoreExternalIPs(t *testing.T) {

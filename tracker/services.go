@@ -77,7 +77,7 @@ func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 func newServices(c Config) *ServiceChangeTracker {
 	return &ServiceChangeTracker{
 		selector: c.Selector,
-		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, reserved: c.ReservedIPs, hook: c.OnService, reporter: newReporter(c)},
+		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, hook: c.OnService, reporter: newReporter(c)},
 		services: byname.New[*trackedService](),
 		health:   map[types.NamespacedName]uint16{},
 	}

@@ -6,6 +6,7 @@
 //
 // users.txt says which packages use each identifier in product files. ports.txt has the names that three
 // vendors' ports use, which must stay or have a successor: no program of the tree may use them.
+// unused.txt has the names without any user, with the reason why each stays.
 //
 // It checks the packages as built for Linux, which are all packages.
 package api

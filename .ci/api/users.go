@@ -14,7 +14,7 @@ import (
 // Users returns a line for each exported identifier of the library: its name, and the other packages of the
 // workspace in folder dir whose product files use it. Members of types count by themselves. Methods that
 // satisfy an interface of the library or of errors and fmt are left out, and so is package
-// conformance, whose users are tests.
+// conformance, whose users are tests. Packages in internal/testing count as tests.
 func Users(dir string) ([]string, error) {
 	work, err := filepath.Abs(filepath.Join(dir, "go.work"))
 	if err != nil {
@@ -42,6 +42,9 @@ func Users(dir string) ([]string, error) {
 		}
 	}
 	for _, p := range packages {
+		if strings.Contains(p.ImportPath, "/internal/testing/") {
+			continue // test equipment
+		}
 		used, err := p.uses(fset, imp)
 		if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package api
 
 import (
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,39 @@ func TestUsersAreRecorded(t *testing.T) {
 		}
 	}
 	t.Logf("%d exported identifiers and members, %d without a user in a product file of another package", len(now), none)
+}
+
+// TestEveryNameHasAUserOrAReason finds names that no product file of another package, no example and no
+// port uses, and that unused.txt does not give a reason for. A line there is a name, or the beginning of
+// names and "*", and the reason.
+func TestEveryNameHasAUserOrAReason(t *testing.T) {
+	now, err := Users(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports, reasons := lines(t, "ports.txt"), lines(t, "unused.txt")
+	needed := map[string]bool{}
+	for _, l := range now {
+		name, users, _ := strings.Cut(l, ":")
+		if users != "" || slices.Contains(ports, path.Base(name)) {
+			continue
+		}
+		i := slices.IndexFunc(reasons, func(r string) bool {
+			of, reason, _ := strings.Cut(r, ": ")
+			begin, all := strings.CutSuffix(of, "*")
+			return reason != "" && (of == name || all && strings.HasPrefix(name, begin))
+		})
+		if i < 0 {
+			t.Errorf("%s has no user. Delete it, or write the reason into unused.txt", name)
+			continue
+		}
+		needed[reasons[i]] = true
+	}
+	for _, r := range reasons {
+		if !needed[r] {
+			t.Errorf("unused.txt is out of date: the names have users, or do not exist: %s", r)
+		}
+	}
 }
 
 // TestPortsFindWhatTheyUse looks for each name that one of three vendors' ports uses.

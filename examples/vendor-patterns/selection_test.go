@@ -87,9 +87,15 @@ func Example_lookup() {
 			fmt.Println(frontend, "has no Service")
 		}
 	}
+	serving := map[netip.AddrPort][]*ruleset.Port{}
+	for _, svc := range s.Delta().Changes { // sorted
+		for _, e := range svc.New.Endpoints {
+			serving[e.Addr] = append(serving[e.Addr], svc.New)
+		}
+	}
 	for _, endpoint := range []string{"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"} {
 		fmt.Print(endpoint, " serves")
-		for _, svc := range s.LookupEndpoint(at(endpoint), v1.ProtocolTCP) {
+		for _, svc := range serving[at(endpoint)] {
 			fmt.Print(" ", svc.Key.Name)
 		}
 		fmt.Println()

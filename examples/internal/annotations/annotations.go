@@ -63,7 +63,7 @@ func Known() []string {
 }
 
 // Reader reads the annotations that are allowed. It ignores an annotation that is not allowed
-// or invalid and reports it by a [*tracker.WarningError]; the Service or EndpointSlice stays in
+// or invalid and reports it by a [tracker.Warning]; the Service or EndpointSlice stays in
 // use. It does not report an annotation of another project that is not allowed. Its methods
 // are safe for concurrent use.
 type Reader struct {

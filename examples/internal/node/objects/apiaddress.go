@@ -56,7 +56,7 @@ func FindAPIAddresses(ctx context.Context, client *kubeapi.Client, log *slog.Log
 }
 
 // onService leaves out external IPs at which the agent reaches its API server. If it finds one, it
-// returns a [*tracker.WarningError].
+// returns a [tracker.Warning].
 func (l apiAddresses) onService(p *tracker.ServicePort) error {
 	captures := func(a netip.Addr) bool {
 		return p.Key.Protocol == v1.ProtocolTCP && slices.Contains(l, netip.AddrPortFrom(a.Unmap(), p.Port))
