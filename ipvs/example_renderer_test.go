@@ -2,19 +2,17 @@ package ipvs_test
 
 import (
 	"fmt"
-	"net/netip"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/ipvs"
-	"github.com/go-proxier/proxier/ipvs/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The virtual servers of a Service, and where the fake sends a packet. No kernel is needed.
+// The virtual servers of a Service. No kernel is needed.
 func ExampleRenderer() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}})
 	if err != nil {
@@ -52,17 +50,7 @@ func ExampleRenderer() {
 			fmt.Print(in.Text)
 		}
 	}
-
-	kernel := fake.New()
-	for _, in := range tx.Inputs() {
-		if err := kernel.Apply(in.Program, in.Text); err != nil {
-			panic(err)
-		}
-	}
-	got := kernel.Handle(ruleset.Packet{From: netip.MustParseAddr("10.244.1.9"), InInterface: "eth0", Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("10.96.0.7:80")})
-	fmt.Println(got.Action, got.Endpoints[0].Addr)
 	// Output:
 	// -A -t 10.96.0.7:80 -s rr
 	// -a -t 10.96.0.7:80 -r 10.244.1.5:8080 -m -w 1
-	// forward 10.244.1.5:8080
 }

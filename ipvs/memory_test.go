@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/ipvs/fake"
+	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/ipvs/fake"
+	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
