@@ -134,7 +134,7 @@ func (c Config) serviceCIDRs(r *apiretry.Retrier) source {
 			apiretry.ReadableCIDRs(ctx, c.Log, func(ctx context.Context) error {
 				_, err := c.Client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{Limit: 1})
 				return err
-			})
+			}, func() {})
 		},
 		make: func() cache.SharedInformer {
 			return informer(c, r, "servicecidrs", &networking.ServiceCIDR{}, c.Client.NetworkingV1().RESTClient(), c.Client.NetworkingV1().ServiceCIDRs(), "", "")

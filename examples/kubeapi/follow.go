@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -53,7 +54,8 @@ type Handler struct {
 	SetServiceCIDR    func(*networking.ServiceCIDR)
 	DeleteServiceCIDR func(name string)
 	// Synced is called once for each source, after all objects of the first list were
-	// passed to the other functions.
+	// passed to the other functions. For ServiceCIDRs it is also called when the API server
+	// does not have them or does not allow to read them.
 	Synced func(Source)
 	// Contact is called each time that the API server has answered about a source: with a list,
 	// the begin of a watch, or an event, of which there is one a minute even without a change.
@@ -118,8 +120,12 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 		wg.Go(func() {
 			if s == ServiceCIDRs {
 				apiretry.ReadableCIDRs(ctx, log, func(ctx context.Context) error {
-					return client.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
-				})
+					err := client.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
+					if err != nil && h.Failed != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+						h.Failed(s, err)
+					}
+					return err
+				}, cidrs.synced)
 			}
 			run(klog.NewContext(ctx, logger), r)
 		})

@@ -15,8 +15,8 @@ const absentInterval = 10 * time.Minute
 
 // ReadableCIDRs waits until ServiceCIDRs can be read, or ctx ends. list makes one request for them. An
 // API server before Kubernetes 1.33 does not have them. That they do not exist or are forbidden is
-// logged once.
-func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Context) error) {
+// logged once, and absent is called once.
+func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Context) error, absent func()) {
 	for logged := false; ; {
 		asking, cancel := context.WithTimeout(ctx, firstByte)
 		err := list(asking)
@@ -28,6 +28,7 @@ func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Cont
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			if wait = absentInterval; !logged {
 				logged = true
+				absent()
 				log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
 			}
 		}

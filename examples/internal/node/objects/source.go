@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -273,6 +276,7 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 		kubeapi.Services: tracker.KindServices, kubeapi.Slices: tracker.KindSlices, kubeapi.Nodes: tracker.KindNodes,
 	}
 	empty := newEmptySources(w)
+	var listed atomic.Int32
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { empty.warn(ctx) })
@@ -299,7 +303,12 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 		Synced: func(s kubeapi.Source) {
 			w.Log.Debug("listed", "resource", s)
 			empty.listed(s)
-			if g, ok := gates[s]; ok {
+			if w.Keep {
+				// A command shows the world once, so it waits for the ServiceCIDRs, too.
+				if listed.Add(1) == int32(len(gates)+1) {
+					w.Tracker.MarkSynced(slices.Collect(maps.Values(gates))...)
+				}
+			} else if g, ok := gates[s]; ok {
 				w.Tracker.MarkSynced(g)
 			}
 		},
