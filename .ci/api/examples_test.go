@@ -15,7 +15,7 @@ var laboratories = []string{"nodeproxy/internal/lab", "nodeproxy/internal/demo",
 
 // parts are the folders of examples that are parts of nodeproxy, with the internal packages that they may import.
 var parts = map[string][]string{
-	"internal": bounds, "nodeproxy": bounds, "socketlb": bounds, "userspace": bounds, "winkernel": bounds,
+	"internal": append(slices.Clone(bounds), "inet", "nfnl", "nfnl/tuple"), "nodeproxy": bounds, "socketlb": bounds, "userspace": bounds, "winkernel": bounds,
 	"reset": {"backendconf", "complaint", "listdiff", "netns", "nfnl", "nfnl/tuple"},
 }
 
