@@ -8,10 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // TestTrafficMetricsMatchConnections makes connections through agents of two modes, one after
@@ -87,75 +83,5 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			}
 			page("without endpoints", connections(8), "refused_packets_total"+labels+"1", "endpoints"+labels+"0")
 		})
-	}
-}
-
-// Service. Its metrics and top must show it; without the flag top has no rate.
-func TestPacketsAndBytesOfServices(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	const metricsAt = "192.0.2.1:10249"
-	flags := []string{"--metrics-bind-address", metricsAt, "--service-traffic-metrics"}
-	p, _ := s.serveWeb(t, podIPs, append(flags, "--nftables-count-packets")...)
-	c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, testtime.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	for range 100 {
-		if _, _, err := c.Ask(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	labels := `{ip_family="IPv4",port="http",protocol="TCP",service="web",service_namespace="default"} `
-	value := func(name string) (n float64) {
-		t.Helper()
-		_, text, _ := get(t, s.Client, "http://"+metricsAt+"/metrics")
-		_, rest, ok := strings.Cut(text, "\nproxier_service_"+name+labels)
-		if _, err := fmt.Sscan(rest, &n); !ok || err != nil {
-			t.Fatalf("no %s: %v", name, err)
-		}
-		return n
-	}
-	// A question and its answer are at least two packets, of 20 bytes of IP header, 32 of TCP and
-	// their text.
-	packets, bytes := value("packets_total"), value("bytes_total")
-	if packets < 200 || packets > 500 || bytes < 52*packets || bytes > 100*packets {
-		t.Errorf("%v packets and %v bytes of 100 questions", packets, bytes)
-	}
-	rate := func() any {
-		stop, stopped := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(stopped)
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(time.Millisecond):
-					if _, _, err := c.Ask(); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			}
-		}()
-		row := topRows(t, s.Node)["default/web IPv4"]
-		close(stop)
-		<-stopped
-		return row["bytesPerSecond"]
-	}
-	if got, ok := rate().(float64); !ok || got <= 0 {
-		t.Errorf("top shows %v bytes a second", got)
-	}
-	if err := p.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	p.exit(t)
-	s.serveWeb(t, podIPs, flags...)
-	if got := rate(); got != nil {
-		t.Errorf("top shows %v bytes a second without the flag", got)
-	}
-	if _, text, _ := get(t, s.Client, "http://"+metricsAt+"/metrics"); strings.Contains(text, "proxier_service_bytes_total") {
-		t.Error("/metrics has bytes without the flag")
 	}
 }
