@@ -25,7 +25,7 @@ table ip other {
 // two minutes.
 func TestUntranslatedConnectionsEndWithARepair(t *testing.T) {
 	netlab.Require(t)
-	netlab.NeedPrograms(t, "nft", "conntrack")
+	netlab.NeedPrograms(t, "nft", "ip", "sh")
 	n := newNetwork(t, "10.1.0.2")
 	must := func(name string, args ...string) {
 		t.Helper()
@@ -47,7 +47,7 @@ func TestUntranslatedConnectionsEndWithARepair(t *testing.T) {
 		})
 	}
 	untranslated := func() bool {
-		out, _ := n.node.Output("conntrack", "-L", "-d", "10.96.0.10")
+		out, _ := n.node.Run(t, "conntrack", "-L", "-d", "10.96.0.10")
 		return strings.Contains(out, "UNREPLIED] src=10.96.0.10")
 	}
 	dial()
