@@ -19,7 +19,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
-	"github.com/go-proxier/proxier/examples/userspace/balance"
 	"github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/examples/userspace/vip"
 	"github.com/go-proxier/proxier/ruleset"
@@ -68,8 +67,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		log:    slog.New(slog.NewTextHandler(diag, &slog.HandlerOptions{Level: level})),
 		reader: manifests.NewReader(o.manifests),
 	}
-	usual, err := balance.Parse(o.balancer)
-	if err != nil {
+	if err := checkBalancer(o.balancer); err != nil {
 		return nil, err
 	}
 	nodePorts, err := ruleset.ParseNodePortAddresses(o.nodePortAddresses)
@@ -95,7 +93,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		return nil, err
 	}
 	hook := func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
-		return errors.Join(readAnnotation(s, p), choice.OnService(s, port, p))
+		return errors.Join(setBalancer(s, p, o.balancer), choice.OnService(s, port, p))
 	}
 	// With --local a hook moves Service ports; otherwise the node gets their addresses.
 	var addresses dataplane.Addresses
@@ -140,7 +138,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		return nil, err
 	}
 	a.backend, err = dataplane.New(dataplane.Config{
-		Addresses: addresses, Algorithm: algorithm(usual),
+		Addresses: addresses, Algorithm: algorithm,
 		DialTimeout: o.dialTimeout, Drain: o.drain, UDPTimeout: o.udpTimeout,
 		MaxConnections: o.maxConnections, MaxSessions: o.maxSessions,
 		Log: a.log,

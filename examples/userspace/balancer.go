@@ -1,19 +1,39 @@
 package main
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/examples/userspace/balance"
+	"github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// annotation chooses a Service's load balancer.
-const annotation = "proxier.example/balancer"
+const (
+	// annotation chooses a Service's load balancer.
+	annotation = "proxier.example/balancer"
+	// sourceHash is the load balancer that sends a client to one endpoint.
+	sourceHash = "source-hash"
+)
+
+// balancers returns the names of the load balancers, the default first.
+func balancers() []string {
+	return []string{string(dataplane.WeightedRoundRobin), string(dataplane.RoundRobin), string(dataplane.LeastConnections), sourceHash}
+}
+
+// checkBalancer returns an error if name is not one of balancers.
+func checkBalancer(name string) error {
+	if !slices.Contains(balancers(), name) {
+		return fmt.Errorf("unknown algorithm %q, want one of %v", name, balancers())
+	}
+	return nil
+}
 
 // settings is this program's extension of a Service port.
 type settings struct {
-	// balancer is the load balancer's name; empty for the default.
 	balancer string
 	// port is the Service's own port if it is served at another one.
 	port uint16
@@ -28,25 +48,18 @@ func settingsOf(p *tracker.ServicePort) settings {
 	return s
 }
 
-// readAnnotation is a hook that stores the load balancer. The tracker logs an unknown load
+// setBalancer is a hook that stores the load balancer. The tracker logs an unknown load
 // balancer and leaves the Service out.
-func readAnnotation(s *v1.Service, p *tracker.ServicePort) error {
-	own := settingsOf(p)
-	if own.balancer = s.Annotations[annotation]; own.balancer != "" {
-		if _, err := balance.Parse(own.balancer); err != nil {
-			return err
-		}
+func setBalancer(s *v1.Service, p *tracker.ServicePort, usual string) error {
+	own := settings{balancer: cmp.Or(s.Annotations[annotation], usual)}
+	if own.balancer == sourceHash {
+		p.Hash = tracker.HashSource
 	}
 	p.Ext = own
-	return nil
+	return checkBalancer(own.balancer)
 }
 
-// algorithm returns a function that returns a Service's load balancer.
-func algorithm(usual balance.Algorithm) func(*ruleset.Port) balance.Algorithm {
-	return func(s *ruleset.Port) balance.Algorithm {
-		if a, err := balance.Parse(settingsOf(s.Spec).balancer); err == nil {
-			return a
-		}
-		return usual
-	}
+// algorithm returns a Service's load balancer.
+func algorithm(s *ruleset.Port) dataplane.Algorithm {
+	return dataplane.Algorithm(settingsOf(s.Spec).balancer)
 }

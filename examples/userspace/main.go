@@ -26,9 +26,9 @@
 // from kernel data planes; above all, endpoints see the node's address in place of the
 // client's. bench_linux_test.go and the project's README show the costs.
 //
-// The annotation proxier.example/balancer of a Service overrides --balancer; see package
-// balance. The annotations of nodeproxy (see package annotations) have the same meaning here:
-// weights of endpoints, and a hash that overrides any load balancer. With a hash all nodes
+// The annotation proxier.example/balancer of a Service overrides --balancer. The
+// annotations of nodeproxy (see package annotations) have the same meaning here: weights of
+// endpoints, and a hash that overrides any load balancer. With a hash, or source-hash, all nodes
 // choose the same endpoints, including nodes with nodeproxy in mode nftables.
 //
 // How to read the code: agent.go combines the parts, local.go implements --local, and
@@ -46,8 +46,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"github.com/go-proxier/proxier/examples/userspace/balance"
 )
 
 func main() {
@@ -84,7 +82,7 @@ func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	f.BoolVar(&o.local, "local", false, "serve on 127.0.0.1 and print a table")
 	f.StringVar(&o.nodeName, "node-name", "", "name of this node (default: the host's name; with --local no name)")
 	f.StringVar(&o.zone, "zone", "", "zone of this node, if no Node of its name is in the manifests")
-	f.StringVar(&o.balancer, "balancer", balance.Algorithm(0).String(), fmt.Sprintf("load balancer, one of %v", balance.Names()))
+	f.StringVar(&o.balancer, "balancer", balancers()[0], fmt.Sprintf("load balancer, one of %v", balancers()))
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "address ranges of this node's pods")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, `addresses that serve NodePorts: CIDRs, or "primary" (default: all addresses)`)
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long connections may continue after their endpoint is removed or the process is stopped")

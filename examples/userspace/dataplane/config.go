@@ -12,7 +12,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/examples/userspace/balance"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -27,9 +26,9 @@ type Config struct {
 	// port. The Backend calls it for each address of a new or changed Service, and for all
 	// Services with each full delta. Nil means that it serves all.
 	Serves func(f *ruleset.Frontend, protocol v1.Protocol, at netip.AddrPort) bool
-	// Algorithm returns the load balancer of a Service without a hash
-	// ([ruleset.Port.Hash]). Nil means weighted round robin for all.
-	Algorithm func(*ruleset.Port) balance.Algorithm
+	// Algorithm returns the algorithm of a Service without a hash
+	// ([ruleset.Port.Hash]). Nil means [WeightedRoundRobin] for all.
+	Algorithm func(*ruleset.Port) Algorithm
 	// Dial opens connections to endpoints; network is "tcp" or "udp". Nil means package
 	// net. A TCP connection should be a *net.TCPConn.
 	Dial func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error)
@@ -111,7 +110,7 @@ func (c Config) complete() (Config, error) {
 		}
 	}
 	if c.Algorithm == nil {
-		c.Algorithm = func(*ruleset.Port) balance.Algorithm { return balance.WeightedRoundRobinAlgorithm }
+		c.Algorithm = func(*ruleset.Port) Algorithm { return WeightedRoundRobin }
 	}
 	if c.Dial == nil {
 		var d net.Dialer

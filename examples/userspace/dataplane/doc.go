@@ -12,13 +12,13 @@
 // # Operation
 //
 // A frontend that leads to endpoints has a socket at its address and port; a NodePort has one at each of the
-// node's own addresses. A [balance.Balancer] chooses the endpoint of a TCP connection. If the dial fails, the
+// node's own addresses. An [Algorithm] chooses the endpoint of a TCP connection. If the dial fails, the
 // Backend tries another endpoint. It copies bytes in both directions until both sides have closed. A reset on
 // one side becomes a reset on the other. Each UDP client has a session with its own socket towards the
 // endpoint. Idle sessions end. Package fairshare chooses which one ends if there are too many connections or
 // sessions.
 //
-// A Service with a hash uses [balance.Maglev] instead of its algorithm, with the table and the hash of package
+// A Service with a hash ([tracker.ServicePort.Hash]) uses it instead of an algorithm, with the table and the hash of package
 // nftables. If that endpoint cannot be reached, the connection goes to the endpoint of a table without it.
 //
 // A change affects only the connections that it concerns. The connections of a removed

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/userspace/balance"
 	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -20,8 +19,8 @@ type service struct {
 	// places holds the places where it has or needs sockets. Only Apply uses it.
 	places []place
 
-	now    atomic.Pointer[ruleset.Port] // never nil
-	choice atomic.Pointer[choice]
+	now      atomic.Pointer[ruleset.Port] // never nil
+	balancer *balancer
 	// made counts all connections and sessions of endpoints.
 	made atomic.Uint64
 
@@ -36,42 +35,6 @@ func (s *service) holder(client netip.AddrPort) fairshare.Holder {
 	return fairshare.Holder{Namespace: k.Namespace, Service: k.Name, Client: client.Addr()}
 }
 
-// choice chooses a Service's endpoints.
-type choice struct {
-	method
-	affinity       *balance.Affinity // nil for none
-	cluster, local balance.Balancer
-}
-
-// method is the configuration of a choice.
-type method struct {
-	algorithm balance.Algorithm
-	timeout   time.Duration // of affinity
-	// hash overrides the algorithm unless it is HashNone. The seed and the sizes of the two
-	// pools' tables belong to it.
-	hash                     tracker.Hash
-	seed                     uint64
-	clusterSlots, localSlots int
-}
-
-// methodOf returns the method of a Service with an algorithm, on a node.
-func methodOf(svc *ruleset.Port, a balance.Algorithm, n *ruleset.Node) method {
-	m := method{algorithm: a, timeout: svc.Spec.Affinity}
-	if h := svc.Hash(); h != tracker.HashNone {
-		m.algorithm, m.hash, m.seed = 0, h, n.HashSeed
-		m.clusterSlots, m.localSlots = svc.HashBuckets(ruleset.TargetCluster), svc.HashBuckets(ruleset.TargetLocal)
-	}
-	return m
-}
-
-// balancer returns a new Balancer for a pool. slots is the size of the pool's hash table.
-func (m method) balancer(load balance.Load, slots int) balance.Balancer {
-	if m.hash != tracker.HashNone {
-		return &balance.Maglev{Seed: m.seed, Slots: slots, Port: m.hash == tracker.HashSourcePort}
-	}
-	return m.algorithm.New(load)
-}
-
 // endpoint is the load of an endpoint of a Service.
 type endpoint struct {
 	open  int // TCP connections and UDP sessions
@@ -84,13 +47,14 @@ type endpoint struct {
 
 func newService(svc *ruleset.Port, m method, drain time.Duration) *service {
 	s := &service{drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
+	s.balancer = newBalancer(s.load)
 	s.set(svc, m)
 	return s
 }
 
 // set stores a new version of the Service.
 func (s *service) set(svc *ruleset.Port, m method) {
-	s.choose(m)
+	s.balancer.set(m)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = false
@@ -106,27 +70,6 @@ func (s *service) remove() {
 	s.updateDrains()
 }
 
-// choose sets the method of choosing endpoints. An unchanged method keeps its balancers'
-// state.
-func (s *service) choose(m method) {
-	old := s.choice.Load()
-	if old != nil && old.method == m {
-		return
-	}
-	c := &choice{method: m}
-	if old != nil && old.affinity != nil && m.timeout != 0 {
-		c.affinity = old.affinity
-		c.affinity.SetTimeout(m.timeout)
-	} else if m.timeout != 0 {
-		c.affinity = balance.NewAffinity(m.timeout, 0)
-	}
-	c.cluster, c.local = m.balancer(s.load, m.clusterSlots), m.balancer(s.load, m.localSlots)
-	if c.affinity != nil {
-		c.cluster, c.local = c.affinity.Wrap(c.cluster), c.affinity.Wrap(c.local)
-	}
-	s.choice.Store(c)
-}
-
 // pick chooses an endpoint that was not tried. It returns nil if all were tried.
 func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.AddrPort) *tracker.Endpoint {
 	pool := s.now.Load().Pool(t)
@@ -135,11 +78,7 @@ func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.Addr
 			return slices.Contains(tried, ep.Addr)
 		})
 	}
-	c := s.choice.Load()
-	if t == ruleset.TargetLocal {
-		return c.local.Pick(pool, from)
-	}
-	return c.cluster.Pick(pool, from)
+	return s.balancer.pick(t, pool, from)
 }
 
 // load returns the number of connections and sessions of an endpoint.
