@@ -59,7 +59,7 @@ func (m meaning) addRules(n *node) error {
 			return err
 		}
 		for table, chains := range parseSave(text) {
-			reached := reachable(chains)
+			reached := reachable(builtIn, chains)
 			for chain, rules := range chains {
 				name := tool + " " + table + " " + chain
 				if len(rules) == 0 && slices.Contains(builtIn, chain) {
@@ -100,15 +100,15 @@ func parseSave(text string) map[string]map[string][]string {
 	return out
 }
 
-var jump = regexp.MustCompile(`-[jg] (\S+)`)
-
 // builtIn holds the chains that the kernel calls.
 var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// reachable returns the chains of a table that the built-in chains lead to.
-func reachable(chains map[string][]string) map[string]bool {
-	reached, next := map[string]bool{}, slices.Clone(builtIn)
-	for ; len(next) != 0; next = next[1:] {
+var jump = regexp.MustCompile(`(?:-[jg]|goto|jump) ([\w-]+)`)
+
+// reachable returns some chains and those that their rules lead to.
+func reachable(from []string, chains map[string][]string) map[string]bool {
+	reached := map[string]bool{}
+	for next := slices.Clone(from); len(next) != 0; next = next[1:] {
 		if reached[next[0]] {
 			continue
 		}

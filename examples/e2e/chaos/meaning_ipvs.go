@@ -17,11 +17,7 @@ func ipvsMeaning(n *node, _ environment) (meaning, error) {
 	if err := m.addRules(n); err != nil {
 		return nil, err
 	}
-	connections, err := n.Output("ipvsadm", "-Ln")
-	if err != nil {
-		return nil, err
-	}
-	servers, err := n.Output("ipvsadm", "-Sn")
+	servers, err := n.Output("ipvsadm", "-Ln")
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +25,7 @@ func ipvsMeaning(n *node, _ environment) (meaning, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept := m.addServers(servers, sets, inUse(connections))
+	kept := m.addServers(servers, sets)
 	addresses, err := n.Output("ip", "-o", "addr", "show", "kube-ipvs0")
 	if err != nil {
 		return nil, err
@@ -63,12 +59,12 @@ var (
 // A virtual server whose Service is gone stays until its connections end. addServers returns the
 // addresses of these, and of each server "ADDRESS,PROTOCOL:PORT" and "IS6,PROTOCOL:PORT", if it is one of a
 // NodePort: their elements of sets stay, too.
-func (m meaning) addServers(servers, sets string, used map[string]bool) (kept map[string]bool) {
+func (m meaning) addServers(servers, sets string) (kept map[string]bool) {
 	marked := map[string]string{}
 	kept = map[string]bool{}
-	parsed, draining := parseServers(servers, used)
+	parsed, draining := parseServers(servers)
 	for name, text := range parsed {
-		if mark, ok := strings.CutPrefix(name, "-f "); ok {
+		if mark, ok := strings.CutPrefix(name, "fwm "); ok {
 			marked[mark] = text
 			continue
 		}
@@ -77,8 +73,8 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) (kept ma
 			protocol, at, _ := strings.Cut(name, " ")
 			if a, err := netip.ParseAddrPort(at); err == nil {
 				kept[a.Addr().String()] = true
-				kept[fmt.Sprintf("%v,%s:%d", a.Addr(), serverProtocols[protocol], a.Port())] = true
-				kept[fmt.Sprintf("%t,%s:%d", a.Addr().Is6(), serverProtocols[protocol], a.Port())] = true
+				kept[fmt.Sprintf("%v,%s:%d", a.Addr(), protocol, a.Port())] = true
+				kept[fmt.Sprintf("%t,%s:%d", a.Addr().Is6(), protocol, a.Port())] = true
 			}
 		}
 		m["server "+name] = text
@@ -102,7 +98,7 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) (kept ma
 		n, err := strconv.ParseUint(f[2], 0, 32)
 		mark := fmt.Sprint(n)
 		if strings.HasPrefix(line, "add KUBE-6-") {
-			mark += " -6"
+			mark += " IPv6"
 		}
 		text, ok := marked[mark]
 		if err != nil || !ok {
@@ -112,70 +108,45 @@ func (m meaning) addServers(servers, sets string, used map[string]bool) (kept ma
 		m["set "+f[1]] = text
 	}
 	for mark, text := range marked {
-		if !led[mark] && !draining["-f "+mark] {
+		if !led[mark] && !draining["fwm "+mark] {
 			m["server that no set leads to: "+text] = "exists"
 		}
 	}
 	return kept
 }
 
-// serverProtocols has ipset's name of the protocol of each option of ipvsadm.
-var serverProtocols = map[string]string{"-t": "tcp", "-u": "udp", "--sctp-service": "sctp"}
-
-// inUse returns the real servers with connections in the output of ipvsadm -Ln, each after its virtual
-// server as parseServers names it.
-func inUse(text string) map[string]bool {
-	out := map[string]bool{}
+// parseServers parses the output of ipvsadm -Ln. A virtual server's value is its options and its
+// real servers in order. It leaves out real servers of weight 0 that have connections: the traffic keeps
+// open connections by an address that their Service has lost, or whose endpoints are others now. draining
+// has the virtual servers without any other real server.
+func parseServers(text string) (servers map[string]string, draining map[string]bool) {
+	lists := map[string][]string{}
+	draining = map[string]bool{}
 	name := ""
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
 		switch {
 		case len(f) < 3:
-		case f[0] == "->" && len(f) == 6:
-			if f[4] != "0" || f[5] != "0" {
-				out[name+" "+f[1]] = true
+		case slices.Contains([]string{"TCP", "UDP", "SCTP", "FWM"}, f[0]):
+			name = strings.ToLower(f[0]) + " " + f[1]
+			if f = f[2:]; f[0] == "IPv6" {
+				name, f = name+" IPv6", f[1:]
 			}
-		case f[0] == "FWM":
-			if name = "-f " + f[1]; f[2] == "IPv6" {
-				name += " -6"
-			}
-		default:
-			name = map[string]string{"TCP": "-t ", "UDP": "-u ", "SCTP": "--sctp-service "}[f[0]] + f[1]
-		}
-	}
-	return out
-}
-
-// parseServers parses the output of ipvsadm -Sn. A virtual server's value is its options and its
-// real servers in order. It leaves out real servers in use that drain: the traffic keeps open
-// connections by an address that their Service has lost, or whose endpoints are others now. draining has
-// the virtual servers without any other real server.
-func parseServers(text string, used map[string]bool) (servers map[string]string, draining map[string]bool) {
-	lines := map[string][]string{}
-	draining = map[string]bool{}
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		if len(f) < 3 {
-			continue
-		}
-		// The options begin after the protocol and the address, or the mark and its family.
-		name, rest := f[1]+" "+f[2], f[3:]
-		if len(rest) != 0 && rest[0] == "-6" {
-			name, rest = name+" -6", rest[1:]
-		}
-		if i := slices.Index(rest, "-r"); f[0] == "-a" && i >= 0 && strings.HasSuffix(line, " -w 0\n") && used[name+" "+rest[i+1]] {
+			lists[name] = []string{strings.Join(f, " ")}
+		case name == "" || f[0] != "->" || len(f) != 6: // a title
+		case f[3] == "0" && (f[4] != "0" || f[5] != "0"):
 			draining[name] = true
-			continue
+		default:
+			lists[name] = append(lists[name], strings.Join(f[1:4], " ")) // address, method and weight
 		}
-		lines[name] = append(lines[name], strings.Join(append(f[:1:1], rest...), " "))
 	}
-	out := map[string]string{}
-	for name, list := range lines {
-		slices.Sort(list)
-		out[name] = strings.Join(list, ", ")
-		if len(list) > 1 { // the virtual server and a real one
+	servers = map[string]string{}
+	for name, list := range lists {
+		slices.Sort(list[1:])
+		servers[name] = strings.Join(list, ", ")
+		if len(list) > 1 {
 			delete(draining, name)
 		}
 	}
-	return out, draining
+	return servers, draining
 }

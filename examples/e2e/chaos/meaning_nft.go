@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -13,67 +12,41 @@ import (
 
 // nftTable is a listing of one of the agent's tables.
 type nftTable struct {
-	// sets holds the elements of sets and maps, without comments: values by keys.
-	sets map[string]map[string]string
-	// names holds the comments of elements of the maps of frontends.
-	names map[string]map[string]string
-	// blocks holds the lines of chains and flowtables by kind and name.
-	blocks map[string][]string
+	// sets holds the elements of sets and maps by their keys.
+	sets map[string]map[string]nftElement
+	// chains and flowtables hold their lines by name.
+	chains, flowtables map[string][]string
 }
 
+type nftElement struct{ value, comment string }
+
 var (
-	nftBlock   = regexp.MustCompile(`^\t(map|set|chain|flowtable) (\S+) \{$`)
-	nftComment = regexp.MustCompile(` comment "([^"]*)"`)
+	nftBlock = regexp.MustCompile(`(?m)^\t(map|set|chain|flowtable) (\S+) \{\n((?:\t\t.*\n|\n)*)\t\}$`)
+	nftEntry = regexp.MustCompile(`([^,"]+?)(?: comment "([^"]*)")?(?: : ([^,]+?))?\s*(?:,\s*|$)`)
 )
 
 // parseNFT parses the output of nft -s list table.
 func parseNFT(text string) *nftTable {
-	t := &nftTable{sets: map[string]map[string]string{}, names: map[string]map[string]string{}, blocks: map[string][]string{}}
-	var kind, name, elements string
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if m := nftBlock.FindStringSubmatch(line); m != nil {
-			kind, name, elements = m[1], m[2], ""
-			t.blocks[kind+" "+name] = nil
-			continue
+	t := &nftTable{map[string]map[string]nftElement{}, map[string][]string{}, map[string][]string{}}
+	for _, m := range nftBlock.FindAllStringSubmatch(text, -1) {
+		lines := strings.Split(strings.TrimSpace(m[3]), "\n")
+		for i := range lines {
+			lines[i] = strings.TrimSpace(lines[i])
 		}
-		inner := strings.TrimSpace(line)
-		switch {
-		case kind == "" || inner == "":
-		case line == "\t}":
-			if kind == "map" || kind == "set" {
-				t.addElements(name, elements)
-			}
-			kind = ""
-		case (kind == "map" || kind == "set") && (elements != "" || strings.HasPrefix(inner, "elements = {")):
-			elements += " " + inner
+		switch name := m[2]; m[1] {
+		case "chain":
+			t.chains[name] = lines
+		case "flowtable":
+			t.flowtables[name] = lines
 		default:
-			t.blocks[kind+" "+name] = append(t.blocks[kind+" "+name], inner)
+			_, list, _ := strings.Cut(strings.Join(lines, " "), "elements = { ")
+			t.sets[name] = map[string]nftElement{}
+			for _, e := range nftEntry.FindAllStringSubmatch(strings.TrimSuffix(list, " }"), -1) {
+				t.sets[name][e[1]] = nftElement{value: e[3], comment: e[2]}
+			}
 		}
 	}
 	return t
-}
-
-// addElements adds the elements of a set or map, as listed.
-func (t *nftTable) addElements(set, list string) {
-	t.sets[set], t.names[set] = map[string]string{}, map[string]string{}
-	list = strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(list), "elements = {"), "}")
-	var comments []string
-	list = nftComment.ReplaceAllStringFunc(list, func(c string) string {
-		comments = append(comments, nftComment.FindStringSubmatch(c)[1])
-		return fmt.Sprintf(" #%d", len(comments)-1)
-	})
-	for e := range strings.SplitSeq(list, ",") {
-		k, v, _ := strings.Cut(e, " : ")
-		k, comment, named := strings.Cut(strings.TrimSpace(k), " #")
-		if k == "" {
-			continue
-		}
-		t.sets[set][k] = strings.TrimSpace(v)
-		if n, err := strconv.Atoi(strings.TrimSpace(comment)); named && err == nil {
-			t.names[set][k] = comments[n]
-		}
-	}
 }
 
 // classID parses a dispatch key or another number that nft prints as a class ID.
@@ -96,28 +69,26 @@ func (t *nftTable) pools() map[uint32][]string {
 	for _, name := range []string{"tcp-endpoints", "udp-endpoints", "sctp-endpoints"} {
 		for k, v := range t.sets[name] {
 			pool, bucket, _ := strings.Cut(k, " . ")
-			out[classID(pool)] = append(out[classID(pool)], bucket+" "+v)
+			out[classID(pool)] = append(out[classID(pool)], bucket+" "+v.value)
 		}
 	}
 	for k, v := range t.sets["sticky-buckets"] {
 		pool, bucket, _ := strings.Cut(k, " . ")
-		member, ok := t.sets["sticky-endpoints"][v]
+		member, ok := t.sets["sticky-endpoints"][v.value]
 		if !ok {
-			member = "unknown member " + v
+			member.value = "unknown member " + v.value
 		}
 		// The pool of a Service with affinity is the upper half of a class ID.
 		id := classID(pool) >> 16
-		out[id] = append(out[id], bucket+" "+member)
+		out[id] = append(out[id], bucket+" "+member.value)
 	}
-	for id, list := range out {
+	for _, list := range out {
 		slices.Sort(list)
-		// Only a hash depends on the bucket. The dispatch below adds the order if it counts.
-		out[id] = list
 	}
 	return out
 }
 
-// unordered returns a pool's endpoints without the numbers of their buckets.
+// unordered returns a pool's endpoints without the numbers of their buckets. Only a hash depends on them.
 func unordered(list []string) []string {
 	var out []string
 	for _, e := range list {
@@ -141,12 +112,12 @@ func (t *nftTable) stickyChain(pool uint32) string {
 	if !ok {
 		return ""
 	}
-	_, handler, _ := strings.Cut(value, ":")
+	_, handler, _ := strings.Cut(value.value, ":")
 	chain, ok := t.sets["sticky-handlers"]["0:"+handler]
 	if !ok {
 		return "no sticky handler " + handler
 	}
-	return strings.TrimPrefix(chain, "goto ")
+	return strings.TrimPrefix(chain.value, "goto ")
 }
 
 // hashInName is in the names of chains that choose an endpoint by its bucket.
@@ -154,30 +125,30 @@ const hashInName = "-by-"
 
 // addFrontends adds what happens to connections to each frontend, and returns the chains that
 // are in use.
-func (t *nftTable) addFrontends(m meaning, family string) (used map[string]bool) {
-	used = map[string]bool{}
+func (t *nftTable) addFrontends(m meaning, family string) (used []string) {
 	pools := t.pools()
 	for _, d := range dispatchMaps {
-		for to, value := range t.sets[d.frontends] {
-			id := classID(value)
-			chain, ok := t.sets[d.handlers][fmt.Sprintf("%x:0", id&handlerBits>>16)]
-			if !ok && d.handlers == "own-handlers" {
+		for to, frontend := range t.sets[d.frontends] {
+			id := classID(frontend.value)
+			handler, ok := t.sets[d.handlers][fmt.Sprintf("%x:0", id&handlerBits>>16)]
+			switch {
+			case ok:
+			case d.handlers == "own-handlers":
 				continue // only some handlers treat what the node sends to itself
+			default:
+				handler.value = "no handler"
 			}
-			if !ok {
-				chain = "no handler"
-			}
-			chain = strings.TrimPrefix(chain, "goto ")
-			used[chain] = true
+			chain := strings.TrimPrefix(handler.value, "goto ")
+			used = append(used, chain)
 			if sticky := t.stickyChain(id & poolBits); sticky != "" {
-				used[sticky] = true
+				used = append(used, sticky)
 				chain += " " + sticky
 			}
 			list := pools[id&poolBits]
 			if !strings.Contains(chain, hashInName) {
 				list = unordered(list)
 			}
-			m[fmt.Sprintf("%s %s: %s", family, d.frontends, to)+" by "+d.handlers] = fmt.Sprintf("%q: %s %s", t.names[d.frontends][to], chain, strings.Join(list, ", "))
+			m[fmt.Sprintf("%s %s: %s by %s", family, d.frontends, to, d.handlers)] = fmt.Sprintf("%q: %s %s", frontend.comment, chain, strings.Join(list, ", "))
 		}
 	}
 	return used
@@ -186,9 +157,8 @@ func (t *nftTable) addFrontends(m meaning, family string) (used map[string]bool)
 var (
 	// ownSets holds numbers and counters, which meaning leaves out or resolves.
 	ownSets = regexp.MustCompile(`^((tcp|udp|sctp)-endpoints|sticky-.*|(internal-|own-)?handlers|(internal-)?service-(ips|nodeports)|connections|refused-packets|dropped-packets|hairpin-connections)$`)
-	nftJump = regexp.MustCompile(`(?:goto|jump) ([\w-]+)`)
 	// fixedChain matches the chains that always exist.
-	fixedChain = regexp.MustCompile(`^chain (nat-|filter-|own-|services$|nodeports$|internal$|masquerading$|cluster-ips-check$)`)
+	fixedChain = regexp.MustCompile(`^(nat-|filter-|own-|services$|nodeports$|internal$|masquerading$|cluster-ips-check$)`)
 	// sourceSet matches a set of source ranges, which stays when it is empty.
 	sourceSet = regexp.MustCompile(`@(allowed-sources-\d+)`)
 )
@@ -213,34 +183,22 @@ func (t *nftTable) addTo(m meaning, family string) {
 			continue
 		}
 		for k, v := range elements {
-			m[family+" "+name+": "+k] = v
+			m[family+" "+name+": "+k] = v.value
 		}
 	}
-	for block := range t.blocks {
-		if fixedChain.MatchString(block) {
-			used[strings.TrimPrefix(block, "chain ")] = true
+	for name := range t.chains {
+		if fixedChain.MatchString(name) {
+			used = append(used, name)
 		}
 	}
-	t.follow(used)
-	for block, lines := range t.blocks {
-		kind, name, _ := strings.Cut(block, " ")
-		if kind == "flowtable" || kind == "chain" && used[name] {
-			m[family+" "+block] = strings.Join(t.rules(lines), "; ")
+	reached := reachable(used, t.chains)
+	for name, lines := range t.chains {
+		if reached[name] {
+			m[family+" chain "+name] = strings.Join(t.rules(lines), "; ")
 		}
 	}
-}
-
-// follow adds the chains that used chains lead to.
-func (t *nftTable) follow(used map[string]bool) {
-	for next := slices.Collect(maps.Keys(used)); len(next) != 0; next = next[1:] {
-		for _, line := range t.blocks["chain "+next[0]] {
-			for _, to := range nftJump.FindAllStringSubmatch(line, -1) {
-				if !used[to[1]] {
-					used[to[1]] = true
-					next = append(next, to[1])
-				}
-			}
-		}
+	for name, lines := range t.flowtables {
+		m[family+" flowtable "+name] = strings.Join(lines, "; ")
 	}
 }
 

@@ -120,7 +120,7 @@ func TestChainsThatNoRuleLeadsToAreUnused(t *testing.T) {
 -A KUBE-PROXY-CANARY -m comment --comment 77
 COMMIT
 `)
-	got := reachable(tables["nat"])
+	got := reachable(builtIn, tables["nat"])
 	for chain, want := range map[string]bool{"KUBE-A": true, "KUBE-B": true, "KUBE-C": false} {
 		if got[chain] != want {
 			t.Errorf("%s is reachable: %t, want %t", chain, got[chain], want)
@@ -138,15 +138,18 @@ COMMIT
 func TestMarksOfServersHaveNoMeaning(t *testing.T) {
 	read := func(servers, sets string) meaning {
 		m := meaning{}
-		m.addServers(servers, sets, nil)
+		m.addServers(servers, sets)
 		return m
 	}
-	const servers = `-A -t 10.96.0.1:80 -s rr
--a -t 10.96.0.1:80 -r 10.1.1.2:8080 -m -w 1
--A -f 12289 -s rr
--a -f 12289 -r 10.1.1.3:8080 -m -w 1
--A -f 12289 -6 -s rr
--a -f 12289 -6 -r [fd00::3]:8080 -m -w 1
+	const servers = `IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn
+TCP  10.96.0.1:80 rr
+  -> 10.1.1.2:8080                Masq    1      0          0
+FWM  12289 rr
+  -> 10.1.1.3:8080                Masq    1      0          3
+FWM  12289 IPv6 rr
+  -> [fd00::3]:8080               Masq    1      0          0
 `
 	const sets = `create KUBE-SHORT hash:ip,port family inet hashsize 1024 maxelem 65536 skbinfo
 add KUBE-SHORT 203.0.113.1,tcp:80 skbmark 0x3001
@@ -157,11 +160,11 @@ add KUBE-CLUSTER-IP 10.96.0.1,tcp:80
 	if len(want) != 5 {
 		t.Errorf("facts: %q, want 1 server, 1 set and 3 elements", want)
 	}
-	other := strings.NewReplacer("12289 -s", "12300 -s", "12289 -r 10", "12300 -r 10", "203.0.113.1,tcp:80 skbmark 0x3001", "203.0.113.1,tcp:80 skbmark 0x300c", "1024", "2048")
+	other := strings.NewReplacer("12289 rr", "12300 rr", "Masq    1      0          3", "Masq    1      7          0", "203.0.113.1,tcp:80 skbmark 0x3001", "203.0.113.1,tcp:80 skbmark 0x300c", "1024", "2048")
 	if d := read(other.Replace(servers), other.Replace(sets)).differences(want); len(d) != 0 {
 		t.Errorf("another mark makes differences: %q", d)
 	}
-	for _, edit := range [][2]string{{"10.1.1.3", "10.1.1.4"}, {"[fd00::3]", "[fd00::4]"}, {"12289 -s", "12290 -s"}, {"-A -t 10.96.0.1:80", "-A -t 10.96.0.2:80"}} {
+	for _, edit := range [][2]string{{"10.1.1.3", "10.1.1.4"}, {"[fd00::3]", "[fd00::4]"}, {"12289 rr", "12290 rr"}, {"TCP  10.96.0.1:80", "TCP  10.96.0.2:80"}, {"TCP ", "UDP "}, {"80 rr", "80 rr persistent 60"}, {"Masq    1 ", "Masq    0 "}, {"Masq    1      0          3", "Route   1      0          3"}} {
 		if d := read(strings.Replace(servers, edit[0], edit[1], 1), sets).differences(want); len(d) == 0 {
 			t.Errorf("%q instead of %q makes no difference", edit[1], edit[0])
 		}
@@ -171,47 +174,47 @@ add KUBE-CLUSTER-IP 10.96.0.1,tcp:80
 // TestServersKeptByConnectionsMayBeThere has a virtual server of a deleted Service, whose real servers all
 // drain, beside one that serves.
 func TestServersKeptByConnectionsMayBeThere(t *testing.T) {
-	read := func(servers, sets, used string) meaning {
+	read := func(servers, sets string) meaning {
 		m := meaning{}
-		kept := m.addServers(servers, sets, map[string]bool{used: true})
+		kept := m.addServers(servers, sets)
 		m.keep("address 10.96.0.10/32", kept["10.96.0.10"])
 		return m
 	}
 	const (
-		servers = "-A -t 10.96.0.1:80 -s rr\n-a -t 10.96.0.1:80 -r 10.1.1.2:8080 -m -w 1\n"
+		servers = "TCP 10.96.0.1:80 rr\n-> 10.1.1.2:8080 Masq 1 0 0\n"
 		sets    = "add KUBE-CLUSTER-IP 10.96.0.1,tcp:80\n"
-		drain   = "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.1.1.3:8080 -m -w 0\n"
+		drain   = "TCP 10.96.0.10:80 rr\n-> 10.1.1.3:8080 Masq 0 1 0\n"
+		ended   = "TCP 10.96.0.10:80 rr\n-> 10.1.1.3:8080 Masq 0 0 0\n"
 		of      = "add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\n"
-		used    = "-t 10.96.0.10:80 10.1.1.3:8080"
 		// At NodePorts the sets have no address.
 		ofNode = "add KUBE-NODE-PORT-LOCAL-TCP 80\n"
 	)
-	want := read(servers, sets, "")
+	want := read(servers, sets)
 	delete(want, "address 10.96.0.10/32")
-	if d := read(servers+drain, sets+of, used).differences(want); len(d) != 0 {
+	if d := read(servers+drain, sets+of).differences(want); len(d) != 0 {
 		t.Errorf("a server with connections counts: %q", d)
 	}
-	if d := read(servers+drain, sets+of+ofNode, used).differences(want); len(d) != 0 {
+	if d := read(servers+drain, sets+of+ofNode).differences(want); len(d) != 0 {
 		t.Errorf("a NodePort with connections counts: %q", d)
 	}
-	if d := read(servers, sets, "").differences(want); len(d) != 1 {
+	if d := read(servers, sets).differences(want); len(d) != 1 {
 		t.Errorf("an address without a server: %q", d)
 	}
 	for _, got := range []meaning{
-		read(servers+drain, sets+of, ""),                                   // without a connection
-		read(servers, sets+of, used),                                       // an element without its server
-		read(servers, sets+ofNode, used),                                   // the same for a NodePort
-		read(servers+drain, sets+of+"add KUBE-6-NODE-PORT-TCP 80\n", used), // of the other family
-		read(drain, sets+of, used),                                         // without the server that serves
-		read(servers+drain, sets+of+"x y\n", used),                         // with something else
+		read(servers+ended, sets+of),                                 // without a connection
+		read(servers, sets+of),                                       // an element without its server
+		read(servers, sets+ofNode),                                   // the same for a NodePort
+		read(servers+drain, sets+of+"add KUBE-6-NODE-PORT-TCP 80\n"), // of the other family
+		read(drain, sets+of),                                         // without the server that serves
+		read(servers+drain, sets+of+"x y\n"),                         // with something else
 	} {
 		delete(got, "address 10.96.0.10/32")
 		if d := got.differences(want); len(d) == 0 {
 			t.Errorf("no difference: %q", got)
 		}
 	}
-	served := read(servers+strings.Replace(drain, "-w 0", "-w 1", 1), sets+of, "")
-	if d := read(servers+drain, sets+of, used).differences(served); len(d) != 1 {
+	served := read(servers+strings.Replace(drain, "Masq 0", "Masq 1", 1), sets+of)
+	if d := read(servers+drain, sets+of).differences(served); len(d) != 1 {
 		t.Errorf("differences from a Service that is served: %q, want its real servers", d)
 	}
 }
@@ -219,7 +222,7 @@ func TestServersKeptByConnectionsMayBeThere(t *testing.T) {
 // TestServersThatDrainWithConnectionsDoNotCount reads real servers of weight 0, with connections and
 // without.
 func TestServersThatDrainWithConnectionsDoNotCount(t *testing.T) {
-	used := inUse(`IP Virtual Server version 1.2.1 (size=4096)
+	got, draining := parseServers(`IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
   -> RemoteAddress:Port           Forward Weight ActiveConn InActConn
 TCP  10.96.0.1:80 rr
@@ -230,43 +233,33 @@ FWM  12289 IPv6 rr persistent 60
   -> [fd00::3]:8080               Masq    0      0          1
   -> [fd00::4]:8080               Masq    0      0          0
 `)
-	const servers = `-A -t 10.96.0.1:80 -s rr
--a -t 10.96.0.1:80 -r 10.1.1.2:8080 -m -w 0
--a -t 10.96.0.1:80 -r 10.1.1.3:8080 -m -w 0
--a -t 10.96.0.1:80 -r 10.1.1.4:8080 -m -w 1
--A -f 12289 -6 -s rr -p 60
--a -f 12289 -6 -r [fd00::3]:8080 -m -w 0
--a -f 12289 -6 -r [fd00::4]:8080 -m -w 0
-`
-	got, _ := parseServers(servers, used)
 	for name, want := range map[string]string{
-		"-t 10.96.0.1:80": "-A -s rr, -a -r 10.1.1.3:8080 -m -w 0, -a -r 10.1.1.4:8080 -m -w 1",
-		"-f 12289 -6":     "-A -s rr -p 60, -a -r [fd00::4]:8080 -m -w 0",
+		"tcp 10.96.0.1:80": "rr, 10.1.1.3:8080 Masq 0, 10.1.1.4:8080 Masq 1",
+		"fwm 12289 IPv6":   "rr persistent 60, [fd00::4]:8080 Masq 0",
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %s, want %s", name, got[name], want)
 		}
 	}
+	if len(got) != 2 || len(draining) != 0 {
+		t.Errorf("servers %q, of which %v drain; want two that serve", got, draining)
+	}
 }
 
 // TestServersOfDeletedServicesMayDrain reads a virtual server whose mark no set sets any more.
 func TestServersOfDeletedServicesMayDrain(t *testing.T) {
-	const servers = `-A -f 12289 -s rr
--a -f 12289 -r 10.1.1.3:8080 -m -w 0
-`
-	drains := map[string]bool{"-f 12289 10.1.1.3:8080": true}
+	const server = "FWM 12289 rr\n"
 	for _, c := range []struct {
 		what, servers string
-		used          map[string]bool
 		want          int
 	}{
-		{"its connections end", servers, drains, 0},
-		{"it has no connection", servers, nil, 1},
-		{"it has another real server", servers + "-a -f 12289 -r 10.1.1.4:8080 -m -w 1\n", drains, 1},
-		{"it has no real server", servers[:strings.Index(servers, "\n")+1], drains, 1},
+		{"its connections end", server + "-> 10.1.1.3:8080 Masq 0 1 0\n", 0},
+		{"it has no connection", server + "-> 10.1.1.3:8080 Masq 0 0 0\n", 1},
+		{"it has another real server", server + "-> 10.1.1.3:8080 Masq 0 1 0\n-> 10.1.1.4:8080 Masq 1 0 0\n", 1},
+		{"it has no real server", server, 1},
 	} {
 		m := meaning{}
-		if m.addServers(c.servers, "", c.used); len(m) != c.want {
+		if m.addServers(c.servers, ""); len(m) != c.want {
 			t.Errorf("%s: facts %q, want %d", c.what, m, c.want)
 		}
 	}
