@@ -186,7 +186,8 @@ func extra(t table, name string) bool {
 // cleanup removes one family's rules.
 func (f *family) cleanup(ctx context.Context) error {
 	found := false
-	for t := range tables {
+	// The table filter tells whose the rules are, so it must be the last: what fails before can be tried again.
+	for _, t := range []table{nat, filter} {
 		any, err := f.cleanupTable(ctx, t)
 		for f.shrink(outcomeOf(err)) {
 			_, err = f.cleanupTable(ctx, t)
