@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
-	"sync"
+	"syscall"
 	"text/tabwriter"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,7 +24,6 @@ import (
 // Only a listen call shows whether another program uses a port. Another program could take
 // the port between an earlier check and the listen call.
 type localPorts struct {
-	mu    sync.Mutex
 	ports map[tracker.ServicePortName]uint16
 	// taken holds the ports that a Service port or another program uses.
 	taken map[localPort]bool
@@ -62,8 +62,6 @@ func (l *localPorts) place(p *tracker.ServicePort) error {
 // port if that is free and needs no privileges, and stays the same until avoid finds that
 // another program uses it.
 func (l *localPorts) assign(name tracker.ServicePortName, own uint16) (uint16, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if n, ok := l.ports[name]; ok {
 		return n, nil
 	}
@@ -96,11 +94,10 @@ func (l *localPorts) avoid(err error) (again []types.NamespacedName, rest error)
 	if !errors.As(err, &partial) {
 		return nil, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	others := map[tracker.Key]error{}
 	for key, err := range partial.Failed {
-		if inUse(err) {
+		// Elsewhere the error has another number, so every failure to listen counts.
+		if errors.Is(err, syscall.EADDRINUSE) || runtime.GOOS == "windows" {
 			again = append(again, key.NamespacedName)
 			delete(l.ports, key.ServicePortName)
 		} else {
