@@ -55,7 +55,7 @@ type Config struct {
 	// address family, or whose time is up, is ignored. Clients that do not fit into one
 	// transaction with their Service are lost. Clients must not call methods of the Backend.
 	Clients func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration
-	// Offload sends established connections of Services that cross the node through a
+	// Offload sends established TCP connections of Services that cross the node through a
 	// flowtable; nil means no offload. [New] returns a [*dataplane.UnsupportedError] if the
 	// kernel has no flowtables.
 	Offload *Offload
@@ -184,7 +184,7 @@ func Probe(ctx context.Context, c Config) error {
 // defaultOffloadPackets is the default of Offload.AfterPackets.
 const defaultOffloadPackets = 20
 
-// Offload configures the fast path for connections of Services that cross the node: an
+// Offload configures the fast path for TCP connections of Services that cross the node: an
 // nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the kernel, KEP-4963).
 // See "What offloaded packets skip" in DESIGN.md.
 type Offload struct {
@@ -196,11 +196,12 @@ type Offload struct {
 	// connection takes the fast path; 0 means 20. It must not be
 	// negative. With 1, connections take the fast path as soon as they are established.
 	AfterPackets int
-	// UDP offloads UDP in addition to TCP. It needs a kernel that lets programs delete the
+
+	// udp offloads UDP in addition to TCP, in tests. It needs a kernel that lets programs delete the
 	// connection-tracking entries of offloaded connections, because package conntrack must
 	// delete the flows to a removed endpoint. Linux 6.4 does, and so do Debian's 5.10 and
 	// 6.1. Other kernels return EBUSY, which New cannot probe.
-	UDP bool
+	udp bool
 }
 
 // withDefaults returns a copy of o with defaults for the fields that are not set, or an

@@ -517,7 +517,7 @@ func (f *forwarder) devices() map[string]bool {
 // udpLeavesDeletedEndpoint has package conntrack delete the entry of an offloaded flow. The
 // flow's next packets must go to another endpoint.
 func udpLeavesDeletedEndpoint(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, udp: true})
 	cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: f.host.File()})
 	f.must(err)
 	t.Cleanup(func() { cleaner.Close() })
@@ -694,7 +694,7 @@ func (f *forwarder) handleOf(family, chain, text string) string {
 
 // offloadListing compares the nft tool's listing with testdata.
 func offloadListing(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, udp: true})
 	version, _ := f.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	f.compareListing(map[string]string{"ip": "offload-ipv4.nft", "ip6": "offload-ipv6.nft"}, normal)

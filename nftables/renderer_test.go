@@ -94,7 +94,7 @@ func TestOffloadTextIsListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := backendtest.NewNode(t, tracker.Config{})
-	tx, err := newRenderer(t, Config{Offload: &Offload{Interfaces: []string{"*"}, UDP: true}}).Render(p.Engine.Snapshot().Delta())
+	tx, err := newRenderer(t, Config{Offload: &Offload{Interfaces: []string{"*"}, udp: true}}).Render(p.Engine.Snapshot().Delta())
 	if err != nil {
 		t.Fatal(err)
 	}
