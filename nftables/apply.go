@@ -76,7 +76,7 @@ func (b *Backend) lock(ctx context.Context) error {
 func (c Config) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
 	r := kernel.Rules{Family: f, Mark: uint32(c.MasqueradeMark), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic, OwnNodePorts: model.OwnNodePorts(n, f), Stages: kernel.Stages(c.Stages)}
 	if o := c.Offload; o != nil {
-		r.Offload = &kernel.Offload{AfterPackets: o.AfterPackets, UDP: o.udp}
+		r.Offload = &kernel.Offload{AfterPackets: o.afterPackets, UDP: o.udp}
 	}
 	return r
 }

@@ -181,10 +181,11 @@ func Probe(ctx context.Context, c Config) error {
 	return backendconf.Probe(New(ctx, c))
 }
 
-// defaultOffloadPackets is the default of Offload.AfterPackets.
+// defaultOffloadPackets is the default of Offload.afterPackets.
 const defaultOffloadPackets = 20
 
-// Offload configures the fast path for TCP connections of Services that cross the node: an
+// Offload configures the fast path for TCP connections of Services that cross the node, which
+// they take after 20 packets of both directions together: an
 // nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the kernel, KEP-4963).
 // See "What offloaded packets skip" in DESIGN.md.
 type Offload struct {
@@ -192,11 +193,11 @@ type Offload struct {
 	// "veth*". A connection takes the fast path if both its interfaces match one. The loopback
 	// interface is never chosen. Required.
 	Interfaces []string
-	// AfterPackets is the number of packets, of both directions together, after which a
-	// connection takes the fast path; 0 means 20. It must not be
-	// negative. With 1, connections take the fast path as soon as they are established.
-	AfterPackets int
 
+	// afterPackets is the number of packets, of both directions together, after which a
+	// connection takes the fast path; 0 means defaultOffloadPackets. Tests set it to 1, so that
+	// connections take the fast path as soon as they are established.
+	afterPackets int
 	// udp offloads UDP in addition to TCP, in tests. It needs a kernel that lets programs delete the
 	// connection-tracking entries of offloaded connections, because package conntrack must
 	// delete the flows to a removed endpoint. Linux 6.4 does, and so do Debian's 5.10 and
@@ -220,10 +221,8 @@ func (o *Offload) withDefaults() (*Offload, error) {
 	switch {
 	case len(o.Interfaces) == 0:
 		return nil, fmt.Errorf("%w: Offload.Interfaces is empty", ruleset.ErrConfig)
-	case o.AfterPackets < 0:
-		return nil, fmt.Errorf("%w: Offload.AfterPackets is negative: %d", ruleset.ErrConfig, o.AfterPackets)
-	case o.AfterPackets == 0:
-		out.AfterPackets = defaultOffloadPackets
+	case o.afterPackets == 0:
+		out.afterPackets = defaultOffloadPackets
 	}
 	return &out, nil
 }

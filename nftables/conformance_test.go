@@ -110,7 +110,7 @@ func TestOffloadConformance(t *testing.T) {
 	}
 	conformance.Run(t, conformance.Options{Skip: skip, Families: families, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Offload: &Offload{
-			Interfaces: everyInterface, AfterPackets: 1, udp: true,
+			Interfaces: everyInterface, afterPackets: 1, udp: true,
 		}})
 		if err != nil {
 			tb.Fatal(err)

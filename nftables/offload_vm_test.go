@@ -222,11 +222,11 @@ func (f *forwarder) forwarded() int {
 	return n
 }
 
-// onlyAfterEnoughPackets verifies that the first packet after AfterPackets opens the fast path. A
+// onlyAfterEnoughPackets verifies that the first packet after afterPackets opens the fast path. A
 // few packets may be on their way then.
 func onlyAfterEnoughPackets(t *testing.T) {
 	const after, underway = 30, 4
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: after})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, afterPackets: after})
 	f.watchForward()
 	for _, fam := range families {
 		for _, to := range []netip.AddrPort{clusterIP(fam, 80), netip.AddrPortFrom(nodeAddr[fam].Addr(), offloadNodePort)} {
@@ -263,7 +263,7 @@ func onlyAfterEnoughPackets(t *testing.T) {
 // not translate them, if they do not cross the node, or if they use other interfaces.
 func onlyConnectionsOfServices(t *testing.T) {
 	chosen := []string{"eth*", "veth1", "veth3"}
-	f := newForwarder(t, &Offload{Interfaces: chosen, AfterPackets: 1})
+	f := newForwarder(t, &Offload{Interfaces: chosen, afterPackets: 1})
 	f.tracker.SetService(svc(1))
 	for _, fam := range families {
 		f.tracker.SetSlice(epSlice(1, fam, 2)) // behind veth2
@@ -300,7 +300,7 @@ func onlyConnectionsOfServices(t *testing.T) {
 // connectionsLiveThroughChanges keeps connections while endpoints change, the agent restarts,
 // the tables are replaced in every way, and offload is turned off and on.
 func connectionsLiveThroughChanges(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, afterPackets: 1})
 	f.watchForward()
 	var open []*flow
 	for _, fam := range families {
@@ -375,7 +375,7 @@ func connectionsLiveThroughChanges(t *testing.T) {
 		t.Errorf("with offload turned off: %s", out)
 	}
 	all("offload turned off", false)
-	f.offload = &Offload{Interfaces: everyInterface, AfterPackets: 1}
+	f.offload = &Offload{Interfaces: everyInterface, afterPackets: 1}
 	f.start()
 	f.sync()
 	all("offload turned on", true)
@@ -385,7 +385,7 @@ func connectionsLiveThroughChanges(t *testing.T) {
 // than the packets of connections on the fast path. The senders must learn it from the node.
 func connectionsFitNarrowerPath(t *testing.T) {
 	const length = 200_000
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, afterPackets: 1})
 	narrow := func(fam tracker.Family, route ...string) {
 		f.Helper()
 		args := append([]string{map[tracker.Family]string{tracker.IPv4: "-4", tracker.IPv6: "-6"}[fam], "route", "change"}, route...)
@@ -427,7 +427,7 @@ func connectionsFitNarrowerPath(t *testing.T) {
 // pod, whose connections are not masqueraded, because the kernel deletes the entries of
 // masqueraded connections with their interface.
 func connectionsLiveThroughInterfaceLoss(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, afterPackets: 1})
 	f.watch()
 	for _, fam := range families {
 		c := f.dial(f.pods[2], clusterIP(fam, 80))
@@ -640,7 +640,7 @@ func interfacesAreFollowed(t *testing.T) {
 
 // alteredFlowtableIsRepaired has another program alter the objects of the fast path.
 func alteredFlowtableIsRepaired(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, afterPackets: 1})
 	drop := "flush chain ip proxier filter-forward; flush chain ip proxier to-fast-path; delete flowtable ip proxier fast-path; "
 	for _, script := range []string{
 		drop,
@@ -721,7 +721,7 @@ func libraryReadsFlowtable(t *testing.T) {
 
 // offloadCleanup deletes the tables with their flowtables. Connections must live.
 func offloadCleanup(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, afterPackets: 1})
 	// Without any NAT chain the kernel stops translating, and without any rule that needs
 	// connection tracking it stops tracking.
 	f.nft("add table ip other; add chain ip other in { type nat hook prerouting priority 0; }; add chain ip other out { type nat hook postrouting priority 0; }; add rule ip other in ct state new")
