@@ -91,7 +91,6 @@ type Backend struct {
 	// running counts the goroutines of sockets, connections and sessions.
 	running sync.WaitGroup
 
-	sockets atomic.Int64
 	// listening has the places with a socket as keys.
 	listening sync.Map
 	sessions  sessions
@@ -129,24 +128,10 @@ func (b *Backend) Sockets(f tracker.Family) int {
 	return n
 }
 
-// counters holds the fields of [Stats] that only grow.
+// counters counts accepted TCP connections, those of them that were reset because of the limit, failed
+// dials, and UDP sessions that were ended because of the limit.
 type counters struct {
 	accepted, limited, dialFailures, evicted atomic.Uint64
-}
-
-// Stats holds the current and past load of a [Backend].
-type Stats struct {
-	// Sockets is the number of listening sockets.
-	Sockets int
-	// Connections and Sessions are the current numbers of TCP connections and UDP sessions.
-	Connections, Sessions int
-	// Accepted counts accepted TCP connections. Limited counts those of them that were
-	// reset because of the limit.
-	Accepted, Limited uint64
-	// DialFailures counts failed attempts to reach an endpoint.
-	DialFailures uint64
-	// Evicted counts UDP sessions that were ended because of the limit.
-	Evicted uint64
 }
 
 // New returns a Backend without sockets. Its error wraps [ErrConfig].
@@ -167,19 +152,6 @@ func New(c Config) (*Backend, error) {
 	}
 	b.connections, b.sessions.all = fairshare.New[*conn](c.MaxConnections), fairshare.New[*session](c.MaxSessions)
 	return b, nil
-}
-
-// Stats returns the current figures.
-func (b *Backend) Stats() Stats {
-	b.connectionsMu.Lock()
-	connections := b.connections.Len()
-	b.connectionsMu.Unlock()
-	return Stats{
-		Sockets:     int(b.sockets.Load()),
-		Connections: connections, Sessions: b.sessions.len(),
-		Accepted: b.stats.accepted.Load(), Limited: b.stats.limited.Load(),
-		DialFailures: b.stats.dialFailures.Load(), Evicted: b.stats.evicted.Load(),
-	}
 }
 
 // Apply implements [ruleset.Backend]: it opens, changes and closes sockets. If a Service's
@@ -536,7 +508,6 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		b.config.Sockets.Give()
 		return err
 	}
-	b.sockets.Add(1)
 	b.listening.Store(bi.place, nil)
 	bi.heard = who
 	return nil
@@ -545,7 +516,6 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 // socketClosed counts a listening socket as closed.
 func (b *Backend) socketClosed(p place) {
 	b.listening.Delete(p)
-	b.sockets.Add(-1)
 	b.config.Sockets.Give()
 }
 

@@ -34,8 +34,6 @@ type Config struct {
 	Dial func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error)
 	// DialTimeout bounds the dial of one endpoint. 0 means 5 s.
 	DialTimeout time.Duration
-	// Attempts is the most endpoints to try for one connection. 0 means 3.
-	Attempts int
 	// Drain is how long the connections of a removed endpoint may continue. 0 means 30 s. A
 	// negative value resets them immediately.
 	Drain time.Duration
@@ -83,6 +81,9 @@ type Addresses interface {
 	Held() ([]netip.Addr, error)
 }
 
+// attempts is the most endpoints to try for one connection.
+const attempts = 3
+
 // ErrConfig is wrapped by all errors of [New].
 var ErrConfig = errors.New("dataplane: bad configuration")
 
@@ -100,7 +101,6 @@ func (c Config) complete() (Config, error) {
 		value int64
 	}{
 		{"DialTimeout", int64(c.DialTimeout)},
-		{"Attempts", int64(c.Attempts)},
 		{"UDPTimeout", int64(c.UDPTimeout)},
 		{"MaxConnections", int64(c.MaxConnections)},
 		{"MaxSessions", int64(c.MaxSessions)},
@@ -131,7 +131,6 @@ func (c Config) complete() (Config, error) {
 		c.Sockets = noLimit{}
 	}
 	c.DialTimeout = cmp.Or(c.DialTimeout, 5*time.Second)
-	c.Attempts = cmp.Or(c.Attempts, 3)
 	c.Drain = cmp.Or(c.Drain, 30*time.Second)
 	c.UDPTimeout = cmp.Or(c.UDPTimeout, time.Minute)
 	c.MaxConnections = cmp.Or(c.MaxConnections, 20000)

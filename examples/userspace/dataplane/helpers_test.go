@@ -239,3 +239,26 @@ func ended(err error) bool {
 	var timeout net.Error
 	return err != nil && !(errors.As(err, &timeout) && timeout.Timeout())
 }
+
+// Stats holds the current and past load of a [Backend].
+type Stats struct {
+	Sockets, Connections, Sessions           int
+	Accepted, Limited, DialFailures, Evicted uint64
+}
+
+func (b *Backend) Stats() Stats {
+	b.connectionsMu.Lock()
+	defer b.connectionsMu.Unlock()
+	b.sessions.mu.Lock()
+	defer b.sessions.mu.Unlock()
+	s := Stats{
+		Connections: b.connections.Len(), Sessions: b.sessions.all.Len(),
+		Accepted: b.stats.accepted.Load(), Limited: b.stats.limited.Load(),
+		DialFailures: b.stats.dialFailures.Load(), Evicted: b.stats.evicted.Load(),
+	}
+	b.listening.Range(func(any, any) bool {
+		s.Sockets++
+		return true
+	})
+	return s
+}

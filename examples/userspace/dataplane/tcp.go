@@ -112,7 +112,7 @@ func (b *Backend) serve(c *conn, bi *binding) {
 // if no endpoint answers.
 func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
 	var tried []netip.AddrPort
-	for range b.config.Attempts {
+	for range attempts {
 		// The rule may have changed during a failed dial, which can take seconds.
 		r := bi.rule.Load()
 		if r == nil {

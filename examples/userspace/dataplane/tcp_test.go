@@ -463,7 +463,7 @@ func TestShutdownWaitsForConnections(t *testing.T) {
 func TestInvalidConfigIsRejected(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Config{
-		{DialTimeout: -1}, {Attempts: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxSessions: -1},
+		{DialTimeout: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxSessions: -1},
 	} {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", c, err)

@@ -127,7 +127,7 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 	from := netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
 	t := r.target(from.Addr(), u.binding.at.Addr())
 	var tried []netip.AddrPort
-	for len(tried) < b.config.Attempts {
+	for len(tried) < attempts {
 		ep := r.service.pick(t, from, tried)
 		if ep == nil {
 			return nil
@@ -276,12 +276,6 @@ func readable(c net.Conn) error {
 type sessions struct {
 	mu  sync.Mutex
 	all *fairshare.Table[*session]
-}
-
-func (a *sessions) len() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.all.Len()
 }
 
 // add adds a session, and ends another one if there are too many. It reports false if the socket is
