@@ -76,7 +76,9 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 			for range 2 {
 				r.cursor.Detach()
 				r.backend.Close()
-				b, err := open(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2}, withoutGrace)
+				two := withoutGrace
+				two.Clients = 2
+				b, err := open(t.Context(), Config{NetNS: r.host.File()}, two)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -426,7 +426,6 @@ func TestConfigIsChecked(t *testing.T) {
 		"no family":         {Families: []tracker.Family{}},
 		"family twice":      {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
 		"mark bit":          {MasqueradeMark: 0b11},
-		"sticky clients":    {StickyClients: -1},
 		"network namespace": {NetNS: os.Stdin},
 	} {
 		b, err := New(t.Context(), c)

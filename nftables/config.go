@@ -41,13 +41,6 @@ type Config struct {
 	// must be masqueraded; 0 means [dataplane.DefaultMasqueradeMark]. No other bit
 	// is read or written.
 	MasqueradeMark dataplane.MasqueradeMark
-	// StickyClients is how many clients of Services with client affinity the kernel
-	// remembers at most, in each family; 0 means 1,048,576. Clients beyond the limit are
-	// served without being remembered. A remembered client takes about 130 bytes of
-	// kernel memory. A table that is rewritten in place keeps its clients and its old
-	// limit. A table that replaces another one (see [Backend.Apply]) has the new limit and
-	// takes over no more clients than that.
-	StickyClients int
 	// Clients, if not nil, returns the clients that another data plane remembers for an
 	// endpoint of a Service port with client affinity, each with the time since its last
 	// connection. [Backend.Apply] calls it for every such endpoint when it creates a table, and
@@ -129,9 +122,6 @@ func (e *Error) Unwrap() error { return e.Errno }
 // maxName is the longest name of a table, in bytes.
 const maxName = 55
 
-// defaultStickyClients is the default of Config.StickyClients.
-const defaultStickyClients = 1 << 20
-
 // stagingOf returns the name of the staging table: the table that replaces the table of
 // the given name where one transaction cannot replace its contents. Another suffix would
 // orphan the tables of earlier versions.
@@ -157,10 +147,6 @@ func (c Config) withDefaults() (Config, error) {
 		err = fmt.Errorf("%w: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", ruleset.ErrConfig, c.Table)
 	case strings.HasSuffix(c.Table, stagingOf("")) || strings.HasSuffix(c.Table, packetsOf("")) || c.Table == probeTable:
 		err = fmt.Errorf("%w: table name %q is reserved", ruleset.ErrConfig, c.Table)
-	case c.StickyClients < 0 || c.StickyClients > 1<<24:
-		err = fmt.Errorf("%w: %d sticky clients is not 1 to %d", ruleset.ErrConfig, c.StickyClients, 1<<24)
-	case c.StickyClients == 0:
-		c.StickyClients = defaultStickyClients
 	}
 	if err := errors.Join(err, errOffload, c.Stages.check()); err != nil {
 		return c, fmt.Errorf("nftables: %w", err)
@@ -171,7 +157,7 @@ func (c Config) withDefaults() (Config, error) {
 
 // model returns l with the configuration of tables.
 func (c Config) model(l model.Config) model.Config {
-	l.Clients, l.FastPath = c.StickyClients, c.Offload != nil
+	l.FastPath = c.Offload != nil
 	return l
 }
 

@@ -28,7 +28,7 @@ type Renderer struct {
 }
 
 // NewRenderer returns a Renderer of the table that a [Backend] with the configuration writes in a
-// family. It uses c.Table, c.MasqueradeMark, c.StickyClients, c.Clients and c.Offload. The
+// family. It uses c.Table, c.MasqueradeMark, c.Clients and c.Offload. The
 // error wraps [ruleset.ErrConfig].
 //
 // With c.Offload, the flowtable and the set fast-path-interfaces are empty: the caller adds interfaces to
