@@ -253,6 +253,9 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		return nil, err
 	}
 	out.noteLoopback()
+	if err := out.selectLoopback(); err != nil {
+		return nil, err
+	}
 	out.PrimaryOnly = len(k.NodePortAddresses) == 1 && k.NodePortAddresses[0] == "primary"
 	bit := k.IPTables.MasqueradeBit
 	out.MasqueradeAll = k.IPTables.MasqueradeAll

@@ -81,3 +81,38 @@ func loopback(f tracker.Family) netip.Addr {
 	}
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
+
+// ServesLoopback reports whether NodePorts answer at IPv4 loopback addresses in mode iptables: the
+// configuration must enable it, and nodePortAddresses must contain such an address.
+func (c *Config) ServesLoopback() bool {
+	if !*c.Effective.IPTables.LocalhostNodePorts {
+		return false
+	}
+	within, given := false, false
+	for _, s := range c.Effective.NodePortAddresses {
+		switch p, err := netip.ParsePrefix(s); {
+		case s == "all" || s == "localhost":
+			within = true
+		case s == "primary":
+			given = true
+		case err == nil && p.Addr().Is4():
+			given = true
+			within = within || p.Overlaps(netip.MustParsePrefix("127.0.0.0/8"))
+		}
+	}
+	return within || !given
+}
+
+// selectLoopback selects the IPv4 loopback addresses if mode iptables serves NodePorts there, as it does
+// unless nodePortAddresses leaves them out.
+func (c *Config) selectLoopback() (err error) {
+	if c.Mode != ModeIPTables || !c.ServesLoopback() {
+		return nil
+	}
+	values := append(slices.Clip(c.Effective.NodePortAddresses), "127.0.0.0/8")
+	if c.NodePorts.Resolve(tracker.NodeInfo{}, tracker.IPv4).All {
+		values = append(values, "0.0.0.0/0")
+	}
+	c.NodePorts, err = ruleset.ParseNodePortAddresses(values)
+	return err
+}

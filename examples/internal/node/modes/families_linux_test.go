@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"syscall"
@@ -132,8 +133,11 @@ func TestLocalhostNodePortsFollowKubeProxysRule(t *testing.T) {
 		{"fd00::/8", "true", true}, // IPv4 is not restricted
 	} {
 		c := configtest.Parsed(t, []string{"run", "--proxy-mode", config.ModeIPTables, "--nodeport-addresses", tt.at, "--iptables-localhost-nodeports=" + tt.flag})
-		if got := LocalhostNodePorts(c); got != tt.want {
+		if got := c.ServesLoopback(); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
+		}
+		if p := c.NodePorts.Resolve(tracker.NodeInfo{}, tracker.IPv4); p.AllowsLoopback(netip.MustParseAddr("127.9.9.9")) != tt.want || p.All != (tt.at == "" || strings.HasPrefix(tt.at, "0.") || strings.HasPrefix(tt.at, "fd")) {
+			t.Errorf("%+v: NodePorts are %+v", tt, p)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func IPTables() Mode { return IPTablesWith(func(*iptables.Config) {}) }
 func IPTablesWith(edit func(*iptables.Config)) Mode {
 	configure := func(s Settings) (iptables.Config, error) {
 		c := iptables.Config{
-			Families: s.Families, Flavor: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: LocalhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,
+			Families: s.Families, Flavor: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: s.Config.ServesLoopback(), CountTraffic: s.TrafficMetrics,
 			Hooks: &iptables.Hooks{Applied: func(i iptables.WriteInfo) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
 		}
 		edit(&c)
@@ -142,7 +142,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			if s.Adopt {
 				cleanup = iptables.Cleanup
 			}
-			if err := cleanupAll(ctx, list, cleanup, s.Log); err != nil || !LocalhostNodePorts(s.Config) {
+			if err := cleanupAll(ctx, list, cleanup, s.Log); err != nil || !s.Config.ServesLoopback() {
 				return err
 			}
 			// The clean-up may have set route_localnet back.

@@ -46,7 +46,7 @@ func NewRenderer(c *config.Config, families []tracker.Family) (Renderer, error) 
 			return t.String(), err
 		}, nil
 	case config.ModeIPTables:
-		r, err := iptables.NewRenderer(iptables.Config{MasqueradeMark: c.MasqueradeMark, LocalhostNodePorts: LocalhostNodePorts(c)}, families[0])
+		r, err := iptables.NewRenderer(iptables.Config{MasqueradeMark: c.MasqueradeMark, LocalhostNodePorts: c.ServesLoopback()}, families[0])
 		if err != nil {
 			return nil, err
 		}
@@ -125,25 +125,4 @@ func ipvsConfig(s Settings) (ipvs.Config, error) {
 		c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
 	}
 	return c, nil
-}
-
-// LocalhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses: the
-// configuration must enable it, and nodePortAddresses must contain such an address.
-func LocalhostNodePorts(c *config.Config) bool {
-	if !*c.Effective.IPTables.LocalhostNodePorts {
-		return false
-	}
-	within, given := false, false
-	for _, s := range c.Effective.NodePortAddresses {
-		switch p, err := netip.ParsePrefix(s); {
-		case s == "all" || s == "localhost":
-			within = true
-		case s == "primary":
-			given = true
-		case err == nil && p.Addr().Is4():
-			given = true
-			within = within || p.Overlaps(netip.MustParsePrefix("127.0.0.0/8"))
-		}
-	}
-	return within || !given
 }

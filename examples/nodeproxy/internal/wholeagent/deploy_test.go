@@ -24,7 +24,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
-	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -63,7 +62,7 @@ type parameters struct {
 }
 
 func parametersOf(c *config.Config) parameters {
-	return parameters{c.Mode, c.Tuning, modes.LocalhostNodePorts(c), c.Effective.IPVS.StrictARP}
+	return parameters{c.Mode, c.Tuning, c.ServesLoopback(), c.Effective.IPVS.StrictARP}
 }
 
 // TestDaemonSetMatchesTheProgram parses the arguments and the configuration of the manifests
