@@ -100,9 +100,17 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	w.Sync()
 	held("10.96.0.1", "10.96.0.2", external)
 	reaches(own+":80", "b")
+	kept, greeting := open(own+":80"), make([]byte, 100)
+	if _, err := kept.Read(greeting); err != nil {
+		t.Fatal(err)
+	}
 	service("b", "10.96.0.2", 30081)
 	w.Sync()
 	reaches(own+":80", "a")
+	kept.Write([]byte("x"))
+	if _, err := kept.Read(greeting); err != nil {
+		t.Errorf("a connection through an address that the node keeps: %v", err)
+	}
 
 	// A full resync restores an address that another process removed.
 	if err := b.config.Addresses.Release(netip.MustParseAddr(external)); err != nil {

@@ -40,8 +40,8 @@ type binding struct {
 	rule   atomic.Pointer[rule]
 	socket socket // nil if no socket is needed, or it could not be opened
 	heard  audience
-	// held is the held address; nil for an address that the node has anyway.
-	held atomic.Pointer[address]
+	// held reports whether the binding counts in Backend.addresses.
+	held bool
 }
 
 // socket is a listening socket.
@@ -50,32 +50,6 @@ type socket interface {
 	listenTo(audience) error
 	// close closes the socket. Accepted connections continue if possible.
 	close()
-}
-
-// address is an address that is held for Services.
-type address struct {
-	uses int
-
-	mu    sync.Mutex
-	gone  bool
-	conns map[*conn]struct{}
-}
-
-// enter adds a connection through the address. It is reset when the address is released.
-func (a *address) enter(c *conn) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.gone {
-		c.cut()
-		return
-	}
-	a.conns[c] = struct{}{}
-}
-
-func (a *address) leave(c *conn) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.conns, c)
 }
 
 // Backend is a data plane in userspace, a [ruleset.Backend]. [New] creates it, and
@@ -100,12 +74,14 @@ type Backend struct {
 	connections   *fairshare.Table[*conn]
 
 	// mu is held by Apply and Shutdown.
-	mu        sync.Mutex
-	closed    bool
-	internal  *internalTraffic
-	services  map[tracker.Key]*service
-	bindings  map[place]*binding
-	addresses map[netip.Addr]*address
+	mu       sync.Mutex
+	closed   bool
+	internal *internalTraffic
+	services map[tracker.Key]*service
+	bindings map[place]*binding
+	// addresses counts the bindings that need each held address. It has a zero only during Apply.
+	addresses map[netip.Addr]int
+	released  bool // addresses has a zero
 }
 
 // Listens reports whether the Backend has a listening socket at an address and port, for
@@ -148,7 +124,7 @@ func New(c Config) (*Backend, error) {
 		config: c, complaints: complaint.NewLog(c.Log), ctx: ctx, cancel: cancel,
 		services:  map[tracker.Key]*service{},
 		bindings:  map[place]*binding{},
-		addresses: map[netip.Addr]*address{},
+		addresses: map[netip.Addr]int{},
 	}
 	b.connections, b.sessions.all = fairshare.New[*conn](c.MaxConnections), fairshare.New[*session](c.MaxSessions)
 	return b, nil
@@ -224,6 +200,9 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		if err := errors.Join(errs...); err != nil {
 			failed[w.key] = err
 		}
+	}
+	if b.released {
+		b.release()
 	}
 	var stale error
 	if d.Full {
@@ -438,8 +417,7 @@ func (b *Backend) update(bi *binding) error {
 	if r == nil {
 		r = bi.nodePort
 	}
-	held := bi.held.Load()
-	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && (bi.exact == nil) == (held == nil) {
+	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && (bi.exact != nil) == bi.held {
 		if r == nil {
 			delete(b.bindings, bi.place)
 		}
@@ -461,15 +439,19 @@ func (b *Backend) update(bi *binding) error {
 	}
 	// The socket is open before the address is reachable.
 	switch {
-	case bi.exact != nil && held == nil:
-		a, err := b.hold(bi.at.Addr())
-		if err != nil {
-			return err
+	case bi.exact != nil && !bi.held:
+		a := bi.at.Addr()
+		if _, held := b.addresses[a]; !held {
+			if err := b.config.Addresses.Hold(a); err != nil {
+				return fmt.Errorf("cannot add address %s to the node: %w", a, err)
+			}
 		}
-		bi.held.Store(a)
-	case bi.exact == nil && held != nil:
-		b.release(bi.at.Addr(), held)
-		bi.held.Store(nil)
+		b.addresses[a]++
+		bi.held = true
+	case bi.exact == nil && bi.held:
+		b.addresses[bi.at.Addr()]--
+		b.released = b.released || b.addresses[bi.at.Addr()] == 0
+		bi.held = false
 	}
 	if r == nil {
 		delete(b.bindings, bi.place)
@@ -519,36 +501,27 @@ func (b *Backend) socketClosed(p place) {
 	b.config.Sockets.Give()
 }
 
-// hold adds an address to the node.
-func (b *Backend) hold(a netip.Addr) (*address, error) {
-	h := b.addresses[a]
-	if h == nil {
-		if err := b.config.Addresses.Hold(a); err != nil {
-			return nil, fmt.Errorf("cannot add address %s to the node: %w", a, err)
+// release removes the addresses without bindings from the node. It resets the connections through
+// them, which could not receive any more. A connection that is not in the table yet finds no rule.
+func (b *Backend) release() {
+	b.connectionsMu.Lock()
+	for c := range b.connections.All() {
+		a := c.at.Addr()
+		if uses, held := b.addresses[a]; held && uses == 0 && !slices.Contains(b.internal.own, a) {
+			c.cut()
 		}
-		h = &address{conns: map[*conn]struct{}{}}
-		b.addresses[a] = h
 	}
-	h.uses++
-	return h, nil
-}
-
-// release removes an address from the node when its last user releases it. It resets the
-// connections through the address, which could not receive any more.
-func (b *Backend) release(a netip.Addr, h *address) {
-	if h.uses--; h.uses > 0 {
-		return
+	b.connectionsMu.Unlock()
+	for a, uses := range b.addresses {
+		if uses != 0 {
+			continue
+		}
+		delete(b.addresses, a)
+		if err := b.config.Addresses.Release(a); err != nil {
+			b.config.Log.Warn("cannot release address", "address", a, "error", err)
+		}
 	}
-	h.mu.Lock()
-	h.gone = true
-	for c := range h.conns {
-		c.cut()
-	}
-	h.mu.Unlock()
-	delete(b.addresses, a)
-	if err := b.config.Addresses.Release(a); err != nil {
-		b.config.Log.Warn("cannot release address", "address", a, "error", err)
-	}
+	b.released = false
 }
 
 // prune releases the addresses that an earlier process held, and restores missing ones.
@@ -563,7 +536,7 @@ func (b *Backend) prune() error {
 	}
 	var errs []error
 	for _, a := range held {
-		if b.addresses[a] == nil {
+		if _, uses := b.addresses[a]; !uses {
 			errs = append(errs, b.config.Addresses.Release(a))
 		}
 		delete(missing, a)
@@ -608,12 +581,10 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	b.cancel() // resets every connection
 	<-ended
 	for a := range b.addresses {
-		if e := b.config.Addresses.Release(a); e != nil {
-			b.config.Log.Warn("cannot release address", "address", a, "error", e)
-		}
+		b.addresses[a] = 0
 	}
+	b.release()
 	clear(b.bindings)
-	clear(b.addresses)
 	clear(b.services)
 	return err
 }

@@ -89,10 +89,6 @@ func (b *Backend) serve(c *conn, bi *binding) {
 		defer b.connectionsMu.Unlock()
 		b.connections.Remove(c)
 	}()
-	if a := bi.held.Load(); a != nil {
-		a.enter(c)
-		defer a.leave(c)
-	}
 	defer c.cancel()
 	defer context.AfterFunc(c.ctx, c.cut)()
 
