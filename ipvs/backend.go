@@ -229,7 +229,7 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if err := b.kernel.ensureDevice(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	switch err := b.kernel.restoreMarks(b.config.Marks); {
+	switch err := b.kernel.restoreMarks(true); {
 	case errors.Is(err, errors.ErrUnsupported):
 		if !b.noMarks {
 			b.config.Log.Warn("ipvs: internal traffic is treated as external if another program alters its mark", slog.Any("error", err))
@@ -269,7 +269,7 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 
 // readFamily reads the kernel's state in one family.
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
-	s := newState(f, b.config.Marks)
+	s := newState(f)
 	for id := range setCount {
 		err := b.kernel.listSet(id, f, s.hasEntry)
 		if err != nil {

@@ -331,7 +331,7 @@ func testSourceHashReplacesMissingMaglev(t *testing.T) {
 	r.set(svc(3), 3, -1)
 	r.sync()
 	r.agree()
-	internal := fmt.Sprintf("-A -f %d -s ", defaultMarks().Value+1)
+	internal := fmt.Sprintf("-A -f %d -s ", markDrop+1)
 	r.has("ipvsadm -Sn", internal+"sh -b sh-fallback", "-A -t 10.96.0.2:80 -s sh -b sh-fallback", "-A -t 10.96.0.3:80 -s rr")
 	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -52,7 +52,7 @@ func CleanupRules(ctx context.Context, c Config) error {
 func (b *Backend) cleanup(ctx context.Context) error {
 	// Without addresses no packet reaches the other objects.
 	errs := []error{b.kernel.removeDevice()}
-	if err := b.kernel.restoreMarks(Marks{}); !errors.Is(err, errors.ErrUnsupported) {
+	if err := b.kernel.restoreMarks(false); !errors.Is(err, errors.ErrUnsupported) {
 		errs = append(errs, err)
 	}
 	for _, f := range b.config.Families {
@@ -69,7 +69,7 @@ func (b *Backend) cleanup(ctx context.Context) error {
 
 // cleanupVirtuals deletes the virtual servers of one family.
 func (b *Backend) cleanupVirtuals(f tracker.Family) error {
-	s := newState(f, b.config.Marks)
+	s := newState(f)
 	for id := range setCount {
 		err := b.kernel.listSet(id, f, s.hasEntry)
 		if err != nil && !errors.Is(err, syscall.ENOENT) {

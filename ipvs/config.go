@@ -23,8 +23,22 @@ import (
 // device if it is missing, and owns every address on it.
 const deviceName = "kube-ipvs0"
 
-// defaultMarks returns the default of Config.Marks.
-func defaultMarks() Marks { return Marks{Value: 0x3000, Mask: 0xfffff000} }
+// The packet marks m with m&markMask == markDrop name virtual servers, except markDrop itself, which
+// means drop. Each Service port that treats internal traffic differently from external traffic (see
+// ruleset.Frontend.Internal) takes one in each family.
+const (
+	markDrop = 0x3000
+	markMask = 0xfffff000
+	// markBits are the bits that these marks can have.
+	markBits = lastMark | markDrop
+	// lastMark is the highest number of a mark. The mark with number n is markDrop + n.
+	lastMark = 0xfff
+	// marksText is the set of marks in the syntax of iptables, with markDrop.
+	marksText = "0x3000/0xfffff000"
+)
+
+// namesServer reports whether a packet mark names a virtual server.
+func namesServer(mark uint32) bool { return mark&markMask == markDrop && mark != markDrop }
 
 // Config configures a [Backend]. The zero value is a node's usual configuration.
 type Config struct {
@@ -68,14 +82,9 @@ type Config struct {
 	// without the parameters that [SetSysctls] sets, so another program must set them.
 	KeepSysctls bool
 	// MasqueradeMark is the packet mark of connections that must be masqueraded. It must
-	// be in Marks.Mask and not in Marks.Value.
+	// not be one of the bits 0x3fff: the marks 0x3001 to 0x3fff name virtual servers, and other
+	// programs may set and clear only the other bits of these packets.
 	MasqueradeMark dataplane.MasqueradeMark
-	// Marks is the set of packet marks that name virtual servers; the zero value means
-	// 0x3001 to 0x3fff. Each Service port that treats internal traffic differently from
-	// external traffic (see ruleset.Frontend.Internal) takes one in each family. Other programs
-	// may set and clear all other bits of these packets, but not those of Value and those that
-	// Mask lacks.
-	Marks Marks
 	// IPTables selects the iptables programs; "" means [iptables.AnyFlavor].
 	IPTables iptables.Flavor
 	// NetNS is an open file of the network namespace to program; nil means the namespace
@@ -106,13 +115,6 @@ type Timeouts struct {
 	UDP time.Duration
 }
 
-// Marks is the set of marks m with m&Mask == Value. Value itself is reserved and means
-// drop.
-type Marks struct {
-	// Value has no bits that Mask lacks.
-	Value, Mask uint32
-}
-
 // marksTable is the table of nf_tables with the chains of restoreMarks. iptables has no chain
 // between filter, where other programs' network policies set marks, and IPVS: iptables-nft gives
 // the table security another priority than the kernel does.
@@ -121,15 +123,6 @@ const marksTable = "proxier-ipvs-marks"
 // markPriorities holds the chains' places by hook: right before IPVS (ip_vs_ops4 of
 // net/netfilter/ipvs/ip_vs_core.c).
 var markPriorities = map[string]int32{"input": 97, "output": -99}
-
-// contains reports whether m names a virtual server.
-func (r Marks) contains(m uint32) bool { return m&r.Mask == r.Value && m != r.Value }
-
-// own returns the bits that marks of the set can have.
-func (r Marks) own() uint32 { return r.Value | ^r.Mask }
-
-// text returns the set in the syntax of iptables.
-func (r Marks) text() string { return fmt.Sprintf("%#x/%#x", r.Value, r.Mask) }
 
 // withDefaults returns c with defaults for the fields that are not set, or an error that
 // wraps [ruleset.ErrConfig].
@@ -165,14 +158,8 @@ func (c Config) withDefaults() (Config, error) {
 			return bad("ExcludeCIDRs has the invalid prefix %v", p)
 		}
 	}
-	if c.Marks == (Marks{}) {
-		c.Marks = defaultMarks()
-	}
-	if c.Marks.Value&^c.Marks.Mask != 0 || c.Marks.Value == 0 || c.Marks.Mask == 0xffffffff {
-		return bad("Marks %s is not a set of marks with a value in its mask", c.Marks.text())
-	}
-	if mark := uint32(c.MasqueradeMark); mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
-		return bad("MasqueradeMark %#x overlaps Marks %s", mark, c.Marks.text())
+	if mark := uint32(c.MasqueradeMark); mark&markBits != 0 {
+		return bad("MasqueradeMark %#x overlaps the marks of virtual servers, %#x", mark, markBits)
 	}
 	if !slices.Contains([]iptables.Flavor{iptables.AnyFlavor, iptables.NFT, iptables.Legacy}, c.IPTables) {
 		return bad("unknown flavor %q of iptables", c.IPTables)

@@ -30,7 +30,7 @@
 //   - Connections outlive the removal of their endpoint and of their Service, until they end or
 //     [Config].DrainLimit has passed, and a restart.
 //   - A Backend leaves other programs' virtual servers alone, and other programs may set bits of
-//     packets' marks, as network policies do: see [Config].Marks.
+//     packets' marks, as network policies do: see [Config].MasqueradeMark.
 //   - If the kernel refuses an endpoint, that endpoint alone is missing. If a set is full, a new
 //     frontend is. Removed endpoints always leave.
 //

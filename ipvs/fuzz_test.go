@@ -119,7 +119,7 @@ func FuzzPlan(f *testing.F) {
 			t.Errorf("internal is %v, want %v", got.internal, internal)
 		}
 		// The backend must recognize every virtual server as its own.
-		st := newState(tracker.IPv4, c.Marks)
+		st := newState(tracker.IPv4)
 		for _, e := range got.entries {
 			st.hasEntry(e, 0)
 		}
@@ -140,7 +140,7 @@ func FuzzSaved(f *testing.F) {
 	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		saved := iptext.Parse(text)
-		tables := rules{family: tracker.IPv4, mark: uint32(dataplane.DefaultMasqueradeMark), marks: defaultMarks(), node: &ruleset.Node{}}.tables()
+		tables := rules{family: tracker.IPv4, mark: uint32(dataplane.DefaultMasqueradeMark), node: &ruleset.Node{}}.tables()
 		clean := restoreAll(tables, nil)
 		for _, input := range []string{restoreAll(tables, saved), removeAll(tables, saved)} {
 			current := table{}

@@ -113,10 +113,10 @@ type ruleTable interface {
 	// savedRules returns all rules, as iptables-save writes them. The error wraps
 	// [exec.ErrNotFound] if there is no iptables.
 	savedRules(context.Context, tracker.Family) (iptext.Saved, error)
-	// restoreMarks adds chains right before IPVS, or deletes them if m is the zero value. In
-	// new connections of which the mark has all bits of m.Value, they clear the bits that marks
-	// of m never have. The error wraps [errors.ErrUnsupported] if the kernel lacks nf_tables.
-	restoreMarks(m Marks) error
+	// restoreMarks adds chains right before IPVS, or deletes them if wanted is false. In
+	// new connections of which the mark has all bits of markDrop, they clear all bits but
+	// markBits. The error wraps [errors.ErrUnsupported] if the kernel lacks nf_tables.
+	restoreMarks(wanted bool) error
 	// marksRestored returns an error if these chains or their rules are missing.
 	marksRestored() error
 	// restoreRules makes changes, as iptables-restore --noflush does.

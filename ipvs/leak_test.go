@@ -84,7 +84,7 @@ func testChangesLeakNothing(t *testing.T) {
 	r.agree()
 	for _, s := range r.backend.states {
 		marks := 0
-		for n := range r.backend.config.Marks.last() {
+		for n := range uint32(lastMark) {
 			if _, used := s.marks.Key(n + 1); used {
 				marks++
 			}

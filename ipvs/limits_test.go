@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -83,8 +84,8 @@ func TestPropertiesWithoutEffectAreReported(t *testing.T) {
 func TestScarceMarksGoToTheOldest(t *testing.T) {
 	t.Parallel()
 	b := newBackend(Config{Log: slog.New(slog.DiscardHandler)}, nil)
-	b.config.Marks = Marks{Value: 0x3000, Mask: 0xfffffffe} // one mark
-	s := newState(tracker.IPv4, b.config.Marks)
+	s := newState(tracker.IPv4)
+	s.marks, _ = driver.NewIDs[tracker.Key](1, 1)
 	s.node = &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}
 	service := func(n int, created int64) *ruleset.Port {
 		return testService(func(p *tracker.ServicePort) {

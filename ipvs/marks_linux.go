@@ -15,17 +15,17 @@ import (
 // markHooks holds the numbers of the chains' hooks.
 var markHooks = map[string]uint32{"input": unix.NF_INET_LOCAL_IN, "output": unix.NF_INET_LOCAL_OUT}
 
-func (c *ipsets) restoreMarks(m Marks) error {
+func (c *ipsets) restoreMarks(wanted bool) error {
 	batch := &nfnl.Batch{}
 	batch.Reset()
 	t := nfnl.Table{Batch: batch, Family: unix.NFPROTO_INET, Name: marksTable}
 	t.Create() // so that it can be deleted
 	t.Delete()
-	if m != (Marks{}) {
+	if wanted {
 		t.Create()
 		for name, number := range markHooks {
 			t.Chain(name, nfnl.Hook{Type: "filter", Number: number, Priority: markPriorities[name]})
-			t.Rule(name, m.rule())
+			t.Rule(name, markRule())
 		}
 	}
 	err := c.conn.Commit(batch)
@@ -40,10 +40,10 @@ func (c *ipsets) restoreMarks(m Marks) error {
 	return nil
 }
 
-// rule returns the expressions of
+// markRule returns the expressions of
 //
-//	ct state new meta mark & Value == Value meta mark set meta mark & own
-func (m Marks) rule() (encoded [][]byte) {
+//	ct state new meta mark & 0x3000 == 0x3000 meta mark set meta mark & 0x3fff
+func markRule() (encoded [][]byte) {
 	number := func(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 	const stateNew = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
 	and := func(mask uint32) expr.Any {
@@ -52,9 +52,9 @@ func (m Marks) rule() (encoded [][]byte) {
 	for _, e := range []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, and(stateNew),
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: number(0)},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(m.Value),
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: number(m.Value)},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(m.own()),
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(markDrop),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: number(markDrop)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, and(markBits),
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
 	} {
 		b, err := expr.Marshal(unix.NFPROTO_INET, e)

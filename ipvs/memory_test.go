@@ -464,10 +464,10 @@ func (m *memory) savedRules(ctx context.Context, f tracker.Family) (iptext.Saved
 	return iptext.Parse(out.String()), nil
 }
 
-func (m *memory) restoreMarks(marks Marks) error {
+func (m *memory) restoreMarks(wanted bool) error {
 	return m.write(func() error {
-		if m.Marks = (fake.Marks{}); marks != (Marks{}) {
-			m.Marks = fake.Marks{Value: marks.Value, Keep: marks.own()}
+		if m.Marks = (fake.Marks{}); wanted {
+			m.Marks = fake.Marks{Value: markDrop, Keep: markBits}
 		}
 		return nil
 	})

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -196,13 +197,13 @@ func TestMissingReturnsTheDifference(t *testing.T) {
 	}
 }
 
-func TestMarksAreAllocatedWithinTheMask(t *testing.T) {
+func TestMarksAreAllocatedOnce(t *testing.T) {
 	t.Parallel()
-	r := Marks{Value: 0x3000, Mask: 0xfffffffc}
-	s := newState(tracker.IPv4, r)
+	s := newState(tracker.IPv4)
+	s.marks, _ = driver.NewIDs[tracker.Key](1, 3)
 	taken := virtualKey{family: tracker.IPv4, mark: 0x3002}
 	s.virtuals[taken] = &virtualState{}
-	s.reserveMarks(r)
+	s.reserveMarks()
 	allocate := func(name string) uint32 {
 		k := tracker.Key{Family: tracker.IPv4}
 		k.Name = name
@@ -210,7 +211,7 @@ func TestMarksAreAllocatedWithinTheMask(t *testing.T) {
 		if err != nil {
 			return 0
 		}
-		return r.mark(n)
+		return markDrop + n
 	}
 	got := []uint32{allocate("a"), allocate("b"), allocate("c"), allocate("a")}
 	if !slices.Equal(got, []uint32{0x3001, 0x3003, 0, 0x3001}) {
@@ -221,27 +222,17 @@ func TestMarksAreAllocatedWithinTheMask(t *testing.T) {
 	k.Name = "b"
 	retired := virtualKey{family: tracker.IPv4, mark: 0x3003}
 	s.virtuals[retired] = &virtualState{}
-	s.freeMark(r, k)
+	s.freeMark(k)
 	if m := allocate("c"); m != 0 {
 		t.Errorf("the mark of a retired virtual server was allocated again: %#x", m)
 	}
 	delete(s.virtuals, retired)
-	s.marks.Unreserve(r.number(retired.mark))
+	s.marks.Unreserve(retired.mark - markDrop)
 	if m := allocate("c"); m != 0x3003 {
 		t.Errorf("%#x, want the free mark 0x3003", m)
 	}
-	// The free bits need not be the lowest ones.
-	sparse := Marks{Value: 0x100, Mask: 0xfffffeff&^0x50 | 0x100}
-	for n, want := range []uint32{0x100, 0x110, 0x140, 0x150} {
-		if m := sparse.mark(uint32(n)); m != want || sparse.number(m) != uint32(n) {
-			t.Errorf("mark %d is %#x with number %d, want %#x", n, m, sparse.number(m), want)
-		}
-	}
-	if sparse.last() != 3 {
-		t.Errorf("%d marks, want 3", sparse.last())
-	}
-	for m, want := range map[uint32]bool{0x3000: false, 0x3001: true, 0x3fff: false, 0x3003: true, 0x3004: false, 0x13001: false} {
-		if r.contains(m) != want {
+	for m, want := range map[uint32]bool{0x2fff: false, 0x3000: false, 0x3001: true, 0x3fff: true, 0x4000: false, 0x13001: false} {
+		if namesServer(m) != want {
 			t.Errorf("%#x: %t", m, !want)
 		}
 	}

@@ -232,12 +232,16 @@ func (r *recorder) restoreRules(_ context.Context, f tracker.Family, input strin
 	return r.write(program, strings.TrimSuffix(input, "\n"))
 }
 
-func (r *recorder) restoreMarks(m Marks) error {
-	lines := []string{"table inet " + marksTable, "delete table inet " + marksTable, "table inet " + marksTable + " {"}
+func (r *recorder) restoreMarks(wanted bool) error {
+	lines := []string{"table inet " + marksTable, "delete table inet " + marksTable}
+	if !wanted {
+		return r.write("nft -f -", lines...)
+	}
+	lines = append(lines, "table inet "+marksTable+" {")
 	for _, hook := range slices.Sorted(maps.Keys(markPriorities)) {
 		lines = append(lines, "\tchain "+hook+" {",
 			fmt.Sprintf("\t\ttype filter hook %s priority %d; policy accept;", hook, markPriorities[hook]),
-			fmt.Sprintf("\t\tct state new meta mark & %#x == %#x meta mark set meta mark & %#x", m.Value, m.Value, m.own()), "\t}")
+			fmt.Sprintf("\t\tct state new meta mark & %#x == %#x meta mark set meta mark & %#x", markDrop, markDrop, markBits), "\t}")
 	}
 	return r.write("nft -f -", append(lines, "}")...)
 }

@@ -29,7 +29,7 @@ type Renderer struct {
 }
 
 // NewRenderer returns a Renderer of the objects that a [Backend] with the configuration writes. It uses
-// c.Families, c.Scheduler, c.Properties, c.Schedulers, c.Timeouts, c.MasqueradeMark and c.Marks. It takes the
+// c.Families, c.Scheduler, c.Properties, c.Schedulers, c.Timeouts and c.MasqueradeMark. It takes the
 // kernel to have all schedulers. The error wraps [ruleset.ErrConfig].
 func NewRenderer(c Config) (*Renderer, error) {
 	c.Log = nil

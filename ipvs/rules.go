@@ -28,16 +28,14 @@ import (
 // other one works.
 type rules struct {
 	family tracker.Family
-	// mark is the masquerade mark, 0 if nothing is masqueraded, and marks the marks that
-	// name virtual servers.
-	mark  uint32
-	marks Marks
-	node  *ruleset.Node
+	// mark is the masquerade mark, 0 if nothing is masqueraded.
+	mark uint32
+	node *ruleset.Node
 }
 
 // rules returns the rules of a family.
 func (c Config) rules(f tracker.Family, n *ruleset.Node) rules {
-	return rules{f, uint32(c.MasqueradeMark), c.Marks, n}
+	return rules{f, uint32(c.MasqueradeMark), n}
 }
 
 // validate returns an error if an interface name of the node is not one word of a rule.
@@ -91,7 +89,7 @@ const (
 func (r rules) mangle() table {
 	firewall := r.set(setLoadBalancerFW, "dst,dst") + " -j KUBE-PROXY-FIREWALL"
 	noLocal := []string{
-		"-m mark --mark " + r.marks.text() + " -j RETURN",
+		"-m mark --mark " + marksText + " -j RETURN",
 		r.set(setNoLocal, "dst,dst") + " " + iptext.Comment("only other nodes have endpoints") + " -j DROP",
 	}
 	internal := r.set(setShortCircuit, "dst,dst") + " -j KUBE-SHORT-CIRCUIT"
@@ -102,8 +100,8 @@ func (r rules) mangle() table {
 	in = append(in, noLocal...)
 	sent := []string{
 		"-m ipvs ! --ipvs -j RETURN",
-		fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x -j RETURN", r.marks.Value),
-		fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", r.marks.own()),
+		fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x -j RETURN", markDrop),
+		fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", markBits),
 	}
 	sent = append(sent, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)
 	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, internal}, noLocal...)
@@ -134,7 +132,7 @@ func (r rules) mangle() table {
 			}},
 			{"KUBE-SHORT-CIRCUIT", []string{
 				"-j SET --map-set " + setShortCircuit.name(r.family) + " dst,dst --map-mark",
-				fmt.Sprintf("-m mark --mark %#x ", r.marks.Value) + iptext.Comment("no endpoint can be used") + " -j DROP",
+				fmt.Sprintf("-m mark --mark %#x ", markDrop) + iptext.Comment("no endpoint can be used") + " -j DROP",
 			}},
 			// After IPVS, these rules clear the mark that named a virtual server, and set the
 			// masquerade mark, whose place it had taken.
@@ -153,7 +151,7 @@ func (r rules) nat() table {
 		// There is no virtual server at a loopback address, but the sets of ports match there, too.
 		// Masqueraded packets to it would be lost.
 		"-d " + loopback + " -j RETURN",
-		"-m mark --mark " + r.marks.text() + " -j RETURN",
+		"-m mark --mark " + marksText + " -j RETURN",
 	}
 	cluster := r.set(setClusterIP, "dst,dst")
 	switch {

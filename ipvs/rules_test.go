@@ -21,7 +21,7 @@ func goldenRules() map[string]rules {
 	out := map[string]rules{}
 	add := func(name string, n *ruleset.Node) {
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			out[fmt.Sprintf("rules-%s-%s", name, strings.ToLower(f.String()))] = rules{f, 0x4000, defaultMarks(), n}
+			out[fmt.Sprintf("rules-%s-%s", name, strings.ToLower(f.String()))] = rules{f, 0x4000, n}
 		}
 	}
 	prefixes := func(list ...string) (out []netip.Prefix) {
@@ -64,13 +64,13 @@ func TestHostileInterfaceNamesAreRejected(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"a b", "x\n-A INPUT -j DROP", "cni0/", "-j", "averyveryverylongname", "veth+"} {
 		for _, l := range []ruleset.LocalTraffic{{Bridge: name}, {InterfacePrefix: name}} {
-			r := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{LocalTraffic: l}}
+			r := rules{tracker.IPv4, 0x4000, &ruleset.Node{LocalTraffic: l}}
 			if r.validate() == nil {
 				t.Errorf("%+v is valid", l)
 			}
 		}
 	}
-	r := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{Bridge: "cni0"}}}
+	r := rules{tracker.IPv4, 0x4000, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{Bridge: "cni0"}}}
 	if err := r.validate(); err != nil {
 		t.Error(err)
 	}
@@ -78,7 +78,7 @@ func TestHostileInterfaceNamesAreRejected(t *testing.T) {
 
 func TestOwnRulesAreFoundInSavedRules(t *testing.T) {
 	t.Parallel()
-	tables := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{}}.tables()
+	tables := rules{tracker.IPv4, 0x4000, &ruleset.Node{}}.tables()
 	saved := iptext.Parse(`# Generated
 *mangle
 :INPUT ACCEPT [1:2]

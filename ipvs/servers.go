@@ -199,8 +199,8 @@ func (u *update) deleteVirtual(k virtualKey) error {
 	delete(u.s.virtuals, k)
 	delete(u.s.drainingReals, k)
 	u.s.servers.Removed(k)
-	if u.b.config.Marks.contains(k.mark) {
-		u.s.marks.Unreserve(u.b.config.Marks.number(k.mark))
+	if namesServer(k.mark) {
+		u.s.marks.Unreserve(k.mark - markDrop)
 	}
 	u.release(k)
 	return nil

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"math/bits"
 	"net/netip"
 	"slices"
 	"time"
@@ -47,7 +46,7 @@ type state struct {
 	lastRetired owner
 	// nextLook is when [Backend.inUse] may read connection tracking again.
 	nextLook time.Time
-	// marks assigns numbers to Service ports; Marks.mark returns the packet mark.
+	// marks assigns numbers to Service ports; the packet mark is markDrop + number.
 	marks *driver.IDs[tracker.Key]
 	// notLocalYet lists bound addresses that the kernel may not treat as local yet.
 	notLocalYet []netip.Addr
@@ -84,10 +83,10 @@ func (v *virtualState) found(r real) {
 	v.reals[r.at], v.forwarding = r.weight, r.forwarding
 }
 
-func newState(f tracker.Family, m Marks) *state {
-	marks, err := driver.NewIDs[tracker.Key](1, m.last())
+func newState(f tracker.Family) *state {
+	marks, err := driver.NewIDs[tracker.Key](1, lastMark)
 	if err != nil {
-		panic(err) // withDefaults rejects marks without a bit outside the mask
+		panic(err) // the bounds are constants
 	}
 	return &state{
 		family:        f,
@@ -142,7 +141,7 @@ func (s *state) knows(e entry) bool {
 // virtual server and deleted after it.
 func (s *state) recognized(c Config, k virtualKey, v virtual) bool {
 	if k.mark != 0 {
-		return c.Marks.contains(k.mark) && (v.timeout == signature || s.led[k.mark])
+		return namesServer(k.mark) && (v.timeout == signature || s.led[k.mark])
 	}
 	_, ok := s.identity(k)
 	return ok && !c.excluded(k.at.Addr())
@@ -168,28 +167,28 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 // elements are list. It does not keep a mark that another element has, too: that element's
 // frontend has moved from or to another Service port, and its packets would reach this one.
 // elements counts the elements with each mark.
-func (s *state) adoptMark(r Marks, k tracker.Key, list []entry, elements map[uint32]int) {
+func (s *state) adoptMark(k tracker.Key, list []entry, elements map[uint32]int) {
 	var mark uint32
 	n := 0
 	for _, e := range list {
-		if m := s.entryMarks[e]; r.contains(m) && (mark == 0 || m == mark) {
+		if m := s.entryMarks[e]; namesServer(m) && (mark == 0 || m == mark) {
 			mark = m
 			n++
 		}
 	}
 	if n != 0 && n == elements[mark] {
-		_ = s.marks.Adopt(k, r.number(mark)) // fails if another Service port has it
+		_ = s.marks.Adopt(k, mark-markDrop) // fails if another Service port has it
 	}
 }
 
 // reserveMarks reserves the packet marks of virtual servers that no Service port has
 // adopted.
-func (s *state) reserveMarks(r Marks) {
+func (s *state) reserveMarks() {
 	for k := range s.virtuals {
-		if !r.contains(k.mark) {
+		if !namesServer(k.mark) {
 			continue
 		}
-		n := r.number(k.mark)
+		n := k.mark - markDrop
 		if _, adopted := s.marks.Key(n); !adopted {
 			s.marks.Reserve(n)
 		}
@@ -198,39 +197,13 @@ func (s *state) reserveMarks(r Marks) {
 
 // freeMark ends a Service port's use of its packet mark. The mark stays reserved while it
 // has a virtual server.
-func (s *state) freeMark(r Marks, k tracker.Key) {
+func (s *state) freeMark(k tracker.Key) {
 	n, ok := s.marks.Lookup(k)
 	if !ok {
 		return
 	}
-	if s.virtuals[virtualKey{family: s.family, mark: r.mark(n)}] != nil {
+	if s.virtuals[virtualKey{family: s.family, mark: markDrop + n}] != nil {
 		s.marks.Reserve(n)
 	}
 	s.marks.Release(k)
 }
-
-// mark returns the packet mark with a number: the bits of n are those that Mask lacks.
-// Number 0 is Value.
-func (r Marks) mark(n uint32) uint32 {
-	m := r.Value
-	for free := ^r.Mask; free != 0 && n != 0; free &= free - 1 {
-		if n&1 != 0 {
-			m |= 1 << bits.TrailingZeros32(free)
-		}
-		n >>= 1
-	}
-	return m
-}
-
-// number returns the number of a packet mark of r.
-func (r Marks) number(m uint32) (n uint32) {
-	i := 0
-	for free := ^r.Mask; free != 0; free &= free - 1 {
-		n |= m >> bits.TrailingZeros32(free) & 1 << i
-		i++
-	}
-	return n
-}
-
-// last returns the highest number of a packet mark.
-func (r Marks) last() uint32 { return r.number(^uint32(0)) }

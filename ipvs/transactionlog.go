@@ -116,9 +116,9 @@ func (l logged) unbind(a netip.Addr) error {
 	return l.kernel.unbind(a)
 }
 
-func (l logged) restoreMarks(m Marks) error {
-	l.log(func(r *recorder) error { return r.restoreMarks(m) })
-	return l.kernel.restoreMarks(m)
+func (l logged) restoreMarks(wanted bool) error {
+	l.log(func(r *recorder) error { return r.restoreMarks(wanted) })
+	return l.kernel.restoreMarks(wanted)
 }
 
 func (l logged) restoreRules(ctx context.Context, f tracker.Family, input string) error {

@@ -46,5 +46,12 @@ func TestWritesAreLogged(t *testing.T) {
 		if t.Logf("%d lines", lines); lines < 5 {
 			t.Errorf("only %d objects were compared", lines)
 		}
+		log.Reset()
+		if err := r.backend.cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := log.String(); !strings.Contains(got, "delete table inet "+marksTable) || strings.Contains(got, "chain input") {
+			t.Errorf("the log of a clean-up does not delete the marks' table: %s", got)
+		}
 	}
 }

@@ -221,7 +221,7 @@ func (u *update) unlessFailed(do func(*item) error) func(context.Context) error 
 
 // makePlans makes the plan of each item and allocates packet marks.
 func (u *update) makePlans(full bool) {
-	l, marks := u.local(), u.b.config.Marks
+	l := u.local()
 	elements := map[uint32]int{}
 	if full {
 		for _, m := range u.s.entryMarks {
@@ -236,11 +236,11 @@ func (u *update) makePlans(full bool) {
 			}
 		}
 		if full {
-			u.s.adoptMark(marks, it.key, it.plan.internal, elements)
+			u.s.adoptMark(it.key, it.plan.internal, elements)
 		}
 	}
 	if full {
-		u.s.reserveMarks(marks)
+		u.s.reserveMarks()
 	}
 	// After a restart, packet marks and the room in sets go to the oldest Services first.
 	slices.SortStableFunc(u.items, (*item).compareAge)
@@ -249,7 +249,7 @@ func (u *update) makePlans(full bool) {
 		case len(it.plan.internal) == 0:
 			continue
 		case u.b.config.internalDrops(it.service):
-			it.plan.mark = marks.Value
+			it.plan.mark = markDrop
 			continue
 		}
 		n, err := u.s.marks.Get(it.key)
@@ -259,7 +259,7 @@ func (u *update) makePlans(full bool) {
 			it.plan.internal = nil
 			continue
 		}
-		it.plan = u.b.config.makePlan(it.service, l, marks.mark(n))
+		it.plan = u.b.config.makePlan(it.service, l, markDrop+n)
 	}
 }
 
@@ -301,8 +301,8 @@ func (u *update) finish() {
 		case it.failed:
 			// The next delta may not contain this Service port.
 			u.s.stale = true
-		case len(it.plan.internal) == 0 || it.plan.mark == u.b.config.Marks.Value:
-			u.s.freeMark(u.b.config.Marks, it.key)
+		case len(it.plan.internal) == 0 || it.plan.mark == markDrop:
+			u.s.freeMark(it.key)
 		}
 	}
 	if !u.s.stale {
