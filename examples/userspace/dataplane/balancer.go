@@ -133,10 +133,11 @@ func (b *balancer) pick(t ruleset.Target, pool []*tracker.Endpoint, client netip
 		}
 	}
 	if e == nil {
-		e = b.recent.PushFront(nil)
+		e = b.recent.PushFront(&stay{client: from})
 		b.clients[from] = e
 	}
-	e.Value = &stay{from, ep.Addr, b.now()}
+	s := e.Value.(*stay)
+	s.endpoint, s.last = ep.Addr, b.now()
 	b.recent.MoveToFront(e)
 	return ep
 }
@@ -241,18 +242,20 @@ func (b *balancer) inTurn(t ruleset.Target, pool []*tracker.Endpoint) (best *tra
 	for _, ep := range pool {
 		total += weight(ep)
 	}
+	var most int64
 	for _, ep := range pool {
 		if ep.Weight == 0 {
 			continue
 		}
 		// Credit from a time of larger weights would take long to balance.
-		credit[ep.Addr] = max(-total, min(old[ep.Addr], total)) + weight(ep)
-		if best == nil || credit[ep.Addr] > credit[best.Addr] {
-			best = ep
+		has := max(-total, min(old[ep.Addr], total)) + weight(ep)
+		credit[ep.Addr] = has
+		if best == nil || has > most {
+			best, most = ep, has
 		}
 	}
 	if best != nil {
-		credit[best.Addr] -= total
+		credit[best.Addr] = most - total
 	}
 	return best
 }
