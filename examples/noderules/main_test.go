@@ -190,7 +190,7 @@ func TestFirewallHasItsStages(t *testing.T) {
 	defer start(t, client, dir, nftables.Stages{NoMasquerade: true, DestinationNAT: 10})()
 	until(t, "the node has rules", func() bool { return len(files(t, dir, "node-1")) == 1 })
 	text, err := os.ReadFile(files(t, dir, "node-1")[0])
-	if err != nil || strings.Contains(string(text), "hook postrouting") || !strings.Contains(string(text), "hook prerouting priority -90;") {
+	if err != nil || strings.Contains(string(text), "hook postrouting") || !strings.Contains(string(text), "hook prerouting priority -92;") {
 		t.Errorf("%v, rules:\n%s", err, text)
 	}
 }
