@@ -149,6 +149,9 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 			t.Fatal(err)
 		}
 	}
+	// By default, addresses that no Service owns drain for 15 minutes.
+	const limit = 24 * time.Hour
+	f.backend.config.DrainLimit = limit
 	tend()
 	empty := f.kernel()
 	set := func(i int, edits ...func(*v1.Service)) {
@@ -192,7 +195,7 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	restart := func() {
 		f.Cursor.Detach()
 		f.backend.Close()
-		b, err := New(ctx, Config{NetNS: f.Env.NetNS, Families: f.Env.Families})
+		b, err := New(ctx, Config{NetNS: f.Env.NetNS, Families: f.Env.Families, DrainLimit: limit})
 		if err != nil {
 			t.Fatal(err)
 		}
