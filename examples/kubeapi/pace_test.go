@@ -39,6 +39,8 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	select {
 	case p.conns <- server:
 		return client, nil
+	case <-p.closed: // net/http does not end a dial with the request
+		return nil, net.ErrClosed
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -108,7 +110,9 @@ func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
 			t.Run(fmt.Sprint("after ", from, " for ", outage), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var hung atomic.Bool
-					began := make(chan struct{})
+					var began atomic.Pointer[chan struct{}]
+					next := func() chan struct{} { c := make(chan struct{}); began.Store(&c); return c }
+					outageBegins := next()
 					hung.Store(from == 0)
 					var lists, watches, contacts atomic.Int64
 					log, stop := followPipes(t, func(w http.ResponseWriter, r *http.Request) {
@@ -130,11 +134,11 @@ func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
 						if strings.HasSuffix(r.URL.Path, "/services") {
 							watches.Add(1)
 						}
-						watchUntil(w, r, began)
+						watchUntil(w, r, *began.Load())
 					}, func(string) {}, func(Source) { contacts.Add(1) })
 					time.Sleep(from)
 					hung.Store(true)
-					close(began)
+					close(outageBegins)
 					time.Sleep(time.Second)
 					contacts.Store(0)
 					watches.Store(0)
@@ -145,8 +149,8 @@ func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
 					if text := log.text(); outage > 30*time.Second && !strings.Contains(text, "no answer") {
 						t.Errorf("no line about the outage: %s", text)
 					}
+					next()
 					hung.Store(false)
-					began = make(chan struct{})
 					time.Sleep(25 * time.Second)
 					synctest.Wait()
 					if lists.Load() == 0 || watches.Load() == 0 || contacts.Load() == 0 {
