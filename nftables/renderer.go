@@ -18,6 +18,10 @@ import (
 // Renderer knows nothing of the kernel: the caller says, by its deltas, what is in effect. It is not safe
 // for concurrent use.
 //
+// Its transactions can be printed, compared, sent to another node, or merged with a firewall's rules. The program
+// examples/noderules writes files for nodes that run no agent. Package fake loads them into tables in memory,
+// refuses what the kernel refuses, and returns where a packet goes. Packages iptables and ipvs have a Renderer, too.
+//
 // [NewRenderer] makes one; the zero value must not be used.
 type Renderer struct {
 	config Config

@@ -159,7 +159,7 @@ const (
 	// FieldCluster and FieldLocal: the pool's endpoints, or a property of one of them.
 	FieldCluster
 	FieldLocal
-	// FieldAffinity: the affinity timeout, Port.Affinity.
+	// FieldAffinity: the affinity timeout, Port.Spec.Affinity.
 	FieldAffinity
 	// FieldOther: anything else in the ServicePort, such as a health-check node port
 	// or a policy that changes no frontend, or Selection.HasAny.
@@ -169,12 +169,12 @@ const (
 	FieldHash
 	// FieldExt: the extension of the Service port, Port.Spec.Ext.
 	FieldExt
-	// FieldEndpoints: the known endpoints, Service.Endpoints, whether in a pool or
+	// FieldEndpoints: the known endpoints, Port.Endpoints, whether in a pool or
 	// not. It is set along with FieldCluster or FieldLocal if an endpoint of a pool
 	// changed, and alone if only endpoints outside the pools changed.
 	FieldEndpoints
 	// FieldPools: a pool came into existence or ceased to exist, whatever its endpoints;
-	// see Service.HasPool.
+	// see Port.HasPool.
 	FieldPools
 
 	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther | FieldHash |

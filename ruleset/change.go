@@ -201,7 +201,8 @@ func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
 
 func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
 
-// short and for sorted lists, which are the rule, and does no quadratic work for others.
+// finder finds the elements of a list by their keys. It needs no memory for lists that are short or sorted, as most are,
+// and no quadratic time for others.
 type finder[T any, K comparable] struct {
 	list    []T
 	key     func(T) K

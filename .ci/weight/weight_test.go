@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "rewrite the table in MEASUREMENTS.md")
 
 const (
 	library = "github.com/go-proxier/proxier"
-	page    = "../../.github/MEASUREMENTS.md"
+	page    = "../../examples/e2e/MEASUREMENTS.md"
 	begin   = "<!-- made by .ci/weight -->\n"
 	end     = "<!-- end -->\n"
 )

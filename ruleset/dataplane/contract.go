@@ -113,8 +113,7 @@ type Found struct {
 	// Service is the name of the Service port, or "" if the kernel does not store it.
 	Service string
 	// Endpoints holds the endpoints of new connections, sorted and without
-	// duplicates. It is empty if connections are refused or dropped. The endpoints of a range
-	// of ports have the port to which the packet goes (see [ruleset.Frontend.Endpoint]).
+	// duplicates. It is empty if connections are refused or dropped.
 	Endpoints []netip.AddrPort
 }
 

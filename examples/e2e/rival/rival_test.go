@@ -201,7 +201,7 @@ func compareTables(t *testing.T, begin string, files ...string) {
 	if err := run(t.Context(), append([]string{"--table"}, files...), &b); err != nil {
 		t.Fatal(err)
 	}
-	const page, end = "../../../.github/MEASUREMENTS.md", "<!-- end -->\n"
+	const page, end = "../MEASUREMENTS.md", "<!-- end -->\n"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
