@@ -263,7 +263,7 @@ func (b *Budget) cheapFirst(changes []Change) {
 	copy(changes[n:], last)
 }
 
-// LeftOut is what a [Budget] leaves out of a Service, always with the reason
+// LeftOut is what a [Budget], or [Limits], leaves out of a Service, always with the reason
 // [tracker.ReasonLimitExceeded]. It must not be changed.
 type LeftOut struct {
 	// Text names the bounds and all parts that are left out, for people, such as "it has 30000

@@ -57,8 +57,10 @@ type Cursor struct {
 	// Apply.
 	syncing chan struct{}
 
-	onSync   func(SyncInfo)
-	limits   [2]Limits // of the backend, by familyIndex
+	onSync func(SyncInfo)
+	limits [2]Limits // of the backend, by familyIndex
+	// cut has an entry for each ID whose wanted version may exceed the limits: see Cursor.hold.
+	cut      map[uint32]cut
 	detached bool
 	full     bool  // the next delta is Full
 	repeat   bool  // the next Full delta is a Repeat
@@ -214,7 +216,7 @@ func (c *Cursor) detach() {
 			e.drop(uint32(id))
 		}
 	}
-	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole, c.part, c.failures = nil, nil, nil, nil, nil, effect{}, nil, nil, nil
+	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole, c.part, c.failures, c.cut = nil, nil, nil, nil, nil, effect{}, nil, nil, nil, nil
 }
 
 // Sync brings the backend up to date. It takes the changes from the tracker, compiles
@@ -366,7 +368,7 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	}
 	oldest = c.keepDirty(d.Changes, later)
 	d.More = c.more(oldest)
-	c.hold(d.Changes)
+	c.offered(d.Changes)
 
 	info.Full = d.Full
 	info.Changes += len(d.Changes)
@@ -413,8 +415,8 @@ func (c *Cursor) keepDirty(now, later []Change) (oldest uint64) {
 	return oldest
 }
 
-// hold records that the backend may have the Services of changes from now on.
-func (c *Cursor) hold(changes []Change) {
+// offered records that the backend may have the Services of changes from now on.
+func (c *Cursor) offered(changes []Change) {
 	for i := range changes {
 		id := changes[i].ID()
 		s := &c.states[id]
@@ -422,15 +424,16 @@ func (c *Cursor) hold(changes []Change) {
 			s.held = true
 			c.engine.slots[id].holders++
 		}
-		if now := changes[i].New; now != nil {
-			s.over = c.limited(now, s.over)
-		}
 	}
 }
 
 // add adds the change of id, if any, to d.
 func (c *Cursor) add(d *Delta, id uint32) {
-	s, now := &c.states[id], c.desired(id)
+	s, now := &c.states[id], c.unlimited(id)
+	if now != nil {
+		s.over = c.limited(now, s.over)
+	}
+	now = c.hold(id, now)
 	tried, failed := c.tried[id]
 	if now == nil && s.acked == nil && !failed {
 		delete(c.failures, id)
@@ -486,9 +489,12 @@ func (c *Cursor) owner(at l4Key) (uint32, tracker.Key) {
 	return 0, tracker.Key{}
 }
 
-// desired returns the Service that the backend should have for id, or nil: the live one, or what the
-// leader has in effect.
-func (c *Cursor) desired(id uint32) *Port {
+// desired returns the Service that the backend should have for id, or nil.
+func (c *Cursor) desired(id uint32) *Port { return c.hold(id, c.unlimited(id)) }
+
+// unlimited returns what desired returns without the limits of the backend: the live Service, or what
+// the leader has in effect.
+func (c *Cursor) unlimited(id uint32) *Port {
 	if c.leader != nil {
 		return c.leader.acked(id)
 	}

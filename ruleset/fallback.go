@@ -164,7 +164,7 @@ func (c *Cursor) fallBack(d *Delta) *Delta {
 	}
 	slices.SortFunc(out.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
 	link(out.Changes)
-	c.hold(out.Changes)
+	c.offered(out.Changes)
 	return out
 }
 

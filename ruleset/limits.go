@@ -12,19 +12,18 @@ import (
 )
 
 // Limits holds the limits of a data plane for one Service in one address family. A
-// zero field means no limit. The backend decides what happens to a Service that
-// exceeds a limit: it programs as much as possible, or rejects the Service with a
-// [*PartialError].
+// zero field means no limit. A [Cursor] holds the first four: the backend never sees a Service
+// that exceeds them (see [Limits.Hold]), so it need not check them.
 type Limits struct {
-	// Affinity is the maximum affinity timeout.
+	// Affinity is the maximum affinity timeout. Services with a longer one get this one.
 	Affinity time.Duration
-	// Endpoints is the maximum number of endpoints in a pool.
+	// Endpoints is the maximum number of endpoints in a pool. The first ones, in the order of
+	// [Port.Pool], are kept.
 	Endpoints int
-	// AffinityEndpoints is the maximum number of endpoints in a pool with client
-	// affinity.
+	// AffinityEndpoints is the same for a pool with client affinity.
 	AffinityEndpoints int
-	// WeightedEndpoints is the maximum number of endpoints in a pool whose endpoints
-	// have different weights or are chosen by a hash.
+	// WeightedEndpoints is the same for a pool whose endpoints have different weights or are
+	// chosen by a hash.
 	WeightedEndpoints int
 	// Delta is about the number of elements ([Port.Cost]) that the data plane changes in 10
 	// ms. Deltas are divided by it if it is less than [Budget].Delta, so that no change waits long
@@ -74,10 +73,10 @@ func (l Lacks) in(s *Port) (out Lacks) {
 }
 
 // Limiter is a [Backend] that declares its limits. [Engine.Attach] calls Limits once
-// per family. When a Service that exceeds a limit is offered to the backend, the
-// Engine logs it to [Config].Log and sends an event with
+// per family. When a Service exceeds a limit, [Cursor.Sync]
+// logs it to [Config].Log and sends an event with
 // [tracker.ReasonLimitExceeded]. It does so once, until the Service no longer exceeds
-// the limit.
+// the limit. [Port].LeftOut of what [Cursor.Port] and [Cursor.Lookup] return names the limit, too.
 //
 // A Backend that wraps another should return the limits of that one: see [LimitsOf].
 type Limiter interface {
@@ -104,6 +103,62 @@ const (
 	excessLacks
 )
 
+// over reports whether n exceeds a limit.
+func over(limit, n int) bool { return limit != 0 && n > limit }
+
+// fits reports, in a few comparisons, whether s certainly exceeds no limit that Hold holds.
+func (l *Limits) fits(s *Port) bool {
+	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
+	return (l.Affinity == 0 || s.Spec.Affinity <= l.Affinity) &&
+		!over(l.Endpoints, n) && !over(l.AffinityEndpoints, n) && !over(l.WeightedEndpoints, n)
+}
+
+// Hold returns s within l: s itself, or a version with a shorter affinity timeout and the first
+// endpoints of its pools, whose LeftOut names the limits. The result depends only on l and s. A
+// Cursor does this for its backend. A program that renders a [Snapshot] without a Cursor calls it.
+func (l Limits) Hold(s *Port) *Port {
+	if s == nil || l.fits(s) {
+		return s
+	}
+	l.Lacks = 0
+	x, texts := l.exceeded(s, 0)
+	if x == 0 {
+		return s
+	}
+	first := func(t Target) []*tracker.Endpoint {
+		pool := s.Pool(t)
+		n := len(pool)
+		for _, most := range []struct {
+			limit   int
+			applies bool
+		}{{l.Endpoints, true}, {l.AffinityEndpoints, s.Spec.Affinity != 0}, {l.WeightedEndpoints, s.numbered(t)}} {
+			if most.applies && over(most.limit, n) {
+				n = most.limit
+			}
+		}
+		return pool[:n]
+	}
+	largest := func(s *Port) int { return max(len(s.Selection.Cluster), len(s.Selection.Local)) }
+	out := *withPools(s, first(TargetCluster), first(TargetLocal))
+	if x&excessAffinity != 0 {
+		spec := *s.Spec
+		spec.Affinity = l.Affinity
+		out.Spec = &spec
+	}
+	left := LeftOut{}
+	if s.LeftOut != nil {
+		left = *s.LeftOut
+		texts = append([]string{left.Text}, texts...)
+	}
+	left.Endpoints += largest(s) - largest(&out)
+	left.Text = strings.Join(texts, "; ")
+	out.LeftOut = &left
+	return &out
+}
+
+// numbered reports whether the endpoints of a pool have different weights or are chosen by a hash.
+func (s *Port) numbered(t Target) bool { return s.Hash() != tracker.HashNone || s.Weighted(t) }
+
 // exceeded returns the limits that s exceeds, and texts for those that are not in known. For most
 // Services it takes a few comparisons.
 func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
@@ -115,7 +170,6 @@ func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
 	if l.Affinity != 0 && s.Spec.Affinity > l.Affinity {
 		note(excessAffinity, "affinity timeout %v is longer than %v", s.Spec.Affinity, l.Affinity)
 	}
-	over := func(limit, n int) bool { return limit != 0 && n > limit }
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
 	if over(l.Endpoints, n) {
 		note(excessEndpoints, "%d endpoints are more than %d", n, l.Endpoints)
@@ -124,7 +178,7 @@ func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
 		note(excessAffinityEndpoints, "%d endpoints with client affinity are more than %d", n, l.AffinityEndpoints)
 	}
 	if over(l.WeightedEndpoints, n) && slices.ContainsFunc(poolTargets[:], func(t Target) bool {
-		return over(l.WeightedEndpoints, len(s.Pool(t))) && (s.Hash() != tracker.HashNone || s.Weighted(t))
+		return over(l.WeightedEndpoints, len(s.Pool(t))) && s.numbered(t)
 	}) {
 		note(excessWeightedEndpoints, "%d endpoints with weights or a hash are more than %d", n, l.WeightedEndpoints)
 	}
@@ -137,6 +191,25 @@ func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
 		}
 	}
 	return x, news
+}
+
+// cut is a Service that may exceed the limits of a Cursor, and what the backend is offered of it.
+type cut struct{ of, port *Port }
+
+// hold returns s, the version of id that the backend should have, within the backend's limits. It
+// returns the same pointer for the same s.
+func (c *Cursor) hold(id uint32, s *Port) *Port {
+	if s == nil || c.limits[familyIndex(s.Key.Family)].fits(s) {
+		delete(c.cut, id)
+		return s
+	}
+	if c.cut[id].of != s {
+		if c.cut == nil {
+			c.cut = map[uint32]cut{}
+		}
+		c.cut[id] = cut{s, c.limits[familyIndex(s.Key.Family)].Hold(s)}
+	}
+	return c.cut[id].port
 }
 
 // limited logs and reports the limits that s exceeds and did not exceed before. It

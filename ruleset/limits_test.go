@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -69,7 +70,7 @@ func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine,
 }
 
 // TestExceededLimitIsReportedOnce checks that a Service that exceeds a limit is
-// reported once until it no longer does, and is offered anyway.
+// reported once until it no longer does, and is offered within the limit.
 func TestExceededLimitIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	tr, e, ev := worldWithEvents(t, slog.New(slog.NewTextHandler(&logged, nil)))
@@ -112,6 +113,7 @@ func TestExceededLimitIsReportedOnce(t *testing.T) {
 	tr.SetSlice(slice("a", addresses(3)...))
 	step("nothing exceeded")
 	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
+	tr.SetSlice(slice("a", addresses(2)...))
 	b.answer = func(*Delta) error { return errInjected }
 	step("affinity", "affinity timeout 2h0m0s is longer than 1h0m0s")
 	step("offered again")
@@ -141,6 +143,103 @@ func TestExceededLimitIsReportedOnce(t *testing.T) {
 	step("deleted again")
 	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
 	step("back again: the same message is not repeated")
+}
+
+// TestLimitsAreHeld offers random Services to a backend with random limits and compares what it gets
+// with a slow model. A change beyond the limits is not offered.
+func TestLimitsAreHeld(t *testing.T) {
+	cuts := 0
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n := func() int { return r.IntN(3) * r.IntN(6) }
+		b := &limitedBackend{limits: Limits{
+			Affinity: time.Duration(r.IntN(3)) * time.Minute, Endpoints: n(), AffinityEndpoints: n(), WeightedEndpoints: n(),
+		}}
+		tr, e, _ := worldWithEvents(t, nil)
+		c := e.Attach("small", b)
+		got := map[tracker.Key]*Port{}
+		for range 10 {
+			for _, name := range []string{"a", "b"} {
+				seconds := int32(30 * (1 + r.IntN(5)))
+				tr.SetService(service(name, map[string]string{"a": "172.30.0.1", "b": "172.30.0.2"}[name], func(s *v1.Service) {
+					s.Annotations = map[string]string{}
+					if r.IntN(3) == 0 {
+						s.Annotations["hash"] = "x"
+					}
+					if r.IntN(2) == 0 {
+						s.Annotations["local"] = "yes"
+					}
+					if r.IntN(2) == 0 {
+						s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+						s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+					}
+				}))
+				for _, node := range []string{"n1", "n2"} {
+					s := sliceOn(name, node, many(map[string]int{"n1": 1, "n2": 2}[node], 1+r.IntN(8))...)
+					if r.IntN(2) == 0 {
+						s.Annotations = map[string]string{"weights": "yes"}
+					}
+					tr.SetSlice(s)
+				}
+			}
+			if err := c.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range b.take() {
+				for _, ch := range d.Changes {
+					got[ch.Key] = ch.New
+				}
+			}
+			for _, s := range e.Snapshot().Ports {
+				want := *s
+				within := func(target Target) (out []*tracker.Endpoint) {
+					for _, ep := range s.Pool(target) {
+						n := len(out) + 1
+						sticky, numbered := s.Spec.Affinity != 0, s.Hash() != tracker.HashNone || s.Weighted(target)
+						if (b.limits.Endpoints == 0 || n <= b.limits.Endpoints) &&
+							(!sticky || b.limits.AffinityEndpoints == 0 || n <= b.limits.AffinityEndpoints) &&
+							(!numbered || b.limits.WeightedEndpoints == 0 || n <= b.limits.WeightedEndpoints) {
+							out = append(out, ep)
+						}
+					}
+					return out
+				}
+				want.Selection.Cluster, want.Selection.Local = within(TargetCluster), within(TargetLocal)
+				if spec := *s.Spec; b.limits.Affinity != 0 {
+					spec.Affinity = min(spec.Affinity, b.limits.Affinity)
+					want.Spec = &spec
+				}
+				in, offered, fields := c.Port(s.Key), got[s.Key], diff(s, &want)
+				if f := diff(in, &want); f != 0 || diff(offered, &want) != 0 {
+					t.Fatalf("seed %d: %s: got %v, %v, want %v", seed, f, offered, in, &want)
+				}
+				for _, ep := range in.Selection.Reachable {
+					if !slices.Contains(want.Selection.Cluster, ep) && !slices.Contains(want.Selection.Local, ep) {
+						t.Fatalf("seed %d: %v is in no pool", seed, ep)
+					}
+				}
+				missing := max(len(s.Selection.Cluster), len(s.Selection.Local)) - max(len(want.Selection.Cluster), len(want.Selection.Local))
+				switch left := in.LeftOut; {
+				case fields == 0 && in != s, fields != 0 && left == nil, fields != 0 && left.Endpoints != missing:
+					t.Fatalf("seed %d: %s differ, left out %+v", seed, fields, left)
+				case fields != 0:
+					cuts++
+				}
+			}
+			// Nothing is offered that the limits hide.
+			e.mu.Lock()
+			for id := range c.states {
+				c.markDirty(uint32(id))
+			}
+			e.mu.Unlock()
+			if err := c.Sync(t.Context()); err != nil || b.take() != nil {
+				t.Fatalf("seed %d: an unchanged Service was offered: %v", seed, err)
+			}
+		}
+	}
+	if cuts < 1000 {
+		t.Errorf("only %d Services exceeded a limit", cuts)
+	}
 }
 
 // TestIgnoredPartsAreReported gives a data plane that ignores everything it may ignore each part

@@ -29,7 +29,7 @@ type Port struct {
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
 	// and port.
 	Frontends []Frontend
-	// LeftOut is what the Engine's [Budget] leaves out of the port, nil for nothing. A
+	// LeftOut is what the Engine's [Budget] and the backend's [Limits] leave out of the port, nil for nothing. A
 	// backend has no use for it: a difference in it alone is no change.
 	LeftOut *LeftOut
 
