@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -231,11 +232,11 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	var batch kernel.Batch
+	var batch nft.Batch
 	makeFloor(b, conn, model.SizeFor(count))
 	runtime.GC()
 	start := time.Now()
-	var e kernel.Elements
+	var e nft.Elements
 	for i := 0; i < count; {
 		batch.Reset()
 		e.Reset()
@@ -341,8 +342,8 @@ func floorTransaction(b *testing.B, h *netlab.Host, replace bool) time.Duration 
 	}
 	defer conn.Close()
 	makeFloor(b, conn, 1<<16)
-	var batch kernel.Batch
-	var e, old kernel.Elements
+	var batch nft.Batch
+	var e, old nft.Elements
 	const rounds = 20000
 	start := time.Now()
 	for i := range rounds {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -40,16 +41,16 @@ type committer interface {
 // that transactions of other processes interrupt wrap [nfnl.ErrInterrupted].
 type lister interface {
 	// Table reads a table without its contents.
-	Table(name string, f tracker.Family) (kernel.Head, error)
+	Table(name string, f tracker.Family) (nft.Head, error)
 	// Sets, Chains, Flowtables and Rules return the objects of a table, all but rules by name.
-	Sets(table string, f tracker.Family) (map[string]kernel.Set, error)
-	Chains(table string, f tracker.Family) (map[string]kernel.Chain, error)
-	Flowtables(table string, f tracker.Family) (map[string]kernel.Flowtable, error)
-	Rules(table string, f tracker.Family) ([]kernel.Rule, error)
+	Sets(table string, f tracker.Family) (map[string]nft.Set, error)
+	Chains(table string, f tracker.Family) (map[string]nft.Chain, error)
+	Flowtables(table string, f tracker.Family) (map[string]nft.Flowtable, error)
+	Rules(table string, f tracker.Family) ([]nft.Rule, error)
 	// HasBaseChain reports whether the table exists and has the base chain of a name.
 	HasBaseChain(table string, f tracker.Family, chain string) (bool, error)
 	// Elements calls fn with each element of a set, which is valid only during the call.
-	Elements(table string, f tracker.Family, s layout.Set, fn func(kernel.Element)) error
+	Elements(table string, f tracker.Family, s layout.Set, fn func(nft.Element)) error
 }
 
 // watcher finds changes.
@@ -73,8 +74,8 @@ type writer interface {
 	Add(tx *model.Tx)
 	// AddElements and DeleteElements encode elements now, instead of after all objects. An element
 	// that is added and exists stays as it is.
-	AddElements(f tracker.Family, s layout.Set, list *kernel.Elements)
-	DeleteElements(f tracker.Family, s layout.Set, list *kernel.Elements)
+	AddElements(f tracker.Family, s layout.Set, list *nft.Elements)
+	DeleteElements(f tracker.Family, s layout.Set, list *nft.Elements)
 	// Finish encodes the elements that Add got. What is added afterwards must be objects.
 	Finish() error
 	// Expect makes room for n elements of a set.

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -68,7 +69,7 @@ func FuzzNames(f *testing.F) {
 				t.Fatal(err)
 			}
 			found, err := lookUp(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
-			if err != nil || len(found.Endpoints) != 1 || found.Service != layout.Printable(found.Service) {
+			if err != nil || len(found.Endpoints) != 1 || found.Service != nft.Printable(found.Service) {
 				t.Fatalf("%+v, %v", found, err)
 			}
 			// Some numbers are random.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -24,17 +25,17 @@ type kernelTables struct {
 // kernelTable is a table in the kernel that an earlier process left, or that this process left
 // after a failure.
 type kernelTable struct {
-	kernel.Head
+	nft.Head
 	// sound reports that the table has the present layout of this package and can be rewritten
 	// in place. A dormant table, or one with another hook of a chain, must be deleted: no other
 	// repair works on every kernel.
 	sound bool
 	// hooked reports whether packets meet the table.
 	hooked bool
-	sets   map[string]kernel.Set
-	chains map[string]kernel.Chain
+	sets   map[string]nft.Set
+	chains map[string]nft.Chain
 	// flowtables holds the table's flowtables by name.
-	flowtables map[string]kernel.Flowtable
+	flowtables map[string]nft.Flowtable
 	// ranges holds the contents of the existing interval sets.
 	ranges map[layout.Set][]model.Range
 	// hairpin lists the endpoints whose connections to themselves are masqueraded. It is nil if
@@ -86,7 +87,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 		k.sound = k.sound && c.Is(base[name])
 	}
 	version := uint32(0)
-	err = b.readUsable(k, table, f, layout.VersionSet, func() { version = 0 }, func(e kernel.Element) {
+	err = b.readUsable(k, table, f, layout.VersionSet, func() { version = 0 }, func(e nft.Element) {
 		version = binary.NativeEndian.Uint32(e.Key)
 	})
 	k.sound = k.sound && version == layout.Version && err == nil
@@ -94,7 +95,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 		return k, err
 	}
 	if k.has(layout.StickyClients, f) {
-		err = b.readUsable(k, table, f, layout.StickyEndpoints, func() { k.sticky = model.NewAdopted() }, func(e kernel.Element) {
+		err = b.readUsable(k, table, f, layout.StickyEndpoints, func() { k.sticky = model.NewAdopted() }, func(e nft.Element) {
 			k.sticky.Add(e.Key, e.Data, e.Comment)
 		})
 		if err != nil {
@@ -112,7 +113,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 	if k.sets[layout.Hairpin.Name()].Size > 2*countable {
 		return k, nil
 	}
-	return k, b.readUsable(k, table, f, layout.Hairpin, func() { k.hairpin = nil }, func(e kernel.Element) {
+	return k, b.readUsable(k, table, f, layout.Hairpin, func() { k.hairpin = nil }, func(e nft.Element) {
 		if a, ok := netip.AddrFromSlice(e.Key[:len(e.Key)/2]); ok {
 			k.hairpin = append(k.hairpin, a)
 		}
@@ -130,7 +131,7 @@ func (k *kernelTable) has(s layout.Set, f tracker.Family) bool {
 
 // readUsable calls fn with the elements of a set, and begin before each attempt. If the table
 // does not have the set, readUsable calls neither.
-func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
+func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s layout.Set, begin func(), fn func(nft.Element)) error {
 	if !k.has(s, f) {
 		return nil
 	}
@@ -140,7 +141,7 @@ func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s l
 // readRanges returns the contents of an interval set.
 func (b *Backend) readRanges(table string, f tracker.Family, s layout.Set) ([]model.Range, error) {
 	var bounds []model.Bound
-	err := readAll(b.conn, table, f, s, func() { bounds = nil }, func(e kernel.Element) {
+	err := readAll(b.conn, table, f, s, func() { bounds = nil }, func(e nft.Element) {
 		if a, ok := netip.AddrFromSlice(e.Key); ok {
 			bounds = append(bounds, model.Bound{Addr: a, End: e.IntervalEnd})
 		}

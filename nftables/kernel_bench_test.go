@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -197,7 +198,7 @@ func BenchmarkTraffic(b *testing.B) {
 	p.take(newWorld(worldSize{services, 1}))
 	p.sync(b)
 	before := kernelMemory()
-	counters := &kernel.Elements{}
+	counters := &nft.Elements{}
 	for i := range services {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16+uint32(i))

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -25,7 +25,7 @@ type view map[string]string
 // kernelView reads one family's table and resolves its dispatch keys.
 func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	tb.Helper()
-	all := func(s layout.Set, fn func(kernel.Element)) {
+	all := func(s layout.Set, fn func(nft.Element)) {
 		err := b.conn.Elements(b.name, f, s, fn)
 		if err != nil && !errors.Is(err, syscall.ENOENT) {
 			tb.Fatalf("read %s: %v", s.Name(), err)
@@ -34,13 +34,13 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	handlers := map[bool]map[uint32]string{}
 	for internal, s := range map[bool]layout.Set{false: layout.Handlers, true: layout.InternalHandlers} {
 		handlers[internal] = map[uint32]string{}
-		all(s, func(e kernel.Element) { handlers[internal][number(e.Key)] = e.Chain })
+		all(s, func(e nft.Element) { handlers[internal][number(e.Key)] = e.Chain })
 	}
 	stickyChains, stickyKeys := map[uint32]string{}, map[uint32]uint32{}
-	all(layout.StickyHandlers, func(e kernel.Element) { stickyChains[number(e.Key)] = e.Chain })
-	all(layout.StickyPools, func(e kernel.Element) { stickyKeys[number(e.Key)] = number(e.Data) })
+	all(layout.StickyHandlers, func(e nft.Element) { stickyChains[number(e.Key)] = e.Chain })
+	all(layout.StickyPools, func(e nft.Element) { stickyKeys[number(e.Key)] = number(e.Data) })
 	members := map[uint32]string{}
-	all(layout.StickyEndpoints, func(e kernel.Element) {
+	all(layout.StickyEndpoints, func(e nft.Element) {
 		a, _ := layout.ParseAddrPort(e.Data)
 		members[number(e.Key)] = a.String()
 	})
@@ -52,12 +52,12 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		pools[pool][bucket] = ep
 	}
 	for _, s := range []layout.Set{layout.Endpoints, layout.UDPEndpoints, layout.SCTPEndpoints} {
-		all(s, func(e kernel.Element) {
+		all(s, func(e nft.Element) {
 			a, _ := layout.ParseAddrPort(e.Data)
 			put(number(e.Key), number(e.Key[4:]), a.String())
 		})
 	}
-	all(layout.StickyBuckets, func(e kernel.Element) {
+	all(layout.StickyBuckets, func(e nft.Element) {
 		ep := members[number(e.Data)]
 		if ep == "" {
 			tb.Errorf("bucket of unknown member %x", number(e.Data))
@@ -66,8 +66,8 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	})
 	v := view{}
 	used := map[uint32]bool{}
-	dispatchKey := func(kind string, internal bool) func(kernel.Element) {
-		return func(e kernel.Element) {
+	dispatchKey := func(kind string, internal bool) func(nft.Element) {
+		return func(e nft.Element) {
 			t := number(e.Data)
 			at := place(e.Key, f)
 			chain := handlers[internal][t&layout.HandlerMask]
@@ -100,16 +100,16 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		}
 	}
 	n := f.Bits() / 8
-	all(layout.ClusterIPs, func(e kernel.Element) { v["cluster IP "+address(e.Key)] = "" })
+	all(layout.ClusterIPs, func(e nft.Element) { v["cluster IP "+address(e.Key)] = "" })
 	// The set also has endpoints in their grace period, and no others.
 	inGrace := b.tables.Table(f).InGrace(time.Now())
-	all(layout.Hairpin, func(e kernel.Element) {
+	all(layout.Hairpin, func(e nft.Element) {
 		if a, _ := netip.AddrFromSlice(e.Key[:n]); inGrace[a].IsZero() {
 			v["hairpin "+a.String()] = ""
 		}
 	})
 	for bits := range f.Bits() + 1 {
-		all(layout.Allowed(bits), func(e kernel.Element) {
+		all(layout.Allowed(bits), func(e nft.Element) {
 			v[fmt.Sprintf("source %s/%d to %s", address(e.Key[:n]), bits, place(e.Key[n:], f))] = ""
 		})
 	}
@@ -163,7 +163,7 @@ func rulesetView(services []*ruleset.Port, node *ruleset.Node, f tracker.Family)
 			if handler.Sticky {
 				chain += " " + model.StickyHandlerOf(s, target).Chain()
 			}
-			return fmt.Sprintf("%s %s %v", layout.Printable(s.Key.ServicePortName.String()), chain, list)
+			return fmt.Sprintf("%s %s %v", nft.Printable(s.Key.ServicePortName.String()), chain, list)
 		}
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]

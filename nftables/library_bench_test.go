@@ -10,6 +10,7 @@ import (
 	gnft "github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -50,7 +51,7 @@ func compare(b *testing.B, elements int) *comparison {
 	if err := c.library.Flush(); err != nil {
 		b.Fatal(err)
 	}
-	var batch kernel.Batch
+	var batch nft.Batch
 	for from := 0; from < elements; from += 10000 {
 		batch.Reset()
 		c.write(&batch, unix.NFT_MSG_NEWSETELEM, from, min(10000, elements-from))
@@ -62,8 +63,8 @@ func compare(b *testing.B, elements int) *comparison {
 }
 
 // write adds messages to a batch that add or delete n elements.
-func (c *comparison) write(batch *kernel.Batch, typ uint16, from, n int) {
-	var e kernel.Elements
+func (c *comparison) write(batch *nft.Batch, typ uint16, from, n int) {
+	var e nft.Elements
 	for i := range n {
 		var word [4]byte
 		binary.BigEndian.PutUint32(word[:], uint32(from+i))
@@ -99,7 +100,7 @@ func BenchmarkLibraryWrite(b *testing.B) {
 				}
 			})
 		}
-		var batch kernel.Batch
+		var batch nft.Batch
 		run("ours", func(c *comparison, old, now int) error {
 			batch.Reset()
 			c.write(&batch, unix.NFT_MSG_DELSETELEM, old, n)
@@ -126,7 +127,7 @@ func BenchmarkLibraryReadElements(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				found := 0
-				err := c.ours.Elements("compared", tracker.IPv4, layout.Endpoints, func(kernel.Element) { found++ })
+				err := c.ours.Elements("compared", tracker.IPv4, layout.Endpoints, func(nft.Element) { found++ })
 				if err != nil || found != n {
 					b.Fatalf("%d elements, %v", found, err)
 				}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -56,7 +57,7 @@ func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, 
 // the key.
 func (r reader) find(key string, dispatchKeys, handlers layout.Set) (found dataplane.Found, err error) {
 	var dispatchKey uint32
-	err = r.each(dispatchKeys, func(e kernel.Element) {
+	err = r.each(dispatchKeys, func(e nft.Element) {
 		if string(e.Key) == key {
 			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.Data), e.Comment, true
 		}
@@ -115,7 +116,7 @@ func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 		if err != nil {
 			return err
 		}
-		add := func(e kernel.Element, k tracker.Key) {
+		add := func(e nft.Element, k tracker.Key) {
 			_, pool := endpoints(binary.NativeEndian.Uint32(e.Data))
 			out[k] = max(out[k], len(pool))
 		}

@@ -9,8 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -98,7 +98,7 @@ func TestClusterIPsComeLast(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(30)...))
 	}
 	count := func(s layout.Set) (n int) {
-		if err := r.backend.conn.Elements(r.backend.name, tracker.IPv4, s, func(kernel.Element) { n++ }); err != nil {
+		if err := r.backend.conn.Elements(r.backend.name, tracker.IPv4, s, func(nft.Element) { n++ }); err != nil {
 			t.Fatal(err)
 		}
 		return n

@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -240,13 +240,13 @@ func TestRestartKeepsClientsInMemory(t *testing.T) {
 			}
 			r.sync()
 			endpoint := netip.MustParseAddrPort("10.244.0.7:8080")
-			var client kernel.Element
+			var client nft.Element
 			at := layout.Octets{}.Addr(netip.MustParseAddr("10.96.0.8")).Proto(inet.TCP).Port(80)
-			counter := kernel.Element{Key: at.Bytes(), Expr: []byte("12 packets")}
+			counter := nft.Element{Key: at.Bytes(), Expr: []byte("12 packets")}
 			r.memory.alter(tracker.IPv4, func(tab *memoryTable) {
 				for _, e := range tab.elements(layout.StickyEndpoints) {
 					if a, _ := layout.ParseAddrPort(e.Data); a == endpoint && e.Comment == "ns/svc-7:p/TCP/IPv4" {
-						client = kernel.Element{
+						client = nft.Element{
 							Key: append(word(number(e.Key)&layout.StickyMask), 172, 16, 0, 9), Data: e.Key,
 							Timeout: make([]byte, 8), Expiration: []byte("8 bytes."),
 						}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 )
 
@@ -26,7 +26,7 @@ func number(data []byte) uint32 {
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
 // found returns an element of a set.
-func (t *memoryTable) found(s layout.Set, key []byte) (kernel.Element, bool) {
+func (t *memoryTable) found(s layout.Set, key []byte) (nft.Element, bool) {
 	e, ok := t.elements(s)[string(key)]
 	return e, ok
 }

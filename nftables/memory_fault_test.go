@@ -5,7 +5,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -54,7 +54,7 @@ func TestCheckDetectsChangesInMemory(t *testing.T) {
 			c.rules = append(c.rules, memoryRule{handle: m.handle()})
 		},
 		"a base chain is deleted":       deleteChain(layout.ChainNATPostrouting),
-		"a base chain has another hook": func(_ *memory, t *memoryTable) { t.chains[layout.ChainNATOutput].base = &kernel.BaseChain{Hook: 9} },
+		"a base chain has another hook": func(_ *memory, t *memoryTable) { t.chains[layout.ChainNATOutput].base = &nft.BaseChain{Hook: 9} },
 		"a chain is added":              func(_ *memory, t *memoryTable) { t.chains["strange"] = &memoryChain{name: "strange"} },
 		"a handler's chain is deleted":  deleteChain("pool-2"),
 		"a set is deleted":              func(_ *memory, t *memoryTable) { delete(t.sets, layout.Endpoints.Name()) },
@@ -92,7 +92,7 @@ func TestCheckDetectsChangesInMemory(t *testing.T) {
 }
 
 // redirect makes all elements of a verdict map lead to one chain.
-func redirect(elements map[string]kernel.Element) {
+func redirect(elements map[string]nft.Element) {
 	chain := ""
 	for key, e := range elements {
 		if chain == "" {
@@ -135,7 +135,7 @@ func TestRefusedChangeRequiresFullDelta(t *testing.T) {
 			set := t.elements(layout.Endpoints)
 			for pool := range uint32(4) {
 				key := string(append(word(pool), word(2)...))
-				set[key] = kernel.Element{Key: []byte(key), Data: make([]byte, 8)}
+				set[key] = nft.Element{Key: []byte(key), Data: make([]byte, 8)}
 			}
 		}, syscall.EEXIST},
 		"a set is missing": {func(t *memoryTable) { delete(t.sets, layout.Endpoints.Name()) }, syscall.ENOENT},

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -64,12 +65,12 @@ func contents(tb testing.TB, c connection, table string, f tracker.Family, omit 
 		delete(sets, s.Name())
 		out = append(out, fmt.Sprintf("set %s, sound %t, size %d", s.Name(), set.Is(s.Spec(f)), set.Size))
 		n := 0
-		must(readAll(c, table, f, s, func() { n = 0 }, func(kernel.Element) { n++ }))
+		must(readAll(c, table, f, s, func() { n = 0 }, func(nft.Element) { n++ }))
 		out = append(out, fmt.Sprintf("%s has %d elements", s.Name(), n))
 		if slices.Contains(omit, s) {
 			continue
 		}
-		must(c.Elements(table, f, s, func(e kernel.Element) {
+		must(c.Elements(table, f, s, func(e nft.Element) {
 			out = append(out, fmt.Sprintf("%s %x: %x %s %t %q %t %x", s.Name(), e.Key, e.Data, e.Chain, e.Goto, e.Comment, e.IntervalEnd, e.Timeout))
 		}))
 	}
@@ -206,7 +207,7 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		return edit(true, layout.Endpoints, key, layout.Octets{}, "")
 	}
 	again := func(w writer) {
-		list := &kernel.Elements{}
+		list := &nft.Elements{}
 		key, data := endpoint(0)
 		list.Add(key.Bytes(), data.Bytes(), "")
 		w.AddElements(f, layout.Endpoints, list)

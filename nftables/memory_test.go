@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -59,7 +60,7 @@ type tableID struct {
 
 // memoryTable is a table. Its objects are stored by name.
 type memoryTable struct {
-	kernel.Head
+	nft.Head
 	family     tracker.Family
 	sets       map[string]*memorySet
 	chains     map[string]*memoryChain
@@ -67,14 +68,14 @@ type memoryTable struct {
 }
 
 type memorySet struct {
-	kernel.Set
+	nft.Set
 	of       layout.Set
-	elements map[string]kernel.Element
+	elements map[string]nft.Element
 }
 
 type memoryChain struct {
 	name   string
-	base   *kernel.BaseChain
+	base   *nft.BaseChain
 	handle uint64
 	sticky layout.StickyHandler
 	rules  []memoryRule
@@ -153,7 +154,7 @@ func (m *memory) object(id tableID, r kernel.Rules, o *model.Object) syscall.Err
 	case model.CreateTable, model.CreateNewTable:
 		if t == nil {
 			t = &memoryTable{
-				Head: kernel.Head{Exists: true, Handle: m.handle()}, family: id.family,
+				Head: nft.Head{Exists: true, Handle: m.handle()}, family: id.family,
 				sets: map[string]*memorySet{}, chains: map[string]*memoryChain{}, flowtables: map[string]map[string]bool{},
 			}
 			put(m, m.tables, id, t)
@@ -214,7 +215,7 @@ func (m *memory) object(id tableID, r kernel.Rules, o *model.Object) syscall.Err
 
 // newSet creates a set, unless the table has the same.
 func (m *memory) newSet(t *memoryTable, s layout.Set, size int) syscall.Errno {
-	set := &memorySet{kernel.Set{Spec: s.Spec(t.family), Size: size, Count: -1}, s, map[string]kernel.Element{}}
+	set := &memorySet{nft.Set{Spec: s.Spec(t.family), Size: size, Count: -1}, s, map[string]nft.Element{}}
 	if old := t.sets[s.Name()]; old == nil {
 		put(m, t.sets, s.Name(), set)
 	} else if !old.Is(set.Spec) {
@@ -303,7 +304,7 @@ func chainsOf(r kernel.Rules, o *model.Object) (out []memoryChain) {
 		m := memoryChain{name: c.Name, base: c.Base}
 		for _, text := range c.Rules {
 			var to []string
-			for words := kernel.Words(text); words != ""; {
+			for words := nft.Words(text); words != ""; {
 				if word := words.Next(); word == "jump" || word == "goto" {
 					to = append(to, words.Next())
 				}
@@ -316,7 +317,7 @@ func chainsOf(r kernel.Rules, o *model.Object) (out []memoryChain) {
 }
 
 // elementKey identifies an element in its set.
-func elementKey(e kernel.Element) string {
+func elementKey(e nft.Element) string {
 	if e.IntervalEnd {
 		return "end of " + string(e.Key)
 	}
@@ -324,7 +325,7 @@ func elementKey(e kernel.Element) string {
 }
 
 // element adds an element to a set or deletes it.
-func (m *memory) element(id tableID, s layout.Set, e kernel.Element, deletion, exclusive bool) syscall.Errno {
+func (m *memory) element(id tableID, s layout.Set, e nft.Element, deletion, exclusive bool) syscall.Errno {
 	t := m.tables[id]
 	if t == nil || t.sets[s.Name()] == nil {
 		return syscall.ENOENT
@@ -402,10 +403,10 @@ func (w *memoryWriter) Add(tx *model.Tx) {
 	}
 }
 
-func (w *memoryWriter) elements(f tracker.Family, s layout.Set, list *kernel.Elements, deletion, exclusive bool) {
+func (w *memoryWriter) elements(f tracker.Family, s layout.Set, list *nft.Elements, deletion, exclusive bool) {
 	what := map[bool]string{false: "add elements to ", true: "delete elements of "}[deletion] + s.Name()
 	id := tableID{w.table, f}
-	list.Each(func(e kernel.Element) {
+	list.Each(func(e nft.Element) {
 		for _, b := range []*[]byte{&e.Key, &e.Data, &e.Expr, &e.Timeout, &e.Expiration} {
 			*b = slices.Clone(*b)
 		}
@@ -414,16 +415,16 @@ func (w *memoryWriter) elements(f tracker.Family, s layout.Set, list *kernel.Ele
 	w.bytes += list.Size()
 }
 
-func (w *memoryWriter) AddElements(f tracker.Family, s layout.Set, list *kernel.Elements) {
+func (w *memoryWriter) AddElements(f tracker.Family, s layout.Set, list *nft.Elements) {
 	w.elements(f, s, list, false, false)
 }
 
-func (w *memoryWriter) DeleteElements(f tracker.Family, s layout.Set, list *kernel.Elements) {
+func (w *memoryWriter) DeleteElements(f tracker.Family, s layout.Set, list *nft.Elements) {
 	w.elements(f, s, list, true, false)
 }
 
 func (w *memoryWriter) Finish() error {
-	w.Each(func(f tracker.Family, s layout.Set, deletion bool, list *kernel.Elements) {
+	w.Each(func(f tracker.Family, s layout.Set, deletion bool, list *nft.Elements) {
 		w.elements(f, s, list, deletion, true)
 	})
 	w.finished = true
@@ -534,7 +535,7 @@ func (c *memoryConn) Generation() (gen uint32, err error) {
 	return gen, err
 }
 
-func (c *memoryConn) Table(name string, f tracker.Family) (head kernel.Head, err error) {
+func (c *memoryConn) Table(name string, f tracker.Family) (head nft.Head, err error) {
 	err = c.read(name, f, func(t *memoryTable) {
 		if t != nil {
 			head = t.Head
@@ -543,13 +544,13 @@ func (c *memoryConn) Table(name string, f tracker.Family) (head kernel.Head, err
 	return head, err
 }
 
-func (c *memoryConn) Sets(name string, f tracker.Family) (out map[string]kernel.Set, err error) {
+func (c *memoryConn) Sets(name string, f tracker.Family) (out map[string]nft.Set, err error) {
 	missing := false
 	err = c.dump(name, f, func(t *memoryTable) {
 		if missing = t == nil; missing {
 			return
 		}
-		out = map[string]kernel.Set{}
+		out = map[string]nft.Set{}
 		for name, set := range t.sets {
 			out[name] = set.Set
 		}
@@ -560,38 +561,38 @@ func (c *memoryConn) Sets(name string, f tracker.Family) (out map[string]kernel.
 	return out, err
 }
 
-func (c *memoryConn) Chains(name string, f tracker.Family) (map[string]kernel.Chain, error) {
-	out := map[string]kernel.Chain{}
+func (c *memoryConn) Chains(name string, f tracker.Family) (map[string]nft.Chain, error) {
+	out := map[string]nft.Chain{}
 	return out, c.dump(name, f, func(t *memoryTable) {
 		if t == nil {
 			return
 		}
 		for name, c := range t.chains {
-			out[name] = kernel.Chain{Base: c.base, Accepts: c.base != nil}
+			out[name] = nft.Chain{Base: c.base, Accepts: c.base != nil}
 		}
 	})
 }
 
-func (c *memoryConn) Flowtables(name string, f tracker.Family) (map[string]kernel.Flowtable, error) {
-	out := map[string]kernel.Flowtable{}
+func (c *memoryConn) Flowtables(name string, f tracker.Family) (map[string]nft.Flowtable, error) {
+	out := map[string]nft.Flowtable{}
 	return out, c.dump(name, f, func(t *memoryTable) {
 		if t == nil {
 			return
 		}
 		for name, devices := range t.flowtables {
-			out[name] = kernel.Flowtable{Sound: true, Devices: devices}
+			out[name] = nft.Flowtable{Sound: true, Devices: devices}
 		}
 	})
 }
 
-func (c *memoryConn) Rules(name string, f tracker.Family) (out []kernel.Rule, err error) {
+func (c *memoryConn) Rules(name string, f tracker.Family) (out []nft.Rule, err error) {
 	err = c.dump(name, f, func(t *memoryTable) {
 		if out = nil; t == nil {
 			return
 		}
 		for name, c := range t.chains {
 			for _, r := range c.rules {
-				out = append(out, kernel.Rule{Handle: r.handle, Chain: name, Sum: r.sum})
+				out = append(out, nft.Rule{Handle: r.handle, Chain: name, Sum: r.sum})
 			}
 		}
 	})
@@ -603,7 +604,7 @@ func (c *memoryConn) HasBaseChain(table string, f tracker.Family, chain string) 
 	return chains[chain].Base != nil, err
 }
 
-func (c *memoryConn) Elements(name string, f tracker.Family, s layout.Set, fn func(kernel.Element)) error {
+func (c *memoryConn) Elements(name string, f tracker.Family, s layout.Set, fn func(nft.Element)) error {
 	missing := false
 	err := c.dumpOnce(name, f, func(t *memoryTable) {
 		if missing = t == nil || t.sets[s.Name()] == nil; missing {
@@ -668,7 +669,7 @@ func (m *memory) inUse(f tracker.Family) *memoryTable {
 }
 
 // elements returns the elements of a set, nil if it is missing.
-func (t *memoryTable) elements(s layout.Set) map[string]kernel.Element {
+func (t *memoryTable) elements(s layout.Set) map[string]nft.Element {
 	if set := t.sets[s.Name()]; set != nil {
 		return set.elements
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -75,7 +76,7 @@ func tableInUse(conn lister, name string, f tracker.Family) (string, error) {
 
 // each calls fn with the elements of a set. A concurrent change can make it call fn twice with
 // an element, or not at all.
-func (r reader) each(s layout.Set, fn func(kernel.Element)) error {
+func (r reader) each(s layout.Set, fn func(nft.Element)) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (r reader) each(s layout.Set, fn func(kernel.Element)) error {
 }
 
 // readAll calls fn with the elements of a set, and begin before each attempt.
-func readAll(conn lister, table string, f tracker.Family, s layout.Set, begin func(), fn func(kernel.Element)) error {
+func readAll(conn lister, table string, f tracker.Family, s layout.Set, begin func(), fn func(nft.Element)) error {
 	return nfnl.Again(context.Background(), func() error {
 		begin()
 		return conn.Elements(table, f, s, fn)
@@ -91,13 +92,13 @@ func readAll(conn lister, table string, f tracker.Family, s layout.Set, begin fu
 }
 
 // frontends calls fn with the element of each frontend of a single port and with its Service port.
-func (r reader) frontends(fn func(kernel.Element, tracker.Key)) error {
+func (r reader) frontends(fn func(nft.Element, tracker.Key)) error {
 	return r.named(fn, layout.ServiceIPs, layout.NodePorts)
 }
 
-func (r reader) named(fn func(kernel.Element, tracker.Key), sets ...layout.Set) error {
+func (r reader) named(fn func(nft.Element, tracker.Key), sets ...layout.Set) error {
 	for _, s := range sets {
-		err := r.each(s, func(e kernel.Element) {
+		err := r.each(s, func(e nft.Element) {
 			if len(e.Key) >= layout.PortOffset && e.Comment != "" && len(e.Data) >= 4 {
 				fn(e, tracker.Key{ServicePortName: layout.ParseServiceComment(e.Comment, inet.ProtocolOf(e.Key[len(e.Key)-layout.PortOffset])), Family: r.family})
 			}
@@ -118,29 +119,29 @@ func (r reader) endpoints(handlers layout.Set) (func(dispatchKey uint32) (chain 
 	// The shifted number of a sticky pool has the highest bit, which numbers of other pools lack.
 	pools := map[uint32][]netip.AddrPort{}
 	inBucket := map[uint32]bool{}
-	add := func(pool uint32, e kernel.Element) {
+	add := func(pool uint32, e nft.Element) {
 		if a, ok := layout.ParseAddrPort(e.Data); ok {
 			pools[pool] = append(pools[pool], a)
 		}
 	}
 	for _, read := range []struct {
 		set layout.Set
-		fn  func(key uint32, e kernel.Element)
+		fn  func(key uint32, e nft.Element)
 	}{
-		{handlers, func(key uint32, e kernel.Element) { chains[key] = e.Chain }},
-		{layout.StickyHandlers, func(key uint32, e kernel.Element) { stickyChains[key] = e.Chain }},
-		{layout.StickyPools, func(key uint32, e kernel.Element) { stickyKeys[key] = binary.NativeEndian.Uint32(e.Data) }},
+		{handlers, func(key uint32, e nft.Element) { chains[key] = e.Chain }},
+		{layout.StickyHandlers, func(key uint32, e nft.Element) { stickyChains[key] = e.Chain }},
+		{layout.StickyPools, func(key uint32, e nft.Element) { stickyKeys[key] = binary.NativeEndian.Uint32(e.Data) }},
 		{layout.Endpoints, add},
 		{layout.UDPEndpoints, add},
 		{layout.SCTPEndpoints, add},
-		{layout.StickyBuckets, func(_ uint32, e kernel.Element) { inBucket[binary.NativeEndian.Uint32(e.Data)] = true }},
-		{layout.StickyEndpoints, func(member uint32, e kernel.Element) {
+		{layout.StickyBuckets, func(_ uint32, e nft.Element) { inBucket[binary.NativeEndian.Uint32(e.Data)] = true }},
+		{layout.StickyEndpoints, func(member uint32, e nft.Element) {
 			if inBucket[member] {
 				add(member&layout.StickyMask, e)
 			}
 		}},
 	} {
-		if err := r.each(read.set, func(e kernel.Element) { read.fn(binary.NativeEndian.Uint32(e.Key), e) }); err != nil {
+		if err := r.each(read.set, func(e nft.Element) { read.fn(binary.NativeEndian.Uint32(e.Key), e) }); err != nil {
 			return nil, err
 		}
 	}

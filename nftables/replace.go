@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -219,7 +220,7 @@ func (r *tables) installed() (map[tracker.Key]bool, error) {
 			continue
 		}
 		old := reader{ctx: r.b.open, conn: r.b.conn, table: r.old.name, family: f}
-		if err := old.frontends(func(_ kernel.Element, key tracker.Key) { out[key] = true }); err != nil {
+		if err := old.frontends(func(_ nft.Element, key tracker.Key) { out[key] = true }); err != nil {
 			return nil, err
 		}
 	}
@@ -227,12 +228,12 @@ func (r *tables) installed() (map[tracker.Key]bool, error) {
 }
 
 // clients reads the remembered clients, at most as many as the new table has room for.
-func (r *tables) clients(t *model.Table) (*kernel.Elements, error) {
-	clients := &kernel.Elements{}
+func (r *tables) clients(t *model.Table) (*nft.Elements, error) {
+	clients := &nft.Elements{}
 	if r.old.families[t.Family].sticky == nil {
 		return clients, nil
 	}
-	err := r.b.conn.Elements(r.old.name, t.Family, layout.StickyClients, func(e kernel.Element) {
+	err := r.b.conn.Elements(r.old.name, t.Family, layout.StickyClients, func(e nft.Element) {
 		if e.Expiration != nil && clients.Count() < t.Size(layout.StickyClients) {
 			clients.AddTimed(e.Key, e.Data, e.Timeout, e.Expiration)
 		}
@@ -318,7 +319,7 @@ func (r *inPlace) copyPackets(w writer) error {
 			w.AddElements(t.Family, layout.StickyClients, clients)
 		}
 		stays := func(s layout.Set) bool { return k.keeps(s, t.Family, t.Size(s)) }
-		err := r.counters(t, stays, func(s layout.Set, list *kernel.Elements) error {
+		err := r.counters(t, stays, func(s layout.Set, list *nft.Elements) error {
 			w.AddElements(t.Family, s, list)
 			return nil
 		})
@@ -366,7 +367,7 @@ func (b *Backend) deleteGarbage(t *model.Table) {
 // must still exist.
 func (b *Backend) forgetRules(t *model.Table, chain func(string) bool) {
 	if i := slices.Index(b.tables.List, t); i < len(b.watched.rules) {
-		maps.DeleteFunc(b.watched.rules[i], func(_ uint64, r kernel.Rule) bool { return chain(r.Chain) })
+		maps.DeleteFunc(b.watched.rules[i], func(_ uint64, r nft.Rule) bool { return chain(r.Chain) })
 	}
 }
 
@@ -409,7 +410,7 @@ func (r *staged) finish() error {
 	}
 	for _, t := range r.model.List {
 		stays := func(layout.Set) bool { return false }
-		err := r.counters(t, stays, func(s layout.Set, list *kernel.Elements) error { return r.add(t.Family, s, list) })
+		err := r.counters(t, stays, func(s layout.Set, list *nft.Elements) error { return r.add(t.Family, s, list) })
 		if err != nil {
 			return err
 		}
@@ -426,7 +427,7 @@ func (r *staged) finish() error {
 }
 
 // add adds elements to a set in several transactions.
-func (r *staged) add(f tracker.Family, s layout.Set, list *kernel.Elements) error {
+func (r *staged) add(f tracker.Family, s layout.Set, list *nft.Elements) error {
 	for part := range list.Parts(r.b.conn.Limit() / 2) {
 		w := r.b.conn.NewWriter(r.name)
 		w.AddElements(f, s, part)
@@ -439,13 +440,13 @@ func (r *staged) add(f tracker.Family, s layout.Set, list *kernel.Elements) erro
 
 // counters calls add with the counters of the old table, for each set of counters that does not
 // stay.
-func (r *tables) counters(t *model.Table, stays func(layout.Set) bool, add func(layout.Set, *kernel.Elements) error) error {
+func (r *tables) counters(t *model.Table, stays func(layout.Set) bool, add func(layout.Set, *nft.Elements) error) error {
 	for _, s := range layout.TrafficSets() {
 		if stays(s) || !r.old.families[t.Family].has(s, t.Family) {
 			continue
 		}
-		list := &kernel.Elements{}
-		err := readAll(r.b.conn, r.old.name, t.Family, s, list.Reset, func(e kernel.Element) {
+		list := &nft.Elements{}
+		err := readAll(r.b.conn, r.old.name, t.Family, s, list.Reset, func(e nft.Element) {
 			if e.Expr != nil && list.Count() < t.Size(s) {
 				list.AddCounter(e.Key, e.Expr)
 			}

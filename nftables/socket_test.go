@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/ruleset"
@@ -89,7 +90,7 @@ func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	var batch kernel.Batch
+	var batch nft.Batch
 	for range 3 {
 		batch.Reset()
 		for i := range 30000 {

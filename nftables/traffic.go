@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"syscall"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -109,7 +109,7 @@ type counters map[counterKey]uint64
 func (r reader) counters() (counters, error) {
 	out := counters{}
 	for _, s := range layout.TrafficSets() {
-		err := r.each(s, func(e kernel.Element) { out[counterKey{s, string(e.Key)}] = e.Packets() })
+		err := r.each(s, func(e nft.Element) { out[counterKey{s, string(e.Key)}] = e.Packets() })
 		if err != nil {
 			return nil, err
 		}
@@ -153,20 +153,20 @@ func (o owners) of(at string) (tracker.Key, bool) {
 // owners returns the Service ports of the table's frontends.
 func (r reader) owners() (owners, error) {
 	out := owners{}
-	err := r.frontends(func(e kernel.Element, k tracker.Key) { out[string(e.Key)] = k })
+	err := r.frontends(func(e nft.Element, k tracker.Key) { out[string(e.Key)] = k })
 	return out, err
 }
 
 // prune deletes the counters of destinations without a Service from c and from the kernel. If
 // it fails, the next call deletes them.
 func (b *Backend) prune(f tracker.Family, c counters, o owners) {
-	lists := map[layout.Set]*kernel.Elements{}
+	lists := map[layout.Set]*nft.Elements{}
 	for k := range c {
 		if _, ok := o.of(k.at); ok {
 			continue
 		}
 		if lists[k.set] == nil {
-			lists[k.set] = &kernel.Elements{}
+			lists[k.set] = &nft.Elements{}
 		}
 		lists[k.set].Add([]byte(k.at), nil, "")
 		delete(c, k)
@@ -191,7 +191,7 @@ func (b *Backend) deleteLost(lost []model.Destination) {
 	}
 	sets := layout.TrafficSets()
 	for _, f := range b.config.Families {
-		list := &kernel.Elements{}
+		list := &nft.Elements{}
 		for i := range lost {
 			if lost[i].Family == f {
 				list.Add(lost[i].Key.Bytes(), nil, "")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -224,7 +225,7 @@ func TestCountersOfManyDeletedServices(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	const services = 240
-	counters := &kernel.Elements{}
+	counters := &nft.Elements{}
 	for i := range services {
 		s := svc(i)
 		r.tracker.SetService(s)
@@ -256,7 +257,7 @@ func TestCountersOfManyDeletedServices(t *testing.T) {
 }
 
 // addCounters adds counters to each set of counters.
-func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *kernel.Elements) {
+func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *nft.Elements) {
 	tb.Helper()
 	w := kernel.NewWriter(b.name)
 	for _, s := range layout.TrafficSets() {
@@ -287,7 +288,7 @@ func TestFullSetsForwardAll(t *testing.T) {
 		if f == tracker.IPv6 {
 			from = netip.MustParseAddr("2001:db8::")
 		}
-		counters := &kernel.Elements{}
+		counters := &nft.Elements{}
 		for i := range 4096 {
 			key := layout.Octets{}.Addr(from).Proto(inet.TCP).Port(uint16(i))
 			counters.AddCounter(key.Bytes(), onePacket())

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -25,7 +25,7 @@ type watched struct {
 	// proper state. commits is the number of transactions that this backend had committed then.
 	generation, commits uint32
 	// rules holds the rules of each table by handle. It is nil before the first examination.
-	rules []map[uint64]kernel.Rule
+	rules []map[uint64]nft.Rule
 }
 
 // Check compares the tables with what the backend wrote. It returns a
@@ -116,7 +116,7 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 // it before.
 func (b *Backend) examine(count bool) error {
 	if b.watched.rules == nil {
-		b.watched.rules = make([]map[uint64]kernel.Rule, len(b.tables.List))
+		b.watched.rules = make([]map[uint64]nft.Rule, len(b.tables.List))
 	}
 	for i, t := range b.tables.List {
 		rules, err := b.examineTable(t, b.watched.rules[i], count)
@@ -136,8 +136,8 @@ func (b *Backend) examine(count bool) error {
 
 // examineTable compares a table with its model. It compares each chain's rule count and
 // checks that the rules seen last time still exist. It returns the current rules.
-func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, count bool) (map[uint64]kernel.Rule, error) {
-	drift := func(format string, args ...any) (map[uint64]kernel.Rule, error) {
+func (b *Backend) examineTable(t *model.Table, last map[uint64]nft.Rule, count bool) (map[uint64]nft.Rule, error) {
+	drift := func(format string, args ...any) (map[uint64]nft.Rule, error) {
 		return nil, drifted(t.Family, format, args...)
 	}
 	head, err := b.conn.Table(b.name, t.Family)
@@ -191,7 +191,7 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, coun
 	if err != nil {
 		return nil, err
 	}
-	found := make(map[uint64]kernel.Rule, len(list))
+	found := make(map[uint64]nft.Rule, len(list))
 	for _, r := range list {
 		found[r.Handle] = r
 		expected[r.Chain]--
@@ -213,7 +213,7 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]kernel.Rule, coun
 }
 
 // expectedChains returns the hooks of base chains, and the number of rules that each chain must have.
-func (b *Backend) expectedChains(t *model.Table) (base map[string]*kernel.BaseChain, rules map[string]int) {
+func (b *Backend) expectedChains(t *model.Table) (base map[string]*nft.BaseChain, rules map[string]int) {
 	objects := []model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}}
 	objects = slices.AppendSeq(objects, maps.Values(t.Chains()))
 	base, rules = b.config.rules(t.Family, t.Node).Outline(objects)
@@ -228,7 +228,7 @@ func (b *Backend) compareMaps(t *model.Table) error {
 			continue
 		}
 		found := map[uint32]string{}
-		err := readAll(b.conn, b.name, t.Family, s, func() { clear(found) }, func(e kernel.Element) {
+		err := readAll(b.conn, b.name, t.Family, s, func() { clear(found) }, func(e nft.Element) {
 			if len(e.Key) == 4 && e.Goto {
 				found[binary.NativeEndian.Uint32(e.Key)] = e.Chain
 			} else {
@@ -268,7 +268,7 @@ func (b *Backend) compareCount(t *model.Table, s layout.Set, count int) error {
 		if want > countable {
 			return nil
 		}
-		err := readAll(b.conn, b.name, t.Family, s, func() { count = 0 }, func(kernel.Element) { count++ })
+		err := readAll(b.conn, b.name, t.Family, s, func() { count = 0 }, func(nft.Element) { count++ })
 		if err != nil {
 			return err
 		}

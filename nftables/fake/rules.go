@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -62,13 +62,13 @@ type state struct {
 
 // parser reads a rule.
 type parser struct {
-	kernel.Words
+	nft.Words
 	*rule
 	unknown bool // a value is of no known kind
 }
 
 func parseRule(text string) (*rule, error) {
-	p := &parser{Words: kernel.Words(text), rule: &rule{text: text}}
+	p := &parser{Words: nft.Words(text), rule: &rule{text: text}}
 	for p.Words != "" {
 		before := p.Words
 		if p.steps = append(p.steps, p.statement()); p.unknown {

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/go-proxier/proxier/nftables/internal/kernel"
+	"github.com/go-proxier/proxier/internal/nft"
 )
 
 // Tables holds tables of all families. [New] makes one. Its methods may be called concurrently.
@@ -313,7 +313,7 @@ func (c *chain) attach(line string) error {
 
 // command applies a command.
 func (l *loader) command(line string) error {
-	w := kernel.Words(line)
+	w := nft.Words(line)
 	verb, kind := w.Next(), ""
 	if verb != "table" {
 		kind = w.Next()

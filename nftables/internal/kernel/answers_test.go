@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -33,11 +34,11 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
 	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var all []Element
+		var all []nft.Element
 		for _, list := range nfnl.Attributes(data) {
-			all = append(all, parseElement(list))
+			all = append(all, nft.ParseElement(list))
 			for _, one := range nfnl.Attributes(list) {
-				all = append(all, parseElement(one))
+				all = append(all, nft.ParseElement(one))
 			}
 		}
 		adopted := model.NewAdopted()

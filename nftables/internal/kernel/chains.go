@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/tracker"
@@ -119,12 +120,9 @@ const (
 type ChainSpec struct {
 	Name  string
 	Hook  string
-	Base  *BaseChain
+	Base  *nft.BaseChain
 	Rules []string
 }
-
-// hooks holds the numbers of the hooks of base chains (linux/netfilter.h, NF_INET_*).
-var hooks = map[string]uint32{"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 
 // chainsIn returns the chains in a text.
 func chainsIn(text string) (out []ChainSpec) {
@@ -136,11 +134,11 @@ func chainsIn(text string) (out []ChainSpec) {
 			out = append(out, ChainSpec{Name: strings.TrimSuffix(name, " {")})
 		case strings.HasPrefix(line, "type "):
 			var kind, hook string
-			base := &BaseChain{}
+			base := &nft.BaseChain{}
 			if _, err := fmt.Sscanf(line, "type %s hook %s priority %d;", &kind, &hook, &base.Priority); err != nil {
 				panic(line)
 			}
-			base.Type, base.Hook = kind, hooks[hook]
+			base.Type, base.Hook = kind, nft.Hooks()[hook]
 			out[len(out)-1].Hook, out[len(out)-1].Base = line, base
 		case line != "" && line != "}":
 			out[len(out)-1].Rules = append(out[len(out)-1].Rules, line)
@@ -204,8 +202,8 @@ func (s Stages) of(chains []ChainSpec) []ChainSpec {
 
 // Outline returns the chains that objects create: the hooks of base chains, and the number of rules
 // of each chain.
-func (w Rules) Outline(objects []model.Object) (base map[string]*BaseChain, rules map[string]int) {
-	base, rules = map[string]*BaseChain{}, map[string]int{}
+func (w Rules) Outline(objects []model.Object) (base map[string]*nft.BaseChain, rules map[string]int) {
+	base, rules = map[string]*nft.BaseChain{}, map[string]int{}
 	for i := range objects {
 		for _, c := range w.chainsOf(&objects[i]) {
 			rules[c.Name] = len(c.Rules)

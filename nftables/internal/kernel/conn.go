@@ -3,119 +3,58 @@
 package kernel
 
 import (
-	"context"
-	"fmt"
 	"os"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/model"
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
+	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/tracker"
 )
-
-// Conn is a netlink socket to nf_tables of one network namespace. It is not safe
-// for concurrent use.
-type Conn struct {
-	*nfnl.Conn
-	limit int
-	// commits counts the transactions that were committed.
-	commits uint32
-	// Refusal, if not nil, makes the error of a refused request.
-	Refusal func(*nfnl.Error) error
-}
 
 // SendBuffer is the size of the send buffer for [Dial], in bytes: enough for a transaction of
 // a million elements. The kernel allocates memory only as needed.
 const SendBuffer = 256 << 20
 
-// Dial opens a socket as [nfnl.Dial] does, and requests a send buffer of the given size.
+// Conn is an [nft.Conn] that reads tables of IPv4 and IPv6.
+type Conn struct{ *nft.Conn }
+
+// Dial opens a socket as [nft.Dial] does.
 func Dial(ns *os.File, sendBuffer int) (*Conn, error) {
-	conn, err := nfnl.Dial(ns)
-	if err != nil {
-		return nil, err
-	}
-	c := &Conn{Conn: conn}
-	if c.limit, err = conn.SetBuffers(sendBuffer, 8<<20); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return c, nil
+	c, err := nft.Dial(ns, sendBuffer)
+	return &Conn{c}, err
 }
 
-// Limit is the largest batch, in bytes, that the socket can send.
-func (c *Conn) Limit() int { return c.limit }
-
-// Commits returns how many transactions this connection has committed. Each adds
-// one to [Conn.Generation].
-func (c *Conn) Commits() uint32 { return c.commits }
-
-// Commit sends the batch and returns once the kernel has committed or refused all of
-// it. If the kernel refused it, the error is an [*nfnl.Error]. An empty batch is not
-// sent.
-func (c *Conn) Commit(b *Batch) error {
-	if b.Len()+controlSize > c.limit {
-		return fmt.Errorf("%w: %d bytes, at most %d", model.ErrTooLarge, b.Len()+controlSize, c.limit)
-	}
-	sent := !b.Empty()
-	if err := c.Conn.Commit(&b.Batch); err != nil {
-		return c.refusal(err)
-	}
-	if sent {
-		c.commits++
-	}
-	return nil
+// Table reads a table without its contents.
+func (c *Conn) Table(name string, f tracker.Family) (nft.Head, error) {
+	return c.Conn.Table(name, inet.AF(f))
 }
 
-// controlSize is the length of the message that ends a batch, in bytes.
-const controlSize = 20
-
-// Get sends one request of an nf_tables type and calls fn with the attributes of
-// each object of the answer. With dump it requests all objects.
-func (c *Conn) Get(typ uint16, family byte, dump bool, attrs []byte, fn func(attrs []byte) error) error {
-	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: typ, Family: family, Dump: dump, Attrs: attrs}
-	return c.refusal(c.Conn.Get(context.Background(), r, fn))
+// Chains returns the table's chains by name.
+func (c *Conn) Chains(table string, f tracker.Family) (map[string]nft.Chain, error) {
+	return c.Conn.Chains(table, inet.AF(f))
 }
 
-// refusal replaces a refusal by the result of Refusal. It returns other errors as they are.
-func (c *Conn) refusal(err error) error {
-	if refused, ok := err.(*nfnl.Error); ok && c.Refusal != nil {
-		return c.Refusal(refused)
-	}
-	return err
+// Sets returns the table's named sets and maps by name.
+func (c *Conn) Sets(table string, f tracker.Family) (map[string]nft.Set, error) {
+	return c.Conn.Sets(table, inet.AF(f))
 }
 
-// Generation returns the number of transactions that any process has committed in
-// the network namespace so far.
-func (c *Conn) Generation() (uint32, error) {
-	var gen uint32
-	err := c.Get(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, false, nil, func(attrs []byte) error {
-		for typ, data := range nfnl.Attributes(attrs) {
-			if typ == unix.NFTA_GEN_ID {
-				gen = nfnl.Uint32(data)
-			}
-		}
-		return nil
-	})
-	return gen, err
+// Flowtables returns the table's flowtables by name.
+func (c *Conn) Flowtables(table string, f tracker.Family) (map[string]nft.Flowtable, error) {
+	return c.Conn.Flowtables(table, inet.AF(f))
 }
 
-// maxMessage bounds one message of set elements: the length of the attribute
-// that holds them is 16 bits.
-const maxMessage = 60 << 10
+// Rules returns the table's rules.
+func (c *Conn) Rules(table string, f tracker.Family) ([]nft.Rule, error) {
+	return c.Conn.Rules(table, inet.AF(f))
+}
 
-// Batch is one nf_tables transaction that is being written.
-type Batch struct{ nfnl.Batch }
+// Elements calls fn with each element of a set. The element is valid only during the call.
+func (c *Conn) Elements(table string, f tracker.Family, s layout.Set, fn func(nft.Element)) error {
+	return c.Conn.Elements(table, inet.AF(f), s.Name(), fn)
+}
 
-// Elements appends the messages that add (NFT_MSG_NEWSETELEM) or delete
-// (NFT_MSG_DELSETELEM) the elements of one set that e holds.
-func (b *Batch) Elements(typ, flags uint16, family byte, table, set string, e *Elements) {
-	for part := range e.Parts(maxMessage) {
-		b.Begin(typ, flags, family)
-		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-		b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		b.Encoded(part.buf)
-		b.Unnest()
-		b.End()
-	}
+// HasBaseChain reports whether the table exists and has the base chain of a name.
+func (c *Conn) HasBaseChain(table string, f tracker.Family, chain string) (bool, error) {
+	return c.Conn.HasBaseChain(table, inet.AF(f), chain)
 }

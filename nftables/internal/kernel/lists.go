@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/tracker"
@@ -12,14 +13,14 @@ import (
 // Lists holds the elements of transactions by set: those to delete and those to add. The zero value
 // is empty. It keeps its memory when it is emptied.
 type Lists struct {
-	lists [2]struct{ add, remove [layout.SetCount]Elements }
+	lists [2]struct{ add, remove [layout.SetCount]nft.Elements }
 	// touched holds the lists that have elements.
 	touched []list
 }
 
 // list holds the elements to add to a set or to delete from it.
 type list struct {
-	*Elements
+	*nft.Elements
 	family   tracker.Family
 	set      layout.Set
 	deletion bool
@@ -41,7 +42,7 @@ func (l *Lists) Expect(f tracker.Family, s layout.Set, n int) {
 	sp := s.Spec(f)
 	bytes := layout.ElementSize(int(sp.KeyLen), int(sp.DataLen))
 	if s == layout.ServiceIPs || s == layout.NodePorts || s == layout.StickyEndpoints {
-		bytes += layout.CommentSize(40)
+		bytes += nft.CommentSize(40)
 	}
 	l.lists[index(f)].add[s].Grow(n * bytes)
 }
@@ -88,7 +89,7 @@ func (l *Lists) Size() int {
 }
 
 // Each calls fn with each list: first those of elements to delete, then those of elements to add.
-func (l *Lists) Each(fn func(f tracker.Family, s layout.Set, deletion bool, list *Elements)) {
+func (l *Lists) Each(fn func(f tracker.Family, s layout.Set, deletion bool, list *nft.Elements)) {
 	for _, deletion := range [...]bool{true, false} {
 		for _, t := range l.touched {
 			if t.deletion == deletion {

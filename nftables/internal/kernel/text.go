@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/tracker"
@@ -161,7 +162,7 @@ func ElementText(e *model.Edit) string {
 		out += " : goto " + e.Text
 	default:
 		if e.Text != "" {
-			out += ` comment "` + layout.Printable(e.Text) + `"`
+			out += ` comment "` + nft.Printable(e.Text) + `"`
 		}
 		if len(data) != 0 {
 			out += " : " + layout.Text(sp.DataType, data)
@@ -180,26 +181,3 @@ func intervalText(first, end []byte) string {
 	}
 	return model.Range{First: from, Last: to}.String()
 }
-
-// Words is what is left of a rule that is being read.
-type Words string
-
-// Next returns the next word and skips it. It returns "" at the end.
-func (w *Words) Next() string {
-	word, rest, _ := strings.Cut(string(*w), " ")
-	*w = Words(rest)
-	return word
-}
-
-// Accept skips words if they come next.
-func (w *Words) Accept(words string) bool {
-	rest, ok := strings.CutPrefix(string(*w), words)
-	if !ok || rest != "" && rest[0] != ' ' {
-		return false
-	}
-	*w = Words(strings.TrimPrefix(rest, " "))
-	return true
-}
-
-// Begins reports whether text comes next.
-func (w Words) Begins(text string) bool { return strings.HasPrefix(string(w), text) }

@@ -120,12 +120,3 @@ const FastPath = "fast-path"
 // LoopbackInterface is the interface by which the node's packets to its own
 // addresses go out of the output hook and come in again.
 const LoopbackInterface = "lo"
-
-// InterfaceName returns the key of an interface, which is also what rules compare a whole name
-// with.
-func InterfaceName(name string) Octets {
-	var o Octets
-	copy(o.buf[:], name)
-	o.n = interfaceNameLen
-	return o
-}

@@ -2,10 +2,10 @@ package layout
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -26,7 +26,7 @@ func TestKeysAndDataOfEverySetFitIntoOctets(t *testing.T) {
 			if most := uint32(len(Octets{}.buf)); sp.KeyLen == 0 || sp.KeyLen > most || sp.DataLen > most {
 				t.Errorf("%s %s: %+v", f, s.Name(), sp)
 			}
-			if verdicts := sp.DataType == DataVerdict; verdicts != s.Verdicts() {
+			if verdicts := sp.DataType == nft.DataVerdict; verdicts != s.Verdicts() {
 				t.Errorf("%s is a verdict map: %v", s.Name(), verdicts)
 			}
 		}
@@ -50,8 +50,8 @@ func TestKeysHaveTheLengthOfTheirSet(t *testing.T) {
 			t.Errorf("%s is read as %v, %v", a, got, ok)
 		}
 	}
-	if o := InterfaceName("eth0"); uint32(o.Len()) != FastPathInterfaces.Spec(tracker.IPv4).KeyLen {
-		t.Errorf("an interface's key has %d bytes", o.Len())
+	if key := nft.InterfaceName("eth0"); uint32(len(key)) != FastPathInterfaces.Spec(tracker.IPv4).KeyLen {
+		t.Errorf("an interface's key has %d bytes", len(key))
 	}
 }
 
@@ -84,14 +84,5 @@ func TestHandlersHaveDifferentChains(t *testing.T) {
 				seen[pool.Chain()] = pool
 			}
 		}
-	}
-}
-
-func TestLongCommentsAreCut(t *testing.T) {
-	if got := Printable(strings.Repeat("x", 200) + "y"); got != strings.Repeat("x", MaxComment) {
-		t.Errorf("the comment is %q", got)
-	}
-	if got := Printable("a\"\n"); got != "a??" {
-		t.Errorf("the comment is %q", got)
 	}
 }

@@ -1,27 +1,16 @@
 package layout
 
 import (
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Spec holds the attributes with which a set is created. Types are the nft tool's data types
-// (nftables, include/datatype.h), which the kernel stores without attaching a meaning. The tool loads
-// a rule only if the types in it are those of its sets: see [Set.UserData].
-type Spec struct {
-	KeyType, KeyLen   uint32
-	DataType, DataLen uint32 // DataType 0: a set, not a map
-	Flags             uint32
-}
-
-// Flags of sets, and the type of a verdict (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*
-// and NFT_DATA_VERDICT).
+// Flags of sets (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*).
 const (
 	FlagMap     = 0x8
 	setInterval = 0x4
 	setTimeout  = 0x10
 	setEval     = 0x20
-
-	DataVerdict = 0xffffff00
 )
 
 // interfaceNameLen is the length of an interface's name in a key (IFNAMSIZ of linux/if.h).
@@ -54,10 +43,11 @@ func concat(fields []field) (typ, length uint32) {
 	return typ, length
 }
 
-// Spec returns the attributes of the set in a table of the family.
-func (s Set) Spec(f tracker.Family) Spec {
+// Spec returns the attributes of the set in a table of the family. The nft tool loads
+// a rule only if the types in it are those of its sets: see [Set.UserData].
+func (s Set) Spec(f tracker.Family) nft.Spec {
 	addr, proto, port := field{typeIPv4, 4}, field{typeProto, 1}, field{typePort, 2}
-	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{DataVerdict, 0}
+	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{nft.DataVerdict, 0}
 	bucket := field{typeInteger, 4}
 	if f == tracker.IPv6 {
 		addr = field{typeIPv6, 16}
@@ -96,7 +86,7 @@ func (s Set) Spec(f tracker.Family) Spec {
 	default:
 		key = []field{addr, addr, proto, port}
 	}
-	sp := Spec{Flags: flags}
+	sp := nft.Spec{Flags: flags}
 	sp.KeyType, sp.KeyLen = concat(key)
 	if data != nil {
 		sp.Flags |= FlagMap

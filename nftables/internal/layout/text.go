@@ -7,18 +7,19 @@ import (
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // typeNames holds the tool's names of types.
 var typeNames = map[uint32]string{
 	typeInteger: "integer", typeIPv4: "ipv4_addr", typeIPv6: "ipv6_addr", typeProto: "inet_proto", typePort: "inet_service",
-	typeMark: "mark", typeClassID: "classid", typeIfname: "ifname", DataVerdict: "verdict",
+	typeMark: "mark", typeClassID: "classid", typeIfname: "ifname", nft.DataVerdict: "verdict",
 }
 
 // typesOf returns the types in the type of a concatenation.
 func typesOf(typ uint32) (out []uint32) {
-	for ; typ > 1<<typeBits && typ != DataVerdict; typ >>= typeBits {
+	for ; typ > 1<<typeBits && typ != nft.DataVerdict; typ >>= typeBits {
 		out = append([]uint32{typ & (1<<typeBits - 1)}, out...)
 	}
 	return append([]uint32{typ}, out...)

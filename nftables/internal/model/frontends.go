@@ -3,6 +3,7 @@ package model
 import (
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -47,7 +48,7 @@ func (f *frontends) plan(before, after *wanted, tx *Tx) {
 			continue
 		case e.Set >= layout.FirstAllowed:
 			f.prefix(int(e.Set-layout.FirstAllowed), tx)
-		case e.Set.Counted() && len(name) > layout.MaxComment:
+		case e.Set.Counted() && len(name) > nft.MaxComment:
 			f.longNames.set(&f.draft, e.Key, after.key)
 		}
 		tx.add(f.Family, e, comment)

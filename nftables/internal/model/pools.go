@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
@@ -225,10 +226,10 @@ func ownerOf(k tracker.Key, target ruleset.Target) StickyOwner {
 	if target == ruleset.TargetLocal {
 		name += " local"
 	}
-	if short := layout.Printable(name); short != name {
+	if short := nft.Printable(name); short != name {
 		sum := sha256.Sum256([]byte(name))
 		suffix := "~" + hex.EncodeToString(sum[:10])
-		return StickyOwner(short[:min(len(short), layout.MaxComment-len(suffix))] + suffix)
+		return StickyOwner(short[:min(len(short), nft.MaxComment-len(suffix))] + suffix)
 	}
 	return StickyOwner(name)
 }

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -19,7 +19,7 @@ func TestStickyOwnersDiffer(t *testing.T) {
 			if other, ok := seen[o]; ok {
 				t.Errorf("%q and %q are both %q", name, other, o)
 			}
-			if layout.Printable(string(o)) != string(o) {
+			if nft.Printable(string(o)) != string(o) {
 				t.Errorf("%q does not fit into a comment", o)
 			}
 			seen[o] = name

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -179,7 +180,7 @@ func (i *intervals) setServiceCIDRs(tx *Tx) {
 func (i *intervals) SetInterfaces(links map[string]int, tx *Tx) {
 	edit := func(names []string, deletion bool) {
 		for _, name := range names {
-			tx.edit(&Edit{Family: i.Family, Deletion: deletion, Element: layout.Element{Set: layout.FastPathInterfaces, Key: layout.InterfaceName(name)}})
+			tx.edit(&Edit{Family: i.Family, Deletion: deletion, Element: layout.Element{Set: layout.FastPathInterfaces, Key: layout.OctetsOf(nft.InterfaceName(name))}})
 		}
 	}
 	edit(Missing(i.interfaces, links), true)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -63,7 +64,7 @@ var (
 	// and by that of a Service that needs one. The kernel accepts a transaction only in one piece,
 	// of at most the size of the socket's send buffer. A buffer larger than net.core.wmem_max needs
 	// CAP_NET_ADMIN in the initial user namespace.
-	ErrTooLarge = errors.New("transaction is larger than the socket's send buffer")
+	ErrTooLarge = nft.ErrTooLarge
 )
 
 // ErrOverflow is returned if the sets need more room. It requires a full delta.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -103,7 +104,7 @@ type Edit struct {
 func (e *Edit) bytes() int {
 	size := layout.ElementSize(e.Key.Len(), e.Data.Len())
 	if e.Text != "" {
-		size += layout.CommentSize(len(e.Text)) + 16
+		size += nft.CommentSize(len(e.Text)) + 16
 	}
 	if e.Timeout != 0 {
 		size += 2 * 12

@@ -1,6 +1,6 @@
 //go:build linux
 
-package kernel
+package nft
 
 import (
 	"encoding/binary"
@@ -18,8 +18,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // firstReg is the first register of a look-up's key (NFT_REG32_00). Registers are numbered as
@@ -39,7 +37,7 @@ const (
 // tool lists other expressions wrongly, or aborts: nft 1.0.6 does on a register that is passed from one
 // look-up to the next.
 type compiler struct {
-	family tracker.Family
+	family byte // NFPROTO_*
 	Words
 	out [][]byte
 	err error
@@ -47,9 +45,10 @@ type compiler struct {
 	protocols func() uint32
 }
 
-// compile returns the expressions of a rule.
-func compile(f tracker.Family, rule string, protocols func() uint32) ([][]byte, error) {
-	c := &compiler{family: f, Words: Words(rule), protocols: protocols}
+// Compile returns the expressions of a rule in the syntax of nft, in a table of a family (NFPROTO_*).
+// protocols creates an anonymous set of the protocols of Services and returns its ID in the transaction.
+func Compile(family byte, rule string, protocols func() uint32) ([][]byte, error) {
+	c := &compiler{family: family, Words: Words(rule), protocols: protocols}
 	for c.Words != "" && c.err == nil {
 		c.statement()
 	}
@@ -61,7 +60,7 @@ func compile(f tracker.Family, rule string, protocols func() uint32) ([][]byte, 
 
 func (c *compiler) emit(list ...expr.Any) {
 	for _, e := range list {
-		data, err := expr.Marshal(inet.AF(c.family), e)
+		data, err := expr.Marshal(c.family, e)
 		c.fail(err)
 		c.out = append(c.out, data)
 	}
@@ -96,7 +95,7 @@ func (c *compiler) statement() {
 		c.emit(&expr.Verdict{Kind: expr.VerdictGoto, Chain: c.Next()})
 	case c.Accept("reject"):
 		code := uint8(3) // ICMP port unreachable (RFC 792, RFC 4443)
-		if c.family == tracker.IPv6 {
+		if c.family == unix.NFPROTO_IPV6 {
 			code = 4
 		}
 		c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
@@ -165,7 +164,7 @@ func (c *compiler) update(op uint32) {
 
 // dnat encodes the translation to an address and port, with expressions before it.
 func (c *compiler) dnat(before [][]byte) {
-	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(inet.AF(c.family)), RegAddrMin: firstReg, RegAddrMax: firstReg}
+	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(c.family), RegAddrMin: firstReg, RegAddrMax: firstReg}
 	c.Accept("ip")
 	c.Accept("ip6")
 	c.need("to")
@@ -352,8 +351,7 @@ func (c *compiler) interfaceName(quoted string) []byte {
 	if isPrefix {
 		return []byte(name)
 	}
-	o := layout.InterfaceName(name)
-	return slices.Clone(o.Bytes())
+	return InterfaceName(name)
 }
 
 // classID and number return a number in the notation of nft.
@@ -379,12 +377,17 @@ func (c *compiler) fail(err error) {
 	}
 }
 
-func (c *compiler) addrLen() uint32 { return uint32(c.family.Bits() / 8) }
+func (c *compiler) addrLen() uint32 {
+	if c.family == unix.NFPROTO_IPV6 {
+		return 16
+	}
+	return 4
+}
 
 // address loads an address of the packet (RFC 791, RFC 8200).
 func (c *compiler) address(reg, offset4, offset6 uint32) *expr.Payload {
 	offset := offset4
-	if c.family == tracker.IPv6 {
+	if c.family == unix.NFPROTO_IPV6 {
 		offset = offset6
 	}
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: c.addrLen()}

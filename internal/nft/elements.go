@@ -1,4 +1,4 @@
-package kernel
+package nft
 
 import (
 	"encoding/binary"
@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 )
 
 // Elements holds encoded elements of one set. The zero value is empty. Reset empties
@@ -127,10 +126,10 @@ func (e *Elements) value(typ uint16, v []byte) {
 
 // comment appends a comment in its Printable form.
 func (e *Elements) comment(s string) {
-	s = layout.Printable(s)
+	s = Printable(s)
 	n := len(s) + 1
 	e.buf = nfnl.AppendHeader(e.buf, elemUserData, 2+n)
-	e.buf = append(e.buf, layout.UserDataComment, byte(n))
+	e.buf = append(e.buf, userDataComment, byte(n))
 	e.buf = append(e.buf, s...)
 	e.buf = append(e.buf, 0)
 	for len(e.buf)%4 != 0 {
@@ -166,18 +165,19 @@ func (e *Element) counter(typ int) uint64 {
 // Each calls fn with each element. The element is valid only during the call.
 func (e *Elements) Each(fn func(Element)) {
 	for _, one := range nfnl.Attributes(e.buf) {
-		fn(parseElement(one))
+		fn(ParseElement(one))
 	}
 }
 
-func parseElement(attrs []byte) Element {
+// ParseElement returns the element that attributes of the kernel describe.
+func ParseElement(attrs []byte) Element {
 	a := parse(attrs)
 	e := Element{
 		Key: dataValue(a[elemKey]), Data: dataValue(a[elemData]),
 		IntervalEnd: a.number(elemFlags)&intervalEnd != 0,
 		Timeout:     a[elemTimeout], Expiration: a[elemExpiration],
 		Expr:    a[elemExpr],
-		Comment: layout.Comment(a[elemUserData]),
+		Comment: Comment(a[elemUserData]),
 	}
 	if data := a[elemData]; data != nil && e.Data == nil {
 		outer := parse(data)
@@ -196,3 +196,7 @@ func dataValue(data []byte) (value []byte) {
 	}
 	return value
 }
+
+// InterfaceName returns the key of an interface, which is also what rules compare a whole name
+// with. It has IFNAMSIZ bytes (linux/if.h).
+func InterfaceName(name string) []byte { return append([]byte(name), make([]byte, 16)...)[:16] }

@@ -1,4 +1,4 @@
-package kernel
+package nft
 
 import "github.com/go-proxier/proxier/internal/nfnl"
 

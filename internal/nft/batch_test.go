@@ -1,6 +1,6 @@
 //go:build linux
 
-package kernel
+package nft
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 )
 
 // message is one netlink message as an independent decoder sees it.
@@ -200,7 +199,7 @@ func TestCommentsArePrintable(t *testing.T) {
 	for in, want := range map[string]string{
 		"ns/name:port":           "ns/name:port",
 		"a\"b\\c\nd\x00e\x7fé":   "a?b?c?d?e???",
-		strings.Repeat("x", 300): strings.Repeat("x", layout.MaxComment),
+		strings.Repeat("x", 300): strings.Repeat("x", MaxComment),
 	} {
 		var e Elements
 		e.Add([]byte{1}, nil, in)
@@ -209,7 +208,7 @@ func TestCommentsArePrintable(t *testing.T) {
 			for typ, data := range nfnl.Attributes(one) {
 				if typ == unix.NFTA_SET_ELEM_USERDATA {
 					found = true
-					if got := layout.Comment(data); got != want {
+					if got := Comment(data); got != want {
 						t.Errorf("%q became %q, want %q", in, got, want)
 					}
 				}
