@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -109,78 +108,39 @@ func (b *Backend) Close() error {
 var errClosed = fmt.Errorf("iptables: backend: %w", os.ErrClosed)
 
 // Limits returns the limits of rules for one Service, which are the same in both families.
-// The backend refuses a Service with a longer affinity timeout with a
-// [*ruleset.PartialError].
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{Affinity: maxAffinity}
 }
 
-// Apply makes the chains agree with d: see [ruleset.Backend].
-//
-// A [*ruleset.PartialError] names the Services that were refused, each with an error that wraps
-// [ruleset.ErrRefused] and, if a program refused the Service, a [*CommandError]. These Services stay as
-// last acknowledged, even after a full delta. If a full delta cannot restore that, the Service has no
-// rules, its error does not wrap ErrRefused, and the next delta must be full.
-//
-// The error wraps [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is
-// at fault. If an incremental delta fails for another reason, for example with [ErrLocked], the
-// error wraps [ruleset.ErrRefused] if the tables are unchanged, and else ErrNeedFull.
+// Apply makes the chains agree with d: see [ruleset.Backend]. It names no Service in its errors. The error
+// wraps [ruleset.ErrNeedFull] if the state of the tables is unknown. After any other error, such as
+// [ErrLocked], d is in effect in part or not at all, and the backend knows which part.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return errClosed
 	}
-	for _, f := range b.families {
-		f.written, f.wrote = [tables]int{}, false
-	}
-	bad, err := b.apply(ctx, d)
-	b.started = b.started || d.Full && err == nil
-	switch {
-	case err == nil && len(bad) != 0:
-		return &ruleset.PartialError{Failed: bad, Pruned: true, Restored: true}
-	case err == nil || d.Full || errors.Is(err, ruleset.ErrNeedFull):
-		return err
-	case slices.ContainsFunc(b.families, func(f *family) bool { return f.wrote }):
-		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
-	}
-	return unwritten{err}
-}
-
-// apply applies a delta. It returns the Services that were refused.
-func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
-	bad := map[tracker.Key]error{}
 	for _, f := range b.families {
+		f.written = [tables]int{}
 		changes := changesOf(d.Changes, f.family)
-		f.logHashFallback(changes)
-		var refused map[tracker.Key]error
-		var err error
+		err := ruleset.ErrNeedFull
 		switch {
 		case d.Full:
-			refused, err = f.replace(ctx, d.Node, changes)
-		case f.model == nil:
-			err = ruleset.ErrNeedFull
-		default:
-			refused, err = f.update(ctx, d.Node, changes)
+			err = f.replace(ctx, d.Node, changes)
+		case f.model != nil:
+			err = f.update(ctx, d.Node, changes)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if d.Full || len(refused) != 0 {
-			f.suspects = refused
-		}
-		maps.Copy(bad, refused)
 		f.trace(b.config.Hooks)
-		for _, err := range refused {
-			if !errors.Is(err, ruleset.ErrRefused) {
-				f.model = nil // the tables do not have Old of the Service
-			}
-		}
 	}
-	return bad, nil
+	b.started = b.started || d.Full
+	return nil
 }
 
 func changesOf(all []ruleset.Change, f tracker.Family) (out []ruleset.Change) {
@@ -203,15 +163,18 @@ func (f *family) trace(t *Hooks) {
 	}
 }
 
-// logHashFallback logs the Services that begin to ask for a hash and are programmed
-// without one.
-func (f *family) logHashFallback(changes []ruleset.Change) {
+// logIgnored logs what the rules do not do although a Service begins to ask for it.
+func (f *family) logIgnored(changes []ruleset.Change) {
 	for _, c := range changes {
-		if c.New == nil || c.New.Hash() == tracker.HashNone {
+		if c.New == nil {
 			continue
 		}
-		if c.Old == nil || c.Old.Hash() != c.New.Hash() {
-			backendconf.Complain(f.complaints, slog.LevelWarn, c.Key, "iptables: endpoints are chosen at random, not by a hash", nil)
+		now, old := f.ignored(c.New), ""
+		if c.Old != nil {
+			old = f.ignored(c.Old)
+		}
+		if now != "" && now != old {
+			backendconf.Complain(f.complaints, slog.LevelWarn, c.Key, "iptables: "+now, nil)
 		}
 	}
 }

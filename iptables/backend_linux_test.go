@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -47,31 +47,39 @@ func TestLockedTablesStayAsTheyAre(t *testing.T) {
 	r.verify()
 }
 
-// TestTooLargeServiceFailsAlone applies a Service with a chain that is too large for one
-// message to the kernel.
-func TestTooLargeServiceFailsAlone(t *testing.T) {
-	needFlavor(t, NFT)
+// TestLargestServiceFitsIntoMessages applies a Service with many endpoints, sources and frontends, and the longest
+// name, beside others. Without CAP_NET_ADMIN in the initial user namespace, a message to the kernel has 416 KiB.
+func TestLargestServiceFitsIntoMessages(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, onLinux(NFT))
-	r.set(0, []int{1})
-	r.set(1, upTo(500))
-	r.set(2, upTo(1200), affinity(60))
-	err := r.cursor.Sync(context.Background())
-	if err == nil {
-		t.Skip("this kernel accepts the Service")
-	}
-	var p *ruleset.PartialError
-	if !errors.As(err, &p) || len(p.Failed) > 2 {
-		t.Fatal(err)
-	}
-	for k := range p.Failed {
-		if k.Name != "svc-2" {
-			t.Errorf("%v failed", k)
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		t.Parallel()
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+		large := func(n int) func(*v1.Service) {
+			return func(s *v1.Service) {
+				loadBalancer(s)
+				affinity(60)(s)
+				s.Spec.Ports[0].Name = strings.Repeat("p", 63)
+				s.Spec.LoadBalancerSourceRanges = nil
+				for i := range n {
+					s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("20.%d.%d.0/24", i>>8, i&255))
+					if i < n/4 {
+						s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("21.0.%d.%d", i>>8, i&255))
+					}
+				}
+			}
 		}
-	}
-	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
-	r.sync()
-	r.verify()
+		r.set(0, []int{1})
+		r.sync()
+		for _, endpoints := range [][]int{upTo(3000), nil, upTo(2000)} { // nil: the sources are in the table filter, too
+			r.set(1, endpoints, large(2000))
+			r.set(2, []int{1 + len(endpoints)})
+			r.sync()
+			r.verify()
+		}
+		r.start()
+		r.sync()
+		r.verify()
+	})
 }
 
 // TestConcurrentWritersLoseNoRule runs other programs that change their own chains in the same

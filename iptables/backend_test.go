@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,10 +14,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -225,76 +222,6 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 	})
 }
 
-// TestRefusedServiceDoesNotHoldUpOthers refuses one Service among others, which must change.
-func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
-	t.Parallel()
-	systems(t, func(t *testing.T, flavor system) {
-		t.Parallel()
-		r, w := newWatched(t, flavor)
-		bad := tracker.Key{Family: tracker.IPv4}
-		bad.Namespace, bad.Name, bad.Port, bad.Protocol = "ns", "svc-3", "p", v1.ProtocolTCP
-		partial := func(err error) {
-			t.Helper()
-			var p *ruleset.PartialError
-			if !errors.As(err, &p) || len(p.Failed) != 1 || p.Failed[bad] == nil {
-				t.Fatalf("%v, want a PartialError for %v only", err, bad)
-			}
-			var c *CommandError
-			if !errors.As(p.Failed[bad], &c) || c.Line == 0 || c.Text == "" {
-				t.Fatalf("%v names no line", p.Failed[bad])
-			}
-		}
-		sync := func() error { return r.cursor.Sync(context.Background()) }
-		for i := range 10 {
-			r.set(i, []int{i})
-		}
-		r.sync()
-		was := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]
-
-		w.set("refuse", "10.244.0.77")
-		for i := range 10 {
-			r.set(i, []int{i, 70 + i + 4}) // svc-3 has 77
-		}
-		partial(sync())
-		if now := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]; !slices.Equal(was, now) {
-			t.Errorf("KUBE-SERVICES changed: %v, was %v", now, was)
-		}
-		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainProbe) {
-			t.Errorf("the refused Service changed, or another did not:\n%s", got)
-		}
-		full := false
-		r.cursor.OnSync(func(i ruleset.SyncInfo) { full = i.Full })
-		r.set(11, []int{11})
-		partial(sync())
-		if full {
-			t.Error("the refused Service led to a full delta, although it was refused before")
-		}
-		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "10.244.0.11:") {
-			t.Error("another Service was held up")
-		}
-		// The same holds for a full delta.
-		r.start()
-		partial(sync())
-		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.78:") {
-			t.Errorf("after a restart, the refused Service changed, or another did not:\n%s", got)
-		}
-		// The same holds if a dispatcher's rule is refused.
-		w.set("refuse", "svc-3:p cluster IP")
-		r.start()
-		partial(sync())
-		w.set("", "")
-		r.sync()
-		r.verify()
-
-		// If no Service is at fault, the tables are repaired.
-		r.command(tracker.IPv4, "", "-t", "nat", "-F")
-		r.command(tracker.IPv4, "", "-t", "nat", "-X")
-		r.setEndpoints(1, 1, 2, 3)
-		r.sync()
-		r.verify()
-	})
-}
-
 // TestHangingProgramIsKilled runs an iptables-restore that hangs, before or after its work.
 func TestHangingProgramIsKilled(t *testing.T) {
 	t.Parallel()
@@ -417,148 +344,6 @@ func TestClosedBackendReturnsErrClosed(t *testing.T) {
 	}, NFT)
 }
 
-// TestRefusedServiceIsServedAsBefore refuses changes of Services. The Services must be
-// served as before the change, even after a full sync, except for frontends and endpoints that
-// are gone.
-func TestRefusedServiceIsServedAsBefore(t *testing.T) {
-	t.Parallel()
-	systems(t, func(t *testing.T, flavor system) {
-		t.Parallel()
-		r, w := newWatched(t, flavor)
-		for i := range 10 {
-			r.set(i, []int{i, 40 + i}, nodePort(30000+int32(i)))
-		}
-		r.sync()
-		chain := func(i int) string {
-			var k tracker.Key
-			k.Namespace, k.Name, k.Port, k.Protocol = "ns", fmt.Sprintf("svc-%d", i), "p", v1.ProtocolTCP
-			return hashOf(serviceID(k))
-		}
-		w.set("refuse", "10.244.0.77")
-		r.set(3, []int{3, 77}, nodePort(30013))                      // refused by the program
-		r.set(5, []int{5, 6}, nodePort(30015), affinity(60*24*3600)) // cannot be rendered
-		r.set(20, []int{20}, nodePort(30003))                        // takes over a frontend of svc-3
-		for _, step := range []struct {
-			what string
-			do   func()
-		}{
-			{"a change", func() {}},
-			{"a full delta", r.cursor.Resync},
-			{"tables flushed by another program", func() {
-				r.command(tracker.IPv4, "", "-t", "nat", "-F")
-				r.command(tracker.IPv4, "", "-t", "nat", "-X")
-				r.cursor.Resync()
-			}},
-			{"another full delta", r.cursor.Resync},
-		} {
-			step.do()
-			var p *ruleset.PartialError
-			if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != 3 { // svc-5 in both families
-				t.Fatalf("%s: %v, want a PartialError for 3 Services", step.what, err)
-			}
-			k := r.kernel(tracker.IPv4)
-			for i, want := range map[int][]string{3: {"10.244.0.3:8080"}, 5: {"10.244.0.5:8080"}, 20: {"10.244.0.20:8080"}} {
-				var to []string
-				for _, rule := range k["nat KUBE-SVC-"+chain(i)] {
-					for _, dnat := range k["nat "+iptext.Target(rule)] {
-						if _, ep, ok := strings.Cut(dnat, "--to-destination "); ok {
-							to = append(to, ep)
-						}
-					}
-				}
-				if !slices.Equal(to, want) {
-					t.Errorf("%s: svc-%d leads to %v, want %v", step.what, i, to, want)
-				}
-			}
-			dispatch := strings.Join(append(k["nat KUBE-SERVICES"], k["nat KUBE-NODEPORTS"]...), "\n")
-			for _, want := range []string{
-				"-d 10.96.0.3/32 -p tcp -m comment --comment \"ns/svc-3:p cluster IP\" -m tcp --dport 80 -j KUBE-SVC-" + chain(3),
-				"--dport 30003 -j KUBE-EXT-" + chain(20),
-			} {
-				if !strings.Contains(dispatch, want) {
-					t.Errorf("%s: no %s in\n%s", step.what, want, dispatch)
-				}
-			}
-			if strings.Contains(dispatch, "30013") || strings.Contains(dispatch, "30015") || strings.Contains(dispatch, "30005") {
-				t.Errorf("%s: a refused change is partly in effect:\n%s", step.what, dispatch)
-			}
-		}
-		w.set("", "")
-		r.set(5, []int{6}, nodePort(30015))
-		r.sync()
-		r.verify()
-	})
-}
-
-// TestRefusedServiceTakesNoFrontend gives an older Service the external IP of another one, and
-// refuses its rules. The other Service must keep the IP and follow its endpoints, and lose the IP
-// as soon as the older Service's rules are accepted or it no longer asks for the IP itself.
-func TestRefusedServiceTakesNoFrontend(t *testing.T) {
-	t.Parallel()
-	systems(t, func(t *testing.T, flavor system) {
-		t.Parallel()
-		r, w := newWatched(t, flavor)
-		older := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(1, 0) }
-		younger := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(2, 0) }
-		owner := func(i int) string {
-			var k tracker.Key
-			k.Namespace, k.Name, k.Port, k.Protocol = "ns", fmt.Sprintf("svc-%d", i), "p", v1.ProtocolTCP
-			return "-d 198.51.100.1/32 -p tcp -m comment --comment \"" + k.ServicePortName.String() + " external IP\" -m tcp --dport 80 -j KUBE-EXT-" + hashOf(serviceID(k))
-		}
-		is := func(what string, rule string, want bool) {
-			t.Helper()
-			if has := slices.Contains(r.kernel(tracker.IPv4)["nat KUBE-SERVICES"], rule); has != want {
-				t.Errorf("%s: %t, want %t: %s", what, has, want, rule)
-			}
-		}
-		refused := func(what string, n int) {
-			t.Helper()
-			var p *ruleset.PartialError
-			if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != n {
-				t.Fatalf("%s: %v, want a PartialError for %d Services", what, err, n)
-			}
-		}
-		for _, c := range []struct {
-			name, what string
-			edits      []func(*v1.Service)
-			n          int
-		}{
-			{"refused in nat, after filter", "10.244.0.77", []func(*v1.Service){older, externalIPs}, 1},
-			{"refused in filter", "ns/svc-4:p was not forwarded", []func(*v1.Service){older, externalIPs}, 2}, // in both families
-			{"cannot be rendered", "", []func(*v1.Service){older, externalIPs, affinity(60 * 24 * 3600)}, 2},
-		} {
-			r.set(3, []int{3}, younger, externalIPs)
-			r.set(4, []int{4}, older)
-			r.sync()
-			if c.what != "" {
-				w.set("refuse", c.what)
-			}
-			r.set(4, []int{77}, c.edits...)
-			refused(c.name, c.n)
-			is(c.name, owner(3), true)
-			r.set(3, []int{3, 6}, younger, externalIPs)
-			refused(c.name+", the other changes", c.n)
-			is(c.name+", the other changes", owner(3), true)
-			if l := strings.Join(slices.Concat(slices.Collect(maps.Values(r.kernel(tracker.IPv4)))...), "\n"); !strings.Contains(l, "10.244.0.6:8080") {
-				t.Errorf("%s: the other Service does not get its new endpoint", c.name)
-			}
-			r.cursor.Resync()
-			refused(c.name+", a full delta", c.n)
-			is(c.name+", a full delta", owner(3), true)
-			r.set(3, []int{3}, younger)
-			refused(c.name+", the other leaves", c.n)
-			is(c.name+", the other leaves", owner(3), false)
-			r.set(3, []int{3}, younger, externalIPs)
-			w.set("", "")
-			r.set(4, []int{4}, older, externalIPs)
-			r.sync()
-			is(c.name+", mended", owner(3), false)
-			is(c.name+", mended", owner(4), true)
-			r.verify()
-		}
-	})
-}
-
 func TestInvalidConfigsAreRejected(t *testing.T) {
 	for _, c := range []Config{
 		{Families: []tracker.Family{}},
@@ -640,29 +425,6 @@ func TestUncountedCreatesNoObject(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-// TestAffinityBeyondTheLimitIsRefused renders a Service at the declared limit, which must be
-// accepted, and one beyond it.
-func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
-	t.Parallel()
-	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
-	if limit == 0 {
-		t.Fatal("no limit is declared")
-	}
-	for _, c := range []struct {
-		affinity time.Duration
-		fails    bool
-	}{{limit, false}, {limit + 1, true}} {
-		key := tracker.Key{Family: tracker.IPv4}
-		key.Namespace, key.Name, key.Protocol = "default", "web", v1.ProtocolTCP
-		p := &tracker.ServicePort{Key: key, ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, Affinity: c.affinity}
-		s := ruleset.Compile(tracker.PortState{Port: p}, &ruleset.Node{})
-		err := (&settings{family: tracker.IPv4}).validate(s)
-		if (err != nil) != c.fails {
-			t.Errorf("affinity %v: error %v", c.affinity, err)
-		}
-	}
 }
 
 // TestRangesOfReleaseAreReplaced starts on the chains that release 0.2.0 had for ranges of ports. Only other rules

@@ -79,9 +79,6 @@ func (b *batch) difference(before, now []chain) {
 type input struct {
 	iptext.Input
 	table table
-	// chains is how many chains it writes or deletes, not counting the canary. An input
-	// with one cannot be divided.
-	chains int
 	// rules is how many rules it writes, not counting the canary's.
 	rules int
 }
@@ -123,7 +120,7 @@ func (b *batch) inputs(t table, commands []string, limit int, canary *canary) []
 // newInput returns an input that writes puts and runs commands. It empties the chains in
 // flush and deletes those in drop. It fails unless the table has the canary's rule.
 func newInput(t table, puts []chain, commands, flush, drop []string, canary *canary) *input {
-	in := &input{table: t, chains: len(puts) + max(len(flush), len(drop))}
+	in := &input{table: t}
 	in.Begin(t.String())
 	if canary != nil && canary.rule != "" {
 		in.Expect(chainCanary, canary.rule)

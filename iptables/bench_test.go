@@ -121,7 +121,7 @@ func (r *rig) flat() *batch {
 	}
 	out := newBatch()
 	for _, s := range snap.Ports {
-		m.change(nil, s, out.difference)
+		m.change(s.Key, s, out.difference)
 	}
 	for _, c := range m.fixed() {
 		out.put(c)

@@ -258,7 +258,7 @@ func (f *family) cleanupMangle(ctx context.Context) error {
 	if err != nil || !found {
 		return err
 	}
-	in := &input{chains: 1}
+	in := &input{}
 	in.Begin("mangle")
 	in.Remove(chainCanary)
 	in.Commit()

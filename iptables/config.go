@@ -100,7 +100,7 @@ func Probe(ctx context.Context, c Config) error {
 // They must not call the Backend.
 type Hooks struct {
 	// Applied is called once for each table, filter and nat, of each family that an
-	// Apply brought up to date. Refused Services do not count as a failure of Apply here.
+	// Apply brought up to date.
 	Applied func(WriteInfo)
 }
 
@@ -112,7 +112,6 @@ type WriteInfo struct {
 	Table string
 	// Rules is how many rules the backend's chains have in the table. The jumps to them
 	// from the kernel's own chains do not count, nor does the rule in KUBE-PROXY-CANARY.
-	// Written is how many rules this Apply wrote, including rules that were there before
-	// and those that it tried in search of a refused Service.
+	// Written is how many rules this Apply wrote, including rules that were there before.
 	Rules, Written int
 }

@@ -22,17 +22,15 @@
 //   - A Service with endpoints forwards connections at every moment, between the writes of a change and while one
 //     process takes over from another. A restart writes nothing if nothing changed. If the process is killed, the
 //     programs that it started are killed, too.
-//   - A Service that the kernel refuses does not hold up others. [Backend.Apply] finds it by bisection and returns the
-//     line that was refused.
+//   - No Service holds up others: [New] tries every kind of rule, and each chain has a bounded size.
 //   - [Backend.Check] detects flushed tables, tables that were restored to an earlier state, and missing jumps and rules
 //     of the chains that every node has. The next full delta repairs these and everything else that differs. The
 //     backend touches only its own chains and jumps.
 //
 // # Limits
 //
-// An affinity timeout is at most 48 days; a Service with a longer one is refused (see [Backend.Limits]). The number of
-// Services is limited by the time for a change and by memory only. A Service that cannot be programmed keeps what
-// remains of its rules (see [ruleset.ErrRefused]).
+// An affinity timeout is at most 48 days (see [Backend.Limits]). The number of Services is limited by the time for a
+// change and by memory only. A Service without endpoints refuses all sources if it allows more than 250.
 //
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31. iptables has no match that could
 // choose endpoints by a hash: a Service that asks for one is served without it, and the backend logs that.
@@ -46,7 +44,7 @@
 // # Requirements
 //
 // The package needs iptables 1.6.2 or later, and a kernel with the matches addrtype, comment, conntrack, mark and
-// statistic (recent for affinity) and the targets DNAT, MARK, MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the
+// statistic (recent for affinity, sctp for SCTP; the log says what is lost without them) and the targets DNAT, MARK, MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the
 // network namespace, and for iptables-legacy CAP_NET_RAW. [New] and [Probe] try them and return a
 // [*dataplane.UnsupportedError] that names what is missing, as all functions do on other systems than Linux. Kernel
 // counters are optional: see [Backend.Counters].

@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/go-proxier/proxier/internal/iptool"
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 // ErrLocked is wrapped by errors about the xtables lock, which another process held for
@@ -33,11 +32,6 @@ func (e *CommandError) Error() string { return (*iptool.Error)(e).Error() }
 
 // Unwrap returns Cause.
 func (e *CommandError) Unwrap() error { return e.Cause }
-
-// unwritten is an error after which nothing of a Service, or of a delta, is in effect.
-type unwritten struct{ error }
-
-func (e unwritten) Unwrap() []error { return []error{ruleset.ErrRefused, e.error} }
 
 // result is what became of an input of iptables-restore, or of several.
 type result uint8
@@ -78,7 +72,3 @@ func outcomeOf(err error) outcome {
 	}
 	return outcome{refused, err}
 }
-
-// rejected reports whether the outcome follows from the input itself, so that a part of it may
-// succeed.
-func (o outcome) rejected() bool { return o.result == refused || o.result == tooLarge }

@@ -105,23 +105,3 @@ func ExampleSetSysctls() {
 		log.Fatal(err)
 	}
 }
-
-// The error of a sync has the line that iptables-restore refused for each Service.
-func ExampleCommandError() {
-	key := tracker.Key{Family: tracker.IPv4}
-	key.Namespace, key.Name, key.Protocol = "default", "web", v1.ProtocolTCP
-	var err error = &ruleset.PartialError{Failed: map[tracker.Key]error{
-		key: &iptables.CommandError{Program: "iptables-nft-restore", Status: 2, Message: "line 3 failed", Line: 3, Text: "-A KUBE-PROXY-TRIAL -j NOWHERE"},
-	}}
-
-	var partial *ruleset.PartialError
-	if errors.As(err, &partial) {
-		for key, err := range partial.Failed {
-			var command *iptables.CommandError
-			if errors.As(err, &command) {
-				fmt.Printf("%s/%s: line %d: %s\n", key.Namespace, key.Name, command.Line, command.Text)
-			}
-		}
-	}
-	// Output: default/web: line 3: -A KUBE-PROXY-TRIAL -j NOWHERE
-}

@@ -1,11 +1,9 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
@@ -41,15 +39,8 @@ type family struct {
 	// limit is the approximate maximum number of lines of one input. nf_tables commits large
 	// inputs in superlinear time. ip_tables writes the whole table for any number.
 	limit int
-	// divisible reports whether the input that failed last has several chains.
-	divisible bool
-	// written is how many rules the last Apply has written into each table, and wrote is set if it
-	// has changed anything.
+	// written is how many rules the last Apply has written into each table.
 	written [tables]int
-	wrote   bool
-	// suspects holds the Services that were refused last. They are tried before anything is
-	// written, because they will probably be refused again.
-	suspects map[tracker.Key]error
 }
 
 const (
@@ -99,7 +90,6 @@ func (f *family) write(ctx context.Context, inputs ...*input) outcome {
 		}
 		out := outcomeOf(f.Restore(ctx, in.Bytes()))
 		if out.result != done {
-			f.divisible = in.chains > 1
 			if i != 0 {
 				out.result = unsure
 			}
@@ -123,54 +113,16 @@ func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]st
 	if out.result != done {
 		return out
 	}
-	f.canaries = canaries
-	f.kept, f.wrote = kept, f.wrote || len(inputs) != 0
+	f.canaries, f.kept = canaries, kept
 	return out
 }
 
 // shrink halves the limit after an input that was too large, and reports whether another
 // attempt makes sense.
 func (f *family) shrink(o outcome) bool {
-	if o.result != tooLarge || !f.divisible || f.limit <= leastLimit {
+	if o.result != tooLarge || f.limit <= leastLimit {
 		return false
 	}
 	f.limit = max(leastLimit, min(f.limit, nftLimit)/2)
 	return true
-}
-
-// probe tries the rules that every Service needs, and selects the counters that the
-// programs and the kernel support. Even if the objects exist, rules can count into them only
-// if the kernel has xt_nfacct and iptables its counterpart.
-func (f *family) probe(ctx context.Context) error {
-	if f.accounts != nil {
-		f.counters = countersFor(f.localhost)
-	}
-	err := f.tryNeeded(ctx)
-	if outcomeOf(err).result == refused && f.counters != nil {
-		uncounted := err
-		f.counters = nil
-		if err = f.tryNeeded(ctx); err == nil {
-			f.notCounted(uncounted)
-		}
-	}
-	f.can = f.counters
-	if outcomeOf(err).result == refused {
-		err = &dataplane.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
-	}
-	return cmp.Or(err, f.dropProbe(ctx))
-}
-
-// tryNeeded tries the rules that do not depend on Services, and one of each other kind
-// that Services need.
-func (f *family) tryNeeded(ctx context.Context) error {
-	m, err := newModel(f.settings, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}})
-	if err != nil {
-		return err
-	}
-	chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
-	if slices.Contains(f.counters, LocalhostNodePorts) {
-		chains = append(chains, chain{table: nat, rules: []string{counted(LocalhostNodePorts) + " -j RETURN"}})
-	}
-	m.allChains(func(c chain) { chains = append(chains, c) })
-	return f.tryRules(ctx, chains)
 }

@@ -56,8 +56,7 @@ func TestLockHeldByAnotherProcessChangesNothing(t *testing.T) {
 	})
 }
 
-// TestLackOfMemoryIsNoRefusal makes iptables-restore fail before it reads its input. No Service may
-// be blamed, and the backend must not try each.
+// TestLackOfMemoryIsNoRefusal makes iptables-restore fail before it reads its input. The backend must try once.
 func TestLackOfMemoryIsNoRefusal(t *testing.T) {
 	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
@@ -88,33 +87,10 @@ func TestLackOfMemoryIsNoRefusal(t *testing.T) {
 	})
 }
 
-func TestTooLargeInputIsDivided(t *testing.T) {
-	t.Parallel()
-	inMemory(t, func(t *testing.T, r *rig, m *memory) {
-		m.set("limit", "")
-		for i := range 150 {
-			r.set(i, upTo(5), nodePort(30000+int32(i)))
-		}
-		r.set(150, upTo(300), affinity(60)) // one of its chains is too large by itself
-		var partial *ruleset.PartialError
-		if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || !partial.Pruned {
-			t.Fatalf("%v, want a PartialError without stale chains", err)
-		}
-		for k, err := range partial.Failed {
-			if c := (*CommandError)(nil); k.Name != "svc-150" || !errors.As(err, &c) || outcomeOf(c).result != tooLarge {
-				t.Errorf("%v failed: %v", k, err)
-			}
-		}
-		r.setEndpoints(150, 1)
-		r.sync()
-		r.verify()
-	})
-}
-
-// TestTablesHaveWhatWasAcknowledged changes Services that take frontends from each other, in
-// circles, too, while inputs are refused, meet a lock, or are killed. After each Sync the tables must
-// have what the cursor takes for acknowledged.
-func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
+// TestTablesHaveWhatModelHolds changes Services that take frontends from each other, in circles, too, while
+// inputs are refused, too large, meet a lock, or are killed. After each Sync the tables must have what
+// the model holds, and after one without an error what the Engine has.
+func TestTablesHaveWhatModelHolds(t *testing.T) {
 	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		const n = 12
@@ -138,26 +114,18 @@ func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 					edits = append(edits, edit)
 				}
 			}
-			if rng.IntN(20) == 0 {
-				edits = append(edits, affinity(60*24*3600)) // beyond the limit
-			}
 			r.set(i, rng.Perm(8)[:rng.IntN(5)], edits...)
 		}
 		fail := func() func(string) error {
 			e, left := &CommandError{Program: "memory-restore", Status: 1, Message: "a failure"}, rng.IntN(2)*rng.IntN(4)
-			what := []string{":8080", fmt.Sprintf("svc-%d:p", rng.IntN(n)), "10.244.0.7/32", "fd00:10:244::8/128", "was not forwarded"}[rng.IntN(5)]
 			switch rng.IntN(8) {
-			case 0, 1:
+			case 0, 1, 2:
 				e.Status, e.Cause = 4, ErrLocked
-			case 2:
+			case 3:
 				e.Status, e.Cause = -1, context.DeadlineExceeded
-			case 3, 4:
-				return func(input string) error {
-					if strings.Contains(input, what) {
-						return e
-					}
-					return nil
-				}
+			case 4:
+				e.Message = "Message too long"
+			case 5: // refused
 			default:
 				return nil
 			}
@@ -168,7 +136,7 @@ func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 				return nil
 			}
 		}
-		results, lost := map[string]int{}, false
+		results := map[string]int{}
 		for range 300 {
 			if rng.IntN(3) == 0 {
 				i, j := rng.IntN(n), rng.IntN(n)
@@ -188,60 +156,40 @@ func TestTablesHaveWhatWasAcknowledged(t *testing.T) {
 				}
 			}
 			err := r.cursor.Sync(t.Context())
-			var partial *ruleset.PartialError
-			switch errors.As(err, &partial); {
+			for _, tables := range m.tables {
+				tables.Before = nil
+			}
+			var written []*ruleset.Port
+			for _, f := range r.backend.families {
+				if f.model != nil {
+					written = slices.AppendSeq(written, maps.Values(f.model.services))
+				}
+			}
+			switch {
 			case err == nil:
 				results["done"]++
-				lost = false
-			case errors.Is(err, ruleset.ErrNeedFull):
+				r.verify()
+			case r.backend.stateUnknown():
 				results["unknown"]++
 				continue
-			case partial != nil:
-				results["refused"]++
-				for _, err := range partial.Failed {
-					lost = lost || !errors.Is(err, ruleset.ErrRefused) // not even what was in effect
-				}
-			case errors.Is(err, ruleset.ErrRefused):
-				results["unwritten"]++
 			default:
-				results["unknown"]++
-				continue
+				results["failed"]++
 			}
-			if lost {
-				results["lost"]++
-				continue
-			}
-			var acked []*ruleset.Port
-			for i := range n {
-				for _, k := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-					key := tracker.Key{Family: k}
-					key.Namespace, key.Name, key.Port, key.Protocol = "ns", svc(i).Name, "p", v1.ProtocolTCP
-					if s := r.cursor.Port(key); s != nil {
-						acked = append(acked, s)
-					}
-				}
-			}
-			r.verifyServices(acked)
+			r.verifyServices(written)
 		}
-		for _, what := range []string{"done", "refused", "unwritten", "unknown", "lost"} {
+		for _, what := range []string{"done", "unknown", "failed"} {
 			if results[what] == 0 {
 				t.Errorf("no Sync is %s: %v", what, results)
 			}
-		}
-		for _, tables := range m.tables {
-			tables.Before = nil
-		}
-		for i := range n {
-			r.set(i, []int{i})
 		}
 		r.sync()
 		r.verify()
 	})
 }
 
-// TestLostAcknowledgmentNeedsAFullDelta hides from the cursor that a change or a removal is in effect,
-// and then changes the Service back to what was acknowledged last.
-func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
+// TestLostAcknowledgmentIsMended hides from the cursor that a change or a removal is in effect, and then
+// changes the Service back to what was acknowledged last, or removes one that never was.
+func TestLostAcknowledgmentIsMended(t *testing.T) {
 	t.Parallel()
 	inMemory(t, func(t *testing.T, r *rig, m *memory) {
 		lost, full := false, 0
@@ -265,22 +213,27 @@ func TestLostAcknowledgmentNeedsAFullDelta(t *testing.T) {
 		r.set(0, []int{1}, nodePort(30000))
 		sync(nil)
 		want := m.lines(tracker.IPv4)
-		for i, change := range []func(){
+		for _, change := range []func(){
 			func() { r.set(0, []int{2, 3}, nodePort(30001)) },
 			func() { r.tracker.DeleteService(backendtest.ServiceName(0)) },
+			func() { r.set(1, []int{4}, nodePort(30001)) },
 		} {
 			lost = true
 			change()
 			sync(later)
+			if slices.Equal(m.lines(tracker.IPv4), want) {
+				t.Fatal("the change is not in effect")
+			}
 			lost = false
 			r.set(0, []int{1}, nodePort(30000))
+			r.tracker.DeleteService(backendtest.ServiceName(1))
 			sync(nil)
-			if full != 2+i {
-				t.Errorf("%d full deltas, want the first and one for each lost acknowledgment", full)
-			}
 			if now := m.lines(tracker.IPv4); !slices.Equal(now, want) {
 				t.Errorf("the tables have\n%s\nwant\n%s", strings.Join(now, "\n"), strings.Join(want, "\n"))
 			}
+		}
+		if full != 1 {
+			t.Errorf("%d full deltas, want the first", full)
 		}
 	})
 }

@@ -20,6 +20,8 @@ type settings struct {
 	// guarded makes the guard of the loopback range exist. setsBack makes it record that
 	// route_localnet was 0 before.
 	guarded, setsBack bool
+	// noSCTP and noAffinity report that the system lacks the matches of SCTP ports and of client affinity.
+	noSCTP, noAffinity bool
 	// acceptInvalid accepts packets that connection tracking considers invalid.
 	acceptInvalid bool
 	// counters lists the accounting objects that rules count into.
@@ -30,9 +32,11 @@ type settings struct {
 // the Services' own chains. When a Service changes, its old chains are rendered again.
 type model struct {
 	*settings
-	node  *ruleset.Node
-	pods  []string // the matches that recognize pods
-	trees [len(dispatchers)]*tree
+	node *ruleset.Node
+	// services holds what the tables have of each Service port.
+	services map[tracker.Key]*ruleset.Port
+	pods     []string // the matches that recognize pods
+	trees    [len(dispatchers)]*tree
 	// moved reports that untranslated has changed since takeChanged.
 	moved bool
 	// own counts the rules of the Services' own chains, by table.
@@ -49,7 +53,7 @@ type sharedKey struct {
 }
 
 func newModel(s *settings, node *ruleset.Node) (*model, error) {
-	m := &model{settings: s, node: node, shared: map[sharedKey][]string{}}
+	m := &model{settings: s, node: node, services: map[tracker.Key]*ruleset.Port{}, shared: map[sharedKey][]string{}}
 	var err error
 	if m.pods, err = iptext.PodMatches(node.LocalTraffic, s.family); err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
@@ -90,11 +94,14 @@ func (m *model) render(s *ruleset.Port) rendered {
 	return renderService(m.settings, m.pods, s)
 }
 
-// change replaces one version of a Service by another. Nil means no version. Unless emit is nil, change
+// change makes new the version of the Service port k. Nil means no version. Unless emit is nil, change
 // calls it with the Service's chains of both versions. It marks the chains of dispatchers as
 // changed.
-func (m *model) change(old, new *ruleset.Port, emit func(before, now []chain)) {
-	before, now := m.render(old), m.render(new)
+func (m *model) change(k tracker.Key, new *ruleset.Port, emit func(before, now []chain)) {
+	before, now := m.render(m.services[k]), m.render(new)
+	if m.services[k] = new; new == nil {
+		delete(m.services, k)
+	}
 	// A rule that stays is added before it is removed, so that its chain does not change.
 	for _, p := range now.rules {
 		if p.shared {
@@ -420,7 +427,8 @@ const (
 	rankGroup    // to rankGroup + maxGroupDepth
 	rankService  = rankGroup + maxGroupDepth + 1
 	rankExternal = rankService + 1
-	rankFirewall = rankExternal + 1
+	rankSources  = rankExternal + 1
+	rankFirewall = rankSources + 1
 	rankDispatch = rankFirewall + 1 // to rankDispatch + maxKeyBits
 	rankFirst    = rankDispatch + maxKeyBits + 1
 	rankTop      = rankFirst + 1

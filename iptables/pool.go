@@ -24,8 +24,9 @@ type choice struct {
 }
 
 // choose returns the rules that choose one of the endpoints, in the given order, and the
-// chains of the groups that the rules need. The groups' names are hashes of pool.
-func choose(endpoints []choice, pool string, depth int) (rules []string, groups []chain) {
+// chains of the groups that the rules need. draw returns the rules of one chain. The groups' names are
+// hashes of pool.
+func choose(endpoints []choice, pool string, depth int, draw func([]choice) []string) (rules []string, groups []chain) {
 	if len(endpoints) <= flatPool || depth >= maxGroupDepth {
 		return draw(endpoints), nil
 	}
@@ -45,7 +46,7 @@ func choose(endpoints []choice, pool string, depth int) (rules []string, groups 
 			continue
 		}
 		name := pool + string(digit(part[0]))
-		inner, more := choose(part, name, depth+1)
+		inner, more := choose(part, name, depth+1, draw)
 		groups = append(groups, more...)
 		c := chain{nat, prefixGroup + hashOf(name), inner, rankGroup + maxGroupDepth - depth}
 		groups = append(groups, c)

@@ -34,7 +34,7 @@ func testChoice(t *testing.T, n, heaviest int) {
 		endpoints[i] = choice{prefixEndpoint + hashOf(strconv.Itoa(n), strconv.Itoa(i)), 1 + rng.IntN(heaviest)}
 	}
 	sum := float64(total(endpoints))
-	rules, groups := choose(endpoints, "KUBE-SVC-TEST", 0)
+	rules, groups := choose(endpoints, "KUBE-SVC-TEST", 0, draw)
 	chains := map[string][]string{"": rules}
 	for i, g := range groups {
 		if chains[g.name] != nil {

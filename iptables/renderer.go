@@ -43,37 +43,25 @@ func newSettings(c Config, f tracker.Family) *settings {
 // Render returns the transaction that leads from the rules before d to those after it. That of a full
 // delta is for tables that have none of our chains. Changes of the other family do not count.
 //
-// A [*ruleset.PartialError] names the Services that iptables cannot express, each with an error that
-// wraps [ruleset.ErrRefused]. The transaction leaves these as they were, and has all others.
 // Render returns [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
 //
 // The Renderer counts the transaction as applied. If it is not applied, the caller must call
 // [Transaction.Revert] before the next Render.
 func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	changes := changesOf(d.Changes, r.family)
-	bad := map[tracker.Key]error{}
-	for k, err := range r.unfit(changes) {
-		bad[k] = unwritten{err}
-	}
-	good, left := split(changes, bad)
-	var t *Transaction
-	if d.Full {
-		before := r.model
-		t = &Transaction{family: r.family, batch: newBatch(), revert: func() { r.model = before }}
-		m, err := r.full(d.Node, slices.Concat(left, good), t.put, nil)
-		if err != nil {
-			return nil, err
-		}
-		t.hooks, r.model = m.hooks(), m
-	} else {
+	if !d.Full {
 		if r.model == nil || !sameRules(r.model.node, d.Node) {
 			return nil, ruleset.ErrNeedFull
 		}
-		t = r.update(d.Node, slices.Concat(good, left))
+		return r.update(d.Node, r.model.fromWritten(changes)), nil
 	}
-	if len(bad) != 0 {
-		return t, &ruleset.PartialError{Failed: bad, Pruned: true, Restored: true}
+	before := r.model
+	t := &Transaction{family: r.family, batch: newBatch(), revert: func() { r.model = before }}
+	m, err := r.full(d.Node, changes, t.put, nil)
+	if err != nil {
+		return nil, err
 	}
+	t.hooks, r.model = m.hooks(), m
 	return t, nil
 }
 
@@ -90,7 +78,7 @@ func (r *Renderer) full(node *ruleset.Node, changes []ruleset.Change, put func(c
 		}
 	}
 	for _, c := range changes {
-		m.change(nil, c.New, func(_, now []chain) {
+		m.change(c.Key, c.New, func(_, now []chain) {
 			for _, c := range now {
 				put(c)
 			}
@@ -110,33 +98,31 @@ func (r *Renderer) full(node *ruleset.Node, changes []ruleset.Change, put func(c
 	return m, nil
 }
 
-// update makes the changes in the model and returns the chains that differ.
+// fromWritten returns the changes with what the tables have as Old, without those that change nothing.
+func (m *model) fromWritten(changes []ruleset.Change) (out []ruleset.Change) {
+	for _, c := range changes {
+		if c.Old = m.services[c.Key]; c.Old != c.New {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// update makes the changes, which fromWritten returned, in the model and returns the chains that differ.
 func (r *Renderer) update(node *ruleset.Node, changes []ruleset.Change) *Transaction {
-	changes = slices.DeleteFunc(changes, func(c ruleset.Change) bool { return c.New == c.Old })
 	b, m, before := newBatch(), r.model, r.model.node
 	m.setNode(node)
 	for _, c := range changes {
-		m.change(c.Old, c.New, b.difference)
+		m.change(c.Key, c.New, b.difference)
 	}
 	m.takeChanged(b)
 	return &Transaction{family: r.family, batch: b, revert: func() {
 		m.setNode(before)
 		for _, c := range slices.Backward(changes) {
-			m.change(c.New, c.Old, nil)
+			m.change(c.Key, c.Old, nil)
 		}
 		m.forgetChanged()
 	}}
-}
-
-// unfit returns the Services that iptables cannot express.
-func (r *Renderer) unfit(changes []ruleset.Change) map[tracker.Key]error {
-	out := map[tracker.Key]error{}
-	for _, c := range changes {
-		if err := r.validate(c.New); err != nil {
-			out[c.Key] = err
-		}
-	}
-	return out
 }
 
 // Transaction is a change of the rules of one family, as a value. Its methods other than Revert may be called

@@ -6,56 +6,34 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // replace makes the tables hold the chains of the changes' new Services and no other
-// chains of ours, whatever they hold now. It returns the Services that were refused.
-func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
+// chains of ours, whatever they hold now.
+func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) error {
 	f.model = nil
 	f.counters = f.can
+	f.logIgnored(changes)
 	if err := makeCounters(f.accounts, f.counters); err != nil {
 		f.notCounted(err)
 		f.counters = nil
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.kernel.Sysctl(tcpBeLiberal))
-	none, err := newModel(f.settings, node) // for bisect
-	if err != nil {
-		return nil, err
-	}
-	bad := map[tracker.Key]error{}
-	f.refuse(bad, f.unfit(changes))
 	for attempts := 0; ; attempts++ {
-		good, left := split(changes, bad)
-		attempt := slices.Concat(left, good)
-		m, err := f.replaceOnce(ctx, node, attempt)
-		out := outcomeOf(err)
-		switch {
-		case out.result == done:
+		m, err := f.replaceOnce(ctx, node, changes)
+		if err == nil {
 			f.model = m
-			f.dropKept(attempt)
-			return bad, nil
-		case f.shrink(out), restored(err) && attempts < maxRestored:
-			continue
-		case !out.rejected(), restored(err):
-			return nil, err
+			f.dropKept(changes)
+			return nil
 		}
-		refused, failure := f.bisect(ctx, none, good)
-		f.refuse(bad, refused)
-		if failure == nil && len(refused) == 0 {
-			// Not even what was in effect of these can be.
-			refused, failure = f.bisect(ctx, none, left)
-			maps.Copy(bad, refused)
-		}
-		if failure != nil || len(refused) == 0 {
-			return nil, errors.Join(err, failure)
+		if !f.shrink(outcomeOf(err)) && (!restored(err) || attempts == maxRestored) {
+			return err
 		}
 	}
 }

@@ -327,7 +327,7 @@ func (r *rig) want(f tracker.Family, services []*ruleset.Port) listing {
 		if s.Key.Family != f {
 			continue
 		}
-		m.change(nil, s, func(_, now []chain) {
+		m.change(s.Key, s, func(_, now []chain) {
 			for _, c := range now {
 				add(c)
 			}

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
+	v1 "k8s.io/api/core/v1"
 )
 
 // rendered holds the chains of one Service, and its rules in the dispatchers.
@@ -42,40 +42,27 @@ type serviceRenderer struct {
 // pools holds the targets that are pools of endpoints.
 var pools = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
-// validate returns an error if iptables cannot express something that s asks for. s may be nil.
-func (c *settings) validate(s *ruleset.Port) error {
-	if s == nil {
-		return nil
+// ignored returns what the rules do not do although s asks for it, or "".
+func (c *settings) ignored(s *ruleset.Port) string {
+	switch {
+	case c.noSCTP && s.Key.Protocol == v1.ProtocolSCTP:
+		return "service has no rules, the system lacks the match sctp"
+	case c.noAffinity && s.Spec.Affinity != 0:
+		return "service has no client affinity, the system lacks the match recent"
+	case s.Hash() != tracker.HashNone:
+		return "endpoints are chosen at random, not by a hash"
 	}
-	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
-		return errors.New("iptables: the name or namespace is not valid in Kubernetes")
-	}
-	if iptext.Protocol(s.Key.Protocol) == "" {
-		return fmt.Errorf("iptables: unknown protocol %q", s.Key.Protocol)
-	}
-	if a := s.Spec.Affinity; a < 0 || a > maxAffinity {
-		return fmt.Errorf("iptables: affinity timeout %v is not between 0 and %v", a, maxAffinity)
-	}
-	for i := range s.Frontends {
-		if f := &s.Frontends[i]; f.Addr.IsValid() && tracker.FamilyOf(f.Addr) != c.family || f.Addr.Zone() != "" {
-			return fmt.Errorf("iptables: %v is not an %v address", f.Addr, c.family)
-		}
-	}
-	for _, t := range pools {
-		for _, ep := range s.Pool(t) {
-			if tracker.FamilyOf(ep.Addr.Addr()) != c.family || ep.Addr.Addr().Zone() != "" || ep.Addr.Port() == 0 {
-				return fmt.Errorf("iptables: endpoint %v is not an %v address and port", ep.Addr, c.family)
-			}
-		}
-	}
-	return nil
+	return ""
 }
 
-// renderService renders s, which validate accepts.
+// renderService renders s.
 func renderService(c *settings, pods []string, s *ruleset.Port) rendered {
 	r := serviceRenderer{
 		settings: c, pods: pods, s: s,
 		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: iptext.Protocol(s.Key.Protocol),
+	}
+	if c.noSCTP && s.Key.Protocol == v1.ProtocolSCTP {
+		return r.out
 	}
 	for _, t := range pools {
 		r.pool(t)
@@ -130,40 +117,45 @@ func (r *serviceRenderer) pool(t ruleset.Target) {
 		}
 	}
 	endpoints := r.s.Pool(t)
-	names := make([]string, len(endpoints))
+	choices := make([]choice, len(endpoints))
 	if r.names == nil {
 		r.names = make(map[string]bool, len(endpoints))
 	}
 	recent := ""
-	if r.s.Spec.Affinity != 0 {
+	if r.s.Spec.Affinity != 0 && !r.noAffinity {
 		recent = "--mask 255.255.255.255 --rsource"
 		if r.family == tracker.IPv6 {
 			recent = "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource"
 		}
 	}
 	for i, ep := range endpoints {
-		names[i] = prefixEndpoint + hashOf(r.id, ep.Addr.String())
-		if r.names[names[i]] {
-			continue
+		name := prefixEndpoint + hashOf(r.id, ep.Addr.String())
+		if choices[i] = (choice{name, max(1, int(ep.Weight))}); !r.names[name] {
+			r.names[name] = true
+			r.add(r.endpointChain(name, ep, recent))
 		}
-		r.names[names[i]] = true
-		r.add(r.endpointChain(names[i], ep, recent))
+	}
+	choose := func(root string, draw func([]choice) []string) {
+		rules, groups := choose(choices, root, 0, draw)
+		for _, g := range groups {
+			r.add(g)
+		}
+		c.rules = append(c.rules, rules...)
 	}
 	if recent != "" {
 		seconds := strconv.FormatInt(int64((r.s.Spec.Affinity+time.Second-1)/time.Second), 10)
-		for _, name := range names {
-			c.rules = append(c.rules, "-m recent --rcheck --seconds "+seconds+" --reap --name "+name+" "+recent+" "+iptext.Jump(name))
-		}
+		choose(c.name+"#recent", func(choices []choice) (rules []string) {
+			for _, to := range choices {
+				rule := iptext.Jump(to.chain)
+				if !strings.HasPrefix(to.chain, prefixGroup) {
+					rule = "-m recent --rcheck --seconds " + seconds + " --reap --name " + to.chain + " " + recent + " " + rule
+				}
+				rules = append(rules, rule)
+			}
+			return rules
+		})
 	}
-	choices := make([]choice, len(names))
-	for i, ep := range endpoints {
-		choices[i] = choice{names[i], max(1, int(ep.Weight))}
-	}
-	rules, groups := choose(choices, c.name, 0)
-	for _, g := range groups {
-		r.add(g)
-	}
-	c.rules = append(c.rules, rules...)
+	choose(c.name, draw)
 	r.add(c)
 }
 
@@ -278,8 +270,8 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 // restrict returns the rule of table filter that drops connections to f from sources that are not
 // allowed, "" if all are.
 func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
-	if len(f.Sources) == 0 {
-		return ""
+	if len(f.Sources) == 0 || f.Target == ruleset.TargetReject && len(f.Sources) > flatSources {
+		return "" // in the second case, sources that are not allowed are refused, too
 	}
 	name := prefixFirewall + hashOf(r.variant(sourcesOf, f))
 	if f.Target != ruleset.TargetReject {
@@ -288,12 +280,7 @@ func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
 	// Connections from allowed sources pass, or the rule that refuses all, which is next,
 	// refuses them. All others are dropped.
 	if r.fresh(filter, name) {
-		c := chain{table: filter, name: name, rank: rankFirewall}
-		for _, p := range f.Sources {
-			c.rules = append(c.rules, iptext.Join(iptext.Source(p), iptext.Comment(r.name, " source allowed"), "-j RETURN"))
-		}
-		c.rules = append(c.rules, iptext.Comment(r.name, " source not allowed")+" -j DROP")
-		r.add(c)
+		r.firewall(filter, name, f.Sources, iptext.Comment(r.name, " source allowed")+" -j RETURN", iptext.Comment(r.name, " source not allowed")+" -j DROP")
 	}
 	return iptext.Join(r.to(f), iptext.Comment(r.name, about), r.port(f), iptext.Jump(name))
 }
@@ -370,19 +357,37 @@ func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 
 // firewallChain renders the chain that accepts allowed sources, and returns its name.
 func (r *serviceRenderer) firewallChain(f *ruleset.Frontend, next string) string {
-	c := chain{table: nat, name: prefixFirewall + hashOf(r.variant(sourcesOf, f)), rank: rankFirewall}
-	if !r.fresh(nat, c.name) {
-		return c.name
+	name := prefixFirewall + hashOf(r.variant(sourcesOf, f))
+	if r.fresh(nat, name) {
+		r.firewall(nat, name, f.Sources, iptext.Join(iptext.Comment(r.name, " loadbalancer IP"), iptext.Jump(next)),
+			iptext.Comment("other traffic to "+r.name+" will be dropped by "+chainFirewall))
 	}
-	about := iptext.Comment(r.name, " loadbalancer IP")
-	for _, p := range f.Sources {
-		src := ""
-		if p.Bits() != 0 {
-			src = iptext.Source(p)
+	return name
+}
+
+// flatSources is the most sources of one chain. More are divided, so that each chain fits into one message
+// to the kernel: tracker allows 100,000.
+const flatSources = 250
+
+// firewall renders a chain that has one rule for each source and then one for the rest.
+func (r *serviceRenderer) firewall(t table, name string, sources []netip.Prefix, rule, rest string) {
+	c := chain{table: t, name: name, rank: rankFirewall}
+	for part := range slices.Chunk(sources, flatSources) {
+		var rules []string
+		for _, p := range part {
+			src := ""
+			if p.Bits() != 0 {
+				src = iptext.Source(p)
+			}
+			rules = append(rules, iptext.Join(src, rule))
 		}
-		c.rules = append(c.rules, iptext.Join(src, about, iptext.Jump(next)))
+		if len(sources) > flatSources {
+			d := chain{t, prefixFirewall + hashOf(name, strconv.Itoa(len(c.rules))), rules, rankSources}
+			r.add(d)
+			rules = []string{iptext.Jump(d.name)}
+		}
+		c.rules = append(c.rules, rules...)
 	}
-	c.rules = append(c.rules, iptext.Comment("other traffic to "+r.name+" will be dropped by "+chainFirewall))
+	c.rules = append(c.rules, rest)
 	r.add(c)
-	return c.name
 }

@@ -60,7 +60,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 					}
 					svc = sharing(int(id)/3, int(id)%3, rng.IntN(few), health)
 				}
-				m.change(have[id], svc, nil)
+				m.change(tracker.Key{ServicePortName: tracker.ServicePortName{Port: fmt.Sprint(id)}}, svc, nil)
 				if svc == nil {
 					delete(have, id)
 				} else {
@@ -74,7 +74,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 			ids := slices.Collect(maps.Keys(have))
 			rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 			for _, id := range ids {
-				fresh.change(nil, have[id], nil)
+				fresh.change(have[id].Key, have[id], nil)
 			}
 			for i := range m.trees {
 				got, want := m.trees[i].chains(), fresh.trees[i].chains()

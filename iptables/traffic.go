@@ -131,7 +131,7 @@ func (c connections) plus(o connections) connections {
 
 // poolConnections returns the connections of each pool, by its chain.
 func poolConnections(text string) map[string]connections {
-	out := map[string]connections{}
+	out, complete := map[string]connections{}, map[string]bool{}
 	for line := range strings.Lines(text) {
 		counters, rule, ok := strings.Cut(line, "] -A ")
 		if !ok {
@@ -139,9 +139,11 @@ func poolConnections(text string) map[string]connections {
 		}
 		name, rule, _ := strings.Cut(strings.TrimSpace(rule), " ")
 		var n connections
-		if !isPoolChain(name) || !leadsToEndpoint(rule) {
+		if complete[name] || !isPoolChain(name) || !leadsToEndpoint(rule) {
 			continue
 		}
+		// All connections take the first rule without a match: the last one, or the first to a group of remembered clients.
+		complete[name] = strings.HasPrefix(rule, "-j ")
 		if _, err := fmt.Sscanf(counters, "[%d:%d", &n.packets, &n.bytes); err == nil {
 			out[name] = out[name].plus(n)
 		}
@@ -173,7 +175,7 @@ func poolOwners(text string, f tracker.Family) map[string]tracker.Key {
 			NamespacedName: types.NamespacedName{Namespace: namespace, Name: service}, Port: port, Protocol: v1.Protocol(strings.ToUpper(r.Matches[i].Value)),
 		}, Family: f}
 	})
-	for range 2 { // KUBE-FW-… to KUBE-EXT-… to a pool
+	for range 3 { // KUBE-FW-… to KUBE-FW-… to KUBE-EXT-… to a pool
 		for from, list := range next {
 			if k, ok := out[from]; ok {
 				for _, to := range list {

@@ -2,49 +2,35 @@ package iptables
 
 import (
 	"context"
-	"errors"
-	"log/slog"
 	"slices"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// update applies changes to tables that agree with the model. It returns the Services that
-// were refused.
-func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
-	hidden := func(c ruleset.Change) bool { return len(c.Attempted) != 0 } // a caller hid that a delta is in effect
-	if !sameRules(f.model.node, node) || slices.ContainsFunc(changes, hidden) {
-		return nil, ruleset.ErrNeedFull
+// update applies changes to tables that agree with the model.
+func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) error {
+	if !sameRules(f.model.node, node) {
+		return ruleset.ErrNeedFull
 	}
 	if slices.Contains(f.counters, LocalhostNodePorts) && f.model.trees[toNodePorts].ahead == 0 {
 		// Another program can delete an object that no rule counts into.
 		if err := makeCounters(f.accounts, f.counters); err != nil {
-			return nil, f.discard(err)
+			return f.discard(err)
 		}
 	}
-	bad := map[tracker.Key]error{}
-	f.refuse(bad, f.unfit(changes))
-	trusted := func(c ruleset.Change) bool { return f.suspects[c.Key] == nil || bad[c.Key] != nil }
-	if suspects := slices.DeleteFunc(slices.Clone(changes), trusted); len(suspects) != 0 {
-		refused, err := f.bisect(ctx, f.model, suspects)
-		if err != nil {
-			return nil, f.discard(err)
-		}
-		f.refuse(bad, refused)
-	}
-	changes = slices.Clone(changes)
-	all := parts(changes, joinTakeovers(changes), f.limit, changeSize)
+	changes = f.model.fromWritten(changes)
+	f.logIgnored(changes)
+	all := parts(changes, joinTakeovers(changes), f.limit)
 	if len(all) == 0 {
 		all = [][]ruleset.Change{nil} // the node may have changed
 	}
 	for _, part := range all {
-		if err := f.updateSome(ctx, node, part, bad); err != nil {
-			return nil, err
+		if err := f.updateSome(ctx, node, part); err != nil {
+			return err
 		}
 	}
-	return bad, nil
+	return nil
 }
 
 // joinTakeovers moves the changes of Services that take frontends from each other together.
@@ -85,11 +71,11 @@ func joinTakeovers(changes []ruleset.Change) (joined []bool) {
 }
 
 // parts divides changes into parts of about limit lines, but not before a joined one.
-func parts(changes []ruleset.Change, joined []bool, limit int, size func(ruleset.Change) int) [][]ruleset.Change {
+func parts(changes []ruleset.Change, joined []bool, limit int) [][]ruleset.Change {
 	var out [][]ruleset.Change
 	start, lines := 0, 0
 	for i, c := range changes {
-		n := size(c)
+		n := changeSize(c)
 		if lines += n; lines > limit && i > start && (joined == nil || !joined[i]) {
 			out = append(out, changes[start:i])
 			start, lines = i, n
@@ -120,72 +106,23 @@ func size(s *ruleset.Port) int {
 	return 3*len(s.Selection.Reachable) + 4*len(s.Frontends) + 2*leafRules
 }
 
-// updateSome writes some changes together. If they are rejected, it finds the Services at fault,
-// adds them to bad, and writes the others.
-func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, bad map[tracker.Key]error) error {
+// updateSome writes some changes together. If an input is refused, another program has changed our
+// chains.
+func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) error {
 	for {
-		good, left := split(changes, bad)
-		part := slices.Concat(good, left)
-		tx := f.Renderer.update(node, part)
+		tx := f.Renderer.update(node, changes)
 		out := f.writeBatch(ctx, tx.batch, [tables][]string{})
 		if out.result == done {
-			f.dropKept(part)
+			f.dropKept(changes)
 			return nil
 		}
 		tx.Revert()
 		switch {
-		case out.result == unsure, restored(out.err):
-			return f.discard(out.err)
 		case f.shrink(out):
 			continue
-		case !out.rejected():
+		case out.result == failed:
 			return out.err
 		}
-		refused, err := f.bisect(ctx, f.model, good)
-		if err != nil || len(refused) == 0 { // another program changed our chains
-			return f.discard(errors.Join(out.err, err))
-		}
-		f.refuse(bad, refused)
+		return f.discard(out.err)
 	}
-}
-
-// refuse adds Services to bad and logs them.
-func (f *family) refuse(bad, refused map[tracker.Key]error) {
-	for k, err := range refused {
-		bad[k] = unwritten{err}
-		backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay but for what is gone", err)
-	}
-}
-
-// split returns the changes that can be made without the bad Services, and those of the others, with
-// what stays in effect of them as New: the bad Services, and each that loses a frontend to one of
-// the others. Nothing stays of a bad Service whose error does not wrap [ruleset.ErrRefused].
-func split(changes []ruleset.Change, bad map[tracker.Key]error) (good, left []ruleset.Change) {
-	others := map[tracker.Key]bool{}
-	for k := range bad {
-		others[k] = true
-	}
-	for before := 0; before != len(others); {
-		before = len(others)
-		for _, c := range changes {
-			for _, winner := range c.LostFrontends() {
-				if others[winner] {
-					others[c.Key] = true
-				}
-			}
-		}
-	}
-	for _, c := range changes {
-		if !others[c.Key] {
-			good = append(good, c)
-			continue
-		}
-		if err := bad[c.Key]; err != nil && !errors.Is(err, ruleset.ErrRefused) {
-			c.New = nil
-		} else {
-			c.New = c.Staying(func(k tracker.Key) bool { return others[k] })
-		}
-		left = append(left, c)
-	}
-	return good, left
 }

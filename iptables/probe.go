@@ -1,0 +1,121 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// probe tries every kind of rule, and selects what the programs and the kernel support: the counters,
+// client affinity and SCTP are optional. Even if the objects exist, rules can count into them only if
+// the kernel has xt_nfacct and iptables its counterpart.
+func (f *family) probe(ctx context.Context) error {
+	var counters []string
+	if f.accounts != nil {
+		counters = countersFor(f.localhost)
+	}
+	f.counters = counters
+	err := f.tryKinds(ctx)
+	if outcomeOf(err).result == refused {
+		f.counters, f.noSCTP, f.noAffinity = nil, true, true
+		err = f.tryKinds(ctx)
+		optional := func(missing func(error), set func(on bool)) {
+			if err != nil {
+				return
+			}
+			set(true)
+			if err = f.tryKinds(ctx); outcomeOf(err).result == refused {
+				set(false)
+				missing(err)
+				err = nil
+			}
+		}
+		optional(f.notCounted, func(on bool) {
+			if f.counters = nil; on {
+				f.counters = counters
+			}
+		})
+		optional(func(err error) { f.log.Warn("iptables: Services for SCTP get no rules", slog.Any("error", err)) }, func(on bool) { f.noSCTP = !on })
+		optional(func(err error) { f.log.Warn("iptables: Services get no client affinity", slog.Any("error", err)) }, func(on bool) { f.noAffinity = !on })
+	}
+	f.can = f.counters
+	if outcomeOf(err).result == refused {
+		err = &dataplane.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
+	}
+	return cmp.Or(err, f.dropProbe(ctx))
+}
+
+// tryKinds tries one rule of each kind.
+func (f *family) tryKinds(ctx context.Context) error {
+	node := &ruleset.Node{Info: tracker.NodeInfo{Name: "node"}, NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}}
+	m, err := newModel(f.settings, node)
+	if err != nil {
+		return err
+	}
+	var chains []chain
+	for i, p := range protocols {
+		addr := netip.MustParseAddr("192.0.2.1")
+		if f.family == tracker.IPv6 {
+			addr = netip.MustParseAddr("2001:db8::1")
+		}
+		s := &tracker.ServicePort{
+			Key:       tracker.Key{ServicePortName: tracker.ServicePortName{Protocol: p}, Family: f.family},
+			ClusterIP: addr, Port: 80, NodePort: uint16(30000 + i), HealthCheckNodePort: 30000, Affinity: time.Hour, ExternalLocal: true,
+			ExternalIPs: []netip.Addr{addr.Next()}, LoadBalancerIPs: []netip.Addr{addr}, SourceRanges: []netip.Prefix{netip.PrefixFrom(addr, 24).Masked()},
+		}
+		ep := func(port uint16) *tracker.Endpoint {
+			return &tracker.Endpoint{Addr: netip.AddrPortFrom(addr, port), Node: node.Info.Name, Ready: true, Serving: true, Weight: 1}
+		}
+		m.change(s.Key, ruleset.Compile(tracker.PortState{Port: s, Endpoints: []*tracker.Endpoint{ep(1), ep(2)}}, node), func(_, now []chain) { chains = append(chains, now...) })
+	}
+	m.allChains(func(c chain) { chains = append(chains, c) })
+	return f.tryRules(ctx, chains)
+}
+
+// tryRules writes the rules of chains into one that nothing leads to. The rules of one
+// chain are never divided. Chains that the rules lead to need not exist.
+func (f *family) tryRules(ctx context.Context, chains []chain) error {
+	probe := [tables]chain{{table: filter, name: chainProbe}, {table: nat, name: chainProbe}}
+	flush := func(t table) error {
+		if len(probe[t].rules) == 0 {
+			return nil
+		}
+		out := f.write(ctx, newInput(t, []chain{probe[t]}, nil, nil, nil, nil))
+		probe[t].rules = nil
+		return out.err
+	}
+	for _, c := range chains {
+		if len(probe[c.table].rules)+len(c.rules) > f.limit {
+			if err := flush(c.table); err != nil {
+				return err
+			}
+		}
+		for _, r := range c.rules {
+			if to := iptext.Target(r); strings.HasPrefix(to, "KUBE-") {
+				r = r[:strings.LastIndex(r, to)-len("-j ")] + "-j RETURN"
+			}
+			probe[c.table].rules = append(probe[c.table].rules, r)
+		}
+	}
+	return errors.Join(flush(filter), flush(nat))
+}
+
+// dropProbe deletes the chain in which rules are tried.
+func (f *family) dropProbe(ctx context.Context) error {
+	for t := range tables {
+		gone := []string{chainProbe}
+		if out := f.write(ctx, newInput(t, nil, nil, gone, gone, nil)); out.err != nil {
+			return out.err
+		}
+	}
+	return nil
+}
