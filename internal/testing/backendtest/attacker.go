@@ -160,7 +160,8 @@ func (v victimBackend) Limits(f tracker.Family) ruleset.Limits { return ruleset.
 func (v victimBackend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	err := v.Backend.Apply(ctx, d)
 	for i := range d.Changes {
-		if err == nil && d.Changes[i].Key.NamespacedName == victimName(7) && !d.Full {
+		// A set without room leads to a Full delta, which has all Services.
+		if c := &d.Changes[i]; err == nil && c.Key.NamespacedName == victimName(7) && c.Old != nil && c.Old != c.New {
 			v.inEffect <- struct{}{}
 		}
 	}
