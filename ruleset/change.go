@@ -201,8 +201,7 @@ func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
 
 func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
 
-// finder finds the elements of a list by their keys. It needs no memory for lists that are short or sorted, as most are,
-// and no quadratic time for others.
+// finder finds elements by key. It builds an index only for long, unsorted lists.
 type finder[T any, K comparable] struct {
 	list    []T
 	key     func(T) K

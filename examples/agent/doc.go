@@ -39,5 +39,5 @@
 // # Stability
 //
 // This package is made to be imported, and follows the newest kube-proxy: see "Stability" in the project's
-// README. It brings cobra, as kube-proxy's configuration type does.
+// README. It depends on cobra, because kube-proxy's configuration type does.
 package agent

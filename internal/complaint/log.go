@@ -132,7 +132,7 @@ func (l *Log) admit(o Object, message string, attrs []slog.Attr) (suppressed int
 		b = &Bucket{Burst: namespaceBurst, Every: namespaceEvery}
 		l.namespaces.put(strings.Clone(o.Namespace), b)
 	}
-	// A message that no token is left for is not remembered: it may be written later.
+	// Do not remember a message that is dropped for lack of tokens; it may be logged later.
 	if !b.has(now) || !l.all.has(now) {
 		l.suppressed++
 		return 0, false
