@@ -114,6 +114,10 @@ func (c *compiler) statement() {
 	case c.Accept("meta priority set"):
 		c.value(firstReg)
 		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: firstReg})
+	case c.Accept("meta nftrace set 1"):
+		c.emit(&expr.Immediate{Register: firstReg, Data: []byte{1}}, &expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: firstReg})
+	case c.Accept("limit rate 100/second burst 100 packets"):
+		c.emit(&expr.Limit{Type: expr.LimitTypePkts, Rate: 100, Unit: expr.LimitTimeSecond, Burst: 100})
 	case c.Accept("meta mark set"):
 		c.value(firstReg)
 		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: firstReg})
@@ -223,6 +227,12 @@ func (c *compiler) operand(reg uint32) uint32 {
 		c.emit(port(reg, 0))
 	case c.Accept("th dport"):
 		c.emit(port(reg, 2))
+	case c.Begins("@th,"): // one byte of the header of TCP, UDP or SCTP, at an offset in bits
+		offset, _ := strings.CutSuffix(strings.TrimPrefix(c.Next(), "@th,"), ",8")
+		c.emit(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: c.number(offset) / 8, Len: 1})
+		if c.Accept("&") {
+			c.emit(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{byte(c.parse(c.Next(), 0, 8))}, Xor: []byte{0}})
+		}
 	case c.Accept("meta priority"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg})
 		if c.Accept("&") {
@@ -283,9 +293,11 @@ func (c *compiler) match() {
 			&expr.Byteorder{SourceRegister: firstReg, DestRegister: firstReg, Op: expr.ByteorderHton, Len: 8, Size: 8},
 			&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(c.number(c.Next())))})
 	case c.Accept("ip saddr =="), c.Accept("ip6 saddr =="):
-		c.prefix(expr.CmpOpEq)
+		c.prefix(c.address(firstReg, 12, 8), expr.CmpOpEq)
 	case c.Accept("ip saddr !="), c.Accept("ip6 saddr !="):
-		c.prefix(expr.CmpOpNeq)
+		c.prefix(c.address(firstReg, 12, 8), expr.CmpOpNeq)
+	case c.Accept("ip daddr =="), c.Accept("ip6 daddr =="):
+		c.prefix(c.address(firstReg, 16, 24), expr.CmpOpEq)
 	default:
 		c.concatenation(firstReg)
 		switch {
@@ -293,6 +305,10 @@ func (c *compiler) match() {
 			c.compare(func(s string) []byte { return word(c.classID(s)) })
 		case about("meta mark"):
 			c.compare(func(s string) []byte { return word(c.number(s)) })
+		case about("th "):
+			c.compare(func(s string) []byte { return binary.BigEndian.AppendUint16(nil, uint16(c.parse(s, 0, 16))) })
+		case about("@th,"):
+			c.compare(func(s string) []byte { return []byte{byte(c.parse(s, 0, 8))} })
 		default: // a protocol
 			c.compare(func(s string) []byte { return []byte{inet.Protocol(v1.Protocol(strings.ToUpper(s)))} })
 		}
@@ -324,12 +340,12 @@ func (c *compiler) flag(key expr.CtKey, bit uint32, op expr.CmpOp) {
 // (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT).
 const ctStatusDNAT = 1 << 5
 
-// prefix compares the packet's source with a prefix. The tool loads only the bytes of the prefix, if that
+// prefix compares an address of the packet with a prefix. The tool loads only the bytes of the prefix, if that
 // ends with a byte.
-func (c *compiler) prefix(op expr.CmpOp) {
+func (c *compiler) prefix(load *expr.Payload, op expr.CmpOp) {
 	p, err := netip.ParsePrefix(c.Next())
 	c.fail(err)
-	load, bytes := c.address(firstReg, 12, 8), p.Addr().AsSlice()
+	bytes := p.Addr().AsSlice()
 	if n := p.Bits() / 8; n > 0 && p.Bits()%8 == 0 {
 		load.Len, bytes = uint32(n), bytes[:n]
 	}

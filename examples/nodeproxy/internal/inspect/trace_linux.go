@@ -15,13 +15,13 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/netns"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/follow"
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -93,7 +93,7 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 		return errInProcess
 	}
 	t := &tracing{out: p.Out, mode: cfg.Mode, packet: packet}
-	filter := follow.Filter{To: netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port()), Protocol: protocolNumber(packet.Protocol)}
+	filter := follow.Filter{To: netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port()), Protocol: inet.Protocol(packet.Protocol)}
 	if o.from != "" {
 		if filter.From, err = parseSource(o.from, filter.To.Addr()); err != nil {
 			return err
@@ -117,31 +117,44 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 		return err
 	}
 	// Listen for answers before the first connection can be seen.
-	replied, unwatched := follow.WatchReplies(filter)
+	events, unwatched := follow.OpenConntrack(filter)
 	if unwatched == nil {
-		defer replied.Close()
-	}
-	f, err := follower(o.by, filter, p.Diag)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if unwatched != nil {
-		fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing without what endpoints answer\n", unwatched)
-	} else {
-		t.replies = replied
+		t.replies = events
 		done := make(chan struct{})
 		ctx, cancel := context.WithCancel(ctx)
 		go func() {
 			defer close(done)
-			if err := replied.Run(ctx); err != nil {
+			if err := events.Run(ctx); err != nil {
 				fmt.Fprintf(p.Diag, "nodeproxy trace: %v\n", err)
 			}
 		}()
 		defer func() {
 			cancel()
 			<-done
+			events.Close()
 		}()
+	}
+	var f follow.Follower = events
+	if o.by == byNFTrace {
+		f, err = follow.NFTrace(filter)
+		if err == nil {
+			defer f.Close()
+			if unwatched != nil {
+				fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing without what endpoints answer\n", unwatched)
+			}
+		} else if errors.Is(err, errors.ErrUnsupported) {
+			fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
+			f, o.by = events, byConntrack
+		}
+	}
+	if o.by == byConntrack {
+		err = unwatched
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w; trace needs CAP_NET_ADMIN in this network namespace: run it as root", err)
+	}
+	if err != nil {
+		return err
 	}
 	printLine(p.Out, "following connections to %v/%s for %v", filter.To, packet.Protocol, o.long)
 	ctx, cancel := context.WithTimeout(ctx, o.long)
@@ -158,36 +171,6 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	}
 	t.awaitReplies()
 	return t.summary()
-}
-
-// follower returns a follower for --by.
-func follower(by string, filter follow.Filter, diag io.Writer) (follow.Follower, error) {
-	var f follow.Follower
-	var err error
-	if by == byNFTrace {
-		if f, err = follow.NFTrace(filter); errors.Is(err, errors.ErrUnsupported) {
-			fmt.Fprintf(diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
-			by = byConntrack
-		}
-	}
-	if by == byConntrack {
-		f, err = follow.Conntrack(filter)
-	}
-	if errors.Is(err, fs.ErrPermission) {
-		return nil, fmt.Errorf("%w; trace needs CAP_NET_ADMIN in this network namespace: run it as root", err)
-	}
-	return f, err
-}
-
-// protocolNumber returns the protocol's IPPROTO number.
-func protocolNumber(p v1.Protocol) uint8 {
-	switch p {
-	case v1.ProtocolUDP:
-		return unix.IPPROTO_UDP
-	case v1.ProtocolSCTP:
-		return unix.IPPROTO_SCTP
-	}
-	return unix.IPPROTO_TCP
 }
 
 // localAddresses returns all of the node's own addresses.
@@ -218,7 +201,7 @@ type tracing struct {
 
 	known                   map[netip.AddrPort]bool             // the sources that were seen
 	endpoints               map[netip.AddrPort][]netip.AddrPort // the sources of the connections that each got
-	replies                 *follow.Replies                     // nil if they are not known
+	replies                 *follow.Conntrack                   // nil if they are not known
 	seen, agreed            int
 	forwarded, refused, not int
 }

@@ -1,8 +1,6 @@
 package inspect
 
 import (
-	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -11,11 +9,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/node/nft"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/follow"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -170,44 +168,39 @@ func ruleText(s follow.Step) (text string, rejects bool) {
 	return "", rejects
 }
 
-// ruleRejects reports whether a rule rejects packets. It returns false if it cannot read the rule.
-func ruleRejects(s follow.Step) bool {
-	conn, err := nft.Dial(nil)
+// ruleRejects reports whether a rule of nft or iptables-nft rejects packets. It returns false if it cannot read the rule.
+func ruleRejects(s follow.Step) (rejects bool) {
+	conn, err := nft.Dial(nil, 0)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
-	rules, err := conn.Get(context.Background(), nft.Request{Type: unix.NFT_MSG_GETRULE, Family: s.Family, Attrs: []netlink.Attribute{
-		nft.String(unix.NFTA_RULE_TABLE, s.Table), nft.String(unix.NFTA_RULE_CHAIN, s.Chain),
-		{Type: unix.NFTA_RULE_HANDLE, Data: binary.BigEndian.AppendUint64(nil, s.Rule)},
-	}})
-	return err == nil && slices.ContainsFunc(rules, hasReject)
-}
-
-// hasReject reports whether the rule with these attributes rejects packets. It knows the rules
-// of nft and of iptables-nft.
-func hasReject(rule []byte) bool {
-	for typ, list := range nft.Attributes(rule) {
-		if typ != unix.NFTA_RULE_EXPRESSIONS {
-			continue
-		}
-		for _, expression := range nft.Attributes(list) {
-			var name, target string
-			for typ, data := range nft.Attributes(expression) {
-				switch typ {
-				case unix.NFTA_EXPR_NAME:
-					name = unix.ByteSliceToString(data)
-				case unix.NFTA_EXPR_DATA:
-					for typ, value := range nft.Attributes(data) {
-						if typ == unix.NFTA_TARGET_NAME {
-							target = unix.ByteSliceToString(value)
-						}
-					}
+	request := nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, s.Table)
+	request = nfnl.AppendString(request, unix.NFTA_RULE_CHAIN, s.Chain)
+	request = nfnl.AppendUint64(request, unix.NFTA_RULE_HANDLE, s.Rule)
+	err = conn.Get(unix.NFT_MSG_GETRULE, s.Family, false, request, func(rule []byte) error {
+		for typ, list := range nfnl.Attributes(rule) {
+			if typ != unix.NFTA_RULE_EXPRESSIONS {
+				continue
+			}
+			for _, expression := range nfnl.Attributes(list) {
+				rejects = rejects || named(expression, unix.NFTA_EXPR_NAME, "reject")
+				for typ, data := range nfnl.Attributes(expression) {
+					target := typ == unix.NFTA_EXPR_DATA && named(expression, unix.NFTA_EXPR_NAME, "target")
+					rejects = rejects || target && named(data, unix.NFTA_TARGET_NAME, "REJECT")
 				}
 			}
-			if name == "reject" || name == "target" && target == "REJECT" {
-				return true
-			}
+		}
+		return nil
+	})
+	return rejects && err == nil
+}
+
+// named reports whether an attribute is a name.
+func named(attrs []byte, attr uint16, name string) bool {
+	for typ, value := range nfnl.Attributes(attrs) {
+		if typ == attr {
+			return nfnl.String(value) == name
 		}
 	}
 	return false

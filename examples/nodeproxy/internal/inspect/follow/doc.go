@@ -11,7 +11,7 @@
 // the virtual servers of IPVS send no messages; only their effect on the packet shows.
 // Chains at the hook ingress and XDP programs run before the first hook.
 //
-// [Conntrack] receives the events of connection tracking. It changes nothing in the kernel
+// [OpenConntrack] receives the events of connection tracking. It changes nothing in the kernel
 // and shows only connections whose first packet got through.
 package follow
 
