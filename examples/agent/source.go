@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -30,7 +33,7 @@ type Objects struct {
 func handIn[T any](to *Objects, o *T, f func(*T)) {
 	if o == nil {
 		to.nil.Do(func() {
-			to.w.Log.Warn("ignored an object of the Source that is nil or of another type; further ones are ignored silently", "want", fmt.Sprintf("%T", o))
+			to.w.Log.Warn("ignored an object of the Source that is nil; further ones are ignored silently", "want", fmt.Sprintf("%T", o))
 		})
 		return
 	}
@@ -98,52 +101,55 @@ func (s *source) Close() {}
 // its handlers. They may have more objects than the agent needs.
 func Informers(services, slices, nodes, serviceCIDRs cache.SharedInformer, nodeName string) Source {
 	return func(ctx context.Context, to *Objects) error {
-		var synced []cache.InformerSynced
-		for _, i := range []struct {
-			informer cache.SharedInformer
-			handler  cache.ResourceEventHandler
-		}{
-			{services, handler(to.SetService, to.DeleteService)},
-			{slices, handler(to.SetSlice, to.DeleteSlice)},
-			{nodes, handler(to.SetNode, func(n types.NamespacedName) {
-				if n.Name == nodeName {
-					to.DeleteNode()
-				}
-			})},
-			{serviceCIDRs, handler(to.SetServiceCIDR, func(n types.NamespacedName) { to.DeleteServiceCIDR(n.Name) })},
-		} {
-			if i.informer == nil {
-				continue
+		f := &informers{r: apiretry.New(to.w.Log, nil), to: to}
+		f.left.Store(1)
+		f.ctx, f.fail = context.WithCancelCause(ctx)
+		defer f.fail(nil)
+		follow(f, services, to.SetService, to.DeleteService)
+		follow(f, slices, to.SetSlice, to.DeleteSlice)
+		follow(f, nodes, to.SetNode, func(n types.NamespacedName) {
+			if n.Name == nodeName {
+				to.DeleteNode()
 			}
-			r, err := i.informer.AddEventHandler(i.handler)
-			if err != nil {
-				return err
-			}
-			defer i.informer.RemoveEventHandler(r)
-			synced = append(synced, r.HasSynced)
+		})
+		follow(f, serviceCIDRs, to.SetServiceCIDR, func(n types.NamespacedName) { to.DeleteServiceCIDR(n.Name) })
+		f.synced()
+		f.running.Wait()
+		<-f.ctx.Done()
+		if ctx.Err() != nil {
+			return nil
 		}
-		if cache.WaitForCacheSync(ctx.Done(), synced...) {
-			to.Synced()
-		}
-		<-ctx.Done()
-		return nil
+		return context.Cause(f.ctx)
 	}
 }
 
-// handler returns a handler that calls set with new and changed objects, and gone with the names of
-// deleted ones. An informer of another type calls set with nil.
-func handler[T any](set func(*T), gone func(types.NamespacedName)) cache.ResourceEventHandler {
-	pass := func(o any) {
-		v, _ := o.(*T)
-		set(v)
+// informers is what the informers of one Source share.
+type informers struct {
+	ctx     context.Context
+	fail    context.CancelCauseFunc
+	r       *apiretry.Retrier
+	to      *Objects
+	left    atomic.Int32 // informers that have not synced
+	running sync.WaitGroup
+}
+
+func (f *informers) synced() {
+	if f.left.Add(-1) == 0 {
+		f.to.Synced()
 	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    pass,
-		UpdateFunc: func(_, o any) { pass(o) },
-		DeleteFunc: func(o any) { // the last state, or a tombstone
-			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
-				gone(types.NamespacedName{Namespace: n.Namespace, Name: n.Name})
-			}
-		},
+}
+
+// follow follows an informer in a goroutine, unless it is nil.
+func follow[T metav1.Object](f *informers, informer cache.SharedInformer, set func(T), gone func(types.NamespacedName)) {
+	if informer == nil {
+		return
 	}
+	f.left.Add(1)
+	f.running.Go(func() {
+		if err := apiretry.Follow(f.ctx, f.r, apiretry.Source[T]{
+			Informer: informer, Set: set, Gone: func(n types.NamespacedName, _ T) { gone(n) }, Synced: f.synced,
+		}); err != nil {
+			f.fail(err)
+		}
+	})
 }

@@ -1,4 +1,4 @@
-// Package informers feeds a tracker from client-go's shared informers.
+// Package informers feeds a tracker from client-go, or from shared informers that a program has.
 //
 //	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: nodeName}})
 //	...
@@ -6,15 +6,13 @@
 //
 // It is all the code between client-go and the library:
 //
-//   - A deletion that was missed while the API server could not be reached arrives as
-//     a tombstone (cache.DeletedFinalStateUnknown). The tracker deletes by name, so Feed
-//     uses the tombstone's name alone.
+//   - Feed does not keep objects, but their names. It so finds those that were deleted while the API server
+//     could not be reached.
 //
 //   - A deleted Node leaves node information that consists of the name alone, so endpoints
 //     on the node stay local.
 //
-//   - The tracker ignores unchanged objects, which a resync or a list after a lost watch
-//     passes to it.
+//   - The tracker ignores unchanged objects, which a list after a lost watch passes to it.
 //
 //   - Each source is marked synced when its own handler has received the first list.
 //
@@ -23,11 +21,11 @@
 //     returns soon after its context ends, even during an outage.
 //
 // A program that has informers of Services, EndpointSlices or Nodes gives them to Feed in its
-// Config, which then makes none of its own for these.
+// Config. Feed then sends no requests for these.
 //
 // With Config.Engine it follows ServiceCIDRs, too, and its hooks fit packages metrics and health.
 // examples/minimal is a whole agent with it. Begin here. Package kubeapi, beside this one, follows objects
-// without keeping them, as nodeproxy does.
+// in the same way for programs that pass them on themselves, as nodeproxy does.
 //
 // # Stability
 //

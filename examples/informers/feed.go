@@ -4,10 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -28,9 +28,9 @@ type Config struct {
 	Client  kubernetes.Interface
 	Tracker *tracker.Tracker
 	// Services, Slices, Nodes and ServiceCIDRs are informers that the program has anyway, such as
-	// those of a factory. Feed uses them in place of informers of its own. It neither starts nor stops them, and when it returns it removes its
-	// handlers. They may hold more objects than Selector selects. Nil means an informer that
-	// Feed makes and runs. Nodes is ignored if Node is empty, and ServiceCIDRs if Engine is nil.
+	// those of a factory. Feed uses them in place of requests with Client. It neither starts nor stops them, and when
+	// it returns it removes its handlers. They may hold more objects than Selector selects. Nodes is ignored if
+	// Node is empty, and ServiceCIDRs if Engine is nil.
 	Services, Slices, Nodes, ServiceCIDRs cache.SharedInformer
 	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
 	// caller must mark tracker.KindNodes as synced.
@@ -56,15 +56,12 @@ type Config struct {
 	ReceiveSlice   func(addressType string, update func() (changed bool))
 	// Selector should be the Selector of the tracker's Config.
 	Selector tracker.Selector
-	// Resync is the interval at which the informers pass on every object again. 0 means
-	// never, which is enough.
-	Resync time.Duration
 	// Log receives failures to read from the API server, with their cause: the first one,
 	// and after that one line a minute. Nil discards them.
 	Log *slog.Logger
-	// Contact, if not nil, is called each time that the API server has answered Feed's own
-	// informers about a resource, such as "services": with a list, the begin of a watch, or an
-	// event, of which there is one a minute even without a change. Calls may be concurrent.
+	// Contact, if not nil, is called each time that the API server has answered Feed about a resource, such as
+	// "services": with a list, the begin of a watch, or an event, of which there is one a minute even without a
+	// change. Calls may be concurrent.
 	Contact func(resource string)
 }
 
@@ -75,73 +72,52 @@ func Feed(ctx context.Context, c Config) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	retrier := apiretry.New(c.Log, c.Contact)
-	mark := func(k tracker.Kind) func() { return func() { c.Tracker.MarkSynced(k) } }
-	sources := []source{
-		{informer: c.Services, handler: handler(c.Log, c.setService, c.deleteService), synced: mark(tracker.KindServices), make: func() cache.SharedInformer {
-			label, field := c.Selector.ServiceListOptions()
-			return informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Services(""), label, field)
-		}},
-		{informer: c.Slices, handler: handler(c.Log, c.setSlice, c.deleteSlice), synced: mark(tracker.KindSlices), make: func() cache.SharedInformer {
-			label, field := c.Selector.SliceListOptions()
-			return informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices(""), label, field)
-		}},
+	if c.ReceiveService == nil {
+		c.ReceiveService = func(_ types.NamespacedName, update func() bool) { update() }
 	}
+	if c.ReceiveSlice == nil {
+		c.ReceiveSlice = func(_ string, update func() bool) { update() }
+	}
+	f := &feeder{Config: c, r: apiretry.New(c.Log, c.Contact)}
+	f.ctx, f.fail = context.WithCancelCause(ctx)
+	defer f.fail(nil)
+	mark := func(k tracker.Kind) func() { return func() { c.Tracker.MarkSynced(k) } }
+	label, field := c.Selector.ServiceListOptions()
+	follow(f, c.Services, apiretry.Source[*v1.Service]{Resource: "services", Field: field, Set: c.setService, Gone: c.deleteService, Synced: mark(tracker.KindServices)}, label,
+		func() (rest.Interface, lister[*v1.ServiceList]) {
+			return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Services("")
+		})
+	label, field = c.Selector.SliceListOptions()
+	follow(f, c.Slices, apiretry.Source[*discovery.EndpointSlice]{Resource: "endpointslices", Field: field, Set: c.setSlice, Gone: c.deleteSlice, Synced: mark(tracker.KindSlices)}, label,
+		func() (rest.Interface, lister[*discovery.EndpointSliceList]) {
+			return c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices("")
+		})
 	if c.Node != "" {
-		sources = append(sources, source{informer: c.Nodes, handler: handler(c.Log, c.setNode, c.deleteNode), synced: mark(tracker.KindNodes), make: func() cache.SharedInformer {
-			field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
-			return informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes(), "", field)
-		}})
+		field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
+		follow(f, c.Nodes, apiretry.Source[*v1.Node]{Resource: "nodes", Field: field, Set: c.setNode, Gone: c.deleteNode, Synced: mark(tracker.KindNodes)}, "",
+			func() (rest.Interface, lister[*v1.NodeList]) {
+				return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes()
+			})
 	}
 	if c.Engine != nil {
-		sources = append(sources, c.serviceCIDRs(retrier))
-	}
-	var own []func()
-	var synced []cache.InformerSynced
-	for _, s := range sources {
-		from := s.informer
-		if from == nil {
-			from = s.make()
-			if err := from.SetTransform(stripManagedFields); err != nil {
-				return err
-			}
-			own = append(own, func() {
-				if s.await != nil {
-					s.await(ctx)
-				}
-				from.RunWithContext(ctx)
-			})
-		}
-		r, err := from.AddEventHandler(s.handler)
-		if err != nil {
-			return err
-		}
-		defer from.RemoveEventHandler(r)
-		synced = append(synced, r.HasSynced)
-	}
-	var wg sync.WaitGroup
-	for _, run := range own {
-		wg.Go(run)
-	}
-	for i, s := range sources {
-		wg.Go(func() {
-			if cache.WaitForCacheSync(ctx.Done(), synced[i]) {
-				s.synced()
-			}
+		follow(f, c.ServiceCIDRs, c.serviceCIDRs(), "", func() (rest.Interface, lister[*networking.ServiceCIDRList]) {
+			return c.Client.NetworkingV1().RESTClient(), c.Client.NetworkingV1().ServiceCIDRs()
 		})
 	}
-	wg.Wait()
-	<-ctx.Done() // every informer may be the caller's
-	return ctx.Err()
+	f.running.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return context.Cause(f.ctx)
 }
 
-// source is one kind of object.
-type source struct {
-	informer cache.SharedInformer // the caller's, or nil
-	make     func() cache.SharedInformer
-	await    func(context.Context) // delays Feed's own informer, unless it is nil
-	handler  cache.ResourceEventHandler
-	synced   func() // is called after the first list
+// feeder is one call of Feed.
+type feeder struct {
+	Config
+	ctx     context.Context
+	fail    context.CancelCauseFunc
+	r       *apiretry.Retrier
+	running sync.WaitGroup
 }
 
 // lister is a typed client of one resource.
@@ -150,32 +126,29 @@ type lister[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// informer returns an informer of the objects that the selectors select. If the API server does not
-// know the field selector, it has all objects with the labels, and the tracker ignores the others.
-func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, client rest.Interface, from lister[L], label, field string) cache.SharedInformer {
-	requests := apiretry.Requests(client, resource, label)
-	if c, ok := client.(*rest.RESTClient); ok && c == nil { // of package fake
-		requests = &cache.ListWatch{
+// follow follows a source in a goroutine: an informer of the program or, if that is nil, the objects with the labels
+// that a client lists.
+func follow[T metav1.Object, L runtime.Object](f *feeder, informer cache.SharedInformer, s apiretry.Source[T], label string, client func() (rest.Interface, lister[L])) {
+	s.Informer = informer
+	s.Requests = func() (*cache.ListWatch, any) {
+		c, typed := client()
+		if r, ok := c.(*rest.RESTClient); !ok || r != nil {
+			return apiretry.Requests(c, s.Resource, label), c
+		}
+		return &cache.ListWatch{ // of package fake
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.LabelSelector = label
-				return from.List(ctx, o)
+				return typed.List(ctx, o)
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				o.LabelSelector = label
-				return from.Watch(ctx, o)
+				return typed.Watch(ctx, o)
 			},
+		}, f.Client
+	}
+	f.running.Go(func() {
+		if err := apiretry.Follow(f.ctx, f.r, s); err != nil {
+			f.fail(err)
 		}
-	}
-	lw := r.ListWatch(resource, requests, field)
-	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, c.Client), kind,
-		cache.SharedIndexInformerOptions{ResyncPeriod: c.Resync, ObjectDescription: resource})
-}
-
-// stripManagedFields removes a large field that the tracker does not read, so that the
-// informers do not keep it.
-func stripManagedFields(o any) (any, error) {
-	if m, ok := o.(metav1.Object); ok {
-		m.SetManagedFields(nil)
-	}
-	return o, nil
+	})
 }

@@ -59,38 +59,24 @@ type world struct {
 	client  *fake.Clientset
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
-	handed  atomic.Int64 // number of calls with a Service
-	changed chan struct{}
 }
 
-func newWorld(t *testing.T, resync time.Duration, prepare func(*fake.Clientset), objects ...runtime.Object) *world {
-	w := &world{t: t, client: fake.NewClientset(objects...), changed: make(chan struct{}, 1)}
+func newWorld(t *testing.T, prepare func(*fake.Clientset), objects ...runtime.Object) *world {
+	w := &world{t: t, client: fake.NewClientset(objects...)}
 	if prepare != nil {
 		prepare(w.client)
 	}
 	var err error
-	if w.tracker, err = tracker.New(tracker.Config{
-		Node: tracker.NodeInfo{Name: "here"},
-		OnService: func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
-			w.handed.Add(1)
-			return nil
-		},
-	}); err != nil {
+	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
 		t.Fatal(err)
 	}
 	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker}); err != nil {
 		t.Fatal(err)
 	}
-	w.engine.Notify(func() {
-		select {
-		case w.changed <- struct{}{}:
-		default:
-		}
-	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() {
-		done <- informers.Feed(ctx, informers.Config{Client: w.client, Tracker: w.tracker, Node: "here", Resync: resync})
+		done <- informers.Feed(ctx, informers.Config{Client: w.client, Tracker: w.tracker, Node: "here"})
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -127,7 +113,7 @@ func (w *world) services() map[string]string {
 }
 
 func TestTrackerFollowsObjects(t *testing.T) {
-	w := newWorld(t, 0, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
+	w := newWorld(t, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
 	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })
 	if n := w.tracker.Node(); n.Name != "here" || n.Zone != "z1" || len(n.Addresses) != 1 {
@@ -156,7 +142,7 @@ func TestTrackerFollowsObjects(t *testing.T) {
 func TestMissedDeletionIsApplied(t *testing.T) {
 	lost := make(chan *watch.FakeWatcher, 1)
 	var once atomic.Bool
-	w := newWorld(t, 0, func(c *fake.Clientset) {
+	w := newWorld(t, func(c *fake.Clientset) {
 		// The first watch of Services never reports anything, and ends when the test stops it.
 		c.PrependWatchReactor("services", func(clienttesting.Action) (bool, watch.Interface, error) {
 			if once.Swap(true) {
@@ -184,7 +170,7 @@ func TestMissedDeletionIsApplied(t *testing.T) {
 }
 
 func TestEndpointsStayLocalWithoutNode(t *testing.T) {
-	w := newWorld(t, 0, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
+	w := newWorld(t, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
 	if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -197,21 +183,6 @@ func TestEndpointsStayLocalWithoutNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until("the Node is back", func() bool { return w.tracker.Node().Zone == "z1" })
-}
-
-func TestResyncChangesNothing(t *testing.T) {
-	w := newWorld(t, time.Second, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"))
-	w.until("synced", w.tracker.Synced)
-	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })
-	select {
-	case <-w.changed:
-	default:
-	}
-	before, gen := w.handed.Load(), w.engine.Snapshot().Gen
-	w.until("two resyncs", func() bool { return w.handed.Load() >= before+2 })
-	if now := w.engine.Snapshot().Gen; now != gen {
-		t.Errorf("generation %d after a resync, %d before", now, gen)
-	}
 }
 
 // TestOutageIsLoggedAndLeft starts while the API server refuses connections, on the clock of package

@@ -1,11 +1,8 @@
 package informers
 
 import (
-	"bytes"
-	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -61,21 +58,5 @@ func TestProgramAddsAddressesOfTheNode(t *testing.T) {
 	c.deleteNode(types.NamespacedName{Name: "here"}, nil)
 	if got, want := tr.Node(), (tracker.NodeInfo{Name: "here", Addresses: own}); !got.Equal(want) {
 		t.Errorf("after the Node was deleted: %+v, want %+v", got, want)
-	}
-}
-
-// TestObjectsOfAnotherTypeAreIgnored hands in what an informer of another resource has.
-func TestObjectsOfAnotherTypeAreIgnored(t *testing.T) {
-	var log bytes.Buffer
-	calls := 0
-	h := handler(slog.New(slog.NewTextHandler(&log, nil)), func(*v1.Service) { calls++ }, func(types.NamespacedName, *v1.Service) {})
-	for range 3 {
-		h.OnAdd(&v1.Pod{}, true)
-		h.OnUpdate(&v1.Service{}, &v1.Pod{})
-		h.OnDelete(&v1.Pod{})
-	}
-	h.OnAdd(&v1.Service{}, true)
-	if calls != 1 || strings.Count(log.String(), "another type") != 1 {
-		t.Errorf("%d calls, log: %s", calls, &log)
 	}
 }

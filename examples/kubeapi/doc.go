@@ -19,7 +19,6 @@
 // at most 6 seconds, even if an answer's Retry-After asks for more.
 // Pauses are random, so that a thousand nodes do not return at one moment.
 //
-// Begin with package informers, beside this one, as examples/minimal does, and move to Follow if a second copy
-// of all objects is too much memory. This package is made to be imported, too: see "Stability" in the project's
-// README.
+// Begin with package informers, beside this one, as examples/minimal does: it passes what Follow follows to a tracker.
+// This package is made to be imported, too: see "Stability" in the project's README.
 package kubeapi

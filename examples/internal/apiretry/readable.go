@@ -8,29 +8,32 @@ import (
 
 	networking "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 )
 
 // absentInterval is the time between two attempts to read a resource that does not exist or is forbidden.
 const absentInterval = 10 * time.Minute
 
-// ReadableCIDRs waits until ServiceCIDRs can be read, or ctx ends. list makes one request for them. An
-// API server before Kubernetes 1.33 does not have them. That they do not exist or are forbidden is
-// logged once, and absent is called once.
-func ReadableCIDRs(ctx context.Context, log *slog.Logger, list func(context.Context) error, absent func()) {
+// readable waits until a resource can be read, or ctx ends. That it does not exist or is forbidden is logged once,
+// and absent is called once.
+func (r *Retrier) readable(ctx context.Context, resource string, requests *cache.ListWatch, absent func()) {
 	for logged := false; ; {
 		asking, cancel := context.WithTimeout(ctx, firstByte)
-		err := list(asking)
+		_, err := requests.ListWithContext(asking, metav1.ListOptions{Limit: 1})
 		cancel()
 		wait := 5 * time.Second
-		if err == nil {
+		switch {
+		case err == nil:
 			return
-		}
-		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		case apierrors.IsNotFound(err) || apierrors.IsForbidden(err):
 			if wait = absentInterval; !logged {
 				logged = true
 				absent()
-				log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
+				r.log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
 			}
+		case r.Failed != nil:
+			r.Failed(resource, err)
 		}
 		select {
 		case <-ctx.Done():
