@@ -333,10 +333,10 @@ func (s *Set) LoadBalancerFailed(call string, f tracker.Family, purpose, reason 
 }
 
 // OtherRules stores the state of the rules of another proxy in one of its modes. The state is
-// "in-use", "left", or "absent", which has no series.
+// "in-use", "left", or "" without rules, which has no series.
 func (s *Set) OtherRules(proxy, mode, state string) {
 	s.otherRules.DeletePartialMatch(prometheus.Labels{"proxy": proxy, "mode": mode})
-	if state != "absent" {
+	if state != "" {
 		s.otherRules.WithLabelValues(proxy, mode, state).Set(1)
 	}
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
-	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/reset"
@@ -210,11 +209,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 		return err
 	}
 	a.instance = rand.Text()
-	a.takeOver = newTakeOver(&a.options, a.families, a.netns, a.instance, a.boundTo)
-	a.takeOver.failed = a.metrics.CleanupFailed
-	a.takeOver.panicked = func(err error) { a.Failed(err) }
-	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
-	a.takeOver.event, a.takeOver.powerless = a.nodeEvent, a.plane.Powerless || a.options.Foreign
+	a.takeOver = newTakeOver(a)
 	if a.plane.Powerless && cfg.Adopt {
 		log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
 	}

@@ -131,6 +131,9 @@ func (a *Agent) Sync(ctx context.Context) error {
 	} else {
 		if !a.everInEffect || a.drift != nil {
 			a.everInEffect = true
+			if err := a.takeOver.mark(); err != nil {
+				a.Log.Warn("cannot restore the tables for programs that look for kube-proxy's", "error", err)
+			}
 			select {
 			case a.repaired <- struct{}{}:
 			default:
@@ -161,9 +164,6 @@ func (a *Agent) Limits(f tracker.Family) ruleset.Limits { return a.plane.Limits(
 func (a *Agent) Apply(ctx context.Context, d *ruleset.Delta) error {
 	err := a.takeOver.applyWithClients(ctx, d, a.plane.Apply)
 	a.appliedDelta(d, err)
-	if err == nil && !d.Full && a.observers.changed != 0 {
-		a.takeOver.changed()
-	}
 	return err
 }
 

@@ -7,10 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,18 +47,6 @@ type server struct {
 	log    *slog.Logger
 	// last is the failure of the last attempt, or "".
 	last string
-	// bound reports that the server listens.
-	bound atomic.Bool
-}
-
-// boundTo reports whether one of the agent's servers listens at an address, host:port.
-func (a *Agent) boundTo(addr string) bool {
-	host, port, err := net.SplitHostPort(addr)
-	return err == nil && slices.ContainsFunc(a.servers, func(s *server) bool {
-		own, ownPort, err := net.SplitHostPort(s.addr)
-		ip, _ := netip.ParseAddr(own)
-		return err == nil && s.bound.Load() && ownPort == port && (own == host || own == "" || ip.IsUnspecified())
-	})
 }
 
 // readyz answers 200 if the rules are in effect and follow the objects. kube-proxy has no such
@@ -127,8 +112,6 @@ func (s *server) serve(ctx context.Context) error {
 		s.last = ""
 		s.log.Info("the server listens", "server", s.name, "address", s.addr)
 	}
-	s.bound.Store(true)
-	defer s.bound.Store(false)
 	hs := health.NewServerFor(s.handler, s.connections, s.log)
 	ended := make(chan error, 1)
 	go func() { ended <- hs.Serve(l) }()

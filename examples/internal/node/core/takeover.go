@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,103 +21,66 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The intervals of looks for the rules of other proxies: while there are none, while there are
-// some, and while the agent is going to remove them.
+// lookInterval is the time between two looks for proxies that run, and rulesInterval the time between
+// two looks at their rules while they do.
 const (
-	lookInterval    = 30 * time.Second
-	presentInterval = 15 * time.Second
-	waitInterval    = time.Second
+	lookInterval  = time.Second
+	rulesInterval = 15 * time.Second
 )
 
-// takeOver finds the rules of other proxies: of kube-proxy, and of nodeproxy's other modes. It
-// removes them when their owner has ended and the rules of the agent's mode are in effect. It
-// removes kube-proxy's only if adopt is set. It looks for as long as the agent runs, because a
-// proxy that still runs, or is started, writes its rules again.
+// takeOver waits for a kube-proxy whose rules have the names of the agent's own, and then removes the
+// rules of other proxies: of kube-proxy, if adopt is set, and of nodeproxy's other modes. It removes them
+// when their owner has ended and the rules of the agent's mode are in effect, and ends when there are
+// none.
 type takeOver struct {
-	modes []modes.Mode
-	inUse string // the agent's mode
+	a     *Agent
+	mode  modes.Mode
 	adopt bool
-	// marks is when markers are made, and marking reports that they are kept. families are
-	// those of the markers.
-	marks    config.KubeProxyTable
-	marking  bool
-	families []tracker.Family
 	// fresh reports that the agent is to take over from kube-proxy but had no rules when it
 	// started: the node is new, or was booted.
 	fresh bool
-	// powerless reports that the process cannot read or remove rules.
-	powerless bool
-	// retry is how long to wait after a failure.
-	retry time.Duration
-	// drainLimit is [config.Config].DrainLimit.
-	drainLimit time.Duration
-	// failed is called for each failure, and report with each new state of a kind.
-	failed func()
-	// panicked ends the agent.
-	panicked func(error)
-	report   func(takeover.Kind, takeover.State)
-	event    func(warning bool, reason, message string)
-	log      *slog.Logger
-
-	netns *os.File
-	// within calls a function in the agent's network namespace.
-	within func(func() error) error
-	kernel *takeover.Kernel
-	prober *takeover.Prober
-	// cleanupFlavor removes the rules of the agent's mode in the other flavor of iptables. It is nil
-	// when they are removed, and if there is no other flavor.
-	cleanupFlavor func(context.Context) error
+	// marking reports that markers are kept.
+	marking atomic.Bool
+	prober  *takeover.Prober
 	// moved reports that mode iptables has the clients of kube-proxy's nftables mode.
 	moved bool
-
 	// inEffect is closed when the rules of the agent's mode are in effect. done is the
 	// function that closes it.
 	inEffect chan struct{}
 	done     func()
-	// ownChange is when objects last changed the agent's rules, and objectChange when they last
-	// changed after the first lists, in Unix nanoseconds. notices counts these changes and the lists.
-	ownChange, objectChange, notices atomic.Int64
+	// changed is when objects last changed after the first lists, in Unix nanoseconds, and notices
+	// counts these changes and the lists.
+	changed, notices atomic.Int64
 
-	kinds   map[takeover.Kind]*otherRules
-	looked  bool
-	retired sync.WaitGroup
-	// retiring reports that rules of mode ipvs are being removed in the background.
-	retiring atomic.Bool
+	kinds map[takeover.Kind]*otherRules
+	// rules are those that the kernel had at readAt.
+	rules  map[takeover.Kind]uint64
+	readAt time.Time
 }
 
 // otherRules is what takeOver knows of the rules of one kind.
 type otherRules struct {
 	takeover.Watch
-	state takeover.State
+	// state is "in-use" while their owner runs, "left" when it has ended, or "" without rules.
+	state string
 	// next is the earliest time of the next attempt at a removal.
 	next time.Time
-	// inUse reports that the state is InUse.
-	inUse atomic.Bool
 }
 
-// newTakeOver returns the takeOver of an agent. bound reports whether one of the agent's own
-// servers listens at an address.
-func newTakeOver(o *Options, families []tracker.Family, netns *os.File, instance string, bound func(addr string) bool) *takeOver {
-	cfg, all, log := o.Config, o.Modes, o.Log
+func newTakeOver(a *Agent) *takeOver {
+	o, e := &a.options, a.options.Config.Effective
 	t := &takeOver{
-		modes: all, inUse: cfg.Mode, adopt: cfg.Adopt && !o.Foreign, within: o.Within, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, drainLimit: cfg.DrainLimit, log: log, netns: netns,
-		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Kind]bool, error) { return modes.LegacyKinds(ctx, log) }},
-		prober:   &takeover.Prober{Own: instance, Dial: o.Dial, Skip: bound, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots},
-		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
+		a: a, mode: a.mode, adopt: o.Config.Adopt && !o.Foreign, inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
+		prober: &takeover.Prober{
+			Own: a.instance, Pages: takeover.Pages(e.MetricsBindAddress, e.HealthzBindAddress),
+			Dial: o.Dial, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots,
+		},
 	}
 	t.done = sync.OnceFunc(func() { close(t.inEffect) })
-	t.prober.Metrics, t.prober.Healthz = takeover.Addresses(cfg.Effective.MetricsBindAddress, cfg.Effective.HealthzBindAddress)
-	for _, m := range all {
-		if m.Name == t.inUse && m.CleanupFlavor != nil {
-			s := modes.Settings{Config: cfg, Families: families, NetNS: netns, Log: log}
-			t.cleanupFlavor = func(ctx context.Context) error { return m.CleanupFlavor(ctx, s) }
-		}
-		if m.Name != t.inUse {
+	for _, m := range o.Modes {
+		t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.Name}] = &otherRules{}
+		if m.Name != a.mode.Name {
 			t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}] = &otherRules{}
-		}
-		// In mode ipvs, chains of kube-proxy's mode ipvs are left.
-		if m.Name != t.inUse || !m.TakesOver || m.Name == config.ModeIPVS {
-			t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.Name}] = &otherRules{}
 		}
 	}
 	return t
@@ -144,330 +108,290 @@ func rememberedClients(netns *os.File, log *slog.Logger) func(tracker.Key, netip
 // have in kube-proxy's nftables mode, with the first full delta. The kernel has a list of clients
 // only while a rule refers to it, so the clients are written when the rules are in effect.
 func (t *takeOver) applyWithClients(ctx context.Context, d *ruleset.Delta, apply func(context.Context, *ruleset.Delta) error) error {
-	if !d.Full || t.moved || !t.adopt || t.inUse != config.ModeIPTables {
+	if !d.Full || t.moved || !t.adopt || t.mode.Name != config.ModeIPTables {
 		return apply(ctx, d)
 	}
-	clients, err := takeover.ReadClients(ctx, t.netns)
-	if err != nil {
-		t.log.Warn(unknownClients, "error", err)
-	}
-	err = apply(ctx, d)
+	clients, readErr := takeover.ReadClients(ctx, t.a.netns)
+	err := apply(ctx, d)
 	if p := (*ruleset.PartialError)(nil); err != nil && !errors.As(err, &p) {
 		return err
 	}
 	t.moved = true
-	var errs []error
+	errs := []error{readErr}
 	for i := range d.Changes {
 		if s := d.Changes[i].New; s != nil {
-			errs = append(errs, clients.WriteRecent(t.netns, s))
+			errs = append(errs, clients.WriteRecent(t.a.netns, s))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		t.log.Warn(unknownClients, "error", complaint.Text(err.Error()))
+		t.a.options.Log.Warn(unknownClients, "error", complaint.Text(err.Error()))
 	}
 	return err
-}
-
-// waitTurn waits while a kube-proxy runs whose objects have the same names as those of the
-// agent's mode: each would remove what the other writes. It does not wait for one whose rules do not
-// follow the objects: see [takeover.Wait].
-func (t *takeOver) waitTurn(ctx context.Context) error {
-	m, err := modes.Find(t.modes, t.inUse)
-	if err != nil {
-		return err
-	}
-	if t.adopt {
-		owned, err := m.Owned(ctx, t.log)
-		t.fresh = err == nil && !owned
-	}
-	if !m.TakesOver {
-		return nil
-	}
-	same := []takeover.Kind{{Owner: takeover.KubeProxy, Mode: t.inUse}}
-	if t.inUse == config.ModeIPTables {
-		// kube-proxy's mode ipvs has chains of mode iptables, too.
-		same = append(same, takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS})
-	}
-	var waits takeover.Kind
-	var wait takeover.Wait
-	for misses, looks := 0, 0; misses < 2; looks++ {
-		answers := t.prober.Look(ctx)
-		i := slices.IndexFunc(same, func(k takeover.Kind) bool { return slices.Contains(answers, k) })
-		switch {
-		case i < 0 && waits.Mode == "":
-			return nil
-		case i < 0:
-			misses++
-		case waits.Mode == "":
-			waits = same[i]
-			t.report(waits, takeover.InUse)
-			t.log.Warn("kube-proxy runs and writes the same rules: waiting until it ends before rules are written", "mode", waits.Mode)
-			fallthrough
-		default:
-			misses = 0
-			if looks%int(presentInterval/waitInterval) == 0 && t.waitIsOver(ctx, &wait, same) {
-				t.log.Error(idleKubeProxy, "mode", waits.Mode)
-				t.event(true, reasonIdleKubeProxy, idleKubeProxy)
-				return nil
-			}
-		}
-		if err := sleep(ctx, waitInterval); err != nil {
-			return err
-		}
-	}
-	t.report(waits, takeover.Absent)
-	t.log.Info("kube-proxy has ended", "mode", waits.Mode)
-	return nil
-}
-
-const idleKubeProxy = "a process answers as kube-proxy, but its rules do not follow the Services: not waiting for its end any longer"
-
-// waitIsOver looks at the rules of some kinds and reports whether their owner does not write them.
-func (t *takeOver) waitIsOver(ctx context.Context, w *takeover.Wait, kinds []takeover.Kind) bool {
-	all, err := t.kernel.Look(ctx)
-	if err != nil {
-		return false // unknown
-	}
-	var rules takeover.Rules
-	for _, k := range kinds {
-		if all[k].Present {
-			rules = all[k]
-		}
-	}
-	var objects time.Time
-	if n := t.objectChange.Load(); n != 0 {
-		objects = time.Unix(0, n)
-	}
-	return w.Over(time.Now(), rules, objects)
 }
 
 // noticed notes that the engine has a change. The first one is that all objects are listed.
 func (t *takeOver) noticed(now time.Time) {
 	if t.notices.Add(1) > 1 {
-		t.objectChange.Store(now.UnixNano())
+		t.changed.Store(now.UnixNano())
 	}
 }
 
-// changed notes that objects changed the agent's rules.
-func (t *takeOver) changed() { t.ownChange.Store(time.Now().UnixNano()) }
-
-// run looks for rules of other proxies from when the agent's own are in effect until ctx is
-// done. It leaves rules that it was removing.
-func (t *takeOver) run(ctx context.Context) error {
-	defer t.retired.Wait()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.inEffect:
+// waitTurn waits while a kube-proxy runs whose objects have the same names as those of the
+// agent's mode: each would remove what the other writes. It does not wait for one that writes
+// nothing: a process that answers must not keep the node without rules.
+func (t *takeOver) waitTurn(ctx context.Context) error {
+	if t.adopt && t.mode.Name == config.ModeNFTables {
+		owned, err := t.mode.Owned(ctx, t.a.Log)
+		t.fresh = err == nil && !owned
 	}
-	if t.powerless {
-		<-ctx.Done()
-		return ctx.Err()
+	if !t.mode.TakesOver || t.a.options.Foreign {
+		return nil
 	}
-	t.kernel.OwnDevice = t.inUse == config.ModeIPVS
-	for {
-		interval, err := t.look(ctx)
-		if err != nil && ctx.Err() == nil {
-			t.log.Warn("cannot look for rules of other proxies", "error", err)
-			interval = t.retry
+	same := []takeover.Kind{{Owner: takeover.KubeProxy, Mode: t.mode.Name}}
+	if t.mode.Name == config.ModeIPTables {
+		// kube-proxy's mode ipvs has chains of mode iptables, too.
+		same = append(same, takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS})
+	}
+	for waited := false; ; waited = true {
+		err := t.look(ctx, false)
+		i := slices.IndexFunc(same, func(k takeover.Kind) bool { return t.kinds[k] != nil && t.kinds[k].Answers() })
+		switch {
+		case i < 0 && waited:
+			t.a.Log.Info("kube-proxy has ended")
+			fallthrough
+		case i < 0:
+			return nil
+		case err == nil && t.kinds[same[i]].Idle():
+			const text = "a process answers as kube-proxy, but its rules do not follow the Services: not waiting for its end any longer"
+			t.a.Log.Error(text, "mode", same[i].Mode)
+			t.a.nodeEvent(true, reasonIdleKubeProxy, text)
+			return nil
+		case !waited:
+			t.a.metrics.OtherRules(string(takeover.KubeProxy), same[i].Mode, "in-use")
+			t.a.Log.Warn("kube-proxy runs and writes the same rules: waiting until it ends before rules are written", "mode", same[i].Mode)
 		}
-		if t.cleanupFlavor != nil {
-			if err := t.cleanupFlavor(ctx); err == nil {
-				t.cleanupFlavor = nil
-			} else if ctx.Err() == nil {
-				t.log.Warn("cannot remove the rules in the other flavor of iptables yet", "error", err)
-				t.failed()
-			}
-		}
-		if err := sleep(ctx, interval); err != nil {
+		if err := sleep(ctx, lookInterval); err != nil {
 			return err
 		}
 	}
 }
 
-// look makes one look, and returns the time until the next one.
-func (t *takeOver) look(ctx context.Context) (time.Duration, error) {
-	rules, err := t.kernel.Look(ctx)
-	if err != nil {
-		return 0, err
+// look looks for proxies and their rules. own means that the device of mode ipvs is the agent's.
+func (t *takeOver) look(ctx context.Context, own bool) (err error) {
+	now, answers := time.Now(), t.prober.Look(ctx)
+	if len(answers) == 0 || now.Sub(t.readAt) >= rulesInterval {
+		if t.rules, err = modes.OtherRules(ctx, own, t.a.Log); err == nil {
+			t.readAt = now
+		}
 	}
-	first := !t.looked
-	var answers []takeover.Kind
-	if present := func(k takeover.Kind) bool { return rules[k].Present }; first || slices.ContainsFunc(slices.Collect(maps.Keys(t.kinds)), present) {
-		answers = t.prober.Look(ctx)
+	var objects time.Time
+	if n := t.changed.Load(); n != 0 {
+		objects = time.Unix(0, n)
 	}
-	t.looked = true
-	var own time.Time
-	if n := t.ownChange.Load(); n != 0 {
-		own = time.Unix(0, n)
-	}
-	interval := lookInterval
 	for k, o := range t.kinds {
-		if k.Mode == config.ModeIPVS && t.retiring.Load() {
-			interval = waitInterval
-			continue
-		}
-		s := takeover.Sighting{Present: rules[k].Present, Stamp: rules[k].Stamp, Answers: slices.Contains(answers, k), OwnChange: own}
-		state := o.Look(time.Now(), s)
-		t.note(k, o, state)
-		// Not everything that nodeproxy leaves is found. So all of it is removed once.
-		unknown := first && k.Owner == takeover.Nodeproxy && !s.Answers
-		o.inUse.Store(state == takeover.InUse)
-		if state == takeover.Left || unknown {
-			t.remove(ctx, k, o)
-		}
-		switch {
-		case o.state == takeover.Absent:
-		case t.removes(k):
-			interval = min(interval, waitInterval)
-		default:
-			interval = min(interval, presentInterval)
-		}
+		o.Look(now, t.rules[k], slices.ContainsFunc(answers, func(p takeover.Kind) bool { return t.writes(p, k) }), objects)
 	}
-	return interval, t.mark(ctx, rules)
+	return err
 }
 
-// mark makes the markers that are wanted and missing, or removes those that are not wanted. In
-// modes other than nftables the removal of that mode removes them.
-func (t *takeOver) mark(ctx context.Context, rules map[takeover.Kind]takeover.Rules) error {
-	if t.inUse != config.ModeNFTables {
-		return nil
+// writes reports whether a proxy that runs owns rules of a kind. One that does not report its mode owns
+// those that exist, or may be about to write any.
+func (t *takeOver) writes(p, k takeover.Kind) bool {
+	if p.Owner != k.Owner || p.Mode != "" {
+		return p == k
 	}
-	marked := t.kernel.Marked()
-	switch t.marks {
-	case config.TableNever:
-		if len(marked) != 0 {
-			return takeover.Unmark(ctx)
+	for other := range t.rules {
+		if other.Owner == k.Owner && t.rules[k] == 0 {
+			return false
 		}
-		return nil
-	case config.TableAlways:
-		t.marking = true
-	case config.TableAdopted:
-		// Whether a node that was booted had a marker is not known. It gets one, unless rules of
-		// kube-proxy show that its Services were not in nftables.
-		t.fresh = t.fresh && !slices.ContainsFunc(slices.Collect(maps.Keys(rules)), func(k takeover.Kind) bool {
-			return k.Owner == takeover.KubeProxy && rules[k].Present
-		})
-		t.marking = t.marking || len(marked) != 0 || t.fresh
 	}
-	if !t.marking || rules[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeNFTables}].Present || !slices.ContainsFunc(t.families, func(f tracker.Family) bool { return !slices.Contains(marked, f) }) {
-		return nil
-	}
-	return takeover.Mark(t.families)
+	return true
 }
 
-// replaceByMarker removes the rules of kube-proxy's nftables mode, and makes markers in the same
-// transaction.
-func (t *takeOver) replaceByMarker(ctx context.Context, _ *slog.Logger) error {
-	if err := takeover.Replace(ctx, t.families); err != nil {
-		return err
+// run removes the rules of other proxies from when the agent's own are in effect, and ends when there
+// are none that it may remove.
+func (t *takeOver) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.inEffect:
 	}
-	t.marking = true
-	return nil
+	if t.a.plane.Powerless || t.a.options.Foreign {
+		return nil
+	}
+	cfg, name := t.a.Config, t.mode.Name
+	own := takeover.Kind{Owner: takeover.KubeProxy, Mode: name}
+	if t.mode.TakesOver && name != config.ModeIPVS { // in mode ipvs, chains of kube-proxy's mode ipvs are left
+		delete(t.kinds, own)
+		t.a.metrics.OtherRules(string(own.Owner), name, "")
+	}
+	// Mode ipvs is the last, because its removal takes until its connections have ended.
+	order := slices.SortedFunc(maps.Keys(t.kinds), func(a, b takeover.Kind) int {
+		return cmp.Or(cmp.Compare(len(b.Mode), len(a.Mode)), cmp.Compare(a.String(), b.String()))
+	})
+	otherFlavor := t.mode.CleanupFlavor
+	t.readAt = time.Time{}
+	for first := true; ; first = false {
+		err := t.look(ctx, name == config.ModeIPVS)
+		if first && err == nil {
+			err = t.markFirst(ctx)
+		}
+		wait := time.Duration(0)
+		if err != nil {
+			if ctx.Err() == nil {
+				t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
+			}
+			wait = cfg.SyncPeriod
+		}
+		for _, k := range order {
+			o := t.kinds[k]
+			t.note(k, o)
+			// Not everything that nodeproxy leaves is found. So all of it is removed once.
+			if unknown := first && k.Owner == takeover.Nodeproxy && !o.Runs(); (unknown || o.state == "left") && t.removes(k) && time.Now().After(o.next) {
+				o.next = time.Now().Add(cfg.SyncPeriod)
+				err := t.remove(ctx, k)
+				t.result(ctx, err, "cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode)
+				if err == nil {
+					t.readAt, wait = time.Time{}, lookInterval
+				}
+			}
+			switch {
+			case o.Answers():
+				wait = lookInterval
+			case o.state != "":
+				wait = cmp.Or(wait, rulesInterval)
+			}
+		}
+		if otherFlavor != nil {
+			s := modes.Settings{Config: cfg, Families: t.a.families, NetNS: t.a.netns, Log: t.a.Log}
+			if err := otherFlavor(ctx, s); err == nil {
+				otherFlavor = nil
+			} else {
+				t.result(ctx, err, "cannot remove the rules in the other flavor of iptables yet")
+				wait = cmp.Or(wait, rulesInterval)
+			}
+		}
+		if wait == 0 {
+			return nil
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
 }
 
 // removes reports whether rules of this kind are removed when their owner has ended.
 func (t *takeOver) removes(k takeover.Kind) bool { return t.adopt || k.Owner == takeover.Nodeproxy }
 
+// result logs and counts the failure of a removal. A later look tries again.
+func (t *takeOver) result(ctx context.Context, err error, what string, args ...any) {
+	if err != nil && ctx.Err() == nil {
+		t.a.Log.Warn(what, append(args, "error", err)...)
+		t.a.metrics.CleanupFailed()
+	}
+}
+
 // note logs and reports a state that differs from the last one.
-func (t *takeOver) note(k takeover.Kind, o *otherRules, now takeover.State) {
-	if o.state == now || o.state == "" && now == takeover.Absent {
-		o.state = now
+func (t *takeOver) note(k takeover.Kind, o *otherRules) {
+	now := "left"
+	switch {
+	case t.rules[k] == 0:
+		now = ""
+	case o.Runs():
+		now = "in-use"
+	}
+	if now == o.state {
 		return
 	}
 	o.state = now
-	t.report(k, now)
+	t.a.metrics.OtherRules(string(k.Owner), k.Mode, now)
+	log := t.a.Log.With("proxy", k.Owner, "mode", k.Mode)
 	switch {
-	case now == takeover.Absent:
-		t.log.Info("the rules of another proxy are gone", "proxy", k.Owner, "mode", k.Mode)
-	case now == takeover.InUse && t.removes(k):
-		t.log.Warn("another proxy runs: its rules are removed when it has ended", "proxy", k.Owner, "mode", k.Mode)
-	case now == takeover.InUse:
-		t.log.Warn("another proxy runs, and its rules may come first: they stay without --adopt-from-kube-proxy", "proxy", k.Owner, "mode", k.Mode)
+	case now == "":
+		log.Info("the rules of another proxy are gone")
+	case now == "in-use" && t.removes(k):
+		log.Warn("another proxy runs: its rules are removed when it has ended")
+	case now == "in-use":
+		log.Warn("another proxy runs, and its rules may come first: they stay without --adopt-from-kube-proxy")
 	case t.removes(k):
-		t.log.Info("removing the rules of a proxy that has ended", "proxy", k.Owner, "mode", k.Mode)
-		if k.Mode == config.ModeIPTables && t.inUse == config.ModeNFTables {
-			checkLiberal(t.log)
+		log.Info("removing the rules of a proxy that has ended")
+		if k.Mode == config.ModeIPTables && t.mode.Name == config.ModeNFTables {
+			checkLiberal(t.a.Log)
 		}
 	default:
-		t.log.Warn("a proxy has ended and left its rules, which may come first and send connections to endpoints that are gone: --adopt-from-kube-proxy removes them", "proxy", k.Owner, "mode", k.Mode)
+		log.Warn("a proxy has ended and left its rules, which may come first and send connections to endpoints that are gone: --adopt-from-kube-proxy removes them")
 	}
 }
 
-// remove removes the rules of a kind. Removing mode ipvs takes until its connections have ended,
-// and runs in the background.
-func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules) {
-	m, err := modes.Find(t.modes, k.Mode)
-	if err != nil || !t.removes(k) || time.Now().Before(o.next) {
-		return
-	}
-	o.next = time.Now().Add(t.retry)
-	if k.Mode == t.inUse && m.Retire != nil { // everything but the chains is the agent's
-		t.result(ctx, k, t.removeShared(ctx))
-		return
-	}
-	if m.Retire != nil {
-		// Meanwhile the mode's rules are the agent's own.
-		t.retiring.Store(true)
-		t.retired.Go(func() {
-			defer t.retiring.Store(false)
-			defer recovered(func(err error) { t.panicked(err) })
-			for {
-				err := t.within(func() error { return t.retire(ctx, m, k.Owner == takeover.KubeProxy) })
-				t.result(ctx, k, err)
-				if err == nil || sleep(ctx, t.retry) != nil {
-					return
-				}
-			}
-		})
-		return
-	}
-	cleanup := m.Cleanup
-	if k.Owner == takeover.KubeProxy {
-		cleanup = m.CleanupKubeProxy
-		if k.Mode == config.ModeNFTables && t.inUse == k.Mode && t.marks != config.TableNever {
-			cleanup = t.replaceByMarker
+// remove removes the rules of a kind.
+func (t *takeOver) remove(ctx context.Context, k takeover.Kind) error {
+	m, err := modes.Find(t.a.options.Modes, k.Mode)
+	switch kubeProxy := k.Owner == takeover.KubeProxy; {
+	case err != nil:
+		return err
+	case m.Retire != nil && k.Mode == t.mode.Name: // everything but the chains is the agent's
+		return t.removeShared(ctx)
+	case m.Retire != nil && kubeProxy:
+		// kube-proxy's mode ipvs shares chains with its mode iptables: they lead to chains, and use sets,
+		// of mode ipvs only. So they are removed first, and again when the mode is gone, since some were
+		// in use.
+		if err := t.removeShared(ctx); err != nil {
+			return err
 		}
+		if err := m.Retire(ctx, m, true, t.a.Config.DrainLimit, t.a.Log); err != nil {
+			return err
+		}
+		return errors.Join(t.removeShared(ctx), m.CleanupKubeProxy(ctx, t.a.Log))
+	case m.Retire != nil:
+		return m.Retire(ctx, m, false, t.a.Config.DrainLimit, t.a.Log)
+	case !kubeProxy:
+		return m.Cleanup(ctx, t.a.Log)
+	case k.Mode == config.ModeNFTables && t.mode.Name == k.Mode && t.a.Config.KubeProxyTable != config.TableNever:
+		t.marking.Store(true)
+		return takeover.Replace(t.a.families)
 	}
-	t.result(ctx, k, cleanup(ctx, t.log))
-}
-
-// result logs and counts the failure of a removal. The next look tries again.
-func (t *takeOver) result(ctx context.Context, k takeover.Kind, err error) {
-	if err != nil && ctx.Err() == nil {
-		t.log.Warn("cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode, "error", err)
-		t.failed()
-	}
-}
-
-// retire removes a mode that has a retire function. kube-proxy's mode ipvs shares chains with its
-// mode iptables: they lead to chains, and use sets, of mode ipvs only. So they are removed first,
-// and again when the mode is gone, since some were in use.
-func (t *takeOver) retire(ctx context.Context, m modes.Mode, kubeProxy bool) error {
-	if !kubeProxy {
-		return m.Retire(ctx, m, false, t.drainLimit, t.log)
-	}
-	if err := t.removeShared(ctx); err != nil {
-		return err
-	}
-	if err := m.Retire(ctx, m, true, t.drainLimit, t.log); err != nil {
-		return err
-	}
-	return errors.Join(t.removeShared(ctx), m.CleanupKubeProxy(ctx, t.log))
+	return m.CleanupKubeProxy(ctx, t.a.Log)
 }
 
 // removeShared removes the chains of kube-proxy's mode iptables, unless that mode runs or is the
 // agent's own.
 func (t *takeOver) removeShared(ctx context.Context) error {
 	o := t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}]
-	if o == nil || o.inUse.Load() {
+	if o == nil || o.Runs() {
 		return nil
 	}
-	m, err := modes.Find(t.modes, config.ModeIPTables)
+	m, err := modes.Find(t.a.options.Modes, config.ModeIPTables)
 	if err != nil {
 		return err
 	}
-	return m.CleanupKubeProxy(ctx, t.log)
+	return m.CleanupKubeProxy(ctx, t.a.Log)
+}
+
+// markFirst makes the markers that are wanted, or removes those that are not. In modes other than nftables
+// the removal of that mode removes them. Whether a node that was booted had a marker is not known. It
+// gets one, unless rules of kube-proxy show that its Services were not in nftables.
+func (t *takeOver) markFirst(ctx context.Context) error {
+	if t.mode.Name != config.ModeNFTables {
+		return nil
+	}
+	if t.a.Config.KubeProxyTable == config.TableNever {
+		return takeover.Unmark(ctx)
+	}
+	marked, err := takeover.Marked(ctx)
+	kubeProxy := slices.ContainsFunc(slices.Collect(maps.Keys(t.rules)), func(k takeover.Kind) bool { return k.Owner == takeover.KubeProxy })
+	if len(marked) != 0 || t.fresh && !kubeProxy || t.a.Config.KubeProxyTable == config.TableAlways {
+		t.marking.Store(true)
+	}
+	return errors.Join(err, t.mark())
+}
+
+// mark makes the markers that are kept. It is called after a repair of the rules: what deleted them may
+// have deleted all tables.
+func (t *takeOver) mark() error {
+	if !t.marking.Load() {
+		return nil
+	}
+	return takeover.Mark(t.a.families)
 }
 
 // sleep waits for a time, or returns the error of ctx when it is done.

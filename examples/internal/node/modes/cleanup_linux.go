@@ -19,8 +19,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// LegacyKinds returns the kinds of rules in iptables-legacy, for [takeover.Kernel.Legacy].
-func LegacyKinds(ctx context.Context, log *slog.Logger) (map[takeover.Kind]bool, error) {
+// OtherRules returns the kinds of rules in the network namespace of the calling thread, of this agent,
+// too: see [takeover.Look].
+func OtherRules(ctx context.Context, ownDevice bool, log *slog.Logger) (map[takeover.Kind]uint64, error) {
+	legacy, err := legacyKinds(ctx, log)
+	if err != nil {
+		return nil, err
+	}
+	return takeover.Look(ctx, legacy, ownDevice)
+}
+
+// legacyKinds returns the kinds of rules in iptables-legacy.
+func legacyKinds(ctx context.Context, log *slog.Logger) (map[takeover.Kind]bool, error) {
 	out := map[takeover.Kind]bool{}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		if !legacyInUse(f) {
@@ -30,7 +40,7 @@ func LegacyKinds(ctx context.Context, log *slog.Logger) (map[takeover.Kind]bool,
 		foreign, err := iptables.Foreign(ctx, c)
 		owned, err2 := iptables.Owned(ctx, c)
 		ipvsOwned, err3 := false, error(nil)
-		if takeover.IPVSDevice() { // Owned reads all rules
+		if takeover.IPVSDevice() != nil { // Owned reads all rules
 			ipvsOwned, err3 = ipvs.Owned(ctx, ipvs.Config{IPTables: iptables.Legacy, Families: c.Families, Log: log})
 		}
 		if err := errors.Join(Missing(err, log), Missing(err2, log), Missing(err3, log)); err != nil {
@@ -55,13 +65,13 @@ var sharedWithIPVS = map[string]string{config.ModeIPVS: "virtual servers and set
 // with mode ipvs and in which the agent has left rules, and returns an error: nothing proves whose those
 // objects are. dial connects to a kube-proxy.
 func Cleanable(ctx context.Context, modes []Mode, c *config.Config, dial func(ctx context.Context, network, address string) (net.Conn, error), log *slog.Logger) (out []Mode, refused error) {
-	p := takeover.Prober{Dial: dial, Runs: takeover.KubeProxyRuns}
-	p.Metrics, p.Healthz = takeover.Addresses(c.Effective.MetricsBindAddress, c.Effective.HealthzBindAddress)
-	if c.Adopt || !slices.Contains(p.Look(ctx), takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS}) {
+	p := takeover.Prober{Dial: dial, Runs: takeover.KubeProxyRuns, Pages: takeover.Pages(c.Effective.MetricsBindAddress, c.Effective.HealthzBindAddress)}
+	if c.Adopt || !slices.ContainsFunc(p.Look(ctx), func(k takeover.Kind) bool {
+		return k.Owner == takeover.KubeProxy && (k.Mode == config.ModeIPVS || k.Mode == "")
+	}) {
 		return modes, nil
 	}
-	// A kube-proxy that does not report its mode answers for all.
-	device := takeover.IPVSDevice()
+	device := takeover.IPVSDevice() != nil
 	for _, m := range modes {
 		if shared := sharedWithIPVS[m.Name]; shared != "" && (device || m.Name == config.ModeIPVS) {
 			if owned, err := m.Owned(ctx, log); err == nil && owned {

@@ -15,8 +15,10 @@ import (
 // All returns all modes for a configuration.
 func All(c *config.Config) []Mode { return []Mode{Kernelspace(c)} }
 
-// LegacyKinds returns nothing: only Linux has iptables.
-func LegacyKinds(context.Context, *slog.Logger) (map[takeover.Kind]bool, error) { return nil, nil }
+// OtherRules returns nothing.
+func OtherRules(context.Context, bool, *slog.Logger) (map[takeover.Kind]uint64, error) {
+	return nil, nil
+}
 
 // Cleanable returns the modes: --cleanup may remove what all of them left.
 func Cleanable(_ context.Context, modes []Mode, _ *config.Config, _ func(ctx context.Context, network, address string) (net.Conn, error), _ *slog.Logger) ([]Mode, error) {

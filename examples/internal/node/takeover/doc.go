@@ -6,8 +6,7 @@
 // two nftables base chains with the same priority, the newer one is first. A proxy that still runs repairs its
 // rules, which are then the newer ones. So rules may only be removed after their owner has ended.
 //
-// [Kernel] reads which rules exist, [Prober] finds out which proxies run, and [Watch] decides.
-// Kernel and Prober change nothing. Watch does no I/O.
+// [Look] reads which rules exist, [Prober] finds out which proxies run, and [Watch] decides.
 package takeover
 
 // Owner is a program that programs rules for Services.

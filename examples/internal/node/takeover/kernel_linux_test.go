@@ -17,7 +17,7 @@ func TestModeOfServicesChain(t *testing.T) {
 	netlab.NeedPrograms(t, "iptables-nft-restore", "ipset")
 	const (
 		device = "ip link add kube-ipvs0 type veth\n"
-		own    = "nft 'add table ip nat; add chain ip nat KUBE-IPVS-SERVICES'\n"
+		own    = "nft 'add table ip nat; add chain ip nat KUBE-IPVS-SERVICES; add rule ip nat KUBE-IPVS-SERVICES return'\n"
 	)
 	restore := func(rules string) string {
 		return "iptables-nft-restore --noflush <<E\n" + rules + "\nE\n"
@@ -42,19 +42,16 @@ func TestModeOfServicesChain(t *testing.T) {
 			if out, err := node.Run(t, "sh", "-e", "-c", c.script+":"); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			k := Kernel{NetNS: node.File()}
-			var all map[Kind]Rules
+			var all map[Kind]uint64
 			if err := node.Do(func() (err error) {
-				all, err = k.Look(t.Context())
+				all, err = Look(t.Context(), nil, false)
 				return err
 			}); err != nil {
 				t.Fatal(err)
 			}
 			var got []string
 			for kind := range maps.Keys(all) {
-				if all[kind].Present {
-					got = append(got, string(kind.Owner)+" "+kind.Mode)
-				}
+				got = append(got, string(kind.Owner)+" "+kind.Mode)
 			}
 			slices.Sort(got)
 			if got := strings.Join(got, ", "); got != c.want {
@@ -74,10 +71,11 @@ func TestMarkersWithManyOpenFiles(t *testing.T) {
 	node := netlab.NewHost(t)
 	marked := func() []tracker.Family {
 		t.Helper()
-		k := Kernel{NetNS: node.File()}
-		defer k.close()
-		out, err := k.markers(t.Context())
-		if err != nil {
+		var out []tracker.Family
+		if err := node.Do(func() (err error) {
+			out, err = Marked(t.Context())
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		return out

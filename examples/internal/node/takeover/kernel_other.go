@@ -12,29 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// modes are the modes that a proxy can report: that of Windows.
-var modes = []string{"kernelspace"}
-
-// Rules is what the kernel has of one kind.
-type Rules struct {
-	Present bool
-	// Stamp changes when rules are written.
-	Stamp uint64
-}
-
-// Kernel finds no rules: what proxies write on other systems than Linux does not tell its owner.
-type Kernel struct {
-	NetNS  *os.File
-	Legacy func(context.Context) (map[Kind]bool, error)
-	// OwnDevice has no effect here.
-	OwnDevice bool
-}
-
-// Look returns nothing.
-func (k *Kernel) Look(context.Context) (map[Kind]Rules, error) { return nil, nil }
-
-// Marked returns nothing.
-func (k *Kernel) Marked() []tracker.Family { return nil }
+// Look returns nothing: what proxies write on other systems than Linux does not tell its owner.
+func Look(context.Context, map[Kind]bool, bool) (map[Kind]uint64, error) { return nil, nil }
 
 // KubeProxyRuns returns false.
 func KubeProxyRuns() bool { return false }
@@ -42,11 +21,14 @@ func KubeProxyRuns() bool { return false }
 // ListenerIsRoots returns true.
 func ListenerIsRoots(string) bool { return true }
 
+// Marked returns nothing.
+func Marked(context.Context) ([]tracker.Family, error) { return nil, nil }
+
 // Mark does nothing.
 func Mark([]tracker.Family) error { return nil }
 
 // Replace does nothing.
-func Replace(context.Context, []tracker.Family) error { return nil }
+func Replace([]tracker.Family) error { return nil }
 
 // Unmark does nothing.
 func Unmark(context.Context) error { return nil }

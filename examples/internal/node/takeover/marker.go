@@ -15,126 +15,98 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// markerChain is the only chain of a marker.
-const markerChain = "nodeproxy-marker"
-
-// kubeProxyTable is the name of the tables of kube-proxy's nftables mode.
-const kubeProxyTable = "kube-proxy"
-
-// The attributes of requests about a marker and its chain.
-var (
-	tableAttr  = []nl.Attribute{nft.String(unix.NFTA_TABLE_NAME, kubeProxyTable)}
-	chainAttrs = []nl.Attribute{nft.String(unix.NFTA_CHAIN_TABLE, kubeProxyTable), nft.String(unix.NFTA_CHAIN_NAME, markerChain)}
+// markerChain is the only chain of a marker, and kubeProxyTable the name of the tables of
+// kube-proxy's nftables mode.
+const (
+	markerChain    = "nodeproxy-marker"
+	kubeProxyTable = "kube-proxy"
 )
 
 // A marker is a table named like kube-proxy's, with one chain that no packet enters. Other
 // programs look for kube-proxy's chains to find out whether Services are in nftables: Calico's
 // Felix, with NFTablesMode Auto, chooses its own data plane by them.
+var (
+	tableAttr   = []nl.Attribute{nft.String(unix.NFTA_TABLE_NAME, kubeProxyTable)}
+	chainAttrs  = []nl.Attribute{nft.String(unix.NFTA_CHAIN_TABLE, kubeProxyTable), nft.String(unix.NFTA_CHAIN_NAME, markerChain)}
+	newTable    = nft.Request{Type: unix.NFT_MSG_NEWTABLE, Flags: nl.Create, Attrs: tableAttr}
+	deleteTable = nft.Request{Type: unix.NFT_MSG_DELTABLE, Attrs: tableAttr}
+	newChain    = nft.Request{Type: unix.NFT_MSG_NEWCHAIN, Flags: nl.Create, Attrs: chainAttrs}
+)
 
-// Mark makes markers in the calling thread's network namespace. A table of kube-proxy, with all of
-// its rules, is replaced by the marker in one transaction.
-func Mark(families []tracker.Family) error {
-	create := nft.Request{Type: unix.NFT_MSG_NEWTABLE, Flags: nl.Create, Attrs: tableAttr}
-	return edit(families,
-		create, // there must be one to delete
-		nft.Request{Type: unix.NFT_MSG_DELTABLE, Attrs: tableAttr},
-		create,
-		nft.Request{Type: unix.NFT_MSG_NEWCHAIN, Flags: nl.Create, Attrs: chainAttrs})
+// Mark makes the markers that are missing in the calling thread's network namespace.
+func Mark(served []tracker.Family) (err error) {
+	for _, f := range served {
+		err = errors.Join(err, edit(f, newTable, newChain))
+	}
+	return err
 }
 
-// Replace is Mark for the given families, and for each other family in which kube-proxy's table
-// exists: kube-proxy writes rules in families that the agent does not serve.
-func Replace(ctx context.Context, served []tracker.Family) error {
-	var k Kernel
-	defer k.close()
-	if err := k.open(); err != nil {
-		return err
-	}
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+// Replace replaces the tables of kube-proxy, with all of their rules, by markers: in one transaction, and
+// in families that are not served, too. It makes those that are missing in served families.
+func Replace(served []tracker.Family) (err error) {
+	for _, f := range families {
+		requests := []nft.Request{deleteTable, newTable, newChain}
 		if slices.Contains(served, f) {
-			continue
+			requests = slices.Insert(requests, 0, newTable) // there must be one to delete
 		}
-		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, nfproto(f), tableAttr...)
-		if err != nil {
-			return fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
-		}
-		if found {
-			served = append(slices.Clip(served), f)
+		if e := edit(f, requests...); !errors.Is(e, unix.ENOENT) {
+			err = errors.Join(err, e)
 		}
 	}
-	return Mark(served)
-}
-
-func nfproto(f tracker.Family) uint8 {
-	if f == tracker.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
+	return err
 }
 
 // Unmark deletes the markers in the calling thread's network namespace. It leaves tables of
 // kube-proxy.
 func Unmark(ctx context.Context) error {
-	var k Kernel
-	defer k.close()
-	marked, err := k.markers(ctx)
-	if err != nil || len(marked) == 0 {
-		return err
+	families, err := Marked(ctx)
+	for _, f := range families {
+		err = errors.Join(err, edit(f, deleteTable))
 	}
-	return edit(marked, nft.Request{Type: unix.NFT_MSG_DELTABLE, Attrs: tableAttr})
+	return err
 }
 
-// edit commits requests about kube-proxy's table for each family.
-func edit(families []tracker.Family, requests ...nft.Request) error {
+// edit commits requests about kube-proxy's table of a family.
+func edit(f tracker.Family, requests ...nft.Request) error {
 	conn, err := nft.Dial(nil)
-	if err != nil {
-		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
-	}
-	defer conn.Close()
-	var all []nft.Request
-	for _, f := range families {
-		for _, r := range requests {
-			r.Family = nfproto(f)
-			all = append(all, r)
+	if err == nil {
+		defer conn.Close()
+		requests = slices.Clone(requests)
+		for i := range requests {
+			requests[i].Family = nfproto(f)
 		}
+		err = conn.Commit(requests...)
 	}
-	if err := conn.Commit(all...); err != nil {
+	if err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
 	}
 	return nil
 }
 
-// markers returns the families that have a marker.
-func (k *Kernel) markers(ctx context.Context) (out []tracker.Family, err error) {
-	if err := k.open(); err != nil {
-		return nil, err
+// Marked returns the families that have a marker in the calling thread's network namespace.
+func Marked(ctx context.Context) ([]tracker.Family, error) {
+	conn, err := nft.Dial(nil)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
 	}
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		marker, err := k.isMarker(ctx, nfproto(f))
-		if err != nil {
-			return nil, fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
-		}
-		if marker {
+	defer conn.Close()
+	r := reader{ctx: ctx, conn: conn}
+	out := r.marked()
+	return out, r.err
+}
+
+// marked returns the families in which kube-proxy's table has markerChain and nothing else.
+func (r *reader) marked() (out []tracker.Family) {
+	for _, f := range families {
+		var use uint64 // the number of chains, sets and other objects
+		r.get(nft.Request{Type: unix.NFT_MSG_GETTABLE, Family: nfproto(f), Attrs: tableAttr}, func(typ uint16, data []byte) {
+			if typ == unix.NFTA_TABLE_USE {
+				use = nft.Uint(data)
+			}
+		})
+		if use == 1 && r.get(nft.Request{Type: unix.NFT_MSG_GETCHAIN, Family: nfproto(f), Attrs: chainAttrs}, func(uint16, []byte) {}) {
 			out = append(out, f)
 		}
 	}
-	return out, nil
-}
-
-// isMarker reports whether kube-proxy's table exists and has markerChain and nothing else.
-func (k *Kernel) isMarker(ctx context.Context, family uint8) (bool, error) {
-	var use uint64 // the number of chains, sets and other objects
-	r := nft.Request{Type: unix.NFT_MSG_GETTABLE, Family: family, Attrs: tableAttr}
-	err := k.get(ctx, r, func(typ uint16, data []byte) {
-		if typ == unix.NFTA_TABLE_USE {
-			use = nft.Uint(data)
-		}
-	})
-	if errors.Is(err, unix.ENOENT) || err == nil && use != 1 {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, chainAttrs...)
+	return out
 }

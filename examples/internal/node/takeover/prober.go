@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -17,21 +16,19 @@ import (
 // value is chosen at random by each process.
 const InstanceHeader = "Nodeproxy-Instance"
 
-// probeTimeout bounds one request.
-const probeTimeout = 500 * time.Millisecond
-
-// maxAnswer is the longest answer that is read, in bytes.
-const maxAnswer = 4096
+// probeTimeout bounds one request, and maxAnswer the bytes of an answer that are read.
+const (
+	probeTimeout = 500 * time.Millisecond
+	maxAnswer    = 4096
+)
 
 // Prober asks the servers of other proxies in the network namespace for their mode, and looks for
 // the process of a kube-proxy that does not answer. It is not safe for concurrent use.
 type Prober struct {
 	// Own is the value of this process's InstanceHeader.
 	Own string
-	// Metrics and Healthz hold the addresses to ask, host:port.
-	Metrics, Healthz []string
-	// Skip, if not nil, reports that an address is this process's own and must not be asked.
-	Skip func(addr string) bool
+	// Pages are the pages to ask: see [Pages].
+	Pages []string
 	// Trusted, if not nil, reports whether an answer at an address counts: see [ListenerIsRoots].
 	Trusted func(addr string) bool
 	// Dial, if not nil, connects to an address.
@@ -40,129 +37,86 @@ type Prober struct {
 	// answers: a nodeproxy that answers may have this name, too.
 	Runs func() bool
 
-	last map[string][]Kind
+	last map[string]Kind
 }
 
-// The ports where proxies serve their metrics and their health check by default.
-const (
-	metricsPort = "10249"
-	healthzPort = "10256"
-)
-
-// Addresses returns the addresses where proxies may serve their metrics and their health check: the
-// loopback addresses at the default ports, and at those of the agent's own configured addresses,
-// which are host:port or empty, and these addresses themselves. A kube-proxy that the agent
+// Pages returns the pages by which proxies are recognized, without "http://": those of their metrics and
+// health-check servers at loopback addresses, at the default ports and at those of the agent's own
+// addresses, which are host:port or empty, and at these addresses. A kube-proxy that the agent
 // replaces often has the same configuration.
-func Addresses(ownMetrics, ownHealthz string) (metrics, healthz []string) {
-	return addresses(metricsPort, ownMetrics), addresses(healthzPort, ownHealthz)
+func Pages(ownMetrics, ownHealthz string) []string {
+	out := slices.Concat(pages("10249", ownMetrics, "/proxyMode"), pages("10256", ownHealthz, "/healthz"))
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
-func addresses(port, own string) []string {
-	out := loopback(port)
-	host, ownPort, err := net.SplitHostPort(own)
-	if err != nil {
-		return out
-	}
-	list := loopback(ownPort)
-	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsUnspecified() {
-		list = append(list, own)
-	}
-	for _, a := range list {
-		if !slices.Contains(out, a) {
-			out = append(out, a)
+func pages(port, own, path string) []string {
+	out := []string{"127.0.0.1:" + port + path, "[::1]:" + port + path}
+	if host, port, err := net.SplitHostPort(own); err == nil {
+		out = append(out, "127.0.0.1:"+port+path, "[::1]:"+port+path)
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsUnspecified() {
+			out = append(out, own+path)
 		}
 	}
 	return out
 }
 
-func loopback(port string) []string { return []string{"127.0.0.1:" + port, "[::1]:" + port} }
-
-// Look returns the kinds of rules whose owners run now. A proxy that does not report its mode
-// counts for all modes. An address that does not answer in time keeps its last answer.
-func (p *Prober) Look(ctx context.Context) []Kind {
-	now := map[string][]Kind{}
+// Look returns the proxies that run now. The Mode of one that does not report it is "". A page that does
+// not answer in time keeps its last answer.
+func (p *Prober) Look(ctx context.Context) (out []Kind) {
 	c := &http.Client{
 		Timeout:       probeTimeout,
 		Transport:     &http.Transport{DialContext: p.Dial, DisableKeepAlives: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	var out []Kind
-	for _, a := range p.Metrics {
-		now[a] = p.ask(ctx, c, a, "/proxyMode", modeOf)
-		out = append(out, now[a]...)
-	}
-	known := map[Owner]bool{}
-	for _, k := range out {
-		known[k.Owner] = true
-	}
-	for _, a := range p.Healthz {
-		now[a] = p.ask(ctx, c, a, "/healthz", anyMode)
-		for _, k := range now[a] {
-			if !known[k.Owner] {
-				out = append(out, k)
-			}
+	now := map[string]Kind{}
+	for _, page := range p.Pages {
+		if k := p.ask(ctx, c, page); k.Owner != "" {
+			now[page] = k
+			out = append(out, k)
 		}
 	}
 	p.last = now
 	if len(out) == 0 && p.Runs != nil && p.Runs() {
-		for _, m := range modes {
-			out = append(out, Kind{KubeProxy, m})
-		}
+		return []Kind{{KubeProxy, ""}}
 	}
-	slices.SortFunc(out, func(a, b Kind) int { return strings.Compare(a.String(), b.String()) })
-	return slices.Compact(out)
+	slices.SortFunc(out, func(a, b Kind) int { return strings.Compare(b.String(), a.String()) })
+	return slices.CompactFunc(out, func(a, b Kind) bool { return a.Owner == b.Owner && (a.Mode == b.Mode || a.Mode == "") })
 }
 
-// ask returns the kinds that an answer tells. An answer of another program, or of this process,
-// tells none.
-func (p *Prober) ask(ctx context.Context, c *http.Client, addr, path string, read func(body string) []string) []Kind {
-	if p.Skip != nil && p.Skip(addr) {
-		return nil
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
+// ask returns the kind of a page's answer. An answer of another program, or of this process, has none.
+func (p *Prober) ask(ctx context.Context, c *http.Client, page string) (none Kind) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+page, nil)
 	if err != nil {
-		return nil
+		return none
 	}
 	answer, err := c.Do(r)
 	if err != nil {
-		var timeout net.Error
-		if !errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &timeout) && timeout.Timeout() {
-			return p.last[addr]
+		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
+			return p.last[page]
 		}
-		return nil
+		return none
 	}
 	defer answer.Body.Close()
-	instance := answer.Header.Get(InstanceHeader)
+	k := Kind{Owner: KubeProxy}
+	switch instance := answer.Header.Get(InstanceHeader); {
+	case instance != "" && instance == p.Own:
+		return none
+	case instance != "":
+		k.Owner = Nodeproxy
+	}
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
-	if err != nil || instance == p.Own && instance != "" {
-		return nil
+	text := strings.TrimSpace(string(body))
+	switch {
+	case err != nil:
+		return none
+	case slices.Contains([]string{"nftables", "iptables", "ipvs", "kernelspace"}, text):
+		k.Mode = text
+	case !strings.Contains(text, `"lastUpdated"`) || !strings.Contains(text, `"currentTime"`): // a /healthz, of whatever status
+		return none
 	}
-	owner := KubeProxy
-	if instance != "" {
-		owner = Nodeproxy
+	if addr, _, _ := strings.Cut(page, "/"); p.Trusted != nil && !p.Trusted(addr) {
+		return none
 	}
-	var out []Kind
-	for _, m := range read(string(body)) {
-		out = append(out, Kind{owner, m})
-	}
-	if len(out) != 0 && p.Trusted != nil && !p.Trusted(addr) {
-		return nil
-	}
-	return out
-}
-
-// modeOf reads an answer of /proxyMode.
-func modeOf(body string) []string {
-	if m := strings.TrimSpace(body); slices.Contains(modes, m) {
-		return []string{m}
-	}
-	return nil
-}
-
-// anyMode reads an answer of a proxy's /healthz, of whatever status.
-func anyMode(body string) []string {
-	if strings.Contains(body, `"lastUpdated"`) && strings.Contains(body, `"currentTime"`) {
-		return modes
-	}
-	return nil
+	return k
 }

@@ -32,7 +32,7 @@ func TestProberTellsProxiesApart(t *testing.T) {
 	t.Cleanup(func() { client.Close() })
 	closed := client.LocalAddr().String()
 	const health = `{"lastUpdated": "x","currentTime": "y", "nodeEligible": true}`
-	unknown := []Kind{{KubeProxy, "iptables"}, {KubeProxy, "ipvs"}, {KubeProxy, "nftables"}}
+	unknown := []Kind{{KubeProxy, ""}}
 	for name, tt := range map[string]struct {
 		metrics, healthz string
 		runs             bool
@@ -49,27 +49,28 @@ func TestProberTellsProxiesApart(t *testing.T) {
 		"itself, and kube-proxy": {serve("", "nftables"), serve("own", health), false, []Kind{{KubeProxy, "nftables"}}},
 		"itself, and a process":  {serve("own", "nftables"), serve("own", health), true, unknown},
 	} {
-		p := Prober{Own: "own", Metrics: []string{tt.metrics}, Healthz: []string{tt.healthz}, Runs: func() bool { return tt.runs }}
+		p := Prober{Own: "own", Pages: []string{tt.metrics + "/proxyMode", tt.healthz + "/healthz"}, Runs: func() bool { return tt.runs }}
 		if got := p.Look(t.Context()); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
 	}
 }
 
-func TestAddressesOfTheOwnConfigurationAreAsked(t *testing.T) {
-	local := func(port string) []string { return []string{"127.0.0.1:" + port, "[::1]:" + port} }
+func TestPagesOfTheOwnConfigurationAreAsked(t *testing.T) {
+	local := func(port, path string) []string { return []string{"127.0.0.1:" + port + path, "[::1]:" + port + path} }
 	for own, want := range map[string][]string{
 		"":                  nil,
 		"127.0.0.1:10249":   nil,
 		"0.0.0.0:10249":     nil,
-		"127.0.0.1:20249":   local("20249"),
-		"[::]:20249":        local("20249"),
-		"192.0.2.1:10249":   {"192.0.2.1:10249"},
-		"[2001:db8::1]:999": append(local("999"), "[2001:db8::1]:999"),
+		"127.0.0.1:20249":   local("20249", "/proxyMode"),
+		"[::]:20249":        local("20249", "/proxyMode"),
+		"192.0.2.1:10249":   {"192.0.2.1:10249/proxyMode"},
+		"[2001:db8::1]:999": append(local("999", "/proxyMode"), "[2001:db8::1]:999/proxyMode"),
 	} {
-		metrics, healthz := Addresses(own, "127.0.0.1:10256")
-		if want := append(local("10249"), want...); !slices.Equal(metrics, want) || !slices.Equal(healthz, local("10256")) {
-			t.Errorf("%q: %v and %v, want %v", own, metrics, healthz, want)
+		want = slices.Concat(want, local("10249", "/proxyMode"), local("10256", "/healthz"))
+		slices.Sort(want)
+		if got := Pages(own, "127.0.0.1:10256"); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", own, got, want)
 		}
 	}
 }
@@ -86,7 +87,7 @@ func TestSilentProxyKeepsItsLastAnswer(t *testing.T) {
 	}))
 	defer s.Close()
 	defer close(done)
-	p := Prober{Metrics: []string{strings.TrimPrefix(s.URL, "http://")}}
+	p := Prober{Pages: []string{strings.TrimPrefix(s.URL, "http://") + "/proxyMode"}}
 	want := []Kind{{KubeProxy, "nftables"}}
 	for range 3 {
 		if got := p.Look(t.Context()); !slices.Equal(got, want) {
@@ -102,7 +103,7 @@ func TestAnswersOfOthersDoNotCount(t *testing.T) {
 	defer s.Close()
 	at := strings.TrimPrefix(s.URL, "http://")
 	for _, trusted := range []bool{true, false} {
-		p := Prober{Metrics: []string{at}, Trusted: func(addr string) bool { return trusted && addr == at }}
+		p := Prober{Pages: []string{at + "/proxyMode"}, Trusted: func(addr string) bool { return trusted && addr == at }}
 		if got := p.Look(t.Context()); (len(got) == 1) != trusted {
 			t.Errorf("trusted %t: %v", trusted, got)
 		}

@@ -29,14 +29,13 @@ var errOthers = errors.New("rules of another proxy may take the packet first")
 // writeOthers prints the rules of other proxies in the network namespace, and returns errOthers
 // if there are any.
 func writeOthers(ctx context.Context, out io.Writer, m modes.Mode, log *slog.Logger) error {
-	k := takeover.Kernel{Legacy: func(ctx context.Context) (map[takeover.Kind]bool, error) { return modes.LegacyKinds(ctx, log) }}
-	rules, err := k.Look(ctx)
+	rules, err := modes.OtherRules(ctx, false, log)
 	if err != nil {
 		return err
 	}
 	kinds := slices.SortedFunc(maps.Keys(rules), func(a, b takeover.Kind) int { return strings.Compare(a.String(), b.String()) })
 	for _, kind := range kinds {
-		if !rules[kind].Present || kind == (takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}) {
+		if kind == (takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}) {
 			continue
 		}
 		err = errOthers
