@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -38,25 +37,15 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 				renderers[f] = r
 			}
 			return ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-				var refused *ruleset.PartialError
 				for f, r := range renderers {
 					tx, err := r.Render(d)
-					var partial *ruleset.PartialError
-					switch {
-					case errors.As(err, &partial) && refused != nil:
-						maps.Copy(refused.Failed, partial.Failed)
-					case errors.As(err, &partial):
-						refused = partial
-					case err != nil:
+					if err != nil {
 						return err
 					}
 					if err := commit(tx, tables[f], d.Full); err != nil {
 						tx.Revert()
 						return errors.Join(ruleset.ErrNeedFull, err)
 					}
-				}
-				if refused != nil {
-					return refused
 				}
 				return nil
 			})

@@ -110,7 +110,7 @@ func newBackend(c Config, k kernel) *Backend {
 }
 
 // Limits returns the limits of virtual servers for one Service, which are the same in both
-// families. The backend shortens a longer affinity timeout to the limit.
+// families.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{Affinity: maxAffinity, Delta: elementsAtOnce}
 }
@@ -136,8 +136,7 @@ func (b *Backend) Close() error {
 // wants count as draining. Apply removes a virtual server that no Service wants if its
 // signature or an element in one of the sets identifies it as a Backend's.
 //
-// A [*ruleset.PartialError] names Services that are not programmed, or only in part. The error of
-// a Service whose protocol IPVS does not have wraps [ruleset.ErrRefused].
+// A [*ruleset.PartialError] names Services that are not programmed, or only in part.
 // The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {
@@ -151,7 +150,6 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			return ruleset.ErrNeedFull
 		}
 		failed := map[tracker.Key]error{}
-		var stale []error
 		for _, s := range b.states {
 			u := newUpdate(b, s, failed)
 			if err := u.apply(ctx, d); err != nil {
@@ -163,7 +161,6 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				}
 				return fmt.Errorf("ipvs: %w", err)
 			}
-			stale = append(stale, u.stale...)
 		}
 		if d.Full {
 			b.remember()
@@ -172,17 +169,13 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				return fmt.Errorf("ipvs: %w", err)
 			}
 		}
-		if len(stale) != 0 {
-			b.discard()
-		}
-		if len(failed)+len(stale) == 0 {
+		if len(failed) == 0 {
 			return nil
 		}
 		for k, err := range failed {
 			backendconf.Complain(b.complaints, slog.LevelError, k, "ipvs: service not programmed", err)
 		}
-		partial := &ruleset.PartialError{Failed: failed, Pruned: len(stale) == 0}
-		return errors.Join(append([]error{partial}, stale...)...)
+		return &ruleset.PartialError{Failed: failed, Pruned: true}
 	})
 }
 

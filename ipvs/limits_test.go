@@ -15,23 +15,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestAffinityIsShortenedToTheLimit(t *testing.T) {
-	t.Parallel()
-	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
-	if limit == 0 {
-		t.Fatal("no limit is declared")
-	}
-	s := testService(func(*tracker.ServicePort) {})
-	for _, c := range []struct{ affinity, want time.Duration }{
-		{limit - time.Second, limit - time.Second}, {limit, limit}, {limit + time.Hour, limit},
-	} {
-		v := Config{}.virtual(s, Properties{}, c.affinity, s.Endpoints)
-		if got := time.Duration(v.timeout) * time.Second; got != c.want {
-			t.Errorf("affinity %v: timeout %v, want %v", c.affinity, got, c.want)
-		}
-	}
-}
-
 // TestOldKernelsTranslateInsteadOfGUE asks for each forwarding in kernels with and without tunnels of
 // other types than IPIP.
 func TestOldKernelsTranslateInsteadOfGUE(t *testing.T) {

@@ -219,7 +219,7 @@ func (c Config) virtual(s *ruleset.Port, p Properties, affinity time.Duration, p
 	if affinity > 0 {
 		v.flags |= flagPersistent
 		// The kernel converts seconds to jiffies, of at least a millisecond, in a long.
-		v.timeout = uint32(min(max(int64(affinity/time.Second), 1), int64(maxAffinity/time.Second)))
+		v.timeout = uint32(max(affinity/time.Second, 1))
 	}
 	return v
 }

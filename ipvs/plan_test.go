@@ -89,9 +89,6 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 		{"affinity", Config{}, func(p *tracker.ServicePort) { p.Affinity = 3 * time.Hour }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=10800 " + all,
 		}, cluster(all)[1:], hairpins)},
-		{"affinity beyond the limit", Config{}, func(p *tracker.ServicePort) { p.Affinity = 1 << 62 }, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 rr flags=0x1 timeout=2147483 " + all,
-		}, cluster(all)[1:], hairpins)},
 		{"Maglev", Config{Scheduler: Maglev}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all,
 		}, cluster(all)[1:], hairpins)},

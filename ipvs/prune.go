@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -46,24 +45,19 @@ func (u *update) keepFailed(context.Context) error {
 }
 
 // prune retires the virtual servers of a Backend that no Service port needs, and stops
-// tracking those of other programs.
-func (u *update) prune(context.Context) error {
+// tracking those of other programs. If one stays, the error ends the update: the set elements by which
+// the next full delta recognizes it stay, too.
+func (u *update) prune(context.Context) (failed error) {
 	for k := range u.s.servers.Unused() {
 		if v := u.s.virtuals[k]; v != nil && !u.s.recognized(u.b.config, k, v.virtual) {
 			delete(u.s.virtuals, k)
 			delete(u.s.drainingReals, k)
 			u.s.servers.Removed(k)
-			continue
-		}
-		if err := u.retire(k); errors.Is(err, ruleset.ErrNeedFull) {
+		} else if err := u.retire(k); errors.Is(err, ruleset.ErrNeedFull) {
 			return err
 		} else if err != nil {
-			u.stale = append(u.stale, fmt.Errorf("prune: %w", err))
-			// The next full delta must recognize it.
-			if e, ok := u.s.identity(k); ok && u.s.entries.Has(e) {
-				u.s.entries.Claim(owner(0), e)
-			}
+			failed = errors.Join(failed, err)
 		}
 	}
-	return nil
+	return failed
 }

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -47,9 +46,7 @@ func NewRenderer(c Config) (*Renderer, error) {
 // is for a network namespace that has none of them. NodePorts answer at those addresses of d.Node.Info and
 // r.Addresses that d.Node allows.
 //
-// A [*ruleset.PartialError] names the Services that IPVS cannot express, each with an error that wraps
-// [ruleset.ErrRefused]. The transaction leaves these as they were, and has all others. Render returns
-// [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
+// Render returns [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
 //
 // The Renderer counts the transaction as applied. If it is not applied, the caller must call
 // [Transaction.Revert] before the next Render.
@@ -60,10 +57,10 @@ func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	r.kernel.node, r.kernel.own = d.Node, slices.Concat(d.Node.Info.Addresses, r.Addresses)
 	err := r.backend.Apply(context.Background(), d)
 	t := r.take()
-	if partial := (*ruleset.PartialError)(nil); err != nil && !errors.As(err, &partial) {
+	if err != nil {
 		return nil, err
 	}
-	return t, err
+	return t, nil
 }
 
 // Retire returns the transaction that deletes what drains: the real servers that earlier transactions gave the

@@ -33,15 +33,15 @@ func (v *vendor) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{A
 func (v *vendor) Apply(_ context.Context, d *ruleset.Delta) error {
 	v.applying = true
 	defer func() { v.applying = false }()
-	t, refused := v.renderer.Render(d)
-	if t == nil {
-		return refused
+	t, err := v.renderer.Render(d)
+	if err != nil {
+		return err
 	}
 	if err := v.commit(t, d.Full); err != nil {
 		t.Revert()
 		return errors.Join(ruleset.ErrNeedFull, err)
 	}
-	return refused
+	return nil
 }
 
 // newVendorPlane returns the data plane of a vendor's backend whose writes fail.

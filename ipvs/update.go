@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -21,10 +20,8 @@ type update struct {
 	s *state
 	// failed holds the errors of the Service ports that are not in effect, or only in part.
 	failed map[tracker.Key]error
-	// stale holds the errors of prune. Everything else is then in effect.
-	stale []error
-	items []*item
-	now   time.Time
+	items  []*item
+	now    time.Time
 }
 
 // item is one Service port that an update changes.
@@ -142,13 +139,8 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 	return u.run(ctx, d.Full)
 }
 
-// add adds a Service port to the items. It must not be among them yet. add refuses a protocol that
-// IPVS does not have.
+// add adds a Service port to the items. It must not be among them yet.
 func (u *update) add(k tracker.Key, o owner, svc *ruleset.Port) {
-	if svc != nil && inet.Protocol(k.Protocol) == 0 {
-		u.failed[k] = fmt.Errorf("IPVS has no protocol %q: %w", k.Protocol, ruleset.ErrRefused)
-		return
-	}
 	if u.s.services[k] = svc; svc == nil {
 		delete(u.s.services, k)
 	}
