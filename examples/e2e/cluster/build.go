@@ -58,7 +58,7 @@ func build(ctx context.Context, o options) (settings, error) {
 	if err != nil {
 		return s, err
 	}
-	if err := check(io.Discard, o.kernel != ""); err != nil {
+	if err := check(io.Discard); err != nil {
 		return s, err
 	}
 	if err := os.MkdirAll(s.bin(), 0o755); err != nil {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -36,8 +35,8 @@ var needed = []program{
 }
 
 // check writes what this machine has of what a cluster needs. It returns an error that names
-// everything the machine lacks, even for "up --kernel" if virtual is set.
-func check(has io.Writer, virtual bool) error {
+// everything the machine lacks.
+func check(has io.Writer) error {
 	var lacks []string
 	if os.Geteuid() != 0 {
 		lacks = append(lacks, "root: run this as root")
@@ -46,11 +45,7 @@ func check(has io.Writer, virtual bool) error {
 	}
 	packages := map[string]bool{}
 	var install []string
-	programs := needed
-	if virtual {
-		programs = slices.Concat(programs, machinePrograms)
-	}
-	for _, n := range programs {
+	for _, n := range needed {
 		path, err := exec.LookPath(n.name)
 		switch {
 		case err == nil:

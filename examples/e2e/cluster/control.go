@@ -20,11 +20,10 @@ import (
 // startTimeout bounds each wait while the cluster starts, on a slow machine.
 const startTimeout = 5 * time.Minute
 
-// plane is the state of role control, the running control plane, or of role machine.
+// plane is the state of role control, the running control plane.
 type plane struct {
 	settings
 	progress *os.File
-	machine  bool       // this process is a machine's process 1
 	ended    chan error // receives the error of the first process that ends
 }
 
@@ -147,17 +146,10 @@ func (p *plane) start(ctx context.Context) error {
 	if err := serveLoadBalancers(ctx, config); err != nil {
 		return err
 	}
-	if p.Kernel != "" {
-		p.report("starting a machine for the nodes")
-		if err := p.startMachine(ctx); err != nil {
+	for n := 1; n <= p.Nodes; n++ {
+		p.report("starting node %s", nodeName(n))
+		if err := p.startNode(n); err != nil {
 			return err
-		}
-	} else {
-		for n := 1; n <= p.Nodes; n++ {
-			p.report("starting node %s", nodeName(n))
-			if _, err := p.startNode(n); err != nil {
-				return err
-			}
 		}
 	}
 	if err := p.wait(ctx, "the nodes", func(ctx context.Context) error {
@@ -303,16 +295,15 @@ ports:%s
 	return b.String()
 }
 
-// startNode starts a process in role node and connects the node to the network. It
-// returns the PID of the process.
-func (p *plane) startNode(n int) (pid int, err error) {
+// startNode starts a process in role node and connects the node to the network.
+func (p *plane) startNode(n int) error {
 	name := nodeName(n)
 	if err := os.MkdirAll(p.state(name), 0o755); err != nil {
-		return 0, err
+		return err
 	}
 	log, err := os.Create(p.log(name + ".log"))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer log.Close()
 	cmd := inRole("node", p.json(), strconv.Itoa(n))
@@ -320,17 +311,17 @@ func (p *plane) startNode(n int) (pid int, err error) {
 	cmd.SysProcAttr = nodeNamespaces()
 	connected, err := cmd.StdinPipe() // the node waits until it is closed
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if err := p.watch(name, cmd); err != nil {
-		return 0, err
+		return err
 	}
-	pid = cmd.Process.Pid
+	pid := cmd.Process.Pid
 	if err := p.connect(n, pid); err != nil {
-		return 0, err
+		return err
 	}
 	if err := os.WriteFile(p.state(name, "pid"), []byte(strconv.Itoa(pid)), 0o644); err != nil {
-		return 0, err
+		return err
 	}
-	return pid, connected.Close()
+	return connected.Close()
 }

@@ -15,9 +15,6 @@
 //	go run . in n1 nft list ruleset    run a command in a node, or in "control"
 //	go run . down                      stop the cluster
 //
-// With "up --kernel FOLDER" the nodes run in a virtual machine with another kernel, for mode
-// ipvs on a machine whose kernel has no IPVS. It needs qemu.
-//
 // The cluster has real components: etcd, kube-apiserver, kube-controller-manager,
 // kube-scheduler, kubelet, containerd, runc and CoreDNS. A node is a process with
 // its own mount, network, PID, UTS and IPC namespaces. The nodes run in the PID
@@ -63,7 +60,7 @@ const usage = `usage: cluster COMMAND [flags]
   in NODE COMMAND...     run a command in a node (n1, n2, ...) or in "control"
   down                   stop the cluster
 
-MODE is nftables or iptables, or ipvs if the kernel of the nodes has it.
+MODE is nftables or iptables, or ipvs if the kernel has it.
 
 flags:
 `
@@ -74,7 +71,6 @@ type options struct {
 	nodes         int
 	limit         time.Duration
 	images        []string
-	kernel        string
 	proxy         string
 	procs         int
 	timeout       time.Duration
@@ -107,7 +103,6 @@ func command(ctx context.Context, args []string) error {
 	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most, spread over three zones")
 	f.DurationVar(&o.limit, "for", 6*time.Hour, "up: stop the cluster after this time")
 	f.StringSliceVar(&o.images, "images", nil, "up: archives of container images (by \"docker save\" or \"skopeo copy\"), which replace the built images of the same names")
-	f.StringVar(&o.kernel, "kernel", "", "up: run the nodes in a virtual machine with the kernel in this folder, which .ci/vm-kernel makes")
 	f.StringVar(&o.proxy, "proxy", "nodeproxy", "test, proxy: nodeproxy, kube-proxy, or "+daemonSet+" for nodeproxy in pods of deploy/base/daemonset.yaml")
 	f.IntVar(&o.procs, "procs", 2*runtime.NumCPU(), "test: number of tests that run at a time")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "test: stop after this time")
@@ -141,11 +136,6 @@ func command(ctx context.Context, args []string) error {
 	if o.dir, err = filepath.Abs(o.dir); err != nil {
 		return err
 	}
-	if o.kernel != "" {
-		if o.kernel, err = filepath.Abs(o.kernel); err != nil {
-			return err
-		}
-	}
 	if o.nodes < 1 || o.nodes > maxNodes {
 		return fmt.Errorf("--nodes is %d, must be 1 to %d", o.nodes, maxNodes)
 	}
@@ -166,7 +156,7 @@ func command(ctx context.Context, args []string) error {
 		if err := count(0, 0); err != nil {
 			return err
 		}
-		return check(os.Stdout, o.kernel != "")
+		return check(os.Stdout)
 	case "build":
 		if err := count(0, 0); err != nil {
 			return err

@@ -20,9 +20,6 @@ import (
 type place struct {
 	name string
 	proc string // the folder in /proc of its process 1
-	// remote names a node in a virtual machine. Commands run in it, by role remote in this
-	// place.
-	remote string
 }
 
 // place returns the place of a node, or of "control". pid is the PID of the control plane's
@@ -31,9 +28,6 @@ func (s settings) place(pid int, name string) (place, error) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	if name == "control" {
 		return place{name: name, proc: proc}, nil
-	}
-	if s.Kernel != "" {
-		return place{name: name, proc: proc, remote: name}, nil
 	}
 	// The node's PID belongs to the cluster's PID namespace. control has that namespace's
 	// /proc.
@@ -63,10 +57,6 @@ func (p place) start(cmd *exec.Cmd) (*process, error) {
 	}
 	defer lifeline.Close()
 	what := cmd.Path
-	if p.remote != "" {
-		cmd.Args = append([]string{rolePrefix + "remote", p.remote, cmd.Path}, cmd.Args...)
-		cmd.Path = "/proc/self/exe"
-	}
 	cmd.Args = append([]string{rolePrefix + "inside", cmd.Path}, cmd.Args...)
 	cmd.Path, cmd.Dir, cmd.ExtraFiles = "/proc/self/exe", "/", []*os.File{lifeline}
 	go func() {

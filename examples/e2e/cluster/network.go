@@ -74,32 +74,19 @@ func (p *plane) network() error {
 	return nil
 }
 
-// connect connects the node whose process 1 is pid to the bridge, and routes its pods to it. In
-// a machine, the node takes one of the machine's interfaces, which startMachine connects.
+// connect connects the node whose process 1 is pid to the bridge, and routes its pods to it.
 func (p *plane) connect(n, pid int) error {
-	if p.machine {
-		name, err := machineInterface(n)
-		if err != nil {
+	for _, c := range []string{
+		fmt.Sprintf("link add eth0 netns %d type veth peer name %s", pid, nodeName(n)),
+		"link set " + nodeName(n) + " master " + bridge + " up",
+		"route add " + podIPs(n) + " via " + nodeIP(n),
+		"route add " + podIP6s(n) + " via " + nodeIP6(n),
+	} {
+		if err := ip("%s", c); err != nil {
 			return err
 		}
-		return ip("link set %s netns %d name eth0", name, pid)
 	}
-	if err := ip("link add eth0 netns %d type veth peer name %s", pid, nodeName(n)); err != nil {
-		return err
-	}
-	return p.attach(n)
-}
-
-// attach connects a node's interface in the control plane to the bridge, and routes the node's
-// pods to the node. Number 0 is the machine, which has no pods.
-func (p *plane) attach(n int) error {
-	if err := ip("link set %s master %s up", nodeName(n), bridge); err != nil || n == 0 {
-		return err
-	}
-	if err := ip("route add %s via %s", podIPs(n), nodeIP(n)); err != nil {
-		return err
-	}
-	return ip("route add %s via %s", podIP6s(n), nodeIP6(n))
+	return nil
 }
 
 // nodeNetwork configures a node's network namespace, which must have eth0.
@@ -158,7 +145,6 @@ const (
 
 	controlIP  = "172.30.0.1" // of the control plane: API server, CoreDNS, router between the nodes
 	controlIP6 = "fd00:172:30::1"
-	machineIP  = "172.30.0.100" // of a virtual machine with the nodes, for role remote
 
 	podRange      = "10.244.0.0/16,fd00:10:244::/48"
 	serviceRange  = "10.96.0.0/16,fd00:10:96::/112"

@@ -93,10 +93,8 @@ func node() error {
 	if err := daemon("containerd", containerd, "--config", dir("containerd.toml")); err != nil {
 		return err
 	}
-	if s.Kernel == "" { // see disk
-		if err := s.importImages(containerdSocket); err != nil {
-			return err
-		}
+	if err := s.importImages(); err != nil {
+		return err
 	}
 	if err := daemon("kubelet", s.bin("kubelet"), "--config", dir("kubelet.yaml"), "--kubeconfig", s.state(nodeName(n)+".conf"),
 		"--hostname-override", nodeName(n), "--node-ip", nodeIP(n)+","+nodeIP6(n)); err != nil {
@@ -158,12 +156,12 @@ func nodeMounts(dir func(...string) string) error {
 	return mountAll([]mount{{target: "/", flags: unix.MS_REC | unix.MS_SHARED}})
 }
 
-// importImages waits until containerd answers at its socket and imports all images.
-func (s settings) importImages(socket string) error {
+// importImages waits until containerd answers and imports all images.
+func (s settings) importImages() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	for {
-		_, err := output(ctx, "ctr", "--address", socket, "version")
+		_, err := output(ctx, "ctr", "--address", containerdSocket, "version")
 		if err == nil {
 			break
 		}
@@ -177,7 +175,7 @@ func (s settings) importImages(socket string) error {
 		archives = append(archives, s.state(name))
 	}
 	for _, a := range archives {
-		if _, err := output(ctx, "ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", a); err != nil {
+		if _, err := output(ctx, "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", a); err != nil {
 			return err
 		}
 	}

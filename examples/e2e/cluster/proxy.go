@@ -42,10 +42,10 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 	if err != nil {
 		return err
 	}
-	if mode == "ipvs" && s.Kernel == "" {
+	if mode == "ipvs" {
 		// Nodes share this machine's kernel.
 		if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
-			return fmt.Errorf("cannot use mode ipvs: this machine's kernel has no IPVS (see up --kernel): %w", err)
+			return fmt.Errorf("cannot use mode ipvs: this machine's kernel has no IPVS: %w", err)
 		}
 	}
 	control, err := s.place(pid, "control")

@@ -28,8 +28,6 @@ import (
 //	node      process 1 of a node; starts containerd and kubelet
 //	inside    becomes a command that another process runs in the cluster's namespaces
 //	bounded   runs a command so that all its processes end with it
-//	machine   process 1 of a virtual machine with the nodes; starts them, and runs commands
-//	remote    stands in the control plane for a command that a machine runs in a node
 //
 // The kernel kills control when monitor ends (Pdeathsig). It kills every process of the
 // cluster when control ends, because control is process 1 of their PID namespace.
@@ -38,7 +36,6 @@ var roles map[string]func() error
 func init() {
 	roles = map[string]func() error{
 		"monitor": monitor, "control": control, "node": node, "inside": inside, "bounded": bounded,
-		"machine": machine, "remote": remote,
 	}
 }
 
@@ -56,7 +53,6 @@ type settings struct {
 	Nodes              int
 	Limit              time.Duration
 	Images             []string // more archives to import
-	Kernel             string   // folder with the kernel of a virtual machine for the nodes
 }
 
 // cacheInside is the path of the cache folder in the cluster's mount namespace, in which
@@ -65,7 +61,7 @@ const cacheInside = "/mnt"
 
 func (o options) settings() (settings, error) {
 	version, err := kubernetesVersion()
-	return settings{Dir: o.dir, Name: o.name, Version: version, Nodes: o.nodes, Limit: o.limit, Kernel: o.kernel}, err
+	return settings{Dir: o.dir, Name: o.name, Version: version, Nodes: o.nodes, Limit: o.limit}, err
 }
 
 // inside returns the settings for processes in the cluster's mount namespace.
