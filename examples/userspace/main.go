@@ -1,41 +1,26 @@
-// Userspace is a Service proxy whose data plane is its own process: it listens at the
-// addresses of Services, dials their endpoints and copies bytes, like kube-proxy's former
-// userspace mode. It is a complete third-party backend: it uses only the library's exported
-// API.
+// Userspace serves the Services of a cluster on a developer's machine: every port of every Service gets a port on
+// 127.0.0.1 (or ::1 for IPv6), with the same number if possible. Its own process listens there, dials the endpoints
+// and copies bytes, so it needs no privileges, only a way to the pods. It runs on every system.
 //
-//	userspace --manifests world.yaml --local     on any machine, without privileges
-//	userspace --manifests /etc/world --node-name node-a --cluster-cidr 10.244.1.0/24
+//	kubectl get services,endpointslices -A -o yaml > world.yaml
+//	userspace --manifests world.yaml
 //
-// The manifests are a file or folder of Services, EndpointSlices and Nodes, in YAML or
-// JSON. This command writes such a file:
+// Userspace reads the manifests, a file or folder in YAML or JSON, again when they change. It prints a table of the
+// ports, and prints it again when it changes. A Service without endpoints has no port ("-"), and may get another number
+// if another program takes its port. Traffic policies do not apply, because no endpoint is local. Package dataplane
+// documents the differences from kernel data planes; above all, endpoints see this machine's address.
 //
-//	kubectl get services,endpointslices,nodes -A -o yaml > world.yaml
+// The annotation proxier.example/balancer of a Service overrides --balancer. The annotations of nodeproxy (see package
+// annotations) have the same meaning here: weights of endpoints, and a hash that overrides any load balancer. With a
+// hash, or source-hash, all machines choose the same endpoints, including nodes with nodeproxy in mode nftables.
 //
-// Userspace reads the manifests again when they change.
+// To serve a node in this way, use nodeproxy run --proxy-mode userspace.
 //
-// With --local, every port of every Service gets a port on 127.0.0.1 (or ::1 for IPv6), with
-// the same number if possible. Userspace prints a table of the ports, and prints it again
-// when it changes. A developer's laptop can so use the Services of a cluster whose pods it
-// can reach. Userspace listens at every port in the table. A Service without endpoints has
-// no port ("-"), and may get another number if another program takes its port. Traffic
-// policies do not apply, because no endpoint is local.
-//
-// Without --local, on Linux and with CAP_NET_ADMIN, userspace adds the addresses of Services
-// to its network namespace and serves that node: its processes, its pods, and clients that
-// route these addresses to the node. Packages vip and dataplane document the differences
-// from kernel data planes; above all, endpoints see the node's address in place of the
-// client's. bench_linux_test.go and the project's README show the costs.
-//
-// The annotation proxier.example/balancer of a Service overrides --balancer. The
-// annotations of nodeproxy (see package annotations) have the same meaning here: weights of
-// endpoints, and a hash that overrides any load balancer. With a hash, or source-hash, all nodes
-// choose the same endpoints, including nodes with nodeproxy in mode nftables.
-//
-// How to read the code: this file combines the parts, local.go implements --local, and
-// balancer.go implements the first annotation. Both use hooks of the tracker.
+// This is a whole program on the library's exported API: a hook of the tracker chooses ports and load balancers.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,9 +29,11 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -57,19 +44,22 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/userspace/dataplane"
-	"github.com/go-proxier/proxier/examples/userspace/vip"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 const (
+	// annotation chooses a Service's load balancer.
+	annotation = "proxier.example/balancer"
+	// sourceHash is the load balancer that sends a client to one endpoint.
+	sourceHash = "source-hash"
 	// poll is the interval for checking the manifests, which reads the files' times, and for retrying
-	// what failed, for example because another program uses a port.
+	// what failed.
 	poll = 500 * time.Millisecond
-	// resync is the interval of full syncs: the node's addresses, which serve NodePorts,
-	// may have changed.
-	resync = 30 * time.Second
 )
+
+// balancers are the names of the load balancers, the default first.
+var balancers = []string{string(dataplane.WeightedRoundRobin), string(dataplane.RoundRobin), string(dataplane.LeastConnections), sourceHash}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -83,26 +73,12 @@ func main() {
 }
 
 // run runs the program with the arguments until ctx is done, and then waits for connections to end.
-func run(ctx context.Context, args []string, out, diag io.Writer) (err error) {
-	var c dataplane.Config
-	var node tracker.NodeInfo
-	var rules ruleset.Config
-	var clusterCIDRs, nodePortAddresses []string
+func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	f := pflag.NewFlagSet("userspace", pflag.ContinueOnError)
 	f.SetOutput(diag)
-	f.SortFlags = false
-	path := f.String("manifests", "", "file or folder with Services, EndpointSlices and Nodes (required)")
-	local := f.Bool("local", false, "serve on 127.0.0.1 and print a table")
-	f.StringVar(&node.Name, "node-name", "", "name of this node (default: the host's name; with --local no name)")
-	f.StringVar(&node.Zone, "zone", "", "zone of this node, if no Node of its name is in the manifests")
-	usual := f.String("balancer", balancers()[0], fmt.Sprintf("load balancer, one of %v", balancers()))
-	f.StringSliceVar(&clusterCIDRs, "cluster-cidr", nil, "address ranges of this node's pods")
-	f.StringSliceVar(&nodePortAddresses, "nodeport-addresses", nil, `addresses that serve NodePorts: CIDRs, or "primary" (default: all addresses)`)
-	f.DurationVar(&c.Drain, "drain", 30*time.Second, "how long connections may continue after their endpoint is removed or the process is stopped")
-	f.DurationVar(&c.DialTimeout, "dial-timeout", 5*time.Second, "timeout for connecting to one endpoint")
-	f.DurationVar(&c.UDPTimeout, "udp-timeout", time.Minute, "lifetime of an idle UDP session")
-	f.IntVar(&c.MaxConnections, "max-connections", 20000, "most TCP connections at a time")
-	f.IntVar(&c.MaxSessions, "max-sessions", 5000, "most UDP sessions at a time")
+	path := f.String("manifests", "", "file or folder with Services and EndpointSlices (required)")
+	usual := f.String("balancer", balancers[0], fmt.Sprintf("load balancer, one of %v", balancers))
+	drain := f.Duration("drain", 30*time.Second, "how long connections may continue after their endpoint is removed or the process is stopped")
 	verbose := f.Bool("verbose", false, "log endpoints that cannot be reached")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -112,33 +88,16 @@ func run(ctx context.Context, args []string, out, diag io.Writer) (err error) {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case *path == "":
 		return errors.New("--manifests is required")
-	case c.Drain < 0:
+	case *drain < 0:
 		return errors.New("--drain is negative")
-	}
-	drain := c.Drain
-	if drain == 0 {
-		c.Drain = -1 // immediately
-	}
-	for _, x := range clusterCIDRs {
-		p, err := netip.ParsePrefix(x)
-		if err != nil {
-			return fmt.Errorf("--cluster-cidr: %w", err)
-		}
-		rules.LocalTraffic.CIDRs = append(rules.LocalTraffic.CIDRs, p)
-	}
-	if rules.NodePortAddresses, err = ruleset.ParseNodePortAddresses(nodePortAddresses); err != nil {
-		return err
-	}
-	if err := checkBalancer(*usual); err != nil {
-		return err
+	case !slices.Contains(balancers, *usual):
+		return fmt.Errorf("unknown load balancer %q, want one of %v", *usual, balancers)
 	}
 	level := slog.LevelInfo
 	if *verbose {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(diag, &slog.HandlerOptions{Level: level}))
-	rules.Log, c.Log = log, log
-
 	// The objects are the operator's own, so every annotation of this project is allowed.
 	// Cilium's is not: it changes the weight of all endpoints without one to 100. Nor are those of
 	// mode ipvs.
@@ -148,80 +107,50 @@ func run(ctx context.Context, args []string, out, diag io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	// With --local a hook moves Service ports; otherwise the node gets their addresses.
-	var ports *localPorts
-	if *local {
-		ports = newLocalPorts()
-	} else {
-		if node.Name == "" {
-			if node.Name, err = os.Hostname(); err != nil {
-				return err
-			}
-		}
-		own, err := vip.New()
-		if err != nil {
-			return fmt.Errorf("%w (--local works everywhere)", err)
-		}
-		defer own.Close()
-		c.Addresses = own
+	w := &world{
+		reader: manifests.NewReader(*path), services: map[types.NamespacedName]*v1.Service{}, log: log,
+		ports: map[tracker.ServicePortName]uint16{}, taken: map[port]bool{},
 	}
-	objects, err := tracker.New(tracker.Config{
-		Node: node, OnEndpoint: choice.OnEndpoint, Log: log,
-		OnService: func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
-			err := errors.Join(setBalancer(s, p, *usual), choice.OnService(s, port, p))
-			if ports != nil {
-				err = errors.Join(err, ports.place(p))
+	w.Tracker, err = tracker.New(tracker.Config{OnEndpoint: choice.OnEndpoint, Log: log,
+		OnService: func(s *v1.Service, sp *v1.ServicePort, p *tracker.ServicePort) error {
+			err := errors.Join(w.place(p, cmp.Or(s.Annotations[annotation], *usual)), choice.OnService(s, sp, p))
+			if p.Ext.(settings).balancer == sourceHash {
+				p.Hash = tracker.HashSource
 			}
 			return err
+		}})
+	if err != nil {
+		return err
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Source: w.Tracker, Log: log})
+	if err != nil {
+		return err
+	}
+	backend, err := dataplane.New(dataplane.Config{
+		Drain: cmp.Or(*drain, -1), // immediately
+		Log:   log,
+		Algorithm: func(s *ruleset.Port) dataplane.Algorithm {
+			return dataplane.Algorithm(s.Spec.Ext.(settings).balancer)
 		},
 	})
 	if err != nil {
 		return err
 	}
-	rules.Source = objects
-	engine, err := ruleset.NewEngine(rules)
-	if err != nil {
-		return err
-	}
-	c.Algorithm = algorithm
-	backend, err := dataplane.New(c)
-	if err != nil {
-		return err
-	}
 	cursor := engine.Attach("userspace", backend)
-	w := &world{
-		Tracker: objects, reader: manifests.NewReader(*path), node: node.Name, log: log,
-		services: map[types.NamespacedName]*v1.Service{},
-	}
 	if err := w.read(); err != nil {
 		return err
 	}
-	objects.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	log.Info("serving", "manifests", *path, "node", node.Name, "local", *local)
+	w.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
-	full, failure, printed := time.Now().Add(resync), "", ""
-	for ctx.Err() == nil {
-		if time.Now().After(full) {
-			cursor.Resync()
-			full = time.Now().Add(resync)
-		}
+	for failure, printed := "", ""; ctx.Err() == nil; {
 		err := cursor.Sync(ctx)
-		if ports != nil {
-			var again []types.NamespacedName
-			if again, err = ports.avoid(err); len(again) != 0 {
-				for _, name := range again {
-					log.Info("port is in use by another program, choosing another port", "service", name)
-					if s := w.services[name]; s != nil {
-						objects.SetService(s) // calls the hook again
-					}
-				}
-				continue
-			}
-			if t := table(engine.Snapshot(), backend.Listens); t != printed {
-				fmt.Fprintln(out, t)
-				printed = t
-			}
+		if w.avoid(err) {
+			continue
+		}
+		if t := table(engine.Snapshot(), backend.Listens); t != printed {
+			fmt.Fprintln(out, t)
+			printed = t
 		}
 		select {
 		case <-ctx.Done():
@@ -235,7 +164,7 @@ func run(ctx context.Context, args []string, out, diag io.Writer) (err error) {
 			failure = text
 		}
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), *drain)
 	defer cancel()
 	if err := backend.Shutdown(end); err != nil {
 		log.Info("reset the remaining connections")
@@ -243,13 +172,31 @@ func run(ctx context.Context, args []string, out, diag io.Writer) (err error) {
 	return nil
 }
 
-// world holds the objects of the manifests.
+// settings is this program's extension of a Service port: its load balancer, and its own port.
+type settings struct {
+	balancer string
+	port     uint16
+}
+
+// Equal implements [tracker.Extension].
+func (s settings) Equal(o tracker.Extension) bool { return o == s }
+
+// port is a port of the loopback addresses.
+type port struct {
+	proto  v1.Protocol
+	number uint16
+}
+
+// world holds the objects of the manifests, and assigns Service ports their ports on the loopback addresses. Only a
+// listen call shows whether another program uses a port.
 type world struct {
 	*tracker.Tracker
 	reader   *manifests.Reader
-	node     string
 	services map[types.NamespacedName]*v1.Service
 	log      *slog.Logger
+	ports    map[tracker.ServicePortName]uint16
+	// taken holds the ports that a Service port or another program uses.
+	taken map[port]bool
 }
 
 // read passes changes of the manifests to the tracker.
@@ -268,10 +215,6 @@ func (w *world) read() error {
 			w.SetService(v)
 		case *discovery.EndpointSlice:
 			w.SetSlice(v)
-		case *v1.Node:
-			if v.Name == w.node {
-				w.SetNode(tracker.NodeInfoOf(v))
-			}
 		}
 	}
 	for _, gone := range c.Gone {
@@ -284,4 +227,87 @@ func (w *world) read() error {
 		}
 	}
 	return nil
+}
+
+// place moves a Service port to the loopback address of its family. It removes all other addresses and the traffic
+// policies. The tracker logs the error and leaves the Service out.
+func (w *world) place(p *tracker.ServicePort, balancer string) error {
+	p.Ext = settings{balancer, p.Port}
+	if !slices.Contains(balancers, balancer) {
+		return fmt.Errorf("unknown load balancer %q, want one of %v", balancer, balancers)
+	}
+	number, err := w.assign(p.Key.ServicePortName, p.Port)
+	p.ClusterIP = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if p.Key.Family == tracker.IPv6 {
+		p.ClusterIP = netip.IPv6Loopback()
+	}
+	p.Port, p.NodePort, p.HealthCheckNodePort = number, 0, 0
+	p.ExternalIPs, p.LoadBalancerIPs, p.SourceRanges = nil, nil, nil
+	p.InternalLocal, p.ExternalLocal = false, false
+	return err
+}
+
+// assign returns a Service port's port: its own if that is free and needs no privileges, or else the next free one from
+// there or, for 80, from 10080. It stays the same until avoid finds that another program uses it.
+func (w *world) assign(name tracker.ServicePortName, own uint16) (uint16, error) {
+	if n, ok := w.ports[name]; ok {
+		return n, nil
+	}
+	first := int(own)
+	if own < 1024 {
+		first += 10000
+	}
+	for n := first; n < min(first+2000, 65536); n++ {
+		if p := (port{name.Protocol, uint16(n)}); !w.taken[p] {
+			w.taken[p], w.ports[name] = true, p.number
+			return p.number, nil
+		}
+	}
+	return 0, fmt.Errorf("no free port on the loopback address from %d on", first)
+}
+
+// avoid gives Services another port if another program uses theirs, which is an error of a sync. It reports whether
+// there are any.
+func (w *world) avoid(err error) (again bool) {
+	var partial *ruleset.PartialError
+	if !errors.As(err, &partial) {
+		return false
+	}
+	for key, err := range partial.Failed {
+		// On Windows the error has another number, so every failure to listen counts.
+		if !errors.Is(err, syscall.EADDRINUSE) && runtime.GOOS != "windows" {
+			continue
+		}
+		again = true
+		w.log.Info("port is in use by another program, choosing another port", "service", key.NamespacedName)
+		delete(w.ports, key.ServicePortName)
+		if s := w.services[key.NamespacedName]; s != nil {
+			w.SetService(s) // calls the hook again
+		}
+	}
+	return again
+}
+
+// table returns a table of Service ports with their addresses. A Service port without a
+// socket has no address, because another program may listen there.
+func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) string {
+	services := slices.SortedFunc(slices.Values(s.Ports), func(a, b *ruleset.Port) int { return a.Key.Compare(b.Key) })
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "SERVICE\tPORT\tLOCAL ADDRESS\tENDPOINTS")
+	for _, svc := range services {
+		if svc.Key.Protocol == v1.ProtocolSCTP {
+			continue
+		}
+		for _, f := range svc.Frontends {
+			at := netip.AddrPortFrom(f.Addr, f.Port)
+			where := "-"
+			if listens(at, svc.Key.Protocol) {
+				where = at.String()
+			}
+			fmt.Fprintf(w, "%s\t%d/%s\t%s\t%d\n", svc.Key.ServicePortName, svc.Spec.Ext.(settings).port, svc.Key.Protocol, where, len(svc.Pool(f.Internal)))
+		}
+	}
+	w.Flush()
+	return b.String()
 }

@@ -1,4 +1,4 @@
-package main
+package dataplane
 
 import (
 	"context"
@@ -20,55 +20,49 @@ import (
 )
 
 // ways runs a benchmark for three ways from a process on a node to a local pod: to the pod's
-// own address, to a cluster IP in nftables, and through this program. do runs a function on
+// own address, to a cluster IP in nftables, and through this package. do runs a function on
 // the node, and to is the address to connect to.
 func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to string)) {
-	pods := func(w *conformance.World) netip.AddrPort {
-		p := w.Pods()[0]
-		return netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0])
+	planes := map[string]func(testing.TB, conformance.Env) ruleset.Backend{
+		"direct": func(testing.TB, conformance.Env) ruleset.Backend {
+			return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
+		},
+		"nftables": func(tb testing.TB, env conformance.Env) ruleset.Backend {
+			n, err := nftables.New(tb.Context(), nftables.Config{NetNS: env.NetNS})
+			if err != nil {
+				tb.Skip(err)
+			}
+			tb.Cleanup(func() { n.Close() })
+			return n
+		},
+		"userspace": func(tb testing.TB, env conformance.Env) ruleset.Backend { return inWorld(tb, env, Config{}) },
 	}
-	b.Run("way=direct", func(b *testing.B) {
-		w := conformance.NewWorld(b, conformance.Options{
-			Families: []tracker.Family{tracker.IPv4},
-			New: func(testing.TB, conformance.Env) ruleset.Backend {
-				return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
-			},
+	for _, way := range []string{"direct", "nftables", "userspace"} {
+		b.Run("way="+way, func(b *testing.B) {
+			w := conformance.NewWorld(b, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: planes[way]})
+			pods, name, cluster := w.Pods()[:3], "http", netip.MustParseAddrPort("10.96.0.10:80")
+			port := int32(pods[0].Ports()[0])
+			w.Tracker.SetService(&v1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+				Spec:       v1.ServiceSpec{ClusterIP: cluster.Addr().String(), Ports: []v1.ServicePort{{Name: name, Port: int32(cluster.Port())}}},
+			})
+			slice := &discovery.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discovery.LabelServiceName: "web"}},
+				AddressType: discovery.AddressTypeIPv4,
+				Ports:       []discovery.EndpointPort{{Name: &name, Port: &port}},
+			}
+			for _, p := range pods {
+				slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{p.Addr(tracker.IPv4).String()}, NodeName: &p.Node})
+			}
+			w.Tracker.SetSlice(slice)
+			w.Sync()
+			to := cluster
+			if way == "direct" {
+				to = netip.AddrPortFrom(pods[0].Addr(tracker.IPv4), uint16(port))
+			}
+			bench(b, w.Do, to.String())
 		})
-		bench(b, w.Do, pods(w).String())
-	})
-	b.Run("way=nftables", func(b *testing.B) {
-		w := conformance.NewWorld(b, conformance.Options{
-			Families: []tracker.Family{tracker.IPv4},
-			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-				n, err := nftables.New(tb.Context(), nftables.Config{NetNS: env.NetNS})
-				if err != nil {
-					tb.Skip(err)
-				}
-				tb.Cleanup(func() { n.Close() })
-				return n
-			},
-		})
-		name, port, to := "http", int32(pods(w).Port()), netip.MustParseAddrPort(webAddr)
-		w.Tracker.SetService(&v1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
-			Spec:       v1.ServiceSpec{ClusterIP: to.Addr().String(), Ports: []v1.ServicePort{{Name: name, Port: int32(to.Port())}}},
-		})
-		slice := &discovery.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discovery.LabelServiceName: "web"}},
-			AddressType: discovery.AddressTypeIPv4,
-			Ports:       []discovery.EndpointPort{{Name: &name, Port: &port}},
-		}
-		for _, p := range w.Pods()[:3] {
-			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{p.Addr(tracker.IPv4).String()}, NodeName: &p.Node})
-		}
-		w.Tracker.SetSlice(slice)
-		w.Sync()
-		bench(b, w.Do, webAddr)
-	})
-	b.Run("way=userspace", func(b *testing.B) {
-		n := newNode(b)
-		bench(b, n.Do, webAddr)
-	})
+	}
 }
 
 // open opens a connection and reads the endpoint's greeting.
