@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -26,79 +27,114 @@ const (
 	defaultRemotePods = 3
 	bridgeName        = "cni0"
 	interfacePrefix   = "veth-"
+
+	tcp  = v1.ProtocolTCP
+	udp  = v1.ProtocolUDP
+	sctp = v1.ProtocolSCTP
 )
 
-// pick returns the address of family f.
+// maxNumber is the greatest number of a named address.
+const maxNumber = 199
+
+// pick returns the address of family f, the zero Addr for "".
 func pick(f tracker.Family, v4, v6 string) netip.Addr {
-	return pickFrom(f, netip.MustParseAddr, v4, v6)
-}
-
-func pickFrom[T any](f tracker.Family, parse func(string) T, v4, v6 string) T {
-	if f == tracker.IPv6 {
-		return parse(v6)
-	}
-	return parse(v4)
-}
-
-// numbered returns the base address plus n, for n below 200.
-func numbered(f tracker.Family, v4, v6 string, n int) netip.Addr {
-	b := pick(f, v4, v6).AsSlice()
-	b[len(b)-1] += byte(n)
-	a, _ := netip.AddrFromSlice(b)
+	a, _ := netip.ParseAddr(map[bool]string{false: v4, true: v6}[f == tracker.IPv6])
 	return a
 }
 
-// The node's addresses: the primary one, which the Node object has, a second one, and
-// the pods' gateway.
-func primary(f tracker.Family) netip.Addr   { return pick(f, "192.0.2.1", "2001:db8:1::1") }
-func secondary(f tracker.Family) netip.Addr { return pick(f, "198.51.100.1", "2001:db8:2::1") }
-func gateway(f tracker.Family) netip.Addr   { return pick(f, "10.244.1.1", "fd00:10:244:1::1") }
-func loopback(f tracker.Family) netip.Addr  { return pick(f, "127.0.0.1", "::1") }
+func pickPrefix(f tracker.Family, v4, v6 string) netip.Prefix {
+	p, _ := netip.ParsePrefix(map[bool]string{false: v4, true: v6}[f == tracker.IPv6])
+	return p
+}
+
+// numberOf splits a name into a word and a number.
+func numberOf(name string) (word string, n int) {
+	word = strings.TrimRight(name, "0123456789")
+	n, _ = strconv.Atoi(name[len(word):])
+	return word, n
+}
+
+// named returns the address with a name: the zero Addr if there is none in the family. ok reports
+// whether there is such a name.
+func named(name string, f tracker.Family) (a netip.Addr, ok bool) {
+	switch name {
+	case nodeName: // the address of the Node object
+		return pick(f, "192.0.2.1", "2001:db8:1::1"), true
+	case "node2":
+		return pick(f, "198.51.100.1", "2001:db8:2::1"), true
+	case "gateway": // of the pods
+		return pick(f, "10.244.1.1", "fd00:10:244:1::1"), true
+	case "loopback":
+		return pick(f, "127.0.0.1", "::1"), true
+	case "loopback2":
+		return pick(f, "127.200.3.4", ""), true
+	}
+	kind, n := numberOf(name)
+	switch kind {
+	case "cluster":
+		a = pick(f, "10.96.0.0", "fd00:10:96::")
+	case "external":
+		a = pick(f, "198.18.0.0", "2001:db8:e::")
+	case "lb":
+		a = pick(f, "203.0.113.0", "2001:db8:1b::")
+	case "client":
+		a = pick(f, "192.0.2.9", "2001:db8:1::9")
+	case "pod":
+		a = pick(f, "10.244.1.10", "fd00:10:244:1::10")
+	case remoteName:
+		a = pick(f, "10.244.2.20", "fd00:10:244:2::20")
+	}
+	if !a.IsValid() || n < 1 || n > maxNumber {
+		return netip.Addr{}, false
+	}
+	b := a.AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ = netip.AddrFromSlice(b)
+	return a, true
+}
+
+// address returns the address with a name that exists.
+func address(name string, f tracker.Family) netip.Addr {
+	a, ok := named(name, f)
+	if !ok {
+		panic("conformance: no address " + name)
+	}
+	return a
+}
+
+// numbered returns a function that returns the n-th address of a kind.
+func numbered(kind string) func(tracker.Family, int) netip.Addr {
+	return func(f tracker.Family, n int) netip.Addr { return address(fmt.Sprint(kind, n), f) }
+}
 
 // nodeAddresses returns all local addresses of the node in a world without further
 // ones.
-func nodeAddresses(f tracker.Family) []netip.Addr {
-	return []netip.Addr{primary(f), secondary(f), gateway(f), loopback(f)}
-}
-
-// clientAddr returns the address of the n-th client, from 1.
-func clientAddr(f tracker.Family, n int) netip.Addr {
-	return numbered(f, "192.0.2.9", "2001:db8:1::9", n)
-}
-
-// podAddr returns the address of the n-th local pod, from 1.
-func podAddr(f tracker.Family, n int) netip.Addr {
-	return numbered(f, "10.244.1.10", "fd00:10:244:1::10", n)
-}
-
-// remoteAddr returns the address of the n-th pod of the remote node, from 1.
-func remoteAddr(f tracker.Family, n int) netip.Addr {
-	return numbered(f, "10.244.2.20", "fd00:10:244:2::20", n)
+func nodeAddresses(f tracker.Family) (out []netip.Addr) {
+	for _, name := range []string{nodeName, "node2", "gateway", "loopback"} {
+		out = append(out, address(name, f))
+	}
+	return out
 }
 
 // The ranges of the addresses.
 func localPodCIDR(f tracker.Family) netip.Prefix {
-	return pickFrom(f, netip.MustParsePrefix, "10.244.1.0/24", "fd00:10:244:1::/64")
+	return pickPrefix(f, "10.244.1.0/24", "fd00:10:244:1::/64")
 }
 
 func allPodsCIDR(f tracker.Family) netip.Prefix {
-	return pickFrom(f, netip.MustParsePrefix, "10.244.0.0/16", "fd00:10:244::/48")
+	return pickPrefix(f, "10.244.0.0/16", "fd00:10:244::/48")
 }
 
 func serviceCIDR(f tracker.Family) netip.Prefix {
-	return pickFrom(f, netip.MustParsePrefix, "10.96.0.0/16", "fd00:10:96::/112")
+	return pickPrefix(f, "10.96.0.0/16", "fd00:10:96::/112")
 }
 
-// podNamed returns the node and the addresses of the named pod.
-func podNamed(name string) (node string, addr func(tracker.Family) netip.Addr) {
-	var n int
-	if _, err := fmt.Sscanf(name, "pod%d", &n); err == nil {
-		return nodeName, func(f tracker.Family) netip.Addr { return podAddr(f, n) }
+// nodeOf returns the node of the named pod.
+func nodeOf(pod string) string {
+	if strings.HasPrefix(pod, remoteName) {
+		return remoteName
 	}
-	if _, err := fmt.Sscanf(name, remoteName+"%d", &n); err == nil {
-		return remoteName, func(f tracker.Family) netip.Addr { return remoteAddr(f, n) }
-	}
-	panic("conformance: no pod " + name)
+	return nodeName
 }
 
 // podNames returns the names of the pods, local ones first.
@@ -106,98 +142,26 @@ func podNames(remotePods int) (names []string) {
 	for i := range localPods {
 		names = append(names, fmt.Sprint("pod", i+1))
 	}
-	return append(names, remotes(remotePods)...)
-}
-
-// target is the destination of connections, in every family.
-type target struct {
-	name string
-	at   func(tracker.Family) netip.AddrPort
-}
-
-func at(name string, port int, addr func(tracker.Family) netip.Addr) target {
-	return target{
-		name: fmt.Sprintf("%s port %d", name, port),
-		at:   func(f tracker.Family) netip.AddrPort { return netip.AddrPortFrom(addr(f), uint16(port)) },
+	for i := range remotePods {
+		names = append(names, fmt.Sprint(remoteName, i+1))
 	}
+	return names
 }
 
-// clusterIP, externalIP and loadBalancerIP return the addresses of the service with
-// the given number.
-func clusterIP(number, port int) target {
-	return at(fmt.Sprint("cluster IP ", number), port, func(f tracker.Family) netip.Addr {
-		return numbered(f, "10.96.0.0", "fd00:10:96::", number)
-	})
-}
-
-func externalIP(number, port int) target {
-	return at(fmt.Sprint("external IP ", number), port, func(f tracker.Family) netip.Addr {
-		return numbered(f, "198.18.0.0", "2001:db8:e::", number)
-	})
-}
-
-func loadBalancerIP(number, port int) target {
-	return at(fmt.Sprint("load-balancer IP ", number), port, func(f tracker.Family) netip.Addr {
-		return numbered(f, "203.0.113.0", "2001:db8:1b::", number)
-	})
-}
-
-// in returns the target in one family alone.
-func in(f tracker.Family, t target) target {
-	return target{
-		name: t.name,
-		at: func(other tracker.Family) netip.AddrPort {
-			if other != f {
-				return netip.AddrPort{}
-			}
-			return t.at(f)
-		},
+// interfaceOf returns the node's interface on which packets of a host arrive, "" for the node itself.
+func (c config) interfaceOf(host string) string {
+	switch kind, _ := numberOf(host); {
+	case kind == "client":
+		return "eth0"
+	case kind == remoteName:
+		return "eth1"
+	case kind != "pod":
+		return ""
+	case c.bridge:
+		return bridgeName
 	}
+	return interfacePrefix + host
 }
-
-// The node's own addresses.
-func atPrimary(port int) target   { return at("the node's primary address", port, primary) }
-func atSecondary(port int) target { return at("the node's second address", port, secondary) }
-func atGateway(port int) target   { return at("the pods' gateway", port, gateway) }
-func atLoopback(port int) target  { return at("loopback", port, loopback) }
-
-// atLoopback2 is a further loopback address, which IPv6 does not have.
-func atLoopback2(port int) target {
-	return at("loopback2", port, func(f tracker.Family) netip.Addr {
-		if f == tracker.IPv6 {
-			return netip.Addr{}
-		}
-		return netip.AddrFrom4([4]byte{127, 200, 3, 4})
-	})
-}
-
-// atPod is a local pod's own address.
-func atPod(n, port int) target {
-	return at(fmt.Sprint("pod", n), port, func(f tracker.Family) netip.Addr { return podAddr(f, n) })
-}
-
-const (
-	tcp  = v1.ProtocolTCP
-	udp  = v1.ProtocolUDP
-	sctp = v1.ProtocolSCTP
-)
-
-// row is one line of a world: connections of one kind and their expected result.
-// Trace determines the result. want documents it, and detects worlds that do not test
-// what they should.
-type row struct {
-	// from lists the hosts, by name.
-	from  string
-	proto v1.Protocol
-	to    target
-	// want is "reject", "drop", "pass", or the names of the pods that may be reached,
-	// with ":port" if the port is not podPort, and with a * if the pod sees the
-	// node's address in place of the source.
-	want string
-}
-
-// enough bounds the failures reported for one check.
-const enough = 8
 
 func sortWords(s string) string {
 	words := strings.Fields(s)

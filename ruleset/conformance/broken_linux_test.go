@@ -255,7 +255,10 @@ func (t talkative) Logf(format string, args ...any) { t.Errorf(format, args...) 
 // worldNamed returns a world of the suite.
 func worldNamed(t *testing.T, name string) world {
 	t.Helper()
-	worlds := packetWorlds()
+	worlds, err := suite(nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
 	i := slices.IndexFunc(worlds, func(w world) bool { return w.name == name })
 	if i < 0 {
 		t.Fatalf("there is no world %q", name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -12,6 +13,14 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
+
+// Target is an address of a Service with endpoints.
+type Target struct {
+	// Addr is the address of a frontend, or a NodePort at one of the node's addresses.
+	Addr netip.AddrPort
+	// Protocol is TCP or UDP.
+	Protocol v1.Protocol
+}
 
 // Churn is the result of [World.Churn].
 type Churn struct {
@@ -41,18 +50,18 @@ const maxEnded = 3
 // when every pair has connected once, and each pair connects once more after f has
 // returned. A UDP connection is one request with its reply, from a new port.
 func (w *World) Churn(to []Target, f func()) Churn {
-	ctx := w.tb.Context()
+	ctx, l := w.tb.Context(), w.lab()
 	var (
 		mu          sync.Mutex
 		out         Churn
 		started, wg sync.WaitGroup
 		done        = make(chan struct{})
 	)
-	for _, from := range []host{w.net.hosts["client1"], w.net.hosts["pod1"]} {
+	for _, from := range []host{l.net.hosts["client1"], l.net.hosts["pod1"]} {
 		for _, t := range to {
 			started.Add(1)
 			wg.Go(func() {
-				opened, failures := from.churn(ctx, t, w.timeout(), w.options.EndsSockets, done, started.Done)
+				opened, failures := from.churn(ctx, t, l.timeout(), l.options.EndsSockets, done, started.Done)
 				mu.Lock()
 				defer mu.Unlock()
 				out.Opened += opened

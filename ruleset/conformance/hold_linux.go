@@ -35,13 +35,19 @@ type Held struct{ connections []*connection }
 // [Held.Check] checks that.
 func (w *World) Hold(to []Target) *Held {
 	w.tb.Helper()
+	return w.hold([]string{"client1", "pod1"}, heldEach, to)
+}
+
+// hold opens a number of connections from each of some hosts to each TCP target.
+func (w *World) hold(hosts []string, each int, to []Target) *Held {
+	w.tb.Helper()
 	h := &Held{}
-	for _, from := range []string{"client1", "pod1"} {
+	for _, from := range hosts {
 		for _, t := range to {
 			if t.Protocol != v1.ProtocolTCP {
 				continue
 			}
-			for range heldEach {
+			for range each {
 				h.connections = append(h.connections, w.open(from, t.Addr))
 			}
 		}
@@ -106,9 +112,9 @@ type connection struct {
 // open opens a TCP connection. It fails the test on an error.
 func (w *World) open(from string, to netip.AddrPort) *connection {
 	w.tb.Helper()
-	ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
+	ctx, cancel := context.WithTimeout(w.tb.Context(), w.lab().timeout())
 	defer cancel()
-	c, text, err := w.net.hosts[from].connect(ctx, to)
+	c, text, err := w.lab().net.hosts[from].connect(ctx, to)
 	if err != nil {
 		w.tb.Fatalf("connect from %s to %s: %v", from, to, err)
 	}

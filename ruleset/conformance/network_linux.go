@@ -27,8 +27,8 @@ import (
 
 // host is a source of connections: one address of one namespace.
 type host struct {
-	origin
-	ns *netlab.Host
+	name string
+	ns   *netlab.Host
 	// ports counts the allocated source ports, and tcpPorts those for TCP.
 	ports, tcpPorts *atomic.Uint32
 	stalls          *stall.Detector
@@ -59,23 +59,16 @@ func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount
 // use.
 func (h host) tcpPort() uint16 { return uint16(firstPort + h.tcpPorts.Add(1)%portCount) }
 
-// pod is a server that connections can reach.
-type pod struct {
-	Pod
-	ns *netlab.Host
-}
-
 // network holds the namespaces of a world.
 type network struct {
 	node *netlab.Host
 
 	hosts map[string]host
-	pods  []pod
 }
 
 // newNetwork builds the network of a world, with servers on all pods and the node.
 // Connections are excused because of stalls and counted in counts.
-func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
+func newNetwork(s *World, stalls *stall.Detector, counts *excuses) *network {
 	s.tb.Helper()
 	must := func(errs ...error) {
 		s.tb.Helper()
@@ -90,7 +83,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 	node, remote, outside := hosts[nodeName], hosts[remoteName], hosts["client"]
 	n := &network{node: node, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host) {
-		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), new(atomic.Uint32), stalls, counts, nil}
+		n.hosts[name] = host{name, ns, new(atomic.Uint32), new(atomic.Uint32), stalls, counts, nil}
 	}
 
 	node.Forward()
@@ -118,20 +111,18 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 		}
 	}
 
-	for _, f := range s.ipFamilies {
+	for _, f := range s.Env.Families {
 		n.addAddresses(s, f, hosts, must)
 	}
 	for i := 1; i <= s.config.clients; i++ {
 		add(fmt.Sprint("client", i), outside)
 	}
 	for _, name := range s.pods {
-		of, addr := podNamed(name)
 		ns := remote
-		if of == nodeName {
+		if nodeOf(name) == nodeName {
 			ns = hosts[name]
 		}
 		add(name, ns)
-		n.pods = append(n.pods, pod{Pod{name, of, addr}, ns})
 	}
 	add(nodeName, node)
 	add("loopback", node)
@@ -143,7 +134,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 }
 
 // addAddresses gives the hosts their addresses and routes in a family. It passes errors to must.
-func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*netlab.Host, must func(...error)) {
+func (n *network) addAddresses(s *World, f tracker.Family, hosts map[string]*netlab.Host, must func(...error)) {
 	node, remote, outside := n.node, hosts[remoteName], hosts["client"]
 	everything := func(f tracker.Family) netip.Prefix { return netip.PrefixFrom(pick(f, "0.0.0.0", "::"), 0) }
 	lan := func(a netip.Addr) netip.Prefix {
@@ -153,52 +144,52 @@ func (n *network) addAddresses(s *scene, f tracker.Family, hosts map[string]*net
 		return netip.PrefixFrom(a, 64)
 	}
 	must(
-		node.AddAddr("eth0", lan(primary(f))),
-		node.AddAddr("eth1", lan(secondary(f))),
+		node.AddAddr("eth0", lan(address(nodeName, f))),
+		node.AddAddr("eth1", lan(address("node2", f))),
 		remote.AddAddr("eth0", lan(pick(f, "198.51.100.2", "2001:db8:2::2"))),
 	)
 	for i := 1; i <= s.config.clients; i++ {
-		must(outside.AddAddr("eth0", lan(clientAddr(f, i))))
+		must(outside.AddAddr("eth0", lan(address(fmt.Sprint("client", i), f))))
 	}
 	for i := 1; i <= s.config.remotePods; i++ {
 		must(
-			remote.AddAddr("eth0", single(remoteAddr(f, i))),
-			node.AddRoute(single(remoteAddr(f, i)), pick(f, "198.51.100.2", "2001:db8:2::2"), ""),
+			remote.AddAddr("eth0", single(address(fmt.Sprint(remoteName, i), f))),
+			node.AddRoute(single(address(fmt.Sprint(remoteName, i), f)), pick(f, "198.51.100.2", "2001:db8:2::2"), ""),
 		)
 	}
 	must(
-		node.AddRoute(everything(f), clientAddr(f, 1), ""),
-		outside.AddRoute(everything(f), primary(f), ""),
-		remote.AddRoute(everything(f), secondary(f), ""),
+		node.AddRoute(everything(f), address("client1", f), ""),
+		outside.AddRoute(everything(f), address(nodeName, f), ""),
+		remote.AddRoute(everything(f), address("node2", f), ""),
 		// Packets of the clients to loopback addresses are sent to the node.
-		outside.DeleteLoopback(loopback(f)),
-		outside.AddRoute(pickFrom(f, netip.MustParsePrefix, "127.0.0.0/8", "::1/128"), primary(f), ""),
+		outside.DeleteLoopback(address("loopback", f)),
+		outside.AddRoute(pickPrefix(f, "127.0.0.0/8", "::1/128"), address(nodeName, f), ""),
 	)
 	for i, name := range podNames(0) {
-		pod, at := hosts[name], s.origin(name)
+		pod, in, at := hosts[name], s.config.interfaceOf(name), single(address(name, f))
 		if !s.config.bridge || i == 0 {
-			must(node.AddAddr(at.in, single(gateway(f))))
+			must(node.AddAddr(in, single(address("gateway", f))))
 		}
 		must(
-			node.AddRoute(single(at.addr(f)), netip.Addr{}, at.in),
-			pod.AddAddr("eth0", single(at.addr(f))),
-			pod.AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
-			pod.AddRoute(everything(f), gateway(f), "eth0"),
+			node.AddRoute(at, netip.Addr{}, in),
+			pod.AddAddr("eth0", at),
+			pod.AddRoute(single(address("gateway", f)), netip.Addr{}, "eth0"),
+			pod.AddRoute(everything(f), address("gateway", f), "eth0"),
 		)
 	}
-	for _, t := range s.config.bound {
-		must(node.AddAddr("lo", single(t.at(f).Addr())))
+	for _, name := range s.config.bound {
+		must(node.AddAddr("lo", single(address(name, f))))
 	}
 }
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // serve starts the servers of all pods and of the node itself.
-func (n *network) serve(s *scene) {
-	for _, f := range s.ipFamilies {
-		for _, p := range n.pods {
+func (n *network) serve(s *World) {
+	for _, f := range s.Env.Families {
+		for _, pod := range s.pods {
 			for _, port := range []uint16{podPort, podPort2} {
-				p.ns.Greet(netip.AddrPortFrom(p.addr(f), port))
+				n.hosts[pod].ns.Greet(netip.AddrPortFrom(address(pod, f), port))
 			}
 		}
 		for _, a := range s.nodeAddresses(f) {

@@ -3,7 +3,6 @@ package conformance
 import (
 	"errors"
 	"io/fs"
-	"os"
 	"testing"
 	"time"
 
@@ -71,35 +70,10 @@ type Options struct {
 	delay   time.Duration
 }
 
-// Env is the environment of a backend.
-type Env struct {
-	// NetNS is an open file of the node's network namespace. It stays open until the
-	// test ends.
-	NetNS *os.File
-	// Families lists the address families in use.
-	Families []tracker.Family
-
-	do func(func() error) error
-}
-
-// Do runs f on a thread in the node's network namespace, so that a backend can open
-// sockets outside of New and Apply. Goroutines that f starts run outside. Do may be
-// called from any goroutine until the test ends. It returns the error of f, or an
-// error if it cannot enter the namespace.
-func (e Env) Do(f func() error) error { return e.do(f) }
-
 // validate returns the families under test, or an error if the options are invalid.
 func (o Options) validate() ([]tracker.Family, error) {
 	if o.New == nil {
 		return nil, errors.New("conformance: Options.New is required")
 	}
 	return validFamilies(o.Families)
-}
-
-// masquerades reports whether ep must see an address of the node.
-func (o Options) masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool {
-	if o.Masquerades != nil {
-		return o.Masquerades(p, v, ep)
-	}
-	return v.MasqueradeTo(ep)
 }

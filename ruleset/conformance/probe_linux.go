@@ -58,7 +58,7 @@ func outcomeOf(text string, err error) outcome {
 
 // local returns the host's source address, with a port or 0.
 func (h host) local(to netip.AddrPort, port uint16) string {
-	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), port).String()
+	return netip.AddrPortFrom(address(h.name, tracker.FamilyOf(to.Addr())), port).String()
 }
 
 // errLost means that the first packet of a connection got no answer, and only one that the
@@ -80,7 +80,7 @@ func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, err
 	begun := time.Now()
 	var conn *net.TCPConn
 	var lost int
-	from := h.addr(tracker.FamilyOf(to.Addr()))
+	from := address(h.name, tracker.FamilyOf(to.Addr()))
 	err := h.open(func() (err error) {
 		for range portCount {
 			conn, lost, err = h.ns.DialTCP(ctx, netip.AddrPortFrom(from, h.tcpPort()), to)

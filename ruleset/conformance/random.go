@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -38,10 +39,10 @@ func randomConfig(rng *rand.Rand, skip skips, sctp bool) (c config) {
 func randomParams(families []tracker.Family, skip skips, c config) worldgen.Params {
 	p := worldgen.Params{
 		Families:       families,
-		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
-		ClusterIP:      func(f tracker.Family, n int) netip.Addr { return clusterIP(n, 0).at(f).Addr() },
-		ExternalIP:     func(f tracker.Family, n int) netip.Addr { return externalIP(n, 0).at(f).Addr() },
-		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
+		Node:           firstNode(families),
+		ClusterIP:      numbered("cluster"),
+		ExternalIP:     numbered("external"),
+		LoadBalancerIP: numbered("lb"),
 		Protocols:      []v1.Protocol{tcp},
 		Affinity:       skip.does(Affinity),
 		Weights:        skip.does(WeightedEndpoints),
@@ -51,17 +52,59 @@ func randomParams(families []tracker.Family, skip skips, c config) worldgen.Para
 		p.Protocols = append(p.Protocols, udp)
 	}
 	for _, name := range podNames(defaultRemotePods) {
-		node, addr := podNamed(name)
-		p.Backends = append(p.Backends, worldgen.Backend{Node: node, Addr: addr, Ports: []uint16{podPort, podPort2}})
+		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeOf(name), Addr: addressIn(name), Ports: []uint16{podPort, podPort2}})
 	}
 	if !c.sctp {
 		// The node itself is an endpoint too. It does not respond to SCTP.
-		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
+		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: addressIn(nodeName), Ports: []uint16{nodePortOwn}})
 	}
 	if skip.does(SourceRanges) {
 		p.Sources = []string{"192.0.2.10/32", "10.244.1.0/24", "2001:db8:1::/64", "fd00:10:244:1::11/128", "192.0.2.1/32", " 198.51.100.0/24", "2001:db8:2::/48"}
 	}
 	return p
+}
+
+// addressIn returns a function that returns the address with a name.
+func addressIn(name string) func(tracker.Family) netip.Addr {
+	return func(f tracker.Family) netip.Addr { return address(name, f) }
+}
+
+// stepRand returns the random choices of a step. They depend on its number only, so that they repeat in a world with
+// fewer changes.
+func stepRand(seed uint64, step int) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(step))) }
+
+// randomly makes a series of changes and calls try, which performs them in a new world and returns the step
+// that failed, if any. If one fails, randomly prints a small set of changes that still fails, found within
+// the given time, unless that is 0.
+func randomly(tb testing.TB, seed uint64, changes int, families []tracker.Family, skip skips, c config, within time.Duration, try func(testing.TB, worldgen.Steps) (int, error)) {
+	tb.Helper()
+	g := worldgen.New(seed, randomParams(families, skip, c))
+	steps := worldgen.Steps{g.Start()}
+	for range changes {
+		steps = append(steps, g.Step())
+	}
+	quietly := func(steps worldgen.Steps) (int, error) {
+		inner := &quiet{TB: tb}
+		defer inner.cleanup()
+		return try(inner, steps)
+	}
+	at, err := quietly(steps)
+	if err == nil {
+		return
+	}
+	tb.Errorf("seed %d, step %d: %v", seed, at, err)
+	if within == 0 {
+		return
+	}
+	steps = steps[:at+1]
+	deadline := time.Now().Add(within)
+	fewer := worldgen.Minimize(steps, func(fewer worldgen.Steps) bool {
+		_, err := quietly(fewer)
+		return err != nil
+	}, func() bool { return time.Now().After(deadline) })
+	_, err = quietly(fewer)
+	tb.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v): %v\n%s",
+		fewer.Ops(), steps.Ops(), c.localTraffic, c.nodePortAddresses, c.masqueradeAll, err, fewer)
 }
 
 // quiet is a test within a test. Its clean-up runs when it ends.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,7 +30,7 @@ func Run(t *testing.T, o Options) {
 	if _, err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
-	worlds, err := withScripts(packetWorlds(), o.Scripts)
+	worlds, err := suite(o.Scripts, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,39 +40,16 @@ func Run(t *testing.T, o Options) {
 		return
 	}
 	progress := newProgress(len(worlds))
-	for _, world := range worlds {
-		t.Run(world.name, func(t *testing.T) {
-			for _, f := range world.needs {
-				if why, ok := o.Skip[f]; ok {
-					t.Skipf("the backend does not support %s: %s", f, why)
-				}
-			}
-			if world.config.sctp {
-				netlab.Need(t, sctpTracked(), "a kernel that tracks SCTP connections (CONFIG_NF_CT_PROTO_SCTP)")
-			}
-			t.Parallel()
-			start := time.Now()
-			t.Cleanup(func() { progress.done(t, world.name, time.Since(start)) })
-			world.run(newWorld(t, o, world.config))
-		})
-	}
+	eachWorld(t, worlds, o.Skip, func(t *testing.T, world world) {
+		if world.config.sctp {
+			netlab.Need(t, sctpTracked(), "a kernel that tracks SCTP connections (CONFIG_NF_CT_PROTO_SCTP)")
+		}
+		t.Parallel()
+		start := time.Now()
+		t.Cleanup(func() { progress.done(t, world.name, time.Since(start)) })
+		world.run(newWorld(t, o, world.config))
+	})
 }
-
-// packetWorlds returns all worlds. Those that wait come first.
-func packetWorlds() []world {
-	return slices.Concat(
-		affinityPacketWorlds(),
-		changePacketWorlds(),
-		bridgeWorlds(),
-		weightPacketWorlds(),
-		hashPacketWorlds(),
-		distributionWorlds(),
-		scriptedWorlds(),
-	)
-}
-
-// packets returns the script of a world that needs real packets.
-func packets(run func(*World)) func(cluster) { return func(w cluster) { run(w.(*World)) } }
 
 // shortly is the time for the backend to forward one of two connections.
 const shortly = 500 * time.Millisecond
@@ -84,15 +60,15 @@ const shortly = 500 * time.Millisecond
 func forwards(t *testing.T, o Options) bool {
 	return t.Run("something is forwarded", func(t *testing.T) {
 		w := newWorld(t, o, config{})
-		runScript(w, "set web cluster=1 type=NodePort ports=80:30080 endpoints=pod1\nsync")
-		client, f := w.net.hosts["client1"], w.Env.Families[0]
+		world{steps: linesOf("set web cluster=1 type=NodePort ports=80:30080 endpoints=pod1; sync")}.run(w)
+		client, f := w.lab().net.hosts["client1"], w.Env.Families[0]
 		var results []string
-		for _, to := range []target{atPrimary(30080), clusterIP(1, 80)} {
-			o := client.probe(t.Context(), tcp, to.at(f), shortly)
-			if o.Kind == netlab.Reached || to.at(f).Addr() == primary(f) && o.Kind != netlab.Refused {
+		for _, a := range []aim{{proto: tcp, address: nodeName, port: 30080}, {proto: tcp, address: "cluster1", port: 80}} {
+			o := client.probe(t.Context(), tcp, a.at(f), shortly)
+			if o.Kind == netlab.Reached || a.address == nodeName && o.Kind != netlab.Refused {
 				return
 			}
-			results = append(results, fmt.Sprintf("TCP from %s to %s (%s): %s, must be forwarded", client.name, to.name, to.at(f), o))
+			results = append(results, fmt.Sprintf("TCP from %s to %s (%s): %s, must be forwarded", client.name, a, a.at(f), o))
 		}
 		t.Errorf("the backend forwards nothing; all other worlds are skipped:\n%s", strings.Join(results, "\n"))
 	})

@@ -102,20 +102,21 @@ func parseSCTP(b []byte) (h sctpHeader, ok bool) {
 }
 
 // serveSCTP makes every pod respond to INITs to its ports with its greeting.
-func (n *network) serveSCTP(s *scene) {
+func (n *network) serveSCTP(s *World) {
 	s.tb.Helper()
-	for _, f := range s.ipFamilies {
-		for _, p := range n.pods {
+	for _, f := range s.Env.Families {
+		for _, pod := range s.pods {
+			at := address(pod, f)
 			var c *net.IPConn
-			err := p.ns.Do(func() (err error) {
-				c, err = net.ListenIP(rawSCTP(f), ipAddr(p.addr(f)))
+			err := n.hosts[pod].ns.Do(func() (err error) {
+				c, err = net.ListenIP(rawSCTP(f), ipAddr(at))
 				return err
 			})
 			if err != nil {
 				s.tb.Fatal(err)
 			}
 			s.tb.Cleanup(func() { c.Close() })
-			go answerSCTP(c, p.addr(f))
+			go answerSCTP(c, at)
 		}
 	}
 }
@@ -143,7 +144,7 @@ func (h host) probeSCTP(ctx context.Context, to netip.AddrPort) (string, error) 
 	var c *net.IPConn
 	err := h.open(func() error {
 		return h.ns.Do(func() (err error) {
-			c, err = net.DialIP(rawSCTP(f), ipAddr(h.addr(f)), ipAddr(to.Addr()))
+			c, err = net.DialIP(rawSCTP(f), ipAddr(address(h.name, f)), ipAddr(to.Addr()))
 			return err
 		})
 	})

@@ -80,6 +80,9 @@ type Outcome struct {
 	Affinity time.Duration
 	// Hash is the part of the connection that determines the endpoint.
 	Hash tracker.Hash
+
+	// seen describes a result of connections.
+	seen string
 }
 
 // Choice is an endpoint that may get a packet.
@@ -117,26 +120,19 @@ func Simulate(t *testing.T, s Simulation) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	worlds, err := withScripts(scriptedWorlds(), s.Scripts)
+	worlds, err := suite(s.Scripts, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, world := range worlds {
-		t.Run(world.name, func(t *testing.T) {
-			for _, f := range world.needs {
-				if why, ok := s.Skip[f]; ok {
-					t.Skipf("the backend does not support %s: %s", f, why)
-				}
+	eachWorld(t, worlds, s.Skip, func(t *testing.T, world world) {
+		t.Parallel()
+		for _, mode := range simModes {
+			if _, ok := s.Skip[Restart]; ok && mode == restarting {
+				continue
 			}
-			t.Parallel()
-			for _, mode := range simModes {
-				if _, ok := s.Skip[Restart]; ok && mode == restarting {
-					continue
-				}
-				t.Run(string(mode), func(t *testing.T) { s.script(t, world, mode) })
-			}
-		})
-	}
+			t.Run(string(mode), func(t *testing.T) { s.script(t, world, mode) })
+		}
+	})
 	for i := range s.Worlds {
 		seed := s.First + uint64(i)
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
@@ -170,94 +166,59 @@ var simModes = []simMode{plain, failing, restarting}
 
 // script runs a scripted world.
 func (s Simulation) script(tb testing.TB, world world, mode simMode) {
-	w := newSimWorld(tb, s, world.config, rand.New(rand.NewPCG(1, 1)))
+	w := s.world(tb, world.config)
 	w.mode = mode
-	world.run(w)
+	world.run(w.World)
 }
 
-// random runs a random world. If it fails, random prints a small set of changes with
-// which it still fails.
+// world returns a world of the simulation.
+func (s Simulation) world(tb testing.TB, c config) *simulated {
+	tb.Helper()
+	m := &simulated{World: newWorldOf(tb, c, s.Families, s.Skip, rand.New(rand.NewPCG(1, 1))), o: s}
+	m.attach()
+	return m
+}
+
+// random runs a random world.
 func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Helper()
 	config := randomConfig(rand.New(rand.NewPCG(seed, 1)), s.Skip, seed%3 == 0)
 	if seed%2 == 0 {
 		config.delta = 2 // pools grow and shrink in several deltas
 	}
-	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config))
-	steps := worldgen.Steps{g.Start()}
-	for range s.Steps {
-		steps = append(steps, g.Step())
-	}
-	at, err := s.try(tb, seed, config, steps)
-	if err == nil {
-		return
-	}
-	tb.Errorf("seed %d, step %d: %v", seed, at, err)
-	steps = steps[:at+1]
-	deadline := time.Now().Add(5 * time.Second)
-	fewer := worldgen.Minimize(steps, func(fewer worldgen.Steps) bool {
-		_, err := s.try(tb, seed, config, fewer)
-		return err != nil
-	}, func() bool { return time.Now().After(deadline) })
-	_, err = s.try(tb, seed, config, fewer)
-	tb.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v): %v\n%s",
-		fewer.Ops(), steps.Ops(), config.localTraffic, config.nodePortAddresses, config.masqueradeAll, err, fewer)
+	randomly(tb, seed, s.Steps, s.Families, s.Skip, config, 5*time.Second, func(inner testing.TB, steps worldgen.Steps) (int, error) {
+		w := s.world(inner, config)
+		for i, ops := range steps {
+			w.rng = stepRand(seed, i)
+			if err := w.randomStep(ops); err != nil {
+				return i, err
+			}
+		}
+		return 0, nil
+	})
 }
 
-// try performs steps in a new world. It returns the step that failed, if any.
-func (s Simulation) try(tb testing.TB, seed uint64, c config, steps worldgen.Steps) (int, error) {
-	inner := &quiet{TB: tb}
-	defer inner.cleanup()
-	w := newSimWorld(inner, s, c, nil)
-	for i, ops := range steps {
-		// The random choices of a step depend on its number only, so that they repeat
-		// in a world with fewer changes.
-		w.rng = rand.New(rand.NewPCG(seed, uint64(i)))
-		restart := w.does(Restart) && w.rng.IntN(8) == 0
-		if restart {
-			w.detach()
-		}
-		for _, o := range ops {
-			w.apply(o)
-		}
-		if restart {
-			w.attach()
-		}
-		if w.rng.IntN(8) == 0 {
-			w.resync()
-		}
-		w.mode = plain
-		if w.rng.IntN(2) == 0 {
-			w.mode = failing
-		}
-		if err := w.sync(); err != nil {
-			return i, err
-		}
-		if err := w.compareDump(); err != nil {
-			return i, err
-		}
+// randomStep performs a step of a random world.
+func (m *simulated) randomStep(ops []worldgen.Op) error {
+	restart := m.does(Restart) && m.rng.IntN(8) == 0
+	if restart {
+		m.Cursor.Detach()
 	}
-	return 0, nil
-}
-
-// compareDump compares the result of writing step by step with that of writing
-// everything in one delta.
-func (w *simWorld) compareDump() error {
-	if w.plane.Dump == nil {
-		return nil
+	for _, o := range ops {
+		m.apply(o)
 	}
-	inner := &quiet{TB: w.tb}
-	defer inner.cleanup()
-	cold := w.o.New(inner, SimEnv{Families: w.ipFamilies, NodeAddresses: w.allAddresses(), Fail: func() error { return nil }, Look: func() {}})
-	cursor := w.engine.Attach("cold", cold.Backend())
-	defer cursor.Detach()
-	if err := cursor.Sync(w.tb.Context()); err != nil {
-		return fmt.Errorf("cold start: %w", err)
+	if restart {
+		m.World.attach()
 	}
-	if got, want := w.plane.Dump(), cold.Dump(); got != want {
-		if d := difference(got, want); d != "" {
-			return fmt.Errorf("the incremental contents differ from those of a new data plane:\n%s", d)
-		}
+	if m.rng.IntN(8) == 0 {
+		m.Cursor.Resync()
 	}
-	return nil
+	m.mode = plain
+	if m.rng.IntN(2) == 0 {
+		m.mode = failing
+	}
+	if err := m.sync(); err != nil {
+		return err
+	}
+	return m.compareDump()
 }

@@ -42,7 +42,7 @@ func (t *tally) note(v ruleset.Verdict) {
 }
 
 // traffic reads the backend's counters. Known is empty if it has none.
-func (w *World) traffic() *dataplane.Traffic {
+func (w *connections) traffic() *dataplane.Traffic {
 	w.tb.Helper()
 	t := &dataplane.Traffic{}
 	r, ok := w.backend.(dataplane.TrafficReader)

@@ -2,8 +2,8 @@ package conformance
 
 import (
 	"cmp"
-	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -12,30 +12,26 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/stall"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
-	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// World is a small cluster around one node, in network namespaces, with a backend.
-// The package documentation describes it. Sync and Churn are not safe for concurrent
-// use, and Sync must be called by the goroutine of the test.
-type World struct {
-	// Tracker takes Services and EndpointSlices. It already has the node and is
-	// synced. Engine and Cursor connect it to the backend.
-	Tracker *tracker.Tracker
-	Engine  *ruleset.Engine
-	Cursor  *ruleset.Cursor
-	// Env is the environment of the backend.
-	Env Env
-
-	scene
+// connections are the [answers] of hosts in network namespaces.
+type connections struct {
+	*World
 	options Options
 	net     *network
 	backend ruleset.Backend
+	// dump is Random.Dump.
+	dump func(testing.TB, Env, ruleset.Backend) string
 	// made counts the results of the last check's connections.
 	made tally
+	// memory is what steps of scripts remember.
+	memory
 }
+
+// lab returns the hosts of the world.
+func (w *World) lab() *connections { return w.answers.(*connections) }
 
 // NewWorld makes a World without Services, for tests beyond those of [Run]: pods on
 // the node and on another one, and external clients. The CIDRs of the local pods
@@ -66,68 +62,70 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		tb.Log(counts)
 		o.run.add(counts)
 	})
-	w := &World{options: o}
-	w.scene = newScene(tb, c, families, o.Skip, func(o worldgen.Op) { o.Apply(w.Tracker) })
-	w.Tracker, w.Engine = w.start(w.firstNode(), each(families, serviceCIDR))
-	w.net = newNetwork(&w.scene, stalls, counts)
-	w.Env = Env{NetNS: w.net.node.File(), Families: families, do: w.net.node.Do}
+	w := newWorldOf(tb, c, families, o.Skip, rand.New(rand.NewPCG(1, 1)))
+	l := &connections{World: w, options: o}
+	w.answers = l
+	l.net = newNetwork(w, stalls, counts)
+	w.Env = Env{NetNS: l.net.node.File(), Families: families, do: l.net.node.Do}
 	if o.Client != nil {
-		for name, h := range w.net.hosts {
-			if h.in == "" || slices.Contains(podNames(0), name) {
+		for name, h := range l.net.hosts {
+			if c.interfaceOf(name) == "" || slices.Contains(podNames(0), name) {
 				h.client = func(f func() error) error { return o.Client(w.Env, f) }
-				w.net.hosts[name] = h
+				l.net.hosts[name] = h
 			}
 		}
 	}
 	w.attach()
-	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return w
 }
 
 // timeout returns the time to wait for a connection that must be accepted or refused.
-func (w *World) timeout() time.Duration { return cmp.Or(w.options.timeout, testtime.Timeout) }
+func (l *connections) timeout() time.Duration { return cmp.Or(l.options.timeout, testtime.Timeout) }
 
-// attach makes a backend and attaches it to the Engine.
-func (w *World) attach() {
-	w.tb.Helper()
-	var backend ruleset.Backend
-	if err := w.Do(func() error {
-		backend = w.options.New(w.tb, w.Env)
+func (l *connections) start() (b ruleset.Backend) {
+	l.tb.Helper()
+	if err := l.Do(func() error {
+		b = l.options.New(l.tb, l.Env)
 		return nil
 	}); err != nil {
-		w.tb.Fatal(err)
+		l.tb.Fatal(err)
 	}
-	if backend == nil {
-		w.tb.Fatal("conformance: Options.New returned no backend")
-	}
-	w.backend = backend
-	w.Cursor = w.Engine.Attach("conformance", backend)
+	l.backend = b
+	return b
 }
 
 // Do runs f on a thread in the node's network namespace. Goroutines that f starts run
 // outside. Do returns the error of f, or an error if it cannot enter the namespace.
-func (w *World) Do(f func() error) error { return w.net.node.Do(f) }
+func (w *World) Do(f func() error) error { return w.Env.Do(f) }
 
-// Sync calls the Cursor's Sync and fails the test on an error.
-func (w *World) Sync() {
-	w.tb.Helper()
-	if err := w.sync(); err != nil {
-		w.tb.Fatalf("sync: %v", err)
+func (l *connections) sync() error {
+	return l.Do(func() error { return syncOnly(l.Cursor) })
+}
+
+func (l *connections) cold(tb testing.TB) (b ruleset.Backend, sync func(*ruleset.Cursor) error, dumps func() (got, want string)) {
+	dump := l.dump
+	if dump == nil {
+		return nil, nil, nil
 	}
+	_, hosts := netlab.NewHosts(tb, "cold")
+	h := hosts["cold"]
+	for _, f := range l.Env.Families {
+		for _, a := range nodeAddresses(f)[:3] {
+			if err := h.AddAddr("lo", single(a)); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	env := Env{NetNS: h.File(), Families: l.Env.Families, do: h.Do}
+	if err := h.Do(func() error {
+		b = l.options.New(tb, env)
+		return nil
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	sync = func(c *ruleset.Cursor) error { return h.Do(func() error { return syncOnly(c) }) }
+	return b, sync, func() (got, want string) { return dump(l.tb, l.Env, l.backend), dump(tb, env, b) }
 }
-
-func (w *World) sync() error {
-	return w.Do(func() error { return w.Cursor.Sync(context.Background()) })
-}
-
-// The methods of [cluster] that scene does not have.
-
-func (w *World) node() tracker.NodeInfo        { return w.Tracker.Node() }
-func (w *World) resync()                       { w.Cursor.Resync() }
-func (w *World) detach()                       { w.Cursor.Detach() }
-func (w *World) hold(to []Target) func() error { return w.Hold(to).Check }
-
-func (w *World) setServiceCIDRs(cidrs, inUse []netip.Prefix) { w.Engine.SetServiceCIDRs(cidrs, inUse) }
 
 // Pod is a server that Services can send to. It serves TCP and UDP at [Pod.Ports].
 type Pod struct {
@@ -144,9 +142,9 @@ func (Pod) Ports() [2]uint16 { return [2]uint16{podPort, podPort2} }
 
 // Pods returns the pods of the world, local ones first.
 func (w *World) Pods() []Pod {
-	out := make([]Pod, 0, len(w.net.pods))
-	for _, p := range w.net.pods {
-		out = append(out, p.Pod)
+	out := make([]Pod, 0, len(w.pods))
+	for _, name := range w.pods {
+		out = append(out, Pod{name, nodeOf(name), addressIn(name)})
 	}
 	return out
 }
@@ -156,7 +154,7 @@ func (w *World) Pods() []Pod {
 // A UDP connection is one request with its reply, from a new port. Reach is safe for
 // concurrent use.
 func (w *World) Reach(to Target, wait time.Duration) (netip.AddrPort, error) {
-	from := w.net.hosts["client1"]
+	from := w.lab().net.hosts["client1"]
 	o := from.probe(w.tb.Context(), to.Protocol, to.Addr, wait)
 	if o.Kind != netlab.Reached {
 		return netip.AddrPort{}, fmt.Errorf("%s from %s to %s: %s", to.Protocol, from.name, to.Addr, o)
