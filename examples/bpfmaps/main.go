@@ -86,7 +86,7 @@ func run(ctx context.Context, kubeconfig, node, pin string, log *slog.Logger) er
 		return err
 	}
 	defer m.close()
-	plane, err := newPlane(m, noSources)
+	plane, err := newPlane(m)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ const (
 )
 
 // maxPools is the number of pools, twice it that of frontends, and 16 times that of endpoints for which the maps
-// have room. A Service that does not fit is refused, and retried.
+// have room. A Service that does not fit fails alone, and is retried.
 const maxPools = 1 << 16
 
 type maps struct{ frontends, backends, names *ebpf.Map }
@@ -178,94 +178,51 @@ func (m *maps) close() {
 	}
 }
 
-// newPlane returns the backend that writes the maps, which may have entries of an earlier process. refuse
-// returns an error for a Service that they must not have.
-func newPlane(m *maps, refuse func(*ruleset.Port) error) (*driver.Driver, error) {
+// newPlane returns the backend that writes the maps, which may have entries of an earlier process.
+func newPlane(m *maps) (*driver.Driver, error) {
 	ids, err := driver.NewIDs[driver.Pool](1, maxPools)
 	if err != nil {
 		return nil, err
 	}
-	slots := &driver.Slots[uint32, backend]{
-		Entries: table(m.backends,
-			func(s driver.Slot[uint32]) backendKey { return backendKey{s.Pool, uint32(s.N)} },
-			func(k backendKey) driver.Slot[uint32] { return driver.Slot[uint32]{Pool: k.Pool, N: int(k.Slot)} },
-			same[backend], same[backend]),
-		Value: func(_ uint32, ep *tracker.Endpoint) backend {
-			return backend{Addr: ep.Addr.Addr().As16(), Port: bigEndian(ep.Addr.Port()), Weight: ep.Weight}
-		},
-	}
+	names := driver.Numbered(ids, table(m.names, same[uint32], same[uint32], nameOf, poolName.pool), same[driver.Pool])
+	slots := &driver.Slots[uint32, backend]{Table: *table(m.backends,
+		func(s driver.Slot[uint32]) backendKey { return backendKey{s.Pool, uint32(s.N)} },
+		func(k backendKey) driver.Slot[uint32] { return driver.Slot[uint32]{Pool: k.Pool, N: int(k.Slot)} },
+		same[backend], same[backend])}
 	frontends := table(m.frontends, keyOf, frontendOf, same[frontend], same[frontend])
-	frontends.Equal = func(a, b frontend) bool { return a == b }
-	targetOf := func(s *ruleset.Port, t ruleset.Target) target {
-		switch t {
-		case ruleset.TargetReject:
-			return target{Action: reject}
-		case ruleset.TargetDrop:
-			return target{Action: drop}
-		}
-		id, _ := ids.Lookup(driver.Pool{Service: s.Key, Target: t})
-		return target{id, uint32(slots.Len(id)), forward}
-	}
-	return driver.New(driver.Tables[struct{}, []*tracker.Endpoint, frontend]{
-		Refuse:    refuse,
-		Pools:     driver.Numbered(ids, named(slots.Pools(), m.names)),
-		Pool:      (*ruleset.Port).Pool,
-		Frontends: frontends,
-		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) frontend {
-			return frontend{targetOf(s, f.Target), targetOf(s, f.Internal), uint32(f.Masquerade), uint32(s.Spec.Affinity.Seconds())}
+	return driver.New(driver.Plane{
+		Limits: ruleset.Limits{Lacks: ruleset.LacksSourceRanges | ruleset.LacksHash},
+		Tables: []driver.Ordered{names, slots, frontends},
+		Want: func(s *ruleset.Port) error {
+			targets := map[ruleset.Target]target{ruleset.TargetReject: {Action: reject}, ruleset.TargetDrop: {Action: drop}}
+			for name, eps := range driver.Pools(s) {
+				if len(eps) == 0 {
+					continue
+				}
+				id, err := ids.Get(name)
+				if err != nil {
+					return err
+				}
+				var pool []backend
+				for _, ep := range eps {
+					pool = append(pool, backend{ep.Addr.Addr().As16(), bigEndian(ep.Addr.Port()), ep.Weight})
+				}
+				names.Want(id, name)
+				targets[name.Target] = target{id, uint32(slots.WantPool(id, pool)), forward}
+			}
+			for i := range s.Frontends {
+				f := &s.Frontends[i]
+				frontends.Want(driver.FrontendOf(s, f), frontend{targets[f.Target], targets[f.Internal], uint32(f.Masquerade), uint32(s.Spec.Affinity.Seconds())})
+			}
+			return nil
 		},
 	})
 }
 
-// noSources refuses Services with source ranges, which the maps cannot express. Without them everybody would
-// reach the Service.
-func noSources(s *ruleset.Port) error {
-	for i := range s.Frontends {
-		if len(s.Frontends[i].Sources) != 0 {
-			return fmt.Errorf("the maps have no source ranges: %w", ruleset.ErrRefused)
-		}
-	}
-	return nil
-}
-
-// named adds the map of names to a table of numbered pools.
-func named(pools driver.Table[uint32, []*tracker.Endpoint], names *ebpf.Map) driver.Table[uint32, driver.Named[driver.Pool, []*tracker.Endpoint]] {
-	type entry = driver.Named[driver.Pool, []*tracker.Endpoint]
-	return driver.Table[uint32, entry]{
-		Installed: func() (iter.Seq2[uint32, entry], error) {
-			all, err := pools.Installed()
-			if err != nil {
-				return nil, err
-			}
-			return func(yield func(uint32, entry) bool) {
-				for id, endpoints := range all {
-					var name poolName
-					if names.Lookup(id, &name) == nil && !yield(id, entry{Name: name.pool(), Value: endpoints}) {
-						return
-					}
-				}
-			}, nil
-		},
-		Put: func(id uint32, e entry) error {
-			if err := refused(names.Put(id, nameOf(e.Name))); err != nil {
-				return err
-			}
-			return pools.Put(id, e.Value)
-		},
-		Trim: pools.Trim,
-		Delete: func(id uint32) error {
-			if err := pools.Delete(id); err != nil {
-				return err
-			}
-			return missing(names.Delete(id))
-		},
-	}
-}
-
 // table returns a driver's table of a map, whose keys and values are others there.
-func table[K comparable, V any, MK, MV any](m *ebpf.Map, key func(K) MK, keyBack func(MK) K, value func(V) MV, valueBack func(MV) V) driver.Table[K, V] {
-	return driver.Table[K, V]{
-		Installed: func() (iter.Seq2[K, V], error) {
+func table[K, V comparable, MK, MV any](m *ebpf.Map, key func(K) MK, keyBack func(MK) K, value func(V) MV, valueBack func(MV) V) *driver.Table[K, V] {
+	return &driver.Table[K, V]{
+		Installed: func(*ruleset.Delta) (iter.Seq2[K, V], error) {
 			return func(yield func(K, V) bool) {
 				var k MK
 				var v MV
@@ -276,28 +233,18 @@ func table[K comparable, V any, MK, MV any](m *ebpf.Map, key func(K) MK, keyBack
 				}
 			}, nil
 		},
-		Put:    func(k K, v V) error { return refused(m.Put(key(k), value(v))) },
-		Delete: func(k K) error { return missing(m.Delete(key(k))) },
+		Put: func(k K, v V) error { return m.Put(key(k), value(v)) },
+		Delete: func(k K) error {
+			if err := m.Delete(key(k)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			return nil
+		},
+		Equal: func(a, b V) bool { return a == b },
 	}
 }
 
 func same[T any](v T) T { return v }
-
-// refused makes the error about a full map one about a Service that does not fit.
-func refused(err error) error {
-	if errors.Is(err, syscall.E2BIG) {
-		return fmt.Errorf("%w: %w", ruleset.ErrRefused, err)
-	}
-	return err
-}
-
-// missing drops the error about a missing entry.
-func missing(err error) error {
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	return err
-}
 
 func bigEndian(port uint16) (b [2]byte) {
 	binary.BigEndian.PutUint16(b[:], port)

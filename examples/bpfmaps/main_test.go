@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -110,7 +111,7 @@ func TestConformance(t *testing.T) {
 			p := &program{maps: m}
 			return conformance.Fake{
 				Backend: func() ruleset.Backend {
-					plane, err := newPlane(m, nil) // worlds with source ranges reach the plane although those are not checked
+					plane, err := newPlane(m)
 					if err != nil {
 						tb.Fatal(err)
 					}
@@ -130,7 +131,7 @@ func TestConformance(t *testing.T) {
 		},
 		Skip: map[conformance.Feature]string{
 			conformance.LoopbackNodePorts: "the map is the kernel's, where packets from loopback addresses stay",
-			conformance.SourceRanges:      "the maps have none; noSources refuses such Services",
+			conformance.SourceRanges:      "the maps have none",
 			conformance.RefuseBySource:    "as source ranges",
 			conformance.ClosedPorts:       "addresses without ports are not in the map",
 			conformance.ServiceCIDRs:      "as closed ports",
@@ -140,61 +141,41 @@ func TestConformance(t *testing.T) {
 }
 
 // port is a Service port with one endpoint and a load-balancer IP by the length of its name.
-func port(name string, sources ...netip.Prefix) *ruleset.Port {
+func port(name string) *ruleset.Port {
 	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
 	ep := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true, Serving: true, Weight: 1}
 	return &ruleset.Port{
 		ID: uint32(len(name)), Key: key, Spec: &tracker.ServicePort{Key: key}, Endpoints: []*tracker.Endpoint{ep},
-		Selection: tracker.Selection{Cluster: []*tracker.Endpoint{ep}},
+		Selection: tracker.Selection{Cluster: []*tracker.Endpoint{ep}, UsesCluster: true},
 		Frontends: []ruleset.Frontend{{
 			Kind: ruleset.KindLoadBalancerIP, Addr: netip.AddrFrom4([4]byte{203, 0, 113, byte(len(name))}), Port: 80,
-			Target: ruleset.TargetCluster, Internal: ruleset.TargetCluster, Sources: sources,
+			Target: ruleset.TargetCluster, Internal: ruleset.TargetCluster,
 		}},
 	}
 }
 
-// TestFullMapRefusesService has maps with room for one pool.
-func TestFullMapRefusesService(t *testing.T) {
+// TestFullMapFailsOneService has maps with room for one pool.
+func TestFullMapFailsOneService(t *testing.T) {
 	need(t)
 	m, err := openMaps("", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.close()
-	plane, err := newPlane(m, noSources)
+	plane, err := newPlane(m)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, bb := port("a"), port("bb")
 	err = plane.Apply(t.Context(), &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{{Key: a.Key, New: a}, {Key: bb.Key, New: bb}}})
 	var partial *ruleset.PartialError
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[bb.Key], ruleset.ErrRefused) {
-		t.Fatalf("error %v, want the second Service refused", err)
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[bb.Key], syscall.E2BIG) {
+		t.Fatalf("error %v, want the second Service to fail", err)
 	}
 	// It fits once the first one is gone, when it is tried again.
 	for _, c := range []ruleset.Change{{Key: a.Key, Old: a}, {Key: bb.Key, New: bb}} {
 		if err := plane.Apply(t.Context(), &ruleset.Delta{Node: &ruleset.Node{}, Changes: []ruleset.Change{c}}); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// TestServiceWithSourceRangesIsRefused also has a Service beside it that is served.
-func TestServiceWithSourceRangesIsRefused(t *testing.T) {
-	m := need(t)
-	plane, err := newPlane(m, noSources)
-	if err != nil {
-		t.Fatal(err)
-	}
-	open, closed := port("open"), port("restricted", netip.MustParsePrefix("192.0.2.0/24"))
-	err = plane.Apply(t.Context(), &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{{Key: open.Key, New: open}, {Key: closed.Key, New: closed}}})
-	var partial *ruleset.PartialError
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[closed.Key], ruleset.ErrRefused) {
-		t.Fatalf("error %v, want one refused Service", err)
-	}
-	n := 0
-	each(m.frontends, func(frontendKey, frontend) { n++ })
-	if n != 1 {
-		t.Errorf("%d frontends, want that of the other Service", n)
 	}
 }

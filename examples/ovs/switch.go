@@ -20,7 +20,10 @@ type Flow struct {
 }
 
 // Group is a set of buckets, with the name of the pool that it is for.
-type Group = driver.Named[driver.Pool, []Bucket]
+type Group struct {
+	Name    driver.Pool
+	Buckets []Bucket
+}
 
 // Bucket sends packets to an endpoint through the endpoint's own flow.
 type Bucket struct {
@@ -46,17 +49,17 @@ type Switch struct {
 	VIPs Table[netip.Addr, struct{}]
 	// owners holds the flows that match a packet, by their key without Service. The last
 	// written one is at the end.
-	owners map[driver.Frontend][]driver.Frontend
+	owners map[any][]driver.Frontend
 }
 
 // NewSwitch returns an empty switch.
 func NewSwitch(fail func() error, look func()) *Switch {
-	s := &Switch{Fail: fail, Look: look, owners: map[driver.Frontend][]driver.Frontend{}}
+	s := &Switch{Fail: fail, Look: look, owners: map[any][]driver.Frontend{}}
 	s.Node, s.Groups = newTable[struct{}, *ruleset.Node](s), newTable[uint32, Group](s)
 	s.Endpoints, s.VIPs = newTable[driver.Endpoint, struct{}](s), newTable[netip.Addr, struct{}](s)
 	s.Flows = newTable[driver.Frontend, Flow](s)
 	s.Flows.wrote = func(k driver.Frontend, there bool) {
-		m := match(k.Addr, k)
+		m := k.Place()
 		s.owners[m] = slices.DeleteFunc(s.owners[m], func(o driver.Frontend) bool { return o == k })
 		if there {
 			s.owners[m] = append(s.owners[m], k)
@@ -117,7 +120,9 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 	toNode, node := slices.Contains(p.NodeAddresses, m.Addr), s.Node.m[struct{}{}]
 	flow, ok := s.lookup(m)
 	if !ok && toNode && node != nil && node.NodePorts(m.Family).Allows(m.Addr) {
-		flow, ok = s.lookup(match(netip.Addr{}, m))
+		np := m
+		np.Addr = netip.Addr{}
+		flow, ok = s.lookup(np)
 	}
 	switch {
 	case ok:
@@ -147,7 +152,7 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 		Affinity:   flow.Affinity,
 		Masquerade: fe.Masquerade.Applies(fromPod, fromNode),
 	}
-	for _, b := range s.Groups.m[group].Value {
+	for _, b := range s.Groups.m[group].Buckets {
 		if !s.Endpoints.has(b.Endpoint) {
 			b.Endpoint = driver.Endpoint{}
 		}

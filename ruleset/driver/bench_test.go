@@ -23,38 +23,52 @@ func (c *counted) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return c.Backend.Apply(ctx, d)
 }
 
-func countedTable[K comparable, V any](c *counted) driver.Table[K, V] {
-	return driver.Table[K, V]{
+func countedTable[K comparable, V comparable](c *counted) *driver.Table[K, V] {
+	return &driver.Table[K, V]{
 		Put:       func(K, V) error { c.calls++; return nil },
 		PutAll:    func([]K, []V) error { c.calls++; return nil },
 		Delete:    func(K) error { c.calls++; return nil },
 		DeleteAll: func([]K) error { c.calls++; return nil },
+		Equal:     func(a, b V) bool { return a == b },
 	}
 }
 
-// benchmark replaces one endpoint of a Service with n, or removes the Service. The figures are
-// those of Apply alone. The data plane has shared endpoints with a value, and pools in slots.
-func benchmark(b *testing.B, n int, change func(w *world, i int)) {
+// newCounted returns a data plane that has shared endpoints with a value, and pools in slots.
+func newCounted(b *testing.B) *counted {
 	c := &counted{b: b}
-	slots := &driver.Slots[driver.Pool, driver.Endpoint]{
-		Entries: countedTable[driver.Slot[driver.Pool], driver.Endpoint](c),
-		Value: func(p driver.Pool, ep *tracker.Endpoint) driver.Endpoint {
-			return driver.Endpoint{Addr: ep.Addr, Protocol: p.Service.Protocol}
-		},
-	}
-	d, err := driver.New(driver.Tables[string, []*tracker.Endpoint, int]{
-		Endpoints: countedTable[driver.Endpoint, string](c),
-		Endpoint:  func(_ *ruleset.Port, ep *tracker.Endpoint) string { return ep.Zone },
-		Pools:     slots.Pools(), Pool: (*ruleset.Port).Pool,
-		Frontends: countedTable[driver.Frontend, int](c),
-		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) int {
-			return slots.Len(driver.Pool{Service: s.Key, Target: f.Target})
+	endpoints, frontends := countedTable[driver.Endpoint, string](c), countedTable[driver.Frontend, int](c)
+	slots := &driver.Slots[driver.Pool, driver.Endpoint]{Table: *countedTable[driver.Slot[driver.Pool], driver.Endpoint](c)}
+	var pool []driver.Endpoint
+	d, err := driver.New(driver.Plane{
+		Tables: []driver.Ordered{endpoints, slots, frontends},
+		Want: func(s *ruleset.Port) error {
+			for k, eps := range driver.Pools(s) {
+				pool = pool[:0]
+				for _, ep := range eps {
+					endpoints.Want(driver.EndpointOf(s, ep), ep.Zone)
+					pool = append(pool, driver.EndpointOf(s, ep))
+				}
+				slots.WantPool(k, pool)
+			}
+			for i := range s.Frontends {
+				f := &s.Frontends[i]
+				frontends.Want(driver.FrontendOf(s, f), len(s.Pool(f.Target)))
+			}
+			return nil
 		},
 	})
 	if err != nil {
 		b.Fatal(err)
 	}
 	c.Backend = d
+	return c
+}
+
+// benchmark replaces one endpoint of a Service with n, or removes the Service. The figures are
+// those of Apply alone.
+func benchmark(b *testing.B, n int, change func(w *world, i int)) {
+	c := newCounted(b)
+	var err error
 	w := &world{}
 	if w.tracker, err = tracker.New(tracker.Config{}); err != nil {
 		b.Fatal(err)
@@ -68,7 +82,7 @@ func benchmark(b *testing.B, n int, change func(w *world, i int)) {
 	calls := 0
 	b.ReportAllocs()
 	b.StopTimer()
-	w.set(n, false)
+	w.fill(n, false)
 	if err := w.cursor.Sync(b.Context()); err != nil {
 		b.Fatal(err)
 	}
@@ -85,8 +99,8 @@ func benchmark(b *testing.B, n int, change func(w *world, i int)) {
 	b.ReportMetric(float64(calls)/float64(b.N), "calls/op")
 }
 
-// set gives Service web n endpoints. other replaces one of them by another address.
-func (w *world) set(n int, other bool) {
+// fill gives Service web n endpoints. other replaces one of them by another address.
+func (w *world) fill(n int, other bool) {
 	s := slice("web")
 	for i := range n {
 		at := 2 * i
@@ -102,7 +116,7 @@ func (w *world) set(n int, other bool) {
 func BenchmarkReplacedEndpoint(b *testing.B) {
 	for _, n := range []int{10, 1000} {
 		b.Run(fmt.Sprint("of=", n), func(b *testing.B) {
-			benchmark(b, n, func(w *world, i int) { w.set(n, i%2 == 0) })
+			benchmark(b, n, func(w *world, i int) { w.fill(n, i%2 == 0) })
 		})
 	}
 }
@@ -113,7 +127,7 @@ func BenchmarkAddedAndDeletedService(b *testing.B) {
 		if i%2 == 0 {
 			w.tracker.DeleteService(name("web"))
 		} else {
-			w.set(1000, false)
+			w.fill(1000, false)
 		}
 	})
 }

@@ -27,26 +27,33 @@ type Maps struct {
 
 // NewPlane returns a backend that writes the maps.
 func NewPlane(m Maps) (*driver.Driver, error) {
-	slots := &driver.Slots[driver.Pool, netip.AddrPort]{
-		Entries: tableOf("backend", m.Backends),
-		Value:   func(_ driver.Pool, ep *tracker.Endpoint) netip.AddrPort { return ep.Addr },
-	}
-	return driver.New(driver.Tables[struct{}, []*tracker.Endpoint, Flow]{
-		Limits:    ruleset.Limits{Lacks: ruleset.LacksWeights | ruleset.LacksHash | ruleset.LacksSourceRanges},
-		Pools:     slots.Pools(),
-		Pool:      (*ruleset.Port).Pool,
-		Frontends: tableOf("flow", m.Flows),
-		Frontend: func(s *ruleset.Port, f *ruleset.Frontend) Flow {
-			size := func(t ruleset.Target) int { return slots.Len(driver.Pool{Service: s.Key, Target: t}) }
-			return Flow{f.Target, f.Internal, [2]int{size(f.Target), size(f.Internal)}, f.Masquerade}
+	slots := &driver.Slots[driver.Pool, netip.AddrPort]{Table: *tableOf("backend", m.Backends)}
+	flows := tableOf("flow", m.Flows)
+	return driver.New(driver.Plane{
+		Limits: ruleset.Limits{Lacks: ruleset.LacksWeights | ruleset.LacksHash | ruleset.LacksSourceRanges},
+		Tables: []driver.Ordered{slots, flows},
+		Want: func(s *ruleset.Port) error {
+			sizes := map[ruleset.Target]int{}
+			for pool, eps := range driver.Pools(s) {
+				var addrs []netip.AddrPort
+				for _, ep := range eps {
+					addrs = append(addrs, ep.Addr)
+				}
+				sizes[pool.Target] = slots.WantPool(pool, addrs)
+			}
+			for i := range s.Frontends {
+				f := &s.Frontends[i]
+				flows.Want(driver.FrontendOf(s, f), Flow{f.Target, f.Internal, [2]int{sizes[f.Target], sizes[f.Internal]}, f.Masquerade})
+			}
+			return nil
 		},
 	})
 }
 
-// tableOf returns the functions of a map, which has the entries of an earlier process.
-func tableOf[K comparable, V any](name string, m map[K]V) driver.Table[K, V] {
-	return driver.Table[K, V]{
-		Installed: func() (iter.Seq2[K, V], error) { return maps.All(m), nil },
+// tableOf returns a table that is a map, which has the entries of an earlier process.
+func tableOf[K comparable, V any](name string, m map[K]V) *driver.Table[K, V] {
+	return &driver.Table[K, V]{
+		Installed: func(*ruleset.Delta) (iter.Seq2[K, V], error) { return maps.All(m), nil },
 		Put:       func(k K, v V) error { m[k] = v; fmt.Println("put", name); return nil },
 		Delete:    func(k K) error { delete(m, k); fmt.Println("delete", name); return nil },
 	}

@@ -2,257 +2,378 @@ package driver
 
 import (
 	"errors"
+	"fmt"
 	"iter"
 	"reflect"
+	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Table is a table of the data plane. A table with neither Put nor PutAll does not exist.
+// Table is a table of a [Plane]. Services may share an entry: it is put before the first entry that
+// needs it and deleted after the last one. If the values of the Services differ, the last written
+// one counts. A Driver calls the functions from one goroutine at a time, within Apply. It stores
+// keys and values, so they must not be modified.
 type Table[K comparable, V any] struct {
 	// Installed yields the entries that the data plane has, including those of an earlier
-	// process. The Driver reads all of them before it writes. Nil means that only the
-	// Driver's own entries exist; then a full delta writes every entry, unless it is a
-	// [ruleset.Delta].Repeat.
-	Installed func() (iter.Seq2[K, V], error)
-	// Put adds or replaces an entry. After an error the state of the entry is unknown, unless
-	// the error wraps [ruleset.ErrRefused]: then the entry is as it was.
+	// process. It is called for each full delta, after [Plane].Node and before a write. Nil means
+	// that only the Driver's own entries exist; then a full delta writes every entry.
+	Installed func(*ruleset.Delta) (iter.Seq2[K, V], error)
+	// Put adds or replaces an entry. After an error the state of the entry is unknown. An error
+	// fails the Service, and one that wraps [ruleset.ErrNeedFull] the delta.
 	Put func(K, V) error
 	// Replace, if not nil, is called instead of Put and PutAll if the table has the entry with
-	// a known value. Its errors are like those of Put.
+	// a known value.
 	Replace func(k K, old, new V) error
-	// PutAll, if not nil, is called instead of Put for several entries: those that one Service
-	// writes in one step. An error concerns all of them.
+	// PutAll, if not nil, is called instead of Put for several entries of one Service. An error
+	// concerns all of them.
 	PutAll func([]K, []V) error
 	// Delete removes an entry. Deleting a missing entry is not an error.
 	Delete func(K) error
-	// DeleteAll, if not nil, is called instead of Delete for several entries: those that one
-	// Service deletes in one step, or that nothing needs after a full delta. An error
-	// concerns all of them.
+	// DeleteAll, if not nil, is called instead of Delete for several entries: those of one
+	// Service, or those that nobody wants after a full delta. An error concerns all of them.
 	DeleteAll func([]K) error
-	// Trim, if not nil, is called for pools that were written before, after the frontends
-	// have been written. A table whose Put leaves what earlier frontends may use deletes it
-	// there. It is meant for Plane.Pools.
-	Trim func(K) error
 	// Equal compares values. Nil means reflect.DeepEqual.
 	Equal func(a, b V) bool
+	// Late, if not nil, reports that a value takes away what entries of later tables may
+	// use, such as a group without buckets. It replaces another value after they were written.
+	Late func(V) bool
+	// Place, if not nil, returns what an entry serves, such as an address and port. It is for the last table
+	// if its keys contain the Service: an entry of an earlier process then stays while the Service that wants one
+	// of the same place fails.
+	Place func(K) any
+	// Gone, if not nil, is called for a key that no Service wants and that the table does not
+	// have any more, for example to free a number.
+	Gone func(K)
+
+	entries map[K]*entry[K, V]
+	// owned holds the entries that an owner wants, by its number, and left those that it does not
+	// want any more. It is a user of both.
+	owned [][]*entry[K, V]
+	left  map[int][]*entry[K, V]
+	// puts holds what the Services of the delta want and the table does not have, and ends the
+	// end of the part of each.
+	puts []put[K, V]
+	ends []int
+	// before, next, now and round are those of the Service that is planned: what it had, what is
+	// probably wanted next, and what it wants.
+	before, now []*entry[K, V]
+	next        int
+	round       uint64
+	// keys and values are the entries of a call.
+	keys   []K
+	values []V
+	// stale means that there may be early entries, with or without users.
+	stale bool
 }
 
-// exists reports whether the data plane has the table.
-func (t *Table[K, V]) exists() bool { return t.Put != nil || t.PutAll != nil }
+// entry is an entry that the table has or a Service wants.
+type entry[K comparable, V any] struct {
+	key   K
+	value V
+	// users counts the owners that want the entry or did so, and wants those that do.
+	users, wants int32
+	state        state
+	// early means that an earlier process wrote the entry, and that entries of that process may refer to it.
+	early bool
+	// round is a mark of the last Service that was planned and has the entry.
+	round uint64
+}
 
-// complete sets Equal and reports whether the table can delete what it can put.
-func (t *Table[K, V]) complete() bool {
+type put[K comparable, V any] struct {
+	*entry[K, V]
+	value V
+}
+
+// state is what a Driver knows about an entry.
+type state uint8
+
+const (
+	absent  state = iota
+	unknown       // a write failed
+	present       // with its value
+)
+
+func (t *Table[K, V]) complete() error {
+	if t.Put == nil && t.PutAll == nil || t.Delete == nil && t.DeleteAll == nil {
+		return fmt.Errorf("%w: a function that puts or deletes is missing", ruleset.ErrConfig)
+	}
 	if t.Equal == nil {
 		t.Equal = func(a, b V) bool { return reflect.DeepEqual(a, b) }
 	}
-	return !t.exists() || t.Delete != nil || t.DeleteAll != nil
+	t.entries, t.left = map[K]*entry[K, V]{}, map[int][]*entry[K, V]{}
+	return nil
 }
 
-// putAll puts entries in one call or in order. It returns the number of entries that it put.
-func (t *Table[K, V]) putAll(keys []K, values []V) (int, error) {
-	if t.PutAll != nil && (len(keys) > 1 || t.Put == nil) {
-		if err := t.PutAll(keys, values); err != nil {
-			return 0, err
-		}
-		return len(keys), nil
-	}
-	for i, k := range keys {
-		if err := t.Put(k, values[i]); err != nil {
-			return i, err
-		}
-	}
-	return len(keys), nil
-}
-
-// deleteAll deletes entries, in one call or one after the other, and calls deleted for those
-// that are gone.
-func (t *Table[K, V]) deleteAll(keys []K, deleted func(K)) error {
-	one := t.DeleteAll == nil || t.Delete != nil && len(keys) == 1
-	if !one {
-		if err := t.DeleteAll(keys); err != nil {
-			return err
-		}
-	}
-	var errs []error
-	for _, k := range keys {
-		if one {
-			if err := t.Delete(k); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		deleted(k)
-	}
-	return errors.Join(errs...)
-}
-
-// records is a table and the entries that it has.
-type records[K comparable, V any] struct {
-	Table[K, V]
-	have map[K]record[V]
-	// early holds the keys of entries that adopt found and that were not in have. It is nil
-	// once nothing that adopt found is left except what Services need.
-	early map[K]struct{}
-	// keys and values are the entries to write, and gone the entries to delete.
-	keys, gone []K
-	values     []V
-	// writes counts the writes that may have had an effect.
-	writes *int
-}
-
-// record describes an entry.
-type record[V any] struct {
-	value V
-	// known means that the entry has the value. After a failed write it is not set.
-	known bool
-	// exists means that the entry was written or found since the last adopt.
-	exists bool
-	// found means that adopt found the entry and that it may still refer to what it referred to
-	// then, which is not known.
-	found bool
-}
-
-// adopt starts a full delta: it reads the table. If that is not possible, the values of the
-// entries become unknown.
-func (t *records[K, V]) adopt() error {
-	if !t.exists() {
-		return nil
-	}
+// read reads the table.
+func (t *Table[K, V]) read(d *ruleset.Delta) error {
 	if t.Installed == nil {
-		for k := range t.have {
-			t.have[k] = record[V]{}
+		for _, e := range t.entries {
+			e.state = min(e.state, unknown)
 		}
 		return nil
 	}
-	all, err := t.Installed()
+	all, err := t.Installed(d)
 	if err != nil {
 		return err
 	}
-	before := t.have
-	t.have = map[K]record[V]{}
-	if t.early == nil {
-		t.early = map[K]struct{}{}
+	for _, e := range t.entries {
+		e.state = absent
 	}
 	for k, v := range all {
-		old, ok := before[k]
-		if !ok {
-			t.early[k] = struct{}{}
+		e := t.get(k)
+		e.value, e.state, e.early = v, present, e.early || e.users == 0
+		t.stale = t.stale || e.early
+	}
+	for _, e := range t.entries {
+		if e.users == 0 && e.state == absent {
+			t.forget(e)
 		}
-		t.have[k] = record[V]{value: v, known: true, exists: true, found: !ok || old.found}
 	}
 	return nil
 }
 
-// set requests an entry, which the next write puts unless the table has it.
-func (t *records[K, V]) set(k K, v V) {
-	if !t.exists() {
-		return
+func (t *Table[K, V]) get(k K) *entry[K, V] {
+	e := t.entries[k]
+	if e == nil {
+		e = &entry[K, V]{key: k}
+		t.entries[k] = e
 	}
-	r := t.have[k]
-	if !r.known || !t.Equal(r.value, v) {
-		t.keys, t.values = append(t.keys, k), append(t.values, v)
-		return
-	}
-	r.value = v // the older value may hold memory of an older Service
-	t.have[k] = r
+	return e
 }
 
-// write puts the entries that set requested.
-func (t *records[K, V]) write() error {
-	keys, values := t.keys, t.values
-	t.keys, t.values = keys[:0], values[:0]
-	defer clear(values)
-	if t.Replace != nil {
-		n := 0
-		for i, k := range keys {
-			old := t.have[k]
-			if !old.known {
-				keys[n], values[n] = k, values[i]
-				n++
-				continue
-			}
-			if err := t.attempt(keys[i:i+1], values[i:i+1], func(k []K, v []V) (int, error) { return 0, t.Replace(k[0], old.value, v[0]) }); err != nil {
+// forget records that the table does not have an entry.
+func (t *Table[K, V]) forget(e *entry[K, V]) {
+	if e.state = absent; e.users != 0 {
+		return
+	}
+	delete(t.entries, e.key)
+	if t.Gone != nil {
+		t.Gone(e.key)
+	}
+}
+
+// reset starts a delta.
+func (t *Table[K, V]) reset() {
+	clear(t.puts)
+	t.puts, t.ends = t.puts[:0], t.ends[:0]
+}
+
+// begin starts the plan of a Service.
+func (t *Table[K, V]) begin(owner int) {
+	for owner >= len(t.owned) {
+		t.owned = append(t.owned, nil)
+	}
+	t.round += 2
+	t.before, t.next, t.now = append(t.owned[owner], t.left[owner]...), 0, nil
+	for _, e := range t.owned[owner] {
+		e.wants--
+	}
+	for _, e := range t.before {
+		e.round = t.round
+	}
+}
+
+// Want requests an entry for the Service of the current call of [Plane].Want. The first value for a
+// key counts.
+func (t *Table[K, V]) Want(k K, v V) {
+	e := t.find(k)
+	if e.round > t.round {
+		return
+	}
+	if e.round < t.round {
+		e.users++
+	}
+	e.round = t.round + 1
+	e.wants++
+	if t.now == nil {
+		t.now = make([]*entry[K, V], 0, len(t.before))
+	}
+	if t.now = append(t.now, e); t.has(e, v) {
+		e.value = v // the older value may hold memory of an older Service
+	} else {
+		t.puts = append(t.puts, put[K, V]{e, v})
+	}
+}
+
+// has reports whether the table has an entry with a value.
+func (t *Table[K, V]) has(e *entry[K, V], v V) bool { return e.state == present && t.Equal(e.value, v) }
+
+// find returns the entry of a key. A Service usually wants what it had, in the same order.
+func (t *Table[K, V]) find(k K) *entry[K, V] {
+	for i := t.next; i < min(t.next+2, len(t.before)); i++ {
+		if t.before[i].key == k {
+			t.next = i + 1
+			return t.before[i]
+		}
+	}
+	return t.get(k)
+}
+
+// end ends the plan of a Service.
+func (t *Table[K, V]) end(owner int) {
+	var left []*entry[K, V]
+	for _, e := range t.before {
+		if e.round == t.round {
+			left = append(left, e)
+		}
+	}
+	if t.owned[owner] = t.now; len(left) != 0 {
+		t.left[owner] = left
+	} else {
+		delete(t.left, owner)
+	}
+	t.ends = append(t.ends, len(t.puts))
+	t.before, t.now = nil, nil
+}
+
+// of returns what a change of the delta wants. A Service that is not in the delta wants nothing else.
+func (t *Table[K, V]) of(change int) []put[K, V] {
+	from := 0
+	switch {
+	case change >= len(t.ends):
+		return nil
+	case change > 0:
+		from = t.ends[change-1]
+	}
+	return t.puts[from:t.ends[change]]
+}
+
+// pending reports whether not all of it is written.
+func (t *Table[K, V]) pending(change int) bool {
+	return slices.ContainsFunc(t.of(change), func(p put[K, V]) bool { return !t.has(p.entry, p.value) })
+}
+
+// write puts the entries that a Service wants and the table does not have.
+func (t *Table[K, V]) write(change int, late bool) error {
+	t.keys, t.values = t.keys[:0], t.values[:0]
+	for _, p := range t.of(change) {
+		switch {
+		case t.has(p.entry, p.value):
+		case t.Late != nil && !late && p.state != absent && t.Late(p.value):
+		case t.Replace != nil && p.state == present:
+			old := p.entry.value
+			if err := t.note(p.key, p.value, t.Replace(p.key, old, p.value)); err != nil {
 				return err
 			}
+		default:
+			t.keys, t.values = append(t.keys, p.key), append(t.values, p.value)
 		}
-		keys, values = keys[:n], values[:n]
 	}
-	return t.attempt(keys, values, t.putAll)
-}
-
-// attempt calls put, which returns the number of entries that it put before an error, and
-// records the outcome.
-func (t *records[K, V]) attempt(keys []K, values []V, put func([]K, []V) (int, error)) error {
-	if len(keys) == 0 {
-		return nil
-	}
-	n, err := put(keys, values)
-	if err == nil {
-		n = len(keys)
-	}
-	if n != 0 {
-		*t.writes++
-	}
-	if t.have == nil {
-		t.have = map[K]record[V]{}
-	}
-	for i, k := range keys[:n] {
-		t.have[k] = record[V]{value: values[i], known: true, exists: true, found: t.have[k].found}
-	}
-	if err == nil || errors.Is(err, ruleset.ErrRefused) {
+	if t.PutAll != nil && (len(t.keys) > 1 || t.Put == nil && len(t.keys) != 0) {
+		err := t.PutAll(t.keys, t.values)
+		for i, k := range t.keys {
+			_ = t.note(k, t.values[i], err)
+		}
 		return err
 	}
-	*t.writes++
-	keys = keys[n:]
-	if t.PutAll == nil || t.Put != nil && len(keys) == 1 {
-		keys = keys[:1]
+	for i, k := range t.keys {
+		if err := t.note(k, t.values[i], t.Put(k, t.values[i])); err != nil {
+			return err
+		}
 	}
-	for _, k := range keys {
-		old := t.have[k]
-		t.have[k] = record[V]{exists: old.exists, found: old.found}
+	return nil
+}
+
+// note records and returns the result of a write.
+func (t *Table[K, V]) note(k K, v V, err error) error {
+	e := t.entries[k]
+	if e.value, e.state = v, present; err != nil {
+		e.state = unknown
 	}
 	return err
 }
 
-// confirm records that an entry refers only to what its value says.
-func (t *records[K, V]) confirm(k K) {
-	if r := t.have[k]; r.found {
-		r.found = false
-		t.have[k] = r
+// remove deletes what an owner does not want any more, unless another one uses it. It keeps, and
+// returns false for, an entry that a holder uses: the holder does not say what it must be, and the
+// owner may have written it. If early is not set, it leaves early entries to sweep.
+func (t *Table[K, V]) remove(owner int, holders []int, early bool) (all bool, err error) {
+	left := t.left[owner]
+	if len(left) == 0 {
+		return true, nil
 	}
-}
-
-// drop requests the removal of an entry, which the next erase deletes if the table may have it.
-func (t *records[K, V]) drop(k K) {
-	if _, ok := t.have[k]; ok {
-		t.gone = append(t.gone, k)
-	}
-}
-
-// erase deletes the entries that drop requested.
-func (t *records[K, V]) erase() error {
-	keys := t.gone
-	if t.gone = keys[:0]; len(keys) == 0 {
-		return nil
-	}
-	*t.writes++
-	for _, k := range keys {
-		t.have[k] = record[V]{found: t.have[k].found}
-	}
-	return t.deleteAll(keys, func(k K) { delete(t.have, k) })
-}
-
-// anyFound reports whether an entry is left that adopt found and that was not confirmed. If adopt
-// found nothing new, the time is constant.
-func (t *records[K, V]) anyFound() bool {
-	if t.early == nil {
-		return false
-	}
-	for _, r := range t.have {
-		if r.found {
-			return true
+	var kept, gone []*entry[K, V]
+	for _, e := range left {
+		if e.users > 1 && slices.ContainsFunc(holders, func(n int) bool {
+			return n < len(t.owned) && (slices.Contains(t.owned[n], e) || slices.Contains(t.left[n], e))
+		}) {
+			kept = append(kept, e)
+			continue
+		}
+		e.users--
+		if e.wants == 0 && (early || !e.early) {
+			gone = append(gone, e)
 		}
 	}
-	return false
+	all = len(kept) == 0
+	stay, err := t.erase(gone)
+	for _, e := range stay {
+		e.users++
+	}
+	if t.left[owner] = append(kept, stay...); len(t.left[owner]) == 0 {
+		delete(t.left, owner)
+	}
+	return all, err
+}
+
+// sweep deletes the entries that no Service wants, except those in the place of what a holder wants.
+func (t *Table[K, V]) sweep(holders []int) error {
+	if !t.stale {
+		return nil
+	}
+	places := map[any]bool{}
+	for _, n := range holders {
+		if t.Place != nil && n < len(t.owned) {
+			for _, e := range t.owned[n] {
+				places[t.Place(e.key)] = true
+			}
+		}
+	}
+	var kept, gone []*entry[K, V]
+	for _, e := range t.entries {
+		if e.early = false; e.users != 0 {
+			continue
+		}
+		if len(places) != 0 && places[t.Place(e.key)] {
+			kept = append(kept, e)
+		} else {
+			gone = append(gone, e)
+		}
+	}
+	stay, err := t.erase(gone)
+	kept = append(kept, stay...)
+	for _, e := range kept {
+		e.early = true
+	}
+	t.stale = len(kept) != 0
+	return err
+}
+
+// erase deletes entries, in one call or one after the other. It returns those that may be there.
+func (t *Table[K, V]) erase(gone []*entry[K, V]) (kept []*entry[K, V], err error) {
+	t.keys = t.keys[:0]
+	for _, e := range gone {
+		if e.state == absent {
+			t.forget(e)
+		} else { // of several owners that want it no more, each tries
+			e.state, t.keys = unknown, append(t.keys, e.key)
+		}
+	}
+	all := t.DeleteAll != nil && (len(t.keys) > 1 || t.Delete == nil && len(t.keys) != 0)
+	if all {
+		err = t.DeleteAll(t.keys)
+	}
+	for _, k := range t.keys {
+		one := err
+		if !all {
+			one = t.Delete(k)
+			err = errors.Join(err, one)
+		}
+		if one != nil {
+			kept = append(kept, t.entries[k])
+		} else {
+			t.forget(t.entries[k])
+		}
+	}
+	return kept, err
 }

@@ -32,8 +32,11 @@ type Switch interface {
 // maxGroup is the highest ID of a group (OFPG_MAX of the OpenFlow specification).
 const maxGroup = 0xffffff00
 
-// named is a group's name and its buckets.
-type named = driver.Named[driver.Pool, []driver.Endpoint]
+// groupEntry is a group's name and its buckets.
+type groupEntry struct {
+	name    driver.Pool
+	buckets []driver.Endpoint
+}
 
 // New returns a [ruleset.Backend] for groups and endpoints. See package mapplane for frontends.
 // emptyGroups installs a group without buckets for an existing empty pool: the Service has no
@@ -44,41 +47,50 @@ func New(sw Switch, emptyGroups bool) (*driver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	groups := driver.Table[uint32, named]{
-		Installed: func() (iter.Seq2[uint32, named], error) {
-			names, err := sw.Groups()
-			found := make(map[uint32]named, len(names))
-			for id, name := range names {
-				// The switch does not return the buckets. Groups with endpoints are installed again.
-				found[id] = named{Name: name, Value: []driver.Endpoint{{}}}
+	endpoints := &driver.Table[driver.Endpoint, struct{}]{
+		Installed: func(*ruleset.Delta) (iter.Seq2[driver.Endpoint, struct{}], error) {
+			all, err := sw.Endpoints()
+			found := make(map[driver.Endpoint]struct{}, len(all))
+			for _, ep := range all {
+				found[ep] = struct{}{}
 			}
 			return maps.All(found), err
 		},
-		Put:    func(id uint32, g named) error { return sw.InstallGroup(id, g.Name, g.Value) },
-		Delete: sw.RemoveGroup,
+		Put:    func(e driver.Endpoint, _ struct{}) error { return sw.InstallEndpoint(e) },
+		Delete: sw.RemoveEndpoint,
 	}
-	return driver.New(driver.Tables[struct{}, []driver.Endpoint, struct{}]{
-		Endpoints: driver.Table[driver.Endpoint, struct{}]{
-			Installed: func() (iter.Seq2[driver.Endpoint, struct{}], error) {
-				all, err := sw.Endpoints()
-				found := make(map[driver.Endpoint]struct{}, len(all))
-				for _, ep := range all {
-					found[ep] = struct{}{}
-				}
-				return maps.All(found), err
-			},
-			Put:    func(e driver.Endpoint, _ struct{}) error { return sw.InstallEndpoint(e) },
-			Delete: sw.RemoveEndpoint,
+	groups := driver.Numbered(ids, &driver.Table[uint32, groupEntry]{
+		Installed: func(*ruleset.Delta) (iter.Seq2[uint32, groupEntry], error) {
+			names, err := sw.Groups()
+			found := make(map[uint32]groupEntry, len(names))
+			for id, name := range names {
+				// The switch does not return the buckets. Groups with endpoints are installed again.
+				found[id] = groupEntry{name, []driver.Endpoint{{}}}
+			}
+			return maps.All(found), err
 		},
-		Pools:      driver.Numbered(ids, groups),
-		Pool:       buckets,
-		EmptyPools: emptyGroups,
+		Put:    func(id uint32, g groupEntry) error { return sw.InstallGroup(id, g.name, g.buckets) },
+		Delete: sw.RemoveGroup,
+	}, func(g groupEntry) driver.Pool { return g.name })
+	return driver.New(driver.Plane{
+		Tables: []driver.Ordered{endpoints, groups},
+		Want: func(s *ruleset.Port) error {
+			for name, eps := range driver.Pools(s) {
+				if len(eps) == 0 && !emptyGroups {
+					continue
+				}
+				id, err := ids.Get(name)
+				if err != nil {
+					return err
+				}
+				g := groupEntry{name: name}
+				for _, ep := range eps {
+					endpoints.Want(driver.EndpointOf(s, ep), struct{}{})
+					g.buckets = append(g.buckets, driver.EndpointOf(s, ep))
+				}
+				groups.Want(id, g)
+			}
+			return nil
+		},
 	})
-}
-
-func buckets(s *ruleset.Port, t ruleset.Target) (out []driver.Endpoint) {
-	for _, ep := range s.Pool(t) {
-		out = append(out, driver.EndpointOf(s, ep))
-	}
-	return out
 }

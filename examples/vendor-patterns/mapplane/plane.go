@@ -50,23 +50,32 @@ type Endpoint struct {
 // New returns a [ruleset.Backend] that writes two maps, which may have entries of an earlier
 // process.
 func New(frontends Map[driver.Frontend, Action], members Map[driver.Slot[driver.Pool], Endpoint]) (*driver.Driver, error) {
-	slots := &driver.Slots[driver.Pool, Endpoint]{
-		Entries: table(members),
-		Value:   func(_ driver.Pool, ep *tracker.Endpoint) Endpoint { return Endpoint{ep.Addr, ep.Weight} },
-	}
-	p := driver.Tables[struct{}, []*tracker.Endpoint, Action]{
-		Pools: slots.Pools(), Pool: (*ruleset.Port).Pool,
-		Frontends: table(frontends), Frontend: actionOf,
-	}
-	p.Frontends.Equal = func(a, b Action) bool { return a == b }
-	return driver.New(p)
+	slots, actions := &driver.Slots[driver.Pool, Endpoint]{Table: table(members)}, table(frontends)
+	var pool []Endpoint
+	return driver.New(driver.Plane{
+		Tables: []driver.Ordered{slots, &actions},
+		Want: func(s *ruleset.Port) error {
+			for name, eps := range driver.Pools(s) {
+				pool = pool[:0]
+				for _, ep := range eps {
+					pool = append(pool, Endpoint{ep.Addr, ep.Weight})
+				}
+				slots.WantPool(name, pool)
+			}
+			for i := range s.Frontends {
+				actions.Want(driver.FrontendOf(s, &s.Frontends[i]), actionOf(s, &s.Frontends[i]))
+			}
+			return nil
+		},
+	})
 }
 
-func table[K comparable, V any](m Map[K, V]) driver.Table[K, V] {
+func table[K, V comparable](m Map[K, V]) driver.Table[K, V] {
 	return driver.Table[K, V]{
-		Installed: func() (iter.Seq2[K, V], error) { return m.All(), nil },
+		Installed: func(*ruleset.Delta) (iter.Seq2[K, V], error) { return m.All(), nil },
 		PutAll:    m.Put,
 		DeleteAll: m.Delete,
+		Equal:     func(a, b V) bool { return a == b },
 	}
 }
 

@@ -1,0 +1,284 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Plane is a data plane that consists of tables.
+type Plane struct {
+	// Limits are the limits of the data plane, in both families.
+	Limits ruleset.Limits
+	// Node, if not nil, writes what depends on the node. It is called if the node changed and in
+	// each full delta, before anything else. Its error fails the whole delta. If entries that
+	// unchanged Services want depend on what changed, it returns [ruleset.ErrNeedFull].
+	Node func(*ruleset.Node) error
+	// Tables are the tables in the order of additions: an entry refers only to entries of
+	// earlier tables.
+	Tables []Ordered
+	// Want calls Want of the tables for each entry that a Service needs. It must want equal
+	// entries for equal Services, and writes nothing. After an error the Service stays as it is
+	// and fails.
+	Want func(*ruleset.Port) error
+}
+
+// Ordered is a [*Table] or a [*Slots].
+type Ordered interface {
+	complete() error
+	read(*ruleset.Delta) error
+	reset()
+	begin(owner int)
+	end(owner int)
+	write(change int, late bool) error
+	pending(change int) bool
+	remove(owner int, holders []int, early bool) (all bool, err error)
+	sweep(holders []int) error
+}
+
+// Driver is a [ruleset.Backend] that writes a [Plane]. [New] makes one. It is not safe for
+// concurrent use: a [ruleset.Cursor] calls Apply from one goroutine at a time. It stores the
+// key and value of every entry that it wrote.
+type Driver struct {
+	plane  Plane
+	owners map[tracker.Key]*owner
+	// free holds the numbers that no owner has.
+	free []int
+	// waits holds, for a Service that lost frontends, those that have them now. Until these are
+	// written, it keeps the entries that it does not want any more.
+	waits map[tracker.Key][]tracker.Key
+	// failing holds the owners whose last change failed.
+	failing map[*owner]bool
+	// holders holds the numbers of the owners that failed or hold.
+	holders []int
+	// stale is the error of deleting entries that no Service wants.
+	stale error
+}
+
+// owner is a Service that has or may have entries.
+type owner struct {
+	key tracker.Key
+	// number identifies the owner in the tables.
+	number int
+	// gone means that the Service was removed, and failed that its last change was not written.
+	gone   bool
+	failed error
+	// holds means that it keeps entries that it does not want any more.
+	holds bool
+}
+
+// New returns a Driver. The error wraps [ruleset.ErrConfig]: there is no Want, or a table lacks a
+// function that writes or deletes. The tables must not be used by another Driver.
+func New(p Plane) (*Driver, error) {
+	if p.Want == nil {
+		return nil, fmt.Errorf("driver: %w: Want is required", ruleset.ErrConfig)
+	}
+	for i, t := range p.Tables {
+		if err := t.complete(); err != nil {
+			return nil, fmt.Errorf("driver: table %d: %w", i, err)
+		}
+	}
+	return &Driver{plane: p, owners: map[tracker.Key]*owner{}, waits: map[tracker.Key][]tracker.Key{}, failing: map[*owner]bool{}}, nil
+}
+
+// Limits returns the limits of the Plane.
+func (d *Driver) Limits(tracker.Family) ruleset.Limits { return d.plane.Limits }
+
+// Apply applies a delta. It returns a [*ruleset.PartialError] that names the Services of which a
+// write failed. An error that is none means that the delta was not applied, or that stale
+// entries are left; the next delta deletes them.
+func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d.plane.Node != nil && (delta.Full || delta.Node != delta.OldNode) {
+		if err := d.plane.Node(delta.Node); err != nil {
+			return err
+		}
+	}
+	if delta.Full {
+		for _, t := range d.plane.Tables {
+			if err := t.read(delta); err != nil {
+				return err
+			}
+		}
+	}
+	d.stale = nil
+	work := d.plan(delta)
+	for _, t := range d.plane.Tables {
+		for i, o := range work {
+			if err := d.step(ctx, o, func() error { return t.write(i, false) }); err != nil {
+				return err
+			}
+		}
+	}
+	d.hold(work)
+	for n, t := range slices.Backward(d.plane.Tables) {
+		last := n == len(d.plane.Tables)-1
+		for i, o := range work {
+			if err := d.step(ctx, o, func() error { return d.late(t, last, i, o) }); err != nil {
+				return err
+			}
+		}
+		if d.mayDeleteEarly(last) {
+			d.stale = t.sweep(d.holders)
+		}
+	}
+	return d.finish(work, len(delta.Changes))
+}
+
+// plan asks for the entries that the Services of a delta want. It returns their owners.
+func (d *Driver) plan(delta *ruleset.Delta) []*owner {
+	for _, t := range d.plane.Tables {
+		t.reset()
+	}
+	work, planned := make([]*owner, 0, len(delta.Changes)), make(map[tracker.Key]bool, len(delta.Changes))
+	for i := range delta.Changes {
+		c := &delta.Changes[i]
+		o := d.owner(c.Key)
+		d.want(o, c.New)
+		for _, to := range c.LostFrontends() {
+			if !slices.Contains(d.waits[c.Key], to) {
+				d.waits[c.Key] = append(d.waits[c.Key], to)
+			}
+		}
+		work, planned[c.Key] = append(work, o), true
+	}
+	for k := range d.waits {
+		if !planned[k] && !delta.Full {
+			d.owners[k].failed = nil
+			work = append(work, d.owners[k])
+		}
+	}
+	if delta.Full {
+		for k, o := range d.owners {
+			if !planned[k] {
+				d.want(o, nil)
+				work = append(work, o)
+			}
+		}
+	}
+	return work
+}
+
+func (d *Driver) owner(k tracker.Key) *owner {
+	o := d.owners[k]
+	if o == nil {
+		o = &owner{key: k, number: len(d.owners)}
+		if n := len(d.free); n != 0 {
+			o.number, d.free = d.free[n-1], d.free[:n-1]
+		}
+		d.owners[k] = o
+	}
+	return o
+}
+
+// want replaces the entries that an owner wants.
+func (d *Driver) want(o *owner, s *ruleset.Port) {
+	o.gone, o.failed = s == nil, nil
+	for _, t := range d.plane.Tables {
+		t.begin(o.number)
+	}
+	if s != nil {
+		o.failed = d.plane.Want(s)
+	}
+	for _, t := range d.plane.Tables {
+		t.end(o.number)
+	}
+}
+
+// step writes one table for an owner, unless the owner failed. It returns errors that concern all.
+func (d *Driver) step(ctx context.Context, o *owner, write func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if o.failed == nil {
+		o.failed = write()
+	}
+	if errors.Is(o.failed, ruleset.ErrNeedFull) {
+		return o.failed
+	}
+	return nil
+}
+
+// late writes what is written after later tables, and deletes what an owner does not want any more.
+func (d *Driver) late(t Ordered, last bool, change int, o *owner) error {
+	if o.holds {
+		if t.pending(change) {
+			return errors.New("another service must be written before")
+		}
+		return nil
+	}
+	err := t.write(change, true)
+	if err == nil {
+		var all bool
+		all, err = t.remove(o.number, d.holders, d.mayDeleteEarly(last))
+		o.holds = !all
+	}
+	if err != nil || o.holds {
+		d.holders = append(d.holders, o.number)
+	}
+	return err
+}
+
+// mayDeleteEarly reports whether entries that an earlier process wrote may be deleted. They stay while an entry of a
+// later table may refer to them: one that could not be deleted, or one for a Service that failed.
+func (d *Driver) mayDeleteEarly(last bool) bool {
+	return d.stale == nil && (last || len(d.holders) == 0)
+}
+
+// hold finds the owners whose entries stay: those that failed, and those of which one that failed
+// was to take over a frontend.
+func (d *Driver) hold(work []*owner) {
+	d.holders = d.holders[:0]
+	for o := range d.failing {
+		if o.failed != nil {
+			d.holders = append(d.holders, o.number)
+		}
+	}
+	for _, o := range work {
+		if o.holds = d.waiting(o); o.holds || o.failed != nil {
+			d.holders = append(d.holders, o.number)
+		}
+	}
+}
+
+// waiting reports whether a Service was to take over a frontend of o and failed.
+func (d *Driver) waiting(o *owner) bool {
+	return slices.ContainsFunc(d.waits[o.key], func(k tracker.Key) bool { to := d.owners[k]; return to != nil && to.failed != nil })
+}
+
+// finish forgets the owners that are gone and returns the error of Apply. The first n owners are in the
+// delta.
+func (d *Driver) finish(work []*owner, n int) error {
+	failed := map[tracker.Key]error{}
+	for i, o := range work {
+		delete(d.failing, o)
+		switch {
+		case o.failed != nil && i >= n:
+			d.stale = errors.Join(d.stale, o.failed)
+			continue
+		case o.failed != nil:
+			failed[o.key], d.failing[o] = o.failed, true
+			continue
+		case o.holds:
+			d.waits[o.key] = d.waits[o.key] // the next delta tries again
+			continue
+		case o.gone:
+			delete(d.owners, o.key)
+			d.free = append(d.free, o.number)
+		}
+		delete(d.waits, o.key)
+	}
+	switch {
+	case d.stale != nil:
+		return fmt.Errorf("driver: stale entries are left: %w", d.stale)
+	case len(failed) != 0:
+		return &ruleset.PartialError{Failed: failed, Pruned: true}
+	}
+	return nil
+}
