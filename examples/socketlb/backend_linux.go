@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -31,14 +32,19 @@ type state struct {
 	maps   bpfMaps
 	hooks  hooks
 
-	// The model of the maps' content. frontends is nil while the content is unknown.
-	node      *ruleset.Node
-	frontends map[frontendKey]frontendValue
+	node *ruleset.Node
+	// driver writes the tables in their order. known means that it knows what the maps have, and
 	// started is set once a full delta was applied.
-	started   bool
-	slots     driver.Slots[poolKey, endpoint]
-	pools     driver.Table[poolKey, []*tracker.Endpoint] // of slots
-	members   map[serviceID]map[memberKey]struct{}
+	driver         *driver.Driver
+	slots          driver.Slots[poolKey, endpoint]
+	members        *driver.Table[memberKey, byte]
+	frontends      *driver.Table[frontendKey, frontendValue]
+	known, started bool
+	// found holds what a full delta found in the maps.
+	found struct {
+		frontends map[frontendKey]frontendValue
+		members   map[memberKey]byte
+	}
 	addresses map[[16]byte]address
 	// own holds the node's addresses, and bound the cluster IPs among them.
 	own, bound map[netip.Addr]bool
@@ -55,14 +61,6 @@ type state struct {
 type poolKey struct {
 	service serviceID
 	target  uint32
-}
-
-var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
-
-// poolFields are the fields whose change may change the pool of a target.
-var poolFields = map[ruleset.Target]ruleset.Field{
-	ruleset.TargetCluster: ruleset.FieldCluster | ruleset.FieldHash,
-	ruleset.TargetLocal:   ruleset.FieldLocal | ruleset.FieldHash,
 }
 
 // errClosed is the error of a closed backend.
@@ -104,12 +102,9 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if err := b.maps.open(&b.config, spec.Maps); err != nil {
 		return nil, unsupported("creating BPF maps", err)
 	}
-	b.slots = driver.Slots[poolKey, endpoint]{
-		Entries:  b.slotTable(),
-		Value:    func(_ poolKey, ep *tracker.Endpoint) endpoint { return endpointOf(ep.Addr) },
-		ByWeight: true,
+	if err := b.newDriver(); err != nil {
+		return nil, err
 	}
-	b.pools = b.slots.Pools()
 	if err := b.hooks.load(&b.config, &b.maps, spec, b.host.cookie); err != nil {
 		return nil, err
 	}
@@ -155,15 +150,15 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	switch {
 	case b.closed:
 		return errClosed
-	case !d.Full && (b.frontends == nil || !slices.Equal(detects(b.node), detects(d.Node)) || !slices.Equal(b.node.ServiceCIDRs, d.Node.ServiceCIDRs)):
+	case !d.Full && (!b.known || !slices.Equal(detects(b.node), detects(d.Node)) || !slices.Equal(b.node.ServiceCIDRs, d.Node.ServiceCIDRs)):
 		return ruleset.ErrNeedFull
 	}
-	failed, err := b.apply(d)
+	b.known = false
+	failed, err := b.apply(ctx, d)
 	if err != nil {
-		b.frontends = nil
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	}
-	b.started = true
+	b.known, b.started = true, true
 	if len(failed) != 0 {
 		return &ruleset.PartialError{Failed: failed, Pruned: true}
 	}
@@ -176,15 +171,10 @@ func detects(n *ruleset.Node) []bool {
 	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
 }
 
-// apply takes the steps of ruleset's BACKEND.md, each for all changes before the
-// next. It may delete a frontend at any time, because the backend behind serves it then. So a Service
-// that failed leaves the maps: the backend behind serves it as it is now, and there may be room for
-// another attempt. Package driver, and an error that wraps [ruleset.ErrRefused], would keep the version
-// before. The model needs no mark of such a Service, because the next change of it has FieldAll.
-func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
-	var found iter.Seq2[poolKey, []*tracker.Endpoint] // the pools in the maps
+// apply writes a delta.
+func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
 	if d.Full {
-		if found, err = b.adopt(); err != nil {
+		if b.addresses, err = readMap[[16]byte, address](b.maps.addresses); err != nil {
 			return nil, err
 		}
 		b.bound = map[netip.Addr]bool{}
@@ -195,117 +185,59 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 			return nil, err
 		}
 	}
-	var changes []*ruleset.Change
-	for i := range d.Changes {
-		if k := d.Changes[i].Key; (k.Protocol == v1.ProtocolTCP || k.Protocol == v1.ProtocolUDP) && slices.Contains(b.config.Families, k.Family) {
-			changes = append(changes, &d.Changes[i])
-		}
-	}
-	stale := b.stalePeers(changes, d.Full)
-	failed = map[tracker.Key]error{}
-	for _, c := range changes {
-		if err := errors.Join(b.fillPools(c, d.Full), b.fillMembers(c)); err != nil {
-			failed[c.Key] = err
-		}
-	}
-	for _, c := range changes {
-		if failed[c.Key] == nil {
-			if err := b.writeFrontends(c); err != nil {
-				failed[c.Key] = err
-			}
-		}
-	}
-	if d.Full {
-		if err := b.pruneFrontends(changes); err != nil {
-			return nil, err
-		}
-	}
-	for _, c := range changes {
-		if err := b.deleteFrontends(c, failed[c.Key] != nil); err != nil {
-			return nil, err
-		}
-	}
-	for _, c := range changes {
-		trim := b.trim
-		if failed[c.Key] != nil {
-			trim = b.deletePools
-		}
-		if err := trim(c); err != nil {
-			return nil, err
-		}
-	}
-	if d.Full {
-		if err := b.prunePools(changes, found); err != nil {
-			return nil, err
-		}
-		b.names = map[serviceID]tracker.Key{}
-	}
-	if err := b.nameServices(changes, d.Full); err != nil {
+	if failed, err = b.write(ctx, d); err != nil {
 		return nil, err
 	}
-	if err := b.retry(changes, failed); err != nil {
+	if err := b.nameServices(d.Changes, d.Full); err != nil {
 		return nil, err
 	}
-	b.abortStale(stale)
+	b.abortStale(b.stalePeers(d.Changes))
+	b.found.frontends, b.found.members = nil, nil
 	if d.Full {
 		return failed, errors.Join(b.maps.pin(&b.config), b.hooks.attach(&b.config))
 	}
 	return failed, nil
 }
 
-// retry writes the failed Services again, which have no entries in the maps. There may be
-// room after other entries were deleted. It removes Services that succeed from failed.
-func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error) error {
-	for _, c := range changes {
-		if failed[c.Key] == nil {
-			continue
+// write writes a delta to the maps. Services that fail leave them, because the backend behind serves
+// them as they are now. They are tried again, because there may be room then.
+func (b *Backend) write(ctx context.Context, d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
+	for try := range 2 {
+		if failed, err = b.writeOnce(ctx, d); err != nil || len(failed) == 0 {
+			return nil, err
 		}
-		err := errors.Join(b.fillPools(c, true), b.fillMembers(c))
-		if err == nil {
-			err = b.writeFrontends(c)
+		left, again := &ruleset.Delta{Node: d.Node, OldNode: d.Node}, &ruleset.Delta{Node: d.Node, OldNode: d.Node}
+		for _, c := range d.Changes {
+			err := failed[c.Key]
+			if err == nil {
+				continue
+			}
+			left.Changes, again.Changes = append(left.Changes, ruleset.Change{Key: c.Key}), append(again.Changes, c)
+			if try == 1 {
+				b.complaints.Write(slog.LevelError, complaint.Port(c.Key.Namespace, c.Key.Name, c.Key.String()), "socketlb: cannot write a service; the backend behind serves it", "error", err)
+			}
 		}
-		if err == nil {
-			delete(failed, c.Key)
-			continue
+		if err := b.driver.Apply(ctx, left); err != nil {
+			return nil, err
 		}
-		failed[c.Key] = err
-		b.complaints.Write(slog.LevelError, complaint.Port(c.Key.Namespace, c.Key.Name, c.Key.String()), "socketlb: cannot write a service; the backend behind serves it", "error", err)
-		if err := errors.Join(b.deleteFrontends(c, true), b.deletePools(c)); err != nil {
-			return err
-		}
+		d = again
 	}
-	return nil
+	return failed, nil
 }
 
-// adopt reads the entries that this process or an earlier one left in the maps. It returns the
-// pools.
-func (b *Backend) adopt() (found iter.Seq2[poolKey, []*tracker.Endpoint], err error) {
-	if b.frontends, err = readMap[frontendKey, frontendValue](b.maps.frontends); err != nil {
-		return nil, err
+// writeOnce returns the Services that failed.
+func (b *Backend) writeOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
+	err := b.driver.Apply(ctx, d)
+	if partial := (*ruleset.PartialError)(nil); errors.As(err, &partial) {
+		return partial.Failed, nil
 	}
-	if found, err = b.pools.Installed(); err != nil {
-		return nil, err
-	}
-	members, err := readMap[memberKey, byte](b.maps.members)
-	if err != nil {
-		return nil, err
-	}
-	b.members = map[serviceID]map[memberKey]struct{}{}
-	for k := range members {
-		b.noteMember(k)
-	}
-	b.addresses, err = readMap[[16]byte, address](b.maps.addresses)
-	return found, err
+	return nil, err
 }
 
-func keyOfSlot(at driver.Slot[poolKey]) slotKey {
-	return slotKey{at.Pool.service, at.Pool.target, uint32(at.N)}
-}
-
-// slotTable returns the functions of the map of endpoints.
-func (b *Backend) slotTable() driver.Table[driver.Slot[poolKey], endpoint] {
-	return driver.Table[driver.Slot[poolKey], endpoint]{
-		Installed: func() (iter.Seq2[driver.Slot[poolKey], endpoint], error) {
+// newDriver sets the tables and the driver that writes them. Frontends come last, so that their pools exist.
+func (b *Backend) newDriver() (err error) {
+	b.slots.Table = driver.Table[driver.Slot[poolKey], endpoint]{
+		Installed: func(*ruleset.Delta) (iter.Seq2[driver.Slot[poolKey], endpoint], error) {
 			endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
 			return func(yield func(driver.Slot[poolKey], endpoint) bool) {
 				for k, e := range endpoints {
@@ -320,6 +252,30 @@ func (b *Backend) slotTable() driver.Table[driver.Slot[poolKey], endpoint] {
 		},
 		DeleteAll: func(at []driver.Slot[poolKey]) error { return removeAll(b, b.maps.endpoints, keysOfSlots(at)) },
 	}
+	b.members = &driver.Table[memberKey, byte]{
+		Installed: func(*ruleset.Delta) (_ iter.Seq2[memberKey, byte], err error) {
+			b.found.members, err = readMap[memberKey, byte](b.maps.members)
+			return maps.All(b.found.members), err
+		},
+		PutAll:    func(keys []memberKey, values []byte) error { return putAll(b, b.maps.members, keys, values) },
+		DeleteAll: func(keys []memberKey) error { return removeAll(b, b.maps.members, keys) },
+		Equal:     func(a, b byte) bool { return a == b },
+	}
+	b.frontends = &driver.Table[frontendKey, frontendValue]{
+		Installed: func(*ruleset.Delta) (_ iter.Seq2[frontendKey, frontendValue], err error) {
+			b.found.frontends, err = readMap[frontendKey, frontendValue](b.maps.frontends)
+			return maps.All(b.found.frontends), err
+		},
+		Put:    func(k frontendKey, v frontendValue) error { return put(b, b.maps.frontends, k, v) },
+		Delete: func(k frontendKey) error { return remove(b, b.maps.frontends, k) },
+		Equal:  func(a, b frontendValue) bool { return a == b },
+	}
+	b.driver, err = driver.New(driver.Plane{Tables: []driver.Ordered{&b.slots, b.members, b.frontends}, Want: b.want})
+	return err
+}
+
+func keyOfSlot(at driver.Slot[poolKey]) slotKey {
+	return slotKey{at.Pool.service, at.Pool.target, uint32(at.N)}
 }
 
 func keysOfSlots(at []driver.Slot[poolKey]) []slotKey {
@@ -331,59 +287,40 @@ func keysOfSlots(at []driver.Slot[poolKey]) []slotKey {
 }
 
 // serves reports whether connections to a Service can be translated.
-func serves(s *ruleset.Port) bool {
-	return s != nil && s.Hash() == tracker.HashNone
+func (b *Backend) serves(s *ruleset.Port) bool {
+	return s.Hash() == tracker.HashNone && s.Key.Protocol != v1.ProtocolSCTP && slices.Contains(b.config.Families, s.Key.Family)
 }
 
-// fillPools writes the new endpoints of a change.
-func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
-	for _, target := range targets {
-		if c.Fields&poolFields[target] == 0 && !full {
-			continue
+// want requests the entries of a Service.
+func (b *Backend) want(s *ruleset.Port) error {
+	if !b.serves(s) {
+		return nil
+	}
+	sizes := map[ruleset.Target]int{}
+	for k, eps := range driver.Pools(s) {
+		var pool []endpoint
+		for i, n := range ruleset.Shares(eps) {
+			for range n {
+				pool = append(pool, endpointOf(eps[i].Addr))
+			}
 		}
-		var eps []*tracker.Endpoint
-		if serves(c.New) {
-			eps = c.New.Pool(target)
-		}
-		if err := b.pools.Put(poolKey{idOf(c.Key), uint32(target)}, eps); err != nil {
-			return err
+		sizes[k.Target] = b.slots.WantPool(poolKey{idOf(s.Key), uint32(k.Target)}, pool)
+	}
+	for k := range membersOf(s) {
+		b.members.Want(k, 1)
+	}
+	for i := range s.Frontends {
+		if v, ok := b.valueOf(s, &s.Frontends[i], sizes); ok {
+			b.frontends.Want(keyOf(&s.Frontends[i], s.Key), v)
 		}
 	}
 	return nil
 }
 
-// trim deletes the entries that a Service no longer needs. No frontend uses them: those above a
-// pool's size.
-func (b *Backend) trim(c *ruleset.Change) error {
-	id := idOf(c.Key)
-	for _, t := range targets {
-		k := poolKey{id, uint32(t)}
-		trim := b.pools.Trim
-		if b.slots.Len(k) == 0 {
-			trim = b.pools.Delete
-		}
-		if err := trim(k); err != nil {
-			return err
-		}
-	}
-	return b.trimMembers(id, membersOf(c.New))
-}
-
-// deletePools deletes the pools and members of a failed Service, which has no frontends.
-func (b *Backend) deletePools(c *ruleset.Change) error {
-	id := idOf(c.Key)
-	for _, t := range targets {
-		if err := b.pools.Delete(poolKey{id, uint32(t)}); err != nil {
-			return err
-		}
-	}
-	return b.trimMembers(id, nil)
-}
-
 // membersOf returns the members that a Service must have.
 func membersOf(s *ruleset.Port) map[memberKey]struct{} {
 	udp := s != nil && s.Key.Protocol == v1.ProtocolUDP
-	if !serves(s) || s.Spec.Affinity == 0 && !udp {
+	if s == nil || s.Hash() != tracker.HashNone || s.Spec.Affinity == 0 && !udp {
 		return nil
 	}
 	out := map[memberKey]struct{}{}
@@ -397,61 +334,21 @@ func membersOf(s *ruleset.Port) map[memberKey]struct{} {
 			out[memberKey{idOf(s.Key), flowMember, endpointOf(ep.Addr)}] = struct{}{}
 		}
 	}
-	for _, t := range targets {
-		if s.Spec.Affinity == 0 {
-			break
-		}
-		for _, ep := range s.Pool(t) {
-			out[memberKey{idOf(s.Key), uint32(t), endpointOf(ep.Addr)}] = struct{}{}
+	if s.Spec.Affinity != 0 {
+		for k, eps := range driver.Pools(s) {
+			for _, ep := range eps {
+				out[memberKey{idOf(s.Key), uint32(k.Target), endpointOf(ep.Addr)}] = struct{}{}
+			}
 		}
 	}
 	return out
 }
 
-// fillMembers writes the new members of a change.
-func (b *Backend) fillMembers(c *ruleset.Change) error {
-	var added []memberKey
-	for k := range membersOf(c.New) {
-		if _, ok := b.members[k.Service][k]; !ok {
-			b.noteMember(k) // a write that fails may have taken effect
-			added = append(added, k)
-		}
-	}
-	return putAll(b, b.maps.members, added, slices.Repeat([]byte{1}, len(added)))
-}
-
-func (b *Backend) noteMember(k memberKey) {
-	if b.members[k.Service] == nil {
-		b.members[k.Service] = map[memberKey]struct{}{}
-	}
-	b.members[k.Service][k] = struct{}{}
-}
-
-// trimMembers deletes the members of a Service that are not in want.
-func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
-	var gone []memberKey
-	for k := range b.members[id] {
-		if _, ok := want[k]; !ok {
-			gone = append(gone, k)
-		}
-	}
-	if err := removeAll(b, b.maps.members, gone); err != nil {
-		return err
-	}
-	for _, k := range gone {
-		delete(b.members[id], k)
-	}
-	if len(b.members[id]) == 0 {
-		delete(b.members, id)
-	}
-	return nil
-}
-
 // valueOf returns the entry of a frontend, and whether any of its connections are translated.
 // Connections whose endpoint cannot be chosen when a socket connects are left to the backend
 // behind: see DESIGN.md.
-func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, bool) {
-	if !serves(s) || len(f.Sources) != 0 {
+func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend, sizes map[ruleset.Target]int) (frontendValue, bool) {
+	if len(f.Sources) != 0 {
 		return frontendValue{}, false
 	}
 	if f.Kind == ruleset.KindClusterIP && b.own[f.Addr] {
@@ -463,7 +360,7 @@ func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, 
 		if len(s.Pool(t)) == 0 || slices.ContainsFunc(s.Pool(t), b.dropped) {
 			return pool{}
 		}
-		return pool{uint32(t), uint32(b.slots.Len(poolKey{id, uint32(t)}))}
+		return pool{uint32(t), uint32(sizes[t])}
 	}
 	v := frontendValue{Service: id, Affinity: uint64(s.Spec.Affinity), Node: poolOf(f.Internal)}
 	recognized := b.node.LocalTraffic.Detects(s.Key.Family)
@@ -480,113 +377,6 @@ func (b *Backend) valueOf(s *ruleset.Port, f *ruleset.Frontend) (frontendValue, 
 // itself.
 func (b *Backend) dropped(ep *tracker.Endpoint) bool {
 	return slices.ContainsFunc(b.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(ep.Addr.Addr()) })
-}
-
-// writeFrontends writes the new and changed frontends of a change.
-func (b *Backend) writeFrontends(c *ruleset.Change) error {
-	if c.New == nil {
-		return nil
-	}
-	for i := range c.New.Frontends {
-		f := &c.New.Frontends[i]
-		v, ok := b.valueOf(c.New, f)
-		k := keyOf(f, c.Key)
-		if !ok || b.frontends[k] == v {
-			continue
-		}
-		if err := put(b, b.maps.frontends, k, v); err != nil {
-			return err
-		}
-		b.frontends[k] = v
-	}
-	return nil
-}
-
-// deleteFrontends deletes the frontends that a Service no longer has or that translate
-// nothing. If the Service failed, it deletes all its frontends.
-func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
-	stale := map[frontendKey]bool{}
-	for s := range c.Before() {
-		for i := range s.Frontends {
-			stale[keyOf(&s.Frontends[i], c.Key)] = true
-		}
-	}
-	if c.New != nil {
-		for i := range c.New.Frontends {
-			_, ok := b.valueOf(c.New, &c.New.Frontends[i])
-			stale[keyOf(&c.New.Frontends[i], c.Key)] = failed || !ok
-		}
-	}
-	id := idOf(c.Key)
-	for k, gone := range stale {
-		// Another Service may own the frontend by now. If c.New owns it, but failed or
-		// translates nothing, the entry may be that of its former owner.
-		v, ok := b.frontends[k]
-		if !gone || !ok || v.Service != id && !owns(c.New, k) {
-			continue
-		}
-		if err := b.deleteFrontend(k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// owns reports whether a Service has a frontend.
-func owns(s *ruleset.Port, k frontendKey) bool {
-	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return keyOf(&f, s.Key) == k })
-}
-
-func (b *Backend) deleteFrontend(k frontendKey) error {
-	if err := remove(b, b.maps.frontends, k); err != nil {
-		return err
-	}
-	delete(b.frontends, k)
-	return nil
-}
-
-// pruneFrontends deletes the frontends that are not in a full delta.
-func (b *Backend) pruneFrontends(changes []*ruleset.Change) error {
-	wanted := map[frontendKey]bool{}
-	for _, c := range changes {
-		if s := c.New; s != nil {
-			for j := range s.Frontends {
-				wanted[keyOf(&s.Frontends[j], s.Key)] = true
-			}
-		}
-	}
-	for k := range b.frontends {
-		if !wanted[k] {
-			if err := b.deleteFrontend(k); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// prunePools deletes the pools and members of Services that are not in a full delta.
-func (b *Backend) prunePools(changes []*ruleset.Change, found iter.Seq2[poolKey, []*tracker.Endpoint]) error {
-	wanted := map[serviceID]bool{}
-	for _, c := range changes {
-		wanted[idOf(c.Key)] = true
-	}
-	for k := range found {
-		if wanted[k.service] {
-			continue
-		}
-		if err := b.pools.Delete(k); err != nil {
-			return err
-		}
-	}
-	for id := range b.members {
-		if !wanted[id] {
-			if err := b.trimMembers(id, nil); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // errBound is an error of writeAddresses.
@@ -641,7 +431,7 @@ func (b *Backend) writeAddresses() error {
 			return errBound
 		}
 	}
-	for k := range b.frontends {
+	for k := range b.frontends.All() {
 		if added[k.Addr] {
 			return errBound
 		}

@@ -21,38 +21,34 @@ import (
 )
 
 // stalePeers returns the peers whose endpoint leaves with these changes. In a full delta that
-// includes the endpoints in the maps of an earlier process that left while no process ran. It must
-// be called before the maps are written.
-func (b *Backend) stalePeers(changes []*ruleset.Change, full bool) map[peer]bool {
-	stale := map[peer]bool{}
+// includes the endpoints in the maps of an earlier process that left while no process ran.
+func (b *Backend) stalePeers(changes []ruleset.Change) map[peer]bool {
+	stale, keeps := map[peer]bool{}, map[memberKey]struct{}{}
 	for _, c := range changes {
 		if c.Key.Protocol != v1.ProtocolUDP {
 			continue
 		}
-		keeps := membersOf(c.New)
-		for s := range c.Before() {
-			for k := range membersOf(s) {
-				if _, ok := keeps[k]; ok || k.Target != flowMember {
-					continue
-				}
-				for i := range s.Frontends {
-					stale[peer{keyOf(&s.Frontends[i], c.Key), k.Endpoint}] = true
-				}
+		wanted := membersOf(c.New)
+		for k := range membersOf(c.Old) {
+			if _, ok := wanted[k]; ok || k.Target != flowMember {
+				continue
+			}
+			for i := range c.Old.Frontends {
+				stale[peer{keyOf(&c.Old.Frontends[i], c.Key), k.Endpoint}] = true
 			}
 		}
+		maps.Copy(keeps, wanted)
 	}
-	if !full {
-		return stale
+	of := map[serviceID][]frontendKey{}
+	for at, f := range b.found.frontends {
+		of[f.Service] = append(of[f.Service], at)
 	}
-	keeps := map[memberKey]struct{}{}
-	for _, c := range changes {
-		maps.Copy(keeps, membersOf(c.New))
-	}
-	for at, f := range b.frontends {
-		for k := range b.members[f.Service] {
-			if _, ok := keeps[k]; !ok && k.Target == flowMember {
-				stale[peer{at, k.Endpoint}] = true
-			}
+	for k := range b.found.members {
+		if _, ok := keeps[k]; ok || k.Target != flowMember {
+			continue
+		}
+		for _, at := range of[k.Service] {
+			stale[peer{at, k.Endpoint}] = true
 		}
 	}
 	return stale

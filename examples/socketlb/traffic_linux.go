@@ -106,12 +106,15 @@ func readConnections(m *ebpf.Map) (map[serviceID]uint64, error) {
 }
 
 // nameServices updates the names, and deletes the counters of Services that are gone.
-func (b *Backend) nameServices(changes []*ruleset.Change, full bool) error {
+func (b *Backend) nameServices(changes []ruleset.Change, full bool) error {
 	gone := func(id serviceID) error {
 		if err := b.maps.connections.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("delete from %s: %w", b.maps.connections, err)
 		}
 		return nil
+	}
+	if full {
+		b.names = map[serviceID]tracker.Key{}
 	}
 	for _, c := range changes {
 		id := idOf(c.Key)

@@ -30,7 +30,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	err := b.check()
 	if err != nil {
-		b.frontends = nil
+		b.known = false
 	}
 	return err
 }
@@ -46,7 +46,7 @@ func (b *Backend) check() error {
 	drift := func(format string, args ...any) error {
 		return &dataplane.DriftError{Backend: "socketlb", Family: b.config.Families[0], What: fmt.Sprintf(format, args...)}
 	}
-	if b.frontends == nil {
+	if !b.known {
 		return drift("the state of the maps is unknown: no full delta was applied since the last failure")
 	}
 	for _, k := range b.hooks {
@@ -63,37 +63,26 @@ func (b *Backend) check() error {
 	if err != nil {
 		return err
 	}
-	if !maps.Equal(frontends, b.frontends) {
+	if !maps.Equal(frontends, maps.Collect(b.frontends.All())) {
 		return drift("map frontends: entries differ from what was written")
 	}
 	endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
 	if err != nil {
 		return err
 	}
-	want := 0
+	want := map[slotKey]endpoint{}
 	for at, e := range b.slots.All() {
-		if want++; endpoints[keyOfSlot(at)] != e {
-			return drift("map endpoints: the entry of %s differs from what was written", e)
-		}
+		want[keyOfSlot(at)] = e
 	}
-	if len(endpoints) != want {
-		return drift("map endpoints: %d entries, want %d", len(endpoints), want)
+	if !maps.Equal(endpoints, want) {
+		return drift("map endpoints: entries differ from what was written")
 	}
 	members, err := readMap[memberKey, byte](b.maps.members)
 	if err != nil {
 		return err
 	}
-	want = 0
-	for _, list := range b.members {
-		want += len(list)
-		for k := range list {
-			if members[k] == 0 {
-				return drift("map members: the entry of %s is missing", k.Endpoint)
-			}
-		}
-	}
-	if len(members) != want {
-		return drift("map members: %d entries, want %d", len(members), want)
+	if !maps.Equal(members, maps.Collect(b.members.All())) {
+		return drift("map members: entries differ from what was written")
 	}
 	addresses, err := readMap[[16]byte, address](b.maps.addresses)
 	if err != nil {

@@ -1,46 +1,45 @@
-// Package driver is for data planes that are written entry by entry, without transactions. It has the order of
-// writes, a record of the entries that exist, numbers for them, and their users. The author supplies functions
-// that put and delete entries. A [Driver] calls them in an order in which no packet meets a frontend without
-// its endpoints:
+// Package driver is for data planes that are written entry by entry, without transactions. The author names the
+// tables in an order in which each refers to earlier ones only, and which entries a Service wants. A [Driver]
+// writes them in an order in which no packet meets a frontend without its endpoints:
 //
-//	d, err := driver.New(driver.Tables[Locality, []Bucket, Flow]{
-//		Endpoints: driver.Table[driver.Endpoint, Locality]{Installed: ..., Put: ..., Delete: ...},
-//		Pools:     driver.Table[driver.Pool, []Bucket]{Installed: ..., Put: ..., Delete: ...},
-//		Frontends: driver.Table[driver.Frontend, Flow]{Installed: ..., Put: ..., Delete: ...},
-//		Endpoint:  func(s *ruleset.Port, ep *tracker.Endpoint) Locality { ... },
-//		Pool:      func(s *ruleset.Port, t ruleset.Target) []Bucket { ... },
-//		Frontend:  func(s *ruleset.Port, f *ruleset.Frontend) Flow { ... },
+//	endpoints := &driver.Table[driver.Endpoint, struct{}]{Installed: ..., Put: ..., Delete: ...}
+//	pools := &driver.Table[driver.Pool, []Bucket]{Installed: ..., Put: ..., Delete: ...}
+//	frontends := &driver.Table[driver.Frontend, Flow]{Installed: ..., Put: ..., Delete: ...}
+//	d, err := driver.New(driver.Plane{
+//		Tables: []driver.Ordered{endpoints, pools, frontends},
+//		Want: func(s *ruleset.Port) error {
+//			... endpoints.Want(driver.EndpointOf(s, ep), struct{}{}) ...
+//			... pools.Want(pool, buckets) ...
+//			... frontends.Want(driver.FrontendOf(s, f), flow) ...
+//			return nil
+//		},
 //	})
 //	cursor := engine.Attach("switch", d)
 //
-// # Entries
+// # Order
 //
-// A Driver writes an entry only if its value differs, so an author need not interpret [ruleset.Field]. A value
-// may depend on what earlier writes stored, for example on the number of a pool. A Driver calls Delete only
-// after nothing refers to the entry. A table may take several entries in one call ([Table].PutAll and
-// DeleteAll), or an old and a new value ([Table].Replace).
+// What the Services of a delta want is added or replaced from the first table to the last one. What no Service
+// wants any more is deleted from the last table to the first one. So an entry exists as long as something refers to
+// it. An entry is written only if its value differs, so an author need not interpret [ruleset.Field].
 //
-//   - [Slots] writes pools as numbered entries without gaps, for a BPF map.
-//   - [Numbered] writes a table whose keys are numbers, such as the groups of a switch. [IDs] has
-//     the numbers.
+//   - [Slots] is a table of pools as numbered entries without gaps, for a BPF map.
+//   - [Numbered] makes the keys of a table numbers, such as the groups of a switch. [IDs] has the numbers.
+//   - [Table].Late is for a value that takes away what later entries may use.
 //   - [Ledger] counts the users of entries, for a data plane without a Driver.
 //
 // # Failures
 //
 // A failed write fails one Service, which is retried. The other Services are in effect, whether the delta is
-// full or not. A data plane that cannot have a Service returns an error from [Tables].Refuse, and a full table
-// returns one that wraps [ruleset.ErrRefused] from Put. If nothing of the Service was written, it then keeps
-// what remains of its rules until it fits.
+// full or not. The Driver knows what it wrote of a failed Service, and deletes what turns out to be unwanted. If
+// a Service was to take over a frontend and fails, the earlier owner's entries stay until it succeeds.
 //
 // # Restarts
 //
-// A full delta calls Installed for each table if it is the first one of a process or follows
-// [ruleset.Cursor.Resync] or [ruleset.ErrNeedFull]. Entries that equal the wanted ones are not
-// written, and entries that nothing needs are deleted. A restart without changes writes
-// nothing. Tables without Installed are written completely.
+// A full delta calls Installed for each table. Entries that equal the wanted ones are not written, and entries
+// that no Service wants are deleted. A restart without changes writes nothing. Tables without Installed are
+// written completely.
 //
-// If a Service fails after a restart, a frontend that the earlier process wrote for it may stay, and may refer
-// to any pool. So stale pools, endpoints and addresses of the earlier process stay until the Service is
-// accepted or removed; frontends that no Service wants are deleted. As long as one Service keeps failing, every
-// delta is full ([ruleset.Delta].Repeat) and compares all entries.
+// While a Service fails after a restart, a frontend that the earlier process wrote for it may stay, and may refer
+// to any pool. So entries of the earlier process that no Service wants stay in all tables but the last one until the
+// Service succeeds or is removed.
 package driver

@@ -383,7 +383,7 @@ func (w *world) agree() {
 // must lead to an endpoint of one of its owners.
 func TestRandomWritesFail(t *testing.T) {
 	agreed := 0
-	for seed := range uint64(4000) {
+	for seed := range uint64(400) {
 		r := rand.New(rand.NewPCG(seed, 4))
 		bit := func(n int) bool { return seed>>n&1 == 0 }
 		w := newWorld(t, variant{slots: bit(0), byService: bit(1), empty: bit(2), batches: bit(3), replace: bit(4), unreadable: seed%7 == 6})

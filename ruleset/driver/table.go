@@ -196,6 +196,17 @@ func (t *Table[K, V]) Want(k K, v V) {
 	}
 }
 
+// All yields the entries that the table has, as far as the Driver knows, in no particular order.
+func (t *Table[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for k, e := range t.entries {
+			if e.state == present && !yield(k, e.value) {
+				return
+			}
+		}
+	}
+}
+
 // has reports whether the table has an entry with a value.
 func (t *Table[K, V]) has(e *entry[K, V], v V) bool { return e.state == present && t.Equal(e.value, v) }
 
