@@ -1,12 +1,12 @@
 package reset
 
 import (
-	"container/list"
 	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,13 +46,10 @@ func anyAddr(a netip.Addr) netip.Addr {
 // plan decides which pairs are written. It does no I/O.
 type plan struct {
 	delay time.Duration
-	limit int
 	// endpoints holds the endpoints that vanished, by their address and port.
 	endpoints map[netip.Addr]map[uint16]*vanished
-	// shares holds the entries of each namespace, oldest first, and held their number. Pairs of an
-	// earlier process count for the namespace "".
-	shares map[string]*list.List
-	held   int
+	// held holds the entries that count for the limit. Pairs of an earlier process count for the namespace "".
+	held *fairshare.Table[*entry]
 	// leaving holds the pairs that gave way and are to be removed from the kernel. They no longer
 	// count.
 	leaving map[*entry]struct{}
@@ -64,9 +61,9 @@ type plan struct {
 
 func newPlan(delay time.Duration, limit int) plan {
 	return plan{
-		delay: delay, limit: limit,
-		endpoints: map[netip.Addr]map[uint16]*vanished{}, shares: map[string]*list.List{},
-		leaving: map[*entry]struct{}{}, gaveWay: map[string]int{},
+		delay: delay, held: fairshare.New[*entry](limit),
+		endpoints: map[netip.Addr]map[uint16]*vanished{},
+		leaving:   map[*entry]struct{}{}, gaveWay: map[string]int{},
 	}
 }
 
@@ -86,7 +83,6 @@ type entry struct {
 	pair
 	namespace string
 	written   bool
-	place     *list.Element // in shares
 }
 
 // at returns the state of an endpoint, or nil.
@@ -115,56 +111,18 @@ func (p *plan) unmake(endpoint netip.AddrPort) {
 	}
 }
 
-// hold counts an entry. If the limit is reached, another one gives way.
+// hold counts an entry. If there are too many then, another one gives way: the oldest of the namespace that has most.
 func (p *plan) hold(e *entry) {
-	if p.held >= p.limit {
-		p.giveWay(e.namespace)
-	}
-	l := p.shares[e.namespace]
-	if l == nil {
-		l = list.New()
-		p.shares[e.namespace] = l
-	}
-	e.place = l.PushBack(e)
-	p.held++
 	p.changed = true
-}
-
-// release no longer counts an entry.
-func (p *plan) release(e *entry) {
-	if e.place == nil {
+	gone, full := p.held.Add(e, fairshare.Holder{Namespace: e.namespace})
+	if !full {
 		return
 	}
-	l := p.shares[e.namespace]
-	l.Remove(e.place)
-	if e.place = nil; l.Len() == 0 {
-		delete(p.shares, e.namespace)
-	}
-	p.held--
-}
-
-// giveWay drops an entry in favor of a namespace: the oldest of that namespace, or, if it has less
-// than an equal share, of the one that has most.
-func (p *plan) giveWay(namespace string) {
-	l, n := p.shares[namespace], len(p.shares)
-	if l == nil {
-		n++
-	}
-	if l == nil || l.Len() < p.limit/n {
-		for other, o := range p.shares {
-			if l == nil || o.Len() > l.Len() || o.Len() == l.Len() && other < namespace {
-				namespace, l = other, o
-			}
-		}
-	}
-	e := l.Front().Value.(*entry)
-	p.release(e)
-	p.gaveWay[e.namespace]++
-	switch {
-	case e.written:
-		p.leaving[e] = struct{}{}
-	default:
-		p.removePair(e)
+	p.gaveWay[gone.namespace]++
+	if gone.written {
+		p.leaving[gone] = struct{}{}
+	} else {
+		p.removePair(gone)
 	}
 }
 
@@ -243,7 +201,7 @@ func (p *plan) remove(endpoint netip.AddrPort) (out []pair) {
 	}
 	p.unmake(endpoint)
 	for _, e := range v.pairs {
-		p.release(e)
+		p.held.Remove(e)
 		if e.written {
 			out = append(out, e.pair)
 		}
@@ -342,7 +300,7 @@ func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair)
 			switch {
 			case e.written:
 			case again:
-				p.release(e)
+				p.held.Remove(e)
 				p.removePair(e)
 			default:
 				out = append(out, e.pair)

@@ -194,8 +194,8 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		apply(all, less)
 		want(2*defaultDelay, a)
 		want(lifetime)
-		if len(r.plan.endpoints) != 0 || r.plan.held != 0 {
-			t.Errorf("left %v, %d pairs", r.plan.endpoints, r.plan.held)
+		if len(r.plan.endpoints) != 0 || r.plan.held.Len() != 0 {
+			t.Errorf("left %v, %d pairs", r.plan.endpoints, r.plan.held.Len())
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -347,8 +347,8 @@ func TestNamespacesShareTheLimit(t *testing.T) {
 			lose("another", "10.97.0.3", 20, "10.244.9.3:80")
 			b.step(2 * defaultDelay)
 			got := []int{has("10.244.9.1:80"), has("10.244.9.2:80"), has("10.244.9.3:80"), has("10.244.0.3:80"), has("10.244.0.0:80")}
-			if want := []int{10, 10, 20, 50, 0}; !slices.Equal(got, want) || len(b.pairs) != limit || b.r.plan.held != limit {
-				t.Errorf("written %t: pairs of the endpoints %v, want %v; %d in all, %d held", written, got, want, len(b.pairs), b.r.plan.held)
+			if want := []int{10, 10, 20, 50, 0}; !slices.Equal(got, want) || len(b.pairs) != limit || b.r.plan.held.Len() != limit {
+				t.Errorf("written %t: pairs of the endpoints %v, want %v; %d in all, %d held", written, got, want, len(b.pairs), b.r.plan.held.Len())
 			}
 			if want := 10 + 4*limit/2 + 10 + 20 - limit; gave != want || !strings.Contains(logged.String(), "namespace=attacker") {
 				t.Errorf("written %t: %d pairs gave way, want %d; log: %s", written, gave, want, &logged)
@@ -435,7 +435,7 @@ func BenchmarkVanished(b *testing.B) {
 				for i := range changes {
 					p.record(&changes[i], time.Now())
 				}
-				if p.held != pairs {
+				if p.held.Len() != pairs {
 					b.Fatal(p.held)
 				}
 			}

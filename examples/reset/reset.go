@@ -47,9 +47,7 @@ type Config struct {
 	// twice as long.
 	Delay time.Duration
 	// Limit is the greatest number of pairs of a Service's address and an endpoint that are
-	// kept. 0 means 65,536. A further pair takes the
-	// place of the oldest one of its namespace or, if that has less than an equal share, of the
-	// namespace that has most. Connections of a pair that gave way are left alone.
+	// kept. 0 means 65,536. A further pair takes the place of the oldest one of the namespace that has most. Connections of a pair that gave way are left alone.
 	Limit int
 	// Exists, if not nil, reports whether a Service has the TCP endpoint: connections to
 	// such an endpoint stay. [Resetter.Run] calls it from its own goroutine;

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -138,11 +138,11 @@ func (s *site) endpoints(service string, pods ...state) {
 func (s *site) silence(pod string, on bool) {
 	s.t.Helper()
 	_, b := transaction()
-	table := nfnl.Table{Batch: b, Family: unix.NFPROTO_INET, Name: "test"}
+	table := nft.Table{Batch: b, Family: unix.NFPROTO_INET, Name: "test"}
 	if on {
-		table.Create()
-		table.Chain("in", nfnl.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -300})
-		if err := addRule(table, "in", []any{&expr.Verdict{Kind: expr.VerdictDrop}}); err != nil {
+		table.Create(0)
+		table.CreateChain("in", &nft.BaseChain{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -300})
+		if err := table.Rule("in", 0, unix.NLM_F_APPEND, "drop"); err != nil {
 			s.t.Fatal(err)
 		}
 	} else {
@@ -150,7 +150,7 @@ func (s *site) silence(pod string, on bool) {
 	}
 	conn := s.dial(pod)
 	defer conn.Close()
-	if err := conn.Commit(b); err != nil {
+	if err := conn.Commit(&b.Batch); err != nil {
 		s.t.Fatal(err)
 	}
 }

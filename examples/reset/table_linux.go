@@ -11,13 +11,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nfnl/tuple"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -31,11 +31,8 @@ const (
 	batch = 500
 )
 
-// Offsets of registers and values. Sources: include/uapi/linux/netfilter/nf_tables.h and
-// nf_conntrack_common.h.
 const (
-	reg32          = 8      // NFT_REG32_00, the first register of four bytes
-	statusDNAT     = 1 << 5 // IPS_DST_NAT
+	statusDNAT     = 1 << 5 // IPS_DST_NAT (nf_conntrack_common.h)
 	transportBytes = 4      // of an element: a port, padded
 )
 
@@ -64,7 +61,7 @@ const typeBits = 6
 type family struct {
 	nfproto byte
 	bytes   uint32 // of an address
-	offset  uint32 // of the destination address in the IP header
+	word    string // of nft
 	typ     dataType
 	any     netip.Addr
 	names   [2]string // set of addresses, set of NodePorts
@@ -73,15 +70,15 @@ type family struct {
 
 func families() []family {
 	return []family{
-		{unix.NFPROTO_IPV4, 4, 16, typeIPv4, netip.IPv4Unspecified(), [2]string{"addresses-4", "nodeports-4"}, unix.AF_INET},
-		{unix.NFPROTO_IPV6, 16, 24, typeIPv6, netip.IPv6Unspecified(), [2]string{"addresses-6", "nodeports-6"}, unix.AF_INET6},
+		{unix.NFPROTO_IPV4, 4, "ip", typeIPv4, netip.IPv4Unspecified(), [2]string{"addresses-4", "nodeports-4"}, unix.AF_INET},
+		{unix.NFPROTO_IPV6, 16, "ip6", typeIPv6, netip.IPv6Unspecified(), [2]string{"addresses-6", "nodeports-6"}, unix.AF_INET6},
 	}
 }
 
 // kernelTable is the table in a network namespace.
 type kernelTable struct {
 	ns   *netns.Namespace
-	conn *nfnl.Conn
+	conn *nft.Conn
 	// flows is the socket of connection tracking, for destroy and connections.
 	flows *nfnl.Conn
 }
@@ -101,7 +98,7 @@ func open(ns *os.File) (table, error) {
 
 func (k *kernelTable) open() error {
 	var err error
-	if k.conn, err = nfnl.Dial(k.ns.File()); err != nil {
+	if k.conn, err = nft.Dial(k.ns.File(), 1<<20); err != nil {
 		return unsupported("netfilter netlink", err)
 	}
 	if k.flows, err = nfnl.Dial(k.ns.File()); err != nil {
@@ -119,9 +116,11 @@ func (k *kernelTable) open() error {
 		for j, set := range f.names {
 			newSet(b, set, uint32(2*i+j+1), key[j:])
 			for chain := range chains {
-				if err := addRule(t, chain, rule(f, set, j == 1)); err != nil {
+				rule, err := nft.Compile(f.nfproto, f.rule(j == 1), nil)
+				if err != nil {
 					return fmt.Errorf("reset: %w", err)
 				}
+				t.Rule(chain, rule)
 			}
 		}
 	}
@@ -135,15 +134,15 @@ func (k *kernelTable) open() error {
 }
 
 // transaction returns an empty transaction and the table that it is about.
-func transaction() (nfnl.Table, *nfnl.Batch) {
-	b := &nfnl.Batch{}
+func transaction() (nfnl.Table, *nft.Batch) {
+	b := &nft.Batch{}
 	b.Reset()
-	return nfnl.Table{Batch: b, Family: unix.NFPROTO_INET, Name: tableName}, b
+	return nfnl.Table{Batch: &b.Batch, Family: unix.NFPROTO_INET, Name: tableName}, b
 }
 
 // newSet creates a set if it is missing. Its elements have keys of several types, and
 // expire. The kernel needs an ID of the set within the transaction, but rules use the name.
-func newSet(b *nfnl.Batch, name string, id uint32, key []dataType) {
+func newSet(b *nft.Batch, name string, id uint32, key []dataType) {
 	var number, bytes uint32
 	for _, t := range key {
 		number = number<<typeBits | t.number
@@ -169,68 +168,19 @@ func newSet(b *nfnl.Batch, name string, id uint32, key []dataType) {
 	b.End()
 }
 
-// addRule adds a rule of expressions: of type expr.Any, or encoded.
-func addRule(t nfnl.Table, chain string, list []any) error {
-	var encoded [][]byte
-	for _, e := range list {
-		data, ok := e.([]byte)
-		if !ok {
-			var err error
-			if data, err = expr.Marshal(t.Family, e.(expr.Any)); err != nil {
-				return err
-			}
-		}
-		encoded = append(encoded, data)
-	}
-	t.Rule(chain, encoded)
-	return nil
-}
-
 func unsupported(feature string, err error) error {
 	return &dataplane.UnsupportedError{Backend: "reset", Feature: feature, Minimum: "Linux 4.17", Err: err}
 }
 
-// rule returns the rule that looks up a packet in a set, in the words of nft:
-//
-//	meta nfproto F meta l4proto tcp ct status dnat
-//	ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @set counter reject with tcp reset
-//
-// The first part of the key is missing in the set of NodePorts. A connection without an answer is matched, too: its
-// entry in connection tracking sends each repeated SYN to the same endpoint.
-func rule(f family, set string, nodePort bool) []any {
-	out := []any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{f.nfproto}},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, statusDNAT), Xor: make([]byte, 4)},
-		&expr.Cmp{Register: 1, Op: expr.CmpOpNeq, Data: make([]byte, 4)},
+// rule returns the rule that looks up a packet in the set of addresses or of NodePorts. A connection without an answer is
+// matched, too: its entry in connection tracking sends each repeated SYN to the same endpoint.
+func (f family) rule(nodePorts bool) string {
+	set, address := f.names[1], ""
+	if !nodePorts {
+		set, address = f.names[0], "ct original "+f.word+" daddr . "
 	}
-	at := uint32(reg32)
-	add := func(size uint32, e func(register uint32) any) {
-		out = append(out, e(at))
-		at += size / 4
-	}
-	if !nodePort {
-		key := uint32(nfnl.CtDstIP)
-		if f.bytes == 16 {
-			key = nfnl.CtDstIP6
-		}
-		add(f.bytes, func(r uint32) any { return nfnl.OriginalCt(key, r) })
-	}
-	add(transportBytes, func(r uint32) any { return nfnl.OriginalCt(nfnl.CtProtoDst, r) })
-	add(f.bytes, func(r uint32) any {
-		return &expr.Payload{DestRegister: r, Base: expr.PayloadBaseNetworkHeader, Offset: f.offset, Len: f.bytes}
-	})
-	add(transportBytes, func(r uint32) any {
-		return &expr.Payload{DestRegister: r, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
-	})
-	return append(out,
-		&expr.Lookup{SourceRegister: reg32, SetName: set},
-		&expr.Counter{},
-		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
-	)
+	return fmt.Sprintf("meta nfproto ipv%s meta l4proto tcp ct status dnat %sct original proto-dst . %s daddr . th dport @%s counter reject with tcp reset",
+		f.names[0][len(f.names[0])-1:], address, f.word, set)
 }
 
 // key returns the set and the key of a pair.
@@ -271,33 +221,39 @@ func (f family) parse(key []byte, nodePort bool) (w pair, ok bool) {
 }
 
 func (k *kernelTable) add(ctx context.Context, pairs []pair) error {
-	return k.change(ctx, pairs, func(b *nfnl.Batch, set string, keys [][]byte) {
-		elements(b, unix.NFT_MSG_NEWSETELEM, set, keys, lifetime)
-	})
+	timeout := binary.BigEndian.AppendUint64(nil, uint64(lifetime.Milliseconds()))
+	return k.change(ctx, pairs, func(e *nft.Elements, key []byte) { e.AddTimed(key, nil, timeout, nil) }, unix.NFT_MSG_NEWSETELEM)
 }
 
 // remove first adds the elements: then none is missing when they are deleted.
 func (k *kernelTable) remove(ctx context.Context, pairs []pair) error {
-	return k.change(ctx, pairs, func(b *nfnl.Batch, set string, keys [][]byte) {
-		elements(b, unix.NFT_MSG_NEWSETELEM, set, keys, 0)
-		elements(b, unix.NFT_MSG_DELSETELEM, set, keys, 0)
-	})
+	return k.change(ctx, pairs, func(e *nft.Elements, key []byte) { e.Add(key, nil, "") }, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM)
 }
 
-// change makes a transaction of each batch of pairs. It calls f with the keys of each set.
-func (k *kernelTable) change(ctx context.Context, pairs []pair, f func(b *nfnl.Batch, set string, keys [][]byte)) error {
+// change makes a transaction of each batch of pairs, with messages of some types about the elements.
+func (k *kernelTable) change(ctx context.Context, pairs []pair, encode func(e *nft.Elements, key []byte), types ...uint16) error {
 	for part := range slices.Chunk(pairs, batch) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		bySet := map[string][][]byte{}
+		sets := map[string]*nft.Elements{}
 		for _, w := range part {
 			set, key := key(w)
-			bySet[set] = append(bySet[set], key)
+			if sets[set] == nil {
+				sets[set] = &nft.Elements{}
+			}
+			encode(sets[set], key)
 		}
 		_, b := transaction()
-		for set, keys := range bySet {
-			f(b, set, keys)
+		for set, e := range sets {
+			for _, typ := range types {
+				var flags uint16
+				if typ == unix.NFT_MSG_NEWSETELEM {
+					flags = unix.NLM_F_CREATE
+				}
+				b.Note("elements of set " + set)
+				b.Elements(typ, flags, unix.NFPROTO_INET, tableName, set, e)
+			}
 		}
 		if err := k.conn.Commit(b); err != nil {
 			return err
@@ -306,83 +262,24 @@ func (k *kernelTable) change(ctx context.Context, pairs []pair, f func(b *nfnl.B
 	return nil
 }
 
-// elements adds (NFT_MSG_NEWSETELEM) or deletes (NFT_MSG_DELSETELEM) elements of a set. They
-// expire after the lifetime, unless that is 0.
-func elements(b *nfnl.Batch, typ uint16, set string, keys [][]byte, lifetime time.Duration) {
-	var flags uint16
-	if typ == unix.NFT_MSG_NEWSETELEM {
-		flags = unix.NLM_F_CREATE
-	}
-	b.Note("elements of set " + set)
-	b.Begin(typ, flags, unix.NFPROTO_INET)
-	b.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
-	b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-	b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	for _, key := range keys {
-		b.Nest(unix.NFTA_LIST_ELEM)
-		b.Nest(unix.NFTA_SET_ELEM_KEY)
-		b.Bytes(unix.NFTA_DATA_VALUE, key)
-		b.Unnest()
-		if lifetime != 0 {
-			b.Uint64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(lifetime.Milliseconds()))
-		}
-		b.Unnest()
-	}
-	b.Unnest()
-	b.End()
-}
-
 // list repeats a read that another process's transaction interrupts.
-func (k *kernelTable) list(ctx context.Context) (out map[pair]time.Duration, err error) {
-	return nfnl.Whole(ctx, nfnl.ErrInterrupted, func() (map[pair]time.Duration, error) { return k.read(ctx) })
-}
-
-func (k *kernelTable) read(ctx context.Context) (map[pair]time.Duration, error) {
-	out := map[pair]time.Duration{}
-	for _, f := range families() {
-		for i, set := range f.names {
-			attrs := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
-			r := nfnl.Request{
-				Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETSETELEM, Family: unix.NFPROTO_INET, Dump: true,
-				Attrs: nfnl.AppendString(attrs, unix.NFTA_SET_ELEM_LIST_SET, set),
-			}
-			err := k.conn.Get(ctx, r, func(attrs []byte) error {
-				for typ, list := range nfnl.Attributes(attrs) {
-					if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-						continue
+func (k *kernelTable) list(ctx context.Context) (map[pair]time.Duration, error) {
+	return nfnl.Whole(ctx, nfnl.ErrInterrupted, func() (map[pair]time.Duration, error) {
+		out := map[pair]time.Duration{}
+		for _, f := range families() {
+			for i, set := range f.names {
+				err := k.conn.Elements(tableName, unix.NFPROTO_INET, set, func(e nft.Element) {
+					if w, ok := f.parse(e.Key, i == 1); ok {
+						out[w] = time.Duration(nfnl.Uint64(e.Expiration)) * time.Millisecond
 					}
-					for _, element := range nfnl.Attributes(list) {
-						key, left := parseElement(element)
-						if w, ok := f.parse(key, i == 1); ok {
-							out[w] = left
-						}
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				return nil, err
-			}
-		}
-	}
-	return out, nil
-}
-
-// parseElement returns the key of an element and the time for which it stays.
-func parseElement(attrs []byte) (key []byte, left time.Duration) {
-	for typ, data := range nfnl.Attributes(attrs) {
-		switch typ {
-		case unix.NFTA_SET_ELEM_KEY:
-			for typ, value := range nfnl.Attributes(data) {
-				if typ == unix.NFTA_DATA_VALUE {
-					key = value
+				})
+				if err != nil {
+					return nil, err
 				}
 			}
-		case unix.NFTA_SET_ELEM_EXPIRATION:
-			left = time.Duration(nfnl.Uint64(data)) * time.Millisecond
 		}
-	}
-	return key, left
+		return out, nil
+	})
 }
 
 // decode returns the connection of an entry of connection tracking. ok is false if the entry is of
@@ -524,32 +421,29 @@ func (k *kernelTable) destroySocket(s socket) error {
 
 func (k *kernelTable) close() error {
 	var err error
-	for _, c := range []*nfnl.Conn{k.conn, k.flows} {
-		if c != nil {
-			err = errors.Join(err, c.Close())
-		}
+	if k.conn != nil {
+		err = k.conn.Close()
+	}
+	if k.flows != nil {
+		err = errors.Join(err, k.flows.Close())
 	}
 	return errors.Join(err, k.ns.Close())
 }
 
 // cleanup writes nothing if there is no table: other programs follow each transaction.
-func cleanup(ctx context.Context, ns *os.File) error {
-	conn, err := nfnl.Dial(ns)
+func cleanup(_ context.Context, ns *os.File) error {
+	conn, err := nft.Dial(ns, 0)
 	if err != nil {
 		return fmt.Errorf("reset: %w", err)
 	}
 	defer conn.Close()
-	err = conn.Get(ctx, nfnl.Request{
-		Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_INET,
-		Attrs: nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, tableName),
-	}, func([]byte) error { return nil })
-	switch {
-	case errors.Is(err, unix.ENOENT):
-		return nil
+	switch head, err := conn.Table(tableName, unix.NFPROTO_INET); {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("reset: cannot look for table %s: %w", tableName, err)
 	case err != nil:
 		return unsupported("nf_tables", err)
+	case !head.Exists:
+		return nil
 	}
 	t, b := transaction()
 	t.Create() // there must be one to delete

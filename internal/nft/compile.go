@@ -93,6 +93,10 @@ func (c *compiler) statement() {
 		c.emit(&expr.Verdict{Kind: expr.VerdictJump, Chain: c.Next()})
 	case c.Accept("goto"):
 		c.emit(&expr.Verdict{Kind: expr.VerdictGoto, Chain: c.Next()})
+	case c.Accept("counter"):
+		c.emit(&expr.Counter{})
+	case c.Accept("reject with tcp reset"):
+		c.emit(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	case c.Accept("reject"):
 		code := uint8(3) // ICMP port unreachable (RFC 792, RFC 4443)
 		if c.family == unix.NFPROTO_IPV6 {
@@ -274,6 +278,8 @@ func (c *compiler) match() {
 		source := about("fib saddr")
 		c.emit(&expr.Fib{Register: firstReg, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: word(unix.RTN_LOCAL)})
+	case c.Accept("meta nfproto ipv4"), c.Accept("meta nfproto ipv6"): // the compiler's family, in a table of both
+		c.emit(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: firstReg}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: []byte{c.family}})
 	case c.Accept("iifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstReg})
 		c.compare(c.interfaceName)

@@ -61,13 +61,17 @@ func (e *Elements) Add(key, data []byte, comment string) {
 	e.close(at)
 }
 
-// AddTimed appends an element of a map that expires. timeout and expiration, the time left,
-// are in the kernel's encoding, big-endian milliseconds.
+// AddTimed appends an element that expires. data is empty for an element of a set. timeout and expiration, the
+// time left, are in the kernel's encoding, big-endian milliseconds. expiration may be empty.
 func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	at := e.open(key)
-	e.value(elemData, data)
+	if len(data) != 0 {
+		e.value(elemData, data)
+	}
 	e.buf = nfnl.AppendBytes(e.buf, elemTimeout, timeout)
-	e.buf = nfnl.AppendBytes(e.buf, elemExpiration, expiration)
+	if len(expiration) != 0 {
+		e.buf = nfnl.AppendBytes(e.buf, elemExpiration, expiration)
+	}
 	e.close(at)
 }
 
