@@ -109,6 +109,11 @@ func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 	}
 	d.stale = nil
 	work := d.plan(delta)
+	defer func() {
+		for _, t := range d.plane.Tables {
+			t.reset()
+		}
+	}()
 	for _, t := range d.plane.Tables {
 		for i, o := range work {
 			if err := d.step(ctx, o, func() error { return t.write(i, false) }); err != nil {
@@ -133,9 +138,6 @@ func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 
 // plan asks for the entries that the Services of a delta want. It returns their owners.
 func (d *Driver) plan(delta *ruleset.Delta) []*owner {
-	for _, t := range d.plane.Tables {
-		t.reset()
-	}
 	work, planned := make([]*owner, 0, len(delta.Changes)), make(map[tracker.Key]bool, len(delta.Changes))
 	for i := range delta.Changes {
 		c := &delta.Changes[i]

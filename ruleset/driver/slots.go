@@ -17,10 +17,11 @@ type Slot[P comparable] struct {
 // deleted after the size was written.
 type Slots[P, V comparable] struct {
 	Table[Slot[P], V]
-	// missing counts the values that have no slot yet.
+	// missing counts the values that have no slot yet, at holds the entries of the slots, and stays
+	// tells which of them keep their values.
 	missing map[V]int
-	// stays tells which of the slots keep their values.
-	stays []bool
+	at      []*entry[Slot[P], V]
+	stays   []bool
 }
 
 func (s *Slots[P, V]) complete() error {
@@ -41,24 +42,33 @@ func (s *Slots[P, V]) WantPool(p P, lists ...[]V) (size int) {
 	return size
 }
 
-// wantList requests slots from number at.
-func (s *Slots[P, V]) wantList(p P, at int, values []V) {
-	clear(s.missing)
-	for _, v := range values {
-		s.missing[v]++
-	}
-	start := s.next
-	s.stays = append(s.stays[:0], make([]bool, len(values))...)
+// wantList requests slots from number first.
+func (s *Slots[P, V]) wantList(p P, first int, values []V) {
+	s.at, s.stays = s.at[:0], append(s.stays[:0], make([]bool, len(values))...)
 	for i := range values {
-		if e := s.find(Slot[P]{p, at + i}); e.state == present && s.missing[e.value] > 0 {
+		s.at = append(s.at, s.find(Slot[P]{p, first + i}))
+	}
+	clear(s.missing)
+	from := 0 // most values are in the order of the slots
+	for _, v := range values {
+		i := from
+		for i < min(from+2, len(s.at)) && !s.has(s.at[i], v) {
+			i++
+		}
+		if i < min(from+2, len(s.at)) {
+			s.stays[i], from = true, i+1
+		} else {
+			s.missing[v]++
+		}
+	}
+	for i, e := range s.at {
+		if !s.stays[i] && e.state == present && s.missing[e.value] > 0 {
 			s.missing[e.value]--
 			s.stays[i] = true
 		}
 	}
-	s.next = start
 	next := 0
-	for i := range values {
-		e := s.find(Slot[P]{p, at + i})
+	for i, e := range s.at {
 		v := e.value
 		if !s.stays[i] {
 			for s.missing[values[next]] == 0 {
@@ -67,6 +77,6 @@ func (s *Slots[P, V]) wantList(p P, at int, values []V) {
 			v = values[next]
 			s.missing[v]--
 		}
-		s.Want(e.key, v)
+		s.want(e, v)
 	}
 }

@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"iter"
 	"reflect"
 	"slices"
@@ -46,7 +47,9 @@ type Table[K comparable, V any] struct {
 	// have any more, for example to free a number.
 	Gone func(K)
 
-	entries map[K]*entry[K, V]
+	// entries holds the entries by the hashes of their keys. A map with the keys would take twice the memory.
+	entries map[uint64]*entry[K, V]
+	seed    maphash.Seed
 	// owned holds the entries that an owner wants, by its number, and left those that it does not
 	// want any more. It is a user of both.
 	owned [][]*entry[K, V]
@@ -60,9 +63,6 @@ type Table[K comparable, V any] struct {
 	before, now []*entry[K, V]
 	next        int
 	round       uint64
-	// keys and values are the entries of a call.
-	keys   []K
-	values []V
 	// stale means that there may be early entries, with or without users.
 	stale bool
 }
@@ -78,6 +78,8 @@ type entry[K comparable, V any] struct {
 	early bool
 	// round is a mark of the last Service that was planned and has the entry.
 	round uint64
+	// next has the same hash.
+	next *entry[K, V]
 }
 
 type put[K comparable, V any] struct {
@@ -101,14 +103,14 @@ func (t *Table[K, V]) complete() error {
 	if t.Equal == nil {
 		t.Equal = func(a, b V) bool { return reflect.DeepEqual(a, b) }
 	}
-	t.entries, t.left = map[K]*entry[K, V]{}, map[int][]*entry[K, V]{}
+	t.entries, t.left, t.seed = map[uint64]*entry[K, V]{}, map[int][]*entry[K, V]{}, maphash.MakeSeed()
 	return nil
 }
 
 // read reads the table.
 func (t *Table[K, V]) read(d *ruleset.Delta) error {
 	if t.Installed == nil {
-		for _, e := range t.entries {
+		for e := range t.all() {
 			e.state = min(e.state, unknown)
 		}
 		return nil
@@ -117,7 +119,7 @@ func (t *Table[K, V]) read(d *ruleset.Delta) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range t.entries {
+	for e := range t.all() {
 		e.state = absent
 	}
 	for k, v := range all {
@@ -125,7 +127,7 @@ func (t *Table[K, V]) read(d *ruleset.Delta) error {
 		e.value, e.state, e.early = v, present, e.early || e.users == 0
 		t.stale = t.stale || e.early
 	}
-	for _, e := range t.entries {
+	for e := range t.all() {
 		if e.users == 0 && e.state == absent {
 			t.forget(e)
 		}
@@ -133,12 +135,30 @@ func (t *Table[K, V]) read(d *ruleset.Delta) error {
 	return nil
 }
 
-func (t *Table[K, V]) get(k K) *entry[K, V] {
-	e := t.entries[k]
-	if e == nil {
-		e = &entry[K, V]{key: k}
-		t.entries[k] = e
+// all yields the entries, which may be forgotten meanwhile.
+func (t *Table[K, V]) all() iter.Seq[*entry[K, V]] {
+	return func(yield func(*entry[K, V]) bool) {
+		for _, e := range t.entries {
+			for ; e != nil; e = e.next {
+				if !yield(e) {
+					return
+				}
+			}
+		}
 	}
+}
+
+// get returns the entry of a key.
+func (t *Table[K, V]) get(k K) *entry[K, V] {
+	h := maphash.Comparable(t.seed, k)
+	first := t.entries[h]
+	for e := first; e != nil; e = e.next {
+		if e.key == k {
+			return e
+		}
+	}
+	e := &entry[K, V]{key: k, next: first}
+	t.entries[h] = e
 	return e
 }
 
@@ -147,16 +167,28 @@ func (t *Table[K, V]) forget(e *entry[K, V]) {
 	if e.state = absent; e.users != 0 {
 		return
 	}
-	delete(t.entries, e.key)
+	h := maphash.Comparable(t.seed, e.key)
+	first := t.entries[h]
+	at := &first
+	for *at != e {
+		at = &(*at).next
+	}
+	if *at = e.next; first != nil {
+		t.entries[h] = first
+	} else {
+		delete(t.entries, h)
+	}
 	if t.Gone != nil {
 		t.Gone(e.key)
 	}
 }
 
-// reset starts a delta.
+// reset ends a delta.
 func (t *Table[K, V]) reset() {
 	clear(t.puts)
-	t.puts, t.ends = t.puts[:0], t.ends[:0]
+	if t.puts, t.ends = t.puts[:0], t.ends[:0]; cap(t.puts) > 4096 {
+		t.puts, t.ends = nil, nil // of a full delta
+	}
 }
 
 // begin starts the plan of a Service.
@@ -176,8 +208,9 @@ func (t *Table[K, V]) begin(owner int) {
 
 // Want requests an entry for the Service of the current call of [Plane].Want. The first value for a
 // key counts.
-func (t *Table[K, V]) Want(k K, v V) {
-	e := t.find(k)
+func (t *Table[K, V]) Want(k K, v V) { t.want(t.find(k), v) }
+
+func (t *Table[K, V]) want(e *entry[K, V], v V) {
 	if e.round > t.round {
 		return
 	}
@@ -199,8 +232,8 @@ func (t *Table[K, V]) Want(k K, v V) {
 // All yields the entries that the table has, as far as the Driver knows, in no particular order.
 func (t *Table[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
-		for k, e := range t.entries {
-			if e.state == present && !yield(k, e.value) {
+		for e := range t.all() {
+			if e.state == present && !yield(e.key, e.value) {
 				return
 			}
 		}
@@ -257,40 +290,44 @@ func (t *Table[K, V]) pending(change int) bool {
 
 // write puts the entries that a Service wants and the table does not have.
 func (t *Table[K, V]) write(change int, late bool) error {
-	t.keys, t.values = t.keys[:0], t.values[:0]
+	var batch []put[K, V]
 	for _, p := range t.of(change) {
 		switch {
 		case t.has(p.entry, p.value):
 		case t.Late != nil && !late && p.state != absent && t.Late(p.value):
 		case t.Replace != nil && p.state == present:
-			old := p.entry.value
-			if err := t.note(p.key, p.value, t.Replace(p.key, old, p.value)); err != nil {
+			if err := p.note(t.Replace(p.key, p.entry.value, p.value)); err != nil {
 				return err
 			}
+		case t.PutAll != nil:
+			batch = append(batch, p)
 		default:
-			t.keys, t.values = append(t.keys, p.key), append(t.values, p.value)
+			if err := p.note(t.Put(p.key, p.value)); err != nil {
+				return err
+			}
 		}
 	}
-	if t.PutAll != nil && (len(t.keys) > 1 || t.Put == nil && len(t.keys) != 0) {
-		err := t.PutAll(t.keys, t.values)
-		for i, k := range t.keys {
-			_ = t.note(k, t.values[i], err)
-		}
-		return err
+	if len(batch) == 1 && t.Put != nil {
+		return batch[0].note(t.Put(batch[0].key, batch[0].value))
 	}
-	for i, k := range t.keys {
-		if err := t.note(k, t.values[i], t.Put(k, t.values[i])); err != nil {
-			return err
-		}
+	if len(batch) == 0 {
+		return nil
 	}
-	return nil
+	keys, values := make([]K, len(batch)), make([]V, len(batch))
+	for i, p := range batch {
+		keys[i], values[i] = p.key, p.value
+	}
+	err := t.PutAll(keys, values)
+	for _, p := range batch {
+		_ = p.note(err)
+	}
+	return err
 }
 
 // note records and returns the result of a write.
-func (t *Table[K, V]) note(k K, v V, err error) error {
-	e := t.entries[k]
-	if e.value, e.state = v, present; err != nil {
-		e.state = unknown
+func (p put[K, V]) note(err error) error {
+	if p.entry.value, p.state = p.value, present; err != nil {
+		p.state = unknown
 	}
 	return err
 }
@@ -341,7 +378,7 @@ func (t *Table[K, V]) sweep(holders []int) error {
 		}
 	}
 	var kept, gone []*entry[K, V]
-	for _, e := range t.entries {
+	for e := range t.all() {
 		if e.early = false; e.users != 0 {
 			continue
 		}
@@ -362,28 +399,26 @@ func (t *Table[K, V]) sweep(holders []int) error {
 
 // erase deletes entries, in one call or one after the other. It returns those that may be there.
 func (t *Table[K, V]) erase(gone []*entry[K, V]) (kept []*entry[K, V], err error) {
-	t.keys = t.keys[:0]
+	var keys []K
 	for _, e := range gone {
-		if e.state == absent {
-			t.forget(e)
-		} else { // of several owners that want it no more, each tries
-			e.state, t.keys = unknown, append(t.keys, e.key)
+		if e.state != absent {
+			e.state, keys = unknown, append(keys, e.key)
 		}
 	}
-	all := t.DeleteAll != nil && (len(t.keys) > 1 || t.Delete == nil && len(t.keys) != 0)
+	all := t.DeleteAll != nil && (len(keys) > 1 || t.Delete == nil && len(keys) != 0)
 	if all {
-		err = t.DeleteAll(t.keys)
+		err = t.DeleteAll(keys)
 	}
-	for _, k := range t.keys {
+	for _, e := range gone {
 		one := err
-		if !all {
-			one = t.Delete(k)
+		if !all && e.state != absent {
+			one = t.Delete(e.key)
 			err = errors.Join(err, one)
 		}
-		if one != nil {
-			kept = append(kept, t.entries[k])
+		if one != nil && e.state != absent {
+			kept = append(kept, e)
 		} else {
-			t.forget(t.entries[k])
+			t.forget(e)
 		}
 	}
 	return kept, err
