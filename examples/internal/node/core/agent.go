@@ -7,15 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
@@ -40,29 +37,32 @@ const shutdownTimeout = 2 * time.Second
 // for this agent.
 const ipvsDeprecation = "kube-proxy has deprecated its mode ipvs and removes it in Kubernetes 1.43 (KEP-5495); nodeproxy keeps its mode ipvs"
 
-// Agent programs a network namespace with the objects of a source. The world has the
-// objects and the engine; pipeline.go connects the engine to the kernel; observers.go
-// reports; takeover.go removes the rules of other modes.
+// Agent programs a network namespace with the objects of a source. parts.go lists its parts.
 type Agent struct {
 	*objects.World
 	*observers
 	options  Options
+	list     []part
+	closers  []func()
+	started  time.Time
 	source   objects.Source
+	client   *kubeapi.Client // nil without an API server
 	mode     modes.Mode
 	families []tracker.Family
 	takeOver *takeOver
-	servers  []*server
-	// listeners are those of servers that must not fail, by address. They are opened before
-	// the kernel's rules change.
-	listeners map[string]net.Listener
-	closers   []func()
-	started   time.Time
+	// inEffect is closed when the rules are in effect for the first time, by reached.
+	inEffect chan struct{}
+	reached  func()
 
 	// netns is the network namespace, and instance identifies this process in the answers of
 	// its servers.
 	netns    *os.File
 	instance string
-	// nodeIPs holds the node's addresses at the start, if the mode needs them.
+	// own reads the node's addresses, and ranges those to which its network leads. node is the Node at the
+	// start, or nil, and nodeIPs holds its addresses, if the mode needs them.
+	own     func() ([]netip.Addr, error)
+	ranges  func() (objects.Ranges, error)
+	node    *v1.Node
 	nodeIPs []netip.Addr
 
 	plane modes.Plane
@@ -101,174 +101,16 @@ type Agent struct {
 
 // New returns an agent. It changes nothing. Close or Run must be called.
 func New(ctx context.Context, o Options) (*Agent, error) {
-	a := &Agent{started: time.Now(), repaired: make(chan struct{}, 1), refresh: time.NewTimer(0), options: o}
+	a := &Agent{
+		started: time.Now(), instance: rand.Text(), repaired: make(chan struct{}, 1), refresh: time.NewTimer(0), options: o,
+		inEffect: make(chan struct{}),
+	}
+	a.reached = sync.OnceFunc(func() { close(a.inEffect) })
 	if err := o.Within(func() error { return a.open(ctx) }); err != nil {
 		a.Close()
 		return nil, err
 	}
 	return a, nil
-}
-
-// open opens what can fail, in the network namespace of the agent.
-func (a *Agent) open(ctx context.Context) (err error) {
-	a.closers = append(a.closers, func() { a.refresh.Stop() })
-	cfg, log := a.options.Config, a.options.Log
-	if a.mode, err = modes.Find(a.options.Modes, cfg.Mode); err != nil {
-		return err
-	}
-	own, ranges, stopReading, err := objects.OpenAddresses()
-	if err != nil {
-		return err
-	}
-	a.closers = append(a.closers, stopReading)
-	src, client := a.options.Source, a.options.Client
-	if src == nil {
-		if src, client, err = objects.NewSource(cfg, client, log); err != nil {
-			return err
-		}
-	}
-	a.source = src
-	a.closers = append(a.closers, src.Close)
-	if f, ok := src.(*objects.Files); ok {
-		f.Together = a.handIn
-	}
-
-	var node *v1.Node
-	if a.mode.NeedsNode {
-		if node, err = src.Node(ctx, objects.NeedOf(cfg)); err != nil {
-			return err
-		}
-		if a.nodeIPs = objects.NodeInfo(cfg, node).Addresses; len(a.nodeIPs) == 0 {
-			if a.nodeIPs, err = own(); err != nil {
-				return err
-			}
-		}
-	}
-	// Steps that may fail because privileges or kernel features are missing come first.
-	if a.families, err = modes.ServedFamilies(ctx, a.mode, modes.Settings{Config: cfg, NodeIPs: a.nodeIPs}, log); err != nil {
-		return err
-	}
-	if a.observers, err = newObservers(&a.options, a.families); err != nil {
-		return err
-	}
-	switch {
-	case a.options.Events != nil:
-		a.events = &guardedEvents{EventSink: a.options.Events, log: log}
-	case client != nil:
-		r := kubeapi.NewRecorder(client.Core(), a.options.Component, cfg.NodeName, log)
-		a.closers = append(a.closers, r.Shutdown)
-		a.events = r
-	}
-	if err := a.listen(ctx, cfg); err != nil {
-		return err
-	}
-	if err := a.openKernel(ctx, cfg, log); err != nil {
-		return err
-	}
-	if err := a.openSockets(ctx, cfg, log); err != nil {
-		return err
-	}
-	hooks := objects.WorldHooks{
-		Own:    own,
-		Ranges: ranges,
-		OwnInUse: func(err error) {
-			wait := time.Second
-			if err == nil {
-				wait = max(wait, cfg.SyncPeriod)
-			}
-			a.refresh.Reset(wait)
-		},
-		OnService:      a.mode.OnService,
-		ReceiveService: a.metrics.ReceiveService,
-		ReceiveSlice:   a.metrics.ReceiveSlice,
-		Ineligible:     a.Proxy.SetIneligible,
-		Contact:        a.metrics.Contact,
-		APIServer:      objects.FindAPIAddresses(ctx, client, log),
-		OverBudget:     a.metrics.OverBudget,
-		LeftOut:        a.metrics.LeftOut,
-	}
-	hooks.Overlap = func(message string) { a.nodeEvent(true, reasonServiceCIDROverlap, message) }
-	if a.events != nil {
-		hooks.Events = a.events
-	}
-	if client != nil && cfg.StartupTaint != "" {
-		a.taint = &startupTaint{key: cfg.StartupTaint, remove: client.RemoveTaint, event: a.nodeEvent, log: log, wake: make(chan struct{}, 1)}
-		hooks.Node = a.taint.observe
-	}
-	if !a.mode.NeedsNode {
-		if node, err = src.Node(ctx, objects.NeedOf(cfg)); err != nil {
-			return err
-		}
-	}
-	if cfg.Manifests == "" || a.options.Source != nil || node != nil {
-		// With an API server /healthz waits for the Node object, as kube-proxy's does.
-		a.Proxy.SetIneligible(health.WhyIneligible(node))
-	}
-	hooks.Panicked = func(p any) { a.Failed(panicError(p)) }
-	if a.World, err = objects.New(cfg, a.families, node, hooks, log); err != nil {
-		return err
-	}
-	a.instance = rand.Text()
-	a.takeOver = newTakeOver(a)
-	if a.plane.Powerless && cfg.Adopt {
-		log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
-	}
-	if err := a.connect(); err != nil {
-		return err
-	}
-	if err := a.openLocalhost(log); err != nil {
-		return err
-	}
-	if a.options.Serve {
-		a.servers = a.newServers()
-	}
-	return a.register()
-}
-
-// openKernel opens the data plane and the cleaner of UDP flows.
-func (a *Agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
-	netns, err := openNetNS()
-	if err != nil {
-		return err
-	}
-	a.netns = netns
-	a.closers = append(a.closers, func() { netns.Close() })
-	s := modes.Settings{Config: cfg, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(netns, log), NetNS: netns, Limits: a.limits, Dial: a.options.dialTo(), Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: log}
-	c := conntrack.Config{NetNS: netns, Log: log, Hooks: &conntrack.Hooks{FlushedFamily: a.metrics.Flushed}}
-	if a.plane, err = a.mode.Open(ctx, s); err != nil {
-		return err
-	}
-	a.closers = append(a.closers, func() { a.plane.Close() })
-	if a.mode.TracksConnections {
-		a.cleaner, err = conntrack.New(ctx, c)
-		if err == nil {
-			a.closers = append(a.closers, func() { a.cleaner.Close() })
-		} else if err = optional("cannot delete stale UDP flows", err, log); err != nil {
-			return err
-		}
-	}
-	if cfg.ResetVanished != 0 {
-		if err := a.openResetter(ctx, cfg, log); err != nil {
-			return err
-		}
-	}
-	if a.plane.Counters != nil {
-		a.metrics.WatchCounters(a.plane.Counters)
-	}
-	if cfg.TrafficMetrics {
-		a.watchTraffic()
-	}
-	return nil
-}
-
-// optional logs an error about what the system lacks, which the agent does without, and returns any
-// other. It may pass, so that the next start has the feature.
-func optional(message string, err error, log *slog.Logger) error {
-	if !errors.Is(err, dataplane.ErrUnsupported) {
-		return err
-	}
-	log.Warn(message, "error", err)
-	return nil
 }
 
 // limitExceeded sends an Event about a limit of the data plane that a Service exceeds, as package
@@ -322,32 +164,8 @@ func (a *Agent) moreTraffic() (out []dataplane.TrafficReader) {
 	return out
 }
 
-// Close closes everything and leaves the rules in place.
-func (a *Agent) Close() {
-	for _, f := range slices.Backward(a.closers) {
-		func() {
-			defer recovered(func(err error) { a.options.Log.Error("cannot close", "error", err) }) // of a Backend, or a Registerer
-			f()
-		}()
-	}
-	a.closers = nil
-}
-
-// register adds the metrics to the program's registry. All of them exist by now.
-func (a *Agent) register() error {
-	if a.options.Registerer == nil {
-		return nil
-	}
-	to := prometheus.WrapRegistererWith(a.options.Labels, a.options.Registerer)
-	if err := to.Register(a.metrics.Registry()); err != nil {
-		return fmt.Errorf("cannot register metrics: %w", err)
-	}
-	a.closers = append(a.closers, func() { to.Unregister(a.metrics.Registry()) })
-	return nil
-}
-
 // InEffect is closed when the rules are in effect for the first time.
-func (a *Agent) InEffect() <-chan struct{} { return a.takeOver.inEffect }
+func (a *Agent) InEffect() <-chan struct{} { return a.inEffect }
 
 // Health returns the health of the agent.
 func (a *Agent) Health() *health.Proxy { return a.Proxy }
@@ -396,22 +214,14 @@ func (a *Agent) Run(parent context.Context) error {
 		a.Log.Warn(ipvsDeprecation)
 		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
 	}
-	// What a loop opens is in its thread's namespace.
-	inNetNS := a.options.loopWithin
-	loops := []func(context.Context) error{
-		inNetNS(a.runRules), a.followSource, inNetNS(a.followNode), inNetNS(a.watchRules), a.watchConfig, inNetNS(a.takeOver.run), a.cleanFlows, a.endUnanswered, a.removeTaint,
-	}
-	if !a.options.Foreign {
-		loops = append(loops, inNetNS(a.watchSockets), inNetNS(a.resetConnections))
-	}
-	for _, s := range a.servers {
-		loops = append(loops, s.run)
-	}
 	var wg sync.WaitGroup
-	for _, f := range loops {
+	for _, p := range a.list {
+		if p.run == nil {
+			continue
+		}
 		wg.Go(func() {
 			defer recovered(a.Failed)
-			if err := f(ctx); err != nil {
+			if err := a.loop(p)(ctx); err != nil {
 				stop(err)
 			}
 		})

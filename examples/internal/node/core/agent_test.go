@@ -166,3 +166,21 @@ func TestTemporaryErrorTurnsNoFeatureOff(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestPartsStandBehindWhatTheyNeed checks the order in which an agent opens its parts.
+func TestPartsStandBehindWhatTheyNeed(t *testing.T) {
+	c := configtest.Parsed(t, []string{"run"})
+	a := &Agent{options: Options{Config: c, Serve: true}}
+	open := map[string]bool{}
+	for _, p := range a.parts() {
+		for _, need := range p.needs {
+			if !open[need] {
+				t.Errorf("%s needs %s, which is not open before", p.name, need)
+			}
+		}
+		if open[p.name] {
+			t.Errorf("two parts are named %s", p.name)
+		}
+		open[p.name] = true
+	}
+}

@@ -35,11 +35,12 @@ type localhost struct {
 
 // openLocalhost opens the data plane of NodePorts at loopback addresses, if the configuration
 // and the mode require it.
-func (a *Agent) openLocalhost(log *slog.Logger) error {
+func (a *Agent) openLocalhost(context.Context) (func(), error) {
 	families := a.Config.LoopbackFamilies(a.families)
 	if len(families) == 0 || a.options.Foreign {
-		return nil
+		return nil, nil
 	}
+	log := a.options.Log
 	l := &localhost{
 		complaints: complaint.NewLog(log), every: max(a.Config.SyncPeriod, time.Second),
 		retry: time.AfterFunc(time.Hour, func() { a.runner.Trigger() }),
@@ -60,13 +61,12 @@ func (a *Agent) openLocalhost(log *slog.Logger) error {
 		Log:     log,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	a.closers = append(a.closers, l.close)
 	l.metrics = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
 	l.cursor = a.Engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	a.localhost = l
-	return nil
+	return l.close, nil
 }
 
 // close resets all connections.

@@ -68,13 +68,6 @@ func (o *Options) Within(f func() error) error {
 	return doIn(o.NetNS, f)
 }
 
-// loopWithin returns f as a function that runs in the network namespace of the options.
-func (o *Options) loopWithin(f func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error {
-		return o.Within(func() error { return f(ctx) })
-	}
-}
-
 // listen opens a listening socket in the network namespace.
 func (o *Options) listen(ctx context.Context, network, address string) (l net.Listener, err error) {
 	open := o.Listen

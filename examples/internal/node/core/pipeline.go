@@ -3,13 +3,11 @@ package core
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/reset"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -23,7 +21,7 @@ const fullSyncPeriod = time.Hour
 
 // connect attaches the data plane and the followers to the engine. The runner syncs them
 // when the engine has a change.
-func (a *Agent) connect() (err error) {
+func (a *Agent) connect(context.Context) (_ func(), err error) {
 	var rules ruleset.Backend = a
 	if a.cleaner != nil {
 		rules = a.cleaner.Wrap(rules)
@@ -48,18 +46,17 @@ func (a *Agent) connect() (err error) {
 		Hooks:  &runner.Hooks{Queued: a.queued, SyncStart: a.Starting},
 	}, a.Sync)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a.retry = time.AfterFunc(time.Hour, a.runner.Trigger)
 	a.retry.Stop()
-	a.closers = append(a.closers, func() { a.retry.Stop() })
 	a.Engine.Notify(func() {
 		now := time.Now()
 		a.asked.CompareAndSwap(nil, &now)
 		a.takeOver.noticed(now)
 		a.runner.Trigger()
 	})
-	return nil
+	return func() { a.retry.Stop() }, nil
 }
 
 // followSource hands in the objects of the source.
@@ -144,7 +141,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 			err = errors.Join(err, a.localhost.sync(ctx))
 		}
 		a.report(failed, asked) // after the followers: everything must be in effect
-		a.takeOver.done()
+		a.reached()
 	}
 	return err
 }
@@ -226,30 +223,32 @@ func (a *Agent) repairSoon() {
 }
 
 // openResetter opens what ends connections to endpoints that vanished.
-func (a *Agent) openResetter(ctx context.Context, cfg *config.Config, log *slog.Logger) (err error) {
+func (a *Agent) openResetter(ctx context.Context) (_ func(), err error) {
+	cfg := a.options.Config
+	if cfg.ResetVanished == 0 {
+		return nil, nil
+	}
 	ended, limited := a.metrics.CountResets()
 	a.resetter, err = reset.New(ctx, reset.Config{
-		NetNS: a.netns, Delay: cfg.ResetVanished, DestroySockets: true, Log: log,
-		// connect sets a.rules before the loops run.
+		NetNS: a.netns, Delay: cfg.ResetVanished, DestroySockets: true, Log: a.options.Log,
+		// connect sets a.rules before the parts run.
 		Exists: func(at netip.AddrPort) bool { return len(a.rules.LookupEndpoint(at, v1.ProtocolTCP)) != 0 },
 		Hooks:  &reset.Hooks{Ended: func(i reset.Group) { ended(i.Endpoints, i.Sockets) }, Limited: limited},
 	})
-	if err == nil {
-		a.closers = append(a.closers, func() { a.resetter.Close() })
+	if err != nil {
+		return nil, err
 	}
-	return err
+	return func() { a.resetter.Close() }, nil
 }
 
 // resetConnections ends connections to endpoints that vanished. Without the flag it removes the
-// table of an earlier run when the rules are in effect.
+// table of an earlier run.
 func (a *Agent) resetConnections(ctx context.Context) error {
 	if a.resetter != nil {
 		return a.resetter.Run(ctx)
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-a.takeOver.inEffect:
+	if a.options.Foreign {
+		return nil
 	}
 	if err := reset.Cleanup(ctx, reset.Config{NetNS: a.netns}); err != nil {
 		a.Log.Debug("cannot look for the table of an earlier run that ended connections", "error", err)

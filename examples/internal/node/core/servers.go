@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/runner/health"
@@ -55,7 +54,7 @@ func (a *Agent) readyz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	select {
-	case <-a.takeOver.inEffect:
+	case <-a.inEffect:
 		if a.Proxy.Healthy() {
 			fmt.Fprint(w, "ok")
 			return
@@ -127,52 +126,6 @@ func (s *server) serve(ctx context.Context) error {
 		err = <-ended
 	}
 	return err
-}
-
-// listen opens the listeners of all servers if none may fail. An agent that is started beside
-// another one, which has the ports, then fails before it has changed a rule.
-func (a *Agent) listen(ctx context.Context, cfg *config.Config) error {
-	e := cfg.Effective
-	if !e.BindAddressHardFail || !a.options.Serve {
-		return nil
-	}
-	a.listeners = map[string]net.Listener{}
-	for _, s := range []struct{ name, addr, reason string }{
-		{healthzServer, e.HealthzBindAddress, reasonHealthzFailed},
-		{metricsServer, e.MetricsBindAddress, reasonMetricsFailed},
-		{readyzServer, cfg.ReadyzBindAddress, reasonHealthzFailed},
-	} {
-		if s.addr == "" {
-			continue
-		}
-		l, err := a.options.listen(ctx, "tcp", s.addr)
-		if err != nil {
-			err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
-			a.nodeEvent(true, s.reason, err.Error())
-			return err
-		}
-		a.listeners[s.addr] = l
-		a.closers = append(a.closers, func() { l.Close() })
-	}
-	return nil
-}
-
-// newServers returns the servers that the configuration enables.
-func (a *Agent) newServers() []*server {
-	e := a.Config.Effective
-	var out []*server
-	add := func(name, addr, reason string, h http.Handler) {
-		if addr != "" {
-			out = append(out, &server{
-				name: name, addr: addr, handler: h, connections: a.limits.Requests, hardFail: e.BindAddressHardFail, listen: a.options.listen, listener: a.listeners[addr], log: a.Log,
-				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
-			})
-		}
-	}
-	add(healthzServer, e.HealthzBindAddress, reasonHealthzFailed, a.HealthzHandler())
-	add(metricsServer, e.MetricsBindAddress, reasonMetricsFailed, a.MetricsHandler())
-	add(readyzServer, a.Config.ReadyzBindAddress, reasonHealthzFailed, a.HealthzHandler())
-	return out
 }
 
 // HealthzHandler serves /healthz, /livez and /readyz.

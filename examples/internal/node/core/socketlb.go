@@ -31,41 +31,30 @@ type SocketPlane interface {
 	Close() error
 }
 
-// openSockets opens the data plane of --socket-lb, if it is enabled. The calling thread must be in the
-// node's network namespace.
-func (a *Agent) openSockets(ctx context.Context, cfg *config.Config, log *slog.Logger) (err error) {
-	if !cfg.SocketLB.Enabled {
-		return nil
+// openSockets opens the data plane of --socket-lb, if it is enabled.
+func (a *Agent) openSockets(ctx context.Context) (_ func(), err error) {
+	cfg := a.options.Config.SocketLB
+	if !cfg.Enabled {
+		return nil, nil
 	}
 	if a.options.SocketLB.Open == nil {
-		return errors.New("this program has no data plane for --socket-lb: its Options.SocketLB is not set")
+		return nil, errors.New("this program has no data plane for --socket-lb: its Options.SocketLB is not set")
 	}
-	if a.Sockets, err = a.options.SocketLB.Open(ctx, cfg.SocketLB, a.families, log); err != nil {
-		return err
+	if a.Sockets, err = a.options.SocketLB.Open(ctx, cfg, a.families, a.options.Log); err != nil {
+		return nil, err
 	}
-	a.closers = append(a.closers, func() { a.Sockets.Close() })
-	return nil
+	return func() { a.Sockets.Close() }, nil
 }
 
 // watchSockets repairs the socket programs and their maps when another process altered
 // them. Without --socket-lb it removes the programs of an earlier run, which would become
 // outdated.
 func (a *Agent) watchSockets(ctx context.Context) error {
-	if a.Sockets == nil {
-		return a.removeSockets(ctx)
+	if a.Sockets != nil {
+		return a.Sockets.Watch(ctx, watchSocketsInterval, a.drifted("socket programs", a.socketRules))
 	}
-	return a.Sockets.Watch(ctx, watchSocketsInterval, a.drifted("socket programs", a.socketRules))
-}
-
-// removeSockets waits until the rules are in effect and then removes the socket programs.
-func (a *Agent) removeSockets(ctx context.Context) error {
-	if a.options.SocketLB.Remove == nil {
+	if a.options.SocketLB.Remove == nil || a.options.Foreign {
 		return nil
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-a.takeOver.inEffect:
 	}
 	switch removed, err := a.options.SocketLB.Remove(ctx, a.Config.SocketLB.Dir); {
 	case err != nil:

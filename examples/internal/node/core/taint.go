@@ -113,15 +113,10 @@ func taintPause(failures int) time.Duration {
 	return min(firstTaintPause<<min(failures, 10), longestTaintPause)
 }
 
-// removeTaint removes the startup taint once the rules are in effect, if the configuration names one.
+// removeTaint removes the startup taint, if the configuration names one.
 func (a *Agent) removeTaint(ctx context.Context) error {
 	if a.taint == nil {
 		return nil
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-a.takeOver.inEffect:
-		return a.taint.run(ctx)
-	}
+	return a.taint.run(ctx)
 }

@@ -44,10 +44,6 @@ type takeOver struct {
 	prober  *takeover.Prober
 	// moved reports that mode iptables has the clients of kube-proxy's nftables mode.
 	moved bool
-	// inEffect is closed when the rules of the agent's mode are in effect. done is the
-	// function that closes it.
-	inEffect chan struct{}
-	done     func()
 	// changed is when objects last changed after the first lists, in Unix nanoseconds, and notices
 	// counts these changes and the lists.
 	changed, notices atomic.Int64
@@ -70,13 +66,12 @@ type otherRules struct {
 func newTakeOver(a *Agent) *takeOver {
 	o, e := &a.options, a.options.Config.Effective
 	t := &takeOver{
-		a: a, mode: a.mode, adopt: o.Config.Adopt && !o.Foreign, inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
+		a: a, mode: a.mode, adopt: o.Config.Adopt && !o.Foreign, kinds: map[takeover.Kind]*otherRules{},
 		prober: &takeover.Prober{
 			Own: a.instance, Pages: takeover.Pages(e.MetricsBindAddress, e.HealthzBindAddress),
 			Dial: o.Dial, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots,
 		},
 	}
-	t.done = sync.OnceFunc(func() { close(t.inEffect) })
 	for _, m := range o.Modes {
 		t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.Name}] = &otherRules{}
 		if m.Name != a.mode.Name {
@@ -208,14 +203,8 @@ func (t *takeOver) writes(p, k takeover.Kind) bool {
 	return true
 }
 
-// run removes the rules of other proxies from when the agent's own are in effect, and ends when there
-// are none that it may remove.
+// run removes the rules of other proxies, and ends when there are none.
 func (t *takeOver) run(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.inEffect:
-	}
 	if t.a.plane.Powerless || t.a.options.Foreign {
 		return nil
 	}

@@ -1,0 +1,311 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/runner/health"
+)
+
+// part is a part of an agent.
+type part struct {
+	name string
+	// needs names the parts that open uses. They stand before this one.
+	needs []string
+	// open opens what can fail, on a thread in the agent's network namespace. It changes no rule and no
+	// parameter. It returns the function that closes the part, or nil.
+	open func(context.Context) (closer func(), err error)
+	// run runs until its context ends or an error ends the agent. With inside, it runs on a thread in the
+	// agent's network namespace. With later, it starts when the rules are in effect.
+	run           func(context.Context) error
+	inside, later bool
+}
+
+// parts returns the parts of the agent in the order in which they are opened. They are closed in the
+// reverse order. What may fail because privileges or features of the kernel are missing, or because
+// another agent runs, comes before what waits for the API server, except in modes that need the Node.
+func (a *Agent) parts() []part {
+	e, need := a.options.Config.Effective, func(names ...string) []string { return names }
+	return []part{
+		{name: "configuration file", run: a.watchConfig},
+		{name: "addresses", open: a.openAddresses},
+		{name: "source", open: a.openSource, run: a.followSource},
+		{name: "node", needs: need("addresses", "source"), open: a.openNode},
+		{name: "observers", needs: need("node"), open: a.openObservers},
+		{name: "events", needs: need("source", "observers"), open: a.openEvents},
+		a.server(healthzServer, e.HealthzBindAddress, reasonHealthzFailed, a.HealthzHandler),
+		a.server(metricsServer, e.MetricsBindAddress, reasonMetricsFailed, a.MetricsHandler),
+		a.server(readyzServer, a.options.Config.ReadyzBindAddress, reasonHealthzFailed, a.HealthzHandler),
+		{name: "namespace", open: a.openNamespace},
+		{name: "data plane", needs: need("node", "observers", "namespace"), open: a.openPlane, run: a.watchRules, inside: true},
+		{name: "stale flows", needs: need("observers", "namespace"), open: a.openCleaner, run: a.cleanFlows},
+		{name: "unanswered connections", needs: need("stale flows"), run: a.endUnanswered},
+		{name: "resets", needs: need("observers", "namespace"), open: a.openResetter, run: a.resetConnections, inside: true, later: true},
+		{name: "socket programs", needs: need("observers"), open: a.openSockets, run: a.watchSockets, inside: true, later: true},
+		{name: "objects", needs: need("addresses", "source", "events"), open: a.openWorld, run: a.followNode, inside: true},
+		{name: "startup taint", needs: need("objects"), run: a.removeTaint, later: true},
+		{name: "take-over", needs: need("namespace", "data plane", "objects"), open: a.openTakeOver, run: a.runTakeOver, inside: true, later: true},
+		{name: "rules", needs: need("data plane", "stale flows", "resets", "socket programs", "objects", "take-over"), open: a.connect, run: a.runRules, inside: true},
+		{name: "loopback NodePorts", needs: need("objects", "rules"), open: a.openLocalhost},
+		{name: "registry", needs: need("data plane", "resets", "loopback NodePorts"), open: a.register},
+	}
+}
+
+// open opens the parts. The caller closes those that are open after an error, too.
+func (a *Agent) open(ctx context.Context) (err error) {
+	if a.mode, err = modes.Find(a.options.Modes, a.options.Config.Mode); err != nil {
+		return err
+	}
+	a.list = a.parts()
+	for _, p := range a.list {
+		if p.open == nil {
+			continue
+		}
+		closer, err := p.open(ctx)
+		if closer != nil {
+			a.closers = append(a.closers, closer)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loop returns the function that runs a part.
+func (a *Agent) loop(p part) func(context.Context) error {
+	run := p.run
+	if p.later {
+		run = func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-a.inEffect:
+				return p.run(ctx)
+			}
+		}
+	}
+	if !p.inside {
+		return run
+	}
+	return func(ctx context.Context) error { return a.options.Within(func() error { return run(ctx) }) }
+}
+
+// Close closes everything and leaves the rules in place.
+func (a *Agent) Close() {
+	for _, f := range slices.Backward(a.closers) {
+		func() {
+			defer recovered(func(err error) { a.options.Log.Error("cannot close", "error", err) }) // of a Backend, or a Registerer
+			f()
+		}()
+	}
+	a.closers = nil
+}
+
+func (a *Agent) openAddresses(context.Context) (stop func(), err error) {
+	a.own, a.ranges, stop, err = objects.OpenAddresses()
+	return stop, err
+}
+
+func (a *Agent) openSource(context.Context) (stop func(), err error) {
+	a.source, a.client = a.options.Source, a.options.Client
+	if a.source == nil {
+		if a.source, a.client, err = objects.NewSource(a.options.Config, a.client, a.options.Log); err != nil {
+			return nil, err
+		}
+	}
+	if f, ok := a.source.(*objects.Files); ok {
+		f.Together = a.handIn
+	}
+	return a.source.Close, nil
+}
+
+// openNode reads what a mode with NeedsNode needs, and finds the families that the node can serve.
+func (a *Agent) openNode(ctx context.Context) (_ func(), err error) {
+	cfg := a.options.Config
+	if a.mode.NeedsNode {
+		if a.node, err = a.source.Node(ctx, objects.NeedOf(cfg)); err != nil {
+			return nil, err
+		}
+		if a.nodeIPs = objects.NodeInfo(cfg, a.node).Addresses; len(a.nodeIPs) == 0 {
+			if a.nodeIPs, err = a.own(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	a.families, err = modes.ServedFamilies(ctx, a.mode, modes.Settings{Config: cfg, NodeIPs: a.nodeIPs}, a.options.Log)
+	return nil, err
+}
+
+func (a *Agent) openObservers(context.Context) (_ func(), err error) {
+	a.observers, err = newObservers(&a.options, a.families)
+	return nil, err
+}
+
+func (a *Agent) openEvents(context.Context) (func(), error) {
+	switch {
+	case a.options.Events != nil:
+		a.events = &guardedEvents{EventSink: a.options.Events, log: a.options.Log}
+	case a.client != nil:
+		r := kubeapi.NewRecorder(a.client.Core(), a.options.Component, a.options.Config.NodeName, a.options.Log)
+		a.events = r
+		return r.Shutdown, nil
+	}
+	return nil, nil
+}
+
+// server returns the part of a server that listens at an address, if there is one. If it must not fail, it
+// listens before the kernel's rules change: an agent that is started beside another one, which has the
+// ports, fails before it has changed a rule.
+func (a *Agent) server(name, addr, reason string, handler func() http.Handler) part {
+	p := part{name: name, needs: []string{"events"}}
+	if addr == "" || !a.options.Serve {
+		return p
+	}
+	s := &server{
+		name: name, addr: addr, hardFail: a.options.Config.Effective.BindAddressHardFail, listen: a.options.listen, log: a.options.Log,
+		failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
+	}
+	p.open = func(ctx context.Context) (func(), error) {
+		if !s.hardFail {
+			return nil, nil
+		}
+		l, err := s.listen(ctx, "tcp", addr)
+		if err != nil {
+			err = fmt.Errorf("%s at %s: %w", name, addr, err)
+			s.failed(err)
+			return nil, err
+		}
+		s.listener = l
+		return func() { l.Close() }, nil
+	}
+	p.run = func(ctx context.Context) error {
+		s.handler, s.connections = handler(), a.limits.Requests
+		return s.run(ctx)
+	}
+	return p
+}
+
+func (a *Agent) openNamespace(context.Context) (func(), error) {
+	netns, err := openNetNS()
+	if err != nil {
+		return nil, err
+	}
+	a.netns = netns
+	return func() { netns.Close() }, nil
+}
+
+func (a *Agent) openPlane(ctx context.Context) (_ func(), err error) {
+	a.plane, err = a.mode.Open(ctx, modes.Settings{
+		Config: a.options.Config, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(a.netns, a.options.Log), NetNS: a.netns, Limits: a.limits,
+		Dial: a.options.dialTo(), Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: a.options.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if a.plane.Counters != nil {
+		a.metrics.WatchCounters(a.plane.Counters)
+	}
+	if a.options.Config.TrafficMetrics {
+		a.watchTraffic()
+	}
+	return func() { a.plane.Close() }, nil
+}
+
+func (a *Agent) openCleaner(ctx context.Context) (func(), error) {
+	if !a.mode.TracksConnections {
+		return nil, nil
+	}
+	c, err := conntrack.New(ctx, conntrack.Config{NetNS: a.netns, Log: a.options.Log, Hooks: &conntrack.Hooks{FlushedFamily: a.metrics.Flushed}})
+	if err != nil {
+		return nil, optional("cannot delete stale UDP flows", err, a.options.Log)
+	}
+	a.cleaner = c
+	return func() { c.Close() }, nil
+}
+
+// optional logs an error about what the system lacks, which the agent does without, and returns any
+// other. It may pass, so that the next start has the feature.
+func optional(message string, err error, log *slog.Logger) error {
+	if !errors.Is(err, dataplane.ErrUnsupported) {
+		return err
+	}
+	log.Warn(message, "error", err)
+	return nil
+}
+
+// openWorld opens the objects and the engine.
+func (a *Agent) openWorld(ctx context.Context) (_ func(), err error) {
+	cfg, log := a.options.Config, a.options.Log
+	if !a.mode.NeedsNode {
+		if a.node, err = a.source.Node(ctx, objects.NeedOf(cfg)); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Manifests == "" || a.options.Source != nil || a.node != nil {
+		// With an API server /healthz waits for the Node object, as kube-proxy's does.
+		a.Proxy.SetIneligible(health.WhyIneligible(a.node))
+	}
+	hooks := objects.WorldHooks{
+		Own:    a.own,
+		Ranges: a.ranges,
+		OwnInUse: func(err error) {
+			wait := time.Second
+			if err == nil {
+				wait = max(wait, cfg.SyncPeriod)
+			}
+			a.refresh.Reset(wait)
+		},
+		Overlap:        func(message string) { a.nodeEvent(true, reasonServiceCIDROverlap, message) },
+		OnService:      a.mode.OnService,
+		Events:         a.events,
+		ReceiveService: a.metrics.ReceiveService,
+		ReceiveSlice:   a.metrics.ReceiveSlice,
+		APIServer:      objects.FindAPIAddresses(ctx, a.client, log),
+		Contact:        a.metrics.Contact,
+		Ineligible:     a.Proxy.SetIneligible,
+		OverBudget:     a.metrics.OverBudget,
+		LeftOut:        a.metrics.LeftOut,
+		Panicked:       func(p any) { a.Failed(panicError(p)) },
+	}
+	if a.client != nil && cfg.StartupTaint != "" {
+		a.taint = &startupTaint{key: cfg.StartupTaint, remove: a.client.RemoveTaint, event: a.nodeEvent, log: log, wake: make(chan struct{}, 1)}
+		hooks.Node = a.taint.observe
+	}
+	a.World, err = objects.New(cfg, a.families, a.node, hooks, log)
+	return nil, err
+}
+
+func (a *Agent) openTakeOver(context.Context) (func(), error) {
+	a.takeOver = newTakeOver(a)
+	if a.plane.Powerless && a.options.Config.Adopt {
+		a.options.Log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
+	}
+	return nil, nil
+}
+
+func (a *Agent) runTakeOver(ctx context.Context) error { return a.takeOver.run(ctx) }
+
+// register adds the metrics to the program's registry. All of them exist by now.
+func (a *Agent) register(context.Context) (func(), error) {
+	if a.options.Registerer == nil {
+		return nil, nil
+	}
+	to := prometheus.WrapRegistererWith(a.options.Labels, a.options.Registerer)
+	if err := to.Register(a.metrics.Registry()); err != nil {
+		return nil, fmt.Errorf("cannot register metrics: %w", err)
+	}
+	return func() { to.Unregister(a.metrics.Registry()) }, nil
+}
