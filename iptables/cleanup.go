@@ -227,10 +227,15 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 		case guarded && to == chainLocalnet:
 		case slices.Contains(kernelChains, h.chain):
 			commands = append(commands, iptext.DeleteCommand(h.chain, h.rule))
-		case to == chainMarkMasq || to == chainPostrouting:
-			delete(b.drops[t], to)
 		default:
-			b.put(chain{table: t, name: to})
+			stays := "iptables: a chain and its rules stay, because another program's rule leads to it"
+			if to == chainMarkMasq || to == chainPostrouting {
+				delete(b.drops[t], to)
+			} else {
+				stays = "iptables: a chain stays, without rules, because another program's rule leads to it"
+				b.put(chain{table: t, name: to})
+			}
+			f.log.Info(stays, slog.String("chain", to), slog.String("table", t.String()), slog.Any("family", f.family), slog.String("rule", "-A "+h.chain+" "+h.rule))
 		}
 	}
 	// A program that uses KUBE-MARK-MASQ needs KUBE-POSTROUTING, too, which the

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
@@ -137,4 +138,17 @@ func ipvsFamilies(ctx context.Context) []tracker.Family {
 		}
 	}
 	return out
+}
+
+// nameMaps adds to an error of a clean-up the verdict maps of nf_tables that lead to chains of kube-proxy, which
+// iptables does not see: the kernel does not delete such chains.
+func nameMaps(ctx context.Context, err error) error {
+	if err == nil || !strings.Contains(err.Error(), "resource busy") {
+		return err
+	}
+	maps, readErr := takeover.MapsToChains(ctx)
+	if readErr != nil || len(maps) == 0 {
+		return errors.Join(err, readErr)
+	}
+	return fmt.Errorf("%w; chains are in use by %s", err, strings.Join(maps, ", "))
 }

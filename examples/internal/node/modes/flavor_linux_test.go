@@ -1,6 +1,7 @@
 package modes
 
 import (
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -105,5 +106,33 @@ func TestForeignRulesDoNotHideKubeletsHint(t *testing.T) {
 		if f.Name != config.FlavorNFT || !strings.Contains(f.why, "KUBE-IPTABLES-HINT") {
 			t.Errorf("%s: chose %q because %s", rule, f.Name, f.why)
 		}
+	}
+}
+
+// TestCleanupNamesWhatKeepsChains cleans up chains of kube-proxy that another program's verdict map, or its rule,
+// leads to.
+func TestCleanupNamesWhatKeepsChains(t *testing.T) {
+	netlab.Require(t)
+	netlab.NeedPrograms(t, "iptables-nft-restore", "ip6tables-nft-restore", "nft")
+	node := netlab.NewHost(t)
+	const rules = "*nat\n:KUBE-SERVICES -\n:KUBE-MARK-MASQ -\n:KUBE-POSTROUTING -\n:PORTALS -\n-A KUBE-SERVICES -j KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\n-A PORTALS -j KUBE-MARK-MASQ\nCOMMIT"
+	run := func(script string) {
+		t.Helper()
+		if out, err := node.Run(t, "sh", "-e", "-c", script); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	var text strings.Builder
+	log := slog.New(slog.NewTextHandler(&text, nil))
+	cleanup := func() error {
+		return node.Do(func() error { return IPTables().CleanupKubeProxy(t.Context(), log) })
+	}
+	run("iptables-nft-restore <<E\n" + rules + "\nE\nnft 'add map ip nat portals { type inet_service : verdict; elements = { 99 : jump KUBE-SERVICES }; }'")
+	if err := cleanup(); err == nil || !strings.Contains(err.Error(), "map ip nat portals (to KUBE-SERVICES)") {
+		t.Errorf("with a map: %v", err)
+	}
+	run("nft delete map ip nat portals")
+	if err := cleanup(); err != nil || !strings.Contains(text.String(), `chain=KUBE-MARK-MASQ table=nat family=IPv4 rule="-A PORTALS -j KUBE-MARK-MASQ"`) {
+		t.Errorf("with a rule: %v, log:\n%s", err, &text)
 	}
 }

@@ -155,6 +155,35 @@ func (r *reader) get(q nft.Request, fn func(typ uint16, data []byte)) bool {
 	return len(objects) != 0
 }
 
+// MapsToChains returns the verdict maps in the tables of iptables that lead to chains of kube-proxy, such as
+// "map ip nat portals (to KUBE-MARK-MASQ)".
+func MapsToChains(ctx context.Context) (out []string, err error) {
+	conn, err := nft.Dial(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	r := reader{ctx: ctx, conn: conn}
+	for _, family := range families {
+		for _, table := range []string{"nat", "filter"} {
+			r.get(nft.Request{Type: unix.NFT_MSG_GETSET, Family: nfproto(family), Flags: nl.Dump, Attrs: []nl.Attribute{nft.String(unix.NFTA_SET_TABLE, table)}}, func(typ uint16, name []byte) {
+				if typ != unix.NFTA_SET_NAME {
+					return
+				}
+				set := unix.ByteSliceToString(name)
+				r.get(nft.Request{Type: unix.NFT_MSG_GETSETELEM, Family: nfproto(family), Flags: nl.Dump, Attrs: []nl.Attribute{
+					nft.String(unix.NFTA_SET_ELEM_LIST_TABLE, table), nft.String(unix.NFTA_SET_ELEM_LIST_SET, set),
+				}}, func(typ uint16, elements []byte) {
+					if at := bytes.Index(elements, []byte("KUBE-")); typ == unix.NFTA_SET_ELEM_LIST_ELEMENTS && at >= 0 {
+						out = append(out, fmt.Sprintf("map %s %s %s (to %s)", map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[family], table, set, unix.ByteSliceToString(elements[at:])))
+					}
+				})
+			})
+		}
+	}
+	return out, r.err
+}
+
 // matchesSet reports whether one of a rule's expressions is iptables' match of a set.
 func matchesSet(expressions []byte) bool {
 	for _, expression := range nft.Attributes(expressions) {

@@ -131,7 +131,7 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 		if err := errors.Join(agent.Cleanup(ctx, cfg, nil, log), sockets.Cleanup(ctx)); err != nil {
 			return err
 		}
-		log.Info("removed all rules")
+		log.Info("removed the rules")
 		return nil
 	case initOnly:
 		switch needed, err := agent.SetParameters(ctx, cfg, nil, log); {
