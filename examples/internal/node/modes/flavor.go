@@ -53,9 +53,9 @@ type flavorState struct {
 	rules int
 }
 
-// decide chooses a flavor as the scripts of kubernetes-sigs/iptables-wrappers do. usual is the flavor
-// of the programs without a flavor in their names.
-func decide(nft, legacy flavorState, usual config.Flavor) (choice config.Flavor, why string) {
+// decide chooses a flavor as the scripts of kubernetes-sigs/iptables-wrappers do. usual returns the
+// flavor of the programs without a flavor in their names.
+func decide(nft, legacy flavorState, usual func() config.Flavor) (choice config.Flavor, why string) {
 	switch {
 	case nft.missing != nil && legacy.missing != nil:
 		return config.FlavorAuto, fmt.Sprintf("that of iptables-restore: neither iptables-nft (%v) nor iptables-legacy (%v) can be used", nft.missing, legacy.missing)
@@ -72,7 +72,7 @@ func decide(nft, legacy flavorState, usual config.Flavor) (choice config.Flavor,
 	case nft.rules > legacy.rules:
 		return config.FlavorNFT, fmt.Sprintf("it has %d rules, and iptables-legacy has %d", nft.rules, legacy.rules)
 	}
-	return usual, "iptables-restore has it, and both flavors have the same number of rules"
+	return usual(), "iptables-restore has it, and both flavors have the same number of rules"
 }
 
 // hints are kubelet's chains.

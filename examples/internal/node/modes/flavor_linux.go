@@ -26,7 +26,8 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS && c.Mode != config.ModeNFTables {
 		return f
 	}
-	native, legacy := newReader(ctx, config.FlavorNFT), newReader(ctx, config.FlavorLegacy)
+	hints := c.Mode != config.ModeNFTables && c.Flavor == config.FlavorAuto
+	native, legacy := newReader(ctx, config.FlavorNFT, hints), newReader(ctx, config.FlavorLegacy, hints)
 	if c.Mode == config.ModeNFTables {
 		for _, r := range []*reader{native, legacy} {
 			for _, what := range r.drops(ctx) {
@@ -40,7 +41,7 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 			native.countRules(ctx)
 			legacy.countRules(ctx)
 		}
-		f.Name, f.why = decide(native.flavorState, legacy.flavorState, usualFlavor(ctx))
+		f.Name, f.why = decide(native.flavorState, legacy.flavorState, func() config.Flavor { return usualFlavor(ctx) })
 	}
 	switch f.Name {
 	case config.FlavorNFT:
@@ -91,14 +92,14 @@ type reader struct {
 	usable map[tracker.Family]bool
 }
 
-// newReader returns a reader that has looked for kubelet's chains.
-func newReader(ctx context.Context, flavor config.Flavor) *reader {
+// newReader returns a reader. With hints, it has looked for kubelet's chains.
+func newReader(ctx context.Context, flavor config.Flavor, hints bool) *reader {
 	r := &reader{flavor: flavor, usable: map[tracker.Family]bool{}}
 	var missing []error
 	for _, f := range families {
-		_, err := output(ctx, program(f, flavor, "restore"), "--version")
+		_, err := exec.LookPath(program(f, flavor, "restore"))
 		saved := ""
-		if err == nil {
+		if err == nil && hints {
 			saved, err = r.save(ctx, f, "mangle")
 		}
 		foreign := flavor == config.FlavorNFT && unreadable(saved, err)

@@ -29,7 +29,7 @@ func TestFlavorIsThatOfTheHost(t *testing.T) {
 		{"no legacy", s{}, s{missing: missing}, config.FlavorLegacy, config.FlavorNFT, "iptables-legacy cannot be used: missing"},
 		{"neither", s{missing: missing}, s{missing: missing}, config.FlavorNFT, config.FlavorAuto, "neither"},
 	} {
-		if got, why := decide(tt.nft, tt.legacy, tt.usual); got != tt.want || !strings.Contains(why, tt.why) {
+		if got, why := decide(tt.nft, tt.legacy, func() config.Flavor { return tt.usual }); got != tt.want || !strings.Contains(why, tt.why) {
 			t.Errorf("%s: %q because %s; want %q because %s", tt.name, got, why, tt.want, tt.why)
 		}
 	}
