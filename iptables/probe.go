@@ -3,7 +3,6 @@ package iptables
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -81,24 +80,11 @@ func (f *family) tryKinds(ctx context.Context) error {
 	return f.tryRules(ctx, chains)
 }
 
-// tryRules writes the rules of chains into one that nothing leads to. The rules of one
-// chain are never divided. Chains that the rules lead to need not exist.
+// tryRules writes the rules of chains into one of each table that nothing leads to, by one program. Chains
+// that the rules lead to need not exist.
 func (f *family) tryRules(ctx context.Context, chains []chain) error {
 	probe := [tables]chain{{table: filter, name: chainProbe}, {table: nat, name: chainProbe}}
-	flush := func(t table) error {
-		if len(probe[t].rules) == 0 {
-			return nil
-		}
-		out := f.write(ctx, newInput(t, []chain{probe[t]}, nil, nil, nil, nil))
-		probe[t].rules = nil
-		return out.err
-	}
 	for _, c := range chains {
-		if len(probe[c.table].rules)+len(c.rules) > f.limit {
-			if err := flush(c.table); err != nil {
-				return err
-			}
-		}
 		for _, r := range c.rules {
 			if to := iptext.Target(r); strings.HasPrefix(to, "KUBE-") {
 				r = r[:strings.LastIndex(r, to)-len("-j ")] + "-j RETURN"
@@ -106,16 +92,18 @@ func (f *family) tryRules(ctx context.Context, chains []chain) error {
 			probe[c.table].rules = append(probe[c.table].rules, r)
 		}
 	}
-	return errors.Join(flush(filter), flush(nat))
+	return f.inBoth(ctx, func(t table) *input { return newInput(t, []chain{probe[t]}, nil, nil, nil, nil) })
 }
 
-// dropProbe deletes the chain in which rules are tried.
+// dropProbe deletes the chains in which rules are tried.
 func (f *family) dropProbe(ctx context.Context) error {
-	for t := range tables {
-		gone := []string{chainProbe}
-		if out := f.write(ctx, newInput(t, nil, nil, gone, gone, nil)); out.err != nil {
-			return out.err
-		}
-	}
-	return nil
+	gone := []string{chainProbe}
+	return f.inBoth(ctx, func(t table) *input { return newInput(t, nil, nil, gone, gone, nil) })
+}
+
+// inBoth applies an input for each table by one program.
+func (f *family) inBoth(ctx context.Context, of func(table) *input) error {
+	in := of(filter)
+	in.Command(strings.TrimSuffix(of(nat).String(), "\n"))
+	return f.write(ctx, in).err
 }
