@@ -15,13 +15,11 @@ import (
 // scriptedKubeProxy writes the rules of the Service web as a kube-proxy does: a sync adds what
 // is missing, replaces what differs, and leaves the rest of its tables. It runs for IPv4 only.
 type scriptedKubeProxy struct {
-	t    *testing.T
-	node *netlab.Host
-	mode string
-	// affinity makes clients keep their endpoint for three hours.
-	affinity bool
-	closed   []func()
-	mu       sync.Mutex
+	t      *testing.T
+	node   *netlab.Host
+	mode   string
+	closed []func()
+	mu     sync.Mutex
 }
 
 // startKubeProxy starts a kube-proxy on a node, with endpoints of the Service web. With ports, it
@@ -29,18 +27,13 @@ type scriptedKubeProxy struct {
 func startKubeProxy(t *testing.T, node *netlab.Host, mode string, ports bool, ips ...string) *scriptedKubeProxy {
 	t.Helper()
 	p := &scriptedKubeProxy{t: t, node: node, mode: mode}
-	p.start(ports, ips...)
-	return p
-}
-
-func (p *scriptedKubeProxy) start(ports bool, ips ...string) {
-	p.t.Helper()
 	if ports {
 		p.serve("127.0.0.1:10249", p.mode)
 		p.serve("0.0.0.0:10256", `{"lastUpdated":"2026-11-23T12:00:00Z","currentTime":"2026-11-23T12:00:00Z","nodeEligible":true}`)
 	}
 	p.sync(ips...)
 	p.t.Cleanup(p.stop)
+	return p
 }
 
 // serve answers every request at an address, except that kube-proxy has no /readyz.
@@ -80,20 +73,16 @@ func (p *scriptedKubeProxy) sync(ips ...string) {
 		return
 	}
 	if p.mode == "nftables" {
-		text := kubeProxyTableWith(ips)
-		if p.affinity {
-			text = kubeProxyTableWithAffinity(ips)
-		}
-		put(p.t, dir, "rules", text)
+		put(p.t, dir, "rules", kubeProxyTable(ips))
 		p.run("nft", "-f", dir+"/rules")
 		return
 	}
-	put(p.t, dir, "rules", kubeProxyChainsWith(ips, p.affinity))
-	p.run("sh", "-c", "iptables-restore -w 10 --noflush < "+dir+"/rules")
+	put(p.t, dir, "rules", kubeProxyChains(ips))
+	script := "iptables-restore -w 10 --noflush <" + dir + "/rules\n"
 	for _, hook := range kubeProxyHooks {
-		check := strings.Replace(hook, "-I ", "-C ", 1)
-		p.run("sh", "-c", fmt.Sprintf("iptables -w 10 %s 2>/dev/null || iptables -w 10 %s", check, hook))
+		script += fmt.Sprintf("iptables -w 10 %s 2>/dev/null || iptables -w 10 %s\n", strings.Replace(hook, "-I ", "-C ", 1), hook)
 	}
+	p.run("sh", "-e", "-c", script)
 }
 
 func (p *scriptedKubeProxy) run(name string, args ...string) {
@@ -103,11 +92,11 @@ func (p *scriptedKubeProxy) run(name string, args ...string) {
 	}
 }
 
-// kubeProxyTableWith returns the transaction that gives the Service web endpoints in kube-proxy's
+// kubeProxyTable returns the transaction that gives the Service web endpoints in kube-proxy's
 // nftables mode.
-func kubeProxyTableWith(ips []string) string {
-	var b strings.Builder
+func kubeProxyTable(ips []string) string {
 	const service = "service-SUSTUHLJ-default/web/tcp/http"
+	var b, known, drawn strings.Builder
 	b.WriteString(`add table ip kube-proxy
 add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority dstnat ; }
 add chain ip kube-proxy nat-output { type nat hook output priority -100 ; }
@@ -124,26 +113,14 @@ add rule ip kube-proxy nat-output jump services
 add rule ip kube-proxy nat-postrouting mark and 0x4000 != 0 mark set mark xor 0x4000 masquerade
 add rule ip kube-proxy services ip daddr 10.96.0.10 tcp dport 80 goto ` + service + `
 add rule ip kube-proxy services ip daddr 192.0.2.1 tcp dport 30080 goto ` + service + "\n")
-	fmt.Fprintf(&b, "add rule ip kube-proxy %s meta l4proto tcp mark set mark or 0x4000 dnat ip to numgen random mod %d map {", service, len(ips))
-	for i, ip := range ips {
-		fmt.Fprintf(&b, " %d : %s . 8080,", i, ip)
-	}
-	return strings.TrimSuffix(b.String(), ",") + " }\n"
-}
-
-// kubeProxyTableWithAffinity is kubeProxyTableWith for a Service with client affinity.
-func kubeProxyTableWithAffinity(ips []string) string {
-	const service = "service-SUSTUHLJ-default/web/tcp/http"
-	head, _, _ := strings.Cut(kubeProxyTableWith(ips), "add rule ip kube-proxy "+service)
-	var b strings.Builder
-	b.WriteString(head)
-	var known, drawn strings.Builder
 	for i, ip := range ips {
 		name := fmt.Sprintf("ABCDEFG%d-default/web/tcp/http__%s/8080", i, ip)
-		fmt.Fprintf(&b, "add set ip kube-proxy affinity-%s { type ipv4_addr ; flags dynamic,timeout ; timeout 3h ; }\n", name)
-		fmt.Fprintf(&b, "add chain ip kube-proxy endpoint-%s\nflush chain ip kube-proxy endpoint-%s\n", name, name)
-		fmt.Fprintf(&b, "add rule ip kube-proxy endpoint-%s update @affinity-%s { ip saddr }\n", name, name)
-		fmt.Fprintf(&b, "add rule ip kube-proxy endpoint-%s meta l4proto tcp mark set mark or 0x4000 dnat to %s:8080\n", name, ip)
+		fmt.Fprintf(&b, `add set ip kube-proxy affinity-%[1]s { type ipv4_addr ; flags dynamic,timeout ; timeout 3h ; }
+add chain ip kube-proxy endpoint-%[1]s
+flush chain ip kube-proxy endpoint-%[1]s
+add rule ip kube-proxy endpoint-%[1]s update @affinity-%[1]s { ip saddr }
+add rule ip kube-proxy endpoint-%[1]s meta l4proto tcp mark set mark or 0x4000 dnat to %s:8080
+`, name, ip)
 		fmt.Fprintf(&known, "add rule ip kube-proxy %s ip saddr @affinity-%s goto endpoint-%s\n", service, name, name)
 		fmt.Fprintf(&drawn, " %d : goto endpoint-%s,", i, name)
 	}
@@ -160,19 +137,12 @@ var kubeProxyHooks = []string{
 	`-t nat -I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`,
 }
 
-// kubeProxyChainsWith returns the input of iptables-restore that gives the Service web endpoints
-// in kube-proxy's mode iptables.
-func kubeProxyChainsWith(ips []string, affinity bool) string {
+// kubeProxyChains returns the input of iptables-restore that gives the Service web endpoints in
+// kube-proxy's mode iptables.
+func kubeProxyChains(ips []string) string {
 	var chains, rules strings.Builder
-	set := func(string) string { return "" }
-	if affinity {
-		set = func(sep string) string {
-			return "-m recent --set --name " + sep + " --mask 255.255.255.255 --rsource "
-		}
-		for _, ip := range ips {
-			sep := kubeProxyEndpointChains[ip]
-			fmt.Fprintf(&rules, "-A KUBE-SVC-CDGGSHYLG3RE2FKL -m recent --rcheck --seconds 10800 --reap --name %s --mask 255.255.255.255 --rsource -j %s\n", sep, sep)
-		}
+	for _, ip := range ips {
+		fmt.Fprintf(&rules, "-A KUBE-SVC-CDGGSHYLG3RE2FKL -m recent --rcheck --seconds 10800 --reap --name %[1]s --mask 255.255.255.255 --rsource -j %[1]s\n", kubeProxyEndpointChains[ip])
 	}
 	for i, ip := range ips {
 		sep := kubeProxyEndpointChains[ip]
@@ -182,7 +152,7 @@ func kubeProxyChainsWith(ips []string, affinity bool) string {
 			draw = fmt.Sprintf("-m statistic --mode random --probability %.10f ", 1/float64(left))
 		}
 		fmt.Fprintf(&rules, "-A KUBE-SVC-CDGGSHYLG3RE2FKL -m comment --comment \"default/web:http -> %s:8080\" %s-j %s\n", ip, draw, sep)
-		fmt.Fprintf(&rules, "-A %s -p tcp -m comment --comment default/web:http %s-m tcp -j DNAT --to-destination %s:8080\n", sep, set(sep), ip)
+		fmt.Fprintf(&rules, "-A %s -p tcp -m comment --comment default/web:http -m recent --set --name %[1]s --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination %[2]s:8080\n", sep, ip)
 	}
 	return `*filter
 :KUBE-SERVICES - [0:0]

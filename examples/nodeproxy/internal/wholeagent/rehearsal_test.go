@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -123,6 +124,9 @@ func newRehearsal(t *testing.T) *rehearsal {
 	}
 	r.client = network.Host("client")
 	join(r.client, "192.0.2.9")
+	for i := range stickyClients {
+		r.client.Addrs("eth0", fmt.Sprintf("192.0.2.%d/24", 100+i))
+	}
 	control := network.Host("control")
 	join(control, "192.0.2.8")
 	network.Do(func() error { return lan.AddBridge("br", append(ports, "client", "control")...) })
@@ -140,8 +144,10 @@ func newRehearsal(t *testing.T) *rehearsal {
 	}
 	r.c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.96.0.10, type: NodePort, ports: [{name: http, port: 80, nodePort: 30080}]}}`, nil)
 	r.c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: dns}, spec: {clusterIP: 10.96.0.53, ports: [{name: dns, port: 53, protocol: UDP}]}}`, nil)
+	r.c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: sticky}, spec: {clusterIP: 10.96.0.20, sessionAffinity: ClientIP, type: NodePort, ports: [{name: http, port: 80, nodePort: 30020}]}}`, nil)
 	all := r.endpoints(0, 1, 2)
 	r.c.do("POST", slicesPath, all, nil)
+	r.c.do("POST", slicesPath, strings.ReplaceAll(all, "web", "sticky"), nil)
 	r.c.do("POST", slicesPath, strings.NewReplacer("web", "dns", "name: http, port: 8080", "name: dns, port: 5353, protocol: UDP").Replace(all), nil)
 	return r
 }
@@ -201,6 +207,26 @@ func (r *rehearsal) begin() {
 			r.wg.Go(func() { fl.ask(c, f.network, r.stop) })
 		}
 	}
+}
+
+// stickyClients is the number of clients of the Service sticky.
+const stickyClients = 8
+
+// choices returns the endpoint of the Service sticky that each client of a node gets.
+func (r *rehearsal) choices() map[string]string {
+	r.t.Helper()
+	out := map[string]string{}
+	for _, m := range r.members {
+		for i := range stickyClients {
+			from := fmt.Sprintf("192.0.2.%d", 100+i)
+			name, _, err := lab.Visit(r.client, from, lab.Port(m.addr, "30020"))
+			if err != nil {
+				r.t.Error(err)
+			}
+			out[from+" by "+m.name] = name
+		}
+	}
+	return out
 }
 
 // held checks that nothing was lost since the last call.
@@ -529,6 +555,7 @@ func TestRehearsal(t *testing.T) {
 			r.start(kubeProxy)
 			r.served("kube-proxy serves", 0, 1, 2)
 			r.begin()
+			chosen := r.choices()
 			r.held("with kube-proxy")
 
 			// There.
@@ -561,6 +588,9 @@ func TestRehearsal(t *testing.T) {
 				})
 			}
 			r.held("with nodeproxy")
+			if now := r.choices(); !maps.Equal(chosen, now) {
+				t.Errorf("clients with affinity get %v, before %v", now, chosen)
+			}
 
 			// Another mode: a rollout, node by node.
 			for _, mode := range tt.to[1:] {

@@ -5,27 +5,26 @@ package wholeagent
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
-// report is a node with a folder of manifests, on which a public report is played.
+// report is a node with a folder of manifests, on which public reports are played, one after the other.
 type report struct {
 	*site
-	t   *testing.T
-	dir string
-}
-
-func newReport(t *testing.T, manifests ...string) *report {
-	t.Parallel()
-	r := &report{site: newSite(t), t: t, dir: t.TempDir()}
-	r.objects(manifests...)
-	return r
+	t     *testing.T // of the report
+	all   *testing.T // of all reports
+	dir   string
+	mode  string
+	flags []string
+	agent *process
 }
 
 // objects replaces the manifests.
@@ -34,18 +33,34 @@ func (r *report) objects(manifests ...string) {
 	put(r.t, r.dir, "objects.yaml", strings.Join(manifests, "---\n"))
 }
 
-// run starts the agent and waits until the manifests are in effect.
-func (r *report) run(mode string, flags ...string) *process {
+// applied replaces the manifests and waits until they are in effect.
+func (r *report) applied(manifests ...string) {
 	r.t.Helper()
-	p := start(r.t, r.Node, append([]string{"run", "--manifests", r.dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode}, flags...)...)
-	p.line(r.t)
-	return p
+	for len(r.agent.lines) != 0 {
+		<-r.agent.lines
+	}
+	r.objects(manifests...)
+	r.agent.line(r.t)
 }
 
-// end ends an agent by a signal.
-func (r *report) end(p *process) {
-	p.Process.Signal(syscall.SIGTERM)
-	p.exit(r.t)
+// run starts the agent, after the end of one that runs, and waits until the manifests are in effect.
+func (r *report) run(flags ...string) {
+	r.t.Helper()
+	if r.agent != nil {
+		r.agent.stop(r.t)
+	}
+	r.agent = start(r.all, r.Node, slices.Concat([]string{"run", "--manifests", r.dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", r.mode}, r.flags, flags)...)
+	r.agent.line(r.t)
+}
+
+// must runs a program on a host.
+func (r *report) must(h *netlab.Host, name string, args ...string) string {
+	r.t.Helper()
+	out, err := h.Run(r.t, name, args...)
+	if err != nil {
+		r.t.Fatalf("%v\n%s", err, out)
+	}
+	return out
 }
 
 // answers waits until exactly these endpoints answer.
@@ -92,203 +107,176 @@ func (r *report) asked() func() string {
 	}
 }
 
-// TestPublicReports plays reports of other proxies' operators.
+// TestPublicReports plays reports of other proxies' operators. Where it can, one agent serves for several.
 func TestPublicReports(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
-		// A client keeps its UDP socket while the proxy stands still and the only endpoint is replaced.
-		t.Run("kubernetes-125467/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			r := newReport(t, dnsService, dnsSlice(podIPs[0]))
-			p := r.run(mode)
-			ask := r.asked()
-			ask()
-			p.Process.Signal(syscall.SIGSTOP)
-			r.objects(dnsService, dnsSlice(podIPs[1]))
-			ask()
-			p.Process.Signal(syscall.SIGCONT)
-			eventually(t, "the new endpoint answers", func() bool { return ask() == podIPs[1] })
-		})
-		// UDP flows stay with their endpoint when the proxy restarts.
-		t.Run("kubernetes-122740/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			r := newReport(t, dnsService, dnsSlice(podIPs...))
-			p := r.run(mode)
-			var asks []func() string
-			var names []string
-			for range 10 {
-				asks = append(asks, r.asked())
-				names = append(names, asks[len(asks)-1]())
-			}
-			r.end(p)
-			r.run(mode)
-			time.Sleep(time.Second) // a clean-up follows the sync
-			for i, ask := range asks {
-				if now := ask(); now != names[i] {
-					t.Errorf("flow %d: %s, before %s", i, now, names[i])
-				}
-			}
-		})
-		// Clients with affinity leave an endpoint that is no longer ready.
-		t.Run("kubernetes-110302/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			sticky := strings.Replace(webService, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)
-			r := newReport(t, sticky, webSlice(podIPs[:2]...))
-			r.run(mode)
-			first, _, err := lab.Visit(r.Client, "", clusterVIP)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.answers(clusterVIP, first)
-			other := map[string]string{podIPs[0]: podIPs[1], podIPs[1]: podIPs[0]}[first]
-			r.objects(sticky, strings.Replace(webSlice(podIPs[:2]...), "- addresses: ["+first+"]", "- {addresses: ["+first+"], conditions: {ready: false}}", 1))
-			r.answers(clusterVIP, other)
-		})
-		// Interfaces of pods that do not exist yet.
-		t.Run("kubernetes-134024/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			r := newReport(t, webService, webSlice(podIPs[0]))
-			p := r.run(mode, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "azv")
-			r.answers(clusterVIP, podIPs[0])
-			r.answers(nodePort, podIPs[0])
-			if p.loggedErrors() {
-				t.Error(p.log())
-			}
-		})
-		// loadBalancerSourceRanges are for load-balancer IPs: NodePorts and external IPs have none.
-		t.Run("cilium-42334 cilium-44718 cilium-35518/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  loadBalancerSourceRanges: [203.0.113.0/24]\n  externalIPs: [198.51.100.7]\n", 1) + "status: {loadBalancer: {ingress: [{ip: 198.51.100.8}]}}\n"
-			r := newReport(t, lb, webSlice(podIPs[0]))
-			if out, err := r.Client.Run(t, "ip", "route", "add", "198.51.100.0/24", "via", "192.0.2.1"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			r.run(mode)
-			r.answers(nodePort, podIPs[0])
-			r.answers("198.51.100.7:80", podIPs[0])
-			for _, to := range []string{"198.51.100.8:80", "198.51.100.8:30080"} {
-				if _, err := lab.Dial(r.Client, "tcp", "", to, lab.NoAnswerTimeout); err == nil {
-					t.Errorf("%s answers", to)
-				}
-			}
-		})
-		// k3s' ServiceLB writes addresses of nodes into the status. With policy Local the client's
-		// address stays, and a node that the status does not name forwards nothing at the port.
-		t.Run("k3s-2925 k3s-11077/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n", 1) + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}, {ip: 192.0.2.77}]}}\n"
-			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
-			r := newReport(t, lb, local)
-			r.run(mode)
-			r.answers("192.0.2.1:80", podIPs[0])
-			if _, source, err := lab.Visit(r.Client, "", "192.0.2.1:80"); err != nil || source != "192.0.2.9" {
-				t.Errorf("the pod sees %s, error %v", source, err)
-			}
-			r.objects(lb, strings.ReplaceAll(local, "nodeName: n1", "nodeName: n2"))
-			eventually(t, "no answer without a local endpoint", func() bool {
-				_, err := lab.Dial(r.Client, "tcp", "", "192.0.2.1:80", lab.NoAnswerTimeout)
-				return err != nil
-			})
-		})
-		// The node gets and loses addresses: the health check follows them, stays after a restart, and
-		// is not left when the Service has none.
-		t.Run("calico-8112/"+mode, func(t *testing.T) {
-			needMode(t, mode)
-			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32000\n", 1)
-			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
-			r := newReport(t, lb, local)
-			p := r.run(mode, "--nodeport-addresses", "192.0.2.0/24", "--sync-period", "1s")
-			check := func(addr string) int { code, _, _ := get(t, r.Client, "http://"+addr+":32000/"); return code }
-			eventually(t, "the check answers", func() bool { return check("192.0.2.1") == 200 })
-			for range 3 {
-				for _, verb := range []string{"add", "del"} {
-					if out, err := r.Node.Run(t, "ip", "addr", verb, "192.0.2.3/24", "dev", "eth0"); err != nil {
-						t.Fatalf("%v\n%s", err, out)
-					}
-					r.objects(lb, strings.ReplaceAll(local, "web-1", "web-"+verb))
-					p.line(t)
-				}
-			}
-			if out, err := r.Node.Run(t, "ip", "addr", "add", "192.0.2.3/24", "dev", "eth0"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			eventually(t, "the check answers at the new address", func() bool { return check("192.0.2.3") == 200 })
-			r.end(p)
-			p = r.run(mode, "--nodeport-addresses", "192.0.2.0/24")
-			eventually(t, "the check still answers", func() bool { return check("192.0.2.1") == 200 })
-			r.objects(strings.Replace(lb, "  externalTrafficPolicy: Local\n  healthCheckNodePort: 32000\n", "", 1), local)
-			eventually(t, "the port is closed", func() bool { return check("192.0.2.1") == 0 })
-			if p.loggedErrors() {
-				t.Error(p.log())
-			}
-		})
-		// The host's firewall drops what it forwards, as docker's does. Mode nftables cannot accept packets
-		// there, and names the chain.
-		t.Run("k3s-8706/"+mode, func(t *testing.T) {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			needMode(t, "iptables")
-			r := newReport(t, webService, webSlice(podIPs[0]))
-			if out, err := r.Node.Run(t, "iptables", "-P", "FORWARD", "DROP"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
+			r := &report{site: newSite(t), t: t, all: t, dir: t.TempDir(), mode: mode,
+				flags: []string{"--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "azv", "--sync-period", "1s"}}
+			play := func(name string, f func(t *testing.T)) {
+				t.Run(name, func(t *testing.T) {
+					r.t = t
+					f(t)
+				})
 			}
-			p := r.run(mode)
-			if mode == "iptables" {
+			at := []string{"--nodeport-addresses", "192.0.2.0/24"}
+			// Interfaces of pods that do not exist yet.
+			play("kubernetes-134024", func(t *testing.T) {
+				r.objects(webService, webSlice(podIPs[0]))
+				r.run(at...)
+				r.answers(clusterVIP, podIPs[0])
 				r.answers(nodePort, podIPs[0])
+			})
+			// Clients with affinity leave an endpoint that is no longer ready.
+			play("kubernetes-110302", func(t *testing.T) {
+				r.applied(stickyService, webSlice(podIPs[:2]...))
+				first, _, err := lab.Visit(r.Client, "", clusterVIP)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.answers(clusterVIP, first)
+				other := map[string]string{podIPs[0]: podIPs[1], podIPs[1]: podIPs[0]}[first]
+				r.applied(stickyService, strings.Replace(webSlice(podIPs[:2]...), "- addresses: ["+first+"]", "- {addresses: ["+first+"], conditions: {ready: false}}", 1))
+				r.answers(clusterVIP, other)
+			})
+			// loadBalancerSourceRanges are for load-balancer IPs: NodePorts and external IPs have none.
+			play("cilium-42334 cilium-44718 cilium-35518", func(t *testing.T) {
+				r.applied(strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  loadBalancerSourceRanges: [203.0.113.0/24]\n  externalIPs: [198.51.100.7]\n", 1)+"status: {loadBalancer: {ingress: [{ip: 198.51.100.8}]}}\n",
+					webSlice(podIPs[0]))
+				r.Client.Routes("", "192.0.2.1", "198.51.100.0/24")
+				r.answers("198.51.100.7:80", podIPs[0])
+				r.answers(nodePort, podIPs[0])
+				for _, to := range []string{"198.51.100.8:80", "198.51.100.8:30080"} {
+					if _, err := lab.Dial(r.Client, "tcp", "", to, lab.NoAnswerTimeout); err == nil {
+						t.Errorf("%s answers", to)
+					}
+				}
+			})
+			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n", 1)
+			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
+			// k3s' ServiceLB writes addresses of nodes into the status. With policy Local the client's
+			// address stays, and a node that the status does not name forwards nothing at the port.
+			play("k3s-2925 k3s-11077", func(t *testing.T) {
+				lb := lb + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}, {ip: 192.0.2.77}]}}\n"
+				r.applied(lb, local)
+				r.answers("192.0.2.1:80", podIPs[0])
+				if _, source, err := lab.Visit(r.Client, "", "192.0.2.1:80"); err != nil || source != "192.0.2.9" {
+					t.Errorf("the pod sees %s, error %v", source, err)
+				}
+				r.applied(lb, strings.ReplaceAll(local, "nodeName: n1", "nodeName: n2"))
+				eventually(t, "no answer without a local endpoint", func() bool {
+					_, err := lab.Dial(r.Client, "tcp", "", "192.0.2.1:80", lab.NoAnswerTimeout)
+					return err != nil
+				})
+			})
+			// The node gets and loses addresses: the health check follows them, stays after a restart, and
+			// is not left when the Service has none. UDP flows stay with their endpoint at the restart.
+			play("calico-8112 kubernetes-122740", func(t *testing.T) {
+				checked := strings.Replace(lb, "  externalTrafficPolicy: Local\n", "  externalTrafficPolicy: Local\n  healthCheckNodePort: 32000\n", 1)
+				dns := dnsService + "---\n" + dnsSlice(podIPs...)
+				r.applied(checked, local, dns)
+				check := func(addr string) int { code, _, _ := get(t, r.Client, "http://"+addr+":32000/"); return code }
+				eventually(t, "the check answers", func() bool { return check("192.0.2.1") == 200 })
+				for range 3 {
+					for _, verb := range []string{"add", "del"} {
+						r.must(r.Node, "ip", "addr", verb, "192.0.2.3/24", "dev", "eth0")
+						r.applied(checked, strings.ReplaceAll(local, "web-1", "web-"+verb), dns)
+					}
+				}
+				r.must(r.Node, "ip", "addr", "add", "192.0.2.3/24", "dev", "eth0")
+				eventually(t, "the check answers at the new address", func() bool { return check("192.0.2.3") == 200 })
+				var asks []func() string
+				var names []string
+				for range 10 {
+					asks = append(asks, r.asked())
+					names = append(names, asks[len(asks)-1]())
+				}
+				r.run(at...)
+				eventually(t, "the check still answers", func() bool { return check("192.0.2.1") == 200 })
+				time.Sleep(time.Second) // a clean-up follows the sync
+				for i, ask := range asks {
+					if now := ask(); now != names[i] {
+						t.Errorf("flow %d: %s, before %s", i, now, names[i])
+					}
+				}
+				r.applied(webService, local)
+				eventually(t, "the port is closed", func() bool { return check("192.0.2.1") == 0 })
+				if r.agent.loggedErrors() {
+					t.Error(r.agent.log())
+				}
+			})
+			// A client keeps its UDP socket while the proxy stands still and the only endpoint is replaced.
+			play("kubernetes-125467", func(t *testing.T) {
+				r.applied(dnsService, dnsSlice(podIPs[0]))
+				ask := r.asked()
+				ask()
+				r.agent.Process.Signal(syscall.SIGSTOP)
+				r.objects(dnsService, dnsSlice(podIPs[1]))
+				ask()
+				r.agent.Process.Signal(syscall.SIGCONT)
+				eventually(t, "the new endpoint answers", func() bool { return ask() == podIPs[1] })
+			})
+			// The host's firewall drops what it forwards, as docker's does. Mode nftables cannot accept packets
+			// there, and names the chain.
+			play("k3s-8706", func(t *testing.T) {
+				r.applied(webService, webSlice(podIPs[0]))
+				r.answers(nodePort, podIPs[0])
+				r.must(r.Node, "iptables", "-P", "FORWARD", "DROP")
+				if mode == "iptables" {
+					r.answers(nodePort, podIPs[0])
+					return
+				}
+				r.run(at...)
+				r.agent.logged(t, "chain FORWARD of iptables drops packets")
+				r.agent.logged(t, "IPv4: -P FORWARD DROP")
+				r.unanswered(t, nodePort)
+			})
+			if mode == "nftables" {
+				// localhost comes into nodePortAddresses by a restart.
+				play("kubernetes-142183", func(t *testing.T) {
+					for _, flag := range []string{"primary,localhost", "primary", "localhost"} {
+						r.run("--nodeport-addresses", flag)
+						eventually(t, flag, func() bool {
+							return (r.reached("tcp", "127.0.0.1:30080") == podIPs[0]) == strings.Contains(flag, "localhost")
+						})
+					}
+				})
 				return
 			}
-			p.logged(t, "chain FORWARD of iptables drops packets")
-			p.logged(t, "IPv4: -P FORWARD DROP")
-			r.unanswered(t, nodePort)
+			// A chain of an older kube-proxy jumps to the chains of Services and endpoints.
+			play("kubernetes-132516", func(t *testing.T) {
+				nat := func() string { return r.must(r.Node, "iptables-save", "-t", "nat") }
+				var old strings.Builder
+				old.WriteString("*nat\n:KUBE-XLB-CDGGSHYLG3RE2FKL - [0:0]\n")
+				for line := range strings.Lines(nat()) {
+					if f := strings.Fields(line); strings.HasPrefix(line, ":KUBE-SEP-") || strings.HasPrefix(line, ":KUBE-SVC-") || strings.HasPrefix(line, ":KUBE-EXT-") {
+						fmt.Fprintf(&old, "-A KUBE-XLB-CDGGSHYLG3RE2FKL -j %s\n", f[0][1:])
+					}
+				}
+				old.WriteString("COMMIT\n")
+				put(t, r.dir, "old", old.String())
+				r.must(r.Node, "sh", "-c", "iptables-restore --noflush < "+filepath.Join(r.dir, "old"))
+				r.applied(webService, webSlice(podIPs[2]))
+				r.answers(clusterVIP, podIPs[2])
+				r.answers(nodePort, podIPs[2])
+				second := strings.NewReplacer("name: web", "name: two", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(webService)
+				r.applied(second, strings.ReplaceAll(strings.ReplaceAll(webSlice(podIPs[1]), "name: web-1", "name: two-1"), "service-name: web", "service-name: two"))
+				r.answers("10.96.0.11:80", podIPs[1])
+				if _, err := lab.Dial(r.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
+					t.Error("the deleted Service answers")
+				}
+				r.run(at...)
+				r.answers("10.96.0.11:80", podIPs[1])
+				r.agent.stop(t)
+				c := start(t, r.Node, "run", "--cleanup", "--adopt-from-kube-proxy")
+				code, _ := c.exit(t)
+				if text := nat(); code != 0 || strings.Contains(text, "KUBE-S") || strings.Contains(text, "KUBE-X") {
+					t.Errorf("--cleanup: exit status %d, left:\n%s", code, text)
+				}
+			})
 		})
 	}
-	// localhost comes into nodePortAddresses by a restart.
-	t.Run("kubernetes-142183", func(t *testing.T) {
-		r := newReport(t, webService, webSlice(podIPs[0]))
-		for _, flag := range []string{"primary", "primary,localhost", "primary", "localhost"} {
-			p := r.run("nftables", "--nodeport-addresses", flag)
-			eventually(t, flag, func() bool {
-				return (r.reached("tcp", "127.0.0.1:30080") == podIPs[0]) == strings.Contains(flag, "localhost")
-			})
-			r.end(p)
-		}
-	})
-	// A chain of an older kube-proxy jumps to the chains of Services and endpoints.
-	t.Run("kubernetes-132516", func(t *testing.T) {
-		needMode(t, "iptables")
-		r := newReport(t, webService, webSlice(podIPs[:2]...))
-		p := r.run("iptables")
-		text, err := r.Node.Run(t, "iptables-save", "-t", "nat")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var old strings.Builder
-		old.WriteString("*nat\n:KUBE-XLB-CDGGSHYLG3RE2FKL - [0:0]\n")
-		for line := range strings.Lines(text) {
-			if f := strings.Fields(line); strings.HasPrefix(line, ":KUBE-SEP-") || strings.HasPrefix(line, ":KUBE-SVC-") || strings.HasPrefix(line, ":KUBE-EXT-") {
-				fmt.Fprintf(&old, "-A KUBE-XLB-CDGGSHYLG3RE2FKL -j %s\n", f[0][1:])
-			}
-		}
-		old.WriteString("COMMIT\n")
-		put(t, r.dir, "old", old.String())
-		if out, err := r.Node.Output("sh", "-c", "iptables-restore --noflush < "+filepath.Join(r.dir, "old")); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		r.objects(webService, webSlice(podIPs[2]))
-		r.answers(clusterVIP, podIPs[2])
-		r.answers(nodePort, podIPs[2])
-		second := strings.NewReplacer("name: web", "name: two", "10.96.0.10", "10.96.0.11", "30080", "30081").Replace(webService)
-		r.objects(second, strings.ReplaceAll(strings.ReplaceAll(webSlice(podIPs[1]), "name: web-1", "name: two-1"), "service-name: web", "service-name: two"))
-		r.answers("10.96.0.11:80", podIPs[1])
-		if _, err := lab.Dial(r.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
-			t.Error("the deleted Service answers")
-		}
-		r.end(p)
-		p = r.run("iptables")
-		r.answers("10.96.0.11:80", podIPs[1])
-		r.end(p)
-		c := start(t, r.Node, "run", "--cleanup", "--adopt-from-kube-proxy")
-		code, _ := c.exit(t)
-		if text, err = r.Node.Run(t, "iptables-save", "-t", "nat"); err != nil || code != 0 || strings.Contains(text, "KUBE-S") || strings.Contains(text, "KUBE-X") {
-			t.Errorf("--cleanup: exit status %d, error %v, left:\n%s", code, err, text)
-		}
-	})
 }

@@ -3,7 +3,6 @@
 package wholeagent
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -201,71 +200,3 @@ const kubeProxyNFTables = `table ip kube-proxy {
 	}
 }
 `
-
-// TestAdoptionFromKubeProxyBreaksNoConnection takes a node over from each mode of kube-proxy,
-// in each mode of the agent.
-func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
-	t.Parallel()
-	needMode(t, "iptables")
-	netlab.NeedPrograms(t, "nft")
-	for _, from := range []string{"iptables", "nftables"} {
-		for _, to := range []string{"nftables", "iptables"} {
-			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
-				t.Parallel()
-				s := newSite(t)
-				left := "kube-proxy " + from
-				dir := t.TempDir()
-				var err error
-				if from == "iptables" {
-					put(t, dir, "old", kubeProxyIPTables)
-					_, err = s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old")
-				} else {
-					put(t, dir, "old", kubeProxyNFTables)
-					_, err = s.Node.Run(t, "nft", "-f", dir+"/old")
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-				long, err := lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout)
-				if err != nil {
-					t.Fatalf("the rules of the test are wrong: %v", err)
-				}
-				defer long.Close()
-				stream := s.stream()
-				stream.Next(20)
-				args := []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", to}
-
-				if from != to {
-					// Without the flag the agent leaves kube-proxy's rules in place.
-					p := start(t, s.Node, args...)
-					p.synced(t, "services=1 endpoints=1 changed=1")
-					stream.Next(20)
-					if got := rules(t, s.Node); !got[left] {
-						t.Errorf("removed without the flag: %v", got)
-					}
-					p.Process.Kill()
-					p.exit(t)
-				}
-				p := start(t, s.Node, append(args, "--adopt-from-kube-proxy")...)
-				p.synced(t, "services=1 endpoints=1 changed=1")
-				eventually(t, "kube-proxy's rules are gone", func() bool { return !rules(t, s.Node)[left] })
-				has(t, s.Node, "adopted", to)
-				if got, want := strings.Contains(p.log(), "conntrack.tcpBeLiberal"), from == "iptables" && to == "nftables"; got != want {
-					t.Errorf("the log has a warning about invalid packets: %v, want %v", got, want)
-				}
-				stream.Next(20)
-				if y := stream.Stop(); len(y.Errs) != 0 {
-					t.Errorf("%d connections failed, first: %v", len(y.Errs), y.Errs[0])
-				}
-				if _, _, err := long.Hear(); err != nil {
-					t.Errorf("the old connection: %v", err)
-				}
-				s.answeredBy(t, clusterVIP, podIPs[0])
-				if p.loggedErrors() {
-					t.Errorf("log:\n%s", p.log())
-				}
-			})
-		}
-	}
-}

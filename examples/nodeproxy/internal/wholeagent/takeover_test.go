@@ -38,97 +38,38 @@ func rollOut(t *testing.T, dir string, ips ...string) {
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
 }
 
-// TestTakeOverFromRunningKubeProxy starts the agent while a kube-proxy runs, then ends kube-proxy,
-// and then replaces all endpoints, as the usual order on a cluster does.
-func TestTakeOverFromRunningKubeProxy(t *testing.T) {
+// TestTakeOverFromKubeProxy takes a Service with client affinity over from a kube-proxy that runs, or
+// that has ended and left its rules. A running one answers at the default ports, at those of the
+// agent's own configuration, or only its process can be seen. In the usual order the agent starts,
+// kube-proxy ends, and then all endpoints are replaced. Connections are opened all the time, one stays
+// open, and each client keeps the endpoint that kube-proxy chose for it.
+func TestTakeOverFromKubeProxy(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
-	for _, from := range []string{"nftables", "iptables"} {
-		for _, to := range []string{"nftables", "iptables"} {
-			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
-				t.Parallel()
-				s := newSite(t)
-				dir := t.TempDir()
-				rollOut(t, dir, podIPs[0])
-				old := startKubeProxy(t, s.Node, from, true, podIPs[0])
-				stream := s.stream()
-				stream.Next(20)
-				p := start(t, s.Node, agentArgs(dir, to, "--adopt-from-kube-proxy", "--metrics-bind-address", "127.0.0.1:10250")...)
-				waits := from == to && to == "iptables"
-				if waits {
-					p.logged(t, "kube-proxy runs and writes the same rules")
-				} else {
-					p.synced(t, "services=1 endpoints=1 changed=1")
-					p.logged(t, "another proxy runs")
-					if !strings.Contains(metricsOn(t, s.Node, "127.0.0.1:10250"), fmt.Sprintf(`proxier_other_proxy_rules{mode=%q,proxy="kube-proxy",state="in-use"} 1`, from)) {
-						t.Error("no metric of kube-proxy's rules")
-					}
-				}
-				if code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz"); code == 200 {
-					t.Error("kube-proxy's port answers as the agent's")
-				}
-				held(t, stream, "when both run")
-				if !waits {
-					s.explains(t, dir, to, 1, "kernel: rules of kube-proxy's mode "+from+" are there, too, and may take this packet first")
-				}
-				// Both follow changes, and kube-proxy writes its rules again.
-				old.sync(podIPs[1])
-				rollOut(t, dir, podIPs[1])
-				if !waits {
-					p.synced(t, "services=1 endpoints=1 changed=1")
-				}
-				held(t, stream, "after a change while both run")
-				s.answeredBy(t, clusterVIP, podIPs[1])
-				old.stop()
-				if waits {
-					p.synced(t, "services=1 endpoints=1 changed=1")
-				}
-				held(t, stream, "when kube-proxy has ended")
-				rollOut(t, dir, podIPs[2])
-				p.synced(t, "services=1 endpoints=1 changed=1")
-				eventually(t, "kube-proxy's rules are gone", func() bool {
-					got := rules(t, s.Node)
-					return !got["kube-proxy nftables"] && (to == "iptables" || !got["iptables"])
-				})
-				s.answeredBy(t, clusterVIP, podIPs[2])
-				s.answeredBy(t, nodePort, podIPs[2])
-				eventually(t, "the agent's own server answers", func() bool {
-					code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz")
-					return code == 200
-				})
-				s.explains(t, dir, to, 0, "kernel: agrees")
-				held(t, stream, "at the end")
-				stream.Stop()
-				eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
-					return !strings.Contains(metricsOn(t, s.Node, "127.0.0.1:10250"), "proxier_other_proxy_rules{")
-				})
-			})
-		}
-	}
-}
-
-// TestTakeOverWaitsForKubeProxyAtOtherPorts starts the agent in mode iptables while a kube-proxy
-// runs in this mode that does not answer at the default ports. The agent's own configuration names
-// its ports, or only its process can be seen.
-func TestTakeOverWaitsForKubeProxyAtOtherPorts(t *testing.T) {
-	t.Parallel()
-	takeOverTools(t)
-	sleep, err := exec.LookPath("sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, how := range []string{"same configuration", "process"} {
-		t.Run(how, func(t *testing.T) {
+	for _, tt := range []struct{ from, to, seen string }{
+		{"nftables", "nftables", "default ports"},
+		{"nftables", "iptables", "default ports"},
+		{"iptables", "nftables", "default ports"},
+		{"iptables", "iptables", "default ports"},
+		{"iptables", "iptables", "own configuration"},
+		{"iptables", "iptables", "process"},
+		{"nftables", "iptables", "ended"},
+		{"iptables", "iptables", "ended"},
+	} {
+		t.Run(fmt.Sprintf("from=%s/to=%s/%s", tt.from, tt.to, tt.seen), func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t)
-			dir := t.TempDir()
-			rollOut(t, dir, podIPs[0])
-			old := startKubeProxy(t, s.Node, "iptables", false, podIPs[0])
-			args := agentArgs(dir, "iptables", "--adopt-from-kube-proxy")
-			end := old.stop
-			if how == "process" {
+			s, clients, dir := stickySite(t)
+			old := startKubeProxy(t, s.Node, tt.from, tt.seen == "default ports", podIPs[:2]...)
+			metrics, end := "127.0.0.1:10250", old.stop
+			args := agentArgs(dir, tt.to, "--adopt-from-kube-proxy")
+			switch tt.seen {
+			case "own configuration":
+				metrics = "127.0.0.1:20249"
+				old.serve(metrics, tt.from)
+				args = append(args, "--healthz-bind-address", "0.0.0.0:20256")
+			case "process":
 				path := filepath.Join(dir, "kube-proxy")
-				if err := os.Symlink(sleep, path); err != nil {
+				if err := os.Symlink("/bin/sleep", path); err != nil {
 					t.Fatal(err)
 				}
 				cmd := exec.Command(path, "600")
@@ -140,20 +81,79 @@ func TestTakeOverWaitsForKubeProxyAtOtherPorts(t *testing.T) {
 					cmd.Wait()
 				}
 				t.Cleanup(func() { cmd.Process.Kill() })
+			}
+			before := s.chosen(t, clients)
+			long := talkTo(t, s.Client, s.chosen(t, []string{"192.0.2.9"})["192.0.2.9"])
+			if again := s.chosen(t, clients); !maps.Equal(before, again) {
+				t.Fatalf("kube-proxy's rules of the test have no affinity: %v, then %v", before, again)
+			}
+			stream := s.stream()
+			stream.Next(20)
+			keep := func(when string) {
+				t.Helper()
+				held(t, stream, when)
+				if now := s.chosen(t, clients); !maps.Equal(before, now) {
+					t.Errorf("%s: %v, before %v", when, now, before)
+				}
+			}
+			was := rules(t, s.Node)
+			p := start(t, s.Node, append(args, "--metrics-bind-address", metrics)...)
+			runs, waits := tt.seen != "ended", tt.seen != "ended" && tt.from == tt.to && tt.to == "iptables"
+			if waits {
+				p.logged(t, "kube-proxy runs and writes the same rules")
+				if now := rules(t, s.Node); !maps.Equal(now, was) {
+					t.Errorf("rules while kube-proxy runs: %v, before %v", now, was)
+				}
 			} else {
-				old.serve("127.0.0.1:20249", "iptables")
-				args = append(args, "--metrics-bind-address", "127.0.0.1:20249", "--healthz-bind-address", "0.0.0.0:20256")
+				p.synced(t, "services=1 endpoints=2 changed=1")
 			}
-			before := rules(t, s.Node)
-			p := start(t, s.Node, args...)
-			p.logged(t, "kube-proxy runs and writes the same rules")
-			if now := rules(t, s.Node); !maps.Equal(now, before) {
-				t.Errorf("rules while kube-proxy runs: %v, before %v", now, before)
+			if runs {
+				if code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz"); code == 200 {
+					t.Error("kube-proxy's port answers as the agent's")
+				}
+				keep("when both run")
+				// Both follow changes, and kube-proxy writes its rules again.
+				old.sync(podIPs...)
+				put(t, dir, "web.yaml", stickyService+"---\n"+webSlice(podIPs...))
+				if !waits {
+					p.logged(t, "another proxy runs")
+					p.synced(t, "services=1 endpoints=3 changed=1")
+					s.explains(t, dir, tt.to, 1, "kernel: rules of kube-proxy's mode "+tt.from+" are there, too, and may take this packet first")
+					if !strings.Contains(metricsOn(t, s.Node, metrics), fmt.Sprintf(`proxier_other_proxy_rules{mode=%q,proxy="kube-proxy",state="in-use"} 1`, tt.from)) {
+						t.Error("no metric of kube-proxy's rules")
+					}
+				}
+				keep("after a change while both run")
+				end()
+				if waits {
+					p.synced(t, "services=1 endpoints=3 changed=1")
+					p.logged(t, "kube-proxy has ended")
+				}
 			}
-			end()
+			eventually(t, "kube-proxy's rules are gone", func() bool {
+				got := rules(t, s.Node)
+				return !got["kube-proxy nftables"] && (tt.to == "iptables" || !got["iptables"])
+			})
+			keep("when kube-proxy has ended")
+			if got, want := strings.Contains(p.log(), "conntrack.tcpBeLiberal"), tt.from == "iptables" && tt.to == "nftables"; got != want {
+				t.Errorf("the log has a warning about invalid packets: %v, want %v", got, want)
+			}
+			put(t, dir, "web.yaml", stickyService+"---\n"+webSlice(podIPs[2]))
 			p.synced(t, "services=1 endpoints=1 changed=1")
-			p.logged(t, "kube-proxy has ended")
-			s.answeredBy(t, clusterVIP, podIPs[0])
+			s.answeredBy(t, clusterVIP, podIPs[2])
+			s.answeredBy(t, nodePort, podIPs[2])
+			s.explains(t, dir, tt.to, 0, "kernel: agrees")
+			held(t, stream, "at the end")
+			stream.Stop()
+			if _, _, err := long.Ask(); err != nil {
+				t.Errorf("the old connection: %v", err)
+			}
+			eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
+				return !strings.Contains(metricsOn(t, s.Node, metrics), "proxier_other_proxy_rules{")
+			})
+			if (!runs || tt.seen == "process") && p.loggedErrors() { // otherwise kube-proxy has the ports
+				t.Errorf("log:\n%s", p.log())
+			}
 		})
 	}
 }
@@ -166,15 +166,17 @@ func TestTwoAgentsOfDifferentModes(t *testing.T) {
 	for from, to := range map[string]string{"nftables": "iptables", "iptables": "nftables"} {
 		t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t)
-			dir := t.TempDir()
-			rollOut(t, dir, podIPs[0])
+			s, clients, dir := stickySite(t)
 			old := start(t, s.Node, agentArgs(dir, from)...)
-			old.synced(t, "services=1 endpoints=1 changed=1")
+			old.synced(t, "services=1 endpoints=2 changed=1")
+			before := s.chosen(t, clients)
 			stream := s.stream()
 			stream.Next(20)
 			p := start(t, s.Node, agentArgs(dir, to, "--conntrack-tcp-be-liberal")...)
-			p.synced(t, "services=1 endpoints=1 changed=1")
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			if now := s.chosen(t, clients); from == "iptables" && !maps.Equal(before, now) {
+				t.Errorf("endpoints of clients: %v, before %v", now, before)
+			}
 			p.logged(t, `another proxy runs: its rules are removed when it has ended" proxy="nodeproxy" mode="`+from+`"`)
 			held(t, stream, "when both run")
 			s.explains(t, dir, to, 1, "kernel: rules of nodeproxy's mode "+from+" are there, too, and may take this packet first")
@@ -324,8 +326,11 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 	}
 }
 
-// stickySite returns a site with the addresses of 24 clients, and the folder of a Service with client
-// affinity and two endpoints.
+// stickyService is the Service web with client affinity.
+var stickyService = strings.Replace(webService, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)
+
+// stickySite returns a site with the addresses of 24 clients, and the folder of stickyService with two
+// endpoints.
 func stickySite(t *testing.T) (s *site, clients []string, dir string) {
 	t.Helper()
 	s = newSite(t)
@@ -334,82 +339,20 @@ func stickySite(t *testing.T) (s *site, clients []string, dir string) {
 		s.Client.Addrs("eth0", clients[i]+"/24")
 	}
 	dir = t.TempDir()
-	service := strings.Replace(webService, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)
-	put(t, dir, "web.yaml", service+"---\n"+webSlice(podIPs[:2]...))
+	put(t, dir, "web.yaml", stickyService+"---\n"+webSlice(podIPs[:2]...))
 	return s, clients, dir
 }
 
-// TestClientsKeepTheirEndpointAtTakeOver takes a Service with client affinity over from a
-// kube-proxy. Each client must keep the endpoint that kube-proxy chose for it.
-func TestClientsKeepTheirEndpointAtTakeOver(t *testing.T) {
-	t.Parallel()
-	takeOverTools(t)
-	for _, tt := range []struct{ from, to string }{{"nftables", "nftables"}, {"iptables", "nftables"}, {"iptables", "iptables"}, {"nftables", "iptables"}} {
-		t.Run(fmt.Sprintf("from=%s/to=%s", tt.from, tt.to), func(t *testing.T) {
-			t.Parallel()
-			s, clients, dir := stickySite(t)
-			old := &scriptedKubeProxy{t: t, node: s.Node, mode: tt.from, affinity: true}
-			old.start(true, podIPs[:2]...)
-			visitAll := func() map[string]string {
-				t.Helper()
-				out := map[string]string{}
-				for _, c := range clients {
-					name, _, err := lab.Visit(s.Client, c, clusterVIP)
-					if err != nil {
-						t.Fatal(err)
-					}
-					out[c] = name
-				}
-				return out
-			}
-			before := visitAll()
-			if again := visitAll(); !maps.Equal(before, again) {
-				t.Fatalf("kube-proxy's rules of the test have no affinity: %v, then %v", before, again)
-			}
-			p := start(t, s.Node, agentArgs(dir, tt.to, "--adopt-from-kube-proxy")...)
-			if tt.from != tt.to || tt.to != "iptables" {
-				p.synced(t, "services=1 endpoints=2 changed=1")
-				if now := visitAll(); !maps.Equal(before, now) {
-					t.Errorf("while both run: %v, before %v", now, before)
-				}
-				old.stop()
-			} else {
-				p.logged(t, "kube-proxy runs and writes the same rules")
-				old.stop()
-				p.synced(t, "services=1 endpoints=2 changed=1")
-			}
-			eventually(t, "kube-proxy's rules are gone", func() bool {
-				got := rules(t, s.Node)
-				return !got["kube-proxy nftables"] && (tt.to == "iptables" || !got["iptables"])
-			})
-			if now := visitAll(); !maps.Equal(before, now) {
-				t.Errorf("after the take-over: %v, before %v; log:\n%s", now, before, p.log())
-			}
-		})
-	}
-}
-
-// TestClientsKeepTheirEndpointFromModeIPTables starts the agent in mode nftables after it ran in
-// mode iptables.
-func TestClientsKeepTheirEndpointFromModeIPTables(t *testing.T) {
-	t.Parallel()
-	takeOverTools(t)
-	s, clients, dir := stickySite(t)
-	visits := map[string]map[string]string{}
-	for _, mode := range []string{"iptables", "nftables"} {
-		p := start(t, s.Node, agentArgs(dir, mode)...)
-		p.synced(t, "services=1 endpoints=2 changed=1")
-		visits[mode] = map[string]string{}
-		for _, c := range clients {
-			name, _, err := lab.Visit(s.Client, c, clusterVIP)
-			if err != nil {
-				t.Fatal(err)
-			}
-			visits[mode][c] = name
+// chosen returns the endpoint that answers each client.
+func (s *site) chosen(t *testing.T, clients []string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, c := range clients {
+		name, _, err := lab.Visit(s.Client, c, clusterVIP)
+		if err != nil {
+			t.Fatal(err)
 		}
-		p.stop(t)
+		out[c] = name
 	}
-	if !maps.Equal(visits["iptables"], visits["nftables"]) {
-		t.Errorf("endpoints of clients: %v", visits)
-	}
+	return out
 }
