@@ -1,6 +1,7 @@
 package socketlb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,7 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/netns"
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -20,7 +22,7 @@ import (
 type host struct {
 	// cookie is the value of bpf_get_netns_cookie for sockets of the namespace.
 	cookie uint64
-	ns     *os.File
+	ns     *netns.Namespace
 	// inode identifies the namespace among the files of processes.
 	inode uint64
 	nl    *netlink.Handle
@@ -35,11 +37,11 @@ func openHost(file *os.File) (*host, error) {
 	}
 	h := &host{ns: ns}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+	if err := unix.Fstat(int(ns.File().Fd()), &st); err != nil {
 		return nil, errors.Join(fmt.Errorf("socketlb: %w", os.NewSyscallError("fstat", err)), ns.Close())
 	}
 	h.inode = st.Ino
-	err = netns.Do(ns, func() (err error) {
+	err = netns.In(ns.File(), func() (err error) {
 		if h.cookie, err = netnsCookie(); err != nil {
 			return &dataplane.UnsupportedError{Backend: "socketlb", Feature: "the socket option SO_NETNS_COOKIE", Minimum: "Linux 5.14", Err: err}
 		}
@@ -73,7 +75,7 @@ func (h *host) addresses() ([]netip.Addr, error) {
 	if link, err := h.nl.LinkByName(ipvsDevice); err == nil {
 		skip = link.Attrs().Index
 	}
-	list, err := netns.Whole(func() ([]netlink.Addr, error) { return h.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return h.nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("socketlb: cannot list the node's addresses: %w", err)
 	}

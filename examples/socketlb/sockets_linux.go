@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/examples/internal/netns"
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -191,7 +191,7 @@ func destroy(s *netlink.Socket) error {
 // continues after an error of f. refused is the first error about a namespace that this process may
 // not enter.
 func (h *host) eachNamespace(f func() error) (refused, failed error) {
-	failed = netns.Do(h.ns, f)
+	failed = netns.In(h.ns.File(), f)
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
 	failed = errors.Join(failed, err)
 	seen := map[uint64]bool{h.inode: true}
@@ -224,5 +224,5 @@ func inNamespace(path string, seen map[uint64]bool, f func() error) error {
 		return err
 	}
 	defer file.Close()
-	return netns.Do(file, f)
+	return netns.In(file, f)
 }

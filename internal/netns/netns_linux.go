@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 )
@@ -112,6 +113,39 @@ func (n *Namespace) Do(f func() error) error {
 		}
 		return f()
 	})
+}
+
+// In calls f as [Namespace.Do] does, in the namespace that file is an open file of, or in that of the calling thread
+// if file is nil. The first thread of the process stays in its namespace: other programs take it for that of the
+// process (/proc/PID/ns/net).
+func In(file *os.File, f func() error) error {
+	n, err := Open(file)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		return n.Do(f)
+	}
+	// While the first thread is locked, another goroutine runs on another one.
+	var panicked any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				panicked = fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
+		err = n.Do(f)
+	}()
+	<-done
+	if panicked != nil {
+		panic(panicked)
+	}
+	return err
 }
 
 // leave calls f, which may move the calling thread to another namespace, and brings

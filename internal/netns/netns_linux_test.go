@@ -3,7 +3,10 @@ package netns_test
 import (
 	"errors"
 	"os"
+	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -105,4 +108,39 @@ func TestDoRejectsFileOfNoNamespace(t *testing.T) {
 	if now := here(t); now != home {
 		t.Errorf("the caller is in %s afterwards, was in %s", now, home)
 	}
+}
+
+// TestFirstThreadStaysInItsNamespace calls In from many goroutines, some of which are on the first thread.
+func TestFirstThreadStaysInItsNamespace(t *testing.T) {
+	n, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	var wg sync.WaitGroup
+	release := make(chan struct{})
+	running := make(chan error)
+	const calls = 20
+	for range calls {
+		wg.Go(func() {
+			if err := netns.In(n.File(), func() error {
+				var err error
+				if unix.Gettid() == unix.Getpid() {
+					err = errors.New("In runs on the first thread")
+				}
+				running <- err
+				<-release
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range calls {
+		if err := <-running; err != nil {
+			t.Error(err)
+		}
+	}
+	close(release)
+	wg.Wait()
 }

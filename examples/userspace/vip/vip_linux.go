@@ -1,6 +1,7 @@
 package vip
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -9,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // Protocol is the routing protocol number of the routes (rtm_protocol in
@@ -55,7 +56,7 @@ func (a *Addresses) Own() ([]netip.Addr, error) {
 		return nil, ErrClosed
 	}
 	var out []netip.Addr
-	list, err := netns.Whole(func() ([]netlink.Addr, error) { return a.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return a.nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("vip: cannot list addresses: %w", err)
 	}
@@ -124,7 +125,7 @@ func (a *Addresses) Held() ([]netip.Addr, error) {
 	const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := netns.Whole(func() ([]netlink.Route, error) { return a.nl.RouteListFiltered(family, filter, mask) })
+		list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Route, error) { return a.nl.RouteListFiltered(family, filter, mask) })
 		if err != nil {
 			return nil, fmt.Errorf("vip: cannot list routes: %w", err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/netns"
+	"github.com/go-proxier/proxier/internal/netns"
 )
 
 // timeout bounds the wait for an answer. The kernel answers while the request is sent.
@@ -30,13 +30,8 @@ type Conn struct{ *netlink.Conn }
 // Dial opens a socket in the namespace that ns is an open file of, or in the calling thread's if ns
 // is nil.
 func Dial(ns *os.File) (c *Conn, err error) {
-	file, err := netns.Open(ns)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
 	c = &Conn{}
-	err = netns.Do(file, func() (err error) {
+	err = netns.In(ns, func() (err error) {
 		c.Conn, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		return err
 	})

@@ -2,6 +2,7 @@ package objects
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // OpenAddresses returns a function that reads the node's own addresses, one that reads the addresses to
@@ -26,7 +27,7 @@ func OpenAddresses() (own func() ([]netip.Addr, error), ranges func() (Ranges, e
 
 // mainRoutes returns the routes of a family in the main table.
 func mainRoutes(nl *netlink.Handle, family int) ([]netlink.Route, error) {
-	routes, err := netns.Whole(func() ([]netlink.Route, error) {
+	routes, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Route, error) {
 		return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -37,7 +38,7 @@ func mainRoutes(nl *netlink.Handle, family int) ([]netlink.Route, error) {
 
 // addresses returns the addresses of a family on all interfaces.
 func addresses(nl *netlink.Handle, family int) ([]netlink.Addr, error) {
-	addrs, err := netns.Whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
+	addrs, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the addresses: %w", err)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/netns"
 	"github.com/go-proxier/proxier/examples/internal/node/nft"
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -33,12 +33,7 @@ type Clients struct {
 // namespace that ns is an open file of. It returns what it could read, with the errors of the rest.
 func ReadClients(ctx context.Context, ns *os.File) (*Clients, error) {
 	c := &Clients{byName: map[string][]netip.Addr{}}
-	n, err := netns.Open(ns)
-	if err != nil {
-		return c, err
-	}
-	defer n.Close()
-	return c, errors.Join(c.readSets(ctx, ns), netns.Do(n, c.readRecent))
+	return c, errors.Join(c.readSets(ctx, ns), netns.In(ns, c.readRecent))
 }
 
 // Of returns the clients of an endpoint of a Service port. Their timeouts begin again, so the time since
@@ -68,12 +63,7 @@ func (c *Clients) WriteRecent(ns *os.File, s *ruleset.Port) error {
 	if s.Spec.Affinity == 0 {
 		return nil
 	}
-	n, err := netns.Open(ns)
-	if err != nil {
-		return err
-	}
-	defer n.Close()
-	return netns.Do(n, func() (err error) {
+	return netns.In(ns, func() (err error) {
 		for _, ep := range s.Selection.Reachable {
 			for _, addr := range c.byName[setName(s.Key, ep.Addr)] {
 				// The kernel takes one client from each open file.
