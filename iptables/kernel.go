@@ -26,7 +26,7 @@ type kernel interface {
 	// kernel does not return it.
 	Generation(ctx context.Context, nft bool, legacy []tracker.Family) (g generation, ok bool)
 	// CountRules returns the number of rules of a chain in nf_tables, 0 if it does not exist.
-	// The error wraps [nfnl.ErrInterrupted] if another process changed a table meanwhile.
+	// The error wraps [nfnl.ErrInterrupted] if another process changed a table during the read.
 	CountRules(ctx context.Context, f tracker.Family, t table, chain string) (int, error)
 	// Watch calls check when a process may have changed nf_tables, and drifted with its
 	// errors, as [Backend.Watch] documents for iptables-nft.

@@ -58,7 +58,7 @@ func New[E comparable](most int) *Table[E] {
 // Len returns the number of entries.
 func (t *Table[E]) Len() int { return len(t.entries) }
 
-// All returns all entries in no order. The table must not change meanwhile.
+// All returns all entries in no order. The table must not change during the iteration.
 func (t *Table[E]) All() iter.Seq[E] { return maps.Keys(t.entries) }
 
 // Add adds an idle entry, which must not be in the table. If there are too many then, it removes and

@@ -135,7 +135,7 @@ func (t *Table[K, V]) read(d *ruleset.Delta) error {
 	return nil
 }
 
-// all yields the entries, which may be forgotten meanwhile.
+// all yields the entries, which may be forgotten during the iteration.
 func (t *Table[K, V]) all() iter.Seq[*entry[K, V]] {
 	return func(yield func(*entry[K, V]) bool) {
 		for _, e := range t.entries {

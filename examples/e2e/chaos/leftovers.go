@@ -64,7 +64,7 @@ func (n *node) remnants(except []string, of ...*regexp.Regexp) (out []string, er
 
 // staleFlows returns the UDP flows that the kernel translates to endpoints that their Services do not
 // have. A flow of a deleted Service stays if no agent knew the Service, or if another program had restored
-// its rules meanwhile.
+// its rules in the same time.
 func (w *world) staleFlows() (out []string, err error) {
 	v := w.oracle.now()
 	err = w.node.Do(func() error {

@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 )
 
-// closedListener is a listener that ends at once.
+// closedListener is a listener that ends immediately.
 type closedListener struct{ net.Listener }
 
 var errEnded = errors.New("ended")

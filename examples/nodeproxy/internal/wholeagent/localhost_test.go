@@ -260,7 +260,7 @@ func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 		fmt.Sscan(rest, &n)
 		return n >= 3
 	})
-	// The other ports are served meanwhile.
+	// The other ports are served all the time.
 	for _, lp := range loopbackPorts[1:] {
 		if got := s.reached(lp.network, lp.to); got != lp.pods {
 			t.Errorf("%s %s reaches %q", lp.network, lp.to, got)
