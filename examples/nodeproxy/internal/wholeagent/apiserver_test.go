@@ -183,9 +183,7 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	if y := lab.Visits(s.Client, "", first, 5); !y.Answered(podIPs[0]) {
 		t.Error("the rules did not stay in effect")
 	}
-	if err := c.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, c.Run(t.Context()))
 	up := time.Now()
 	second := add("second")
 	served("the new Service is served", second)
@@ -198,9 +196,7 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	c.Kill()
 	time.Sleep(outage / 2)
 	end := time.Now()
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	check(t, p.Process.Signal(syscall.SIGTERM))
 	if code, _ := p.exit(t); code != 0 {
 		t.Errorf("exit status %d", code)
 	}

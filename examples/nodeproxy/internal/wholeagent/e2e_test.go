@@ -109,9 +109,9 @@ func TestEndToEnd(t *testing.T) {
 		return code == 200 && strings.Contains(body, `"localEndpoints":1`) && h.Get("X-Load-Balancing-Endpoint-Weight") == "1"
 	})
 	c.do("PUT", slicesPath+"/lb-1", endpoints("lb", podIPs[0]+" n2"), nil)
-	eventually(t, "it counts 0", func() bool { code, _, _ := get(t, s.Client, check); return code == 503 })
+	eventually(t, "it counts 0", status(t, s.Client, check, 503))
 	c.do("DELETE", "/api/v1/namespaces/default/services/lb", "", nil)
-	eventually(t, "the port is closed", func() bool { code, _, _ := get(t, s.Client, check); return code == 0 })
+	eventually(t, "the port is closed", status(t, s.Client, check, 0))
 
 	// The API server restarts. No connection fails, and no sync writes anything.
 	stream := s.streamTo(vip)
@@ -148,15 +148,14 @@ func TestEndToEnd(t *testing.T) {
 		t.Errorf("/healthz: %d %s", code, body)
 	}
 	c.do("PATCH", "/api/v1/nodes/n1", `spec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}`, nil)
-	eventually(t, "the node is not eligible", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 503 })
+	eventually(t, "the node is not eligible", status(t, s.Client, healthz, 503))
 	if code, body, _ := get(t, s.Client, livez); code != 200 {
 		t.Errorf("/livez: %d %s", code, body)
 	}
 	p.watched(t, s.Client)
 
 	// The agent is killed, the objects change, and another agent takes over.
-	p.Process.Kill()
-	p.exit(t)
+	p.kill(t)
 	stream.Next(20)
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[2]+" n1"), nil)
 	c.do("PATCH", "/api/v1/nodes/n1", `spec: {taints: null}`, nil)
@@ -174,7 +173,7 @@ func TestEndToEnd(t *testing.T) {
 
 	// The node's pods still have traffic after the Node is deleted.
 	c.do("DELETE", "/api/v1/nodes/n1", "", nil)
-	eventually(t, "the node is not eligible", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 503 })
+	eventually(t, "the node is not eligible", status(t, s.Client, healthz, 503))
 	s.answeredBy(t, nodePort, podIPs[2])
 
 	// A change of podCIDRs requires a restart.
@@ -198,18 +197,13 @@ func TestEndToEnd(t *testing.T) {
 // node with kube-proxy's rules.
 func (s *site) swap(t *testing.T, c *cluster, vip string) {
 	t.Helper()
-	text, err := os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml"))(t)
 	dir := t.TempDir()
 	put(t, dir, "config.conf", strings.NewReplacer("/var/lib/kube-proxy/kubeconfig.conf", c.Kubeconfig(), "10.244.0.0/16,fd00:10:244::/56", "10.1.0.0/24").Replace(string(text)))
-	_, err = exec.LookPath("iptables-restore")
+	_, err := exec.LookPath("iptables-restore")
 	if withIPTables := err == nil; withIPTables {
 		put(t, dir, "old", kubeProxyIPTables)
-		if _, err := s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old"); err != nil {
-			t.Fatal(err)
-		}
+		must(s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old"))(t)
 	}
 	p := startWith(t, s.Node, []string{asKubeProxyEnv + "=1"}, "--config="+dir+"/config.conf", "--hostname-override=n1")
 	p.synced(t, "services=2 endpoints=2 changed=2")

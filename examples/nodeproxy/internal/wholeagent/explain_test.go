@@ -139,8 +139,7 @@ func TestExplainSurvivesOddNames(t *testing.T) {
 				t.Errorf("mode %s: %s: exit status %d:\n%q\n%s", mode, vip, code, text, q.log())
 			}
 		}
-		p.Process.Kill()
-		p.exit(t)
+		p.kill(t)
 		start(t, s.Node, "run", "--cleanup").exit(t)
 	}
 }

@@ -26,10 +26,7 @@ func testFlavor(t *testing.T, mode string) {
 	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
 	node := func(args ...string) string {
 		t.Helper()
-		out, err := s.Node.Output("env", append([]string{lock}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must(s.Node.Output("env", append([]string{lock}, args...)...))(t)
 		return out
 	}
 	chains := func(program string) int { return strings.Count(node(program+"-save"), "\n:KUBE-") }
@@ -107,9 +104,7 @@ func TestFlavorOfInitialContainerIsThatOfTheHost(t *testing.T) {
 	s := newSite(t)
 	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
 	// Without kubelet's chain, the flavor with more rules counts.
-	if _, err := s.Node.Output("env", lock, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"); err != nil {
-		t.Fatal(err)
-	}
+	must(s.Node.Output("env", lock, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
 	p := startWith(t, s.Node, []string{lock}, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
 	p.exit(t)
 	p.logged(t, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
@@ -129,21 +124,15 @@ func TestCleanupFindsRulesOfEachFlavor(t *testing.T) {
 	for _, flavor := range []string{"nft", "legacy"} {
 		t.Run(flavor, func(t *testing.T) {
 			t.Parallel()
-			s := newSite(t)
-			dir := t.TempDir()
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+			s, dir := webSite(t, podIPs[0])
 			lock := "XTABLES_LOCKFILE=" + dir + "/lock"
 			p := startWith(t, s.Node, []string{lock, "PATH=" + flavorPath(t, flavor)},
 				"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables")
 			p.synced(t, "services=1 endpoints=1 changed=1")
 			s.answeredBy(t, clusterVIP, podIPs[0])
-			p.Process.Kill()
-			p.exit(t)
+			p.kill(t)
 			chains := func() int {
-				text, err := s.Node.Output("env", lock, "iptables-"+flavor+"-save")
-				if err != nil {
-					t.Fatal(err)
-				}
+				text := must(s.Node.Output("env", lock, "iptables-"+flavor+"-save"))(t)
 				return strings.Count(text, "\n:KUBE-")
 			}
 			if chains() == 0 {

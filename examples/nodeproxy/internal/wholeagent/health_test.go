@@ -73,10 +73,7 @@ func TestHealthzNeedsNode(t *testing.T) {
 	needMode(t, "nftables")
 	s := newSite(t)
 	api := &fakeAPI{nodes: make(chan string)}
-	l, err := s.Node.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(s.Node.Listen("tcp", "127.0.0.1:0"))(t)
 	hs := &http.Server{Handler: api}
 	go hs.Serve(l)
 	t.Cleanup(func() { hs.Close() })
@@ -95,9 +92,9 @@ func TestHealthzNeedsNode(t *testing.T) {
 	}
 	api.nodes <- node("ADDED", "n2", "2")
 	api.nodes <- node("ADDED", "n1", "3")
-	eventually(t, "/healthz answers 200 with the Node", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 200 })
+	eventually(t, "/healthz answers 200 with the Node", status(t, s.Client, healthz, 200))
 	api.nodes <- node("DELETED", "n1", "4")
-	eventually(t, "/healthz answers 503 without the Node", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 503 })
+	eventually(t, "/healthz answers 503 without the Node", status(t, s.Client, healthz, 503))
 	if code, body, _ := get(t, s.Client, livez); code != 200 {
 		t.Errorf("/livez without a Node: %d %s", code, body)
 	}
@@ -116,9 +113,7 @@ func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
 		netlab.Need(t, err == nil, "iptables-nft-restore")
 		script := fmt.Sprintf("#!/bin/sh\nin=%s/in.$$; cat >$in\nif [ -e %s ] && grep -q '^-[AI]' $in; then nft flush ruleset; fi\nexec %s \"$@\" <$in\n", dir, armed, restore)
 		put(t, dir, family+"-nft-restore", script)
-		if err := os.Chmod(filepath.Join(dir, family+"-nft-restore"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Chmod(filepath.Join(dir, family+"-nft-restore"), 0o755))
 	}
 	manifests := t.TempDir()
 	put(t, manifests, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
@@ -138,10 +133,8 @@ func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
 	if code, body, _ := get(t, s.Client, livez); code != 200 {
 		t.Errorf("/livez: %d %s", code, body)
 	}
-	if err := os.Remove(armed); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "/healthz answers 200 again", func() bool { code, _, _ := get(t, s.Client, healthz); return code == 200 })
+	check(t, os.Remove(armed))
+	eventually(t, "/healthz answers 200 again", status(t, s.Client, healthz, 200))
 	s.answeredBy(t, clusterVIP, podIPs[0])
 }
 
@@ -161,9 +154,7 @@ func TestManifestsNeedNoNode(t *testing.T) {
 	answers(200, "without a Node")
 	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
 	answers(503, "with a Node that is to be deleted")
-	if err := os.Remove(filepath.Join(dir, "node.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(filepath.Join(dir, "node.yaml")))
 	answers(200, "without a Node again")
 }
 
@@ -234,9 +225,7 @@ spec: {type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32
 // descriptors must stay bounded, and it must still answer.
 func TestIdleConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	s, dir := webSite(t, podIPs[0])
 	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--metrics-bind-address", "192.0.2.1:10249")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	descriptors := func() int {
@@ -250,10 +239,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	before := descriptors()
 	for i, url := range []string{"192.0.2.1:10256", "192.0.2.1:10249"} {
 		for range 2000 {
-			conn, err := lab.Dial(s.Client, "tcp", "", url, testtime.Timeout)
-			if err != nil {
-				t.Fatal(err)
-			}
+			conn := must(lab.Dial(s.Client, "tcp", "", url, testtime.Timeout))(t)
 			t.Cleanup(func() { conn.Close() })
 		}
 		if code, body, _ := get(t, s.Client, "http://"+url+"/healthz"); code != 200 {
@@ -297,10 +283,7 @@ endpoints: [{addresses: [%[6]q], nodeName: n1}]
 	put(t, dir, "tenant.yaml", tenant.String())
 	p := startWith(t, s.Node, []string{filesEnv + "=" + strconv.Itoa(files)}, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
 		"--nodeport-addresses", "192.0.2.0/24,127.0.0.0/8", "--metrics-bind-address", "192.0.2.1:10249")
-	eventually(t, "the rules are in effect", func() bool {
-		code, _, _ := get(t, s.Client, "http://192.0.2.1:10256/healthz")
-		return code == 200
-	})
+	eventually(t, "the rules are in effect", status(t, s.Client, "http://192.0.2.1:10256/healthz", 200))
 	flood := func(h *netlab.Host, network, to string) {
 		c, err := lab.Dial(h, network, "", to, 200*time.Millisecond)
 		if err != nil {
@@ -357,10 +340,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	}
 	rules := func(table string) (n int) {
 		t.Helper()
-		text, err := s.Node.Run(t, "iptables-save", "-t", table)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must(s.Node.Run(t, "iptables-save", "-t", table))(t)
 		return strings.Count(text, "\n-A KUBE-") - strings.Count(text, "\n-A KUBE-PROXY-CANARY ")
 	}
 	metric := func(name, table string, value int) string {
@@ -382,10 +362,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	page("/proxyMode", "iptables")
 
 	// Every scrape reads the counters of the rules.
-	text, err := s.Node.Run(t, "iptables-save", "-t", "filter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(s.Node.Run(t, "iptables-save", "-t", "filter"))(t)
 	netlab.Need(t, strings.Contains(text, "--nfacct-name"), "nfacct in kernel and iptables")
 	for n := range 3 {
 		page("/metrics", "\nkubeproxy_iptables_ct_state_invalid_dropped_packets_total ",

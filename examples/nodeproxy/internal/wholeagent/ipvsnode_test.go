@@ -207,15 +207,12 @@ func adoptIPVS(t *testing.T) {
 				p := start(t, fresh.Node, args(dir)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				want = traces(t, fresh.Node)
-				p.Process.Kill()
-				p.exit(t)
+				p.kill(t)
 			}
 
 			s := newSite(t)
 			put(t, dir, "kube-proxy", kubeProxyIPVS)
-			if out, err := s.Node.Output("sh", dir+"/kube-proxy"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must(s.Node.Output("sh", dir+"/kube-proxy"))(t)
 			before := traces(t, s.Node)
 			long, err := lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout)
 			if err != nil {
@@ -233,8 +230,7 @@ func adoptIPVS(t *testing.T) {
 				p := start(t, s.Node, args(dir)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				stream.Next(10)
-				p.Process.Kill()
-				p.exit(t)
+				p.kill(t)
 				if now := traces(t, s.Node); !slices.Equal(now, before) {
 					t.Errorf("changed without the flag:\n%s", difference(now, before))
 				}
@@ -314,9 +310,7 @@ func cleanupIPVSNode(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "kube-proxy", kubeProxyIPVS)
-	if out, err := s.Node.Output("sh", dir+"/kube-proxy"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must(s.Node.Output("sh", dir+"/kube-proxy"))(t)
 	if len(traces(t, s.Node)) < 40 {
 		t.Fatalf("the state of the test is incomplete: %q", traces(t, s.Node))
 	}
@@ -357,9 +351,7 @@ func TestIPVSNode(t *testing.T) {
 // leaveIPVSWithoutIPv6 changes to another mode on a node where IPv6 is turned off.
 func leaveIPVSWithoutIPv6(t *testing.T) {
 	s := newSite(t)
-	if err := s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	for _, mode := range []string{"ipvs", "nftables"} {
@@ -370,8 +362,7 @@ func leaveIPVSWithoutIPv6(t *testing.T) {
 		} else if len(traces(t, s.Node)) == 0 {
 			t.Error("mode ipvs has no rules")
 		}
-		p.Process.Kill()
-		p.exit(t)
+		p.kill(t)
 	}
 }
 
@@ -380,9 +371,7 @@ func leaveIPVSWithoutIPv6(t *testing.T) {
 func ipv6ForwardingIPVS(t *testing.T) {
 	s := newSite(t)
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := s.Node.Sysctl(name, "0"); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Node.Sysctl(name, "0"))
 	}
 	p, _ := s.serveWeb(t, podIPs[:1], "--proxy-mode", "ipvs")
 	s.answeredBy(t, clusterVIP, podIPs[0])
@@ -398,9 +387,7 @@ func ipv6ForwardingIPVS(t *testing.T) {
 // schedulerIPVS configures a scheduler that keeps a client with an endpoint, and one that the
 // kernel does not have.
 func schedulerIPVS(t *testing.T) {
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	s, dir := webSite(t, podIPs...)
 	args := []string{"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--ipvs-scheduler"}
 	p := start(t, s.Node, append(args, "twos")...)
 	if code, out := p.exit(t); code != 1 || len(out) != 0 || !strings.Contains(p.log(), "ip_vs_twos") {
@@ -444,15 +431,10 @@ func explainIPVS(t *testing.T) {
 	// The node itself may use all endpoints, by another virtual server.
 	asks(0, own, nodePort, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
 	asks(0, client, "10.96.0.10:81", "no virtual server for it", "agrees")
-	p.Process.Kill()
-	p.exit(t)
-	if _, err := s.Node.Run(t, "ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"); err != nil {
-		t.Fatal(err)
-	}
+	p.kill(t)
+	must(s.Node.Run(t, "ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"))(t)
 	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
-	if _, err := s.Node.Run(t, "ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
-		t.Fatal(err)
-	}
+	must(s.Node.Run(t, "ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"))(t)
 	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what the objects require")
 }
 
@@ -513,16 +495,9 @@ func privilegesIPVS(t *testing.T) {
 		t.Skipf("the modules of iptables-legacy cannot be unloaded: %s", out)
 	}
 	put(t, dir, "modprobe", modprobe)
-	if err := os.Chmod(dir+"/modprobe", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.ReadFile("/proc/sys/kernel/modprobe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(dir+"/modprobe"), 0); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chmod(dir+"/modprobe", 0o755))
+	before := must(os.ReadFile("/proc/sys/kernel/modprobe"))(t)
+	check(t, os.WriteFile("/proc/sys/kernel/modprobe", []byte(dir+"/modprobe"), 0))
 	defer os.WriteFile("/proc/sys/kernel/modprobe", before, 0)
 	s := newSite(t)
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
@@ -547,9 +522,7 @@ func privilegesIPVS(t *testing.T) {
 	}
 	defer os.WriteFile(limit, before, 0)
 	for _, tt := range []struct{ perCore, was, want string }{{"0", "77777", "77777\n"}, {"1", "77777", "200000\n"}, {"1", "777777", "777777\n"}} {
-		if err := os.WriteFile(limit, []byte(tt.was), 0); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(limit, []byte(tt.was), 0))
 		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core", tt.perCore, "--conntrack-min", "200000")
 		cmd.Env = append(os.Environ(), programEnv+"=1")
 		if out, err := cmd.CombinedOutput(); err != nil {

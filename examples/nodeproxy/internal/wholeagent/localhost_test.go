@@ -217,10 +217,7 @@ func testLocalhost(t *testing.T, mode string) {
 	expect("endpoints are back", first)
 
 	// The process ends immediately, with its connections.
-	c, err := lab.Dial(s.Node, "tcp", "", "[::1]:30090", testtime.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(lab.Dial(s.Node, "tcp", "", "[::1]:30090", testtime.Timeout))(t)
 	defer c.Close()
 	if _, _, err := c.Hear(); err != nil {
 		t.Fatal(err)
@@ -243,10 +240,7 @@ func testLocalhost(t *testing.T, mode string) {
 func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 	t.Parallel()
 	s := localhostSite(t)
-	l, err := s.Node.Listen("tcp", "127.0.0.1:30090")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(s.Node.Listen("tcp", "127.0.0.1:30090"))(t)
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
 	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost",

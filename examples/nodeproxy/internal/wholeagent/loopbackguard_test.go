@@ -29,18 +29,10 @@ type intruder struct {
 func newIntruder(t *testing.T, s *site) *intruder {
 	in := &intruder{site: s, t: t}
 	for _, args := range []string{"addr del 127.0.0.1/8 dev lo", "route add 127.0.0.1/32 via 192.0.2.1 dev eth0"} {
-		if _, err := s.Client.Run(t, "ip", strings.Fields(args)...); err != nil {
-			t.Fatal(err)
-		}
+		must(s.Client.Run(t, "ip", strings.Fields(args)...))(t)
 	}
-	server, err := s.Node.ListenPacket("udp4", "127.0.0.1:9999")
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket, err := s.Client.ListenPacket("udp4", "192.0.2.9:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must(s.Node.ListenPacket("udp4", "127.0.0.1:9999"))(t)
+	socket := must(s.Client.ListenPacket("udp4", "192.0.2.9:0"))(t)
 	t.Cleanup(func() {
 		server.Close()
 		socket.Close()
@@ -199,8 +191,7 @@ func TestGuardStaysWhileAnotherSetRouteLocalnet(t *testing.T) {
 	p := startWith(t, in.Node, env, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	in.received.Store(0) // until then the operator let them in
-	p.Process.Kill()
-	p.exit(t)
+	p.kill(t)
 	for range 2 {
 		c := startWith(t, in.Node, env, "run", "--cleanup")
 		if code, _ := c.exit(t); code != 0 {

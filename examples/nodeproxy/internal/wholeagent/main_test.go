@@ -100,9 +100,7 @@ func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(p.Cmd); err != nil {
-		t.Fatal(err)
-	}
+	check(t, h.Start(p.Cmd))
 	t.Cleanup(func() { p.Process.Kill() })
 	go func() {
 		defer close(p.lines)
@@ -120,13 +118,8 @@ func flavorPath(t *testing.T, flavor string) string {
 	dir := t.TempDir()
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {
-			path, err := exec.LookPath(program + "-" + flavor + what)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(path, filepath.Join(dir, program+what)); err != nil {
-				t.Fatal(err)
-			}
+			path := must(exec.LookPath(program + "-" + flavor + what))(t)
+			check(t, os.Symlink(path, filepath.Join(dir, program+what)))
 		}
 	}
 	return dir + ":" + os.Getenv("PATH")
@@ -194,6 +187,49 @@ func (p *process) stop(t *testing.T) (int, []string) {
 	t.Helper()
 	p.Process.Signal(syscall.SIGTERM)
 	return p.exit(t)
+}
+
+// kill ends nodeproxy by SIGKILL.
+func (p *process) kill(t *testing.T) {
+	t.Helper()
+	p.Process.Kill()
+	p.exit(t)
+}
+
+// cleanup runs --cleanup in a host, which must succeed.
+func cleanup(t *testing.T, h *netlab.Host) {
+	t.Helper()
+	p := start(t, h, "run", "--cleanup")
+	if code, _ := p.exit(t); code != 0 {
+		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
+	}
+}
+
+// check ends the test after an error.
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must returns a function that returns v, or ends the test after an error.
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%v\n%v", err, v)
+		}
+		return v
+	}
+}
+
+// status returns a condition: an address answers with a status.
+func status(t *testing.T, h *netlab.Host, url string, want int) func() bool {
+	return func() bool {
+		code, _, _ := get(t, h, url)
+		return code == want
+	}
 }
 
 // exit waits for the end, and returns the exit status and the lines that the test has not
@@ -308,9 +344,7 @@ func TestInterruptedDemoReturns130(t *testing.T) {
 	cmd.Env = append(cmd.Env, programEnv+"=1")
 	var out controlplane.Tail
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, cmd.Start())
 	defer cmd.Process.Kill()
 	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.String(), "ok ") })
 	cmd.Process.Signal(os.Interrupt)

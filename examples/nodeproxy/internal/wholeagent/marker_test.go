@@ -48,9 +48,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables)
-	if _, err := s.Node.Run(t, "nft", "-f", dir+"/old"); err != nil {
-		t.Fatal(err)
-	}
+	must(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
 	marker := []string{"nodeproxy-marker"}
 	marked := func(when string, want []string) {
 		t.Helper()
@@ -73,9 +71,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 
-	if _, err := s.Node.Run(t, "nft", "flush", "ruleset"); err != nil {
-		t.Fatal(err)
-	}
+	must(s.Node.Run(t, "nft", "flush", "ruleset"))(t)
 	marked("a firewall's reload deletes all tables", marker)
 	p.stop(t)
 	marked("after the agent's end", marker)
@@ -100,21 +96,14 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	marked("always, once more", marker)
 	p.stop(t)
 	// A kube-proxy's table is not the agent's.
-	if _, err := s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"); err != nil {
-		t.Fatal(err)
-	}
+	must(s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"))(t)
 	cleanup := func() {
 		t.Helper()
-		c := start(t, s.Node, "run", "--cleanup")
-		if code, _ := c.exit(t); code != 0 {
-			t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
-		}
+		cleanup(t, s.Node)
 	}
 	cleanup()
 	marked("--cleanup beside kube-proxy's chain", []string{"nodeproxy-marker", "services"})
-	if _, err := s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"); err != nil {
-		t.Fatal(err)
-	}
+	must(s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"))(t)
 	cleanup()
 	marked("--cleanup", nil)
 
@@ -124,9 +113,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	p.stop(t)
 	cleanup()
 	put(t, dir, "old", kubeProxyIPTables)
-	if out, err := s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must(s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"))(t)
 	for range 2 {
 		p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
@@ -146,15 +133,11 @@ func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
 	s := newSite(t)
-	if err := s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
-	if out, err := s.Node.Run(t, "nft", "-f", dir+"/old"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
 	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	eventually(t, "no chain of kube-proxy is left", func() bool {

@@ -59,10 +59,7 @@ logging: {format: json}
 	}
 
 	// The same content in a new file does not count as a change.
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(file))(t)
 	put(t, etc, "config.yaml", string(text))
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	eventually(t, "the new endpoint is in effect", func() bool { return strings.Count(p.log(), `"msg":"synced"`) == 2 })
@@ -115,10 +112,7 @@ func TestHardFailChangesNoRule(t *testing.T) {
 	s.serveWeb(t, podIPs[:1], "--metrics-bind-address", "192.0.2.1:10249")
 	listing := func() string {
 		t.Helper()
-		text, err := s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must(s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset"))(t)
 		return text
 	}
 	was := listing()
@@ -142,13 +136,8 @@ func TestHardFailChangesNoRule(t *testing.T) {
 // TestServersFailOrRetryIfPortsAreTaken starts the agent while its ports are in use.
 func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	l, err := s.Node.Listen("tcp", "192.0.2.1:10249")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, dir := webSite(t, podIPs[0])
+	l := must(s.Node.Listen("tcp", "192.0.2.1:10249"))(t)
 	args := []string{"run", "--manifests", dir, "--metrics-bind-address", "192.0.2.1:10249"}
 	p := start(t, s.Node, append(args, "--bind-address-hard-fail")...)
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "metrics at 192.0.2.1:10249") {
@@ -157,15 +146,9 @@ func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	p = start(t, s.Node, append(args, "--readyz-bind-address", "127.0.0.1:10266")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	p.logged(t, "a server failed and will be restarted")
-	eventually(t, "/readyz does not need the ports", func() bool {
-		code, _, _ := get(t, s.Node, "http://127.0.0.1:10266/readyz")
-		return code == 200
-	})
+	eventually(t, "/readyz does not need the ports", status(t, s.Node, "http://127.0.0.1:10266/readyz", 200))
 	l.Close()
-	eventually(t, "metrics are served when the port is free", func() bool {
-		code, _, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
-		return code == 200
-	})
+	eventually(t, "metrics are served when the port is free", status(t, s.Client, "http://192.0.2.1:10249/metrics", 200))
 	p.logged(t, "the server listens")
 }
 
@@ -174,9 +157,7 @@ func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	s, dir := webSite(t, podIPs...)
 	c := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", "n1"})
 	var stream *lab.Stream
 	err := s.Node.Do(func() error {
@@ -247,8 +228,7 @@ func TestAgentWaitsForTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	p, _ := s.serveWeb(t, podIPs[:1])
-	p.Process.Kill()
-	p.exit(t)
+	p.kill(t)
 	for _, mode := range []string{"ClusterCIDR", "NodeCIDR"} {
 		p = start(t, s.Node, "run", "--master", "http://"+net.JoinHostPort(lab.NodeAddr[0], "1"), "--hostname-override", "n1", "--detect-local-mode", mode)
 		p.logged(t, "connection refused")

@@ -23,10 +23,7 @@ import (
 // capabilities returns a set of capabilities of a process, from proc(5).
 func capabilities(t *testing.T, pid int, set string) uint64 {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	for line := range strings.Lines(string(status)) {
 		if name, value, _ := strings.Cut(line, ":"); name == set {
 			n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
@@ -106,9 +103,7 @@ func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 	netlab.Require(t)
 	const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
 	var affinity unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &affinity); err != nil {
-		t.Fatal(err)
-	}
+	check(t, unix.SchedGetaffinity(0, &affinity))
 	info, err := os.ReadFile("/proc/cpuinfo") // lists the online CPUs
 	if err != nil {
 		t.Fatal(err)

@@ -120,10 +120,7 @@ users: [{name: u, user: {tokenFile: token}}], contexts: [{name: c, context: {clu
 // requests returns what an audit log has, as "VERB RESOURCE GROUP". None may be denied.
 func requests(t *testing.T, audit string) map[string]bool {
 	t.Helper()
-	text, err := os.ReadFile(audit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(audit))(t)
 	out := map[string]bool{}
 	for line := range strings.Lines(string(text)) {
 		var e struct {

@@ -20,10 +20,7 @@ import (
 func talkTo(t *testing.T, h *netlab.Host, pod string) *lab.Talk {
 	t.Helper()
 	for range 200 {
-		c, err := lab.Dial(h, "tcp", "", clusterVIP, testtime.Timeout)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must(lab.Dial(h, "tcp", "", clusterVIP, testtime.Timeout))(t)
 		name, _, err := c.Hear()
 		if err != nil {
 			t.Fatal(err)
@@ -98,16 +95,12 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			}
 			stop := func() {
 				t.Helper()
-				if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-					t.Fatal(err)
-				}
+				check(t, p.Process.Signal(syscall.SIGTERM))
 				p.exit(t)
 			}
 			stop()
 			// The endpoint returns, and gets connections from a new run.
-			if out, err := s.pods.Run(t, "nft", "delete table ip test"); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			must(s.pods.Run(t, "nft", "delete table ip test"))(t)
 			p, _ = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)
 			talkTo(t, s.Client, podIPs[0])
 			stop()

@@ -100,12 +100,8 @@ endpoints:
 func put(t *testing.T, dir, name, text string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(path+".new", []byte(text), 0o644))
+	check(t, os.Rename(path+".new", path))
 }
 
 // serveWeb runs the agent with the Service web, endpoints for it, and flags. It waits until the
@@ -117,6 +113,14 @@ func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process
 	p = start(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
 	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
 	return p, dir
+}
+
+// webSite returns a site, and a folder of manifests with the Service web and endpoints for it.
+func webSite(t *testing.T, ips ...string) (s *site, dir string) {
+	t.Helper()
+	s, dir = newSite(t), t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+	return s, dir
 }
 
 // stream opens connections to the Service web until it is stopped.
@@ -142,9 +146,7 @@ func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
 
 func TestRunFollowsManifests(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	s, dir := webSite(t, podIPs[:2]...)
 	put(t, dir, "bad.yaml", "a: b\n---\nkind: [\n")
 	args := []string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s"}
 	p := start(t, s.Node, args...)
@@ -171,9 +173,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
 		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
 	p.synced(t, "services=2 endpoints=3 changed=1")
-	if err := os.Remove(filepath.Join(dir, "other.json")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(filepath.Join(dir, "other.json")))
 	p.synced(t, "services=1 endpoints=3 changed=1")
 
 	// Another process deletes the table. The repair prints no line.
@@ -212,10 +212,7 @@ func TestRunFollowsManifests(t *testing.T) {
 		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
 	}
 	s.answeredBy(t, clusterVIP, podIPs[0])
-	p = start(t, s.Node, "run", "--cleanup")
-	if code, _ := p.exit(t); code != 0 {
-		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
-	}
+	cleanup(t, s.Node)
 	if name, _, err := lab.VisitSoon(s.Client, "", clusterVIP); err == nil {
 		t.Errorf("%s still answers after --cleanup", name)
 	}
@@ -238,9 +235,7 @@ func TestExplainComparesWithTheKernel(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			needMode(t, mode)
-			s := newSite(t)
-			dir := t.TempDir()
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			s, dir := webSite(t, podIPs[:2]...)
 			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}
 			asks := func(code int, want ...string) {
 				t.Helper()
@@ -264,8 +259,7 @@ func TestExplainComparesWithTheKernel(t *testing.T) {
 					t.Errorf("%s: exit status %d:\n%s\n%s", to, code, strings.Join(out, "\n"), p.log())
 				}
 			}
-			p.Process.Kill()
-			p.exit(t)
+			p.kill(t)
 			// No agent follows this change.
 			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 			asks(1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
@@ -371,9 +365,7 @@ func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 // Node object has them.
 func TestAddressesAreFollowedWithoutNode(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	s, dir := webSite(t, podIPs...)
 	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--sync-period", "1s")
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	const other = "10.1.0.1:30080" // the node, but not the source address of its default route

@@ -89,9 +89,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 	t.Helper()
 	needMode(t, "iptables")
 	netlab.NeedPrograms(t, "nft")
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	s, dir := webSite(t, podIPs...)
 	run := func(mode string, more ...string) *process {
 		t.Helper()
 		args := append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode}, more...)
@@ -114,19 +112,14 @@ func switchModes(t *testing.T, first string, others ...string) {
 	p := run(first)
 	if first == "ipvs" {
 		// Without connections mode ipvs is removed immediately.
-		p.Process.Kill()
-		p.exit(t)
+		p.kill(t)
 		p = run("nftables")
 		tidied(p, "nftables", "nftables")
-		p.Process.Kill()
-		p.exit(t)
+		p.kill(t)
 		p = run(first)
 		tidied(p, first, first)
 	}
-	long, err := lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	long := must(lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout))(t)
 	defer long.Close()
 	name, _, err := long.Hear()
 	if err != nil {
@@ -158,10 +151,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 	held(t, stream, "at the end")
 	stream.Stop()
 	p.stop(t)
-	c := start(t, s.Node, "run", "--cleanup")
-	if code, _ := c.exit(t); code != 0 {
-		t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
-	}
+	cleanup(t, s.Node)
 	has(t, s.Node, "cleaned up")
 }
 

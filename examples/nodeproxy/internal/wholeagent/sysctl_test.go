@@ -37,10 +37,7 @@ func readOnlySysctls() error {
 // sysctl returns a kernel parameter of a host.
 func sysctl(t *testing.T, h *netlab.Host, name string) string {
 	t.Helper()
-	value, err := h.Output("cat", "/proc/sys/"+name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	value := must(h.Output("cat", "/proc/sys/"+name))(t)
 	return strings.TrimSpace(value)
 }
 
@@ -58,9 +55,7 @@ func TestInitOnlySetsAllParameters(t *testing.T) {
 }
 
 func testInitOnly(t *testing.T, mode string) {
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	s, dir := webSite(t, podIPs...)
 	// The limit of connections cannot be set in a network namespace.
 	flags := []string{"--proxy-mode", mode, "--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "3h", "--ipvs-strict-arp"}
 	set := map[string]string{"net/netfilter/nf_conntrack_tcp_timeout_established": "10800"}
@@ -72,9 +67,7 @@ func testInitOnly(t *testing.T, mode string) {
 			set["net/ipv4/"+name] = "1"
 		}
 		set["net/ipv4/conf/all/arp_announce"] = "2"
-		if err := s.Node.Sysctl("net/ipv4/ip_forward", "0"); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Node.Sysctl("net/ipv4/ip_forward", "0"))
 	}
 	// The second run must not write a parameter that is already set.
 	for range 2 {
@@ -126,9 +119,7 @@ func TestDisabledIPv6IsNotServed(t *testing.T) {
 
 func testDisabledIPv6(t *testing.T, mode string) {
 	s := newSite(t)
-	if err := s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
 	dual := strings.Replace(webService, "spec:\n", "spec:\n  ipFamilyPolicy: RequireDualStack\n  ipFamilies: [IPv4, IPv6]\n  clusterIPs: [10.96.0.10, 'fd00:10:96::10']\n", 1)
 	six := strings.NewReplacer("web-1", "web-2", "IPv4", "IPv6", "10.1.0.2", "fd00:10:1::2").Replace(webSlice(podIPs[0]))

@@ -69,13 +69,9 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 				args = append(args, "--healthz-bind-address", "0.0.0.0:20256")
 			case "process":
 				path := filepath.Join(dir, "kube-proxy")
-				if err := os.Symlink("/bin/sleep", path); err != nil {
-					t.Fatal(err)
-				}
+				check(t, os.Symlink("/bin/sleep", path))
 				cmd := exec.Command(path, "600")
-				if err := s.Node.Start(cmd); err != nil {
-					t.Fatal(err)
-				}
+				check(t, s.Node.Start(cmd))
 				end = func() {
 					cmd.Process.Kill()
 					cmd.Wait()
@@ -262,24 +258,18 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 						end()
 						now.sync(podIPs[0])
 					}
-					c := start(t, s.Node, "run", "--cleanup")
-					if code, _ := c.exit(t); code != 0 {
-						t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
-					}
+					cleanup(t, s.Node)
 					held(t, stream, "after --cleanup")
 					now.sync(podIPs[1])
 					held(t, stream, "after a change")
 					stream.Stop()
 					s.answeredBy(t, clusterVIP, podIPs[1])
 					s.answeredBy(t, nodePort, podIPs[1])
-					text, err := s.Node.Run(t, "iptables-save")
-					if err != nil {
-						t.Fatal(err)
-					}
+					text := must(s.Node.Run(t, "iptables-save"))(t)
 					// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
 					for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
 						if strings.Contains(text, own) {
-							t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, c.log())
+							t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, p.log())
 						}
 					}
 				})
@@ -298,18 +288,14 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			if mode == "ipvs" {
-				if out, err := s.Node.Run(t, "iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"); err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
+				must(s.Node.Run(t, "iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"))(t)
 			} else {
 				dir := t.TempDir()
 				rollOut(t, dir, podIPs[0])
 				p := start(t, s.Node, agentArgs(dir, mode)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				p.stop(t)
-				if out, err := s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"); err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
+				must(s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"))(t)
 			}
 			old := &scriptedKubeProxy{t: t, node: s.Node, mode: "ipvs"}
 			old.serve(at, old.mode)

@@ -114,10 +114,7 @@ func leaveForIPVS(t *testing.T) {
 	held(t, stream, "when the agent has ended")
 	now := startKubeProxy(t, s.Node, "ipvs", true, podIPs[0])
 	held(t, stream, "when kube-proxy has started")
-	c := start(t, s.Node, "run", "--cleanup")
-	if code, _ := c.exit(t); code != 0 {
-		t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
-	}
+	cleanup(t, s.Node)
 	held(t, stream, "after --cleanup")
 	now.sync(podIPs[1])
 	held(t, stream, "after a change")

@@ -106,9 +106,7 @@ func TestTraceAgrees(t *testing.T) {
 			if flavor == "iptables-legacy" {
 				// trace does not show its rules, but it shows that the packet is lost.
 				lock := "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock")
-				if _, err := s.Node.Output("env", lock, flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"); err != nil {
-					t.Fatal(err)
-				}
+				must(s.Node.Output("env", lock, flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"))(t)
 				code, out := runTrace(t, s.Node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
 				contains(t, out, "kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
 				if code != 1 {
@@ -140,10 +138,7 @@ func TestTraceFollowsTheNodesConnections(t *testing.T) {
 		t.Errorf("exit status %d", code)
 	}
 	// A connection of the node to itself uses the loopback interface.
-	l, err := s.Node.Listen("tcp", "192.0.2.1:7000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(s.Node.Listen("tcp", "192.0.2.1:7000"))(t)
 	defer l.Close()
 	code, out = runTrace(t, s.Node, func() {
 		if c, err := lab.Dial(s.Node, "tcp", "", "192.0.2.1:7000", testtime.Timeout); err == nil {
@@ -184,9 +179,7 @@ func TestTraceNamesForeignChains(t *testing.T) {
 			"DIFFERS: masqueraded, but must be: source kept\n",
 		}},
 	} {
-		if _, err := s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"); err != nil {
-			t.Fatal(err)
-		}
+		must(s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"))(t)
 		code, out := runTrace(t, s.Node, func() {
 			if c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
 				c.Close()
@@ -196,9 +189,7 @@ func TestTraceNamesForeignChains(t *testing.T) {
 		if code != 1 {
 			t.Errorf("%s: exit status %d", tt.rule, code)
 		}
-		if _, err := s.Node.Run(t, "nft", "delete table inet firewall"); err != nil {
-			t.Fatal(err)
-		}
+		must(s.Node.Run(t, "nft", "delete table inet firewall"))(t)
 	}
 }
 
@@ -263,10 +254,7 @@ func TestTraceFollowsUDP(t *testing.T) {
 	to := "[fd00:10:96::53]:53"
 	code, out := runTrace(t, d.Node, func() {
 		for range 2 {
-			c, err := lab.Dial(d.Pod2, "udp", "", to, testtime.Timeout)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must(lab.Dial(d.Pod2, "udp", "", to, testtime.Timeout))(t)
 			for range 3 {
 				if _, _, err := c.Ask(); err != nil {
 					t.Error(err)
@@ -287,10 +275,7 @@ func TestTraceLeavesNoTable(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
 	tables := func() string {
-		out, err := s.Node.Run(t, "nft", "list tables")
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must(s.Node.Run(t, "nft", "list tables"))(t)
 		return out
 	}
 	for _, signal := range []os.Signal{syscall.SIGKILL, os.Interrupt} {
@@ -342,15 +327,12 @@ func TestTraceFollowsTheReply(t *testing.T) {
 		if got != code {
 			t.Errorf("%s: exit status %d, want %d:\n%s", reply, got, code, out)
 		}
-		p.Process.Kill()
-		p.exit(t)
+		p.kill(t)
 	}
 	trace("answered", 0, podIPs[0], "8080")
 	trace("reset by the endpoint", 1, podIPs[0], "8081")
 	netlab.NeedPrograms(t, "nft")
 	const lossy = "table inet lossy { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }"
-	if _, err := s.pods.Run(t, "nft", lossy); err != nil {
-		t.Fatal(err)
-	}
+	must(s.pods.Run(t, "nft", lossy))(t)
 	trace("silent", 1, podIPs[0], "8080")
 }

@@ -19,9 +19,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			needMode(t, mode)
-			s := newSite(t)
-			dir := t.TempDir()
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+			s, dir := webSite(t, podIPs...)
 			const at = "http://192.0.2.1:10249"
 			run := func() *process {
 				return start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
@@ -43,10 +41,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			connect := func(n int) {
 				t.Helper()
 				for range n {
-					c, err := s.Client.Dial(t.Context(), "tcp", "", "10.96.0.10:80")
-					if err != nil {
-						t.Fatal(err)
-					}
+					c := must(s.Client.Dial(t.Context(), "tcp", "", "10.96.0.10:80"))(t)
 					_, _ = io.ReadAll(io.LimitReader(c, 1))
 					c.Close()
 				}
@@ -64,9 +59,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			connect(2)
 			page("after a change of endpoints", connections(7), "endpoints"+labels+"2")
-			if err := p.Process.Signal(os.Interrupt); err != nil {
-				t.Fatal(err)
-			}
+			check(t, p.Process.Signal(os.Interrupt))
 			p.exit(t)
 			p = run()
 			p.synced(t, "services=1 endpoints=2 changed=1")

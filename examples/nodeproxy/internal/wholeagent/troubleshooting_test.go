@@ -36,10 +36,7 @@ type pageStep struct{ commands, output string }
 // pageCases parses the page.
 func pageCases(t *testing.T) (out []pageCase) {
 	t.Helper()
-	text, err := os.ReadFile(troubleshootingPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(troubleshootingPage))(t)
 	for _, part := range strings.Split("\n"+string(text), "\n### ")[1:] {
 		part, _, _ = strings.Cut(part, "\n## ")
 		name, rest, _ := strings.Cut(part, "\n")
@@ -497,9 +494,7 @@ func TestTroubleshootingCasesArePlayed(t *testing.T) {
 	d, dir, flags := newDemoNetwork(t)
 	s := &stage{Lab: d, dir: dir, flags: flags, bin: t.TempDir(), t: t, all: t}
 	wrapper := "#!/bin/sh\nexec env " + programEnv + "=1 " + testBinary(t) + " \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(s.bin, "nodeproxy"), []byte(wrapper), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(filepath.Join(s.bin, "nodeproxy"), []byte(wrapper), 0o755))
 	s.run()
 	played := map[string]bool{}
 	for _, c := range cases {

@@ -30,9 +30,7 @@ func buildRelease(t *testing.T) string {
 	path := filepath.Join(dir, "nodeproxy")
 	cmd := exec.Command("go", "build", "-o", path, "./examples/nodeproxy")
 	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must(cmd.CombinedOutput())(t)
 	return path
 }
 
@@ -51,10 +49,7 @@ func surface(t *testing.T, program, metrics string) []string {
 	t.Helper()
 	cmd := exec.Command(program, "run", "--help")
 	cmd.Env = append(os.Environ(), programEnv+"=1")
-	help, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	help := must(cmd.Output())(t)
 	var out []string
 	for _, flag := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(help), -1) {
 		out = append(out, "flag "+flag[1])
@@ -82,10 +77,7 @@ func recorded(mode string) string { return "testdata/" + release + "-" + mode + 
 // changelog must name each that is gone, or has another type or other labels.
 func TestFlagsAndMetricsOfTheReleaseStay(t *testing.T) {
 	t.Parallel()
-	changelog, err := os.ReadFile("../../../../.github/CHANGELOG.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	changelog := must(os.ReadFile("../../../../.github/CHANGELOG.md"))(t)
 	notes, _, ok := strings.Cut(string(changelog), "\n## ["+strings.TrimPrefix(release, "v")+"]")
 	if !ok {
 		t.Fatalf("the changelog has no %s", release)
@@ -94,10 +86,7 @@ func TestFlagsAndMetricsOfTheReleaseStay(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			needMode(t, mode)
-			before, err := os.ReadFile(recorded(mode))
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := must(os.ReadFile(recorded(mode)))(t)
 			s := newSite(t)
 			s.serveWeb(t, podIPs, append(upgradeFlags(mode), "--proxy-mode", mode)...)
 			now := surface(t, "/proc/self/exe", metricsOn(t, s.Node, "192.0.2.1:10249"))

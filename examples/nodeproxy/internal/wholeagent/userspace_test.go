@@ -72,9 +72,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	}
 
 	// Another process removes the address.
-	if err := s.Node.Do(func() error { return modes.Userspace().Cleanup(t.Context(), nil) }); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Node.Do(func() error { return modes.Userspace().Cleanup(t.Context(), nil) }))
 	p.logged(t, "repairing the rules")
 	eventually(t, "the address is back", func() bool { return heldAddresses(t, s.Node) == 1 })
 	// So does a node address that is new.
@@ -96,8 +94,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 		p = start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "userspace")
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		eventually(t, "the rules of another mode are removed", func() bool { return !rules(t, s.Node)["nftables"] })
-		p.Process.Kill()
-		p.exit(t)
+		p.kill(t)
 		if n := heldAddresses(t, s.Node); n != 1 {
 			t.Errorf("%d addresses after SIGKILL", n)
 		}
@@ -108,8 +105,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 		eventually(t, fmt.Sprintf("%v removes the addresses", next), func() bool { return heldAddresses(t, s.Node) == 0 })
 		if len(next) > 2 {
 			s.answeredBy(t, clusterVIP, podIPs[2])
-			p.Process.Kill()
-			p.exit(t)
+			p.kill(t)
 		}
 	}
 }
@@ -119,9 +115,7 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chmod(dir, 0o755))
 	put(t, dir, "web.yaml", webService+"  - {name: high, port: 8080, targetPort: http}\n---\n"+strings.Replace(webSlice(podIPs[0]), "- {name: http, port: 8080}", "- {name: http, port: 8080}\n- {name: high, port: 8080}", 1))
 	run := func() *process {
 		p := startWith(t, s.Node, []string{otherUserEnv + "=1"}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "userspace",
@@ -148,8 +142,7 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 	if strings.Contains(p.log(), "sync failed") || p.loggedErrors() {
 		t.Errorf("log:\n%s", p.log())
 	}
-	p.Process.Kill()
-	p.exit(t)
+	p.kill(t)
 
 	// With a local route the node has all cluster IPs.
 	s.Node.AddLocal(netip.MustParsePrefix("10.96.0.0/16"))
@@ -158,11 +151,8 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 	if _, _, err := lab.Visit(s.Node, "", clusterVIP); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("port 80: %v", err)
 	}
-	p.Process.Kill()
-	p.exit(t)
-	if err := s.Node.Sysctl("net/ipv4/ip_unprivileged_port_start", "0"); err != nil {
-		t.Fatal(err)
-	}
+	p.kill(t)
+	check(t, s.Node.Sysctl("net/ipv4/ip_unprivileged_port_start", "0"))
 	p = run()
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	if strings.Contains(p.log(), "low ports") {

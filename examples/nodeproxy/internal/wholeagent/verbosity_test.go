@@ -104,9 +104,7 @@ func TestModeIPVSLogsThatItStays(t *testing.T) {
 // outputs.
 func TestEveryLineIsJSON(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	s, dir := webSite(t, podIPs[0])
 	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--logging-format=json", "--min-sync-period=0")
 	synced := func() (n int) {
 		for line := range strings.Lines(p.log()) {
@@ -123,9 +121,7 @@ func TestEveryLineIsJSON(t *testing.T) {
 	eventually(t, "a sync is logged", func() bool { return synced() == 1 })
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 	eventually(t, "a second sync is logged", func() bool { return synced() == 2 })
-	if err := p.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	check(t, p.Process.Signal(os.Interrupt))
 	code, out := p.exit(t)
 	if code != 0 || len(out) != 0 {
 		t.Errorf("exit status %d, standard output %q", code, out)
@@ -141,9 +137,7 @@ func TestEveryLineIsJSON(t *testing.T) {
 // buffer of standard output is flushed.
 func TestJSONInfosGoToStandardOutput(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	s, dir := webSite(t, podIPs[0])
 	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--cleanup",
 		"--feature-gates=LoggingAlphaOptions=true", "--logging-format=json", "--log-json-split-stream", "--log-json-info-buffer-size=64Ki", "--log-flush-frequency=1h")
 	code, out := p.exit(t)
