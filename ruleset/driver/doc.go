@@ -24,7 +24,6 @@
 //
 //   - [Slots] is a table of pools as numbered entries without gaps, for a BPF map.
 //   - [Numbered] makes the keys of a table numbers, such as the groups of a switch. [IDs] has the numbers.
-//   - [Table].Late is for a value that takes away what later entries may use.
 //   - [Ledger] counts the users of entries, for a data plane without a Driver.
 //
 // # Failures

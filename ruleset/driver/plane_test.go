@@ -43,8 +43,6 @@ type variant struct {
 	slots bool
 	// byService: the keys of frontends contain the Service.
 	byService bool
-	// empty: a pool that exists has an entry even if it is empty.
-	empty bool
 	// batches: tables have PutAll and DeleteAll only. replace: tables have Replace.
 	batches, replace bool
 	// unreadable: tables have no Installed.
@@ -182,7 +180,6 @@ func (p *plane) driver() ruleset.Backend {
 	addresses, frontends := table(p, "address", p.addresses), table(p, "frontend", p.frontends)
 	frontends.Place = driver.Frontend.Place
 	pools := driver.Numbered(poolIDs, table(p, "pool", p.pools), func(g group) driver.Pool { return g.name })
-	pools.Late = func(g group) bool { return !p.variant.slots && len(g.buckets) == 0 }
 	slots := &driver.Slots[uint32, bucket]{Table: *table(p, "slot", p.slots)}
 	wantPool := func(s *ruleset.Port, g group, eps []*tracker.Endpoint) (id uint32, size int, err error) {
 		for _, ep := range eps {
@@ -207,7 +204,7 @@ func (p *plane) driver() ruleset.Backend {
 		Want: func(s *ruleset.Port) error {
 			ids, sizes := map[ruleset.Target]uint32{}, map[ruleset.Target]int{}
 			for k, eps := range driver.Pools(s) {
-				if p.variant.empty || len(eps) != 0 {
+				if len(eps) != 0 {
 					var err error
 					if ids[k.Target], sizes[k.Target], err = wantPool(s, group{name: k}, eps); err != nil {
 						return err

@@ -34,8 +34,7 @@ type Ordered interface {
 	reset()
 	begin(owner int)
 	end(owner int)
-	write(change int, late bool) error
-	pending(change int) bool
+	write(change int) error
 	remove(owner int, holders []int, early bool) (all bool, err error)
 	sweep(holders []int) error
 }
@@ -51,7 +50,7 @@ type Driver struct {
 	// waits holds, for a Service that lost frontends, those that have them now. Until these are
 	// written, it keeps the entries that it does not want any more.
 	waits map[tracker.Key][]tracker.Key
-	// failing holds the owners whose last change failed.
+	// failing holds the owners whose last change failed, or was not written to the end.
 	failing map[*owner]bool
 	// holders holds the numbers of the owners that failed or hold.
 	holders []int
@@ -107,25 +106,35 @@ func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 			}
 		}
 	}
-	d.stale = nil
 	work := d.plan(delta)
-	defer func() {
-		for _, t := range d.plane.Tables {
-			t.reset()
-		}
-	}()
+	err := d.write(ctx, work, len(delta.Changes))
 	for _, t := range d.plane.Tables {
-		for i, o := range work {
-			if err := d.step(ctx, o, func() error { return t.write(i, false) }); err != nil {
+		t.reset()
+	}
+	if err != nil {
+		for _, o := range work[:len(delta.Changes)] {
+			d.failing[o] = true
+		}
+		return err
+	}
+	return d.finish(work, len(delta.Changes))
+}
+
+// write writes what owners want and deletes what they do not want any more. The first n owners are in the delta.
+func (d *Driver) write(ctx context.Context, work []*owner, n int) error {
+	for _, t := range d.plane.Tables {
+		for i, o := range work[:n] {
+			if err := d.step(ctx, o, func() error { return t.write(i) }); err != nil {
 				return err
 			}
 		}
 	}
+	d.stale = nil
 	d.hold(work)
 	for n, t := range slices.Backward(d.plane.Tables) {
 		last := n == len(d.plane.Tables)-1
-		for i, o := range work {
-			if err := d.step(ctx, o, func() error { return d.late(t, last, i, o) }); err != nil {
+		for _, o := range work {
+			if err := d.step(ctx, o, func() error { return d.remove(t, last, o) }); err != nil {
 				return err
 			}
 		}
@@ -133,7 +142,7 @@ func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 			d.stale = t.sweep(d.holders)
 		}
 	}
-	return d.finish(work, len(delta.Changes))
+	return nil
 }
 
 // plan asks for the entries that the Services of a delta want. It returns their owners.
@@ -151,9 +160,8 @@ func (d *Driver) plan(delta *ruleset.Delta) []*owner {
 		work, planned[c.Key] = append(work, o), true
 	}
 	for k := range d.waits {
-		if !planned[k] && !delta.Full {
-			d.owners[k].failed = nil
-			work = append(work, d.owners[k])
+		if o := d.owners[k]; !planned[k] && !delta.Full && !d.failing[o] {
+			work = append(work, o)
 		}
 	}
 	if delta.Full {
@@ -163,6 +171,9 @@ func (d *Driver) plan(delta *ruleset.Delta) []*owner {
 				work = append(work, o)
 			}
 		}
+	}
+	for _, o := range work {
+		delete(d.failing, o)
 	}
 	return work
 }
@@ -207,21 +218,13 @@ func (d *Driver) step(ctx context.Context, o *owner, write func() error) error {
 	return nil
 }
 
-// late writes what is written after later tables, and deletes what an owner does not want any more.
-func (d *Driver) late(t Ordered, last bool, change int, o *owner) error {
+// remove deletes what an owner does not want any more from a table.
+func (d *Driver) remove(t Ordered, last bool, o *owner) error {
 	if o.holds {
-		if t.pending(change) {
-			return errors.New("another service must be written before")
-		}
 		return nil
 	}
-	err := t.write(change, true)
-	if err == nil {
-		var all bool
-		all, err = t.remove(o.number, d.holders, d.mayDeleteEarly(last))
-		o.holds = !all
-	}
-	if err != nil || o.holds {
+	all, err := t.remove(o.number, d.holders, d.mayDeleteEarly(last))
+	if o.holds = !all; err != nil || o.holds {
 		d.holders = append(d.holders, o.number)
 	}
 	return err
@@ -238,9 +241,7 @@ func (d *Driver) mayDeleteEarly(last bool) bool {
 func (d *Driver) hold(work []*owner) {
 	d.holders = d.holders[:0]
 	for o := range d.failing {
-		if o.failed != nil {
-			d.holders = append(d.holders, o.number)
-		}
+		d.holders = append(d.holders, o.number)
 	}
 	for _, o := range work {
 		if o.holds = d.waiting(o); o.holds || o.failed != nil {
@@ -251,18 +252,16 @@ func (d *Driver) hold(work []*owner) {
 
 // waiting reports whether a Service was to take over a frontend of o and failed.
 func (d *Driver) waiting(o *owner) bool {
-	return slices.ContainsFunc(d.waits[o.key], func(k tracker.Key) bool { to := d.owners[k]; return to != nil && to.failed != nil })
+	return slices.ContainsFunc(d.waits[o.key], func(k tracker.Key) bool { to := d.owners[k]; return to != nil && (to.failed != nil || d.failing[to]) })
 }
 
-// finish forgets the owners that are gone and returns the error of Apply. The first n owners are in the
-// delta.
+// finish forgets the owners that are gone and returns the error of Apply.
 func (d *Driver) finish(work []*owner, n int) error {
 	failed := map[tracker.Key]error{}
 	for i, o := range work {
-		delete(d.failing, o)
 		switch {
 		case o.failed != nil && i >= n:
-			d.stale = errors.Join(d.stale, o.failed)
+			d.stale, o.failed = errors.Join(d.stale, o.failed), nil
 			continue
 		case o.failed != nil:
 			failed[o.key], d.failing[o] = o.failed, true

@@ -24,8 +24,8 @@ var errRefused = errors.New("refused")
 // missing entry, and no entry is written that is there.
 func TestDriverPassesConformance(t *testing.T) {
 	variants := []variant{
-		{replace: true, empty: true}, {slots: true, byService: true, batches: true},
-		{byService: true, batches: true, replace: true}, {slots: true, unreadable: true, empty: true},
+		{replace: true}, {slots: true, byService: true, batches: true},
+		{byService: true, batches: true, replace: true}, {slots: true, unreadable: true},
 	}
 	if !testtime.Thorough() {
 		variants = variants[:2]
@@ -108,7 +108,7 @@ func (w *world) refuse(n string) {
 
 // TestDriverWritesOnlyWhatDiffers names the writes of single changes and of a restart.
 func TestDriverWritesOnlyWhatDiffers(t *testing.T) {
-	w := newWorld(t, variant{empty: true})
+	w := newWorld(t, variant{})
 	for _, step := range []struct {
 		do   func()
 		want string
@@ -116,7 +116,7 @@ func TestDriverWritesOnlyWhatDiffers(t *testing.T) {
 		{func() { w.set("1", "10.0.0.1", "10.0.0.2") }, "put endpoint, put endpoint, put address, put pool, put frontend"},
 		{func() { w.start(); w.set("1", "10.0.0.1", "10.0.0.2") }, ""},
 		{func() { w.set("1", "10.0.0.1", "10.0.0.3") }, "put endpoint, put pool, delete endpoint"},
-		{func() { w.set("1") }, "put frontend, put pool, delete endpoint, delete endpoint"},
+		{func() { w.set("1") }, "put frontend, delete pool, delete endpoint, delete endpoint"},
 		{func() { w.set("1", "10.0.0.1") }, "put endpoint, put pool, put frontend"},
 		{func() { w.set("2", "10.0.0.1") }, "put address, put pool, put frontend"},
 		{func() { w.tracker.DeleteService(name("1")) }, "delete frontend, delete pool, delete address"},
@@ -257,7 +257,7 @@ func TestFailedServiceAffectsNoOther(t *testing.T) {
 // TestEarlierFrontendKeepsWhatItNeeds restarts with one Service that fails, and whose frontend
 // of the earlier process stays. What that frontend may refer to stays as long, and stale frontends go.
 func TestEarlierFrontendKeepsWhatItNeeds(t *testing.T) {
-	w := newWorld(t, variant{empty: true})
+	w := newWorld(t, variant{})
 	for _, n := range []string{"1", "2", "3"} {
 		w.set(n, "10.0.0."+n)
 	}
@@ -287,7 +287,7 @@ func TestEarlierFrontendKeepsWhatItNeeds(t *testing.T) {
 
 // TestStaleEntryThatStaysIsAnError fails the deletion of an entry of an earlier process.
 func TestStaleEntryThatStaysIsAnError(t *testing.T) {
-	w := newWorld(t, variant{empty: true})
+	w := newWorld(t, variant{})
 	stale := driver.Frontend{Addr: netip.MustParseAddr("10.96.0.9"), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}
 	w.frontends[stale] = entry{}
 	w.addresses[stale.Addr] = struct{}{}
@@ -386,7 +386,7 @@ func TestRandomWritesFail(t *testing.T) {
 	for seed := range uint64(400) {
 		r := rand.New(rand.NewPCG(seed, 4))
 		bit := func(n int) bool { return seed>>n&1 == 0 }
-		w := newWorld(t, variant{slots: bit(0), byService: bit(1), empty: bit(2), batches: bit(3), replace: bit(4), unreadable: seed%7 == 6})
+		w := newWorld(t, variant{slots: bit(0), byService: bit(1), batches: bit(2), replace: bit(3), unreadable: seed%7 == 6})
 		ctx, cancel := context.WithCancel(t.Context())
 		failing := true
 		w.fail = func() error {

@@ -36,9 +36,6 @@ type Table[K comparable, V any] struct {
 	DeleteAll func([]K) error
 	// Equal compares values. Nil means reflect.DeepEqual.
 	Equal func(a, b V) bool
-	// Late, if not nil, reports that a value takes away what entries of later tables may
-	// use, such as a group without buckets. It replaces another value after they were written.
-	Late func(V) bool
 	// Place, if not nil, returns what an entry serves, such as an address and port. It is for the last table
 	// if its keys contain the Service: an entry of an earlier process then stays while the Service that wants one
 	// of the same place fails.
@@ -271,30 +268,16 @@ func (t *Table[K, V]) end(owner int) {
 	t.before, t.now = nil, nil
 }
 
-// of returns what a change of the delta wants. A Service that is not in the delta wants nothing else.
-func (t *Table[K, V]) of(change int) []put[K, V] {
-	from := 0
-	switch {
-	case change >= len(t.ends):
-		return nil
-	case change > 0:
-		from = t.ends[change-1]
-	}
-	return t.puts[from:t.ends[change]]
-}
-
-// pending reports whether not all of it is written.
-func (t *Table[K, V]) pending(change int) bool {
-	return slices.ContainsFunc(t.of(change), func(p put[K, V]) bool { return !t.has(p.entry, p.value) })
-}
-
 // write puts the entries that a Service wants and the table does not have.
-func (t *Table[K, V]) write(change int, late bool) error {
+func (t *Table[K, V]) write(change int) error {
 	var batch []put[K, V]
-	for _, p := range t.of(change) {
+	first := 0
+	if change > 0 {
+		first = t.ends[change-1]
+	}
+	for _, p := range t.puts[first:t.ends[change]] {
 		switch {
 		case t.has(p.entry, p.value):
-		case t.Late != nil && !late && p.state != absent && t.Late(p.value):
 		case t.Replace != nil && p.state == present:
 			if err := p.note(t.Replace(p.key, p.entry.value, p.value)); err != nil {
 				return err
