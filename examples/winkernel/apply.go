@@ -13,10 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// apply is one call of Backend.Apply. It does not use a [driver.Driver]: an HNS endpoint is an address,
-// whatever its port and protocol; a load balancer needs the endpoints of one port only; health checks
-// are load balancers without a frontend; and the wanted value of a load balancer may take a read,
-// which may fail.
+// apply is one call of Backend.Apply. It does not use a [driver.Driver], which keeps everything that a failed
+// Service had. If the service refuses one load balancer, for example because another program has the port,
+// the other load balancers of the Service change, and endpoints go that none of them has.
 type apply struct {
 	*Backend
 	ctx  context.Context

@@ -116,8 +116,10 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return err
 	case a.stale != nil && !d.Full: // only a full delta can end without stale objects
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, a.stale)
-	case len(a.failed) != 0 || a.stale != nil:
-		return errors.Join(&ruleset.PartialError{Failed: a.failed, Pruned: a.stale == nil}, a.stale)
+	case a.stale != nil:
+		return a.stale
+	case len(a.failed) != 0:
+		return &ruleset.PartialError{Failed: a.failed, Pruned: true}
 	}
 	return nil
 }
