@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"runtime"
@@ -127,48 +126,7 @@ func (r *rig) sync() {
 // verify compares the kernel with the ruleset.
 func (r *rig) verify() {
 	r.Helper()
-	snap := r.engine.Snapshot()
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if d := diffViews(kernelView(r, r.backend, f), rulesetView(snap.Ports, snap.Node, f)); d != "" {
-			r.Fatalf("%s table differs from the ruleset:\n%s", f, d)
-		}
-	}
-	if err := r.backend.Check(context.Background()); err != nil {
-		r.Fatal(err)
-	}
-}
-
-// TestTablesFollowRandomChanges applies random changes, full deltas and restarts to a kernel, and
-// compares its tables with the ruleset after each.
-func TestTablesFollowRandomChanges(t *testing.T) {
-	t.Parallel()
-	for seed := range 2 * randomSeeds() {
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, netlab.NewHost(t))
-			if seed%2 == 1 {
-				r.limit = smallLimit
-				r.start()
-			}
-			rng := rand.New(rand.NewPCG(seed, 2))
-			// A Maglev table does not fit into the smallest transactions.
-			changes := backendtest.Changes{Hash: r.limit == 0, Shared: 4}
-			r.sync()
-			for range 60 {
-				for range 1 + rng.IntN(3) {
-					changes.Make(r.tracker, r.engine, rng)
-				}
-				switch rng.IntN(12) {
-				case 0:
-					r.cursor.Resync()
-				case 1:
-					r.start()
-				}
-				r.sync()
-				r.verify()
-			}
-		})
-	}
+	verify(r, r.backend, r.engine.Snapshot())
 }
 
 // TestRestartKeepsClients replaces tables in one transaction and by a staging table. A remembered

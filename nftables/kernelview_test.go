@@ -210,3 +210,84 @@ func diffViews(have, want view) string {
 	slices.Sort(out)
 	return strings.Join(out, "\n")
 }
+
+// everySet lists all sets.
+func everySet() (out []layout.Set) {
+	for s := range layout.SetCount + 1 {
+		out = append(out, s)
+	}
+	return out
+}
+
+// contents returns a line for each object and element of a table, except those of the omitted sets.
+// A chain's line has its number of rules only if that is 0.
+func contents(tb testing.TB, c connection, table string, f tracker.Family, omit ...layout.Set) []string {
+	tb.Helper()
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	head, err := c.Table(table, f)
+	must(err)
+	if !head.Exists {
+		return nil
+	}
+	out := []string{fmt.Sprintf("table %v flags %d", f, head.Flags)}
+	chains, err := c.Chains(table, f)
+	must(err)
+	rules, err := c.Rules(table, f)
+	must(err)
+	ruled := map[string]bool{}
+	for _, r := range rules {
+		ruled[r.Chain] = true
+	}
+	for name, chain := range chains {
+		out = append(out, fmt.Sprintf("chain %s, hooked %t, has rules %t", name, chain.Base != nil, ruled[name]))
+	}
+	sets, err := c.Sets(table, f)
+	must(err)
+	for _, s := range everySet() {
+		set, ok := sets[s.Name()]
+		if !ok {
+			continue
+		}
+		delete(sets, s.Name())
+		out = append(out, fmt.Sprintf("set %s, sound %t, size %d", s.Name(), set.Is(s.Spec(f)), set.Size))
+		n := 0
+		must(readAll(c, table, f, s, func() { n = 0 }, func(nft.Element) { n++ }))
+		out = append(out, fmt.Sprintf("%s has %d elements", s.Name(), n))
+		if slices.Contains(omit, s) {
+			continue
+		}
+		must(c.Elements(table, f, s, func(e nft.Element) {
+			out = append(out, fmt.Sprintf("%s %x: %x %s %t %q %t %x", s.Name(), e.Key, e.Data, e.Chain, e.Goto, e.Comment, e.IntervalEnd, e.Timeout))
+		}))
+	}
+	for name := range sets {
+		out = append(out, "unknown set "+name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// without returns the lines of a that b lacks.
+func without(a, b []string) string {
+	have := map[string]bool{}
+	for _, line := range b {
+		have[line] = true
+	}
+	return strings.Join(slices.DeleteFunc(slices.Clone(a), func(line string) bool { return have[line] }), "\n")
+}
+
+// number reads a number in the machine's byte order, 0 if data is not one.
+func number(data []byte) uint32 {
+	if len(data) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(data)
+}
+
+// word returns the key that consists of a number.
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }

@@ -114,33 +114,6 @@ func TestManyAffinityTimeouts(t *testing.T) {
 	r.verify()
 }
 
-// TestStickyHandlersComeAndGo changes the timeouts of a few Services again and again. The number of
-// chains stays small, and the tables agree with a check after each change.
-func TestStickyHandlersComeAndGo(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, netlab.NewHost(t))
-	full := 0
-	for i := range 5 * model.KeepUnused {
-		for s := range 3 {
-			r.setBoth(s, upTo(1+i%3), sticky(int32(100+i*(s+1))))
-		}
-		r.sync()
-		if r.last.Full {
-			full++
-		}
-		if n := len(r.backend.tables.List[0].Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+6 {
-			t.Fatalf("round %d: %d sticky handlers", i, n)
-		}
-		if i%16 == 0 {
-			r.verify()
-		}
-	}
-	if full != 1 {
-		t.Errorf("%d full deltas", full)
-	}
-	r.verify()
-}
-
 // TestTooFewStickyPools has more Services with client affinity than there is room for. Those
 // beyond are forwarded without affinity, and no Service loses its own to a new one.
 func TestTooFewStickyPools(t *testing.T) {

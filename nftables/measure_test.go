@@ -9,9 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -84,65 +82,4 @@ func TestSmallSocketBufferSuffices(t *testing.T) {
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-210"})
 	r.sync()
 	r.verify()
-}
-
-// TestClusterIPsComeLast stops a cold start halfway. Packets to a cluster IP may be refused only
-// once all of its ports are in the table.
-func TestClusterIPsComeLast(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, netlab.NewHost(t))
-	r.limit = smallLimit
-	r.start()
-	for i := range 120 {
-		r.tracker.SetService(svc(i))
-		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(30)...))
-	}
-	count := func(s layout.Set) (n int) {
-		if err := r.backend.conn.Elements(r.backend.name, tracker.IPv4, s, func(nft.Element) { n++ }); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	// The context ends each cold start a step later than the one before.
-	halfway := 0
-	for left := 1; ; left++ {
-		if err := Cleanup(t.Context(), r.backend.config); err != nil {
-			t.Fatal(err)
-		}
-		err := r.cursor.Sync(&countedContext{Context: context.Background(), left: left})
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, context.Canceled) {
-			t.Fatalf("Sync returned %v", err)
-		}
-		if head, err := r.backend.conn.Table(r.backend.name, tracker.IPv4); err != nil || !head.Exists {
-			continue
-		}
-		services, refused := count(layout.ServiceIPs), count(layout.ClusterIPs)
-		if services != 120 && refused != 0 {
-			t.Errorf("with %d services, the table has %d addresses that refuse", services, refused)
-		}
-		if services != 0 && services != 120 {
-			halfway++
-		}
-	}
-	if halfway == 0 {
-		t.Error("no cold start ended halfway")
-	}
-	r.sync()
-	r.verify()
-}
-
-// countedContext is done after the given number of calls of Err.
-type countedContext struct {
-	context.Context
-	left int
-}
-
-func (c *countedContext) Err() error {
-	if c.left--; c.left < 0 {
-		return context.Canceled
-	}
-	return nil
 }

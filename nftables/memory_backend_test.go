@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -15,8 +14,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -27,13 +24,7 @@ import (
 
 // chainOf returns the handling of a Service's cluster IP, without numbers.
 func (r *memoryRig) chainOf(i int) string {
-	t := r.memory.inUse(tracker.IPv4)
-	_, _, key := layout.FrontendKey(false, netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", i+1)), inet.TCP, 80)
-	e, ok := t.found(layout.ServiceIPs, key.Bytes())
-	if !ok {
-		return ""
-	}
-	return t.resolve(layout.Handlers, number(e.Data))
+	return kernelView(r, r.backend, tracker.IPv4)[fmt.Sprintf("service 10.96.0.%d 6 80", i+1)]
 }
 
 // TestHiddenSuccessIsCorrected hides from the cursor that a change is in effect, and then changes the
@@ -98,30 +89,6 @@ func TestServicesGetAffinityWhenOthersGiveItUp(t *testing.T) {
 	if n := strings.Count(log.String(), "without client affinity"); n != 1 {
 		t.Errorf("%d reports of Services without affinity: %s", n, log.String())
 	}
-}
-
-// TestServiceTooLargeFailsAlone changes a Service in a way that has no room in a transaction.
-func TestServiceTooLargeFailsAlone(t *testing.T) {
-	t.Parallel()
-	r := newMemoryRig(t)
-	for i := range 2 {
-		r.tracker.SetService(svc(i))
-		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1, 2))
-	}
-	r.sync()
-	r.memory.limit = 16 << 10
-	r.tracker.SetSlice(epSlice(0, tracker.IPv4, append(backendtest.UpTo(900)[1:], 1)...))
-	r.tracker.SetSlice(epSlice(1, tracker.IPv4, 3))
-	var partial *ruleset.PartialError
-	if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, ErrTooLarge) {
-		t.Fatalf("Sync returned %v", err)
-	}
-	if a, b := r.chainOf(0), r.chainOf(1); a != "cluster-ip-2 [10.244.0.1:8080 10.244.0.2:8080]" || b != "cluster-ip-1 [10.244.0.3:8080]" || r.full != 1 {
-		t.Errorf("chains %s and %s after %d full deltas", a, b, r.full)
-	}
-	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 2, 5))
-	r.sync()
-	r.verify()
 }
 
 // TestClusterIPsComeLastInMemory looks at a cold start after each transaction. Packets to a cluster IP
@@ -218,65 +185,6 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 	r.memory.alter(tracker.IPv4, func(t *memoryTable) { clear(t.flowtables[layout.FastPath]) })
 	if err := r.backend.Check(t.Context()); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Errorf("Check returned %v after an interface was removed from the flowtable", err)
-	}
-}
-
-// TestRestartKeepsClientsInMemory restarts with a remembered client and a counter in the tables, which
-// are replaced in one transaction or by staging tables.
-func TestRestartKeepsClientsInMemory(t *testing.T) {
-	t.Parallel()
-	for name, limit := range map[string]int{"in place": 0, "by a staging table": 50 << 10} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newMemoryRig(t)
-			r.memory.limit = limit
-			for i := range 25 {
-				r.tracker.SetService(svc(i, sticky(1000)))
-				r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(20)...))
-			}
-			r.sync()
-			for i := range 5 { // a new process would give their numbers to others
-				r.tracker.DeleteService(backendtest.ServiceName(i))
-			}
-			r.sync()
-			endpoint := netip.MustParseAddrPort("10.244.0.7:8080")
-			var client nft.Element
-			at := layout.Octets{}.Addr(netip.MustParseAddr("10.96.0.8")).Proto(inet.TCP).Port(80)
-			counter := nft.Element{Key: at.Bytes(), Expr: []byte("12 packets")}
-			r.memory.alter(tracker.IPv4, func(tab *memoryTable) {
-				for _, e := range tab.elements(layout.StickyEndpoints) {
-					if a, _ := layout.ParseAddrPort(e.Data); a == endpoint && e.Comment == "ns/svc-7:p/TCP/IPv4" {
-						client = nft.Element{
-							Key: append(word(number(e.Key)&layout.StickyMask), 172, 16, 0, 9), Data: e.Key,
-							Timeout: make([]byte, 8), Expiration: []byte("8 bytes."),
-						}
-					}
-				}
-				tab.elements(layout.StickyClients)[string(client.Key)] = client
-				tab.elements(layout.Connections)[string(counter.Key)] = counter
-			})
-			for range 3 {
-				before := r.backend.name
-				r.start()
-				r.sync()
-				if swapped := r.backend.name != before; swapped != (limit != 0) {
-					t.Errorf("the tables were swapped: %t", swapped)
-				}
-				tab := r.memory.inUse(tracker.IPv4)
-				got, ok := tab.found(layout.StickyClients, client.Key)
-				if !ok || string(got.Data) != string(client.Data) || string(got.Expiration) != string(client.Expiration) {
-					t.Fatalf("the client became %+v", got)
-				}
-				member, _ := tab.found(layout.StickyEndpoints, client.Data)
-				if a, _ := layout.ParseAddrPort(member.Data); a != endpoint || member.Comment != "ns/svc-7:p/TCP/IPv4" {
-					t.Fatalf("the client's endpoint became %v of %s", a, member.Comment)
-				}
-				if got, _ := tab.found(layout.Connections, counter.Key); string(got.Expr) != string(counter.Expr) {
-					t.Errorf("the counter became %+v", got)
-				}
-				r.verify()
-			}
-		})
 	}
 }
 

@@ -649,7 +649,7 @@ func (c *memoryConn) WatchLinks() (linkEvents, error) {
 // hooked returns the family's tables that packets meet, in the order in which they do.
 func (m *memory) hooked(f tracker.Family) (out []*memoryTable) {
 	for id, t := range m.tables {
-		if id.family == f && len(t.chain(layout.ChainNATPrerouting).rules) != 0 {
+		if id.family == f && t.chains[layout.ChainNATPrerouting] != nil && len(t.chains[layout.ChainNATPrerouting].rules) != 0 {
 			out = append(out, t)
 		}
 	}
@@ -674,50 +674,4 @@ func (t *memoryTable) elements(s layout.Set) map[string]nft.Element {
 		return set.elements
 	}
 	return nil
-}
-
-// describe returns the contents of all tables, with a line for each element that a packet or an
-// operator sees. It resolves the numbers, which depend on the history, and omits the tables' names.
-func (m *memory) describe() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var out []string
-	for _, t := range m.tables {
-		out = append(out, t.describe()...)
-	}
-	slices.Sort(out)
-	return strings.Join(out, "\n")
-}
-
-func (t *memoryTable) describe() (out []string) {
-	line := func(format string, args ...any) {
-		out = append(out, t.family.String()+" "+fmt.Sprintf(format, args...))
-	}
-	for _, s := range []layout.Set{layout.ServiceIPs, layout.NodePorts, layout.InternalIPs, layout.InternalNodePorts} {
-		handlers := layout.Handlers
-		if s == layout.InternalIPs || s == layout.InternalNodePorts {
-			handlers = layout.InternalHandlers
-		}
-		for _, e := range t.elements(s) {
-			line("%s %x: %s %s", s.Name(), e.Key, e.Comment, t.resolve(handlers, number(e.Data)))
-		}
-	}
-	for _, s := range []layout.Set{layout.ClusterIPs, layout.NodePortIPs, layout.ServiceCIDRs} {
-		for _, e := range t.elements(s) {
-			line("%s %x %t", s.Name(), e.Key, e.IntervalEnd)
-		}
-	}
-	for name, set := range t.sets {
-		if set.of >= layout.FirstAllowed {
-			for _, e := range set.elements {
-				line("%s %x", name, e.Key)
-			}
-		}
-	}
-	used := 0
-	for _, s := range []layout.Set{layout.Endpoints, layout.StickyBuckets, layout.StickyEndpoints, layout.StickyPools} {
-		used += len(t.elements(s))
-	}
-	line("%d elements of pools", used)
-	return out
 }

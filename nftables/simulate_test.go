@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
@@ -38,9 +39,11 @@ func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake
 	m := newMemory()
 	m.limit, m.rules = limit, fake.New()
 	elsewhere := map[netip.Addr]bool{}
+	var b *Backend
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
-			b := m.backend(tb, Config{Families: env.Families}, withoutGrace)
+			b = m.backend(tb, Config{Families: env.Families}, withoutGrace)
+			b := b
 			return applier{b, func(ctx context.Context, d *ruleset.Delta) error {
 				noteElsewhere(d, elsewhere)
 				m.fail, m.look = env.Fail, env.Look
@@ -49,7 +52,15 @@ func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake
 			}}
 		},
 		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(m.rules, p, elsewhere) },
-		Dump:   m.describe,
+		Dump: func() (out string) {
+			for _, f := range env.Families {
+				v := kernelView(tb, b, f)
+				for _, place := range slices.Sorted(maps.Keys(v)) {
+					out += fmt.Sprintf("%s %s: %s\n", f, place, v[place])
+				}
+			}
+			return out
+		},
 	}
 }
 
