@@ -93,7 +93,8 @@ func (s settings) buildNodeproxy(ctx context.Context) error {
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(s.bin(), "nodeproxy"), ".")
 	cmd.Dir = filepath.Join(root, "examples", "nodeproxy")
-	cmd.Env = append(os.Environ(), "GOWORK=") // in the workspace, so with this tree's library
+	// In the workspace, so with this tree's library, and for any C library.
+	cmd.Env = append(os.Environ(), "GOWORK=", "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot build nodeproxy: %w\n%s", err, out)
 	}

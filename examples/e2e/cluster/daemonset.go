@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +15,7 @@ import (
 const daemonSetImage = "docker.io/library/nodeproxy:latest"
 
 // withDaemonSet runs the DaemonSet of deploy/base/daemonset.yaml on all nodes of a cluster while f
-// runs. Its image is made by the recipe beside it. The proxy's rules remain.
+// runs. Its image has what deploy/Containerfile makes. The proxy's rules remain.
 func (s settings) withDaemonSet(ctx context.Context, pid int, control place, mode string, f func(context.Context, settings, place) error) error {
 	root, err := sourceRoot(ctx)
 	if err != nil {
@@ -29,21 +27,16 @@ func (s settings) withDaemonSet(ctx context.Context, pid int, control place, mod
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	recipe, err := os.ReadFile(filepath.Join(deploy, "Containerfile"))
-	if err != nil {
+	if err := s.cleanUpAll(ctx, pid); err != nil { // builds nodeproxy
 		return err
 	}
-	image, err := follow(ctx, string(recipe), root, tmp)
-	if err != nil {
-		return fmt.Errorf("%s/Containerfile: %w", deploy, err)
+	layer := filepath.Join(tmp, "layer")
+	if err := copyFile(filepath.Join(layer, "usr/local/bin/nodeproxy"), filepath.Join(s.bin(), "nodeproxy"), 0o755); err != nil {
+		return err
 	}
-	image.names = []string{daemonSetImage}
-	image.layers = append([]string{s.rootfs()}, image.layers...)
+	image := containerImage{[]string{daemonSetImage}, []string{s.rootfs(), layer}, []string{"/usr/local/bin/nodeproxy"}, []string{"run"}}
 	archive := filepath.Join(tmp, "nodeproxy.tar")
 	if err := writeArchive(ctx, archive, tmp, []containerImage{image}); err != nil {
-		return err
-	}
-	if err := s.cleanUpAll(ctx, pid); err != nil {
 		return err
 	}
 	for n := 1; n <= s.Nodes; n++ {
@@ -140,66 +133,6 @@ func adapt(manifest, mode string, sysResource bool) (string, error) {
 		manifest = strings.Replace(manifest, change[0], change[1], 1)
 	}
 	return manifest, nil
-}
-
-// follow follows a Containerfile without a registry: it builds the program in the folder root,
-// and copies what the last image has besides Debian and its packages to a folder of tmp. The
-// file system of Debian that the cluster's images share must have the packages.
-func follow(ctx context.Context, containerfile, root, tmp string) (containerImage, error) {
-	layer := filepath.Join(tmp, "layer")
-	image := containerImage{layers: []string{layer}}
-	built := ""
-	for line := range strings.Lines(strings.ReplaceAll(containerfile, "\\\n", " ")) {
-		line = strings.TrimSpace(line)
-		verb, rest, _ := strings.Cut(line, " ")
-		words := strings.Fields(rest)
-		var err error
-		switch {
-		case line == "" || verb[0] == '#', line == "COPY . .", verb == "WORKDIR":
-		case verb == "FROM":
-			name := words[0][strings.LastIndex(words[0], "/")+1:]
-			if !strings.HasPrefix(name, "golang:") && name != "debian:"+debianSuite+"-slim" {
-				err = fmt.Errorf("cannot replace image %s", words[0])
-			}
-		case verb == "RUN" && strings.Contains(rest, "go build"):
-			at := slices.Index(words, "-o")
-			if at < 0 || at+1 == len(words) {
-				err = fmt.Errorf("go build without -o")
-				break
-			}
-			built, words[at+1] = words[at+1], filepath.Join(tmp, "built")
-			cmd := exec.CommandContext(ctx, "sh", "-c", strings.Join(words, " "))
-			cmd.Dir, cmd.Env = root, append(os.Environ(), "GOWORK=")
-			var out []byte
-			if out, err = cmd.CombinedOutput(); err != nil {
-				err = fmt.Errorf("%w: %s", err, out)
-			}
-		case verb == "RUN" && strings.HasPrefix(rest, "apt-get update && apt-get install "):
-			install, _, _ := strings.Cut(strings.TrimPrefix(rest, "apt-get update && apt-get install "), "&&")
-			for _, w := range strings.Fields(install) {
-				if !strings.HasPrefix(w, "-") && !slices.Contains(debian, w) {
-					err = fmt.Errorf("the file system for images has no package %s", w)
-				}
-			}
-		case verb == "RUN" && len(words) == 4 && words[0] == "ln" && words[1] == "-s":
-			err = os.Symlink(words[2], filepath.Join(layer, words[3]))
-		case verb == "COPY" && len(words) == 3 && words[0] == "--from=build" && words[1] == built:
-			err = copyFile(filepath.Join(layer, words[2]), filepath.Join(tmp, "built"), 0o755)
-		case verb == "ENTRYPOINT":
-			err = json.Unmarshal([]byte(rest), &image.entrypoint)
-		case verb == "CMD":
-			err = json.Unmarshal([]byte(rest), &image.cmd)
-		default:
-			err = fmt.Errorf("unknown instruction")
-		}
-		if err != nil {
-			return image, fmt.Errorf("cannot follow %q: %w", line, err)
-		}
-	}
-	if built == "" || len(image.entrypoint) == 0 {
-		return image, fmt.Errorf("it builds %q and runs %q", built, image.entrypoint)
-	}
-	return image, nil
 }
 
 // sourceRoot returns the root of the tree that holds this module.

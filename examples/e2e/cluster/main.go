@@ -32,6 +32,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -142,69 +143,35 @@ func command(ctx context.Context, args []string) error {
 	if strings.Trim(o.name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || o.name == "" {
 		return fmt.Errorf("--name is %q, must consist of a-z, 0-9 and -", o.name)
 	}
-	count := func(min, max int) error {
-		if len(args) < min || max >= 0 && len(args) > max {
-			return fmt.Errorf("%s: wrong number of arguments (see --help)", name)
-		}
-		return nil
-	}
-	switch name {
-	case "":
+	if name == "" {
 		f.Usage()
 		return errors.New("no command")
-	case "check":
-		if err := count(0, 0); err != nil {
-			return err
-		}
-		return check(os.Stdout)
-	case "build":
-		if err := count(0, 0); err != nil {
-			return err
-		}
-		s, err := build(ctx, o)
-		if err == nil {
-			fmt.Printf("all programs and images of the cluster are in %s\n", s.Dir)
-		}
-		return err
-	case "up":
-		if err := count(0, 0); err != nil {
-			return err
-		}
-		return up(ctx, o)
-	case "down":
-		if err := count(0, 0); err != nil {
-			return err
-		}
-		return down(o)
-	case "test":
-		if err := count(1, 2); err != nil {
-			return err
-		}
-		focus := `\[sig-network\]`
-		if len(args) == 2 {
-			focus = args[1]
-		}
-		return test(ctx, o, args[0], focus)
-	case "proxy":
-		if err := count(1, 1); err != nil {
-			return err
-		}
-		return runProxy(ctx, o, args[0])
-	case "in":
-		if err := count(2, -1); err != nil {
-			return err
-		}
-		return runIn(ctx, o, args[0], args[1:])
-	case "table":
-		if err := count(1, -1); err != nil {
-			return err
-		}
-		return table(os.Stdout, args)
-	case "summary":
-		if err := count(1, -1); err != nil {
-			return err
-		}
-		return summary(os.Stdout, args)
 	}
-	return fmt.Errorf("unknown command %q (see --help)", name)
+	c, ok := map[string]struct {
+		min, max int // numbers of arguments
+		run      func() error
+	}{
+		"check": {0, 0, func() error { return check(os.Stdout) }},
+		"build": {0, 0, func() error {
+			s, err := build(ctx, o)
+			if err == nil {
+				fmt.Printf("all programs and images of the cluster are in %s\n", s.Dir)
+			}
+			return err
+		}},
+		"up":      {0, 0, func() error { return up(ctx, o) }},
+		"down":    {0, 0, func() error { return down(o) }},
+		"test":    {1, 2, func() error { return test(ctx, o, args[0], append(args, `\[sig-network\]`)[1]) }},
+		"proxy":   {1, 1, func() error { return runProxy(ctx, o, args[0]) }},
+		"in":      {2, math.MaxInt, func() error { return runIn(ctx, o, args[0], args[1:]) }},
+		"table":   {1, math.MaxInt, func() error { return table(os.Stdout, args) }},
+		"summary": {1, math.MaxInt, func() error { return summary(os.Stdout, args) }},
+	}[name]
+	switch {
+	case !ok:
+		return fmt.Errorf("unknown command %q (see --help)", name)
+	case len(args) < c.min || len(args) > c.max:
+		return fmt.Errorf("%s: wrong number of arguments (see --help)", name)
+	}
+	return c.run()
 }
