@@ -154,51 +154,60 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	wants := b.wants(d)
 
-	// A place that another Service takes over stays open.
-	next := map[slot]bool{}
 	for i := range wants {
-		for _, f := range wants[i].frontends {
-			next[f.slot()] = true
-		}
-	}
-	for i := range wants {
-		w := &wants[i]
-		if w.service == nil {
-			continue
-		}
-		for _, p := range w.service.places {
-			if !slices.ContainsFunc(w.frontends, func(f bound) bool { return f.place == p }) {
-				b.unbind(p, w.service, next)
-			}
-		}
-	}
-	for i := range wants {
-		w := &wants[i]
-		switch {
-		case w.now == nil && w.service != nil:
-			w.service.remove()
-			delete(b.services, w.key)
-		case w.now != nil && w.service == nil:
+		switch w := &wants[i]; {
+		case w.now == nil:
+		case w.service == nil:
 			w.service = newService(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node), b.config.Drain)
 			b.services[w.key] = w.service
-		case w.now != nil:
+		default:
 			w.service.set(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node))
 		}
 	}
-	failed := map[tracker.Key]error{}
+	// All rules are known before a socket changes: a place that another Service takes over stays open.
+	var touched []*binding
+	named := make(map[tracker.Key]bool, len(wants))
 	for i := range wants {
 		w := &wants[i]
-		if w.now == nil {
-			continue
+		named[w.key] = true
+		for _, p := range w.service.places {
+			if bi := b.bindings[p]; bi != nil && !slices.ContainsFunc(w.frontends, func(f bound) bool { return f.place == p }) {
+				bi.drop(w.service)
+				touched = append(touched, bi)
+			}
 		}
 		w.service.places = w.service.places[:0]
-		var errs []error
+	}
+	for i := range wants {
+		w := &wants[i]
 		for _, f := range w.frontends {
 			w.service.places = append(w.service.places, f.place)
-			errs = append(errs, b.bind(f.place, &rule{w.service, f.frontend, b.internal}))
+			bi := b.bindings[f.place]
+			if bi == nil {
+				bi = &binding{place: f.place}
+				b.bindings[f.place] = bi
+			}
+			bi.set(&rule{w.service, f.frontend, b.internal})
+			touched = append(touched, bi)
 		}
-		if err := errors.Join(errs...); err != nil {
-			failed[w.key] = err
+	}
+	failed := map[tracker.Key]error{}
+	for _, bi := range touched {
+		r, err := b.update(bi)
+		if err == nil {
+			continue
+		}
+		key := r.service.now.Load().Key
+		if named[key] {
+			failed[key] = errors.Join(failed[key], err)
+		} else { // its external IP is now a NodePort alone
+			b.complaints.Write(slog.LevelWarn, complaint.Port(key.Namespace, key.Name, key.String()), "cannot listen", "error", err)
+		}
+	}
+	for i := range wants {
+		if w := &wants[i]; w.now == nil {
+			w.service.remove()
+			delete(b.services, w.key)
 		}
 	}
 	if b.released {
@@ -230,14 +239,6 @@ type bound struct {
 	frontend ruleset.Frontend
 }
 
-// slot is one of the two rules of a place's [binding].
-type slot struct {
-	place
-	nodePort bool
-}
-
-func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.KindNodePort} }
-
 // wants returns the changes of a delta.
 func (b *Backend) wants(d *ruleset.Delta) []want {
 	out := make([]want, 0, len(d.Changes))
@@ -253,7 +254,7 @@ func (b *Backend) wants(d *ruleset.Delta) []want {
 			// One line for all ports of a Service.
 			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
 			b.complaints.Write(slog.LevelWarn, o, "ports are not served: only TCP and UDP are supported", "protocol", complaint.Value(k.Protocol))
-			w.now = nil
+			w.now, w.frontends = nil, nil
 		}
 		if w.now != nil || w.service != nil {
 			out = append(out, w)
@@ -378,41 +379,27 @@ func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) {
 	b.internal = n
 }
 
-// bind sets a rule of a place.
-func (b *Backend) bind(p place, r *rule) error {
-	bi := b.bindings[p]
-	if bi == nil {
-		bi = &binding{place: p}
-		b.bindings[p] = bi
-	}
+// set sets one of the rules.
+func (bi *binding) set(r *rule) {
 	if r.frontend.Kind == ruleset.KindNodePort {
 		bi.nodePort = r
 	} else {
 		bi.exact = r
 	}
-	return b.update(bi)
 }
 
-// unbind removes a Service's rules of a place, unless another Service takes them over.
-func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
-	bi := b.bindings[p]
-	if bi == nil {
-		return
-	}
-	if bi.exact != nil && bi.exact.service == s && !next[slot{p, false}] {
+// drop removes the rules of a Service.
+func (bi *binding) drop(s *service) {
+	if bi.exact != nil && bi.exact.service == s {
 		bi.exact = nil
 	}
-	if bi.nodePort != nil && bi.nodePort.service == s && !next[slot{p, true}] {
+	if bi.nodePort != nil && bi.nodePort.service == s {
 		bi.nodePort = nil
-	}
-	if err := b.update(bi); err != nil { // of the Service that takes over, which is retried
-		k := bi.rule.Load().service.now.Load().Key
-		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cannot listen", "error", err)
 	}
 }
 
-// update opens, changes or closes the socket of a place according to its rules.
-func (b *Backend) update(bi *binding) error {
+// update opens, changes or closes the socket of a place according to its rules. It returns the effective one.
+func (b *Backend) update(bi *binding) (*rule, error) {
 	r := bi.exact
 	if r == nil {
 		r = bi.nodePort
@@ -421,7 +408,7 @@ func (b *Backend) update(bi *binding) error {
 		if r == nil {
 			delete(b.bindings, bi.place)
 		}
-		return nil
+		return r, nil
 	}
 	bi.rule.Store(r)
 	if !r.listens() {
@@ -435,7 +422,7 @@ func (b *Backend) update(bi *binding) error {
 		k := r.service.now.Load().Key
 		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cluster IP is the node's own address, and left to the program that listens there", "error", err)
 	} else if err != nil {
-		return err
+		return r, err
 	}
 	// The socket is open before the address is reachable.
 	switch {
@@ -443,7 +430,7 @@ func (b *Backend) update(bi *binding) error {
 		a := bi.at.Addr()
 		if _, held := b.addresses[a]; !held {
 			if err := b.config.Addresses.Hold(a); err != nil {
-				return fmt.Errorf("cannot add address %s to the node: %w", a, err)
+				return r, fmt.Errorf("cannot add address %s to the node: %w", a, err)
 			}
 		}
 		b.addresses[a]++
@@ -456,7 +443,7 @@ func (b *Backend) update(bi *binding) error {
 	if r == nil {
 		delete(b.bindings, bi.place)
 	}
-	return nil
+	return r, nil
 }
 
 // listen opens the socket of a place, or changes its audience.
