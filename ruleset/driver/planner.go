@@ -28,14 +28,25 @@ type Plane struct {
 }
 
 // Ordered is a [*Table] or a [*Slots].
-type Ordered interface {
+type Ordered interface{ ordered }
+
+// ordered is what a Driver does with a table. Owners have numbers, and so have the changes of a delta.
+type ordered interface {
+	// complete checks the functions of the table and sets what is missing.
 	complete() error
+	// read reads the table.
 	read(*ruleset.Delta) error
-	reset()
+	// begin and end enclose the calls of Want for an owner.
 	begin(owner int)
 	end(owner int)
+	// reset ends a delta.
+	reset()
+	// write puts what a change wants.
 	write(change int) error
+	// remove deletes what an owner does not want any more, early entries only if early is set. It
+	// returns false if it keeps an entry because of a holder.
 	remove(owner int, holders []int, early bool) (all bool, err error)
+	// sweep deletes what no owner wants.
 	sweep(holders []int) error
 }
 
@@ -267,7 +278,9 @@ func (d *Driver) finish(work []*owner, n int) error {
 			failed[o.key], d.failing[o] = o.failed, true
 			continue
 		case o.holds:
-			d.waits[o.key] = d.waits[o.key] // the next delta tries again
+			if d.waits[o.key] == nil {
+				d.waits[o.key] = []tracker.Key{} // the next delta tries again
+			}
 			continue
 		case o.gone:
 			delete(d.owners, o.key)

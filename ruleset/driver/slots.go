@@ -15,6 +15,8 @@ type Slot[P comparable] struct {
 // An endpoint that replaces another one takes its slot and costs one write. If more endpoints are
 // removed than added, the last ones move into the gaps, and the slots above the new size are
 // deleted after the size was written.
+//
+// Like a Table, Slots is not safe for concurrent use.
 type Slots[P, V comparable] struct {
 	Table[Slot[P], V]
 	// missing counts the values that have no slot yet, at holds the entries of the slots, and stays

@@ -14,7 +14,8 @@ import (
 // Table is a table of a [Plane]. Services may share an entry: it is put before the first entry that
 // needs it and deleted after the last one. If the values of the Services differ, the last written
 // one counts. A Driver calls the functions from one goroutine at a time, within Apply. It stores
-// keys and values, so they must not be modified.
+// keys and values, so they must not be modified. A Table must not be copied after [New] got it, and is
+// not safe for concurrent use.
 type Table[K comparable, V any] struct {
 	// Installed yields the entries that the data plane has, including those of an earlier
 	// process. It is called for each full delta, after [Plane].Node and before a write. Nil means

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -250,50 +249,5 @@ func TestRestartKeepsIDs(t *testing.T) {
 	}
 	if kept != len(before) || len(after) != 2*len(before) {
 		t.Errorf("groups %v after a restart, %v before", after, before)
-	}
-}
-
-// TestNoGroupHasAMissingEndpoint makes random changes while the switch fails at times and the
-// process restarts. In the end the switch must hold exactly what the ruleset needs. Every
-// other world has empty groups.
-func TestNoGroupHasAMissingEndpoint(t *testing.T) {
-	for seed := range uint64(100) {
-		r := rand.New(rand.NewPCG(seed, 7))
-		failing := true
-		w := newWorld(t, seed%2 == 1, func() bool { return failing && r.IntN(8) == 0 })
-		for step := range 60 {
-			i := r.IntN(4)
-			if r.IntN(6) == 0 {
-				w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)})
-			} else {
-				var eps []int
-				for e := range 5 {
-					if r.IntN(2) == 0 {
-						eps = append(eps, e+1)
-					}
-				}
-				w.set(fmt.Sprint("s", i), fmt.Sprint("10.96.0.", i+1), r.IntN(2) == 0, eps...)
-			}
-			switch r.IntN(20) {
-			case 0:
-				w.cursor.Resync()
-			case 1:
-				w.restart()
-			}
-			if err := w.cursor.Sync(t.Context()); err != nil && !errors.Is(err, errFake) {
-				t.Fatal(err)
-			}
-			if step%10 == 9 {
-				failing = false
-				if err := w.cursor.Sync(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				w.agree()
-				failing = true
-			}
-			if t.Failed() {
-				t.Fatalf("seed %d, step %d", seed, step)
-			}
-		}
 	}
 }

@@ -1,7 +1,6 @@
 package mapplane
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -175,65 +174,6 @@ func (w *world) agree(t *testing.T) {
 	}
 	if len(w.members.m) != entries {
 		t.Errorf("%d members, want %d", len(w.members.m), entries)
-	}
-}
-
-// TestNoFrontendLeadsToAMissingEndpoint makes random changes. In the end the maps must agree
-// with the ruleset.
-func TestNoFrontendLeadsToAMissingEndpoint(t *testing.T) {
-	for seed := range uint64(60) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		w := newWorld(t, func() bool { return false })
-		for range 60 {
-			for range 1 + r.IntN(4) {
-				w.change(r)
-			}
-			if r.IntN(10) == 0 {
-				w.cursor.Resync()
-			}
-			if err := w.cursor.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			w.agree(t)
-			if t.Failed() {
-				t.Fatalf("seed %d", seed)
-			}
-		}
-	}
-}
-
-// TestFailedWritesAreRetried makes random writes fail and restarts the process at random. No
-// entry may be left over.
-func TestFailedWritesAreRetried(t *testing.T) {
-	for seed := range uint64(60) {
-		r := rand.New(rand.NewPCG(seed, 2))
-		failing := true
-		w := newWorld(t, func() bool { return failing && r.IntN(6) == 0 })
-		for step := range 60 {
-			w.change(r)
-			switch r.IntN(20) {
-			case 0:
-				w.cursor.Resync()
-			case 1:
-				w.restart(t)
-			}
-			var partial *ruleset.PartialError
-			err := w.cursor.Sync(t.Context())
-			if err != nil && !errors.As(err, &partial) && !errors.Is(err, errFake) {
-				t.Fatal(err)
-			}
-			if step%10 == 9 {
-				failing = false
-				if err := w.cursor.Sync(context.Background()); err != nil {
-					t.Fatal(err)
-				}
-				w.agree(t)
-				failing = true
-			}
-			if t.Failed() {
-				t.Fatalf("seed %d, step %d", seed, step)
-			}
-		}
 	}
 }
 
