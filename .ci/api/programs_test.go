@@ -60,7 +60,7 @@ func unchecked(t *testing.T, path, text string) (calls []string) {
 		t.Fatal(err)
 	}
 	// The backend of these tests gets a context. The tests call netlab.NeedPrograms first.
-	reference := strings.HasSuffix(path, "ruleset/conformance/reference_linux_test.go")
+	reference := strings.HasSuffix(path, "ruleset/conformance/broken_linux_test.go")
 	ast.Inspect(f, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
 		if !ok {

@@ -1,8 +1,11 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"maps"
+	"os/exec"
 	"regexp"
 	"slices"
 	"testing"
@@ -10,17 +13,21 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// broken is a backend with one fault, and the failure that it must cause.
+// broken is a backend with one fault, and the failure that it must cause. It is package nftables' backend, which gets
+// everything in each delta.
 type broken struct {
 	name string
-	// faults are faults of the backend itself. distort changes its deltas.
-	faults  faults
-	distort func(*ruleset.Delta)
-	// skip is its Options.Skip, nil for that of the reference.
+	// distort changes its deltas. before and after are scripts for the nft tool around each Apply.
+	distort       func(*ruleset.Delta)
+	before, after string
+	// config is its configuration.
+	config nftables.Config
+	// skip is its Options.Skip, nil for that of package nftables.
 	skip map[Feature]string
 	// world is a world that must fail, and complaint its expected message.
 	world, complaint string
@@ -37,13 +44,13 @@ func brokenBackends() []broken {
 			name: "is correct, on a machine that is too slow for a result", delay: 400 * time.Millisecond,
 			world: "affinity expires", complaint: `not checked: the machine was too busy for any of 16 clients`,
 		}, {
-			name: "loses the first packet of a connection", faults: faults{losesFirst: true},
+			name: "loses the first packet of a connection", after: losesFirst,
 			world: "cluster IP", complaint: `failed: the first packet was lost, must be forwarded|\(the first packet was lost\)`,
 		}, {
-			name: "refuses only the second packet of a connection", faults: faults{losesFirst: true},
+			name: "refuses only the second packet of a connection", after: losesFirst,
 			world: "no endpoints", complaint: `the first packet was lost, a later one refused, must be refused`,
 		}, {
-			name: "loses the first packet of a connection, on a machine that always stalls", faults: faults{losesFirst: true}, stalled: true,
+			name: "loses the first packet of a connection, on a machine that always stalls", after: losesFirst, stalled: true,
 			world: "no endpoints", complaint: `connections had a packet lost in a stall of the machine and were excused, more than 16`,
 		}, {
 			name: "ignores internal policy Local",
@@ -95,7 +102,7 @@ func brokenBackends() []broken {
 			},
 			world: "local traffic by bridge", complaint: `pod3 .*must keep its source`,
 		}, {
-			name: "has no hairpin", faults: faults{noHairpin: true},
+			name: "has no hairpin", after: "flush set ip proxier hairpin-connections",
 			world: "cluster IP", complaint: `pod1 .*must be forwarded|pod1 .*must be masqueraded`,
 		}, {
 			name:    "ignores source ranges",
@@ -136,13 +143,13 @@ func brokenBackends() []broken {
 			name: "ignores affinity", distort: eachService(func(s *ruleset.Port) { reAffinity(s, 0) }),
 			world: "affinity", complaint: `was moved from .* for no reason`,
 		}, {
-			name: "forgets clients on every change", faults: faults{forgetful: true},
+			name: "forgets clients on every change", after: "flush map ip proxier sticky-clients",
 			world: "affinity", complaint: `was moved from .* though only another service changed`,
 		}, {
 			name: "never forgets clients", distort: eachService(func(s *ruleset.Port) { reAffinity(s, time.Hour) }),
 			world: "affinity expires", complaint: `after the timeout`,
 		}, {
-			name: "forgets clients too early", distort: eachService(func(s *ruleset.Port) { reAffinity(s, time.Second/4) }),
+			name: "forgets clients too early", distort: eachService(func(s *ruleset.Port) { reAffinity(s, time.Second) }),
 			world: "affinity expires", complaint: `was moved from .* before its affinity timeout`,
 		}, {
 			name: "serves NodePorts at all addresses", distort: func(d *ruleset.Delta) {
@@ -152,10 +159,10 @@ func brokenBackends() []broken {
 			},
 			world: "node port at primary addresses", complaint: `reached .*must pass`,
 		}, {
-			name: "stops the node's own packets to itself on their way out", faults: faults{stopsOwn: true},
+			name: "stops the node's own packets to itself on their way out", after: "add table inet fault; flush table inet fault; add chain inet fault c { type filter hook output priority 0; }; add rule inet fault c fib daddr type local th dport 30080 reject",
 			world: "no endpoints", complaint: `refused, sending failed with EPERM, must be refused: node port`,
 		}, {
-			name: "lets closed ports pass", faults: faults{noClosedPorts: true, noUnallocated: true},
+			name: "lets closed ports pass", config: nftables.Config{Stages: nftables.Stages{NoFilter: true}},
 			world: "closed ports", complaint: `no answer, must be refused`,
 		}, {
 			name: "refuses at unused addresses", distort: func(d *ruleset.Delta) {
@@ -163,8 +170,8 @@ func brokenBackends() []broken {
 				n.ServiceCIDRs = nil
 				d.Node = &n
 			},
-			faults: faults{refuseUnknown: true},
-			world:  "service CIDR", complaint: `refused, must get no answer`,
+			after: "add table inet fault; flush table inet fault; add chain inet fault c { type filter hook forward priority 0; }; add rule inet fault c ct state new reject",
+			world: "service CIDR", complaint: `refused, must get no answer`,
 		}, {
 			name: "ignores external policy Local with affinity",
 			distort: eachService(func(s *ruleset.Port) {
@@ -174,24 +181,24 @@ func brokenBackends() []broken {
 			}),
 			world: "everything together", complaint: `not among the endpoints allowed`,
 		}, {
-			name: "is uneven", faults: faults{uneven: true},
-			world: "distribution", complaint: `over 5 endpoints does not match their weights`,
+			name: "is uneven", distort: eachService(func(s *ruleset.Port) { s.Selection.Cluster = weighted(s.Selection.Cluster, 9) }),
+			world: "weights", complaint: `over 5 endpoints does not match their weights`,
 		}, {
-			name: "ignores weights", distort: eachService(func(s *ruleset.Port) { s.Selection.Cluster = equalWeights(s.Selection.Cluster) }),
+			name: "ignores weights", distort: eachService(func(s *ruleset.Port) { s.Selection.Cluster = weighted(s.Selection.Cluster, 1) }),
 			world: "weights", complaint: `over 5 endpoints does not match their weights`,
 		}, {
 			name: "sends to endpoints of weight 0", distort: eachService(func(s *ruleset.Port) {
-				s.Selection.Cluster = equalWeights(s.Endpoints)
+				s.Selection.Cluster = weighted(s.Endpoints, 1)
 			}),
 			world: "weight 0", complaint: `not among the endpoints allowed`,
 		}, {
-			name: "does not hash although it declares it", skip: map[Feature]string{},
+			name: "does not hash although it declares it", distort: noHash, skip: map[Feature]string{},
 			world: "hash of the source", complaint: `was moved from .* for no reason`,
 		}, {
-			name: "always moves clients although it may move them only after changes", skip: map[Feature]string{HashOfEndpoints: "declared"},
+			name: "always moves clients although it may move them only after changes", distort: noHash, skip: map[Feature]string{HashOfEndpoints: "declared"},
 			world: "hash and policies", complaint: `a hash of the source, but connections went to [23] endpoints`,
 		}, {
-			name: "has gaps", faults: faults{gap: 20 * time.Millisecond},
+			name: "has gaps", before: "delete table ip proxier",
 			world: "changes under load", complaint: `connections, [1-9][0-9]* failed`,
 		}, {
 			name: "deletes frontends that moved", distort: deleteMoved,
@@ -272,25 +279,18 @@ func TestPlaneThatRefusesInsteadOfDroppingPasses(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	needNft(t)
-	skip := maps.Clone(referenceSkips)
+	skip := maps.Clone(planeSkips)
 	skip[Drop] = "the backend refuses"
 	w := worldNamed(t, "internal policy Local")
-	w.run(newWorld(t, Options{Skip: skip, New: func(testing.TB, Env) ruleset.Backend {
-		r := &reference{}
-		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-			own := *d
-			own.Changes = slices.Clone(d.Changes)
-			eachFrontend(func(f *ruleset.Frontend) {
-				if f.Target == ruleset.TargetDrop {
-					f.Target = ruleset.TargetReject
-				}
-				if f.Internal == ruleset.TargetDrop {
-					f.Internal = ruleset.TargetReject
-				}
-			})(&own)
-			return r.Apply(ctx, &own)
-		})
-	}}, w.config))
+	plane := broken{distort: eachFrontend(func(f *ruleset.Frontend) {
+		if f.Target == ruleset.TargetDrop {
+			f.Target = ruleset.TargetReject
+		}
+		if f.Internal == ruleset.TargetDrop {
+			f.Internal = ruleset.TargetReject
+		}
+	})}
+	w.run(newWorld(t, Options{Skip: skip, New: plane.backend}, w.config))
 }
 
 // options returns the options for worlds of the broken backend: with short timeouts, or with long
@@ -301,42 +301,96 @@ func (b broken) options(hurry bool) Options {
 		wait, quiet = testtime.Timeout, 3*time.Second
 	}
 	if b.skip == nil {
-		b.skip = referenceSkips
+		b.skip = planeSkips
 	}
 	families := fewFamilies()
 	if b.bothFamilies {
 		families = nil
 	}
-	return Options{Skip: b.skip, Families: families, timeout: wait, silence: quiet, stalled: b.stalled, delay: b.delay, New: func(testing.TB, Env) ruleset.Backend {
-		r := &reference{faults: b.faults}
-		if b.distort == nil {
-			return r
-		}
-		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-			own := *d
-			own.Changes = slices.Clone(d.Changes)
+	return Options{Skip: b.skip, Families: families, timeout: wait, silence: quiet, stalled: b.stalled, delay: b.delay, New: b.backend}
+}
+
+// backend returns the backend. It is the Options.New of a correct one, too.
+func (b broken) backend(tb testing.TB, env Env) ruleset.Backend {
+	b.config.NetNS, b.config.Families = env.NetNS, env.Families
+	inner, err := nftables.New(tb.Context(), b.config)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { inner.Close() })
+	ports := map[tracker.Key]*ruleset.Port{}
+	begun := false
+	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		own := *d
+		own.Changes = slices.Clone(d.Changes)
+		if b.distort != nil {
 			b.distort(&own)
-			return r.Apply(ctx, &own)
-		})
-	}}
+		}
+		if d.Full {
+			clear(ports)
+		}
+		for _, c := range own.Changes {
+			ports[c.Key] = c.New
+		}
+		own.Full, own.Changes = true, nil
+		for _, key := range slices.SortedFunc(maps.Keys(ports), tracker.Key.Compare) {
+			if p := ports[key]; p != nil {
+				own.Changes = append(own.Changes, ruleset.Change{Key: key, New: p, Fields: ruleset.FieldAll})
+			}
+		}
+		if b.before != "" && begun {
+			if err := nft(ctx, b.before); err != nil {
+				return err
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		begun = true
+		if err := inner.Apply(ctx, &own); err != nil || b.after == "" {
+			return err
+		}
+		return nft(ctx, b.after)
+	})
 }
 
-// referenceSkips lists the features that the reference lacks.
-var referenceSkips = map[Feature]string{
-	ConsistentHash:    "plain rules have no table of buckets",
-	LoopbackNodePorts: "a packet from a loopback address cannot leave the node",
+// nft runs a script, in one transaction.
+func nft(ctx context.Context, script string) error {
+	cmd := exec.CommandContext(ctx, "nft", script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
 }
 
-// equalWeights returns copies of endpoints with equal weights.
-func equalWeights(eps []*tracker.Endpoint) []*tracker.Endpoint {
+// planeSkips lists the features that package nftables lacks.
+var planeSkips = map[Feature]string{LoopbackNodePorts: "a packet from a loopback address cannot leave the node"}
+
+// weighted returns copies of endpoints, of which the first one has a weight and the others have weight 1.
+func weighted(eps []*tracker.Endpoint, first uint16) []*tracker.Endpoint {
 	out := make([]*tracker.Endpoint, len(eps))
 	for i, ep := range eps {
 		c := *ep
 		c.Weight = 1
+		if i == 0 {
+			c.Weight = first
+		}
 		out[i] = &c
 	}
 	return out
 }
+
+// losesFirst drops the first packet of every TCP connection from other hosts.
+const losesFirst = `add table ip fault
+add set ip fault first { type ipv4_addr . inet_service . ipv4_addr . inet_service; flags dynamic,timeout; timeout 10m; size 65535; }
+add chain ip fault c { type filter hook prerouting priority -110; }
+flush chain ip fault c
+add rule ip fault c tcp flags & (syn | ack) == syn ip saddr . tcp sport . ip daddr . tcp dport != @first add @first { ip saddr . tcp sport . ip daddr . tcp dport } drop`
+
+// noHash removes the hash of each Service.
+var noHash = eachService(func(s *ruleset.Port) {
+	p := *s.Spec
+	p.Hash = tracker.HashNone
+	s.Spec = &p
+})
 
 // eachService changes copies of the Services in a delta.
 func eachService(f func(*ruleset.Port)) func(*ruleset.Delta) {
@@ -383,14 +437,16 @@ func swap(t ruleset.Target) ruleset.Target {
 	return t
 }
 
-// restrictAll applies the source ranges of load-balancer IPs to every frontend.
+// restrictAll applies the source ranges of load-balancer IPs to every frontend with an address.
 func restrictAll(s *ruleset.Port) {
 	for _, f := range s.Frontends {
 		if len(f.Sources) == 0 {
 			continue
 		}
 		for i := range s.Frontends {
-			s.Frontends[i].Sources = f.Sources
+			if s.Frontends[i].Kind != ruleset.KindNodePort {
+				s.Frontends[i].Sources = f.Sources
+			}
 		}
 		return
 	}

@@ -1,9 +1,7 @@
 package conformance
 
 import (
-	"context"
 	"maps"
-	"slices"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -22,13 +20,6 @@ func needNft(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 }
 
-// TestReferencePasses runs the whole suite against the reference backend. The other backends run it with IPv6.
-func TestReferencePasses(t *testing.T) {
-	t.Parallel()
-	needNft(t)
-	Run(t, Options{Skip: referenceSkips, Families: fewFamilies(), New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
-}
-
 // fewFamilies returns IPv4, or nil in the long form.
 func fewFamilies() []tracker.Family {
 	if testtime.Thorough() {
@@ -42,17 +33,9 @@ func TestPlaneWithoutUDPPasses(t *testing.T) {
 	t.Parallel()
 	testtime.NeedThorough(t)
 	needNft(t)
-	skip := maps.Clone(referenceSkips)
+	skip := maps.Clone(planeSkips)
 	skip[UDP], skip[SCTP] = "the backend serves TCP only", "as UDP"
-	Run(t, Options{Skip: skip, New: func(testing.TB, Env) ruleset.Backend {
-		r := &reference{}
-		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-			own := *d
-			own.Changes = slices.Clone(d.Changes)
-			tcpOnly(&own)
-			return r.Apply(ctx, &own)
-		})
-	}})
+	Run(t, Options{Skip: skip, New: broken{distort: tcpOnly}.backend})
 }
 
 // tcpOnly removes the frontends of other protocols.
