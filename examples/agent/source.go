@@ -101,55 +101,30 @@ func (s *source) Close() {}
 // its handlers. They may have more objects than the agent needs.
 func Informers(services, slices, nodes, serviceCIDRs cache.SharedInformer, nodeName string) Source {
 	return func(ctx context.Context, to *Objects) error {
-		f := &informers{r: apiretry.New(to.w.Log, nil), to: to}
-		f.left.Store(1)
-		f.ctx, f.fail = context.WithCancelCause(ctx)
-		defer f.fail(nil)
-		follow(f, services, to.SetService, to.DeleteService)
-		follow(f, slices, to.SetSlice, to.DeleteSlice)
-		follow(f, nodes, to.SetNode, func(n types.NamespacedName) {
+		g, left := apiretry.NewGroup(ctx, apiretry.New(to.w.Log, nil)), &atomic.Int32{}
+		left.Store(1) // informers that have not synced, and this function
+		synced := func() {
+			if left.Add(-1) == 0 {
+				to.Synced()
+			}
+		}
+		follow(g, services, left, synced, to.SetService, to.DeleteService)
+		follow(g, slices, left, synced, to.SetSlice, to.DeleteSlice)
+		follow(g, nodes, left, synced, to.SetNode, func(n types.NamespacedName) {
 			if n.Name == nodeName {
 				to.DeleteNode()
 			}
 		})
-		follow(f, serviceCIDRs, to.SetServiceCIDR, func(n types.NamespacedName) { to.DeleteServiceCIDR(n.Name) })
-		f.synced()
-		f.running.Wait()
-		<-f.ctx.Done()
-		if ctx.Err() != nil {
-			return nil
-		}
-		return context.Cause(f.ctx)
+		follow(g, serviceCIDRs, left, synced, to.SetServiceCIDR, func(n types.NamespacedName) { to.DeleteServiceCIDR(n.Name) })
+		synced()
+		return g.Wait()
 	}
 }
 
-// informers is what the informers of one Source share.
-type informers struct {
-	ctx     context.Context
-	fail    context.CancelCauseFunc
-	r       *apiretry.Retrier
-	to      *Objects
-	left    atomic.Int32 // informers that have not synced
-	running sync.WaitGroup
-}
-
-func (f *informers) synced() {
-	if f.left.Add(-1) == 0 {
-		f.to.Synced()
+// follow follows an informer, unless it is nil.
+func follow[T metav1.Object](g *apiretry.Group, informer cache.SharedInformer, left *atomic.Int32, synced func(), set func(T), gone func(types.NamespacedName)) {
+	if informer != nil {
+		left.Add(1)
+		apiretry.Follow(g, apiretry.Source[T]{Informer: informer, Set: set, Gone: func(n types.NamespacedName, _ T) { gone(n) }, Synced: synced})
 	}
-}
-
-// follow follows an informer in a goroutine, unless it is nil.
-func follow[T metav1.Object](f *informers, informer cache.SharedInformer, set func(T), gone func(types.NamespacedName)) {
-	if informer == nil {
-		return
-	}
-	f.left.Add(1)
-	f.running.Go(func() {
-		if err := apiretry.Follow(f.ctx, f.r, apiretry.Source[T]{
-			Informer: informer, Set: set, Gone: func(n types.NamespacedName, _ T) { gone(n) }, Synced: f.synced,
-		}); err != nil {
-			f.fail(err)
-		}
-	})
 }

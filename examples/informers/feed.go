@@ -3,7 +3,6 @@ package informers
 import (
 	"context"
 	"log/slog"
-	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -78,46 +77,31 @@ func Feed(ctx context.Context, c Config) error {
 	if c.ReceiveSlice == nil {
 		c.ReceiveSlice = func(_ string, update func() bool) { update() }
 	}
-	f := &feeder{Config: c, r: apiretry.New(c.Log, c.Contact)}
-	f.ctx, f.fail = context.WithCancelCause(ctx)
-	defer f.fail(nil)
+	g := apiretry.NewGroup(ctx, apiretry.New(c.Log, c.Contact))
 	mark := func(k tracker.Kind) func() { return func() { c.Tracker.MarkSynced(k) } }
 	label, field := c.Selector.ServiceListOptions()
-	follow(f, c.Services, apiretry.Source[*v1.Service]{Resource: "services", Field: field, Set: c.setService, Gone: c.deleteService, Synced: mark(tracker.KindServices)}, label,
+	follow(g, c, c.Services, apiretry.Source[*v1.Service]{Resource: "services", Field: field, Set: c.setService, Gone: c.deleteService, Synced: mark(tracker.KindServices)}, label,
 		func() (rest.Interface, lister[*v1.ServiceList]) {
 			return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Services("")
 		})
 	label, field = c.Selector.SliceListOptions()
-	follow(f, c.Slices, apiretry.Source[*discovery.EndpointSlice]{Resource: "endpointslices", Field: field, Set: c.setSlice, Gone: c.deleteSlice, Synced: mark(tracker.KindSlices)}, label,
+	follow(g, c, c.Slices, apiretry.Source[*discovery.EndpointSlice]{Resource: "endpointslices", Field: field, Set: c.setSlice, Gone: c.deleteSlice, Synced: mark(tracker.KindSlices)}, label,
 		func() (rest.Interface, lister[*discovery.EndpointSliceList]) {
 			return c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices("")
 		})
 	if c.Node != "" {
 		field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
-		follow(f, c.Nodes, apiretry.Source[*v1.Node]{Resource: "nodes", Field: field, Set: c.setNode, Gone: c.deleteNode, Synced: mark(tracker.KindNodes)}, "",
+		follow(g, c, c.Nodes, apiretry.Source[*v1.Node]{Resource: "nodes", Field: field, Set: c.setNode, Gone: c.deleteNode, Synced: mark(tracker.KindNodes)}, "",
 			func() (rest.Interface, lister[*v1.NodeList]) {
 				return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes()
 			})
 	}
 	if c.Engine != nil {
-		follow(f, c.ServiceCIDRs, c.serviceCIDRs(), "", func() (rest.Interface, lister[*networking.ServiceCIDRList]) {
+		follow(g, c, c.ServiceCIDRs, c.serviceCIDRs(), "", func() (rest.Interface, lister[*networking.ServiceCIDRList]) {
 			return c.Client.NetworkingV1().RESTClient(), c.Client.NetworkingV1().ServiceCIDRs()
 		})
 	}
-	f.running.Wait()
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return context.Cause(f.ctx)
-}
-
-// feeder is one call of Feed.
-type feeder struct {
-	Config
-	ctx     context.Context
-	fail    context.CancelCauseFunc
-	r       *apiretry.Retrier
-	running sync.WaitGroup
+	return g.Wait()
 }
 
 // lister is a typed client of one resource.
@@ -126,14 +110,14 @@ type lister[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// follow follows a source in a goroutine: an informer of the program or, if that is nil, the objects with the labels
+// follow follows a source: an informer of the program or, if that is nil, the objects with the labels
 // that a client lists.
-func follow[T metav1.Object, L runtime.Object](f *feeder, informer cache.SharedInformer, s apiretry.Source[T], label string, client func() (rest.Interface, lister[L])) {
+func follow[T metav1.Object, L runtime.Object](g *apiretry.Group, c Config, informer cache.SharedInformer, s apiretry.Source[T], label string, client func() (rest.Interface, lister[L])) {
 	s.Informer = informer
 	s.Requests = func() (*cache.ListWatch, any) {
-		c, typed := client()
-		if r, ok := c.(*rest.RESTClient); !ok || r != nil {
-			return apiretry.Requests(c, s.Resource, label), c
+		client, typed := client()
+		if r, ok := client.(*rest.RESTClient); !ok || r != nil {
+			return apiretry.Requests(client, s.Resource, label), client
 		}
 		return &cache.ListWatch{ // of package fake
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -144,11 +128,7 @@ func follow[T metav1.Object, L runtime.Object](f *feeder, informer cache.SharedI
 				o.LabelSelector = label
 				return typed.Watch(ctx, o)
 			},
-		}, f.Client
+		}, c.Client
 	}
-	f.running.Go(func() {
-		if err := apiretry.Follow(f.ctx, f.r, s); err != nil {
-			f.fail(err)
-		}
-	})
+	apiretry.Follow(g, s)
 }

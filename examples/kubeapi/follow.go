@@ -86,10 +86,10 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	if h.All {
 		label, field, sliceLabel, sliceField = "", "", "", ""
 	}
-	var wg sync.WaitGroup
-	start(ctx, &wg, retrier, c.core, Services, label, field, h, h.SetService, h.DeleteService)
-	start(ctx, &wg, retrier, c.discovery, Slices, sliceLabel, sliceField, h, h.SetSlice, h.DeleteSlice)
-	start(ctx, &wg, retrier, c.core, Nodes, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), h, func(n *v1.Node) {
+	g := apiretry.NewGroup(ctx, retrier)
+	start(g, c.core, Services, label, field, h, h.SetService, h.DeleteService)
+	start(g, c.discovery, Slices, sliceLabel, sliceField, h, h.SetSlice, h.DeleteSlice)
+	start(g, c.core, Nodes, "", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(), h, func(n *v1.Node) {
 		if n.Name == node {
 			h.SetNode(n)
 		}
@@ -98,21 +98,19 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 			h.DeleteNode()
 		}
 	})
-	start(ctx, &wg, retrier, c.networking, ServiceCIDRs, "", "", h, h.SetServiceCIDR, func(n types.NamespacedName) { h.DeleteServiceCIDR(n.Name) })
-	wg.Wait()
+	start(g, c.networking, ServiceCIDRs, "", "", h, h.SetServiceCIDR, func(n types.NamespacedName) { h.DeleteServiceCIDR(n.Name) })
+	_ = g.Wait() // the context's
 }
 
-// start follows one source in a goroutine.
-func start[T metav1.Object](ctx context.Context, wg *sync.WaitGroup, r *apiretry.Retrier, client rest.Interface, s Source, label, field string, h Handler, set func(T), gone func(types.NamespacedName)) {
+// start follows one source.
+func start[T metav1.Object](g *apiretry.Group, client rest.Interface, s Source, label, field string, h Handler, set func(T), gone func(types.NamespacedName)) {
 	synced := sync.OnceFunc(func() { h.Synced(s) })
 	var absent func()
 	if s == ServiceCIDRs {
 		absent = synced
 	}
-	wg.Go(func() {
-		_ = apiretry.Follow(ctx, r, apiretry.Source[T]{
-			Resource: string(s), Field: field, Set: set, Gone: func(n types.NamespacedName, _ T) { gone(n) }, Synced: synced, Absent: absent,
-			Requests: func() (*cache.ListWatch, any) { return apiretry.Requests(client, string(s), label), client },
-		})
+	apiretry.Follow(g, apiretry.Source[T]{
+		Resource: string(s), Field: field, Set: set, Gone: func(n types.NamespacedName, _ T) { gone(n) }, Synced: synced, Absent: absent,
+		Requests: func() (*cache.ListWatch, any) { return apiretry.Requests(client, string(s), label), client },
 	})
 }

@@ -18,6 +18,29 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// Group follows several sources, which [Follow] adds. [Group.Wait] must be called.
+type Group struct {
+	*Retrier
+	ctx     context.Context
+	fail    context.CancelCauseFunc
+	running sync.WaitGroup
+}
+
+// NewGroup returns a Group that follows its sources until ctx ends.
+func NewGroup(ctx context.Context, r *Retrier) *Group {
+	g := &Group{Retrier: r}
+	g.ctx, g.fail = context.WithCancelCause(ctx)
+	return g
+}
+
+// Wait waits until the context ends and returns its error, or the first error of a source, which ends all.
+func (g *Group) Wait() error {
+	defer g.fail(nil)
+	g.running.Wait()
+	<-g.ctx.Done()
+	return context.Cause(g.ctx)
+}
+
 // Source is a kind of objects that [Follow] follows, such as those of type *v1.Service.
 type Source[T metav1.Object] struct {
 	// Resource is the name of the kind in the API, such as "services".
@@ -39,9 +62,17 @@ type Source[T metav1.Object] struct {
 	Synced func()
 }
 
-// Follow follows a source until ctx ends, and returns nil then. It calls one function of s at a time, but for
-// Synced with an informer. The error is that of an informer that has stopped.
-func Follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error {
+// Follow follows a source in a goroutine. It calls one function of s at a time, but for Synced with an informer. An
+// error is that of an informer that has stopped.
+func Follow[T metav1.Object](g *Group, s Source[T]) {
+	g.running.Go(func() {
+		if err := follow(g.ctx, g.Retrier, s); err != nil {
+			g.fail(err)
+		}
+	})
+}
+
+func follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error {
 	p := &store[T]{Source: s, log: r.log, names: map[types.NamespacedName]struct{}{}}
 	if s.Informer != nil {
 		h, err := s.Informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
