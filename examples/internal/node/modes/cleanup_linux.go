@@ -142,11 +142,11 @@ func ipvsFamilies(ctx context.Context) []tracker.Family {
 
 // nameMaps adds to an error of a clean-up the verdict maps of nf_tables that lead to chains of kube-proxy, which
 // iptables does not see: the kernel does not delete such chains.
-func nameMaps(ctx context.Context, err error) error {
+func nameMaps(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "resource busy") {
 		return err
 	}
-	maps, readErr := takeover.MapsToChains(ctx)
+	maps, readErr := takeover.MapsToChains()
 	if readErr != nil || len(maps) == 0 {
 		return errors.Join(err, readErr)
 	}

@@ -9,11 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
-	"github.com/go-proxier/proxier/examples/internal/node/nft"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -110,7 +109,7 @@ func newReader(ctx context.Context, flavor config.Flavor, hints bool) *reader {
 		if r.hint == "" {
 			r.hint = hintIn(saved)
 			if foreign {
-				r.hint = hintOf(ctx, f)
+				r.hint = hintOf(f)
 			}
 		}
 	}
@@ -128,19 +127,15 @@ func unreadable(saved string, err error) bool {
 }
 
 // hintOf returns kubelet's chain in the table mangle of nf_tables, or "".
-func hintOf(ctx context.Context, f tracker.Family) string {
-	conn, err := nft.Dial(nil)
+func hintOf(f tracker.Family) string {
+	conn, err := nft.Dial(nil, 1<<16)
 	if err != nil {
 		return ""
 	}
 	defer conn.Close()
+	family := map[tracker.Family]byte{tracker.IPv4: unix.NFPROTO_IPV4, tracker.IPv6: unix.NFPROTO_IPV6}[f]
 	for _, hint := range hints {
-		r := nft.Request{Type: unix.NFT_MSG_GETCHAIN, Family: unix.NFPROTO_IPV4,
-			Attrs: []netlink.Attribute{nft.String(unix.NFTA_CHAIN_TABLE, "mangle"), nft.String(unix.NFTA_CHAIN_NAME, hint)}}
-		if f == tracker.IPv6 {
-			r.Family = unix.NFPROTO_IPV6
-		}
-		if _, err := conn.Get(ctx, r); err == nil {
+		if found, err := conn.HasBaseChain("mangle", family, hint); err == nil && found {
 			return hint
 		}
 	}

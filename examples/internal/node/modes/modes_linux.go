@@ -128,10 +128,10 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			return len(list) != 0, err
 		},
 		Cleanup: func(ctx context.Context, log *slog.Logger) error {
-			return nameMaps(ctx, cleanupAll(ctx, leftByIPTables(log), iptables.CleanupOwn, log))
+			return nameMaps(cleanupAll(ctx, leftByIPTables(log), iptables.CleanupOwn, log))
 		},
 		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return nameMaps(ctx, cleanupAll(ctx, leftByIPTables(log), iptables.Cleanup, log))
+			return nameMaps(cleanupAll(ctx, leftByIPTables(log), iptables.Cleanup, log))
 		},
 		CleanupFlavor: func(ctx context.Context, s Settings) error {
 			list := inOtherFlavor(s, leftByIPTables(s.Log), func(c iptables.Config) iptables.Flavor { return c.Flavor })

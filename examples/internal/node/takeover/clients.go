@@ -12,11 +12,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/node/nft"
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -83,53 +83,35 @@ func setName(k tracker.Key, endpoint netip.AddrPort) string {
 
 // readSets reads the sets of kube-proxy's nftables mode.
 func (c *Clients) readSets(ctx context.Context, ns *os.File) error {
-	conn, err := nft.Dial(ns)
+	conn, err := nft.Dial(ns, sendBuffer)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	for _, family := range families {
-		// New clients interrupt the dumps. The loss of a client does no harm.
-		sets, err := conn.Get(ctx, nft.Request{Type: unix.NFT_MSG_GETSET, Family: nfproto(family), Flags: netlink.Dump,
-			Attrs: []netlink.Attribute{nft.String(unix.NFTA_SET_TABLE, kubeProxyTable)}})
-		for _, attrs := range sets {
-			for typ, data := range nft.Attributes(attrs) {
-				name := unix.ByteSliceToString(data)
-				if typ != unix.NFTA_SET_NAME || !strings.HasPrefix(name, affinityPrefix) || len(name) <= len(affinityPrefix)+hashLength {
-					continue
-				}
-				lists, e := conn.Get(ctx, nft.Request{Type: unix.NFT_MSG_GETSETELEM, Family: nfproto(family), Flags: netlink.Dump, Attrs: []netlink.Attribute{
-					nft.String(unix.NFTA_SET_ELEM_LIST_TABLE, kubeProxyTable), nft.String(unix.NFTA_SET_ELEM_LIST_SET, name),
-				}})
+		note := func(e error) {
+			if !errors.Is(e, nfnl.ErrInterrupted) && !errors.Is(e, unix.ENOENT) { // the loss of a new client does no harm
 				err = errors.Join(err, e)
-				for _, list := range lists {
-					c.add(strings.ReplaceAll(name[len(affinityPrefix)+hashLength:], ":", "."), list)
-				}
 			}
 		}
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, nft.ErrInterrupted) {
-			return fmt.Errorf("cannot read kube-proxy's sets of clients: %w", err)
+		sets, e := conn.Sets(kubeProxyTable, nfproto(family))
+		note(e)
+		for name := range sets {
+			if !strings.HasPrefix(name, affinityPrefix) || len(name) <= len(affinityPrefix)+hashLength {
+				continue
+			}
+			id := strings.ReplaceAll(name[len(affinityPrefix)+hashLength:], ":", ".")
+			note(conn.Elements(kubeProxyTable, nfproto(family), name, func(e nft.Element) {
+				if addr, ok := netip.AddrFromSlice(e.Key); ok {
+					c.byName[id] = append(c.byName[id], addr)
+				}
+			}))
 		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read kube-proxy's sets of clients: %w", err)
 	}
 	return nil
-}
-
-// add adds the keys of the elements in an answer to NFT_MSG_GETSETELEM.
-func (c *Clients) add(name string, attrs []byte) {
-	for typ, list := range nft.Attributes(attrs) {
-		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			continue
-		}
-		for _, element := range nft.Attributes(list) {
-			for typ, key := range nft.Attributes(element) {
-				for of, value := range nft.Attributes(key) {
-					if addr, ok := netip.AddrFromSlice(value); ok && typ == unix.NFTA_SET_ELEM_KEY && of == unix.NFTA_DATA_VALUE {
-						c.byName[name] = append(c.byName[name], addr)
-					}
-				}
-			}
-		}
-	}
 }
 
 // recentDir has a file for each list of xt_recent in the calling thread's network namespace.

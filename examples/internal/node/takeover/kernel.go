@@ -10,11 +10,12 @@ import (
 	"hash/fnv"
 	"maps"
 	"net"
+	"strings"
 
-	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/node/nft"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -40,30 +41,36 @@ func IPVSDevice() *net.Interface {
 // Look returns the kinds of rules that exist in the calling thread's network namespace. Each has a
 // stamp that is not 0 and changes when the rules are written. legacy has the kinds with rules in
 // iptables-legacy. ownDevice means that the device of mode ipvs is nodeproxy's, whatever chains there are.
-func Look(ctx context.Context, legacy map[Kind]bool, ownDevice bool) (map[Kind]uint64, error) {
-	conn, err := nft.Dial(nil)
+func Look(ctx context.Context, legacy map[Kind]bool, ownDevice bool) (kinds map[Kind]uint64, err error) {
+	err = read(ctx, func(r *reader) { kinds = r.look(legacy, ownDevice) })
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for rules of other proxies: %w", err)
 	}
-	defer conn.Close()
-	for tries := 0; ; tries++ {
-		r := reader{ctx: ctx, conn: conn}
-		kinds := r.look(legacy, ownDevice)
-		if r.err == nil {
-			return kinds, nil
-		}
-		if !errors.Is(r.err, nft.ErrInterrupted) || tries == 10 {
-			return nil, fmt.Errorf("cannot look for rules of other proxies: %w", r.err)
-		}
-	}
+	return kinds, nil
 }
 
 // reader reads rules until the first error.
 type reader struct {
-	ctx  context.Context
-	conn *nft.Conn
-	err  error
+	*nft.Conn
+	err error
 }
+
+// read calls do with a reader of the calling thread's network namespace, again while changes interrupt it.
+func read(ctx context.Context, do func(*reader)) error {
+	conn, err := nft.Dial(nil, sendBuffer)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return nfnl.Again(ctx, func() error {
+		r := reader{Conn: conn}
+		do(&r)
+		return r.err
+	})
+}
+
+// sendBuffer is the size of the buffer for requests, in bytes.
+const sendBuffer = 1 << 16
 
 func (r *reader) look(legacy map[Kind]bool, ownDevice bool) map[Kind]uint64 {
 	kinds := map[Kind]uint64{
@@ -117,12 +124,12 @@ func (r *reader) look(legacy map[Kind]bool, ownDevice bool) map[Kind]uint64 {
 func (r *reader) rules(table, chain string, see func(expressions []byte)) uint64 {
 	h, found := fnv.New64a(), false
 	for _, family := range families {
-		attrs := []nl.Attribute{nft.String(unix.NFTA_RULE_TABLE, table)}
+		attrs := nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, table)
 		if chain != "" {
-			attrs = append(attrs, nft.String(unix.NFTA_RULE_CHAIN, chain))
+			attrs = nfnl.AppendString(attrs, unix.NFTA_RULE_CHAIN, chain)
 		}
 		h.Write([]byte{nfproto(family)})
-		r.get(nft.Request{Type: unix.NFT_MSG_GETRULE, Family: nfproto(family), Flags: nl.Dump, Attrs: attrs}, func(typ uint16, data []byte) {
+		r.get(unix.NFT_MSG_GETRULE, family, true, attrs, func(typ uint16, data []byte) {
 			switch {
 			case typ == unix.NFTA_RULE_HANDLE:
 				h.Write(data)
@@ -138,57 +145,56 @@ func (r *reader) rules(table, chain string, see func(expressions []byte)) uint64
 	return h.Sum64() | 1
 }
 
-// get calls fn with each attribute of each object of an answer. It reports whether there are objects.
-func (r *reader) get(q nft.Request, fn func(typ uint16, data []byte)) bool {
+// get calls fn with each attribute of each object of an answer.
+func (r *reader) get(typ uint16, family tracker.Family, dump bool, attrs []byte, fn func(typ uint16, data []byte)) {
 	if r.err != nil {
-		return false
+		return
 	}
-	objects, err := r.conn.Get(r.ctx, q)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		r.err = err
-	}
-	for _, attrs := range objects {
-		for typ, data := range nft.Attributes(attrs) {
+	err := r.Get(typ, nfproto(family), dump, attrs, func(object []byte) error {
+		for typ, data := range nfnl.Attributes(object) {
 			fn(typ, data)
 		}
+		return nil
+	})
+	if !errors.Is(err, unix.ENOENT) {
+		r.err = err
 	}
-	return len(objects) != 0
 }
 
 // MapsToChains returns the verdict maps in the tables of iptables that lead to chains of kube-proxy, such as
 // "map ip nat portals (to KUBE-MARK-MASQ)".
-func MapsToChains(ctx context.Context) (out []string, err error) {
-	conn, err := nft.Dial(nil)
+func MapsToChains() (out []string, err error) {
+	conn, err := nft.Dial(nil, sendBuffer)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	r := reader{ctx: ctx, conn: conn}
 	for _, family := range families {
 		for _, table := range []string{"nat", "filter"} {
-			r.get(nft.Request{Type: unix.NFT_MSG_GETSET, Family: nfproto(family), Flags: nl.Dump, Attrs: []nl.Attribute{nft.String(unix.NFTA_SET_TABLE, table)}}, func(typ uint16, name []byte) {
-				if typ != unix.NFTA_SET_NAME {
-					return
+			sets, e := conn.Sets(table, nfproto(family))
+			if !errors.Is(e, unix.ENOENT) {
+				err = errors.Join(err, e)
+			}
+			for name, set := range sets {
+				if set.DataType != nft.DataVerdict {
+					continue
 				}
-				set := unix.ByteSliceToString(name)
-				r.get(nft.Request{Type: unix.NFT_MSG_GETSETELEM, Family: nfproto(family), Flags: nl.Dump, Attrs: []nl.Attribute{
-					nft.String(unix.NFTA_SET_ELEM_LIST_TABLE, table), nft.String(unix.NFTA_SET_ELEM_LIST_SET, set),
-				}}, func(typ uint16, elements []byte) {
-					if at := bytes.Index(elements, []byte("KUBE-")); typ == unix.NFTA_SET_ELEM_LIST_ELEMENTS && at >= 0 {
-						out = append(out, fmt.Sprintf("map %s %s %s (to %s)", map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[family], table, set, unix.ByteSliceToString(elements[at:])))
+				err = errors.Join(err, conn.Elements(table, nfproto(family), name, func(e nft.Element) {
+					if strings.HasPrefix(e.Chain, "KUBE-") {
+						out = append(out, fmt.Sprintf("map %s %s %s (to %s)", map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[family], table, nft.Printable(name), e.Chain))
 					}
-				})
-			})
+				}))
+			}
 		}
 	}
-	return out, r.err
+	return out, err
 }
 
 // matchesSet reports whether one of a rule's expressions is iptables' match of a set.
 func matchesSet(expressions []byte) bool {
-	for _, expression := range nft.Attributes(expressions) {
-		for typ, data := range nft.Attributes(expression) {
-			for attr, name := range nft.Attributes(data) {
+	for _, expression := range nfnl.Attributes(expressions) {
+		for typ, data := range nfnl.Attributes(expression) {
+			for attr, name := range nfnl.Attributes(data) {
 				if typ == unix.NFTA_EXPR_DATA && attr == unix.NFTA_MATCH_NAME && string(name) == "set\x00" {
 					return true
 				}

@@ -8,35 +8,28 @@ import (
 	"fmt"
 	"slices"
 
-	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/node/nft"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
-)
-
-// markerChain is the only chain of a marker, and kubeProxyTable the name of the tables of
-// kube-proxy's nftables mode.
-const (
-	markerChain    = "nodeproxy-marker"
-	kubeProxyTable = "kube-proxy"
 )
 
 // A marker is a table named like kube-proxy's, with one chain that no packet enters. Other
 // programs look for kube-proxy's chains to find out whether Services are in nftables: Calico's
 // Felix, with NFTablesMode Auto, chooses its own data plane by them.
-var (
-	tableAttr   = []nl.Attribute{nft.String(unix.NFTA_TABLE_NAME, kubeProxyTable)}
-	chainAttrs  = []nl.Attribute{nft.String(unix.NFTA_CHAIN_TABLE, kubeProxyTable), nft.String(unix.NFTA_CHAIN_NAME, markerChain)}
-	newTable    = nft.Request{Type: unix.NFT_MSG_NEWTABLE, Flags: nl.Create, Attrs: tableAttr}
-	deleteTable = nft.Request{Type: unix.NFT_MSG_DELTABLE, Attrs: tableAttr}
-	newChain    = nft.Request{Type: unix.NFT_MSG_NEWCHAIN, Flags: nl.Create, Attrs: chainAttrs}
+const (
+	markerChain    = "nodeproxy-marker"
+	kubeProxyTable = "kube-proxy" // of its nftables mode
 )
 
 // Mark makes the markers that are missing in the calling thread's network namespace.
 func Mark(served []tracker.Family) (err error) {
 	for _, f := range served {
-		err = errors.Join(err, edit(f, newTable, newChain))
+		err = errors.Join(err, edit(f, func(t nft.Table) {
+			t.Create(0)
+			t.CreateChain(markerChain, nil)
+		}))
 	}
 	return err
 }
@@ -45,11 +38,15 @@ func Mark(served []tracker.Family) (err error) {
 // in families that are not served, too. It makes those that are missing in served families.
 func Replace(served []tracker.Family) (err error) {
 	for _, f := range families {
-		requests := []nft.Request{deleteTable, newTable, newChain}
-		if slices.Contains(served, f) {
-			requests = slices.Insert(requests, 0, newTable) // there must be one to delete
-		}
-		if e := edit(f, requests...); !errors.Is(e, unix.ENOENT) {
+		e := edit(f, func(t nft.Table) {
+			if slices.Contains(served, f) {
+				t.Create(0) // there must be one to delete
+			}
+			t.Delete()
+			t.Create(0)
+			t.CreateChain(markerChain, nil)
+		})
+		if !errors.Is(e, unix.ENOENT) {
 			err = errors.Join(err, e)
 		}
 	}
@@ -61,21 +58,20 @@ func Replace(served []tracker.Family) (err error) {
 func Unmark(ctx context.Context) error {
 	families, err := Marked(ctx)
 	for _, f := range families {
-		err = errors.Join(err, edit(f, deleteTable))
+		err = errors.Join(err, edit(f, nft.Table.Delete))
 	}
 	return err
 }
 
-// edit commits requests about kube-proxy's table of a family.
-func edit(f tracker.Family, requests ...nft.Request) error {
-	conn, err := nft.Dial(nil)
+// edit commits what do writes about kube-proxy's table of a family.
+func edit(f tracker.Family, do func(nft.Table)) error {
+	conn, err := nft.Dial(nil, sendBuffer)
 	if err == nil {
 		defer conn.Close()
-		requests = slices.Clone(requests)
-		for i := range requests {
-			requests[i].Family = nfproto(f)
-		}
-		err = conn.Commit(requests...)
+		t := nft.Table{Batch: &nft.Batch{}, Family: nfproto(f), Name: kubeProxyTable}
+		t.Reset()
+		do(t)
+		err = conn.Commit(t.Batch)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
@@ -84,27 +80,27 @@ func edit(f tracker.Family, requests ...nft.Request) error {
 }
 
 // Marked returns the families that have a marker in the calling thread's network namespace.
-func Marked(ctx context.Context) ([]tracker.Family, error) {
-	conn, err := nft.Dial(nil)
-	if err != nil {
+func Marked(ctx context.Context) (out []tracker.Family, err error) {
+	if err = read(ctx, func(r *reader) { out = r.marked() }); err != nil {
 		return nil, fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
 	}
-	defer conn.Close()
-	r := reader{ctx: ctx, conn: conn}
-	out := r.marked()
-	return out, r.err
+	return out, nil
 }
 
 // marked returns the families in which kube-proxy's table has markerChain and nothing else.
 func (r *reader) marked() (out []tracker.Family) {
 	for _, f := range families {
-		var use uint64 // the number of chains, sets and other objects
-		r.get(nft.Request{Type: unix.NFT_MSG_GETTABLE, Family: nfproto(f), Attrs: tableAttr}, func(typ uint16, data []byte) {
+		var use uint32 // the number of chains, sets and other objects
+		r.get(unix.NFT_MSG_GETTABLE, f, false, nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, kubeProxyTable), func(typ uint16, data []byte) {
 			if typ == unix.NFTA_TABLE_USE {
-				use = nft.Uint(data)
+				use = nfnl.Uint32(data)
 			}
 		})
-		if use == 1 && r.get(nft.Request{Type: unix.NFT_MSG_GETCHAIN, Family: nfproto(f), Attrs: chainAttrs}, func(uint16, []byte) {}) {
+		if use != 1 || r.err != nil {
+			continue
+		}
+		var marker bool
+		if marker, r.err = r.HasBaseChain(kubeProxyTable, nfproto(f), markerChain); marker {
 			out = append(out, f)
 		}
 	}
