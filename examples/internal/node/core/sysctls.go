@@ -4,53 +4,28 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"path"
 	"runtime"
 	"strings"
 
 	"k8s.io/utils/cpuset"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
-	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Tune sets the parameters of connection tracking. It logs a parameter that cannot be set
 // and continues: a node with a small table serves better than a node without rules.
-func Tune(cfg *config.Config, log *slog.Logger) error {
-	plan, err := cfg.Tuning.Settings(cpus())
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, r := range tuning.Apply("", plan) {
-		switch {
-		case r.Err != nil:
-			log.Warn("cannot set a kernel parameter", "error", r.Err, "skipWith", skipFlag(r.Setting))
-			errs = append(errs, r.Err)
-		case r.Changed:
-			log.Info("set a kernel parameter", "path", "/"+r.Setting.Path, "value", r.Setting.Value, "was", r.Old)
+func Tune(cfg *config.Config, log *slog.Logger) (err error) {
+	for _, s := range cfg.Tuning.Settings(cpus()) {
+		switch old, changed, e := s.Apply(""); {
+		case e != nil:
+			log.Warn("cannot set a kernel parameter", "error", e, "skipWith", s.Skip)
+			err = errors.Join(err, e)
+		case changed:
+			log.Info("set a kernel parameter", "path", "/"+s.Path, "value", s.Value, "was", old)
 		}
 	}
-	return errors.Join(errs...)
-}
-
-// skipFlag returns the flag that leaves a parameter unchanged.
-func skipFlag(s tuning.Setting) string {
-	for name, flag := range map[string]string{
-		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
-		"hashsize":                             "--conntrack-max-per-core=0",
-		"nf_conntrack_tcp_timeout_established": "--conntrack-tcp-timeout-established=0",
-		"nf_conntrack_tcp_timeout_close_wait":  "--conntrack-tcp-timeout-close-wait=0",
-		"nf_conntrack_udp_timeout":             "--conntrack-udp-timeout=0",
-		"nf_conntrack_udp_timeout_stream":      "--conntrack-udp-timeout-stream=0",
-		"nf_conntrack_tcp_be_liberal":          "--conntrack-tcp-be-liberal=false",
-	} {
-		if path.Base(s.Path) == name {
-			return flag
-		}
-	}
-	return ""
+	return err
 }
 
 // checkForwarding warns if the kernel does not forward packets in the calling thread's

@@ -55,6 +55,8 @@ type Setting struct {
 	Value int
 	// AtLeast means that values above Value are fine.
 	AtLeast bool
+	// Skip is the flag that leaves the parameter unchanged.
+	Skip string
 }
 
 // The parameters' files, see the kernel's
@@ -65,15 +67,11 @@ const (
 	hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 )
 
-// Settings returns the parameters of t for a machine with the given number of CPUs, in
-// the order in which to set them. The limit applies to the whole machine, so cores is the
-// number of its online CPUs (/sys/devices/system/cpu/online), not the number that the
-// process may run on ([runtime.NumCPU]). The error names an invalid field.
-func (t Conntrack) Settings(cores int) ([]Setting, error) {
-	if t.MaxPerCore < 0 || t.Min < 0 {
-		return nil, fmt.Errorf("conntrack: MaxPerCore (%d) and Min (%d) must not be negative", t.MaxPerCore, t.Min)
-	}
-	var out []Setting
+// Settings returns the parameters of t, whose fields are not negative, for a machine with the given
+// number of CPUs, in the order in which to set them. The limit applies to the whole machine, so cores is
+// the number of its online CPUs (/sys/devices/system/cpu/online), not the number that the
+// process may run on ([runtime.NumCPU]).
+func (t Conntrack) Settings(cores int) (out []Setting) {
 	if t.MaxPerCore > 0 {
 		limit := MaxEntries
 		// The product is only computed where it cannot overflow.
@@ -83,97 +81,37 @@ func (t Conntrack) Settings(cores int) ([]Setting, error) {
 		limit = max(limit, t.Min)
 		out = append(out,
 			// A smaller table would lose connections of a node that was tuned for more.
-			Setting{Path: sysctlFolder + "max", Value: limit, AtLeast: true},
+			Setting{sysctlFolder + "max", limit, true, "--conntrack-max-per-core=0"},
 			// The kernel uses four entries for each bucket on small machines.
-			Setting{Path: hashSizeFile, Value: limit / 4, AtLeast: true})
+			Setting{hashSizeFile, limit / 4, true, "--conntrack-max-per-core=0"})
 	}
-	for _, d := range []struct {
-		field, name string
-		timeout     time.Duration
-	}{
-		{"TCPEstablishedTimeout", "tcp_timeout_established", t.TCPEstablishedTimeout},
-		{"TCPCloseWaitTimeout", "tcp_timeout_close_wait", t.TCPCloseWaitTimeout},
-		{"UDPTimeout", "udp_timeout", t.UDPTimeout},
-		{"UDPStreamTimeout", "udp_timeout_stream", t.UDPStreamTimeout},
-	} {
-		if d.timeout < 0 {
-			return nil, fmt.Errorf("conntrack: %s (%v) must not be negative", d.field, d.timeout)
-		}
-		if d.timeout > 0 {
+	timeout := func(name, flag string, d time.Duration) {
+		if d > 0 {
 			// Round up, because with 0 the kernel would drop entries immediately.
-			seconds := (d.timeout + time.Second - 1) / time.Second
-			out = append(out, Setting{Path: sysctlFolder + d.name, Value: int(seconds)})
+			out = append(out, Setting{Path: sysctlFolder + name, Value: int((d + time.Second - 1) / time.Second), Skip: flag + "=0"})
 		}
 	}
+	timeout("tcp_timeout_established", "--conntrack-tcp-timeout-established", t.TCPEstablishedTimeout)
+	timeout("tcp_timeout_close_wait", "--conntrack-tcp-timeout-close-wait", t.TCPCloseWaitTimeout)
+	timeout("udp_timeout", "--conntrack-udp-timeout", t.UDPTimeout)
+	timeout("udp_timeout_stream", "--conntrack-udp-timeout-stream", t.UDPStreamTimeout)
 	if t.TCPBeLiberal {
-		out = append(out, Setting{Path: sysctlFolder + "tcp_be_liberal", Value: 1})
-	}
-	return out, nil
-}
-
-// settingError is the error of a parameter that could not be set. If known is set, now is the
-// parameter's value.
-type settingError struct {
-	setting Setting
-	now     int
-	known   bool
-	err     error
-}
-
-func (e *settingError) Error() string {
-	what := "at least "
-	if !e.setting.AtLeast {
-		what = ""
-	}
-	switch {
-	case e.known && (errors.Is(e.err, fs.ErrPermission) || errors.Is(e.err, syscall.EROFS) || errors.Is(e.err, syscall.EOPNOTSUPP)):
-		return fmt.Sprintf("conntrack: /%s is %d and cannot be set to %s%d from here: %v; set it on the host, or ask for no change",
-			e.setting.Path, e.now, what, e.setting.Value, e.err)
-	case errors.Is(e.err, fs.ErrNotExist):
-		return fmt.Sprintf("conntrack: cannot set /%s to %s%d: the parameter does not exist; is the kernel module nf_conntrack loaded?",
-			e.setting.Path, what, e.setting.Value)
-	}
-	return fmt.Sprintf("conntrack: cannot set /%s to %s%d: %v", e.setting.Path, what, e.setting.Value, e.err)
-}
-
-func (e *settingError) Unwrap() error { return e.err }
-
-// Result is the outcome of [Apply] for one setting.
-type Result struct {
-	// Setting is the setting.
-	Setting Setting
-	// Old is the value that the parameter had, 0 if it could not be read.
-	Old int
-	// Changed reports whether Apply changed the parameter.
-	Changed bool
-	// Err is nil or names the parameter and wraps the system's error, [fs.ErrNotExist] if
-	// connection tracking is not loaded.
-	Err error
-}
-
-// Apply sets parameters below a root folder; "" means "/". It writes only parameters whose
-// value differs, so it succeeds on a read-only file system if all values are right. It
-// continues after an error, and returns one result for each setting, in their order.
-func Apply(root string, settings []Setting) []Result {
-	if root == "" {
-		root = "/"
-	}
-	out := make([]Result, len(settings))
-	for i, s := range settings {
-		old, changed, err := tune(filepath.Join(root, filepath.FromSlash(s.Path)), s)
-		out[i] = Result{Setting: s, Old: old, Changed: changed, Err: err}
+		out = append(out, Setting{Path: sysctlFolder + "tcp_be_liberal", Value: 1, Skip: "--conntrack-tcp-be-liberal=false"})
 	}
 	return out
 }
 
-// tune sets the parameter in a file.
-func tune(file string, s Setting) (old int, changed bool, err error) {
+// Apply sets the parameter below a root folder; "" means "/". It writes only a value that differs, so it
+// succeeds on a read-only file system if the value is right. old is the value that the parameter had, or
+// -1. The error wraps the system's.
+func (s Setting) Apply(root string) (old int, changed bool, err error) {
+	file := filepath.Join("/", root, filepath.FromSlash(s.Path))
 	text, err := os.ReadFile(file)
 	if err == nil {
 		old, err = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
 	if err != nil {
-		return 0, false, &settingError{setting: s, err: err}
+		return -1, false, s.failed(-1, err)
 	}
 	if old == s.Value || s.AtLeast && old > s.Value {
 		return old, false, nil
@@ -184,7 +122,22 @@ func tune(file string, s Setting) (old int, changed bool, err error) {
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		return old, false, &settingError{setting: s, now: old, known: true, err: err}
+		return old, false, s.failed(old, err)
 	}
 	return old, true, nil
+}
+
+// failed returns the error of Apply. now is the parameter's value, or -1.
+func (s Setting) failed(now int, err error) error {
+	least := ""
+	if s.AtLeast {
+		least = "at least "
+	}
+	switch {
+	case now >= 0 && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EOPNOTSUPP)):
+		return fmt.Errorf("conntrack: /%s is %d and cannot be set to %s%d from here: %w; set it on the host, or ask for no change", s.Path, now, least, s.Value, err)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("conntrack: cannot set /%s to %s%d: %w; is the kernel module nf_conntrack loaded?", s.Path, least, s.Value, err)
+	}
+	return fmt.Errorf("conntrack: cannot set /%s to %s%d: %w", s.Path, least, s.Value, err)
 }
