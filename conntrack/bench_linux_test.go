@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nfnl/tuple"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -44,9 +45,7 @@ func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 			req = nfnl.AppendUint32(req, ctaTimeout, 512)
 			nfnl.End(req, start)
 		}
-		if err := k.conn.Exchange(b.Context(), req, first, batch, nfnl.Message.Err); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, k.conn.Exchange(b.Context(), req, first, batch, nfnl.Message.Err))
 	}
 }
 
@@ -85,9 +84,7 @@ func BenchmarkFlush(b *testing.B) {
 // fillStale puts back what a flush deleted.
 func fillStale(b *testing.B, h *netlab.Host, flows, every int) {
 	b.Helper()
-	if err := h.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, h.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	fill(b, h, flows, every, inet.UDP)
 }
 
@@ -131,9 +128,7 @@ func BenchmarkLibraryDump(b *testing.B) {
 func libraryAt(b *testing.B, h *netlab.Host) *netlink.Handle {
 	b.Helper()
 	var library *netlink.Handle
-	if err := h.Do(func() (err error) { library, err = netlink.NewHandle(unix.NETLINK_NETFILTER); return err }); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, h.Do(func() (err error) { library, err = netlink.NewHandle(unix.NETLINK_NETFILTER); return err }))
 	b.Cleanup(library.Close)
 	return library
 }
@@ -177,9 +172,7 @@ func BenchmarkLibraryDelete(b *testing.B) {
 	run("library", func(b *testing.B, h *netlab.Host) func() (int, error) {
 		library := libraryAt(b, h)
 		filter := &netlink.ConntrackFilter{}
-		if err := errors.Join(filter.AddProtocol(inet.UDP), filter.AddIP(netlink.ConntrackReplySrcIP, gone.AsSlice())); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, errors.Join(filter.AddProtocol(inet.UDP), filter.AddIP(netlink.ConntrackReplySrcIP, gone.AsSlice())))
 		return func() (int, error) {
 			n, err := library.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, filter)
 			return int(n), err
@@ -272,9 +265,7 @@ func BenchmarkChangeBesideFlippingEndpoint(b *testing.B) {
 			for range 20 {
 				start := time.Now()
 				for _, ch := range []ruleset.Change{change(both, two), change(two, both)} {
-					if err := plane.Apply(b.Context(), &ruleset.Delta{Node: everyAddress(), Changes: []ruleset.Change{ch}}); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, plane.Apply(b.Context(), &ruleset.Delta{Node: everyAddress(), Changes: []ruleset.Change{ch}}))
 				}
 				waits = append(waits, time.Since(start))
 				time.Sleep(100 * time.Millisecond)

@@ -24,6 +24,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/usage"
@@ -47,9 +48,7 @@ func TestCleanUpNeedsOnlyNetAdmin(t *testing.T) {
 		var said strings.Builder
 		cmd := confine.Command("clean up", confine.Limits{Capabilities: c.capabilities})
 		cmd.Stderr = &said
-		if err := h.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Start(cmd))
 		err := cmd.Wait()
 		want := shown(toTwo)
 		if !c.enough {
@@ -82,20 +81,14 @@ func TestSignalsDoNotFailFlush(t *testing.T) {
 	signal.Notify(got, unix.SIGALRM)
 	defer signal.Stop(got)
 	every := unix.Timeval{Usec: 100}
-	if _, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: every, Value: every}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: every, Value: every}))(t)
 	defer unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
 	c := cleanerAt(t, h, nil)
 	for range 20 {
 		create(t, h, toOne, toTwo)
 		c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
-		if err := c.Flush(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Flush(t.Context()))
+		must.Do(t, h.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	}
 	select { // the timer goes on
 	case <-got:
@@ -163,14 +156,8 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 	lab, hosts := netlab.NewHosts(t, "node", "client")
 	node, client := hosts["node"], hosts["client"]
 	netlab.NeedPrograms(t, "nft")
-	limit, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
-	if err != nil {
-		t.Fatal(err)
-	}
-	most, err := strconv.Atoi(strings.TrimSpace(string(limit)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := must.Get(os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max"))(t)
+	most := must.Get(strconv.Atoi(strings.TrimSpace(string(limit))))(t)
 	if most > 300000 {
 		t.Skipf("the table has room for %d entries, too many for a test", most)
 	}
@@ -179,18 +166,13 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 	node.Addrs("eth0", "10.9.0.1/24")
 	client.Routes("eth0", "10.9.0.1", "10.96.0.1/32")
 	node.ServeTCP(t, "10.9.0.1:8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
-	if _, err := node.Run(t, "nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(node.Run(t, "nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"))(t)
 	dial := func(wait time.Duration) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		defer cancel()
 		return client.Dial(ctx, "tcp", "", "10.96.0.1:80")
 	}
-	held, err := dial(testtime.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := must.Get(dial(testtime.Timeout))(t)
 	defer held.Close()
 	r, n := bufio.NewReader(held), 0
 	lives := func(when string) {
@@ -210,9 +192,7 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 	k := kernelAt(t, node)
 	for _, f := range []Flow{toOne, toTwo} {
 		seq := k.conn.Sequence(1)
-		if err := k.conn.Exchange(t.Context(), appendAssured(nil, seq, f), seq, 1, nfnl.Message.Err); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, k.conn.Exchange(t.Context(), appendAssured(nil, seq, f), seq, 1, nfnl.Message.Err))
 	}
 	c := cleanerAt(t, node, nil)
 
@@ -233,9 +213,7 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 	}
 	lives("after a clean-up")
 
-	if err := node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	conn, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatalf("when there is room again: %v", err)
@@ -255,13 +233,8 @@ func TestCleanersDoNotLeak(t *testing.T) {
 	work := func() {
 		for i := range rounds {
 			if i%10 == 0 { // the kernel closes sockets slowly
-				c, err := New(t.Context(), Config{NetNS: h.File()})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := c.Close(); err != nil {
-					t.Fatal(err)
-				}
+				c := must.Get(New(t.Context(), Config{NetNS: h.File()}))(t)
+				must.Do(t, c.Close())
 			}
 			var came, went []ruleset.Change
 			for n := range 20 {
@@ -273,9 +246,7 @@ func TestCleanersDoNotLeak(t *testing.T) {
 				if i%10 != 0 { // every time the whole table is read
 					continue
 				}
-				if err := kept.Flush(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, kept.Flush(t.Context()))
 			}
 		}
 	}
@@ -288,15 +259,9 @@ func TestCleanersDoNotLeak(t *testing.T) {
 // sockets returns the process's netlink sockets of a protocol.
 func sockets(t *testing.T, protocol int) (out []int) {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	for _, e := range entries {
-		fd, err := strconv.Atoi(e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		fd := must.Get(strconv.Atoi(e.Name()))(t)
 		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if err == nil && domain == unix.AF_NETLINK && got == protocol {

@@ -20,6 +20,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nfnl/tuple"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -28,10 +29,7 @@ import (
 
 func cleanerAt(tb testing.TB, h *netlab.Host, trace *Hooks) *Cleaner {
 	tb.Helper()
-	c, err := New(tb.Context(), Config{NetNS: h.File(), Hooks: trace})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	c := must.Get(New(tb.Context(), Config{NetNS: h.File(), Hooks: trace}))(tb)
 	tb.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			tb.Error(err)
@@ -87,9 +85,7 @@ func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	b = nfnl.AppendUint32(b, ctaTimeout, 512)
 	nfnl.End(b, 0)
-	if err := k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err))
 }
 
 const ctaTimeout = 7 // CTA_TIMEOUT of nfnetlink_conntrack.h
@@ -154,9 +150,7 @@ func TestKernelDumpReportsUDPFlows(t *testing.T) {
 		tracker.IPv4: {masqueraded, zoned}, tracker.IPv6: {v6},
 	} {
 		var got []Flow
-		if err := k.Dump(t.Context(), family, func(f *Flow) { got = append(got, *f) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, k.Dump(t.Context(), family, func(f *Flow) { got = append(got, *f) }))
 		slices.SortFunc(got, func(a, b Flow) int { return b.Src.Compare(a.Src) })
 		for i := range got {
 			if got[i].ID == 0 {
@@ -190,9 +184,7 @@ func TestKernelDeletesOnlyGivenFlows(t *testing.T) {
 			doomed = append(doomed, *f)
 		}
 	}
-	if err := errors.Join(k.Dump(t.Context(), tracker.IPv4, see), k.Dump(t.Context(), tracker.IPv6, see)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(k.Dump(t.Context(), tracker.IPv4, see), k.Dump(t.Context(), tracker.IPv6, see)))
 	other := doomed[0]
 	other.ID++ // as if another entry had replaced it
 	if n, err := k.Delete(t.Context(), []Flow{other}); n != 0 || err != nil {
@@ -243,16 +235,9 @@ func TestKernelReportsLostAnswers(t *testing.T) {
 	k := kernelAt(t, h)
 	fd := slices.DeleteFunc(sockets(t, unix.NETLINK_NETFILTER), func(fd int) bool { return slices.Contains(before, fd) })[0]
 	var doomed []Flow
-	if err := k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }); err != nil {
-		t.Fatal(err)
-	}
-	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }))
+	size := must.Get(unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF))(t)
+	must.Do(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	if _, err := k.Delete(t.Context(), doomed); !errors.Is(err, ErrIncomplete) || !errors.Is(err, unix.ENOBUFS) {
 		t.Fatalf("with the smallest buffer: %v", err)
 	}
@@ -272,14 +257,10 @@ func TestNewUsesTheThreadsNamespace(t *testing.T) {
 	h := netlab.NewHost(t)
 	create(t, h, toOne)
 	var c *Cleaner
-	if err := h.Do(func() (err error) { c, err = New(t.Context(), Config{}); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Do(func() (err error) { c, err = New(t.Context(), Config{}); return err }))
 	defer c.Close()
 	c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
-	if err := c.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Flush(t.Context()))
 	if left := read(t, h); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -288,9 +269,7 @@ func TestNewUsesTheThreadsNamespace(t *testing.T) {
 func TestKernelListsLocalAddrs(t *testing.T) {
 	h := netlab.NewHost(t)
 	for _, p := range []string{"192.0.2.1/24", "2001:db8::1/64"} {
-		if err := h.AddAddr("lo", netip.MustParsePrefix(p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.AddAddr("lo", netip.MustParsePrefix(p)))
 	}
 	k := kernelAt(t, h)
 	for family, want := range map[tracker.Family][]netip.Addr{
@@ -387,13 +366,9 @@ func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 	var info FlushInfo
 	c := cleanerAt(t, h, &Hooks{Flushed: func(i FlushInfo) { info = i }})
 	backend := c.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-	if err := backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: before}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: before}))
 	create(t, h, append(slices.Clone(stay), stale...)...)
-	if err := errors.Join(backend.Apply(t.Context(), &ruleset.Delta{Node: node, OldNode: node, Changes: after}), c.Flush(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(backend.Apply(t.Context(), &ruleset.Delta{Node: node, OldNode: node, Changes: after}), c.Flush(t.Context())))
 	if got, want := read(t, h), shown(stay...); !slices.Equal(got, want) {
 		t.Errorf("left:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -434,22 +409,14 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 				node.Addrs("lo", fmt.Sprint(e, "/", bits))
 				node.ServeUDP(t, at(e), e)
 			}
-			conn, err := client.Dial(t.Context(), "udp", "", at(w.vip))
-			if err != nil {
-				t.Fatal(err)
-			}
+			conn := must.Get(client.Dial(t.Context(), "udp", "", at(w.vip)))(t)
 			defer conn.Close()
 			ask := func() string {
 				t.Helper()
 				b := make([]byte, 64)
 				conn.SetDeadline(time.Now().Add(testtime.Timeout))
-				if _, err := conn.Write([]byte("who")); err != nil {
-					t.Fatal(err)
-				}
-				n, err := conn.Read(b)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Get(conn.Write([]byte("who")))(t)
+				n := must.Get(conn.Read(b))(t)
 				return string(b[:n])
 			}
 			// The data plane is one rule that sends all packets to one endpoint.
@@ -473,10 +440,7 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 			if w.zone != "" {
 				zones = []uint16{7}
 			}
-			c, err := New(t.Context(), Config{NetNS: node.File(), Zones: zones})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(New(t.Context(), Config{NetNS: node.File(), Zones: zones}))(t)
 			t.Cleanup(func() { c.Close() })
 			backend := c.Wrap(dataPlane)
 			info := everyAddress()
@@ -484,31 +448,23 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 			first := svc.compile(info)
 			svc.endpoints = eps(at(w.two))
 			second := svc.compile(info)
-			if err := backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}))
 			if got := ask(); got != w.one {
 				t.Fatalf("answered by %s, want %s", got, w.one)
 			}
 			next := &ruleset.Delta{Node: info, OldNode: info, Changes: []ruleset.Change{change(first, second)}}
-			if err := dataPlane.Apply(t.Context(), next); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, dataPlane.Apply(t.Context(), next))
 			if got := ask(); got != w.one {
 				t.Fatalf("without a clean-up answered by %s, so the test proves nothing", got)
 			}
 			if w.zone != "" {
 				elsewhere.note(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, second)}}, nil)
-				if err := elsewhere.Flush(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, elsewhere.Flush(t.Context()))
 				if got := ask(); got != w.one {
 					t.Fatalf("after a clean-up of zone 0 answered by %s, so the flow was in zone 0", got)
 				}
 			}
-			if err := errors.Join(backend.Apply(t.Context(), next), c.Flush(t.Context())); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(backend.Apply(t.Context(), next), c.Flush(t.Context())))
 			if got := ask(); got != w.two {
 				t.Fatalf("answered by %s, want %s", got, w.two)
 			}
@@ -528,10 +484,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	node.Addrs("eth0", "10.9.0.1/24")
 	node.Addrs("lo", "10.0.0.1/32")
 	client.Routes("eth0", "10.9.0.1", "10.96.0.1/32")
-	server, err := node.ListenPacket("udp", "10.0.0.1:53")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must.Get(node.ListenPacket("udp", "10.0.0.1:53"))(t)
 	defer server.Close()
 	go func() {
 		b := make([]byte, 64)
@@ -554,10 +507,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	rules("add rule ip t c ip daddr 10.96.0.1 udp dport 53 dnat to 10.0.0.1:53\nadd rule ip t c udp dport 30053 dnat to 10.0.0.1:53\n")
 	var sockets []net.Conn
 	for _, to := range []string{"10.96.0.1:53", "10.9.0.1:30053"} {
-		conn, err := client.Dial(t.Context(), "udp", "", to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(client.Dial(t.Context(), "udp", "", to))(t)
 		defer conn.Close()
 		sockets = append(sockets, conn)
 	}
@@ -576,9 +526,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	svc.endpoints = nil
 	second := svc.compile(info)
 	c.note(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}, nil)
-	if err := c.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Flush(t.Context()))
 	for _, conn := range sockets {
 		if !answered(conn, testtime.Timeout) {
 			t.Fatalf("%v does not answer", conn.RemoteAddr())
@@ -591,9 +539,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 		}
 	}
 	c.note(&ruleset.Delta{Node: info, OldNode: info, Changes: []ruleset.Change{change(first, second)}}, nil)
-	if err := c.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Flush(t.Context()))
 	for _, conn := range sockets {
 		if answered(conn, time.Second) {
 			t.Errorf("%v still sends to the endpoint", conn.RemoteAddr())

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -15,10 +16,7 @@ func TestMain(m *testing.M) {
 // kernelAt opens the host's table until the end of the test.
 func kernelAt(tb testing.TB, h *netlab.Host, zones ...uint16) *KernelTable {
 	tb.Helper()
-	k, err := OpenKernelTable(Config{NetNS: h.File(), Zones: zones})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	k := must.Get(OpenKernelTable(Config{NetNS: h.File(), Zones: zones}))(tb)
 	tb.Cleanup(func() { k.Close() })
 	return k
 }

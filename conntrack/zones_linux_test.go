@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -31,16 +32,11 @@ func TestKernelTableReportsItsZonesOnly(t *testing.T) {
 		{[]uint16{65520, 0}, []uint16{0, 65520}},
 		{[]uint16{9}, nil},
 	} {
-		table, err := OpenKernelTable(Config{NetNS: h.File(), Zones: c.zones})
-		if err != nil {
-			t.Fatal(err)
-		}
+		table := must.Get(OpenKernelTable(Config{NetNS: h.File(), Zones: c.zones}))(t)
 		defer table.Close()
 		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			var got, want []Flow
-			if err := table.Dump(t.Context(), family, func(f *Flow) { got = append(got, *f) }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, table.Dump(t.Context(), family, func(f *Flow) { got = append(got, *f) }))
 			for i := range got {
 				got[i].ID = 0
 			}
@@ -76,31 +72,21 @@ func (l *logged) Delete(ctx context.Context, flows []Flow) (int, error) {
 func TestKernelTableCanBeWrapped(t *testing.T) {
 	h := netlab.NewHost(t)
 	create(t, h, in(7, toOne), in(7, toTwo), toOne)
-	table, err := OpenKernelTable(Config{NetNS: h.File(), Zones: []uint16{7}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := must.Get(OpenKernelTable(Config{NetNS: h.File(), Zones: []uint16{7}}))(t)
 	defer table.Close()
 	wrapped := &logged{FlowTable: table}
-	c, err := New(t.Context(), Config{Table: wrapped, Zones: []uint16{7}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(New(t.Context(), Config{Table: wrapped, Zones: []uint16{7}}))(t)
 	both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
 	c.note(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, both)}}, nil)
 	c.note(&ruleset.Delta{Node: everyAddress(), Changes: []ruleset.Change{change(both, two)}}, nil)
-	if err := c.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Flush(t.Context()))
 	if len(wrapped.deleted) != 1 || wrapped.deleted[0].Src != toOne.Src || wrapped.deleted[0].Zone != 7 {
 		t.Errorf("deleted %v", wrapped.deleted)
 	}
 	if got, want := read(t, h), shown(toOne, toTwo); !slices.Equal(got, want) {
 		t.Errorf("left: %v, want %v", got, want)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Close())
 	left := 0
 	if err := table.Dump(t.Context(), tracker.IPv4, func(*Flow) { left++ }); err != nil || left != 1 {
 		t.Errorf("after the Cleaner's Close: %d flows, %v", left, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -42,10 +43,7 @@ func BenchmarkTrigger(b *testing.B) {
 // BenchmarkRun measures one trigger with its run.
 func BenchmarkRun(b *testing.B) {
 	ran := make(chan struct{})
-	r, err := runner.New(runner.Config{}, func(context.Context) error { ran <- struct{}{}; return nil })
-	if err != nil {
-		b.Fatal(err)
-	}
+	r := must.Get(runner.New(runner.Config{}, func(context.Context) error { ran <- struct{}{}; return nil }))(b)
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan struct{})
 	go func() { r.Run(ctx); close(done) }()
@@ -60,9 +58,6 @@ func BenchmarkRun(b *testing.B) {
 
 func benchRunner(b *testing.B) *runner.Runner {
 	b.Helper()
-	r, err := runner.New(runner.Config{}, func(context.Context) error { return nil })
-	if err != nil {
-		b.Fatal(err)
-	}
+	r := must.Get(runner.New(runner.Config{}, func(context.Context) error { return nil }))(b)
 	return r
 }

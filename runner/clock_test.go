@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/runner"
 )
@@ -43,10 +44,7 @@ func TestMissedRunsHappenOnce(t *testing.T) {
 // monotonic reading, so that setting the date has no effect.
 func TestWallClockDoesNotMatter(t *testing.T) {
 	done := make(chan runner.RunInfo, 1)
-	r, err := runner.New(runner.Config{Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) { done <- i }}}, succeed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(runner.New(runner.Config{Hooks: &runner.Hooks{SyncDone: func(i runner.RunInfo) { done <- i }}}, succeed))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
@@ -65,10 +63,7 @@ func TestWallClockDoesNotMatter(t *testing.T) {
 func TestStoppedRunnersAreFreed(t *testing.T) {
 	round := func(n int) {
 		for range n {
-			r, err := runner.New(runner.Config{Min: time.Hour, Max: 2 * time.Hour}, succeed)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(runner.New(runner.Config{Min: time.Hour, Max: 2 * time.Hour}, succeed))(t)
 			ctx, stop := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- r.Run(ctx) }()

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -74,10 +75,7 @@ func tell(t *testing.T, cfg runner.Config, fn func(context.Context) error, befor
 		defer s.mu.Unlock()
 		s.done = append(s.done, i)
 	}}
-	r, err := runner.New(cfg, fn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(runner.New(cfg, fn))(t)
 	s.Runner = r
 	for _, f := range before {
 		f(r)
@@ -392,10 +390,7 @@ func TestTraceSeesEveryRun(t *testing.T) {
 		SyncStart: func(i runner.RunInfo) { got = append(got, "start "+string(i.Reason())) },
 		SyncDone:  func(runner.RunInfo) { got = append(got, "done"); cancel() },
 	}
-	r, err := runner.New(runner.Config{Hooks: trace}, succeed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(runner.New(runner.Config{Hooks: trace}, succeed))(t)
 	r.Trigger()
 	r.Trigger()
 	r.Run(ctx)

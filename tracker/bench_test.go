@@ -9,6 +9,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -185,10 +186,7 @@ func BenchmarkSelect(b *testing.B) {
 
 func newSynced(tb testing.TB, c tracker.Config) *tracker.Tracker {
 	tb.Helper()
-	t, err := tracker.New(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	t := must.Get(tracker.New(c))(tb)
 	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return t
 }

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -18,10 +19,7 @@ func newEndpoints(t *testing.T, c tracker.Config) (*tracker.EndpointsChangeTrack
 	t.Helper()
 	var e events
 	c.Events = &e
-	et, err := tracker.NewEndpointsChangeTracker(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	et := must.Get(tracker.NewEndpointsChangeTracker(c))(t)
 	return et, &e
 }
 
@@ -127,10 +125,7 @@ func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 		{"on the Service", true, false, 0, 0},
 		{"on both", true, true, 0, 0},
 	} {
-		tr, err := tracker.New(tracker.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		tr := must.Get(tracker.New(tracker.Config{}))(t)
 		svc, sl := service("ns", "svc", "10.96.0.1"), with(slice("ns", "a", "svc"), "10.0.0.1")
 		if tt.onService {
 			svc.Labels = map[string]string{tracker.LabelServiceProxyName: "x"}

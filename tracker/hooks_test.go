@@ -13,6 +13,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -318,10 +319,7 @@ func TestEventRefersToLatestObject(t *testing.T) {
 // TestUnlistedKindsAreNotRequired checks that only the sources of Config.Kinds
 // must be marked, and that Missing lists them.
 func TestUnlistedKindsAreNotRequired(t *testing.T) {
-	tr, err := tracker.New(tracker.Config{Kinds: []tracker.Kind{tracker.KindSlices, tracker.KindServices}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Kinds: []tracker.Kind{tracker.KindSlices, tracker.KindServices}}))(t)
 	if got := fmt.Sprint(tr.Missing()); got != "[Services Slices]" || tr.Synced() {
 		t.Errorf("missing %s, synced %v", got, tr.Synced())
 	}

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -140,14 +141,8 @@ func TestEveryReasonIsReachable(t *testing.T) {
 	for reason := range excluded(t) {
 		left[reason] = true
 	}
-	file, err := parser.ParseFile(token.NewFileSet(), "reason.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slice, err := parser.ParseFile(token.NewFileSet(), "../endpointslice/leftout.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(parser.ParseFile(token.NewFileSet(), "reason.go", nil, 0))(t)
+	slice := must.Get(parser.ParseFile(token.NewFileSet(), "../endpointslice/leftout.go", nil, 0))(t)
 	texts := map[string]string{}
 	n := 0
 	for _, f := range []*ast.File{slice, file} {

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -27,10 +28,7 @@ func newServices(t *testing.T, c tracker.Config) (*tracker.ServiceChangeTracker,
 	t.Helper()
 	var e events
 	c.Events = &e
-	s, err := tracker.NewServiceChangeTracker(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(tracker.NewServiceChangeTracker(c))(t)
 	return s, &e
 }
 
@@ -539,10 +537,7 @@ func TestSelectorTakesSeveralNames(t *testing.T) {
 	} {
 		selector := tracker.Selector{ProxyNames: c.names}
 		text, _ := selector.ServiceListOptions()
-		listed, err := labels.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		listed := must.Get(labels.Parse(text))(t)
 		for _, name := range []string{none, "", "a", "b", "c"} {
 			s := service("ns", "svc", "10.96.0.1")
 			if name != none {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -30,10 +31,7 @@ func show(c tracker.Changes) string {
 }
 
 func TestNothingIsTakenBeforeSync(t *testing.T) {
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "me"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "me"}}))(t)
 	calls := [2]int{}
 	tr.Notify(func() { calls[0]++; tr.Synced() }) // not with the lock held
 	tr.SetService(service("ns", "svc", "10.96.0.1"))

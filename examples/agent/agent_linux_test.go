@@ -28,6 +28,7 @@ import (
 	"github.com/go-proxier/proxier/examples/agent/sockets"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/core"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -88,10 +89,7 @@ func stacks() map[string]int {
 // openFiles counts this process's files by what they are.
 func openFiles(t *testing.T) map[string]int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	out := map[string]int{}
 	for _, e := range entries {
 		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(to, "/proc/") {
@@ -177,10 +175,7 @@ func answer(from *netlab.Host, to string) string {
 
 func parse(t *testing.T, args ...string) *agent.Config {
 	t.Helper()
-	c, err := agent.ParseArgs(args, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(agent.ParseArgs(args, nil))(t)
 	return c
 }
 
@@ -298,10 +293,7 @@ func TestClosedAgentLeavesNothing(t *testing.T) {
 	config := parse(t, "--hostname-override", "n1", "--bind-address-hard-fail", "--healthz-bind-address", "127.0.0.1:10256")
 	check := leftovers(t)
 	o := agent.Options{Config: config, Source: objects("10.1.0.2"), NetNS: h.File(), Serve: true}
-	a, err := agent.New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(agent.New(t.Context(), o))(t)
 	if _, err := agent.New(t.Context(), o); !errors.Is(err, os.ErrExist) && (err == nil || !strings.Contains(err.Error(), "address already in use")) {
 		t.Errorf("a second agent at the same port: %v", err)
 	}
@@ -334,10 +326,7 @@ func TestPanicIsAnErrorOfRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			check := leftovers(t)
 			o.Config, o.NetNS = parse(t, "--hostname-override", "n1"), h.File()
-			a, err := agent.New(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := must.Get(agent.New(t.Context(), o))(t)
 			if err := a.Run(t.Context()); !errors.Is(err, agent.ErrPanic) || !strings.Contains(err.Error(), "agent_linux_test.go") && name != "a goroutine of the source" {
 				t.Errorf("Run: %v", err)
 			}
@@ -353,9 +342,7 @@ func TestChangedFileReloadsOrEnds(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "config.yaml")
 		write := func(cidr string) {
 			text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: " + cidr + "\n"
-			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 		}
 		write("10.0.0.0/8")
 		reloaded := make(chan struct{}, 10)
@@ -363,10 +350,7 @@ func TestChangedFileReloadsOrEnds(t *testing.T) {
 		if reload {
 			o.Reload = func() { reloaded <- struct{}{} }
 		}
-		a, err := agent.New(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(agent.New(t.Context(), o))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ended := make(chan error, 1)
@@ -390,10 +374,7 @@ func TestChangedFileReloadsOrEnds(t *testing.T) {
 func TestConfigsOfFlagsAndTypeAgree(t *testing.T) {
 	fromFlags := parse(t, "--proxy-mode=iptables", "--cluster-cidr=10.42.0.0/16", "--v=4", "--oom-score-adj=-500", "--budget=port=7")
 	k := fromFlags.Effective()
-	fromType, err := agent.FromKubeProxy(k, "--budget=port=7")
-	if err != nil {
-		t.Fatal(err)
-	}
+	fromType := must.Get(agent.FromKubeProxy(k, "--budget=port=7"))(t)
 	if got := fromType.Effective(); got.Mode != "iptables" || got.ClusterCIDR != k.ClusterCIDR || *got.OOMScoreAdj != -500 {
 		t.Errorf("%+v", got)
 	}
@@ -427,10 +408,7 @@ func TestAgentKnowsItsMountedPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for addr, pages := range map[string]http.Handler{"127.0.0.1:10256": a.Healthz(), "127.0.0.1:10249": a.Metrics()} {
-		l, err := h.Listen("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(h.Listen("tcp", addr))(t)
 		defer l.Close()
 		go http.Serve(l, pages)
 	}
@@ -449,10 +427,7 @@ func TestAgentKnowsItsMountedPages(t *testing.T) {
 
 // TestSocketLBNeedsItsDataPlane starts an agent with --socket-lb without and with Options.SocketLB.
 func TestSocketLBNeedsItsDataPlane(t *testing.T) {
-	c, err := agent.ParseArgs([]string{"--manifests", t.TempDir(), "--hostname-override", "n1", "--socket-lb"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(agent.ParseArgs([]string{"--manifests", t.TempDir(), "--hostname-override", "n1", "--socket-lb"}, nil))(t)
 	a, err := agent.New(t.Context(), agent.Options{Config: c, Backend: agent.Discard})
 	if err == nil {
 		a.Close()

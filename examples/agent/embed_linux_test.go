@@ -39,6 +39,7 @@ import (
 	"github.com/go-proxier/proxier/examples/agent"
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -186,9 +187,7 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 	n := newNetwork(t, pod)
 	c := newCluster(t, n)
 	cs, closeClient := c.clientset(t)
-	if _, err := cs.CoreV1().Nodes().Create(t.Context(), node(), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cs.CoreV1().Nodes().Create(t.Context(), node(), metav1.CreateOptions{}))(t)
 	// k3s prints this command line as "Running kube-proxy".
 	args := strings.Fields("--cluster-cidr=10.42.0.0/16 --conntrack-max-per-core=0 --conntrack-tcp-timeout-close-wait=0s --conntrack-tcp-timeout-established=0s " +
 		"--healthz-bind-address=127.0.0.1 --hostname-override=n1 --kubeconfig=/nonexistent --v=5 --feature-gates=ContextualLogging=false")
@@ -245,9 +244,7 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 		list, err := cs.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(list.Items, func(e v1.Event) bool { return e.Source.Component == "k3s-proxy" && e.Reason == "Starting" })
 	})
-	if err := cs.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), "web-1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cs.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), "web-1", metav1.DeleteOptions{}))
 	eventually(t, "the Service refuses", func() bool { return answer(n.client, vip+":80") == "" })
 
 	during := processState(t)
@@ -324,9 +321,7 @@ func TestHollowNodesAreSmall(t *testing.T) {
 		}
 		clients = append(clients, client)
 		name := fmt.Sprintf("hollow-%d", i)
-		if _, err := cs.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cs.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		a, err := agent.New(ctx, agent.Options{Config: config, NodeName: name, Client: client, Backend: agent.Discard, Listen: agent.ListenNowhere})
 		if err != nil {
 			t.Fatal(err)

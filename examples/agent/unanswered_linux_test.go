@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/agent"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -29,9 +30,7 @@ func TestUntranslatedConnectionsEndWithARepair(t *testing.T) {
 	n := newNetwork(t, "10.1.0.2")
 	must := func(name string, args ...string) {
 		t.Helper()
-		if out, err := n.node.Output(name, args...); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Get(n.node.Output(name, args...))(t)
 	}
 	n.node.Routes("", "10.1.0.99", "10.96.0.0/16") // nothing answers there
 	must("ip", "neigh", "add", "10.1.0.99", "lladdr", "02:00:00:00:00:99", "dev", "pods")

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -34,10 +35,7 @@ func newSpeaker(t *testing.T) *speaker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: w.tr})
-	if err != nil {
-		t.Fatal(err)
-	}
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: w.tr}))(t)
 	w.vips = newFollower(func(a address) { w.said = append(w.said, text(a)) }, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")})
 	w.cursor = engine.Attach("speaker", w.vips)
 	w.tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
@@ -221,7 +219,5 @@ func TestExternalIPsAreAnnouncedInTheRanges(t *testing.T) {
 	w.says("203.0.113.127 + ox-a+")
 	// No ranges allow no external IPs.
 	none := w.cursor.Follow("none", newFollower(func(a address) { t.Errorf("without ranges: %v", a) }, nil))
-	if err := none.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, none.Sync(t.Context()))
 }

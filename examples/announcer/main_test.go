@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -105,9 +106,7 @@ func TestTwoNodesAnnounceByTurns(t *testing.T) {
 	route := func(node string) { // what a router learns from the announcement
 		t.Helper()
 		via := map[string]string{"a": "10.1.0.1", "b": "10.2.0.1"}[node]
-		if err := h["router"].AddRoute(netip.MustParsePrefix(vip+"/32"), netip.MustParseAddr(via), ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h["router"].AddRoute(netip.MustParsePrefix(vip+"/32"), netip.MustParseAddr(via), ""))
 	}
 	asks := func(want string) {
 		t.Helper()
@@ -125,9 +124,7 @@ func TestTwoNodesAnnounceByTurns(t *testing.T) {
 	}
 	move := func(pods ...string) {
 		t.Helper()
-		if _, err := client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice(pods...), metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice(pods...), metav1.UpdateOptions{}))(t)
 	}
 
 	says("a", "announce "+vip+" shop/web")

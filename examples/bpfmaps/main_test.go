@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -103,18 +104,12 @@ func TestConformance(t *testing.T) {
 	need(t)
 	conformance.Simulate(t, conformance.Simulation{
 		New: func(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-			m, err := openMaps("", 1<<8)
-			if err != nil {
-				tb.Fatal(err)
-			}
+			m := must.Get(openMaps("", 1<<8))(tb)
 			tb.Cleanup(m.close)
 			p := &program{maps: m}
 			return conformance.Fake{
 				Backend: func() ruleset.Backend {
-					plane, err := newPlane(m)
-					if err != nil {
-						tb.Fatal(err)
-					}
+					plane := must.Get(newPlane(m))(tb)
 					return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 						p.node = d.Node
 						if err := env.Fail(); err != nil {
@@ -157,17 +152,11 @@ func port(name string) *ruleset.Port {
 // TestFullMapFailsOneService has maps with room for one pool.
 func TestFullMapFailsOneService(t *testing.T) {
 	need(t)
-	m, err := openMaps("", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(openMaps("", 1))(t)
 	defer m.close()
-	plane, err := newPlane(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plane := must.Get(newPlane(m))(t)
 	a, bb := port("a"), port("bb")
-	err = plane.Apply(t.Context(), &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{{Key: a.Key, New: a}, {Key: bb.Key, New: bb}}})
+	err := plane.Apply(t.Context(), &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{{Key: a.Key, New: a}, {Key: bb.Key, New: bb}}})
 	var partial *ruleset.PartialError
 	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[bb.Key], syscall.E2BIG) {
 		t.Fatalf("error %v, want the second Service to fail", err)

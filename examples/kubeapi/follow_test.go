@@ -16,6 +16,7 @@ import (
 	componentbase "k8s.io/component-base/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/internal/textfile"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -35,10 +36,7 @@ func TestOtherNodesAreIgnored(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	t.Cleanup(s.CloseClientConnections)
-	c, err := NewClient(&rest.Config{Host: s.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(NewClient(&rest.Config{Host: s.URL}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var got []string
 	h := handlerOf(func(string) {})

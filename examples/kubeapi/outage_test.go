@@ -26,6 +26,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -51,10 +52,7 @@ func follow(t *testing.T, url string, log *slog.Logger, seen func(string)) (stop
 func followBy(t *testing.T, config *rest.Config, log *slog.Logger, seen func(string)) (stop func()) {
 	t.Helper()
 	config.QPS, config.Burst = 1e6, 1e6
-	c, err := NewClient(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(NewClient(config))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", handlerOf(seen), log) })
@@ -319,10 +317,7 @@ func TestAllObjectsAreListedOnRequest(t *testing.T) {
 			serveLists(w, r)
 		}))
 		t.Cleanup(s.CloseClientConnections)
-		c, err := NewClient(&rest.Config{Host: s.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(NewClient(&rest.Config{Host: s.URL}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		h := handlerOf(func(string) {})
 		h.All = all

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -57,10 +58,7 @@ func followPipes(t *testing.T, h http.HandlerFunc, seen func(string), contact fu
 	s := &http.Server{Handler: h}
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Serve(p) })
-	c, err := NewClient(&rest.Config{Host: "http://api", Dial: p.dial, QPS: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(NewClient(&rest.Config{Host: "http://api", Dial: p.dial, QPS: -1}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	log = make(lines, 1000)
 	handler := handlerOf(seen)

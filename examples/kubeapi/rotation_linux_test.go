@@ -36,6 +36,7 @@ import (
 	componentbase "k8s.io/component-base/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -62,10 +63,7 @@ func newAuthority(t *testing.T) *authority {
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, a.key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, c, c, a.key.Public(), a.key))(t)
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
 		t.Fatal(err)
 	}
@@ -104,12 +102,8 @@ func (a *authority) issue(file string) {
 // put replaces a file in one step.
 func put(t *testing.T, file string, text []byte) {
 	t.Helper()
-	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(file+".new", file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file+".new", text, 0o600))
+	must.Do(t, os.Rename(file+".new", file))
 }
 
 // follower follows the objects with its own kubeconfig and credentials.
@@ -147,17 +141,11 @@ func followAs(t *testing.T, h *netlab.Host, dir, ca, user string) *follower {
 	kubeconfig := filepath.Join(dir, filepath.Base(ca)+".kubeconfig")
 	put(t, kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "https://%s:6443", certificate-authority: %s}}],
 users: [{name: u, user: %s}], contexts: [{name: c, context: {cluster: c, user: u}}], current-context: c}`, rotationAddress, ca, user))
-	c, err := ClientConfig(componentbase.ClientConnectionConfiguration{Kubeconfig: kubeconfig, QPS: 1000, Burst: 1000}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(ClientConfig(componentbase.ClientConnectionConfiguration{Kubeconfig: kubeconfig, QPS: 1000, Burst: 1000}, ""))(t)
 	c.Dial = func(ctx context.Context, network, to string) (net.Conn, error) { return h.Dial(ctx, network, "", to) }
 	f := &follower{}
 	c.Wrap(func(rt http.RoundTripper) http.RoundTripper { return recording{f, rt} })
-	client, err := NewClient(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(NewClient(c))(t)
 	if readsAuthorityAgain() {
 		readAuthorityOften(t, client)
 	}
@@ -223,10 +211,7 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 	})
 	do := func(method, path, body string) []byte {
 		t.Helper()
-		answer, err := s.Request(t.Context(), method, path, []byte(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := must.Get(s.Request(t.Context(), method, path, []byte(body)))(t)
 		return answer
 	}
 	// A token ends with the Secret that it is bound to.
@@ -238,9 +223,7 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 		do("POST", "/api/v1/namespaces/default/secrets", `{"metadata": {"name": "`+secret+`"}}`)
 		var out struct{ Status struct{ Token string } }
 		answer := do("POST", "/api/v1/namespaces/default/serviceaccounts/proxy/token", `{"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "`+secret+`"}}}`)
-		if err := json.Unmarshal(answer, &out); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(answer, &out))
 		return []byte(out.Status.Token)
 	}
 	put(t, at("token"), token("first"))
@@ -251,10 +234,7 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 		put(t, at(name), nil)
 		for _, a := range []*authority{old, next} {
 			one := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
-			text, err := os.ReadFile(at(name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(at(name)))(t)
 			put(t, at(name), append(text, one...))
 		}
 	}
@@ -290,9 +270,7 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 	s.Kill()
 	next.issue(at("server"))
 	next.write(at("clients"))
-	if err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Run(t.Context()))
 	do("PATCH", "/api/v1/nodes/n1", `{"metadata": {"labels": {"version": "2"}}}`)
 	eventually("refused", func(f *follower) bool {
 		why := f.refused.Load()

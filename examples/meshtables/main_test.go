@@ -16,6 +16,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 func node(name, zone string) *v1.Node {
@@ -60,10 +62,7 @@ type control struct {
 }
 
 func start(t *testing.T, client *fake.Clientset) *control {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- run(ctx, client, l, slog.New(slog.NewTextHandler(t.Output(), nil))) }()
@@ -141,9 +140,7 @@ func TestTablesFollowTopology(t *testing.T) {
 		_, v := c.table("node-2", two, time.Minute)
 		woken <- v
 	}()
-	if _, err := c.client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice("local", false, false, 1), metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice("local", false, false, 1), metav1.UpdateOptions{}))(t)
 	if v := <-woken; v <= two {
 		t.Errorf("version %d after %d", v, two)
 	}
@@ -152,13 +149,9 @@ func TestTablesFollowTopology(t *testing.T) {
 	}
 	// A node that moves to another zone, one that joins, and one whose last version is of an earlier process.
 	moved := node("node-3", "z1")
-	if _, err := c.client.CoreV1().Nodes().Update(t.Context(), moved, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.client.CoreV1().Nodes().Update(t.Context(), moved, metav1.UpdateOptions{}))(t)
 	c.until("node-3", "shop/local:http/TCP/IPv4:"+plain+"z1 10.0.0.1:8080")
-	if _, err := c.client.CoreV1().Nodes().Create(t.Context(), node("node-4", "z2"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.client.CoreV1().Nodes().Create(t.Context(), node("node-4", "z2"), metav1.CreateOptions{}))(t)
 	c.until("node-4", "shop/local:http/TCP/IPv4:"+plain+"z2 10.0.0.2:8080")
 	if got, v := c.table("node-4", 1<<40, 10*time.Second); v == 0 {
 		t.Errorf("a proxy with an earlier version gets %q", got)

@@ -27,6 +27,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -253,9 +254,7 @@ func deltasSetEndpointMetrics(t *testing.T) {
 	}
 	check := func(what string, internal, external, latencies float64) {
 		t.Helper()
-		if err := cur.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cur.Sync(t.Context()))
 		const name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
 		if i, x := value(t, s, name, "ip_family=IPv4,traffic_policy=internal"), value(t, s, name, "ip_family=IPv4,traffic_policy=external"); i != internal || x != external {
 			t.Errorf("%s: %v internal and %v external, want %v and %v", what, i, x, internal, external)
@@ -385,9 +384,7 @@ func TestAlertsAndDashboardUseExportedMetrics(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal(text, &rules); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.Unmarshal(text, &rules))
 	for _, g := range rules.Spec.Groups {
 		for _, r := range g.Rules {
 			queries = append(queries, r.Expr)
@@ -400,9 +397,7 @@ func TestAlertsAndDashboardUseExportedMetrics(t *testing.T) {
 		Panels     []struct{ Targets []struct{ Expr string } }
 		Templating struct{ List []struct{ Query string } }
 	}
-	if err := json.Unmarshal(text, &board); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &board))
 	for _, p := range board.Panels {
 		for _, target := range p.Targets {
 			queries = append(queries, target.Expr)
@@ -465,9 +460,7 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	}
 	for mode, want := range map[string]float64{"ipvs": 1, "iptables": 2, "nftables": 2} {
 		s := newSet(mode)
-		if err := s.Apply(t.Context(), &d); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Apply(t.Context(), &d))
 		for _, f := range []string{"IPv4", "IPv6"} {
 			const name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
 			internal, external := value(t, s, name, "ip_family="+f+",traffic_policy=internal"), value(t, s, name, "ip_family="+f+",traffic_policy=external")

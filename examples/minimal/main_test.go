@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -91,10 +92,7 @@ func newWorld(t *testing.T) *world {
 		Host: hosts["control"], Address: "10.3.0.2", User: "system:serviceaccount:kube-system:minimal", APIServerFlags: []string{"--allow-privileged"},
 	})
 	w.kubeconfig = w.api.Kubeconfig()
-	deploy, err := os.ReadFile("deploy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	deploy := must.Get(os.ReadFile("deploy.yaml"))(t)
 	for doc := range strings.SplitSeq(string(deploy), "---\n") {
 		kind := regexp.MustCompile(`(?m)^kind: (\w+)$`).FindStringSubmatch(doc)[1]
 		w.apply(map[string]string{
@@ -255,10 +253,7 @@ func TestAgent(t *testing.T) {
 	})
 
 	// A change moves an open UDP flow, which the kernel keeps at its endpoint otherwise.
-	flow, err := w.client.Dial(t.Context(), "udp", "", "10.96.0.10:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	flow := must.Get(w.client.Dial(t.Context(), "udp", "", "10.96.0.10:80"))(t)
 	defer flow.Close()
 	if got, err := w.answer(flow, "udp"); got != "10.1.0.2" || err != nil {
 		t.Errorf("the flow is answered by %q, %v", got, err)
@@ -271,9 +266,7 @@ func TestAgent(t *testing.T) {
 	})
 
 	// Another process deletes the rules.
-	if err := nftables.Cleanup(t.Context(), nftables.Config{NetNS: w.node.File()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, nftables.Cleanup(t.Context(), nftables.Config{NetNS: w.node.File()}))
 	ask("tcp", "10.96.0.10:80", "10.1.0.3")
 
 	// /healthz tells load balancers to leave the node, whose pods stay reachable.

@@ -4,19 +4,15 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestReadmeShowsThisAgent looks for each line of README's snippet, in its order, in run. A line "..." stands
 // for what README leaves out, such as "return err".
 func TestReadmeShowsThisAgent(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile("main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := must.Get(os.ReadFile("../../README.md"))(t)
+	source := must.Get(os.ReadFile("main.go"))(t)
 	_, snippet, ok := strings.Cut(string(readme), "```go\n")
 	if !ok {
 		t.Fatal("README has no snippet")

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -72,10 +73,7 @@ func start(t *testing.T, client *fake.Clientset, dir string, stages ...nftables.
 }
 
 func files(t *testing.T, dir, node string) []string {
-	all, err := filepath.Glob(filepath.Join(dir, node, "*.nft"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(filepath.Glob(filepath.Join(dir, node, "*.nft")))(t)
 	slices.Sort(all)
 	return all
 }
@@ -109,15 +107,10 @@ func TestFilesMakeTheRulesOfEachNode(t *testing.T) {
 	listing := func(name string) string {
 		t.Helper()
 		for _, f := range files(t, dir, name)[applied[name]:] {
-			if _, err := hosts[name].Run(t, "nft", "-f", f); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(hosts[name].Run(t, "nft", "-f", f))(t)
 			applied[name]++
 		}
-		out, err := hosts[name].Run(t, "nft", "list", "ruleset")
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must.Get(hosts[name].Run(t, "nft", "list", "ruleset"))(t)
 		return out
 	}
 	const other, own = "10.0.2.1", "10.0.1.1"
@@ -129,13 +122,9 @@ func TestFilesMakeTheRulesOfEachNode(t *testing.T) {
 
 	// A change that only node-1 sees, and one for both.
 	before := len(files(t, dir, "node-2"))
-	if _, err := client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice("local", "node-2"), metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice("local", "node-2"), metav1.UpdateOptions{}))(t)
 	until(t, "node-1 has a new file", func() bool { return len(files(t, dir, "node-1")) > applied["node-1"] })
-	if _, err := client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice("plain", "node-1", "node-2"), metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.DiscoveryV1().EndpointSlices("shop").Update(t.Context(), slice("plain", "node-1", "node-2"), metav1.UpdateOptions{}))(t)
 	until(t, "node-2 has a new file", func() bool { return len(files(t, dir, "node-2")) > before })
 	until(t, "node-1 has the endpoint of both changes", func() bool { return strings.Contains(listing("node-1"), other) })
 	if n := len(files(t, dir, "node-2")); n != before+1 {
@@ -173,9 +162,7 @@ func TestFailedWriteIsRepeatedWhole(t *testing.T) {
 	client := fake.NewClientset(nodeObject("node-1"), nodeObject("node-2"), service("plain", v1.ServiceInternalTrafficPolicyCluster), slice("plain", "node-1"))
 	defer start(t, client, dir)()
 	until(t, "the other node has rules", func() bool { return len(files(t, dir, "node-2")) == 1 })
-	if err := os.Remove(blocked); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(blocked))
 	until(t, "the node has rules", func() bool { return len(files(t, dir, "node-1")) == 1 })
 	if text, err := os.ReadFile(files(t, dir, "node-1")[0]); err != nil || !strings.Contains(string(text), "10.0.1.1") {
 		t.Errorf("%v, rules:\n%s", err, text)

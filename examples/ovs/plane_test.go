@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -23,10 +24,7 @@ func TestConformance(t *testing.T) {
 			sw := NewSwitch(env.Fail, env.Look)
 			return conformance.Fake{
 				Backend: func() ruleset.Backend {
-					p, err := New(sw)
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := must.Get(New(sw))(t)
 					return p
 				},
 				Handle: func(p ruleset.Packet) conformance.Outcome {
@@ -76,18 +74,9 @@ func TestRestartWritesNothing(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	start := func(names ...string) {
 		t.Helper()
-		tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := New(sw)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
+		e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
+		p := must.Get(New(sw))(t)
 		cursor := e.Attach("ovs", p)
 		for _, name := range names {
 			tr.SetService(&v1.Service{
@@ -103,9 +92,7 @@ func TestRestartWritesNothing(t *testing.T) {
 			})
 		}
 		tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 	}
 	numbers := func() map[types.NamespacedName]uint32 {
 		out := map[types.NamespacedName]uint32{}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 const service = `{"service": {"metadata": {"namespace": "shop", "name": "web"},
@@ -49,9 +51,7 @@ func TestEachChangeIsPrinted(t *testing.T) {
 `},
 	}
 	for _, s := range steps {
-		if _, err := io.WriteString(feed, s.in); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(feed, s.in))(t)
 		want := strings.TrimPrefix(s.out, "\n")
 		got := make([]byte, len(want))
 		if _, err := io.ReadFull(heard, got); err != nil || string(got) != want {
@@ -69,9 +69,7 @@ func TestEachChangeIsPrinted(t *testing.T) {
 
 func TestEndOfInputCountsAsSynced(t *testing.T) {
 	var out strings.Builder
-	if err := run(context.Background(), strings.NewReader(service), &out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, run(context.Background(), strings.NewReader(service), &out))
 	if want := "+ shop/web:http/TCP/IPv4\n"; out.String() != want {
 		t.Errorf("printed %q, want %q", out.String(), want)
 	}

@@ -18,6 +18,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -113,10 +114,7 @@ func changed(old, now *ruleset.Port) *ruleset.Delta {
 func TestPairsFollowEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{pairs: map[pair]time.Time{}}
-		r, err := newResetter(t.Context(), Config{Limit: 4}, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(newResetter(t.Context(), Config{Limit: 4}, m))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(ctx) }()
@@ -211,22 +209,15 @@ func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var got []Group
 			m := &memory{pairs: map[pair]time.Time{}, cannot: cannot}
-			r, err := newResetter(t.Context(), Config{DestroySockets: true, Hooks: &Hooks{Ended: func(i Group) { got = append(got, i) }}}, m)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(newResetter(t.Context(), Config{DestroySockets: true, Hooks: &Hooks{Ended: func(i Group) { got = append(got, i) }}}, m))(t)
 			plane := r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 			const a, b, c = "10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080"
 			all := endpointsOf("web", "10.96.0.1", a, b, c)
 			one := endpointsOf("web", "10.96.0.1", c)
 			for _, d := range []*ruleset.Delta{changed(all, one), changed(one, endpointsOf("web", "10.96.0.1"))} {
-				if err := plane.Apply(t.Context(), d); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, plane.Apply(t.Context(), d))
 				time.Sleep(defaultDelay)
-				if _, err := r.step(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(r.step(t.Context()))(t)
 			}
 			// Each endpoint had a cluster IP and a NodePort.
 			want, asked := []Group{{2, 4, 4}, {1, 2, 2}}, 2
@@ -273,10 +264,7 @@ type bed struct {
 func inBed(t *testing.T, c Config, f func(*bed)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bed{t: t, memory: &memory{pairs: map[pair]time.Time{}}}
-		r, err := newResetter(t.Context(), c, b.memory)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(newResetter(t.Context(), c, b.memory))(t)
 		b.r, b.plane = r, r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 		f(b)
 	})
@@ -394,10 +382,7 @@ func TestOnlyTranslatedConnectionsHavePairs(t *testing.T) {
 func TestEndpointsVanishInGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{pairs: map[pair]time.Time{}}
-		r, err := newResetter(t.Context(), Config{DestroySockets: true}, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(newResetter(t.Context(), Config{DestroySockets: true}, m))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(ctx) }()
@@ -405,9 +390,7 @@ func TestEndpointsVanishInGroups(t *testing.T) {
 		const seconds = 100
 		for i := range seconds {
 			d := changed(endpointsOf("web", "10.96.0.1", fmt.Sprintf("10.244.0.%d:80", i)), endpointsOf("web", "10.96.0.1"))
-			if err := plane.Apply(ctx, d); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, plane.Apply(ctx, d))
 			time.Sleep(time.Second)
 		}
 		time.Sleep(2 * defaultDelay)
@@ -453,9 +436,7 @@ func TestLinesAreBounded(t *testing.T) {
 			b.apply(endpointsOf("web", "10.96.0.1", fmt.Sprintf("10.244.%d.%d:80", i/250, i%250)), endpointsOf("web", "10.96.0.1"))
 			time.Sleep(time.Second)
 			before := len(b.pairs)
-			if _, err := b.r.step(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(b.r.step(t.Context()))(t)
 			if len(b.pairs) > before {
 				groups++
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -91,9 +92,7 @@ func (c *cluster) delta(full bool, services map[int]*ruleset.Port) *ruleset.Delt
 func (c *cluster) apply(tb testing.TB, full bool, services map[int]*ruleset.Port) map[fakehns.Call]int {
 	tb.Helper()
 	c.hns.Calls()
-	if err := c.backend.Apply(context.Background(), c.delta(full, services)); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, c.backend.Apply(context.Background(), c.delta(full, services)))
 	return c.hns.Calls()
 }
 
@@ -222,10 +221,7 @@ func TestHostNetworkPodIsLeftOutAndReported(t *testing.T) {
 // TestCheckFindsForeignChanges changes each kind of object behind the backend's back.
 func TestCheckFindsForeignChanges(t *testing.T) {
 	lb := func(c *cluster) winkernel.LoadBalancer {
-		lbs, err := c.hns.LoadBalancers()
-		if err != nil {
-			t.Fatal(err)
-		}
+		lbs := must.Get(c.hns.LoadBalancers())(t)
 		return lbs[0]
 	}
 	for what, change := range map[string]func(*cluster) error{
@@ -254,9 +250,7 @@ func TestCheckFindsForeignChanges(t *testing.T) {
 			if err := c.backend.Check(t.Context()); err != nil {
 				t.Fatalf("Check before: %v", err)
 			}
-			if err := change(c); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, change(c))
 			var drift *dataplane.DriftError
 			if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
 				t.Fatalf("Check after: %v", err)
@@ -549,9 +543,7 @@ func TestCleanupLeavesWhatOthersMade(t *testing.T) {
 	if owned, err := winkernel.Owned(t.Context(), c.config); !owned || err != nil {
 		t.Errorf("Owned: %v, %v", owned, err)
 	}
-	if err := winkernel.Cleanup(t.Context(), c.config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, winkernel.Cleanup(t.Context(), c.config))
 	lbs, _ := c.hns.LoadBalancers()
 	endpoints, _ := c.hns.Endpoints()
 	if len(lbs) != 0 || len(endpoints) != 2 || len(c.hns.Mistakes()) != 0 {

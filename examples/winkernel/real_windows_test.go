@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -42,10 +43,7 @@ func TestRealService(t *testing.T) {
 			t.Errorf("cannot delete the network: %v", err)
 		}
 	})
-	hns, err := winkernel.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	hns := must.Get(winkernel.Open())(t)
 	config := winkernel.Config{HNS: hns, Network: realNetwork, Node: "win-1", NodeIPs: []netip.Addr{nodeIP}}
 	t.Cleanup(func() {
 		if err := winkernel.Cleanup(context.Background(), config); err != nil {
@@ -56,9 +54,7 @@ func TestRealService(t *testing.T) {
 	c.restart(t)
 	apply := func(full bool, services map[int]*ruleset.Port) {
 		t.Helper()
-		if err := c.backend.Apply(t.Context(), c.delta(full, services)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.backend.Apply(t.Context(), c.delta(full, services)))
 	}
 	check := func(what string, n int, want ...string) {
 		t.Helper()
@@ -104,10 +100,7 @@ func TestRealService(t *testing.T) {
 // realIDs returns the IDs of the load balancers with cluster IPs of the test, sorted.
 func realIDs(t *testing.T, hns winkernel.HNS) (out []string) {
 	t.Helper()
-	lbs, err := hns.LoadBalancers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lbs := must.Get(hns.LoadBalancers())(t)
 	for _, lb := range lbs {
 		if lb.Frontend.Family == tracker.IPv4 && lb.Frontend.Port == 80 {
 			out = append(out, lb.ID)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -116,10 +117,7 @@ func newReplay(t *testing.T, w *world, direct bool) *replay {
 func (r *replay) endpointAt(t *testing.T, a netip.Addr) string {
 	t.Helper()
 	out := "missing-" + a.String()
-	endpoints, err := r.hns.Endpoints()
-	if err != nil {
-		t.Fatal(err)
-	}
+	endpoints := must.Get(r.hns.Endpoints())(t)
 	for _, e := range endpoints {
 		if slices.Contains(e.Addrs, a) && (!e.Remote || strings.HasPrefix(out, "missing-")) {
 			out = e.ID
@@ -141,10 +139,7 @@ func (r *replay) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: r.tracker})
-	if err != nil {
-		t.Fatal(err)
-	}
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: r.tracker}))(t)
 	r.backend, err = winkernel.New(t.Context(), winkernel.Config{
 		HNS: r.api, Network: c.NetworkName, Node: c.NodeName, NodeIPs: c.NodeIPs, DSR: r.world.DSR, HostMAC: c.HostMAC, SourceVIP: c.SourceVIP,
 		ForwardHealthCheckVIP: c.ForwardHealthCheckVIP, RootEndpoint: c.RootEndpointName, HealthzPort: c.HealthzPort,
@@ -154,9 +149,7 @@ func (r *replay) start(t *testing.T) {
 	}
 	r.cursor = engine.Attach("winkernel", r.backend)
 	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
-		if err := apply(r.tracker, r.objects[key]); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, apply(r.tracker, r.objects[key]))
 	}
 	r.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
@@ -177,9 +170,7 @@ func (r *replay) play(t *testing.T, s *worldStep) {
 	}
 	for _, raw := range s.Apply {
 		r.objects[objectKey(t, raw)] = raw
-		if err := apply(r.tracker, raw); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, apply(r.tracker, raw))
 	}
 	if s.Restart {
 		r.start(t)
@@ -221,10 +212,7 @@ func (r *replay) state(t *testing.T) *worldState {
 	if err != nil {
 		return out // the service is stopped
 	}
-	lbs, err := r.hns.LoadBalancers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lbs := must.Get(r.hns.LoadBalancers())(t)
 	byID := map[string]winkernel.Endpoint{}
 	for _, e := range endpoints {
 		byID[e.ID] = e
@@ -291,9 +279,7 @@ func objectKey(t *testing.T, raw []byte) string {
 		Kind     string
 		Metadata struct{ Namespace, Name string }
 	}{}
-	if err := json.Unmarshal(raw, &o); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(raw, &o))
 	return o.Kind + "/" + o.Metadata.Namespace + "/" + o.Metadata.Name
 }
 
@@ -413,14 +399,8 @@ func (r *replay) remember(t *testing.T) { r.had = r.frontends(t) }
 // compare compares the state of the service with the expected one.
 func (r *replay) compare(t *testing.T, s *worldStep) {
 	t.Helper()
-	endpoints, err := r.hns.Endpoints()
-	if err != nil {
-		t.Fatal(err)
-	}
-	lbs, err := r.hns.LoadBalancers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	endpoints := must.Get(r.hns.Endpoints())(t)
+	lbs := must.Get(r.hns.LoadBalancers())(t)
 	byID, macs := map[string]winkernel.Endpoint{}, map[string]winkernel.Endpoint{}
 	var have, may []string
 	for _, e := range endpoints {

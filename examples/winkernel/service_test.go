@@ -10,6 +10,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/standin"
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 var (
@@ -43,15 +44,9 @@ func api(tb testing.TB, s *fakehns.Service) winkernel.HNS {
 	if !*dlls {
 		return s
 	}
-	srv, err := server()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	srv := must.Get(server())(tb)
 	srv.Use(s)
-	h, err := winkernel.Open()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	h := must.Get(winkernel.Open())(tb)
 	return h
 }
 

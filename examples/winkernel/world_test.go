@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -119,10 +120,7 @@ func readWorlds(t *testing.T) (all []*world) {
 		t.Fatalf("no worlds in %s: %v", *worlds, err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(t)
 		for d := json.NewDecoder(bytes.NewReader(text)); ; {
 			w := &world{}
 			if err := d.Decode(w); err == io.EOF {

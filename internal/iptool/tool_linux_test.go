@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -33,9 +34,7 @@ func TestMain(m *testing.M) {
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tool")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755))
 	return path
 }
 
@@ -44,10 +43,7 @@ func script(t *testing.T, text string) string {
 func find(t *testing.T, text string) *Tool {
 	t.Helper()
 	path := script(t, "if [ \"$1\" = --version ]; then echo 'iptables v1.8.9 (nf_tables)'; exit; fi\n"+text)
-	tool, err := Find(t.Context(), Config{Family: tracker.IPv4, Restore: path, Save: path, Namespace: netlab.NewHost(t).Namespace(), Timeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tool := must.Get(Find(t.Context(), Config{Family: tracker.IPv4, Restore: path, Save: path, Namespace: netlab.NewHost(t).Namespace(), Timeout: time.Minute}))(t)
 	return tool
 }
 
@@ -63,9 +59,7 @@ func TestRulesAreRestoredAndSaved(t *testing.T) {
 			if tool.NFT() != (flavor == "nft") {
 				t.Errorf("%s: NFT is %v", flavor, tool.NFT())
 			}
-			if err := tool.Restore(t.Context(), []byte("*nat\n:TRIED - [0:0]\nCOMMIT\n")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, tool.Restore(t.Context(), []byte("*nat\n:TRIED - [0:0]\nCOMMIT\n")))
 			var out bytes.Buffer
 			if err := tool.Save(t.Context(), "nat", &out); err != nil || !strings.Contains(out.String(), ":TRIED") {
 				t.Errorf("saved %q, error %v", out.String(), err)
@@ -91,9 +85,7 @@ func TestTablesThatCannotBePrintedAreReported(t *testing.T) {
 		}
 		table := map[tracker.Family]string{tracker.IPv4: "ip nat", tracker.IPv6: "ip6 nat"}[family]
 		const rule = `OUTPUT -p tcp -m comment --comment "to X" -j X`
-		if err := tool.Restore(t.Context(), []byte("*nat\n:X - [0:0]\n-A "+rule+"\n-A X -j RETURN\nCOMMIT\n")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tool.Restore(t.Context(), []byte("*nat\n:X - [0:0]\n-A "+rule+"\n-A X -j RETURN\nCOMMIT\n")))
 		for native, foreign := range map[string]string{
 			"tcp dport 80 redirect to :8080":        "other",
 			"ct state new accept":                   "other",
@@ -101,9 +93,7 @@ func TestTablesThatCannotBePrintedAreReported(t *testing.T) {
 			"limit rate 3 bytes/second accept":      "",
 			"tcp dport 80 accept comment \"plain\"": "readable",
 		} {
-			if out, err := h.Run(t, "nft", "add chain "+table+" other; add rule "+table+" other "+native); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			must.Get(h.Run(t, "nft", "add chain "+table+" other; add rule "+table+" other "+native))(t)
 			for _, name := range []string{"nat", ""} {
 				var out bytes.Buffer
 				err := tool.Save(t.Context(), name, &out)
@@ -122,9 +112,7 @@ func TestTablesThatCannotBePrintedAreReported(t *testing.T) {
 					t.Errorf("%v %s: no %q in\n%s", family, native, want, text)
 				}
 			}
-			if _, err := h.Run(t, "nft", "flush chain "+table+" other; delete chain "+table+" other"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Run(t, "nft", "flush chain "+table+" other; delete chain "+table+" other"))(t)
 		}
 	}
 	for _, text := range []string{"*nat\\n:A - [0:0]\\n", "*nat\\nCOMMIT\\n*filter"} {
@@ -236,37 +224,22 @@ func TestProgramDiesWithAgent(t *testing.T) {
 	netlab.Require(t)
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(pipe, 0o600))
 	// The script keeps the pipe open as long as it lives.
 	script := "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'iptables v1.8.9 (nf_tables)'; exit; }\nexec 3>" + pipe + "\necho $$ >&3\nexec sleep 600\n"
 	for _, name := range []string{"iptables-nft-restore", "iptables-nft-save"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700))
 	}
 	// Open the pipe for both directions, so that the call does not block, and then for
 	// reading alone.
-	both, err := os.OpenFile(pipe, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.Open(pipe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	both := must.Get(os.OpenFile(pipe, os.O_RDWR, 0))(t)
+	program := must.Get(os.Open(pipe))(t)
 	defer program.Close()
 
 	cmd := confine.Command("restore", confine.Limits{})
 	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
-	ready, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	ready := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	program.SetReadDeadline(time.Now().Add(time.Minute))
@@ -275,17 +248,12 @@ func TestProgramDiesWithAgent(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the program was not started: %v", err)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(line)))(t)
 	both.Close()
 	if text, err := bufio.NewReader(ready).ReadString('\n'); text != "ready\n" {
 		t.Fatalf("the agent wrote %q, %v", text, err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	program.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
 		t.Errorf("the program did not die: %v", err)

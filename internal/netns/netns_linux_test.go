@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -17,10 +18,7 @@ func TestMain(m *testing.M) { netlab.Main(m) }
 // here returns what identifies the calling thread's network namespace.
 func here(t *testing.T) string {
 	t.Helper()
-	name, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := must.Get(os.Readlink("/proc/thread-self/ns/net"))(t)
 	return name
 }
 
@@ -28,9 +26,7 @@ func TestDoRunsInsideAndReturns(t *testing.T) {
 	h := netlab.NewHost(t)
 	home := here(t)
 	var there string
-	if err := h.Do(func() error { there = here(t); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Do(func() error { there = here(t); return nil }))
 	var ns *netns.Namespace
 	if err := h.Do(func() error {
 		file, err := os.Open("/proc/thread-self/ns/net")
@@ -80,9 +76,7 @@ func TestNilIsTheThreadsNamespace(t *testing.T) {
 	h := netlab.NewHost(t)
 	var ns *netns.Namespace
 	var there string
-	if err := h.Do(func() (err error) { there = here(t); ns, err = netns.Open(nil); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Do(func() (err error) { there = here(t); ns, err = netns.Open(nil); return err }))
 	defer ns.Close()
 	got := ""
 	if err := ns.Do(func() error { got = here(t); return nil }); err != nil || got != there {
@@ -91,15 +85,9 @@ func TestNilIsTheThreadsNamespace(t *testing.T) {
 }
 
 func TestDoRejectsFileOfNoNamespace(t *testing.T) {
-	f, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("/dev/null"))(t)
 	defer f.Close()
-	ns, err := netns.Open(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := must.Get(netns.Open(f))(t)
 	defer ns.Close()
 	home := here(t)
 	if err := ns.Do(func() error { t.Error("the function was called"); return nil }); err == nil {
@@ -112,10 +100,7 @@ func TestDoRejectsFileOfNoNamespace(t *testing.T) {
 
 // TestFirstThreadStaysInItsNamespace calls In from many goroutines, some of which are on the first thread.
 func TestFirstThreadStaysInItsNamespace(t *testing.T) {
-	n, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(netns.New())(t)
 	defer n.Close()
 	var wg sync.WaitGroup
 	release := make(chan struct{})

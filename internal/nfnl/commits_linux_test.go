@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -16,19 +17,14 @@ import (
 // commit commits a transaction of two objects.
 func commit(t *testing.T, h *netlab.Host) {
 	t.Helper()
-	c, err := Dial(h.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Dial(h.File()))(t)
 	defer c.Close()
 	b := &Batch{}
 	b.Reset()
 	other := Table{Batch: b, Family: unix.NFPROTO_IPV4, Name: "other"}
 	other.Create()
 	other.Delete()
-	if err := c.Commit(b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Commit(b))
 }
 
 func waitFor(t *testing.T, what string, f func() bool) {
@@ -84,14 +80,9 @@ func TestCheckFollowsTransactions(t *testing.T) {
 func TestListenerReturnsForEveryReason(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	l, err := listen(h.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(listen(h.File()))(t)
 	defer l.close()
-	if err := l.member(unix.NETLINK_ADD_MEMBERSHIP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.member(unix.NETLINK_ADD_MEMBERSHIP))
 	quiet := func(what string, ctx context.Context, want bool) {
 		t.Helper()
 		if got, err := l.quiet(ctx); err != nil || got != want {
@@ -106,9 +97,7 @@ func TestListenerReturnsForEveryReason(t *testing.T) {
 		quiet("transaction", t.Context(), false)
 		quiet("all was read", ended, true)
 	}
-	if err := unix.SetsockoptInt(l.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.SetsockoptInt(l.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	lose := func() {
 		for range 20 {
 			commit(t, h)

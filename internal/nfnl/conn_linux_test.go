@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -19,10 +20,7 @@ var generation = Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MS
 
 func dial(t *testing.T, h *netlab.Host) *Conn {
 	t.Helper()
-	c, err := Dial(h.File())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Dial(h.File()))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -85,18 +83,14 @@ func TestCommitReadsAllAnswers(t *testing.T) {
 	for i := range 2000 {
 		names = append(names, fmt.Sprintf("table-%d", i))
 	}
-	if err := write(Table.Create, names...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write(Table.Create, names...))
 	silent("a transaction")
 	failure := errors.New("failure")
 	dump := Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_IPV4, Dump: true}
 	if err := c.Get(t.Context(), dump, func([]byte) error { return failure }); err != failure {
 		t.Fatal(err)
 	}
-	if err := write(Table.Create, "after"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write(Table.Create, "after"))
 	silent("a transaction after an abandoned dump")
 	var refused *Error
 	if err := write(Table.Delete, "none", "after", "none"); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
@@ -135,10 +129,7 @@ func TestClosedSocketIsReported(t *testing.T) {
 }
 
 func TestDialRejectsFileOfNoNamespace(t *testing.T) {
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	null := must.Get(os.Open(os.DevNull))(t)
 	defer null.Close()
 	if c, err := Dial(null); err == nil {
 		c.Close()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/sysctl"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -15,9 +16,7 @@ func TestParametersOfTheNamespace(t *testing.T) {
 	const name = "net/ipv4/conf/all/route_localnet"
 	h, other := netlab.NewHost(t), netlab.NewHost(t)
 	for _, value := range []string{"1", "1", "0"} {
-		if err := h.Do(func() error { return sysctl.Set(name, value) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Do(func() error { return sysctl.Set(name, value) }))
 		var got string
 		if err := h.Do(func() (err error) { got, err = sysctl.Get(name); return err }); err != nil || got != value {
 			t.Errorf("%q, want %q, error %v", got, value, err)

@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -75,10 +76,7 @@ func (s *sockets) answer(t *testing.T, key, host string) string {
 		return "not open"
 	}
 	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	r, err := c.Get("http://" + net.JoinHostPort(host, fmt.Sprint(port)) + "/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(c.Get("http://" + net.JoinHostPort(host, fmt.Sprint(port)) + "/"))(t)
 	defer r.Body.Close()
 	return summary(t, r.StatusCode, r.Header, r.Body)
 }
@@ -87,9 +85,7 @@ func (s *sockets) answer(t *testing.T, key, host string) string {
 func summary(t *testing.T, code int, h http.Header, r io.Reader) string {
 	t.Helper()
 	var body struct{ LocalEndpoints int }
-	if err := json.NewDecoder(r).Decode(&body); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.NewDecoder(r).Decode(&body))
 	return fmt.Sprint(code, " ", h.Get("X-Load-Balancing-Endpoint-Weight"), " ", body.LocalEndpoints)
 }
 
@@ -166,9 +162,7 @@ func TestNodePortsRespondByFamily(t *testing.T) {
 			host6 := cmp.Or(tt.host6, "::1")
 			for _, step := range familySteps {
 				setFamilies(c, step.families, step.four, step.six)
-				if err := cur.Sync(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, cur.Sync(t.Context()))
 				if got := s.answer(t, tt.key4, "127.0.0.1"); got != step.wantFour {
 					t.Errorf("%s: at an IPv4 address %q, want %q", step.name, got, step.wantFour)
 				}
@@ -250,9 +244,7 @@ func TestHandlerRespondsByFamily(t *testing.T) {
 	four, six := s.Handler(named("web"), tracker.IPv4), s.Handler(named("web"), tracker.IPv6)
 	for _, step := range familySteps {
 		setFamilies(c, step.families, step.four, step.six)
-		if err := cur.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cur.Sync(t.Context()))
 		for f, want := range map[tracker.Family]string{tracker.IPv4: step.wantFour, tracker.IPv6: step.wantSix} {
 			h := four
 			if f == tracker.IPv6 {

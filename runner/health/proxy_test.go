@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
@@ -93,10 +94,7 @@ func TestLateUpdateIsUnhealthy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute})
-				if err != nil {
-					t.Fatal(err)
-				}
+				p := must.Get(health.NewProxy(health.ProxyConfig{Timeout: time.Minute}))(t)
 				for i, s := range steps {
 					switch s.do {
 					case "queued":
@@ -143,12 +141,8 @@ func servesStatus(t *testing.T) {
 			t.Errorf("%s: %d, headers %v, want %d", k, w.Code, w.Header(), code)
 		}
 		var got, want any
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal([]byte(body), &want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(w.Body.Bytes(), &got))
+		must.Do(t, json.Unmarshal([]byte(body), &want))
 		g, _ := json.Marshal(got)
 		if w, _ := json.Marshal(want); string(g) != string(w) {
 			t.Errorf("%s: %s, want %s", k, g, w)

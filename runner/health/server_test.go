@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // serveTest serves "ok" with a limit of connections until the test ends.
@@ -23,10 +25,7 @@ func serveTest(t *testing.T, limit int) (addr string, c *conns) {
 // serveService serves a port of a Service.
 func serveService(t *testing.T, c *conns, service types.NamespacedName) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }), c, service, nil)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
@@ -54,17 +53,11 @@ func TestManyConnectionsKeepNobodyOut(t *testing.T) {
 			probe := func() {
 				t.Helper()
 				client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
-				r, err := client.Get("http://" + addr)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := must.Get(client.Get("http://" + addr))(t)
 				r.Body.Close()
 			}
 			for i := range many {
-				conn, err := net.Dial("tcp", addr)
-				if err != nil {
-					t.Fatal(err)
-				}
+				conn := must.Get(net.Dial("tcp", addr))(t)
 				t.Cleanup(func() { conn.Close() })
 				if send != "" {
 					// An error means that the server has closed it.
@@ -87,30 +80,19 @@ func TestManyConnectionsKeepNobodyOut(t *testing.T) {
 func TestBusyConnectionIsKept(t *testing.T) {
 	const limit = 10
 	addr, _ := serveTest(t, limit)
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.Dial("tcp", addr))(t)
 	defer conn.Close()
 	ask := func(conn net.Conn, answers *bufio.Reader) {
 		t.Helper()
 		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-		r, err := http.ReadResponse(answers, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.Copy(io.Discard, r.Body); err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.ReadResponse(answers, nil))(t)
+		must.Get(io.Copy(io.Discard, r.Body))(t)
 		r.Body.Close()
 	}
 	answers := bufio.NewReader(conn)
 	for range 20 {
 		for range limit / 2 {
-			other, err := net.Dial("tcp", addr)
-			if err != nil {
-				t.Fatal(err)
-			}
+			other := must.Get(net.Dial("tcp", addr))(t)
 			t.Cleanup(func() { other.Close() })
 			ask(other, bufio.NewReader(other)) // the server has accepted it before the next one comes
 		}
@@ -128,16 +110,10 @@ func TestFloodOfAPortKeepsChecksOfOthers(t *testing.T) {
 	for _, name := range []string{"b", "c", "d"} {
 		flooded = append(flooded, serveService(t, c, types.NamespacedName{Namespace: "tenant", Name: name}))
 	}
-	check, err := net.Dial("tcp", victim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check := must.Get(net.Dial("tcp", victim))(t)
 	defer check.Close()
 	for i := range 10 * limit {
-		conn, err := net.Dial("tcp", flooded[i%len(flooded)])
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("tcp", flooded[i%len(flooded)]))(t)
 		defer conn.Close()
 	}
 	fmt.Fprint(check, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -162,10 +138,7 @@ func TestFloodOfAClientKeepsOthers(t *testing.T) {
 	}
 	defer check.Close()
 	for range 10 * limit {
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("tcp", addr))(t)
 		defer conn.Close()
 	}
 	fmt.Fprint(check, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -141,9 +142,7 @@ func TestChangedWeightsAreRead(t *testing.T) {
 		s.Annotations = map[string]string{Weights: c.weights}
 		for _, at := range [][]int{{0, 1}, {1, 0}, {1}}[i%3] {
 			e := &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(at)}), 80), Weight: 1}
-			if err := r.OnEndpoint(s, &s.Endpoints[at], e); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.OnEndpoint(s, &s.Endpoints[at], e))
 			if e.Weight != c.want[at] {
 				t.Errorf("%q: %s has weight %d, want %d", c.weights, e, e.Weight, c.want[at])
 			}
@@ -186,10 +185,7 @@ func TestCiliumWeightHasCiliumsMeaning(t *testing.T) {
 // allowing returns a Reader that allows the annotations.
 func allowing(t testing.TB, names ...string) *Reader {
 	t.Helper()
-	r, err := NewReader(names)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(NewReader(names))(t)
 	return r
 }
 

@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 var services = schema.GroupResource{Resource: "services"}
@@ -226,10 +228,7 @@ func TestContactIsReported(t *testing.T) {
 	}
 	lw.ListWithContext(t.Context(), metav1.ListOptions{})
 	check("a list", 1)
-	w, err := lw.WatchWithContext(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(lw.WatchWithContext(t.Context(), metav1.ListOptions{}))(t)
 	check("a watch", 1)
 	for _, e := range []watch.EventType{watch.Added, watch.Bookmark, watch.Error} {
 		go events.Action(e, nil)

@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // write writes files into a folder, and removes those whose content is "-".
@@ -51,10 +52,7 @@ func summary(c Changes, dir string) []string {
 
 func expect(t *testing.T, r *Reader, any bool, want ...string) Changes {
 	t.Helper()
-	c, err := r.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(r.Read())(t)
 	if got := summary(c, r.path); !slices.Equal(got, want) {
 		t.Errorf("changes:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -327,9 +325,7 @@ func TestMissingPathKeepsObjects(t *testing.T) {
 	}
 	write(t, filepath.Dir(path), map[string]string{"all": svc("a")})
 	expect(t, r, true, "set Service default/a")
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(path))
 	if _, err := r.Read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("error %v", err)
 	}
@@ -344,14 +340,10 @@ func TestUnreadableFileKeepsItsObjects(t *testing.T) {
 	expect(t, r, true, "set Service default/a", "set Service default/b")
 	// Root ignores permissions, but cannot open a loop of links.
 	a := filepath.Join(dir, "a.yaml")
-	if err := errors.Join(os.Remove(a), os.Symlink("a.yaml", a)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Remove(a), os.Symlink("a.yaml", a)))
 	expect(t, r, true, "a.yaml: too many levels of symbolic links")
 	expect(t, r, false)
-	if err := os.Remove(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(a))
 	write(t, dir, map[string]string{"a.yaml": svc("a") + "---\n" + svc("c")})
 	expect(t, r, true, "set Service default/c")
 }
@@ -363,9 +355,7 @@ func TestSizeIsBounded(t *testing.T) {
 	write(t, dir, map[string]string{"a.yaml": svc("a"), "b.yaml": ""})
 	r := NewReader(dir)
 	b := filepath.Join(dir, "b.yaml")
-	if err := os.Truncate(b, 8<<30); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(b, 8<<30))
 	const problem = "b.yaml: is too large: all files together may have 512 MiB"
 	expect(t, r, true, "set Service default/a", problem)
 	expect(t, r, false)
@@ -396,9 +386,7 @@ func TestMountedConfigMapIsFollowed(t *testing.T) {
 		}
 	}
 	publish("1", svc("a"))
-	if err := os.Symlink("..data/x.yaml", filepath.Join(dir, "x.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("..data/x.yaml", filepath.Join(dir, "x.yaml")))
 	r := NewReader(dir)
 	expect(t, r, true, "set Service default/a")
 	publish("2", svc("a")+"---\n"+svc("b"))
@@ -449,17 +437,12 @@ func TestEmptiedFileKeepsItsObjects(t *testing.T) {
 	path := filepath.Join(folder, "a.yaml")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	r := NewReader(folder)
 	read := func() Changes {
 		t.Helper()
-		c, err := r.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(r.Read())(t)
 		return c
 	}
 	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1}\n"
@@ -475,9 +458,7 @@ func TestEmptiedFileKeepsItsObjects(t *testing.T) {
 	if c := read(); len(c.Gone)+len(c.Set)+len(c.Problems) != 0 {
 		t.Errorf("written again: %+v", c)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(path))
 	if c := read(); len(c.Gone) != 1 {
 		t.Errorf("removed: %+v", c)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -20,10 +21,7 @@ func TestReviewsAgreeWithAnAPIServer(t *testing.T) {
 	s := controlplane.New(t, controlplane.Config{Host: host, Address: "10.0.0.2"})
 	for _, r := range reviews {
 		o := readReview(t, r.spec).Set[0]
-		body, err := json.Marshal(o.Value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(json.Marshal(o.Value))(t)
 		path := map[manifests.Kind]string{
 			manifests.Service:       "/api/v1/namespaces/default/services",
 			manifests.EndpointSlice: "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // reviews are specs of objects, and what the Reader must say about them.
@@ -72,9 +73,7 @@ func readReview(t *testing.T, spec string) manifests.Changes {
 		text += ", spec: " + f[2] + "}"
 	}
 	path := filepath.Join(t.TempDir(), "f.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 	c, err := manifests.NewReader(path).Read()
 	if err != nil || len(c.Problems) != 0 || len(c.Set) != 1 || len(c.Reviews) > 1 {
 		t.Fatalf("%s: %v, problems %v, %d objects, reviews %v", text, err, c.Problems, len(c.Set), c.Reviews)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // follow waits and reads until there is a change.
@@ -16,9 +18,7 @@ func follow(t *testing.T, w *Watcher, r *Reader) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for {
-		if err := w.Wait(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Wait(ctx))
 		c, err := r.Read()
 		if err != nil {
 			t.Fatal(err)
@@ -43,9 +43,7 @@ func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.Close()
-		if _, err := r.Read(); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.Read())(t)
 		step := func(what string, want ...string) {
 			t.Helper()
 			if got := follow(t, w, r); !slices.Equal(got, want) {
@@ -57,9 +55,7 @@ func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 		step("overwritten", "set Service default/b")
 
 		write(t, dir, map[string]string{"new": svc("c")})
-		if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "a.yaml")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "a.yaml")))
 		step("replaced", "set Service default/c", "gone Service default/a", "gone Service default/b")
 
 		// A slow program overwrites the file. Until the second half is written, the
@@ -90,9 +86,7 @@ func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 		}
 		write(t, dir, map[string]string{"a.yaml": "-"})
 		step("removed", "gone Service default/c", "gone Service default/d")
-		if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "b.yaml")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "b.yaml")))
 		target, err := os.Readlink(filepath.Join(dir, "b.yaml"))
 		if err != nil {
 			t.Fatal(err)
@@ -115,9 +109,7 @@ func TestWaitEndsWithContextAndClose(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
 	if err := w.Wait(context.Background()); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("error %v after Close", err)
 	}

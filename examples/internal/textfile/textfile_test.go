@@ -6,18 +6,16 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 func TestOnlySmallRegularFilesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string, size int64) string {
 		p := filepath.Join(dir, name)
-		if err := os.WriteFile(p, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(p, size); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(p, nil, 0o600))
+		must.Do(t, os.Truncate(p, size))
 		return p
 	}
 	for _, tt := range []struct {

@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -165,10 +166,7 @@ func TestConformance(t *testing.T) {
 					}
 					return conformance.Fake{
 						Backend: func() ruleset.Backend {
-							table, err := New(v.sw, empty)
-							if err != nil {
-								t.Fatal(err)
-							}
+							table := must.Get(New(v.sw, empty))(t)
 							return v.over(table)
 						},
 						Handle: v.handle,

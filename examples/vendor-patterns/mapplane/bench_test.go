@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -43,15 +44,10 @@ func BenchmarkReplacedEndpoint(b *testing.B) {
 			w.frontends.look, w.members.look = func() {}, func() {}
 			var apply applied
 			w.cursor = w.engine.Attach("timed", &apply)
-			plane, err := New(w.frontends, w.members)
-			if err != nil {
-				b.Fatal(err)
-			}
+			plane := must.Get(New(w.frontends, w.members))(b)
 			apply = applied{b, plane}
 			sync := func() {
-				if err := w.cursor.Sync(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, w.cursor.Sync(b.Context()))
 			}
 			w.setService(n, false)
 			b.StopTimer()
@@ -88,14 +84,10 @@ func BenchmarkDeletedService(b *testing.B) {
 		w := newWorld(b, func() bool { return false })
 		w.frontends.look, w.members.look = func() {}, func() {}
 		w.setService(1000, false)
-		if err := w.cursor.Sync(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, w.cursor.Sync(b.Context()))
 		w.frontends.calls, w.members.calls = 0, 0
 		w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "web"})
-		if err := w.cursor.Sync(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, w.cursor.Sync(b.Context()))
 		calls += w.frontends.calls + w.members.calls
 	}
 	b.ReportMetric(float64(calls)/float64(b.N), "calls/op")

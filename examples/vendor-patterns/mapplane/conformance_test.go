@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -66,10 +67,7 @@ func TestConformance(t *testing.T) {
 			members := &fake[driver.Slot[driver.Pool], Endpoint]{p.members, fails, env.Look, 0, 0}
 			return conformance.Fake{
 				Backend: func() ruleset.Backend {
-					plane, err := New(frontends, members)
-					if err != nil {
-						t.Fatal(err)
-					}
+					plane := must.Get(New(frontends, members))(t)
 					return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 						p.node = d.Node
 						return plane.Apply(ctx, d)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -50,10 +51,7 @@ func TestRouterForwardsConnections(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 				defer cancel()
 				for range 3 {
-					c, err := client.Dial(ctx, "tcp", "", addr)
-					if err != nil {
-						t.Fatal(err)
-					}
+					c := must.Get(client.Dial(ctx, "tcp", "", addr))(t)
 					buf := make([]byte, 100)
 					n, _ := c.Read(buf)
 					if got, want := string(buf[:n]), c.LocalAddr().String(); got != want {
@@ -70,19 +68,11 @@ func TestDatagramsReachTheirHost(t *testing.T) {
 	client, _, server := pair(t)
 	for _, host := range []string{"198.51.100.1", "2001:db8:2::1"} {
 		addr := net.JoinHostPort(host, "53")
-		l, err := server.ListenPacket("udp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(server.ListenPacket("udp", addr))(t)
 		defer l.Close()
-		c, err := client.Dial(t.Context(), "udp", "", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(client.Dial(t.Context(), "udp", "", addr))(t)
 		defer c.Close()
-		if _, err := c.Write([]byte("hello")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Write([]byte("hello")))(t)
 		l.SetReadDeadline(time.Now().Add(testtime.Timeout))
 		if _, from, err := l.ReadFrom(make([]byte, 10)); err != nil || from.String() != c.LocalAddr().String() {
 			t.Errorf("got a packet from %v (%v), want from %v", from, err, c.LocalAddr())
@@ -94,10 +84,7 @@ func TestDatagramsReachTheirHost(t *testing.T) {
 // be in a host's namespace.
 func TestGoroutinesLeaveHosts(t *testing.T) {
 	client, node, _ := pair(t)
-	before, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(os.Readlink("/proc/thread-self/ns/net"))(t)
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
@@ -188,26 +175,14 @@ func TestErrorsNameTheHost(t *testing.T) {
 
 func TestBridgeJoinsItsPorts(t *testing.T) {
 	_, node, server := pair(t)
-	if err := node.AddBridge("br0", "b"); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.AddAddr("br0", netip.MustParsePrefix("203.0.113.1/24")); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.AddAddr("eth0", netip.MustParsePrefix("203.0.113.2/24")); err != nil {
-		t.Fatal(err)
-	}
-	l, err := node.Listen("tcp", "203.0.113.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, node.AddBridge("br0", "b"))
+	must.Do(t, node.AddAddr("br0", netip.MustParsePrefix("203.0.113.1/24")))
+	must.Do(t, server.AddAddr("eth0", netip.MustParsePrefix("203.0.113.2/24")))
+	l := must.Get(node.Listen("tcp", "203.0.113.1:80"))(t)
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 	defer cancel()
-	c, err := server.Dial(ctx, "tcp", "203.0.113.2:4321", "203.0.113.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(server.Dial(ctx, "tcp", "203.0.113.2:4321", "203.0.113.1:80"))(t)
 	if c.LocalAddr().String() != "203.0.113.2:4321" {
 		t.Errorf("the connection is from %v", c.LocalAddr())
 	}
@@ -232,10 +207,7 @@ func TestReexecEntersNewNamespaces(t *testing.T) {
 		}
 		return string(out), cmd.ProcessState.ExitCode()
 	}
-	here, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	here := must.Get(os.Readlink("/proc/self/ns/net"))(t)
 	for want, script := range map[int]string{0: "pass", 1: "fail", 137: "die"} {
 		out, code := run("NETLAB_TEST_CHILD=" + script)
 		if code != want || strings.Contains(out, here) || !strings.Contains(out, "uid 0 in net:[") {

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -45,17 +46,12 @@ func TestAnsweredPacketsAreNotLost(t *testing.T) {
 				if to.Is6() {
 					r.LinkIndex = 1 // lo
 				}
-				if err := node.netlink(func(nl *netlink.Handle) error { return nl.RouteReplace(r) }); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, node.netlink(func(nl *netlink.Handle) error { return nl.RouteReplace(r) }))
 			}
 			for range 10 {
 				route(c.first)
 				fd := refusedSocket(t, client, netip.AddrPortFrom(to, 80), func() { route(c.then) })
-				info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-				if err != nil {
-					t.Fatal(err)
-				}
+				info := must.Get(unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO))(t)
 				// There is no retransmission if the answer arrives after connect(2), and more than one
 				// if the second route comes late. Both are rare.
 				if info.Total_retrans != 1 {
@@ -99,10 +95,7 @@ func refusedSocket(t *testing.T, h *Host, to netip.AddrPort, sent func()) (fd in
 	sent()
 	const closed = 7 // TCP_CLOSE in include/net/tcp_states.h
 	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(10 * time.Millisecond) {
-		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO))(t)
 		if info.State == closed {
 			return fd
 		}
@@ -115,10 +108,7 @@ func refusedSocket(t *testing.T, h *Host, to netip.AddrPort, sent func()) (fd in
 // TestGreetingNamesBothEnds connects to a server that greets, and sends lines.
 func TestGreetingNamesBothEnds(t *testing.T) {
 	h := NewHost(t)
-	l, err := h.Listen("tcp", "127.0.0.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(h.Listen("tcp", "127.0.0.1:8080"))(t)
 	defer l.Close()
 	go Serve(l, Greet)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

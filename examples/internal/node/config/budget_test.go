@@ -3,6 +3,7 @@ package config
 import (
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -22,9 +23,7 @@ func TestBudgetOfANamespaceIsAQuarterOfTheTotal(t *testing.T) {
 		{"namespace=0", def.Total, 0},
 	} {
 		fl := NewFlags("run")
-		if err := fl.Parse([]string{"--budget=" + c.arg}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, fl.Parse([]string{"--budget=" + c.arg}))
 		b, err := budget(fl.budget)
 		if err != nil || b.Total != c.total || b.Namespace != c.namespace {
 			t.Errorf("%s: total %d, namespace %d, error %v; want %d and %d", c.arg, b.Total, b.Namespace, err, c.total, c.namespace)

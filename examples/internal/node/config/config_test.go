@@ -23,6 +23,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -230,9 +231,7 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 func write(t *testing.T, dir, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, "config.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -318,9 +317,7 @@ func TestDefaultModeIsNoted(t *testing.T) {
 		for _, args := range [][]string{nil, {"--proxy-mode", "nftables"}} {
 			fl := addFlags(pflag.NewFlagSet("run", pflag.ContinueOnError), "linux")
 			fl.AsKubeProxy = asKubeProxy
-			if err := fl.Parse(append([]string{"--hostname-override", "n1"}, args...)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fl.Parse(append([]string{"--hostname-override", "n1"}, args...)))
 			c, err := fl.Config()
 			if err != nil {
 				t.Fatal(err)
@@ -678,9 +675,7 @@ func TestChartKnowsTheFields(t *testing.T) {
 			Config struct{ PropertyNames struct{ Enum []string } }
 		}
 	}
-	if err := json.Unmarshal(text, &schema); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &schema))
 	var want []string
 	for _, f := range fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()) {
 		name, _, _ := strings.Cut(f, ".")
@@ -751,9 +746,7 @@ func TestWrittenConfigIsReadBack(t *testing.T) {
 	} {
 		first := of(t, args...)
 		path := filepath.Join(t.TempDir(), "written.yaml")
-		if err := first.Write(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, first.Write(path))
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

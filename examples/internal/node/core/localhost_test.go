@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/examples/metrics"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -73,9 +74,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 			failures++
 		}
 		tr.DeleteService(types.NamespacedName{Namespace: "ns", Name: s.Name})
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 	}
 	if failures != 200 {
 		t.Fatalf("%d failures", failures)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -20,9 +21,7 @@ func TestBridgeThatHidesPacketsIsReported(t *testing.T) {
 	if _, err := os.Stat("/proc/sys/" + four); err == nil {
 		want4 = false
 		for name, value := range map[string]string{four: "1", six: "0"} {
-			if err := h.Sysctl(name, value); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.Sysctl(name, value))
 		}
 	}
 	var log strings.Builder

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -44,26 +45,19 @@ func TestUnusableFlavorIsNotChosen(t *testing.T) {
 						if suffix == "" {
 							real = family + "-nft" + what
 						}
-						path, err := exec.LookPath(real)
-						if err != nil {
-							t.Fatal(err)
-						}
+						path := must.Get(exec.LookPath(real))(t)
 						paths[family+suffix+what] = path
 					}
 				}
 			}
 			for name, path := range paths {
-				if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Symlink(path, filepath.Join(dir, name)))
 			}
 			for _, suffix := range tt.failing {
 				for _, family := range []string{"iptables", "ip6tables"} {
 					name := family + suffix + "-save"
 					os.Remove(filepath.Join(dir, name))
-					if err := os.WriteFile(filepath.Join(dir, name), []byte(noKernel), 0o700); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(noKernel), 0o700))
 				}
 			}
 			t.Setenv("PATH", dir)
@@ -118,9 +112,7 @@ func TestCleanupNamesWhatKeepsChains(t *testing.T) {
 	const rules = "*nat\n:KUBE-SERVICES -\n:KUBE-MARK-MASQ -\n:KUBE-POSTROUTING -\n:PORTALS -\n-A KUBE-SERVICES -j KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\n-A PORTALS -j KUBE-MARK-MASQ\nCOMMIT"
 	run := func(script string) {
 		t.Helper()
-		if out, err := node.Run(t, "sh", "-e", "-c", script); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Get(node.Run(t, "sh", "-e", "-c", script))(t)
 	}
 	var text strings.Builder
 	log := slog.New(slog.NewTextHandler(&text, nil))

@@ -14,6 +14,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -59,10 +60,7 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 			}
 			var log bytes.Buffer
 			events := eventMessages{}
-			w, err := New(configtest.Parsed(t, args), nil, nil, WorldHooks{Events: events}, slog.New(slog.NewTextHandler(&log, nil)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := must.Get(New(configtest.Parsed(t, args), nil, nil, WorldHooks{Events: events}, slog.New(slog.NewTextHandler(&log, nil))))(t)
 			log.Reset()
 			cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 			w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
@@ -82,9 +80,7 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 			}
 			w.SetService(s)
 			w.SetSlice(slice)
-			if err := cursor.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cursor.Sync(t.Context()))
 			foreign := name == annotations.CiliumWeight && !allowed
 			if named := strings.Contains(events[c.kind], name); named == foreign || len(events) > 1 {
 				t.Errorf("%s, allowed %v: events %q", name, allowed, events)
@@ -106,10 +102,7 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 func TestHookOfTheModeAddsToServicePorts(t *testing.T) {
 	for _, hook := range []func(*v1.Service, *tracker.ServicePort){nil, func(s *v1.Service, p *tracker.ServicePort) { p.NeedLocalSet = true }} {
 		c := configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8"})
-		w, err := New(c, []tracker.Family{tracker.IPv4}, nil, WorldHooks{OnService: hook}, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(New(c, []tracker.Family{tracker.IPv4}, nil, WorldHooks{OnService: hook}, slog.New(slog.DiscardHandler)))(t)
 		var got []bool
 		cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 			for _, c := range d.Changes {
@@ -122,9 +115,7 @@ func TestHookOfTheModeAddsToServicePorts(t *testing.T) {
 		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
 		w.SetService(s)
 		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 		if want := hook != nil; len(got) != 1 || got[0] != want {
 			t.Errorf("NeedLocalSet is %v, want %v", got, want)
 		}

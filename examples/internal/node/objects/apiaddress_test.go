@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -27,9 +28,7 @@ func TestAPIServerAddressComesFromConfiguration(t *testing.T) {
 	} {
 		file := filepath.Join(t.TempDir(), "kubeconfig")
 		text := `{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "` + c.server + `"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}`
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 		cfg := configtest.Parsed(t, []string{"run", "--kubeconfig", file})
 		_, client, err := NewSource(cfg, nil, slog.New(slog.DiscardHandler))
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 func forbid(w http.ResponseWriter, _ *http.Request) {
@@ -50,9 +51,7 @@ func standIn(t *testing.T, fails func(path string) bool, how http.HandlerFunc, a
 	t.Cleanup(s.CloseClientConnections)
 	kubeconfig := filepath.Join(t.TempDir(), "k")
 	text := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"" + s.URL + "\"}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(kubeconfig, []byte(text), 0o600))
 	return configtest.Parsed(t, append([]string{"run", "--kubeconfig", kubeconfig, "--hostname-override", "n"}, args...))
 }
 
@@ -67,10 +66,7 @@ func TestPeekWaitsForServiceCIDRs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := standIn(t, func(p string) bool { return strings.HasSuffix(p, "/servicecidrs") }, tt.how)
-			w, err := Peek(t.Context(), cfg, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := must.Get(Peek(t.Context(), cfg, slog.New(slog.DiscardHandler)))(t)
 			if got := w.Engine.Snapshot().Node.ServiceCIDRs; len(got) != tt.want {
 				t.Errorf("ranges %v, want %d", got, tt.want)
 			}

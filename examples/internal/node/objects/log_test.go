@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -92,10 +93,7 @@ func TestLogOfAnObjectIsBounded(t *testing.T) {
 			var log bytes.Buffer
 			events := &eventSizes{}
 			cfg := configtest.Parsed(t, []string{"run", "--hostname-override", "n1", "--allow-annotations", allowed})
-			w, err := New(cfg, nil, nil, WorldHooks{Events: events}, slog.New(slog.NewTextHandler(&log, nil)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := must.Get(New(cfg, nil, nil, WorldHooks{Events: events}, slog.New(slog.NewTextHandler(&log, nil))))(t)
 			log.Reset()
 			cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 			w.Tracker.MarkSynced(0, 1, 2)
@@ -108,9 +106,7 @@ func TestLogOfAnObjectIsBounded(t *testing.T) {
 					c.slice.ResourceVersion = fmt.Sprint(i)
 					w.SetSlice(c.slice)
 				}
-				if err := cursor.Sync(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, cursor.Sync(t.Context()))
 			}
 			if log.Len() == 0 || log.Len() > 4000 || events.bytes > 4000 || events.events == 0 {
 				t.Errorf("%s, allowed %q: %d bytes of log and %d of %d events", c.name, allowed, log.Len(), events.bytes, events.events)
@@ -133,10 +129,7 @@ func TestEngineAndTrackerReportToOneHook(t *testing.T) {
 			got[l.Reason]++
 		}
 	}}
-	w, err := New(configtest.Parsed(t, []string{"run", "--hostname-override", "n1"}), nil, nil, hooks, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(New(configtest.Parsed(t, []string{"run", "--hostname-override", "n1"}), nil, nil, hooks, slog.New(slog.DiscardHandler)))(t)
 	for i, name := range []string{"a", "b"} {
 		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 		s.Spec.ClusterIP, s.Spec.ExternalIPs = fmt.Sprint("10.96.0.", i+1), []string{"192.0.2.1"}
@@ -162,22 +155,14 @@ func TestLinesAboutManifestsAreBounded(t *testing.T) {
 		fmt.Fprintf(&text, "apiVersion: v1\nkind: Service\nmetadata: {name: web-%d}\nspec: {ports: [{name: http, port: 80, protocol: tcp}]}\n---\n", i)
 	}
 	text.WriteString("apiVersion: v1\nkind: Service\n")
-	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(text.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(text.String()), 0o600))
 	for _, keep := range []bool{false, true} {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		cfg := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", "n1"})
-		f, err := newFiles(cfg, logger)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(newFiles(cfg, logger))(t)
 		defer f.Close()
-		w, err := New(cfg, nil, nil, WorldHooks{Keep: keep}, logger)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(New(cfg, nil, nil, WorldHooks{Keep: keep}, logger))(t)
 		f.handInFirst(w)
 		if keep {
 			if log.Len() != 0 || len(w.Problems()) != 101 || len(w.LeftOutOfService(types.NamespacedName{Namespace: "default", Name: "web-99"})) != 1 {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -35,10 +36,7 @@ func TestAddressesThatCannotBeReadStay(t *testing.T) {
 		t.Errorf("at the start: error %v", err)
 	}
 	own, failed = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
-	w, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(open())(t)
 	own, failed = nil, broken
 	w.RefreshNode()
 	if got := fmt.Sprint(w.Tracker.Node().Addresses); got != "[192.0.2.1]" {
@@ -57,10 +55,7 @@ func TestAddressesThatCannotBeReadStay(t *testing.T) {
 // TestObjectsHandedInTogetherAreSyncedTogether syncs while objects are handed in, and hands objects in
 // while a delta is applied. Neither waits for the other.
 func TestObjectsHandedInTogetherAreSyncedTogether(t *testing.T) {
-	w, err := New(configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8"}), []tracker.Family{tracker.IPv4}, nil, WorldHooks{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(New(configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8"}), []tracker.Family{tracker.IPv4}, nil, WorldHooks{}, slog.New(slog.DiscardHandler)))(t)
 	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	service := func(n int) {
 		w.SetService(&v1.Service{
@@ -80,9 +75,7 @@ func TestObjectsHandedInTogetherAreSyncedTogether(t *testing.T) {
 	}))
 	sync := func() {
 		t.Helper()
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 	}
 	sync()
 	w.Together(func() {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -39,9 +40,7 @@ func TestModeOfServicesChain(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			node := netlab.NewHost(t)
-			if out, err := node.Run(t, "sh", "-e", "-c", c.script+":"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Get(node.Run(t, "sh", "-e", "-c", c.script+":"))(t)
 			var all map[Kind]uint64
 			if err := node.Do(func() (err error) {
 				all, err = Look(t.Context(), nil, false)
@@ -80,15 +79,11 @@ func TestMarkersWithManyOpenFiles(t *testing.T) {
 		}
 		return out
 	}
-	if err := node.Do(func() error { return Mark([]tracker.Family{tracker.IPv4, tracker.IPv6}) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, node.Do(func() error { return Mark([]tracker.Family{tracker.IPv4, tracker.IPv6}) }))
 	if got := marked(); len(got) != 2 {
 		t.Errorf("markers %v after Mark", got)
 	}
-	if err := node.Do(func() error { return Unmark(t.Context()) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, node.Do(func() error { return Unmark(t.Context()) }))
 	if got := marked(); len(got) != 0 {
 		t.Errorf("markers %v after Unmark", got)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestProberTellsProxiesApart asks servers of kube-proxy, of nodeproxy, of this process and of
@@ -25,10 +27,7 @@ func TestProberTellsProxiesApart(t *testing.T) {
 		return strings.TrimPrefix(s.URL, "http://")
 	}
 	// The port of a client that stays connected: no other socket gets it, and no process listens there.
-	client, err := net.Dial("tcp", serve("", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(net.Dial("tcp", serve("", "")))(t)
 	t.Cleanup(func() { client.Close() })
 	closed := client.LocalAddr().String()
 	const health = `{"lastUpdated": "x","currentTime": "y", "nodeEligible": true}`

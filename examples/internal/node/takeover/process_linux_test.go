@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -16,10 +17,7 @@ import (
 // namespace and in another one.
 func TestProcessOfKubeProxyIsFound(t *testing.T) {
 	netlab.Require(t)
-	sleep, err := exec.LookPath("sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sleep := must.Get(exec.LookPath("sleep"))(t)
 	other := netlab.NewHost(t)
 	here := (*exec.Cmd).Start
 	for _, c := range []struct {
@@ -34,17 +32,13 @@ func TestProcessOfKubeProxyIsFound(t *testing.T) {
 		{"a child of this process", "kube-proxy", true, here, false},
 	} {
 		path := filepath.Join(t.TempDir(), c.name)
-		if err := os.Symlink(sleep, path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(sleep, path))
 		cmd := exec.Command("sh", "-c", `"$0" 60 & wait`, path)
 		if c.child {
 			cmd = exec.Command(path, "60")
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		if err := c.start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.start(cmd))
 		found := false
 		for until := time.Now().Add(time.Second); !found && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 			found = KubeProxyRuns()
@@ -52,9 +46,7 @@ func TestProcessOfKubeProxyIsFound(t *testing.T) {
 		if found != c.want {
 			t.Errorf("%s: found %v, want %v", c.what, found, c.want)
 		}
-		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL))
 		cmd.Wait()
 		for until := time.Now().Add(10 * time.Second); KubeProxyRuns(); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(until) {
@@ -75,17 +67,11 @@ func TestListenersOfOthersAreNotRoots(t *testing.T) {
 	}
 	netlab.Require(t)
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
-		l, err := net.Listen("tcp", at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(net.Listen("tcp", at))(t)
 		defer l.Close()
 		at = l.Addr().String()
 		// A connection does not hide the listener.
-		c, err := net.Dial("tcp", at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", at))(t)
 		defer c.Close()
 		if !ListenerIsRoots(at) {
 			t.Errorf("%s is not root's", at)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestVModuleMatchesTheCallersFile checks that --vmodule does not match files of slog or logr.
@@ -24,9 +25,7 @@ func TestVModuleMatchesTheCallersFile(t *testing.T) {
 	} {
 		var diag strings.Builder
 		c := textlogger.NewConfig(textlogger.Output(&diag))
-		if err := c.VModule().Set(pattern); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.VModule().Set(pattern))
 		log := inFront(textlogger.NewLogger(c), textDepth).With("with", 1).WithGroup("group")
 		log.Debug("debug")
 		log.InfoContext(t.Context(), "info")

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -15,9 +16,7 @@ import (
 func TestSocketLBDemoExpectationsHold(t *testing.T) {
 	c, err := newDemoCgroup(t.Context())
 	netlab.Need(t, err == nil, fmt.Sprintf("root and the right to load BPF programs: %v", err))
-	if err := c.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.close())
 	var out, diag bytes.Buffer
 	if status := demoSockets(t.Context(), config.ModeNFTables, false, &out, &diag); status != 0 {
 		t.Errorf("status %d", status)

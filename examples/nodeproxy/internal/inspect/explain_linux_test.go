@@ -11,6 +11,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -51,10 +52,7 @@ func TestExplainPredictsEveryPacket(t *testing.T) {
 				Families: families,
 				Skip:     skip,
 				New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-					p, err := m.Open(tb.Context(), modes.Settings{Config: cfg, Families: env.Families, NetNS: env.NetNS, Rules: func(tracker.Family, string, int, int) {}})
-					if err != nil {
-						tb.Fatal(err)
-					}
+					p := must.Get(m.Open(tb.Context(), modes.Settings{Config: cfg, Families: env.Families, NetNS: env.NetNS, Rules: func(tracker.Family, string, int, int) {}}))(tb)
 					tb.Cleanup(func() { p.Close() })
 					return p
 				},

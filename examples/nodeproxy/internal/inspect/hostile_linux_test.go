@@ -25,6 +25,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
 	"github.com/go-proxier/proxier/internal/complaint"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -115,10 +116,7 @@ func changed(path, text string) *hostileWorld {
 // world hands in the objects, whatever an API server would do with them.
 func (h *hostileWorld) world(t *testing.T, cfg *config.Config, log *slog.Logger) *objects.World {
 	t.Helper()
-	w, err := objects.New(cfg, nil, &h.Node, objects.WorldHooks{Keep: true, Failed: func(error) {}}, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(objects.New(cfg, nil, &h.Node, objects.WorldHooks{Keep: true, Failed: func(error) {}}, log))(t)
 	w.SetServiceCIDR(&h.CIDR)
 	w.SetNode(&h.Node)
 	w.SetService(&h.Service)
@@ -147,9 +145,7 @@ func TestTextsOfObjectsAreNoCommands(t *testing.T) {
 			render := func(from, to *ruleset.Snapshot) string {
 				var out bytes.Buffer
 				r := rendering{out: &out, log: slog.New(slog.DiscardHandler)}
-				if err := r.write(cfg, from, to); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, r.write(cfg, from, to))
 				return out.String()
 			}
 			base := newHostileWorld().world(t, cfg, slog.New(slog.DiscardHandler)).Engine.Snapshot()
@@ -165,9 +161,7 @@ func TestTextsOfObjectsAreNoCommands(t *testing.T) {
 					t.Fatal(err)
 				}
 				packet := ruleset.Packet{To: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: v1.ProtocolTCP}
-				if _, err := (explainOptions{from: "10.1.0.9"}).ask(&said, w, packet); err != nil {
-					t.Fatal(err)
-				}
+				must.Get((explainOptions{from: "10.1.0.9"}).ask(&said, w, packet))(t)
 				for _, got := range []string{render(nil, evil), render(base, evil), render(evil, base), said.String(), diag.String()} {
 					if harmless := printed(got); harmless != got {
 						t.Errorf("%s: a verb prints %q", path, got)
@@ -282,18 +276,14 @@ func readByShell(t *testing.T, h *netlab.Host, scripts ...string) (out string) {
 	dir := t.TempDir()
 	bin, work := filepath.Join(dir, "bin"), filepath.Join(dir, "work")
 	for _, d := range []string{bin, work} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(d, 0o755))
 	}
 	for _, name := range []string{"ipvsadm", "ipset", "ip", "iptables-restore", "ip6tables-restore", "nft"} {
 		text := "#!/bin/sh\nPATH=" + os.Getenv("PATH") + "\nin=$(cat)\necho " + name + " \"$*\" $(echo \"$in\" | wc -l)\n"
 		if name == "ipset" || strings.HasSuffix(name, "restore") {
 			text += "echo \"$in\" | " + name + " \"$@\" 2>&1\n"
 		}
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755))
 	}
 	for _, program := range []string{"iptables", "ip6tables"} {
 		out += runWith(t, h, "*mangle\nCOMMIT\n*nat\nCOMMIT\n*filter\nCOMMIT\n", netlab.Command(t, program+"-restore"))
@@ -304,10 +294,7 @@ func readByShell(t *testing.T, h *netlab.Host, scripts ...string) (out string) {
 		sh.Dir, sh.Env = work, []string{"PATH=" + bin}
 		out += runWith(t, h, s, sh)
 	}
-	left, err := os.ReadDir(work)
-	if err != nil {
-		t.Fatal(err)
-	}
+	left := must.Get(os.ReadDir(work))(t)
 	return out + fmt.Sprintln(left)
 }
 
@@ -319,13 +306,8 @@ func TestRefusedObjectsAreNotRendered(t *testing.T) {
 		dir := t.TempDir()
 		h.Service.TypeMeta, h.Slice.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
 		for name, o := range map[string]any{"service.yaml": h.Service, "slice.yaml": h.Slice} {
-			text, err := yaml.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(yaml.Marshal(o))(t)
+			must.Do(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 		}
 		return dir
 	}

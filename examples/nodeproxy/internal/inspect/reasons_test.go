@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -21,10 +22,7 @@ import (
 // The older one has them.
 func TestExplainAllNamesTheOwnerOfAFrontend(t *testing.T) {
 	cfg := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1"})
-	w, err := objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler)))(t)
 	port, number := "http", int32(8080)
 	for i, name := range []string{"old", "young", "other"} {
 		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(int64(i+1), 0)}}
@@ -79,10 +77,7 @@ func TestExplainAllGivesTheReasonFromTheSlices(t *testing.T) {
 		{name: "other port", slices: []slice{{"web", []discovery.Endpoint{ready(&yes)}}}, want: `its EndpointSlices have the ports "web"/TCP, and not "http"/TCP`},
 	} {
 		cfg := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1"})
-		w, err := objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler)))(t)
 		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}}
 		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Selector = "10.96.0.1", []string{"10.96.0.1"}, c.selector
 		s.Spec.Ports = []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP, TargetPort: c.target}}
@@ -99,7 +94,7 @@ func TestExplainAllGivesTheReasonFromTheSlices(t *testing.T) {
 		}
 		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		var out strings.Builder
-		err = explainAll(&out, w)
+		err := explainAll(&out, w)
 		if c.want == "" {
 			if err != nil || out.String() != "1 Service, 1 port: all have endpoints\n" {
 				t.Errorf("%s: error %v, output:\n%s", c.name, err, out.String())

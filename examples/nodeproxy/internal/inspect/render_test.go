@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 const demoWorld = "../demo/world"
@@ -33,17 +34,13 @@ func rendered(t *testing.T, args ...string) (string, error) {
 func edited(t *testing.T, file, old, text string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(demoWorld)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(dir, os.DirFS(demoWorld)))
 	path := filepath.Join(dir, file)
 	b, err := os.ReadFile(path)
 	if err != nil || !bytes.Contains(b, []byte(old)) {
 		t.Fatalf("%v, or %s has no %q", err, file, old)
 	}
-	if err := os.WriteFile(path, bytes.Replace(b, []byte(old), []byte(text), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, bytes.Replace(b, []byte(old), []byte(text), 1), 0o600))
 	return dir
 }
 
@@ -54,10 +51,7 @@ func TestRenderPrintsRules(t *testing.T) {
 		"iptables": {"# iptables-restore --noflush\n", "# ip6tables-restore --noflush\n", "--to-destination 10.1.1.2:8080\n"},
 		"ipvs":     {"ipvsadm -R <<'END'\n", "-a -t 10.96.0.10:80 -r 10.1.1.2:8080 -m -w 1\n", "add KUBE-CLUSTER-IP 10.96.0.10,tcp:80 -exist\n", "addr add 10.96.0.10/32 dev kube-ipvs0\n"},
 	} {
-		got, err := rendered(t, "--proxy-mode", mode)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(rendered(t, "--proxy-mode", mode))(t)
 		for _, w := range want {
 			if !strings.Contains(got, w) {
 				t.Errorf("%s: no %q in\n%s", mode, w, got)

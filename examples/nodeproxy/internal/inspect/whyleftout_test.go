@@ -18,6 +18,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -52,10 +53,7 @@ func newWorld() *world {
 func (x *world) explain(t *testing.T, to string) (one, all string) {
 	t.Helper()
 	cfg := configtest.Parsed(t, append([]string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1"}, x.flags...))
-	w, err := objects.New(cfg, x.families, x.node, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(objects.New(cfg, x.families, x.node, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler)))(t)
 	for _, s := range append(x.more, &x.service) {
 		w.SetService(s)
 	}
@@ -67,9 +65,7 @@ func (x *world) explain(t *testing.T, to string) (one, all string) {
 	if p.To.Addr().Is6() {
 		from = "2001:db8::9"
 	}
-	if _, err := (explainOptions{from: from}).ask(&out, w, p); err != nil {
-		t.Fatal(err)
-	}
+	must.Get((explainOptions{from: from}).ask(&out, w, p))(t)
 	one = out.String()
 	out.Reset()
 	_ = explainAll(&out, w)
@@ -240,10 +236,7 @@ func reasonTexts(t *testing.T) map[string]tracker.Reason {
 	t.Helper()
 	out := map[string]tracker.Reason{}
 	for _, name := range []string{"endpointslice/leftout.go", "tracker/reason.go"} {
-		f, err := parser.ParseFile(token.NewFileSet(), "../../../../"+name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(parser.ParseFile(token.NewFileSet(), "../../../../"+name, nil, 0))(t)
 		ast.Inspect(f, func(x ast.Node) bool {
 			if spec, ok := x.(*ast.ValueSpec); ok {
 				if lit, ok := spec.Values[0].(*ast.BasicLit); ok {

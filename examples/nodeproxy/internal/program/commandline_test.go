@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // output runs a command line and returns the exit status, standard output and standard error.
@@ -107,10 +108,7 @@ func TestOptionsPageHasEveryFlag(t *testing.T) {
 		}
 		fmt.Fprintf(&table, "| `%s` | %s |\n", strings.TrimSpace("--"+f.Name+" "+value), usage)
 	})
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(page))(t)
 	head, rest, _ := strings.Cut(string(text), begin)
 	_, tail, ok := strings.Cut(rest, end)
 	want := head + begin + table.String() + "\n" + end + tail
@@ -118,9 +116,7 @@ func TestOptionsPageHasEveryFlag(t *testing.T) {
 	case !ok:
 		t.Fatalf("%s has no place for the flags", page)
 	case *update:
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(page, []byte(want), 0o644))
 	case string(text) != want:
 		t.Errorf("%s differs from the flags: run go test . -args -update", page)
 	}

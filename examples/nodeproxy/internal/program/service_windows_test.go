@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/windows/svc"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // service calls the handler as the service manager does, with requests, each sent once the agent
@@ -33,10 +35,7 @@ func service(t *testing.T, args []string, requests ...svc.ChangeRequest) (states
 
 // TestServiceEndsWithTheAgent stops a service, and runs one that ends by itself.
 func TestServiceEndsWithTheAgent(t *testing.T) {
-	dir, err := os.MkdirTemp("", "service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "service"))(t)
 	defer os.RemoveAll(dir) // fails while the agent's watch is open
 	waits := []string{"run", "--windows-service", "--network-name=no-such-network", "--manifests=" + dir, "--bind-address=192.0.2.1"}
 	asked := svc.Status{State: svc.Paused} // a state that the service never has by itself

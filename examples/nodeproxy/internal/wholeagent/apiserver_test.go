@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/stall"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -183,7 +184,7 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	if y := lab.Visits(s.Client, "", first, 5); !y.Answered(podIPs[0]) {
 		t.Error("the rules did not stay in effect")
 	}
-	check(t, c.Run(t.Context()))
+	must.Do(t, c.Run(t.Context()))
 	up := time.Now()
 	second := add("second")
 	served("the new Service is served", second)
@@ -196,7 +197,7 @@ func TestOutageOfTheAPIServer(t *testing.T) {
 	c.Kill()
 	time.Sleep(outage / 2)
 	end := time.Now()
-	check(t, p.Process.Signal(syscall.SIGTERM))
+	must.Do(t, p.Process.Signal(syscall.SIGTERM))
 	if code, _ := p.exit(t); code != 0 {
 		t.Errorf("exit status %d", code)
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -34,9 +35,9 @@ func readObjects(t *testing.T, file string) []runtime.Object {
 	t.Helper()
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, apps.AddToScheme, rbac.AddToScheme} {
-		check(t, add(s))
+		must.Do(t, add(s))
 	}
-	text := must(os.ReadFile(filepath.Join("../../deploy", file)))(t)
+	text := must.Get(os.ReadFile(filepath.Join("../../deploy", file)))(t)
 	var out []runtime.Object
 	d := serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer()
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
@@ -99,9 +100,9 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 	}
 	// The init container must set the parameters that the other one needs, in every mode.
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
-		text := must(os.ReadFile(file))(t)
+		text := must.Get(os.ReadFile(file))(t)
 		other := filepath.Join(t.TempDir(), "config.yaml")
-		check(t, os.WriteFile(other, []byte(strings.Replace(string(text), "mode: nftables", "mode: "+mode, 1)), 0o644))
+		must.Do(t, os.WriteFile(other, []byte(strings.Replace(string(text), "mode: nftables", "mode: "+mode, 1)), 0o644))
 		var all []parameters
 		for _, c := range append(spec.InitContainers, spec.Containers...) {
 			var args []string
@@ -162,13 +163,13 @@ func TestDaemonSetFitsOperatorsTools(t *testing.T) {
 func TestParametersOnNodesThatAreContainers(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	text := must(os.ReadFile("../../deploy/base/daemonset.yaml"))(t)
+	text := must.Get(os.ReadFile("../../deploy/base/daemonset.yaml"))(t)
 	const kind = "conntrack: {maxPerCore: 0}"
 	if !strings.Contains(string(text), kind) {
 		t.Errorf("the comment does not name %s", kind)
 	}
 	for setting, want := range map[string]int{kind: 0, "conntrack: {min: 2000000000}": 1} {
-		config := must(os.ReadFile("../../deploy/base/config.yaml"))(t)
+		config := must.Get(os.ReadFile("../../deploy/base/config.yaml"))(t)
 		dir := t.TempDir()
 		put(t, dir, "config.yaml", string(config)+setting+"\n")
 		p := start(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml"))
@@ -181,7 +182,7 @@ func TestParametersOnNodesThatAreContainers(t *testing.T) {
 // TestSocketLBPatchMountsWhatTheAgentOpens applies the patch as kubectl does.
 func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	t.Parallel()
-	text := must(os.ReadFile("../../deploy/socket-lb-patch.yaml"))(t)
+	text := must.Get(os.ReadFile("../../deploy/socket-lb-patch.yaml"))(t)
 	patch, err := yaml.YAMLToJSON(text)
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +204,7 @@ func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	after := &apps.DaemonSet{}
 	d := json.NewDecoder(bytes.NewReader(merged))
 	d.DisallowUnknownFields()
-	check(t, d.Decode(after))
+	must.Do(t, d.Decode(after))
 	spec, was := after.Spec.Template.Spec, before.Spec.Template.Spec
 	if len(spec.Containers) != 1 || len(spec.InitContainers) != 1 {
 		t.Fatalf("%d containers, %d init containers", len(spec.Containers), len(spec.InitContainers))
@@ -228,7 +229,7 @@ func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 		t.Errorf("mounts %v, volumes %v", c.VolumeMounts, spec.Volumes)
 	}
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	check(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644))
+	must.Do(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644))
 	var args []string
 	for _, a := range c.Args {
 		args = append(args, strings.ReplaceAll(a, "/etc/nodeproxy/config.yaml", file))
@@ -286,7 +287,7 @@ func TestRBACAllowsOnlyWhatIsNeeded(t *testing.T) {
 // directives are joined by blanks.
 func unit(t *testing.T) map[string]string {
 	t.Helper()
-	text := must(os.ReadFile("../../deploy/nodeproxy.service"))(t)
+	text := must.Get(os.ReadFile("../../deploy/nodeproxy.service"))(t)
 	out := map[string]string{}
 	section := ""
 	for line := range strings.Lines(string(text)) {
@@ -310,7 +311,7 @@ func TestUnitMatchesTheProgram(t *testing.T) {
 	t.Parallel()
 	u := unit(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	check(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644))
+	must.Do(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644))
 	program, line, _ := strings.Cut(u["Service.ExecStart"], " ")
 	configtest.Parsed(t, strings.Fields(strings.ReplaceAll(line, "/etc/nodeproxy/config.yaml", file)))
 	if program != "/usr/local/bin/nodeproxy" {
@@ -331,7 +332,7 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
 	netlab.Need(t, err == nil, "systemd-analyze (package systemd)")
-	text := must(os.ReadFile("../../deploy/nodeproxy.service"))(t)
+	text := must.Get(os.ReadFile("../../deploy/nodeproxy.service"))(t)
 	dir := t.TempDir()
 	verify := func(text string) (string, error) {
 		t.Helper()
@@ -354,7 +355,7 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 // instructions returns the instructions of the Containerfile, each as one line.
 func instructions(t *testing.T) []string {
 	t.Helper()
-	text := must(os.ReadFile("../../deploy/Containerfile"))(t)
+	text := must.Get(os.ReadFile("../../deploy/Containerfile"))(t)
 	var out []string
 	for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
@@ -395,7 +396,7 @@ func TestContainerfileBuildsTheProgram(t *testing.T) {
 			t.Errorf("unexpected instruction %q", line)
 		}
 	}
-	mod := must(os.ReadFile("../../../go.mod"))(t)
+	mod := must.Get(os.ReadFile("../../../go.mod"))(t)
 	if !strings.Contains(string(mod), "\ngo "+version+".") && !strings.Contains(string(mod), "\ngo "+version+"\n") {
 		t.Errorf("it builds with Go %s, not with the version of go.mod", version)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -197,13 +198,13 @@ func TestEndToEnd(t *testing.T) {
 // node with kube-proxy's rules.
 func (s *site) swap(t *testing.T, c *cluster, vip string) {
 	t.Helper()
-	text := must(os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml"))(t)
+	text := must.Get(os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml"))(t)
 	dir := t.TempDir()
 	put(t, dir, "config.conf", strings.NewReplacer("/var/lib/kube-proxy/kubeconfig.conf", c.Kubeconfig(), "10.244.0.0/16,fd00:10:244::/56", "10.1.0.0/24").Replace(string(text)))
 	_, err := exec.LookPath("iptables-restore")
 	if withIPTables := err == nil; withIPTables {
 		put(t, dir, "old", kubeProxyIPTables)
-		must(s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old"))(t)
+		must.Get(s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old"))(t)
 	}
 	p := startWith(t, s.Node, []string{asKubeProxyEnv + "=1"}, "--config="+dir+"/config.conf", "--hostname-override=n1")
 	p.synced(t, "services=2 endpoints=2 changed=2")

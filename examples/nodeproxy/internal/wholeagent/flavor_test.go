@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -26,7 +27,7 @@ func testFlavor(t *testing.T, mode string) {
 	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
 	node := func(args ...string) string {
 		t.Helper()
-		out := must(s.Node.Output("env", append([]string{lock}, args...)...))(t)
+		out := must.Get(s.Node.Output("env", append([]string{lock}, args...)...))(t)
 		return out
 	}
 	chains := func(program string) int { return strings.Count(node(program+"-save"), "\n:KUBE-") }
@@ -104,7 +105,7 @@ func TestFlavorOfInitialContainerIsThatOfTheHost(t *testing.T) {
 	s := newSite(t)
 	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
 	// Without kubelet's chain, the flavor with more rules counts.
-	must(s.Node.Output("env", lock, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
+	must.Get(s.Node.Output("env", lock, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
 	p := startWith(t, s.Node, []string{lock}, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
 	p.exit(t)
 	p.logged(t, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
@@ -132,7 +133,7 @@ func TestCleanupFindsRulesOfEachFlavor(t *testing.T) {
 			s.answeredBy(t, clusterVIP, podIPs[0])
 			p.kill(t)
 			chains := func() int {
-				text := must(s.Node.Output("env", lock, "iptables-"+flavor+"-save"))(t)
+				text := must.Get(s.Node.Output("env", lock, "iptables-"+flavor+"-save"))(t)
 				return strings.Count(text, "\n:KUBE-")
 			}
 			if chains() == 0 {

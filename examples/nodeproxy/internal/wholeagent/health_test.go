@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -73,7 +74,7 @@ func TestHealthzNeedsNode(t *testing.T) {
 	needMode(t, "nftables")
 	s := newSite(t)
 	api := &fakeAPI{nodes: make(chan string)}
-	l := must(s.Node.Listen("tcp", "127.0.0.1:0"))(t)
+	l := must.Get(s.Node.Listen("tcp", "127.0.0.1:0"))(t)
 	hs := &http.Server{Handler: api}
 	go hs.Serve(l)
 	t.Cleanup(func() { hs.Close() })
@@ -113,7 +114,7 @@ func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
 		netlab.Need(t, err == nil, "iptables-nft-restore")
 		script := fmt.Sprintf("#!/bin/sh\nin=%s/in.$$; cat >$in\nif [ -e %s ] && grep -q '^-[AI]' $in; then nft flush ruleset; fi\nexec %s \"$@\" <$in\n", dir, armed, restore)
 		put(t, dir, family+"-nft-restore", script)
-		check(t, os.Chmod(filepath.Join(dir, family+"-nft-restore"), 0o755))
+		must.Do(t, os.Chmod(filepath.Join(dir, family+"-nft-restore"), 0o755))
 	}
 	manifests := t.TempDir()
 	put(t, manifests, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
@@ -133,7 +134,7 @@ func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
 	if code, body, _ := get(t, s.Client, livez); code != 200 {
 		t.Errorf("/livez: %d %s", code, body)
 	}
-	check(t, os.Remove(armed))
+	must.Do(t, os.Remove(armed))
 	eventually(t, "/healthz answers 200 again", status(t, s.Client, healthz, 200))
 	s.answeredBy(t, clusterVIP, podIPs[0])
 }
@@ -154,7 +155,7 @@ func TestManifestsNeedNoNode(t *testing.T) {
 	answers(200, "without a Node")
 	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
 	answers(503, "with a Node that is to be deleted")
-	check(t, os.Remove(filepath.Join(dir, "node.yaml")))
+	must.Do(t, os.Remove(filepath.Join(dir, "node.yaml")))
 	answers(200, "without a Node again")
 }
 
@@ -239,7 +240,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	before := descriptors()
 	for i, url := range []string{"192.0.2.1:10256", "192.0.2.1:10249"} {
 		for range 2000 {
-			conn := must(lab.Dial(s.Client, "tcp", "", url, testtime.Timeout))(t)
+			conn := must.Get(lab.Dial(s.Client, "tcp", "", url, testtime.Timeout))(t)
 			t.Cleanup(func() { conn.Close() })
 		}
 		if code, body, _ := get(t, s.Client, "http://"+url+"/healthz"); code != 200 {
@@ -340,7 +341,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	}
 	rules := func(table string) (n int) {
 		t.Helper()
-		text := must(s.Node.Run(t, "iptables-save", "-t", table))(t)
+		text := must.Get(s.Node.Run(t, "iptables-save", "-t", table))(t)
 		return strings.Count(text, "\n-A KUBE-") - strings.Count(text, "\n-A KUBE-PROXY-CANARY ")
 	}
 	metric := func(name, table string, value int) string {
@@ -362,7 +363,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	page("/proxyMode", "iptables")
 
 	// Every scrape reads the counters of the rules.
-	text := must(s.Node.Run(t, "iptables-save", "-t", "filter"))(t)
+	text := must.Get(s.Node.Run(t, "iptables-save", "-t", "filter"))(t)
 	netlab.Need(t, strings.Contains(text, "--nfacct-name"), "nfacct in kernel and iptables")
 	for n := range 3 {
 		page("/metrics", "\nkubeproxy_iptables_ct_state_invalid_dropped_packets_total ",

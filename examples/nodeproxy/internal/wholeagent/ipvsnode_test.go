@@ -15,6 +15,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -212,7 +213,7 @@ func adoptIPVS(t *testing.T) {
 
 			s := newSite(t)
 			put(t, dir, "kube-proxy", kubeProxyIPVS)
-			must(s.Node.Output("sh", dir+"/kube-proxy"))(t)
+			must.Get(s.Node.Output("sh", dir+"/kube-proxy"))(t)
 			before := traces(t, s.Node)
 			long, err := lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout)
 			if err != nil {
@@ -310,7 +311,7 @@ func cleanupIPVSNode(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "kube-proxy", kubeProxyIPVS)
-	must(s.Node.Output("sh", dir+"/kube-proxy"))(t)
+	must.Get(s.Node.Output("sh", dir+"/kube-proxy"))(t)
 	if len(traces(t, s.Node)) < 40 {
 		t.Fatalf("the state of the test is incomplete: %q", traces(t, s.Node))
 	}
@@ -351,7 +352,7 @@ func TestIPVSNode(t *testing.T) {
 // leaveIPVSWithoutIPv6 changes to another mode on a node where IPv6 is turned off.
 func leaveIPVSWithoutIPv6(t *testing.T) {
 	s := newSite(t)
-	check(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
+	must.Do(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	for _, mode := range []string{"ipvs", "nftables"} {
@@ -371,7 +372,7 @@ func leaveIPVSWithoutIPv6(t *testing.T) {
 func ipv6ForwardingIPVS(t *testing.T) {
 	s := newSite(t)
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		check(t, s.Node.Sysctl(name, "0"))
+		must.Do(t, s.Node.Sysctl(name, "0"))
 	}
 	p, _ := s.serveWeb(t, podIPs[:1], "--proxy-mode", "ipvs")
 	s.answeredBy(t, clusterVIP, podIPs[0])
@@ -432,9 +433,9 @@ func explainIPVS(t *testing.T) {
 	asks(0, own, nodePort, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
 	asks(0, client, "10.96.0.10:81", "no virtual server for it", "agrees")
 	p.kill(t)
-	must(s.Node.Run(t, "ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"))(t)
+	must.Get(s.Node.Run(t, "ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"))(t)
 	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
-	must(s.Node.Run(t, "ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"))(t)
+	must.Get(s.Node.Run(t, "ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"))(t)
 	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what the objects require")
 }
 
@@ -495,9 +496,9 @@ func privilegesIPVS(t *testing.T) {
 		t.Skipf("the modules of iptables-legacy cannot be unloaded: %s", out)
 	}
 	put(t, dir, "modprobe", modprobe)
-	check(t, os.Chmod(dir+"/modprobe", 0o755))
-	before := must(os.ReadFile("/proc/sys/kernel/modprobe"))(t)
-	check(t, os.WriteFile("/proc/sys/kernel/modprobe", []byte(dir+"/modprobe"), 0))
+	must.Do(t, os.Chmod(dir+"/modprobe", 0o755))
+	before := must.Get(os.ReadFile("/proc/sys/kernel/modprobe"))(t)
+	must.Do(t, os.WriteFile("/proc/sys/kernel/modprobe", []byte(dir+"/modprobe"), 0))
 	defer os.WriteFile("/proc/sys/kernel/modprobe", before, 0)
 	s := newSite(t)
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
@@ -522,7 +523,7 @@ func privilegesIPVS(t *testing.T) {
 	}
 	defer os.WriteFile(limit, before, 0)
 	for _, tt := range []struct{ perCore, was, want string }{{"0", "77777", "77777\n"}, {"1", "77777", "200000\n"}, {"1", "777777", "777777\n"}} {
-		check(t, os.WriteFile(limit, []byte(tt.was), 0))
+		must.Do(t, os.WriteFile(limit, []byte(tt.was), 0))
 		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core", tt.perCore, "--conntrack-min", "200000")
 		cmd.Env = append(os.Environ(), programEnv+"=1")
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -217,7 +218,7 @@ func testLocalhost(t *testing.T, mode string) {
 	expect("endpoints are back", first)
 
 	// The process ends immediately, with its connections.
-	c := must(lab.Dial(s.Node, "tcp", "", "[::1]:30090", testtime.Timeout))(t)
+	c := must.Get(lab.Dial(s.Node, "tcp", "", "[::1]:30090", testtime.Timeout))(t)
 	defer c.Close()
 	if _, _, err := c.Hear(); err != nil {
 		t.Fatal(err)
@@ -240,7 +241,7 @@ func testLocalhost(t *testing.T, mode string) {
 func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 	t.Parallel()
 	s := localhostSite(t)
-	l := must(s.Node.Listen("tcp", "127.0.0.1:30090"))(t)
+	l := must.Get(s.Node.Listen("tcp", "127.0.0.1:30090"))(t)
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
 	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost",

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 const routeLocalnet = "net/ipv4/conf/all/route_localnet"
@@ -29,10 +30,10 @@ type intruder struct {
 func newIntruder(t *testing.T, s *site) *intruder {
 	in := &intruder{site: s, t: t}
 	for _, args := range []string{"addr del 127.0.0.1/8 dev lo", "route add 127.0.0.1/32 via 192.0.2.1 dev eth0"} {
-		must(s.Client.Run(t, "ip", strings.Fields(args)...))(t)
+		must.Get(s.Client.Run(t, "ip", strings.Fields(args)...))(t)
 	}
-	server := must(s.Node.ListenPacket("udp4", "127.0.0.1:9999"))(t)
-	socket := must(s.Client.ListenPacket("udp4", "192.0.2.9:0"))(t)
+	server := must.Get(s.Node.ListenPacket("udp4", "127.0.0.1:9999"))(t)
+	socket := must.Get(s.Client.ListenPacket("udp4", "192.0.2.9:0"))(t)
 	t.Cleanup(func() {
 		server.Close()
 		socket.Close()

@@ -22,6 +22,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -100,7 +101,7 @@ func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args 
 	if err != nil {
 		t.Fatal(err)
 	}
-	check(t, h.Start(p.Cmd))
+	must.Do(t, h.Start(p.Cmd))
 	t.Cleanup(func() { p.Process.Kill() })
 	go func() {
 		defer close(p.lines)
@@ -118,8 +119,8 @@ func flavorPath(t *testing.T, flavor string) string {
 	dir := t.TempDir()
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {
-			path := must(exec.LookPath(program + "-" + flavor + what))(t)
-			check(t, os.Symlink(path, filepath.Join(dir, program+what)))
+			path := must.Get(exec.LookPath(program + "-" + flavor + what))(t)
+			must.Do(t, os.Symlink(path, filepath.Join(dir, program+what)))
 		}
 	}
 	return dir + ":" + os.Getenv("PATH")
@@ -202,25 +203,6 @@ func cleanup(t *testing.T, h *netlab.Host) {
 	p := start(t, h, "run", "--cleanup")
 	if code, _ := p.exit(t); code != 0 {
 		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
-	}
-}
-
-// check ends the test after an error.
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// must returns a function that returns v, or ends the test after an error.
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("%v\n%v", err, v)
-		}
-		return v
 	}
 }
 
@@ -344,7 +326,7 @@ func TestInterruptedDemoReturns130(t *testing.T) {
 	cmd.Env = append(cmd.Env, programEnv+"=1")
 	var out controlplane.Tail
 	cmd.Stdout, cmd.Stderr = &out, &out
-	check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	defer cmd.Process.Kill()
 	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.String(), "ok ") })
 	cmd.Process.Signal(os.Interrupt)

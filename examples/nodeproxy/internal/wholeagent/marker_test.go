@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -48,7 +49,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables)
-	must(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
 	marker := []string{"nodeproxy-marker"}
 	marked := func(when string, want []string) {
 		t.Helper()
@@ -71,7 +72,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 
-	must(s.Node.Run(t, "nft", "flush", "ruleset"))(t)
+	must.Get(s.Node.Run(t, "nft", "flush", "ruleset"))(t)
 	marked("a firewall's reload deletes all tables", marker)
 	p.stop(t)
 	marked("after the agent's end", marker)
@@ -96,14 +97,14 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	marked("always, once more", marker)
 	p.stop(t)
 	// A kube-proxy's table is not the agent's.
-	must(s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"))(t)
+	must.Get(s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"))(t)
 	cleanup := func() {
 		t.Helper()
 		cleanup(t, s.Node)
 	}
 	cleanup()
 	marked("--cleanup beside kube-proxy's chain", []string{"nodeproxy-marker", "services"})
-	must(s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"))(t)
+	must.Get(s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"))(t)
 	cleanup()
 	marked("--cleanup", nil)
 
@@ -113,7 +114,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	p.stop(t)
 	cleanup()
 	put(t, dir, "old", kubeProxyIPTables)
-	must(s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"))(t)
+	must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"))(t)
 	for range 2 {
 		p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
@@ -133,11 +134,11 @@ func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
 	s := newSite(t)
-	check(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
+	must.Do(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
-	must(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
 	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	eventually(t, "no chain of kube-proxy is left", func() bool {

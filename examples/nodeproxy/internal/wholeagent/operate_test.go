@@ -16,6 +16,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -59,7 +60,7 @@ logging: {format: json}
 	}
 
 	// The same content in a new file does not count as a change.
-	text := must(os.ReadFile(file))(t)
+	text := must.Get(os.ReadFile(file))(t)
 	put(t, etc, "config.yaml", string(text))
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	eventually(t, "the new endpoint is in effect", func() bool { return strings.Count(p.log(), `"msg":"synced"`) == 2 })
@@ -112,7 +113,7 @@ func TestHardFailChangesNoRule(t *testing.T) {
 	s.serveWeb(t, podIPs[:1], "--metrics-bind-address", "192.0.2.1:10249")
 	listing := func() string {
 		t.Helper()
-		text := must(s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset"))(t)
+		text := must.Get(s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset"))(t)
 		return text
 	}
 	was := listing()
@@ -137,7 +138,7 @@ func TestHardFailChangesNoRule(t *testing.T) {
 func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	t.Parallel()
 	s, dir := webSite(t, podIPs[0])
-	l := must(s.Node.Listen("tcp", "192.0.2.1:10249"))(t)
+	l := must.Get(s.Node.Listen("tcp", "192.0.2.1:10249"))(t)
 	args := []string{"run", "--manifests", dir, "--metrics-bind-address", "192.0.2.1:10249"}
 	p := start(t, s.Node, append(args, "--bind-address-hard-fail")...)
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "metrics at 192.0.2.1:10249") {

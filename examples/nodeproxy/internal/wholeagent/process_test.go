@@ -17,13 +17,14 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // capabilities returns a set of capabilities of a process, from proc(5).
 func capabilities(t *testing.T, pid int, set string) uint64 {
 	t.Helper()
-	status := must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	for line := range strings.Lines(string(status)) {
 		if name, value, _ := strings.Cut(line, ":"); name == set {
 			n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
@@ -103,7 +104,7 @@ func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 	netlab.Require(t)
 	const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
 	var affinity unix.CPUSet
-	check(t, unix.SchedGetaffinity(0, &affinity))
+	must.Do(t, unix.SchedGetaffinity(0, &affinity))
 	info, err := os.ReadFile("/proc/cpuinfo") // lists the online CPUs
 	if err != nil {
 		t.Fatal(err)

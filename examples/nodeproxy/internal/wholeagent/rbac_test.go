@@ -14,6 +14,7 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // auditPolicy makes the API server log each request of the ServiceAccount.
@@ -120,7 +121,7 @@ users: [{name: u, user: {tokenFile: token}}], contexts: [{name: c, context: {clu
 // requests returns what an audit log has, as "VERB RESOURCE GROUP". None may be denied.
 func requests(t *testing.T, audit string) map[string]bool {
 	t.Helper()
-	text := must(os.ReadFile(audit))(t)
+	text := must.Get(os.ReadFile(audit))(t)
 	out := map[string]bool{}
 	for line := range strings.Lines(string(text)) {
 		var e struct {

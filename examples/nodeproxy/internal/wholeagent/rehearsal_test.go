@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -512,10 +513,10 @@ func TestRehearsal(t *testing.T) {
 	base := func(t *testing.T, mode string) string {
 		var out []string
 		for _, file := range []string{"rbac.yaml", "daemonset.yaml"} {
-			text := must(os.ReadFile("../../deploy/base/" + file))(t)
+			text := must.Get(os.ReadFile("../../deploy/base/" + file))(t)
 			out = append(out, strings.Replace(string(text), "api.cluster.example", "192.0.2.8", 1))
 		}
-		text := must(os.ReadFile("../../deploy/base/config.yaml"))(t)
+		text := must.Get(os.ReadFile("../../deploy/base/config.yaml"))(t)
 		config := strings.NewReplacer("10.244.0.0/16", "10.1.0.0/16", "mode: nftables", "mode: "+mode).Replace(string(text)) + "conntrack: {maxPerCore: 0}\n"
 		data, err := json.Marshal(config)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -20,7 +21,7 @@ import (
 func talkTo(t *testing.T, h *netlab.Host, pod string) *lab.Talk {
 	t.Helper()
 	for range 200 {
-		c := must(lab.Dial(h, "tcp", "", clusterVIP, testtime.Timeout))(t)
+		c := must.Get(lab.Dial(h, "tcp", "", clusterVIP, testtime.Timeout))(t)
 		name, _, err := c.Hear()
 		if err != nil {
 			t.Fatal(err)
@@ -95,12 +96,12 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			}
 			stop := func() {
 				t.Helper()
-				check(t, p.Process.Signal(syscall.SIGTERM))
+				must.Do(t, p.Process.Signal(syscall.SIGTERM))
 				p.exit(t)
 			}
 			stop()
 			// The endpoint returns, and gets connections from a new run.
-			must(s.pods.Run(t, "nft", "delete table ip test"))(t)
+			must.Get(s.pods.Run(t, "nft", "delete table ip test"))(t)
 			p, _ = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)
 			talkTo(t, s.Client, podIPs[0])
 			stop()

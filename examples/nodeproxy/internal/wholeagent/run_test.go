@@ -26,6 +26,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -100,8 +101,8 @@ endpoints:
 func put(t *testing.T, dir, name, text string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	check(t, os.WriteFile(path+".new", []byte(text), 0o644))
-	check(t, os.Rename(path+".new", path))
+	must.Do(t, os.WriteFile(path+".new", []byte(text), 0o644))
+	must.Do(t, os.Rename(path+".new", path))
 }
 
 // serveWeb runs the agent with the Service web, endpoints for it, and flags. It waits until the
@@ -173,7 +174,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
 		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
 	p.synced(t, "services=2 endpoints=3 changed=1")
-	check(t, os.Remove(filepath.Join(dir, "other.json")))
+	must.Do(t, os.Remove(filepath.Join(dir, "other.json")))
 	p.synced(t, "services=1 endpoints=3 changed=1")
 
 	// Another process deletes the table. The repair prints no line.

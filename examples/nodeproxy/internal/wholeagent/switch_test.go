@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -119,7 +120,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 		p = run(first)
 		tidied(p, first, first)
 	}
-	long := must(lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout))(t)
+	long := must.Get(lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout))(t)
 	defer long.Close()
 	name, _, err := long.Hear()
 	if err != nil {

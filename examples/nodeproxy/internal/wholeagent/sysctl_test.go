@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -37,7 +38,7 @@ func readOnlySysctls() error {
 // sysctl returns a kernel parameter of a host.
 func sysctl(t *testing.T, h *netlab.Host, name string) string {
 	t.Helper()
-	value := must(h.Output("cat", "/proc/sys/"+name))(t)
+	value := must.Get(h.Output("cat", "/proc/sys/"+name))(t)
 	return strings.TrimSpace(value)
 }
 
@@ -67,7 +68,7 @@ func testInitOnly(t *testing.T, mode string) {
 			set["net/ipv4/"+name] = "1"
 		}
 		set["net/ipv4/conf/all/arp_announce"] = "2"
-		check(t, s.Node.Sysctl("net/ipv4/ip_forward", "0"))
+		must.Do(t, s.Node.Sysctl("net/ipv4/ip_forward", "0"))
 	}
 	// The second run must not write a parameter that is already set.
 	for range 2 {
@@ -119,7 +120,7 @@ func TestDisabledIPv6IsNotServed(t *testing.T) {
 
 func testDisabledIPv6(t *testing.T, mode string) {
 	s := newSite(t)
-	check(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
+	must.Do(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
 	dual := strings.Replace(webService, "spec:\n", "spec:\n  ipFamilyPolicy: RequireDualStack\n  ipFamilies: [IPv4, IPv6]\n  clusterIPs: [10.96.0.10, 'fd00:10:96::10']\n", 1)
 	six := strings.NewReplacer("web-1", "web-2", "IPv4", "IPv6", "10.1.0.2", "fd00:10:1::2").Replace(webSlice(podIPs[0]))

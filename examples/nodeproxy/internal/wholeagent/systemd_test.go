@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -34,7 +35,7 @@ func startSystemd(t *testing.T, h *netlab.Host) *systemd {
 	netlab.NeedPrograms(t, "systemd", "systemctl")
 	const units, group = "/etc/systemd/system", "/sys/fs/cgroup/systemd"
 	for _, dir := range []string{units, group} {
-		check(t, os.MkdirAll(dir, 0o755))
+		must.Do(t, os.MkdirAll(dir, 0o755))
 	}
 	for _, name := range []string{"sysinit", "basic", "multi-user", "shutdown", "network-online"} {
 		put(t, units, name+".target", "[Unit]\nDefaultDependencies=no\n")
@@ -51,7 +52,7 @@ func startSystemd(t *testing.T, h *netlab.Host) *systemd {
 	}
 	log := &controlplane.Tail{}
 	cmd.Stdout, cmd.Stderr = log, log
-	check(t, h.Start(cmd))
+	must.Do(t, h.Start(cmd))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -108,7 +109,7 @@ func TestUnitUnderSystemd(t *testing.T) {
 	if _, err := os.Stat("/modules/order"); err != nil {
 		t.Fatal(err)
 	}
-	text := must(os.ReadFile("testdata/nodeproxy.service"))(t)
+	text := must.Get(os.ReadFile("testdata/nodeproxy.service"))(t)
 	s := newSite(t)
 	object := func(text string) string {
 		t.Helper()
@@ -123,18 +124,18 @@ func TestUnitUnderSystemd(t *testing.T) {
 		"EndpointSlice": object(webSlice(podIPs[0])),
 		"Node":          `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"},"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
 	}}
-	l := must(s.Node.Listen("tcp", "127.0.0.1:8080"))(t)
+	l := must.Get(s.Node.Listen("tcp", "127.0.0.1:8080"))(t)
 	server := &http.Server{Handler: api}
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close() })
 
 	const etc, bin = "/etc/nodeproxy", "/usr/local/bin"
 	for _, dir := range []string{etc, bin, "/etc/systemd/system/nodeproxy.service.d"} {
-		check(t, os.MkdirAll(dir, 0o755))
+		must.Do(t, os.MkdirAll(dir, 0o755))
 	}
 	t.Cleanup(func() { os.RemoveAll(etc) })
 	t.Cleanup(func() { os.Remove(bin + "/nodeproxy") })
-	check(t, os.Symlink(testBinary(t), bin+"/nodeproxy"))
+	must.Do(t, os.Symlink(testBinary(t), bin+"/nodeproxy"))
 	configure := func(mode string) {
 		put(t, etc, "config.yaml", kubeProxyConfig+"mode: "+mode+"\nhostnameOverride: n1\nclusterCIDR: 10.1.0.0/16\nclientConnection: {kubeconfig: "+etc+"/kubeconfig}\n")
 	}

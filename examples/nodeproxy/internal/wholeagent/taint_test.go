@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 const startupTaint = "go-proxier.github.io/not-ready"
@@ -56,10 +57,10 @@ func TestStartupTaintIsRemovedWhenServicesWork(t *testing.T) {
   roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: some}, subjects: [{kind: ServiceAccount, name: nodeproxy, namespace: kube-system}]}`, nil)
 
 	// The token of a pod names its node. Here an administrator acts as such a pod.
-	text := must(os.ReadFile(c.Kubeconfig()))(t)
+	text := must.Get(os.ReadFile(c.Kubeconfig()))(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	as := strings.Replace(string(text), "{token: user-token}", "{token: admin-token, as: 'system:serviceaccount:kube-system:nodeproxy', as-user-extra: {authentication.kubernetes.io/node-name: [n1]}}", 1)
-	check(t, os.WriteFile(kubeconfig, []byte(as), 0o600))
+	must.Do(t, os.WriteFile(kubeconfig, []byte(as), 0o600))
 	p := start(t, s.Node, "run", "--kubeconfig", kubeconfig, "--hostname-override", "n1", "--remove-startup-taint", startupTaint)
 	p.logged(t, "cannot read from the API server") // Services or EndpointSlices
 	if !has("n1") {
@@ -90,7 +91,7 @@ func TestStartupTaintIsRemovedWhenServicesWork(t *testing.T) {
 	})
 
 	// With the policy the agent may change its own Node, and only its taints.
-	text = must(os.ReadFile(component + "policy.yaml"))(t)
+	text = must.Get(os.ReadFile(component + "policy.yaml"))(t)
 	policy, binding, _ := strings.Cut(string(text), "\n---\n")
 	const admission = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 	c.do("POST", admission+"ies?fieldValidation=Strict", policy, nil)

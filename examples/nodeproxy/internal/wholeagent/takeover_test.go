@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -69,9 +70,9 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 				args = append(args, "--healthz-bind-address", "0.0.0.0:20256")
 			case "process":
 				path := filepath.Join(dir, "kube-proxy")
-				check(t, os.Symlink("/bin/sleep", path))
+				must.Do(t, os.Symlink("/bin/sleep", path))
 				cmd := exec.Command(path, "600")
-				check(t, s.Node.Start(cmd))
+				must.Do(t, s.Node.Start(cmd))
 				end = func() {
 					cmd.Process.Kill()
 					cmd.Wait()
@@ -265,7 +266,7 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 					stream.Stop()
 					s.answeredBy(t, clusterVIP, podIPs[1])
 					s.answeredBy(t, nodePort, podIPs[1])
-					text := must(s.Node.Run(t, "iptables-save"))(t)
+					text := must.Get(s.Node.Run(t, "iptables-save"))(t)
 					// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
 					for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
 						if strings.Contains(text, own) {
@@ -288,14 +289,14 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			if mode == "ipvs" {
-				must(s.Node.Run(t, "iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"))(t)
+				must.Get(s.Node.Run(t, "iptables", "-t", "nat", "-N", "KUBE-IPVS-SERVICES"))(t)
 			} else {
 				dir := t.TempDir()
 				rollOut(t, dir, podIPs[0])
 				p := start(t, s.Node, agentArgs(dir, mode)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				p.stop(t)
-				must(s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"))(t)
+				must.Get(s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"))(t)
 			}
 			old := &scriptedKubeProxy{t: t, node: s.Node, mode: "ipvs"}
 			old.serve(at, old.mode)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -48,7 +49,7 @@ func newDemoNetwork(t *testing.T) (*lab.Lab, string, []string) {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		text := must(os.ReadFile(f))(t)
+		text := must.Get(os.ReadFile(f))(t)
 		put(t, dir, filepath.Base(f), string(text))
 	}
 	return d, dir, []string{"--manifests", dir, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--min-sync-period", "0s"}
@@ -199,7 +200,7 @@ func TestTopScreenSortsAndFilters(t *testing.T) {
 		return len(f) == 7 && f[2] != "0"
 	})
 	if *update {
-		check(t, os.WriteFile("../../top.svg", []byte(screenSVG(t, "nodeproxy top", p.frame(), width)), 0o644))
+		must.Do(t, os.WriteFile("../../top.svg", []byte(screenSVG(t, "nodeproxy top", p.frame(), width)), 0o644))
 	}
 	screenSVG(t, "nodeproxy top", p.frame(), width) // fails if it does not support a style
 	for i, l := range strings.Split(p.frame(), "\n") {
@@ -240,7 +241,7 @@ func TestTopAndTraceFindTheFaultsOfTheReadme(t *testing.T) {
 	d, _, flags := newDemoSite(t)
 	flags = flags[:len(flags)-2] // without --min-sync-period
 	const guard = "table inet guard { chain forward { type filter hook forward priority 0; ip daddr 10.1.2.0/24 tcp dport 8080 drop; }; }"
-	must(d.Node.Run(t, "nft", guard))(t)
+	must.Get(d.Node.Run(t, "nft", guard))(t)
 	s := &site{Lab: d}
 	s.Client = d.Pod1
 	const cart, empty, web = "10.96.0.30:80", "10.96.0.40:80", "10.96.0.10:80"
@@ -273,7 +274,7 @@ func TestTopAndTraceFindTheFaultsOfTheReadme(t *testing.T) {
 	}
 
 	// All connections to cart go to one endpoint, and trace shows why.
-	must(d.Node.Run(t, "nft", "delete table inet guard"))(t)
+	must.Get(d.Node.Run(t, "nft", "delete table inet guard"))(t)
 	if r := topRows(t, d.Node)["shop/cart IPv4"]; r["ready"] != 3.0 {
 		t.Errorf("shop/cart: %v", r)
 	}
@@ -307,7 +308,7 @@ func startPTY(t *testing.T, h *netlab.Host, width, height uint16, args ...string
 		netlab.Need(t, false, fmt.Sprintf("pseudo-terminals: %v", err))
 	}
 	t.Cleanup(func() { master.Close() })
-	check(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	must.Do(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	// The ioctl opens the other end without /dev/pts, which may be another instance.
 	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, master.Fd(), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY)
 	if errno != 0 {
@@ -316,12 +317,12 @@ func startPTY(t *testing.T, h *netlab.Host, width, height uint16, args ...string
 	fd := int(peer)
 	slave := os.NewFile(peer, "pts")
 	defer slave.Close()
-	check(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}))
+	must.Do(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}))
 	p := &pty{Cmd: exec.Command("/proc/self/exe", args...), keys: master}
 	p.Env = append(os.Environ(), programEnv+"=1")
 	p.Stdin, p.Stdout, p.Stderr = slave, slave, slave
 	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	check(t, h.Start(p.Cmd))
+	must.Do(t, h.Start(p.Cmd))
 	t.Cleanup(func() { p.Process.Kill() })
 	go func() {
 		for buf := make([]byte, 4096); ; {

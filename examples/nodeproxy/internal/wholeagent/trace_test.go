@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -106,7 +107,7 @@ func TestTraceAgrees(t *testing.T) {
 			if flavor == "iptables-legacy" {
 				// trace does not show its rules, but it shows that the packet is lost.
 				lock := "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock")
-				must(s.Node.Output("env", lock, flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"))(t)
+				must.Get(s.Node.Output("env", lock, flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"))(t)
 				code, out := runTrace(t, s.Node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
 				contains(t, out, "kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
 				if code != 1 {
@@ -138,7 +139,7 @@ func TestTraceFollowsTheNodesConnections(t *testing.T) {
 		t.Errorf("exit status %d", code)
 	}
 	// A connection of the node to itself uses the loopback interface.
-	l := must(s.Node.Listen("tcp", "192.0.2.1:7000"))(t)
+	l := must.Get(s.Node.Listen("tcp", "192.0.2.1:7000"))(t)
 	defer l.Close()
 	code, out = runTrace(t, s.Node, func() {
 		if c, err := lab.Dial(s.Node, "tcp", "", "192.0.2.1:7000", testtime.Timeout); err == nil {
@@ -179,7 +180,7 @@ func TestTraceNamesForeignChains(t *testing.T) {
 			"DIFFERS: masqueraded, but must be: source kept\n",
 		}},
 	} {
-		must(s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"))(t)
+		must.Get(s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"))(t)
 		code, out := runTrace(t, s.Node, func() {
 			if c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
 				c.Close()
@@ -189,7 +190,7 @@ func TestTraceNamesForeignChains(t *testing.T) {
 		if code != 1 {
 			t.Errorf("%s: exit status %d", tt.rule, code)
 		}
-		must(s.Node.Run(t, "nft", "delete table inet firewall"))(t)
+		must.Get(s.Node.Run(t, "nft", "delete table inet firewall"))(t)
 	}
 }
 
@@ -254,7 +255,7 @@ func TestTraceFollowsUDP(t *testing.T) {
 	to := "[fd00:10:96::53]:53"
 	code, out := runTrace(t, d.Node, func() {
 		for range 2 {
-			c := must(lab.Dial(d.Pod2, "udp", "", to, testtime.Timeout))(t)
+			c := must.Get(lab.Dial(d.Pod2, "udp", "", to, testtime.Timeout))(t)
 			for range 3 {
 				if _, _, err := c.Ask(); err != nil {
 					t.Error(err)
@@ -275,7 +276,7 @@ func TestTraceLeavesNoTable(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
 	tables := func() string {
-		out := must(s.Node.Run(t, "nft", "list tables"))(t)
+		out := must.Get(s.Node.Run(t, "nft", "list tables"))(t)
 		return out
 	}
 	for _, signal := range []os.Signal{syscall.SIGKILL, os.Interrupt} {
@@ -333,6 +334,6 @@ func TestTraceFollowsTheReply(t *testing.T) {
 	trace("reset by the endpoint", 1, podIPs[0], "8081")
 	netlab.NeedPrograms(t, "nft")
 	const lossy = "table inet lossy { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }"
-	must(s.pods.Run(t, "nft", lossy))(t)
+	must.Get(s.pods.Run(t, "nft", lossy))(t)
 	trace("silent", 1, podIPs[0], "8080")
 }

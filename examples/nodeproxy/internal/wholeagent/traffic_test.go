@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestTrafficMetricsMatchConnections makes connections through agents of two modes, one after
@@ -41,7 +43,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			connect := func(n int) {
 				t.Helper()
 				for range n {
-					c := must(s.Client.Dial(t.Context(), "tcp", "", "10.96.0.10:80"))(t)
+					c := must.Get(s.Client.Dial(t.Context(), "tcp", "", "10.96.0.10:80"))(t)
 					_, _ = io.ReadAll(io.LimitReader(c, 1))
 					c.Close()
 				}
@@ -59,7 +61,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			connect(2)
 			page("after a change of endpoints", connections(7), "endpoints"+labels+"2")
-			check(t, p.Process.Signal(os.Interrupt))
+			must.Do(t, p.Process.Signal(os.Interrupt))
 			p.exit(t)
 			p = run()
 			p.synced(t, "services=1 endpoints=2 changed=1")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -36,7 +37,7 @@ type pageStep struct{ commands, output string }
 // pageCases parses the page.
 func pageCases(t *testing.T) (out []pageCase) {
 	t.Helper()
-	text := must(os.ReadFile(troubleshootingPage))(t)
+	text := must.Get(os.ReadFile(troubleshootingPage))(t)
 	for _, part := range strings.Split("\n"+string(text), "\n### ")[1:] {
 		part, _, _ = strings.Cut(part, "\n## ")
 		name, rest, _ := strings.Cut(part, "\n")
@@ -494,7 +495,7 @@ func TestTroubleshootingCasesArePlayed(t *testing.T) {
 	d, dir, flags := newDemoNetwork(t)
 	s := &stage{Lab: d, dir: dir, flags: flags, bin: t.TempDir(), t: t, all: t}
 	wrapper := "#!/bin/sh\nexec env " + programEnv + "=1 " + testBinary(t) + " \"$@\"\n"
-	check(t, os.WriteFile(filepath.Join(s.bin, "nodeproxy"), []byte(wrapper), 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(s.bin, "nodeproxy"), []byte(wrapper), 0o755))
 	s.run()
 	played := map[string]bool{}
 	for _, c := range cases {

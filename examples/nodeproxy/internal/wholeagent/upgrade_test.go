@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -30,7 +31,7 @@ func buildRelease(t *testing.T) string {
 	path := filepath.Join(dir, "nodeproxy")
 	cmd := exec.Command("go", "build", "-o", path, "./examples/nodeproxy")
 	cmd.Dir = dir
-	must(cmd.CombinedOutput())(t)
+	must.Get(cmd.CombinedOutput())(t)
 	return path
 }
 
@@ -49,7 +50,7 @@ func surface(t *testing.T, program, metrics string) []string {
 	t.Helper()
 	cmd := exec.Command(program, "run", "--help")
 	cmd.Env = append(os.Environ(), programEnv+"=1")
-	help := must(cmd.Output())(t)
+	help := must.Get(cmd.Output())(t)
 	var out []string
 	for _, flag := range regexp.MustCompile(`(?m)^ +(?:-\w, )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(help), -1) {
 		out = append(out, "flag "+flag[1])
@@ -77,7 +78,7 @@ func recorded(mode string) string { return "testdata/" + release + "-" + mode + 
 // changelog must name each that is gone, or has another type or other labels.
 func TestFlagsAndMetricsOfTheReleaseStay(t *testing.T) {
 	t.Parallel()
-	changelog := must(os.ReadFile("../../../../.github/CHANGELOG.md"))(t)
+	changelog := must.Get(os.ReadFile("../../../../.github/CHANGELOG.md"))(t)
 	notes, _, ok := strings.Cut(string(changelog), "\n## ["+strings.TrimPrefix(release, "v")+"]")
 	if !ok {
 		t.Fatalf("the changelog has no %s", release)
@@ -86,7 +87,7 @@ func TestFlagsAndMetricsOfTheReleaseStay(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			needMode(t, mode)
-			before := must(os.ReadFile(recorded(mode)))(t)
+			before := must.Get(os.ReadFile(recorded(mode)))(t)
 			s := newSite(t)
 			s.serveWeb(t, podIPs, append(upgradeFlags(mode), "--proxy-mode", mode)...)
 			now := surface(t, "/proc/self/exe", metricsOn(t, s.Node, "192.0.2.1:10249"))

@@ -14,6 +14,7 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/examples/userspace/vip"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -72,7 +73,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	}
 
 	// Another process removes the address.
-	check(t, s.Node.Do(func() error { return modes.Userspace().Cleanup(t.Context(), nil) }))
+	must.Do(t, s.Node.Do(func() error { return modes.Userspace().Cleanup(t.Context(), nil) }))
 	p.logged(t, "repairing the rules")
 	eventually(t, "the address is back", func() bool { return heldAddresses(t, s.Node) == 1 })
 	// So does a node address that is new.
@@ -115,7 +116,7 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
-	check(t, os.Chmod(dir, 0o755))
+	must.Do(t, os.Chmod(dir, 0o755))
 	put(t, dir, "web.yaml", webService+"  - {name: high, port: 8080, targetPort: http}\n---\n"+strings.Replace(webSlice(podIPs[0]), "- {name: http, port: 8080}", "- {name: http, port: 8080}\n- {name: high, port: 8080}", 1))
 	run := func() *process {
 		p := startWith(t, s.Node, []string{otherUserEnv + "=1"}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "userspace",
@@ -152,7 +153,7 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 		t.Errorf("port 80: %v", err)
 	}
 	p.kill(t)
-	check(t, s.Node.Sysctl("net/ipv4/ip_unprivileged_port_start", "0"))
+	must.Do(t, s.Node.Sysctl("net/ipv4/ip_unprivileged_port_start", "0"))
 	p = run()
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	if strings.Contains(p.log(), "low ports") {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/node/core"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // healthChecked is webService with a health-check node port.
@@ -121,7 +122,7 @@ func TestEveryLineIsJSON(t *testing.T) {
 	eventually(t, "a sync is logged", func() bool { return synced() == 1 })
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 	eventually(t, "a second sync is logged", func() bool { return synced() == 2 })
-	check(t, p.Process.Signal(os.Interrupt))
+	must.Do(t, p.Process.Signal(os.Interrupt))
 	code, out := p.exit(t)
 	if code != 0 || len(out) != 0 {
 		t.Errorf("exit status %d, standard output %q", code, out)

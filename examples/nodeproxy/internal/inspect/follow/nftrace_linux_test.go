@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -28,14 +29,9 @@ func TestTraceWithManyOpenFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	c, err := node.Dial(t.Context(), "udp", "", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(node.Dial(t.Context(), "udp", "", to.String()))(t)
 	defer c.Close()
-	if _, err := c.Write([]byte("hello")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Write([]byte("hello")))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 	defer cancel()
 	var got *Packet
