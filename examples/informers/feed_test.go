@@ -4,25 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"strings"
-	"sync/atomic"
-	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	clientinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/go-proxier/proxier/examples/informers"
-	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -61,11 +53,8 @@ type world struct {
 	engine  *ruleset.Engine
 }
 
-func newWorld(t *testing.T, prepare func(*fake.Clientset), objects ...runtime.Object) *world {
+func newWorld(t *testing.T, objects ...runtime.Object) *world {
 	w := &world{t: t, client: fake.NewClientset(objects...)}
-	if prepare != nil {
-		prepare(w.client)
-	}
 	var err error
 	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
 		t.Fatal(err)
@@ -113,7 +102,7 @@ func (w *world) services() map[string]string {
 }
 
 func TestTrackerFollowsObjects(t *testing.T) {
-	w := newWorld(t, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
+	w := newWorld(t, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
 	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })
 	if n := w.tracker.Node(); n.Name != "here" || n.Zone != "z1" || len(n.Addresses) != 1 {
@@ -138,39 +127,8 @@ func TestTrackerFollowsObjects(t *testing.T) {
 	w.until("no web", func() bool { return len(w.services()) == 1 })
 }
 
-// TestMissedDeletionIsApplied deletes objects while the watch is lost.
-func TestMissedDeletionIsApplied(t *testing.T) {
-	lost := make(chan *watch.FakeWatcher, 1)
-	var once atomic.Bool
-	w := newWorld(t, func(c *fake.Clientset) {
-		// The first watch of Services never reports anything, and ends when the test stops it.
-		c.PrependWatchReactor("services", func(clienttesting.Action) (bool, watch.Interface, error) {
-			if once.Swap(true) {
-				return false, nil, nil
-			}
-			fw := watch.NewFake()
-			lost <- fw
-			return true, fw, nil
-		})
-	}, service("web", "10.96.0.1"), service("api", "10.96.0.2"), node("here"))
-	w.until("synced", w.tracker.Synced)
-	w.until("both", func() bool { return len(w.services()) == 2 })
-	fw := <-lost
-	if err := w.client.CoreV1().Services("ns").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if len(w.services()) != 2 {
-		t.Fatal("the watch reported the deletion, so this test proves nothing")
-	}
-	fw.Stop()
-	w.until("web is gone", func() bool { return len(w.services()) == 1 })
-	if _, ok := w.services()["api"]; !ok {
-		t.Errorf("left: %v", w.services())
-	}
-}
-
 func TestEndpointsStayLocalWithoutNode(t *testing.T) {
-	w := newWorld(t, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
+	w := newWorld(t, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
 	if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -183,67 +141,6 @@ func TestEndpointsStayLocalWithoutNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until("the Node is back", func() bool { return w.tracker.Node().Zone == "z1" })
-}
-
-// TestOutageIsLoggedAndLeft starts while the API server refuses connections, on the clock of package
-// synctest, which a busy machine does not affect. Feed must log the cause within 5 seconds. After a
-// minute, when the pauses between attempts have grown, Feed must return within a second of the end
-// of its context. In the second run, the server serves after that minute, and Feed must follow it.
-func TestOutageIsLoggedAndLeft(t *testing.T) {
-	for _, returns := range []bool{false, true} {
-		t.Run(fmt.Sprint("returns=", returns), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { outage(t, returns) })
-		})
-	}
-}
-
-func outage(t *testing.T, returns bool) {
-	client := fake.NewClientset(service("web", "10.96.0.1"))
-	var up atomic.Bool
-	var refused atomic.Int64
-	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if up.Load() {
-			return false, nil, nil
-		}
-		refused.Add(1)
-		return true, nil, syscall.ECONNREFUSED
-	})
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Kinds: []tracker.Kind{tracker.KindServices, tracker.KindSlices}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log strings.Builder // every goroutine waits while the test reads it
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() {
-		done <- informers.Feed(ctx, informers.Config{Client: client, Tracker: tr, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	}()
-	time.Sleep(5 * time.Second)
-	synctest.Wait()
-	if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), "connection refused") {
-		t.Errorf("after 5 s the log is %q, want one line with the cause", log.String())
-	}
-	time.Sleep(55 * time.Second)
-	synctest.Wait()
-	if n := refused.Load(); n < 10 { // of each of two kinds, one in 6 s at least
-		t.Errorf("%d attempts in a minute", n)
-	}
-	if returns {
-		up.Store(true)
-		time.Sleep(2 * apiretry.LongestPause) // with the random part
-		synctest.Wait()
-		if !tr.Synced() {
-			t.Error("Feed did not follow the server within the longest pause")
-		}
-	}
-	ended := time.Now()
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Feed returned %v", err)
-	}
-	if took := time.Since(ended); took > time.Second {
-		t.Errorf("Feed returned %v after the end of its context", took)
-	}
 }
 
 func Example() {

@@ -95,41 +95,23 @@ func serveLists(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"kind":"%sList","apiVersion":%q,"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a","namespace":"b"}}]}`, kind, version)
 }
 
-// TestOutageIsLoggedWithItsCause starts with API servers that do not serve.
+// TestOutageIsLoggedWithItsCause starts with an API server whose certificate the client does not trust.
 func TestOutageIsLoggedWithItsCause(t *testing.T) {
-	refusing := func(code int, reason string) string {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, code, reason) }))
-		t.Cleanup(s.Close)
-		return s.URL
-	}
-	closed := httptest.NewServer(nil)
-	closed.Close()
-	tls := httptest.NewTLSServer(nil) // with a certificate that the client does not trust
+	t.Parallel()
+	tls := httptest.NewTLSServer(nil)
 	tls.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
 	t.Cleanup(tls.Close)
-	for name, tt := range map[string]struct{ url, cause string }{
-		"refused": {closed.URL, "connection refused"},
-		"401":     {refusing(http.StatusUnauthorized, "Unauthorized"), "Unauthorized"},
-		"403":     {refusing(http.StatusForbidden, "Forbidden"), "it is Forbidden"},
-		"503":     {refusing(http.StatusServiceUnavailable, "ServiceUnavailable"), "it is ServiceUnavailable"},
-		"TLS":     {tls.URL, "x509"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			log := make(lines, 100)
-			follow(t, tt.url, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
-			var line string
-			for !strings.Contains(line, "cannot read from the API server") {
-				select {
-				case line = <-log:
-				case <-time.After(time.Minute):
-					t.Fatal("nothing was logged")
-				}
+	log := make(lines, 100)
+	follow(t, tls.URL, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
+	for {
+		select {
+		case line := <-log:
+			if strings.Contains(line, "cannot read from the API server") && strings.Contains(line, "x509") {
+				return
 			}
-			if !strings.Contains(line, tt.cause) {
-				t.Errorf("no cause %q in %s", tt.cause, line)
-			}
-		})
+		case <-time.After(time.Minute):
+			t.Fatal("the cause was not logged")
+		}
 	}
 }
 

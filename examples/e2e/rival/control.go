@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -244,11 +245,7 @@ func parallel(n int, f func(int) error) error {
 type watch struct {
 	events apiwatch.Interface
 	ended  chan struct{}
-
-	mu     sync.Mutex
-	latest map[int]received // by Service
-	// changed is closed and replaced when latest changes.
-	changed chan struct{}
+	latest sync.Map // of received, by Service
 }
 
 // received is the last change that the API server sent for a Service.
@@ -276,7 +273,7 @@ func (c *control) watch(ctx context.Context) (*watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{ended: make(chan struct{}), latest: map[int]received{}, changed: make(chan struct{})}
+	w := &watch{ended: make(chan struct{})}
 	if w.events, err = endpointSlices.Watch(ctx, metav1.ListOptions{ResourceVersion: first.ResourceVersion}); err != nil {
 		return nil, err
 	}
@@ -303,33 +300,25 @@ func (w *watch) receive() {
 			continue
 		}
 		service, set := setOf(a)
-		w.mu.Lock()
-		w.latest[service] = received{set, now}
-		close(w.changed)
-		w.changed = make(chan struct{})
-		w.mu.Unlock()
+		w.latest.Store(service, received{set, now})
 	}
 }
 
 // when returns the time at which the Service's last change arrived. It waits for the change if
 // the watch is late.
 func (w *watch) when(ctx context.Context, service, set int) (time.Time, error) {
-	timeout := time.NewTimer(changeTimeout)
-	defer timeout.Stop()
-	for {
-		w.mu.Lock()
-		r, changed := w.latest[service], w.changed
-		w.mu.Unlock()
-		if !r.when.IsZero() && r.set == set {
-			return r.when, nil
+	for end := time.Now().Add(changeTimeout); ; time.Sleep(time.Millisecond) {
+		if r, ok := w.latest.Load(service); ok && r.(received).set == set {
+			return r.(received).when, nil
 		}
 		select {
-		case <-changed:
 		case <-ctx.Done():
 			return time.Time{}, ctx.Err()
 		case <-w.ended:
-			return time.Time{}, fmt.Errorf("the watch of rival's own ended")
-		case <-timeout.C:
+			return time.Time{}, errors.New("the watch of rival's own ended")
+		default:
+		}
+		if time.Now().After(end) {
 			return time.Time{}, fmt.Errorf("a change of service %d did not reach rival's own watch within %s", service, changeTimeout)
 		}
 	}

@@ -439,24 +439,23 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 	// changes of a Service, so they are made in order.
 	others := m.services - watchedChanges
 	every := n / watchedChanges
+	of := func(i int) (service int, watch bool) {
+		if i%every == 0 && i/every < watchedChanges {
+			return i / every, true
+		}
+		return watchedChanges + i%others, false
+	}
 	began := time.Now()
 	var last atomic.Int64
 	perWorker := make([][]int, workers)
 	for i := range n {
-		service := watchedChanges + i%others
-		if i%every == 0 && i/every < watchedChanges {
-			service = i / every
-		}
+		service, _ := of(i)
 		perWorker[service%workers] = append(perWorker[service%workers], i)
 	}
 	err := parallel(workers, func(w int) error {
 		for _, i := range perWorker[w] {
 			time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / rate)))
-			service := watchedChanges + i%others
-			watch := i%every == 0 && i/every < watchedChanges
-			if watch {
-				service = i / every
-			}
+			service, watch := of(i)
 			set, err := m.change(ctx, service)
 			if err != nil {
 				return err
