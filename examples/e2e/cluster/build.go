@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,7 +57,7 @@ func build(ctx context.Context, o options) (settings, error) {
 	if err != nil {
 		return s, err
 	}
-	if err := check(io.Discard); err != nil {
+	if err := check(); err != nil {
 		return s, err
 	}
 	if err := os.MkdirAll(s.bin(), 0o755); err != nil {

@@ -3,7 +3,7 @@
 // packages, and Go; it needs no container registry and no virtual machines.
 //
 //	export GOWORK=off                  this folder is a module of its own
-//	go run . check                     report what this machine has and lacks
+//	go run . check                     report what this machine lacks
 //	go run . build                     build everything from source; takes long once
 //	go run . up                        start a cluster (and build first)
 //	go run . test MODE [FOCUS]         run the tests whose names match FOCUS
@@ -50,7 +50,7 @@ func init() { runtime.LockOSThread() }
 
 const usage = `usage: cluster COMMAND [flags]
 
-  check                  report what this machine has and lacks
+  check                  report what this machine lacks
   build                  build Kubernetes and the images
   up                     start a cluster
   test MODE [FOCUS]      run upstream's tests whose names match the expression FOCUS
@@ -151,7 +151,13 @@ func command(ctx context.Context, args []string) error {
 		min, max int // numbers of arguments
 		run      func() error
 	}{
-		"check": {0, 0, func() error { return check(os.Stdout) }},
+		"check": {0, 0, func() error {
+			err := check()
+			if err == nil {
+				fmt.Println("this machine has all that a cluster needs")
+			}
+			return err
+		}},
 		"build": {0, 0, func() error {
 			s, err := build(ctx, o)
 			if err == nil {

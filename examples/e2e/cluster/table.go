@@ -21,7 +21,6 @@ type results map[string]result
 type result struct {
 	status  string
 	seconds float64
-	why     string // the reason of a skip
 }
 
 // Ginkgo's names for results.
@@ -79,19 +78,14 @@ func (r results) parse(junit []byte) error {
 				name = c.Name
 			}
 			// A test that the run's expressions left out is skipped too, but without a reason.
-			why := ""
-			if c.Skipped != nil {
-				why, _ = strings.CutPrefix(c.Skipped.Message, "skipped")
-				why = strings.TrimPrefix(why, " - ")
-			}
-			if c.Status == skippedStatus && why == "" {
+			if c.Status == skippedStatus && (c.Skipped == nil || strings.TrimPrefix(strings.TrimPrefix(c.Skipped.Message, "skipped"), " - ") == "") {
 				continue
 			}
 			status := c.Status
 			if status != passedStatus && status != skippedStatus {
 				status = failedStatus // such as interrupted or timed out
 			}
-			r[name] = result{status, c.Seconds, why}
+			r[name] = result{status, c.Seconds}
 		}
 	}
 	return nil
