@@ -2,10 +2,7 @@ package conformance
 
 import (
 	"fmt"
-	"io"
-	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,10 +18,6 @@ import (
 // reply. If the machine stalled, [World.Churn] excuses such requests and every world
 // such connections. Each world logs the number of excused ones, and Run fails if they
 // exceed 1 % of all connections (and 16, the cost of a single stall).
-//
-// Without -v, a line on standard error reports each world that ends. The go command shows the
-// lines immediately if it runs the package of the current directory, and otherwise only if
-// the test fails.
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	if _, err := o.validate(); err != nil {
@@ -39,14 +32,11 @@ func Run(t *testing.T, o Options) {
 	if !forwards(t, o) {
 		return
 	}
-	progress := newProgress(len(worlds))
 	eachWorld(t, worlds, o.Skip, func(t *testing.T, world world) {
 		if world.config.sctp {
 			netlab.Need(t, sctpTracked(), "a kernel that tracks SCTP connections (CONFIG_NF_CT_PROTO_SCTP)")
 		}
 		t.Parallel()
-		start := time.Now()
-		t.Cleanup(func() { progress.done(t, world.name, time.Since(start)) })
 		world.run(newWorld(t, o, world.config))
 	})
 }
@@ -119,38 +109,4 @@ func (e *excuses) report(tb testing.TB) {
 	} else if e.connections.Load() != 0 {
 		tb.Log(e)
 	}
-}
-
-// progress reports worlds that end. It is safe for concurrent use.
-type progress struct {
-	out   io.Writer
-	total int
-
-	mu sync.Mutex
-	n  int
-}
-
-// newProgress returns the progress of a number of worlds. With -v the testing package reports
-// them, and progress writes nothing.
-func newProgress(worlds int) *progress {
-	p := &progress{out: os.Stderr, total: worlds}
-	if testing.Verbose() {
-		p.out = io.Discard
-	}
-	return p
-}
-
-// done reports the end of a world. Worlds run concurrently, so their times overlap.
-func (p *progress) done(t testing.TB, world string, took time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.n++
-	result := "passed"
-	switch {
-	case t.Failed():
-		result = "FAILED"
-	case t.Skipped():
-		result = "skipped"
-	}
-	fmt.Fprintf(p.out, "conformance: world %d of at most %d, %q, %s after %.1f s\n", p.n, p.total, world, result, took.Seconds())
 }

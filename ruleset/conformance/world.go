@@ -175,13 +175,15 @@ func (w *World) attach() {
 	}
 	e, err := ruleset.NewEngine(ruleset.Config{
 		Source: t, MasqueradeAll: w.config.masqueradeAll, LocalTraffic: *w.config.localTraffic,
-		NodePortAddresses: nodePorts, HashSeed: hashSeed, Budget: ruleset.Budget{Delta: w.config.delta},
+		NodePortAddresses: nodePorts, ServiceCIDRs: w.cidrs, HashSeed: hashSeed, Budget: ruleset.Budget{Delta: w.config.delta},
 	})
 	if err != nil {
 		w.tb.Fatal(err)
 	}
 	w.Tracker, w.Engine = t, e
-	e.SetServiceCIDRs(w.cidrs, w.inUse)
+	if w.inUse != nil {
+		e.SetServiceCIDRs(w.cidrs, w.inUse)
+	}
 	for i, objects := range w.objects {
 		names := slices.SortedFunc(maps.Keys(objects), byname.Compare)
 		if i == 0 && len(names) != 0 {
