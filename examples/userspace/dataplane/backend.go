@@ -68,7 +68,6 @@ type Backend struct {
 	// listening has the places with a socket as keys.
 	listening sync.Map
 	sessions  sessions
-	stats     counters
 
 	connectionsMu sync.Mutex
 	connections   *fairshare.Table[*conn]
@@ -102,12 +101,6 @@ func (b *Backend) Sockets(f tracker.Family) int {
 		}
 	}
 	return n
-}
-
-// counters counts accepted TCP connections, those of them that were reset because of the limit, failed
-// dials, and UDP sessions that were ended because of the limit.
-type counters struct {
-	accepted, limited, dialFailures, evicted atomic.Uint64
 }
 
 // New returns a Backend without sockets. Its error wraps [ErrConfig].

@@ -240,21 +240,20 @@ func ended(err error) bool {
 	return err != nil && !(errors.As(err, &timeout) && timeout.Timeout())
 }
 
-// Stats holds the current and past load of a [Backend].
-type Stats struct {
-	Sockets, Connections, Sessions           int
-	Accepted, Limited, DialFailures, Evicted uint64
-}
+// Stats holds the current load of a [Backend], and the number of connections and sessions that endpoints had.
+type Stats struct{ Sockets, Connections, Sessions, Made int }
 
 func (b *Backend) Stats() Stats {
+	traffic, _ := b.Traffic(context.Background())
 	b.connectionsMu.Lock()
 	defer b.connectionsMu.Unlock()
 	b.sessions.mu.Lock()
 	defer b.sessions.mu.Unlock()
-	s := Stats{
-		Connections: b.connections.Len(), Sessions: b.sessions.all.Len(),
-		Accepted: b.stats.accepted.Load(), Limited: b.stats.limited.Load(),
-		DialFailures: b.stats.dialFailures.Load(), Evicted: b.stats.evicted.Load(),
+	s := Stats{Connections: b.connections.Len(), Sessions: b.sessions.all.Len()}
+	if traffic != nil {
+		for _, c := range traffic.Services {
+			s.Made += int(c.Connections)
+		}
 	}
 	b.listening.Range(func(any, any) bool {
 		s.Sockets++

@@ -53,7 +53,6 @@ func (b *Backend) accept(l *net.TCPListener, bi *binding) {
 			continue
 		}
 		pause = 0
-		b.stats.accepted.Add(1)
 		c := b.admit(client, bi)
 		b.running.Go(func() { b.serve(c, bi) })
 	}
@@ -75,7 +74,6 @@ func (b *Backend) admit(client *net.TCPConn, bi *binding) *conn {
 	if full {
 		victim.cut()
 		victim.cancel()
-		b.stats.limited.Add(1)
 		b.config.Refused(v1.ProtocolTCP, victim.at)
 	}
 	return c
@@ -138,7 +136,6 @@ func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
 			break
 		}
 		tried = append(tried, ep.Addr)
-		b.stats.dialFailures.Add(1)
 		b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
 	}
 	return nil, netip.AddrPort{}

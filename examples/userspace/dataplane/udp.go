@@ -134,7 +134,6 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 		}
 		c, err := b.dial(b.ctx, r.service, ep.Addr)
 		if err != nil { // no route, or too many open files
-			b.stats.dialFailures.Add(1)
 			b.config.Log.Debug("cannot reach endpoint", "service", r.service.now.Load().Key, "endpoint", ep, "error", err)
 			tried = append(tried, ep.Addr)
 			continue
@@ -290,7 +289,6 @@ func (a *sessions) add(s *session) bool {
 	s.socket.clients[s.client] = s
 	a.mu.Unlock()
 	if full {
-		s.socket.backend.stats.evicted.Add(1)
 		victim.end()
 	}
 	return true
