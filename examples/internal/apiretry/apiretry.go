@@ -193,43 +193,37 @@ func (r *Retrier) contacted(resource string) {
 // there is no event for too long. [watch.Filter] leaves a goroutine behind if the watch is stopped while an event
 // is on its way.
 func noted(w watch.Interface, end, contact func()) watch.Interface {
-	n := &notedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
-	n.stop = sync.OnceFunc(func() { close(n.stopped) })
-	silent := time.AfterFunc(silence, w.Stop) // without an error, so that the next watch continues
+	events := make(chan watch.Event)
+	n := watch.NewProxyWatcher(events)
+	silent := time.NewTimer(silence)
 	go func() {
-		defer close(n.events)
+		defer close(events)
 		defer end()
+		defer w.Stop()
 		defer silent.Stop()
-		for e := range w.ResultChan() {
-			if !silent.Reset(silence) {
-				for range w.ResultChan() { // the next watch has these events
-				}
-				return
-			}
-			if e.Type != watch.Error {
-				contact()
-			}
+		for {
 			select {
-			case n.events <- e:
-			case <-n.stopped:
+			case <-n.StopChan():
+				return
+			case <-silent.C: // without an error, so that the next watch continues
+				return
+			case e, ok := <-w.ResultChan():
+				if !ok {
+					return
+				}
+				silent.Reset(silence)
+				if e.Type != watch.Error {
+					contact()
+				}
+				select {
+				case events <- e:
+				case <-n.StopChan():
+					return
+				}
 			}
 		}
 	}()
 	return n
-}
-
-type notedWatch struct {
-	watch.Interface
-	events  chan watch.Event
-	stopped chan struct{}
-	stop    func()
-}
-
-func (n *notedWatch) ResultChan() <-chan watch.Event { return n.events }
-
-func (n *notedWatch) Stop() {
-	n.stop()
-	n.Interface.Stop()
 }
 
 // selected calls do with the optional field selector, and without it if the API server refuses the
