@@ -232,10 +232,13 @@ func (r *recorder) restoreRules(_ context.Context, f tracker.Family, input strin
 	return r.write(program, strings.TrimSuffix(input, "\n"))
 }
 
-func (r *recorder) restoreMarks(wanted bool) error {
+func (r *recorder) restoreMarks(wanted bool) error { return r.write("nft -f -", marksInput(wanted)...) }
+
+// marksInput returns the lines of nft that make the table marksTable as it is wanted, whatever it was.
+func marksInput(wanted bool) []string {
 	lines := []string{"table inet " + marksTable, "delete table inet " + marksTable}
 	if !wanted {
-		return r.write("nft -f -", lines...)
+		return lines
 	}
 	lines = append(lines, "table inet "+marksTable+" {")
 	for _, hook := range slices.Sorted(maps.Keys(markPriorities)) {
@@ -243,7 +246,7 @@ func (r *recorder) restoreMarks(wanted bool) error {
 			fmt.Sprintf("\t\ttype filter hook %s priority %d; policy accept;", hook, markPriorities[hook]),
 			fmt.Sprintf("\t\tct state new meta mark & %#x == %#x meta mark set meta mark & %#x", markDrop, markDrop, markBits), "\t}")
 	}
-	return r.write("nft -f -", append(lines, "}")...)
+	return append(lines, "}")
 }
 
 // text returns a virtual server in the syntax of ipvsadm.

@@ -137,16 +137,13 @@ func (s *site) endpoints(service string, pods ...state) {
 // silence makes a pod drop every packet, as if its node had lost power, or ends that.
 func (s *site) silence(pod string, on bool) {
 	s.t.Helper()
-	_, b := transaction()
-	table := nft.Table{Batch: b, Family: unix.NFPROTO_INET, Name: "test"}
+	commands := "delete table inet test"
 	if on {
-		table.Create(0)
-		table.CreateChain("in", &nft.BaseChain{Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: -300})
-		if err := table.Rule("in", 0, unix.NLM_F_APPEND, "drop"); err != nil {
-			s.t.Fatal(err)
-		}
-	} else {
-		table.Delete()
+		commands = "table inet test {\nchain in {\ntype filter hook prerouting priority -300; policy accept;\ndrop\n}\n}"
+	}
+	b, err := transaction(commands)
+	if err != nil {
+		s.t.Fatal(err)
 	}
 	conn := s.dial(pod)
 	defer conn.Close()

@@ -23,11 +23,7 @@ import (
 
 const (
 	tableName = "proxier-reset"
-	// priority is that of the chains, before other programs' filter chains (0), which may
-	// drop the packets.
-	priority = -10
-	// batch is the greatest number of elements in one transaction. They fit in one attribute,
-	// whose length has 16 bits.
+	// batch is the greatest number of pairs in one transaction.
 	batch = 500
 )
 
@@ -36,42 +32,56 @@ const (
 	transportBytes = 4      // of an element: a port, padded
 )
 
-// Values that golang.org/x/sys/unix lacks. Source: include/uapi/linux/netfilter/nf_tables.h.
-const (
-	setConcat     = 0x80 // NFT_SET_CONCAT
-	descConcat    = 2    // NFTA_SET_DESC_CONCAT
-	descFieldSize = 1    // NFTA_SET_FIELD_LEN
-)
+// definition defines the table, as nft reads it. A key of a set is the address and port that a client connected to, of
+// which the address is missing for NodePorts, and those of the endpoint. The chains come before other programs' filter
+// chains (0), which may drop the packets. A connection without an answer is matched, too: its entry in connection
+// tracking sends each repeated SYN to the same endpoint.
+const definition = `table inet proxier-reset
+flush table inet proxier-reset
+table inet proxier-reset {
+	set addresses-4 {
+		type ipv4_addr . inet_service . ipv4_addr . inet_service
+		flags timeout
+	}
+	set nodeports-4 {
+		type inet_service . ipv4_addr . inet_service
+		flags timeout
+	}
+	set addresses-6 {
+		type ipv6_addr . inet_service . ipv6_addr . inet_service
+		flags timeout
+	}
+	set nodeports-6 {
+		type inet_service . ipv6_addr . inet_service
+		flags timeout
+	}
+	chain forward {
+		type filter hook forward priority -10; policy accept;
+` + rules + `	}
+	chain output {
+		type filter hook output priority -10; policy accept;
+` + rules + `	}
+}
+`
 
-// dataType is a type by which the nft tool prints a part of a key. Source: its
-// include/datatype.h.
-type dataType struct{ number, bytes uint32 }
-
-var (
-	typeIPv4 = dataType{7, 4}
-	typeIPv6 = dataType{8, 16}
-	typePort = dataType{13, 2}
-)
-
-// typeBits is the number of bits of each type in the number of a concatenation
-// (TYPE_BITS in nft's include/datatype.h).
-const typeBits = 6
+const rules = `		meta nfproto ipv4 meta l4proto tcp ct status dnat ct original ip daddr . ct original proto-dst . ip daddr . th dport @addresses-4 counter reject with tcp reset
+		meta nfproto ipv4 meta l4proto tcp ct status dnat ct original proto-dst . ip daddr . th dport @nodeports-4 counter reject with tcp reset
+		meta nfproto ipv6 meta l4proto tcp ct status dnat ct original ip6 daddr . ct original proto-dst . ip6 daddr . th dport @addresses-6 counter reject with tcp reset
+		meta nfproto ipv6 meta l4proto tcp ct status dnat ct original proto-dst . ip6 daddr . th dport @nodeports-6 counter reject with tcp reset
+`
 
 // family describes the sets of one address family.
 type family struct {
-	nfproto byte
-	bytes   uint32 // of an address
-	word    string // of nft
-	typ     dataType
-	any     netip.Addr
-	names   [2]string // set of addresses, set of NodePorts
-	diag    byte
+	bytes uint32 // of an address
+	any   netip.Addr
+	names [2]string // set of addresses, set of NodePorts
+	diag  byte
 }
 
 func families() []family {
 	return []family{
-		{unix.NFPROTO_IPV4, 4, "ip", typeIPv4, netip.IPv4Unspecified(), [2]string{"addresses-4", "nodeports-4"}, unix.AF_INET},
-		{unix.NFPROTO_IPV6, 16, "ip6", typeIPv6, netip.IPv6Unspecified(), [2]string{"addresses-6", "nodeports-6"}, unix.AF_INET6},
+		{4, netip.IPv4Unspecified(), [2]string{"addresses-4", "nodeports-4"}, unix.AF_INET},
+		{16, netip.IPv6Unspecified(), [2]string{"addresses-6", "nodeports-6"}, unix.AF_INET6},
 	}
 }
 
@@ -104,25 +114,9 @@ func (k *kernelTable) open() error {
 	if k.flows, err = nfnl.Dial(k.ns.File()); err != nil {
 		return fmt.Errorf("reset: %w", err)
 	}
-	t, b := transaction()
-	t.Create()
-	chains := map[string]uint32{"forward": unix.NF_INET_FORWARD, "output": unix.NF_INET_LOCAL_OUT}
-	for chain, hook := range chains {
-		t.Chain(chain, nfnl.Hook{Type: "filter", Number: hook, Priority: priority})
-		t.Flush(chain)
-	}
-	for i, f := range families() {
-		key := []dataType{f.typ, typePort, f.typ, typePort}
-		for j, set := range f.names {
-			newSet(b, set, uint32(2*i+j+1), key[j:])
-			for chain := range chains {
-				rule, err := nft.Compile(f.nfproto, f.rule(j == 1), nil)
-				if err != nil {
-					return fmt.Errorf("reset: %w", err)
-				}
-				t.Rule(chain, rule)
-			}
-		}
+	b, err := transaction(definition)
+	if err != nil {
+		return fmt.Errorf("reset: %w", err)
 	}
 	if err := k.conn.Commit(b); err != nil {
 		if errors.Is(err, unix.EPERM) {
@@ -133,54 +127,15 @@ func (k *kernelTable) open() error {
 	return nil
 }
 
-// transaction returns an empty transaction and the table that it is about.
-func transaction() (nfnl.Table, *nft.Batch) {
+// transaction returns a transaction of commands of nft.
+func transaction(commands string) (*nft.Batch, error) {
 	b := &nft.Batch{}
 	b.Reset()
-	return nfnl.Table{Batch: &b.Batch, Family: unix.NFPROTO_INET, Name: tableName}, b
-}
-
-// newSet creates a set if it is missing. Its elements have keys of several types, and
-// expire. The kernel needs an ID of the set within the transaction, but rules use the name.
-func newSet(b *nft.Batch, name string, id uint32, key []dataType) {
-	var number, bytes uint32
-	for _, t := range key {
-		number = number<<typeBits | t.number
-		bytes += uint32(nfnl.Align(int(t.bytes)))
-	}
-	b.Note("create set " + name)
-	b.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFPROTO_INET)
-	b.String(unix.NFTA_SET_TABLE, tableName)
-	b.String(unix.NFTA_SET_NAME, name)
-	b.Uint32(unix.NFTA_SET_ID, id)
-	b.Uint32(unix.NFTA_SET_FLAGS, unix.NFT_SET_TIMEOUT|setConcat)
-	b.Uint32(unix.NFTA_SET_KEY_TYPE, number)
-	b.Uint32(unix.NFTA_SET_KEY_LEN, bytes)
-	b.Nest(unix.NFTA_SET_DESC)
-	b.Nest(descConcat)
-	for _, t := range key {
-		b.Nest(unix.NFTA_LIST_ELEM)
-		b.Uint32(descFieldSize, t.bytes)
-		b.Unnest()
-	}
-	b.Unnest()
-	b.Unnest()
-	b.End()
+	return b, b.Script(commands)
 }
 
 func unsupported(feature string, err error) error {
 	return &dataplane.UnsupportedError{Backend: "reset", Feature: feature, Minimum: "Linux 4.17", Err: err}
-}
-
-// rule returns the rule that looks up a packet in the set of addresses or of NodePorts. A connection without an answer is
-// matched, too: its entry in connection tracking sends each repeated SYN to the same endpoint.
-func (f family) rule(nodePorts bool) string {
-	set, address := f.names[1], ""
-	if !nodePorts {
-		set, address = f.names[0], "ct original "+f.word+" daddr . "
-	}
-	return fmt.Sprintf("meta nfproto ipv%s meta l4proto tcp ct status dnat %sct original proto-dst . %s daddr . th dport @%s counter reject with tcp reset",
-		f.names[0][len(f.names[0])-1:], address, f.word, set)
 }
 
 // key returns the set and the key of a pair.
@@ -244,7 +199,8 @@ func (k *kernelTable) change(ctx context.Context, pairs []pair, encode func(e *n
 			}
 			encode(sets[set], key)
 		}
-		_, b := transaction()
+		b := &nft.Batch{}
+		b.Reset()
 		for set, e := range sets {
 			for _, typ := range types {
 				var flags uint16
@@ -445,9 +401,11 @@ func cleanup(_ context.Context, ns *os.File) error {
 	case !head.Exists:
 		return nil
 	}
-	t, b := transaction()
-	t.Create() // there must be one to delete
-	t.Delete()
+	// There must be one to delete.
+	b, err := transaction("table inet " + tableName + "\ndelete table inet " + tableName)
+	if err != nil {
+		return fmt.Errorf("reset: %w", err)
+	}
 	if err := conn.Commit(b); err != nil {
 		return fmt.Errorf("reset: cannot remove table %s: %w", tableName, err)
 	}

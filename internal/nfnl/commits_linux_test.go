@@ -14,6 +14,13 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
+// addTable adds a message of a type about a table to a transaction.
+func addTable(b *Batch, typ uint16, name string) {
+	b.Begin(typ, unix.NLM_F_CREATE, unix.NFPROTO_IPV4)
+	b.String(unix.NFTA_TABLE_NAME, name)
+	b.End()
+}
+
 // commit commits a transaction of two objects.
 func commit(t *testing.T, h *netlab.Host) {
 	t.Helper()
@@ -21,9 +28,8 @@ func commit(t *testing.T, h *netlab.Host) {
 	defer c.Close()
 	b := &Batch{}
 	b.Reset()
-	other := Table{Batch: b, Family: unix.NFPROTO_IPV4, Name: "other"}
-	other.Create()
-	other.Delete()
+	addTable(b, unix.NFT_MSG_NEWTABLE, "other")
+	addTable(b, unix.NFT_MSG_DELTABLE, "other")
 	must.Do(t, c.Commit(b))
 }
 

@@ -65,11 +65,11 @@ func TestSocketWorksAfterErrors(t *testing.T) {
 // it is read, behind the acknowledgment of the transaction. It also commits after a refusal.
 func TestCommitReadsAllAnswers(t *testing.T) {
 	c := dial(t, netlab.NewHost(t))
-	write := func(change func(Table), names ...string) error {
+	write := func(typ uint16, names ...string) error {
 		b := &Batch{}
 		b.Reset()
 		for _, name := range names {
-			change(Table{Batch: b, Family: unix.NFPROTO_IPV4, Name: name})
+			addTable(b, typ, name)
 		}
 		return c.Commit(b)
 	}
@@ -83,17 +83,17 @@ func TestCommitReadsAllAnswers(t *testing.T) {
 	for i := range 2000 {
 		names = append(names, fmt.Sprintf("table-%d", i))
 	}
-	must.Do(t, write(Table.Create, names...))
+	must.Do(t, write(unix.NFT_MSG_NEWTABLE, names...))
 	silent("a transaction")
 	failure := errors.New("failure")
 	dump := Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_IPV4, Dump: true}
 	if err := c.Get(t.Context(), dump, func([]byte) error { return failure }); err != failure {
 		t.Fatal(err)
 	}
-	must.Do(t, write(Table.Create, "after"))
+	must.Do(t, write(unix.NFT_MSG_NEWTABLE, "after"))
 	silent("a transaction after an abandoned dump")
 	var refused *Error
-	if err := write(Table.Delete, "none", "after", "none"); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
+	if err := write(unix.NFT_MSG_DELTABLE, "none", "after", "none"); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
 		t.Errorf("two tables that do not exist: %v", err)
 	}
 	silent("two refusals")

@@ -38,6 +38,8 @@ const (
 // look-up to the next.
 type compiler struct {
 	family byte // NFPROTO_*
+	// v6 is set if the rule is about addresses of IPv6.
+	v6 bool
 	Words
 	out [][]byte
 	err error
@@ -48,7 +50,8 @@ type compiler struct {
 // Compile returns the expressions of a rule in the syntax of nft, in a table of a family (NFPROTO_*).
 // protocols creates an anonymous set of the protocols of Services and returns its ID in the transaction.
 func Compile(family byte, rule string, protocols func() uint32) ([][]byte, error) {
-	c := &compiler{family: family, Words: Words(rule), protocols: protocols}
+	v6 := family == unix.NFPROTO_IPV6 || strings.Contains(rule, "ip6 ")
+	c := &compiler{family: family, v6: v6, Words: Words(rule), protocols: protocols}
 	for c.Words != "" && c.err == nil {
 		c.statement()
 	}
@@ -99,7 +102,7 @@ func (c *compiler) statement() {
 		c.emit(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	case c.Accept("reject"):
 		code := uint8(3) // ICMP port unreachable (RFC 792, RFC 4443)
-		if c.family == unix.NFPROTO_IPV6 {
+		if c.v6 {
 			code = 4
 		}
 		c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
@@ -229,7 +232,7 @@ func (c *compiler) operand(reg uint32) uint32 {
 		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg})
 	case c.Accept("th sport"):
 		c.emit(port(reg, 0))
-	case c.Accept("th dport"):
+	case c.Accept("th dport"), c.Accept("tcp dport"):
 		c.emit(port(reg, 2))
 	case c.Begins("@th,"): // one byte of the header of TCP, UDP or SCTP, at an offset in bits
 		offset, _ := strings.CutSuffix(strings.TrimPrefix(c.Next(), "@th,"), ",8")
@@ -278,14 +281,16 @@ func (c *compiler) match() {
 		source := about("fib saddr")
 		c.emit(&expr.Fib{Register: firstReg, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: word(unix.RTN_LOCAL)})
-	case c.Accept("meta nfproto ipv4"), c.Accept("meta nfproto ipv6"): // the compiler's family, in a table of both
-		c.emit(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: firstReg}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: []byte{c.family}})
 	case c.Accept("iifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstReg})
 		c.compare(c.interfaceName)
 	case c.Accept("oifname"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: firstReg})
 		c.compare(c.interfaceName)
+	case c.Accept("meta nfproto ipv4"):
+		c.protocolFamily(unix.NFPROTO_IPV4)
+	case c.Accept("meta nfproto ipv6"):
+		c.protocolFamily(unix.NFPROTO_IPV6)
 	case c.Accept("ct state new"):
 		c.flag(expr.CtKeySTATE, expr.CtStateBitNEW, expr.CmpOpNeq)
 	case c.Accept("ct state established"):
@@ -335,6 +340,11 @@ func (c *compiler) compare(encode func(string) []byte) {
 		c.Accept("==")
 		c.emit(&expr.Cmp{Op: op, Register: firstReg, Data: encode(c.Next())})
 	}
+}
+
+// protocolFamily compares the packet's family, which the tool does in tables of the family inet.
+func (c *compiler) protocolFamily(family byte) {
+	c.emit(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: firstReg}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstReg, Data: []byte{family}})
 }
 
 // flag compares a bit of a connection's state or status with 0.
@@ -400,7 +410,7 @@ func (c *compiler) fail(err error) {
 }
 
 func (c *compiler) addrLen() uint32 {
-	if c.family == unix.NFPROTO_IPV6 {
+	if c.v6 {
 		return 16
 	}
 	return 4
@@ -409,7 +419,7 @@ func (c *compiler) addrLen() uint32 {
 // address loads an address of the packet (RFC 791, RFC 8200).
 func (c *compiler) address(reg, offset4, offset6 uint32) *expr.Payload {
 	offset := offset4
-	if c.family == unix.NFPROTO_IPV6 {
+	if c.v6 {
 		offset = offset6
 	}
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: c.addrLen()}

@@ -1,6 +1,9 @@
 package nft
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send.
 var ErrTooLarge = errors.New("transaction is larger than the socket's send buffer")
@@ -23,6 +26,17 @@ type BaseChain struct {
 // Hooks holds the numbers of the hooks of base chains (linux/netfilter.h, NF_INET_*).
 func Hooks() map[string]uint32 {
 	return map[string]uint32{"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
+}
+
+// ParseHook reads the line of a base chain: "type filter hook input priority 0; policy accept;".
+func ParseHook(line string) (*BaseChain, error) {
+	var hook string
+	c := &BaseChain{}
+	if _, err := fmt.Sscanf(line, "type %s hook %s priority %d;", &c.Type, &hook, &c.Priority); err != nil {
+		return nil, err
+	}
+	c.Hook = Hooks()[hook]
+	return c, nil
 }
 
 // Chain is a chain as the kernel has it.

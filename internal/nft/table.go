@@ -13,14 +13,14 @@ import (
 // Batch is one transaction that is being written. Reset begins it.
 type Batch struct {
 	nfnl.Batch
-	// anonymous is the number of anonymous sets in the batch.
-	anonymous uint32
+	// sets is the number of sets in the batch that have an ID of newID.
+	sets uint32
 }
 
 // Reset empties b and begins a transaction.
 func (b *Batch) Reset() {
 	b.Batch.Reset()
-	b.anonymous = 0
+	b.sets = 0
 }
 
 // Table writes messages about a table and its objects to a transaction.
@@ -70,16 +70,17 @@ func (t Table) delete(kind string, typ, nameAttr uint16, name string) {
 	t.End()
 }
 
+// newID returns an ID for a set of the transaction. It is greater than the IDs of the callers of CreateSet.
+func (b *Batch) newID() uint32 {
+	b.sets++
+	return 1<<16 + b.sets
+}
+
 // CreateSet creates a set for at most size elements, or for any number if size is 0. The kernel needs an
-// ID of the set that is unique in the transaction and not 0, but rules use the name. userData, which only
+// ID of the set that is unique in the transaction, from 1 to 65,536, but rules use the name. userData, which only
 // the nft tool reads, may be nil.
 func (t Table) CreateSet(name string, id uint32, s Spec, userData []byte, size int) {
-	t.open("create set "+name, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE)
-	t.String(unix.NFTA_SET_NAME, name)
-	t.Uint32(unix.NFTA_SET_ID, id)
-	t.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
-	t.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
-	t.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+	t.beginSet(name, id, s)
 	if s.Flags&unix.NFT_SET_MAP != 0 {
 		t.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType)
 		t.Uint32(unix.NFTA_SET_DATA_LEN, s.DataLen)
@@ -93,6 +94,16 @@ func (t Table) CreateSet(name string, id uint32, s Spec, userData []byte, size i
 		t.Unnest()
 	}
 	t.End()
+}
+
+// beginSet begins the message that creates a set.
+func (t Table) beginSet(name string, id uint32, s Spec) {
+	t.open("create set "+name, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE)
+	t.String(unix.NFTA_SET_NAME, name)
+	t.Uint32(unix.NFTA_SET_ID, id)
+	t.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
+	t.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
+	t.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
 }
 
 // CreateChain creates a chain with the hook base, nil for no hook, if it is missing.
@@ -109,12 +120,9 @@ func (t Table) CreateChain(name string, base *BaseChain) {
 	t.End()
 }
 
-// DeleteRules deletes the rules of a chain, or of all chains if chain is "".
-func (t Table) DeleteRules(chain string) {
+// DeleteRules deletes the rules of all chains.
+func (t Table) DeleteRules() {
 	t.open("delete rules", unix.NFT_MSG_DELRULE, 0)
-	if chain != "" {
-		t.String(unix.NFTA_RULE_CHAIN, chain)
-	}
 	t.End()
 }
 
@@ -140,19 +148,14 @@ func (t Table) Rule(chain string, number int, flags uint16, rule string) error {
 // replaces "%d" by a number.
 const anonymousSet = "__set%d"
 
-// firstAnonymous is greater than the IDs of named sets.
-const firstAnonymous = 1 << 16
-
 // serviceProtocols are the protocols that a Service can have.
 var serviceProtocols = [...]byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
 
 // protocols creates an anonymous set of the protocols of Services for the rule that comes next, and
 // returns its ID in the transaction.
 func (t Table) protocols() uint32 {
-	const protocol, length = 12, 1 // the tool's inet_proto
-	id := firstAnonymous + t.anonymous
-	t.anonymous++
-	set := Spec{Flags: unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT, KeyType: protocol, KeyLen: length}
+	id := t.newID()
+	set := Spec{Flags: unix.NFT_SET_ANONYMOUS | unix.NFT_SET_CONSTANT, KeyType: TypeProto, KeyLen: 1}
 	t.CreateSet(anonymousSet, id, set, nil, len(serviceProtocols))
 	t.Begin(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, t.Family)
 	t.String(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)

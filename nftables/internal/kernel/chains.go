@@ -133,12 +133,10 @@ func chainsIn(text string) (out []ChainSpec) {
 		case isChain:
 			out = append(out, ChainSpec{Name: strings.TrimSuffix(name, " {")})
 		case strings.HasPrefix(line, "type "):
-			var kind, hook string
-			base := &nft.BaseChain{}
-			if _, err := fmt.Sscanf(line, "type %s hook %s priority %d;", &kind, &hook, &base.Priority); err != nil {
-				panic(line)
+			base, err := nft.ParseHook(line)
+			if err != nil {
+				panic(err) // the lines are constants of this package
 			}
-			base.Type, base.Hook = kind, nft.Hooks()[hook]
 			out[len(out)-1].Hook, out[len(out)-1].Base = line, base
 		case line != "" && line != "}":
 			out[len(out)-1].Rules = append(out[len(out)-1].Rules, line)

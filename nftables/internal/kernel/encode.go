@@ -114,7 +114,7 @@ func (w *Writer) object(o *model.Object) {
 	case model.DeleteTable:
 		t.Delete()
 	case model.DeleteRules:
-		t.DeleteRules("")
+		t.DeleteRules()
 	case model.NewSet:
 		t.CreateSet(o.Set.Name(), uint32(o.Set)+1, o.Set.Spec(o.Family), o.Set.UserData(o.Family), o.Size)
 	case model.DeleteSet:

@@ -152,7 +152,7 @@ func ElementText(e *model.Edit) string {
 	if e.Set.Interval() {
 		return intervalText(key, data)
 	}
-	out := layout.Text(sp.KeyType, key)
+	out := nft.ValueText(sp.KeyType, key)
 	if e.Timeout != 0 {
 		out += fmt.Sprintf(" timeout %dms expires %dms", e.Timeout.Milliseconds(), e.Left.Milliseconds())
 	}
@@ -165,7 +165,7 @@ func ElementText(e *model.Edit) string {
 			out += ` comment "` + nft.Printable(e.Text) + `"`
 		}
 		if len(data) != 0 {
-			out += " : " + layout.Text(sp.DataType, data)
+			out += " : " + nft.ValueText(sp.DataType, data)
 		}
 	}
 	return out

@@ -13,84 +13,53 @@ const (
 	setEval     = 0x20
 )
 
-// interfaceNameLen is the length of an interface's name in a key (IFNAMSIZ of linux/if.h).
-const interfaceNameLen = 16
-
-// field is a part of a key or of data: its type and length in bytes.
-type field struct{ typ, len uint32 }
-
-// The types of nft (nftables, include/datatype.h). Numbers, marks, class IDs and names of interfaces are
-// in the machine's byte order.
-const (
-	typeInteger = 4
-	typeIPv4    = 7  // ipv4_addr
-	typeIPv6    = 8  // ipv6_addr
-	typeProto   = 12 // inet_proto
-	typePort    = 13 // inet_service
-	typeMark    = 19
-	typeClassID = 23
-	typeIfname  = 41
-)
-
-// typeBits is the number of bits of each type in the type of a concatenation.
-const typeBits = 6
-
-func concat(fields []field) (typ, length uint32) {
-	for _, f := range fields {
-		typ = typ<<typeBits | f.typ
-		length += (f.len + 3) &^ 3
-	}
-	return typ, length
-}
-
 // Spec returns the attributes of the set in a table of the family. The nft tool loads
 // a rule only if the types in it are those of its sets: see [Set.UserData].
 func (s Set) Spec(f tracker.Family) nft.Spec {
-	addr, proto, port := field{typeIPv4, 4}, field{typeProto, 1}, field{typePort, 2}
-	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{nft.DataVerdict, 0}
-	bucket := field{typeInteger, 4}
+	const proto, port, class, bucket = nft.TypeProto, nft.TypePort, nft.TypeClassID, nft.TypeInteger
+	addr := uint32(nft.TypeIPv4)
 	if f == tracker.IPv6 {
-		addr = field{typeIPv6, 16}
+		addr = nft.TypeIPv6
 	}
-	var key, data []field
+	var key, data []uint32
 	var flags uint32
 	switch s {
 	case VersionSet:
-		key = []field{mark}
+		key = []uint32{nft.TypeMark}
 	case ServiceIPs, InternalIPs:
-		key, data = []field{addr, proto, port}, []field{class}
+		key, data = []uint32{addr, proto, port}, []uint32{class}
 	case NodePorts, InternalNodePorts:
-		key, data = []field{proto, port}, []field{class}
+		key, data = []uint32{proto, port}, []uint32{class}
 	case Handlers, InternalHandlers, OwnHandlers, StickyHandlers:
-		key, data = []field{class}, []field{verdict}
+		key, data = []uint32{class}, []uint32{nft.DataVerdict}
 	case Endpoints, UDPEndpoints, SCTPEndpoints:
-		key, data = []field{class, bucket}, []field{addr, port}
+		key, data = []uint32{class, bucket}, []uint32{addr, port}
 	case StickyPools:
-		key, data = []field{class}, []field{class}
+		key, data = []uint32{class}, []uint32{class}
 	case StickyBuckets:
-		key, data = []field{class, bucket}, []field{class}
+		key, data = []uint32{class, bucket}, []uint32{class}
 	case StickyEndpoints:
-		key, data = []field{class}, []field{addr, port}
+		key, data = []uint32{class}, []uint32{addr, port}
 	case StickyClients:
-		key, data, flags = []field{class, addr}, []field{class}, setTimeout|setEval
+		key, data, flags = []uint32{class, addr}, []uint32{class}, setTimeout|setEval
 	case Connections, Refused, Dropped:
-		key, flags = []field{addr, proto, port}, setEval
+		key, flags = []uint32{addr, proto, port}, setEval
 	case ClusterIPs:
-		key = []field{addr}
+		key = []uint32{addr}
 	case Hairpin:
-		key = []field{addr, addr}
+		key = []uint32{addr, addr}
 	case FastPathInterfaces:
-		key = []field{{typeIfname, interfaceNameLen}}
+		key = []uint32{nft.TypeIfname}
 	case NodePortIPs, ServiceCIDRs:
-		key, flags = []field{addr}, setInterval
+		key, flags = []uint32{addr}, setInterval
 	default:
-		key = []field{addr, addr, proto, port}
+		key = []uint32{addr, addr, proto, port}
 	}
 	sp := nft.Spec{Flags: flags}
-	sp.KeyType, sp.KeyLen = concat(key)
+	sp.KeyType, sp.KeyLen = nft.Concat(key...)
 	if data != nil {
 		sp.Flags |= FlagMap
-		sp.DataType, sp.DataLen = concat(data)
+		sp.DataType, sp.DataLen = nft.Concat(data...)
 	}
 	return sp
 }
@@ -111,7 +80,7 @@ func (s Set) UserData(f tracker.Family) []byte {
 	sp := s.Spec(f)
 	var out []byte
 	for kind, typ := range [...]uint32{keyByteOrder: sp.KeyType, dataByteOrder: sp.DataType} {
-		if typ == typeClassID || typ == typeMark || typ == typeIfname {
+		if typ == nft.TypeClassID || typ == nft.TypeMark || typ == nft.TypeIfname {
 			out = append(out, tlv32(byte(kind), hostOrder)...)
 		}
 	}
