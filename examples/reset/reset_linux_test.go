@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
