@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -25,6 +26,8 @@ type broken struct {
 	// distort changes its deltas. before and after are scripts for the nft tool around each Apply.
 	distort       func(*ruleset.Delta)
 	before, after string
+	// ownHash is set if each backend has a seed of its own for hashes.
+	ownHash bool
 	// config is its configuration.
 	config nftables.Config
 	// skip is its Options.Skip, nil for that of package nftables.
@@ -198,6 +201,22 @@ func brokenBackends() []broken {
 			name: "always moves clients although it may move them only after changes", distort: noHash, skip: map[Feature]string{HashOfEndpoints: "declared"},
 			world: "hash and policies", complaint: `a hash of the source, but connections went to [23] endpoints`,
 		}, {
+			name: "keeps clients at removed endpoints", distort: keepEndpoints(),
+			world: "affinity", complaint: `is still sent to .* when another endpoint was removed`,
+		}, {
+			name: "hashes in a way of its own on each node", ownHash: true, skip: planeSkips,
+			world: "hash of the source", complaint: `was moved from .* on another node`,
+		}, {
+			name: "hashes ports in a way of its own on each node", ownHash: true, skip: planeSkips,
+			world: "hash of source and port", complaint: `was moved from .* without pod1`,
+		}, {
+			name: "hashes to few endpoints", distort: eachService(func(s *ruleset.Port) { s.Selection.Cluster = weighted(s.Selection.Cluster, 200) }),
+			world: "hash of source and port", complaint: `200 clients reached [1-6] endpoints, at least 6 expected, and at most 33 % at one`,
+		}, {
+			name:  "resets established connections",
+			after: "add table inet fault; flush table inet fault; add chain inet fault c { type filter hook forward priority 0; }; add rule inet fault c tcp dport 8080 ct state established ct packets > 6 reject with tcp reset",
+			world: "established connections", complaint: `after (nothing|a full resync): open connection from`,
+		}, {
 			name: "has gaps", before: "delete table ip proxier",
 			world: "changes under load", complaint: `connections, [1-9][0-9]* failed`,
 		}, {
@@ -319,9 +338,14 @@ func (b broken) backend(tb testing.TB, env Env) ruleset.Backend {
 	}
 	tb.Cleanup(func() { inner.Close() })
 	ports := map[tracker.Key]*ruleset.Port{}
-	begun := false
+	begun, seed := false, rand.Uint64()
 	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 		own := *d
+		if b.ownHash {
+			n := *d.Node
+			n.HashSeed = seed
+			own.Node = &n
+		}
 		own.Changes = slices.Clone(d.Changes)
 		if b.distort != nil {
 			b.distort(&own)

@@ -122,11 +122,11 @@ func (l *connections) undisturbed(to []Target, f func()) {
 	l.tb.Logf("%d connections, %d failed", c.Opened, len(c.Failures))
 }
 
-// stillHeld checks open connections: those to some targets, or all, that a pod does not serve.
+// stillHeld checks open connections: all, or with a why behind = those to some targets that a pod does not serve.
 func (l *connections) stillHeld(rest, why string) error {
-	except, to, ok := strings.Cut(strings.TrimPrefix(rest, "except "), " ")
-	if !strings.HasPrefix(rest, "except ") {
-		except, to, ok = "", rest, why != "" && rest != ""
+	except, to, ok := "", rest, why != ""
+	if more, cut := strings.CutPrefix(rest, "except "); ok && cut {
+		except, to, _ = strings.Cut(more, " ")
 	}
 	var some Held
 	var targets []Target
@@ -136,6 +136,8 @@ func (l *connections) stillHeld(rest, why string) error {
 			return err
 		}
 		targets = l.targets(aims)
+	} else {
+		why = rest
 	}
 	for _, c := range l.held.connections {
 		if (!ok || slices.ContainsFunc(targets, func(t Target) bool { return t.Addr == c.to })) && (except == "" || l.podAt(c.server.Addr()) != except) {
