@@ -533,42 +533,6 @@ func TestManyConnectionsCostOnePair(t *testing.T) {
 	}
 }
 
-// TestDeletingTheEntryIsNotEnough shows the other ways: without its entry in connection tracking
-// a connection is picked up in the middle and gets the RST of another endpoint. Without another
-// endpoint it gets an ICMP error, which it ignores. The table of pairs does not match it any more.
-func TestDeletingTheEntryIsNotEnough(t *testing.T) {
-	s := newSite(t, Config{})
-	for _, way := range []struct {
-		left  []state
-		pairs bool // the pairs are written, too
-	}{{[]state{ready("pod2")}, false}, {nil, false}, {[]state{ready("pod2")}, true}, {nil, true}} {
-		left := way.left
-		s.endpoints("web", ready("pod1"))
-		c := s.conn("client", "10.96.0.1:80", "pod1")
-		s.silence("pod1", true)
-		s.endpoints("web", left...)
-		if way.pairs {
-			if s.write(); s.pairs() == 0 {
-				t.Fatal("no pairs")
-			}
-		}
-		if err := s.hosts["node"].Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		_, err := c.Write([]byte("who?"))
-		if err == nil {
-			_, err = c.Read(make([]byte, 1))
-		}
-		if reset := errors.Is(err, unix.ECONNRESET); reset != (len(left) != 0) {
-			t.Errorf("%d other endpoints, pairs %t: %v", len(left), way.pairs, err)
-		}
-		s.silence("pod1", false)
-	}
-}
-
 func TestCleanupRemovesTheTable(t *testing.T) {
 	s := newSite(t, Config{})
 	for range 2 {
