@@ -43,11 +43,14 @@ type ordered interface {
 	reset()
 	// write puts what a change wants.
 	write(change int) error
+	// hold keeps what an owner may still refer to: what it does not want any more and, if it failed, what
+	// it wants.
+	hold(owner int, failed bool)
 	// remove deletes what an owner does not want any more, early entries only if early is set. It
-	// returns false if it keeps an entry because of a holder.
-	remove(owner int, holders []int, early bool) (all bool, err error)
-	// sweep deletes what no owner wants.
-	sweep(holders []int) error
+	// returns false if it leaves an entry that is kept.
+	remove(owner int, early bool) (all bool, err error)
+	// sweep deletes what no owner wants, unless it is kept.
+	sweep() error
 }
 
 // Driver is a [ruleset.Backend] that writes a [Plane]. [New] makes one. It is not safe for
@@ -58,13 +61,11 @@ type Driver struct {
 	owners map[tracker.Key]*owner
 	// free holds the numbers that no owner has.
 	free []int
-	// waits holds, for a Service that lost frontends, those that have them now. Until these are
-	// written, it keeps the entries that it does not want any more.
-	waits map[tracker.Key][]tracker.Key
-	// failing holds the owners whose last change failed, or was not written to the end.
-	failing map[*owner]bool
-	// holders holds the numbers of the owners that failed or hold.
-	holders []int
+	// failing holds the owners whose last change failed, or was not written to the end, and leaving
+	// others that keep entries that they do not want any more.
+	failing, leaving map[*owner]bool
+	// holds means that owners fail or leave entries after the additions of the current delta.
+	holds bool
 	// stale is the error of deleting entries that no Service wants.
 	stale error
 }
@@ -77,8 +78,8 @@ type owner struct {
 	// gone means that the Service was removed, and failed that its last change was not written.
 	gone   bool
 	failed error
-	// holds means that it keeps entries that it does not want any more.
-	holds bool
+	// leaves means that it keeps entries that it does not want any more, because a Service failed.
+	leaves bool
 }
 
 // New returns a Driver. The error wraps [ruleset.ErrConfig]: there is no Want, or a table lacks a
@@ -92,7 +93,7 @@ func New(p Plane) (*Driver, error) {
 			return nil, fmt.Errorf("driver: table %d: %w", i, err)
 		}
 	}
-	return &Driver{plane: p, owners: map[tracker.Key]*owner{}, waits: map[tracker.Key][]tracker.Key{}, failing: map[*owner]bool{}}, nil
+	return &Driver{plane: p, owners: map[tracker.Key]*owner{}, failing: map[*owner]bool{}, leaving: map[*owner]bool{}}, nil
 }
 
 // Limits returns the limits of the Plane.
@@ -123,8 +124,12 @@ func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 		t.reset()
 	}
 	if err != nil {
-		for _, o := range work[:len(delta.Changes)] {
-			d.failing[o] = true
+		for i, o := range work {
+			if i < len(delta.Changes) {
+				d.failing[o] = true
+			} else {
+				d.leaving[o] = true
+			}
 		}
 		return err
 	}
@@ -140,8 +145,15 @@ func (d *Driver) write(ctx context.Context, work []*owner, n int) error {
 			}
 		}
 	}
-	d.stale = nil
-	d.hold(work)
+	d.stale, d.holds = nil, false
+	for o := range d.failing {
+		d.hold(o, true)
+	}
+	for _, o := range work {
+		if o.leaves = false; o.failed != nil {
+			d.hold(o, true)
+		}
+	}
 	for n, t := range slices.Backward(d.plane.Tables) {
 		last := n == len(d.plane.Tables)-1
 		for _, o := range work {
@@ -150,7 +162,7 @@ func (d *Driver) write(ctx context.Context, work []*owner, n int) error {
 			}
 		}
 		if d.mayDeleteEarly(last) {
-			d.stale = t.sweep(d.holders)
+			d.stale = t.sweep()
 		}
 	}
 	return nil
@@ -163,15 +175,11 @@ func (d *Driver) plan(delta *ruleset.Delta) []*owner {
 		c := &delta.Changes[i]
 		o := d.owner(c.Key)
 		d.want(o, c.New)
-		for _, to := range c.LostFrontends() {
-			if !slices.Contains(d.waits[c.Key], to) {
-				d.waits[c.Key] = append(d.waits[c.Key], to)
-			}
-		}
 		work, planned[c.Key] = append(work, o), true
 	}
-	for k := range d.waits {
-		if o := d.owners[k]; !planned[k] && !delta.Full && !d.failing[o] {
+	for o := range d.leaving {
+		if !planned[o.key] && !delta.Full {
+			o.failed = nil
 			work = append(work, o)
 		}
 	}
@@ -185,6 +193,7 @@ func (d *Driver) plan(delta *ruleset.Delta) []*owner {
 	}
 	for _, o := range work {
 		delete(d.failing, o)
+		delete(d.leaving, o)
 	}
 	return work
 }
@@ -231,40 +240,27 @@ func (d *Driver) step(ctx context.Context, o *owner, write func() error) error {
 
 // remove deletes what an owner does not want any more from a table.
 func (d *Driver) remove(t Ordered, last bool, o *owner) error {
-	if o.holds {
+	if o.leaves {
 		return nil
 	}
-	all, err := t.remove(o.number, d.holders, d.mayDeleteEarly(last))
-	if o.holds = !all; err != nil || o.holds {
-		d.holders = append(d.holders, o.number)
+	all, err := t.remove(o.number, d.mayDeleteEarly(last))
+	if o.leaves = !all; err != nil || o.leaves {
+		d.hold(o, err != nil)
 	}
 	return err
 }
 
+// hold keeps what an owner may still refer to.
+func (d *Driver) hold(o *owner, failed bool) {
+	d.holds = true
+	for _, t := range d.plane.Tables {
+		t.hold(o.number, failed)
+	}
+}
+
 // mayDeleteEarly reports whether entries that an earlier process wrote may be deleted. They stay while an entry of a
 // later table may refer to them: one that could not be deleted, or one for a Service that failed.
-func (d *Driver) mayDeleteEarly(last bool) bool {
-	return d.stale == nil && (last || len(d.holders) == 0)
-}
-
-// hold finds the owners whose entries stay: those that failed, and those of which one that failed
-// was to take over a frontend.
-func (d *Driver) hold(work []*owner) {
-	d.holders = d.holders[:0]
-	for o := range d.failing {
-		d.holders = append(d.holders, o.number)
-	}
-	for _, o := range work {
-		if o.holds = d.waiting(o); o.holds || o.failed != nil {
-			d.holders = append(d.holders, o.number)
-		}
-	}
-}
-
-// waiting reports whether a Service was to take over a frontend of o and failed.
-func (d *Driver) waiting(o *owner) bool {
-	return slices.ContainsFunc(d.waits[o.key], func(k tracker.Key) bool { to := d.owners[k]; return to != nil && (to.failed != nil || d.failing[to]) })
-}
+func (d *Driver) mayDeleteEarly(last bool) bool { return d.stale == nil && (last || !d.holds) }
 
 // finish forgets the owners that are gone and returns the error of Apply.
 func (d *Driver) finish(work []*owner, n int) error {
@@ -272,21 +268,15 @@ func (d *Driver) finish(work []*owner, n int) error {
 	for i, o := range work {
 		switch {
 		case o.failed != nil && i >= n:
-			d.stale, o.failed = errors.Join(d.stale, o.failed), nil
-			continue
+			d.stale, d.leaving[o] = errors.Join(d.stale, o.failed), true
 		case o.failed != nil:
 			failed[o.key], d.failing[o] = o.failed, true
-			continue
-		case o.holds:
-			if d.waits[o.key] == nil {
-				d.waits[o.key] = []tracker.Key{} // the next delta tries again
-			}
-			continue
+		case o.leaves:
+			d.leaving[o] = true // the next delta tries again
 		case o.gone:
 			delete(d.owners, o.key)
 			d.free = append(d.free, o.number)
 		}
-		delete(d.waits, o.key)
 	}
 	switch {
 	case d.stale != nil:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -285,6 +286,78 @@ func TestEarlierFrontendKeepsWhatItNeeds(t *testing.T) {
 	}
 }
 
+// external gives a Service an endpoint and an external IP that several Services may ask for.
+func (w *world) external(n string) {
+	s := service(n, "10.96.0."+n)
+	s.Spec.ExternalIPs = []string{"203.0.113.1"}
+	w.tracker.SetService(s)
+	w.tracker.SetSlice(slice(n, "10.0.0."+n))
+}
+
+// TestMovedFrontendWaitsForItsNewOwner fails the Service that takes over a frontend. What the earlier owner had
+// stays until it succeeds, also if the earlier owner is removed and the process restarts.
+func TestMovedFrontendWaitsForItsNewOwner(t *testing.T) {
+	for _, v := range []variant{{}, {byService: true}} {
+		for _, restart := range []bool{false, true} {
+			w := newWorld(t, v)
+			w.external("1")
+			w.sync(t)
+			if restart {
+				w.start()
+			}
+			w.tracker.DeleteService(name("1"))
+			w.external("2")
+			w.refused = map[any]bool{}
+			for _, k := range []driver.Frontend{{}, {Service: tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: name("2"), Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}}} {
+				k.Addr, k.Port, k.Protocol, k.Family = netip.MustParseAddr("203.0.113.1"), 80, v1.ProtocolTCP, tracker.IPv4
+				w.refused[k] = true
+			}
+			for range 2 {
+				partial := (*ruleset.PartialError)(nil)
+				if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
+					t.Fatalf("error %v", err)
+				}
+				found := w.find(driver.Frontend{Addr: netip.MustParseAddr("203.0.113.1"), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
+				if len(found) != 1 || w.pools[found[0].pools[0]].name.Service.Name != "1" || len(w.frontends) != 2 {
+					t.Errorf("%+v, restart %t: frontends %v", v, restart, w.frontends)
+				}
+			}
+			w.refused = nil
+			if w.sync(t); len(w.frontends) != 2 || len(w.pools) != 1 || len(w.endpoints) != 1 || len(w.addresses) != 2 {
+				t.Errorf("%+v, restart %t: left %s", v, restart, w.dump())
+			}
+		}
+	}
+}
+
+// TestUnfinishedDeltaKeepsWhatItRefersTo cancels a delta in which a frontend moves, and then applies the
+// change of the earlier owner alone.
+func TestUnfinishedDeltaKeepsWhatItRefersTo(t *testing.T) {
+	w := newWorld(t, variant{})
+	w.external("1")
+	w.sync(t)
+	inner := w.process
+	w.process = ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		now, cancel := context.WithCancel(ctx)
+		w.fail = func() error { cancel(); return nil }
+		if err := inner.Apply(now, d); !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+		w.fail = func() error { return nil }
+		half := *d
+		half.Changes = slices.DeleteFunc(slices.Clone(d.Changes), func(c ruleset.Change) bool { return c.New != nil })
+		if err := inner.Apply(ctx, &half); err != nil {
+			t.Error(err)
+		}
+		return inner.Apply(ctx, d)
+	})
+	w.tracker.DeleteService(name("1"))
+	w.external("2")
+	if w.sync(t); len(w.frontends) != 2 || len(w.pools) != 1 || len(w.endpoints) != 1 || len(w.addresses) != 2 {
+		t.Errorf("left %s", w.dump())
+	}
+}
+
 // TestStaleEntryThatStaysIsAnError fails the deletion of an entry of an earlier process.
 func TestStaleEntryThatStaysIsAnError(t *testing.T) {
 	w := newWorld(t, variant{})
@@ -329,6 +402,54 @@ func TestNumbersSurviveResyncAndRestart(t *testing.T) {
 	w.set("2", "10.0.0.2")
 	if got := w.sync(t); got != "" || fmt.Sprint(w.pools, w.endpoints) != before {
 		t.Errorf("writes %q after a restart, tables %v, before %s", got, w.pools, before)
+	}
+}
+
+// TestNumberIsFreeWhenItsEntryIsGone has room for one number. A Service without one fails until another Service is
+// removed, whose entry was written or not.
+func TestNumberIsFreeWhenItsEntryIsGone(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		m, fail := map[uint32]string{}, errRefused
+		ids, err := driver.NewIDs[string](1, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries := driver.Numbered(ids, &driver.Table[uint32, string]{
+			Put: func(id uint32, v string) error {
+				if !fails || v != "a" {
+					m[id] = v
+					return nil
+				}
+				return fail
+			},
+			Delete: func(id uint32) error { delete(m, id); return nil },
+		}, func(v string) string { return v })
+		d, err := driver.New(driver.Plane{Tables: []driver.Ordered{entries}, Want: func(s *ruleset.Port) error {
+			id, err := ids.Get(s.Key.Name)
+			if err == nil {
+				entries.Want(id, s.Key.Name)
+			}
+			return err
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply := func(n string, wanted bool) error {
+			c := ruleset.Change{}
+			if c.Key.Name = n; wanted {
+				c.New = &ruleset.Port{Key: c.Key}
+			}
+			return d.Apply(t.Context(), &ruleset.Delta{Changes: []ruleset.Change{c}})
+		}
+		if err := apply("a", true); (err != nil) != fails {
+			t.Errorf("error %v", err)
+		}
+		if partial := (*ruleset.PartialError)(nil); !errors.As(apply("b", true), &partial) {
+			t.Error("there is a second number")
+		}
+		if err := errors.Join(apply("a", false), apply("b", true)); err != nil || m[1] != "b" {
+			t.Errorf("entries %v, error %v", m, err)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"hash/maphash"
 	"iter"
 	"reflect"
-	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -37,9 +36,8 @@ type Table[K comparable, V any] struct {
 	DeleteAll func([]K) error
 	// Equal compares values. Nil means reflect.DeepEqual.
 	Equal func(a, b V) bool
-	// Place, if not nil, returns what an entry serves, such as an address and port. It is for the last table
-	// if its keys contain the Service: an entry of an earlier process then stays while the Service that wants one
-	// of the same place fails.
+	// Place, if not nil, returns what an entry serves, such as an address and port. It is for keys that
+	// contain the Service: an entry then stays while a Service that wants one of the same place fails.
 	Place func(K) any
 	// Gone, if not nil, is called for a key that no Service wants and that the table does not
 	// have any more, for example to free a number.
@@ -61,6 +59,9 @@ type Table[K comparable, V any] struct {
 	before, now []*entry[K, V]
 	next        int
 	round       uint64
+	// held holds the entries that stay because an owner failed, and places what they serve.
+	held   map[*entry[K, V]]bool
+	places map[any]bool
 	// stale means that there may be early entries, with or without users.
 	stale bool
 }
@@ -101,6 +102,7 @@ func (t *Table[K, V]) complete() error {
 	if t.Equal == nil {
 		t.Equal = func(a, b V) bool { return reflect.DeepEqual(a, b) }
 	}
+	t.held, t.places = map[*entry[K, V]]bool{}, map[any]bool{}
 	t.entries, t.left, t.seed = map[uint64]*entry[K, V]{}, map[int][]*entry[K, V]{}, maphash.MakeSeed()
 	return nil
 }
@@ -184,6 +186,8 @@ func (t *Table[K, V]) forget(e *entry[K, V]) {
 // reset ends a delta.
 func (t *Table[K, V]) reset() {
 	clear(t.puts)
+	clear(t.held)
+	clear(t.places)
 	if t.puts, t.ends = t.puts[:0], t.ends[:0]; cap(t.puts) > 4096 {
 		t.puts, t.ends = nil, nil // of a full delta
 	}
@@ -316,24 +320,40 @@ func (p put[K, V]) note(err error) error {
 	return err
 }
 
-// remove deletes what an owner does not want any more, unless another one uses it. It keeps, and
-// returns false for, an entry that a holder uses: the holder does not say what it must be, and the
-// owner may have written it. If early is not set, it leaves early entries to sweep.
-func (t *Table[K, V]) remove(owner int, holders []int, early bool) (all bool, err error) {
+// hold keeps what an owner leaves, because later entries of it may refer to that, and what it wants if it
+// failed: the entry may be that of an earlier owner, to whose entries it then refers.
+func (t *Table[K, V]) hold(owner int, failed bool) {
+	for _, e := range t.left[owner] {
+		t.held[e] = true
+	}
+	if !failed || owner >= len(t.owned) {
+		return
+	}
+	for _, e := range t.owned[owner] {
+		if t.held[e] = true; t.Place != nil {
+			t.places[t.Place(e.key)] = true
+		}
+	}
+}
+
+// isHeld reports whether an entry that an owner leaves, or that has none, must stay.
+func (t *Table[K, V]) isHeld(e *entry[K, V]) bool {
+	return len(t.held) != 0 && (t.held[e] || t.Place != nil && t.places[t.Place(e.key)])
+}
+
+// remove deletes what an owner does not want any more, unless another one uses it.
+func (t *Table[K, V]) remove(owner int, early bool) (all bool, err error) {
 	left := t.left[owner]
 	if len(left) == 0 {
 		return true, nil
 	}
 	var kept, gone []*entry[K, V]
 	for _, e := range left {
-		if e.users > 1 && slices.ContainsFunc(holders, func(n int) bool {
-			return n < len(t.owned) && (slices.Contains(t.owned[n], e) || slices.Contains(t.left[n], e))
-		}) {
+		if t.isHeld(e) || e.early && !early && e.wants == 0 {
 			kept = append(kept, e)
 			continue
 		}
-		e.users--
-		if e.wants == 0 && (early || !e.early) {
+		if e.users--; e.wants == 0 {
 			gone = append(gone, e)
 		}
 	}
@@ -348,27 +368,18 @@ func (t *Table[K, V]) remove(owner int, holders []int, early bool) (all bool, er
 	return all, err
 }
 
-// sweep deletes the entries that no Service wants, except those in the place of what a holder wants.
-func (t *Table[K, V]) sweep(holders []int) error {
+// sweep deletes the entries that no Service wants.
+func (t *Table[K, V]) sweep() error {
 	if !t.stale {
 		return nil
 	}
-	places := map[any]bool{}
-	for _, n := range holders {
-		if t.Place != nil && n < len(t.owned) {
-			for _, e := range t.owned[n] {
-				places[t.Place(e.key)] = true
-			}
-		}
-	}
 	var kept, gone []*entry[K, V]
 	for e := range t.all() {
-		if e.early = false; e.users != 0 {
-			continue
-		}
-		if len(places) != 0 && places[t.Place(e.key)] {
+		switch e.early = false; {
+		case e.users != 0:
+		case t.isHeld(e):
 			kept = append(kept, e)
-		} else {
+		default:
 			gone = append(gone, e)
 		}
 	}
