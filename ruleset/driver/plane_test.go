@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -171,10 +172,7 @@ func (p *plane) check() {
 
 // driver starts a process.
 func (p *plane) driver() ruleset.Backend {
-	endpointIDs, err := driver.NewIDs[driver.Endpoint](1, 1<<16)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	endpointIDs := must.Get(driver.NewIDs[driver.Endpoint](1, 1<<16))(p.t)
 	poolIDs, _ := driver.NewIDs[driver.Pool](1, 1<<16)
 	endpoints := driver.Numbered(endpointIDs, table(p, "endpoint", p.endpoints), func(e driver.Endpoint) driver.Endpoint { return e })
 	addresses, frontends := table(p, "address", p.addresses), table(p, "frontend", p.frontends)
