@@ -2,9 +2,11 @@ package iptables
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -159,5 +161,43 @@ func TestConcurrentWritersLoseNoRule(t *testing.T) {
 		}
 		r.verify()
 		t.Logf("%d syncs", syncs)
+	})
+}
+
+// TestDepthOfTreesIsBounded applies Services whose frontends differ in each bit of address and port: nf_tables
+// refuses more than 15 chains that lead to each other. One of the Services has groups of endpoints and of sources.
+func TestDepthOfTreesIsBounded(t *testing.T) {
+	t.Parallel()
+	flavors(t, func(t *testing.T, flavor Flavor) {
+		t.Parallel()
+		r := newRig(t, onLinux(flavor))
+		deep := func(s *v1.Service) {
+			loadBalancer(s)
+			var ips []string
+			for bit := range 32 {
+				ips = append(ips, netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 0x14400000^1<<bit))).String())
+			}
+			for bit := range 128 {
+				a := netip.MustParseAddr("2001:db8:5555:5555:5555:5555:5555:5555").As16()
+				a[bit/8] ^= 1 << (bit % 8)
+				ips = append(ips, netip.AddrFrom16(a).String())
+			}
+			s.Spec.ExternalIPs = ips
+			s.Spec.Ports = nil
+			for bit := range 16 {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", bit), Port: 0x5550 ^ 1<<bit, Protocol: v1.ProtocolTCP})
+			}
+			for low := range int32(16) {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("q", low), Port: 0x5540 + low, Protocol: v1.ProtocolTCP})
+			}
+		}
+		r.set(1, upTo(1100), deep, affinity(60), func(s *v1.Service) {
+			s.Spec.Ports[len(s.Spec.Ports)-1].Name = "p" // which the endpoints have
+			for i := range 300 {
+				s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("20.%d.%d.0/24", i>>8, i&255))
+			}
+		})
+		r.sync()
+		r.verify()
 	})
 }

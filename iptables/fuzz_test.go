@@ -54,10 +54,7 @@ func FuzzInjection(f *testing.F) {
 		}
 		b := newBatch()
 		m.change(s.Key, s, b.difference)
-		m.takeChanged(b)
-		for _, c := range m.fixed() {
-			b.put(c)
-		}
+		m.allChains(b.put)
 		for tab := range tables {
 			lines := 2
 			for _, c := range b.puts[tab] {

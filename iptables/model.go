@@ -177,7 +177,7 @@ func (m *model) size() (n [tables]int) {
 func (m *model) forgetChanged() {
 	m.moved = false
 	for _, t := range m.trees {
-		clear(t.changed)
+		t.changed = map[string]*node{}
 	}
 }
 
@@ -195,7 +195,7 @@ func (m *model) takeChanged(b *batch) {
 				b.put(m.dispatcherChain(i, n))
 			}
 		}
-		clear(t.changed)
+		t.changed = map[string]*node{}
 	}
 }
 

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"slices"
+	"strconv"
 
 	"github.com/go-proxier/proxier/internal/iptext"
 )
@@ -13,8 +14,12 @@ import (
 // changes only the chains on the way to it.
 const flatPool = 32
 
-// maxGroupDepth bounds how often groups are divided. A name has 16 digits.
-const maxGroupDepth = 12
+// maxGroupDepth is how often groups are divided by digits. Larger ones than groupPool are then cut into parts: a
+// tenant can choose addresses whose chains' names begin alike, and nf_tables allows 15 chains in sequence.
+const (
+	maxGroupDepth = 2
+	groupPool     = 250
+)
 
 // choice is the chain of an endpoint or of a group of them, with the endpoint's weight or
 // the sum of the group's.
@@ -27,7 +32,8 @@ type choice struct {
 // chains of the groups that the rules need. draw returns the rules of one chain. The groups' names are
 // hashes of pool.
 func choose(endpoints []choice, pool string, depth int, draw func([]choice) []string) (rules []string, groups []chain) {
-	if len(endpoints) <= flatPool || depth >= maxGroupDepth {
+	last := depth == maxGroupDepth
+	if len(endpoints) <= flatPool || last && len(endpoints) <= groupPool || depth > maxGroupDepth {
 		return draw(endpoints), nil
 	}
 	digit := func(ep choice) byte { return ep.chain[len(prefixEndpoint)+depth] }
@@ -36,16 +42,19 @@ func choose(endpoints []choice, pool string, depth int, draw func([]choice) []st
 	var choices []choice
 	for start := 0; start < len(sorted); {
 		end := start + 1
-		for end < len(sorted) && digit(sorted[end]) == digit(sorted[start]) {
+		for end < len(sorted) && (last && end-start < groupPool || !last && digit(sorted[end]) == digit(sorted[start])) {
 			end++
 		}
 		part := sorted[start:end]
+		name := pool + string(digit(part[0]))
+		if last {
+			name = pool + "#" + strconv.Itoa(start)
+		}
 		start = end
 		if len(part) == 1 {
 			choices = append(choices, part[0])
 			continue
 		}
-		name := pool + string(digit(part[0]))
 		inner, more := choose(part, name, depth+1, draw)
 		groups = append(groups, more...)
 		c := chain{nat, prefixGroup + hashOf(name), inner, rankGroup + maxGroupDepth - depth}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -80,6 +81,37 @@ func testChoice(t *testing.T, n, heaviest int) {
 	}
 	if n > flatPool && most > 32*(1+int(math.Log2(float64(n))/5)) {
 		t.Errorf("%d endpoints: a connection may meet %d rules", n, most)
+	}
+}
+
+// TestNamesDoNotDeepenGroups chooses among endpoints whose chains' names begin alike.
+func TestNamesDoNotDeepenGroups(t *testing.T) {
+	t.Parallel()
+	var endpoints []choice
+	for i := range 20_000 {
+		endpoints = append(endpoints, choice{fmt.Sprintf("%sAAAAAAAA%08d", prefixEndpoint, i), 1})
+	}
+	rules, groups := choose(endpoints, "KUBE-SVC-TEST", 0, draw)
+	chains := map[string][]string{"": rules}
+	for _, g := range groups {
+		chains[g.name] = g.rules
+	}
+	found := 0
+	var follow func(chain string, depth int)
+	follow = func(chain string, depth int) {
+		if rules := chains[chain]; len(rules) > groupPool || depth > maxGroupDepth+1 {
+			t.Errorf("chain %s has %d rules and is %d deep", chain, len(rules), depth)
+		}
+		for _, r := range chains[chain] {
+			if to := iptext.Target(r); chains[to] != nil {
+				follow(to, depth+1)
+			} else {
+				found++
+			}
+		}
+	}
+	if follow("", 0); found != len(endpoints) {
+		t.Errorf("%d of %d endpoints", found, len(endpoints))
 	}
 }
 

@@ -14,10 +14,10 @@ import (
 )
 
 // dispatcher describes a tree of chains that leads a packet to the one rule for its
-// destination. A chain with few rules holds them itself. A chain with more divides them
+// destination. A chain with few rules holds them itself. More are divided
 // by the first two bits in which they differ, of destination address, protocol and port,
-// in this order. A packet meets a few rules on each of the O(log N) chains on its way,
-// and adding or removing a rule changes one small chain.
+// in this order. A packet meets some rules on each of the O(log N) chains on its way,
+// and adding or removing a rule changes one small chain, or a few.
 //
 // The shape of the tree depends only on the rules in it, not on their history.
 type dispatcher struct {
@@ -133,7 +133,8 @@ func (d dispatched) appendTo(rules []string) []string {
 	return append(rules, d.rule)
 }
 
-// node is one chain of a tree. It holds rules, or leads to at least two others.
+// node is a node of a trie. A node with rules is one chain. One without leads to at least two others, and shares
+// a chain with those that are of the same order as itself.
 type node struct {
 	// prefixLen is the length in bits of the prefix that the chain leading here matches.
 	// Every key at or below the node has this prefix, and the chain's name contains it.
@@ -146,24 +147,29 @@ type node struct {
 	count     int // rules at or below it
 }
 
+// order is the order of magnitude of n.count. A node begins a chain if it is of a smaller order than the node
+// above it, so at most six chains lead to each other, whatever the keys are: nf_tables allows 15.
+func (n *node) order() (order int) {
+	for most := leafRules; most < n.count; most *= leafRules {
+		order++
+	}
+	return order
+}
+
 // tree holds the rules and chains of one dispatcher.
 type tree struct {
 	dispatcher
 	addrBits int // of the address in a key
 	first    *node
-	// below is how many chains there are below the first. One rule leads to each.
-	below int
 	// ahead is how many rules are ahead of others.
 	ahead int
 	// changed holds, by name, the chains that have changed since it was last cleared; nil
-	// stands for a deleted chain.
+	// stands for a deleted chain. It is nil at first: all chains are new.
 	changed map[string]*node
 }
 
 func newTree(d dispatcher, addrBits int) *tree {
-	t := &tree{dispatcher: d, addrBits: addrBits, first: &node{}, changed: map[string]*node{}}
-	t.touch(t.first)
-	return t
+	return &tree{dispatcher: d, addrBits: addrBits, first: &node{}}
 }
 
 func (t *tree) limit(n *node) int {
@@ -173,60 +179,118 @@ func (t *tree) limit(n *node) int {
 	return leafRules
 }
 
-func (t *tree) touch(n *node) { t.changed[t.name(n)] = n }
+func (t *tree) touch(n *node) {
+	if t.changed != nil {
+		t.changed[t.name(n)] = n
+	}
+}
 
-// gone records that a chain below the first was deleted.
-func (t *tree) gone(n *node) {
-	t.changed[t.name(n)] = nil
-	t.below--
+// find returns the chain for a key and the rule's index there, -1 if it has none.
+func (t *tree) find(k key) (n *node, i int) {
+	for n = t.first; n.kids != nil; n = n.kids[k.bitsAt(n.at)] {
+		if n.sample.common(k) < n.at || n.kids[k.bitsAt(n.at)] == nil {
+			return nil, -1
+		}
+	}
+	return n, slices.IndexFunc(n.rules, func(d dispatched) bool { return d.key == k })
 }
 
 // put adds a rule or replaces the one with the same key.
-func (t *tree) put(d dispatched) { t.insert(t.first, d) }
-
-func (t *tree) insert(n *node, d dispatched) (added bool) {
-	if n.kids == nil {
-		i, found := slices.BinarySearchFunc(n.rules, d.key, func(x dispatched, k key) int { return strings.Compare(string(x.key), string(k)) })
-		if found {
-			if n.rules[i] != d {
-				t.ahead += d.ahead() - n.rules[i].ahead()
-				n.rules[i] = d
-				t.touch(n)
-			}
-			return false
-		}
+func (t *tree) put(d dispatched) {
+	n, i := t.find(d.key)
+	switch {
+	case i < 0:
 		t.ahead += d.ahead()
-		n.rules = slices.Insert(n.rules, i, d)
-		n.count++
-		n.sample = d.key
+		t.alter(d.key, func() { t.insert(t.first, d) })
+	case n.rules[i] != d:
+		t.ahead += d.ahead() - n.rules[i].ahead()
+		n.rules[i] = d
 		t.touch(n)
+	}
+}
+
+// remove removes a rule if the tree has it. Another rule with the same key stays.
+func (t *tree) remove(d dispatched) {
+	if n, i := t.find(d.key); i >= 0 && n.rules[i] == d {
+		t.ahead -= d.ahead()
+		t.alter(d.key, func() { t.delete(t.first, d.key) })
+	}
+}
+
+// alter records which chains differ after do, which adds or removes the rule of a key.
+func (t *tree) alter(k key, do func()) {
+	if t.changed == nil {
+		do()
+		return
+	}
+	all := t.first.count <= firstRules+1 // the first chain may divide or be joined
+	before := t.around(k, all)
+	do()
+	after := t.around(k, all)
+	for name := range before {
+		if _, ok := after[name]; !ok {
+			t.changed[name] = nil
+		}
+	}
+	for name, c := range after {
+		if was, ok := before[name]; !ok || !slices.Equal(was.rules, c.rules) {
+			t.changed[name] = c.node
+		}
+	}
+}
+
+// view is a chain with its rules, nil if they do not depend on the key in question.
+type view struct {
+	*node
+	rules []string
+}
+
+// around returns the chains on the way to a key and beside it, or all.
+func (t *tree) around(k key, all bool) map[string]view {
+	out := map[string]view{t.root: {t.first, t.rules(t.first)}}
+	if all {
+		t.first.walk(func(n *node) { out[t.name(n)] = view{n, t.rules(n)} })
+		return out
+	}
+	for n := t.first; n != nil && n.kids != nil && n.sample.common(k) >= n.at; n = n.kids[k.bitsAt(n.at)] {
+		for i, kid := range n.kids {
+			if kid == nil || kid.order() == n.order() {
+				continue
+			}
+			v := view{node: kid}
+			if i == k.bitsAt(n.at) {
+				v.rules = t.rules(kid)
+			}
+			out[t.name(kid)] = v
+		}
+	}
+	return out
+}
+
+// insert adds a rule whose key has none.
+func (t *tree) insert(n *node, d dispatched) {
+	n.count++
+	if n.kids == nil {
+		i, _ := slices.BinarySearchFunc(n.rules, d.key, func(x dispatched, k key) int { return strings.Compare(string(x.key), string(k)) })
+		n.rules = slices.Insert(n.rules, i, d)
+		n.sample = d.key
 		t.divide(n)
-		return true
+		return
 	}
 	if at := n.sample.common(d.key); at < n.at {
 		// The key differs from all others at an earlier bit than they do from each other.
-		others := &node{prefixLen: at + stride, sample: n.sample, at: n.at, kids: n.kids, count: n.count}
+		others := &node{prefixLen: at + stride, sample: n.sample, at: n.at, kids: n.kids, count: n.count - 1}
 		n.at, n.kids = at, new([1 << stride]*node)
 		n.kids[others.sample.bitsAt(at)] = others
-		t.below++
-		t.touch(others)
-		t.touch(n)
 	}
 	i := d.key.bitsAt(n.at)
 	if n.kids[i] == nil {
 		n.kids[i] = &node{prefixLen: n.at + stride}
-		n.kids[i].sample = d.key
-		t.below++
-		t.touch(n)
 	}
-	added = t.insert(n.kids[i], d)
-	if added {
-		n.count++
-	}
-	return added
+	t.insert(n.kids[i], d)
 }
 
-// divide moves the rules of a chain that has too many to new chains.
+// divide moves the rules of a node that has too many to new ones.
 func (t *tree) divide(n *node) {
 	if len(n.rules) <= t.limit(n) {
 		return
@@ -240,100 +304,83 @@ func (t *tree) divide(n *node) {
 			end++
 		}
 		if end != 0 {
-			kid := &node{prefixLen: n.at + stride, sample: rules[0].key, rules: slices.Clone(rules[:end]), count: end}
-			n.kids[i] = kid
-			t.below++
-			t.touch(kid)
-			t.divide(kid)
+			n.kids[i] = &node{prefixLen: n.at + stride, sample: rules[0].key, rules: slices.Clone(rules[:end]), count: end}
+			t.divide(n.kids[i])
 		}
 		rules = rules[end:]
 	}
-	t.touch(n)
 }
 
-// remove removes a rule if the tree has it. Another rule with the same key stays.
-func (t *tree) remove(d dispatched) { t.delete(t.first, d) }
-
-func (t *tree) delete(n *node, d dispatched) (deleted bool) {
-	if n.kids == nil {
-		i := slices.Index(n.rules, d)
-		if i < 0 {
-			return false
-		}
-		n.rules = slices.Delete(n.rules, i, i+1)
-		n.count--
-		t.ahead -= d.ahead()
-		t.touch(n)
-		return true
-	}
-	if n.sample.common(d.key) < n.at {
-		return false
-	}
-	i := d.key.bitsAt(n.at)
-	if n.kids[i] == nil || !t.delete(n.kids[i], d) {
-		return false
-	}
+// delete removes the rule of a key, which the tree has.
+func (t *tree) delete(n *node, k key) {
 	n.count--
-	if n.kids[i].count == 0 {
-		t.gone(n.kids[i])
+	if n.kids == nil {
+		n.rules = slices.DeleteFunc(n.rules, func(d dispatched) bool { return d.key == k })
+		return
+	}
+	i := k.bitsAt(n.at)
+	if t.delete(n.kids[i], k); n.kids[i].count == 0 {
 		n.kids[i] = nil
-		t.touch(n)
 	}
 	if n.count <= t.limit(n) {
-		var rules []dispatched
-		for _, kid := range n.kids {
-			rules = t.collapse(kid, rules)
-		}
-		n.rules, n.kids = rules, nil
-		t.touch(n)
-		return true
+		n.rules, n.kids = n.collect(nil), nil
+		return
 	}
 	var last *node
 	for _, kid := range n.kids {
 		switch {
 		case kid == nil:
 		case last != nil:
-			return true
+			return
 		default:
 			last = kid
 		}
 	}
 	// The rules are too many for one chain, so the only child left leads to others.
-	t.gone(last)
 	n.sample, n.at, n.kids, n.rules = last.sample, last.at, last.kids, last.rules
-	t.touch(n)
-	return true
 }
 
-// collapse deletes the chains at and below n and appends their rules.
-func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
-	if n == nil {
-		return rules
-	}
-	t.gone(n)
+// collect appends the rules at and below n.
+func (n *node) collect(rules []dispatched) []dispatched {
 	if n.kids == nil {
 		return append(rules, n.rules...)
 	}
 	for _, kid := range n.kids {
-		rules = t.collapse(kid, rules)
+		if kid != nil {
+			rules = kid.collect(rules)
+		}
 	}
 	return rules
 }
 
 // size returns the number of rules in the tree: the rules of its keys and the jumps between
 // its chains.
-func (t *tree) size() int { return t.first.count + t.ahead + t.below }
+func (t *tree) size() int {
+	n := t.first.count + t.ahead - 1
+	t.first.walk(func(*node) { n++ }) // one rule leads to each chain but the first
+	return n
+}
 
-// walk calls f with every chain at and below n, after all chains that it leads to.
+// walk calls f with the chain of n and every one below it, after all chains that it leads to.
 func (n *node) walk(f func(*node)) {
-	if n.kids != nil {
-		for _, kid := range n.kids {
-			if kid != nil {
-				kid.walk(f)
-			}
+	n.next(func(kid *node) { kid.walk(f) })
+	f(n)
+}
+
+// next calls f with the chains that the chain of n leads to.
+func (n *node) next(f func(*node)) {
+	if n.kids == nil {
+		return
+	}
+	for _, kid := range n.kids {
+		switch {
+		case kid == nil:
+		case kid.order() < n.order():
+			f(kid)
+		default:
+			kid.next(f)
 		}
 	}
-	f(n)
 }
 
 // name returns the name of a chain, at most the 28 bytes that the kernel allows
@@ -363,19 +410,12 @@ func (t *tree) rules(n *node) []string {
 	for _, d := range n.rules {
 		out = d.appendTo(out)
 	}
-	if n.kids == nil {
-		return out
-	}
 	// After a goto, a packet that matches nothing returns to the first chain immediately.
 	how := "-g "
 	if n == t.first {
 		how = "-j "
 	}
-	for _, kid := range n.kids {
-		if kid != nil {
-			out = append(out, t.match(kid)+" "+how+t.name(kid))
-		}
-	}
+	n.next(func(kid *node) { out = append(out, t.match(kid)+" "+how+t.name(kid)) })
 	return out
 }
 
