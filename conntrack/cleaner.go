@@ -206,14 +206,15 @@ func (c *Cleaner) record(d *ruleset.Delta, err error) {
 	if c.open.Err() != nil {
 		return
 	}
-	for ch, known := range d.Outcome(err) {
+	for i := range d.Changes {
+		ch := &d.Changes[i]
 		for _, p := range c.stale {
 			switch {
 			case !p.concerns(ch.Key):
-			case known:
-				p.record(&ch)
+			case ch.Acknowledged(err):
+				p.record(ch)
 			default:
-				p.recordFailure(&ch)
+				p.recordFailure(ch)
 			}
 		}
 	}

@@ -131,7 +131,7 @@ func TestFailedApplyCleansNothing(t *testing.T) {
 	}
 	b.left(t, toOne, toTwo)
 	b.result = nil
-	b.apply(t, false, change(before, after, after))
+	b.apply(t, false, change(before, after))
 	b.left(t, toTwo)
 }
 
@@ -147,6 +147,31 @@ func TestFullDeltaCleansUpEverything(t *testing.T) {
 	b.left(t, toTwo)
 }
 
+// TestFailedFrontendIsCleanedUp has flows begin at a frontend that only a failed change has. The Service
+// is in effect without it afterwards, or is gone.
+func TestFailedFrontendIsCleanedUp(t *testing.T) {
+	one, two := dns("10.0.0.1:53"), dns("10.0.0.2:53")
+	more := service{name: "dns", cluster: "10.96.0.10:53", external: []string{"198.51.100.1"}, endpoints: eps("10.0.0.1:53")}.compile(everyAddress())
+	more.Key = one.Key
+	stale, foreign := flow("10.9.0.1:9", "198.51.100.1:53", "10.0.0.1:53"), flow("10.9.0.1:9", "198.51.100.1:53", "10.7.7.7:53")
+	for _, before := range []*ruleset.Port{nil, two} {
+		b := newBed(t)
+		b.apply(t, true)
+		if before != nil {
+			b.apply(t, false, change(nil, before))
+		}
+		b.result = errTest
+		b.apply(t, false, change(before, more))
+		b.table.flows = []Flow{stale, foreign}
+		b.left(t, stale, foreign)
+		b.result = nil
+		last := change(before, before)
+		last.Key = one.Key
+		b.apply(t, false, last)
+		b.left(t, foreign)
+	}
+}
+
 // TestFailedAttemptIsCleanedUp has flows begin while a change is partly in effect, and takes the
 // change back.
 func TestFailedAttemptIsCleanedUp(t *testing.T) {
@@ -157,7 +182,7 @@ func TestFailedAttemptIsCleanedUp(t *testing.T) {
 	b.apply(t, false, change(two, one))
 	b.table.flows = []Flow{toOne, toTwo} // the attempt was in effect for a while
 	b.result = nil
-	b.apply(t, false, change(two, two, one))
+	b.apply(t, false, change(two, two))
 	b.left(t, toTwo)
 }
 
@@ -174,17 +199,17 @@ func TestFailedServiceKeepsItsFlows(t *testing.T) {
 	b.result = fmt.Errorf("wrapped: %w", &ruleset.PartialError{Failed: map[tracker.Key]error{b1.Key: errTest}})
 	b.apply(t, false, change(a1, a2), change(b1, b2))
 	b.left(t, other, tried) // their Service failed
-	b.apply(t, true, change(a2, a2), change(b1, b2, b2))
+	b.apply(t, true, change(a2, a2), change(b1, b2))
 	b.left(t, other, tried) // even if all flows are examined
 	b.result = nil
-	b.apply(t, false, change(b1, b2, b2))
+	b.apply(t, false, change(b1, b2))
 	b.left(t, tried)
 }
 
-// TestRefusedTakerLeavesFlows has a Service that takes an external IP from another one, and that the
-// backend refuses. The table is cleaned up after each delta. The flows of the Service that
+// TestFailedTakerLeavesFlows has a Service that takes an external IP from another one, and that
+// fails. The table is cleaned up after each delta. The flows of the Service that
 // keeps the IP must stay.
-func TestRefusedTakerLeavesFlows(t *testing.T) {
+func TestFailedTakerLeavesFlows(t *testing.T) {
 	b := newBed(t)
 	taken := backendtest.ServiceName(1)
 	deltas := 0
@@ -193,10 +218,10 @@ func TestRefusedTakerLeavesFlows(t *testing.T) {
 		if failed := map[tracker.Key]error{}; deltas == 2 {
 			for _, c := range d.Changes {
 				if c.Key.NamespacedName == taken {
-					failed[c.Key] = ruleset.ErrRefused
+					failed[c.Key] = errTest
 				}
 			}
-			return &ruleset.PartialError{Failed: failed, Pruned: true}
+			return &ruleset.PartialError{Failed: failed}
 		}
 		return nil
 	}))
@@ -223,7 +248,7 @@ func TestRefusedTakerLeavesFlows(t *testing.T) {
 	kept := flow("10.9.0.1:1", "198.51.100.1:80", "10.244.0.0:8080")
 	b.table.flows = []Flow{kept}
 	set(1, 1)
-	if err := cursor.Sync(t.Context()); !errors.Is(err, ruleset.ErrRefused) || deltas != 2 {
+	if err := cursor.Sync(t.Context()); !errors.Is(err, errTest) || deltas != 2 {
 		t.Fatalf("%d deltas: %v", deltas, err)
 	}
 	b.left(t, kept)
@@ -486,7 +511,7 @@ func TestChangesDuringDump(t *testing.T) {
 			b.result = errTest
 			b.applyOnly(t, false, change(two, dns("10.0.0.3:53")))
 			b.result = nil
-		}, func(t *testing.T, b *bed) { b.applyOnly(t, false, change(two, nil, dns("10.0.0.3:53"))) }, nil},
+		}, func(t *testing.T, b *bed) { b.applyOnly(t, false, change(two, nil)) }, nil},
 		{"a flow is created again", func(t *testing.T, b *bed) {
 			b.applyOnly(t, false, change(two, both))
 			b.table.flows = append(b.table.flows, again)

@@ -161,7 +161,11 @@ func (m *model) change(full bool) {
 		if old == nil && now == nil && len(m.tried[name]) == 0 {
 			continue
 		}
-		d.Changes = append(d.Changes, change(old, now, m.tried[name]...))
+		c := change(old, now)
+		if old == nil && now == nil {
+			c.Key = m.tried[name][0].Key
+		}
+		d.Changes = append(d.Changes, c)
 	}
 	m.result = nil
 	failed := map[tracker.Key]error{}

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -40,25 +41,27 @@ func hasUsable(s *ruleset.Port) bool {
 	return len(s.Selection.Reachable) > 0 || slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Ready || e.Serving })
 }
 
-// usableBefore returns the endpoints that were usable before c, including those of failed
-// attempts.
-func usableBefore(c *ruleset.Change) addrs {
-	out := addrs{}
-	for s := range c.Before() {
-		maps.Copy(out, usableOf(s))
+// usableBefore returns the endpoints that were usable before c, including tried, those of attempts that failed.
+func usableBefore(c *ruleset.Change, tried addrs) addrs {
+	out := maps.Clone(tried)
+	if out == nil {
+		out = addrs{}
+	}
+	if c.Old != nil {
+		maps.Copy(out, usableOf(c.Old))
 	}
 	return out
 }
 
 // removed returns the endpoints that were usable before c and no longer are. Unless an
 // attempt failed, its memory is proportional to the difference.
-func removed(c *ruleset.Change) (gone addrs) {
-	if c.Old != nil && c.New != nil && len(c.Attempted) == 0 {
+func removed(c *ruleset.Change, tried addrs) (gone addrs) {
+	if c.Old != nil && c.New != nil && tried == nil {
 		endpoints, _ := listdiff.Trim(c.Old.Endpoints, c.New.Endpoints)
 		reachable, _ := listdiff.Trim(c.Old.Selection.Reachable, c.New.Selection.Reachable)
 		gone = usable(endpoints, reachable)
 	} else {
-		gone = usableBefore(c)
+		gone = usableBefore(c, tried)
 	}
 	if c.New == nil || len(gone) == 0 {
 		return gone
@@ -90,9 +93,8 @@ type staleFlows struct {
 	// owners holds the Service of each frontend. The key of a NodePort has the unspecified address.
 	owners map[netip.AddrPort]*ruleset.Port
 	// unacknowledged holds the Services whose last change failed and may be partly in
-	// effect. Their flows are left alone until a later change succeeds. The value selects the flows
-	// that a clean-up left alone, to be examined then.
-	unacknowledged map[tracker.Key]*queue
+	// effect. Their flows are left alone until a later change succeeds, and examined then.
+	unacknowledged map[tracker.Key]*attempts
 	queue          queue
 	// ownerless holds destinations without a Service that translated flows had when all flows
 	// were last examined. An earlier process left them if it ended before it knew that their Service
@@ -135,7 +137,7 @@ func newStaleFlows(f tracker.Family) *staleFlows {
 	return &staleFlows{
 		family:         f,
 		owners:         map[netip.AddrPort]*ruleset.Port{},
-		unacknowledged: map[tracker.Key]*queue{},
+		unacknowledged: map[tracker.Key]*attempts{},
 		queue:          newQueue(),
 	}
 }
@@ -245,37 +247,61 @@ func (p *staleFlows) concerns(k tracker.Key) bool {
 	return k.Family == p.family && k.Protocol == v1.ProtocolUDP
 }
 
+// attempts holds what changes of a Service that failed since the last one that succeeded may have left.
+type attempts struct {
+	// queue selects the flows that a clean-up left alone.
+	queue queue
+	// last is the last version, nil for none. frontends and endpoints are of all.
+	last      *ruleset.Port
+	frontends map[netip.AddrPort]struct{}
+	endpoints addrs
+}
+
 // recordFailure records that c failed and may be partly in effect.
 func (p *staleFlows) recordFailure(c *ruleset.Change) {
-	if p.unacknowledged[c.Key] == nil {
-		q := newQueue()
-		p.unacknowledged[c.Key] = &q
+	a := p.unacknowledged[c.Key]
+	if a == nil {
+		a = &attempts{queue: newQueue(), frontends: map[netip.AddrPort]struct{}{}, endpoints: addrs{}}
+		p.unacknowledged[c.Key] = a
+	}
+	if c.New == nil {
+		return
+	}
+	a.last = c.New
+	maps.Copy(a.endpoints, usableOf(c.New))
+	for i := range c.New.Frontends {
+		a.frontends[p.at(&c.New.Frontends[i])] = struct{}{}
+	}
+	if len(a.endpoints)+len(a.frontends) > maxQueue {
+		clear(a.endpoints)
+		clear(a.frontends)
+		a.queue.all = true
 	}
 }
 
 // record records that c is in effect, and queues the flows that it may have made stale.
 func (p *staleFlows) record(c *ruleset.Change) {
-	left, failed := p.unacknowledged[c.Key]
-	if failed {
-		delete(p.unacknowledged, c.Key)
-		p.giveBack(left)
-	}
-
 	// The frontends before c, including those of failed attempts, and whether they let
 	// packets pass.
 	was, had := map[netip.AddrPort]bool{}, false
-	last := c.New
-	for s := range c.Before() {
-		had = had || hasUsable(s)
-		if c.New == nil {
-			last = s
-		}
-		for j := range s.Frontends {
-			f := &s.Frontends[j]
-			was[p.at(f)] = true
+	var tried addrs
+	last := cmp.Or(c.New, c.Old)
+	a, failed := p.unacknowledged[c.Key]
+	if failed {
+		delete(p.unacknowledged, c.Key)
+		p.giveBack(&a.queue)
+		tried, had, last = a.endpoints, len(a.endpoints) != 0, cmp.Or(last, a.last)
+		for at := range a.frontends {
+			was[at] = true
 		}
 	}
-	gone := removed(c)
+	if c.Old != nil {
+		had = had || hasUsable(c.Old)
+		for i := range c.Old.Frontends {
+			was[p.at(&c.Old.Frontends[i])] = true
+		}
+	}
+	gone := removed(c, tried)
 
 	for at := range was {
 		if o := p.owners[at]; o != nil && o.Key == c.Key {
@@ -304,7 +330,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 	if len(was) > 0 { // c removed frontends
 		var all addrs
 		if had {
-			all = usableBefore(c)
+			all = usableBefore(c, tried)
 		}
 		for at := range was {
 			if had || p.covers(at) {
@@ -472,7 +498,7 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 		}
 	}
 	if left, ok := j.unacknowledged[owner.Key]; ok {
-		j.leave(left, f)
+		j.leave(&left.queue, f)
 		return nil
 	}
 	valid, ok := j.valid[owner]

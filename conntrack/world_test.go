@@ -86,9 +86,9 @@ func everyAddress() *ruleset.Node {
 }
 
 // change returns the change of one Service.
-func change(old, now *ruleset.Port, attempted ...*ruleset.Port) ruleset.Change {
-	c := ruleset.Change{Old: old, New: now, Attempted: attempted, Fields: ruleset.FieldAll}
-	for _, s := range append([]*ruleset.Port{now, old}, attempted...) {
+func change(old, now *ruleset.Port) ruleset.Change {
+	c := ruleset.Change{Old: old, New: now, Fields: ruleset.FieldAll}
+	for _, s := range []*ruleset.Port{now, old} {
 		if s != nil {
 			c.Key = s.Key
 		}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -63,7 +62,9 @@ func benchEndpoints(i, n int) []int {
 // clear removes everything, for the next cold start.
 func (r *rig) clear() {
 	r.Helper()
-	must.Do(r, Cleanup(context.Background(), r.config))
+	if err := Cleanup(context.Background(), r.config); err != nil {
+		r.Fatal(err)
+	}
 }
 
 func (r *rig) fam() *family { return r.backend.families[0] }
@@ -114,7 +115,10 @@ func BenchmarkColdStartFlat(b *testing.B) {
 func (r *rig) flat() *batch {
 	r.Helper()
 	snap := r.engine.Snapshot()
-	m := must.Get(newModel(r.fam().settings, snap.Node))(r)
+	m, err := newModel(r.fam().settings, snap.Node)
+	if err != nil {
+		r.Fatal(err)
+	}
 	out := newBatch()
 	for _, s := range snap.Ports {
 		m.change(s.Key, s, out.difference)
@@ -232,7 +236,9 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 	}
 	if services != 0 {
 		r.sync()
-		must.Do(b, r.host().Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"))
+		if err := r.host().Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"); err != nil {
+			b.Fatal(err)
+		}
 		target = unix.SockaddrInet4{Port: 80, Addr: netip.MustParseAddr(svc(services - 1).Spec.ClusterIP).As4()}
 		if flat {
 			r.apply(newInput(nat, []chain{r.fam().model.flatServices()}, nil, nil, nil, nil))
@@ -298,7 +304,9 @@ func BenchmarkCheck(b *testing.B) {
 				b.Run(fmt.Sprintf("flavor=%s/services=%d/%s", flavor, services, what), func(b *testing.B) {
 					before := cpu()
 					for b.Loop() {
-						must.Do(b, do())
+						if err := do(); err != nil {
+							b.Fatal(err)
+						}
 					}
 					b.ReportMetric(float64((cpu()-before).Milliseconds())/float64(b.N), "cpu-ms/op")
 				})
@@ -338,7 +346,10 @@ func BenchmarkChangeBesideAttacker(b *testing.B) {
 			backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
 				c := testConfig(tb, flavor)
 				c.NetNS, c.Families = netlab.NewHost(tb).File(), []tracker.Family{tracker.IPv4}
-				backend := must.Get(New(tb.Context(), c))(tb)
+				backend, err := New(tb.Context(), c)
+				if err != nil {
+					tb.Fatal(err)
+				}
 				tb.Cleanup(func() { backend.Close() })
 				return backend
 			})

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -27,7 +26,9 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 		r.tracker.SetService(svc(0))
 		r.tracker.SetSlice(slice(0, tracker.IPv4, 1))
 		r.sync()
-		must.Do(t, r.backend.Check(t.Context()))
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		w.dropPrograms()
 		check := func(what string, runs bool) {
 			t.Helper()
@@ -111,7 +112,9 @@ func TestChangeFindsRestoredTables(t *testing.T) {
 			r.set(0, nil) // filter and nat change
 			r.sync()
 			file := filepath.Join(t.TempDir(), "old")
-			must.Do(t, os.WriteFile(file, []byte(old), 0o600))
+			if err := os.WriteFile(file, []byte(old), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			r.command(tracker.IPv4, "-restore", file)
 			var full []bool
 			r.cursor.OnSync(func(i ruleset.SyncInfo) { full = append(full, i.Full) })

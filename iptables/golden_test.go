@@ -13,7 +13,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -71,9 +70,14 @@ func testListing(t *testing.T, flavor system, uncounted bool) {
 		}
 		path := filepath.Join("testdata", "listing-"+strings.ToLower(f.String())+".txt")
 		if *update && !uncounted {
-			must.Do(t, os.WriteFile(path, []byte(b.String()), 0o644))
+			if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
-		text := must.Get(os.ReadFile(path))(t)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
 		want := string(text)
 		if uncounted {
 			var rest strings.Builder

@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -51,7 +50,10 @@ func TestOtherHostsReachNoLoopbackNodePort(t *testing.T) {
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 			c := testConfig(tb, flavor)
 			c.NetNS, c.Families, c.LocalhostNodePorts = env.NetNS, env.Families, true
-			b := must.Get(New(tb.Context(), c))(tb)
+			b, err := New(tb.Context(), c)
+			if err != nil {
+				tb.Fatal(err)
+			}
 			tb.Cleanup(func() { b.Close() })
 			return b
 		}})
@@ -122,12 +124,17 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
-		cleaner := must.Get(conntrack.New(t.Context(), conntrack.Config{NetNS: r.host().File()}))(t)
+		cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: r.host().File()})
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer cleaner.Close()
 		r.cursor.Detach()
 		r.cursor = r.engine.Attach("iptables", cleaner.Wrap(r.backend))
 		a := netip.MustParseAddr("192.168.7.1")
-		must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a, 32)))
+		if err := r.host().AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
+			t.Fatal(err)
+		}
 		r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 		r.sync()
 		to := []netip.AddrPort{netip.MustParseAddrPort("192.168.7.1:30080"), netip.MustParseAddrPort("127.0.0.1:30080")}
@@ -137,7 +144,9 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		es.Endpoints, es.Ports[0].Protocol = append(es.Endpoints, backendtest.Endpoint(a.String(), thisNode)), &proto
 		r.tracker.SetSlice(es)
 		r.sync()
-		must.Do(t, cleaner.Flush(t.Context()))
+		if err := cleaner.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		for i := range to {
 			if got, err := exchange(i); got != "endpoint" || err != nil {
 				t.Errorf("%s: %q, %v", to[i], got, err)

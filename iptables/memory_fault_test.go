@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -376,7 +375,10 @@ func TestConnectionsOfDeletedServicesAreForgotten(t *testing.T) {
 		}
 		counts := func() (n [2]uint64) {
 			t.Helper()
-			got := must.Get(r.backend.Traffic(t.Context()))(t)
+			got, err := r.backend.Traffic(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
 			for k, c := range got.Services {
 				for i := range n {
 					if k.Name == svc(i).Name && k.Family == tracker.IPv4 && k.Protocol == v1.ProtocolTCP {

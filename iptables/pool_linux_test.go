@@ -15,7 +15,6 @@ import (
 
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -57,13 +56,17 @@ func TestGroupedEndpointsGetEqualShares(t *testing.T) {
 		es := slice(0, tracker.IPv4)
 		for i := range n {
 			a := netip.AddrFrom4([4]byte{192, 168, 9, byte(i + 1)})
-			must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a, 32)))
+			if err := r.host().AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
+				t.Fatal(err)
+			}
 			endpoints = append(endpoints, netip.AddrPortFrom(a, 8080))
 			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
 		}
 		acceptor(t, r, endpoints)
 		// Without a route to the cluster IP, the node's own packets are not sent.
-		must.Do(t, r.host().AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"))
+		if err := r.host().AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {
+			t.Fatal(err)
+		}
 		r.tracker.SetService(svc(1))
 		r.tracker.SetSlice(es)
 		es = es.DeepCopy()
@@ -100,7 +103,10 @@ func TestGroupedEndpointsGetEqualShares(t *testing.T) {
 		if chi > limit {
 			t.Errorf("not uniform: chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
 		}
-		first := must.Get(reach(r, "", "10.96.0.0:80", testtime.Timeout))(t)
+		first, err := reach(r, "", "10.96.0.0:80", testtime.Timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for range 20 {
 			if server, err := reach(r, "", "10.96.0.0:80", testtime.Timeout); err != nil || server != first {
 				t.Fatalf("affinity: %q, then %q, error %v", first, server, err)
@@ -118,9 +124,14 @@ func TestLoopbackAnswersOnlyAsConfigured(t *testing.T) {
 		for _, on := range []bool{true, false} {
 			r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = on })
 			a := netip.MustParseAddrPort("192.168.9.1:8080")
-			must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)))
+			if err := r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
+				t.Fatal(err)
+			}
 			acceptor(t, r, []netip.AddrPort{a})
-			l := must.Get(r.host().Listen("tcp", "127.0.0.1:9090"))(t)
+			l, err := r.host().Listen("tcp", "127.0.0.1:9090")
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer l.Close()
 			es := slice(0, tracker.IPv4)
 			es.Endpoints = []discovery.Endpoint{{Addresses: []string{a.Addr().String()}}}

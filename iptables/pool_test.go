@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -56,7 +55,10 @@ func testChoice(t *testing.T, n, heaviest int) {
 		for i, rule := range chains[chain] {
 			q := p
 			if _, after, ok := strings.Cut(rule, "--probability "); ok {
-				share := must.Get(strconv.ParseFloat(strings.Fields(after)[0], 64))(t)
+				share, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
+				if err != nil {
+					t.Fatal(err)
+				}
 				q = p * share
 			}
 			to := iptext.Target(rule)

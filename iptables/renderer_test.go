@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -141,7 +140,9 @@ func testRendererWrites(t *testing.T, flavor system, edit func(*Config)) {
 	check := func() {
 		t.Helper()
 		backend.sync()
-		must.Do(t, cursor.Sync(t.Context()))
+		if err := cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		for _, f := range c.Families {
 			got, want := empty.kernel(f), backend.kernel(f)
 			guard := filter.String() + " " + chainLocalnet // the Backend notes there that it set a sysctl

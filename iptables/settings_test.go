@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -20,7 +19,9 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, flavor)
 		for _, liberal := range []string{"0", "1"} {
-			must.Do(t, r.node.setSysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal))
+			if err := r.node.setSysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal); err != nil {
+				t.Fatal(err)
+			}
 			r.start()
 			r.sync()
 			drops := slices.ContainsFunc(r.kernel(tracker.IPv4)["filter "+chainForward], func(rule string) bool {
@@ -62,13 +63,17 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 				"Backend":    func(r *rig) error { r.start(); r.sync(); return nil },
 			} {
 				r := newRig(t, flavor)
-				must.Do(t, r.node.setSysctl(routeLocalnet, before))
+				if err := r.node.setSysctl(routeLocalnet, before); err != nil {
+					t.Fatal(err)
+				}
 				state := func() (value string, guarded bool) {
 					return r.node.sysctl(routeLocalnet), slices.Contains(r.kernel(tracker.IPv4)["filter INPUT"], iptext.Jump(chainLocalnet))
 				}
 				for _, on := range []bool{true, false, true, false} {
 					r.config.LocalhostNodePorts = on
-					must.Do(t, apply(r))
+					if err := apply(r); err != nil {
+						t.Fatal(err)
+					}
 					want := before
 					if on {
 						want = "1"
@@ -77,7 +82,9 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 						t.Errorf("%s, was %s, on %v: route_localnet is %s, guarded %v", what, before, on, got, guarded)
 					}
 				}
-				must.Do(t, r.cleanup())
+				if err := r.cleanup(); err != nil {
+					t.Fatal(err)
+				}
 				if got, guarded := state(); got != before || guarded != (before == "1") {
 					t.Errorf("%s, was %s, after Cleanup: route_localnet is %s, guarded %v", what, before, got, guarded)
 				}

@@ -11,7 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -43,7 +42,10 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		node := &ruleset.Node{}
 		s := &settings{family: tracker.IPv4, mark: 0x4000}
-		m := must.Get(newModel(s, node))(t)
+		m, err := newModel(s, node)
+		if err != nil {
+			t.Fatal(err)
+		}
 		have := map[uint32]*ruleset.Port{}
 		// Few values make Services share; many make trees with several chains.
 		few := 1 + rng.IntN(250)
@@ -65,7 +67,10 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 					have[id] = svc
 				}
 			}
-			fresh := must.Get(newModel(s, node))(t)
+			fresh, err := newModel(s, node)
+			if err != nil {
+				t.Fatal(err)
+			}
 			ids := slices.Collect(maps.Keys(have))
 			rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 			for _, id := range ids {

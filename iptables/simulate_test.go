@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -81,8 +80,14 @@ func simulated(tb testing.TB, env conformance.SimEnv, flavor Flavor, divided boo
 	}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
-			c := must.Get(Config{Flavor: flavor, Families: env.Families}.withDefaults())(tb)
-			b := must.Get(newBackend(context.Background(), c, m))(tb)
+			c, err := Config{Flavor: flavor, Families: env.Families}.withDefaults()
+			if err != nil {
+				tb.Fatal(err)
+			}
+			b, err := newBackend(context.Background(), c, m)
+			if err != nil {
+				tb.Fatal(err)
+			}
 			for _, f := range b.families {
 				if divided {
 					f.limit = 60

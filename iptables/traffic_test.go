@@ -11,7 +11,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -46,8 +45,14 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 		w.Sync()
 		connections := func() int {
 			t.Helper()
-			got := must.Get(b.Traffic(t.Context()))(t)
-			read := must.Get(Traffic(t.Context(), config))(t)
+			got, err := b.Traffic(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			read, err := Traffic(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
 			sum := func(t *dataplane.Traffic) (n int) {
 				for k, c := range t.Services {
 					if k.Name == svc(50).Name && k.Protocol == v1.ProtocolTCP && k.Family == tracker.IPv4 {
@@ -89,7 +94,9 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 		})
 		during("restarts", 3, 0, func(int) {
 			w.Cursor.Detach()
-			must.Do(t, w.Do(func() error { open(t, w.Env); return nil }))
+			if err := w.Do(func() error { open(t, w.Env); return nil }); err != nil {
+				t.Fatal(err)
+			}
 			w.Cursor = w.Engine.Attach("another", b)
 			w.Sync()
 		})

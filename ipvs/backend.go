@@ -175,7 +175,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		for k, err := range failed {
 			backendconf.Complain(b.complaints, slog.LevelError, k, "ipvs: service not programmed", err)
 		}
-		return &ruleset.PartialError{Failed: failed, Pruned: true}
+		return &ruleset.PartialError{Failed: failed}
 	})
 }
 

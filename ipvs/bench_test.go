@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -50,7 +49,10 @@ func BenchmarkChangeBesideAttacker(b *testing.B) {
 		return
 	}
 	backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
-		backend := must.Get(New(tb.Context(), Config{NetNS: newHost(tb).File(), Families: []tracker.Family{tracker.IPv4}}))(tb)
+		backend, err := New(tb.Context(), Config{NetNS: newHost(tb).File(), Families: []tracker.Family{tracker.IPv4}})
+		if err != nil {
+			tb.Fatal(err)
+		}
 		tb.Cleanup(func() { backend.Close() })
 		return backend
 	})
@@ -112,7 +114,9 @@ func benchOneEndpoint(b *testing.B, services int) {
 	calls, n := r.calls(), 0
 	// A backend that does nothing gives the share of the tracker and ruleset.
 	idle := r.engine.Attach("idle", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-	must.Do(b, idle.Sync(context.Background()))
+	if err := idle.Sync(context.Background()); err != nil {
+		b.Fatal(err)
+	}
 	var took, above time.Duration
 	for b.Loop() {
 		// Many changes, so that the result is stable with -benchtime 1x.
@@ -124,7 +128,9 @@ func benchOneEndpoint(b *testing.B, services int) {
 				r.set(svc(1), 1, append(eps, -20)...)
 			}
 			start := time.Now()
-			must.Do(b, idle.Sync(context.Background()))
+			if err := idle.Sync(context.Background()); err != nil {
+				b.Fatal(err)
+			}
 			above += time.Since(start)
 			start = time.Now()
 			r.sync()
@@ -160,7 +166,10 @@ func benchConnections(b *testing.B, services int) {
 	open := func(to string) time.Duration {
 		start := time.Now()
 		for range times {
-			c := must.Get(client.Dial(context.Background(), "tcp", "", to))(b)
+			c, err := client.Dial(context.Background(), "tcp", "", to)
+			if err != nil {
+				b.Fatal(err)
+			}
 			c.Close()
 		}
 		return time.Since(start)

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -37,7 +36,10 @@ func testEndpointsAreChosenEvenly(f *faultWorld) {
 	count := func(n int) map[netip.AddrPort]int {
 		out := map[netip.AddrPort]int{}
 		for range n {
-			server := must.Get(f.Reach(udp, testtime.Timeout))(t)
+			server, err := f.Reach(udp, testtime.Timeout)
+			if err != nil {
+				t.Fatal(err)
+			}
 			out[server]++
 		}
 		return out
@@ -52,11 +54,16 @@ func testEndpointsAreChosenEvenly(f *faultWorld) {
 			}
 		}
 	}
-	b := must.Get(New(t.Context(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev}))(t)
+	b, err := New(t.Context(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer b.Close()
 	c := f.Engine.Attach("maglev", b)
 	defer c.Detach()
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	// This is Pearson's test. The table of mh is uniform to a hundredth, and the kernel's
 	// hash has another key in each run. The critical values are for one false alarm in
 	// 10^9, by degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods,
@@ -90,7 +97,10 @@ func testAffinityLasts(f *faultWorld) {
 	f.Sync()
 	to := conformance.Target{Addr: netip.MustParseAddrPort("10.96.0.60:80"), Protocol: v1.ProtocolTCP}
 	last := time.Now()
-	server := must.Get(f.Reach(to, testtime.Timeout))(t)
+	server, err := f.Reach(to, testtime.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
 	kept := 0
 	for _, pause := range []time.Duration{0, timeout / 2, timeout * 4 / 5, timeout / 2} {
 		time.Sleep(pause)
@@ -98,7 +108,10 @@ func testAffinityLasts(f *faultWorld) {
 		f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, f.pods, 1, f.rng))
 		f.Sync()
 		start := time.Now()
-		next := must.Get(f.Reach(to, testtime.Timeout))(t)
+		next, err := f.Reach(to, testtime.Timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
 		// If the machine was too slow for the timeout, the client may move.
 		if after := time.Since(last); after < timeout {
 			kept++
@@ -183,7 +196,9 @@ func testNodesHashAlike(t *testing.T) {
 	services := 0
 	drain := func() {
 		t.Helper()
-		must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Hour)))
+		if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	node := func(history ...[]int) map[uint16]netip.AddrPort {
 		t.Helper()
@@ -318,7 +333,9 @@ func testSourceHashReplacesMissingMaglev(t *testing.T) {
 	r.agree()
 	internal := fmt.Sprintf("-A -f %d -s ", markDrop+1)
 	r.has("ipvsadm -Sn", internal+"sh -b sh-fallback", "-A -t 10.96.0.2:80 -s sh -b sh-fallback", "-A -t 10.96.0.3:80 -s rr")
-	must.Get(exec.Command("insmod", file).CombinedOutput())(t)
+	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	r.restart()
 	r.sync()
 	r.agree()

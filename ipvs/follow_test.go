@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -104,7 +103,9 @@ func testRandomChanges(t *testing.T, newNode func(testing.TB) node) {
 			r.run("ip addr " + do + " " + a + " dev eth0")
 		}
 		r.sync()
-		must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Hour)))
+		if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
 		r.agree()
 		if step%10 == 9 {
 			if err := r.backend.Check(context.Background()); err != nil {
@@ -199,7 +200,9 @@ func testRestartKeepsForeignObjects(t *testing.T, newNode func(testing.TB) node)
 		"-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0", "-a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m -w 0")
 	r.hasNot("ipvsadm -Sn", "10.96.0.2:80", ":30002")
 	// These real servers have no connections, so they have drained.
-	must.Do(t, r.backend.tend(context.Background(), time.Now()))
+	if err := r.backend.tend(context.Background(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
 	r.hasNot("ipvsadm -Sn", "10.245.0.2:8080 -m -w 0", "10.245.0.7")
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Error(err)
@@ -226,7 +229,9 @@ func testMarksOfOthersAreKept(t *testing.T, newNode func(testing.TB) node) {
 	r.sync()
 	r.has("ipvsadm -Sn", theirs...)
 	r.hasNot("ipvsadm -Sn", "-f 12290")
-	must.Do(t, r.backend.cleanup(context.Background()))
+	if err := r.backend.cleanup(context.Background()); err != nil {
+		t.Fatal(err)
+	}
 	r.same("after Cleanup", r.run("ipvsadm -Sn"), theirs)
 	r.hasNot("nft list tables", "proxier-ipvs-marks")
 }
@@ -252,7 +257,9 @@ func testDriftIsRepaired(t *testing.T, newNode func(testing.TB) node) {
 		before = append(before, withoutComments(r.run("iptables-save -t "+t)))
 	}
 	ctx := context.Background()
-	must.Do(t, r.backend.Check(ctx))
+	if err := r.backend.Check(ctx); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []string{
 		"ipvsadm -D -t 10.96.0.1:80",
 		"ipvsadm -C",
@@ -282,7 +289,9 @@ func testDriftIsRepaired(t *testing.T, newNode func(testing.TB) node) {
 		needFull(t, r.backend.Check(ctx), c+", second Check")
 		r.cursor.Resync()
 		r.sync()
-		must.Do(t, r.backend.tend(ctx, time.Now()))
+		if err := r.backend.tend(ctx, time.Now()); err != nil {
+			t.Fatal(err)
+		}
 		r.agree()
 		if err := r.backend.Check(ctx); err != nil {
 			t.Errorf("%s: not repaired: %v", c, err)
@@ -307,7 +316,9 @@ func testMissingObjectsCauseAFullDelta(t *testing.T, newNode func(testing.TB) no
 		r.set(svc(2), 2, -2)
 		r.set(svc(10+i), 10+i, -1)
 		r.sync()
-		must.Do(t, r.backend.tend(context.Background(), time.Now()))
+		if err := r.backend.tend(context.Background(), time.Now()); err != nil {
+			t.Fatal(err)
+		}
 		r.agree()
 	}
 }
@@ -394,7 +405,9 @@ func testNodePortsFollowTheNodesAddresses(t *testing.T, newNode func(testing.TB)
 	r.agree()
 	tend := func() {
 		t.Helper()
-		must.Do(t, r.backend.tend(context.Background(), time.Now()))
+		if err := r.backend.tend(context.Background(), time.Now()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	before := r.calls()
 	tend()
@@ -487,7 +500,10 @@ func testRefusedServicesFailAlone(t *testing.T, newNode func(testing.TB) node) {
 // must complete all changes, and bind exactly the addresses of the Services.
 func testInterruptedDeltasAreCompleted(t *testing.T, newNode func(testing.TB) node) {
 	r := newRigOn(t, newNode(t), Config{Families: []tracker.Family{tracker.IPv4}})
-	reader := must.Get(r.node.open(t, r.config))(t)
+	reader, err := r.node.open(t, r.config)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer reader.Close()
 	addrs := func(n int) []string {
 		return []string{fmt.Sprint("198.18.0.", 1+n%2), fmt.Sprint("198.18.1.", 1+n%3), "198.18.2.1"}
@@ -520,9 +536,13 @@ func testInterruptedDeltasAreCompleted(t *testing.T, newNode func(testing.TB) no
 				t.Fatalf("interrupted in step %d: %v", n, err)
 			}
 			r.sync()
-			must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Hour)))
+			if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
+				t.Fatal(err)
+			}
 			what := fmt.Sprintf("interrupted in step %d, full %v", n, full)
-			must.Do(t, reader.kernel.ensureDevice())
+			if err := reader.kernel.ensureDevice(); err != nil {
+				t.Fatal(err)
+			}
 			found, rerr := reader.readFamily(tracker.IPv4, time.Now())
 			if rerr != nil {
 				t.Fatal(rerr)

@@ -15,7 +15,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -102,7 +101,9 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 		after time.Duration
 		want  int
 	}{{time.Second, 1}, {time.Hour, 0}} {
-		must.Do(t, r.backend.tend(t.Context(), time.Now().Add(c.after)))
+		if err := r.backend.tend(t.Context(), time.Now().Add(c.after)); err != nil {
+			t.Fatal(err)
+		}
 		if n := len(m.Servers); n != c.want {
 			t.Errorf("%d virtual servers after %v, want %d", n, c.after, c.want)
 		}
@@ -131,7 +132,9 @@ func TestEndedConnectionsHoldNoAddress(t *testing.T) {
 		for _, s := range r.backend.states {
 			s.nextLook = time.Time{}
 		}
-		must.Get(r.backend.Retire(t.Context()))(t)
+		if _, err := r.backend.Retire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		var got []string
 		for k := range m.Servers {
 			got = append(got, k.At.String()+" "+strconv.Itoa(int(k.Mark)))
@@ -163,7 +166,9 @@ func TestUnownedAddressIsFreedAfterALimit(t *testing.T) {
 		now = now.Add(d)
 		r.cursor.Resync()
 		r.sync()
-		must.Do(t, r.backend.tend(t.Context(), now))
+		if err := r.backend.tend(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
 		if n := r.backend.draining(); n != want {
 			t.Errorf("%d real servers drain, want %d", n, want)
 		}
@@ -202,7 +207,9 @@ func TestCleanupRemovesOnlyItsObjects(t *testing.T) {
 		t.Errorf("the backend wrote %d objects", got)
 	}
 	for range 2 {
-		must.Do(t, r.backend.cleanup(t.Context()))
+		if err := r.backend.cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		if after := m.dump(); after != before {
 			t.Errorf("after the clean-up:\n%s\nbefore:\n%s", after, before)
 		}

@@ -12,7 +12,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
@@ -122,7 +121,9 @@ func testFloodLosesNothing(f *faultWorld) {
 	}
 	list()
 	f.Sync()
-	must.Do(t, f.backend.tend(t.Context(), time.Now().Add(time.Hour)))
+	if err := f.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
 	made := count(f.backend)
 	list()
 	f.Sync()
@@ -144,7 +145,9 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	}
 	tend := func() {
 		t.Helper()
-		must.Do(t, f.backend.tend(ctx, time.Now().Add(time.Hour)))
+		if err := f.backend.tend(ctx, time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	// By default, addresses that no Service owns drain for 15 minutes.
 	const limit = 24 * time.Hour
@@ -180,7 +183,9 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	marked := 0
 	for k := range f.backend.states[0].virtuals {
 		if k.mark != 0 {
-			must.Do(t, f.backend.kernel.reals(k, func(r real) { marked += r.active }))
+			if err := f.backend.kernel.reals(k, func(r real) { marked += r.active }); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if marked == 0 {
@@ -190,7 +195,10 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	restart := func() {
 		f.Cursor.Detach()
 		f.backend.Close()
-		b := must.Get(New(ctx, Config{NetNS: f.Env.NetNS, Families: f.Env.Families, DrainLimit: limit}))(t)
+		b, err := New(ctx, Config{NetNS: f.Env.NetNS, Families: f.Env.Families, DrainLimit: limit})
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { b.Close() })
 		f.backend, f.Cursor = b, f.Engine.Attach("ipvs", b)
 	}

@@ -14,7 +14,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -73,7 +72,10 @@ func testDrainOutlivesARestart(t *testing.T) {
 	r.restart()
 	r.set(svc(1), 1, -1)
 	r.sync()
-	c := must.Get(client.Dial(t.Context(), "tcp", "192.0.2.9:0", "10.96.0.1:80"))(t)
+	c, err := client.Dial(t.Context(), "tcp", "192.0.2.9:0", "10.96.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer c.Close()
 	says(t, "at first", c)
 	r.terminate(1)
@@ -82,11 +84,15 @@ func testDrainOutlivesARestart(t *testing.T) {
 	r.restart()
 	r.sync()
 	for _, after := range []time.Duration{0, 9 * time.Minute} {
-		must.Do(t, r.backend.tend(t.Context(), time.Now().Add(after)))
+		if err := r.backend.tend(t.Context(), time.Now().Add(after)); err != nil {
+			t.Fatal(err)
+		}
 		says(t, "after the restart", c)
 	}
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 0")
-	must.Do(t, r.backend.tend(t.Context(), time.Now().Add(11*time.Minute)))
+	if err := r.backend.tend(t.Context(), time.Now().Add(11*time.Minute)); err != nil {
+		t.Fatal(err)
+	}
 	r.hasNot("ipvsadm -Sn", "10.245.0.1:8080")
 }
 
@@ -210,7 +216,9 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				r.restart()
 				r.sync()
 				says(t, "after a restart", c)
-				must.Do(t, r.backend.tend(t.Context(), time.Now().Add(time.Hour)))
+				if err := r.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+					t.Fatal(err)
+				}
 				says(t, "while it drains on", c)
 				open(client, "192.0.2.9", vip+":80")
 				set("", -2)
@@ -224,11 +232,16 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				one.Annotations["one-packet"] = "yes"
 				r.set(one, 2, -1, -2)
 				r.sync()
-				u := must.Get(client.Dial(t.Context(), "udp", "192.0.2.9:0", vip+":80"))(t)
+				u, err := client.Dial(t.Context(), "udp", "192.0.2.9:0", vip+":80")
+				if err != nil {
+					t.Fatal(err)
+				}
 				defer u.Close()
 				for range 6 {
 					_ = u.SetDeadline(time.Now().Add(testtime.Timeout))
-					must.Get(u.Write([]byte("hello")))(t)
+					if _, err := u.Write([]byte("hello")); err != nil {
+						t.Fatal(err)
+					}
 					if _, err := u.Read(make([]byte, 100)); err != nil {
 						t.Fatalf("one-packet scheduling: %v", err)
 					}
@@ -257,13 +270,18 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 // after a full delta, too.
 func testOperatorsChooseTheSource(t *testing.T) {
 	client, node, server := newRouted(t)
-	must.Do(t, node.AddAddr("eth1", netip.MustParsePrefix("10.245.9.77/16")))
+	if err := node.AddAddr("eth1", netip.MustParsePrefix("10.245.9.77/16")); err != nil {
+		t.Fatal(err)
+	}
 	server.ServeTCP(t, "10.245.0.1:8080", func(c net.Conn) { fmt.Fprintln(c, c.RemoteAddr()) })
 	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, -1)
 	r.sync()
 	for _, want := range []string{"10.245.9.1:", "10.245.9.77:", "10.245.9.77:"} {
-		c := must.Get(client.Dial(t.Context(), "tcp", "192.0.2.9:0", "198.18.0.1:80"))(t)
+		c, err := client.Dial(t.Context(), "tcp", "192.0.2.9:0", "198.18.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
 		_ = c.SetDeadline(time.Now().Add(testtime.Timeout))
 		if sees, err := bufio.NewReader(c).ReadString('\n'); !strings.HasPrefix(sees, want) {
 			t.Errorf("the server sees %q, %v, want %s", sees, err, want)

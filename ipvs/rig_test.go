@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -82,7 +81,10 @@ func (r *rig) restart() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	b := must.Get(r.node.open(r.tb, r.config))(r.tb)
+	b, err := r.node.open(r.tb, r.config)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
 	r.tb.Cleanup(func() { b.Close() })
 	r.backend, r.made, r.cursor = b, count(b), r.engine.Attach("ipvs", b)
 }

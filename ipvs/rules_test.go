@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -47,9 +46,14 @@ func TestRulesEqualGoldens(t *testing.T) {
 		got := restoreAll(r.tables(), nil)
 		path := filepath.Join("testdata", name)
 		if *updateGoldens {
-			must.Do(t, os.WriteFile(path, []byte(got), 0o644))
+			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
-		want := must.Get(os.ReadFile(path))(t)
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if got != string(want) {
 			t.Errorf("%s differs (go test -run RulesEqualGoldens -update rewrites it):\n%s", path, got)
 		}

@@ -27,11 +27,10 @@ import (
 // tables' contents, even if another process wrote them: see "Requirements" in the package
 // documentation.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed, with errors that wrap
-// [ruleset.ErrRefused]. Such a Service stays as it was, even in a full delta. "Limits" in
+// A [*ruleset.PartialError] names Services that cannot be programmed. Such a Service, and one that
+// loses a frontend to it, stays as it was, even in a full delta. "Limits" in
 // DESIGN.md lists the reasons. If so many Services grow in a full delta that there is
-// no room for what another one had, that one has no rules, and its error does not wrap
-// ErrRefused. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
+// no room for what another one had, that one has no rules. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
 // because the tables were not as the backend left them. If the kernel refuses a full delta,
 // the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
@@ -137,7 +136,7 @@ func partial(failed map[tracker.Key]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	return &ruleset.PartialError{Failed: failed, Pruned: true, Restored: true}
+	return &ruleset.PartialError{Failed: failed}
 }
 
 // errClosed is the error of a closed backend.

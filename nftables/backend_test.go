@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -62,7 +61,9 @@ func limitTo(tb testing.TB, b *Backend, limit int) {
 	tb.Helper()
 	old := b.conn
 	tb.Cleanup(func() { old.Close() })
-	must.Do(tb, b.limitTo(limit))
+	if err := b.limitTo(limit); err != nil {
+		tb.Fatal(err)
+	}
 	conn := b.conn
 	tb.Cleanup(func() { conn.Close() })
 }
@@ -103,7 +104,10 @@ func (r *rig) start() {
 	if r.pools != nil {
 		l = r.pools(l)
 	}
-	b := must.Get(open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, Stages: r.stages}, l))(r)
+	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, Stages: r.stages}, l)
+	if err != nil {
+		r.Fatal(err)
+	}
 	if r.limit != 0 {
 		limitTo(r, b, r.limit)
 	}
@@ -114,7 +118,9 @@ func (r *rig) start() {
 
 func (r *rig) sync() {
 	r.Helper()
-	must.Do(r, r.cursor.Sync(context.Background()))
+	if err := r.cursor.Sync(context.Background()); err != nil {
+		r.Fatal(err)
+	}
 }
 
 // verify compares the kernel with the ruleset.
@@ -224,7 +230,9 @@ func TestCleanupDeletesOnlyOwnTables(t *testing.T) {
 		if owned, err := Owned(t.Context(), c); err != nil || owned != want {
 			t.Errorf("Owned returned %v, %v, want %v", owned, err, want)
 		}
-		must.Do(t, Cleanup(t.Context(), c))
+		if err := Cleanup(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if out := strings.TrimSpace(r.nft("list ruleset")); out != "table ip other {\n}" {
 		t.Errorf("left behind:\n%s", out)
@@ -237,9 +245,14 @@ func TestBackendsOfTwoTablesCoexist(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
-	other := must.Get(New(t.Context(), Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}}))(t)
+	other, err := New(t.Context(), Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer other.Close()
-	must.Do(t, r.engine.Attach("another", other).Sync(context.Background()))
+	if err := r.engine.Attach("another", other).Sync(context.Background()); err != nil {
+		t.Fatal(err)
+	}
 	r.verify()
 	if err := other.Check(context.Background()); err != nil {
 		t.Error(err)
@@ -249,7 +262,10 @@ func TestBackendsOfTwoTablesCoexist(t *testing.T) {
 // TestServiceBeyondLimitsFailsAlone has Services that cannot be programmed beside one that can.
 func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 	t.Parallel()
-	b := must.Get(New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}}))(t)
+	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer b.Close()
 	make := func(id uint32, name string, edit func(*tracker.ServicePort), endpoints int) ruleset.Change {
 		k := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
@@ -271,7 +287,7 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 		make(3, "strange", func(p *tracker.ServicePort) { p.Key.Protocol = "QUIC" }, 3),
 	}}
 	for range 2 { // as a whole and as a change
-		err := b.Apply(context.Background(), d)
+		err = b.Apply(context.Background(), d)
 		var partial *ruleset.PartialError
 		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, model.ErrProtocol) {
 			t.Fatalf("Apply returned %v", err)

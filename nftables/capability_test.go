@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -36,7 +35,9 @@ func TestBackendNeedsOnlyNetAdmin(t *testing.T) {
 		var said strings.Builder
 		cmd := confine.Command("everything", confine.Limits{Capabilities: c.capabilities})
 		cmd.Stderr = &said
-		must.Do(t, h.Start(cmd))
+		if err := h.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
 		err := cmd.Wait()
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(said.String(), c.want)) {
 			t.Errorf("with capabilities %v: %v, %s; want %q", c.capabilities, err, said.String(), c.want)

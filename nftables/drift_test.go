@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -112,7 +111,9 @@ func (r *rig) checkRepaired() {
 		return strings.ReplaceAll(strings.Join(blocks, "\n"), "\n\n", "\n")
 	}
 	repaired := list()
-	must.Do(r, Cleanup(context.Background(), Config{NetNS: r.host.File()}))
+	if err := Cleanup(context.Background(), Config{NetNS: r.host.File()}); err != nil {
+		r.Fatal(err)
+	}
 	r.start()
 	r.sync()
 	if fresh := list(); repaired != fresh {
@@ -247,7 +248,10 @@ func TestForeignTransactionsAreNoDrift(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i+2, tracker.IPv4, upTo(3)...))
 	}
 	r.sync()
-	conn := must.Get(kernel.Dial(r.host.File(), kernel.SendBuffer))(t)
+	conn, err := kernel.Dial(r.host.File(), kernel.SendBuffer)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer conn.Close()
 	done, stopped := make(chan struct{}), make(chan error)
 	go func() {
@@ -287,10 +291,14 @@ func TestForeignTransactionsAreNoDrift(t *testing.T) {
 		r.sync()
 	}
 	close(done)
-	must.Do(t, <-stopped)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
 	t.Logf("%d of 10 reads were interrupted by %d transactions", interrupted, conn.Commits())
 	r.verify()
-	must.Do(t, r.backend.Check(context.Background()))
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Fatal(err)
+	}
 	r.alter("add chain ip proxier filter-forward { policy drop; }")
 	if err := r.backend.Check(context.Background()); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Fatal(fmt.Sprint("Check returned ", err))

@@ -16,7 +16,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -48,7 +47,10 @@ func testFailover(t *testing.T, f tracker.Family) {
 	}
 	const near, far, endpoints = 1, 2, 3
 	subnet := func(a netip.Addr) netip.Prefix {
-		p := must.Get(a.Prefix(map[tracker.Family]int{tracker.IPv4: 16, tracker.IPv6: 64}[f]))(t)
+		p, err := a.Prefix(map[tracker.Family]int{tracker.IPv4: 16, tracker.IPv6: 64}[f])
+		if err != nil {
+			t.Fatal(err)
+		}
 		return p
 	}
 	on := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, subnet(a).Bits()) }

@@ -25,7 +25,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -78,7 +77,10 @@ func TestKilledAgentsLoseNoConnection(t *testing.T) {
 		}
 	}
 	w, s, _ := busyWorld(t)
-	spec := must.Get(json.Marshal(s))(t)
+	spec, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	rng := rand.New(rand.NewPCG(9, 9))
 	backendtest.Unharmed(t, w, s.targets(), func() {
 		start := func(i int) *exec.Cmd {
@@ -220,7 +222,10 @@ func TestNodePortFollowsNodeAddress(t *testing.T) {
 func TestBackendRecoversFromSocketFaults(t *testing.T) {
 	t.Parallel()
 	w, s, _ := busyWorld(t)
-	spec := must.Get(json.Marshal(s))(t)
+	spec, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	few := uint64(64)
 	size := uint64(0)
 	cmd := confine.Command("faults", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Files: &few, FileSize: &size})
@@ -395,7 +400,10 @@ func TestRulesOutliveAgentWithoutMemory(t *testing.T) {
 	testtime.NeedThorough(t)
 	t.Parallel()
 	w, s, _ := busyWorld(t)
-	spec := must.Get(json.Marshal(s))(t)
+	spec, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	memory := uint64(200 << 20)
 	var said strings.Builder
 	cmd := confine.Command("hungry", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Memory: &memory})

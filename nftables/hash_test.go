@@ -13,7 +13,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
@@ -114,7 +113,9 @@ func answer(t *testing.T, c net.Conn) string {
 	t.Helper()
 	buf := make([]byte, 100)
 	for range 20 {
-		must.Get(c.Write([]byte("x")))(t)
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
 		c.SetReadDeadline(time.Now().Add(time.Second))
 		if n, err := c.Read(buf); err == nil {
 			return string(buf[:n])

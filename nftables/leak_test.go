@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/usage"
@@ -67,11 +66,18 @@ func TestServicesAndBackendsDoNotLeak(t *testing.T) {
 	}
 	renew := func(n int) {
 		for range n {
-			b := must.Get(New(t.Context(), Config{NetNS: r.host.File()}))(t)
+			b, err := New(t.Context(), Config{NetNS: r.host.File()})
+			if err != nil {
+				t.Fatal(err)
+			}
 			c := r.engine.Attach("another", b)
-			must.Do(t, c.Sync(context.Background()))
+			if err := c.Sync(context.Background()); err != nil {
+				t.Fatal(err)
+			}
 			c.Detach()
-			must.Do(t, b.Close())
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		r.cursor.Resync()
 		r.sync()

@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -32,7 +31,10 @@ func TestNodeIsRefused(t *testing.T) {
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	cleaner := must.Get(conntrack.New(t.Context(), conntrack.Config{NetNS: r.host.File()}))(t)
+	cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: r.host.File()})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer cleaner.Close()
 	r.cursor.Detach()
 	r.cursor = r.engine.Attach("nftables", cleaner.Wrap(r.backend))
@@ -48,7 +50,9 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		r.tracker.SetSlice(es)
 	}
 	r.sync()
-	must.Do(t, cleaner.Flush(t.Context()))
+	if err := cleaner.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for i, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		if got, err := exchange(i); got != f.String() || err != nil {
 			t.Errorf("%v: %q, %v", f, got, err)

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -109,7 +108,9 @@ func TestShorterAffinityTimeoutApplies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	must.Get(again.Write([]byte("hello")))(t)
+	if _, err := again.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
 	if out := clients(); !strings.Contains(out, "expires 1m") {
 		t.Errorf("clients are %s", out)
 	}

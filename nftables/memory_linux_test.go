@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -47,7 +46,10 @@ func TestMemoryEqualsLinux(t *testing.T) {
 					}
 				}
 				backends[0] = m.backend(t, Config{}, withoutGrace)
-				b := must.Get(open(t.Context(), Config{NetNS: h.File()}, withoutGrace))(t)
+				b, err := open(t.Context(), Config{NetNS: h.File()}, withoutGrace)
+				if err != nil {
+					t.Fatal(err)
+				}
 				t.Cleanup(func() { b.Close() })
 				if limit != 0 {
 					limitTo(t, b, limit)
@@ -193,7 +195,10 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		"change interfaces without flowtable":  {[]func(writer){object(model.Object{Kind: model.AddDevices, Names: []string{"lo"}})}, syscall.ENOENT},
 	} {
 		t.Run(name, func(t *testing.T) {
-			linux := must.Get(dialWith(Config{NetNS: netlab.NewHost(t).File()}, kernel.SendBuffer))(t)
+			linux, err := dialWith(Config{NetNS: netlab.NewHost(t).File()}, kernel.SendBuffer)
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer linux.Close()
 			conns := []connection{newMemory().connect(), linux}
 			var generations [2]uint32
@@ -204,8 +209,11 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 					for _, step := range steps {
 						step(w)
 					}
-					generation := must.Get(conn.Generation())(t)
-					err := conn.Commit(w)
+					generation, err := conn.Generation()
+					if err != nil {
+						t.Fatal(err)
+					}
+					err = conn.Commit(w)
 					var refused *Error
 					switch {
 					case j == 0 && err != nil:
@@ -214,7 +222,10 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 					case c.want == 0 && err != nil, c.want != 0 && (!errors.As(err, &refused) || refused.Errno != c.want):
 						t.Errorf("%T: Commit returned %v, want %v", conn, err, c.want)
 					}
-					now := must.Get(conn.Generation())(t)
+					now, err := conn.Generation()
+					if err != nil {
+						t.Fatal(err)
+					}
 					generations[i] = now - generation
 				}
 				found[i] = contents(t, conn, "t", f)

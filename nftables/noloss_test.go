@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/confine"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -177,7 +176,9 @@ func TestNoConnectionIsLost(t *testing.T) {
 		w.Cursor.Resync()
 		repaired <- errors.Join(errors.Unwrap(err), w.Cursor.Sync(context.Background()))
 	})
-	must.Do(t, Cleanup(t.Context(), Config{NetNS: w.Env.NetNS}))
+	if err := Cleanup(t.Context(), Config{NetNS: w.Env.NetNS}); err != nil {
+		t.Fatal(err)
+	}
 	if err := <-repaired; err.Error() != ruleset.ErrNeedFull.Error() {
 		t.Fatal(err)
 	}

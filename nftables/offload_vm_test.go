@@ -22,7 +22,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -550,7 +549,9 @@ func udpLeavesDeletedEndpoint(t *testing.T) {
 		ask := func(wait time.Duration) string {
 			buf := make([]byte, 16)
 			c.SetDeadline(time.Now().Add(wait))
-			must.Get(c.Write([]byte("?")))(t)
+			if _, err := c.Write([]byte("?")); err != nil {
+				t.Fatal(err)
+			}
 			n, err := c.Read(buf)
 			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatal(err)

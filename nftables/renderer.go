@@ -51,8 +51,8 @@ func NewRenderer(c Config, f tracker.Family) (*Renderer, error) {
 // Render returns the transaction that leads from the table before d to the one after it. That of a full
 // delta is for a network namespace without the table. Changes of the other family do not count.
 //
-// A [*ruleset.PartialError] names the Services that cannot be programmed, each with an error that wraps
-// [ruleset.ErrRefused]. The transaction leaves these as they were, and has all others. Render returns
+// A [*ruleset.PartialError] names the Services that cannot be programmed. The transaction leaves these as
+// they were, and has all others. Render returns
 // [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
 //
 // A transaction deletes the chains that the one before it made unused. The Renderer counts the transaction as

@@ -11,7 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -21,7 +20,10 @@ import (
 
 func newRenderer(tb testing.TB, c Config) *Renderer {
 	tb.Helper()
-	r := must.Get(NewRenderer(c, tracker.IPv4))(tb)
+	r, err := NewRenderer(c, tracker.IPv4)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	return r
 }
 
@@ -39,7 +41,10 @@ func TestTransactionsAreValues(t *testing.T) {
 		}
 	}
 	needsFull("first")
-	tx := must.Get(r.Render(p.Engine.Snapshot().Delta()))(t)
+	tx, err := r.Render(p.Engine.Snapshot().Delta())
+	if err != nil {
+		t.Fatal(err)
+	}
 	text := tx.String()
 	if text != tx.String() || !strings.HasPrefix(text, "create table ip other\n") {
 		t.Errorf("text:\n%s", text)
@@ -84,9 +89,15 @@ func TestRendererRefusesServices(t *testing.T) {
 // TestOffloadTextIsListed compares the rules with those that the tool listed in a kernel with flowtables.
 func TestOffloadTextIsListed(t *testing.T) {
 	t.Parallel()
-	golden := must.Get(os.ReadFile("testdata/offload-ipv4.nft"))(t)
+	golden, err := os.ReadFile("testdata/offload-ipv4.nft")
+	if err != nil {
+		t.Fatal(err)
+	}
 	p := backendtest.NewNode(t, tracker.Config{})
-	tx := must.Get(newRenderer(t, Config{Offload: &Offload{Interfaces: []string{"*"}, udp: true}}).Render(p.Engine.Snapshot().Delta()))(t)
+	tx, err := newRenderer(t, Config{Offload: &Offload{Interfaces: []string{"*"}, udp: true}}).Render(p.Engine.Snapshot().Delta())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range tx.Chains() {
 		if c.Name != layout.ChainToFastPath && c.Name != layout.ChainFilterForward {
 			continue
@@ -163,11 +174,22 @@ func TestFakeListsWhatToolLists(t *testing.T) {
 	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
 	setEveryKind(p.Tracker)
 	for f, file := range map[tracker.Family]string{tracker.IPv4: "listing-ipv4.nft", tracker.IPv6: "listing-ipv6.nft"} {
-		r := must.Get(NewRenderer(Config{}, f))(t)
-		tx := must.Get(r.Render(p.Engine.Snapshot().Delta()))(t)
+		r, err := NewRenderer(Config{}, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx, err := r.Render(p.Engine.Snapshot().Delta())
+		if err != nil {
+			t.Fatal(err)
+		}
 		tables := fake.New()
-		must.Do(t, tables.Load(tx.String()))
-		golden := must.Get(os.ReadFile("testdata/" + file))(t)
+		if err := tables.Load(tx.String()); err != nil {
+			t.Fatal(err)
+		}
+		golden, err := os.ReadFile("testdata/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if got, want := tables.List(), listed.Replace(string(golden)); got != want {
 			t.Errorf("%s differs: %s", file, backendtest.FirstDifference(got, want))
 		}

@@ -120,7 +120,7 @@ func (rendererBackend) Limits(tracker.Family) ruleset.Limits { return model.Limi
 
 func (b rendererBackend) Apply(_ context.Context, d *ruleset.Delta) error {
 	noteElsewhere(d, b.elsewhere)
-	refused := &ruleset.PartialError{Failed: map[tracker.Key]error{}, Pruned: true, Restored: true}
+	refused := &ruleset.PartialError{Failed: map[tracker.Key]error{}}
 	for _, r := range b.renderers {
 		tx, err := r.Render(d)
 		var partial *ruleset.PartialError

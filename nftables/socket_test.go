@@ -15,7 +15,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/ruleset"
@@ -38,12 +37,20 @@ func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
 			c.Close()
 		}
 	}()
-	must.Do(t, r.backend.Close())
+	if err := r.backend.Close(); err != nil {
+		t.Fatal(err)
+	}
 	for range 8 {
-		c := must.Get(kernel.Dial(other.File(), kernel.SendBuffer))(t)
+		c, err := kernel.Dial(other.File(), kernel.SendBuffer)
+		if err != nil {
+			t.Fatal(err)
+		}
 		conns = append(conns, c)
 	}
-	before := must.Get(conns[0].Generation())(t)
+	before, err := conns[0].Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx := context.Background()
 	r.cursor.Resync()
 	if err := r.cursor.Sync(ctx); !errors.Is(err, os.ErrClosed) {
@@ -78,7 +85,10 @@ func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
 func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	conn := must.Get(kernel.Dial(h.File(), kernel.SendBuffer))(t)
+	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer conn.Close()
 	var batch nft.Batch
 	for range 3 {
@@ -94,13 +104,17 @@ func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 			t.Fatalf("Commit returned %v", err)
 		}
 		for range 100 {
-			must.Get(conn.Generation())(t)
+			if _, err := conn.Generation(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		batch.Reset()
 		batch.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV4)
 		batch.String(unix.NFTA_TABLE_NAME, "some")
 		batch.End()
-		must.Do(t, conn.Commit(&batch))
+		if err := conn.Commit(&batch); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -120,13 +134,18 @@ func TestNewerTableSurvivesKilledSwap(t *testing.T) {
 		if old == name {
 			name = DefaultTable
 		}
-		found := must.Get(r.backend.inspectAll(old))(t)
+		found, err := r.backend.inspectAll(old)
+		if err != nil {
+			t.Fatal(err)
+		}
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
 		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 			_, err := r.backend.perform(ctx, &staged{tables{b: r.backend, d: d, old: found, name: name}})
 			return err
 		}))
-		must.Do(t, capture.Sync(ctx))
+		if err := capture.Sync(ctx); err != nil {
+			t.Fatal(err)
+		}
 		capture.Detach()
 		if out := r.nft("list tables ip"); strings.Count(out, "table ip proxier") != 2 {
 			t.Fatalf("tables are %s", out)

@@ -12,7 +12,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -35,11 +34,16 @@ func TestNodePortsAnswerInAVRF(t *testing.T) {
 	run := func(commands ...[]string) {
 		t.Helper()
 		for _, c := range commands {
-			must.Get(node.Run(t, "ip", c...))(t)
+			if _, err := node.Run(t, "ip", c...); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	run([]string{"link", "add", "blue", "type", "vrf", "table", "100"}, []string{"link", "set", "blue", "up"}, []string{"link", "set", "eth0", "master", "blue"})
-	primary := must.Get(ruleset.ParseNodePortAddresses([]string{"primary"}))(t)
+	primary, err := ruleset.ParseNodePortAddresses([]string{"primary"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	info := tracker.NodeInfo{Name: backendtest.ThisNode}
 	pod.Pod(node, "veth1", [2]string{podAddr(tracker.IPv4, 0).String(), podAddr(tracker.IPv6, 0).String()}, podGateway)
 	for _, f := range families {
@@ -55,7 +59,10 @@ func TestNodePortsAnswerInAVRF(t *testing.T) {
 		run([]string{option, "route", "add", podAddr(f, 0).String(), "dev", "veth1", "table", "100"}, []string{option, "route", "add", own.Masked().String(), "dev", "eth0"})
 		pod.ServeTCP(t, netip.AddrPortFrom(podAddr(f, 0), 8080).String(), func(c net.Conn) { io.Copy(c, c) })
 	}
-	p := must.Get(backendtest.NewPipeline(tracker.Config{Node: info}, ruleset.Config{NodePortAddresses: primary}))(t)
+	p, err := backendtest.NewPipeline(tracker.Config{Node: info}, ruleset.Config{NodePortAddresses: primary})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := &rig{TB: t, host: node, tracker: p.Tracker, engine: p.Engine}
 	r.start()
 	t.Cleanup(func() { r.backend.Close() })

@@ -19,21 +19,21 @@ import (
 // describes how to write one.
 //
 // Apply makes the data plane agree with d. Each [Cursor] calls it from one goroutine
-// at a time. It must not keep d.Changes. It must be idempotent: a delta whose Apply
-// failed is offered again, merged with later changes. Apply returns one of these:
+// at a time. It must not keep d.Changes. It returns one of these:
 //
-//   - nil: everything in d is in effect.
-//   - A [*PartialError], perhaps wrapped: everything is in effect except the Services
-//     that it names. A Service that loses a frontend to one of these counts as named
-//     too, because its frontend may still be in use. After a Full delta, the error also
-//     reports whether stale entries may be left ([PartialError].Pruned).
-//   - An error that wraps [ErrNeedFull]: the state of the data plane is unknown. The
-//     whole state is offered in one delta.
-//   - Any other error: nothing in d is acknowledged, and all of it is offered again. Parts of
-//     it may be in effect, unless the error wraps [ErrRefused].
+//   - nil: all of d is in effect.
+//   - A [*PartialError], perhaps wrapped: all of d is in effect except the Services that it names.
+//     These are offered again with FieldAll, merged with later changes.
+//   - Any other error: nothing is acknowledged, and all of d is offered again, each Service with
+//     FieldAll. If the error wraps [ErrNeedFull], the same [Cursor.Sync] offers the whole state.
 //
-// A Backend may assume that the Cursor received exactly the error that Apply returned. So a Backend
-// that calls another one, and fails after that one has succeeded, returns an error that wraps [ErrNeedFull].
+// A Service that was offered and not acknowledged may be in effect in parts. The Backend knows from its
+// own records what it wrote for the Service, or returns ErrNeedFull. A Change with neither Old nor New
+// asks to remove such parts. After a Full delta that is answered with nil or a PartialError, the data
+// plane has nothing stale but parts of the Services that are named.
+//
+// A Service that loses a frontend to one that is named counts as named, because the frontend may still
+// be in use: see [Change.Acknowledged].
 type Backend interface {
 	Apply(ctx context.Context, d *Delta) error
 }
@@ -55,29 +55,15 @@ var ErrNeedFull = errors.New("ruleset: backend needs the full state")
 // backends' functions. Retrying with the same Config is useless.
 var ErrConfig = errors.New("invalid configuration")
 
-// PartialError is returned by a [Backend] that applied a delta except for some
-// Services, or except for the removal of stale entries.
+// PartialError is returned by a [Backend] that applied a delta except for some Services.
 type PartialError struct {
-	// Failed holds the error of each failed Service, of which parts may be in effect, unless the
-	// error wraps [ErrRefused]. Keys that are not in the delta have no effect. It is empty if only
-	// stale entries may be left.
+	// Failed holds the error of each of these Services. Keys that are not in the delta have no
+	// effect.
 	Failed map[tracker.Key]error
-	// Pruned means, after a Full delta, that the data plane has no stale entries: nothing
-	// but what the Services of the delta ask for and what the failed Services had. If it is
-	// not set, the next delta is Full, too ([Delta].Repeat). It has no meaning after other
-	// deltas.
-	Pruned bool
-	// Restored means, after a Full delta, that of each refused Service, and of each that it left,
-	// the data plane has what [Change.Staying] returns and nothing of earlier attempts. A backend
-	// that rewrites its tables as a whole sets it. See [ErrRefused].
-	Restored bool
 }
 
 // Error returns the number of failed Services and the first few with their errors.
 func (e *PartialError) Error() string {
-	if len(e.Failed) == 0 {
-		return "stale entries may be left"
-	}
 	keys := slices.SortedFunc(maps.Keys(e.Failed), tracker.Key.Compare)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d services failed", len(keys))
@@ -103,12 +89,6 @@ type Delta struct {
 	// (nil if never), and every Service to remove. Everything else in the data plane
 	// is stale and must be removed.
 	Full bool
-	// Repeat means that a delta is Full only because stale entries may be left, for example
-	// because the backend answered the last Full one with a [*PartialError] without Pruned.
-	// Change.Fields then holds only what differs, as in a delta that is not Full, so a
-	// backend need not write everything. Repeat is not set on the first delta, and not
-	// after [Cursor.Resync] or [ErrNeedFull].
-	Repeat bool
 	// Gen is the generation of the ruleset after this delta. It only grows.
 	Gen uint64
 	// Node is the current node, never nil. OldNode is the last one that the backend
@@ -127,11 +107,6 @@ type Delta struct {
 	// More means that the same [Cursor.Sync] offers another delta after this one, unless this one
 	// fails. A follower whose work should be done once for all of them can wait for the last.
 	More bool
-
-	// cursor is the cursor that offers the delta.
-	cursor *Cursor
-	// second: the delta follows one of which the backend refused Services.
-	second bool
 }
 
 // Trigger holds the times at which changes to a Service's endpoints were caused.
@@ -208,32 +183,23 @@ type Change struct {
 	// Key is the key of the Service port, in one family.
 	Key tracker.Key
 	// Old is the Service that the backend last acknowledged, or nil. New is the
-	// wanted Service, or nil if it was removed. Both are nil only if Attempted is not
-	// empty.
+	// wanted Service, or nil if it was removed. Both are nil if attempts to write a Service failed
+	// that is not wanted any more.
 	Old, New *Port
-	// Fields holds the parts in which Old and New differ, and FieldAll in a Full delta that
-	// is no Repeat.
+	// Fields holds the parts in which Old and New differ. It is FieldAll in a Full delta, and if the last
+	// attempt failed.
 	Fields Field
-	// Attempted holds the versions that were offered since Old and failed, oldest
-	// first, and Old if its removal failed. Parts of them may be in effect, and parts of Old
-	// missing. It is almost always empty.
-	Attempted []*Port
 
-	// lost holds the frontends of Old and Attempted that another Service has now,
-	// with the key of that Service. taken is the reverse: the frontends of New that
-	// are in the lost of another Change of the same delta, with the key of that
-	// Change.
+	id uint32
+	// lost holds the frontends of Old that another Change of the same delta takes, with the key of
+	// that Change. taken is the reverse.
 	lost, taken []move
-	// again: an earlier attempt failed. Attempted is empty if that was one to write Old again.
-	again bool
 }
 
-// move is a frontend and the other Service of its takeover. had, in Change.lost, means that the
-// backend has acknowledged the frontend for the other Service.
+// move is a frontend and the other Service of its takeover.
 type move struct {
 	at  l4Key
 	key tracker.Key
-	had bool
 }
 
 func (m move) frontend() l4Key { return m.at }

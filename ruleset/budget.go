@@ -184,11 +184,7 @@ func changedElements(c *Change) int {
 	case c.Fields == 0:
 		return 0
 	case c.Old == nil && c.New == nil:
-		n := 0
-		for _, s := range c.Attempted {
-			n = max(n, s.Cost())
-		}
-		return n
+		return 1
 	case c.Old == nil:
 		return c.New.Cost()
 	case c.New == nil:

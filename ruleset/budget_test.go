@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -173,7 +172,9 @@ func TestCheapChangePassesExpensiveOnes(t *testing.T) {
 	tr.SetService(service("victim", "172.30.0.1"))
 	sync := func() {
 		t.Helper()
-		must.Do(t, c.Sync(t.Context()))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	sync()
 	r.deltas, r.costs = nil, nil
@@ -213,7 +214,9 @@ func TestExpensiveChangeDoesNotStarve(t *testing.T) {
 	tr, e, _ := budgeted(t, b)
 	r := &deltaRecorder{b: b}
 	c := e.Attach("b", r)
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	n := 0
 	churn := func() {
 		for range 200 {
@@ -226,7 +229,9 @@ func TestExpensiveChangeDoesNotStarve(t *testing.T) {
 	churn()
 	syncs := 0
 	for e.Snapshot(); ; syncs++ {
-		must.Do(t, c.Sync(t.Context()))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		served := 0
 		for _, s := range e.Snapshot().Ports {
 			if s.Key.Name == "evil" && c.Port(s.Key) != nil {
@@ -253,7 +258,9 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 	c := e.Attach("b", r)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.SetSlice(slice("a", "10.9.0.1"))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	r.deltas, r.costs = nil, nil
 	last := 0
 	k := e.Snapshot().Ports[0].Key
@@ -265,7 +272,9 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 		last = n
 	}
 	tr.SetSlice(slice("a", many(1, 1000)...))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
 		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
 	}
@@ -283,7 +292,9 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	c := e.Attach("b", r)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.SetSlice(slice("a", many(1, 1000)...))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	a := e.Snapshot().Ports[0].Key
 	r.deltas, r.costs = nil, nil
 	r.fail = func(d *Delta) error {
@@ -297,7 +308,9 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	tr.DeleteService(a.NamespacedName)
 	tr.SetService(service("b", "172.30.0.1"))
 	tr.SetSlice(slice("b", "10.9.0.1"))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
 		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
 	}
@@ -311,7 +324,9 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	// It returns while it shrinks.
 	tr.SetService(service("a", "172.30.0.2"))
 	tr.SetSlice(slice("a", many(1, 1000)...))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	n := 0
 	r.during = func(int) {
 		if n++; n == 3 {
@@ -320,7 +335,9 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	}
 	tr.DeleteService(a.NamespacedName)
 	for range 2 {
-		must.Do(t, c.Sync(t.Context()))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if s := c.Port(a); s == nil || len(s.Frontends) != 1 || len(s.Selection.Cluster) != 1000 {
 		t.Errorf("the Service that returned is %+v", s)
@@ -333,7 +350,9 @@ func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
 	tr, e, _ := budgeted(t, b)
 	r := &deltaRecorder{b: b}
 	c := e.Attach("b", r)
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	setLarge(tr, "evil", 20, many(1, 40))
 	notified := 0
 	e.Notify(func() { notified++ })
@@ -346,7 +365,9 @@ func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
 	if err := c.Sync(t.Context()); err == nil || notified == 0 {
 		t.Fatalf("error %v, %d notifications", err, notified)
 	}
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for _, s := range e.Snapshot().Ports {
 		if diff(c.Port(s.Key), s) != 0 {
 			t.Errorf("%s is not in effect", s.Key)
@@ -587,8 +608,14 @@ func TestNamespaceLeavesTheTotalToOthers(t *testing.T) {
 func TestServiceBeyondItsNamespaceIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	var ev events
-	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: &ev}))(t)
-	e := must.Get(NewEngine(Config{Source: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))}))(t)
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: &ev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := NewEngine(Config{Source: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	a := tenant{tr, "a", 1}
 	a.set(0, 20)
@@ -693,7 +720,9 @@ func TestBudgetsInRandomWorlds(t *testing.T) {
 					tenants[p.tenant].set(p.service, wants[p])
 				}
 			}
-			must.Do(t, c.Sync(t.Context()))
+			if err := c.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 			got := map[port]int{}
 			place := func(s *Port) (p port) {
 				fmt.Sscanf(s.Key.Namespace+" "+s.Key.Name, "ns%d s%d", &p.tenant, &p.service)

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"errors"
 	"iter"
 	"net/netip"
 	"slices"
@@ -11,18 +12,32 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ID returns the [Port].ID of the change, which Old, New and all of Attempted
-// share. It is 0 for the zero Change.
+// ID returns the [Port].ID of the change, which Old and New share. It is 0 for a Change without both that
+// no Cursor made.
 func (c Change) ID() uint32 {
 	switch {
 	case c.New != nil:
 		return c.New.ID
 	case c.Old != nil:
 		return c.Old.ID
-	case len(c.Attempted) != 0:
-		return c.Attempted[0].ID
 	}
-	return 0
+	return c.id
+}
+
+// Acknowledged reports whether an Apply that returned err acknowledges c, a change of its delta: all of
+// c is in effect. So a Backend that wraps another one learns what the [Cursor] will learn.
+func (c Change) Acknowledged(err error) bool {
+	var p *PartialError
+	if err == nil {
+		return true
+	} else if !errors.As(err, &p) || errors.Is(err, ErrNeedFull) {
+		return false
+	}
+	named := func(k tracker.Key) bool {
+		_, named := p.Failed[k]
+		return named
+	}
+	return !named(c.Key) && !slices.ContainsFunc(c.lost, func(m move) bool { return named(m.key) })
 }
 
 // Upserted yields the endpoints in New.Selection.Reachable that are missing from Old
@@ -53,9 +68,8 @@ func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
 	}
 }
 
-// Removed yields the endpoints to remove, each address once: those in the
-// Selection.Reachable of Old and of all Attempted whose address is missing from New.
-// It covers every endpoint that was ever offered for the Service and not removed.
+// Removed yields the endpoints to remove, each address once: those in Old.Selection.Reachable whose
+// address is missing from New. It does not know the endpoints of attempts that failed.
 func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		var before, now []*tracker.Endpoint
@@ -65,54 +79,18 @@ func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 		if c.Old != nil {
 			before = c.Old.Selection.Reachable
 		}
-		if len(c.Attempted) == 0 {
-			before, now = listdiff.Trim(before, now)
-			keep := findEndpoints(now)
-			for _, ep := range before {
-				if !keep.has(ep.Addr) && !yield(ep) {
-					return
-				}
-			}
-			return
-		}
-		done := make(map[netip.AddrPort]bool)
-		for _, ep := range now {
-			done[ep.Addr] = true
-		}
-		for s := range c.Before() {
-			for _, ep := range s.Selection.Reachable {
-				if done[ep.Addr] {
-					continue
-				}
-				done[ep.Addr] = true
-				if !yield(ep) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// Before yields the versions of the Service that may be fully or partly in effect
-// before New: Old, unless it is nil, and then all Attempted, oldest first.
-func (c Change) Before() iter.Seq[*Port] {
-	return func(yield func(*Port) bool) {
-		if c.Old != nil && !yield(c.Old) {
-			return
-		}
-		for _, s := range c.Attempted {
-			if !yield(s) {
+		before, now = listdiff.Trim(before, now)
+		keep := findEndpoints(now)
+		for _, ep := range before {
+			if !keep.has(ep.Addr) && !yield(ep) {
 				return
 			}
 		}
 	}
 }
 
-// GoneFrontends yields the frontends to delete because no Service has them any more,
-// each address and port once: those of Old and of all Attempted whose address and
-// port neither New nor another Service has. Together with LostFrontends it covers
-// every frontend that was ever offered for the Service and not deleted. Two Changes
-// may yield the same frontend, and the data plane may not have it any more.
+// GoneFrontends yields the frontends to delete because no Service has them any more: those of Old
+// whose address and port neither New nor another Service has.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
 		lost := newFinder(c.lost, move.frontend)
@@ -124,16 +102,13 @@ func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	}
 }
 
-// LostFrontends yields the frontends that another Service has now, each address and
-// port once, with the key of that Service: those of Old and of all Attempted that New
-// does not have and that are not in GoneFrontends.
+// LostFrontends yields the frontends of Old that another Service takes, each with the key of that
+// Service. Its Change is in the same delta and has the frontend in its TakenFrontends.
 //
 // The frontend must work throughout. A data plane that finds frontends by address
 // alone must not delete it: the entry of the new owner replaces the old one. A data
 // plane whose keys contain the Service deletes this Service's entry once the entry of
-// the new owner is in place. The new owner is usually in the same delta and has the
-// frontend in its TakenFrontends. It is missing if the backend accepted it before and
-// only this Service's Change failed.
+// the new owner is in place.
 func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 	return func(yield func(Frontend, tracker.Key) bool) {
 		if len(c.lost) == 0 {
@@ -148,10 +123,8 @@ func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 	}
 }
 
-// TakenFrontends yields the frontends of New that the backend may still have for
-// another Service, each with the key of that Service. After failed attempts several
-// Services may have a frontend; it is then yielded once for each. All of them have a
-// Change in the same delta, whose LostFrontends yields the frontend.
+// TakenFrontends yields the frontends of New that another Service loses, each with the key of that
+// Service. Its Change is in the same delta, and its LostFrontends yields the frontend.
 func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 	return func(yield func(Frontend, tracker.Key) bool) {
 		for _, m := range c.taken {
@@ -168,32 +141,20 @@ func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 	}
 }
 
-// dropped yields the frontends of Old and of all Attempted that New does not have,
-// each key once.
+// dropped yields the frontends of Old that New does not have.
 func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
 	return func(yield func(l4Key, *Frontend) bool) {
-		if c.Old == nil && len(c.Attempted) == 0 {
+		if c.Old == nil || c.Fields&FieldFrontends == 0 && c.New != nil {
 			return
 		}
-		if c.Fields&FieldFrontends == 0 && c.New != nil {
-			return
-		}
-		done := make(map[l4Key]bool)
+		now := finder[Frontend, l4Key]{}
 		if c.New != nil {
-			for i := range c.New.Frontends {
-				done[l4KeyOf(c.New, &c.New.Frontends[i])] = true
-			}
+			now = newFinder(c.New.Frontends, func(f Frontend) l4Key { return l4KeyOf(c.New, &f) })
 		}
-		for s := range c.Before() {
-			for j := range s.Frontends {
-				at := l4KeyOf(s, &s.Frontends[j])
-				if done[at] {
-					continue
-				}
-				done[at] = true
-				if !yield(at, &s.Frontends[j]) {
-					return
-				}
+		for i := range c.Old.Frontends {
+			f := &c.Old.Frontends[i]
+			if at := l4KeyOf(c.Old, f); !now.has(at) && !yield(at, f) {
+				return
 			}
 		}
 	}

@@ -43,13 +43,7 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 			return s
 		}
 		c := Change{Key: key("s", tracker.IPv4), Old: some(), New: some()}
-		for range r.IntN(6) - 3 {
-			if s := some(); s != nil {
-				c.Attempted = append(c.Attempted, s)
-			}
-		}
-		c.Fields = diff(c.Old, c.New)
-		if len(c.Attempted) > 0 {
+		if c.Fields = diff(c.Old, c.New); r.IntN(3) == 0 {
 			c.Fields = FieldAll
 		}
 		var taken *l4Key
@@ -60,11 +54,7 @@ func TestChangeYieldsWhatDiffers(t *testing.T) {
 
 		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}
 		frontsBefore, frontsNow := map[l4Key]bool{}, map[l4Key]bool{}
-		all := []*Port{c.Old}
-		for _, s := range append(all, c.Attempted...) {
-			if s == nil {
-				continue
-			}
+		if s := c.Old; s != nil {
 			for _, ep := range s.Selection.Reachable {
 				before[ep.Addr] = ep
 			}
@@ -187,87 +177,6 @@ func TestDiffSetsFieldOfEachPart(t *testing.T) {
 type ext int
 
 func (e ext) Equal(o tracker.Extension) bool { x, ok := o.(ext); return ok && x == e }
-
-// TestUpsertedAndRemovedAreAsDefined compares Upserted and Removed with their definitions.
-func TestUpsertedAndRemovedAreAsDefined(t *testing.T) {
-	for seed := range uint64(1000) {
-		r := rand.New(rand.NewPCG(seed, 3))
-		all := make([]*tracker.Endpoint, 12)
-		for i := range all {
-			all[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
-		}
-		some := func() *Port {
-			s := &Port{ID: 1, Key: key("s", tracker.IPv4), Spec: &tracker.ServicePort{}}
-			for _, ep := range all {
-				if r.IntN(8) == 0 {
-					c := *ep
-					c.Weight = 2
-					ep = &c
-				}
-				if r.IntN(5) < 3 {
-					s.Selection.Reachable = append(s.Selection.Reachable, ep)
-				}
-			}
-			return s
-		}
-		c := Change{Key: key("s", tracker.IPv4), Old: some(), New: some()}
-		if r.IntN(3) == 0 {
-			c.Attempted = []*Port{some(), some()}
-		}
-		switch r.IntN(6) {
-		case 0:
-			c.New = nil
-		case 1:
-			c.Old = nil
-		}
-		if c.Fields = diff(c.Old, c.New); len(c.Attempted) > 0 {
-			c.Fields = FieldAll
-		}
-		reachable := func(s *Port) (m map[netip.AddrPort]*tracker.Endpoint) {
-			m = map[netip.AddrPort]*tracker.Endpoint{}
-			if s != nil {
-				for _, ep := range s.Selection.Reachable {
-					m[ep.Addr] = ep
-				}
-			}
-			return m
-		}
-		now, old, had := reachable(c.New), reachable(c.Old), map[netip.AddrPort]bool{}
-		for _, s := range append([]*Port{c.Old}, c.Attempted...) {
-			for a := range reachable(s) {
-				had[a] = true
-			}
-		}
-		got := map[netip.AddrPort]bool{}
-		for ep := range c.Upserted() {
-			if now[ep.Addr] != ep || got[ep.Addr] {
-				t.Fatalf("seed %d: upserted %s, which is not reachable or is unchanged", seed, ep)
-			}
-			got[ep.Addr] = true
-		}
-		for a, ep := range now {
-			if news := c.Fields == FieldAll || !ep.Equal(old[a]); news != got[a] {
-				t.Fatalf("seed %d: upserted %s: %t", seed, a, got[a])
-			}
-		}
-		gone := map[netip.AddrPort]bool{}
-		for ep := range c.Removed() {
-			if gone[ep.Addr] {
-				t.Fatalf("seed %d: removed %s twice", seed, ep)
-			}
-			gone[ep.Addr] = true
-		}
-		for a := range had {
-			if want := now[a] == nil; want != gone[a] {
-				t.Fatalf("seed %d: removed %s: %t", seed, a, gone[a])
-			}
-			delete(gone, a)
-		}
-		if len(gone) != 0 {
-			t.Fatalf("seed %d: removed %v, which were never reachable", seed, gone)
-		}
-	}
-}
 
 // TestFinderFindsFirst compares the two ways of searching, for long and for short lists.
 func TestFinderFindsFirst(t *testing.T) {

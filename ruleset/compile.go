@@ -225,16 +225,12 @@ func (s *Port) On(n *Node) *Port {
 	return out
 }
 
-// On returns the change of the Service's rules on another node: Old, New and Attempted as
+// On returns the change of the Service's rules on another node: Old and New as
 // [Port.On] returns them, and the Fields in which they differ there. After a failed
 // attempt, Fields stays FieldAll.
 func (c Change) On(n *Node) Change {
 	out := c
 	out.Old, out.New = c.Old.On(n), c.New.On(n)
-	out.Attempted = make([]*Port, len(c.Attempted))
-	for i, s := range c.Attempted {
-		out.Attempted[i] = s.On(n)
-	}
 	if c.Fields != FieldAll {
 		out.Fields = diff(out.Old, out.New)
 	}

@@ -12,7 +12,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -59,13 +58,17 @@ func TestChangeCostIsConstant(t *testing.T) {
 		tr, e := fill(t, s)
 		b := &recorder{}
 		c := e.Attach("b", b)
-		must.Do(t, c.Sync(t.Context()))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		before := e.Snapshot()
 		a, z := sliceN(7, s.endpoints, "n2"), sliceN(7, s.endpoints, "n2")
 		z.Endpoints[0].Addresses[0] = "10.255.255.1"
 		tr.SetSlice(z)
 		b.take()
-		must.Do(t, c.Sync(t.Context()))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		out := cost{changes: float64(len(b.take()[0].Changes))}
 		for i, svc := range e.Snapshot().Ports {
 			if svc != before.Ports[i] {
@@ -78,7 +81,9 @@ func TestChangeCostIsConstant(t *testing.T) {
 		flip := func() {
 			a, z = z, a
 			tr.SetSlice(z)
-			must.Do(t, c.Sync(t.Context()))
+			if err := c.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		out.allocs = testing.AllocsPerRun(rounds, flip)
 		runtime.ReadMemStats(&m0)
@@ -162,7 +167,9 @@ func TestConcurrentUseConverges(t *testing.T) {
 	})
 	wg.Wait()
 	p := newPlane(t, rand.New(rand.NewPCG(1, 1)), "last", true, 0)
-	must.Do(t, e.Attach("last", p).Sync(t.Context()))
+	if err := e.Attach("last", p).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	p.compare(e.Snapshot())
 }
 
@@ -196,7 +203,9 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 				changes += len(d.Changes)
 				return nil
 			}))
-			must.Do(b, c.Sync(b.Context()))
+			if err := c.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
 			changes = 0
 			a, z := sliceN(7, s.endpoints, "n2"), sliceN(7, s.endpoints, "n2")
 			z.Endpoints[0].Addresses[0] = "10.255.255.1"
@@ -205,7 +214,9 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 			for b.Loop() {
 				a, z = z, a
 				tr.SetSlice(a)
-				must.Do(b, c.Sync(b.Context()))
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
 				n++
 			}
 			if changes != n {
@@ -220,10 +231,14 @@ func BenchmarkNoOpSync(b *testing.B) {
 		b.Run(s.String(), func(b *testing.B) {
 			_, e := fill(b, s)
 			c := e.Attach("b", discard)
-			must.Do(b, c.Sync(b.Context()))
+			if err := c.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
 			b.ReportAllocs()
 			for b.Loop() {
-				must.Do(b, c.Sync(b.Context()))
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}
@@ -236,11 +251,15 @@ func BenchmarkFullSync(b *testing.B) {
 		b.Run("again/"+s.String(), func(b *testing.B) {
 			_, e := fill(b, s)
 			c := e.Attach("b", discard)
-			must.Do(b, c.Sync(b.Context()))
+			if err := c.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
 			b.ReportAllocs()
 			for b.Loop() {
 				c.Resync()
-				must.Do(b, c.Sync(b.Context()))
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 		b.Run("first/"+s.String(), func(b *testing.B) {
@@ -250,7 +269,9 @@ func BenchmarkFullSync(b *testing.B) {
 				_, e := fill(b, s)
 				c := e.Attach("b", discard)
 				b.StartTimer()
-				must.Do(b, c.Sync(b.Context()))
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}
@@ -278,7 +299,9 @@ func BenchmarkHeap(b *testing.B) {
 				empty = heap()
 				tr, e = fill(b, s)
 				c := e.Attach("b", discard)
-				must.Do(b, c.Sync(b.Context()))
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
 				both := heap() - empty
 				n := float64(s.services * s.endpoints)
 				b.ReportMetric(alone/n, "tracker-B/endpoint")

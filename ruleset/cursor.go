@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,13 +31,8 @@ func (notSynced) NotReady() bool { return true }
 // errUnfinished is the result of an Apply that did not return.
 var errUnfinished = errors.New("ruleset: Apply did not return")
 
-const (
-	// maxAttempts bounds the failed attempts stored for one Service. After more, the
-	// backend gets the whole state instead.
-	maxAttempts = 64
-	// maxTriggers bounds the triggers stored while a backend fails.
-	maxTriggers = 8192
-)
+// maxTriggers bounds the triggers stored while a backend fails.
+const maxTriggers = 8192
 
 // Cursor is one backend's position in the changes of an [Engine]: it records what the
 // backend last accepted. Its methods are safe for concurrent use.
@@ -57,19 +51,38 @@ type Cursor struct {
 	// Apply.
 	syncing chan struct{}
 
-	onSync func(SyncInfo)
-	limits [2]Limits // of the backend, by familyIndex
-	// cut has an entry for each ID whose wanted version may exceed the limits: see Cursor.hold.
-	cut      map[uint32]cut
+	onSync   func(SyncInfo)
+	limits   [2]Limits // of the backend, by familyIndex
 	detached bool
-	full     bool  // the next delta is Full
-	repeat   bool  // the next Full delta is a Repeat
-	node     *Node // last acknowledged
-	gen      uint64
-	// followers holds the Cursors that follow this one.
-	followers []*Cursor
+
+	// What the backend has. Between two deltas, for each ID:
+	//
+	//	held                == acked != nil || failures has the ID
+	//	slots[id].holders   == number of Cursors with held
+	//	node == nil         => acked == nil: nothing was acknowledged yet
+	//	f in acked.Frontends => no other acked has a frontend at that address and port
+	//
+	// followers holds the Cursors that follow this one; their unlimited(id) == acked.
 	states    []state
-	dirty     []uint32
+	node      *Node  // of the last delta that was acknowledged, nil before
+	gen       uint64 // the same
+	failures  map[uint32]failure
+	effect    effect
+	followers []*Cursor
+
+	// What the backend should get:
+	//
+	//	full                => the next delta is Full: it has each ID that is wanted or held
+	//	!full               => dirty lists each ID with state.dirty, once
+	//	!full && !dirty[id] => diff(acked, desired(id)) == 0, and failures lacks the ID
+	//	since               == marks when the ID became dirty last, so since <= marks
+	//	cut has the ID      => its wanted version may exceed the limits: see Cursor.hold
+	//
+	// desired(id) counts as changed when the Engine has compiled it.
+	full     bool
+	dirty    []uint32
+	cut      map[uint32]cut
+	triggers []Trigger // not acknowledged, at most maxTriggers
 	// marks is the time in nanoseconds since start at which an ID became dirty last. It
 	// is higher each time.
 	marks uint64
@@ -79,22 +92,12 @@ type Cursor struct {
 	// unfinished holds the IDs whose change in the current delta adds or removes only a
 	// part of the endpoints.
 	unfinished []uint32
-	// tried has an entry for each ID whose last attempt failed: the versions offered
-	// since states[id].acked. The entry is empty if a full delta offered that one again.
-	tried map[uint32][]*Port
-	// failures has an entry for each ID of which the last attempt failed or was refused.
-	failures map[uint32]failure
-	triggers []Trigger
-	effect   effect
-	// left holds what the last delta left as it was, by key.
-	left map[tracker.Key]*left
-	// whole holds the version in effect of each refused Service before it was first refused: what
-	// returns of it may stay, too.
-	whole map[uint32]*Port
 }
 
 // state is the state of one ID in a Cursor.
 type state struct {
+	// acked is the version that the backend acknowledged last, without the frontends that it then
+	// acknowledged for other Services; nil for none.
 	acked *Port
 	// at is when acked was acknowledged, since Cursor.start.
 	at time.Duration
@@ -106,8 +109,14 @@ type state struct {
 	held bool
 	// in reports whether the live Service is in Cursor.part.
 	in bool
-	// dirty reports whether the ID is in Cursor.dirty, or would be if the next delta were not Full.
+	// dirty reports whether the next delta that is not Full examines the ID.
 	dirty bool
+}
+
+// failure is the last failure of an ID that the backend has not acknowledged since.
+type failure struct {
+	err   error
+	since uint64 // as state.since, before the first failure
 }
 
 // SyncInfo describes the result of one [Cursor.Sync].
@@ -148,15 +157,15 @@ func familyIndex(f tracker.Family) int {
 func (e *Engine) Attach(name string, b Backend) *Cursor { return e.AttachPart(name, b, nil) }
 
 func (e *Engine) newCursor(name string, b Backend) *Cursor {
-	c := &Cursor{name: name, engine: e, backend: b, start: time.Now(), syncing: make(chan struct{}, 1), full: true, tried: map[uint32][]*Port{}, whole: map[uint32]*Port{}}
+	c := &Cursor{name: name, engine: e, backend: b, start: time.Now(), syncing: make(chan struct{}, 1), full: true, failures: map[uint32]failure{}}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		c.limits[familyIndex(f)] = LimitsOf(b, f)
 	}
 	return c
 }
 
-// Follow adds a backend whose wanted state is what c's backend has in effect: what it acknowledged,
-// and what stays of Services that it refused. Services that failed are as last acknowledged. So a
+// Follow adds a backend whose wanted state is what c's backend has in effect: what it acknowledged.
+// Services that failed are as last acknowledged. So a
 // health check, a metric or an address that is announced is never ahead of the rules, whatever fails.
 // Its deltas have the triggers of what is in effect.
 // The follower is synced after c, for example by [SyncAll]. It gets deltas like any other Cursor, has
@@ -188,7 +197,7 @@ func (c *Cursor) OnSync(f func(SyncInfo)) {
 func (c *Cursor) Resync() {
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
-	c.full, c.repeat = true, false
+	c.full = true
 }
 
 // Detach removes the cursor and those that follow it from its Engine. Later calls of Sync return
@@ -216,7 +225,7 @@ func (c *Cursor) detach() {
 			e.drop(uint32(id))
 		}
 	}
-	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect, c.whole, c.part, c.failures, c.cut = nil, nil, nil, nil, nil, effect{}, nil, nil, nil, nil
+	c.states, c.dirty, c.triggers, c.node, c.effect, c.part, c.failures, c.cut = nil, nil, nil, nil, effect{}, nil, nil, nil
 }
 
 // Sync brings the backend up to date. It takes the changes from the tracker, compiles
@@ -310,19 +319,11 @@ func (c *Cursor) round(ctx context.Context, info *SyncInfo) (oldest uint64, err 
 	if d == nil || err != nil {
 		return oldest, err
 	}
-	err = c.apply(ctx, d, info)
-	if d = c.fallBack(d); d != nil {
-		err = errors.Join(err, c.apply(ctx, d, &SyncInfo{}))
-	}
-	return oldest, err
-}
-
-// apply calls the backend and acknowledges d.
-func (c *Cursor) apply(ctx context.Context, d *Delta, info *SyncInfo) (err error) {
 	// If Apply panics, record a failure and let the panic continue.
 	err = errUnfinished
 	defer func() { c.acknowledge(d, err, info) }()
-	return c.backend.Apply(ctx, d)
+	err = c.backend.Apply(ctx, d)
+	return oldest, err
 }
 
 // offer returns the delta for the backend, or nil if nothing changed, and the oldest as in
@@ -334,14 +335,14 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	if c.detached {
 		return nil, 0, ErrDetached
 	}
-	d = &Delta{Full: c.full, Repeat: c.repeat, OldNode: c.node, cursor: c}
+	d = &Delta{Full: c.full, OldNode: c.node}
 	if c.leader == nil {
 		e.pull()
 		d.Gen, d.Node = e.gen, e.node
 	} else {
 		d.Gen, d.Node = c.leader.gen, c.leader.node
 	}
-	c.full, c.repeat = false, false
+	c.full = false
 	c.grow(len(e.slots))
 	c.unfinished = c.unfinished[:0]
 	if d.Full {
@@ -434,9 +435,8 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		s.over = c.limited(now, s.over)
 	}
 	now = c.hold(id, now)
-	tried, failed := c.tried[id]
+	_, failed := c.failures[id]
 	if now == nil && s.acked == nil && !failed {
-		delete(c.failures, id)
 		return
 	}
 	if most := c.deltaSize(); most != 0 && !d.Full {
@@ -452,26 +452,17 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		}
 	}
 	what := FieldAll
-	if !failed && (!d.Full || d.Repeat) {
+	if !failed && !d.Full {
 		what = diff(s.acked, now)
 	}
-	if what == 0 && !d.Full {
+	if what == 0 {
 		s.acked = now // equal to what the backend has
-		delete(c.failures, id)
 		return
 	}
-	ch := Change{Old: s.acked, New: now, Fields: what, Attempted: tried, again: failed}
-	switch {
-	case now != nil:
-		ch.Key = now.Key
-	case s.acked != nil:
-		ch.Key = s.acked.Key
-	default:
-		ch.Key = tried[0].Key
-	}
+	ch := Change{Key: c.engine.slots[id].svc.Key, Old: s.acked, New: now, Fields: what, id: id}
 	for at := range ch.dropped() {
 		if o, key := c.owner(at); o != 0 && o != id {
-			ch.lost = append(ch.lost, move{at, key, hasFrontend(c.acked(o), at)})
+			ch.lost = append(ch.lost, move{at, key})
 		}
 	}
 	d.Changes = append(d.Changes, ch)
@@ -513,56 +504,31 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if c.detached {
 		return
 	}
-	o := d.outcome(err)
-	if d.Full && !o.all && !o.pruned && !c.full { // c.full: Resync was called
-		c.full, c.repeat = true, o.some || d.Repeat
-	}
-	if d.second && errors.Is(err, ErrNeedFull) {
-		c.full, c.repeat = true, false // the caller may have had its one full delta
-	}
-	if o.all || o.some {
+	partly := errors.As(err, new(*PartialError)) && !errors.Is(err, ErrNeedFull)
+	if err == nil || partly {
 		c.node, c.gen = d.Node, d.Gen
-	}
-	if c.left = nil; !d.second {
-		c.left = o.left
-		c.fall(d.Node)
+	} else if d.Full {
+		c.full = true
 	}
 	failedNames := map[types.NamespacedName]bool{}
-	var failed []*Change
+	failed := map[tracker.Key]*Change{}
 	for i := range d.Changes {
 		ch := &d.Changes[i]
-		now, known := o.of(ch)
-		if known && !o.nothing && o.left[ch.Key] == nil {
+		if ch.Acknowledged(err) {
 			c.ack(ch)
-			if !d.second || ch.New == nil {
-				delete(c.whole, ch.ID())
-			}
-			if !d.second || diff(ch.New, c.desired(ch.ID())) == 0 {
-				delete(c.failures, ch.ID())
-			}
 			continue
 		}
-		failedNames[ch.Key.NamespacedName] = true
 		info.Failed++
-		switch {
-		case known && diff(now, ch.New) == 0, d.Full && !o.some && !ch.again && ch.New == ch.Old:
-			delete(c.failures, ch.ID()) // the delta was to change nothing of it
-		case !d.second:
-			c.noteFailure(ch, o.reason(ch, err))
+		failed[ch.Key], failedNames[ch.Key.NamespacedName] = ch, true
+		if _, again := c.failures[ch.ID()]; !again && !partly && d.Full && ch.New == ch.Old {
+			continue // nothing of it was to change, and the next delta is Full, too
 		}
-		if known {
-			c.unchanged(ch.ID(), now)
-			continue
-		}
-		c.fail(ch, d.Full && !o.some)
-		if o.some {
-			failed = append(failed, ch)
-		}
+		c.fail(ch, err)
 	}
-	c.concede(failed, &o)
-	if !o.all && !o.some {
+	if err != nil && !partly {
 		return
 	}
+	c.concede(failed)
 	// Triggers that arrived during Apply follow those that were offered.
 	later := c.triggers[min(len(d.Triggers), len(c.triggers)):]
 	var kept []Trigger
@@ -576,11 +542,15 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	c.triggers = append(kept, later...)
 }
 
-// ack records that the backend accepted ch.
+// ack records that the backend acknowledged ch.
 func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
-	c.setInEffect(id, ch.New)
-	delete(c.tried, id)
+	if ch.Fields == FieldAll && diff(ch.Old, ch.New) == 0 { // it was written again
+		c.states[id].acked = ch.New
+	} else {
+		c.setInEffect(id, ch.New)
+	}
+	delete(c.failures, id)
 	if s := &c.states[id]; ch.New == nil {
 		s.held, s.over = false, 0
 		c.engine.drop(id)
@@ -600,64 +570,25 @@ func (c *Cursor) setInEffect(id uint32, now *Port) {
 	}
 }
 
-// fail records that ch may be partly in effect. After a failed Full delta another
-// Full delta follows, so only new versions must be stored.
-func (c *Cursor) fail(ch *Change, again bool) {
+// fail records that ch, which may be partly in effect, must be offered again. err is the result of Apply.
+func (c *Cursor) fail(ch *Change, err error) {
 	id := ch.ID()
-	tried, ok := c.tried[id]
-	if again && !ok && ch.New == ch.Old {
-		return
+	f, again := c.failures[id]
+	if !again {
+		f.since = c.states[id].since
 	}
-	// If the removal failed, parts of Old may be missing.
-	if n := cmp.Or(ch.New, ch.Old); n != nil && (n != ch.Old || ch.New == nil) && !slices.Contains(tried, n) {
-		if len(tried) >= maxAttempts {
-			if tried = nil; !c.full {
-				c.full, c.repeat = true, true
-			}
-		}
-		// Earlier deltas still refer to the old slice.
-		tried = append(slices.Clip(tried), n)
-	}
-	c.tried[id] = tried
+	f.err = ch.reason(err)
+	c.failures[id] = f
 	c.markDirty(id)
 }
 
-// concede records which frontends the changes that failed lost to Services that were accepted. The
-// backend may still have parts of Old at other places.
-func (c *Cursor) concede(failed []*Change, o *outcome) {
-	if len(failed) == 0 {
-		return
-	}
-	waits := make(map[tracker.Key]bool, len(failed))
+// concede takes the frontends from failed Services that the backend acknowledged for others.
+func (c *Cursor) concede(failed map[tracker.Key]*Change) {
 	for _, ch := range failed {
-		waits[ch.Key] = true
-	}
-	for _, ch := range failed {
-		now := ch.Staying(func(k tracker.Key) bool { return o.left[k] != nil || waits[k] })
-		if now == ch.Old {
-			continue
-		}
-		id := ch.ID()
-		c.setInEffect(id, now)
-		if tried := c.tried[id]; !slices.Contains(tried, ch.Old) {
-			c.tried[id] = append(slices.Clip(tried), ch.Old)
+		if now := ch.without(func(k tracker.Key) bool { return failed[k] != nil }).New; now != ch.Old {
+			c.setInEffect(ch.ID(), now)
 		}
 	}
-}
-
-// unchanged records that a change was refused, and what is in effect.
-func (c *Cursor) unchanged(id uint32, now *Port) {
-	delete(c.tried, id)
-	s := &c.states[id]
-	if now != s.acked {
-		c.setInEffect(id, now)
-	}
-	if now == nil && s.held {
-		s.held = false
-		delete(c.whole, id)
-		c.engine.drop(id)
-	}
-	c.markDirty(id)
 }
 
 // inEffect records that the changes of triggers are in effect.

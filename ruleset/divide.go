@@ -116,20 +116,6 @@ func (c *Cursor) groups(changes []Change, costs []int) []group {
 			}
 		}
 	}
-	if len(c.tried) != 0 {
-		// After a failure, several Services may have the same frontend in the data plane. If
-		// one of them deleted it alone, the others would seem to have it.
-		first := map[l4Key]int{}
-		for i := range changes {
-			for at := range changes[i].dropped() {
-				if j, ok := first[at]; ok {
-					root[find(i)] = find(j)
-				} else {
-					first[at] = i
-				}
-			}
-		}
-	}
 	out := make([]group, 0, len(changes))
 	at := make([]int, len(changes)) // 1 + the index in out of a root's group
 	for i := range changes {

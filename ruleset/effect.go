@@ -13,11 +13,8 @@ import (
 // effect is an index of the Services that a backend has acknowledged, by address. Its
 // maps are built on first use and updated with each acknowledgement.
 type effect struct {
-	// frontends maps each frontend to the ID of the Service last acknowledged with
-	// it. others maps it to the IDs of further such Services, in that order: several
-	// have it while the removal from one of them fails or waits for another delta.
+	// frontends maps each frontend to the ID of the Service that is acknowledged with it.
 	frontends map[l4Key]uint32
-	others    map[l4Key][]uint32
 	// endpoints maps each endpoint to the ID of a Service with it. shared maps it to
 	// the IDs of further such Services.
 	endpoints map[l4Key]uint32
@@ -134,44 +131,15 @@ func (x *effect) set(id uint32, old, now *Port) {
 	}
 }
 
+// setFrontends may be called for the Services that exchange frontends in any order.
 func (x *effect) setFrontends(id uint32, old, now *Port) {
-	if old != nil {
-		for i := range old.Frontends {
-			x.removeFrontend(l4KeyOf(old, &old.Frontends[i]), id)
+	for i := 0; old != nil && i < len(old.Frontends); i++ {
+		if at := l4KeyOf(old, &old.Frontends[i]); x.frontends[at] == id {
+			delete(x.frontends, at)
 		}
 	}
-	if now != nil {
-		// Add unchanged frontends too: another Service may have had them in between.
-		for i := range now.Frontends {
-			x.addFrontend(l4KeyOf(now, &now.Frontends[i]), id)
-		}
-	}
-}
-
-func (x *effect) addFrontend(at l4Key, id uint32) {
-	if last, ok := x.frontends[at]; ok {
-		if x.others == nil {
-			x.others = map[l4Key][]uint32{}
-		}
-		x.others[at] = append(x.others[at], last)
-	}
-	x.frontends[at] = id
-}
-
-func (x *effect) removeFrontend(at l4Key, id uint32) {
-	others := x.others[at]
-	switch {
-	case x.frontends[at] != id:
-		others = slices.DeleteFunc(others, func(o uint32) bool { return o == id })
-	case len(others) != 0:
-		x.frontends[at], others = others[len(others)-1], others[:len(others)-1]
-	default:
-		delete(x.frontends, at)
-	}
-	if len(others) == 0 {
-		delete(x.others, at)
-	} else {
-		x.others[at] = others
+	for i := 0; now != nil && i < len(now.Frontends); i++ {
+		x.frontends[l4KeyOf(now, &now.Frontends[i])] = id
 	}
 }
 

@@ -265,9 +265,7 @@ func TestFailedChangesAreOfferedAgain(t *testing.T) {
 	for ep := range ch.Upserted() {
 		come = append(come, ep.String())
 	}
-	slices.Sort(gone)
-	if ch.Fields != FieldAll || len(ch.Attempted) != 2 || diff(ch.Old, ch.New) != 0 ||
-		!slices.Equal(gone, []string{"10.0.0.2:8080", "10.0.0.3:8080"}) || !slices.Equal(come, []string{"10.0.0.1:8080"}) {
+	if ch.Fields != FieldAll || diff(ch.Old, ch.New) != 0 || len(gone) != 0 || !slices.Equal(come, []string{"10.0.0.1:8080"}) {
 		t.Errorf("after failing: %+v, removed %v, upserted %v", ch, gone, come)
 	}
 
@@ -337,55 +335,29 @@ func TestFailedChangesAreOfferedAgain(t *testing.T) {
 	}
 }
 
-// TestAttemptsAreBounded checks that the stored attempts of a Service that always
-// fails are bounded.
-func TestAttemptsAreBounded(t *testing.T) {
-	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
-	b := &recorder{answer: func(d *Delta) error {
-		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}, Pruned: true}
-	}}
-	c := e.Attach("b", b)
-	tr.SetService(service("a", "172.30.0.1"))
-	full, most := 0, 0
-	for i := range 4 * maxAttempts {
-		tr.SetSlice(slice("a", fmt.Sprintf("10.0.%d.%d", i/250, i%250)))
-		if err := c.Sync(t.Context()); err == nil {
-			t.Fatal("no error")
-		}
-		for _, d := range b.take() {
-			if d.Full {
-				full++
-			}
-			most = max(most, len(d.Changes[0].Attempted))
-		}
-	}
-	if most > maxAttempts || full != 4 {
-		t.Errorf("at most %d attempts were stored, %d full deltas", most, full)
-	}
-}
-
-// TestPartialFullDeltaIsRepeated refuses a Service in a full delta. The others are
-// acknowledged. Deltas stay full until the backend reports that it has pruned.
-func TestPartialFullDeltaIsRepeated(t *testing.T) {
+// TestFailedServiceIsOfferedAloneAfterAFullDelta fails full deltas, in part and as a whole. A Service that
+// failed, and a Service that was never in effect and is gone, are offered again.
+func TestFailedServiceIsOfferedAloneAfterAFullDelta(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{}
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.SetService(service("b", "172.30.0.2"))
-	refused := map[tracker.Key]error{key("a", tracker.IPv4): errInjected}
+	partial := &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}}
 	for i, step := range []struct {
-		do           func()
-		answer       error
-		want, repeat bool // Full and Repeat
+		do     func()
+		answer error
+		want   string
 	}{
-		{nil, &PartialError{Failed: refused}, true, false},
-		{nil, errInjected, true, true},
-		{nil, &PartialError{Failed: refused}, true, true},
-		{c.Resync, &PartialError{}, true, false}, // nothing failed but the removal of stale entries
-		{nil, &PartialError{Failed: refused, Pruned: true}, true, true},
-		{nil, &PartialError{Failed: refused}, false, false},
-		{c.Resync, errInjected, true, false},
-		{nil, nil, true, false},
+		{nil, errInjected, "full a b"},
+		{nil, partial, "full a b"},
+		{nil, partial, "a"},
+		{c.Resync, errInjected, "full a b"},
+		{nil, fmt.Errorf("%w, %w", partial, ErrNeedFull), "full a b, full a b"},
+		{nil, partial, "full a b"},
+		{func() { tr.DeleteService(name("a")) }, errInjected, "a gone"},
+		{nil, nil, "a gone"},
+		{nil, nil, ""},
 	} {
 		if step.do != nil {
 			step.do()
@@ -394,12 +366,88 @@ func TestPartialFullDeltaIsRepeated(t *testing.T) {
 		if err := c.Sync(t.Context()); (err == nil) != (step.answer == nil) {
 			t.Fatal(err)
 		}
-		d := b.take()
-		if len(d) != 1 || d[0].Full != step.want || d[0].Repeat != step.repeat {
-			t.Fatalf("step %d: deltas %+v", i, d)
+		checkInvariants(t, c)
+		var got []string
+		for _, d := range b.take() {
+			var text []string
+			if d.Full {
+				text = append(text, "full")
+			}
+			for _, ch := range d.Changes {
+				text = append(text, ch.Key.Name)
+				if ch.Fields != FieldAll || ch.ID() == 0 || ch.Old != nil != (ch.Key.Name == "b" && i > 1) {
+					t.Errorf("step %d: change %+v", i, ch)
+				}
+				if ch.New == nil {
+					text = append(text, "gone")
+				}
+			}
+			got = append(got, strings.Join(text, " "))
 		}
-		if c.Port(key("b", tracker.IPv4)) == nil {
-			t.Fatalf("step %d: the other Service is not acknowledged", i)
+		if got := strings.Join(got, ", "); got != step.want {
+			t.Fatalf("step %d: deltas %q, want %q", i, got, step.want)
+		}
+	}
+	if len(e.gone) != 0 {
+		t.Errorf("%d Services are left", len(e.gone))
+	}
+}
+
+// TestFailingServiceCostsOthersNothing changes 1,000 Services while another one always fails. Each change is
+// offered once, no delta is Full, and the one that fails is offered at most once in each delta.
+func TestFailingServiceCostsOthersNothing(t *testing.T) {
+	for _, most := range []int{0, 100} {
+		tr, e, _ := budgeted(t, Budget{Delta: most})
+		fail, offered, deltas := false, map[string]int{}, 0
+		c := e.Attach("b", BackendFunc(func(_ context.Context, d *Delta) error {
+			if deltas++; fail && d.Full {
+				t.Error("a full delta")
+			}
+			for _, ch := range d.Changes {
+				offered[ch.Key.Name]++
+			}
+			if fail {
+				return &PartialError{Failed: map[tracker.Key]error{key("fails", tracker.IPv4): errInjected}}
+			}
+			return nil
+		}))
+		const others = 1000
+		set := func(network int) {
+			for i := range others {
+				tr.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprintf("10.%d.%d.%d", network, i/250, i%250+1)))
+			}
+			tr.SetSlice(slice("fails", fmt.Sprintf("10.%d.9.1", network)))
+		}
+		for i := range others {
+			tr.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250+1)))
+		}
+		tr.SetService(service("fails", "172.30.9.1"))
+		set(1)
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		fail = true
+		for round := range 3 {
+			clear(offered)
+			deltas = 0
+			for set(2 + round); len(offered) <= others && deltas < others; {
+				if err := c.Sync(t.Context()); !errors.Is(err, errInjected) {
+					t.Fatal(err)
+				}
+				checkInvariants(t, c)
+			}
+			if n := offered["fails"]; n == 0 || n > deltas || deltas > 40 || most == 0 && deltas != 1 {
+				t.Errorf("delta size %d: it was offered %d times in %d deltas", most, n, deltas)
+			}
+			delete(offered, "fails")
+			for name, n := range offered {
+				if n != 1 {
+					t.Errorf("delta size %d: %s was offered %d times", most, name, n)
+				}
+			}
+			if len(offered) != others {
+				t.Errorf("delta size %d: %d of the others were offered", most, len(offered))
+			}
 		}
 	}
 }

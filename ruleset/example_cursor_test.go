@@ -67,7 +67,7 @@ func ExampleCursor_Lookup() {
 	// Output: shop/web/TCP/IPv4 cluster IP [10.1.0.1:8080 10.2.0.1:8080]
 }
 
-// Print the state of a Service whose change the backend refuses, for example for a database of
+// Print the state of a Service whose change failed, for example for a database of
 // states. A follower of the cursor (Follow) learns which Services changed.
 func ExampleCursor_Status() {
 	engine, err := newEngine()
@@ -78,7 +78,7 @@ func ExampleCursor_Status() {
 	full := true
 	cursor := engine.Attach("plane", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 		if full {
-			return &ruleset.PartialError{Failed: map[tracker.Key]error{webKey: fmt.Errorf("table full: %w", ruleset.ErrRefused)}}
+			return &ruleset.PartialError{Failed: map[tracker.Key]error{webKey: errors.New("table full")}}
 		}
 		return nil
 	}))
@@ -98,7 +98,7 @@ func ExampleCursor_Status() {
 	}
 	// Output:
 	// in effect: false
-	// waits for 0s because of: table full: refused
+	// waits for 0s because of: table full
 	// in effect: true
 	//   for 0s
 }

@@ -40,7 +40,7 @@ func (c *card) Apply(_ context.Context, d *ruleset.Delta) error {
 		}
 	}
 	if len(failed) != 0 {
-		return &ruleset.PartialError{Failed: failed, Pruned: true}
+		return &ruleset.PartialError{Failed: failed}
 	}
 	return nil
 }

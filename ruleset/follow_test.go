@@ -22,7 +22,6 @@ type follower struct {
 
 func follow(t *testing.T, r *rand.Rand, leader *Cursor) *follower {
 	f := &follower{plane: newPlane(t, r, leader.name+"'s follower", true, r.IntN(2)*40)}
-	f.refuses = r.IntN(2) == 0
 	f.cursor = leader.Follow(f.name, f)
 	return f
 }
@@ -30,14 +29,13 @@ func follow(t *testing.T, r *rand.Rand, leader *Cursor) *follower {
 // sync syncs f and compares what f has with what its leader has in effect.
 func (f *follower) sync(t *testing.T) {
 	t.Helper()
-	f.during, f.again = nil, false
+	f.during = nil
 	if f.cursor.leader.node == nil {
 		if err := f.cursor.Sync(t.Context()); !errors.Is(err, ErrNotSynced) {
 			t.Fatalf("%s: a sync before the leader's: %v", f.name, err)
 		}
 		return
 	}
-	defer f.remember()
 	if !syncs(t, f.cursor) {
 		return
 	}
@@ -61,7 +59,7 @@ func (f *follower) sync(t *testing.T) {
 	f.checkStatus(f.cursor, wanted, true, false)
 }
 
-// TestFollowerIsNotAheadOfTheRules refuses a Service of the rules. What follows has what is in effect.
+// TestFollowerIsNotAheadOfTheRules fails a Service of the rules. What follows has what is in effect.
 func TestFollowerIsNotAheadOfTheRules(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	var result error
@@ -107,13 +105,13 @@ func TestFollowerIsNotAheadOfTheRules(t *testing.T) {
 	sync("a 10.0.0.1 10.0.0.2")
 
 	a, b := key("a", tracker.IPv4), key("b", tracker.IPv4)
-	result = &PartialError{Failed: map[tracker.Key]error{a: ErrRefused, b: ErrRefused}}
+	result = &PartialError{Failed: map[tracker.Key]error{a: errInjected, b: errInjected}}
 	changed := slice("a", "10.0.0.2", "10.0.0.3")
 	changed.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)}
 	tr.SetSlice(changed)
 	tr.SetService(service("b", "172.30.0.2"))
 	tr.SetSlice(slice("b", "10.0.1.1"))
-	sync() // the backend refuses what may stay, too
+	sync()
 	result = nil
 	sync("a triggered", "a 10.0.0.2 10.0.0.3", "b 10.0.1.1")
 

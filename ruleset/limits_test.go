@@ -324,7 +324,7 @@ func TestSyncInfoCounts(t *testing.T) {
 	fail := map[tracker.Key]error{}
 	c := e.Attach("b", BackendFunc(func(context.Context, *Delta) error {
 		if len(fail) != 0 {
-			return &PartialError{Failed: fail, Pruned: true}
+			return &PartialError{Failed: fail}
 		}
 		return nil
 	}))

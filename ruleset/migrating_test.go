@@ -11,7 +11,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -47,9 +46,12 @@ func (p *plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 			failed[c.Key] = err
 		}
 	}
+	if err := p.prune(d, failed); err != nil { // what nothing asks for
+		return err
+	}
 	for i := range d.Changes {
 		c := &d.Changes[i]
-		if d.Full || failed[c.Key] != nil || losesTo(c, failed) {
+		if failed[c.Key] != nil || losesTo(c, failed) {
 			continue
 		}
 		if err := p.uninstall(c); err != nil { // pools
@@ -57,12 +59,7 @@ func (p *plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	if len(failed) != 0 {
-		return &ruleset.PartialError{Failed: failed} // if d is full, the next delta is full, too
-	}
-	if d.Full {
-		if err := p.prune(d); err != nil { // everything that no Service asks for
-			return errors.Join(&ruleset.PartialError{}, err)
-		}
+		return &ruleset.PartialError{Failed: failed}
 	}
 	return nil
 }
@@ -133,29 +130,26 @@ func (p *plane) uninstall(c *ruleset.Change) error {
 	return nil
 }
 
-// prune deletes what no Service of a full delta asks for.
-func (p *plane) prune(d *ruleset.Delta) error {
-	frontends, pools := map[loopFrontend]bool{}, map[driver.Pool]bool{}
-	for _, c := range d.Changes {
-		if c.New == nil {
-			continue
-		}
-		for _, t := range loopTargets {
-			pools[driver.Pool{Service: c.Key, Target: t}] = len(c.New.Pool(t)) != 0
-		}
-		for _, f := range c.New.Frontends {
-			frontends[at(c.Key, f)] = true
-		}
+// prune deletes what no Service of a full delta asks for, and what failed attempts left.
+func (p *plane) prune(d *ruleset.Delta, failed map[tracker.Key]error) error {
+	changes := map[tracker.Key]*ruleset.Change{}
+	for i := range d.Changes {
+		changes[d.Changes[i].Key] = &d.Changes[i]
 	}
-	for k := range p.frontends {
-		if !frontends[k] {
+	for k, e := range p.frontends {
+		c := changes[e.service]
+		stale := c == nil && d.Full
+		if c != nil && c.Fields == ruleset.FieldAll && failed[c.Key] == nil && !losesTo(c, failed) {
+			stale = c.New == nil || !slices.ContainsFunc(c.New.Frontends, func(f ruleset.Frontend) bool { return at(c.Key, f) == k })
+		}
+		if stale {
 			if err := p.write(func() { delete(p.frontends, k) }); err != nil {
 				return err
 			}
 		}
 	}
 	for k := range p.pools {
-		if !pools[k] {
+		if d.Full && changes[k.Service] == nil {
 			if err := p.write(func() { delete(p.pools, k) }); err != nil {
 				return err
 			}
@@ -224,8 +218,14 @@ func TestMigratingSnippet(t *testing.T) {
 
 // TestMigratingSnippetIsTheOneTested compares this file with MIGRATING.md.
 func TestMigratingSnippetIsTheOneTested(t *testing.T) {
-	page := must.Get(os.ReadFile("MIGRATING.md"))(t)
-	file := must.Get(os.ReadFile("migrating_test.go"))(t)
+	page, err := os.ReadFile("MIGRATING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile("migrating_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
 	_, after, _ := strings.Cut(string(page), "After:\n\n```go\n")
 	if code, _, ok := strings.Cut(after, "```"); !ok || !strings.Contains(string(file), code) {
 		t.Errorf("this file does not contain the code of MIGRATING.md:\n%s", code)
@@ -235,8 +235,14 @@ func TestMigratingSnippetIsTheOneTested(t *testing.T) {
 // TestRefusedServiceInMigratingSnippet refuses one Service of a hundred from the first delta on. The
 // others are acknowledged and cost no writes again.
 func TestRefusedServiceInMigratingSnippet(t *testing.T) {
-	tr := must.Get(tracker.New(tracker.Config{}))(t)
-	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
+	tr, err := tracker.New(tracker.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
 	refused, writes := errors.New("refused"), 0
 	p := &plane{frontends: map[loopFrontend]loopEntry{}, pools: map[driver.Pool][]*tracker.Endpoint{}}
 	p.env = conformance.SimEnv{Fail: func() error {
@@ -259,7 +265,7 @@ func TestRefusedServiceInMigratingSnippet(t *testing.T) {
 		t.Fatalf("error %v, %d of %d failed", err, info.Failed, info.Changes)
 	}
 	first := writes
-	if writes = 0; !errors.Is(c.Sync(t.Context()), refused) || writes != 1 || !info.Full {
+	if writes = 0; !errors.Is(c.Sync(t.Context()), refused) || writes != 1 || info.Full {
 		t.Errorf("%d writes while a Service is refused, %d at first", writes, first)
 	}
 	if err := c.Sync(t.Context()); err != nil || len(p.frontends) == 0 {

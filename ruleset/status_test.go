@@ -29,7 +29,7 @@ func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 		st := c.Status(k)
 		differs, unsure := diff(st.Port, wanted[k]) != 0, false
 		if id := c.engine.find(k); id != 0 {
-			_, unsure = c.tried[id]
+			_, unsure = c.failures[id]
 		}
 		switch {
 		case diff(st.Port, p.acked[k]) != 0 || st.Since.IsZero() != (st.Port == nil) || st.Since.After(time.Now()):
@@ -40,7 +40,7 @@ func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 			p.t.Fatalf("%s: %s: waits since %v; it differs: %t, it failed: %t, error %v", p.name, k, st.WaitingSince, differs, unsure, st.Err)
 		case (st.Err != nil) != (differs || unsure) && !later:
 			p.t.Fatalf("%s: %s: error %v; it differs: %t, it failed: %t", p.name, k, st.Err, differs, unsure)
-		case st.Err != nil && !errors.Is(st.Err, errInjected) && !errors.Is(st.Err, ErrRefused) && !errors.Is(st.Err, ErrNeedFull) && st.Err != errUnfinished:
+		case st.Err != nil && !errors.Is(st.Err, errInjected) && !errors.Is(st.Err, ErrNeedFull) && st.Err != errUnfinished:
 			p.t.Fatalf("%s: %s: error %v", p.name, k, st.Err)
 		}
 		if before := p.status[k]; before.Port == st.Port && before.Since != st.Since {
@@ -50,7 +50,7 @@ func (p *plane) checkStatus(c *Cursor, s *Snapshot, ok, later bool) {
 	}
 }
 
-// TestStatusOfAService follows a Service through changes, refusals and failures.
+// TestStatusOfAService follows a Service through changes and failures.
 func TestStatusOfAService(t *testing.T) { synctest.Test(t, testStatus) }
 
 func testStatus(t *testing.T) {
@@ -88,7 +88,7 @@ func testStatus(t *testing.T) {
 		}
 	}
 	fails := func(list ...any) error {
-		p := &PartialError{Failed: map[tracker.Key]error{}, Pruned: true}
+		p := &PartialError{Failed: map[tracker.Key]error{}}
 		for i := 0; i < len(list); i += 2 {
 			p.Failed[list[i].(tracker.Key)] = list[i+1].(error)
 		}
@@ -102,28 +102,28 @@ func testStatus(t *testing.T) {
 	sync() // at 1 s
 	check(a, "1s", "never", nil)
 
-	// What is in effect stays in effect while a newer version is refused.
-	refused := fmt.Errorf("table full: %w", ErrRefused)
+	// What is in effect stays in effect while a newer version fails.
+	full := errors.New("table full")
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	e.Snapshot()
 	check(a, "1s", "1s", nil)
-	sync(fails(a, refused))
-	check(a, "2s", "1s", refused) // it knows the new endpoint
+	sync(fails(a, full))
+	check(a, "1s", "1s", full)
 	tr.SetSlice(slice("a", "10.0.0.2", "10.0.0.3"))
-	sync(fails(a, refused)) // what may stay is accepted
-	check(a, "3s", "1s", refused)
+	sync(fails(a, full))
+	check(a, "1s", "1s", full)
 	other := errors.New("other")
 	sync(fails(a, other))
-	check(a, "3s", "1s", other)
+	check(a, "1s", "1s", other)
 	sync(errInjected)
-	check(a, "3s", "1s", errInjected)
+	check(a, "1s", "1s", errInjected)
 	sync()
 	check(a, "6s", "never", nil)
 
 	// A change is taken back.
 	tr.SetService(service("a", "172.30.0.1", externalIPs("192.0.2.1")))
-	sync(fails(a, refused))
-	check(a, "6s", "7s", refused)
+	sync(fails(a, full))
+	check(a, "6s", "7s", full)
 	tr.SetService(service("a", "172.30.0.1"))
 	sync()
 	check(a, "6s", "never", nil)
@@ -132,9 +132,9 @@ func testStatus(t *testing.T) {
 	tr.SetService(service("b", "172.30.0.2", externalIPs("192.0.2.1")))
 	sync()
 	tr.SetService(service("a", "172.30.0.1", externalIPs("192.0.2.1")))
-	sync(fails(a, refused))
-	check(b, "9s", "10s", refused)
-	if got, want := fmt.Sprint(c.Status(b).Err), "a frontend moves to default/a:p/TCP/IPv4: table full: refused"; got != want {
+	sync(fails(a, full))
+	check(b, "9s", "10s", full)
+	if got, want := fmt.Sprint(c.Status(b).Err), "a frontend moves to default/a:p/TCP/IPv4: table full"; got != want {
 		t.Errorf("error %q, want %q", got, want)
 	}
 
@@ -153,11 +153,11 @@ func testStatus(t *testing.T) {
 	sync()
 	check(a, "never", "never", nil)
 	tr.SetService(service("c", "172.30.0.3"))
-	sync(fails(key("c", tracker.IPv4), refused))
+	sync(fails(key("c", tracker.IPv4), full))
 	tr.DeleteService(types.NamespacedName{Namespace: "default", Name: "c"})
 	tr.SetService(service("d", "172.30.0.4"))
 	e.Snapshot()
-	check(key("c", tracker.IPv4), "never", "never", nil)
+	check(key("c", tracker.IPv4), "never", "16s", full)
 	check(key("d", tracker.IPv4), "never", "16s", nil)
 	sync()
 	if len(c.failures) != 0 {

@@ -183,7 +183,7 @@ func (p *plan) returning(d *ruleset.Delta) (out []pair) {
 			continue
 		}
 		now := c.New.Endpoints
-		if c.Old != nil && len(c.Attempted) == 0 {
+		if c.Old != nil {
 			_, now = listdiff.Trim(c.Old.Endpoints, now)
 		}
 		for _, ep := range now {

@@ -230,9 +230,9 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.plan.changed = false
-	for c, known := range d.Outcome(err) {
-		if known {
-			r.plan.record(&c, now)
+	for i := range d.Changes {
+		if c := &d.Changes[i]; c.Acknowledged(err) {
+			r.plan.record(c, now)
 		}
 	}
 	if r.plan.changed {

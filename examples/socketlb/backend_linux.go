@@ -160,7 +160,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.known, b.started = true, true
 	if len(failed) != 0 {
-		return &ruleset.PartialError{Failed: failed, Pruned: true}
+		return &ruleset.PartialError{Failed: failed}
 	}
 	return nil
 }

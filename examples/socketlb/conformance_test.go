@@ -13,7 +13,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -60,9 +59,15 @@ func (s *suite) options() conformance.Options {
 
 // pair returns package nftables with a Backend before it.
 func (s *suite) pair(tb testing.TB, c Config) ruleset.Backend {
-	behind := must.Get(nftables.New(tb.Context(), nftables.Config{NetNS: c.NetNS, Families: c.Families}))(tb)
+	behind, err := nftables.New(tb.Context(), nftables.Config{NetNS: c.NetNS, Families: c.Families})
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() { behind.Close() })
-	b := must.Get(New(tb.Context(), c))(tb)
+	b, err := New(tb.Context(), c)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() {
 		n, err := b.Counters()
 		if err != nil {

@@ -24,7 +24,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -224,15 +223,24 @@ func TestReconnectedSocketReturnsItsNewPeer(t *testing.T) {
 			l.set("other", 2, 2)
 			l.sync()
 			if name == "peers" {
-				c := must.Get(l.dial(l.pod, "tcp", "", "10.96.0.1:80"))(t)
+				c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+				if err != nil {
+					t.Fatal(err)
+				}
 				defer c.Close()
 			}
 			for _, other := range []string{endpoints4[1] + ":8080", endpoints4[0] + ":8081", "10.96.0.2:80"} {
-				c := must.Get(l.dial(l.pod, "tcp", "", "10.96.0.1:80"))(t)
+				c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+				if err != nil {
+					t.Fatal(err)
+				}
 				before := l.peers()
 				to := netip.MustParseAddrPort(other)
-				raw := must.Get(c.(*net.TCPConn).SyscallConn())(t)
-				err := raw.Control(func(fd uintptr) { l.reconnect(int(fd), to) })
+				raw, err := c.(*net.TCPConn).SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = raw.Control(func(fd uintptr) { l.reconnect(int(fd), to) })
 				if err != nil {
 					t.Error(err)
 				}
@@ -282,7 +290,10 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 	l.sync()
 	const to = "10.96.0.1:80"
 	clients := func() map[clientKey]client {
-		all := must.Get(readMap[clientKey, client](l.backend.maps.clients))(t)
+		all, err := readMap[clientKey, client](l.backend.maps.clients)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return all
 	}
 	first := l.server(l.pod, "", to)
@@ -322,7 +333,9 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 	for range 40 {
 		for k, c := range clients() {
 			c.Seen -= uint64(101 * time.Second)
-			must.Do(t, l.backend.maps.clients.Put(k, c))
+			if err := l.backend.maps.clients.Put(k, c); err != nil {
+				t.Fatal(err)
+			}
 		}
 		used[l.server(l.pod, "", to)] = true
 	}
@@ -341,23 +354,34 @@ func TestNewProcessTakesOver(t *testing.T) {
 	identity := func() string {
 		var ids []string
 		for _, h := range l.backend.hooks {
-			info := must.Get(h.link.Info())(t)
+			info, err := h.link.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
 			ids = append(ids, fmt.Sprint(h.name, info.ID))
 		}
 		for _, f := range l.backend.maps.files(&l.backend.config) {
-			info := must.Get((*f.m).Info())(t)
+			info, err := (*f.m).Info()
+			if err != nil {
+				t.Fatal(err)
+			}
 			id, _ := info.ID()
 			ids = append(ids, fmt.Sprint(f.name, id))
 		}
 		return strings.Join(ids, " ")
 	}
 	was, slots := identity(), func() map[slotKey]endpoint {
-		all := must.Get(readMap[slotKey, endpoint](l.backend.maps.endpoints))(t)
+		all, err := readMap[slotKey, endpoint](l.backend.maps.endpoints)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return all
 	}
 	before := slots()
 	old := l.backend
-	must.Do(t, old.Close())
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
 	// Between processes everything stays in effect.
 	if c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80"); err != nil {
 		t.Errorf("after the process ended: %v", err)
@@ -392,10 +416,15 @@ func TestNewProcessTakesOver(t *testing.T) {
 		t.Error("the Service that was deleted is served")
 	}
 	// A map of another version is deleted.
-	other := must.Get(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}))(t)
+	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer other.Close()
 	path := filepath.Join(l.dir, "replies")
-	must.Do(t, other.Pin(path))
+	if err := other.Pin(path); err != nil {
+		t.Fatal(err)
+	}
 	// A map of another size is replaced, and the Service is served.
 	c := l.config()
 	c.Endpoints = 1000
@@ -599,8 +628,14 @@ func TestConnectionsAreCountedByService(t *testing.T) {
 	// wants compares the connections by name and family, as the backend and as others read them.
 	wants := func(what string, want map[string]uint64) {
 		t.Helper()
-		all := must.Get(l.backend.Traffic(t.Context()))(t)
-		read := must.Get(Traffic(t.Context(), Config{Dir: l.dir}, maps.Keys(all.Services)))(t)
+		all, err := l.backend.Traffic(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := Traffic(t.Context(), Config{Dir: l.dir}, maps.Keys(all.Services))
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, traffic := range []*dataplane.Traffic{all, read} {
 			got := map[string]uint64{}
 			for k, c := range traffic.Services {
@@ -692,8 +727,12 @@ func TestCheckAddsNewNodeAddresses(t *testing.T) {
 	if got := l.server(l.pod, "", "192.0.2.8:30080"); got != left {
 		t.Errorf("reached %s", got)
 	}
-	must.Do(t, l.nodeNS.AddAddr("eth0", netip.MustParsePrefix("192.0.2.8/24")))
-	must.Do(t, l.backend.Check(t.Context()))
+	if err := l.nodeNS.AddAddr("eth0", netip.MustParsePrefix("192.0.2.8/24")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.backend.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if got := l.server(l.pod, "", "192.0.2.8:30080"); got == left {
 		t.Error("the NodePort is left alone at a new address of the node")
 	}
@@ -731,7 +770,9 @@ func TestClusterIPOfTheNodeIsLeftAlone(t *testing.T) {
 		}
 		l.cursor.Resync()
 		l.sync()
-		must.Do(t, l.backend.Check(t.Context()))
+		if err := l.backend.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	l.sync()
 	check(false, "at first")
@@ -740,7 +781,9 @@ func TestClusterIPOfTheNodeIsLeftAlone(t *testing.T) {
 		if p.Addr().Is6() {
 			p = netip.PrefixFrom(p.Addr(), 128)
 		}
-		must.Do(t, l.nodeNS.AddAddr("lo", p))
+		if err := l.nodeNS.AddAddr("lo", p); err != nil {
+			t.Fatal(err)
+		}
 	}
 	drifts()
 	check(true, "with the addresses")
@@ -763,7 +806,10 @@ func TestCleanupRemovesEverything(t *testing.T) {
 		t.Errorf("before the first Apply: Owned returns %v, %v", owned, err)
 	}
 	l.sync()
-	c := must.Get(l.dial(l.pod, "tcp", "", "10.96.0.1:80"))(t)
+	c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer c.Close()
 	if owned, err := Owned(t.Context(), l.config()); !owned || err != nil {
 		t.Errorf("Owned returns %v, %v", owned, err)
@@ -809,7 +855,10 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 	var unprivileged strings.Builder
 	cmd := confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
 	cmd.Stderr = &unprivileged
-	folder := must.Get(os.Open(filepath.Dir(dir)))(t)
+	folder, err := os.Open(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer folder.Close()
 	cmd.ExtraFiles = []*os.File{folder}
 	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")

@@ -25,7 +25,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -225,12 +224,19 @@ func TestConnectedSocketEndsWithItsEndpoint(t *testing.T) {
 				if on == "node" {
 					h = l.nodeNS
 				}
-				c := must.Get(l.dial(h, "udp", "", to))(t)
+				c, err := l.dial(h, "udp", "", to)
+				if err != nil {
+					t.Fatal(err)
+				}
 				defer c.Close()
-				must.Get(talk(c))(t)
+				if _, err := talk(c); err != nil {
+					t.Fatal(err)
+				}
 				l.started(h)
 				ended := make(chan error, 1)
-				must.Do(t, c.SetDeadline(time.Now().Add(testtime.Timeout)))
+				if err := c.SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
+					t.Fatal(err)
+				}
 				go func() {
 					_, err := c.Read(make([]byte, 1))
 					ended <- err
@@ -274,14 +280,21 @@ func TestConnectedSocketEndsAfterRestart(t *testing.T) {
 	l.udp(2, "dns", "log", "other")
 	l.started(l.pod)
 	open := func(to string) net.Conn {
-		c := must.Get(l.dial(l.pod, "udp", "", to))(t)
+		c, err := l.dial(l.pod, "udp", "", to)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { c.Close() })
-		must.Get(talk(c))(t)
+		if _, err := talk(c); err != nil {
+			t.Fatal(err)
+		}
 		return c
 	}
 	gone := []net.Conn{open("10.96.0.1:80"), open(nodeAddr4 + ":30080"), open("[fd00:10:96::1]:80"), open("10.96.0.2:80")}
 	stays := open("10.96.0.3:80")
-	must.Do(t, l.backend.Close())
+	if err := l.backend.Close(); err != nil {
+		t.Fatal(err)
+	}
 	l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
 	l.tracker.DeleteService(name("log"))
 	c := l.config()
@@ -320,8 +333,13 @@ func TestSocketsThatCannotBeEndedAreReportedOnce(t *testing.T) {
 			}
 			for range 2 {
 				l.udp(1, "dns")
-				conn := must.Get(l.dial(l.pod, "udp", "", "10.96.0.1:80"))(t)
-				must.Get(talk(conn))(t)
+				conn, err := l.dial(l.pod, "udp", "", "10.96.0.1:80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := talk(conn); err != nil {
+					t.Fatal(err)
+				}
 				l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
 				// The Backend works in the node's network namespace, as the agent does.
 				if err := l.nodeNS.Do(func() error {
@@ -497,9 +515,15 @@ func TestParallelLookupsLoseNothing(t *testing.T) {
 // was full (net.core.netdev_max_backlog), in all network namespaces.
 func dropped(t *testing.T) (n int64) {
 	t.Helper()
-	text := must.Get(os.ReadFile("/proc/net/softnet_stat"))(t)
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for line := range strings.Lines(string(text)) {
-		one := must.Get(strconv.ParseInt(strings.Fields(line)[1], 16, 64))(t)
+		one, err := strconv.ParseInt(strings.Fields(line)[1], 16, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
 		n += one
 	}
 	return n

@@ -19,7 +19,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -61,7 +60,10 @@ func (o *output) waitFor(t *testing.T, after int, pattern string) ([]string, int
 // greet starts an endpoint that sends its name.
 func greet(t *testing.T, name string) int {
 	t.Helper()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
@@ -74,10 +76,16 @@ func greet(t *testing.T, name string) int {
 
 func hear(t *testing.T, at string) string {
 	t.Helper()
-	c := must.Get(net.DialTimeout("tcp", at, testtime.Timeout))(t)
+	c, err := net.DialTimeout("tcp", at, testtime.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(testtime.Timeout))
-	text := must.Get(io.ReadAll(c))(t)
+	text, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return string(text)
 }
 
@@ -117,8 +125,12 @@ endpoints: [{addresses: [127.0.0.1], nodeName: elsewhere}]
 
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	must.Do(t, os.WriteFile(file+".new", []byte(text), 0o600))
-	must.Do(t, os.Rename(file+".new", file))
+	if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // local is a run of the program.
@@ -320,7 +332,10 @@ func TestLocalPortsAreAssignedOnce(t *testing.T) {
 		n.Namespace, n.Name, n.Protocol = "ns", service, proto
 		return n
 	}
-	tr := must.Get(tracker.New(tracker.Config{}))(t)
+	tr, err := tracker.New(tracker.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := &world{Tracker: tr, log: slog.New(slog.DiscardHandler), ports: map[tracker.ServicePortName]uint16{}, taken: map[port]bool{}}
 	busy := func(service string, proto v1.Protocol, err error) bool {
 		return l.avoid(fmt.Errorf("sync: %w", &ruleset.PartialError{Failed: map[tracker.Key]error{
@@ -362,7 +377,10 @@ func TestLocalPortsAreAssignedOnce(t *testing.T) {
 
 func TestRunWaitsForOpenConnections(t *testing.T) {
 	t.Parallel()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer l.Close()
 	go func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
@@ -374,7 +392,10 @@ func TestRunWaitsForOpenConnections(t *testing.T) {
 	}()
 	world := startLocal(t, manifest(500, "", l.Addr().(*net.TCPAddr).Port), "--drain", "1h")
 	web, _ := world.web(t, 0, 1)
-	c := must.Get(net.Dial("tcp", web))(t)
+	c, err := net.Dial("tcp", web)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(testtime.Timeout))
 	echo := func() error {
@@ -384,7 +405,9 @@ func TestRunWaitsForOpenConnections(t *testing.T) {
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	must.Do(t, echo())
+	if err := echo(); err != nil {
+		t.Fatal(err)
+	}
 	world.stop()
 	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
 		again, err := net.Dial("tcp", web)

@@ -119,7 +119,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	case a.stale != nil:
 		return a.stale
 	case len(a.failed) != 0:
-		return &ruleset.PartialError{Failed: a.failed, Pruned: true}
+		return &ruleset.PartialError{Failed: a.failed}
 	}
 	return nil
 }

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
-
-	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestEveryScriptChecks checks that each world in the folder worlds has a name of its own and a
@@ -20,9 +18,15 @@ func TestEveryScriptChecks(t *testing.T) {
 		}
 		names[w.name] = true
 	}
-	files := must.Get(fs.Glob(texts, "worlds/*"))(t)
+	files, err := fs.Glob(texts, "worlds/*")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, file := range files {
-		text := must.Get(fs.ReadFile(texts, file))(t)
+		text, err := fs.ReadFile(texts, file)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if _, worlds, ok := strings.Cut(string(text), "\nworld "); ok {
 			for world := range strings.SplitSeq(worlds, "\nworld ") {
 				if name, steps, _ := strings.Cut(world, "\n"); !strings.Contains(steps, " = ") && !strings.Contains(steps, "\nexpire ") && !strings.Contains(steps, "\nundisturbed ") {
@@ -80,7 +84,10 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 		}
 		// Steps are read when they run.
 		where, what, _ := strings.Cut(test.want, ": ")
-		s := must.Get(Simulation{New: simPlanes(false, "")}.complete())(t)
+		s, err := Simulation{New: simPlanes(false, "")}.complete()
+		if err != nil {
+			t.Fatal(err)
+		}
 		out := complaints(t, func(tb testing.TB) { s.script(tb, worlds[len(worlds)-1], plain) })
 		if !strings.Contains(out, what) || !strings.Contains(out, where+": ") {
 			t.Errorf("%q\nreports %s\nwant    %s", test.text, out, test.want)
@@ -94,7 +101,10 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 // worldsOfSuite returns the worlds that need no connections.
 func worldsOfSuite(t *testing.T) []world {
 	t.Helper()
-	worlds := must.Get(suite(nil, false))(t)
+	worlds, err := suite(nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return worlds
 }
 
@@ -118,7 +128,10 @@ check pod3 -> cluster1:80 = pod2
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := must.Get(Simulation{New: simPlanes(false, "")}.complete())(t)
+	s, err := Simulation{New: simPlanes(false, "")}.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
 	worlds = worlds[len(worlds)-2:]
 	s.script(t, worlds[0], plain)
 	const want = "the world ends in own.txt:13: check pod3 -> cluster1:80 = pod2"

@@ -285,7 +285,8 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 		if d.Full {
 			return errors.Join(slices.Collect(maps.Values(failed))...)
 		}
-		return fmt.Errorf("wrapped: %w", &ruleset.PartialError{Failed: failed})
+		// It has no record of what it wrote.
+		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, errors.Join(slices.Collect(maps.Values(failed))...))
 	}
 	if d.Full && p.fault != "leaves what an earlier process wrote" {
 		return p.prunePools(d)

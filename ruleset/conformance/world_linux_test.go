@@ -14,7 +14,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -71,7 +70,9 @@ func TestHeldConnectionBreaks(t *testing.T) {
 		}
 	}
 	script := "table ip t { chain c { type filter hook forward priority 0; meta l4proto tcp ip daddr " + to[1].Addr.Addr().String() + " reject with tcp reset; }; }"
-	must.Do(t, w.Do(netlab.Command(t, "nft", script).Run))
+	if err := w.Do(netlab.Command(t, "nft", script).Run); err != nil {
+		t.Fatal(err)
+	}
 	err := h.Check()
 	if err == nil {
 		t.Fatal("the connections of a disconnected pod still work")
@@ -91,7 +92,9 @@ func TestHeldTrafficSurvivesInterruption(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 	nft := func(script string) {
 		t.Helper()
-		must.Do(t, w.Do(netlab.Command(t, "nft", script).Run))
+		if err := w.Do(netlab.Command(t, "nft", script).Run); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var to []conformance.Target
 	for _, p := range w.Pods()[1:3] {

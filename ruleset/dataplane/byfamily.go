@@ -17,8 +17,7 @@ import (
 // If one of them fails, Apply reports the Services of its family as failed in a
 // [*ruleset.PartialError] and accepts those of the other. If the delta is Full or changes the
 // Node, this would acknowledge too much; both then get a full delta, as both do
-// after an [ruleset.ErrNeedFull] of either, and if one of them has not pruned
-// ([ruleset.PartialError].Pruned).
+// after an [ruleset.ErrNeedFull] of either.
 func ByFamily(v4, v6 ruleset.Backend) ruleset.Backend {
 	return &byFamily{v4: v4, v6: v6}
 }
@@ -35,8 +34,8 @@ func (b *byFamily) Limits(f tracker.Family) ruleset.Limits {
 }
 
 func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
-	var failed, stale []error
-	partial := &ruleset.PartialError{Failed: map[tracker.Key]error{}, Restored: true}
+	var failed []error
+	partial := &ruleset.PartialError{Failed: map[tracker.Key]error{}}
 	for _, side := range []struct {
 		family  tracker.Family
 		backend ruleset.Backend
@@ -57,10 +56,6 @@ func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 			failed = append(failed, err)
 		case errors.As(err, &p) && p != nil:
 			maps.Copy(partial.Failed, p.Failed)
-			partial.Restored = partial.Restored && p.Restored
-			if d.Full && !p.Pruned {
-				stale = append(stale, err)
-			}
 		case d.Full || d.Node != d.OldNode:
 			failed = append(failed, err)
 		default:
@@ -73,8 +68,8 @@ func (b *byFamily) Apply(ctx context.Context, d *ruleset.Delta) error {
 		// The other backend may have succeeded, and would take this delta for acknowledged.
 		return errors.Join(append(failed, ruleset.ErrNeedFull)...)
 	}
-	if partial.Pruned = len(stale) == 0; len(partial.Failed) != 0 || !partial.Pruned {
-		return errors.Join(append([]error{partial}, stale...)...)
+	if len(partial.Failed) != 0 {
+		return partial
 	}
 	return nil
 }

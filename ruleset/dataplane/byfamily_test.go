@@ -23,15 +23,12 @@ func TestByFamilySplitsDeltas(t *testing.T) {
 	}
 	boom, bang := errors.New("boom"), errors.New("bang")
 	partial4 := &ruleset.PartialError{Failed: map[tracker.Key]error{k4: bang}}
-	pruned4 := &ruleset.PartialError{Failed: map[tracker.Key]error{k4: bang}, Pruned: true}
-	stale6 := errors.Join(&ruleset.PartialError{}, boom)
 	type outcome int
 	const (
-		fine  outcome = iota
-		some          // a PartialError
-		stale         // a PartialError without Pruned
-		all           // another error
-		full          // ErrNeedFull
+		fine outcome = iota
+		some         // a PartialError
+		all          // another error
+		full         // ErrNeedFull
 	)
 	for _, c := range []struct {
 		name     string
@@ -48,10 +45,7 @@ func TestByFamilySplitsDeltas(t *testing.T) {
 		{"full", delta(true, node), nil, nil, 0, 0, fine, nil, nil},
 		{"one fails", delta(false, node, k4, k6), nil, boom, 1, 1, some, []tracker.Key{k6}, boom},
 		{"one in part, one altogether", delta(false, node, k4, k6), partial4, boom, 1, 1, some, []tracker.Key{k4, k6}, boom},
-		{"one in part", delta(true, nil, k4, k6), pruned4, nil, 1, 1, some, []tracker.Key{k4}, bang},
-		{"one in part, with stale entries", delta(true, nil, k4, k6), partial4, nil, 1, 1, stale, []tracker.Key{k4}, bang},
-		{"one in part, the other with stale entries", delta(true, nil, k4, k6), pruned4, stale6, 1, 1, stale, []tracker.Key{k4}, boom},
-		{"only stale entries", delta(true, nil, k4, k6), nil, stale6, 1, 1, stale, nil, boom},
+		{"one in part", delta(true, nil, k4, k6), partial4, nil, 1, 1, some, []tracker.Key{k4}, bang},
 		{"one fails of a full delta", delta(true, node, k4, k6), nil, boom, 1, 1, full, nil, boom},
 		{"one fails with a new node", delta(false, nil, k4), nil, boom, 1, 0, full, nil, boom},
 		{"one needs all", delta(false, node, k4, k6), ruleset.ErrNeedFull, nil, 1, 1, full, nil, nil},
@@ -87,17 +81,15 @@ func TestByFamilySplitsDeltas(t *testing.T) {
 		switch {
 		case errors.Is(err, ruleset.ErrNeedFull):
 			got = full
-		case errors.As(err, &p) && p.Pruned:
-			got = some
 		case errors.As(err, &p):
-			got = stale
+			got = some
 		case err != nil:
 			got = all
 		}
 		if got != c.want || c.contains != nil && !errors.Is(err, c.contains) {
 			t.Errorf("%s: error %v", c.name, err)
 		}
-		if got == some || got == stale {
+		if got == some {
 			for _, k := range c.failed {
 				if p.Failed[k] == nil {
 					t.Errorf("%s: %s has not failed", c.name, k)

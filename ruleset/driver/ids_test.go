@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/driver"
 )
 
@@ -74,7 +73,9 @@ func TestAllocatorMatchesMaps(t *testing.T) {
 				}
 				clear(reserved)
 				for k, id := range model {
-					must.Do(t, a.Adopt(k, id))
+					if err := a.Adopt(k, id); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			had, ok := model[k]
@@ -93,7 +94,9 @@ func TestAdoptRejectsConflicts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	must.Do(t, errors.Join(a.Adopt("a", 5), a.Adopt("a", 5)))
+	if err := errors.Join(a.Adopt("a", 5), a.Adopt("a", 5)); err != nil {
+		t.Fatal(err)
+	}
 	a.Reserve(6)
 	for _, c := range []struct {
 		key string

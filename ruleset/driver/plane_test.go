@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -172,7 +171,10 @@ func (p *plane) check() {
 
 // driver starts a process.
 func (p *plane) driver() ruleset.Backend {
-	endpointIDs := must.Get(driver.NewIDs[driver.Endpoint](1, 1<<16))(p.t)
+	endpointIDs, err := driver.NewIDs[driver.Endpoint](1, 1<<16)
+	if err != nil {
+		p.t.Fatal(err)
+	}
 	poolIDs, _ := driver.NewIDs[driver.Pool](1, 1<<16)
 	endpoints := driver.Numbered(endpointIDs, table(p, "endpoint", p.endpoints), func(e driver.Endpoint) driver.Endpoint { return e })
 	addresses, frontends := table(p, "address", p.addresses), table(p, "frontend", p.frontends)

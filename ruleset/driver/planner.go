@@ -282,7 +282,7 @@ func (d *Driver) finish(work []*owner, n int) error {
 	case d.stale != nil:
 		return fmt.Errorf("driver: stale entries are left: %w", d.stale)
 	case len(failed) != 0:
-		return &ruleset.PartialError{Failed: failed, Pruned: true}
+		return &ruleset.PartialError{Failed: failed}
 	}
 	return nil
 }

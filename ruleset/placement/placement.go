@@ -196,11 +196,10 @@ func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Chan
 			return
 		}
 		var dep dependence
-		for s := range c.Before() {
-			dep.add(s)
-		}
-		if c.New != nil {
-			dep.add(c.New)
+		for _, s := range []*ruleset.Port{c.Old, c.New} {
+			if s != nil {
+				dep.add(s)
+			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(dep.names)) {
 			if !p.changeOn(name, on, differs, yield) {
@@ -218,12 +217,7 @@ func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Chan
 
 // depends reports whether a version of the Service depends on the node.
 func (p *Placements) depends(c *ruleset.Change) bool {
-	for s := range c.Before() {
-		if on(s).any() {
-			return true
-		}
-	}
-	return c.New != nil && on(c.New).any()
+	return c.Old != nil && on(c.Old).any() || c.New != nil && on(c.New).any()
 }
 
 // changeOn yields the change on one node, if the node exists and something differs there. It

@@ -217,7 +217,7 @@ func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]er
 	if len(failed) == 0 {
 		return nil
 	}
-	p := &ruleset.PartialError{Failed: map[tracker.Key]error{}, Pruned: true}
+	p := &ruleset.PartialError{Failed: map[tracker.Key]error{}}
 	covered := map[types.NamespacedName]bool{}
 	for i := range d.Changes {
 		key := d.Changes[i].Key

@@ -12,7 +12,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -87,7 +86,9 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 		}
 	}
 
-	must.Do(t, b.config.Addresses.Hold(netip.MustParseAddr(stray)))
+	if err := b.config.Addresses.Hold(netip.MustParseAddr(stray)); err != nil {
+		t.Fatal(err)
+	}
 	service("a", "10.96.0.1", 80, external)
 	service("b", "10.96.0.2", 30081)
 	w.Sync()
@@ -100,7 +101,9 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	held("10.96.0.1", "10.96.0.2", external)
 	reaches(own+":80", "b")
 	kept, greeting := open(own+":80"), make([]byte, 100)
-	must.Get(kept.Read(greeting))(t)
+	if _, err := kept.Read(greeting); err != nil {
+		t.Fatal(err)
+	}
 	service("b", "10.96.0.2", 30081)
 	w.Sync()
 	reaches(own+":80", "a")
@@ -110,7 +113,9 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	}
 
 	// A full resync restores an address that another process removed.
-	must.Do(t, b.config.Addresses.Release(netip.MustParseAddr(external)))
+	if err := b.config.Addresses.Release(netip.MustParseAddr(external)); err != nil {
+		t.Fatal(err)
+	}
 	w.Cursor.Resync()
 	w.Sync()
 	held("10.96.0.1", "10.96.0.2", external)
@@ -120,7 +125,9 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	c, other := open(external+":80"), open("10.96.0.1:80")
 	buf := make([]byte, 100)
 	for _, x := range []net.Conn{c, other} {
-		must.Get(x.Read(buf))(t)
+		if _, err := x.Read(buf); err != nil {
+			t.Fatal(err)
+		}
 	}
 	service("a", "10.96.0.1", 80)
 	w.Sync()

@@ -206,12 +206,13 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if b.released {
 		b.release()
 	}
-	var stale error
 	if d.Full {
-		stale = b.prune()
+		if err := b.prune(); err != nil {
+			return err
+		}
 	}
-	if len(failed) != 0 || stale != nil {
-		return errors.Join(&ruleset.PartialError{Failed: failed, Pruned: stale == nil}, stale)
+	if len(failed) != 0 {
+		return &ruleset.PartialError{Failed: failed}
 	}
 	return nil
 }
@@ -517,7 +518,9 @@ func (b *Backend) prune() error {
 	var errs []error
 	for _, a := range held {
 		if _, uses := b.addresses[a]; !uses {
-			errs = append(errs, b.config.Addresses.Release(a))
+			if err := b.config.Addresses.Release(a); err != nil { // no Service needs it
+				b.complaints.Write(slog.LevelWarn, complaint.Object{Kind: "address", Name: a.String()}, "cannot release an address of an earlier process", "error", err)
+			}
 		}
 		delete(missing, a)
 	}

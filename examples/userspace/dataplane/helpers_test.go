@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -73,7 +72,9 @@ func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world 
 
 func (w *world) sync() {
 	w.t.Helper()
-	must.Do(w.t, w.cursor.Sync(context.Background()))
+	if err := w.cursor.Sync(context.Background()); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // service sets a Service at a port.
@@ -150,7 +151,10 @@ func serveTCP(t *testing.T, name string) netip.AddrPort {
 // serve starts an endpoint. It closes a connection when f returns or the test ends.
 func serve(t *testing.T, f func(*net.TCPConn)) netip.AddrPort {
 	t.Helper()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() {
@@ -200,7 +204,10 @@ func connect(port uint16) (*client, error) {
 
 func (w *world) connect(port uint16) *client {
 	w.t.Helper()
-	c := must.Get(connect(port))(w.t)
+	c, err := connect(port)
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	w.t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -11,7 +11,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -83,7 +82,9 @@ func TestEndpointsThatLeadBackAreNotDialed(t *testing.T) {
 			w.endpoints("own", proto, endpoint)
 			w.sync()
 			client := send(nil, own)
-			must.Get(hear(client))(t)
+			if _, err := hear(client); err != nil {
+				t.Fatal(err)
+			}
 			stop()
 			w.service("late", proto, endpoint.Port())
 			w.endpoints("late", proto, at(own))

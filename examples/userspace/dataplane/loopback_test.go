@@ -13,7 +13,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -28,7 +27,10 @@ func (onlyLoopback) Own() ([]netip.Addr, error) {
 // greeter answers each connection with a byte and closes it.
 func greeter(tb testing.TB) netip.AddrPort {
 	tb.Helper()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(tb)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -49,12 +51,24 @@ func greeter(tb testing.TB) netip.AddrPort {
 // front of an endpoint.
 func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, netip.AddrPort) {
 	tb.Helper()
-	ports := must.Get(ruleset.ParseNodePortAddresses([]string{"localhost"}))(tb)
-	tr := must.Get(tracker.New(tracker.Config{}))(tb)
-	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports}))(tb)
+	ports, err := ruleset.ParseNodePortAddresses([]string{"localhost"})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tr, err := tracker.New(tracker.Config{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports})
+	if err != nil {
+		tb.Fatal(err)
+	}
 	c.Addresses = onlyLoopback{}
 	c.Serves = func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
-	b := must.Get(New(c))(tb)
+	b, err := New(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -76,7 +90,9 @@ func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, net
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{endpoint.Addr().String()}}},
 	})
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	must.Do(tb, e.Attach("loopback", b).Sync(tb.Context()))
+	if err := e.Attach("loopback", b).Sync(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
 	return b, at
 }
 
@@ -113,7 +129,9 @@ func BenchmarkLoopbackNodePort(b *testing.B) {
 	}{{"direct", endpoint}, {"nodeport", at}} {
 		b.Run(bm.name, func(b *testing.B) {
 			for b.Loop() {
-				must.Do(b, fetch(bm.to))
+				if err := fetch(bm.to); err != nil {
+					b.Fatal(err)
+				}
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "conns/s")
 		})

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/userspace/vip"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -62,12 +61,18 @@ func (d *dialer) dial(ctx context.Context, network string, to netip.AddrPort) (c
 // inWorld returns a Backend for a world's node.
 func inWorld(tb testing.TB, env conformance.Env, c Config) *Backend {
 	tb.Helper()
-	addresses := must.Get(vip.New())(tb)
+	addresses, err := vip.New()
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() { addresses.Close() })
 	d := newDialer(tb, env)
 	c.Addresses, c.Dial = addresses, d.dial
 	c.Log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	b := must.Get(New(c))(tb)
+	b, err := New(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 		defer cancel()

@@ -101,7 +101,7 @@ func (s *sizes) Commit(tx *model.Tx) error { return s.Send(tx) }
 // result returns what a backend returns that could not program the failed Services.
 func result(failed map[tracker.Key]error, err error) error {
 	if err == nil && failed != nil {
-		err = &ruleset.PartialError{Failed: failed, Pruned: true}
+		err = &ruleset.PartialError{Failed: failed}
 	}
 	return err
 }

@@ -9,7 +9,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -51,7 +50,9 @@ func BenchmarkOneEndpointPlanned(b *testing.B) {
 				return err
 			}))
 			sync := func() {
-				must.Do(b, cursor.Sync(context.Background()))
+				if err := cursor.Sync(context.Background()); err != nil {
+					b.Fatal(err)
+				}
 			}
 			sync()
 			i := size.services / 2

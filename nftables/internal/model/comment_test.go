@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -36,7 +35,9 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 		contents, err = filled(ctx, d)
 		return err
 	}))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 
 	kinds := map[ruleset.Kind]bool{}
 	sticky := 0

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// plan plans the changes of a delta. It leaves Services as they were, as [ruleset.ErrRefused] says.
+// plan plans the changes of a delta. It leaves Services that cannot be programmed as they were.
 type plan struct {
 	*Tables
 	changes []ruleset.Change
@@ -20,8 +21,8 @@ type plan struct {
 	clusterIPs []Edit
 	// takers holds the place of each Service that gets a frontend of another one.
 	takers map[tracker.Key]int
-	// left holds the Services that stay as they were, and failed the reasons of those of them that
-	// cannot be programmed.
+	// left holds the Services that stay as they were: those that cannot be programmed, and those that lose a
+	// frontend to one of these. failed has the reasons of all.
 	left   map[tracker.Key]bool
 	failed map[tracker.Key]error
 }
@@ -141,8 +142,9 @@ func loses(c *ruleset.Change, taker tracker.Key) bool {
 // plan. An error is about all changes.
 func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err error) {
 	for _, taker := range c.LostFrontends() {
-		if p.left[taker] {
+		if p.left[taker] && !p.left[c.Key] {
 			p.leave(c.Key)
+			p.fail(c.Key, fmt.Errorf("a frontend moves to %s: %w", taker, p.failed[taker]))
 		}
 	}
 	if !p.left[c.Key] {
@@ -151,13 +153,13 @@ func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err erro
 			return what, err == nil, err
 		}
 		p.leave(c.Key)
-		p.fail(c.Key, fmt.Errorf("%w: %w", ruleset.ErrRefused, err))
+		p.fail(c.Key, err)
 	}
 	stays := *c
 	if s := t.service(c.ID()); s != nil {
 		stays.Old = s.version
 	}
-	stays.New = stays.Staying(func(k tracker.Key) bool { return p.left[k] })
+	stays.New = p.staying(&stays)
 	if !p.full && stays.New == stays.Old || p.full && stays.New == nil {
 		return what, false, nil
 	}
@@ -171,6 +173,29 @@ func (p *plan) try(t *Table, c *ruleset.Change) (what planned, ok bool, err erro
 	}
 	p.fail(c.Key, err) // the table has nothing of it
 	return what, false, nil
+}
+
+// staying returns c.Old without the frontends that other Services take. Old is what the table has.
+func (p *plan) staying(c *ruleset.Change) *ruleset.Port {
+	type place struct {
+		addr netip.Addr
+		port uint16
+	}
+	var taken map[place]bool
+	for f, taker := range c.LostFrontends() {
+		if !p.left[taker] {
+			if taken == nil {
+				taken = map[place]bool{}
+			}
+			taken[place{f.Addr, f.Port}] = true
+		}
+	}
+	if taken == nil {
+		return c.Old
+	}
+	out := *c.Old
+	out.Frontends = slices.DeleteFunc(slices.Clone(out.Frontends), func(f ruleset.Frontend) bool { return taken[place{f.Addr, f.Port}] })
+	return &out
 }
 
 func (p *plan) leave(k tracker.Key) {

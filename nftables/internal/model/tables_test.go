@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -59,7 +58,9 @@ func TestClientsOfAnotherDataPlaneAreRecalled(t *testing.T) {
 		}
 		return nil
 	}))
-	must.Do(t, c.Sync(t.Context()))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	tab := NewTable(tracker.IPv4, p.Engine.Snapshot().Node, DefaultConfig, nil, 0)
 	calls := map[netip.AddrPort]int{}
 	tab.Recall(func(_ tracker.Key, ep netip.AddrPort) map[netip.Addr]time.Duration {
@@ -69,7 +70,9 @@ func TestClientsOfAnotherDataPlaneAreRecalled(t *testing.T) {
 		}
 	})
 	tx := &Tx{}
-	must.Do(t, tab.Change(&change, tx))
+	if err := tab.Change(&change, tx); err != nil {
+		t.Fatal(err)
+	}
 	clients := 0
 	for _, e := range tx.Edits {
 		if e.Set == layout.StickyClients {

@@ -145,7 +145,7 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 		return // the full delta that follows has these changes again
 	}
 	for i := range d.Changes {
-		if c := &d.Changes[i]; c.Old != c.New || len(c.Attempted) != 0 { // a full delta has unchanged Services, too
+		if c := &d.Changes[i]; !d.Full || c.Old != c.New { // a full delta has unchanged Services, too
 			o.changed++
 		}
 	}

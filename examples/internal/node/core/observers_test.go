@@ -157,7 +157,7 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 						}
 					}
 					if len(failed) != 0 {
-						return &ruleset.PartialError{Failed: failed, Pruned: true}
+						return &ruleset.PartialError{Failed: failed}
 					}
 					return nil
 				}))

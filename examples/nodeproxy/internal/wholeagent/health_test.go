@@ -231,7 +231,10 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	descriptors := func() int {
 		t.Helper()
-		list := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid)))(t)
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
 		return len(list)
 	}
 	before := descriptors()

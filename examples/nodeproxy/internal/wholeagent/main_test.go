@@ -97,7 +97,10 @@ func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args 
 	if slices.Contains(env, otherUserEnv+"=1") {
 		p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
 	}
-	out := must.Get(p.StdoutPipe())(t)
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	must.Do(t, h.Start(p.Cmd))
 	t.Cleanup(func() { p.Process.Kill() })
 	go func() {
@@ -357,6 +360,9 @@ func TestDemoWithoutNamespacesReturns3(t *testing.T) {
 
 func testBinary(t *testing.T) string {
 	t.Helper()
-	path := must.Get(os.Executable())(t)
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	return path
 }

@@ -222,7 +222,10 @@ func TestRunFollowsManifests(t *testing.T) {
 // wipe deletes the agent's tables behind its back.
 func wipe(t *testing.T, h *netlab.Host) {
 	t.Helper()
-	must.Do(t, h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) }))
+	err := h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
@@ -401,7 +404,10 @@ func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
 		{"n2", "203.0.113.1", "[203.0.113.1]"},
 	} {
 		c := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", tt.name, "--bind-address", tt.bind})
-		w := must.Get(objects.Peek(t.Context(), c, cli.OwnLogger(c, new(strings.Builder))))(t)
+		w, err := objects.Peek(t.Context(), c, cli.OwnLogger(c, new(strings.Builder)))
+		if err != nil {
+			t.Fatal(err)
+		}
 		if got := fmt.Sprint(w.Tracker.Node().Addresses); got != tt.want {
 			t.Errorf("%s at %s: %s, want %s", tt.name, tt.bind, got, tt.want)
 		}

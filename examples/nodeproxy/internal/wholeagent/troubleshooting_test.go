@@ -105,7 +105,10 @@ func (s *stage) rerun(more ...string) {
 // edit replaces text in a manifest.
 func (s *stage) edit(file, old, new string) {
 	s.t.Helper()
-	text := must.Get(os.ReadFile(filepath.Join(s.dir, file)))(s.t)
+	text, err := os.ReadFile(filepath.Join(s.dir, file))
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	if !strings.Contains(string(text), old) {
 		s.t.Fatalf("%s has no %q", file, old)
 	}
@@ -115,9 +118,15 @@ func (s *stage) edit(file, old, new string) {
 // restore replaces the manifests by those of the demo.
 func (s *stage) restore() {
 	s.t.Helper()
-	files := must.Get(filepath.Glob("../demo/world/*.yaml"))(s.t)
+	files, err := filepath.Glob("../demo/world/*.yaml")
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	for _, f := range files {
-		text := must.Get(os.ReadFile(f))(s.t)
+		text, err := os.ReadFile(f)
+		if err != nil {
+			s.t.Fatal(err)
+		}
 		if now, err := os.ReadFile(filepath.Join(s.dir, filepath.Base(f))); err != nil || string(now) != string(text) {
 			put(s.t, s.dir, filepath.Base(f), string(text))
 		}
@@ -131,7 +140,9 @@ func (s *stage) sh(commands string) string {
 	cmd.Env = append(os.Environ(), "PATH="+s.bin+":"+os.Getenv("PATH"), "FLAGS="+strings.Join(s.flags, " "), "LC_ALL=C")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	must.Do(s.t, s.Node.Start(cmd))
+	if err := s.Node.Start(cmd); err != nil {
+		s.t.Fatal(err)
+	}
 	_ = cmd.Wait() // explain and others exit with 1 if they found something
 	return out.String()
 }
@@ -174,7 +185,9 @@ func (s *stage) someSilent(want bool) {
 
 func (s *stage) nft(h *netlab.Host, commands string) {
 	s.t.Helper()
-	must.Get(h.Run(s.t, "nft", commands))(s.t)
+	if _, err := h.Run(s.t, "nft", commands); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // healthz waits until /healthz answers with a status.
@@ -299,7 +312,9 @@ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [1
 		cause: func(s *stage) {
 			netlab.NeedPrograms(s.t, "iptables-nft-restore")
 			put(s.t, s.bin, "old", kubeProxyIPTables)
-			must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore --noflush < "+s.bin+"/old"))(s.t)
+			if _, err := s.Node.Output("sh", "-c", "iptables-nft-restore --noflush < "+s.bin+"/old"); err != nil {
+				s.t.Fatal(err)
+			}
 		},
 		mend: func(s *stage) {
 			s.rerun("--adopt-from-kube-proxy")
