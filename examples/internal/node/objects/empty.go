@@ -3,46 +3,38 @@ package objects
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/kubeapi"
 )
 
-// The first warning about a source without objects comes after emptyFirst. The pauses double up to
-// emptyLongest.
-const (
-	emptyFirst   = 5 * time.Second
-	emptyLongest = 10 * time.Minute
-)
+// emptyInterval is the time until the first warning about a source without objects.
+const emptyInterval = 5 * time.Second
 
 // emptySources warns while the API server has listed a resource completely, but without an object
 // that every node needs: its own Node, and the Service of the API server. A wrong node name is the
 // most frequent mistake of operators, and nothing else tells of it.
 type emptySources struct {
-	log  *slog.Logger
-	why  map[kubeapi.Source]string
-	node func(reason string)
+	w   *World
+	why map[kubeapi.Source]string
 
 	mu sync.Mutex
-	// empty holds the sources that are listed and have no object, with why that is wrong.
-	empty map[kubeapi.Source]string
+	// has holds the sources that have an object, and empty those that are listed and have none, with
+	// the number of intervals since then.
 	has   map[kubeapi.Source]bool
-	// added lets warn begin with the first pause again.
-	added chan struct{}
+	empty map[kubeapi.Source]int
 }
 
 func newEmptySources(w *World) *emptySources {
 	return &emptySources{
-		log: w.Log, node: w.setIneligible,
+		w: w, has: map[kubeapi.Source]bool{}, empty: map[kubeapi.Source]int{},
 		why: map[kubeapi.Source]string{
 			kubeapi.Nodes: fmt.Sprintf("there is no Node named %q, a name from %s: endpoints on this node are not known as local, and /healthz answers 503",
 				w.Config.NodeName, w.Config.NodeNameFrom),
 			kubeapi.Services: "there is no Service, not even that of the API server: is this the right API server?",
 			kubeapi.Slices:   "there is no EndpointSlice, not even that of the API server: all Services refuse connections",
 		},
-		empty: map[kubeapi.Source]string{}, has: map[kubeapi.Source]bool{}, added: make(chan struct{}, 1),
 	}
 }
 
@@ -50,13 +42,10 @@ func newEmptySources(w *World) *emptySources {
 func (e *emptySources) seen(s kubeapi.Source) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.has[s] {
-		return
-	}
 	e.has[s] = true
-	if _, warned := e.empty[s]; warned {
+	if _, ok := e.empty[s]; ok {
 		delete(e.empty, s)
-		e.log.Info("the API server has an object now", "resource", string(s))
+		e.w.Log.Info("the API server has an object now", "resource", string(s))
 	}
 }
 
@@ -64,32 +53,31 @@ func (e *emptySources) seen(s kubeapi.Source) {
 func (e *emptySources) listed(s kubeapi.Source) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if why := e.why[s]; why != "" && !e.has[s] {
-		e.empty[s] = why
-		select {
-		case e.added <- struct{}{}:
-		default:
-		}
+	if e.why[s] != "" && !e.has[s] {
+		e.empty[s] = 0
 		if s == kubeapi.Nodes {
-			e.node(why)
+			e.w.Ineligible(e.why[s])
 		}
 	}
 }
 
-// warn writes a line for each source without an object until ctx ends.
+// warn writes lines about each source without an object until ctx ends, less and less often.
 func (e *emptySources) warn(ctx context.Context) {
-	for pause := emptyFirst; ; pause = min(2*pause, emptyLongest) {
+	tick := time.NewTicker(emptyInterval)
+	defer tick.Stop()
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.added:
-			pause = emptyFirst / 2
-			continue
-		case <-time.After(pause):
+		case <-tick.C:
 		}
 		e.mu.Lock()
-		for s, why := range e.empty {
-			e.log.Warn("the API server has listed no object of a resource", "resource", string(s), "problem", why)
+		for s, n := range e.empty {
+			n++
+			e.empty[s] = n
+			if n&(n-1) == 0 || n%128 == 0 {
+				e.w.Log.Warn("the API server has listed no object of a resource", "resource", string(s), "problem", e.why[s])
+			}
 		}
 		e.mu.Unlock()
 	}

@@ -68,7 +68,7 @@ type objectName struct {
 	types.NamespacedName
 }
 
-// WorldHooks are the functions that a world calls. All but failed may be nil.
+// WorldHooks are the functions that a world calls. All but Failed may be nil.
 type WorldHooks struct {
 	// Own returns the node's addresses if neither a flag nor a Node object has them.
 	Own func() ([]netip.Addr, error)
@@ -83,8 +83,8 @@ type WorldHooks struct {
 	OnService func(*v1.Service, *tracker.ServicePort)
 	// Events receives what is wrong with objects.
 	Events tracker.EventSink
-	// ReceiveService and receiveSlice count a Service or EndpointSlice that is received,
-	// or its deletion. They call update, which hands it in and reports whether that made a
+	// ReceiveService and ReceiveSlice, of which both or none is nil, count a Service or EndpointSlice that
+	// is received, or its deletion. They call update, which hands it in and reports whether that made a
 	// difference. addressType is "" for a slice that is deleted.
 	ReceiveService func(name types.NamespacedName, update func() (changed bool))
 	ReceiveSlice   func(addressType string, update func() (changed bool))
@@ -116,6 +116,13 @@ type WorldHooks struct {
 // New returns a world without Services. The Node may be nil. An error of Own is an error of New,
 // because rules without the node's addresses would end its NodePorts.
 func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks WorldHooks, log *slog.Logger) (*World, error) {
+	if hooks.ReceiveService == nil {
+		hooks.ReceiveService = func(_ types.NamespacedName, update func() bool) { update() }
+		hooks.ReceiveSlice = func(_ string, update func() bool) { update() }
+	}
+	if hooks.Ineligible == nil {
+		hooks.Ineligible = func(string) {}
+	}
 	w := &World{Config: cfg, Log: log, WorldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}, reported: map[overlap]bool{}}
 	leftOut, objectLog := hooks.LeftOut, log
 	if hooks.Keep {
@@ -202,42 +209,26 @@ func (w whole) Take() tracker.Changes {
 func (w *World) SetService(s *v1.Service) {
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	w.keep(kindService, name, func() { w.keptServices[name] = s })
-	w.service(name, func() bool { return w.Tracker.SetService(s) })
+	w.ReceiveService(name, func() bool { return w.Tracker.SetService(s) })
 }
 
 // DeleteService takes a Service away.
 func (w *World) DeleteService(n types.NamespacedName) {
 	w.keep(kindService, n, func() { delete(w.keptServices, n) })
-	w.service(n, func() bool { return w.Tracker.DeleteService(n) })
-}
-
-func (w *World) service(name types.NamespacedName, update func() (changed bool)) {
-	if w.ReceiveService == nil {
-		update()
-		return
-	}
-	w.ReceiveService(name, update)
+	w.ReceiveService(n, func() bool { return w.Tracker.DeleteService(n) })
 }
 
 // SetSlice hands in an EndpointSlice.
 func (w *World) SetSlice(s *discovery.EndpointSlice) {
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	w.keep(kindEndpointSlice, name, func() { w.keptSlices[name] = s })
-	w.slice(string(s.AddressType), func() bool { return w.Tracker.SetSlice(s) })
+	w.ReceiveSlice(string(s.AddressType), func() bool { return w.Tracker.SetSlice(s) })
 }
 
 // DeleteSlice takes an EndpointSlice away.
 func (w *World) DeleteSlice(n types.NamespacedName) {
 	w.keep(kindEndpointSlice, n, func() { delete(w.keptSlices, n) })
-	w.slice("", func() bool { return w.Tracker.DeleteSlice(n) })
-}
-
-func (w *World) slice(addressType string, update func() (changed bool)) {
-	if w.ReceiveSlice == nil {
-		update()
-		return
-	}
-	w.ReceiveSlice(addressType, update)
+	w.ReceiveSlice("", func() bool { return w.Tracker.DeleteSlice(n) })
 }
 
 // The kinds of objects of which parts are left out.
@@ -344,7 +335,7 @@ func (w *World) SetNode(n *v1.Node) {
 		return
 	}
 	w.node, w.gone = n, false
-	w.setIneligible(health.WhyIneligible(n))
+	w.Ineligible(health.WhyIneligible(n))
 	w.trackNode()
 	w.setServiceCIDRs()
 	if w.WorldHooks.Node != nil {
@@ -363,22 +354,16 @@ func (w *World) nodeGone(discard bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !discard {
-		w.setIneligible("the Node object was deleted")
+		w.Ineligible("the Node object was deleted")
 		if !w.gone {
 			w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
 		}
 		w.gone = true
 		return
 	}
-	w.setIneligible("")
+	w.Ineligible("")
 	w.node = nil
 	w.trackNode()
-}
-
-func (w *World) setIneligible(reason string) {
-	if w.Ineligible != nil {
-		w.Ineligible(reason)
-	}
 }
 
 // RefreshNode reads the node's own addresses again if neither a flag nor a Node has them.
