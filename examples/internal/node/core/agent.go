@@ -275,7 +275,7 @@ func (a *Agent) Explain(ctx context.Context, p ruleset.Packet) (v ruleset.Verdic
 		q.Internal = f.ShortCircuit() && (p.InInterface == "" || snapshot.Node.LocalTraffic.Recognizes(p.From, p.InInterface))
 	}
 	err = a.options.Within(func() error {
-		got, err := a.mode.Lookup(ctx, q)
+		got, err := a.mode.LookupOne(ctx, q)
 		found = &got
 		return err
 	})

@@ -37,17 +37,13 @@ func Kernelspace(cfg *config.Config) Mode {
 		OnService:        func(s *v1.Service, p *tracker.ServicePort) { _ = winkernel.OnService(s, nil, p) }, // never fails
 		Cleanup:          cleanup,
 		CleanupKubeProxy: cleanup, // nothing tells whose the load balancers are
-		Lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+		Lookup: lookedUp(func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
 			c, err := leftConfig(cfg, nil)
 			if err != nil {
 				return dataplane.Found{}, err
 			}
-			found, err := winkernel.Lookup(ctx, c, q)
-			if !found.Entry {
-				found.Where = "no load balancer for it"
-			}
-			return found, err
-		},
+			return winkernel.Lookup(ctx, c, q)
+		}, "no load balancer for it"),
 	}
 }
 

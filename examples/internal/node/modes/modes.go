@@ -86,11 +86,10 @@ type Mode struct {
 	// another mode. It waits until the connections that Cleanup would break have ended, for no longer
 	// than the limit unless that is 0.
 	Retire func(ctx context.Context, m Mode, adopt bool, limit time.Duration, log *slog.Logger) error
-	// Lookup reads from the kernel where it sends a packet. If there is no entry for the packet,
-	// Found.Where states that. Lookup is nil if the mode has no rules in the kernel.
-	Lookup func(context.Context, dataplane.Query) (dataplane.Found, error)
-	// LookupAll, if not nil, is Lookup for many packets in less time.
-	LookupAll func(context.Context, []dataplane.Query) ([]dataplane.Found, error)
+	// Lookup reads from the kernel where it sends each packet. If there is no entry for a packet,
+	// Found.Where states that. The results have the order of the queries. Lookup is nil if the mode has no
+	// rules in the kernel.
+	Lookup func(context.Context, []dataplane.Query) ([]dataplane.Found, []error)
 }
 
 // Plane is the open data plane of a mode.
@@ -129,33 +128,24 @@ func opened[C any, B dataplane.Backend](configure func(Settings) (C, error), ope
 	}
 }
 
-// lookedUp returns a function that looks a packet up with the zero configuration of a backend. If
-// there is no entry, Where is noEntry.
-func lookedUp[C any](lookup func(context.Context, C, dataplane.Query) (dataplane.Found, error), noEntry string) func(context.Context, dataplane.Query) (dataplane.Found, error) {
-	return func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
-		var c C
-		found, err := lookup(ctx, c, q)
-		if !found.Entry {
-			found.Where = noEntry
+// lookedUp returns a function that looks packets up one by one. If there is no entry, Where is noEntry.
+func lookedUp(lookup func(context.Context, dataplane.Query) (dataplane.Found, error), noEntry string) func(context.Context, []dataplane.Query) ([]dataplane.Found, []error) {
+	return func(ctx context.Context, queries []dataplane.Query) (found []dataplane.Found, errs []error) {
+		for _, q := range queries {
+			f, err := lookup(ctx, q)
+			if !f.Entry {
+				f.Where = noEntry
+			}
+			found, errs = append(found, f), append(errs, err)
 		}
-		return found, err
+		return found, errs
 	}
 }
 
-// FindAll reads from the kernel where it sends each packet. The results have the order of the queries.
-func (m Mode) FindAll(ctx context.Context, queries []dataplane.Query) (found []dataplane.Found, errs []error) {
-	if m.LookupAll != nil {
-		found, err := m.LookupAll(ctx, queries)
-		if err == nil {
-			return found, make([]error, len(queries))
-		}
-		return make([]dataplane.Found, len(queries)), slices.Repeat([]error{err}, len(queries))
-	}
-	for _, q := range queries {
-		f, err := m.Lookup(ctx, q)
-		found, errs = append(found, f), append(errs, err)
-	}
-	return found, errs
+// LookupOne is Lookup for one packet.
+func (m Mode) LookupOne(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+	found, errs := m.Lookup(ctx, []dataplane.Query{q})
+	return found[0], errs[0]
 }
 
 // Find returns the mode of a name.

@@ -22,16 +22,37 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ownedOf returns the configurations with which the agent has left rules.
-func ownedOf[C any](ctx context.Context, list []C, owned func(context.Context, C) (bool, error), log *slog.Logger) (out []C, err error) {
-	for _, c := range list {
-		ok, e := owned(ctx, c)
-		if ok {
-			out = append(out, c)
+// leftovers are what the agent, or kube-proxy, may have left of a mode.
+type leftovers[C any] struct {
+	// list returns the configurations with which they may have left rules.
+	list  func(*slog.Logger) []C
+	owned func(context.Context, C) (bool, error)
+	// own removes the agent's rules, and all those of kube-proxy, too.
+	own, all func(context.Context, C) error
+}
+
+// of returns a mode with its functions Owned, Cleanup and CleanupKubeProxy.
+func (l leftovers[C]) of(m Mode) Mode {
+	m.Owned = func(ctx context.Context, log *slog.Logger) (any bool, err error) {
+		for _, c := range l.list(log) {
+			owned, e := l.owned(ctx, c)
+			any, err = any || owned, errors.Join(err, Missing(e, log))
 		}
-		err = errors.Join(err, Missing(e, log))
+		return any, err
 	}
-	return out, err
+	m.Cleanup = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, l.list(log), l.own, log) }
+	m.CleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, l.list(log), l.all, log) }
+	return m
+}
+
+// ifOwned returns cleanup as a function that does nothing for rules that are not the agent's.
+func ifOwned[C any](owned func(context.Context, C) (bool, error), cleanup func(context.Context, C) error) func(context.Context, C) error {
+	return func(ctx context.Context, c C) error {
+		if ok, err := owned(ctx, c); err != nil || !ok {
+			return err
+		}
+		return cleanup(ctx, c)
+	}
 }
 
 // cleanupAll calls cleanup for each configuration. It retries once after a failure, because rules of
@@ -46,7 +67,7 @@ func cleanupAll[C any](ctx context.Context, list []C, cleanup func(context.Conte
 			break
 		}
 	}
-	return err
+	return nameMaps(err)
 }
 
 // kubeProxyTable is the name of kube-proxy's table in its nftables mode.
@@ -57,34 +78,29 @@ func All(*config.Config) []Mode { return []Mode{NFTables(), IPTables(), IPVS(), 
 
 func NFTables() Mode {
 	configure := func(s Settings) (nftables.Config, error) { return nftablesConfig(s), nil }
-	return Mode{
+	return leftovers[nftables.Config]{
+		list:  func(log *slog.Logger) []nftables.Config { return []nftables.Config{{Log: log}} },
+		owned: nftables.Owned,
+		own: func(ctx context.Context, c nftables.Config) error {
+			err := ifOwned(nftables.Owned, nftables.Cleanup)(ctx, c)
+			c.Table = kubeProxyTable
+			unmark := func(ctx context.Context, _ nftables.Config) error { return takeover.Unmark(ctx) }
+			return errors.Join(err, ifOwned(nftables.Owned, unmark)(ctx, c))
+		},
+		all: func(ctx context.Context, c nftables.Config) error {
+			c.Table = kubeProxyTable
+			return nftables.Cleanup(ctx, c)
+		},
+	}.of(Mode{
 		Name:              config.ModeNFTables,
 		Watch:             250 * time.Millisecond, // after transactions only
 		TracksConnections: true,
 		Probe:             configured(configure, nftables.Probe),
 		Open:              opened(configure, nftables.New),
-		Lookup:            lookedUp(nftables.Lookup, "no entry for it"),
-		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
-			owned, err := nftables.Owned(ctx, nftables.Config{Log: log})
-			return owned, Missing(err, log)
-		},
-		Cleanup: func(ctx context.Context, log *slog.Logger) error {
-			list, err := ownedOf(ctx, []nftables.Config{{Log: log}}, nftables.Owned, log)
-			return errors.Join(err, cleanupAll(ctx, list, nftables.Cleanup, log), unmark(ctx, log))
-		},
-		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return cleanupAll(ctx, []nftables.Config{{Table: kubeProxyTable, Log: log}}, nftables.Cleanup, log)
-		},
-	}
-}
-
-// unmark deletes the agent's markers, if the kernel has nf_tables.
-func unmark(ctx context.Context, log *slog.Logger) error {
-	found, err := nftables.Owned(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
-	if err != nil || !found {
-		return Missing(err, log)
-	}
-	return takeover.Unmark(ctx)
+		Lookup: lookedUp(func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return nftables.Lookup(ctx, nftables.Config{}, q)
+		}, "no entry for it"),
+	})
 }
 
 func IPTables() Mode { return IPTablesWith(func(*iptables.Config) {}) }
@@ -99,7 +115,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 		edit(&c)
 		return c, nil
 	}
-	return Mode{
+	return leftovers[iptables.Config]{list: leftByIPTables, owned: iptables.Owned, own: iptables.CleanupOwn, all: iptables.Cleanup}.of(Mode{
 		Name:      config.ModeIPTables,
 		Watch:     5 * time.Second, // one request to the kernel for each table
 		TakesOver: true, TracksConnections: true,
@@ -113,25 +129,17 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			return Plane{Backend: b, Counters: b.Counters}, nil
 		},
 		SetSysctls: configured(configure, iptables.SetSysctls),
-		Lookup:     lookedUp(lookupIPTables, noRule),
-		LookupAll: func(ctx context.Context, queries []dataplane.Query) ([]dataplane.Found, error) {
+		Lookup: func(ctx context.Context, queries []dataplane.Query) ([]dataplane.Found, []error) {
 			found, err := iptables.LookupAll(ctx, iptables.Config{Flavor: FlavorInUse(ctx)}, queries)
+			if err != nil {
+				found = make([]dataplane.Found, len(queries))
+			}
 			for i := range found {
 				if !found[i].Entry {
-					found[i].Where = noRule
+					found[i].Where = "no rule for it"
 				}
 			}
-			return found, err
-		},
-		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
-			list, err := ownedOf(ctx, leftByIPTables(log), iptables.Owned, log)
-			return len(list) != 0, err
-		},
-		Cleanup: func(ctx context.Context, log *slog.Logger) error {
-			return nameMaps(cleanupAll(ctx, leftByIPTables(log), iptables.CleanupOwn, log))
-		},
-		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return nameMaps(cleanupAll(ctx, leftByIPTables(log), iptables.Cleanup, log))
+			return found, slices.Repeat([]error{err}, len(queries))
 		},
 		CleanupFlavor: func(ctx context.Context, s Settings) error {
 			list := inOtherFlavor(s, leftByIPTables(s.Log), func(c iptables.Config) iptables.Flavor { return c.Flavor })
@@ -149,7 +157,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			c, _ := configure(s)
 			return Missing(iptables.SetSysctls(ctx, c), s.Log)
 		},
-	}
+	})
 }
 
 // inOtherFlavor returns the configurations whose flavor of iptables is not that of the settings. It
@@ -158,14 +166,6 @@ func inOtherFlavor[C any](s Settings, list []C, flavorOf func(C) iptables.Flavor
 	return slices.DeleteFunc(list, func(c C) bool {
 		return s.Flavor == config.FlavorAuto || flavorOf(c) != iptables.Flavor(other(s.Flavor))
 	})
-}
-
-// noRule is what Where of a packet without a rule is in mode iptables.
-const noRule = "no rule for it"
-
-func lookupIPTables(ctx context.Context, c iptables.Config, q dataplane.Query) (dataplane.Found, error) {
-	c.Flavor = FlavorInUse(ctx)
-	return iptables.Lookup(ctx, c, q)
 }
 
 // FlavorInUse returns the flavor of iptables in which the agent has left rules of mode iptables. If
@@ -212,7 +212,8 @@ func IPVS() Mode {
 		}
 		return out
 	}
-	return Mode{
+	own := ifOwned(ipvs.Owned, ipvs.Cleanup)
+	return leftovers[ipvs.Config]{list: left, owned: ipvs.Owned, own: own, all: ipvs.Cleanup}.of(Mode{
 		Name:      config.ModeIPVS,
 		Watch:     30 * time.Second, // reads everything
 		TakesOver: true, TracksConnections: true,
@@ -220,26 +221,17 @@ func IPVS() Mode {
 		Probe:      configured(ipvsConfig, ipvs.Probe),
 		Open:       opened(ipvsConfig, ipvs.New),
 		SetSysctls: configured(ipvsConfig, ipvs.SetSysctls),
-		Lookup:     lookedUp(ipvs.Lookup, "no virtual server for it"),
-		Owned: func(ctx context.Context, log *slog.Logger) (bool, error) {
-			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
-			return len(list) != 0, err
-		},
-		Cleanup: func(ctx context.Context, log *slog.Logger) error {
-			list, err := ownedOf(ctx, left(log), ipvs.Owned, log)
-			return errors.Join(err, cleanupAll(ctx, list, ipvs.Cleanup, log))
-		},
-		CleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return cleanupAll(ctx, left(log), ipvs.Cleanup, log)
-		},
+		Lookup: lookedUp(func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return ipvs.Lookup(ctx, ipvs.Config{}, q)
+		}, "no virtual server for it"),
 		CleanupFlavor: func(ctx context.Context, s Settings) (err error) {
-			list := inOtherFlavor(s, left(s.Log), func(c ipvs.Config) iptables.Flavor { return c.IPTables })
+			cleanup := ipvs.CleanupRules
 			if !s.Adopt {
-				list, err = ownedOf(ctx, list, ipvs.Owned, s.Log)
+				cleanup = ifOwned(ipvs.Owned, cleanup)
 			}
-			return errors.Join(err, cleanupAll(ctx, list, ipvs.CleanupRules, s.Log))
+			return cleanupAll(ctx, inOtherFlavor(s, left(s.Log), func(c ipvs.Config) iptables.Flavor { return c.IPTables }), cleanup, s.Log)
 		},
-	}
+	})
 }
 
 // flavors returns the flavors of iptables that rules may have been written with. The

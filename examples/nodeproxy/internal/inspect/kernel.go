@@ -60,7 +60,7 @@ type question struct {
 // compareKernel prints where the kernel sends a packet in a mode, and whether that agrees
 // with the verdict. It returns errDiffers if it does not.
 func (q question) compareKernel(ctx context.Context, out io.Writer, m modes.Mode) error {
-	found, err := m.Lookup(ctx, q.query())
+	found, err := m.LookupOne(ctx, q.query())
 	return q.compareFound(out, m, found, err)
 }
 

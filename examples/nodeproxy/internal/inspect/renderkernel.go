@@ -101,7 +101,7 @@ func (d *kernelDiff) compare(ctx context.Context) error {
 	for _, q := range d.asked {
 		queries = append(queries, q.query())
 	}
-	found, errs := d.mode.FindAll(ctx, queries)
+	found, errs := d.mode.Lookup(ctx, queries)
 	for i, q := range d.asked {
 		var text strings.Builder
 		err := q.compareFound(&text, d.mode, found[i], errs[i])
