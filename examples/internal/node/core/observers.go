@@ -48,15 +48,11 @@ type observers struct {
 	entries *slog.Logger
 	// manifests reports that the source calls handedIn for each change.
 	manifests bool
-	// handed is when the objects of the last change were handed in that no sync has begun with, or
-	// nil.
+	// handed is when the oldest change was handed in that no sync has begun with, or nil.
 	handed atomic.Pointer[time.Time]
 	// due is set if report must print a line for the objects received at receivedAt.
 	due        bool
 	receivedAt time.Time
-	// asked is when the oldest change that no sync has taken was handed in. It is for
-	// sources that do not call handedIn.
-	asked atomic.Pointer[time.Time]
 	// began is when the last sync began, applied when its last Apply ended, and changed the
 	// number of Service ports that it changed.
 	began   time.Time
@@ -113,18 +109,15 @@ func (o *observers) onSync(i ruleset.SyncInfo) {
 	o.metrics.Synced(i)
 }
 
-// begin is called before a sync. It returns the time when the oldest change of the sync was
-// handed in.
-func (o *observers) begin() (asked time.Time) {
+// begin is called before a sync.
+func (o *observers) begin() {
 	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
 	o.Proxy.Started()
 	if t := o.handed.Swap(nil); t != nil {
 		o.due, o.receivedAt = true, *t
+	} else if !o.due {
+		o.receivedAt = o.began
 	}
-	if t := o.asked.Swap(nil); t != nil {
-		asked = *t
-	}
-	return asked
 }
 
 // done is called after a sync. A Service that cannot be programmed does not make the node
@@ -134,7 +127,7 @@ func (o *observers) done(inEffect bool) { o.Proxy.Done(inEffect) }
 // handedIn is called when a source has handed in the objects of one change.
 func (o *observers) handedIn() {
 	now := time.Now()
-	o.handed.Store(&now)
+	o.handed.CompareAndSwap(nil, &now)
 }
 
 // appliedDelta is called after each Apply. A sync may need several.
@@ -153,12 +146,9 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 
 // report writes the line about a change that is in effect: a change of the manifests or,
 // with another source, any change of the rules.
-func (o *observers) report(failed int, asked time.Time) {
+func (o *observers) report(failed int) {
 	if !o.manifests {
-		o.due, o.receivedAt = o.synced.Applied, asked
-		if asked.IsZero() {
-			o.receivedAt = o.synced.Start
-		}
+		o.due = o.synced.Applied
 	}
 	// A sync may take objects from the source before the source has said that they belong to the
 	// next line.

@@ -60,12 +60,12 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 		if !late {
 			o.handedIn()
 		}
-		asked := o.begin()
+		o.begin()
 		if err := cursor.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		out.Reset()
-		o.report(0, asked)
+		o.report(0)
 		line, _, _ := strings.Cut(out.String(), " took=")
 		return line
 	}
@@ -163,13 +163,13 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 				}))
 				cursor.OnSync(o.onSync)
 				r, err := runner.New(runner.Config{Min: time.Millisecond, Retry: cfg.SyncPeriod, Log: log}, func(ctx context.Context) error {
-					asked := o.begin()
+					o.begin()
 					err := cursor.Sync(ctx)
 					failed := 0
 					if err != nil {
 						failed = 1
 					}
-					o.report(failed, asked)
+					o.report(failed)
 					return err
 				})
 				if err != nil {

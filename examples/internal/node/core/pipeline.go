@@ -51,9 +51,10 @@ func (a *Agent) connect(context.Context) (_ func(), err error) {
 	a.retry = time.AfterFunc(time.Hour, a.runner.Trigger)
 	a.retry.Stop()
 	a.Engine.Notify(func() {
-		now := time.Now()
-		a.asked.CompareAndSwap(nil, &now)
-		a.takeOver.noticed(now)
+		if !a.manifests {
+			a.handedIn()
+		}
+		a.takeOver.noticed(time.Now())
 		a.runner.Trigger()
 	})
 	return func() { a.retry.Stop() }, nil
@@ -112,7 +113,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.upToDate = false
-	asked := a.begin()
+	a.begin()
 	err := ruleset.SyncAll(ctx, a.rules, a.followers...)
 	if errors.Is(err, ruleset.ErrNotSynced) {
 		return err // the runner waits
@@ -140,7 +141,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 		if a.localhost != nil {
 			err = errors.Join(err, a.localhost.sync(ctx))
 		}
-		a.report(failed, asked) // after the followers: everything must be in effect
+		a.report(failed) // after the followers: everything must be in effect
 		a.reached()
 	}
 	return err
