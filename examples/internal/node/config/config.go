@@ -59,6 +59,7 @@ type Config struct {
 	Adopt    bool
 	// KubeProxyTable is when the agent, in mode nftables, keeps a table named like kube-proxy's.
 	KubeProxyTable KubeProxyTable
+	InitOnly       bool
 	SocketLB       SocketLB
 	// Offload has the patterns of the interfaces between which mode nftables offloads
 	// connections. Nil offloads none.

@@ -64,13 +64,8 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // ignored reports whether a flag is ignored because --config is given and the file has a
 // field for it. The flags of logging and --hostname-override take precedence over the file.
 func (fl *Flags) ignored(name string) bool {
-	own := []string{
-		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
-		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
-		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only", "log-file", "log-every-sync", readyzFlag,
-		resetFlag, "remove-startup-taint", flavorFlag, drainFlag,
-	}
-	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
+	several := []string{"masquerade-all", "healthz-port", "metrics-port"}
+	return fl.file != "" && loggingFlags()[name] == nil && name != "hostname-override" && (flagFields()[name] != "" || slices.Contains(several, name))
 }
 
 // NewFlags returns the flags of a verb in a set of their own.
@@ -126,7 +121,7 @@ func (fl *Flags) addOwn() {
 		f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have their own series, and all others share one")
 		f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove the rules that kube-proxy left on the node, so that no traffic is lost")
 		f.Var(choice[KubeProxyTable]{&fl.out.KubeProxyTable, []string{"adopted", string(TableAlways), string(TableNever)}}, "kube-proxy-table", "`when` to keep an empty table kube-proxy, in mode nftables, for programs that look for kube-proxy's chains: always, adopted or never; adopted means once the agent has taken over from kube-proxy's nftables mode, or found a node without rules when it was to take over. Calico's Felix with nftablesMode Auto looks for it")
-		f.Bool("init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
+		f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
 		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")
 		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root. In a container, the folder where the host's /sys/fs/cgroup is mounted")
 		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for service meshes that redirect connections in the pod")
@@ -357,11 +352,6 @@ func (fl *Flags) noteDefaultMode(what string, c *v1alpha1.KubeProxyConfiguration
 		where = "at the addresses in nodePortAddresses, and at localhost only if these contain it"
 	}
 	fl.note("%s: mode %s is used, where kube-proxy's default is %s, and NodePorts answer %s", what, ModeNFTables, ModeIPTables, where)
-}
-
-// kubeProxys reports whether NewFlags, and not a verb, added a flag.
-func (fl *Flags) kubeProxys(name string) bool {
-	return addFlags(pflag.NewFlagSet("", pflag.ContinueOnError), fl.system).Lookup(name) != nil
 }
 
 // completeFlags sets the defaults, and the fields of flags that stand for several fields.

@@ -41,7 +41,7 @@ func (a *Agent) parts() []part {
 	return []part{
 		{name: "configuration file", run: a.watchConfig},
 		{name: "addresses", open: a.openAddresses},
-		{name: "source", open: a.openSource, run: a.followSource},
+		{name: "source", open: a.openSource, run: func(ctx context.Context) error { return a.source.Follow(ctx, a.World) }},
 		{name: "node", needs: need("addresses", "source"), open: a.openNode},
 		{name: "observers", needs: need("node"), open: a.openObservers},
 		{name: "events", needs: need("source", "observers"), open: a.openEvents},
@@ -56,7 +56,7 @@ func (a *Agent) parts() []part {
 		{name: "socket programs", needs: need("observers"), open: a.openSockets, run: a.watchSockets, inside: true, later: true},
 		{name: "objects", needs: need("addresses", "source", "events"), open: a.openWorld, run: a.followNode, inside: true},
 		{name: "startup taint", needs: need("objects"), run: a.removeTaint, later: true},
-		{name: "take-over", needs: need("namespace", "data plane", "objects"), open: a.openTakeOver, run: a.runTakeOver, inside: true, later: true},
+		{name: "take-over", needs: need("namespace", "data plane", "objects"), open: a.openTakeOver, run: func(ctx context.Context) error { return a.takeOver.run(ctx) }, inside: true, later: true},
 		{name: "rules", needs: need("data plane", "stale flows", "resets", "socket programs", "objects", "take-over"), open: a.connect, run: a.runRules, inside: true},
 		{name: "loopback NodePorts", needs: need("objects", "rules"), open: a.openLocalhost},
 		{name: "registry", needs: need("data plane", "resets", "loopback NodePorts"), open: a.register},
@@ -295,8 +295,6 @@ func (a *Agent) openTakeOver(context.Context) (func(), error) {
 	}
 	return nil, nil
 }
-
-func (a *Agent) runTakeOver(ctx context.Context) error { return a.takeOver.run(ctx) }
 
 // register adds the metrics to the program's registry. All of them exist by now.
 func (a *Agent) register(context.Context) (func(), error) {

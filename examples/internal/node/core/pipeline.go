@@ -60,9 +60,6 @@ func (a *Agent) connect(context.Context) (_ func(), err error) {
 	return func() { a.retry.Stop() }, nil
 }
 
-// followSource hands in the objects of the source.
-func (a *Agent) followSource(ctx context.Context) error { return a.source.Follow(ctx, a.World) }
-
 // handIn calls feed, which hands in objects that must be synced together. It does not wait for a
 // sync.
 func (a *Agent) handIn(feed func()) {
