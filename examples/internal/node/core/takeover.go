@@ -148,7 +148,7 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 		same = append(same, takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS})
 	}
 	for waited := false; ; waited = true {
-		err := t.look(ctx, false)
+		err := t.look(ctx, true)
 		i := slices.IndexFunc(same, func(k takeover.Kind) bool { return t.kinds[k] != nil && t.kinds[k].Answers() })
 		switch {
 		case i < 0 && waited:
@@ -162,6 +162,7 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 			t.a.nodeEvent(true, reasonIdleKubeProxy, text)
 			return nil
 		case !waited:
+			t.kinds[same[i]].state = "in-use"
 			t.a.metrics.OtherRules(string(takeover.KubeProxy), same[i].Mode, "in-use")
 			t.a.Log.Warn("kube-proxy runs and writes the same rules: waiting until it ends before rules are written", "mode", same[i].Mode)
 		}
@@ -171,11 +172,12 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 	}
 }
 
-// look looks for proxies and their rules. own means that the device of mode ipvs is the agent's.
-func (t *takeOver) look(ctx context.Context, own bool) (err error) {
+// look looks for proxies and their rules. While the agent waits, rules do not matter unless a proxy
+// runs, and the device of mode ipvs is not the agent's.
+func (t *takeOver) look(ctx context.Context, waits bool) (err error) {
 	now, answers := time.Now(), t.prober.Look(ctx)
-	if len(answers) == 0 || now.Sub(t.readAt) >= rulesInterval {
-		if t.rules, err = modes.OtherRules(ctx, own, t.a.Log); err == nil {
+	if runs := len(answers) != 0; runs && now.Sub(t.readAt) >= rulesInterval || !runs && !waits {
+		if t.rules, err = modes.OtherRules(ctx, t.mode.Name == config.ModeIPVS && !waits, t.a.Log); err == nil {
 			t.readAt = now
 		}
 	}
@@ -221,7 +223,7 @@ func (t *takeOver) run(ctx context.Context) error {
 	otherFlavor := t.mode.CleanupFlavor
 	t.readAt = time.Time{}
 	for first := true; ; first = false {
-		err := t.look(ctx, name == config.ModeIPVS)
+		err := t.look(ctx, false)
 		if first && err == nil {
 			err = t.markFirst(ctx)
 		}
