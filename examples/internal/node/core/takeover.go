@@ -222,23 +222,28 @@ func (t *takeOver) run(ctx context.Context) error {
 	})
 	otherFlavor := t.mode.CleanupFlavor
 	t.readAt = time.Time{}
-	for first := true; ; first = false {
+	for first := true; ; {
 		err := t.look(ctx, false)
 		if first && err == nil {
 			err = t.markFirst(ctx)
 		}
+		unknown := first && err == nil
+		first = err != nil && first
 		wait := time.Duration(0)
-		if err != nil {
-			if ctx.Err() == nil {
-				t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
+		if otherFlavor != nil {
+			s := modes.Settings{Config: cfg, Families: t.a.families, NetNS: t.a.netns, Log: t.a.Log}
+			if err := otherFlavor(ctx, s); err == nil {
+				otherFlavor = nil
+			} else {
+				t.result(ctx, err, "cannot remove the rules in the other flavor of iptables yet")
+				wait = cmp.Or(wait, rulesInterval)
 			}
-			wait = cfg.SyncPeriod
 		}
 		for _, k := range order {
 			o := t.kinds[k]
 			t.note(k, o)
 			// Not everything that nodeproxy leaves is found. So all of it is removed once.
-			if unknown := first && k.Owner == takeover.Nodeproxy && !o.Runs(); (unknown || o.state == "left") && t.removes(k) && time.Now().After(o.next) {
+			if left := o.state == "left" || unknown && k.Owner == takeover.Nodeproxy && !o.Runs(); left && t.removes(k) && time.Now().After(o.next) {
 				o.next = time.Now().Add(cfg.SyncPeriod)
 				err := t.remove(ctx, k)
 				t.result(ctx, err, "cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode)
@@ -253,16 +258,11 @@ func (t *takeOver) run(ctx context.Context) error {
 				wait = cmp.Or(wait, rulesInterval)
 			}
 		}
-		if otherFlavor != nil {
-			s := modes.Settings{Config: cfg, Families: t.a.families, NetNS: t.a.netns, Log: t.a.Log}
-			if err := otherFlavor(ctx, s); err == nil {
-				otherFlavor = nil
-			} else {
-				t.result(ctx, err, "cannot remove the rules in the other flavor of iptables yet")
-				wait = cmp.Or(wait, rulesInterval)
-			}
-		}
-		if wait == 0 {
+		switch {
+		case err != nil && ctx.Err() == nil:
+			t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
+			wait = cfg.SyncPeriod
+		case wait == 0:
 			return nil
 		}
 		if err := sleep(ctx, wait); err != nil {
