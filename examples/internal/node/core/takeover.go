@@ -220,6 +220,9 @@ func (t *takeOver) run(ctx context.Context) error {
 	order := slices.SortedFunc(maps.Keys(t.kinds), func(a, b takeover.Kind) int {
 		return cmp.Or(cmp.Compare(len(b.Mode), len(a.Mode)), cmp.Compare(a.String(), b.String()))
 	})
+	for _, o := range t.kinds {
+		o.Watch = takeover.Watch{} // waitTurn may not have read the rules
+	}
 	otherFlavor := t.mode.CleanupFlavor
 	t.readAt = time.Time{}
 	for first := true; ; {

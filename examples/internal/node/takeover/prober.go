@@ -18,7 +18,7 @@ const InstanceHeader = "Nodeproxy-Instance"
 
 // probeTimeout bounds one request, and maxAnswer the bytes of an answer that are read.
 const (
-	probeTimeout = 500 * time.Millisecond
+	probeTimeout = 2 * time.Second
 	maxAnswer    = 4096
 )
 
