@@ -19,7 +19,7 @@
 //
 // Two things are easily done wrong here:
 //   - The number of a pool must survive a restart, because packets use it while a new process compares the
-//     maps. [ruleset.Port].ID does not survive; [driver.IDs] read the numbers from a map of names.
+//     maps. [ruleset.Port].ID does not survive; [driver.Numbered] reads the numbers from a map of names.
 //   - The size belongs into the entry of the frontend. A program that counts slots itself meets the
 //     moment between two writes.
 package main
@@ -180,11 +180,9 @@ func (m *maps) close() {
 
 // newPlane returns the backend that writes the maps, which may have entries of an earlier process.
 func newPlane(m *maps) (*driver.Driver, error) {
-	ids, err := driver.NewIDs[driver.Pool](1, maxPools)
-	if err != nil {
-		return nil, err
+	names := &driver.Numbered[driver.Pool, driver.Pool]{
+		Table: *table(m.names, same[uint32], same[uint32], nameOf, poolName.pool), Low: 1, High: maxPools, Name: same[driver.Pool],
 	}
-	names := driver.Numbered(ids, table(m.names, same[uint32], same[uint32], nameOf, poolName.pool), same[driver.Pool])
 	slots := &driver.Slots[uint32, backend]{Table: *table(m.backends,
 		func(s driver.Slot[uint32]) backendKey { return backendKey{s.Pool, uint32(s.N)} },
 		func(k backendKey) driver.Slot[uint32] { return driver.Slot[uint32]{Pool: k.Pool, N: int(k.Slot)} },
@@ -193,28 +191,19 @@ func newPlane(m *maps) (*driver.Driver, error) {
 	return driver.New(driver.Plane{
 		Limits: ruleset.Limits{Lacks: ruleset.LacksSourceRanges | ruleset.LacksHash},
 		Tables: []driver.Ordered{names, slots, frontends},
-		Want: func(s *ruleset.Port) error {
+		Want: func(s *ruleset.Port) {
 			targets := map[ruleset.Target]target{ruleset.TargetReject: {Action: reject}, ruleset.TargetDrop: {Action: drop}}
-			for name, eps := range driver.Pools(s) {
-				if len(eps) == 0 {
-					continue
-				}
-				id, err := ids.Get(name)
-				if err != nil {
-					return err
-				}
+			for name, eps := range driver.Pools(s, false) {
 				var pool []backend
 				for _, ep := range eps {
 					pool = append(pool, backend{ep.Addr.Addr().As16(), bigEndian(ep.Addr.Port()), ep.Weight})
 				}
-				names.Want(id, name)
+				id := names.Want(name)
 				targets[name.Target] = target{id, uint32(slots.WantPool(id, pool)), forward}
 			}
-			for i := range s.Frontends {
-				f := &s.Frontends[i]
-				frontends.Want(driver.FrontendOf(s, f), frontend{targets[f.Target], targets[f.Internal], uint32(f.Masquerade), uint32(s.Spec.Affinity.Seconds())})
+			for at, f := range driver.Frontends(s) {
+				frontends.Want(at, frontend{targets[f.Target], targets[f.Internal], uint32(f.Masquerade), uint32(s.Spec.Affinity.Seconds())})
 			}
-			return nil
 		},
 	})
 }

@@ -292,12 +292,12 @@ func (b *Backend) serves(s *ruleset.Port) bool {
 }
 
 // want requests the entries of a Service.
-func (b *Backend) want(s *ruleset.Port) error {
+func (b *Backend) want(s *ruleset.Port) {
 	if !b.serves(s) {
-		return nil
+		return
 	}
 	sizes := map[ruleset.Target]int{}
-	for k, eps := range driver.Pools(s) {
+	for k, eps := range driver.Pools(s, false) {
 		var pool []endpoint
 		for i, n := range ruleset.Shares(eps) {
 			for range n {
@@ -314,7 +314,6 @@ func (b *Backend) want(s *ruleset.Port) error {
 			b.frontends.Want(keyOf(&s.Frontends[i], s.Key), v)
 		}
 	}
-	return nil
 }
 
 // membersOf returns the members that a Service must have.
@@ -335,7 +334,7 @@ func membersOf(s *ruleset.Port) map[memberKey]struct{} {
 		}
 	}
 	if s.Spec.Affinity != 0 {
-		for k, eps := range driver.Pools(s) {
+		for k, eps := range driver.Pools(s, false) {
 			for _, ep := range eps {
 				out[memberKey{idOf(s.Key), uint32(k.Target), endpointOf(ep.Addr)}] = struct{}{}
 			}

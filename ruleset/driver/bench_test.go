@@ -41,8 +41,8 @@ func newCounted(b *testing.B) *counted {
 	var pool []driver.Endpoint
 	d, err := driver.New(driver.Plane{
 		Tables: []driver.Ordered{endpoints, slots, frontends},
-		Want: func(s *ruleset.Port) error {
-			for k, eps := range driver.Pools(s) {
+		Want: func(s *ruleset.Port) {
+			for k, eps := range driver.Pools(s, false) {
 				pool = pool[:0]
 				for _, ep := range eps {
 					endpoints.Want(driver.EndpointOf(s, ep), ep.Zone)
@@ -50,11 +50,9 @@ func newCounted(b *testing.B) *counted {
 				}
 				slots.WantPool(k, pool)
 			}
-			for i := range s.Frontends {
-				f := &s.Frontends[i]
-				frontends.Want(driver.FrontendOf(s, f), len(s.Pool(f.Target)))
+			for at, f := range driver.Frontends(s) {
+				frontends.Want(at, len(s.Pool(f.Target)))
 			}
-			return nil
 		},
 	})
 	if err != nil {

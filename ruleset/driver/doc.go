@@ -7,11 +7,14 @@
 //	frontends := &driver.Table[driver.Frontend, Flow]{Installed: ..., Put: ..., Delete: ...}
 //	d, err := driver.New(driver.Plane{
 //		Tables: []driver.Ordered{endpoints, pools, frontends},
-//		Want: func(s *ruleset.Port) error {
-//			... endpoints.Want(driver.EndpointOf(s, ep), struct{}{}) ...
-//			... pools.Want(pool, buckets) ...
-//			... frontends.Want(driver.FrontendOf(s, f), flow) ...
-//			return nil
+//		Want: func(s *ruleset.Port) {
+//			for pool, eps := range driver.Pools(s, false) {
+//				... endpoints.Want(driver.EndpointOf(s, ep), struct{}{}) ...
+//				pools.Want(pool, buckets)
+//			}
+//			for at, f := range driver.Frontends(s) {
+//				frontends.Want(at, Flow{f.Target, ...})
+//			}
 //		},
 //	})
 //	cursor := engine.Attach("switch", d)
@@ -23,8 +26,8 @@
 // it. An entry is written only if its value differs, so an author need not interpret [ruleset.Field].
 //
 //   - [Slots] is a table of pools as numbered entries without gaps, for a BPF map.
-//   - [Numbered] makes the keys of a table numbers, such as the groups of a switch. [IDs] has the numbers.
-//   - [Ledger] counts the users of entries, for a data plane without a Driver.
+//   - [Numbered] is a table whose keys are numbers, such as the groups of a switch.
+//   - [Ledger] counts the users of entries, and [IDs] has numbers, for a data plane without a Driver.
 //
 // # Failures
 //

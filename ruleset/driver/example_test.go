@@ -32,20 +32,18 @@ func NewPlane(m Maps) (*driver.Driver, error) {
 	return driver.New(driver.Plane{
 		Limits: ruleset.Limits{Lacks: ruleset.LacksWeights | ruleset.LacksHash | ruleset.LacksSourceRanges},
 		Tables: []driver.Ordered{slots, flows},
-		Want: func(s *ruleset.Port) error {
+		Want: func(s *ruleset.Port) {
 			sizes := map[ruleset.Target]int{}
-			for pool, eps := range driver.Pools(s) {
+			for pool, eps := range driver.Pools(s, false) {
 				var addrs []netip.AddrPort
 				for _, ep := range eps {
 					addrs = append(addrs, ep.Addr)
 				}
 				sizes[pool.Target] = slots.WantPool(pool, addrs)
 			}
-			for i := range s.Frontends {
-				f := &s.Frontends[i]
-				flows.Want(driver.FrontendOf(s, f), Flow{f.Target, f.Internal, [2]int{sizes[f.Target], sizes[f.Internal]}, f.Masquerade})
+			for at, f := range driver.Frontends(s) {
+				flows.Want(at, Flow{f.Target, f.Internal, [2]int{sizes[f.Target], sizes[f.Internal]}, f.Masquerade})
 			}
-			return nil
 		},
 	})
 }

@@ -1,14 +1,9 @@
 package driver
 
-import (
-	"fmt"
-	"iter"
-
-	"github.com/go-proxier/proxier/ruleset"
-)
+import "fmt"
 
 // IDs assigns a unique ID to each key, such as the number of a group in a switch or an index
-// of a BPF array, and keeps them across restarts. [Numbered] makes a table of it. IDs is not safe
+// of a BPF array, and keeps them across restarts. [Numbered] has one. IDs is not safe
 // for concurrent use. [NewIDs] returns an IDs; the zero value is not usable.
 //
 // [ruleset.Port.ID] does not survive a restart: each Engine numbers its Services from the
@@ -138,32 +133,4 @@ func (a *IDs[K]) Unreserve(id uint32) {
 	if id >= a.low && id <= a.high {
 		a.freed = append(a.freed, id)
 	}
-}
-
-// Numbered makes the keys of a table numbers that [IDs.Get] returned for a name. Installed then
-// records the numbers of the entries that it finds, and a number is free when its entry is gone. It
-// returns t, whose Gone it sets. name returns the name in an entry.
-func Numbered[N comparable, V any](ids *IDs[N], t *Table[uint32, V], name func(V) N) *Table[uint32, V] {
-	if installed := t.Installed; installed != nil {
-		t.Installed = func(d *ruleset.Delta) (iter.Seq2[uint32, V], error) {
-			all, err := installed(d)
-			return func(yield func(uint32, V) bool) {
-				for id, v := range all {
-					if ids.Adopt(name(v), id) != nil {
-						ids.Reserve(id) // a second entry of the name
-					}
-					if !yield(id, v) {
-						return
-					}
-				}
-			}, err
-		}
-	}
-	t.Gone = func(id uint32) {
-		if k, ok := ids.Key(id); ok {
-			ids.Release(k)
-		}
-		ids.Unreserve(id)
-	}
-	return t
 }

@@ -31,11 +31,12 @@ type Pool struct {
 	Target ruleset.Target
 }
 
-// Pools yields the pools of s that exist with their endpoints, of which there may be none.
-func Pools(s *ruleset.Port) iter.Seq2[Pool, []*tracker.Endpoint] {
+// Pools yields the pools of s with their endpoints. If empty is set, these include pools that exist without
+// endpoints.
+func Pools(s *ruleset.Port, empty bool) iter.Seq2[Pool, []*tracker.Endpoint] {
 	return func(yield func(Pool, []*tracker.Endpoint) bool) {
 		for _, t := range [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal} {
-			if s.HasPool(t) && !yield(Pool{s.Key, t}, s.Pool(t)) {
+			if s.HasPool(t) && (empty || len(s.Pool(t)) != 0) && !yield(Pool{s.Key, t}, s.Pool(t)) {
 				return
 			}
 		}
@@ -57,9 +58,16 @@ type Frontend struct {
 	Family tracker.Family
 }
 
-// FrontendOf returns the Frontend for a frontend of s.
-func FrontendOf(s *ruleset.Port, f *ruleset.Frontend) Frontend {
-	return Frontend{Addr: f.Addr, Port: f.Port, Protocol: s.Key.Protocol, Family: s.Key.Family}
+// Frontends yields the frontends of s with their keys.
+func Frontends(s *ruleset.Port) iter.Seq2[Frontend, *ruleset.Frontend] {
+	return func(yield func(Frontend, *ruleset.Frontend) bool) {
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			if !yield(Frontend{Addr: f.Addr, Port: f.Port, Protocol: s.Key.Protocol, Family: s.Key.Family}, f) {
+				return
+			}
+		}
+	}
 }
 
 // Place returns f without the Service, for [Table].Place.

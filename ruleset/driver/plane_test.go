@@ -171,49 +171,31 @@ func (p *plane) check() {
 
 // driver starts a process.
 func (p *plane) driver() ruleset.Backend {
-	endpointIDs, err := driver.NewIDs[driver.Endpoint](1, 1<<16)
-	if err != nil {
-		p.t.Fatal(err)
+	endpoints := &driver.Numbered[driver.Endpoint, driver.Endpoint]{
+		Table: *table(p, "endpoint", p.endpoints), Low: 1, High: 1 << 16, Name: func(e driver.Endpoint) driver.Endpoint { return e },
 	}
-	poolIDs, _ := driver.NewIDs[driver.Pool](1, 1<<16)
-	endpoints := driver.Numbered(endpointIDs, table(p, "endpoint", p.endpoints), func(e driver.Endpoint) driver.Endpoint { return e })
+	pools := &driver.Numbered[driver.Pool, group]{Table: *table(p, "pool", p.pools), Low: 1, High: 1 << 16, Name: func(g group) driver.Pool { return g.name }}
 	addresses, frontends := table(p, "address", p.addresses), table(p, "frontend", p.frontends)
 	frontends.Place = driver.Frontend.Place
-	pools := driver.Numbered(poolIDs, table(p, "pool", p.pools), func(g group) driver.Pool { return g.name })
 	slots := &driver.Slots[uint32, bucket]{Table: *table(p, "slot", p.slots)}
-	wantPool := func(s *ruleset.Port, g group, eps []*tracker.Endpoint) (id uint32, size int, err error) {
-		for _, ep := range eps {
-			number, err := endpointIDs.Get(driver.EndpointOf(s, ep))
-			if err != nil {
-				return 0, 0, err
-			}
-			endpoints.Want(number, driver.EndpointOf(s, ep))
-			g.buckets = append(g.buckets, bucket{number, ep.Weight})
-		}
-		id, err = poolIDs.Get(g.name)
-		if p.variant.slots {
-			size = slots.WantPool(id, g.buckets)
-			g.buckets = nil
-		}
-		pools.Want(id, g)
-		return id, size, err
-	}
 	d, err := driver.New(driver.Plane{
 		Node:   func(n *ruleset.Node) error { p.node = n; return nil },
 		Tables: []driver.Ordered{endpoints, addresses, pools, slots, frontends},
-		Want: func(s *ruleset.Port) error {
+		Want: func(s *ruleset.Port) {
 			ids, sizes := map[ruleset.Target]uint32{}, map[ruleset.Target]int{}
-			for k, eps := range driver.Pools(s) {
-				if len(eps) != 0 {
-					var err error
-					if ids[k.Target], sizes[k.Target], err = wantPool(s, group{name: k}, eps); err != nil {
-						return err
-					}
+			for name, eps := range driver.Pools(s, false) {
+				g := group{name: name}
+				for _, ep := range eps {
+					g.buckets = append(g.buckets, bucket{endpoints.Want(driver.EndpointOf(s, ep)), ep.Weight})
 				}
+				if !p.variant.slots {
+					ids[name.Target] = pools.Want(g)
+					continue
+				}
+				ids[name.Target] = pools.Want(group{name: name})
+				sizes[name.Target] = slots.WantPool(ids[name.Target], g.buckets)
 			}
-			for i := range s.Frontends {
-				f := &s.Frontends[i]
-				k := driver.FrontendOf(s, f)
+			for k, f := range driver.Frontends(s) {
 				if p.variant.byService {
 					k.Service = s.Key
 				}
@@ -222,7 +204,6 @@ func (p *plane) driver() ruleset.Backend {
 				}
 				frontends.Want(k, entry{*f, s.Spec.Affinity, [2]uint32{ids[f.Target], ids[f.Internal]}, [2]int{sizes[f.Target], sizes[f.Internal]}})
 			}
-			return nil
 		},
 	})
 	if err != nil {

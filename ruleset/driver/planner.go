@@ -22,12 +22,11 @@ type Plane struct {
 	// earlier tables.
 	Tables []Ordered
 	// Want calls Want of the tables for each entry that a Service needs. It must want equal
-	// entries for equal Services, and writes nothing. After an error the Service stays as it is
-	// and fails.
-	Want func(*ruleset.Port) error
+	// entries for equal Services, and writes nothing.
+	Want func(*ruleset.Port)
 }
 
-// Ordered is a [*Table] or a [*Slots].
+// Ordered is a [*Table], a [*Slots] or a [*Numbered].
 type Ordered interface{ ordered }
 
 // ordered is what a Driver does with a table. Owners have numbers, and so have the changes of a delta.
@@ -36,9 +35,9 @@ type ordered interface {
 	complete() error
 	// read reads the table.
 	read(*ruleset.Delta) error
-	// begin and end enclose the calls of Want for an owner.
+	// begin and end enclose the calls of Want for an owner. The error of end fails it.
 	begin(owner int)
-	end(owner int)
+	end(owner int) error
 	// reset ends a delta.
 	reset()
 	// write puts what a change wants.
@@ -217,10 +216,10 @@ func (d *Driver) want(o *owner, s *ruleset.Port) {
 		t.begin(o.number)
 	}
 	if s != nil {
-		o.failed = d.plane.Want(s)
+		d.plane.Want(s)
 	}
 	for _, t := range d.plane.Tables {
-		t.end(o.number)
+		o.failed = errors.Join(o.failed, t.end(o.number))
 	}
 }
 

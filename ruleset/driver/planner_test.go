@@ -168,10 +168,7 @@ func TestListsOfAPoolFollowEachOther(t *testing.T) {
 	slots := &driver.Slots[int, string]{Table: *table(p, "slot", m)}
 	lists := [][]string{{"a", "b"}, {"x", "y", "y"}}
 	size := 0
-	d, err := driver.New(driver.Plane{Tables: []driver.Ordered{slots}, Want: func(*ruleset.Port) error {
-		size = slots.WantPool(1, lists...)
-		return nil
-	}})
+	d, err := driver.New(driver.Plane{Tables: []driver.Ordered{slots}, Want: func(*ruleset.Port) { size = slots.WantPool(1, lists...) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,11 +407,7 @@ func TestNumbersSurviveResyncAndRestart(t *testing.T) {
 func TestNumberIsFreeWhenItsEntryIsGone(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		m, fail := map[uint32]string{}, errRefused
-		ids, err := driver.NewIDs[string](1, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		entries := driver.Numbered(ids, &driver.Table[uint32, string]{
+		entries := &driver.Numbered[string, string]{Low: 1, High: 1, Name: func(v string) string { return v }, Table: driver.Table[uint32, string]{
 			Put: func(id uint32, v string) error {
 				if !fails || v != "a" {
 					m[id] = v
@@ -423,14 +416,8 @@ func TestNumberIsFreeWhenItsEntryIsGone(t *testing.T) {
 				return fail
 			},
 			Delete: func(id uint32) error { delete(m, id); return nil },
-		}, func(v string) string { return v })
-		d, err := driver.New(driver.Plane{Tables: []driver.Ordered{entries}, Want: func(s *ruleset.Port) error {
-			id, err := ids.Get(s.Key.Name)
-			if err == nil {
-				entries.Want(id, s.Key.Name)
-			}
-			return err
-		}})
+		}}
+		d, err := driver.New(driver.Plane{Tables: []driver.Ordered{entries}, Want: func(s *ruleset.Port) { entries.Want(s.Key.Name) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -556,11 +543,12 @@ func TestRandomWritesFail(t *testing.T) {
 
 // TestIncompletePlaneIsRejected leaves out what New requires.
 func TestIncompletePlaneIsRejected(t *testing.T) {
-	want := func(*ruleset.Port) error { return nil }
+	want := func(*ruleset.Port) {}
 	for _, p := range []driver.Plane{
 		{},
 		{Want: want, Tables: []driver.Ordered{&driver.Table[int, int]{Put: func(int, int) error { return nil }}}},
 		{Want: want, Tables: []driver.Ordered{&driver.Slots[int, int]{}}},
+		{Want: want, Tables: []driver.Ordered{&driver.Numbered[int, int]{Low: 2, High: 1}}},
 	} {
 		if _, err := driver.New(p); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("error %v", err)

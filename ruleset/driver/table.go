@@ -39,10 +39,8 @@ type Table[K comparable, V any] struct {
 	// Place, if not nil, returns what an entry serves, such as an address and port. It is for keys that
 	// contain the Service: an entry then stays while a Service that wants one of the same place fails.
 	Place func(K) any
-	// Gone, if not nil, is called for a key that no Service wants and that the table does not
-	// have any more, for example to free a number.
-	Gone func(K)
-
+	// gone, if not nil, is called for a key that no Service wants and that the table does not have any more.
+	gone func(K)
 	// entries holds the entries by the hashes of their keys. A map with the keys would take twice the memory.
 	entries map[uint64]*entry[K, V]
 	seed    maphash.Seed
@@ -178,8 +176,8 @@ func (t *Table[K, V]) forget(e *entry[K, V]) {
 	} else {
 		delete(t.entries, h)
 	}
-	if t.Gone != nil {
-		t.Gone(e.key)
+	if t.gone != nil {
+		t.gone(e.key)
 	}
 }
 
@@ -257,7 +255,7 @@ func (t *Table[K, V]) find(k K) *entry[K, V] {
 }
 
 // end ends the plan of a Service.
-func (t *Table[K, V]) end(owner int) {
+func (t *Table[K, V]) end(owner int) error {
 	var left []*entry[K, V]
 	for _, e := range t.before {
 		if e.round == t.round {
@@ -271,6 +269,7 @@ func (t *Table[K, V]) end(owner int) {
 	}
 	t.ends = append(t.ends, len(t.puts))
 	t.before, t.now = nil, nil
+	return nil
 }
 
 // write puts the entries that a Service wants and the table does not have.

@@ -43,10 +43,6 @@ type groupEntry struct {
 // endpoints that this node may use. A switch whose flows always name a group needs this. A pool
 // that does not exist never has a group.
 func New(sw Switch, emptyGroups bool) (*driver.Driver, error) {
-	ids, err := driver.NewIDs[driver.Pool](1, maxGroup)
-	if err != nil {
-		return nil, err
-	}
 	endpoints := &driver.Table[driver.Endpoint, struct{}]{
 		Installed: func(*ruleset.Delta) (iter.Seq2[driver.Endpoint, struct{}], error) {
 			all, err := sw.Endpoints()
@@ -59,7 +55,8 @@ func New(sw Switch, emptyGroups bool) (*driver.Driver, error) {
 		Put:    func(e driver.Endpoint, _ struct{}) error { return sw.InstallEndpoint(e) },
 		Delete: sw.RemoveEndpoint,
 	}
-	groups := driver.Numbered(ids, &driver.Table[uint32, groupEntry]{
+	groups := &driver.Numbered[driver.Pool, groupEntry]{Low: 1, High: maxGroup, Name: func(g groupEntry) driver.Pool { return g.name }}
+	groups.Table = driver.Table[uint32, groupEntry]{
 		Installed: func(*ruleset.Delta) (iter.Seq2[uint32, groupEntry], error) {
 			names, err := sw.Groups()
 			found := make(map[uint32]groupEntry, len(names))
@@ -71,26 +68,18 @@ func New(sw Switch, emptyGroups bool) (*driver.Driver, error) {
 		},
 		Put:    func(id uint32, g groupEntry) error { return sw.InstallGroup(id, g.name, g.buckets) },
 		Delete: sw.RemoveGroup,
-	}, func(g groupEntry) driver.Pool { return g.name })
+	}
 	return driver.New(driver.Plane{
 		Tables: []driver.Ordered{endpoints, groups},
-		Want: func(s *ruleset.Port) error {
-			for name, eps := range driver.Pools(s) {
-				if len(eps) == 0 && !emptyGroups {
-					continue
-				}
-				id, err := ids.Get(name)
-				if err != nil {
-					return err
-				}
+		Want: func(s *ruleset.Port) {
+			for name, eps := range driver.Pools(s, emptyGroups) {
 				g := groupEntry{name: name}
 				for _, ep := range eps {
 					endpoints.Want(driver.EndpointOf(s, ep), struct{}{})
 					g.buckets = append(g.buckets, driver.EndpointOf(s, ep))
 				}
-				groups.Want(id, g)
+				groups.Want(g)
 			}
-			return nil
 		},
 	})
 }

@@ -54,18 +54,17 @@ func New(frontends Map[driver.Frontend, Action], members Map[driver.Slot[driver.
 	var pool []Endpoint
 	return driver.New(driver.Plane{
 		Tables: []driver.Ordered{slots, &actions},
-		Want: func(s *ruleset.Port) error {
-			for name, eps := range driver.Pools(s) {
+		Want: func(s *ruleset.Port) {
+			for name, eps := range driver.Pools(s, false) {
 				pool = pool[:0]
 				for _, ep := range eps {
 					pool = append(pool, Endpoint{ep.Addr, ep.Weight})
 				}
 				slots.WantPool(name, pool)
 			}
-			for i := range s.Frontends {
-				actions.Want(driver.FrontendOf(s, &s.Frontends[i]), actionOf(s, &s.Frontends[i]))
+			for at, f := range driver.Frontends(s) {
+				actions.Want(at, actionOf(s, f))
 			}
-			return nil
 		},
 	})
 }
