@@ -98,11 +98,12 @@ func (r *rig) checkRepaired() {
 	r.Helper()
 	r.verify()
 	list := func() string {
-		var blocks []string
+		var blocks, flush []string
+		for _, s := range layout.TrafficSets() { // counters may differ
+			flush = append(flush, "flush set ip proxier "+s.Name(), "flush set ip6 proxier "+s.Name())
+		}
+		r.nft(strings.Join(flush, "; "))
 		for _, family := range []string{"ip", "ip6"} {
-			for _, s := range layout.TrafficSets() { // counters may differ
-				r.nft("flush set " + family + " proxier " + s.Name())
-			}
 			for _, block := range strings.Split(normal(r.nft("list table "+family+" proxier")), "\n\t}\n") {
 				blocks = append(blocks, family+strings.TrimPrefix(block, "table "+family+" proxier {"))
 			}
