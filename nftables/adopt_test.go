@@ -33,7 +33,7 @@ func longNamed(i int) (*v1.Service, *discovery.EndpointSlice) {
 func TestRestartKeepsLongNames(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	for i := range 3 {
 		s, slice := longNamed(i)
 		r.tracker.SetService(s)
@@ -62,7 +62,7 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))
-			needNFT(t, r.host)
+			netlab.NeedPrograms(t, "nft")
 			r.limit = limit
 			r.start()
 			for i := range 60 {
@@ -105,7 +105,7 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	for i := range 3 {
 		r.tracker.SetService(svc(i, sticky(1000)))
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(3)...))
@@ -215,7 +215,7 @@ add element ip TABLE range-sticky-handlers { 0:1 : goto range-sticky-2-1000s }
 func TestRangesOfReleaseAreReplaced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	r.tracker.SetService(svc(0, sticky(1000)))
 	r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(3)...))
 	r.sync()

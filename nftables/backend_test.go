@@ -138,7 +138,7 @@ func TestRestartKeepsClients(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))
-			needNFT(t, r.host)
+			netlab.NeedPrograms(t, "nft")
 			for i := range 60 {
 				r.tracker.SetService(svc(i, sticky(1000)))
 				r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(20)...))
@@ -201,12 +201,6 @@ func remembers(listing, client, member string) bool {
 	return false
 }
 
-func needNFT(tb testing.TB, h *netlab.Host) {
-	tb.Helper()
-	_, err := h.Run(tb, "nft", "--version")
-	netlab.Need(tb, err == nil, fmt.Sprintf("the nft tool: %v", err))
-}
-
 // nft runs the nft tool in the rig's namespace.
 func (r *rig) nft(script string) string {
 	r.Helper()
@@ -221,7 +215,7 @@ func (r *rig) nft(script string) string {
 func TestCleanupDeletesOnlyOwnTables(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	r.nft("add table ip other")
 	r.tracker.SetService(svc(0))
 	r.sync()
@@ -322,7 +316,7 @@ func TestMissingCapabilityIsUnsupported(t *testing.T) {
 func TestProbeKeepsForeignTable(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	needNFT(t, h)
+	netlab.NeedPrograms(t, "nft")
 	if out, err := h.Run(t, "nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
 	}
@@ -406,7 +400,7 @@ func TestFailedServiceKeepsItsRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))
-			needNFT(t, r.host)
+			netlab.NeedPrograms(t, "nft")
 			r.limit = limit
 			r.pools = func(c model.Config) model.Config { c.Plain = 60; return c }
 			r.start()

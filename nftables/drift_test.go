@@ -73,7 +73,7 @@ var alterations = []string{
 func alteredRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	r.tracker.SetService(svc(0))
 	r.tracker.SetService(svc(1, sticky(600)))
 	for i := range 2 {

@@ -29,7 +29,7 @@ const goldenVersion = "v1.0.6"
 func TestListingMatchesGolden(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	version, _ := r.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	setEveryKind(r.tracker)
@@ -43,7 +43,7 @@ func TestListingMatchesGolden(t *testing.T) {
 func TestListingOfChoiceMatchesGolden(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	version, _ := r.host.Run(t, "nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	for i, edit := range []func(*v1.Service){

@@ -39,7 +39,7 @@ func FuzzNames(f *testing.F) {
 				t.Fatal(lab.Err)
 			}
 		}
-		needNFT(t, host)
+		netlab.NeedPrograms(t, "nft")
 		b, err := New(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)

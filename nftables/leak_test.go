@@ -30,7 +30,7 @@ func TestServicesAndBackendsDoNotLeak(t *testing.T) {
 	}
 	const services = 40
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	r.tracker.SetService(svc(200))
 	r.tracker.SetSlice(epSlice(200, tracker.IPv4, upTo(3)...))
 	r.sync()

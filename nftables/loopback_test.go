@@ -22,7 +22,7 @@ import (
 func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.UDPConn, exchange func()) {
 	t.Helper()
 	r = newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	const server = "192.168.7.1"
 	must := func(err error) {
 		t.Helper()

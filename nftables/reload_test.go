@@ -41,7 +41,7 @@ func tool(input string, args ...string) (string, error) {
 func TestGoldensLoad(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	needNFT(t, h)
+	netlab.NeedPrograms(t, "nft")
 	_, err := h.Run(t, "nft", "-c", "add table ip f; add flowtable ip f f { hook ingress priority 0; }")
 	flowtables := err == nil
 	files, err := filepath.Glob("testdata/*.nft")
@@ -136,7 +136,7 @@ func (r reloaded) Apply(ctx context.Context, d *ruleset.Delta) error {
 // nftVersion returns the tool's version, such as {1, 0, 6}.
 func nftVersion(tb testing.TB, h *netlab.Host) (v [3]int) {
 	tb.Helper()
-	needNFT(tb, h)
+	netlab.NeedPrograms(tb, "nft")
 	out, _ := h.Run(tb, "nft", "--version")
 	if _, err := fmt.Sscanf(out, "nftables v%d.%d.%d", &v[0], &v[1], &v[2]); err != nil {
 		tb.Fatalf("%q: %v", out, err)

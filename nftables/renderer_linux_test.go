@@ -60,7 +60,7 @@ func testTextEqualsBytes(t *testing.T, seed uint64) {
 	var backends [2]*Backend
 	for i := range hosts {
 		hosts[i] = netlab.NewHost(t)
-		needNFT(t, hosts[i])
+		netlab.NeedPrograms(t, "nft")
 	}
 	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
 	config := Config{}
@@ -149,7 +149,7 @@ func TestEveryRuleEqualsItsText(t *testing.T) {
 			var hosts [2]*netlab.Host
 			for i := range conns {
 				hosts[i] = netlab.NewHost(t)
-				needNFT(t, hosts[i])
+				netlab.NeedPrograms(t, "nft")
 				b, err := New(t.Context(), Config{NetNS: hosts[i].File()})
 				if err != nil {
 					t.Fatal(err)

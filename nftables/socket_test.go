@@ -123,7 +123,7 @@ func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 func TestNewerTableSurvivesKilledSwap(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	r.tracker.SetService(svc(0, sticky(1000)))
 	r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(3)...))
 	r.sync()

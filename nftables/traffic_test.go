@@ -123,7 +123,7 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 func TestCountersFollowFrontends(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	c := Config{NetNS: r.host.File()}
 	if _, err := Traffic(t.Context(), c); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a table: %v, want ErrNoRules", err)
@@ -223,7 +223,7 @@ func TestCountersFollowFrontends(t *testing.T) {
 func TestCountersOfManyDeletedServices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	needNFT(t, r.host)
+	netlab.NeedPrograms(t, "nft")
 	const services = 240
 	counters := &nft.Elements{}
 	for i := range services {
