@@ -44,10 +44,10 @@
 // # Requirements
 //
 // The package needs iptables 1.6.2 or later, and a kernel with the matches addrtype, comment, conntrack, mark and
-// statistic (recent for affinity, sctp for SCTP; the log says what is lost without them) and the targets DNAT, MARK, MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the
-// network namespace, and for iptables-legacy CAP_NET_RAW. [New] and [Probe] try them and return a
-// [*dataplane.UnsupportedError] that names what is missing, as all functions do on other systems than Linux. Kernel
-// counters are optional: see [Backend.Counters].
+// statistic (recent for affinity, sctp for SCTP; the log says what is lost without them) and the targets DNAT, MARK,
+// MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the network namespace, and for iptables-legacy CAP_NET_RAW. [New] and
+// [Probe] try them and return a [*dataplane.UnsupportedError] that names what is missing, as all functions do on other
+// systems than Linux. Kernel counters are optional: see [Backend.Counters].
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/iptables/DESIGN.md
 package iptables
