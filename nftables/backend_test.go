@@ -253,8 +253,8 @@ func TestBackendsOfTwoTablesCoexist(t *testing.T) {
 	}
 }
 
-// TestServiceBeyondLimitsFailsAlone has Services that cannot be programmed beside one that can.
-func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
+// TestServiceBeyondLimitsGetsFirstEndpoints has Services that exceed the limits beside one that does not.
+func TestServiceBeyondLimitsGetsFirstEndpoints(t *testing.T) {
 	t.Parallel()
 	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
@@ -278,15 +278,12 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 		make(1, "sticky-and-huge", func(p *tracker.ServicePort) { p.Affinity = 1e9 }, limits.AffinityEndpoints+1),
 		make(2, "fine", func(*tracker.ServicePort) {}, 3),
 		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, limits.WeightedEndpoints+1),
-		make(3, "strange", func(p *tracker.ServicePort) { p.Key.Protocol = "QUIC" }, 3),
 	}}
 	for range 2 { // as a whole and as a change
-		err = b.Apply(context.Background(), d)
-		var partial *ruleset.PartialError
-		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, model.ErrProtocol) {
-			t.Fatalf("Apply returned %v", err)
+		if err := b.Apply(context.Background(), d); err != nil {
+			t.Fatal(err)
 		}
-		for at, want := range map[string]int{"10.96.0.1:80": limits.AffinityEndpoints, "10.96.0.2:80": 3, "10.96.0.3:80": 0, "10.96.0.4:80": limits.WeightedEndpoints} {
+		for at, want := range map[string]int{"10.96.0.1:80": limits.AffinityEndpoints, "10.96.0.2:80": 3, "10.96.0.4:80": limits.WeightedEndpoints} {
 			f, err := lookUp(t.Context(), b.config, netip.MustParseAddrPort(at), v1.ProtocolTCP)
 			if err != nil || f.Entry != (want != 0) || len(f.Endpoints) != want {
 				t.Errorf("%s: %d endpoints, want %d, error %v", at, len(f.Endpoints), want, err)
@@ -294,9 +291,7 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 		}
 		d.Full = false
 		for i := range d.Changes {
-			if c := &d.Changes[i]; partial.Failed[c.Key] == nil {
-				c.Old = c.New
-			}
+			d.Changes[i].Old = d.Changes[i].New
 		}
 	}
 }

@@ -50,9 +50,6 @@ type planned struct {
 func (t *Table) plan(c *ruleset.Change, tx *Tx) (planned, error) {
 	p := planned{id: c.ID(), after: c.New, mark: tx.Mark(), draft: t.draft.mark()}
 	protocol := inet.Protocol(c.Key.Protocol)
-	if c.New != nil && protocol == 0 {
-		return p, fmt.Errorf("%w: %q", ErrProtocol, c.Key.Protocol)
-	}
 	if p.old = t.service(p.id); p.old == nil {
 		p.old = &service{}
 	}

@@ -59,7 +59,6 @@ type common struct {
 var (
 	ErrTooManyPools  = fmt.Errorf("too many Services with endpoints (at most %d pools a family)", layout.MaxPool)
 	errTooManySticky = fmt.Errorf("too many Services have client affinity (at most %d pools a family)", layout.MaxSticky)
-	ErrProtocol      = errors.New("protocol is not TCP, UDP or SCTP")
 	// ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send,
 	// and by that of a Service that needs one. The kernel accepts a transaction only in one piece,
 	// of at most the size of the socket's send buffer. A buffer larger than net.core.wmem_max needs
