@@ -8,7 +8,7 @@ import (
 // which serves returns true. The backend is offered its part as if there were no other Services; "Two
 // data planes" in BACKEND.md describes moves and conflicts. [Limits] are reported for Services of the
 // part alone, and so are triggers. [SyncInfo] counts Services of the whole ruleset. A Cursor that
-// follows this one follows its part. A Service that one data plane refuses still takes frontends from
+// follows this one follows its part. A Service that fails in one data plane still takes frontends from
 // Services of another.
 //
 // The Engine calls serves once for each compiled version of a Service port, and once for each that
