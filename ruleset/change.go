@@ -27,10 +27,11 @@ func (c Change) ID() uint32 {
 // Acknowledged reports whether an Apply that returned err acknowledges c, a change of its delta: all of
 // c is in effect. So a Backend that wraps another one learns what the [Cursor] will learn.
 func (c Change) Acknowledged(err error) bool {
-	var p *PartialError
 	if err == nil {
 		return true
-	} else if !errors.As(err, &p) || errors.Is(err, ErrNeedFull) {
+	}
+	var p *PartialError
+	if !errors.As(err, &p) || errors.Is(err, ErrNeedFull) {
 		return false
 	}
 	named := func(k tracker.Key) bool {

@@ -504,21 +504,23 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if c.detached {
 		return
 	}
-	partly := errors.As(err, new(*PartialError)) && !errors.Is(err, ErrNeedFull)
+	partly := err != nil && errors.As(err, new(*PartialError)) && !errors.Is(err, ErrNeedFull)
 	if err == nil || partly {
 		c.node, c.gen = d.Node, d.Gen
 	} else if d.Full {
 		c.full = true
 	}
-	failedNames := map[types.NamespacedName]bool{}
-	failed := map[tracker.Key]*Change{}
+	var failedNames map[types.NamespacedName]bool
+	var failed map[tracker.Key]*Change
 	for i := range d.Changes {
 		ch := &d.Changes[i]
 		if ch.Acknowledged(err) {
 			c.ack(ch)
 			continue
 		}
-		info.Failed++
+		if info.Failed++; failed == nil {
+			failedNames, failed = map[types.NamespacedName]bool{}, map[tracker.Key]*Change{}
+		}
 		failed[ch.Key], failedNames[ch.Key.NamespacedName] = ch, true
 		if _, again := c.failures[ch.ID()]; !again && !partly && d.Full && ch.New == ch.Old {
 			continue // nothing of it was to change, and the next delta is Full, too
