@@ -148,6 +148,9 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 			eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
 				return !strings.Contains(metricsOn(t, s.Node, metrics), "proxier_other_proxy_rules{")
 			})
+			if code, _ := p.stop(t); code != 0 {
+				t.Errorf("exit status %d", code)
+			}
 			if (!runs || tt.seen == "process") && p.loggedErrors() { // otherwise kube-proxy has the ports
 				t.Errorf("log:\n%s", p.log())
 			}
