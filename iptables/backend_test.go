@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -175,9 +176,7 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 		r.everyKind()
 		r.sync()
 		old := filepath.Join(t.TempDir(), "saved")
-		if err := os.WriteFile(old, []byte(r.command(tracker.IPv4, "-save")), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(old, []byte(r.command(tracker.IPv4, "-save")), 0o644))
 		r.setEndpoints(0, 1, 2, 20)
 		r.sync()
 		for _, c := range []struct {
@@ -289,9 +288,7 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 			r.set(100+i, []int{1})
 		}
 		r.sync()
-		if err := r.cleanup(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.cleanup())
 		if after := save(r); after != before {
 			t.Errorf("after Cleanup\n%s\nbefore\n%s", after, before)
 		}
@@ -302,9 +299,7 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 		r.cursor.Resync()
 		r.sync()
 		r.command(tracker.IPv4, "", "-t", "nat", "-A", "CNI-HOSTPORT", "-j", "KUBE-MARK-MASQ")
-		if err := r.cleanup(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.cleanup())
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "-A KUBE-MARK-MASQ -j MARK") || !strings.Contains(got, "-A KUBE-POSTROUTING") || strings.Contains(got, "KUBE-SVC-") {
 			t.Errorf("after Cleanup:\n%s", got)
 		}
@@ -367,9 +362,7 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 		t.Errorf("no program: %v", err)
 	}
 	for _, name := range []string{"iptables-restore", "iptables-save"} {
-		if err := os.WriteFile(filepath.Join(path, name), []byte("#!/bin/true"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(path, name), []byte("#!/bin/true"), 0o755))
 	}
 	if _, err := New(t.Context(), Config{}); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("another program: %v", err)
@@ -449,9 +442,7 @@ func TestRangesOfReleaseAreReplaced(t *testing.T) {
 			"-t filter -A KUBE-REFUSED-RANGES -d 10.96.0.0/30 -j KUBE-RRNG-0A600000/30",
 			"-t filter -A KUBE-RRNG-0A600000/30 -d 198.51.100.1/32 -p tcp -m tcp --dport 80:9000 -j DROP",
 		} {
-			if _, err := r.node.command(tracker.IPv4, "", strings.Fields(command)...); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(r.node.command(tracker.IPv4, "", strings.Fields(command)...))(t)
 		}
 		if maps.EqualFunc(r.kernel(tracker.IPv4), before, slices.Equal) {
 			t.Fatal("the chains were not added")

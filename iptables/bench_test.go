@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -62,9 +63,7 @@ func benchEndpoints(i, n int) []int {
 // clear removes everything, for the next cold start.
 func (r *rig) clear() {
 	r.Helper()
-	if err := Cleanup(context.Background(), r.config); err != nil {
-		r.Fatal(err)
-	}
+	must.Do(r, Cleanup(context.Background(), r.config))
 }
 
 func (r *rig) fam() *family { return r.backend.families[0] }
@@ -115,10 +114,7 @@ func BenchmarkColdStartFlat(b *testing.B) {
 func (r *rig) flat() *batch {
 	r.Helper()
 	snap := r.engine.Snapshot()
-	m, err := newModel(r.fam().settings, snap.Node)
-	if err != nil {
-		r.Fatal(err)
-	}
+	m := must.Get(newModel(r.fam().settings, snap.Node))(r)
 	out := newBatch()
 	for _, s := range snap.Ports {
 		m.change(s.Key, s, out.difference)
@@ -236,9 +232,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 	}
 	if services != 0 {
 		r.sync()
-		if err := r.host().Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, r.host().Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"))
 		target = unix.SockaddrInet4{Port: 80, Addr: netip.MustParseAddr(svc(services - 1).Spec.ClusterIP).As4()}
 		if flat {
 			r.apply(newInput(nat, []chain{r.fam().model.flatServices()}, nil, nil, nil, nil))
@@ -304,9 +298,7 @@ func BenchmarkCheck(b *testing.B) {
 				b.Run(fmt.Sprintf("flavor=%s/services=%d/%s", flavor, services, what), func(b *testing.B) {
 					before := cpu()
 					for b.Loop() {
-						if err := do(); err != nil {
-							b.Fatal(err)
-						}
+						must.Do(b, do())
 					}
 					b.ReportMetric(float64((cpu()-before).Milliseconds())/float64(b.N), "cpu-ms/op")
 				})
@@ -346,10 +338,7 @@ func BenchmarkChangeBesideAttacker(b *testing.B) {
 			backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
 				c := testConfig(tb, flavor)
 				c.NetNS, c.Families = netlab.NewHost(tb).File(), []tracker.Family{tracker.IPv4}
-				backend, err := New(tb.Context(), c)
-				if err != nil {
-					tb.Fatal(err)
-				}
+				backend := must.Get(New(tb.Context(), c))(tb)
 				tb.Cleanup(func() { backend.Close() })
 				return backend
 			})

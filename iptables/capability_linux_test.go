@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -57,9 +58,7 @@ func TestFewCapabilitiesAreEnough(t *testing.T) {
 			cmd := confine.Command("everything "+string(flavor), confine.Limits{Capabilities: c.capabilities})
 			cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
 			cmd.Stderr = &output
-			if err := h.Start(cmd); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.Start(cmd))
 			err := cmd.Wait()
 			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(output.String(), dataplane.ErrUnsupported.Error())) {
 				t.Errorf("with capabilities %v: %v, %s", c.capabilities, err, output.String())

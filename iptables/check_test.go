@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -26,9 +27,7 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 		r.tracker.SetService(svc(0))
 		r.tracker.SetSlice(slice(0, tracker.IPv4, 1))
 		r.sync()
-		if err := r.backend.Check(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.Check(t.Context()))
 		w.dropPrograms()
 		check := func(what string, runs bool) {
 			t.Helper()
@@ -112,9 +111,7 @@ func TestChangeFindsRestoredTables(t *testing.T) {
 			r.set(0, nil) // filter and nat change
 			r.sync()
 			file := filepath.Join(t.TempDir(), "old")
-			if err := os.WriteFile(file, []byte(old), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, []byte(old), 0o600))
 			r.command(tracker.IPv4, "-restore", file)
 			var full []bool
 			r.cursor.OnSync(func(i ruleset.SyncInfo) { full = append(full, i.Full) })

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -16,9 +17,7 @@ func TestCleanupCanBeTriedAgain(t *testing.T) {
 	r.sync()
 	nft := func(command string) {
 		t.Helper()
-		if out, err := r.host().Run(t, "nft", command); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		must.Get(r.host().Run(t, "nft", command))(t)
 	}
 	nft("add map ip nat foreign { type inet_service : verdict; elements = { 99 : jump KUBE-MARK-MASQ }; }")
 	for range 2 {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -101,9 +102,7 @@ func TestOnlyBackendRulesAreOwned(t *testing.T) {
 		owned("kube-proxy's rules", false)
 		r.sync()
 		owned("a Backend's rules", true)
-		if err := r.cleanup(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.cleanup())
 		owned("after Cleanup", false)
 	})
 }
@@ -127,9 +126,7 @@ func TestEmptiedChainsAreNoProxy(t *testing.T) {
 			r.sync()
 			foreign("a Backend's rules", false)
 			r.command(tracker.IPv4, "-restore", "--noflush", r.file("*"+table, ":OTHER - [0:0]", "-A OTHER -p tcp -j KUBE-SERVICES", "COMMIT"))
-			if err := r.cleanup(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.cleanup())
 			if saved := r.command(tracker.IPv4, "-save", "-t", table); !strings.Contains(saved, ":KUBE-SERVICES") {
 				t.Fatalf("the chain that another rule leads to is gone:\n%s", saved)
 			}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/tracker"
@@ -28,10 +29,7 @@ import (
 // counts returns the counters.
 func counts(tb testing.TB, b *Backend) map[string]uint64 {
 	tb.Helper()
-	out, err := b.Counters()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	out := must.Get(b.Counters())(tb)
 	return out
 }
 
@@ -53,10 +51,7 @@ func (r *rig) counted(table, text string) (sum uint64) {
 // accounts returns a connection to the accounting objects of the rig's namespace.
 func (r *rig) accounts() *nfacct.Conn {
 	r.Helper()
-	c, err := nfacct.Dial(r.host().File())
-	if err != nil {
-		r.Fatal(err)
-	}
+	c := must.Get(nfacct.Dial(r.host().File()))(r)
 	r.Cleanup(func() { c.Close() })
 	return c
 }
@@ -163,9 +158,7 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 		r, w := newWatched(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
 		needCounters(t, r.backend)
 		a := netip.MustParseAddrPort("192.168.9.1:8080")
-		if err := r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)))
 		acceptor(t, r, []netip.AddrPort{a})
 		es := slice(0, tracker.IPv4)
 		es.Endpoints = []discovery.Endpoint{{Addresses: []string{a.Addr().String()}}}
@@ -177,10 +170,7 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			c, err := r.host().Dial(ctx, "tcp", "", to)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(r.host().Dial(ctx, "tcp", "", to))(t)
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(20 * time.Second))
 			if server, err := io.ReadAll(c); err != nil || string(server) != a.String() {
@@ -242,9 +232,7 @@ func TestDeletedCounterIsRecreated(t *testing.T) {
 		r.sync()
 		gone := func() {
 			t.Helper()
-			if err := r.accounts().Delete(LocalhostNodePorts); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.accounts().Delete(LocalhostNodePorts))
 			if _, ok := counts(t, r.backend)[LocalhostNodePorts]; ok {
 				t.Error("Counters returns a deleted object")
 			}
@@ -342,27 +330,17 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		for _, name := range countersFor(true) {
 			eventually(t, "no rule uses "+name+" any more", func() bool { return r.accounts().Delete(name) == nil })
 		}
-		if err := r.host().Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.host().Do(func() error { return makeQuota(InvalidDropped) }))
 		r.config.uncounted = false
 		r.start()
 		without("a quota", 3)
 		// Another program replaces the object after New.
-		if err := r.accounts().Delete(InvalidDropped); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.accounts().Delete(InvalidDropped))
 		r.start()
-		if err := r.accounts().Delete(InvalidDropped); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.host().Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.accounts().Delete(InvalidDropped))
+		must.Do(t, r.host().Do(func() error { return makeQuota(InvalidDropped) }))
 		without("a quota later", 5)
-		if err := r.accounts().Delete(InvalidDropped); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.accounts().Delete(InvalidDropped))
 		r.cursor.Resync()
 		r.sync()
 		r.verify()
@@ -434,9 +412,7 @@ func TestCleanupDeletesUnusedCounters(t *testing.T) {
 			t.Helper()
 			c := r.config
 			c.Families = families
-			if err := Cleanup(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, Cleanup(t.Context(), c))
 		}
 		clean(tracker.IPv4)
 		if got := existing(); !slices.Equal(got, []string{InvalidDropped}) {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -115,12 +116,8 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := node.host.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ready.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, node.host.Start(cmd))
+	must.Get(ready.Read(make([]byte, 1)))(t)
 	// The script writes this file before it becomes the program that hangs.
 	var hung []string
 	for deadline := time.Now().Add(testtime.Timeout); len(hung) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -132,9 +129,7 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 		t.Fatalf("programs that hang: %v", hung)
 	}
 	var pid int
-	if _, err := fmt.Sscanf(filepath.Base(hung[0]), "hung.%d", &pid); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Sscanf(filepath.Base(hung[0]), "hung.%d", &pid))(t)
 	if err := syscall.Kill(pid, 0); err != nil {
 		t.Fatalf("the program: %v", err)
 	}
@@ -181,9 +176,7 @@ func TestExhaustedFilesLeaveNothingHalfDone(t *testing.T) {
 		few := uint64(64)
 		cmd := confine.Command("few files "+string(flavor), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, Files: &few})
 		cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
-		if err := h.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Start(cmd))
 		if err := cmd.Wait(); err != nil {
 			t.Error(err)
 		}
@@ -240,9 +233,7 @@ func TestReadOnlySysctlIsLogged(t *testing.T) {
 	h := netlab.NewHost(t)
 	cmd := confine.Command("sysctl", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if err := h.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Start(cmd))
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -70,14 +71,9 @@ func testListing(t *testing.T, flavor system, uncounted bool) {
 		}
 		path := filepath.Join("testdata", "listing-"+strings.ToLower(f.String())+".txt")
 		if *update && !uncounted {
-			if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, []byte(b.String()), 0o644))
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(path))(t)
 		want := string(text)
 		if uncounted {
 			var rest strings.Builder

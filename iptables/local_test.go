@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -50,10 +51,7 @@ func TestOtherHostsReachNoLoopbackNodePort(t *testing.T) {
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 			c := testConfig(tb, flavor)
 			c.NetNS, c.Families, c.LocalhostNodePorts = env.NetNS, env.Families, true
-			b, err := New(tb.Context(), c)
-			if err != nil {
-				tb.Fatal(err)
-			}
+			b := must.Get(New(tb.Context(), c))(tb)
 			tb.Cleanup(func() { b.Close() })
 			return b
 		}})
@@ -124,17 +122,12 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
-		cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: r.host().File()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		cleaner := must.Get(conntrack.New(t.Context(), conntrack.Config{NetNS: r.host().File()}))(t)
 		defer cleaner.Close()
 		r.cursor.Detach()
 		r.cursor = r.engine.Attach("iptables", cleaner.Wrap(r.backend))
 		a := netip.MustParseAddr("192.168.7.1")
-		if err := r.host().AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a, 32)))
 		r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 		r.sync()
 		to := []netip.AddrPort{netip.MustParseAddrPort("192.168.7.1:30080"), netip.MustParseAddrPort("127.0.0.1:30080")}
@@ -144,9 +137,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		es.Endpoints, es.Ports[0].Protocol = append(es.Endpoints, backendtest.Endpoint(a.String(), thisNode)), &proto
 		r.tracker.SetSlice(es)
 		r.sync()
-		if err := cleaner.Flush(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cleaner.Flush(t.Context()))
 		for i := range to {
 			if got, err := exchange(i); got != "endpoint" || err != nil {
 				t.Errorf("%s: %q, %v", to[i], got, err)

@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
@@ -137,10 +138,7 @@ func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
 			{"192.0.2.9", "192.168.7.1:31050", "ns/svc-150:p", "[10.244.0.150:8080]"},
 			{"192.0.2.9", "192.168.7.2:31050", "", "[]"}, // another host
 		} {
-			got, err := look(tt.from, tt.to)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(look(tt.from, tt.to))(t)
 			if got.Entry != (tt.service != "") || got.Service != tt.service || fmt.Sprint(got.Endpoints) != tt.endpoints || got.Entry != strings.HasPrefix(got.Where, "chain KUBE-SERVICES > ") {
 				t.Errorf("%s to %s: %+v, want %s of %s", tt.from, tt.to, got, tt.endpoints, tt.service)
 			}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -375,10 +376,7 @@ func TestConnectionsOfDeletedServicesAreForgotten(t *testing.T) {
 		}
 		counts := func() (n [2]uint64) {
 			t.Helper()
-			got, err := r.backend.Traffic(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(r.backend.Traffic(t.Context()))(t)
 			for k, c := range got.Services {
 				for i := range n {
 					if k.Name == svc(i).Name && k.Family == tracker.IPv4 && k.Protocol == v1.ProtocolTCP {

@@ -15,6 +15,7 @@ import (
 
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -56,17 +57,13 @@ func TestGroupedEndpointsGetEqualShares(t *testing.T) {
 		es := slice(0, tracker.IPv4)
 		for i := range n {
 			a := netip.AddrFrom4([4]byte{192, 168, 9, byte(i + 1)})
-			if err := r.host().AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a, 32)))
 			endpoints = append(endpoints, netip.AddrPortFrom(a, 8080))
 			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
 		}
 		acceptor(t, r, endpoints)
 		// Without a route to the cluster IP, the node's own packets are not sent.
-		if err := r.host().AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.host().AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"))
 		r.tracker.SetService(svc(1))
 		r.tracker.SetSlice(es)
 		es = es.DeepCopy()
@@ -103,10 +100,7 @@ func TestGroupedEndpointsGetEqualShares(t *testing.T) {
 		if chi > limit {
 			t.Errorf("not uniform: chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
 		}
-		first, err := reach(r, "", "10.96.0.0:80", testtime.Timeout)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := must.Get(reach(r, "", "10.96.0.0:80", testtime.Timeout))(t)
 		for range 20 {
 			if server, err := reach(r, "", "10.96.0.0:80", testtime.Timeout); err != nil || server != first {
 				t.Fatalf("affinity: %q, then %q, error %v", first, server, err)
@@ -124,14 +118,9 @@ func TestLoopbackAnswersOnlyAsConfigured(t *testing.T) {
 		for _, on := range []bool{true, false} {
 			r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = on })
 			a := netip.MustParseAddrPort("192.168.9.1:8080")
-			if err := r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)))
 			acceptor(t, r, []netip.AddrPort{a})
-			l, err := r.host().Listen("tcp", "127.0.0.1:9090")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(r.host().Listen("tcp", "127.0.0.1:9090"))(t)
 			defer l.Close()
 			es := slice(0, tracker.IPv4)
 			es.Endpoints = []discovery.Endpoint{{Addresses: []string{a.Addr().String()}}}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -55,10 +56,7 @@ func testChoice(t *testing.T, n, heaviest int) {
 		for i, rule := range chains[chain] {
 			q := p
 			if _, after, ok := strings.Cut(rule, "--probability "); ok {
-				share, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				share := must.Get(strconv.ParseFloat(strings.Fields(after)[0], 64))(t)
 				q = p * share
 			}
 			to := iptext.Target(rule)

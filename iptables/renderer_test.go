@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -140,9 +141,7 @@ func testRendererWrites(t *testing.T, flavor system, edit func(*Config)) {
 	check := func() {
 		t.Helper()
 		backend.sync()
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 		for _, f := range c.Families {
 			got, want := empty.kernel(f), backend.kernel(f)
 			guard := filter.String() + " " + chainLocalnet // the Backend notes there that it set a sysctl

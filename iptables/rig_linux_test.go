@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -68,17 +69,11 @@ func lacks(tb testing.TB, what string) {
 
 // linuxPrograms returns the programs of iptables-nft, or nil without namespaces or programs.
 func linuxPrograms(t *testing.T, f tracker.Family) programs {
-	c, err := Config{Flavor: NFT}.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Config{Flavor: NFT}.withDefaults())(t)
 	if os.Getenv(netlab.InsideEnv) == "" {
 		return nil
 	}
-	k, err := openKernel(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(openKernel(c))(t)
 	p, err := k.Programs(t.Context(), f)
 	if err != nil {
 		return nil
@@ -129,9 +124,7 @@ func (n *linuxNode) hide() (show func()) {
 			"ip6 nat: limit rate 3 bytes/second accept", "ip6 filter: icmpv6 type 1 meta mark set 4",
 		} {
 			table, rule, _ := strings.Cut(rule, ": ")
-			if out, err := n.host.Run(n.tb, "nft", strings.NewReplacer("TABLE", table, "RULE", rule).Replace(format)); err != nil {
-				n.tb.Fatalf("%v: %s", err, out)
-			}
+			must.Get(n.host.Run(n.tb, "nft", strings.NewReplacer("TABLE", table, "RULE", rule).Replace(format)))(n.tb)
 		}
 	}
 	run("add chain TABLE foreign; add rule TABLE foreign RULE")
@@ -183,10 +176,7 @@ func newWatchedNode(tb testing.TB, flavor Flavor, c *Config) testNode {
 	n := newLinuxNode(tb, flavor, c).(*linuxNode)
 	n.dir = tb.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
-		restore, err := exec.LookPath(family + "-" + string(flavor) + "-restore")
-		if err != nil {
-			tb.Fatal(err)
-		}
+		restore := must.Get(exec.LookPath(family + "-" + string(flavor) + "-restore"))(tb)
 		// The script runs as few programs as it can, because tests call it thousands of times.
 		script := fmt.Sprintf(`#!/bin/sh
 case $1 in --version) exec %[3]s "$@";; esac
@@ -201,7 +191,7 @@ exec %[3]s "$@" < $in
 		// A process forked while the file is open for writing has it open, too, until it
 		// runs its program. Until then the script cannot be run (ETXTBSY).
 		syscall.ForkLock.RLock()
-		err = os.WriteFile(filepath.Join(n.dir, filepath.Base(restore)), []byte(script), 0o755)
+		err := os.WriteFile(filepath.Join(n.dir, filepath.Base(restore)), []byte(script), 0o755)
 		syscall.ForkLock.RUnlock()
 		if err != nil {
 			tb.Fatal(err)
@@ -215,17 +205,13 @@ func (n *linuxNode) set(how, what string) {
 		os.Remove(filepath.Join(n.dir, f))
 	}
 	if how != "" {
-		if err := os.WriteFile(filepath.Join(n.dir, how), []byte(what), 0o644); err != nil {
-			n.tb.Fatal(err)
-		}
+		must.Do(n.tb, os.WriteFile(filepath.Join(n.dir, how), []byte(what), 0o644))
 	}
 }
 
 func (n *linuxNode) dropPrograms() {
 	for _, name := range []string{"iptables", "ip6tables"} {
-		if err := os.Remove(filepath.Join(n.dir, name+"-"+string(n.flavor)+"-restore")); err != nil {
-			n.tb.Fatal(err)
-		}
+		must.Do(n.tb, os.Remove(filepath.Join(n.dir, name+"-"+string(n.flavor)+"-restore")))
 	}
 }
 
@@ -257,10 +243,7 @@ func newForWorld(flavor Flavor) func(testing.TB, conformance.Env) ruleset.Backen
 	return func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		c := testConfig(tb, flavor)
 		c.NetNS, c.Families = env.NetNS, env.Families
-		b, err := New(context.Background(), c)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		b := must.Get(New(context.Background(), c))(tb)
 		tb.Cleanup(func() { b.Close() })
 		return b
 	}

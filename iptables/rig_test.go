@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -450,10 +451,7 @@ func saved(ctx context.Context, f *family) (string, error) {
 func dump(tb testing.TB, b *Backend) string {
 	var out strings.Builder
 	for _, f := range b.families {
-		text, err := saved(tb.Context(), f)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		text := must.Get(saved(tb.Context(), f))(tb)
 		l := listingOf(text)
 		for _, name := range slices.Sorted(maps.Keys(l)) {
 			for _, rule := range append([]string{"chain"}, l[name]...) {
@@ -468,10 +466,7 @@ func dump(tb testing.TB, b *Backend) string {
 // no match for them.
 func needCounters(tb testing.TB, b *Backend) {
 	tb.Helper()
-	c, err := b.Counters()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	c := must.Get(b.Counters())(tb)
 	if len(c) == 0 {
 		lacks(tb, "accounting objects (CONFIG_NETFILTER_NETLINK_ACCT, CONFIG_NETFILTER_XT_MATCH_NFACCT)")
 	}

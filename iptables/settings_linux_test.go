@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -29,9 +30,7 @@ func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 		h := netlab.NewHost(t)
 		for _, ns := range []*os.File{nil, h.File()} {
 			c.config.NetNS = ns
-			if err := h.Sysctl("net/ipv4/conf/all/route_localnet", "0"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.Sysctl("net/ipv4/conf/all/route_localnet", "0"))
 			set := func() error { return SetSysctls(t.Context(), c.config) }
 			var err error
 			if ns == nil {

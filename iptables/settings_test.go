@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -19,9 +20,7 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, flavor)
 		for _, liberal := range []string{"0", "1"} {
-			if err := r.node.setSysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.node.setSysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal))
 			r.start()
 			r.sync()
 			drops := slices.ContainsFunc(r.kernel(tracker.IPv4)["filter "+chainForward], func(rule string) bool {
@@ -63,17 +62,13 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 				"Backend":    func(r *rig) error { r.start(); r.sync(); return nil },
 			} {
 				r := newRig(t, flavor)
-				if err := r.node.setSysctl(routeLocalnet, before); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, r.node.setSysctl(routeLocalnet, before))
 				state := func() (value string, guarded bool) {
 					return r.node.sysctl(routeLocalnet), slices.Contains(r.kernel(tracker.IPv4)["filter INPUT"], iptext.Jump(chainLocalnet))
 				}
 				for _, on := range []bool{true, false, true, false} {
 					r.config.LocalhostNodePorts = on
-					if err := apply(r); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, apply(r))
 					want := before
 					if on {
 						want = "1"
@@ -82,9 +77,7 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 						t.Errorf("%s, was %s, on %v: route_localnet is %s, guarded %v", what, before, on, got, guarded)
 					}
 				}
-				if err := r.cleanup(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, r.cleanup())
 				if got, guarded := state(); got != before || guarded != (before == "1") {
 					t.Errorf("%s, was %s, after Cleanup: route_localnet is %s, guarded %v", what, before, got, guarded)
 				}

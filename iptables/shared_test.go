@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -42,10 +43,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		node := &ruleset.Node{}
 		s := &settings{family: tracker.IPv4, mark: 0x4000}
-		m, err := newModel(s, node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newModel(s, node))(t)
 		have := map[uint32]*ruleset.Port{}
 		// Few values make Services share; many make trees with several chains.
 		few := 1 + rng.IntN(250)
@@ -67,10 +65,7 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 					have[id] = svc
 				}
 			}
-			fresh, err := newModel(s, node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			fresh := must.Get(newModel(s, node))(t)
 			ids := slices.Collect(maps.Keys(have))
 			rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 			for _, id := range ids {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -80,14 +81,8 @@ func simulated(tb testing.TB, env conformance.SimEnv, flavor Flavor, divided boo
 	}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
-			c, err := Config{Flavor: flavor, Families: env.Families}.withDefaults()
-			if err != nil {
-				tb.Fatal(err)
-			}
-			b, err := newBackend(context.Background(), c, m)
-			if err != nil {
-				tb.Fatal(err)
-			}
+			c := must.Get(Config{Flavor: flavor, Families: env.Families}.withDefaults())(tb)
+			b := must.Get(newBackend(context.Background(), c, m))(tb)
 			for _, f := range b.families {
 				if divided {
 					f.limit = 60

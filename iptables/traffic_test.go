@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -45,14 +46,8 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 		w.Sync()
 		connections := func() int {
 			t.Helper()
-			got, err := b.Traffic(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			read, err := Traffic(t.Context(), config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(b.Traffic(t.Context()))(t)
+			read := must.Get(Traffic(t.Context(), config))(t)
 			sum := func(t *dataplane.Traffic) (n int) {
 				for k, c := range t.Services {
 					if k.Name == svc(50).Name && k.Protocol == v1.ProtocolTCP && k.Family == tracker.IPv4 {
@@ -94,9 +89,7 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 		})
 		during("restarts", 3, 0, func(int) {
 			w.Cursor.Detach()
-			if err := w.Do(func() error { open(t, w.Env); return nil }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, w.Do(func() error { open(t, w.Env); return nil }))
 			w.Cursor = w.Engine.Attach("another", b)
 			w.Sync()
 		})

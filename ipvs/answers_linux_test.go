@@ -14,6 +14,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -69,12 +70,8 @@ func testForwardingIsReadBack(t *testing.T) {
 		tracker.IPv6: {netip.MustParseAddrPort("[2001:db8::1]:80"), netip.MustParseAddrPort("[2001:db8::2]:80")},
 	} {
 		for _, key := range []virtualKey{{family: family, mark: 77}, {family: family, proto: inet.TCP, at: reals[1]}} {
-			if err := k.addVirtual(key, virtual{scheduler: RoundRobin}); err != nil {
-				t.Fatal(err)
-			}
-			if err := k.addReal(key, real{at: reals[0], weight: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, k.addVirtual(key, virtual{scheduler: RoundRobin}))
+			must.Do(t, k.addReal(key, real{at: reals[0], weight: 1}))
 			for _, how := range []Forwarding{ForwardingGUE, ForwardingTunnel, ForwardingGRE, ForwardingDirect, ForwardingGUE, ForwardingTranslated} {
 				want := real{at: reals[1], weight: 7, forwarding: how}
 				if err := k.addReal(key, want); err != nil { // the second time it exists

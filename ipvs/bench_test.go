@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -49,10 +50,7 @@ func BenchmarkChangeBesideAttacker(b *testing.B) {
 		return
 	}
 	backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
-		backend, err := New(tb.Context(), Config{NetNS: newHost(tb).File(), Families: []tracker.Family{tracker.IPv4}})
-		if err != nil {
-			tb.Fatal(err)
-		}
+		backend := must.Get(New(tb.Context(), Config{NetNS: newHost(tb).File(), Families: []tracker.Family{tracker.IPv4}}))(tb)
 		tb.Cleanup(func() { backend.Close() })
 		return backend
 	})
@@ -114,9 +112,7 @@ func benchOneEndpoint(b *testing.B, services int) {
 	calls, n := r.calls(), 0
 	// A backend that does nothing gives the share of the tracker and ruleset.
 	idle := r.engine.Attach("idle", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-	if err := idle.Sync(context.Background()); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, idle.Sync(context.Background()))
 	var took, above time.Duration
 	for b.Loop() {
 		// Many changes, so that the result is stable with -benchtime 1x.
@@ -128,9 +124,7 @@ func benchOneEndpoint(b *testing.B, services int) {
 				r.set(svc(1), 1, append(eps, -20)...)
 			}
 			start := time.Now()
-			if err := idle.Sync(context.Background()); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, idle.Sync(context.Background()))
 			above += time.Since(start)
 			start = time.Now()
 			r.sync()
@@ -166,10 +160,7 @@ func benchConnections(b *testing.B, services int) {
 	open := func(to string) time.Duration {
 		start := time.Now()
 		for range times {
-			c, err := client.Dial(context.Background(), "tcp", "", to)
-			if err != nil {
-				b.Fatal(err)
-			}
+			c := must.Get(client.Dial(context.Background(), "tcp", "", to))(b)
 			c.Close()
 		}
 		return time.Since(start)

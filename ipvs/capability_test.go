@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/iptables"
 )
 
@@ -36,9 +37,7 @@ func testFewCapabilitiesAreEnough(t *testing.T) {
 		var output strings.Builder
 		cmd := confine.Command(c.role, confine.Limits{Capabilities: c.capabilities})
 		cmd.Stderr = &output
-		if err := h.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Start(cmd))
 		err := cmd.Wait()
 		if (err == nil) != (c.want == "") || !strings.Contains(output.String(), c.want) {
 			t.Errorf("%s with capabilities %v: %v, %s; want %q", c.role, c.capabilities, err, output.String(), c.want)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -36,10 +37,7 @@ func testEndpointsAreChosenEvenly(f *faultWorld) {
 	count := func(n int) map[netip.AddrPort]int {
 		out := map[netip.AddrPort]int{}
 		for range n {
-			server, err := f.Reach(udp, testtime.Timeout)
-			if err != nil {
-				t.Fatal(err)
-			}
+			server := must.Get(f.Reach(udp, testtime.Timeout))(t)
 			out[server]++
 		}
 		return out
@@ -54,16 +52,11 @@ func testEndpointsAreChosenEvenly(f *faultWorld) {
 			}
 		}
 	}
-	b, err := New(t.Context(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(New(t.Context(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev}))(t)
 	defer b.Close()
 	c := f.Engine.Attach("maglev", b)
 	defer c.Detach()
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	// This is Pearson's test. The table of mh is uniform to a hundredth, and the kernel's
 	// hash has another key in each run. The critical values are for one false alarm in
 	// 10^9, by degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods,
@@ -97,10 +90,7 @@ func testAffinityLasts(f *faultWorld) {
 	f.Sync()
 	to := conformance.Target{Addr: netip.MustParseAddrPort("10.96.0.60:80"), Protocol: v1.ProtocolTCP}
 	last := time.Now()
-	server, err := f.Reach(to, testtime.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must.Get(f.Reach(to, testtime.Timeout))(t)
 	kept := 0
 	for _, pause := range []time.Duration{0, timeout / 2, timeout * 4 / 5, timeout / 2} {
 		time.Sleep(pause)
@@ -108,10 +98,7 @@ func testAffinityLasts(f *faultWorld) {
 		f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, f.pods, 1, f.rng))
 		f.Sync()
 		start := time.Now()
-		next, err := f.Reach(to, testtime.Timeout)
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := must.Get(f.Reach(to, testtime.Timeout))(t)
 		// If the machine was too slow for the timeout, the client may move.
 		if after := time.Since(last); after < timeout {
 			kept++
@@ -196,9 +183,7 @@ func testNodesHashAlike(t *testing.T) {
 	services := 0
 	drain := func() {
 		t.Helper()
-		if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Hour)))
 	}
 	node := func(history ...[]int) map[uint16]netip.AddrPort {
 		t.Helper()
@@ -333,9 +318,7 @@ func testSourceHashReplacesMissingMaglev(t *testing.T) {
 	r.agree()
 	internal := fmt.Sprintf("-A -f %d -s ", markDrop+1)
 	r.has("ipvsadm -Sn", internal+"sh -b sh-fallback", "-A -t 10.96.0.2:80 -s sh -b sh-fallback", "-A -t 10.96.0.3:80 -s rr")
-	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Get(exec.Command("insmod", file).CombinedOutput())(t)
 	r.restart()
 	r.sync()
 	r.agree()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -26,23 +27,15 @@ func TestConformance(t *testing.T) {
 
 // newForWorld returns a Backend beside network policies of another program.
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
-	node, err := netns.Open(env.NetNS)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	node := must.Get(netns.Open(env.NetNS))(tb)
 	tb.Cleanup(func() { node.Close() })
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 			cmd := netlab.Command(tb, program, "-A", chain, "-j", "MARK", "--set-xmark", foreignMark)
-			if err := node.Do(cmd.Run); err != nil {
-				tb.Fatal(err)
-			}
+			must.Do(tb, node.Do(cmd.Run))
 		}
 	}
-	b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Get(New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}))(tb)
 	ctx, cancel := context.WithCancel(context.Background())
 	watched := make(chan struct{})
 	go func() {

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 func TestDrainEndsByConnectionsOrLimit(t *testing.T) {
@@ -29,10 +30,7 @@ func TestDrainEndsByConnectionsOrLimit(t *testing.T) {
 		{"UDP answers", 0, v1.ProtocolUDP, 0, 0, answerTime - 1, false},
 		{"SCTP immediately", 0, v1.ProtocolSCTP, 5, 5, answerTime, true},
 	} {
-		config, err := Config{DrainLimit: c.limit}.withDefaults()
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := must.Get(Config{DrainLimit: c.limit}.withDefaults())(t)
 		r := config.drainRule(inet.Protocol(c.proto))
 		got := r.over(start, start.Add(c.after)) || r.unused(c.active, c.inactive)
 		if got != c.want {

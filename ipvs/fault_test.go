@@ -27,6 +27,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -903,9 +904,7 @@ func testChangingListsAreReadAgain(t *testing.T) {
 	}
 	t.Logf("%d of 4 syncs failed", failures)
 	r.sync()
-	if err := r.backend.tend(context.Background(), time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.tend(context.Background(), time.Now()))
 	r.agree()
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Error(err)
@@ -971,9 +970,7 @@ func testFullConntrackEndsNoConnection(f *faultWorld) {
 	before := f.kernel()
 	set := func(value string) {
 		t.Helper()
-		if err := os.WriteFile(most, []byte(value), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(most, []byte(value), 0))
 	}
 	t.Cleanup(func() { set(strings.TrimSpace(string(old))) })
 	set("1")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -103,9 +104,7 @@ func testRandomChanges(t *testing.T, newNode func(testing.TB) node) {
 			r.run("ip addr " + do + " " + a + " dev eth0")
 		}
 		r.sync()
-		if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Hour)))
 		r.agree()
 		if step%10 == 9 {
 			if err := r.backend.Check(context.Background()); err != nil {
@@ -200,9 +199,7 @@ func testRestartKeepsForeignObjects(t *testing.T, newNode func(testing.TB) node)
 		"-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0", "-a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m -w 0")
 	r.hasNot("ipvsadm -Sn", "10.96.0.2:80", ":30002")
 	// These real servers have no connections, so they have drained.
-	if err := r.backend.tend(context.Background(), time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.tend(context.Background(), time.Now()))
 	r.hasNot("ipvsadm -Sn", "10.245.0.2:8080 -m -w 0", "10.245.0.7")
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Error(err)
@@ -229,9 +226,7 @@ func testMarksOfOthersAreKept(t *testing.T, newNode func(testing.TB) node) {
 	r.sync()
 	r.has("ipvsadm -Sn", theirs...)
 	r.hasNot("ipvsadm -Sn", "-f 12290")
-	if err := r.backend.cleanup(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.cleanup(context.Background()))
 	r.same("after Cleanup", r.run("ipvsadm -Sn"), theirs)
 	r.hasNot("nft list tables", "proxier-ipvs-marks")
 }
@@ -257,9 +252,7 @@ func testDriftIsRepaired(t *testing.T, newNode func(testing.TB) node) {
 		before = append(before, withoutComments(r.run("iptables-save -t "+t)))
 	}
 	ctx := context.Background()
-	if err := r.backend.Check(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.Check(ctx))
 	for _, c := range []string{
 		"ipvsadm -D -t 10.96.0.1:80",
 		"ipvsadm -C",
@@ -289,9 +282,7 @@ func testDriftIsRepaired(t *testing.T, newNode func(testing.TB) node) {
 		needFull(t, r.backend.Check(ctx), c+", second Check")
 		r.cursor.Resync()
 		r.sync()
-		if err := r.backend.tend(ctx, time.Now()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(ctx, time.Now()))
 		r.agree()
 		if err := r.backend.Check(ctx); err != nil {
 			t.Errorf("%s: not repaired: %v", c, err)
@@ -316,9 +307,7 @@ func testMissingObjectsCauseAFullDelta(t *testing.T, newNode func(testing.TB) no
 		r.set(svc(2), 2, -2)
 		r.set(svc(10+i), 10+i, -1)
 		r.sync()
-		if err := r.backend.tend(context.Background(), time.Now()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(context.Background(), time.Now()))
 		r.agree()
 	}
 }
@@ -405,9 +394,7 @@ func testNodePortsFollowTheNodesAddresses(t *testing.T, newNode func(testing.TB)
 	r.agree()
 	tend := func() {
 		t.Helper()
-		if err := r.backend.tend(context.Background(), time.Now()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(context.Background(), time.Now()))
 	}
 	before := r.calls()
 	tend()
@@ -500,10 +487,7 @@ func testRefusedServicesFailAlone(t *testing.T, newNode func(testing.TB) node) {
 // must complete all changes, and bind exactly the addresses of the Services.
 func testInterruptedDeltasAreCompleted(t *testing.T, newNode func(testing.TB) node) {
 	r := newRigOn(t, newNode(t), Config{Families: []tracker.Family{tracker.IPv4}})
-	reader, err := r.node.open(t, r.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reader := must.Get(r.node.open(t, r.config))(t)
 	defer reader.Close()
 	addrs := func(n int) []string {
 		return []string{fmt.Sprint("198.18.0.", 1+n%2), fmt.Sprint("198.18.1.", 1+n%3), "198.18.2.1"}
@@ -536,13 +520,9 @@ func testInterruptedDeltasAreCompleted(t *testing.T, newNode func(testing.TB) no
 				t.Fatalf("interrupted in step %d: %v", n, err)
 			}
 			r.sync()
-			if err := r.backend.tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Hour)))
 			what := fmt.Sprintf("interrupted in step %d, full %v", n, full)
-			if err := reader.kernel.ensureDevice(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, reader.kernel.ensureDevice())
 			found, rerr := reader.readFamily(tracker.IPv4, time.Now())
 			if rerr != nil {
 				t.Fatal(rerr)

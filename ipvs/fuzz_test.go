@@ -13,6 +13,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -51,10 +52,7 @@ func FuzzPlan(f *testing.F) {
 			endpoints = append(endpoints, ep)
 		}
 		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}})
-		c, err := Config{}.withDefaults()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(Config{}.withDefaults())(t)
 		got, again := c.makePlan(s, testLocal, mark), c.makePlan(s, testLocal, mark)
 		if !slices.Equal(describePlan(got), describePlan(again)) {
 			t.Fatalf("the same Service has the plans %q and %q", describePlan(got), describePlan(again))

@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/iptables"
@@ -93,12 +94,8 @@ func testOnlyBackendRulesAreOwned(t *testing.T) {
 		t.Helper()
 		cmd := netlab.Command(t, "iptables-nft-restore", "--noflush")
 		cmd.Stdin = strings.NewReader(input)
-		if err := h.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Start(cmd))
+		must.Do(t, cmd.Wait())
 	}
 	owned("empty tables", false)
 	restore("*nat\n:KUBE-SERVICES -\n:KUBE-LOAD-BALANCER -\n:KUBE-NODE-PORT -\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n")
@@ -131,9 +128,7 @@ func testConnectionsAreCounted(t *testing.T) {
 		t.Errorf("before the first delta: %v, want ErrNoRules", err)
 	}
 	for _, a := range []string{"10.244.1.1/32", "10.244.1.2/32"} {
-		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.AddAddr("eth0", netip.MustParsePrefix(a)))
 		h.ServeTCP(t, strings.TrimSuffix(a, "/32")+":8080", func(c net.Conn) { fmt.Fprintln(c, "hello") })
 	}
 	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: svcName(1), Port: "http", Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
@@ -152,10 +147,7 @@ func testConnectionsAreCounted(t *testing.T) {
 			// A port of its own: whether IPVS counts a second connection from a port depends on
 			// whether it remembers the first.
 			opened++
-			conn, err := h.Dial(t.Context(), "tcp", fmt.Sprintf("192.0.2.1:%d", 20000+opened), "10.96.0.1:80")
-			if err != nil {
-				t.Fatal(err)
-			}
+			conn := must.Get(h.Dial(t.Context(), "tcp", fmt.Sprintf("192.0.2.1:%d", 20000+opened), "10.96.0.1:80"))(t)
 			conn.Close()
 		}
 		var got *dataplane.Traffic
@@ -190,10 +182,7 @@ func testEveryVirtualServerHasCounters(t *testing.T) {
 	r.sync()
 	k := r.backend.kernel
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		stats, err := k.statistics(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stats := must.Get(k.statistics(f))(t)
 		marked := 0
 		if err := k.virtuals(f, func(key virtualKey, _ virtual) {
 			if _, ok := stats[key]; !ok {

@@ -21,6 +21,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/iptables"
@@ -197,12 +198,8 @@ func testForeignScheduler(t *testing.T) {
 	// (Documentation/admin-guide/module-signing.rst).
 	module = bytes.TrimSuffix(module, []byte("~Module signature appended~\n"))
 	file := filepath.Join(t.TempDir(), "ip_vs_"+name+".ko")
-	if err := os.WriteFile(file, module, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Do(t, os.WriteFile(file, module, 0o644))
+	must.Get(exec.Command("insmod", file).CombinedOutput())(t)
 	r := newRig(t, h, c)
 	r.set(svc(1), 1, -1)
 	r.sync()
@@ -280,9 +277,7 @@ func testSysctlsAndTimeoutsAreSet(t *testing.T) {
 // families.
 func testIPv4WorksWithIPv6Disabled(t *testing.T) {
 	h := newHost(t)
-	if err := h.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
 		if err := Probe(t.Context(), Config{NetNS: h.File(), Families: families}); !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
 			t.Errorf("families %v: %v", families, err)
@@ -301,9 +296,7 @@ func testIPv4WorksWithIPv6Disabled(t *testing.T) {
 	r = newRig(t, later, Config{})
 	r.set(svc(1), 1, -1)
 	r.sync()
-	if err := later.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, later.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	r.set(svc(2), 2, -2)
 	r.cursor.Resync()
 	var partial *ruleset.PartialError
@@ -326,9 +319,7 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
 	// The endpoints are the node's own addresses.
 	for _, a := range []string{"10.244.1.1/32", "10.244.1.2/32"} {
-		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.AddAddr("eth0", netip.MustParsePrefix(a)))
 		h.ServeTCP(t, strings.TrimSuffix(a, "/32")+":8080", func(c net.Conn) {
 			fmt.Fprintln(c, c.LocalAddr())
 			_, _ = io.Copy(c, c)
@@ -336,9 +327,7 @@ func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	}
 	tend := func(after time.Duration) {
 		t.Helper()
-		if err := r.backend.tend(context.Background(), time.Now().Add(after)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(context.Background(), time.Now().Add(after)))
 	}
 	type conn struct {
 		io.ReadWriteCloser
@@ -487,9 +476,7 @@ func checkHidden(t *testing.T, h *netlab.Host, k kernel, f tracker.Family, table
 func testEndedConnectionsHoldNoPort(t *testing.T) {
 	h := newHost(t)
 	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
-	if err := h.AddAddr("eth0", netip.MustParsePrefix("10.244.1.1/32")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.AddAddr("eth0", netip.MustParsePrefix("10.244.1.1/32")))
 	answer := make(chan bool)
 	h.ServeTCP(t, "10.244.1.1:8080", func(c net.Conn) {
 		_, _ = io.Copy(io.Discard, c) // until the client closes
@@ -507,9 +494,7 @@ func testEndedConnectionsHoldNoPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.(*net.TCPConn).CloseWrite())
 	r.remove(1)
 	r.sync()
 	retire := func() (n int) {
@@ -561,9 +546,7 @@ func testBothIptablesAcceptTheRules(t *testing.T) {
 				t.Fatal(err)
 			}
 			for id := range setCount {
-				if err := k.createSet(id, g.family); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, k.createSet(id, g.family))
 			}
 			err = func() error {
 				if err := k.restoreRules(ctx, g.family, string(golden)); err != nil {

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/usage"
 )
 
@@ -56,10 +57,7 @@ func testChangesLeakNothing(t *testing.T) {
 			// Restart without rig.restart, which keeps the backends until the test ends.
 			r.cursor.Detach()
 			r.backend.Close()
-			b, err := New(t.Context(), r.config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(New(t.Context(), r.config))(t)
 			r.backend, r.cursor = b, r.engine.Attach("ipvs", b)
 			r.sync()
 		}
@@ -67,9 +65,7 @@ func testChangesLeakNothing(t *testing.T) {
 	defer func() { r.backend.Close() }()
 	kernel := func() string {
 		// SCTP and UDP servers drain for a second.
-		if err := r.backend.tend(context.Background(), time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(context.Background(), time.Now().Add(time.Minute)))
 		return strings.Join(slices.Concat(r.run("ipvsadm -Sn"), r.run("ipset save"), withoutComments(r.run("iptables-save")),
 			withoutComments(r.run("ip6tables-save")), r.run("ip -o addr show dev "+deviceName)), "\n")
 	}

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -101,9 +102,7 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 		after time.Duration
 		want  int
 	}{{time.Second, 1}, {time.Hour, 0}} {
-		if err := r.backend.tend(t.Context(), time.Now().Add(c.after)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(t.Context(), time.Now().Add(c.after)))
 		if n := len(m.Servers); n != c.want {
 			t.Errorf("%d virtual servers after %v, want %d", n, c.after, c.want)
 		}
@@ -132,9 +131,7 @@ func TestEndedConnectionsHoldNoAddress(t *testing.T) {
 		for _, s := range r.backend.states {
 			s.nextLook = time.Time{}
 		}
-		if _, err := r.backend.Retire(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.backend.Retire(t.Context()))(t)
 		var got []string
 		for k := range m.Servers {
 			got = append(got, k.At.String()+" "+strconv.Itoa(int(k.Mark)))
@@ -166,9 +163,7 @@ func TestUnownedAddressIsFreedAfterALimit(t *testing.T) {
 		now = now.Add(d)
 		r.cursor.Resync()
 		r.sync()
-		if err := r.backend.tend(t.Context(), now); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(t.Context(), now))
 		if n := r.backend.draining(); n != want {
 			t.Errorf("%d real servers drain, want %d", n, want)
 		}
@@ -207,9 +202,7 @@ func TestCleanupRemovesOnlyItsObjects(t *testing.T) {
 		t.Errorf("the backend wrote %d objects", got)
 	}
 	for range 2 {
-		if err := r.backend.cleanup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.cleanup(t.Context()))
 		if after := m.dump(); after != before {
 			t.Errorf("after the clean-up:\n%s\nbefore:\n%s", after, before)
 		}

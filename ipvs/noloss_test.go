@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
@@ -121,9 +122,7 @@ func testFloodLosesNothing(f *faultWorld) {
 	}
 	list()
 	f.Sync()
-	if err := f.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.backend.tend(t.Context(), time.Now().Add(time.Hour)))
 	made := count(f.backend)
 	list()
 	f.Sync()
@@ -145,9 +144,7 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	}
 	tend := func() {
 		t.Helper()
-		if err := f.backend.tend(ctx, time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.backend.tend(ctx, time.Now().Add(time.Hour)))
 	}
 	// By default, addresses that no Service owns drain for 15 minutes.
 	const limit = 24 * time.Hour
@@ -183,9 +180,7 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	marked := 0
 	for k := range f.backend.states[0].virtuals {
 		if k.mark != 0 {
-			if err := f.backend.kernel.reals(k, func(r real) { marked += r.active }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, f.backend.kernel.reals(k, func(r real) { marked += r.active }))
 		}
 	}
 	if marked == 0 {
@@ -195,10 +190,7 @@ func testConnectionsOutliveTheirService(f *faultWorld) {
 	restart := func() {
 		f.Cursor.Detach()
 		f.backend.Close()
-		b, err := New(ctx, Config{NetNS: f.Env.NetNS, Families: f.Env.Families, DrainLimit: limit})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(New(ctx, Config{NetNS: f.Env.NetNS, Families: f.Env.Families, DrainLimit: limit}))(t)
 		t.Cleanup(func() { b.Close() })
 		f.backend, f.Cursor = b, f.Engine.Attach("ipvs", b)
 	}

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
@@ -154,10 +155,7 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 		}, cluster("")[1:])},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			config, err := c.config.withDefaults()
-			if err != nil {
-				t.Fatal(err)
-			}
+			config := must.Get(c.config.withDefaults())(t)
 			config.Scheduler = c.config.Scheduler
 			got := describePlan(config.makePlan(testService(c.edit, c.eps...), testLocal, 0x3007))
 			if c.eps != nil && len(c.eps) == 0 {

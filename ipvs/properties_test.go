@@ -14,6 +14,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -72,10 +73,7 @@ func testDrainOutlivesARestart(t *testing.T) {
 	r.restart()
 	r.set(svc(1), 1, -1)
 	r.sync()
-	c, err := client.Dial(t.Context(), "tcp", "192.0.2.9:0", "10.96.0.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(client.Dial(t.Context(), "tcp", "192.0.2.9:0", "10.96.0.1:80"))(t)
 	defer c.Close()
 	says(t, "at first", c)
 	r.terminate(1)
@@ -84,15 +82,11 @@ func testDrainOutlivesARestart(t *testing.T) {
 	r.restart()
 	r.sync()
 	for _, after := range []time.Duration{0, 9 * time.Minute} {
-		if err := r.backend.tend(t.Context(), time.Now().Add(after)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.tend(t.Context(), time.Now().Add(after)))
 		says(t, "after the restart", c)
 	}
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 0")
-	if err := r.backend.tend(t.Context(), time.Now().Add(11*time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.tend(t.Context(), time.Now().Add(11*time.Minute)))
 	r.hasNot("ipvsadm -Sn", "10.245.0.1:8080")
 }
 
@@ -216,9 +210,7 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				r.restart()
 				r.sync()
 				says(t, "after a restart", c)
-				if err := r.backend.tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, r.backend.tend(t.Context(), time.Now().Add(time.Hour)))
 				says(t, "while it drains on", c)
 				open(client, "192.0.2.9", vip+":80")
 				set("", -2)
@@ -232,16 +224,11 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 				one.Annotations["one-packet"] = "yes"
 				r.set(one, 2, -1, -2)
 				r.sync()
-				u, err := client.Dial(t.Context(), "udp", "192.0.2.9:0", vip+":80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				u := must.Get(client.Dial(t.Context(), "udp", "192.0.2.9:0", vip+":80"))(t)
 				defer u.Close()
 				for range 6 {
 					_ = u.SetDeadline(time.Now().Add(testtime.Timeout))
-					if _, err := u.Write([]byte("hello")); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(u.Write([]byte("hello")))(t)
 					if _, err := u.Read(make([]byte, 100)); err != nil {
 						t.Fatalf("one-packet scheduling: %v", err)
 					}
@@ -270,18 +257,13 @@ func testAnswersGoStraightToTheClient(t *testing.T) {
 // after a full delta, too.
 func testOperatorsChooseTheSource(t *testing.T) {
 	client, node, server := newRouted(t)
-	if err := node.AddAddr("eth1", netip.MustParsePrefix("10.245.9.77/16")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, node.AddAddr("eth1", netip.MustParsePrefix("10.245.9.77/16")))
 	server.ServeTCP(t, "10.245.0.1:8080", func(c net.Conn) { fmt.Fprintln(c, c.RemoteAddr()) })
 	r := newRig(t, node, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, -1)
 	r.sync()
 	for _, want := range []string{"10.245.9.1:", "10.245.9.77:", "10.245.9.77:"} {
-		c, err := client.Dial(t.Context(), "tcp", "192.0.2.9:0", "198.18.0.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(client.Dial(t.Context(), "tcp", "192.0.2.9:0", "198.18.0.1:80"))(t)
 		_ = c.SetDeadline(time.Now().Add(testtime.Timeout))
 		if sees, err := bufio.NewReader(c).ReadString('\n'); !strings.HasPrefix(sees, want) {
 			t.Errorf("the server sees %q, %v, want %s", sees, err, want)

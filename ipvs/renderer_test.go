@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -90,10 +91,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
-			r, err := NewRenderer(Config{Families: env.Families})
-			if err != nil {
-				tb.Fatal(err)
-			}
+			r := must.Get(NewRenderer(Config{Families: env.Families}))(tb)
 			r.Addresses = env.NodeAddresses
 			v = &vendor{renderer: r, commit: commit}
 			return v
@@ -123,22 +121,15 @@ func TestRendererWritesWhatBackendWrites(t *testing.T) {
 func rendererWrites(t *testing.T, backend, text node, apply func(*Transaction) error) {
 	c := Config{Properties: propertiesOf, Schedulers: []Scheduler{RoundRobin, "lc", Maglev}}
 	r := newRigOn(t, backend, c)
-	render, err := NewRenderer(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	render := must.Get(NewRenderer(c))(t)
 	v := &vendor{renderer: render, commit: func(tx *Transaction, _ bool) error { return apply(tx) }}
 	cursor := r.engine.Attach("renderer", v)
 	check := func(when string) {
 		t.Helper()
 		r.sync()
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 		tx, err := render.Retire()
-		if err := errors.Join(err, apply(tx), r.backend.tend(t.Context(), time.Now().Add(time.Hour))); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(err, apply(tx), r.backend.tend(t.Context(), time.Now().Add(time.Hour))))
 		r.same(when, objects(t, text), objects(t, backend))
 	}
 	r.set(svc(1, nodePort(30001), externalIPs("198.18.0.1", "2001:db8:e::1"), externalLocal), 1, 1, -1)
@@ -177,19 +168,13 @@ func TestTransactionsAreValues(t *testing.T) {
 	t.Parallel()
 	r, _ := newMemoryRig(t, Config{})
 	r.set(svc(1), 1, 1, 2)
-	render, err := NewRenderer(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	render := must.Get(NewRenderer(Config{}))(t)
 	full := r.engine.Snapshot().Delta()
 	none := &ruleset.Delta{Node: full.Node, OldNode: full.Node}
 	if _, err := render.Render(none); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Errorf("an incremental delta first: %v", err)
 	}
-	tx, err := render.Render(full)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tx := must.Get(render.Render(full))(t)
 	first := tx.String()
 	for _, want := range []string{
 		"ip -batch - <<'END'\nlink add kube-ipvs0 type dummy\nEND\n", "\nadd KUBE-CLUSTER-IP 10.96.0.1,tcp:80 -exist\n",
@@ -226,10 +211,7 @@ func TestEqualDeltasRenderEqually(t *testing.T) {
 	var texts [2]string
 	var cursors [2]*ruleset.Cursor
 	for i := range texts {
-		render, err := NewRenderer(Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		render := must.Get(NewRenderer(Config{}))(t)
 		cursors[i] = r.engine.Attach("renderer", &vendor{renderer: render, commit: func(tx *Transaction, _ bool) error {
 			retired, err := render.Retire()
 			texts[i] = tx.String() + retired.String()
@@ -251,9 +233,7 @@ func TestEqualDeltasRenderEqually(t *testing.T) {
 		}
 		for i, c := range cursors {
 			texts[i] = ""
-			if err := c.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(t.Context()))
 		}
 		if texts[0] != texts[1] {
 			t.Fatalf("step %d: %s", step, backendtest.FirstDifference(texts[0], texts[1]))
@@ -265,10 +245,7 @@ func TestEqualDeltasRenderEqually(t *testing.T) {
 func TestRetireDeletesWhatDrains(t *testing.T) {
 	t.Parallel()
 	r, _ := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}})
-	render, err := NewRenderer(r.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	render := must.Get(NewRenderer(r.config))(t)
 	var last *Transaction
 	cursor := r.engine.Attach("renderer", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) (err error) {
 		last, err = render.Render(d)
@@ -276,9 +253,7 @@ func TestRetireDeletesWhatDrains(t *testing.T) {
 	}))
 	step := func(want string) {
 		t.Helper()
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 		if got := last.String(); got != want {
 			t.Errorf("rendered\n%s\nwant\n%s", got, want)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -48,10 +49,7 @@ func (r *rig) connections(command string, seen func([]string) error) {
 func lines(tb testing.TB, h *netlab.Host, command string) []string {
 	tb.Helper()
 	args := strings.Fields(command)
-	out, err := h.Run(tb, args[0], args[1:]...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	out := must.Get(h.Run(tb, args[0], args[1:]...))(tb)
 	var list []string
 	for l := range strings.Lines(out) {
 		list = append(list, strings.Join(strings.Fields(l), " "))

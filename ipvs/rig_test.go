@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -81,10 +82,7 @@ func (r *rig) restart() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	b, err := r.node.open(r.tb, r.config)
-	if err != nil {
-		r.tb.Fatal(err)
-	}
+	b := must.Get(r.node.open(r.tb, r.config))(r.tb)
 	r.tb.Cleanup(func() { b.Close() })
 	r.backend, r.made, r.cursor = b, count(b), r.engine.Attach("ipvs", b)
 }

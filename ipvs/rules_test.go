@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -46,14 +47,9 @@ func TestRulesEqualGoldens(t *testing.T) {
 		got := restoreAll(r.tables(), nil)
 		path := filepath.Join("testdata", name)
 		if *updateGoldens {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, []byte(got), 0o644))
 		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(os.ReadFile(path))(t)
 		if got != string(want) {
 			t.Errorf("%s differs (go test -run RulesEqualGoldens -update rewrites it):\n%s", path, got)
 		}

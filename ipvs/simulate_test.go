@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -33,16 +34,11 @@ const foreignMark = "0x30000/0x30000"
 
 // newPlane returns a Backend beside network policies of another program.
 func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
-	config, err := Config{Families: env.Families}.withDefaults()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	config := must.Get(Config{Families: env.Families}.withDefaults())(tb)
 	m := newMemory(env.NodeAddresses...)
 	for _, t := range m.Tables {
 		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
-			if err := t.Run("-A", chain, "-j", "MARK", "--set-xmark", foreignMark); err != nil {
-				tb.Fatal(err)
-			}
+			must.Do(tb, t.Run("-A", chain, "-j", "MARK", "--set-xmark", foreignMark))
 		}
 	}
 	w := &watched{memory: m, fail: env.Fail, look: env.Look}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -47,9 +48,7 @@ func TestWritesAreLogged(t *testing.T) {
 			t.Errorf("only %d objects were compared", lines)
 		}
 		log.Reset()
-		if err := r.backend.cleanup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.backend.cleanup(t.Context()))
 		if got := log.String(); !strings.Contains(got, "delete table inet "+marksTable) || strings.Contains(got, "chain input") {
 			t.Errorf("the log of a clean-up does not delete the marks' table: %s", got)
 		}

@@ -18,6 +18,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -39,13 +40,8 @@ func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	// The endpoints are the node's own addresses.
 	for i := 1; i <= 2; i++ {
 		a := fmt.Sprint("10.244.1.", i)
-		if err := h.AddAddr("eth0", netip.MustParsePrefix(a+"/32")); err != nil {
-			t.Fatal(err)
-		}
-		c, err := h.ListenPacket("udp", a+":8080")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.AddAddr("eth0", netip.MustParsePrefix(a+"/32")))
+		c := must.Get(h.ListenPacket("udp", a+":8080"))(t)
 		t.Cleanup(func() { c.Close() })
 		servers[i] = c
 		go func() {
@@ -61,10 +57,7 @@ func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	}
 	r.set(svc(1, over(v1.ProtocolUDP)), 1, 1)
 	r.sync()
-	client, err := h.Dial(t.Context(), "udp", "192.0.2.1:0", clusterIP(1)+":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(h.Dial(t.Context(), "udp", "192.0.2.1:0", clusterIP(1)+":80"))(t)
 	t.Cleanup(func() { client.Close() })
 	// ask sends a request until one arrives at a server.
 	ask := func(text string, server int) request {
@@ -88,9 +81,7 @@ func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	}
 	answer := func(q request, text string) {
 		t.Helper()
-		if _, err := servers[q.server].WriteTo([]byte(text), q.from); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(servers[q.server].WriteTo([]byte(text), q.from))(t)
 	}
 	receive := func(wait time.Duration) (string, error) {
 		buf := make([]byte, 100)
@@ -110,9 +101,7 @@ func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	if second := ask("second", 1); second.from.String() != first.from.String() {
 		t.Errorf("the client's address is %v, was %v", second.from, first.from)
 	}
-	if err := r.backend.tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.tend(context.Background(), time.Now().Add(2*answerTime)))
 	r.hasNot("ipvsadm -Sn", "10.244.1.1:8080")
 	third := ask("third", 2)
 	// A later answer of the first endpoint has the endpoint's own address as its source.

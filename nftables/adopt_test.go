@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
@@ -78,10 +79,7 @@ func TestReplacedTableRespectsClientLimit(t *testing.T) {
 				r.backend.Close()
 				two := withoutGrace
 				two.Clients = 2
-				b, err := open(t.Context(), Config{NetNS: r.host.File()}, two)
-				if err != nil {
-					t.Fatal(err)
-				}
+				b := must.Get(open(t.Context(), Config{NetNS: r.host.File()}, two))(t)
 				if limit != 0 {
 					limitTo(t, b, limit)
 				}
@@ -140,10 +138,7 @@ func TestTablesWithFormerTypesAreReplaced(t *testing.T) {
 	r.nft("flush ruleset; " + former)
 	r.cursor.Detach()
 	r.backend.Close()
-	b, err := open(t.Context(), Config{NetNS: r.host.File()}, withoutGrace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(open(t.Context(), Config{NetNS: r.host.File()}, withoutGrace))(t)
 	t.Cleanup(func() { b.Close() })
 	r.backend, r.cursor = b, r.engine.Attach("nftables", b)
 	r.sync()

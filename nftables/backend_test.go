@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -61,9 +62,7 @@ func limitTo(tb testing.TB, b *Backend, limit int) {
 	tb.Helper()
 	old := b.conn
 	tb.Cleanup(func() { old.Close() })
-	if err := b.limitTo(limit); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, b.limitTo(limit))
 	conn := b.conn
 	tb.Cleanup(func() { conn.Close() })
 }
@@ -104,10 +103,7 @@ func (r *rig) start() {
 	if r.pools != nil {
 		l = r.pools(l)
 	}
-	b, err := open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, Stages: r.stages}, l)
-	if err != nil {
-		r.Fatal(err)
-	}
+	b := must.Get(open(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload, Stages: r.stages}, l))(r)
 	if r.limit != 0 {
 		limitTo(r, b, r.limit)
 	}
@@ -118,9 +114,7 @@ func (r *rig) start() {
 
 func (r *rig) sync() {
 	r.Helper()
-	if err := r.cursor.Sync(context.Background()); err != nil {
-		r.Fatal(err)
-	}
+	must.Do(r, r.cursor.Sync(context.Background()))
 }
 
 // verify compares the kernel with the ruleset.
@@ -224,9 +218,7 @@ func TestCleanupDeletesOnlyOwnTables(t *testing.T) {
 		if owned, err := Owned(t.Context(), c); err != nil || owned != want {
 			t.Errorf("Owned returned %v, %v, want %v", owned, err, want)
 		}
-		if err := Cleanup(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Cleanup(t.Context(), c))
 	}
 	if out := strings.TrimSpace(r.nft("list ruleset")); out != "table ip other {\n}" {
 		t.Errorf("left behind:\n%s", out)
@@ -239,14 +231,9 @@ func TestBackendsOfTwoTablesCoexist(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
-	other, err := New(t.Context(), Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(New(t.Context(), Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}}))(t)
 	defer other.Close()
-	if err := r.engine.Attach("another", other).Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.engine.Attach("another", other).Sync(context.Background()))
 	r.verify()
 	if err := other.Check(context.Background()); err != nil {
 		t.Error(err)
@@ -256,10 +243,7 @@ func TestBackendsOfTwoTablesCoexist(t *testing.T) {
 // TestServiceBeyondLimitsGetsFirstEndpoints has Services that exceed the limits beside one that does not.
 func TestServiceBeyondLimitsGetsFirstEndpoints(t *testing.T) {
 	t.Parallel()
-	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}}))(t)
 	defer b.Close()
 	make := func(id uint32, name string, edit func(*tracker.ServicePort), endpoints int) ruleset.Change {
 		k := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/nft"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -143,9 +144,7 @@ func (p *pipeline) take(w *world) {
 
 func (p *pipeline) sync(tb testing.TB) {
 	tb.Helper()
-	if err := p.cursor.Sync(context.Background()); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, p.cursor.Sync(context.Background()))
 }
 
 // elements returns the number of programmed elements.
@@ -219,18 +218,13 @@ func ratio(b *testing.B, floor time.Duration, n int) {
 }
 
 func clean(b *testing.B, h *netlab.Host) {
-	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, Cleanup(context.Background(), Config{NetNS: h.File()}))
 }
 
 // floorOf returns the time that the kernel takes for a bare set of count elements, in
 // netlink batches of 10,000.
 func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
-	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
-	if err != nil {
-		b.Fatal(err)
-	}
+	conn := must.Get(kernel.Dial(h.File(), kernel.SendBuffer))(b)
 	defer conn.Close()
 	var batch nft.Batch
 	makeFloor(b, conn, model.SizeFor(count))
@@ -246,14 +240,10 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 			e.Add(key.Bytes(), data.Bytes(), "")
 		}
 		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", layout.Endpoints.Name(), &e)
-		if err := conn.Commit(&batch); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, conn.Commit(&batch))
 	}
 	took := time.Since(start)
-	if err := Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}))
 	return took
 }
 
@@ -264,9 +254,7 @@ func makeFloor(b *testing.B, conn *kernel.Conn, size int) {
 	w.Add(&model.Tx{Objects: []model.Object{
 		{Kind: model.CreateTable, Family: tracker.IPv4}, {Kind: model.NewSet, Family: tracker.IPv4, Set: layout.Endpoints, Size: size},
 	}})
-	if err := w.Commit(conn); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, w.Commit(conn))
 }
 
 // BenchmarkRestart measures the start of a new process whose world the kernel has already.
@@ -336,10 +324,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 // floorTransaction returns the mean time that the kernel takes for a bare transaction that adds
 // one element, or replaces it, as the change of an endpoint must: by its deletion and its addition.
 func floorTransaction(b *testing.B, h *netlab.Host, replace bool) time.Duration {
-	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
-	if err != nil {
-		b.Fatal(err)
-	}
+	conn := must.Get(kernel.Dial(h.File(), kernel.SendBuffer))(b)
 	defer conn.Close()
 	makeFloor(b, conn, 1<<16)
 	var batch nft.Batch
@@ -361,14 +346,10 @@ func floorTransaction(b *testing.B, h *netlab.Host, replace bool) time.Duration 
 		data := layout.Octets{}.Addr(netip.AddrFrom4([4]byte{10, 0, 0, 1})).Port(80)
 		e.Add(key.Bytes(), data.Bytes(), "")
 		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", layout.Endpoints.Name(), &e)
-		if err := conn.Commit(&batch); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, conn.Commit(&batch))
 	}
 	took := time.Since(start) / rounds
-	if err := Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}))
 	return took
 }
 

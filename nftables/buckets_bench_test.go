@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -138,16 +139,12 @@ func BenchmarkConnections(b *testing.B) {
 	es := benchSlice(0, 0)
 	for i := range 11 {
 		a := netip.AddrFrom4([4]byte{192, 168, 9, byte(i + 1)})
-		if err := h.AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, h.AddAddr("lo", netip.PrefixFrom(a, 32)))
 		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
 		h.ServeTCP(b, netip.AddrPortFrom(a, 8080).String(), func(net.Conn) {})
 	}
 	// The cluster IPs need a route.
-	if err := h.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, h.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"))
 	hashes := map[string]tracker.Hash{"service-3": tracker.HashSource, "service-4": tracker.HashSourcePort}
 	p := newHashedPipeline(b, h.File(), func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		p.Hash = hashes[s.Name]
@@ -175,10 +172,7 @@ func BenchmarkConnections(b *testing.B) {
 		for _, at := range rand.Perm(len(ways)) {
 			start := time.Now()
 			for range batch {
-				c, err := h.Dial(context.Background(), "tcp", "", ways[at].to)
-				if err != nil {
-					b.Fatal(err)
-				}
+				c := must.Get(h.Dial(context.Background(), "tcp", "", ways[at].to))(b)
 				_ = c.(*net.TCPConn).SetLinger(0)
 				c.Close()
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -35,9 +36,7 @@ func TestBackendNeedsOnlyNetAdmin(t *testing.T) {
 		var said strings.Builder
 		cmd := confine.Command("everything", confine.Limits{Capabilities: c.capabilities})
 		cmd.Stderr = &said
-		if err := h.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Start(cmd))
 		err := cmd.Wait()
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(said.String(), c.want)) {
 			t.Errorf("with capabilities %v: %v, %s; want %q", c.capabilities, err, said.String(), c.want)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -51,10 +52,7 @@ func skips() map[conformance.Feature]string {
 }
 
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
-	b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Get(New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}))(tb)
 	tb.Cleanup(func() { b.Close() })
 	return b
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -112,9 +113,7 @@ func (r *rig) checkRepaired() {
 		return strings.ReplaceAll(strings.Join(blocks, "\n"), "\n\n", "\n")
 	}
 	repaired := list()
-	if err := Cleanup(context.Background(), Config{NetNS: r.host.File()}); err != nil {
-		r.Fatal(err)
-	}
+	must.Do(r, Cleanup(context.Background(), Config{NetNS: r.host.File()}))
 	r.start()
 	r.sync()
 	if fresh := list(); repaired != fresh {
@@ -249,10 +248,7 @@ func TestForeignTransactionsAreNoDrift(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i+2, tracker.IPv4, upTo(3)...))
 	}
 	r.sync()
-	conn, err := kernel.Dial(r.host.File(), kernel.SendBuffer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(kernel.Dial(r.host.File(), kernel.SendBuffer))(t)
 	defer conn.Close()
 	done, stopped := make(chan struct{}), make(chan error)
 	go func() {
@@ -292,14 +288,10 @@ func TestForeignTransactionsAreNoDrift(t *testing.T) {
 		r.sync()
 	}
 	close(done)
-	if err := <-stopped; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-stopped)
 	t.Logf("%d of 10 reads were interrupted by %d transactions", interrupted, conn.Commits())
 	r.verify()
-	if err := r.backend.Check(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.Check(context.Background()))
 	r.alter("add chain ip proxier filter-forward { policy drop; }")
 	if err := r.backend.Check(context.Background()); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Fatal(fmt.Sprint("Check returned ", err))

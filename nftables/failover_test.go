@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -47,10 +48,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 	}
 	const near, far, endpoints = 1, 2, 3
 	subnet := func(a netip.Addr) netip.Prefix {
-		p, err := a.Prefix(map[tracker.Family]int{tracker.IPv4: 16, tracker.IPv6: 64}[f])
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(a.Prefix(map[tracker.Family]int{tracker.IPv4: 16, tracker.IPv6: 64}[f]))(t)
 		return p
 	}
 	on := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, subnet(a).Bits()) }

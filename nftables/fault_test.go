@@ -25,6 +25,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -77,10 +78,7 @@ func TestKilledAgentsLoseNoConnection(t *testing.T) {
 		}
 	}
 	w, s, _ := busyWorld(t)
-	spec, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(json.Marshal(s))(t)
 	rng := rand.New(rand.NewPCG(9, 9))
 	backendtest.Unharmed(t, w, s.targets(), func() {
 		start := func(i int) *exec.Cmd {
@@ -222,10 +220,7 @@ func TestNodePortFollowsNodeAddress(t *testing.T) {
 func TestBackendRecoversFromSocketFaults(t *testing.T) {
 	t.Parallel()
 	w, s, _ := busyWorld(t)
-	spec, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(json.Marshal(s))(t)
 	few := uint64(64)
 	size := uint64(0)
 	cmd := confine.Command("faults", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Files: &few, FileSize: &size})
@@ -400,10 +395,7 @@ func TestRulesOutliveAgentWithoutMemory(t *testing.T) {
 	testtime.NeedThorough(t)
 	t.Parallel()
 	w, s, _ := busyWorld(t)
-	spec, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(json.Marshal(s))(t)
 	memory := uint64(200 << 20)
 	var said strings.Builder
 	cmd := confine.Command("hungry", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Memory: &memory})

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/tracker"
@@ -79,14 +80,9 @@ func (r *rig) compareListing(files map[string]string, normal func(string) string
 		got := normal(r.nft(fmt.Sprintf("list table %s %s", family, DefaultTable)))
 		path := filepath.Join("testdata", name)
 		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				r.Fatal(err)
-			}
+			must.Do(r, os.WriteFile(path, []byte(got), 0o644))
 		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			r.Fatal(err)
-		}
+		want := must.Get(os.ReadFile(path))(r)
 		if got != string(want) {
 			r.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, backendtest.FirstDifference(got, string(want)))
 		}

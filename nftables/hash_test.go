@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
@@ -113,9 +114,7 @@ func answer(t *testing.T, c net.Conn) string {
 	t.Helper()
 	buf := make([]byte, 100)
 	for range 20 {
-		if _, err := c.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Write([]byte("x")))(t)
 		c.SetReadDeadline(time.Now().Add(time.Second))
 		if n, err := c.Read(buf); err == nil {
 			return string(buf[:n])

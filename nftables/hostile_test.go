@@ -16,6 +16,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -40,10 +41,7 @@ func FuzzNames(f *testing.F) {
 			}
 		}
 		netlab.NeedPrograms(t, "nft")
-		b, err := New(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(New(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}))(t)
 		defer b.Close()
 		program := func(name, namespace, port string) string {
 			p := tracker.PortState{Port: &tracker.ServicePort{ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80}}
@@ -58,16 +56,9 @@ func FuzzNames(f *testing.F) {
 			s.ID = 1
 			c := ruleset.Change{Key: p.Port.Key, New: s, Fields: ruleset.FieldAll}
 			// Begin without a table, so that the listing depends on the Service alone.
-			if err := Cleanup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
-				t.Fatal(err)
-			}
-			if err := b.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: []ruleset.Change{c}}); err != nil {
-				t.Fatal(err)
-			}
-			listing, err := host.Run(t, "nft", "list", "ruleset")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, Cleanup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}))
+			must.Do(t, b.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: []ruleset.Change{c}}))
+			listing := must.Get(host.Run(t, "nft", "list", "ruleset"))(t)
 			found, err := lookUp(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
 			if err != nil || len(found.Endpoints) != 1 || found.Service != nft.Printable(found.Service) {
 				t.Fatalf("%+v, %v", found, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -30,10 +31,7 @@ func BenchmarkRoom(b *testing.B) {
 	for _, size := range []int{1 << 16, 1 << 18, 1 << 20} {
 		b.Run(fmt.Sprintf("size=%d", size), func(b *testing.B) {
 			h := netlab.NewHost(b)
-			conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
-			if err != nil {
-				b.Fatal(err)
-			}
+			conn := must.Get(kernel.Dial(h.File(), kernel.SendBuffer))(b)
 			defer conn.Close()
 			memory := 0.0
 			for b.Loop() {
@@ -41,10 +39,7 @@ func BenchmarkRoom(b *testing.B) {
 				makeFloor(b, conn, size)
 				memory = kernelMemory() - before
 				b.StopTimer()
-				err := Cleanup(b.Context(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}})
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, Cleanup(b.Context(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}))
 				b.StartTimer()
 			}
 			b.ReportMetric(memory/float64(size), "kernel-B/element")
@@ -207,9 +202,7 @@ func BenchmarkTraffic(b *testing.B) {
 	}
 	w := kernel.NewWriter(DefaultTable)
 	w.AddElements(tracker.IPv4, layout.Connections, counters)
-	if err := p.backend.conn.Commit(w); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, p.backend.conn.Commit(w))
 	per := (kernelMemory() - before) / services
 	for name, read := range map[string]func() (int, error){
 		"backend": func() (int, error) {
@@ -237,10 +230,7 @@ func BenchmarkTraffic(b *testing.B) {
 // BenchmarkChangeBesideAttacker: see [backendtest.ChangeBesideAttacker].
 func BenchmarkChangeBesideAttacker(b *testing.B) {
 	backendtest.ChangeBesideAttacker(b, func(tb testing.TB) ruleset.Backend {
-		backend, err := New(tb.Context(), Config{NetNS: netlab.NewHost(tb).File(), Families: []tracker.Family{tracker.IPv4}})
-		if err != nil {
-			tb.Fatal(err)
-		}
+		backend := must.Get(New(tb.Context(), Config{NetNS: netlab.NewHost(tb).File(), Families: []tracker.Family{tracker.IPv4}}))(tb)
 		tb.Cleanup(func() { backend.Close() })
 		return backend
 	})

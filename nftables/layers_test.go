@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestLayersImportDownwards reads the imports of the layers below this package. The compiler rules out
@@ -19,10 +21,7 @@ func TestLayersImportDownwards(t *testing.T) {
 			t.Fatalf("no files of %s, error %v", layer, err)
 		}
 		for _, file := range files {
-			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly))(t)
 			for _, i := range f.Imports {
 				name, below := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), internal)
 				if below && !strings.Contains(" "+allowed+" ", " "+name+" ") {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/usage"
@@ -66,18 +67,11 @@ func TestServicesAndBackendsDoNotLeak(t *testing.T) {
 	}
 	renew := func(n int) {
 		for range n {
-			b, err := New(t.Context(), Config{NetNS: r.host.File()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(New(t.Context(), Config{NetNS: r.host.File()}))(t)
 			c := r.engine.Attach("another", b)
-			if err := c.Sync(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(context.Background()))
 			c.Detach()
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, b.Close())
 		}
 		r.cursor.Resync()
 		r.sync()

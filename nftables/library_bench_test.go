@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nft"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -45,19 +46,13 @@ func compare(b *testing.B, elements int) *comparison {
 	b.Cleanup(func() { c.library.CloseLasting() })
 	t := c.library.AddTable(&gnft.Table{Name: "compared", Family: gnft.TableFamilyIPv4})
 	c.set = &gnft.Set{Table: t, Name: layout.Endpoints.Name(), IsMap: true, KeyType: gnft.TypeInteger, DataType: gnft.TypeInteger, Size: 1 << 18}
-	if err := c.library.AddSet(c.set, nil); err != nil {
-		b.Fatal(err)
-	}
-	if err := c.library.Flush(); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, c.library.AddSet(c.set, nil))
+	must.Do(b, c.library.Flush())
 	var batch nft.Batch
 	for from := 0; from < elements; from += 10000 {
 		batch.Reset()
 		c.write(&batch, unix.NFT_MSG_NEWSETELEM, from, min(10000, elements-from))
-		if err := c.ours.Commit(&batch); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, c.ours.Commit(&batch))
 	}
 	return c
 }
@@ -93,9 +88,7 @@ func BenchmarkLibraryWrite(b *testing.B) {
 				old, now := 0, 20000
 				b.ReportAllocs()
 				for b.Loop() {
-					if err := replace(c, old, now); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, replace(c, old, now))
 					old, now = now, old
 				}
 			})
@@ -162,47 +155,23 @@ func BenchmarkLibraryList(b *testing.B) {
 			if err != nil || !head.Exists {
 				b.Fatal(err)
 			}
-			s, err := p.backend.conn.Sets(DefaultTable, tracker.IPv4)
-			if err != nil {
-				b.Fatal(err)
-			}
-			c, err := p.backend.conn.Chains(DefaultTable, tracker.IPv4)
-			if err != nil {
-				b.Fatal(err)
-			}
-			r, err := p.backend.conn.Rules(DefaultTable, tracker.IPv4)
-			if err != nil {
-				b.Fatal(err)
-			}
+			s := must.Get(p.backend.conn.Sets(DefaultTable, tracker.IPv4))(b)
+			c := must.Get(p.backend.conn.Chains(DefaultTable, tracker.IPv4))(b)
+			r := must.Get(p.backend.conn.Rules(DefaultTable, tracker.IPv4))(b)
 			sets, chains, rules = len(s), len(c), len(r)
 		}
 	})
 	b.Run("library", func(b *testing.B) {
-		library, err := gnft.New(gnft.WithNetNSFd(int(h.File().Fd())), gnft.AsLasting())
-		if err != nil {
-			b.Fatal(err)
-		}
+		library := must.Get(gnft.New(gnft.WithNetNSFd(int(h.File().Fd())), gnft.AsLasting()))(b)
 		defer library.CloseLasting()
 		b.ReportAllocs()
 		for b.Loop() {
-			table, err := library.ListTableOfFamily(DefaultTable, gnft.TableFamilyIPv4)
-			if err != nil {
-				b.Fatal(err)
-			}
-			s, err := library.GetSets(table)
-			if err != nil {
-				b.Fatal(err)
-			}
-			all, err := library.ListChainsOfTableFamily(gnft.TableFamilyIPv4)
-			if err != nil {
-				b.Fatal(err)
-			}
+			table := must.Get(library.ListTableOfFamily(DefaultTable, gnft.TableFamilyIPv4))(b)
+			s := must.Get(library.GetSets(table))(b)
+			all := must.Get(library.ListChainsOfTableFamily(gnft.TableFamilyIPv4))(b)
 			r := 0
 			for _, chain := range all {
-				list, err := library.GetRules(table, chain)
-				if err != nil {
-					b.Fatal(err)
-				}
+				list := must.Get(library.GetRules(table, chain))(b)
 				r += len(list)
 			}
 			if len(s) != sets || len(all) != chains || r != rules {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -31,10 +32,7 @@ func TestNodeIsRefused(t *testing.T) {
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	cleaner, err := conntrack.New(t.Context(), conntrack.Config{NetNS: r.host.File()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cleaner := must.Get(conntrack.New(t.Context(), conntrack.Config{NetNS: r.host.File()}))(t)
 	defer cleaner.Close()
 	r.cursor.Detach()
 	r.cursor = r.engine.Attach("nftables", cleaner.Wrap(r.backend))
@@ -50,9 +48,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		r.tracker.SetSlice(es)
 	}
 	r.sync()
-	if err := cleaner.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cleaner.Flush(t.Context()))
 	for i, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		if got, err := exchange(i); got != f.String() || err != nil {
 			t.Errorf("%v: %q, %v", f, got, err)

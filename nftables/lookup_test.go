@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -38,10 +39,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a table: %v", err)
 	}
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
 	for i := range 6 {
 		name := fmt.Sprint("s", i)
 		s := &v1.Service{
@@ -141,10 +139,7 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}}
-	tr, err := tracker.New(tracker.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{}))(t)
 	tr.SetService(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}}})
 	program(t, c, tr)
 	served, other := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
@@ -157,9 +152,7 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 		{"flush table ip proxier", "chain ", "chain "},
 	} {
 		if step.flush != "" {
-			if _, err := h.Run(t, "nft", step.flush); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Run(t, "nft", step.flush))(t)
 		}
 		for to, want := range map[netip.AddrPort]string{served: step.served, other: step.other} {
 			_, err := lookUp(t.Context(), c, to, v1.ProtocolTCP)
@@ -175,17 +168,9 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 func program(t *testing.T, c Config, tr *tracker.Tracker) *ruleset.Engine {
 	t.Helper()
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := New(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
+	b := must.Get(New(t.Context(), c))(t)
 	t.Cleanup(func() { b.Close() })
-	if err := e.Attach("nftables", b).Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, e.Attach("nftables", b).Sync(t.Context()))
 	return e
 }

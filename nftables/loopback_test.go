@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -108,9 +109,7 @@ func TestShorterAffinityTimeoutApplies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	if _, err := again.Write([]byte("hello")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(again.Write([]byte("hello")))(t)
 	if out := clients(); !strings.Contains(out, "expires 1m") {
 		t.Errorf("clients are %s", out)
 	}

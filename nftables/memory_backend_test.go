@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -168,9 +169,7 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 	}
 	check("veth1")
 	r.memory.links["veth2"] = 4
-	if err := r.backend.refreshInterfaces(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.refreshInterfaces(t.Context()))
 	check("veth1", "veth2")
 	delete(r.memory.links, "veth1")
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {

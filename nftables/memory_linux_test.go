@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -46,10 +47,7 @@ func TestMemoryEqualsLinux(t *testing.T) {
 					}
 				}
 				backends[0] = m.backend(t, Config{}, withoutGrace)
-				b, err := open(t.Context(), Config{NetNS: h.File()}, withoutGrace)
-				if err != nil {
-					t.Fatal(err)
-				}
+				b := must.Get(open(t.Context(), Config{NetNS: h.File()}, withoutGrace))(t)
 				t.Cleanup(func() { b.Close() })
 				if limit != 0 {
 					limitTo(t, b, limit)
@@ -195,10 +193,7 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		"change interfaces without flowtable":  {[]func(writer){object(model.Object{Kind: model.AddDevices, Names: []string{"lo"}})}, syscall.ENOENT},
 	} {
 		t.Run(name, func(t *testing.T) {
-			linux, err := dialWith(Config{NetNS: netlab.NewHost(t).File()}, kernel.SendBuffer)
-			if err != nil {
-				t.Fatal(err)
-			}
+			linux := must.Get(dialWith(Config{NetNS: netlab.NewHost(t).File()}, kernel.SendBuffer))(t)
 			defer linux.Close()
 			conns := []connection{newMemory().connect(), linux}
 			var generations [2]uint32
@@ -209,11 +204,8 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 					for _, step := range steps {
 						step(w)
 					}
-					generation, err := conn.Generation()
-					if err != nil {
-						t.Fatal(err)
-					}
-					err = conn.Commit(w)
+					generation := must.Get(conn.Generation())(t)
+					err := conn.Commit(w)
 					var refused *Error
 					switch {
 					case j == 0 && err != nil:
@@ -222,10 +214,7 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 					case c.want == 0 && err != nil, c.want != 0 && (!errors.As(err, &refused) || refused.Errno != c.want):
 						t.Errorf("%T: Commit returned %v, want %v", conn, err, c.want)
 					}
-					now, err := conn.Generation()
-					if err != nil {
-						t.Fatal(err)
-					}
+					now := must.Get(conn.Generation())(t)
 					generations[i] = now - generation
 				}
 				found[i] = contents(t, conn, "t", f)

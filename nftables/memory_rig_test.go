@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
@@ -124,7 +125,5 @@ func verify(tb testing.TB, b *Backend, s *ruleset.Snapshot) {
 			tb.Fatalf("%s table differs from the ruleset:\n%s", f, d)
 		}
 	}
-	if err := b.Check(context.Background()); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, b.Check(context.Background()))
 }

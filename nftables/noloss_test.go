@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -176,9 +177,7 @@ func TestNoConnectionIsLost(t *testing.T) {
 		w.Cursor.Resync()
 		repaired <- errors.Join(errors.Unwrap(err), w.Cursor.Sync(context.Background()))
 	})
-	if err := Cleanup(t.Context(), Config{NetNS: w.Env.NetNS}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Cleanup(t.Context(), Config{NetNS: w.Env.NetNS}))
 	if err := <-repaired; err.Error() != ruleset.ErrNeedFull.Error() {
 		t.Fatal(err)
 	}

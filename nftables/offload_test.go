@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -64,10 +65,7 @@ func TestInterfacesAreChosenByPatterns(t *testing.T) {
 		}
 	}
 	given := []string{"eth0", "veth*"}
-	o, err := (&Offload{Interfaces: given}).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get((&Offload{Interfaces: given}).withDefaults())(t)
 	given[0] = "*"
 	for name, want := range map[string]bool{"eth0": true, "veth": true, "veth12": true, "eth01": false, "cni0": false, "": false} {
 		if o.chooses(name) != want {
@@ -217,13 +215,8 @@ func (w *way) crossed() (n uint64) {
 
 // busyTime returns how long the machine's processors have been busy (proc(5), /proc/stat).
 func busyTime(b *testing.B) time.Duration {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		b.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("/proc/stat"))(b)
 	var user, nice, system, idle, wait, irq, softirq int64
-	if _, err := fmt.Sscanf(strings.TrimSpace(string(text)), "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &wait, &irq, &softirq); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(fmt.Sscanf(strings.TrimSpace(string(text)), "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &wait, &irq, &softirq))(b)
 	return time.Duration(user+nice+system+irq+softirq) * (time.Second / 100)
 }

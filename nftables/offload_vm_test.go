@@ -22,6 +22,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -549,9 +550,7 @@ func udpLeavesDeletedEndpoint(t *testing.T) {
 		ask := func(wait time.Duration) string {
 			buf := make([]byte, 16)
 			c.SetDeadline(time.Now().Add(wait))
-			if _, err := c.Write([]byte("?")); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Write([]byte("?")))(t)
 			n, err := c.Read(buf)
 			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -50,10 +51,7 @@ func TestGoldensLoad(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			if !flowtables && strings.Contains(string(text), "flowtable") {
 				t.Skip("no flowtables (CONFIG_NF_FLOW_TABLE_INET): TestOffloadByFlowtables loads its listing")
 			}
@@ -162,10 +160,7 @@ func TestConformanceOfReloadedTables(t *testing.T) {
 		if strings.HasSuffix(tb.Name(), "/changes_under_load") || strings.HasSuffix(tb.Name(), "/frontends_that_move") {
 			tb.Skip("connections that begin while the tool replaces the tables may be refused")
 		}
-		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
-		if err != nil {
-			tb.Fatal(err)
-		}
+		b := must.Get(New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}))(tb)
 		tb.Cleanup(func() { b.Close() })
 		return reloaded{b, tb, current}
 	}})

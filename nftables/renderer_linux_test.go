@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -28,10 +29,7 @@ var differ = regexp.MustCompile(`^IPv. sticky-send$|^IPv6 (choose-.*|sticky-.*s)
 // differ.
 func rulesOf(tb testing.TB, c connection, table string, f tracker.Family) map[string][]uint64 {
 	tb.Helper()
-	rules, err := c.Rules(table, f)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	rules := must.Get(c.Rules(table, f))(tb)
 	out := map[string][]uint64{}
 	for _, r := range rules {
 		if !differ.MatchString(fmt.Sprint(f, " ", r.Chain)) {
@@ -68,19 +66,14 @@ func testTextEqualsBytes(t *testing.T, seed uint64) {
 	full := false
 	start := func() {
 		for i, h := range hosts {
-			if _, err := h.Run(t, "nft", "flush ruleset"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Run(t, "nft", "flush ruleset"))(t)
 			if cursors != nil {
 				cursors[i].Detach()
 				backends[i].Close()
 			}
 			c := config
 			c.NetNS = h.File()
-			b, err := open(t.Context(), c, withoutGrace)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(open(t.Context(), c, withoutGrace))(t)
 			t.Cleanup(func() { b.Close() })
 			backends[i] = b
 		}
@@ -93,9 +86,7 @@ func testTextEqualsBytes(t *testing.T, seed uint64) {
 		t.Helper()
 		full = false
 		for _, c := range cursors {
-			if err := c.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(t.Context()))
 		}
 	}
 	start()
@@ -150,10 +141,7 @@ func TestEveryRuleEqualsItsText(t *testing.T) {
 			for i := range conns {
 				hosts[i] = netlab.NewHost(t)
 				netlab.NeedPrograms(t, "nft")
-				b, err := New(t.Context(), Config{NetNS: hosts[i].File()})
-				if err != nil {
-					t.Fatal(err)
-				}
+				b := must.Get(New(t.Context(), Config{NetNS: hosts[i].File()}))(t)
 				t.Cleanup(func() { b.Close() })
 				conns[i] = b.conn
 			}
@@ -173,9 +161,7 @@ func TestEveryRuleEqualsItsText(t *testing.T) {
 				}
 				w := conns[0].NewWriter(DefaultTable, rules)
 				w.Add(tx)
-				if err := conns[0].Commit(w); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, conns[0].Commit(w))
 				text := kernel.NewText(DefaultTable, rules)
 				text.Add(tx)
 				if err := hosts[1].Do(func() error { _, err := tool(text.String(), "-f", "-"); return err }); err != nil {
@@ -202,10 +188,7 @@ func compareTables(tb testing.TB, hosts [2]*netlab.Host, conns [2]connection, ta
 	}
 	var listings [2]string
 	for i, h := range hosts {
-		out, err := h.Run(tb, "nft", "list table "+map[tracker.Family]string{tracker.IPv4: "ip ", tracker.IPv6: "ip6 "}[f]+table)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		out := must.Get(h.Run(tb, "nft", "list table "+map[tracker.Family]string{tracker.IPv4: "ip ", tracker.IPv6: "ip6 "}[f]+table))(tb)
 		// The kernel lists chains in the order of their creation.
 		parts := strings.Split(strings.TrimSuffix(stable(out), "}\n"), "\n\n")
 		slices.Sort(parts)
@@ -220,10 +203,7 @@ func compareTables(tb testing.TB, hosts [2]*netlab.Host, conns [2]connection, ta
 func newTextBackend(tb testing.TB, c Config, h *netlab.Host) ruleset.Backend {
 	var renderers []*Renderer
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		r, err := NewRenderer(c, f)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		r := must.Get(NewRenderer(c, f))(tb)
 		renderers = append(renderers, r)
 	}
 	return textBackend{ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {

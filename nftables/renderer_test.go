@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -20,10 +21,7 @@ import (
 
 func newRenderer(tb testing.TB, c Config) *Renderer {
 	tb.Helper()
-	r, err := NewRenderer(c, tracker.IPv4)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	r := must.Get(NewRenderer(c, tracker.IPv4))(tb)
 	return r
 }
 
@@ -41,10 +39,7 @@ func TestTransactionsAreValues(t *testing.T) {
 		}
 	}
 	needsFull("first")
-	tx, err := r.Render(p.Engine.Snapshot().Delta())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tx := must.Get(r.Render(p.Engine.Snapshot().Delta()))(t)
 	text := tx.String()
 	if text != tx.String() || !strings.HasPrefix(text, "create table ip other\n") {
 		t.Errorf("text:\n%s", text)
@@ -89,15 +84,9 @@ func TestRendererRefusesServices(t *testing.T) {
 // TestOffloadTextIsListed compares the rules with those that the tool listed in a kernel with flowtables.
 func TestOffloadTextIsListed(t *testing.T) {
 	t.Parallel()
-	golden, err := os.ReadFile("testdata/offload-ipv4.nft")
-	if err != nil {
-		t.Fatal(err)
-	}
+	golden := must.Get(os.ReadFile("testdata/offload-ipv4.nft"))(t)
 	p := backendtest.NewNode(t, tracker.Config{})
-	tx, err := newRenderer(t, Config{Offload: &Offload{Interfaces: []string{"*"}, udp: true}}).Render(p.Engine.Snapshot().Delta())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tx := must.Get(newRenderer(t, Config{Offload: &Offload{Interfaces: []string{"*"}, udp: true}}).Render(p.Engine.Snapshot().Delta()))(t)
 	for _, c := range tx.Chains() {
 		if c.Name != layout.ChainToFastPath && c.Name != layout.ChainFilterForward {
 			continue
@@ -174,22 +163,11 @@ func TestFakeListsWhatToolLists(t *testing.T) {
 	p := backendtest.NewNode(t, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
 	setEveryKind(p.Tracker)
 	for f, file := range map[tracker.Family]string{tracker.IPv4: "listing-ipv4.nft", tracker.IPv6: "listing-ipv6.nft"} {
-		r, err := NewRenderer(Config{}, f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tx, err := r.Render(p.Engine.Snapshot().Delta())
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(NewRenderer(Config{}, f))(t)
+		tx := must.Get(r.Render(p.Engine.Snapshot().Delta()))(t)
 		tables := fake.New()
-		if err := tables.Load(tx.String()); err != nil {
-			t.Fatal(err)
-		}
-		golden, err := os.ReadFile("testdata/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tables.Load(tx.String()))
+		golden := must.Get(os.ReadFile("testdata/" + file))(t)
 		if got, want := tables.List(), listed.Replace(string(golden)); got != want {
 			t.Errorf("%s differs: %s", file, backendtest.FirstDifference(got, want))
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/ruleset"
@@ -37,20 +38,12 @@ func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if err := r.backend.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.backend.Close())
 	for range 8 {
-		c, err := kernel.Dial(other.File(), kernel.SendBuffer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(kernel.Dial(other.File(), kernel.SendBuffer))(t)
 		conns = append(conns, c)
 	}
-	before, err := conns[0].Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(conns[0].Generation())(t)
 	ctx := context.Background()
 	r.cursor.Resync()
 	if err := r.cursor.Sync(ctx); !errors.Is(err, os.ErrClosed) {
@@ -85,10 +78,7 @@ func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
 func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	conn, err := kernel.Dial(h.File(), kernel.SendBuffer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(kernel.Dial(h.File(), kernel.SendBuffer))(t)
 	defer conn.Close()
 	var batch nft.Batch
 	for range 3 {
@@ -104,17 +94,13 @@ func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 			t.Fatalf("Commit returned %v", err)
 		}
 		for range 100 {
-			if _, err := conn.Generation(); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(conn.Generation())(t)
 		}
 		batch.Reset()
 		batch.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV4)
 		batch.String(unix.NFTA_TABLE_NAME, "some")
 		batch.End()
-		if err := conn.Commit(&batch); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, conn.Commit(&batch))
 	}
 }
 
@@ -134,18 +120,13 @@ func TestNewerTableSurvivesKilledSwap(t *testing.T) {
 		if old == name {
 			name = DefaultTable
 		}
-		found, err := r.backend.inspectAll(old)
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := must.Get(r.backend.inspectAll(old))(t)
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
 		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 			_, err := r.backend.perform(ctx, &staged{tables{b: r.backend, d: d, old: found, name: name}})
 			return err
 		}))
-		if err := capture.Sync(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, capture.Sync(ctx))
 		capture.Detach()
 		if out := r.nft("list tables ip"); strings.Count(out, "table ip proxier") != 2 {
 			t.Fatalf("tables are %s", out)

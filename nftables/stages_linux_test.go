@@ -12,6 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -64,10 +65,7 @@ func TestStagesComeAndGo(t *testing.T) {
 			t.Errorf("%+v: Lookup of an unused address: %+v, %v", tt.stages, found, err)
 		}
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			chains, err := r.backend.conn.Chains(r.backend.name, f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			chains := must.Get(r.backend.conn.Chains(r.backend.name, f))(t)
 			got := map[string]int32{}
 			for name, c := range chains {
 				if c.Base != nil {

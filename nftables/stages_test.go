@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -34,14 +35,9 @@ func TestStagesAreLeftOut(t *testing.T) {
 		{Stages{NoFilter: true}, true, 0},
 		{Stages{NoFilter: true, NoMasquerade: true}, false, 0},
 	} {
-		tx, err := newRenderer(t, Config{Stages: tt.stages}).Render(p.Engine.Snapshot().Delta())
-		if err != nil {
-			t.Fatal(err)
-		}
+		tx := must.Get(newRenderer(t, Config{Stages: tt.stages}).Render(p.Engine.Snapshot().Delta()))(t)
 		tables := fake.New()
-		if err := tables.Load(tx.String()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tables.Load(tx.String()))
 		if out := tables.Handle(packet("10.96.0.1:80")); len(out.Endpoints) != 1 || out.Endpoints[0].Masquerade != tt.masquerade {
 			t.Errorf("%+v: a Service: %+v", tt.stages, out)
 		}

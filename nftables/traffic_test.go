@@ -19,6 +19,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
@@ -42,14 +43,8 @@ func total(t *dataplane.Traffic) (sum dataplane.Counters) {
 func traffic(tb testing.TB, b *Backend) *dataplane.Traffic {
 	tb.Helper()
 	for tries := 1; ; tries++ {
-		got, err := b.Traffic(tb.Context())
-		if err != nil {
-			tb.Fatal(err)
-		}
-		read, err := Traffic(tb.Context(), b.config)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		got := must.Get(b.Traffic(tb.Context()))(tb)
+		read := must.Get(Traffic(tb.Context(), b.config))(tb)
 		if fmt.Sprint(got) == fmt.Sprint(read) {
 			return got
 		}
@@ -263,9 +258,7 @@ func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *nft.Elements
 	for _, s := range layout.TrafficSets() {
 		w.AddElements(f, s, list)
 	}
-	if err := b.conn.Commit(w); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, b.conn.Commit(w))
 }
 
 // TestFullSetsForwardAll fills the sets of counters. Connections, affinity and refusals must

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -34,16 +35,11 @@ func TestNodePortsAnswerInAVRF(t *testing.T) {
 	run := func(commands ...[]string) {
 		t.Helper()
 		for _, c := range commands {
-			if _, err := node.Run(t, "ip", c...); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(node.Run(t, "ip", c...))(t)
 		}
 	}
 	run([]string{"link", "add", "blue", "type", "vrf", "table", "100"}, []string{"link", "set", "blue", "up"}, []string{"link", "set", "eth0", "master", "blue"})
-	primary, err := ruleset.ParseNodePortAddresses([]string{"primary"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	primary := must.Get(ruleset.ParseNodePortAddresses([]string{"primary"}))(t)
 	info := tracker.NodeInfo{Name: backendtest.ThisNode}
 	pod.Pod(node, "veth1", [2]string{podAddr(tracker.IPv4, 0).String(), podAddr(tracker.IPv6, 0).String()}, podGateway)
 	for _, f := range families {
@@ -59,10 +55,7 @@ func TestNodePortsAnswerInAVRF(t *testing.T) {
 		run([]string{option, "route", "add", podAddr(f, 0).String(), "dev", "veth1", "table", "100"}, []string{option, "route", "add", own.Masked().String(), "dev", "eth0"})
 		pod.ServeTCP(t, netip.AddrPortFrom(podAddr(f, 0), 8080).String(), func(c net.Conn) { io.Copy(c, c) })
 	}
-	p, err := backendtest.NewPipeline(tracker.Config{Node: info}, ruleset.Config{NodePortAddresses: primary})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(backendtest.NewPipeline(tracker.Config{Node: info}, ruleset.Config{NodePortAddresses: primary}))(t)
 	r := &rig{TB: t, host: node, tracker: p.Tracker, engine: p.Engine}
 	r.start()
 	t.Cleanup(func() { r.backend.Close() })

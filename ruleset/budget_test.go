@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -172,9 +173,7 @@ func TestCheapChangePassesExpensiveOnes(t *testing.T) {
 	tr.SetService(service("victim", "172.30.0.1"))
 	sync := func() {
 		t.Helper()
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 	}
 	sync()
 	r.deltas, r.costs = nil, nil
@@ -214,9 +213,7 @@ func TestExpensiveChangeDoesNotStarve(t *testing.T) {
 	tr, e, _ := budgeted(t, b)
 	r := &deltaRecorder{b: b}
 	c := e.Attach("b", r)
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	n := 0
 	churn := func() {
 		for range 200 {
@@ -229,9 +226,7 @@ func TestExpensiveChangeDoesNotStarve(t *testing.T) {
 	churn()
 	syncs := 0
 	for e.Snapshot(); ; syncs++ {
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 		served := 0
 		for _, s := range e.Snapshot().Ports {
 			if s.Key.Name == "evil" && c.Port(s.Key) != nil {
@@ -258,9 +253,7 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 	c := e.Attach("b", r)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.SetSlice(slice("a", "10.9.0.1"))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	r.deltas, r.costs = nil, nil
 	last := 0
 	k := e.Snapshot().Ports[0].Key
@@ -272,9 +265,7 @@ func TestPoolGrowsInSeveralDeltas(t *testing.T) {
 		last = n
 	}
 	tr.SetSlice(slice("a", many(1, 1000)...))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
 		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
 	}
@@ -292,9 +283,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	c := e.Attach("b", r)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.SetSlice(slice("a", many(1, 1000)...))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	a := e.Snapshot().Ports[0].Key
 	r.deltas, r.costs = nil, nil
 	r.fail = func(d *Delta) error {
@@ -308,9 +297,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	tr.DeleteService(a.NamespacedName)
 	tr.SetService(service("b", "172.30.0.1"))
 	tr.SetSlice(slice("b", "10.9.0.1"))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
 		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
 	}
@@ -324,9 +311,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	// It returns while it shrinks.
 	tr.SetService(service("a", "172.30.0.2"))
 	tr.SetSlice(slice("a", many(1, 1000)...))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	n := 0
 	r.during = func(int) {
 		if n++; n == 3 {
@@ -335,9 +320,7 @@ func TestRemovedPoolShrinksInSeveralDeltas(t *testing.T) {
 	}
 	tr.DeleteService(a.NamespacedName)
 	for range 2 {
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 	}
 	if s := c.Port(a); s == nil || len(s.Frontends) != 1 || len(s.Selection.Cluster) != 1000 {
 		t.Errorf("the Service that returned is %+v", s)
@@ -350,9 +333,7 @@ func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
 	tr, e, _ := budgeted(t, b)
 	r := &deltaRecorder{b: b}
 	c := e.Attach("b", r)
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	setLarge(tr, "evil", 20, many(1, 40))
 	notified := 0
 	e.Notify(func() { notified++ })
@@ -365,9 +346,7 @@ func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
 	if err := c.Sync(t.Context()); err == nil || notified == 0 {
 		t.Fatalf("error %v, %d notifications", err, notified)
 	}
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	for _, s := range e.Snapshot().Ports {
 		if diff(c.Port(s.Key), s) != 0 {
 			t.Errorf("%s is not in effect", s.Key)
@@ -608,14 +587,8 @@ func TestNamespaceLeavesTheTotalToOthers(t *testing.T) {
 func TestServiceBeyondItsNamespaceIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	var ev events
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: &ev})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := NewEngine(Config{Source: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: &ev}))(t)
+	e := must.Get(NewEngine(Config{Source: tr, Budget: Budget{Namespace: 10}, Log: slog.New(slog.NewTextHandler(&logged, nil))}))(t)
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	a := tenant{tr, "a", 1}
 	a.set(0, 20)
@@ -720,9 +693,7 @@ func TestBudgetsInRandomWorlds(t *testing.T) {
 					tenants[p.tenant].set(p.service, wants[p])
 				}
 			}
-			if err := c.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(t.Context()))
 			got := map[port]int{}
 			place := func(s *Port) (p port) {
 				fmt.Sscanf(s.Key.Namespace+" "+s.Key.Name, "ns%d s%d", &p.tenant, &p.service)

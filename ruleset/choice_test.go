@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -156,10 +157,7 @@ func TestHooksSetWeightsAndHash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := NewEngine(Config{Source: trk, HashSeed: 77})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(NewEngine(Config{Source: trk, HashSeed: 77}))(t)
 	var last *Delta
 	c := e.Attach("test", BackendFunc(func(_ context.Context, d *Delta) error {
 		copied := *d
@@ -170,9 +168,7 @@ func TestHooksSetWeightsAndHash(t *testing.T) {
 	sync := func() Change {
 		t.Helper()
 		last = nil
-		if err := c.Sync(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(context.Background()))
 		if last == nil || len(last.Changes) != 1 {
 			t.Fatalf("delta %+v", last)
 		}

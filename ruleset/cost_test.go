@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -58,17 +59,13 @@ func TestChangeCostIsConstant(t *testing.T) {
 		tr, e := fill(t, s)
 		b := &recorder{}
 		c := e.Attach("b", b)
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 		before := e.Snapshot()
 		a, z := sliceN(7, s.endpoints, "n2"), sliceN(7, s.endpoints, "n2")
 		z.Endpoints[0].Addresses[0] = "10.255.255.1"
 		tr.SetSlice(z)
 		b.take()
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 		out := cost{changes: float64(len(b.take()[0].Changes))}
 		for i, svc := range e.Snapshot().Ports {
 			if svc != before.Ports[i] {
@@ -81,9 +78,7 @@ func TestChangeCostIsConstant(t *testing.T) {
 		flip := func() {
 			a, z = z, a
 			tr.SetSlice(z)
-			if err := c.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(t.Context()))
 		}
 		out.allocs = testing.AllocsPerRun(rounds, flip)
 		runtime.ReadMemStats(&m0)
@@ -167,9 +162,7 @@ func TestConcurrentUseConverges(t *testing.T) {
 	})
 	wg.Wait()
 	p := newPlane(t, rand.New(rand.NewPCG(1, 1)), "last", true, 0)
-	if err := e.Attach("last", p).Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, e.Attach("last", p).Sync(t.Context()))
 	p.compare(e.Snapshot())
 }
 
@@ -203,9 +196,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 				changes += len(d.Changes)
 				return nil
 			}))
-			if err := c.Sync(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, c.Sync(b.Context()))
 			changes = 0
 			a, z := sliceN(7, s.endpoints, "n2"), sliceN(7, s.endpoints, "n2")
 			z.Endpoints[0].Addresses[0] = "10.255.255.1"
@@ -214,9 +205,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 			for b.Loop() {
 				a, z = z, a
 				tr.SetSlice(a)
-				if err := c.Sync(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, c.Sync(b.Context()))
 				n++
 			}
 			if changes != n {
@@ -231,14 +220,10 @@ func BenchmarkNoOpSync(b *testing.B) {
 		b.Run(s.String(), func(b *testing.B) {
 			_, e := fill(b, s)
 			c := e.Attach("b", discard)
-			if err := c.Sync(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, c.Sync(b.Context()))
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := c.Sync(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, c.Sync(b.Context()))
 			}
 		})
 	}
@@ -251,15 +236,11 @@ func BenchmarkFullSync(b *testing.B) {
 		b.Run("again/"+s.String(), func(b *testing.B) {
 			_, e := fill(b, s)
 			c := e.Attach("b", discard)
-			if err := c.Sync(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, c.Sync(b.Context()))
 			b.ReportAllocs()
 			for b.Loop() {
 				c.Resync()
-				if err := c.Sync(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, c.Sync(b.Context()))
 			}
 		})
 		b.Run("first/"+s.String(), func(b *testing.B) {
@@ -269,9 +250,7 @@ func BenchmarkFullSync(b *testing.B) {
 				_, e := fill(b, s)
 				c := e.Attach("b", discard)
 				b.StartTimer()
-				if err := c.Sync(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, c.Sync(b.Context()))
 			}
 		})
 	}
@@ -299,9 +278,7 @@ func BenchmarkHeap(b *testing.B) {
 				empty = heap()
 				tr, e = fill(b, s)
 				c := e.Attach("b", discard)
-				if err := c.Sync(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, c.Sync(b.Context()))
 				both := heap() - empty
 				n := float64(s.services * s.endpoints)
 				b.ReportMetric(alone/n, "tracker-B/endpoint")

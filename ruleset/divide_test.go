@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -19,9 +20,7 @@ func TestDeltasOfManyChangesAreFew(t *testing.T) {
 			tr.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250+1)))
 			tr.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprintf("10.%d.%d.%d", network, i/250, i%250+1)))
 		}
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 	}
 	set(1)
 	deltas = 0
@@ -45,17 +44,13 @@ func TestSlowBackendsGetSmallerDeltas(t *testing.T) {
 				b = slowBackend{b}
 			}
 			cursors[i] = e.Attach("b", b)
-			if err := cursors[i].Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cursors[i].Sync(t.Context()))
 		}
 		tr.SetService(service("a", "172.30.0.1"))
 		tr.SetSlice(slice("a", many(1, 200)...))
 		for i, c := range cursors {
 			deltas[i] = 0
-			if err := c.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(t.Context()))
 			if deltas[i] != want[i] {
 				t.Errorf("budget %d: backend %d got %d deltas, want %d", budget, i, deltas[i], want[i])
 			}

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -78,9 +79,7 @@ func TestDeletedServicesAreFreed(t *testing.T) {
 		t.Helper()
 		refusing = false
 		for _, c := range []*Cursor{always, sometimes} {
-			if err := c.Sync(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.Sync(ctx))
 		}
 		refusing = true
 	}

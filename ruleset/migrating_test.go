@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -218,14 +219,8 @@ func TestMigratingSnippet(t *testing.T) {
 
 // TestMigratingSnippetIsTheOneTested compares this file with MIGRATING.md.
 func TestMigratingSnippetIsTheOneTested(t *testing.T) {
-	page, err := os.ReadFile("MIGRATING.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.ReadFile("migrating_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("MIGRATING.md"))(t)
+	file := must.Get(os.ReadFile("migrating_test.go"))(t)
 	_, after, _ := strings.Cut(string(page), "After:\n\n```go\n")
 	if code, _, ok := strings.Cut(after, "```"); !ok || !strings.Contains(string(file), code) {
 		t.Errorf("this file does not contain the code of MIGRATING.md:\n%s", code)
@@ -235,14 +230,8 @@ func TestMigratingSnippetIsTheOneTested(t *testing.T) {
 // TestRefusedServiceInMigratingSnippet refuses one Service of a hundred from the first delta on. The
 // others are acknowledged and cost no writes again.
 func TestRefusedServiceInMigratingSnippet(t *testing.T) {
-	tr, err := tracker.New(tracker.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{}))(t)
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
 	refused, writes := errors.New("refused"), 0
 	p := &plane{frontends: map[loopFrontend]loopEntry{}, pools: map[driver.Pool][]*tracker.Endpoint{}}
 	p.env = conformance.SimEnv{Fail: func() error {

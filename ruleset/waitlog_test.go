@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
@@ -17,14 +18,8 @@ import (
 func TestLogNamesWhatTheEngineWaitsFor(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}, Log: log}))(t)
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, Log: log}))(t)
 	cursor := engine.Attach("data plane", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 	ctx, cancel := context.WithCancel(t.Context())
 	runs := 0

@@ -22,6 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -29,14 +30,8 @@ import (
 // feed runs Feed on the clock of package synctest until the test ends. It returns the engine, and what the
 // hooks received.
 func feed(t *testing.T, client *fake.Clientset, log *slog.Logger) (*ruleset.Engine, func() []string) {
-	tr, err := tracker.New(tracker.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{}))(t)
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
 	var mu sync.Mutex
 	var received []string
 	receive := func(what string, update func() bool) {
@@ -94,13 +89,9 @@ func TestServiceCIDRsReachTheEngine(t *testing.T) {
 		}
 		has("10.96.0.0/16", "fd00::/112")
 		api := client.NetworkingV1().ServiceCIDRs()
-		if _, err := api.Create(t.Context(), serviceCIDR("more", "10.97.0.0/16"), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(api.Create(t.Context(), serviceCIDR("more", "10.97.0.0/16"), metav1.CreateOptions{}))(t)
 		has("10.96.0.0/16", "10.97.0.0/16", "fd00::/112")
-		if err := api.Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, api.Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}))
 		has("10.97.0.0/16")
 	})
 }
@@ -141,12 +132,8 @@ func TestReceivedObjectsAreCounted(t *testing.T) {
 		}
 		same := service("web", "10.96.0.1")
 		same.Annotations = map[string]string{"a": "b"}
-		if _, err := client.CoreV1().Services("ns").Update(t.Context(), same, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := client.DiscoveryV1().EndpointSlices("ns").Delete(t.Context(), "web-1", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.CoreV1().Services("ns").Update(t.Context(), same, metav1.UpdateOptions{}))(t)
+		must.Do(t, client.DiscoveryV1().EndpointSlices("ns").Delete(t.Context(), "web-1", metav1.DeleteOptions{}))
 		if got, want := received(), []string{"IPv4 differs", "IPv4 differs", "ns/web", "ns/web differs"}; !slices.Equal(got, want) {
 			t.Errorf("received %q, want %q", got, want)
 		}

@@ -9,15 +9,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestOtherNodesAreIgnored imitates a server that ignores field selectors.
 func TestOtherNodesAreIgnored(t *testing.T) {
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here", Zone: "z1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here", Zone: "z1"}}))(t)
 	var seen []*v1.Node
 	c := Config{Tracker: tr, Node: "here", OnNode: func(n *v1.Node) { seen = append(seen, n) }}
 	here := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
@@ -38,10 +36,7 @@ func TestOtherNodesAreIgnored(t *testing.T) {
 
 // TestProgramAddsAddressesOfTheNode has a program that knows addresses that no Node object has.
 func TestProgramAddsAddressesOfTheNode(t *testing.T) {
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
 	own := []netip.Addr{netip.MustParseAddr("192.0.2.9")}
 	c := Config{Tracker: tr, Node: "here", NodeInfo: func(n *v1.Node) tracker.NodeInfo {
 		info := tracker.NodeInfo{Name: "here"}

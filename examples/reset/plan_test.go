@@ -273,9 +273,7 @@ func inBed(t *testing.T, c Config, f func(*bed)) {
 func (b *bed) apply(old, now *ruleset.Port) {
 	b.t.Helper()
 	c := ruleset.Change{Key: old.Key, Old: old, New: now}
-	if err := b.plane.Apply(b.t.Context(), &ruleset.Delta{Changes: []ruleset.Change{c}}); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, b.plane.Apply(b.t.Context(), &ruleset.Delta{Changes: []ruleset.Change{c}}))
 }
 
 // want waits for the delay and checks the written pairs.
@@ -299,9 +297,7 @@ func (b *bed) want(pairs ...pair) {
 func (b *bed) step(wait time.Duration) {
 	b.t.Helper()
 	time.Sleep(wait)
-	if _, err := b.r.step(b.t.Context()); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Get(b.r.step(b.t.Context()))(b.t)
 }
 
 // TestNamespacesShareTheLimit has one namespace lose more pairs than the limit, before and after

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -83,39 +84,21 @@ func benchNetwork(b testing.TB) (node, client *netlab.Host) {
 func benchWays(b testing.TB, services int) []way {
 	need(b)
 	n := newNode(b)
-	parent, err := testCgroup()
-	if err != nil {
-		b.Fatal(err)
-	}
-	outside, err := parent.New()
-	if err != nil {
-		b.Fatal(err)
-	}
+	parent := must.Get(testCgroup())(b)
+	outside := must.Get(parent.New())(b)
 	b.Cleanup(func() { outside.Close() })
 	_, bare := benchNetwork(b)
 	node, client := benchNetwork(b)
 
 	four := []tracker.Family{tracker.IPv4}
-	rules, err := nftables.New(b.Context(), nftables.Config{NetNS: node.File(), Families: four})
-	if err != nil {
-		b.Fatal(err)
-	}
+	rules := must.Get(nftables.New(b.Context(), nftables.Config{NetNS: node.File(), Families: four}))(b)
 	b.Cleanup(func() { rules.Close() })
 	c := n.config()
 	c.NetNS, c.Families = node.File(), four
-	sockets, err := New(b.Context(), c)
-	if err != nil {
-		b.Fatal(err)
-	}
+	sockets := must.Get(New(b.Context(), c))(b)
 	b.Cleanup(func() { sockets.Close() })
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}, Families: four})
-	if err != nil {
-		b.Fatal(err)
-	}
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}, Families: four}))(b)
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}}))(b)
 	// The last Service leads to the server: port 80 to port 8080, and port 81 to port 8081.
 	vip := func(i int) string { return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String() }
 	for i := range services {
@@ -145,9 +128,7 @@ func benchWays(b testing.TB, services int) []way {
 	}
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	for _, cursor := range []*ruleset.Cursor{engine.Attach("nftables", rules), engine.Attach("socketlb", sockets)} {
-		if err := cursor.Sync(context.Background()); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, cursor.Sync(context.Background()))
 	}
 	own, last := "10.244.1.2", vip(services)
 	b.Cleanup(func() {

@@ -13,6 +13,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -59,15 +60,9 @@ func (s *suite) options() conformance.Options {
 
 // pair returns package nftables with a Backend before it.
 func (s *suite) pair(tb testing.TB, c Config) ruleset.Backend {
-	behind, err := nftables.New(tb.Context(), nftables.Config{NetNS: c.NetNS, Families: c.Families})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	behind := must.Get(nftables.New(tb.Context(), nftables.Config{NetNS: c.NetNS, Families: c.Families}))(tb)
 	tb.Cleanup(func() { behind.Close() })
-	b, err := New(tb.Context(), c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Get(New(tb.Context(), c))(tb)
 	tb.Cleanup(func() {
 		n, err := b.Counters()
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -64,9 +65,7 @@ func send(t *testing.T, c net.PacketConn, to string) {
 // wantAnswer receives a datagram and checks its source.
 func wantAnswer(t *testing.T, what string, c net.PacketConn, want string) {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(testtime.Timeout)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.SetReadDeadline(time.Now().Add(testtime.Timeout)))
 	if _, from, err := c.ReadFrom(make([]byte, 64)); err != nil || from.String() != want {
 		t.Errorf("%s: an answer from %v, %v, want %s", what, from, err, want)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -223,24 +224,15 @@ func TestReconnectedSocketReturnsItsNewPeer(t *testing.T) {
 			l.set("other", 2, 2)
 			l.sync()
 			if name == "peers" {
-				c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				c := must.Get(l.dial(l.pod, "tcp", "", "10.96.0.1:80"))(t)
 				defer c.Close()
 			}
 			for _, other := range []string{endpoints4[1] + ":8080", endpoints4[0] + ":8081", "10.96.0.2:80"} {
-				c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
-				if err != nil {
-					t.Fatal(err)
-				}
+				c := must.Get(l.dial(l.pod, "tcp", "", "10.96.0.1:80"))(t)
 				before := l.peers()
 				to := netip.MustParseAddrPort(other)
-				raw, err := c.(*net.TCPConn).SyscallConn()
-				if err != nil {
-					t.Fatal(err)
-				}
-				err = raw.Control(func(fd uintptr) { l.reconnect(int(fd), to) })
+				raw := must.Get(c.(*net.TCPConn).SyscallConn())(t)
+				err := raw.Control(func(fd uintptr) { l.reconnect(int(fd), to) })
 				if err != nil {
 					t.Error(err)
 				}
@@ -290,10 +282,7 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 	l.sync()
 	const to = "10.96.0.1:80"
 	clients := func() map[clientKey]client {
-		all, err := readMap[clientKey, client](l.backend.maps.clients)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(readMap[clientKey, client](l.backend.maps.clients))(t)
 		return all
 	}
 	first := l.server(l.pod, "", to)
@@ -333,9 +322,7 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 	for range 40 {
 		for k, c := range clients() {
 			c.Seen -= uint64(101 * time.Second)
-			if err := l.backend.maps.clients.Put(k, c); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, l.backend.maps.clients.Put(k, c))
 		}
 		used[l.server(l.pod, "", to)] = true
 	}
@@ -354,34 +341,23 @@ func TestNewProcessTakesOver(t *testing.T) {
 	identity := func() string {
 		var ids []string
 		for _, h := range l.backend.hooks {
-			info, err := h.link.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := must.Get(h.link.Info())(t)
 			ids = append(ids, fmt.Sprint(h.name, info.ID))
 		}
 		for _, f := range l.backend.maps.files(&l.backend.config) {
-			info, err := (*f.m).Info()
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := must.Get((*f.m).Info())(t)
 			id, _ := info.ID()
 			ids = append(ids, fmt.Sprint(f.name, id))
 		}
 		return strings.Join(ids, " ")
 	}
 	was, slots := identity(), func() map[slotKey]endpoint {
-		all, err := readMap[slotKey, endpoint](l.backend.maps.endpoints)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(readMap[slotKey, endpoint](l.backend.maps.endpoints))(t)
 		return all
 	}
 	before := slots()
 	old := l.backend
-	if err := old.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, old.Close())
 	// Between processes everything stays in effect.
 	if c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80"); err != nil {
 		t.Errorf("after the process ended: %v", err)
@@ -416,15 +392,10 @@ func TestNewProcessTakesOver(t *testing.T) {
 		t.Error("the Service that was deleted is served")
 	}
 	// A map of another version is deleted.
-	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}))(t)
 	defer other.Close()
 	path := filepath.Join(l.dir, "replies")
-	if err := other.Pin(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, other.Pin(path))
 	// A map of another size is replaced, and the Service is served.
 	c := l.config()
 	c.Endpoints = 1000
@@ -628,14 +599,8 @@ func TestConnectionsAreCountedByService(t *testing.T) {
 	// wants compares the connections by name and family, as the backend and as others read them.
 	wants := func(what string, want map[string]uint64) {
 		t.Helper()
-		all, err := l.backend.Traffic(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		read, err := Traffic(t.Context(), Config{Dir: l.dir}, maps.Keys(all.Services))
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(l.backend.Traffic(t.Context()))(t)
+		read := must.Get(Traffic(t.Context(), Config{Dir: l.dir}, maps.Keys(all.Services)))(t)
 		for _, traffic := range []*dataplane.Traffic{all, read} {
 			got := map[string]uint64{}
 			for k, c := range traffic.Services {
@@ -727,12 +692,8 @@ func TestCheckAddsNewNodeAddresses(t *testing.T) {
 	if got := l.server(l.pod, "", "192.0.2.8:30080"); got != left {
 		t.Errorf("reached %s", got)
 	}
-	if err := l.nodeNS.AddAddr("eth0", netip.MustParsePrefix("192.0.2.8/24")); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.backend.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.nodeNS.AddAddr("eth0", netip.MustParsePrefix("192.0.2.8/24")))
+	must.Do(t, l.backend.Check(t.Context()))
 	if got := l.server(l.pod, "", "192.0.2.8:30080"); got == left {
 		t.Error("the NodePort is left alone at a new address of the node")
 	}
@@ -770,9 +731,7 @@ func TestClusterIPOfTheNodeIsLeftAlone(t *testing.T) {
 		}
 		l.cursor.Resync()
 		l.sync()
-		if err := l.backend.Check(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.backend.Check(t.Context()))
 	}
 	l.sync()
 	check(false, "at first")
@@ -781,9 +740,7 @@ func TestClusterIPOfTheNodeIsLeftAlone(t *testing.T) {
 		if p.Addr().Is6() {
 			p = netip.PrefixFrom(p.Addr(), 128)
 		}
-		if err := l.nodeNS.AddAddr("lo", p); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.nodeNS.AddAddr("lo", p))
 	}
 	drifts()
 	check(true, "with the addresses")
@@ -806,10 +763,7 @@ func TestCleanupRemovesEverything(t *testing.T) {
 		t.Errorf("before the first Apply: Owned returns %v, %v", owned, err)
 	}
 	l.sync()
-	c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(l.dial(l.pod, "tcp", "", "10.96.0.1:80"))(t)
 	defer c.Close()
 	if owned, err := Owned(t.Context(), l.config()); !owned || err != nil {
 		t.Errorf("Owned returns %v, %v", owned, err)
@@ -855,10 +809,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 	var unprivileged strings.Builder
 	cmd := confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
 	cmd.Stderr = &unprivileged
-	folder, err := os.Open(filepath.Dir(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := must.Get(os.Open(filepath.Dir(dir)))(t)
 	defer folder.Close()
 	cmd.ExtraFiles = []*os.File{folder}
 	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")

@@ -25,6 +25,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -224,19 +225,12 @@ func TestConnectedSocketEndsWithItsEndpoint(t *testing.T) {
 				if on == "node" {
 					h = l.nodeNS
 				}
-				c, err := l.dial(h, "udp", "", to)
-				if err != nil {
-					t.Fatal(err)
-				}
+				c := must.Get(l.dial(h, "udp", "", to))(t)
 				defer c.Close()
-				if _, err := talk(c); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(talk(c))(t)
 				l.started(h)
 				ended := make(chan error, 1)
-				if err := c.SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, c.SetDeadline(time.Now().Add(testtime.Timeout)))
 				go func() {
 					_, err := c.Read(make([]byte, 1))
 					ended <- err
@@ -280,21 +274,14 @@ func TestConnectedSocketEndsAfterRestart(t *testing.T) {
 	l.udp(2, "dns", "log", "other")
 	l.started(l.pod)
 	open := func(to string) net.Conn {
-		c, err := l.dial(l.pod, "udp", "", to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(l.dial(l.pod, "udp", "", to))(t)
 		t.Cleanup(func() { c.Close() })
-		if _, err := talk(c); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(talk(c))(t)
 		return c
 	}
 	gone := []net.Conn{open("10.96.0.1:80"), open(nodeAddr4 + ":30080"), open("[fd00:10:96::1]:80"), open("10.96.0.2:80")}
 	stays := open("10.96.0.3:80")
-	if err := l.backend.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.backend.Close())
 	l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
 	l.tracker.DeleteService(name("log"))
 	c := l.config()
@@ -333,13 +320,8 @@ func TestSocketsThatCannotBeEndedAreReportedOnce(t *testing.T) {
 			}
 			for range 2 {
 				l.udp(1, "dns")
-				conn, err := l.dial(l.pod, "udp", "", "10.96.0.1:80")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := talk(conn); err != nil {
-					t.Fatal(err)
-				}
+				conn := must.Get(l.dial(l.pod, "udp", "", "10.96.0.1:80"))(t)
+				must.Get(talk(conn))(t)
 				l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
 				// The Backend works in the node's network namespace, as the agent does.
 				if err := l.nodeNS.Do(func() error {
@@ -515,15 +497,9 @@ func TestParallelLookupsLoseNothing(t *testing.T) {
 // was full (net.core.netdev_max_backlog), in all network namespaces.
 func dropped(t *testing.T) (n int64) {
 	t.Helper()
-	text, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("/proc/net/softnet_stat"))(t)
 	for line := range strings.Lines(string(text)) {
-		one, err := strconv.ParseInt(strings.Fields(line)[1], 16, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		one := must.Get(strconv.ParseInt(strings.Fields(line)[1], 16, 64))(t)
 		n += one
 	}
 	return n

@@ -19,6 +19,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -60,10 +61,7 @@ func (o *output) waitFor(t *testing.T, after int, pattern string) ([]string, int
 // greet starts an endpoint that sends its name.
 func greet(t *testing.T, name string) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
@@ -76,16 +74,10 @@ func greet(t *testing.T, name string) int {
 
 func hear(t *testing.T, at string) string {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", at, testtime.Timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.DialTimeout("tcp", at, testtime.Timeout))(t)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(testtime.Timeout))
-	text, err := io.ReadAll(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(io.ReadAll(c))(t)
 	return string(text)
 }
 
@@ -125,12 +117,8 @@ endpoints: [{addresses: [127.0.0.1], nodeName: elsewhere}]
 
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(file+".new", file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file+".new", []byte(text), 0o600))
+	must.Do(t, os.Rename(file+".new", file))
 }
 
 // local is a run of the program.
@@ -332,10 +320,7 @@ func TestLocalPortsAreAssignedOnce(t *testing.T) {
 		n.Namespace, n.Name, n.Protocol = "ns", service, proto
 		return n
 	}
-	tr, err := tracker.New(tracker.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{}))(t)
 	l := &world{Tracker: tr, log: slog.New(slog.DiscardHandler), ports: map[tracker.ServicePortName]uint16{}, taken: map[port]bool{}}
 	busy := func(service string, proto v1.Protocol, err error) bool {
 		return l.avoid(fmt.Errorf("sync: %w", &ruleset.PartialError{Failed: map[tracker.Key]error{
@@ -377,10 +362,7 @@ func TestLocalPortsAreAssignedOnce(t *testing.T) {
 
 func TestRunWaitsForOpenConnections(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	go func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
@@ -392,10 +374,7 @@ func TestRunWaitsForOpenConnections(t *testing.T) {
 	}()
 	world := startLocal(t, manifest(500, "", l.Addr().(*net.TCPAddr).Port), "--drain", "1h")
 	web, _ := world.web(t, 0, 1)
-	c, err := net.Dial("tcp", web)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", web))(t)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(testtime.Timeout))
 	echo := func() error {
@@ -405,9 +384,7 @@ func TestRunWaitsForOpenConnections(t *testing.T) {
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	if err := echo(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, echo())
 	world.stop()
 	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
 		again, err := net.Dial("tcp", web)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
@@ -281,10 +282,7 @@ func (t talkative) Logf(format string, args ...any) { t.Errorf(format, args...) 
 // worldNamed returns a world of the suite.
 func worldNamed(t *testing.T, name string) world {
 	t.Helper()
-	worlds, err := suite(nil, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	worlds := must.Get(suite(nil, true))(t)
 	i := slices.IndexFunc(worlds, func(w world) bool { return w.name == name })
 	if i < 0 {
 		t.Fatalf("there is no world %q", name)
@@ -332,10 +330,7 @@ func (b broken) options(hurry bool) Options {
 // backend returns the backend. It is the Options.New of a correct one, too.
 func (b broken) backend(tb testing.TB, env Env) ruleset.Backend {
 	b.config.NetNS, b.config.Families = env.NetNS, env.Families
-	inner, err := nftables.New(tb.Context(), b.config)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	inner := must.Get(nftables.New(tb.Context(), b.config))(tb)
 	tb.Cleanup(func() { inner.Close() })
 	ports := map[tracker.Key]*ruleset.Port{}
 	begun, seed := false, rand.Uint64()

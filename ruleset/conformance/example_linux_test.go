@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -28,10 +29,7 @@ func Example() {
 	_ = func(t *testing.T) { // func TestConformance
 		conformance.Run(t, conformance.Options{
 			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-				b, err := newDataPlane(env.NetNS, env.Families)
-				if err != nil {
-					tb.Fatal(err)
-				}
+				b := must.Get(newDataPlane(env.NetNS, env.Families))(tb)
 				tb.Cleanup(func() { b.Close() })
 				return b
 			},

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestEveryScriptChecks checks that each world in the folder worlds has a name of its own and a
@@ -18,15 +20,9 @@ func TestEveryScriptChecks(t *testing.T) {
 		}
 		names[w.name] = true
 	}
-	files, err := fs.Glob(texts, "worlds/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(fs.Glob(texts, "worlds/*"))(t)
 	for _, file := range files {
-		text, err := fs.ReadFile(texts, file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(fs.ReadFile(texts, file))(t)
 		if _, worlds, ok := strings.Cut(string(text), "\nworld "); ok {
 			for world := range strings.SplitSeq(worlds, "\nworld ") {
 				if name, steps, _ := strings.Cut(world, "\n"); !strings.Contains(steps, " = ") && !strings.Contains(steps, "\nexpire ") && !strings.Contains(steps, "\nundisturbed ") {
@@ -84,10 +80,7 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 		}
 		// Steps are read when they run.
 		where, what, _ := strings.Cut(test.want, ": ")
-		s, err := Simulation{New: simPlanes(false, "")}.complete()
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(Simulation{New: simPlanes(false, "")}.complete())(t)
 		out := complaints(t, func(tb testing.TB) { s.script(tb, worlds[len(worlds)-1], plain) })
 		if !strings.Contains(out, what) || !strings.Contains(out, where+": ") {
 			t.Errorf("%q\nreports %s\nwant    %s", test.text, out, test.want)
@@ -101,10 +94,7 @@ func TestScriptErrorsNameTheLine(t *testing.T) {
 // worldsOfSuite returns the worlds that need no connections.
 func worldsOfSuite(t *testing.T) []world {
 	t.Helper()
-	worlds, err := suite(nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	worlds := must.Get(suite(nil, false))(t)
 	return worlds
 }
 
@@ -128,10 +118,7 @@ check pod3 -> cluster1:80 = pod2
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Simulation{New: simPlanes(false, "")}.complete()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Simulation{New: simPlanes(false, "")}.complete())(t)
 	worlds = worlds[len(worlds)-2:]
 	s.script(t, worlds[0], plain)
 	const want = "the world ends in own.txt:13: check pod3 -> cluster1:80 = pod2"

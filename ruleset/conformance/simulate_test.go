@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -112,10 +113,7 @@ func TestSimulateFindsFaults(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/owners=%t", test.fault, test.owners), func(t *testing.T) {
 			t.Parallel()
-			s, err := Simulation{New: simPlanes(test.owners, test.fault)}.complete()
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(Simulation{New: simPlanes(test.owners, test.fault)}.complete())(t)
 			want := regexp.MustCompile(test.complaint)
 			for _, world := range worldsOfSuite(t) {
 				if world.name != test.world {

@@ -14,6 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -70,9 +71,7 @@ func TestHeldConnectionBreaks(t *testing.T) {
 		}
 	}
 	script := "table ip t { chain c { type filter hook forward priority 0; meta l4proto tcp ip daddr " + to[1].Addr.Addr().String() + " reject with tcp reset; }; }"
-	if err := w.Do(netlab.Command(t, "nft", script).Run); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Do(netlab.Command(t, "nft", script).Run))
 	err := h.Check()
 	if err == nil {
 		t.Fatal("the connections of a disconnected pod still work")
@@ -92,9 +91,7 @@ func TestHeldTrafficSurvivesInterruption(t *testing.T) {
 	netlab.NeedPrograms(t, "nft")
 	nft := func(script string) {
 		t.Helper()
-		if err := w.Do(netlab.Command(t, "nft", script).Run); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Do(netlab.Command(t, "nft", script).Run))
 	}
 	var to []conformance.Target
 	for _, p := range w.Pods()[1:3] {

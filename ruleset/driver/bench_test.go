@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
@@ -71,27 +72,20 @@ func benchmark(b *testing.B, n int, change func(w *world, i int)) {
 	if w.tracker, err = tracker.New(tracker.Config{}); err != nil {
 		b.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: w.tracker})
-	if err != nil {
-		b.Fatal(err)
-	}
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: w.tracker}))(b)
 	w.cursor = e.Attach("counted", c)
 	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	calls := 0
 	b.ReportAllocs()
 	b.StopTimer()
 	w.fill(n, false)
-	if err := w.cursor.Sync(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, w.cursor.Sync(b.Context()))
 	b.ResetTimer()
 	b.StopTimer()
 	for i := range b.N {
 		change(w, i)
 		c.calls = 0
-		if err := w.cursor.Sync(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, w.cursor.Sync(b.Context()))
 		calls += c.calls
 	}
 	b.ReportMetric(float64(calls)/float64(b.N), "calls/op")

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/driver"
 )
 
@@ -73,9 +74,7 @@ func TestAllocatorMatchesMaps(t *testing.T) {
 				}
 				clear(reserved)
 				for k, id := range model {
-					if err := a.Adopt(k, id); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, a.Adopt(k, id))
 				}
 			}
 			had, ok := model[k]
@@ -94,9 +93,7 @@ func TestAdoptRejectsConflicts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(a.Adopt("a", 5), a.Adopt("a", 5)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(a.Adopt("a", 5), a.Adopt("a", 5)))
 	a.Reserve(6)
 	for _, c := range []struct {
 		key string

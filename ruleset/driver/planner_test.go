@@ -12,6 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -78,10 +79,7 @@ func (w *world) start() {
 	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
 		w.t.Fatal(err)
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: w.tracker})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: w.tracker}))(w.t)
 	w.cursor = e.Attach("plane", ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error { return w.process.Apply(ctx, d) }))
 	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
@@ -90,9 +88,7 @@ func (w *world) start() {
 func (w *world) sync(t *testing.T) string {
 	t.Helper()
 	w.writes = nil
-	if err := w.cursor.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.cursor.Sync(t.Context()))
 	return strings.Join(w.writes, ", ")
 }
 
@@ -175,9 +171,7 @@ func TestListsOfAPoolFollowEachOther(t *testing.T) {
 	apply := func(want ...string) {
 		t.Helper()
 		s := &ruleset.Port{}
-		if err := d.Apply(t.Context(), &ruleset.Delta{Node: &ruleset.Node{}, Changes: []ruleset.Change{{New: s}}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.Apply(t.Context(), &ruleset.Delta{Node: &ruleset.Node{}, Changes: []ruleset.Change{{New: s}}}))
 		for i, v := range want {
 			if m[driver.Slot[int]{Pool: 1, N: i}] != v {
 				t.Errorf("slots %v, want %q", m, want)
@@ -478,9 +472,7 @@ func (w *world) agree() {
 			d.Changes = append(d.Changes, ruleset.Change{Key: k, New: s})
 		}
 	}
-	if err := want.driver().Apply(w.t.Context(), d); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, want.driver().Apply(w.t.Context(), d))
 	if got, want := w.dump(), want.dump(); got != want {
 		w.t.Errorf("the plane has\n%s\nand should have\n%s", got, want)
 	}
@@ -554,10 +546,7 @@ func TestIncompletePlaneIsRejected(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
-	d, err := driver.New(driver.Plane{Want: want, Limits: ruleset.Limits{Endpoints: 7}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(driver.New(driver.Plane{Want: want, Limits: ruleset.Limits{Endpoints: 7}}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := d.Apply(ctx, &ruleset.Delta{}); !errors.Is(err, context.Canceled) || d.Limits(tracker.IPv4).Endpoints != 7 {

@@ -14,6 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/placement"
@@ -36,14 +37,8 @@ type cluster struct {
 
 func newTracker(t testing.TB, node tracker.NodeInfo) (*tracker.Tracker, *ruleset.Engine) {
 	t.Helper()
-	tr, err := tracker.New(tracker.Config{Node: node})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: node}))(t)
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return tr, e
 }
@@ -148,9 +143,7 @@ func TestNodesHaveTheRulesOfTheirOwnEngine(t *testing.T) {
 			if step%11 == 10 {
 				c.cursor.Resync()
 			}
-			if err := c.cursor.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.cursor.Sync(t.Context()))
 			if c.rules[n.Name] == nil {
 				c.join(n)
 			}
@@ -211,9 +204,7 @@ func TestNodeThatMovesGetsTheRulesOfItsZone(t *testing.T) {
 			es.Endpoints[i].Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: fmt.Sprint("z", i)}}}
 		}
 		c.tracker.SetSlice(es)
-		if err := c.cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.cursor.Sync(t.Context()))
 		c.compareWithCompile(t, fmt.Sprint("first endpoint ", first))
 	}
 	c.tracker.SetService(service(0, false))
@@ -391,15 +382,11 @@ func TestChangeCostsTheNodesThatDiffer(t *testing.T) {
 		c.tracker.SetService(service(i, i == 1))
 		c.tracker.SetSlice(slice(i, 10, 0))
 	}
-	if err := c.cursor.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.cursor.Sync(t.Context()))
 	for i, want := range []struct{ yielded, visited int }{{1, 1000}, {1, 1}} {
 		c.yielded, c.visited = 0, 0
 		c.tracker.SetSlice(slice(i, 10, 1))
-		if err := c.cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.cursor.Sync(t.Context()))
 		if c.yielded != want.yielded || c.visited != want.visited {
 			t.Errorf("local %t: %d changes for %d nodes, want %+v", i == 1, c.yielded, c.visited, want)
 		}
@@ -437,9 +424,7 @@ func BenchmarkPlacements(b *testing.B) {
 					tr.SetSlice(slice(i, 10, 0))
 				}
 				sync := func() {
-					if err := cursor.Sync(b.Context()); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, cursor.Sync(b.Context()))
 				}
 				sync()
 				single := heap() - empty

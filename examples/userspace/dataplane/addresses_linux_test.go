@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -86,9 +87,7 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 		}
 	}
 
-	if err := b.config.Addresses.Hold(netip.MustParseAddr(stray)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.config.Addresses.Hold(netip.MustParseAddr(stray)))
 	service("a", "10.96.0.1", 80, external)
 	service("b", "10.96.0.2", 30081)
 	w.Sync()
@@ -101,9 +100,7 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	held("10.96.0.1", "10.96.0.2", external)
 	reaches(own+":80", "b")
 	kept, greeting := open(own+":80"), make([]byte, 100)
-	if _, err := kept.Read(greeting); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(kept.Read(greeting))(t)
 	service("b", "10.96.0.2", 30081)
 	w.Sync()
 	reaches(own+":80", "a")
@@ -113,9 +110,7 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	}
 
 	// A full resync restores an address that another process removed.
-	if err := b.config.Addresses.Release(netip.MustParseAddr(external)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.config.Addresses.Release(netip.MustParseAddr(external)))
 	w.Cursor.Resync()
 	w.Sync()
 	held("10.96.0.1", "10.96.0.2", external)
@@ -125,9 +120,7 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	c, other := open(external+":80"), open("10.96.0.1:80")
 	buf := make([]byte, 100)
 	for _, x := range []net.Conn{c, other} {
-		if _, err := x.Read(buf); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(x.Read(buf))(t)
 	}
 	service("a", "10.96.0.1", 80)
 	w.Sync()

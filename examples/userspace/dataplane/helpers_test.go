@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -72,9 +73,7 @@ func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world 
 
 func (w *world) sync() {
 	w.t.Helper()
-	if err := w.cursor.Sync(context.Background()); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, w.cursor.Sync(context.Background()))
 }
 
 // service sets a Service at a port.
@@ -151,10 +150,7 @@ func serveTCP(t *testing.T, name string) netip.AddrPort {
 // serve starts an endpoint. It closes a connection when f returns or the test ends.
 func serve(t *testing.T, f func(*net.TCPConn)) netip.AddrPort {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() {
@@ -204,10 +200,7 @@ func connect(port uint16) (*client, error) {
 
 func (w *world) connect(port uint16) *client {
 	w.t.Helper()
-	c, err := connect(port)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	c := must.Get(connect(port))(w.t)
 	w.t.Cleanup(func() { c.Close() })
 	return c
 }

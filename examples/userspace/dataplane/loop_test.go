@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -82,9 +83,7 @@ func TestEndpointsThatLeadBackAreNotDialed(t *testing.T) {
 			w.endpoints("own", proto, endpoint)
 			w.sync()
 			client := send(nil, own)
-			if _, err := hear(client); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(hear(client))(t)
 			stop()
 			w.service("late", proto, endpoint.Port())
 			w.endpoints("late", proto, at(own))

@@ -13,6 +13,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -27,10 +28,7 @@ func (onlyLoopback) Own() ([]netip.Addr, error) {
 // greeter answers each connection with a byte and closes it.
 func greeter(tb testing.TB) netip.AddrPort {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(tb)
 	tb.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -51,24 +49,12 @@ func greeter(tb testing.TB) netip.AddrPort {
 // front of an endpoint.
 func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, netip.AddrPort) {
 	tb.Helper()
-	ports, err := ruleset.ParseNodePortAddresses([]string{"localhost"})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tr, err := tracker.New(tracker.Config{})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	ports := must.Get(ruleset.ParseNodePortAddresses([]string{"localhost"}))(tb)
+	tr := must.Get(tracker.New(tracker.Config{}))(tb)
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports}))(tb)
 	c.Addresses = onlyLoopback{}
 	c.Serves = func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
-	b, err := New(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Get(New(c))(tb)
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -90,9 +76,7 @@ func atNodePort(tb testing.TB, endpoint netip.AddrPort, c Config) (*Backend, net
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{endpoint.Addr().String()}}},
 	})
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	if err := e.Attach("loopback", b).Sync(tb.Context()); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, e.Attach("loopback", b).Sync(tb.Context()))
 	return b, at
 }
 
@@ -129,9 +113,7 @@ func BenchmarkLoopbackNodePort(b *testing.B) {
 	}{{"direct", endpoint}, {"nodeport", at}} {
 		b.Run(bm.name, func(b *testing.B) {
 			for b.Loop() {
-				if err := fetch(bm.to); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, fetch(bm.to))
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "conns/s")
 		})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/userspace/vip"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -61,18 +62,12 @@ func (d *dialer) dial(ctx context.Context, network string, to netip.AddrPort) (c
 // inWorld returns a Backend for a world's node.
 func inWorld(tb testing.TB, env conformance.Env, c Config) *Backend {
 	tb.Helper()
-	addresses, err := vip.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	addresses := must.Get(vip.New())(tb)
 	tb.Cleanup(func() { addresses.Close() })
 	d := newDialer(tb, env)
 	c.Addresses, c.Dial = addresses, d.dial
 	c.Log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	b, err := New(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	b := must.Get(New(c))(tb)
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 		defer cancel()

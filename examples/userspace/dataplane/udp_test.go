@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -16,10 +17,7 @@ import (
 // hold is not nil, the endpoint sends the datagram to hold before it answers.
 func serveUDP(t *testing.T, name string, hold chan string) (netip.AddrPort, func()) {
 	t.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { c.Close() })
 	go func() {
 		buf := make([]byte, maxDatagram)
@@ -40,10 +38,7 @@ func serveUDP(t *testing.T, name string, hold chan string) (netip.AddrPort, func
 // udpClient returns a socket that sends to a port.
 func udpClient(t *testing.T, port uint16) net.Conn {
 	t.Helper()
-	c, err := net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -82,10 +77,7 @@ func TestDatagramsOfAClientGoToOneEndpoint(t *testing.T) {
 	names := map[string]int{}
 	for range 4 {
 		c := udpClient(t, port)
-		first, err := ask(c, "x")
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := must.Get(ask(c, "x"))(t)
 		names[first[:1]]++
 		for i := range 5 {
 			text := fmt.Sprintf("%0*d", 1+i*15000, i)

@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -135,12 +136,8 @@ func BenchmarkThroughput(b *testing.B) {
 				_, err := c.Write(out)
 				failed <- err
 			}()
-			if _, err := io.ReadFull(c, in); err != nil {
-				b.Fatal(err)
-			}
-			if err := <-failed; err != nil {
-				b.Fatal(err)
-			}
+			must.Get(io.ReadFull(c, in))(b)
+			must.Do(b, <-failed)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -50,9 +51,7 @@ func BenchmarkOneEndpointPlanned(b *testing.B) {
 				return err
 			}))
 			sync := func() {
-				if err := cursor.Sync(context.Background()); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, cursor.Sync(context.Background()))
 			}
 			sync()
 			i := size.services / 2

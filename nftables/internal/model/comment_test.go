@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -35,9 +36,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 		contents, err = filled(ctx, d)
 		return err
 	}))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 
 	kinds := map[ruleset.Kind]bool{}
 	sticky := 0

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -69,9 +70,7 @@ func TestRefusedServiceLeavesTableAsItWas(t *testing.T) {
 			p.Tracker.SetService(backendtest.Numbered(i, options...))
 			p.Tracker.SetSlice(backendtest.NumberedSlice(i, tracker.IPv4, upTo(i+5*round%7)...))
 		}
-		if err := c.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Sync(t.Context()))
 	}
 	if refused < 15 {
 		t.Errorf("only %d changes", refused)

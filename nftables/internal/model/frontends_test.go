@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -136,9 +137,7 @@ func TestLostDestinationHasItsProtocol(t *testing.T) {
 	var lost []Destination
 	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
 		s, tx := port(p), &Tx{}
-		if err := tab.Change(&ruleset.Change{Key: s.Key, New: s, Fields: ruleset.FieldAll}, tx); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tab.Change(&ruleset.Change{Key: s.Key, New: s, Fields: ruleset.FieldAll}, tx))
 		lost = append(lost, tx.Lost...)
 	}
 	if want := (Destination{tracker.IPv4, layout.Octets{}.Addr(addr).Proto(inet.TCP).Port(53)}); !slices.Equal(lost, []Destination{want}) {

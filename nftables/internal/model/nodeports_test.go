@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -14,10 +15,7 @@ func TestOnlyOtherAddressesNeedTheKernel(t *testing.T) {
 	t.Parallel()
 	info := tracker.NodeInfo{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 	node := func(values ...string) *ruleset.Node {
-		addrs, err := ruleset.ParseNodePortAddresses(values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		addrs := must.Get(ruleset.ParseNodePortAddresses(values))(t)
 		return &ruleset.Node{Info: info, NodePorts4: addrs.Resolve(info, tracker.IPv4), NodePorts6: addrs.Resolve(info, tracker.IPv6)}
 	}
 	table := NewTable(tracker.IPv4, node("primary"), DefaultConfig, nil, 0)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -58,9 +59,7 @@ func TestClientsOfAnotherDataPlaneAreRecalled(t *testing.T) {
 		}
 		return nil
 	}))
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Sync(t.Context()))
 	tab := NewTable(tracker.IPv4, p.Engine.Snapshot().Node, DefaultConfig, nil, 0)
 	calls := map[netip.AddrPort]int{}
 	tab.Recall(func(_ tracker.Key, ep netip.AddrPort) map[netip.Addr]time.Duration {
@@ -70,9 +69,7 @@ func TestClientsOfAnotherDataPlaneAreRecalled(t *testing.T) {
 		}
 	})
 	tx := &Tx{}
-	if err := tab.Change(&change, tx); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tab.Change(&change, tx))
 	clients := 0
 	for _, e := range tx.Edits {
 		if e.Set == layout.StickyClients {

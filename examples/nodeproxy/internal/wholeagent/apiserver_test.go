@@ -55,18 +55,13 @@ func (c *cluster) do(method, path, body string, out any) {
 	var text []byte
 	if body != "" {
 		var v any
-		if err := yaml.Unmarshal([]byte(body), &v); err != nil {
-			c.t.Fatal(err)
-		}
+		must.Do(c.t, yaml.Unmarshal([]byte(body), &v))
 		var err error
 		if text, err = json.Marshal(v); err != nil {
 			c.t.Fatal(err)
 		}
 	}
-	answer, err := c.Request(c.t.Context(), method, path, text)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	answer := must.Get(c.Request(c.t.Context(), method, path, text))(c.t)
 	if out != nil {
 		if err := json.Unmarshal(answer, out); err != nil {
 			c.t.Fatalf("%s: %v", answer, err)
@@ -78,16 +73,11 @@ func (c *cluster) do(method, path, body string, out any) {
 // created, and accept no field that it does not know.
 func (c *cluster) validate(file string) {
 	c.t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(c.t)
 	n := 0
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		var o struct{ Kind string }
-		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
-			c.t.Fatal(err)
-		}
+		must.Do(c.t, yaml.Unmarshal([]byte(doc), &o))
 		path := map[string]string{
 			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
 			"ConfigMap":          "/api/v1/namespaces/kube-system/configmaps",
@@ -111,10 +101,7 @@ func (c *cluster) validate(file string) {
 // apply creates the ServiceAccounts and the cluster-wide objects of a file with several documents.
 func (c *cluster) apply(file string) {
 	c.t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(c.t)
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		for kind, path := range map[string]string{
 			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",

@@ -183,24 +183,15 @@ func TestParametersOnNodesThatAreContainers(t *testing.T) {
 func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	t.Parallel()
 	text := must.Get(os.ReadFile("../../deploy/socket-lb-patch.yaml"))(t)
-	patch, err := yaml.YAMLToJSON(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	patch := must.Get(yaml.YAMLToJSON(text))(t)
 	var before *apps.DaemonSet
 	for _, o := range readObjects(t, "base/daemonset.yaml") {
 		if ds, ok := o.(*apps.DaemonSet); ok {
 			before = ds
 		}
 	}
-	original, err := json.Marshal(before)
-	if err != nil {
-		t.Fatal(err)
-	}
-	merged, err := strategicpatch.StrategicMergePatch(original, patch, &apps.DaemonSet{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	original := must.Get(json.Marshal(before))(t)
+	merged := must.Get(strategicpatch.StrategicMergePatch(original, patch, &apps.DaemonSet{}))(t)
 	after := &apps.DaemonSet{}
 	d := json.NewDecoder(bytes.NewReader(merged))
 	d.DisallowUnknownFields()

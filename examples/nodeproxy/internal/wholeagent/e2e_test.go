@@ -124,9 +124,7 @@ func TestEndToEnd(t *testing.T) {
 	}
 	c.Kill()
 	stream.Next(100)
-	if err := c.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Run(t.Context()))
 	// Only the new API server has this change, so its line means that all objects were
 	// listed again.
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)

@@ -231,10 +231,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	descriptors := func() int {
 		t.Helper()
-		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid)))(t)
 		return len(list)
 	}
 	before := descriptors()

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -39,10 +40,7 @@ func startKubeProxy(t *testing.T, node *netlab.Host, mode string, ports bool, ip
 // serve answers every request at an address, except that kube-proxy has no /readyz.
 func (p *scriptedKubeProxy) serve(addr, text string) {
 	p.t.Helper()
-	l, err := p.node.Listen("tcp", addr)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	l := must.Get(p.node.Listen("tcp", addr))(p.t)
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/readyz" {
 			http.NotFound(w, r)

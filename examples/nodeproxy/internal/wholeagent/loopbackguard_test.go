@@ -68,9 +68,7 @@ func newIntruder(t *testing.T, s *site) *intruder {
 // set sets route_localnet as an operator does.
 func (in *intruder) set(value string) {
 	in.t.Helper()
-	if err := in.Node.Sysctl(routeLocalnet, value); err != nil {
-		in.t.Fatal(err)
-	}
+	must.Do(in.t, in.Node.Sysctl(routeLocalnet, value))
 }
 
 // wait waits until some more packets were sent.
@@ -95,10 +93,7 @@ func (in *intruder) keptOut(when, value string) {
 // guard reports whether the node has the guard.
 func (in *intruder) guard() bool {
 	in.t.Helper()
-	text, err := in.Node.Run(in.t, "iptables-save", "-t", "filter")
-	if err != nil {
-		in.t.Fatal(err)
-	}
+	text := must.Get(in.Node.Run(in.t, "iptables-save", "-t", "filter"))(in.t)
 	return strings.Contains(text, "KUBE-PROXY-LOCALNET")
 }
 

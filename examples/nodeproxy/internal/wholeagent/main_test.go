@@ -97,10 +97,7 @@ func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args 
 	if slices.Contains(env, otherUserEnv+"=1") {
 		p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
 	}
-	out, err := p.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(p.StdoutPipe())(t)
 	must.Do(t, h.Start(p.Cmd))
 	t.Cleanup(func() { p.Process.Kill() })
 	go func() {
@@ -360,9 +357,6 @@ func TestDemoWithoutNamespacesReturns3(t *testing.T) {
 
 func testBinary(t *testing.T) string {
 	t.Helper()
-	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Get(os.Executable())(t)
 	return path
 }

@@ -194,10 +194,7 @@ func (r *rehearsal) begin() {
 			network, to string
 			from        *netlab.Host
 		}{{"tcp", nodePort, r.client}, {"tcp", clusterVIP, m.pod}, {"udp", "10.96.0.53:53", m.pod}} {
-			c, err := lab.Dial(f.from, f.network, "", f.to, testtime.Timeout)
-			if err != nil {
-				r.t.Fatal(err)
-			}
+			c := must.Get(lab.Dial(f.from, f.network, "", f.to, testtime.Timeout))(r.t)
 			if f.network == "tcp" {
 				if _, _, err := c.Hear(); err != nil {
 					r.t.Fatal(err)
@@ -283,9 +280,7 @@ func (r *rehearsal) apply(documents string) *apps.DaemonSet {
 			Kind     string
 			Metadata struct{ Name string }
 		}
-		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
-			r.t.Fatal(err)
-		}
+		must.Do(r.t, yaml.Unmarshal([]byte(doc), &o))
 		if o.Kind == "" {
 			continue
 		}
@@ -426,16 +421,10 @@ func (r *rehearsal) stopOn(m *member, name string) {
 // kubeProxyManifests returns what kubeadm makes, with a mode.
 func (r *rehearsal) kubeProxyManifests(mode string) string {
 	r.t.Helper()
-	text, err := os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml"))(r.t)
 	// Nodes that are containers cannot set the maximum of connections.
 	config := strings.NewReplacer("10.244.0.0/16,fd00:10:244::/56", "10.1.0.0/16", "maxPerCore: null", "maxPerCore: 0", "min: null", "min: 0", `mode: ""`, "mode: "+mode).Replace(string(text))
-	kubeconfig, err := os.ReadFile(r.c.Kubeconfig())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	kubeconfig := must.Get(os.ReadFile(r.c.Kubeconfig()))(r.t)
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "kube-proxy", "namespace": "kube-system"},
 		"data": map[string]string{"config.conf": config, "kubeconfig.conf": string(kubeconfig)},
@@ -518,10 +507,7 @@ func TestRehearsal(t *testing.T) {
 		}
 		text := must.Get(os.ReadFile("../../deploy/base/config.yaml"))(t)
 		config := strings.NewReplacer("10.244.0.0/16", "10.1.0.0/16", "mode: nftables", "mode: "+mode).Replace(string(text)) + "conntrack: {maxPerCore: 0}\n"
-		data, err := json.Marshal(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(json.Marshal(config))(t)
 		return strings.Join(append(out, `{apiVersion: v1, kind: ConfigMap, metadata: {name: nodeproxy, namespace: kube-system}, data: {config.yaml: `+string(data)+`}}`), "\n---\n")
 	}
 	for _, tt := range []struct {

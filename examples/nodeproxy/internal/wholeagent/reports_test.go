@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
@@ -89,10 +90,7 @@ endpoints: [{addresses: [%s]}]
 // asked opens a UDP socket and returns a function that asks over it, until there is an answer.
 func (r *report) asked() func() string {
 	r.t.Helper()
-	c, err := lab.Dial(r.Client, "udp", "", "10.96.0.53:53", testtime.Timeout)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	c := must.Get(lab.Dial(r.Client, "udp", "", "10.96.0.53:53", testtime.Timeout))(r.t)
 	r.t.Cleanup(func() { c.Close() })
 	return func() (name string) {
 		eventually(r.t, "an answer over UDP", func() bool {

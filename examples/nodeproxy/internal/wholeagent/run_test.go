@@ -222,10 +222,7 @@ func TestRunFollowsManifests(t *testing.T) {
 // wipe deletes the agent's tables behind its back.
 func wipe(t *testing.T, h *netlab.Host) {
 	t.Helper()
-	err := h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) }))
 }
 
 // TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
@@ -404,10 +401,7 @@ func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
 		{"n2", "203.0.113.1", "[203.0.113.1]"},
 	} {
 		c := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", tt.name, "--bind-address", tt.bind})
-		w, err := objects.Peek(t.Context(), c, cli.OwnLogger(c, new(strings.Builder)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(objects.Peek(t.Context(), c, cli.OwnLogger(c, new(strings.Builder))))(t)
 		if got := fmt.Sprint(w.Tracker.Node().Addresses); got != tt.want {
 			t.Errorf("%s at %s: %s, want %s", tt.name, tt.bind, got, tt.want)
 		}

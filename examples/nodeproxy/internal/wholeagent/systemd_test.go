@@ -40,10 +40,7 @@ func startSystemd(t *testing.T, h *netlab.Host) *systemd {
 	for _, name := range []string{"sysinit", "basic", "multi-user", "shutdown", "network-online"} {
 		put(t, units, name+".target", "[Unit]\nDefaultDependencies=no\n")
 	}
-	cgroup, err := os.Open(group)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cgroup := must.Get(os.Open(group))(t)
 	defer cgroup.Close()
 	cmd := exec.Command("sh", "-c", `mount -t proc proc /proc && mount -t tmpfs run /run && umount /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup &&
 		exec env -i container=test PATH=/sbin:/bin systemd --system --log-target=console --show-status=no --unit=basic.target`)
@@ -89,10 +86,7 @@ func (s *systemd) show(properties string) string {
 
 // log returns what the unit nodeproxy has written to standard error.
 func (s *systemd) log() string {
-	text, err := os.ReadFile("/proc/" + s.pid + "/root/run/nodeproxy.log")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("/proc/" + s.pid + "/root/run/nodeproxy.log"))(s.t)
 	return string(text)
 }
 
@@ -106,17 +100,12 @@ func TestUnitUnderSystemd(t *testing.T) {
 		return
 	}
 	// Systemd acts on the system's files, and this test deletes its own: only the machine has this one.
-	if _, err := os.Stat("/modules/order"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(os.Stat("/modules/order"))(t)
 	text := must.Get(os.ReadFile("testdata/nodeproxy.service"))(t)
 	s := newSite(t)
 	object := func(text string) string {
 		t.Helper()
-		out, err := yaml.YAMLToJSON([]byte(strings.Replace(text, "metadata:\n", "metadata:\n  namespace: default\n", 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must.Get(yaml.YAMLToJSON([]byte(strings.Replace(text, "metadata:\n", "metadata:\n  namespace: default\n", 1))))(t)
 		return string(out)
 	}
 	api := &fakeAPI{objects: map[string]string{

@@ -96,17 +96,11 @@ func TestStartupTaintIsRemovedWhenServicesWork(t *testing.T) {
 	const admission = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 	c.do("POST", admission+"ies?fieldValidation=Strict", policy, nil)
 	c.do("POST", admission+"ybindings?fieldValidation=Strict", binding, nil)
-	rc, err := kubeapi.ClientConfig(componentbase.ClientConnectionConfiguration{Kubeconfig: kubeconfig, QPS: 100, Burst: 100}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	rc := must.Get(kubeapi.ClientConfig(componentbase.ClientConnectionConfiguration{Kubeconfig: kubeconfig, QPS: 100, Burst: 100}, ""))(t)
 	rc.Dial = func(ctx context.Context, network, to string) (net.Conn, error) {
 		return s.Node.Dial(ctx, network, "", to)
 	}
-	pod, err := kubeapi.NewClient(rc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := must.Get(kubeapi.NewClient(rc))(t)
 	var other v1.Node
 	c.do("GET", "/api/v1/nodes/n2", "", &other)
 	refused := func() bool {

@@ -38,16 +38,10 @@ func newDemoSite(t *testing.T) (*lab.Lab, string, []string) {
 func newDemoNetwork(t *testing.T) (*lab.Lab, string, []string) {
 	t.Helper()
 	netlab.Require(t)
-	d, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(lab.New())(t)
 	t.Cleanup(func() { d.Close() })
 	dir := t.TempDir()
-	files, err := filepath.Glob("../demo/world/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("../demo/world/*.yaml"))(t)
 	for _, f := range files {
 		text := must.Get(os.ReadFile(f))(t)
 		put(t, dir, filepath.Base(f), string(text))
@@ -190,9 +184,7 @@ func TestTopScreenSortsAndFilters(t *testing.T) {
 	}
 	press := func(keys string) {
 		t.Helper()
-		if _, err := p.keys.WriteString(keys); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(p.keys.WriteString(keys))(t)
 	}
 	shows("the table is on the screen", "nodeproxy top", "mode nftables, every 1s", "10\x1b[0m Service ports", "sorted by \x1b[36mconnections", "2 have no endpoints", "\x1b[31mshop/empty:http/TCP")
 	eventually(t, "the rates are on the screen", func() bool {

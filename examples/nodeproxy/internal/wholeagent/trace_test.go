@@ -240,16 +240,10 @@ func TestTraceFollowsChangesOfObjects(t *testing.T) {
 func TestTraceFollowsUDP(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
-	d, err := lab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(lab.New())(t)
 	t.Cleanup(func() { d.Close() })
 	flags := []string{"--manifests", "../demo/world", "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48"}
-	wd, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	wd := must.Get(os.Getwd())(t)
 	flags[1] = filepath.Join(wd, "../demo/world")
 	start(t, d.Node, append([]string{"run"}, flags...)...).line(t)
 	to := "[fd00:10:96::53]:53"

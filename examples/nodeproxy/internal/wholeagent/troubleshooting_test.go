@@ -105,10 +105,7 @@ func (s *stage) rerun(more ...string) {
 // edit replaces text in a manifest.
 func (s *stage) edit(file, old, new string) {
 	s.t.Helper()
-	text, err := os.ReadFile(filepath.Join(s.dir, file))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(s.dir, file)))(s.t)
 	if !strings.Contains(string(text), old) {
 		s.t.Fatalf("%s has no %q", file, old)
 	}
@@ -118,15 +115,9 @@ func (s *stage) edit(file, old, new string) {
 // restore replaces the manifests by those of the demo.
 func (s *stage) restore() {
 	s.t.Helper()
-	files, err := filepath.Glob("../demo/world/*.yaml")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("../demo/world/*.yaml"))(s.t)
 	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(f))(s.t)
 		if now, err := os.ReadFile(filepath.Join(s.dir, filepath.Base(f))); err != nil || string(now) != string(text) {
 			put(s.t, s.dir, filepath.Base(f), string(text))
 		}
@@ -140,9 +131,7 @@ func (s *stage) sh(commands string) string {
 	cmd.Env = append(os.Environ(), "PATH="+s.bin+":"+os.Getenv("PATH"), "FLAGS="+strings.Join(s.flags, " "), "LC_ALL=C")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := s.Node.Start(cmd); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.Node.Start(cmd))
 	_ = cmd.Wait() // explain and others exit with 1 if they found something
 	return out.String()
 }
@@ -185,9 +174,7 @@ func (s *stage) someSilent(want bool) {
 
 func (s *stage) nft(h *netlab.Host, commands string) {
 	s.t.Helper()
-	if _, err := h.Run(s.t, "nft", commands); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(h.Run(s.t, "nft", commands))(s.t)
 }
 
 // healthz waits until /healthz answers with a status.
@@ -312,9 +299,7 @@ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [1
 		cause: func(s *stage) {
 			netlab.NeedPrograms(s.t, "iptables-nft-restore")
 			put(s.t, s.bin, "old", kubeProxyIPTables)
-			if _, err := s.Node.Output("sh", "-c", "iptables-nft-restore --noflush < "+s.bin+"/old"); err != nil {
-				s.t.Fatal(err)
-			}
+			must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore --noflush < "+s.bin+"/old"))(s.t)
 		},
 		mend: func(s *stage) {
 			s.rerun("--adopt-from-kube-proxy")

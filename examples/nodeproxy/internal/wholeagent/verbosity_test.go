@@ -45,10 +45,7 @@ func TestVerbosityChangesAtRunTime(t *testing.T) {
 	defer tr.CloseIdleConnections()
 	ask := func(method, body string) int {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://192.0.2.1:10249/debug/flags/v", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequestWithContext(t.Context(), method, "http://192.0.2.1:10249/debug/flags/v", strings.NewReader(body)))(t)
 		answer, err := tr.RoundTrip(r)
 		if err != nil {
 			return 0 // the server is not up yet
