@@ -49,7 +49,7 @@
 //
 // # Worlds as text
 //
-// Most worlds are text, in the folder worlds of this package, whose [README] describes the language. [Options].Scripts
+// Every world is text, in the folder worlds of this package, whose [README] describes the language. [Options].Scripts
 // and [Simulation].Scripts add those of a vendor's folder, such as os.DirFS("testdata/worlds"): the files *.txt.
 //
 // On systems other than Linux the package has only the parts that Simulate needs.

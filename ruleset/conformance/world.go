@@ -41,8 +41,8 @@ type World struct {
 	config config
 	pods   []string
 	rng    *rand.Rand
-	// services holds the words of each Service of a script. services and slices of the API server are
-	// in objects, for a new process.
+	// services holds the words of each Service of a script. objects holds the Services and EndpointSlices of
+	// the API server, which a new process reads.
 	services map[string]map[string]string
 	objects  [2]map[types.NamespacedName]worldgen.Op
 	info     tracker.NodeInfo
@@ -85,8 +85,8 @@ type answers interface {
 	masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool
 	// step performs a step of a script about connections that stay, or about many of them.
 	step(s *play, word, rest string, below []line) error
-	// cold returns another backend, without a state, and functions that sync a Cursor with it and that compare what both
-	// backends have written. The functions are nil if nothing can be compared.
+	// cold returns a second backend with a data plane of its own. sync syncs its Cursor, and dumps returns what both
+	// backends have written; dumps is nil if that cannot be read.
 	cold(tb testing.TB) (b ruleset.Backend, sync func(*ruleset.Cursor) error, dumps func() (got, want string))
 }
 
@@ -270,9 +270,9 @@ type probe struct {
 // enough bounds the failures reported for one check.
 const enough = 8
 
-// judgeAll judges connections, and returns those that failed, with their errors. It judges those to a Service with affinity
-// one after another, because two concurrent connections of a client could store two affinities, and so
-// with SCTP, because an ICMP error reaches every raw socket between the two addresses.
+// judgeAll judges connections and returns those that failed, with their errors. Connections to a Service with affinity
+// follow one another, because two concurrent ones of a client could store two affinities. So do connections over SCTP,
+// because an ICMP error reaches every raw socket between the two addresses.
 func (w *World) judgeAll(probes []probe) (failed []probe, err error) {
 	s := w.Engine.Snapshot()
 	var order []string
