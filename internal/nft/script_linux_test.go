@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -40,12 +39,9 @@ table inet test {
 // TestScriptEqualsTool compares the table of a script with the one that the nft tool makes of it.
 func TestScriptEqualsTool(t *testing.T) {
 	_, hosts := netlab.NewHosts(t, "tool", "package")
-	netlab.NeedPrograms(t, "nft")
-	if err := hosts["tool"].Do(func() error {
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(script)
-		return cmd.Run()
-	}); err != nil {
+	cmd := netlab.Command(t, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	if err := hosts["tool"].Do(cmd.Run); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := Dial(hosts["package"].File(), 1<<20)
