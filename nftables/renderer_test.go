@@ -60,27 +60,6 @@ func TestTransactionsAreValues(t *testing.T) {
 	}
 }
 
-// TestRendererRefusesServices renders a Service with a protocol that the kernel's rules lack.
-func TestRendererRefusesServices(t *testing.T) {
-	t.Parallel()
-	p := backendtest.NewNode(t, tracker.Config{})
-	for i := range 2 {
-		p.Tracker.SetService(svc(i))
-		p.Tracker.SetSlice(epSlice(i, tracker.IPv4, 1))
-	}
-	d := p.Engine.Snapshot().Delta()
-	for i := range d.Changes {
-		if d.Changes[i].New.Frontends[0].Addr.String() == "10.96.0.1" {
-			d.Changes[i].Key.Protocol = "ICMP"
-		}
-	}
-	tx, err := newRenderer(t, Config{}).Render(d)
-	var partial *ruleset.PartialError
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(tx.String(), "10.96.0.2 . tcp . 80 ") || strings.Contains(tx.String(), "10.96.0.1 ") {
-		t.Errorf("%v in\n%s", err, tx)
-	}
-}
-
 // TestOffloadTextIsListed compares the rules with those that the tool listed in a kernel with flowtables.
 func TestOffloadTextIsListed(t *testing.T) {
 	t.Parallel()
