@@ -376,7 +376,7 @@ func TestContributingNamesFoldersThatExist(t *testing.T) {
 			}
 		}
 	}
-	if n < 15 {
+	if n < 12 {
 		t.Errorf("only %d folders", n)
 	}
 }
