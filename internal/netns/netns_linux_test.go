@@ -100,15 +100,14 @@ func TestDoRejectsFileOfNoNamespace(t *testing.T) {
 
 // TestFirstThreadStaysInItsNamespace calls In from many goroutines, some of which are on the first thread.
 func TestFirstThreadStaysInItsNamespace(t *testing.T) {
-	n := must.Get(netns.New())(t)
-	defer n.Close()
+	h := netlab.NewHost(t)
 	var wg sync.WaitGroup
 	release := make(chan struct{})
 	running := make(chan error)
 	const calls = 20
 	for range calls {
 		wg.Go(func() {
-			if err := netns.In(n.File(), func() error {
+			if err := netns.In(h.File(), func() error {
 				var err error
 				if unix.Gettid() == unix.Getpid() {
 					err = errors.New("In runs on the first thread")
