@@ -54,7 +54,7 @@ func numberOf(name string) (word string, n int) {
 	return word, n
 }
 
-// named returns the address with a name: the zero Addr if there is none in the family. ok reports
+// named returns the address with a name, or the zero Addr if the family lacks it. ok reports
 // whether there is such a name.
 func named(name string, f tracker.Family) (a netip.Addr, ok bool) {
 	switch name {

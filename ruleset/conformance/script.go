@@ -436,7 +436,7 @@ type aim struct {
 	result string
 }
 
-// at returns the target in a family, the zero AddrPort if there is none.
+// at returns the target in a family, or the zero AddrPort if the family lacks it.
 func (a aim) at(f tracker.Family) netip.AddrPort {
 	if ip := address(a.address, f); ip.IsValid() && (a.family == 0 || a.family == f) {
 		return netip.AddrPortFrom(ip, uint16(a.port))

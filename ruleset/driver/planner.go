@@ -99,7 +99,7 @@ func New(p Plane) (*Driver, error) {
 func (d *Driver) Limits(tracker.Family) ruleset.Limits { return d.plane.Limits }
 
 // Apply applies a delta. It returns a [*ruleset.PartialError] that names the Services of which a
-// write failed. An error that is none means that the delta was not applied, or that stale
+// write failed. Any other error means that the delta was not applied, or that stale
 // entries are left; the next delta deletes them.
 func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {

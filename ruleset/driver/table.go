@@ -32,7 +32,7 @@ type Table[K comparable, V any] struct {
 	// Delete removes an entry. Deleting a missing entry is not an error.
 	Delete func(K) error
 	// DeleteAll, if not nil, is called instead of Delete for several entries: those of one
-	// Service, or those that nobody wants after a full delta. An error concerns all of them.
+	// Service, or those that no Service wants after a full delta. An error concerns all of them.
 	DeleteAll func([]K) error
 	// Equal compares values. Nil means reflect.DeepEqual.
 	Equal func(a, b V) bool
