@@ -164,8 +164,8 @@ current-context: x
 			if mode == "userspace" && to == clusterVIP {
 				continue // a port below 1024, for which the unit names another capability
 			}
-			// The rules of the last mode are removed at this time. A connection that fails then is logged: two in
-			// thirteen runs on a busy machine were refused at the NodePort, after mode iptables.
+			// The rules of the last mode are removed at this time. A connection that fails then is logged: on a busy
+			// machine the NodePort refused one in mode ipvs, after mode iptables.
 			eventually(t, "mode "+mode+" answers at "+to, func() bool {
 				y := lab.Visits(s.Client, "", to, 5)
 				if !y.Answered(podIPs[0]) {
