@@ -1,8 +1,7 @@
 // Package iptables forwards Service traffic with iptables. It keeps kube-proxy's chains, under kube-proxy's names, in
 // the tables filter and nat. It works with both implementations, iptables-legacy and iptables-nft.
 //
-// A [Backend] is a [ruleset.Backend]: attach it to a [ruleset.Engine], and it keeps the tables of both address families
-// in agreement with the ruleset.
+// A [Backend] is a [ruleset.Backend] for both address families:
 //
 //	b, err := iptables.New(ctx, iptables.Config{})
 //	...
@@ -10,44 +9,43 @@
 //	cursor := engine.Attach("iptables", b)
 //	go b.Watch(ctx, 30*time.Second, func(error) { cursor.Resync(); runner.Trigger() })
 //
-// A [Renderer] turns a ruleset into the same rules without a kernel, on every system. Package fake is a kernel in memory
-// that applies them. [DESIGN.md] has the chains, a packet's way through them, and the differences from kube-proxy.
+// A [Renderer] turns a ruleset into the same rules without a kernel, on every system. [DESIGN.md] has the chains, a
+// packet's way through them, and the differences from kube-proxy.
 //
 // # Guarantees
 //
 //   - A change writes the chains that differ, with one call of iptables-restore for each table, or a few if it is very
 //     large. The kernel applies each call as a whole. A changed endpoint costs its own chain and the chains of its
-//     Service that choose it, regardless of the number of Services. The backend reads the kernel's tables for full
-//     deltas only, unless [Config.CountTraffic] is set.
-//   - A Service with endpoints forwards connections at every moment, between the writes of a change and while one
-//     process takes over from another. A restart writes nothing if nothing changed. If the process is killed, the
-//     programs that it started are killed, too.
+//     Service that choose it. The backend reads the kernel's tables for full deltas only, unless [Config.CountTraffic]
+//     is set.
+//   - A Service with endpoints forwards connections at every moment, also while one process takes over from another. A
+//     restart writes nothing if nothing changed.
 //   - No Service holds up others: [New] tries every kind of rule, and each chain has a bounded size.
 //   - [Backend.Check] detects flushed tables, tables that were restored to an earlier state, and missing jumps and rules
-//     of the chains that every node has. The next full delta repairs these and everything else that differs. The
-//     backend touches only its own chains and jumps.
+//     of the chains that every node has. The next full delta repairs everything that differs. The backend touches only
+//     its own chains and jumps.
 //
 // # Limits
 //
-// An affinity timeout is at most 48 days (see [Backend.Limits]). The number of Services is limited by the time for a
-// change and by memory only. A Service without endpoints refuses all sources if it allows more than 250.
+// An affinity timeout is at most 48 days (see [Backend.Limits]). A Service without endpoints refuses all sources if it
+// allows more than 250.
 //
-// Weights of endpoints are probabilities of the rules that choose, exact to 2^-31. iptables has no match that could
-// choose endpoints by a hash: a Service that asks for one is served without it, and the backend logs that.
+// Weights of endpoints are exact to 2^-31. iptables cannot choose endpoints by a hash: a Service that asks for one is
+// served without it, and the backend logs that.
 //
 // The kernel's module xt_recent implements client affinity. It remembers 100 clients for each endpoint, unless it is
 // loaded with another ip_list_tot, and then forgets the oldest. Each connection restarts a client's affinity timeout.
 //
-// With iptables-legacy the kernel replaces the whole table for every change. With iptables-nft, a change costs time
-// proportional to its size, and each iptables-restore call adds time proportional to the table's size.
+// With iptables-legacy the kernel replaces the whole table for every change. With iptables-nft, each iptables-restore
+// call adds time proportional to the table's size.
 //
 // # Requirements
 //
 // The package needs iptables 1.6.2 or later, and a kernel with the matches addrtype, comment, conntrack, mark and
-// statistic (recent for affinity, sctp for SCTP; the log says what is lost without them) and the targets DNAT, MARK,
+// statistic (recent for affinity, sctp for SCTP; the log reports what is lost without them) and the targets DNAT, MARK,
 // MASQUERADE and REJECT. It needs CAP_NET_ADMIN in the network namespace, and for iptables-legacy CAP_NET_RAW. [New] and
 // [Probe] try them and return a [*dataplane.UnsupportedError] that names what is missing, as all functions do on other
-// systems than Linux. Kernel counters are optional: see [Backend.Counters].
+// systems than Linux.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/iptables/DESIGN.md
 package iptables

@@ -14,6 +14,10 @@
 // Service that may have changed, complete and in all families. [Select] chooses the endpoints of a port that a node
 // may use. [ServiceChangeTracker] and [EndpointsChangeTracker] are the two halves of a Tracker.
 //
+// [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the values made from them or attach
+// an [Extension]. [MIGRATING.md] maps the names of kube-proxy's trackers, and Example (ComingFromKubeProxy) shows a sync
+// loop of kube-proxy's shape on this package.
+//
 // # Guarantees
 //
 //   - Published values ([ServicePort], [Endpoint] and slices of them) never change. Callers may keep them and read
@@ -28,31 +32,16 @@
 // # Services and ports
 //
 // A Service has ports if [Selector] selects it, it has a cluster IP and its type is not ExternalName. Each entry of
-// spec.ports becomes one [ServicePort] per family of the Service. Package [endpointslice] describes how endpoints
-// are merged. Slices of a Service that is missing or not selected are kept. These rules go beyond the fields of
-// ServicePort:
+// spec.ports becomes one [ServicePort] per family of the Service. Slices of a Service that is missing or not selected
+// are kept. Package [endpointslice] merges them. These rules go beyond the fields of ServicePort:
 //
-//   - Unspecified, multicast and broadcast addresses are rejected everywhere, loopback addresses and
-//     169.254.169.254 as external and load-balancer IPs, and link-local addresses as external IPs.
-//     kube-proxy accepts all of them in the status of a Service, where the API server does not check them.
-//   - Without spec.ipFamilies, which the API server always sets, a Service has only spec.clusterIP.
 //   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is out of range, or if it repeats the
 //     name or number of an earlier port with the same protocol.
 //   - As in kube-proxy, load-balancer addresses apply whatever spec.loadBalancerClass and spec.type are. Policy
 //     Local for external traffic applies only to NodePort and LoadBalancer Services and to Services with external
 //     IPs, and spec.healthCheckNodePort only to LoadBalancer Services with that policy.
-//   - Source ranges restrict only their own family. If a range is invalid and no valid range is left for a family,
-//     the load-balancer addresses of that family are closed. kube-proxy ignores the invalid range, which opens them.
-//
-// # Extensions
-//
-// [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the values made from them or attach
-// an [Extension]. An EndpointSlice may arrive before its Service, so OnEndpoint cannot see the Service.
-// [Config.OnServiceEndpoint] runs when both are known. A hook that accepts a value
-// and still has something to report returns [Warning].
-//
-// [MIGRATING.md] maps the names of kube-proxy's trackers. Example (ComingFromKubeProxy) shows event handlers and a
-// sync loop of kube-proxy's shape on this package.
+//   - kube-proxy ignores an invalid source range, and accepts every address in the status of a Service, where the API
+//     server checks neither. See [ServicePort].SourceRanges and [ServicePort].LoadBalancerIPs.
 //
 // [MIGRATING.md]: https://github.com/go-proxier/proxier/blob/main/ruleset/MIGRATING.md
 package tracker

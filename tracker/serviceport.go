@@ -32,14 +32,16 @@ type ServicePort struct {
 	// has local endpoints (spec.healthCheckNodePort), or 0 for none.
 	HealthCheckNodePort uint16
 
-	// ExternalIPs holds the spec.externalIPs of the family, without duplicates, in
-	// the Service's order.
+	// ExternalIPs holds the spec.externalIPs of the family, without duplicates, in the Service's order.
+	// It has no unspecified, multicast, broadcast, loopback or link-local address.
 	ExternalIPs []netip.Addr
-	// LoadBalancerIPs holds the status.loadBalancer.ingress addresses whose packets
-	// arrive with that destination: entries with ipMode unset or VIP (KEP-1860).
+	// LoadBalancerIPs holds the status.loadBalancer.ingress addresses whose packets arrive with that
+	// destination: entries with ipMode unset or VIP (KEP-1860). It has no unspecified, multicast,
+	// broadcast or loopback address, and not 169.254.169.254.
 	LoadBalancerIPs []netip.Addr
-	// SourceRanges holds the spec.loadBalancerSourceRanges of the family, masked. It
-	// restricts LoadBalancerIPs only. Empty means that every source is allowed.
+	// SourceRanges holds the spec.loadBalancerSourceRanges of the family, masked. It restricts
+	// LoadBalancerIPs only. Empty means that every source is allowed. If some ranges are invalid and
+	// none is left, it has a range that admits no source.
 	SourceRanges []netip.Prefix
 	// SourceRangesLeftOut is the number of ranges of both families that are missing from
 	// SourceRanges because the Service has too many: see [ReasonLimitExceeded].

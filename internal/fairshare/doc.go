@@ -8,7 +8,4 @@
 //	if full {
 //		victim.Close()
 //	}
-//
-// Package health uses it for connections to health checks, and the userspace data plane of the
-// examples for connections and UDP sessions.
 package fairshare

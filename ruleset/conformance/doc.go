@@ -1,5 +1,5 @@
 // Package conformance tests that a [ruleset.Backend] handles packets as Kubernetes specifies, in the manner of
-// testing/fstest. A vendor's test of a backend is this, in a package whose other tests can run in a network namespace:
+// testing/fstest. A vendor's test of a backend:
 //
 //	func TestMain(m *testing.M) { conformance.Main(m) }
 //
@@ -13,44 +13,36 @@
 //				tb.Cleanup(b.Close)
 //				return b
 //			},
-//			Skip: map[conformance.Feature]string{
-//				conformance.SCTP: "the data plane forwards TCP and UDP only",
-//			},
+//			Skip: map[conformance.Feature]string{conformance.SCTP: "forwards TCP and UDP only"},
 //		})
 //	}
 //
 // [Run] tests the backend in a series of worlds. A world is a small cluster around one node: local pods, the pods of
-// another node, and external clients, each in a real network namespace. It needs no privilege except that of making
+// another node, and external clients, each in a real network namespace. Run needs no privilege except that of making
 // user namespaces. A real tracker, [ruleset.Engine] and [ruleset.Cursor] drive the backend, and then every kind of
 // host connects to every address. The world compares each connection with [ruleset.Snapshot.Trace]: which endpoints
 // may respond (each of them must in turn), whether they see the client's address, and whether a connection is refused
-// or gets no reply.
+// or gets no reply. Each world is a sub-test for both address families. Worlds mostly wait, so a high -parallel makes
+// the suite faster.
 //
-// Each world is a sub-test, tests both address families, and ends with its first failed step. Worlds run in parallel.
-// They mostly wait, so a high -parallel makes the suite faster.
+// New and every Apply are called on a thread in the node's namespace ([Env.NetNS]). [Env.Do] enters it at other times.
+// The backend may program anything in it.
 //
-// New and every Apply are called on a thread in the node's namespace ([Env.NetNS]): a program started there, or a
-// socket opened there, belongs to the node. [Env.Do] enters the namespace at other times. The backend may program
-// anything in it. The node is the router of all other hosts.
-//
-// [Options].Skip declares what a data plane does not support, by [Feature]. Worlds about these features are skipped
-// with the given reason. For further tests of a backend there is [NewWorld].
+// [Options].Skip declares, by [Feature], what a data plane does not support, and why. Worlds about these features are
+// skipped. For further tests of a backend there is [NewWorld].
 //
 // # Without packets
 //
 // [Simulate] needs neither privileges nor Linux and takes seconds. It runs the backend in the same worlds and in
 // random ones. Instead of making connections it calls [Fake].Handle, a function of the caller, which looks a packet up
-// in what the backend wrote: a map in memory that replaces the tables of the kernel or the switch. Writes fail,
-// processes restart, frontends move between Services, and Simulate also checks the state between any two writes. See
-// the example of Simulate.
-//
-// Simulate shows that the backend writes the right entries in the right order. Run shows that the data plane handles
-// packets correctly with them.
+// in what the backend wrote to memory. Writes fail, processes restart, frontends move between Services, and Simulate
+// also checks the state between any two writes. So it shows that the backend writes the right entries in the right order,
+// and Run shows that the data plane handles packets correctly with them.
 //
 // # Worlds as text
 //
 // Every world is text, in the folder worlds of this package, whose [README] describes the language. [Options].Scripts
-// and [Simulation].Scripts add those of a vendor's folder, such as os.DirFS("testdata/worlds"): the files *.txt.
+// and [Simulation].Scripts add a vendor's own.
 //
 // On systems other than Linux the package has only the parts that Simulate needs.
 //

@@ -19,27 +19,21 @@
 //	})
 //	cursor := engine.Attach("switch", d)
 //
-// # Order
-//
-// What the Services of a delta want is added or replaced from the first table to the last one. What no Service
-// wants any more is deleted from the last table to the first one. So an entry exists as long as something refers to
-// it. An entry is written only if its value differs, so an author need not interpret [ruleset.Field].
+// The Driver adds or replaces what Services want from the first table to the last, and deletes what no Service wants
+// from the last to the first. It writes an entry only if its value differs, so an author need not interpret
+// [ruleset.Field].
 //
 //   - [Slots] is a table of pools as numbered entries without gaps, for a BPF map.
 //   - [Numbered] is a table whose keys are numbers, such as the groups of a switch.
 //   - [Ledger] counts the users of entries, and [IDs] has numbers, for a data plane without a Driver.
 //
-// # Failures
+// # Failures and restarts
 //
-// A failed write fails one Service, which is retried. The other Services are in effect, whether the delta is
-// full or not. The Driver knows what it wrote of a failed Service, and deletes what turns out to be unwanted. If
-// a Service was to take over a frontend and fails, the earlier owner's entries stay until it succeeds.
+// A failed write fails one Service, which is retried; the others are in effect. The Driver knows what it wrote of a
+// failed Service. If a Service was to take over a frontend and fails, the earlier owner's entries stay until it succeeds.
 //
-// # Restarts
-//
-// A full delta calls Installed for each table. Entries that equal the wanted ones are not written, and entries
-// that no Service wants are deleted. A restart without changes writes nothing. Tables without Installed are
-// written completely.
+// A full delta calls Installed for each table. Entries that equal the wanted ones are not written, and entries that no
+// Service wants are deleted. Tables without Installed are written completely.
 //
 // While a Service fails after a restart, a frontend that the earlier process wrote for it may stay, and may refer
 // to any pool. So entries of the earlier process that no Service wants stay in all tables but the last one until the

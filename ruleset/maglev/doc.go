@@ -1,42 +1,29 @@
-// Package maglev builds look-up tables for consistent hashing. Nodes with the same
-// endpoints choose the same endpoint for a connection, without communication and after
-// a restart.
+// Package maglev builds look-up tables for consistent hashing. Nodes with the same endpoints choose the same endpoint for
+// a connection, without communication and after a restart.
 //
 //	t := maglev.Build(seed, maglev.SizeFor(len(members)), members)
 //	to := members[t.Find(maglev.HashAddrPort(seed, client))]
 //
-// A connection's hash selects a bucket of the table, and the bucket holds an endpoint.
-// The table depends only on the addresses and weights of the endpoints, the seed and
-// the size. It does not depend on the order of the endpoints, on earlier tables or on
-// the machine. The hash equals that of the kernel's nf_tables. The methods Maglev and
-// HashOf of a [ruleset.Port] combine these functions.
+// A connection's hash selects a bucket of the table, and the bucket holds an endpoint. The table depends only on the
+// addresses and weights of the endpoints, the seed and the size. The hash equals that of the kernel's nf_tables. The
+// methods Maglev and HashOf of a [ruleset.Port] combine these functions.
 //
-// The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016): endpoints take turns to
-// choose a bucket, each in its own order. The paper defines the order by an offset and a step, so a removal can
-// move many more buckets than necessary. This package uses a permutation per endpoint.
+// The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016): endpoints take turns to choose a bucket,
+// each in its own order. The paper's order is an offset and a step; here it is a permutation, so that a removal moves
+// fewer buckets.
 //
-// # Shares
-//
-// Endpoints of equal weight have the same number of buckets, give or take one. With
-// different weights, each has its proportion of the buckets, give or take two, and at
-// least one bucket while there are enough.
+// Endpoints of equal weight have the same number of buckets, give or take one. With different weights, each has its
+// proportion, give or take two, and at least one bucket while there are enough.
 //
 // # Stability
 //
-// If one of N endpoints is removed, its share of the buckets, 1/N, must move. With the
-// sizes that [SizeFor] returns, at most five per cent of the buckets move in addition
-// on average over the endpoints, and seven per cent in the worst case
-// (TestRemovedMemberMovesFewBuckets). If the hashes are evenly distributed, the same share
-// of connections moves. Adding an endpoint moves as many. A changed weight moves the
-// difference in the endpoint's share and up to four per cent more.
+// If one of N endpoints is removed, its share of the buckets, 1/N, must move. With the sizes that [SizeFor] returns, at
+// most five per cent of the buckets move in addition on average over the endpoints, and seven per cent in the worst case
+// (TestRemovedMemberMovesFewBuckets). Adding an endpoint moves as many. A changed weight moves the difference in the
+// endpoint's share and up to four per cent more.
 //
-// A table of another size moves nearly all connections. SizeFor therefore returns few sizes. Use a fixed size
-// if the number of endpoints often crosses one of its limits.
-//
-// # Cost
-//
-// Building a table takes a few steps per bucket: microseconds for the smallest table, milliseconds for the
-// largest. Compare a table with the previous one to find the buckets that moved.
+// A table of another size moves nearly all connections. SizeFor therefore returns few sizes. Use a fixed size if the
+// number of endpoints often crosses one of its limits.
 //
 // [ruleset.Port]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Port
 package maglev

@@ -1,14 +1,14 @@
 // Package health serves health checks: the proxy's own probes (/healthz and /livez), and the health-check node
 // ports where external load balancers ask whether the node has endpoints of a Service.
 //
-// Each part can be used alone:
+// Its parts can be used alone:
 //
 //   - [Proxy] tracks whether updates come into effect in time. [Proxy.Hooks] returns hooks for a [runner.Runner].
 //     [Proxy.Healthz] and [Proxy.Livez] serve the result.
 //   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints. [Services.Handler] serves the
-//     count of one Service in one family. Services opens no ports.
+//     count of one Service in one family.
 //   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node ports and serves the counts of a
-//     Services there. The only goroutines serve open ports.
+//     Services there. The only goroutines of the package serve open ports.
 //
 // # Responses
 //
@@ -29,20 +29,17 @@
 //
 // # Bounds
 //
-// Clients can take up to 512 connections of a server that [NewServer] made, and of all health-check node ports
-// together: about 10 MB. A new connection replaces one of the namespace, the Service and the client that have most.
-// Addresses of one IPv6 /64 count as one client, and so do those of one /56 or /48 together if that has most. Requests and answers that take too long, and connections without a request for a minute, are ended.
+// A server that [NewServer] made holds up to 512 connections, and all health-check node ports together do: about 10 MB.
+// A new connection replaces one of the namespace, the Service and the client that have most. Addresses of one IPv6 /64
+// count as one client, and so do those of one /56 or /48 together if that has most. Requests and answers that take too
+// long, and connections without a request for a minute, are ended.
 //
 // # Differences from kube-proxy
 //
 //   - kube-proxy's /healthz returns 200 before the first sync, when the node has no rules.
-//   - kube-proxy's servers keep idle connections forever and accept any number.
-//   - kube-proxy serves the check of a single-stack Service only at addresses of the Service's family. A load balancer
-//     that checks an address of the other family takes the node out of service.
-//   - Loopback addresses are not NodePort addresses. If all NodePort addresses of a family are loopback addresses,
-//     this package opens no health-check node port in that family.
+//   - kube-proxy serves the check of a single-stack Service only at addresses of the Service's family.
+//   - If all NodePort addresses of a family are loopback addresses, this package opens no health-check node port in
+//     that family.
 //   - An update that is queued during a sync waits from the time it was queued, even if that sync succeeds.
-//   - A port that moves between Services is closed before it is opened again.
-//   - If a port cannot be opened, the failure is reported once, and NodePorts.Apply returns an error so that it is
-//     retried.
+//   - A port that cannot be opened is reported once and retried.
 package health

@@ -14,8 +14,8 @@
 // fails as that process does, in which Inside returns true. If no machine can start, the test is skipped with
 // one line that names what is missing, or fails with PROXIER_REQUIRE_ALL=1.
 //
-// The tests of a process share its machines. A machine boots for the first test that needs it, and runs one test after
-// the other. Tests that call t.Parallel before Inside use several machines, one for each of the host's processors.
+// The tests of a process share its machines, which run one test after the other. Tests that call t.Parallel before
+// Inside use several machines, one for each of the host's processors.
 //
 // The command in the folder exec runs any other test in a machine, by go test's flag -exec:
 //
@@ -23,19 +23,15 @@
 //
 // # The machine
 //
-// The kernel and its modules are from Debian's package linux-image-amd64. Package vm looks for them below the
-// folder that PROXIER_VM_KERNEL names, below proxier/vm-kernel in the user's cache folder, where .ci/vm-kernel
-// puts them, and among the installed kernels. The machine has busybox, the test binary, the package's testdata,
-// and the host's nft, iptables, ipset, ipvsadm, conntrack, ip and systemd. A test runs as root, in the
-// machine's initial namespaces, and must restore what it changes in them or in the kernel.
+// The kernel and its modules are from Debian's package linux-image-amd64. Package vm looks for them below
+// PROXIER_VM_KERNEL, below proxier/vm-kernel in the user's cache folder, where .ci/vm-kernel puts them, and among the
+// installed kernels. The machine has busybox, the test binary, the package's testdata, and the host's nft, iptables,
+// ipset, ipvsadm, conntrack, ip and systemd. A test runs as root and must restore what it changes.
 //
 // With PROXIER_VM_KVM=1 a machine uses KVM, two processors and the host's clock. Otherwise qemu emulates one
-// processor, ten to twenty times slower than the host's, and the machine's clock counts its instructions: a
-// nanosecond each. While the processor has nothing to do, the clock jumps to the next timer. So waiting costs
-// nothing, and a busy host delays no packet. Times are comparable only with others of the same machine.
-//
-// PROXIER_VM_PROCESSORS=2 emulates two processors, with the host's clock, for races between a system call and a
-// packet. Then everything takes longer, and a busy host makes packets late.
+// processor, ten to twenty times slower than the host's, and the machine's clock counts its instructions, so that
+// waiting costs nothing and a busy host delays no packet. Times are comparable only with others of the same machine.
+// PROXIER_VM_PROCESSORS=2 emulates two processors, with the host's clock, for races between a system call and a packet.
 //
 // The package exists on Linux only; elsewhere it is empty.
 package vm

@@ -12,11 +12,8 @@
 //		ops = g.Step()
 //	}
 //
-// Worlds contain unusual cases on purpose: addresses and NodePorts that several Services
-// ask for and that move between them, endpoints at the node's own addresses or in several
-// slices at the same time, Services without endpoints or with terminating ones only, hints on some
-// endpoints only, changes of type. [Minimize] finds a small set of changes with which a
-// test still fails.
+// Worlds contain unusual cases on purpose, such as addresses that several Services ask for and endpoints in several
+// slices. [Minimize] finds a small set of changes with which a test still fails.
 //
 // The API has no fields for weights and hashes. Objects carry them in annotations, which [OnService] and
 // [OnEndpoint] read: set both in the [tracker.Config].
