@@ -3,7 +3,7 @@
 // Rival measures nodeproxy beside kube-proxy against a real API server.
 //
 //	rival [flags]            measure; JSON and a table go to files or standard output
-//	rival --table FILE...    print the tables of earlier runs' JSON
+//	rival --table FILE...    print the table of earlier runs' JSON
 //	rival --graphs FOLDER --bench FILE FILE...    draw cold start and one change against the number of Services
 //
 // One run measures the proxies one after the other, each alone in its own network
@@ -175,7 +175,7 @@ func read(files []string) (reports []*Report, err error) {
 func parse(args []string) (*options, error) {
 	o := &options{extent: extent{changes: 200, kubeProxyChanges: 30, rated: 1000, starts: 5, rounds: 60, outages: 2}}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
-	table := f.Bool("table", false, "print the tables of JSON files, which the arguments name, and measure nothing")
+	table := f.Bool("table", false, "print the table of JSON files, which the arguments name, and measure nothing")
 	f.StringVar(&o.graphs, "graphs", "", "draw the graphs of --bench and of JSON files, which the arguments name, in this folder, and measure nothing")
 	f.StringVar(&o.bench, "bench", "", "file with the output of package nftables' benchmarks, for --graphs")
 	f.StringVar(&o.apiserver, "kube-apiserver", "", "path of kube-apiserver; if empty, "+controlplane.APIServerEnv+" names it, or else it is the one in PATH")

@@ -158,55 +158,33 @@ type Idle struct {
 	Usage
 }
 
-// column is a column of a table behind the mode, the number of Services and the proxy.
+// column is a column of the table behind the mode, the number of Services and the proxy.
 type column struct {
 	title, meaning string
 	value          func(*Run) string // "–" if it was not measured
 }
 
-// latencies and costs are the two tables of a report.
-var (
-	latencies = []column{
-		{"start", "from the start of the process until every Service answers; the median of up to five starts",
-			func(r *Run) string { return fmt.Sprintf("%.2f s", r.Start.Seconds) }},
-		{"change", "from the API server's answer to the update of an EndpointSlice until an endpoint of the update answers; the median of the changes, made one by one",
-			func(r *Run) string { return milliseconds(r.Change.P50ms) }},
-		{"99 %", "the same, the 99 % quantile; with few changes, the longest",
-			func(r *Run) string { return milliseconds(r.Change.P99ms) }},
-		{"new size", "the longest of five changes to a number of endpoints that no Service had before",
-			func(r *Run) string { return milliseconds(r.Resize.MaxMs) }},
-		{"burst", "the longest of 50 latencies among 1,000 changes that are sent as fast as the API server accepts them, 1,000/s at most",
-			func(r *Run) string { return milliseconds(r.Burst.MaxMs) }},
-	}
-	costs = []column{
-		{"memory", "the largest resident set of the process, without children and without the kernel's memory",
-			func(r *Run) string {
-				return fmt.Sprintf("%.0f MiB", max(r.Start.PeakMiB, r.Change.PeakMiB, r.Burst.PeakMiB, r.Idle.PeakMiB))
-			}},
-		{"CPU, start", "CPU time of the start, with child processes",
-			func(r *Run) string { return fmt.Sprintf("%.2f s", r.Start.CPUSeconds) }},
-		{"CPU, change", "CPU time of a change, the mean of the changes made one by one",
-			func(r *Run) string { return milliseconds(r.Change.CPUSeconds * 1000 / float64(max(r.Change.Count, 1))) }},
-		{"CPU, burst", "CPU time of the burst",
-			func(r *Run) string {
-				if r.Burst.Changes == 0 {
-					return "–"
-				}
-				return fmt.Sprintf("%.2f s", r.Burst.CPUSeconds)
-			}},
-		{"CPU, idle", "CPU time of a minute without changes; all proxies of one number of Services idle at the same time",
-			func(r *Run) string {
-				if r.Idle.Seconds == 0 {
-					return "–"
-				}
-				return fmt.Sprintf("%.0f ms", r.Idle.CPUSeconds*1000/r.Idle.Seconds*60)
-			}},
-		{"connections", "the rate of connections through the last Service, in per cent of the rate to the endpoint's own address, with its standard error",
-			func(r *Run) string { return r.Connections.share() }},
-	}
-)
+// columns are those of a report's table.
+var columns = []column{
+	{"start, s", "from the start of the process until every Service answers; the median of up to five starts",
+		func(r *Run) string { return fmt.Sprintf("%.2f", r.Start.Seconds) }},
+	{"change, ms", "from the API server's answer to the update of an EndpointSlice until an endpoint of the update answers; the median of the changes, made one by one",
+		func(r *Run) string { return milliseconds(r.Change.P50ms) }},
+	{"99 %, ms", "the same, the 99 % quantile; with few changes, the longest",
+		func(r *Run) string { return milliseconds(r.Change.P99ms) }},
+	{"burst, ms", "the longest of 50 latencies among 1,000 changes that are sent as fast as the API server accepts them, 1,000/s at most",
+		func(r *Run) string { return milliseconds(r.Burst.MaxMs) }},
+	{"memory, MiB", "the largest resident set of the process, without children and without the kernel's memory",
+		func(r *Run) string {
+			return fmt.Sprintf("%.0f", max(r.Start.PeakMiB, r.Change.PeakMiB, r.Burst.PeakMiB, r.Idle.PeakMiB))
+		}},
+	{"CPU, ms", "CPU time of a change, with child processes; the mean of the changes made one by one",
+		func(r *Run) string { return milliseconds(r.Change.CPUSeconds * 1000 / float64(max(r.Change.Count, 1))) }},
+	{"connections, %", "the rate of connections through the last Service, by the rate to the endpoint's own address",
+		func(r *Run) string { return r.Connections.share() }},
+}
 
-// Markdown writes the runs of reports as two tables, each with a line about every column, and the
+// Markdown writes the runs of reports as a table, with a line about every column, and the
 // last outages. If several runs have the same proxy, mode and number of Services, the last one
 // counts.
 func Markdown(w io.Writer, reports ...*Report) error {
@@ -232,34 +210,30 @@ func Markdown(w io.Writer, reports ...*Report) error {
 	if len(runs) == 0 && outages != nil {
 		return outages.markdown(w)
 	}
+	// Columns that no run measured are left out.
+	table := slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
+		return !slices.ContainsFunc(runs, func(r *Run) bool { return c.value(r) != "–" })
+	})
 	var b strings.Builder
-	for i, table := range [][]column{latencies, costs} {
-		if i > 0 {
-			b.WriteByte('\n')
-		}
-		// Columns that no run measured are left out.
-		table = slices.DeleteFunc(slices.Clone(table), func(c column) bool {
-			return !slices.ContainsFunc(runs, func(r *Run) bool { return c.value(r) != "–" })
-		})
-		b.WriteString("| mode | Services | proxy |")
+	b.WriteString("| mode | Services | proxy |")
+	for _, c := range table {
+		b.WriteString(" " + c.title + " |")
+	}
+	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(table)) + "\n")
+	for _, run := range runs {
+		fmt.Fprintf(&b, "| %s | %s | %s |", run.Mode, thousands(run.Services), run.title())
 		for _, c := range table {
-			b.WriteString(" " + c.title + " |")
+			b.WriteString(" " + c.value(run) + " |")
 		}
-		b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(table)) + "\n")
-		for _, run := range runs {
-			fmt.Fprintf(&b, "| %s | %s | %s |", run.Mode, thousands(run.Services), run.title())
-			for _, c := range table {
-				b.WriteString(" " + c.value(run) + " |")
-			}
-			if run.Failed != "" {
-				fmt.Fprintf(&b, " failed: %s |", run.Failed)
-			}
-			b.WriteByte('\n')
+		if run.Failed != "" {
+			fmt.Fprintf(&b, " failed: %s |", run.Failed)
 		}
 		b.WriteByte('\n')
-		for _, c := range table {
-			fmt.Fprintf(&b, "- %s: %s.\n", c.title, c.meaning)
-		}
+	}
+	b.WriteByte('\n')
+	for _, c := range table {
+		title, _, _ := strings.Cut(c.title, ",")
+		fmt.Fprintf(&b, "- %s: %s.\n", title, c.meaning)
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil || outages == nil {
 		return err
@@ -273,9 +247,9 @@ func (c Connections) share() string {
 		return "–" // not measured
 	}
 	if c.Rounds == 0 {
-		return fmt.Sprintf("%.0f %%", 100*c.PerSecond/max(c.DirectPerSecond, 1)) // measured with an earlier rival
+		return fmt.Sprintf("%.0f", 100*c.PerSecond/max(c.DirectPerSecond, 1)) // measured with an earlier rival
 	}
-	return fmt.Sprintf("%.1f ± %.1f %%", 100*c.Share, 100*c.ShareError)
+	return fmt.Sprintf("%.1f", 100*c.Share)
 }
 
 func milliseconds(ms float64) string {
@@ -283,9 +257,9 @@ func milliseconds(ms float64) string {
 	case ms == 0:
 		return "–" // not measured
 	case ms < 10:
-		return fmt.Sprintf("%.1f ms", ms)
+		return fmt.Sprintf("%.1f", ms)
 	}
-	return fmt.Sprintf("%.0f ms", ms)
+	return fmt.Sprintf("%.0f", ms)
 }
 
 // thousands returns n with commas.
