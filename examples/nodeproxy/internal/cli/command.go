@@ -171,6 +171,8 @@ func newSection() *pflag.FlagSet {
 // Program holds what the verbs share.
 type Program struct {
 	Out, Diag io.Writer
+	// NetNS is an open file of the network namespace that run serves; nil is that of the process.
+	NetNS *os.File
 	// Restrict drops all capabilities except those in keep. If it drops any, it first calls
 	// prepare and tells it whether CAP_SYS_MODULE is among them. It is nil if the program
 	// shares its process, as in tests.

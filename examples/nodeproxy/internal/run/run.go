@@ -128,13 +128,13 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 		log.Info("wrote the configuration", "file", writeTo)
 		return nil
 	case cleanup:
-		if err := errors.Join(agent.Cleanup(ctx, cfg, nil, log), sockets.Cleanup(ctx)); err != nil {
+		if err := errors.Join(agent.Cleanup(ctx, cfg, p.NetNS, log), sockets.Cleanup(ctx)); err != nil {
 			return err
 		}
 		log.Info("removed the rules")
 		return nil
 	case initOnly:
-		switch needed, err := agent.SetParameters(ctx, cfg, nil, log); {
+		switch needed, err := agent.SetParameters(ctx, cfg, p.NetNS, log); {
 		case err != nil:
 			return err
 		case needed:
@@ -148,7 +148,7 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 		log.Warn("cannot set oom-score-adj", "value", *effective.OOMScoreAdj, "error", err)
 	}
 	cfg.Gates().AddMetrics()
-	o := agent.Options{Config: cfg, Log: log, Version: cli.Version(), Gatherer: legacyregistry.DefaultGatherer, Serve: true, Tune: true, SocketLB: sockets.LB()}
+	o := agent.Options{Config: cfg, NetNS: p.NetNS, Log: log, Version: cli.Version(), Gatherer: legacyregistry.DefaultGatherer, Serve: true, Tune: true, SocketLB: sockets.LB()}
 	if !json {
 		o.Lines = p.Out
 	}

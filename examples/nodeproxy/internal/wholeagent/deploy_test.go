@@ -172,9 +172,8 @@ func TestParametersOnNodesThatAreContainers(t *testing.T) {
 		config := must.Get(os.ReadFile("../../deploy/base/config.yaml"))(t)
 		dir := t.TempDir()
 		put(t, dir, "config.yaml", string(config)+setting+"\n")
-		p := start(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml"))
-		if code, _ := p.exit(t); code != want {
-			t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, p.log())
+		if code, _, log := verb(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml")); code != want {
+			t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, log)
 		}
 	}
 }

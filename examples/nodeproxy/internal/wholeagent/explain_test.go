@@ -34,11 +34,10 @@ func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	dir := t.TempDir()
 	explains := func(from string) (all, to string) {
 		t.Helper()
-		e := start(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--allow-annotations", "balance,weights", "--from", from, clusterVIP)
-		code, out := e.exit(t)
+		code, out, log := verb(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--allow-annotations", "balance,weights", "--from", from, clusterVIP)
 		all = strings.Join(out, "\n")
 		if code != 0 {
-			t.Fatalf("explain --from %s: exit status %d:\n%s\n%s", from, code, all, e.log())
+			t.Fatalf("explain --from %s: exit status %d:\n%s\n%s", from, code, all, log)
 		}
 		_, rest, _ := strings.Cut(all, "\nhash: "+from+" goes to ")
 		to, _, _ = strings.Cut(rest, "\n")
@@ -49,7 +48,7 @@ func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	for _, how := range []string{"source", "source-port"} {
 		put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: "+how)+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=2"))
 		if p == nil {
-			p = start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--allow-annotations", "balance,weights")
+			p = embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--allow-annotations", "balance,weights")
 		}
 		p.synced(t, "services=1 endpoints=3 changed=1")
 		met := map[string]bool{}
@@ -124,11 +123,10 @@ func TestExplainSurvivesOddNames(t *testing.T) {
 	put(t, dir, "all.yaml", strings.Join(objects, "---\n"))
 	for _, mode := range explainedModes {
 		needMode(t, mode)
-		p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode)
+		p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode)
 		p.synced(t, "services=2 endpoints=2 changed=2")
 		for vip := range names {
-			q := start(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "192.0.2.9", vip)
-			code, out := q.exit(t)
+			code, out, log := verb(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "192.0.2.9", vip)
 			text := strings.Join(out, "\n")
 			if code != 0 || !strings.Contains(text, "kernel: agrees") || text != strings.Map(func(r rune) rune {
 				if r < ' ' && r != '\n' || r == '\u202e' {
@@ -136,10 +134,10 @@ func TestExplainSurvivesOddNames(t *testing.T) {
 				}
 				return r
 			}, text) || strings.Contains(text, "\nX") {
-				t.Errorf("mode %s: %s: exit status %d:\n%q\n%s", mode, vip, code, text, q.log())
+				t.Errorf("mode %s: %s: exit status %d:\n%q\n%s", mode, vip, code, text, log)
 			}
 		}
-		p.kill(t)
-		start(t, s.Node, "run", "--cleanup").exit(t)
+		p.stop(t)
+		cleanup(t, s.Node)
 	}
 }

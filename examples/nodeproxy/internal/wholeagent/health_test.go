@@ -190,7 +190,7 @@ spec: {type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32
 			const both, ips, ip4, ip6 = "IPv4, IPv6", "10.96.0.20, 'fd00:96::20'", "10.96.0.20", "'fd00:96::20'"
 			dir := t.TempDir()
 			put(t, dir, "lb.yaml", world(both, ips, "n1", "n2"))
-			p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+			p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
 				"--nodeport-addresses", at, "--healthz-bind-address", "", "--metrics-bind-address", "")
 			for _, step := range []struct{ name, world, four, six string }{
 				{"local endpoints in IPv4", "", "200 1", "503 0"},

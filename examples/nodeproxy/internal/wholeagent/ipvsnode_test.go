@@ -315,9 +315,8 @@ func cleanupIPVSNode(t *testing.T) {
 	if len(traces(t, s.Node)) < 40 {
 		t.Fatalf("the state of the test is incomplete: %q", traces(t, s.Node))
 	}
-	c := start(t, s.Node, "run", "--cleanup", "--adopt-from-kube-proxy")
-	if code, _ := c.exit(t); code != 0 {
-		t.Errorf("exit status %d, log:\n%s", code, c.log())
+	if code, _, log := verb(t, s.Node, "run", "--cleanup", "--adopt-from-kube-proxy"); code != 0 {
+		t.Errorf("exit status %d, log:\n%s", code, log)
 	}
 	if left := traces(t, s.Node); len(left) != 0 {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
@@ -411,11 +410,10 @@ func explainIPVS(t *testing.T) {
 	put(t, dir, "web.yaml", node+local+"---\n"+here)
 	asks := func(code int, from, to string, want ...string) {
 		t.Helper()
-		p := start(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--from", from, to)
-		got, out := p.exit(t)
+		got, out, log := verb(t, s.Node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--from", from, to)
 		for _, line := range want {
 			if got != code || !slices.ContainsFunc(out, func(l string) bool { return strings.HasPrefix(l, "kernel: "+line) }) {
-				t.Errorf("from %s to %s: exit status %d, want %d; %q in\n%s\n%s", from, to, got, code, line, strings.Join(out, "\n"), p.log())
+				t.Errorf("from %s to %s: exit status %d, want %d; %q in\n%s\n%s", from, to, got, code, line, strings.Join(out, "\n"), log)
 			}
 		}
 		// The output must have no other endpoints.

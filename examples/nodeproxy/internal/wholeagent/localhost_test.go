@@ -162,7 +162,7 @@ func testLocalhost(t *testing.T, mode string) {
 	s := localhostSite(t)
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode,
+	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode,
 		"--nodeport-addresses", "primary,localhost", "--metrics-bind-address", "192.0.2.1:10249")
 	p.synced(t, "services=1 endpoints=8 changed=6")
 	p.logged(t, "this process serves NodePorts at loopback addresses")
@@ -244,7 +244,7 @@ func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 	l := must.Get(s.Node.Listen("tcp", "127.0.0.1:30090"))(t)
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost",
+	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost",
 		"--sync-period", "1s", "--metrics-bind-address", "192.0.2.1:10249")
 	p.synced(t, "services=1 endpoints=8 changed=6") // no failed=, since the rules are in effect
 	const failures = "\nkubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family=\"IPv4\"} "
@@ -279,7 +279,7 @@ func TestLocalhostNodePortsNeedTheKeyword(t *testing.T) {
 			s := localhostSite(t)
 			dir := t.TempDir()
 			put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-			p := start(t, s.Node, append([]string{"run", "--manifests", dir, "--nodeport-addresses"}, strings.Fields(flags)...)...)
+			p := embed(t, s.Node, append([]string{"run", "--manifests", dir, "--nodeport-addresses"}, strings.Fields(flags)...)...)
 			p.synced(t, "services=1 endpoints=8 changed=6")
 			for _, lp := range loopbackPorts {
 				if got := s.reached(lp.network, lp.to); !strings.Contains(got, "refused") {

@@ -5,7 +5,9 @@ package wholeagent
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,13 +60,52 @@ func TestMain(m *testing.M) {
 	os.Exit(program.Main())
 }
 
-// process is nodeproxy in another process.
+// process is nodeproxy in another process, or in this one.
 type process struct {
-	*exec.Cmd
-	lines chan string // standard output; closed at its end
+	*exec.Cmd                    // nil in this process
+	end       context.CancelFunc // of one in this process
+	code      int                // of one in this process that has ended
+	lines     chan string        // standard output; closed at its end
 
 	mu   sync.Mutex
 	diag bytes.Buffer // standard error
+}
+
+// embed runs nodeproxy in this process, in a host, until the end of the test. It has all but what main and
+// the kernel do for a process: signals, capabilities, and the format of its log.
+func embed(t *testing.T, h *netlab.Host, args ...string) *process {
+	t.Helper()
+	ctx, end := context.WithCancel(context.Background())
+	p := &process{end: end, lines: make(chan string, 1000)}
+	r, w := io.Pipe()
+	go func() {
+		err := h.Do(func() error {
+			p.code = program.Dispatch(ctx, &cli.Program{Out: w, Diag: p, NetNS: h.File()}, args)
+			return nil
+		})
+		w.CloseWithError(err)
+	}()
+	p.read(r)
+	t.Cleanup(func() { p.stop(t) })
+	return p
+}
+
+// read makes lines of standard output.
+func (p *process) read(out io.Reader) {
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+}
+
+// verb runs a verb of nodeproxy to its end in this process, in a host.
+func verb(t *testing.T, h *netlab.Host, args ...string) (code int, out []string, log string) {
+	t.Helper()
+	p := embed(t, h, args...)
+	code, out = p.exit(t)
+	return code, out, p.log()
 }
 
 // start runs nodeproxy in a host, and kills it at the end of the test.
@@ -100,12 +141,7 @@ func startProgram(t *testing.T, h *netlab.Host, path string, env []string, args 
 	out := must.Get(p.StdoutPipe())(t)
 	must.Do(t, h.Start(p.Cmd))
 	t.Cleanup(func() { p.Process.Kill() })
-	go func() {
-		defer close(p.lines)
-		for s := bufio.NewScanner(out); s.Scan(); {
-			p.lines <- s.Text()
-		}
-	}()
+	p.read(out)
 	return p
 }
 
@@ -180,10 +216,14 @@ func (p *process) logged(t *testing.T, what string) {
 	}
 }
 
-// stop ends nodeproxy by SIGTERM, as exit.
+// stop ends nodeproxy by SIGTERM, or by its context, as exit.
 func (p *process) stop(t *testing.T) (int, []string) {
 	t.Helper()
-	p.Process.Signal(syscall.SIGTERM)
+	if p.Cmd == nil {
+		p.end()
+	} else {
+		p.Process.Signal(syscall.SIGTERM)
+	}
 	return p.exit(t)
 }
 
@@ -197,9 +237,8 @@ func (p *process) kill(t *testing.T) {
 // cleanup runs --cleanup in a host, which must succeed.
 func cleanup(t *testing.T, h *netlab.Host) {
 	t.Helper()
-	p := start(t, h, "run", "--cleanup")
-	if code, _ := p.exit(t); code != 0 {
-		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
+	if code, _, log := verb(t, h, "run", "--cleanup"); code != 0 {
+		t.Errorf("--cleanup: exit status %d, log:\n%s", code, log)
 	}
 }
 
@@ -218,6 +257,9 @@ func (p *process) exit(t *testing.T) (int, []string) {
 	var rest []string
 	for l := range p.lines {
 		rest = append(rest, l)
+	}
+	if p.Cmd == nil {
+		return p.code, rest
 	}
 	if err := p.Wait(); err != nil && p.ProcessState == nil {
 		t.Fatal(err)

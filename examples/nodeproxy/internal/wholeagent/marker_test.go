@@ -55,7 +55,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 		t.Helper()
 		eventually(t, when, func() bool { return slices.Equal(chainsOfKubeProxy(t, s.Node, "ip"), want) })
 	}
-	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	p := embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(20 * time.Millisecond) {
 		chains := chainsOfKubeProxy(t, s.Node, "ip")
@@ -77,23 +77,23 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	p.stop(t)
 	marked("after the agent's end", marker)
 
-	p = start(t, s.Node, agentArgs(dir, "nftables")...)
+	p = embed(t, s.Node, agentArgs(dir, "nftables")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
 	marked("after a restart", marker)
 	p.stop(t)
 
-	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "never")...)
+	p = embed(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "never")...)
 	marked("never", nil)
 	p.stop(t)
-	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
+	p = embed(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
 	marked("always", marker)
 	p.stop(t)
-	p = start(t, s.Node, agentArgs(dir, "iptables")...)
+	p = embed(t, s.Node, agentArgs(dir, "iptables")...)
 	marked("in mode iptables", nil)
 	p.stop(t)
 
-	p = start(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
+	p = embed(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
 	marked("always, once more", marker)
 	p.stop(t)
 	// A kube-proxy's table is not the agent's.
@@ -109,14 +109,14 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	marked("--cleanup", nil)
 
 	// A node that was booted, or is new.
-	p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	p = embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	marked("on a node without rules", marker)
 	p.stop(t)
 	cleanup()
 	put(t, dir, "old", kubeProxyIPTables)
 	must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"))(t)
 	for range 2 {
-		p = start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+		p = embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		eventually(t, "the rules of kube-proxy are gone", func() bool {
 			text, err := s.Node.Run(t, "iptables-nft-save")
@@ -139,7 +139,7 @@ func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
 	rollOut(t, dir, podIPs[0])
 	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
 	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
-	p := start(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
+	p := embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	eventually(t, "no chain of kube-proxy is left", func() bool {
 		return !slices.Contains(chainsOfKubeProxy(t, s.Node, "ip6"), "services")

@@ -123,9 +123,9 @@ func TestHardFailChangesNoRule(t *testing.T) {
 		{"--metrics-bind-address", "192.0.2.1:10248"},
 		{"--metrics-bind-address", "192.0.2.1:10249", "--healthz-bind-address", "192.0.2.1:10255"},
 	} {
-		p := start(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--bind-address-hard-fail"}, flags...)...)
-		if code, out := p.exit(t); code != 1 || len(out) != 0 || !strings.Contains(p.log(), "address already in use") {
-			t.Errorf("%q: exit status %d, output %q, log:\n%s", flags, code, out, p.log())
+		code, out, log := verb(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--bind-address-hard-fail"}, flags...)...)
+		if code != 1 || len(out) != 0 || !strings.Contains(log, "address already in use") {
+			t.Errorf("%q: exit status %d, output %q, log:\n%s", flags, code, out, log)
 		}
 	}
 	if now := listing(); now != was {
@@ -140,11 +140,10 @@ func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	s, dir := webSite(t, podIPs[0])
 	l := must.Get(s.Node.Listen("tcp", "192.0.2.1:10249"))(t)
 	args := []string{"run", "--manifests", dir, "--metrics-bind-address", "192.0.2.1:10249"}
-	p := start(t, s.Node, append(args, "--bind-address-hard-fail")...)
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "metrics at 192.0.2.1:10249") {
-		t.Errorf("exit status %d, log:\n%s", code, p.log())
+	if code, _, log := verb(t, s.Node, append(args, "--bind-address-hard-fail")...); code != 1 || !strings.Contains(log, "metrics at 192.0.2.1:10249") {
+		t.Errorf("exit status %d, log:\n%s", code, log)
 	}
-	p = start(t, s.Node, append(args, "--readyz-bind-address", "127.0.0.1:10266")...)
+	p := embed(t, s.Node, append(args, "--readyz-bind-address", "127.0.0.1:10266")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	p.logged(t, "a server failed and will be restarted")
 	eventually(t, "/readyz does not need the ports", status(t, s.Node, "http://127.0.0.1:10266/readyz", 200))
@@ -216,9 +215,8 @@ func TestReadOnlyParametersAreLogged(t *testing.T) {
 	}
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	for args, code := range map[string]int{"--init-only": 1, "--init-only --conntrack-max-per-core=0": 0} {
-		p := start(t, s.Node, append([]string{"run", more}, strings.Fields(args)...)...)
-		if got, _ := p.exit(t); got != code || (code == 0) == strings.Contains(p.log(), "nf_conntrack_max") {
-			t.Errorf("%s: exit status %d, want %d, log:\n%s", args, got, code, p.log())
+		if got, _, log := verb(t, s.Node, append([]string{"run", more}, strings.Fields(args)...)...); got != code || (code == 0) == strings.Contains(log, "nf_conntrack_max") {
+			t.Errorf("%s: exit status %d, want %d, log:\n%s", args, got, code, log)
 		}
 	}
 }
@@ -229,7 +227,7 @@ func TestAgentWaitsForTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	p, _ := s.serveWeb(t, podIPs[:1])
-	p.kill(t)
+	p.stop(t)
 	for _, mode := range []string{"ClusterCIDR", "NodeCIDR"} {
 		p = start(t, s.Node, "run", "--master", "http://"+net.JoinHostPort(lab.NodeAddr[0], "1"), "--hostname-override", "n1", "--detect-local-mode", mode)
 		p.logged(t, "connection refused")

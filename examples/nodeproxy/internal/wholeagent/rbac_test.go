@@ -63,7 +63,7 @@ users: [{name: u, user: {tokenFile: token}}], contexts: [{name: c, context: {clu
 		if code, _ := p.exit(t); code != 0 {
 			t.Errorf("exit status %d, log:\n%s", code, p.log())
 		}
-		start(t, s.Node, "run", "--cleanup").exit(t)
+		cleanup(t, s.Node)
 	}
 
 	const nftables = "mode: nftables\ndetectLocalMode: NodeCIDR\n"

@@ -269,8 +269,7 @@ func TestPublicReports(t *testing.T) {
 				r.run(at...)
 				r.answers("10.96.0.11:80", podIPs[1])
 				r.agent.stop(t)
-				c := start(t, r.Node, "run", "--cleanup", "--adopt-from-kube-proxy")
-				code, _ := c.exit(t)
+				code, _, _ := verb(t, r.Node, "run", "--cleanup", "--adopt-from-kube-proxy")
 				if text := nat(); code != 0 || strings.Contains(text, "KUBE-S") || strings.Contains(text, "KUBE-X") {
 					t.Errorf("--cleanup: exit status %d, left:\n%s", code, text)
 				}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -94,11 +93,7 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			if !hasTable() {
 				t.Error("no table proxier-reset")
 			}
-			stop := func() {
-				t.Helper()
-				must.Do(t, p.Process.Signal(syscall.SIGTERM))
-				p.exit(t)
-			}
+			stop := func() { t.Helper(); p.stop(t) }
 			stop()
 			// The endpoint returns, and gets connections from a new run.
 			must.Get(s.pods.Run(t, "nft", "delete table ip test"))(t)
@@ -113,9 +108,8 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			if !hasTable() {
 				t.Fatal("no table proxier-reset before --cleanup")
 			}
-			p = start(t, s.Node, "run", "--cleanup")
-			if code, _ := p.exit(t); code != 0 || hasTable() {
-				t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
+			if cleanup(t, s.Node); hasTable() {
+				t.Error("--cleanup leaves the table")
 			}
 		})
 	}
@@ -127,8 +121,7 @@ func TestResetFlagNeedsAMode(t *testing.T) {
 	s := newSite(t)
 	p, _ := s.serveWeb(t, podIPs, "--proxy-mode", "userspace", "--reset-connections-of-vanished-endpoints=10s")
 	p.logged(t, "--reset-connections-of-vanished-endpoints has no effect in mode userspace")
-	p = start(t, s.Node, "run", "--manifests", t.TempDir(), "--reset-connections-of-vanished-endpoints=-1s")
-	if code, _ := p.exit(t); code != 2 || !strings.Contains(p.log(), "is negative: -1s") {
-		t.Errorf("exit status %d, log:\n%s", code, p.log())
+	if code, _, log := verb(t, s.Node, "run", "--manifests", t.TempDir(), "--reset-connections-of-vanished-endpoints=-1s"); code != 2 || !strings.Contains(log, "is negative: -1s") {
+		t.Errorf("exit status %d, log:\n%s", code, log)
 	}
 }

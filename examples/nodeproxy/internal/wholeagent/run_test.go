@@ -111,7 +111,7 @@ func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process
 	t.Helper()
 	dir = t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
-	p = start(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
+	p = embed(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
 	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
 	return p, dir
 }
@@ -238,33 +238,29 @@ func TestExplainComparesWithTheKernel(t *testing.T) {
 			asks := func(code int, want ...string) {
 				t.Helper()
 				for _, to := range []string{clusterVIP, nodePort} {
-					p := start(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "192.0.2.9", to)...)
-					got, out := p.exit(t)
+					got, out, log := verb(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "192.0.2.9", to)...)
 					for _, line := range want {
 						if got != code || !slices.Contains(out, "kernel: "+line) {
-							t.Errorf("exit status %d, want %d; %q in\n%s\n%s", got, code, line, strings.Join(out, "\n"), p.log())
+							t.Errorf("exit status %d, want %d; %q in\n%s\n%s", got, code, line, strings.Join(out, "\n"), log)
 						}
 					}
 				}
 			}
 			asks(1, "mode "+mode+" has no rules in this network namespace")
-			p := start(t, s.Node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...)
+			p := embed(t, s.Node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...)
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			asks(0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
 			for _, to := range []string{"10.96.0.10:81", "10.96.0.99:80", "192.0.2.1:80", "203.0.113.7:80"} {
-				p := start(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "198.51.100.9", to)...)
-				if code, out := p.exit(t); code != 0 || !slices.Contains(out, "kernel: agrees") {
-					t.Errorf("%s: exit status %d:\n%s\n%s", to, code, strings.Join(out, "\n"), p.log())
+				if code, out, log := verb(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "198.51.100.9", to)...); code != 0 || !slices.Contains(out, "kernel: agrees") {
+					t.Errorf("%s: exit status %d:\n%s\n%s", to, code, strings.Join(out, "\n"), log)
 				}
 			}
-			p.kill(t)
+			p.stop(t)
 			// No agent follows this change.
 			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 			asks(1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
 			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
 			asks(0, "agrees")
-			c := start(t, s.Node, "run", "--cleanup")
-			c.exit(t)
 		})
 	}
 }
@@ -283,7 +279,7 @@ func TestRunFollowsTheNodeObject(t *testing.T) {
 		put(t, dir, "all", n+webService+"---\n"+webSlice(podIPs[0]))
 	}
 	with("10.1.0.1", "10.1.0.0/24")
-	p := start(t, s.Node, "run", "--manifests", filepath.Join(dir, "all"), "--hostname-override", " N1",
+	p := embed(t, s.Node, "run", "--manifests", filepath.Join(dir, "all"), "--hostname-override", " N1",
 		"--detect-local-mode", "NodeCIDR", "--min-sync-period", "0s")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	if _, _, err := lab.VisitSoon(s.Client, "", nodePort); err == nil {
@@ -345,13 +341,12 @@ func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 	}
 	put(t, dir, "web.yaml", webService+"  externalIPs: [10.96.200.1]\n---\n"+webSlice(podIPs[0]))
 	args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
-	p := start(t, s.Node, args...)
+	p := embed(t, s.Node, args...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	s.answeredBy(t, external, podIPs[0])
-	p.Process.Signal(os.Interrupt)
-	p.exit(t)
+	p.stop(t)
 
-	p = start(t, s.Node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
+	p = embed(t, s.Node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	if pod, _, err := lab.Visit(s.Client, "", external); err == nil {
@@ -364,7 +359,7 @@ func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 func TestAddressesAreFollowedWithoutNode(t *testing.T) {
 	t.Parallel()
 	s, dir := webSite(t, podIPs...)
-	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--sync-period", "1s")
+	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--sync-period", "1s")
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	const other = "10.1.0.1:30080" // the node, but not the source address of its default route
 	s.answeredBy(t, nodePort, podIPs...)

@@ -72,9 +72,8 @@ func testInitOnly(t *testing.T, mode string) {
 	}
 	// The second run must not write a parameter that is already set.
 	for range 2 {
-		p := start(t, s.Node, append([]string{"run", "--init-only"}, flags...)...)
-		if code, _ := p.exit(t); code != 0 {
-			t.Fatalf("--init-only: exit status %d, log:\n%s", code, p.log())
+		if code, _, log := verb(t, s.Node, append([]string{"run", "--init-only"}, flags...)...); code != 0 {
+			t.Fatalf("--init-only: exit status %d, log:\n%s", code, log)
 		}
 		for name, want := range set {
 			if got := sysctl(t, s.Node, name); got != want {
@@ -125,7 +124,7 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	dual := strings.Replace(webService, "spec:\n", "spec:\n  ipFamilyPolicy: RequireDualStack\n  ipFamilies: [IPv4, IPv6]\n  clusterIPs: [10.96.0.10, 'fd00:10:96::10']\n", 1)
 	six := strings.NewReplacer("web-1", "web-2", "IPv4", "IPv6", "10.1.0.2", "fd00:10:1::2").Replace(webSlice(podIPs[0]))
 	put(t, dir, "web.yaml", dual+"---\n"+webSlice(podIPs...)+"---\n"+six)
-	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
+	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	s.answeredBy(t, clusterVIP, podIPs...)
 	s.answeredBy(t, nodePort, podIPs...)

@@ -94,7 +94,11 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 				}
 			}
 			was := rules(t, s.Node)
-			p := start(t, s.Node, append(args, "--metrics-bind-address", metrics)...)
+			run := embed
+			if tt.seen == "process" { // the agent does not count its children
+				run = start
+			}
+			p := run(t, s.Node, append(args, "--metrics-bind-address", metrics)...)
 			runs, waits := tt.seen != "ended", tt.seen != "ended" && tt.from == tt.to && tt.to == "iptables"
 			if waits {
 				p.logged(t, "kube-proxy runs and writes the same rules")
@@ -167,12 +171,12 @@ func TestTwoAgentsOfDifferentModes(t *testing.T) {
 		t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
 			t.Parallel()
 			s, clients, dir := stickySite(t)
-			old := start(t, s.Node, agentArgs(dir, from)...)
+			old := embed(t, s.Node, agentArgs(dir, from)...)
 			old.synced(t, "services=1 endpoints=2 changed=1")
 			before := s.chosen(t, clients)
 			stream := s.stream()
 			stream.Next(20)
-			p := start(t, s.Node, agentArgs(dir, to, "--conntrack-tcp-be-liberal")...)
+			p := embed(t, s.Node, agentArgs(dir, to, "--conntrack-tcp-be-liberal")...)
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			if now := s.chosen(t, clients); from == "iptables" && !maps.Equal(before, now) {
 				t.Errorf("endpoints of clients: %v, before %v", now, before)
@@ -208,9 +212,9 @@ func TestTwoAgentsOfDifferentModes(t *testing.T) {
 // explains checks the exit status and a line of explain about the Service web.
 func (s *site) explains(t *testing.T, dir, mode string, code int, line string) {
 	t.Helper()
-	e := start(t, s.Node, "explain", "--manifests", dir+"/web.yaml", "--hostname-override", "n1", "--proxy-mode", mode, clusterVIP)
-	if got, out := e.exit(t); got != code || !slices.Contains(out, line) {
-		t.Errorf("explain: exit status %d, want %d; %q in\n%s\nlog:\n%s", got, code, line, strings.Join(out, "\n"), e.log())
+	got, out, log := verb(t, s.Node, "explain", "--manifests", dir+"/web.yaml", "--hostname-override", "n1", "--proxy-mode", mode, clusterVIP)
+	if got != code || !slices.Contains(out, line) {
+		t.Errorf("explain: exit status %d, want %d; %q in\n%s\nlog:\n%s", got, code, line, strings.Join(out, "\n"), log)
 	}
 }
 
@@ -242,7 +246,7 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 					s := newSite(t)
 					dir := t.TempDir()
 					rollOut(t, dir, podIPs[0])
-					p := start(t, s.Node, agentArgs(dir, from, "--adopt-from-kube-proxy")...)
+					p := embed(t, s.Node, agentArgs(dir, from, "--adopt-from-kube-proxy")...)
 					p.synced(t, "services=1 endpoints=1 changed=1")
 					stream := s.stream()
 					stream.Next(20)
@@ -296,21 +300,20 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 			} else {
 				dir := t.TempDir()
 				rollOut(t, dir, podIPs[0])
-				p := start(t, s.Node, agentArgs(dir, mode)...)
+				p := embed(t, s.Node, agentArgs(dir, mode)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
 				p.stop(t)
 				must.Get(s.Node.Run(t, "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other"))(t)
 			}
 			old := &scriptedKubeProxy{t: t, node: s.Node, mode: "ipvs"}
 			old.serve(at, old.mode)
-			c := start(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
-			if code, _ := c.exit(t); code != 1 || !strings.Contains(c.log(), "rules of mode "+mode+" stay: kube-proxy runs, and its mode ipvs uses the same") || !rules(t, s.Node)[mode] {
-				t.Errorf("exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
+			code, _, log := verb(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
+			if code != 1 || !strings.Contains(log, "rules of mode "+mode+" stay: kube-proxy runs, and its mode ipvs uses the same") || !rules(t, s.Node)[mode] {
+				t.Errorf("exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), log)
 			}
 			old.stop()
-			c = start(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at)
-			if code, _ := c.exit(t); code != 0 || rules(t, s.Node)[mode] {
-				t.Errorf("without kube-proxy: exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), c.log())
+			if code, _, log = verb(t, s.Node, "run", "--cleanup", "--metrics-bind-address", at); code != 0 || rules(t, s.Node)[mode] {
+				t.Errorf("without kube-proxy: exit status %d, rules %v, log:\n%s", code, rules(t, s.Node), log)
 			}
 		})
 	}

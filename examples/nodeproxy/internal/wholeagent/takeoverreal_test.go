@@ -157,19 +157,15 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 				p.stop(t)
 				stop = kubeProxy(t, from, flags...)
 				held(t, stream, "when kube-proxy has started again")
-				cleanup := start(t, s.Node, "run", "--cleanup")
-				if code, _ := cleanup.exit(t); code != 0 {
-					t.Errorf("--cleanup: exit status %d, log:\n%s", code, cleanup.log())
-				}
+				cleanup(t, s.Node)
 				held(t, stream, "after --cleanup")
 				roll()
 				served("kube-proxy serves again")
 				held(t, stream, "at the end")
 				stream.Stop()
 				stop()
-				all := start(t, s.Node, "run", "--cleanup", "--adopt-from-kube-proxy")
-				if code, _ := all.exit(t); code != 0 {
-					t.Errorf("--cleanup of kube-proxy: exit status %d, log:\n%s", code, all.log())
+				if code, _, log := verb(t, s.Node, "run", "--cleanup", "--adopt-from-kube-proxy"); code != 0 {
+					t.Errorf("--cleanup of kube-proxy: exit status %d, log:\n%s", code, log)
 				}
 			})
 		}

@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "write the picture of top")
 func newDemoSite(t *testing.T) (*lab.Lab, string, []string) {
 	t.Helper()
 	d, dir, flags := newDemoNetwork(t)
-	start(t, d.Node, append([]string{"run"}, flags...)...).synced(t, "services=5 endpoints=20 changed=10")
+	embed(t, d.Node, append([]string{"run"}, flags...)...).synced(t, "services=5 endpoints=20 changed=10")
 	return d, dir, flags
 }
 
@@ -52,11 +52,10 @@ func newDemoNetwork(t *testing.T) (*lab.Lab, string, []string) {
 // topRows runs top once and returns its rows by name and family.
 func topRows(t *testing.T, h *netlab.Host, args ...string) map[string]map[string]any {
 	t.Helper()
-	p := start(t, h, append([]string{"top", "--once", "-o", "json", "--interval", "100ms"}, args...)...)
-	code, lines := p.exit(t)
+	code, lines, log := verb(t, h, append([]string{"top", "--once", "-o", "json", "--interval", "100ms"}, args...)...)
 	var d struct{ Services []map[string]any }
 	if err := json.Unmarshal([]byte(strings.Join(lines, "\n")), &d); err != nil || code != 0 {
-		t.Fatalf("exit status %d, error %v, log:\n%s", code, err, p.log())
+		t.Fatalf("exit status %d, error %v, log:\n%s", code, err, log)
 	}
 	out := map[string]map[string]any{}
 	for _, r := range d.Services {
@@ -99,8 +98,7 @@ func TestTopCountsRealConnections(t *testing.T) {
 	if rows := topRows(t, d.Node, "--filter", "EMPTY"); len(rows) != 2 {
 		t.Errorf("filtered: %v", rows)
 	}
-	p := start(t, d.Node, "top", "--once", "--interval", "100ms", "--sort", "refused")
-	code, lines := p.exit(t)
+	code, lines, _ := verb(t, d.Node, "top", "--once", "--interval", "100ms", "--sort", "refused")
 	if code != 0 || len(lines) != 11 || !strings.HasPrefix(lines[1], "shop/empty:http/TCP ") || strings.Fields(lines[1])[5] != "3" {
 		t.Errorf("exit status %d, lines\n%s", code, strings.Join(lines, "\n"))
 	}
@@ -113,7 +111,7 @@ func TestTopCountsEndpointsOnce(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=3"))
-	start(t, s.Node, "run", "--manifests", dir, "--allow-annotations", "weights").synced(t, "services=1 endpoints=3 changed=1")
+	embed(t, s.Node, "run", "--manifests", dir, "--allow-annotations", "weights").synced(t, "services=1 endpoints=3 changed=1")
 	if rows := topRows(t, s.Node); rows["default/web IPv4"]["ready"] != 3.0 {
 		t.Errorf("%v", rows)
 	}
@@ -143,7 +141,7 @@ func TestTopFailsWithAReason(t *testing.T) {
 	}
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService)
-	start(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=0 changed=1")
+	embed(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=0 changed=1")
 	p := start(t, s.Node, "top")
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "are not a terminal; --once works without one") {
 		t.Errorf("without a terminal: exit status %d, log:\n%s", code, p.log())

@@ -19,7 +19,7 @@ import (
 // runTrace runs trace while connect makes connections, until trace ends.
 func runTrace(t *testing.T, h *netlab.Host, connect func(), args ...string) (code int, out string) {
 	t.Helper()
-	p := start(t, h, append([]string{"trace", "--for", "5m"}, args...)...)
+	p := embed(t, h, append([]string{"trace", "--for", "5m"}, args...)...)
 	first := p.line(t)
 	if !strings.HasPrefix(first, "following connections to ") {
 		t.Fatalf("the first line is %q", first)
@@ -132,7 +132,7 @@ func TestTraceFollowsTheNodesConnections(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+emptyService)
 	flags := []string{"--manifests", dir, "--hostname-override", "n1", "--cluster-cidr", "10.1.0.0/16"}
-	start(t, s.Node, append([]string{"run"}, flags...)...).synced(t, "services=2 endpoints=1 changed=2")
+	embed(t, s.Node, append([]string{"run"}, flags...)...).synced(t, "services=2 endpoints=1 changed=2")
 	code, out := runTrace(t, s.Node, func() { lab.Visits(s.Node, "", clusterVIP, 1) }, append(flags, "--count", "1", clusterVIP)...)
 	contains(t, out, ", from this node\n", "nat-output", "endpoint 10.1.0.2:8080, masqueraded, out by pods\n", "AGREE")
 	if code != 0 {
@@ -201,7 +201,7 @@ func TestTraceFindsWrongRules(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	put(t, other, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
-	start(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
+	embed(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
 	code, out := runTrace(t, s.Node, func() { s.answeredBy(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
 	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is not one of the expected endpoints\n", "DIFFER for 1\n")
 	if code != 1 {
@@ -245,7 +245,7 @@ func TestTraceFollowsUDP(t *testing.T) {
 	flags := []string{"--manifests", "../demo/world", "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48"}
 	wd := must.Get(os.Getwd())(t)
 	flags[1] = filepath.Join(wd, "../demo/world")
-	start(t, d.Node, append([]string{"run"}, flags...)...).line(t)
+	embed(t, d.Node, append([]string{"run"}, flags...)...).line(t)
 	to := "[fd00:10:96::53]:53"
 	code, out := runTrace(t, d.Node, func() {
 		for range 2 {
@@ -311,7 +311,7 @@ func TestTraceFollowsTheReply(t *testing.T) {
 	trace := func(reply string, code int, ep string, port string) {
 		t.Helper()
 		put(t, dir, "web.yaml", webService+"---\n"+strings.Replace(webSlice(ep), "port: 8080", "port: "+port, 1))
-		p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
+		p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		got, out := runTrace(t, s.Node, func() {
 			if c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
@@ -322,7 +322,7 @@ func TestTraceFollowsTheReply(t *testing.T) {
 		if got != code {
 			t.Errorf("%s: exit status %d, want %d:\n%s", reply, got, code, out)
 		}
-		p.kill(t)
+		p.stop(t)
 	}
 	trace("answered", 0, podIPs[0], "8080")
 	trace("reset by the endpoint", 1, podIPs[0], "8081")

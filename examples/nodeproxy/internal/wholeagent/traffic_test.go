@@ -5,7 +5,6 @@ package wholeagent
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"testing"
 
@@ -24,7 +23,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			s, dir := webSite(t, podIPs...)
 			const at = "http://192.0.2.1:10249"
 			run := func() *process {
-				return start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+				return embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
 					"--proxy-mode", mode, "--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics")
 			}
 			labels := `{ip_family="IPv4",port="http",protocol="TCP",service="web",service_namespace="default"} `
@@ -61,8 +60,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			connect(2)
 			page("after a change of endpoints", connections(7), "endpoints"+labels+"2")
-			must.Do(t, p.Process.Signal(os.Interrupt))
-			p.exit(t)
+			p.stop(t)
 			p = run()
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			connect(1)

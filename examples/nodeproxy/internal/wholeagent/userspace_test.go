@@ -99,14 +99,14 @@ func TestModeUserspaceServesANode(t *testing.T) {
 		if n := heldAddresses(t, s.Node); n != 1 {
 			t.Errorf("%d addresses after SIGKILL", n)
 		}
-		p = start(t, s.Node, next...)
+		p = embed(t, s.Node, next...)
 		if len(next) > 2 {
 			p.synced(t, "services=1 endpoints=1 changed=1")
 		}
 		eventually(t, fmt.Sprintf("%v removes the addresses", next), func() bool { return heldAddresses(t, s.Node) == 0 })
 		if len(next) > 2 {
 			s.answeredBy(t, clusterVIP, podIPs[2])
-			p.kill(t)
+			p.stop(t)
 		}
 	}
 }
