@@ -5,21 +5,18 @@ package wholeagent
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"go.yaml.in/yaml/v3"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/internal/testing/stall"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // cluster is an API server for a test.
@@ -115,81 +112,44 @@ func (c *cluster) apply(file string) {
 	}
 }
 
-// TestOutageOfTheAPIServer stops the API server, for long enough that the pauses between
-// two attempts have grown. The agent logs the cause and keeps the rules, follows the API server
-// after its return, and ends after a signal during an outage. The long form runs without other
-// tests and checks that the cause is logged within 5 seconds, and that the agent ends within 3. The
-// periods in which this machine stood still do not count. Package kubeapi has such a test with a
-// synthetic clock.
-func TestOutageOfTheAPIServer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute; run without -short")
+// fakeAPI is an API server with at most one object of each kind, as JSON, which do not change.
+type fakeAPI struct {
+	objects map[string]string
+	refuses string // a kind that it answers with 403
+}
+
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	kind, version := "", strings.TrimPrefix(strings.TrimPrefix(filepath.Dir(r.URL.Path), "/apis/"), "/api/")
+	switch filepath.Base(r.URL.Path) {
+	case "services":
+		kind = "Service"
+	case "nodes":
+		kind = "Node"
+	case "endpointslices":
+		kind = "EndpointSlice"
 	}
-	outage, alone := 8*time.Second, testtime.Thorough()
-	if alone {
-		outage = 2 * time.Minute
-	} else {
-		t.Parallel()
+	w.Header().Set("Content-Type", "application/json")
+	object := f.objects[kind]
+	if name, ok := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name="); ok && !strings.Contains(object, strconv.Quote(name)) {
+		object = ""
 	}
-	stalls := stall.Start()
-	defer stalls.Stop()
-	within := func(limit time.Duration, what string, from time.Time) {
-		t.Helper()
-		now := time.Now()
-		running := stalls.Running(from, now)
-		n, total := stalls.Stalls()
-		t.Logf("%s after %v, without stalls %v; %d stalls of %v in the test so far", what, now.Sub(from), running, n, total)
-		if alone && running > limit {
-			t.Errorf("%s after %v, want %v at most", what, running, limit)
+	switch {
+	case r.Method != http.MethodGet || kind == "":
+		http.NotFound(w, r)
+	case kind == f.refuses:
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden","message":"no"}`)
+	case q.Get("watch") == "":
+		fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"1"},"items":[%s]}`, version, kind, object)
+	default:
+		if q.Get("sendInitialEvents") == "true" {
+			if object != "" {
+				fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", object)
+			}
+			fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n", version, kind)
 		}
-	}
-	s := newSite(t)
-	c := s.newCluster(t)
-	c.apply("../../deploy/base/rbac.yaml")
-	p := start(t, s.Node, "run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--min-sync-period", "0s")
-	add := func(name string) string {
-		var created v1.Service
-		c.do("POST", "/api/v1/namespaces/default/services", fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {ports: [{name: http, port: 80}]}}`, name), &created)
-		c.do("POST", slicesPath, endpoints(name, podIPs[0]+" n1"), nil)
-		return lab.Port(created.Spec.ClusterIP, "80")
-	}
-	first := add("first")
-	served := func(what, addr string) {
-		t.Helper()
-		eventually(t, what, func() bool { return lab.Visits(s.Client, "", addr, 1).Answered(podIPs[0]) })
-	}
-	served("the first Service is served", first)
-
-	c.Kill()
-	down := time.Now()
-	p.logged(t, "cannot read from the API server")
-	within(5*time.Second, "the outage is in the log", down)
-	if !strings.Contains(p.log(), "connection refused") {
-		t.Errorf("no cause in the log:\n%s", p.log())
-	}
-	time.Sleep(outage - time.Since(down))
-	if y := lab.Visits(s.Client, "", first, 5); !y.Answered(podIPs[0]) {
-		t.Error("the rules did not stay in effect")
-	}
-	must.Do(t, c.Run(t.Context()))
-	up := time.Now()
-	second := add("second")
-	served("the new Service is served", second)
-	t.Logf("a new Service is served %v after the API server is ready", time.Since(up))
-	p.logged(t, "reading from the API server again")
-	if n := strings.Count(p.log(), "cannot read from the API server"); n > 1+int(time.Since(down)/time.Minute) {
-		t.Errorf("%d lines about one outage of %v:\n%s", n, time.Since(down), p.log())
-	}
-
-	c.Kill()
-	time.Sleep(outage / 2)
-	end := time.Now()
-	must.Do(t, p.Process.Signal(syscall.SIGTERM))
-	if code, _ := p.exit(t); code != 0 {
-		t.Errorf("exit status %d", code)
-	}
-	within(3*time.Second, "the agent ended", end)
-	if strings.Contains(p.log(), "Event{") || strings.Contains(p.log(), "write event") {
-		t.Errorf("Events that could not be written are in the log:\n%s", p.log())
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
 	}
 }

@@ -157,27 +157,6 @@ func TestDaemonSetFitsOperatorsTools(t *testing.T) {
 	}
 }
 
-// TestParametersOnNodesThatAreContainers runs the init container's command in a network
-// namespace, which cannot set the limit of connections, with and without the settings that the
-// DaemonSet's comment names.
-func TestParametersOnNodesThatAreContainers(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	text := must.Get(os.ReadFile("../../deploy/base/daemonset.yaml"))(t)
-	const kind = "conntrack: {maxPerCore: 0}"
-	if !strings.Contains(string(text), kind) {
-		t.Errorf("the comment does not name %s", kind)
-	}
-	for setting, want := range map[string]int{kind: 0, "conntrack: {min: 2000000000}": 1} {
-		config := must.Get(os.ReadFile("../../deploy/base/config.yaml"))(t)
-		dir := t.TempDir()
-		put(t, dir, "config.yaml", string(config)+setting+"\n")
-		if code, _, log := verb(t, s.Node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml")); code != want {
-			t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, log)
-		}
-	}
-}
-
 // TestSocketLBPatchMountsWhatTheAgentOpens applies the patch as kubectl does.
 func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	t.Parallel()
@@ -247,29 +226,6 @@ func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	dir := cmp.Or(got.Dir, socketlb.DefaultDir)
 	if host, writable := hostOf(dir); host != socketlb.DefaultDir || !writable {
 		t.Errorf("the folder %s is %q of the host, writable %v", dir, host, writable)
-	}
-}
-
-// TestRBACAllowsOnlyWhatIsNeeded checks the limits of the rights. TestRBACIsWhatTheAgentUses shows
-// that they are sufficient, and that none is left over.
-func TestRBACAllowsOnlyWhatIsNeeded(t *testing.T) {
-	t.Parallel()
-	for _, o := range readObjects(t, "base/rbac.yaml") {
-		role, ok := o.(*rbac.ClusterRole)
-		if !ok {
-			continue
-		}
-		for _, r := range role.Rules {
-			for _, word := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
-				if word == "*" {
-					t.Errorf("everything is allowed by %v", r)
-				}
-			}
-			writes := slices.ContainsFunc(r.Verbs, func(v string) bool { return v != "get" && v != "list" && v != "watch" })
-			if writes && !slices.Equal(r.Resources, []string{"events"}) {
-				t.Errorf("more than Events may be written: %v", r)
-			}
-		}
 	}
 }
 

@@ -24,10 +24,9 @@ func testFlavor(t *testing.T, mode string) {
 	}
 	s := newSite(t)
 	dir := t.TempDir()
-	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
 	node := func(args ...string) string {
 		t.Helper()
-		out := must.Get(s.Node.Output("env", append([]string{lock}, args...)...))(t)
+		out := must.Get(s.Node.Output(args[0], args[1:]...))(t)
 		return out
 	}
 	chains := func(program string) int { return strings.Count(node(program+"-save"), "\n:KUBE-") }
@@ -35,16 +34,12 @@ func testFlavor(t *testing.T, mode string) {
 	node("iptables-legacy", "-P", "FORWARD", "DROP")
 	node("iptables-legacy", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
 	node("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	run := func(args ...string) *process {
 		t.Helper()
-		p := startWith(t, s.Node, []string{lock}, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}, args...)...)
+		p := embed(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}, args...)...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		return p
-	}
-	stop := func(p *process) {
-		t.Helper()
-		p.stop(t)
 	}
 
 	p := run("--iptables-flavor", "nft")
@@ -53,7 +48,7 @@ func testFlavor(t *testing.T, mode string) {
 	if mode == "iptables" { // in mode ipvs, requests do not pass FORWARD
 		s.unanswered(t, nodePort)
 	}
-	stop(p)
+	p.stop(t)
 	if chains("iptables-nft") == 0 {
 		t.Error("--iptables-flavor nft has no effect")
 	}
@@ -76,17 +71,16 @@ func testFlavor(t *testing.T, mode string) {
 		eventually(t, "the guard is complete", func() bool { return strings.Contains(node("iptables-legacy-save"), "route_localnet was 0 before") })
 	}
 	s.explains(t, dir, mode, 0, "kernel: agrees")
-	top := startWith(t, s.Node, []string{lock}, "top", "--once", "--interval", "100ms", "--proxy-mode", mode)
-	if code, _ := top.exit(t); code != 0 {
-		t.Errorf("top: exit status %d, log:\n%s", code, top.log())
+	if code, _, log := verb(t, s.Node, "top", "--once", "--interval", "100ms", "--proxy-mode", mode); code != 0 {
+		t.Errorf("top: exit status %d, log:\n%s", code, log)
 	}
 	if p.loggedErrors() {
 		t.Errorf("log:\n%s", p.log())
 	}
-	stop(p)
+	p.stop(t)
 
 	// Another mode removes the rules, too.
-	p = startWith(t, s.Node, []string{lock}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "nftables")
+	p = embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "nftables")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	eventually(t, "the rules of the other mode are gone", func() bool {
 		return chains("iptables-legacy") == 1 && chains("ip6tables-legacy") == 0 && sysctl() == "0" // kubelet's chain stays
@@ -94,7 +88,7 @@ func testFlavor(t *testing.T, mode string) {
 	if strings.Contains(p.log(), "kube-proxy") {
 		t.Errorf("the agent's own rules count as kube-proxy's:\n%s", p.log())
 	}
-	stop(p)
+	p.stop(t)
 }
 
 // TestFlavorOfInitialContainerIsThatOfTheHost sets the parameters first, as the DaemonSet does.
@@ -103,13 +97,11 @@ func TestFlavorOfInitialContainerIsThatOfTheHost(t *testing.T) {
 	needFlavor(t, "legacy")
 	netlab.NeedPrograms(t, "iptables-nft-save")
 	s := newSite(t)
-	lock := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
 	// Without kubelet's chain, the flavor with more rules counts.
-	must.Get(s.Node.Output("env", lock, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
-	p := startWith(t, s.Node, []string{lock}, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
-	p.exit(t)
-	p.logged(t, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
-	saved, err := s.Node.Output("env", lock, "iptables-legacy-save")
+	must.Get(s.Node.Output("iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
+	_, _, log := verb(t, s.Node, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
+	contains(t, log, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
+	saved, err := s.Node.Output("iptables-legacy-save")
 	if err != nil || !strings.Contains(saved, "KUBE-PROXY-LOCALNET") {
 		t.Errorf("error %v, the guard is not among\n%s", err, saved)
 	}
@@ -126,23 +118,19 @@ func TestCleanupFindsRulesOfEachFlavor(t *testing.T) {
 		t.Run(flavor, func(t *testing.T) {
 			t.Parallel()
 			s, dir := webSite(t, podIPs[0])
-			lock := "XTABLES_LOCKFILE=" + dir + "/lock"
-			p := startWith(t, s.Node, []string{lock, "PATH=" + flavorPath(t, flavor)},
+			p := startWith(t, s.Node, []string{"PATH=" + flavorPath(t, flavor)},
 				"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables")
 			p.synced(t, "services=1 endpoints=1 changed=1")
 			s.answeredBy(t, clusterVIP, podIPs[0])
 			p.kill(t)
 			chains := func() int {
-				text := must.Get(s.Node.Output("env", lock, "iptables-"+flavor+"-save"))(t)
+				text := must.Get(s.Node.Output("iptables-" + flavor + "-save"))(t)
 				return strings.Count(text, "\n:KUBE-")
 			}
 			if chains() == 0 {
 				t.Fatalf("the agent has not used iptables-%s", flavor)
 			}
-			c := startWith(t, s.Node, []string{lock}, "run", "--cleanup")
-			if code, _ := c.exit(t); code != 0 {
-				t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
-			}
+			cleanup(t, s.Node)
 			if n := chains(); n != 0 {
 				t.Errorf("%d chains are left", n)
 			}

@@ -4,7 +4,6 @@ package wholeagent
 
 import (
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,88 +17,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
-
-// fakeAPI is an API server whose Services and EndpointSlices do not change. Clients that watch its
-// Nodes receive the events that the test sends.
-type fakeAPI struct {
-	nodes   chan string       // watch events
-	objects map[string]string // an object as JSON, by its kind
-}
-
-func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	group, kind := "", ""
-	switch r.URL.Path {
-	case "/api/v1/services":
-		group, kind = "v1", "Service"
-	case "/api/v1/nodes":
-		group, kind = "v1", "Node"
-	case "/apis/discovery.k8s.io/v1/endpointslices":
-		group, kind = "discovery.k8s.io/v1", "EndpointSlice"
-	default:
-		http.NotFound(w, r)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	q := r.URL.Query()
-	object := f.objects[kind]
-	if q.Get("watch") == "" {
-		fmt.Fprintf(w, `{"apiVersion":%q,"kind":"%sList","metadata":{"resourceVersion":"1"},"items":[%s]}`, group, kind, object)
-		return
-	}
-	if q.Get("sendInitialEvents") == "true" {
-		if object != "" {
-			fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", object)
-		}
-		fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n", group, kind)
-	}
-	for {
-		w.(http.Flusher).Flush()
-		events := f.nodes
-		if kind != "Node" {
-			events = nil
-		}
-		select {
-		case <-r.Context().Done():
-			return
-		case e := <-events:
-			fmt.Fprintln(w, e)
-		}
-	}
-}
-
-// TestHealthzNeedsNode requests /healthz and /livez from the start of the agent to the deletion
-// of its Node.
-func TestHealthzNeedsNode(t *testing.T) {
-	t.Parallel()
-	needMode(t, "nftables")
-	s := newSite(t)
-	api := &fakeAPI{nodes: make(chan string)}
-	l := must.Get(s.Node.Listen("tcp", "127.0.0.1:0"))(t)
-	hs := &http.Server{Handler: api}
-	go hs.Serve(l)
-	t.Cleanup(func() { hs.Close() })
-
-	const healthz, livez = "http://192.0.2.1:10256/healthz", "http://192.0.2.1:10256/livez"
-	start(t, s.Node, "run", "--master", "http://"+l.Addr().String(), "--hostname-override", "n1", "--min-sync-period", "0s")
-	eventually(t, "/livez answers 200 and the rules are in effect", func() bool {
-		code, body, _ := get(t, s.Client, livez)
-		return code == 200 && strings.Contains(body, `"IPv4":`)
-	})
-	if code, body, _ := get(t, s.Client, healthz); code != 503 || !strings.Contains(body, `"nodeEligible":false,"healthy":true`) {
-		t.Errorf("/healthz before there is a Node: %d %s", code, body)
-	}
-	node := func(event, name, version string) string {
-		return fmt.Sprintf(`{"type":%q,"object":{"apiVersion":"v1","kind":"Node","metadata":{"name":%q,"resourceVersion":%q}}}`, event, name, version)
-	}
-	api.nodes <- node("ADDED", "n2", "2")
-	api.nodes <- node("ADDED", "n1", "3")
-	eventually(t, "/healthz answers 200 with the Node", status(t, s.Client, healthz, 200))
-	api.nodes <- node("DELETED", "n1", "4")
-	eventually(t, "/healthz answers 503 without the Node", status(t, s.Client, healthz, 503))
-	if code, body, _ := get(t, s.Client, livez); code != 200 {
-		t.Errorf("/livez without a Node: %d %s", code, body)
-	}
-}
 
 // TestRulesDeletedDuringWritesAreBackSoon deletes all rules before each write of the agent, so that its
 // syncs fail, and then no longer. The usual retry comes after an hour.
@@ -137,26 +54,6 @@ func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
 	must.Do(t, os.Remove(armed))
 	eventually(t, "/healthz answers 200 again", status(t, s.Client, healthz, 200))
 	s.answeredBy(t, clusterVIP, podIPs[0])
-}
-
-// TestManifestsNeedNoNode requests /healthz from an agent whose manifests have no Node.
-func TestManifestsNeedNoNode(t *testing.T) {
-	t.Parallel()
-	needMode(t, "nftables")
-	s := newSite(t)
-	_, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s")
-	answers := func(want int, when string) {
-		t.Helper()
-		eventually(t, fmt.Sprintf("/healthz answers %d %s", want, when), func() bool {
-			code, _, _ := get(t, s.Client, "http://192.0.2.1:10256/healthz")
-			return code == want
-		})
-	}
-	answers(200, "without a Node")
-	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
-	answers(503, "with a Node that is to be deleted")
-	must.Do(t, os.Remove(filepath.Join(dir, "node.yaml")))
-	answers(200, "without a Node again")
 }
 
 // TestHealthChecksAnswerByFamily sends requests to a Service's health-check node port, at the
@@ -299,7 +196,7 @@ endpoints: [{addresses: [%[6]q], nodeName: n1}]
 		flood(s.Client, "tcp", "192.0.2.1:10256")
 		flood(s.Client, "tcp", "192.0.2.1:10249")
 	}
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	eventually(t, "the new Service is served", func() bool { return lab.Visits(s.Client, "", clusterVIP, 1).Answered(podIPs[0]) })
 	for _, port := range []string{"10256", "10249"} {
 		if code, body, _ := get(t, s.Client, "http://192.0.2.1:"+port+"/healthz"); code != 200 {
@@ -322,7 +219,7 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
 	s := newSite(t)
-	p, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s", "--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
+	p := s.serveWeb(t, podIPs, "--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
 	const at = "http://192.0.2.1:10249"
 	page := func(path string, want ...string) {
 		t.Helper()
@@ -349,13 +246,12 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 		t.Fatalf("the kernel has %d and %d rules", nat, filter)
 	}
 	page("/metrics", metric("total", "nat", nat), metric("total", "filter", filter), metric("last", "nat", nat), metric("last", "filter", filter))
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
-	p.synced(t, "services=1 endpoints=2 changed=1")
+	p.web(t, podIPs[:2]...)
 	page("/metrics", metric("total", "nat", rules("nat")), metric("total", "filter", filter), metric("last", "filter", 0))
 
 	page("/healthz", "ok")
 	page("/metrics/slis", "\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n", `kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} `)
-	page("/flagz", "nodeproxy flagz\n", "\nproxy-mode=iptables\n", "\nmasquerade-all=false\n", "\nmanifests="+dir+"\n")
+	page("/flagz", "nodeproxy flagz\n", "\nproxy-mode=iptables\n", "\nmasquerade-all=false\n", "\nmanifests="+p.dir+"\n")
 	page("/statusz", "nodeproxy statusz\n", "\nMode: iptables\n", "\nFamilies: [IPv4 IPv6]\n", "/metrics/slis")
 	page("/proxyMode", "iptables")
 

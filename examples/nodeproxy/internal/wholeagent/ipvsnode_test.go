@@ -200,7 +200,7 @@ func adoptIPVS(t *testing.T) {
 				}
 			}
 			dir := t.TempDir()
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+			rollOut(t, dir, podIPs[0])
 			// The agent's own state on a node that has never had other rules.
 			var want []string
 			if to != "nftables" {
@@ -353,7 +353,7 @@ func leaveIPVSWithoutIPv6(t *testing.T) {
 	s := newSite(t)
 	must.Do(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
 	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	for _, mode := range []string{"ipvs", "nftables"} {
 		p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
 		p.synced(t, "services=1 endpoints=1 changed=1")
@@ -373,7 +373,7 @@ func ipv6ForwardingIPVS(t *testing.T) {
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		must.Do(t, s.Node.Sysctl(name, "0"))
 	}
-	p, _ := s.serveWeb(t, podIPs[:1], "--proxy-mode", "ipvs")
+	p := s.serveWeb(t, podIPs[:1], "--proxy-mode", "ipvs")
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	if got := sysctl(t, s.Node, "net/ipv6/conf/all/forwarding"); got != "0" {
 		t.Errorf("IPv6 forwarding is %s", got)
@@ -499,7 +499,7 @@ func privilegesIPVS(t *testing.T) {
 	must.Do(t, os.WriteFile("/proc/sys/kernel/modprobe", []byte(dir+"/modprobe"), 0))
 	defer os.WriteFile("/proc/sys/kernel/modprobe", before, 0)
 	s := newSite(t)
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	p := startWith(t, s.Node, []string{"PATH=" + flavorPath(t, "legacy")}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	var want uint64

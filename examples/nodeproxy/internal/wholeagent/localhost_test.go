@@ -8,9 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +18,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -269,55 +265,6 @@ func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 	}
 }
 
-// TestLocalhostNodePortsNeedTheKeyword checks that nothing listens without localhost, or if the
-// gate is off.
-func TestLocalhostNodePortsNeedTheKeyword(t *testing.T) {
-	t.Parallel()
-	for _, flags := range []string{"all", "localhost --feature-gates KubeProxyNFTablesLocalhostNodePorts=false"} {
-		t.Run(flags, func(t *testing.T) {
-			t.Parallel()
-			s := localhostSite(t)
-			dir := t.TempDir()
-			put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-			p := embed(t, s.Node, append([]string{"run", "--manifests", dir, "--nodeport-addresses"}, strings.Fields(flags)...)...)
-			p.synced(t, "services=1 endpoints=8 changed=6")
-			for _, lp := range loopbackPorts {
-				if got := s.reached(lp.network, lp.to); !strings.Contains(got, "refused") {
-					t.Errorf("%s %s: %q", lp.network, lp.to, got)
-				}
-			}
-		})
-	}
-}
-
-// TestExplainNamesTheServerOfLoopbackAddresses needs no rules.
-func TestExplainNamesTheServerOfLoopbackAddresses(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	dir := t.TempDir()
-	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-	for _, tt := range []struct{ flags, want string }{
-		{"--nodeport-addresses localhost 127.0.0.1:30090", "forward: node port of default/dual:tcp/TCP/IPv4 goes to its cluster endpoints\n.*kernel: has no rule for it; the agent's process serves it\n"},
-		{"--nodeport-addresses localhost [::1]:30053/udp", "kernel: has no rule for it; the agent's process serves it\n"},
-		{"--nodeport-addresses localhost 127.0.0.2:30090", "nothing serves it, since the agent listens only at 127.0.0.1\n"},
-		{"--nodeport-addresses localhost --feature-gates KubeProxyNFTablesLocalhostNodePorts=false 127.0.0.1:30090", "nothing serves it, since the feature gate"},
-		{"--nodeport-addresses all 127.0.0.1:30090", "pass: 127.0.0.1 is the node's own address"},
-	} {
-		cmd := exec.Command("/proc/self/exe", append([]string{"explain", "--manifests", filepath.Join(dir, "dual.yaml"), "--hostname-override", "n1"}, strings.Fields(tt.flags)...)...)
-		cmd.Env = append(os.Environ(), programEnv+"=1")
-		out, err := cmd.CombinedOutput()
-		var failed *exec.ExitError
-		if err != nil && !errors.As(err, &failed) {
-			t.Fatal(err)
-		}
-		for _, want := range strings.Split(tt.want, ".*") {
-			if !strings.Contains(string(out), want) {
-				t.Errorf("explain %s:\n%s\nwant %q", tt.flags, out, want)
-			}
-		}
-	}
-}
-
 // TestOneServiceCannotTakeAllLocalhostConnections fills a NodePort with connections where few
 // files may be open. Its own oldest ones are reset.
 func TestOneServiceCannotTakeAllLocalhostConnections(t *testing.T) {
@@ -325,7 +272,7 @@ func TestOneServiceCannotTakeAllLocalhostConnections(t *testing.T) {
 	s := localhostSite(t)
 	dir := t.TempDir()
 	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	startWith(t, s.Node, []string{filesEnv + "=480"}, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost", "--metrics-bind-address", "192.0.2.1:10249")
 	eventually(t, "the Service is served", func() bool { return s.reached("tcp", "127.0.0.1:30080") == podIPs[0] })
 	most := modes.LimitsFor(480).Connections

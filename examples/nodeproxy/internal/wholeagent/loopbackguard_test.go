@@ -104,14 +104,12 @@ func TestNeighborsNeverReachLoopback(t *testing.T) {
 	needMode(t, "iptables")
 	in := newIntruder(t, newSite(t))
 	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	env := "XTABLES_LOCKFILE=" + t.TempDir() + "/lock"
+	rollOut(t, dir, podIPs...)
 	flags := []string{"--conntrack-max-per-core", "0"}
 	once := func(args ...string) {
 		t.Helper()
-		p := startWith(t, in.Node, []string{env}, append(append([]string{"run"}, args...), flags...)...)
-		if code, _ := p.exit(t); code != 0 {
-			t.Fatalf("%q: exit status %d, log:\n%s", args, code, p.log())
+		if code, _, log := verb(t, in.Node, append(append([]string{"run"}, args...), flags...)...); code != 0 {
+			t.Fatalf("%q: exit status %d, log:\n%s", args, code, log)
 		}
 	}
 	serve := func(env []string, args ...string) *process {
@@ -129,19 +127,19 @@ func TestNeighborsNeverReachLoopback(t *testing.T) {
 
 	once("--init-only", iptables)
 	in.keptOut("after --init-only", "1")
-	p := serve([]string{env, readOnlyEnv + "=1"}, iptables)
+	p := serve([]string{readOnlyEnv + "=1"}, iptables)
 	in.keptOut("mode iptables runs", "1")
 	if y := lab.Visits(in.Node, "", "127.0.0.1:30080", 20); !y.Answered(podIPs...) {
 		t.Errorf("the NodePort at the loopback address is answered by %v, want %v", y, podIPs)
 	}
 	end(p, syscall.SIGTERM)
 	in.keptOut("mode iptables stopped", "1")
-	p = serve([]string{env}, nftables)
+	p = serve(nil, nftables)
 	eventually(t, "the guard is gone", func() bool { return !in.guard() })
 	in.keptOut("after a switch to mode nftables", "0")
 	end(p, syscall.SIGTERM)
 
-	p = serve([]string{env}, iptables)
+	p = serve(nil, iptables)
 	in.keptOut("mode iptables runs without --init-only", "1")
 	end(p, syscall.SIGKILL)
 	once("--cleanup")
@@ -157,16 +155,16 @@ func TestNeighborsNeverReachLoopback(t *testing.T) {
 		t.Error("--cleanup left the guard of --init-only")
 	}
 
-	end(serve([]string{env}, iptables), syscall.SIGTERM)
-	end(serve([]string{env}, iptables, "--iptables-localhost-nodeports=false"), syscall.SIGTERM)
+	end(serve(nil, iptables), syscall.SIGTERM)
+	end(serve(nil, iptables, "--iptables-localhost-nodeports=false"), syscall.SIGTERM)
 	in.keptOut("without NodePorts at loopback addresses", "0")
 	if in.guard() {
 		t.Error("the guard stayed, although route_localnet is 0")
 	}
 
 	// An agent that cannot set the sysctl back keeps the guard. --init-only sets it back.
-	end(serve([]string{env}, iptables), syscall.SIGTERM)
-	p = serve([]string{env, readOnlyEnv + "=1"}, nftables)
+	end(serve(nil, iptables), syscall.SIGTERM)
+	p = serve([]string{readOnlyEnv + "=1"}, nftables)
 	p.logged(t, "route_localnet stays")
 	in.keptOut("after a switch with a read-only /proc/sys", "1")
 	once("--init-only", nftables)
@@ -181,18 +179,14 @@ func TestGuardStaysWhileAnotherSetRouteLocalnet(t *testing.T) {
 	needMode(t, "iptables")
 	in := newIntruder(t, newSite(t))
 	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	env := []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}
+	rollOut(t, dir, podIPs...)
 	in.set("1")
-	p := startWith(t, in.Node, env, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
+	p := start(t, in.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	in.received.Store(0) // until then the operator let them in
 	p.kill(t)
 	for range 2 {
-		c := startWith(t, in.Node, env, "run", "--cleanup")
-		if code, _ := c.exit(t); code != 0 {
-			t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
-		}
+		cleanup(t, in.Node)
 		in.keptOut("after --cleanup", "1")
 		if got := rules(t, in.Node); got["iptables"] {
 			t.Error("--cleanup left the rules for Services")

@@ -20,9 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -42,6 +40,13 @@ func TestMain(m *testing.M) {
 		dropAfterSignal()
 	}
 	if os.Getenv(programEnv) == "" {
+		lock, err := os.Executable() // any file: the default one may belong to another user
+		if err == nil {
+			err = os.Setenv("XTABLES_LOCKFILE", lock)
+		}
+		if err != nil {
+			panic(err)
+		}
 		netlab.Parallel(8) // most tests wait for the agent, which waits for its intervals
 		netlab.Main(m)
 	}
@@ -66,6 +71,7 @@ type process struct {
 	end       context.CancelFunc // of one in this process
 	code      int                // of one in this process that has ended
 	lines     chan string        // standard output; closed at its end
+	dir       string             // of the manifests
 
 	mu   sync.Mutex
 	diag bytes.Buffer // standard error
@@ -265,140 +271,4 @@ func (p *process) exit(t *testing.T) (int, []string) {
 		t.Fatal(err)
 	}
 	return p.ProcessState.ExitCode(), rest
-}
-
-func TestDispatchReturnsTheExitStatus(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		args string
-		code int
-		want string
-	}{
-		{"", 2, "Usage:"},
-		{"help", 0, "Usage:"},
-		{"--help", 0, "Usage:"},
-		{"version", 0, ", follows Kubernetes 1.37, go1."},
-		{"--version", 0, "nodeproxy "},
-		{"fly", 2, `no verb "fly"`},
-		{"run --help", 0, "--nodeport-addresses"},
-		{"run", 1, "no --manifests, --kubeconfig or --master, and not in a pod"},
-		{"run --fly", 2, "unknown flag: --fly"},
-		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
-		{"--manifests /nonexistent", 1, "--manifests: manifests: stat /nonexistent: no such file"},
-		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
-		{"run --manifests x --feature-gates Fly-ing=true", 2, `unrecognized feature gate "Fly-ing"`},
-		{"run --manifests x --config /nonexistent", 2, "--config: stat /nonexistent: no such file"},
-		{"run --kubeconfig /nonexistent", 1, "--kubeconfig: stat /nonexistent: no such file"},
-		{"explain --manifests x", 2, "0 arguments instead of 1"},
-		{"explain --manifests x 10.0.0.1", 2, `"10.0.0.1" is not ADDR:PORT`},
-		{"explain --manifests x 10.0.0.1:80/icmp", 2, `protocol "icmp"`},
-		{"explain --manifests ../demo/world --from here 10.0.0.1:80", 2, `--from: "here" is neither ADDR nor ADDR:PORT`},
-		{"explain --manifests ../demo/world --from fd00::1 10.0.0.1:80", 2, "of different address families"},
-		{"trace --must=false", 2, "0 arguments instead of 1"},
-		{"trace --must=false --by guess 10.0.0.1:80", 2, `--by "guess" is neither nftrace nor conntrack`},
-		{"trace --must=false --for 0s 10.0.0.1:80", 2, "must be positive"},
-		{"trace --must=false --from fd00::1 10.0.0.1:80", 2, "of different address families"},
-		{"trace --manifests /nonexistent 10.0.0.1:80", 1, "/nonexistent: no such file"},
-		{"demo --fly", 2, "unknown flag"},
-		{"demo --help", 0, "--hold"},
-	} {
-		var both strings.Builder
-		p := &cli.Program{Out: &both, Diag: &both}
-		code := program.Dispatch(t.Context(), p, slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }))
-		if code != tt.code || !strings.Contains(both.String(), tt.want) {
-			t.Errorf("nodeproxy %s: exit status %d, want %d; output:\n%s\nwant %q in it", tt.args, code, tt.code, both.String(), tt.want)
-		}
-	}
-}
-
-// TestDemoExpectationsHold runs the demo as a user does, in its own namespaces.
-func TestDemoExpectationsHold(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	for _, mode := range []string{"nftables", "iptables"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			needMode(t, mode)
-			testDemo(t, "--proxy-mode", mode)
-		})
-	}
-}
-
-func testDemo(t *testing.T, args ...string) {
-	cmd := exec.Command("/proc/self/exe", append([]string{"demo"}, args...)...)
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
-			cmd.Env = append(cmd.Env, v)
-		}
-	}
-	cmd.Env = append(cmd.Env, programEnv+"=1")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("%v", err)
-	}
-	for _, want := range []string{
-		"The manifests are in effect: synced services=5 endpoints=20 changed=10 took=",
-		"ok      IPv4: every endpoint answers: pod-1 ",
-		"ok      IPv6: the source is preserved: pod-1 sees 2001:db8:c::9",
-		" connections, 0 failed",
-		"expectations held.",
-	} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("no %q", want)
-		}
-	}
-	if strings.Contains(string(out), "FAILED") || t.Failed() {
-		t.Errorf("output:\n%s", out)
-	}
-}
-
-// TestInterruptedDemoReturns130 interrupts the demo in the middle.
-func TestInterruptedDemoReturns130(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	cmd := exec.Command("/proc/self/exe", "demo")
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
-			cmd.Env = append(cmd.Env, v)
-		}
-	}
-	cmd.Env = append(cmd.Env, programEnv+"=1")
-	var out controlplane.Tail
-	cmd.Stdout, cmd.Stderr = &out, &out
-	must.Do(t, cmd.Start())
-	defer cmd.Process.Kill()
-	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.String(), "ok ") })
-	cmd.Process.Signal(os.Interrupt)
-	cmd.Wait()
-	if code, text := cmd.ProcessState.ExitCode(), out.String(); code != demo.ExitStopped || !strings.HasSuffix(text, "\nStopped.\n") || strings.Contains(text, "FAILED") {
-		t.Errorf("exit status %d, output:\n%s", code, text)
-	}
-}
-
-// TestDemoWithoutNamespacesReturns3 runs the demo where namespaces cannot be created.
-func TestDemoWithoutNamespacesReturns3(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	cmd := exec.Command("/proc/self/exe", "demo")
-	cmd.Env = []string{programEnv + "=1"}
-	// The limits can be set in a new user namespace.
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{Size: 1}},
-	}
-	cmd.Path, cmd.Args = "/bin/sh", []string{
-		"sh", "-c",
-		`echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t),
-	}
-	out, _ := cmd.CombinedOutput()
-	if code := cmd.ProcessState.ExitCode(); code != demo.ExitNoSpaces || !strings.Contains(string(out), "needs the right to create user and network namespaces") {
-		t.Errorf("exit status %d, output:\n%s", code, out)
-	}
-}
-
-func testBinary(t *testing.T) string {
-	t.Helper()
-	path := must.Get(os.Executable())(t)
-	return path
 }

@@ -127,22 +127,3 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 		p.stop(t)
 	}
 }
-
-// TestTablesOfUnservedFamiliesAreReplaced takes over on a node where IPv6 is turned off. kube-proxy has a
-// table for IPv6 there, too.
-func TestTablesOfUnservedFamiliesAreReplaced(t *testing.T) {
-	t.Parallel()
-	takeOverTools(t)
-	s := newSite(t)
-	must.Do(t, s.Node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"))
-	dir := t.TempDir()
-	rollOut(t, dir, podIPs[0])
-	put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
-	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
-	p := embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	eventually(t, "no chain of kube-proxy is left", func() bool {
-		return !slices.Contains(chainsOfKubeProxy(t, s.Node, "ip6"), "services")
-	})
-	s.explains(t, dir, "nftables", 0, "kernel: agrees")
-}

@@ -486,25 +486,3 @@ func wipeMode(t *testing.T, h *netlab.Host, mode string) {
 		t.Errorf("%s: %v\n%s", command, err, out)
 	}
 }
-
-// TestMetricsOfTheClient starts an agent whose API server does not answer.
-func TestMetricsOfTheClient(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	start(t, s.Node, "run", "--master", "http://192.0.2.1:1", "--hostname-override", "n1", "--metrics-bind-address", "192.0.2.1:10249")
-	eventually(t, "the metrics of the client", func() bool {
-		code, text, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
-		if code != 200 || !strings.Contains(text, "rest_client_requests_total{") {
-			return false
-		}
-		served := parseMetrics(t, text)
-		for _, f := range processMetrics() {
-			if served[f.name] == nil {
-				t.Errorf("%s is missing", f.name)
-				continue
-			}
-			f.check(t, served[f.name])
-		}
-		return true
-	})
-}

@@ -4,7 +4,6 @@ package wholeagent
 
 import (
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,9 +14,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -29,7 +26,7 @@ func TestConfigFileIsInEffectUntilItChanges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir, etc := t.TempDir(), t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	put(t, etc, "config.yaml", kubeProxyConfig+`mode: nftables
 hostnameOverride: n1
 clusterCIDR: 10.1.0.0/16
@@ -62,7 +59,7 @@ logging: {format: json}
 	// The same content in a new file does not count as a change.
 	text := must.Get(os.ReadFile(file))(t)
 	put(t, etc, "config.yaml", string(text))
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
+	rollOut(t, dir, podIPs[1])
 	eventually(t, "the new endpoint is in effect", func() bool { return strings.Count(p.log(), `"msg":"synced"`) == 2 })
 	// Neither does a comment. An invalid file leaves the agent as it is.
 	put(t, etc, "config.yaml", string(text)+"\n# Something else.\n")
@@ -88,68 +85,6 @@ logging: {format: json}
 		}
 	}
 	s.answeredBy(t, clusterVIP, podIPs[1])
-}
-
-func TestEffectiveConfigIsWritten(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "written.yaml")
-	var both strings.Builder
-	p := &cli.Program{Out: &both, Diag: &both}
-	if code := program.Dispatch(t.Context(), p, []string{"run", "--proxy-mode", "iptables", "--cluster-cidr", "10.0.0.0/8", "--write-config-to", file}); code != 0 {
-		t.Fatalf("exit status %d: %s", code, both.String())
-	}
-	text, err := os.ReadFile(file)
-	if err != nil || !strings.Contains(string(text), "\nmode: iptables\n") || !strings.Contains(string(text), "\nclusterCIDR: 10.0.0.0/8\n") {
-		t.Errorf("error %v:\n%s", err, text)
-	}
-}
-
-// TestHardFailChangesNoRule starts a second agent, with other endpoints, while the first has
-// the ports.
-func TestHardFailChangesNoRule(t *testing.T) {
-	t.Parallel()
-	netlab.NeedPrograms(t, "nft")
-	s := newSite(t)
-	s.serveWeb(t, podIPs[:1], "--metrics-bind-address", "192.0.2.1:10249")
-	listing := func() string {
-		t.Helper()
-		text := must.Get(s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset"))(t)
-		return text
-	}
-	was := listing()
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
-	for _, flags := range [][]string{
-		{"--metrics-bind-address", "192.0.2.1:10248"},
-		{"--metrics-bind-address", "192.0.2.1:10249", "--healthz-bind-address", "192.0.2.1:10255"},
-	} {
-		code, out, log := verb(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--bind-address-hard-fail"}, flags...)...)
-		if code != 1 || len(out) != 0 || !strings.Contains(log, "address already in use") {
-			t.Errorf("%q: exit status %d, output %q, log:\n%s", flags, code, out, log)
-		}
-	}
-	if now := listing(); now != was {
-		t.Errorf("the rules changed from\n%s\nto\n%s", was, now)
-	}
-	s.answeredBy(t, clusterVIP, podIPs[0])
-}
-
-// TestServersFailOrRetryIfPortsAreTaken starts the agent while its ports are in use.
-func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
-	t.Parallel()
-	s, dir := webSite(t, podIPs[0])
-	l := must.Get(s.Node.Listen("tcp", "192.0.2.1:10249"))(t)
-	args := []string{"run", "--manifests", dir, "--metrics-bind-address", "192.0.2.1:10249"}
-	if code, _, log := verb(t, s.Node, append(args, "--bind-address-hard-fail")...); code != 1 || !strings.Contains(log, "metrics at 192.0.2.1:10249") {
-		t.Errorf("exit status %d, log:\n%s", code, log)
-	}
-	p := embed(t, s.Node, append(args, "--readyz-bind-address", "127.0.0.1:10266")...)
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	p.logged(t, "a server failed and will be restarted")
-	eventually(t, "/readyz does not need the ports", status(t, s.Node, "http://127.0.0.1:10266/readyz", 200))
-	l.Close()
-	eventually(t, "metrics are served when the port is free", status(t, s.Client, "http://192.0.2.1:10249/metrics", 200))
-	p.logged(t, "the server listens")
 }
 
 // TestLiveSwitchBreaksNoConnection changes from one data plane to another within one
@@ -198,43 +133,5 @@ func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 	}
 	if y := stream.Stop(); len(y.Errs) != 0 {
 		t.Errorf("%d connections failed, first: %v", len(y.Errs), y.Errs[0])
-	}
-}
-
-// TestReadOnlyParametersAreLogged runs where the limit of connections cannot be set, as in a
-// container. The agent serves, and logs the flag that leaves the parameter alone.
-func TestReadOnlyParametersAreLogged(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	const more = "--conntrack-min=2000000000" // the limit is only raised
-	p, _ := s.serveWeb(t, podIPs[:1], more)
-	_, err := s.Node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
-	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
-	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `skipWith="--conntrack-max-per-core=0"`} {
-		p.logged(t, want)
-	}
-	s.answeredBy(t, clusterVIP, podIPs[0])
-	for args, code := range map[string]int{"--init-only": 1, "--init-only --conntrack-max-per-core=0": 0} {
-		if got, _, log := verb(t, s.Node, append([]string{"run", more}, strings.Fields(args)...)...); got != code || (code == 0) == strings.Contains(log, "nf_conntrack_max") {
-			t.Errorf("%s: exit status %d, want %d, log:\n%s", args, got, code, log)
-		}
-	}
-}
-
-// TestAgentWaitsForTheAPIServer starts the agent without an API server. It must not change
-// existing rules.
-func TestAgentWaitsForTheAPIServer(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	p, _ := s.serveWeb(t, podIPs[:1])
-	p.stop(t)
-	for _, mode := range []string{"ClusterCIDR", "NodeCIDR"} {
-		p = start(t, s.Node, "run", "--master", "http://"+net.JoinHostPort(lab.NodeAddr[0], "1"), "--hostname-override", "n1", "--detect-local-mode", mode)
-		p.logged(t, "connection refused")
-		s.answeredBy(t, clusterVIP, podIPs[0])
-		p.Process.Signal(os.Interrupt)
-		if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
-			t.Errorf("%s: exit status %d, lines %q, log:\n%s", mode, code, rest, p.log())
-		}
 	}
 }

@@ -45,7 +45,9 @@ func (r *report) applied(manifests ...string) {
 }
 
 // run starts the agent, after the end of one that runs, and waits until the manifests are in effect.
-func (r *report) run(flags ...string) {
+func (r *report) run(flags ...string) { r.t.Helper(); r.runBy(embed, flags...) }
+
+func (r *report) runBy(start func(*testing.T, *netlab.Host, ...string) *process, flags ...string) {
 	r.t.Helper()
 	if r.agent != nil {
 		r.agent.stop(r.t)
@@ -208,7 +210,8 @@ func TestPublicReports(t *testing.T) {
 			})
 			// A client keeps its UDP socket while the proxy stands still and the only endpoint is replaced.
 			play("kubernetes-125467", func(t *testing.T) {
-				r.applied(dnsService, dnsSlice(podIPs[0]))
+				r.objects(dnsService, dnsSlice(podIPs[0]))
+				r.runBy(start, at...)
 				ask := r.asked()
 				ask()
 				r.agent.Process.Signal(syscall.SIGSTOP)
@@ -235,10 +238,14 @@ func TestPublicReports(t *testing.T) {
 			if mode == "nftables" {
 				// localhost comes into nodePortAddresses by a restart.
 				play("kubernetes-142183", func(t *testing.T) {
-					for _, flag := range []string{"primary,localhost", "primary", "localhost"} {
-						r.run("--nodeport-addresses", flag)
-						eventually(t, flag, func() bool {
-							return (r.reached("tcp", "127.0.0.1:30080") == podIPs[0]) == strings.Contains(flag, "localhost")
+					for flags, served := range map[string]bool{
+						"primary,localhost": true, "primary": false, "localhost": true, "all": false,
+						"localhost --feature-gates KubeProxyNFTablesLocalhostNodePorts=false": false,
+					} {
+						r.run(append([]string{"--nodeport-addresses"}, strings.Fields(flags)...)...)
+						eventually(t, flags, func() bool {
+							got := r.reached("tcp", "127.0.0.1:30080")
+							return got == podIPs[0] && served || strings.Contains(got, "refused") && !served
 						})
 					}
 				})

@@ -47,8 +47,8 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			netlab.NeedPrograms(t, "nft")
 			s := newSite(t)
 			const metricsAt = "192.0.2.1:10249"
-			flags := []string{"--proxy-mode", mode, "--min-sync-period", "0s", "--metrics-bind-address", metricsAt}
-			p, dir := s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)
+			flags := []string{"--proxy-mode", mode, "--metrics-bind-address", metricsAt}
+			p := s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)
 			gone, stays := talkTo(t, s.Client, podIPs[0]), talkTo(t, s.Client, podIPs[1])
 			silent := talkTo(t, s.Node, podIPs[0])
 			read := make(chan error, 1)
@@ -60,8 +60,7 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
-			p.synced(t, "services=1 endpoints=2 changed=1")
+			p.web(t, podIPs[1:]...)
 			p.logged(t, "ending connections to vanished endpoints")
 			if _, _, err := gone.Ask(); !errors.Is(err, unix.ECONNRESET) {
 				t.Errorf("a client of the pod that vanished: %v, want a reset", err)
@@ -97,13 +96,13 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 			stop()
 			// The endpoint returns, and gets connections from a new run.
 			must.Get(s.pods.Run(t, "nft", "delete table ip test"))(t)
-			p, _ = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)
+			p = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=100ms")...)
 			talkTo(t, s.Client, podIPs[0])
 			stop()
-			p, _ = s.serveWeb(t, podIPs, flags...)
+			p = s.serveWeb(t, podIPs, flags...)
 			eventually(t, "a run without the flag removes the table", func() bool { return !hasTable() })
 			stop()
-			p, _ = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=1h")...)
+			p = s.serveWeb(t, podIPs, append(flags, "--reset-connections-of-vanished-endpoints=1h")...)
 			stop()
 			if !hasTable() {
 				t.Fatal("no table proxier-reset before --cleanup")
@@ -112,16 +111,5 @@ func TestConnectionsToVanishedEndpointsEnd(t *testing.T) {
 				t.Error("--cleanup leaves the table")
 			}
 		})
-	}
-}
-
-// TestResetFlagNeedsAMode checks the flag's value and the modes in which it has an effect.
-func TestResetFlagNeedsAMode(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	p, _ := s.serveWeb(t, podIPs, "--proxy-mode", "userspace", "--reset-connections-of-vanished-endpoints=10s")
-	p.logged(t, "--reset-connections-of-vanished-endpoints has no effect in mode userspace")
-	if code, _, log := verb(t, s.Node, "run", "--manifests", t.TempDir(), "--reset-connections-of-vanished-endpoints=-1s"); code != 2 || !strings.Contains(log, "is negative: -1s") {
-		t.Errorf("exit status %d, log:\n%s", code, log)
 	}
 }

@@ -3,12 +3,8 @@
 package wholeagent
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,16 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/examples/internal/node/configtest"
-	"github.com/go-proxier/proxier/examples/internal/node/objects"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
-	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -105,22 +92,36 @@ func put(t *testing.T, dir, name, text string) {
 	must.Do(t, os.Rename(path+".new", path))
 }
 
-// serveWeb runs the agent with the Service web, endpoints for it, and flags. It waits until the
-// Service is in effect, and returns the folder of the manifests, too.
-func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process, dir string) {
+// serveWeb is agent with the Service web and endpoints for it. It waits until the Service is in effect.
+func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) *process {
 	t.Helper()
-	dir = t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
-	p = embed(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
+	p := s.agent(t, webService+"---\n"+webSlice(ips...), flags...)
 	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
-	return p, dir
+	return p
+}
+
+// agent runs the agent with manifests in p.dir, and flags, without a pause between syncs.
+func (s *site) agent(t *testing.T, manifests string, flags ...string) *process {
+	t.Helper()
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", manifests)
+	p := embed(t, s.Node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s"}, flags...)...)
+	p.dir = dir
+	return p
+}
+
+// web replaces the manifests of an agent by the Service web with endpoints, and waits until they are in effect.
+func (p *process) web(t *testing.T, ips ...string) {
+	t.Helper()
+	rollOut(t, p.dir, ips...)
+	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
 }
 
 // webSite returns a site, and a folder of manifests with the Service web and endpoints for it.
 func webSite(t *testing.T, ips ...string) (s *site, dir string) {
 	t.Helper()
 	s, dir = newSite(t), t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+	rollOut(t, dir, ips...)
 	return s, dir
 }
 
@@ -158,7 +159,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	// Without a Node object, the node's address comes from the default route.
 	s.answeredBy(t, nodePort, podIPs[:2]...)
 
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+	rollOut(t, dir, podIPs[1:]...)
 	p.synced(t, "services=1 endpoints=2 changed=1")
 	s.answeredBy(t, clusterVIP, podIPs[1:]...)
 
@@ -198,7 +199,7 @@ func TestRunFollowsManifests(t *testing.T) {
 		t.Errorf("unexpected lines: %q", rest)
 	}
 	stream.Next(20)
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	p = start(t, s.Node, args...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	if y := stream.Next(20); !y.Answered(podIPs[0]) {
@@ -257,9 +258,9 @@ func TestExplainComparesWithTheKernel(t *testing.T) {
 			}
 			p.stop(t)
 			// No agent follows this change.
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+			rollOut(t, dir, podIPs[1:]...)
 			asks(1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			rollOut(t, dir, podIPs[:2]...)
 			asks(0, "agrees")
 		})
 	}
@@ -267,163 +268,3 @@ func TestExplainComparesWithTheKernel(t *testing.T) {
 
 // explainedModes are the modes that any kernel has.
 var explainedModes = []string{"nftables", "iptables"}
-
-// TestRunFollowsTheNodeObject also checks that --manifests may be a single file.
-func TestRunFollowsTheNodeObject(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: ADDR}]}\n---\n"
-	with := func(addr, cidr string) {
-		n := strings.Replace(strings.Replace(node, "ADDR", addr, 1), "10.1.0.0/24", cidr, 1)
-		put(t, dir, "all", n+webService+"---\n"+webSlice(podIPs[0]))
-	}
-	with("10.1.0.1", "10.1.0.0/24")
-	p := embed(t, s.Node, "run", "--manifests", filepath.Join(dir, "all"), "--hostname-override", " N1",
-		"--detect-local-mode", "NodeCIDR", "--min-sync-period", "0s")
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	if _, _, err := lab.VisitSoon(s.Client, "", nodePort); err == nil {
-		t.Error("the NodePort answers at an address that is not the Node's")
-	}
-	// The client is not a pod, so its connection is masqueraded.
-	if _, source, err := lab.Visit(s.Client, "", clusterVIP); err != nil || source != "10.1.0.1" {
-		t.Errorf("the pod sees %q, error %v", source, err)
-	}
-	with("192.0.2.1", "10.1.0.0/24")
-	p.synced(t, "services=1 endpoints=1 changed=0")
-	s.answeredBy(t, nodePort, podIPs[0])
-
-	with("192.0.2.1", "10.1.0.0/25")
-	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
-		t.Errorf("exit status %d, lines %q, log:\n%s", code, rest, p.log())
-	}
-}
-
-func TestExplainPrintsTheVerdict(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
-		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
-	for _, tt := range []struct{ args, want string }{
-		{
-			"--cluster-cidr 10.1.0.0/16 --from 192.0.2.9 10.96.0.10:80",
-			"service: default/web:http/TCP/IPv4, by its cluster IP\nendpoint: 10.1.0.2:8080 on node \"\", masqueraded\n",
-		},
-		{
-			"--cluster-cidr 10.1.0.0/16 --from 10.1.0.3 10.96.0.10:80/tcp",
-			"endpoint: 10.1.0.2:8080 on node \"\", source kept\n",
-		},
-		{"192.0.2.1:30080", "service: default/web:http/TCP/IPv4, by its node port\n"},
-		{"10.96.0.10:81", "reject: TCP 81 is a closed port of a cluster IP (of default/web)\n"},
-	} {
-		var out, diag strings.Builder
-		p := &cli.Program{Out: &out, Diag: &diag}
-		args := append([]string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false"}, strings.Fields(tt.args)...)
-		if code := program.Dispatch(t.Context(), p, args); code != 0 || !strings.Contains(out.String(), tt.want) {
-			t.Errorf("explain %s: exit status %d, output:\n%s%swant %q in it", tt.args, code, out.String(), diag.String(), tt.want)
-		}
-	}
-}
-
-// TestExternalIPsGateTurnsThemOff turns the feature gate AllowServiceExternalIPs off: external IPs
-// are not served, and everything else is.
-func TestExternalIPsGateTurnsThemOff(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	const external = "10.96.200.1:80"
-	// The kernel refuses connections to an external IP that is not served.
-	err := s.Node.Do(func() error {
-		return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(t, dir, "web.yaml", webService+"  externalIPs: [10.96.200.1]\n---\n"+webSlice(podIPs[0]))
-	args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
-	p := embed(t, s.Node, args...)
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.answeredBy(t, external, podIPs[0])
-	p.stop(t)
-
-	p = embed(t, s.Node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.answeredBy(t, clusterVIP, podIPs[0])
-	if pod, _, err := lab.Visit(s.Client, "", external); err == nil {
-		t.Errorf("%s is answered by %s", external, pod)
-	}
-}
-
-// TestAddressesAreFollowedWithoutNode checks that NodePorts follow the node's addresses when no
-// Node object has them.
-func TestAddressesAreFollowedWithoutNode(t *testing.T) {
-	t.Parallel()
-	s, dir := webSite(t, podIPs...)
-	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--sync-period", "1s")
-	p.synced(t, "services=1 endpoints=3 changed=1")
-	const other = "10.1.0.1:30080" // the node, but not the source address of its default route
-	s.answeredBy(t, nodePort, podIPs...)
-	if c, err := lab.Dial(s.pods, "tcp", "", other, testtime.Timeout); err == nil {
-		c.Close()
-		t.Errorf("%s answers", other)
-	}
-	err := s.Node.Do(func() error {
-		_, all, err := net.ParseCIDR("0.0.0.0/0")
-		return cmp.Or(err, netlink.RouteDel(&netlink.Route{Dst: all}))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "all of the node's addresses serve NodePorts", func() bool {
-		c, err := lab.Dial(s.pods, "tcp", "", other, testtime.Timeout)
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
-	})
-}
-
-// TestNodeAddressTakesPrecedenceByFamily checks which source the node's addresses come from.
-func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z}}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: '2001:db8::1'}, {type: ExternalIP, address: 198.51.100.1}]}\n")
-	for _, tt := range []struct{ name, bind, want string }{
-		{"n1", "0.0.0.0", "[192.0.2.1 2001:db8::1]"},
-		{"n1", "::", "[192.0.2.1 2001:db8::1]"},
-		{"n1", "203.0.113.1", "[203.0.113.1 2001:db8::1]"},
-		{"n1", "2001:db8::9", "[2001:db8::9 192.0.2.1]"},
-		{"n2", "203.0.113.1", "[203.0.113.1]"},
-	} {
-		c := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", tt.name, "--bind-address", tt.bind})
-		w := must.Get(objects.Peek(t.Context(), c, cli.OwnLogger(c, new(strings.Builder))))(t)
-		if got := fmt.Sprint(w.Tracker.Node().Addresses); got != tt.want {
-			t.Errorf("%s at %s: %s, want %s", tt.name, tt.bind, got, tt.want)
-		}
-		if zone := w.Tracker.Node().Zone; (zone == "z") != (tt.name == "n1") {
-			t.Errorf("%s: zone %q", tt.name, zone)
-		}
-	}
-}
-
-// TestDemoNeedsRootForSocketLB runs in the user namespace of the tests, where the kernel does
-// not load programs.
-func TestDemoNeedsRootForSocketLB(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	dir, closeDir, err := socketlb.TemporaryDir()
-	if err == nil {
-		err = errors.Join(socketlb.Probe(t.Context(), socketlb.Config{Dir: dir}), closeDir())
-	}
-	if err == nil {
-		t.Skip("programs can be loaded here")
-	}
-	var out, diag bytes.Buffer
-	p := &cli.Program{Out: &out, Diag: &diag}
-	if status := program.Dispatch(t.Context(), p, []string{"demo", "--socket-lb"}); status != demo.ExitNoSpaces {
-		t.Errorf("status %d", status)
-	}
-	if !strings.Contains(diag.String(), "CAP_BPF") || !strings.Contains(diag.String(), "needs root") {
-		t.Errorf("standard error:\n%s", diag.String())
-	}
-}

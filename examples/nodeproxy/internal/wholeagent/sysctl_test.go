@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -124,7 +125,15 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	dual := strings.Replace(webService, "spec:\n", "spec:\n  ipFamilyPolicy: RequireDualStack\n  ipFamilies: [IPv4, IPv6]\n  clusterIPs: [10.96.0.10, 'fd00:10:96::10']\n", 1)
 	six := strings.NewReplacer("web-1", "web-2", "IPv4", "IPv6", "10.1.0.2", "fd00:10:1::2").Replace(webSlice(podIPs[0]))
 	put(t, dir, "web.yaml", dual+"---\n"+webSlice(podIPs...)+"---\n"+six)
-	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
+	var flags []string
+	if mode == "nftables" {
+		// kube-proxy has a table for IPv6, too, which is removed.
+		netlab.NeedPrograms(t, "nft")
+		put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
+		must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+		flags = []string{"--adopt-from-kube-proxy"}
+	}
+	p := embed(t, s.Node, append([]string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--proxy-mode", mode}, flags...)...)
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	s.answeredBy(t, clusterVIP, podIPs...)
 	s.answeredBy(t, nodePort, podIPs...)
@@ -134,7 +143,9 @@ func testDisabledIPv6(t *testing.T, mode string) {
 		t.Errorf("log:\n%s", log)
 	}
 	if mode == "nftables" {
-		if tables, err := s.Node.Run(t, "nft", "list", "tables"); err != nil || strings.Contains(tables, "ip6 ") {
+		eventually(t, "no chain of kube-proxy is left", func() bool { return !slices.Contains(chainsOfKubeProxy(t, s.Node, "ip6"), "services") })
+		s.explains(t, dir, "nftables", 0, "kernel: agrees")
+		if tables, err := s.Node.Run(t, "nft", "list", "tables"); err != nil || strings.Contains(tables, "ip6 proxier") {
 			t.Errorf("error %v, tables:\n%s", err, tables)
 		}
 		return

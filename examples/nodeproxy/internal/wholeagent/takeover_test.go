@@ -49,7 +49,6 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 	takeOverTools(t)
 	for _, tt := range []struct{ from, to, seen string }{
 		{"nftables", "nftables", "default ports"},
-		{"nftables", "iptables", "default ports"},
 		{"iptables", "nftables", "default ports"},
 		{"iptables", "iptables", "default ports"},
 		{"iptables", "iptables", "own configuration"},
@@ -231,57 +230,44 @@ func metricsOn(t *testing.T, h *netlab.Host, addr string) string {
 }
 
 // TestRulesOfRunningKubeProxyStay starts a kube-proxy beside a running agent, which holds the
-// ports, ends the agent and cleans up: the way back.
+// ports, ends the agent and cleans up: the way back. In TestTakeOverFromRealKubeProxy the agent ends first.
 func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
 	for _, from := range []string{"nftables", "iptables"} {
 		for _, to := range []string{"nftables", "iptables"} {
-			for _, first := range []string{"agent ends", "kube-proxy starts"} {
-				if !testtime.Thorough() && (from == to) != (first == "agent ends") {
-					continue // the other worlds have each pair of these values
-				}
-				t.Run(fmt.Sprintf("from=%s/to=%s/first=%s", from, to, first), func(t *testing.T) {
-					t.Parallel()
-					s := newSite(t)
-					dir := t.TempDir()
-					rollOut(t, dir, podIPs[0])
-					p := embed(t, s.Node, agentArgs(dir, from, "--adopt-from-kube-proxy")...)
-					p.synced(t, "services=1 endpoints=1 changed=1")
-					stream := s.stream()
-					stream.Next(20)
-					end := func() {
-						p.stop(t)
-						held(t, stream, "when the agent has ended")
-					}
-					if first == "agent ends" {
-						end()
-					}
-					now := startKubeProxy(t, s.Node, to, first == "agent ends", podIPs[0])
-					held(t, stream, "when kube-proxy has started")
-					if first != "agent ends" {
-						time.Sleep(2 * time.Second) // the agent may look at kube-proxy's rules
-						now.sync(podIPs[0])
-						held(t, stream, "when both run")
-						end()
-						now.sync(podIPs[0])
-					}
-					cleanup(t, s.Node)
-					held(t, stream, "after --cleanup")
-					now.sync(podIPs[1])
-					held(t, stream, "after a change")
-					stream.Stop()
-					s.answeredBy(t, clusterVIP, podIPs[1])
-					s.answeredBy(t, nodePort, podIPs[1])
-					text := must.Get(s.Node.Run(t, "iptables-save"))(t)
-					// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
-					for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
-						if strings.Contains(text, own) {
-							t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, p.log())
-						}
-					}
-				})
+			if from != to && !testtime.Thorough() {
+				continue
 			}
+			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t)
+				p := s.serveWeb(t, podIPs[:1], "--proxy-mode", from, "--adopt-from-kube-proxy")
+				stream := s.stream()
+				stream.Next(20)
+				now := startKubeProxy(t, s.Node, to, false, podIPs[0])
+				held(t, stream, "when kube-proxy has started")
+				time.Sleep(2 * time.Second) // the agent may look at kube-proxy's rules
+				now.sync(podIPs[0])
+				held(t, stream, "when both run")
+				p.stop(t)
+				held(t, stream, "when the agent has ended")
+				now.sync(podIPs[0])
+				cleanup(t, s.Node)
+				held(t, stream, "after --cleanup")
+				now.sync(podIPs[1])
+				held(t, stream, "after a change")
+				stream.Stop()
+				s.answeredBy(t, clusterVIP, podIPs[1])
+				s.answeredBy(t, nodePort, podIPs[1])
+				text := must.Get(s.Node.Run(t, "iptables-save"))(t)
+				// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
+				for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
+					if strings.Contains(text, own) {
+						t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, p.log())
+					}
+				}
+			})
 		}
 	}
 }

@@ -100,15 +100,13 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 		}
 		return out
 	}
-	for _, ports := range []string{"default", "moved"} {
-		for _, modes := range [][2]string{{"nftables", "nftables"}, {"nftables", "iptables"}, {"iptables", "nftables"}, {"iptables", "iptables"}} {
-			from, to := modes[0], modes[1]
+	for _, from := range []string{"nftables", "iptables"} {
+		for _, to := range []string{"nftables", "iptables"} {
 			var flags []string
-			if ports == "moved" {
-				if from != "iptables" {
-					continue // without its ports, it is not known that it shares nothing with mode iptables
-				}
-				flags = []string{"--metrics-bind-address", "127.0.0.1:20249", "--healthz-bind-address", "0.0.0.0:20256"}
+			ports := "default"
+			if from == "iptables" {
+				// In mode nftables it is known by its ports that kube-proxy shares nothing with mode iptables.
+				ports, flags = "moved", []string{"--metrics-bind-address", "127.0.0.1:20249", "--healthz-bind-address", "0.0.0.0:20256"}
 			}
 			t.Run(fmt.Sprintf("from=%s/to=%s/ports=%s", from, to, ports), func(t *testing.T) {
 				stop := kubeProxy(t, from, flags...)

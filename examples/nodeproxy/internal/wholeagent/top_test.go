@@ -104,50 +104,6 @@ func TestTopCountsRealConnections(t *testing.T) {
 	}
 }
 
-// TestTopCountsEndpointsOnce has an endpoint with a weight, which has several entries in the
-// kernel's maps.
-func TestTopCountsEndpointsOnce(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=3"))
-	embed(t, s.Node, "run", "--manifests", dir, "--allow-annotations", "weights").synced(t, "services=1 endpoints=3 changed=1")
-	if rows := topRows(t, s.Node); rows["default/web IPv4"]["ready"] != 3.0 {
-		t.Errorf("%v", rows)
-	}
-}
-
-// TestTopFailsWithAReason runs top with bad flags, without rules and without capabilities.
-func TestTopFailsWithAReason(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	for _, tt := range []struct {
-		args string
-		env  []string
-		code int
-		want string
-	}{
-		{"--once", nil, 1, "mode nftables has no rules in this network namespace"},
-		{"--once", []string{otherUserEnv + "=1"}, 1, "without CAP_NET_ADMIN in this network namespace"},
-		{"--sort size", nil, 2, `--sort "size" is not`},
-		{"-o json", nil, 2, "--output json needs --once"},
-		{"-o xml --once", nil, 2, `--output "xml" is neither`},
-		{"--interval 1ms", nil, 2, "--interval 1ms is less than 100ms"},
-	} {
-		p := startWith(t, s.Node, tt.env, append([]string{"top"}, strings.Fields(tt.args)...)...)
-		if code, _ := p.exit(t); code != tt.code || !strings.Contains(p.log(), tt.want) {
-			t.Errorf("%s: exit status %d, log:\n%s", tt.args, code, p.log())
-		}
-	}
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService)
-	embed(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=0 changed=1")
-	p := start(t, s.Node, "top")
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "are not a terminal; --once works without one") {
-		t.Errorf("without a terminal: exit status %d, log:\n%s", code, p.log())
-	}
-}
-
 // TestTopScreenSortsAndFilters uses top in a terminal with real traffic. With -update it
 // writes top.svg, a picture of the screen.
 func TestTopScreenSortsAndFilters(t *testing.T) {
@@ -220,65 +176,6 @@ func TestTopScreenSortsAndFilters(t *testing.T) {
 		defer p.mu.Unlock()
 		return strings.HasSuffix(p.text.String(), "\x1b[?25h\x1b[?1049l")
 	})
-}
-
-// TestTopAndTraceFindTheFaultsOfTheReadme follows the commands of the README. With top and
-// trace alone it finds a Service whose traffic goes to one endpoint only, a Service that
-// refuses connections, and a Service whose packets another program's chain drops.
-func TestTopAndTraceFindTheFaultsOfTheReadme(t *testing.T) {
-	t.Parallel()
-	netlab.NeedPrograms(t, "nft")
-	d, _, flags := newDemoSite(t)
-	flags = flags[:len(flags)-2] // without --min-sync-period
-	const guard = "table inet guard { chain forward { type filter hook forward priority 0; ip daddr 10.1.2.0/24 tcp dport 8080 drop; }; }"
-	must.Get(d.Node.Run(t, "nft", guard))(t)
-	s := &site{Lab: d}
-	s.Client = d.Pod1
-	const cart, empty, web = "10.96.0.30:80", "10.96.0.40:80", "10.96.0.10:80"
-
-	// top shows that a Service has no endpoints and refuses connections.
-	s.refused(t, empty)
-	rows := topRows(t, d.Node)
-	if r := rows["shop/empty IPv4"]; r["ready"] != 0.0 || r["refused"] != 1.0 {
-		t.Errorf("shop/empty: %v", r)
-	}
-	code, out := runTrace(t, d.Node, func() { s.refused(t, empty) }, append(flags, "--count", "1", empty)...)
-	contains(t, out, "kernel: refused: table ip proxier, chain no-endpoints, rule handle ", "must: reject: cluster IP of shop/empty:http/TCP/IPv4 has no endpoints on any node", "AGREE")
-	if code != 0 {
-		t.Errorf("empty: exit status %d", code)
-	}
-
-	// The packets of two in three connections to web are dropped.
-	code, out = runTrace(t, d.Node, func() {
-		for range 30 {
-			if c, err := lab.Dial(d.Pod1, "tcp", "", web, lab.NoAnswerTimeout/3); err == nil {
-				c.Close()
-			}
-		}
-	}, append(flags, "--count", "30", web)...)
-	contains(t, out, "kernel: DROPPED by a chain of another program: table inet guard, chain forward, rule handle ",
-		"kernel: that rule: ip daddr 10.1.2.0/24 tcp dport 8080 drop\n", "DIFFERS: stopped by another program: table inet guard, chain forward\n",
-		"endpoint 10.1.1.2:8080 got ", "kernel and objects DIFFER for ")
-	if code != 1 {
-		t.Errorf("web: exit status %d", code)
-	}
-
-	// All connections to cart go to one endpoint, and trace shows why.
-	must.Get(d.Node.Run(t, "nft", "delete table inet guard"))(t)
-	if r := topRows(t, d.Node)["shop/cart IPv4"]; r["ready"] != 3.0 {
-		t.Errorf("shop/cart: %v", r)
-	}
-	code, out = runTrace(t, d.Node, func() {
-		for range 5 {
-			if _, _, err := lab.Visit(d.Pod2, "", cart); err != nil {
-				t.Error(err)
-			}
-		}
-	}, append(flags, "--count", "5", cart)...)
-	contains(t, out, "must: affinity: to the same endpoint for 10m0s\n", ":8080 got 5 of 5: 5 answered\n", "5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE")
-	if code != 0 || strings.Count(out, " got ") != 1 {
-		t.Errorf("cart: exit status %d, output:\n%s", code, out)
-	}
 }
 
 // pty is nodeproxy in a pseudoterminal.

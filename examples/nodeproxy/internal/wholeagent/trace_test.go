@@ -5,7 +5,6 @@ package wholeagent
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -106,8 +105,7 @@ func TestTraceAgrees(t *testing.T) {
 			}
 			if flavor == "iptables-legacy" {
 				// trace does not show its rules, but it shows that the packet is lost.
-				lock := "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock")
-				must.Get(s.Node.Output("env", lock, flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"))(t)
+				must.Get(s.Node.Output(flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"))(t)
 				code, out := runTrace(t, s.Node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
 				contains(t, out, "kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
 				if code != 1 {
@@ -125,142 +123,98 @@ func TestTraceAgrees(t *testing.T) {
 	}
 }
 
-// TestTraceFollowsTheNodesConnections makes connections from the node itself.
-func TestTraceFollowsTheNodesConnections(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+emptyService)
-	flags := []string{"--manifests", dir, "--hostname-override", "n1", "--cluster-cidr", "10.1.0.0/16"}
-	embed(t, s.Node, append([]string{"run"}, flags...)...).synced(t, "services=2 endpoints=1 changed=2")
-	code, out := runTrace(t, s.Node, func() { lab.Visits(s.Node, "", clusterVIP, 1) }, append(flags, "--count", "1", clusterVIP)...)
-	contains(t, out, ", from this node\n", "nat-output", "endpoint 10.1.0.2:8080, masqueraded, out by pods\n", "AGREE")
-	if code != 0 {
-		t.Errorf("exit status %d", code)
-	}
-	// A connection of the node to itself uses the loopback interface.
-	l := must.Get(s.Node.Listen("tcp", "192.0.2.1:7000"))(t)
-	defer l.Close()
-	code, out = runTrace(t, s.Node, func() {
-		if c, err := lab.Dial(s.Node, "tcp", "", "192.0.2.1:7000", testtime.Timeout); err == nil {
-			c.Close()
-		}
-	}, append(flags, "--count", "1", "192.0.2.1:7000")...)
-	contains(t, out, ", from this node\n", "destination unchanged, source kept, on this node\n", "must: pass", "AGREE")
-	if code != 0 {
-		t.Errorf("exit status %d", code)
-	}
-}
-
-// TestTraceNamesForeignChains adds chains that drop, reject and masquerade packets.
-func TestTraceNamesForeignChains(t *testing.T) {
+// TestTraceSaysWhatHappens follows connections that foreign chains, wrong objects and endpoints stop, change or
+// delay, and such from the node itself and over UDP and IPv6. One agent serves all cases.
+func TestTraceSaysWhatHappens(t *testing.T) {
 	t.Parallel()
 	netlab.NeedPrograms(t, "nft")
-	s := newSite(t)
-	_, dir := s.serveWeb(t, podIPs[:2])
-	flags := []string{"--manifests", dir, "--hostname-override", "n1"}
-	for _, tt := range []struct {
-		hook, rule string
-		want       []string
-	}{
-		{"filter hook forward priority 5", "ip daddr 10.1.0.0/16 tcp dport 8080 counter drop", []string{
-			"kernel: DROPPED by a chain of another program: table inet firewall, chain guard, rule handle ",
-			"kernel: that rule: ip daddr 10.1.0.0/16 tcp dport 8080 counter packets",
-			"must: endpoint 10.1.0.2:8080, source kept\n",
-			"DIFFERS: stopped by another program: table inet firewall, chain guard\n",
-		}},
-		{"filter hook forward priority 5", "tcp dport 8080 reject", []string{
-			"kernel: REFUSED by a chain of another program: table inet firewall, chain guard, rule handle ",
-		}},
-		{"filter hook prerouting priority -300; policy drop", "tcp dport 22 accept", []string{
-			"kernel: DROPPED by a chain of another program: table inet firewall, chain guard, by its policy\n",
-		}},
-		{"nat hook postrouting priority 101", "tcp dport 8080 masquerade", []string{
-			"table inet firewall, chains guard\n", ":8080, masqueraded, out by pods\n",
-			"DIFFERS: masqueraded, but must be: source kept\n",
-		}},
-	} {
-		must.Get(s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"))(t)
-		code, out := runTrace(t, s.Node, func() {
-			if c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
+	s := localhostSite(t)
+	s.Client.Addrs("eth0", "2001:db8::9/64")
+	s.Node.Routes("", "2001:db8::9", "::/0")
+	objects := func(web string) string {
+		return webService + "---\n" + web + "---\n" + dualService() + dualSlices("n1", 2)
+	}
+	all := objects(webSlice(podIPs[0]))
+	p := s.agent(t, all)
+	p.synced(t, "services=2 endpoints=9 changed=7")
+	other := t.TempDir()
+	rollOut(t, other, podIPs[1])
+	l := must.Get(s.Node.Listen("tcp", "192.0.2.1:7000"))(t)
+	defer l.Close()
+	dial := func(h *netlab.Host, to string) func() {
+		return func() {
+			if c, err := lab.Dial(h, "tcp", "", to, lab.NoAnswerTimeout); err == nil {
 				c.Close()
 			}
-		}, append(flags, "--count", "1", clusterVIP)...)
-		contains(t, out, append(tt.want, "kernel and objects DIFFER for 1\n")...)
-		if code != 1 {
-			t.Errorf("%s: exit status %d", tt.rule, code)
 		}
-		must.Get(s.Node.Run(t, "nft", "delete table inet firewall"))(t)
 	}
-}
-
-// TestTraceFindsWrongRules traces with objects that differ from the agent's.
-func TestTraceFindsWrongRules(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir, other := t.TempDir(), t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	put(t, other, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
-	embed(t, s.Node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
-	code, out := runTrace(t, s.Node, func() { s.answeredBy(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
-	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is not one of the expected endpoints\n", "DIFFER for 1\n")
-	if code != 1 {
-		t.Errorf("exit status %d", code)
-	}
-	// --must=false compares nothing, and --from selects one source.
-	code, out = runTrace(t, s.Node, func() {
-		lab.Visits(s.Client, "", clusterVIP, 1)
-		lab.Visits(s.Node, "", clusterVIP, 1)
-	}, "--must=false", "--count", "1", "--from", "192.0.2.1", clusterVIP)
-	contains(t, out, "connection: 192.0.2.1:", "\n1 connection: 1 forwarded, 0 refused, 0 neither\n")
-	if code != 0 {
-		t.Errorf("exit status %d", code)
-	}
-}
-
-// TestTraceFollowsChangesOfObjects changes the objects while trace runs.
-func TestTraceFollowsChangesOfObjects(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	p, dir := s.serveWeb(t, podIPs[:1], "--min-sync-period", "0s")
-	code, out := runTrace(t, s.Node, func() {
-		s.answeredBy(t, clusterVIP, podIPs[0])
-		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
-		p.synced(t, "services=1 endpoints=1 changed=1")
-		s.answeredBy(t, clusterVIP, podIPs[1])
-	}, "--manifests", dir, "--count", "100", clusterVIP)
-	contains(t, out, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "100 forwarded", "AGREE")
-	if code != 0 {
-		t.Errorf("exit status %d", code)
-	}
-}
-
-// TestTraceFollowsUDP sends datagrams over IPv6. Only the first datagram of a connection
-// counts.
-func TestTraceFollowsUDP(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	d := must.Get(lab.New())(t)
-	t.Cleanup(func() { d.Close() })
-	flags := []string{"--manifests", "../demo/world", "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48"}
-	wd := must.Get(os.Getwd())(t)
-	flags[1] = filepath.Join(wd, "../demo/world")
-	embed(t, d.Node, append([]string{"run"}, flags...)...).line(t)
-	to := "[fd00:10:96::53]:53"
-	code, out := runTrace(t, d.Node, func() {
-		for range 2 {
-			c := must.Get(lab.Dial(d.Pod2, "udp", "", to, testtime.Timeout))(t)
-			for range 3 {
-				if _, _, err := c.Ask(); err != nil {
-					t.Error(err)
+	objectsOf := func(dir string) string { return "--count 1 --manifests " + dir + " --hostname-override n1 " }
+	one := objectsOf(p.dir) + clusterVIP
+	const agrees, differs = "kernel and objects AGREE", "kernel and objects DIFFER for 1\n"
+	for _, tt := range []struct {
+		name, rule, manifests string // a chain in table inet firewall, and other objects than all
+		connect               func()
+		args                  string
+		code                  int
+		want                  []string
+	}{
+		{"reject", "filter hook forward priority 5; tcp dport 8080 reject", "", dial(s.Client, clusterVIP), one, 1, []string{
+			"must: endpoint 10.1.0.2:8080, source kept\n", "kernel: REFUSED by a chain of another program: table inet firewall, chain guard, rule handle ",
+			"DIFFERS: stopped by another program: table inet firewall, chain guard\n", differs,
+		}},
+		{"policy", "filter hook prerouting priority -300; policy drop; tcp dport 22 accept", "", dial(s.Client, clusterVIP), one, 1, []string{
+			"kernel: DROPPED by a chain of another program: table inet firewall, chain guard, by its policy\n", differs,
+		}},
+		{"masquerade", "nat hook postrouting priority 101; tcp dport 8080 masquerade", "", dial(s.Client, clusterVIP), one, 1, []string{
+			"table inet firewall, chains guard\n", ":8080, masqueraded, out by pods\n", "DIFFERS: masqueraded, but must be: source kept\n", differs,
+		}},
+		{"wrong objects", "", "", dial(s.Client, clusterVIP), objectsOf(other) + clusterVIP, 1, []string{
+			"must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is not one of the expected endpoints\n", differs,
+		}},
+		{"reset", "", objects(strings.Replace(webSlice(podIPs[0]), "port: 8080", "port: 8081", 1)), dial(s.Client, clusterVIP), one, 1, []string{
+			"endpoint 10.1.0.2:8081 got 1 of 1: 1 reset by the endpoint\n", agrees,
+		}},
+		{"--from selects one source, and --must=false compares nothing", "", "", func() { dial(s.Client, clusterVIP)(); dial(s.Node, clusterVIP)() }, "--must=false --count 1 --from 192.0.2.1 " + clusterVIP, 0, []string{
+			"connection: 192.0.2.1:", "\n1 connection: 1 forwarded, 0 refused, 0 neither\n",
+		}},
+		{"from the node", "", "", dial(s.Node, clusterVIP), one, 0, []string{", from this node\n", "nat-output", "endpoint 10.1.0.2:8080, source kept, out by pods\n", agrees}},
+		{"to itself, by the loopback interface", "", "", dial(s.Node, "192.0.2.1:7000"), objectsOf(p.dir) + "192.0.2.1:7000", 0, []string{
+			", from this node\n", "destination unchanged, source kept, on this node\n", "must: pass", agrees,
+		}},
+		{"the first datagram of a connection counts", "", "", func() {
+			for range 2 {
+				c := must.Get(s.dialNew("udp", "[fd00:96::20]:53"))(t)
+				for range 3 {
+					if _, _, err := c.Ask(); err != nil {
+						t.Error(err)
+					}
 				}
+				c.Close()
 			}
-			c.Close()
-		}
-	}, append(flags, "--count", "2", to+"/udp")...)
-	contains(t, out, "connection: [fd00:10:1:1::3]:", ", in by veth-pod-2\n", "kernel: endpoint [fd00:10:1:", "2 connections: 2 forwarded, 0 refused, 0 neither; kernel and objects AGREE")
-	if code != 0 {
-		t.Errorf("exit status %d", code)
+		}, strings.Replace(objectsOf(p.dir), "1", "2", 1) + "[fd00:96::20]:53/udp", 0, []string{"connection: [", "kernel: endpoint [fd00:1::", "2 connections: 2 forwarded, 0 refused, 0 neither; " + agrees}},
+		{"objects change", "", "", func() {
+			s.answeredBy(t, clusterVIP, podIPs[0])
+			put(t, p.dir, "web.yaml", objects(webSlice(podIPs[1])))
+			p.line(t)
+			s.answeredBy(t, clusterVIP, podIPs[1])
+		}, strings.Replace(one, "1", "100", 1), 0, []string{"endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "100 forwarded", "AGREE"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.manifests != "" {
+				put(t, p.dir, "web.yaml", tt.manifests)
+				p.line(t)
+				defer func() { put(t, p.dir, "web.yaml", all); p.line(t) }()
+			}
+			if tt.rule != "" {
+				must.Get(s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.rule+"; }; }"))(t)
+				defer s.Node.Run(t, "nft", "delete table inet firewall")
+			}
+			code, out := runTrace(t, s.Node, tt.connect, strings.Fields(tt.args)...)
+			contains(t, out, tt.want...)
+			if code != tt.code {
+				t.Errorf("exit status %d, want %d", code, tt.code)
+			}
+		})
 	}
 }
 
@@ -269,10 +223,7 @@ func TestTraceLeavesNoTable(t *testing.T) {
 	t.Parallel()
 	netlab.NeedPrograms(t, "nft")
 	s := newSite(t)
-	tables := func() string {
-		out := must.Get(s.Node.Run(t, "nft", "list tables"))(t)
-		return out
-	}
+	tables := func() string { t.Helper(); return must.Get(s.Node.Run(t, "nft", "list tables"))(t) }
 	for _, signal := range []os.Signal{syscall.SIGKILL, os.Interrupt} {
 		p := start(t, s.Node, "trace", "--must=false", "--for", "5m", clusterVIP)
 		p.line(t)
@@ -288,46 +239,4 @@ func TestTraceLeavesNoTable(t *testing.T) {
 			t.Errorf("%v leaves tables:\n%s", signal, got)
 		}
 	}
-}
-
-// TestTraceNeedsCapNetAdmin runs trace as an ordinary user.
-func TestTraceNeedsCapNetAdmin(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	for _, by := range []string{"nftrace", "conntrack"} {
-		p := startWith(t, s.Node, []string{otherUserEnv + "=1"}, "trace", "--must=false", "--by", by, clusterVIP)
-		if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "needs CAP_NET_ADMIN in this network namespace: run it as root") {
-			t.Errorf("--by %s: exit status %d, log:\n%s", by, code, p.log())
-		}
-	}
-}
-
-// TestTraceFollowsTheReply traces connections to an endpoint that answers, to one without a
-// server, and to one whose packets are lost beyond the node.
-func TestTraceFollowsTheReply(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	dir := t.TempDir()
-	trace := func(reply string, code int, ep string, port string) {
-		t.Helper()
-		put(t, dir, "web.yaml", webService+"---\n"+strings.Replace(webSlice(ep), "port: 8080", "port: "+port, 1))
-		p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
-		p.synced(t, "services=1 endpoints=1 changed=1")
-		got, out := runTrace(t, s.Node, func() {
-			if c, err := lab.Dial(s.Client, "tcp", "", clusterVIP, lab.NoAnswerTimeout); err == nil {
-				c.Close()
-			}
-		}, "--manifests", dir, "--hostname-override", "n1", "--count", "1", clusterVIP)
-		contains(t, out, "endpoint "+ep+":"+port+" got 1 of 1: 1 "+reply+"\n", "kernel and objects AGREE")
-		if got != code {
-			t.Errorf("%s: exit status %d, want %d:\n%s", reply, got, code, out)
-		}
-		p.stop(t)
-	}
-	trace("answered", 0, podIPs[0], "8080")
-	trace("reset by the endpoint", 1, podIPs[0], "8081")
-	netlab.NeedPrograms(t, "nft")
-	const lossy = "table inet lossy { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }"
-	must.Get(s.pods.Run(t, "nft", lossy))(t)
-	trace("silent", 1, podIPs[0], "8080")
 }

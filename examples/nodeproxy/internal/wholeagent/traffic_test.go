@@ -56,7 +56,7 @@ func TestTrafficMetricsMatchConnections(t *testing.T) {
 			}
 			connect(5)
 			page("first connections", connections(5), "endpoints"+labels+"3")
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			rollOut(t, dir, podIPs[:2]...)
 			p.synced(t, "services=1 endpoints=2 changed=1")
 			connect(2)
 			page("after a change of endpoints", connections(7), "endpoints"+labels+"2")

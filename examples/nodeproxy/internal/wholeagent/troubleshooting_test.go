@@ -81,18 +81,17 @@ type play struct{ cause, traffic, mend func(s *stage) }
 // run starts the agent, and waits until it serves.
 func (s *stage) run(more ...string) {
 	s.t.Helper()
-	s.agent = start(s.all, s.Node, append(append([]string{"run"}, s.flags...), more...)...)
+	s.agent = embed(s.all, s.Node, append(append([]string{"run"}, s.flags...), more...)...)
 	eventually(s.t, "the agent is ready", func() bool {
 		code, _, _ := get(s.t, s.Node, "http://127.0.0.1:10256/readyz")
 		return code == http.StatusOK
 	})
 }
 
-// stop kills the agent.
+// stop ends the agent.
 func (s *stage) stop() {
 	s.t.Helper()
-	s.agent.Process.Kill()
-	s.agent.exit(s.t)
+	s.agent.stop(s.t)
 }
 
 // rerun replaces the agent by one with more flags.
@@ -273,23 +272,14 @@ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [1
 	},
 	"The API server does not know the node": {
 		cause: func(s *stage) {
-			s.withAPI("node-x", func(string) int { return 0 })
+			s.withAPI("node-x", "")
 			s.healthz(http.StatusServiceUnavailable)
 		},
-		mend: func(s *stage) {
-			s.withAPI("node-1", func(string) int { return 0 })
-			s.healthz(http.StatusOK)
-			s.rerun()
-		},
+		mend: func(s *stage) { s.withAPI("node-1", ""); s.healthz(http.StatusOK); s.rerun() },
 	},
 	"The API server refuses the agent": {
 		cause: func(s *stage) {
-			s.withAPI("node-1", func(path string) int {
-				if strings.Contains(path, "endpointslices") {
-					return http.StatusForbidden
-				}
-				return 0
-			})
+			s.withAPI("node-1", "EndpointSlice")
 			s.healthz(http.StatusServiceUnavailable)
 			s.agent.logged(s.t, "cannot read from the API server")
 		},
@@ -424,46 +414,16 @@ func (s *stage) source(h *netlab.Host, to, pod, source string) {
 }
 
 // withAPI replaces the agent by one that follows an API server with a Service and the Node node-1,
-// which answers a path with a status that is not 0.
-func (s *stage) withAPI(node string, status func(path string) int) {
+// which refuses a kind if that is not "".
+func (s *stage) withAPI(node, refuses string) {
 	s.t.Helper()
 	l, err := s.Node.Listen("tcp", "127.0.0.1:0")
 	s.must(err)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		code := status(r.URL.Path)
-		q := r.URL.Query()
-		if q.Get("sendInitialEvents") != "" || !strings.HasPrefix(r.URL.Path, "/api") {
-			code = http.StatusBadRequest
-		}
-		if r.Method != http.MethodGet {
-			code = http.StatusNotFound
-		}
-		if code != 0 {
-			w.WriteHeader(code)
-			fmt.Fprintf(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": %d, "reason": %q, "message": "no"}`, code, strings.ReplaceAll(http.StatusText(code), " ", ""))
-			return
-		}
-		if q.Get("watch") != "" {
-			w.(http.Flusher).Flush()
-			<-r.Context().Done()
-			return
-		}
-		kind, items := "NodeList", `{"metadata": {"name": "node-1", "resourceVersion": "1"}, "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}`
-		version := "v1"
-		switch {
-		case strings.HasSuffix(r.URL.Path, "services"):
-			kind, items = "ServiceList", `{"metadata": {"name": "kubernetes", "namespace": "default", "resourceVersion": "1"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]}}`
-		case strings.HasSuffix(r.URL.Path, "endpointslices"):
-			version = "discovery.k8s.io/v1"
-			kind, items = "EndpointSliceList", `{"metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}}, "addressType": "IPv4", "endpoints": [], "ports": []}`
-		case strings.HasSuffix(r.URL.Path, "servicecidrs"):
-			version, kind, items = "networking.k8s.io/v1", "ServiceCIDRList", ""
-		case q.Get("fieldSelector") != "metadata.name=node-1":
-			items = ""
-		}
-		fmt.Fprintf(w, `{"kind": %q, "apiVersion": %q, "metadata": {"resourceVersion": "1"}, "items": [%s]}`, kind, version, items)
-	})}
+	server := &http.Server{Handler: &fakeAPI{refuses: refuses, objects: map[string]string{
+		"Node":          `{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-1","resourceVersion":"1"},"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
+		"Service":       `{"kind":"Service","apiVersion":"v1","metadata":{"name":"kubernetes","namespace":"default","resourceVersion":"1"},"spec":{"clusterIP":"10.96.0.1","ports":[{"name":"https","port":443}]}}`,
+		"EndpointSlice": `{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"name":"kubernetes","namespace":"default","labels":{"kubernetes.io/service-name":"kubernetes"}},"addressType":"IPv4","endpoints":[],"ports":[]}`,
+	}}}
 	go server.Serve(l)
 	s.t.Cleanup(func() { server.Close() })
 	put(s.t, s.bin, "kubeconfig", `{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "http://`+l.Addr().String()+`"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}`)

@@ -10,9 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
 	"github.com/go-proxier/proxier/examples/userspace/vip"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -37,7 +35,7 @@ func heldAddresses(t *testing.T, h *netlab.Host) (n int) {
 func TestModeUserspaceServesANode(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	p, dir := s.serveWeb(t, podIPs[:2], "--proxy-mode", "userspace", "--min-sync-period", "0s", "--nodeport-addresses", "primary,localhost",
+	p := s.serveWeb(t, podIPs[:2], "--proxy-mode", "userspace", "--nodeport-addresses", "primary,localhost",
 		"--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics")
 	s.answeredBy(t, clusterVIP, podIPs[:2]...)
 	s.answeredBy(t, nodePort, podIPs[:2]...)
@@ -49,16 +47,15 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	if rules := rules(t, s.Node); rules["nftables"] || rules["iptables"] {
 		t.Errorf("rules in the kernel: %v", rules)
 	}
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[2]))
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p.web(t, podIPs[2])
 	s.answeredBy(t, clusterVIP, podIPs[2])
+	dir := p.dir
 	put(t, dir, "web.yaml", webService)
 	p.synced(t, "services=1 endpoints=0 changed=1")
 	if _, _, err := lab.Visit(s.Client, "", clusterVIP); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("without endpoints: %v", err)
 	}
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[2]))
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p.web(t, podIPs[2])
 
 	const at = "http://192.0.2.1:10249"
 	if _, text, _ := get(t, s.Client, at+"/proxyMode"); text != "userspace" {
@@ -158,29 +155,5 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	if strings.Contains(p.log(), "low ports") {
 		t.Errorf("log:\n%s", p.log())
-	}
-}
-
-// TestVerbsSayWhatModeUserspaceLacks needs no agent.
-func TestVerbsSayWhatModeUserspaceLacks(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	for _, tt := range []struct {
-		args, want string
-		code       int
-	}{
-		{"explain --manifests " + dir + " --proxy-mode userspace " + clusterVIP, "kernel: has no rules in mode userspace", 0},
-		{"top --once --proxy-mode userspace", "no rules and counters in the kernel", 1},
-		{"trace --must=false --proxy-mode userspace " + clusterVIP, "no rules and counters in the kernel", 1},
-		{"run --init-only --manifests x --proxy-mode userspace", "needs no kernel parameters", 0},
-		{"run --manifests x --proxy-mode userspace --socket-lb", "--socket-lb is not supported in mode userspace", 2},
-	} {
-		var both strings.Builder
-		p := &cli.Program{Out: &both, Diag: &both}
-		if code := program.Dispatch(t.Context(), p, strings.Fields(tt.args)); code != tt.code || !strings.Contains(both.String(), tt.want) {
-			t.Errorf("%s: exit status %d, output:\n%s\nwant %q", tt.args, code, both.String(), tt.want)
-		}
 	}
 }

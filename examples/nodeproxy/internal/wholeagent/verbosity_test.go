@@ -5,14 +5,11 @@ package wholeagent
 import (
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
@@ -64,7 +61,7 @@ func TestVerbosityChangesAtRunTime(t *testing.T) {
 		t.Errorf("/statusz: status %d\n%s", code, text)
 	}
 	const debug = `"closed a health-check node port"`
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))
 	p.synced(t, "services=1 endpoints=1 changed=1")
@@ -74,61 +71,8 @@ func TestVerbosityChangesAtRunTime(t *testing.T) {
 	if code := ask(http.MethodPut, "4"); code != http.StatusOK {
 		t.Errorf("a good verbosity: status %d", code)
 	}
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	rollOut(t, dir, podIPs[0])
 	p.logged(t, debug)
-}
-
-// TestModeIPVSLogsThatItStays checks the warning of mode ipvs, and that other modes have none.
-func TestModeIPVSLogsThatItStays(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	for _, name := range []string{"ipvs", "nftables"} {
-		var log strings.Builder
-		s.agentIn(t, (&fakePlane{}).mode(name), func(a *core.Agent) error {
-			a.World.Log = slog.New(slog.NewTextHandler(&log, nil))
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			return a.Run(ctx)
-		})
-		for _, want := range []string{"removes it in Kubernetes 1.43 (KEP-5495)", "nodeproxy keeps its mode ipvs"} {
-			if has := strings.Contains(log.String(), want); has != (name == "ipvs") {
-				t.Errorf("mode %s: %q in the log: %v:\n%s", name, want, has, log.String())
-			}
-		}
-	}
-}
-
-// TestEveryLineIsJSON runs the agent with format json, and reads what it writes to both
-// outputs.
-func TestEveryLineIsJSON(t *testing.T) {
-	t.Parallel()
-	s, dir := webSite(t, podIPs[0])
-	p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--logging-format=json", "--min-sync-period=0")
-	synced := func() (n int) {
-		for line := range strings.Lines(p.log()) {
-			var entry struct {
-				Msg, Took, Waited            string
-				Services, Endpoints, Changed int
-			}
-			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "synced" && entry.Services == 1 && entry.Endpoints > 0 && entry.Changed == 1 && entry.Took != "" && entry.Waited != "" {
-				n++
-			}
-		}
-		return n
-	}
-	eventually(t, "a sync is logged", func() bool { return synced() == 1 })
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
-	eventually(t, "a second sync is logged", func() bool { return synced() == 2 })
-	must.Do(t, p.Process.Signal(os.Interrupt))
-	code, out := p.exit(t)
-	if code != 0 || len(out) != 0 {
-		t.Errorf("exit status %d, standard output %q", code, out)
-	}
-	for line := range strings.Lines(p.log()) {
-		if !json.Valid([]byte(line)) {
-			t.Errorf("not JSON: %s", line)
-		}
-	}
 }
 
 // TestJSONInfosGoToStandardOutput also checks that errors go to standard error, and that the

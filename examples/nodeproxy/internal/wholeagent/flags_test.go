@@ -1,0 +1,204 @@
+//go:build linux
+
+package wholeagent
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/internal/testing/testtime"
+)
+
+// flagChecks holds for flags and fields of the configuration what they do.
+var flagChecks = map[string]func(t *testing.T, s *site){
+	"AllowServiceExternalIPs": func(t *testing.T, s *site) {
+		const external = "10.96.200.1:80"
+		// The kernel refuses connections to an external IP that is not served.
+		must.Do(t, s.Node.Do(func() error {
+			return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
+		}))
+		for _, on := range []bool{true, false} {
+			p := s.agent(t, webService+"  externalIPs: [10.96.200.1]\n---\n"+webSlice(podIPs[0]), fmt.Sprintf("--feature-gates=AllowServiceExternalIPs=%v", on))
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			s.answeredBy(t, clusterVIP, podIPs[0])
+			if _, _, err := lab.Visit(s.Client, "", external); (err == nil) != on {
+				t.Errorf("%v: %v", on, err)
+			}
+			p.stop(t)
+		}
+	},
+	// Without a Node and a default route, all of the node's addresses serve NodePorts.
+	"nodePortAddresses: primary": func(t *testing.T, s *site) {
+		s.serveWeb(t, podIPs, "--sync-period", "1s")
+		s.answeredBy(t, nodePort, podIPs...)
+		serves := func() bool { // the node, but not the source address of its default route
+			c, err := lab.Dial(s.pods, "tcp", "", "10.1.0.1:30080", testtime.Timeout)
+			if err == nil {
+				c.Close()
+			}
+			return err == nil
+		}
+		if serves() {
+			t.Error("another address answers")
+		}
+		must.Do(t, s.Node.Do(func() error {
+			_, all, err := net.ParseCIDR("0.0.0.0/0")
+			return cmp.Or(err, netlink.RouteDel(&netlink.Route{Dst: all}))
+		}))
+		eventually(t, "all of the node's addresses serve NodePorts", serves)
+	},
+	// The manifests are a single file with the Node.
+	"detectLocalMode: NodeCIDR": func(t *testing.T, s *site) {
+		file := filepath.Join(t.TempDir(), "all")
+		with := func(addr, cidr string) {
+			put(t, filepath.Dir(file), "all", fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: %s}\nstatus: {addresses: [{type: InternalIP, address: %s}]}\n---\n", cidr, addr)+
+				webService+"---\n"+webSlice(podIPs[0]))
+		}
+		with("10.1.0.1", "10.1.0.0/24")
+		p := embed(t, s.Node, "run", "--manifests", file, "--hostname-override", " N1", "--detect-local-mode", "NodeCIDR", "--min-sync-period", "0s")
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		if _, _, err := lab.VisitSoon(s.Client, "", nodePort); err == nil {
+			t.Error("the NodePort answers at an address that is not the Node's")
+		}
+		// The client is not a pod, so its connection is masqueraded.
+		if _, source, err := lab.Visit(s.Client, "", clusterVIP); err != nil || source != "10.1.0.1" {
+			t.Errorf("the pod sees %q, error %v", source, err)
+		}
+		with("192.0.2.1", "10.1.0.0/24")
+		p.synced(t, "services=1 endpoints=1 changed=0")
+		s.answeredBy(t, nodePort, podIPs[0])
+		with("192.0.2.1", "10.1.0.0/25")
+		if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
+			t.Errorf("exit status %d, lines %q, log:\n%s", code, rest, p.log())
+		}
+	},
+	// Beside an agent that has the ports, one with the field changes no rule, and one without it retries.
+	"bindAddressHardFail": func(t *testing.T, s *site) {
+		const taken = "192.0.2.1:10249"
+		first := s.serveWeb(t, podIPs[:1], "--metrics-bind-address", taken)
+		listing := func() string {
+			t.Helper()
+			return must.Get(s.Node.Run(t, "nft", "--stateless", "--handle", "list", "ruleset"))(t)
+		}
+		was, dir := listing(), t.TempDir()
+		rollOut(t, dir, podIPs[1])
+		args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
+		for flags, want := range map[string]string{
+			"--metrics-bind-address 192.0.2.1:10248":                                      "healthz at 0.0.0.0:10256",
+			"--metrics-bind-address " + taken + " --healthz-bind-address 192.0.2.1:10255": "metrics at " + taken,
+		} {
+			code, out, log := verb(t, s.Node, append(append(args, "--bind-address-hard-fail"), strings.Fields(flags)...)...)
+			if code != 1 || len(out) != 0 || !strings.Contains(log, want) || !strings.Contains(log, "address already in use") {
+				t.Errorf("%s: exit status %d, output %q, log:\n%s", flags, code, out, log)
+			}
+		}
+		if now := listing(); now != was {
+			t.Errorf("the rules changed from\n%s\nto\n%s", was, now)
+		}
+		s.answeredBy(t, clusterVIP, podIPs[0])
+		p := embed(t, s.Node, append(args, "--metrics-bind-address", taken, "--readyz-bind-address", "127.0.0.1:10266")...)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		p.logged(t, "a server failed and will be restarted")
+		eventually(t, "/readyz does not need the ports", status(t, s.Node, "http://127.0.0.1:10266/readyz", 200))
+		first.stop(t)
+		p.logged(t, "the server listens")
+		eventually(t, "metrics are served when the port is free", status(t, s.Client, "http://"+taken+"/metrics", 200))
+	},
+	// As in a container, the limit of connections cannot be set. It is only raised. The agent serves, and
+	// logs the flag that leaves the parameter alone. --init-only fails, unless the DaemonSet's comment is followed.
+	"conntrack": func(t *testing.T, s *site) {
+		const more = "--conntrack-min=2000000000"
+		p := s.serveWeb(t, podIPs[:1], more)
+		_, err := s.Node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
+		netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
+		for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `skipWith="--conntrack-max-per-core=0"`} {
+			p.logged(t, want)
+		}
+		s.answeredBy(t, clusterVIP, podIPs[0])
+		const kind = "conntrack: {maxPerCore: 0}"
+		if text := string(must.Get(os.ReadFile("../../deploy/base/daemonset.yaml"))(t)); !strings.Contains(text, kind) {
+			t.Errorf("the comment does not name %s", kind)
+		}
+		base, dir := string(must.Get(os.ReadFile("../../deploy/base/config.yaml"))(t)), t.TempDir()
+		for setting, want := range map[string]int{kind: 0, "conntrack: {min: 2000000000}": 1} {
+			put(t, dir, "config.yaml", base+setting+"\n")
+			code, _, log := verb(t, s.Node, "run", "--init-only", "--config", dir+"/config.yaml")
+			if code != want || (want == 0) == strings.Contains(log, "nf_conntrack_max") {
+				t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, log)
+			}
+		}
+	},
+	// The limit is that of all CPUs of the machine, even for a process that is pinned to one.
+	"conntrack.maxPerCore": func(t *testing.T, _ *site) {
+		online := strings.Count("\n"+string(must.Get(os.ReadFile("/proc/cpuinfo"))(t)), "\nprocessor\t:")
+		netlab.Need(t, online > 1, "two CPUs")
+		share := tuning.MaxEntries / online // more than most limits, which are only raised
+		var affinity unix.CPUSet
+		must.Do(t, unix.SchedGetaffinity(0, &affinity))
+		cpu := 0
+		for !affinity.IsSet(cpu) {
+			cpu++
+		}
+		cmd := netlab.Command(t, "taskset", "-c", fmt.Sprint(cpu), testBinary(t), "run", "--init-only", fmt.Sprintf("--conntrack-max-per-core=%d", share), "--conntrack-min=0",
+			"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+		cmd.Env = append(os.Environ(), programEnv+"=1")
+		out, _ := cmd.CombinedOutput() // in the tests' namespace the limit cannot be set
+		const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
+		_, err := os.Stat(sysctl)
+		netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
+		contains(t, string(out), sysctl+" is ", fmt.Sprintf("cannot be set to at least %d ", online*share))
+	},
+	// An agent without an API server does not change existing rules, and has all metrics of the client.
+	"--master": func(t *testing.T, s *site) {
+		s.serveWeb(t, podIPs[:1]).stop(t)
+		for _, mode := range []string{"ClusterCIDR", "NodeCIDR"} {
+			p := start(t, s.Node, "run", "--master", "http://192.0.2.1:1", "--hostname-override", "n1", "--detect-local-mode", mode, "--metrics-bind-address", "192.0.2.1:10249")
+			p.logged(t, "connection refused")
+			s.answeredBy(t, clusterVIP, podIPs[0])
+			for mode == "ClusterCIDR" {
+				text := metricsOn(t, s.Client, "192.0.2.1:10249")
+				if !strings.Contains(text, "rest_client_requests_total{") {
+					continue // no request has ended
+				}
+				served := parseMetrics(t, text)
+				for _, f := range processMetrics() {
+					if served[f.name] == nil {
+						t.Errorf("%s is missing", f.name)
+						continue
+					}
+					f.check(t, served[f.name])
+				}
+				break
+			}
+			if code, rest := p.stop(t); code != 0 || len(rest) != 0 {
+				t.Errorf("%s: exit status %d, lines %q, log:\n%s", mode, code, rest, p.log())
+			}
+		}
+	},
+	"resetConnectionsOfVanishedEndpoints in mode userspace": func(t *testing.T, s *site) {
+		s.serveWeb(t, podIPs, "--proxy-mode", "userspace", "--reset-connections-of-vanished-endpoints=10s").logged(t, "--reset-connections-of-vanished-endpoints has no effect in mode userspace")
+	},
+}
+
+// TestFlagsDoWhatTheySay runs flagChecks, each on a node of its own.
+func TestFlagsDoWhatTheySay(t *testing.T) {
+	t.Parallel()
+	for name, check := range flagChecks {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, newSite(t))
+		})
+	}
+}
