@@ -15,7 +15,6 @@
 // get the same flags, and their defaults for everything else. kube-proxy is measured a second
 // time with a minSyncPeriod of 1 ms, because its default of 1 s is most of a change's latency.
 // In an outage of the API server all proxies run at the same time.
-// A watch of rival's own receives the same changes, as the floor of their latencies.
 //
 // It needs three binaries besides nodeproxy:
 //

@@ -146,10 +146,6 @@ func (c *control) measure(ctx context.Context, o *options, r *Run) error {
 		return fmt.Errorf("start: %w", err)
 	}
 	defer m.end()
-	if m.events, err = c.watch(ctx); err != nil {
-		return err
-	}
-	defer m.events.end()
 	for _, phase := range []struct {
 		name string
 		do   func() error
@@ -240,7 +236,6 @@ type measurement struct {
 	process *process
 	began   time.Time // the start of the process
 	run     *Run
-	events  *watch // nil during a start and in the phases that together measures
 	// last is the reading at the end of the last phase, or at the start of the process.
 	last spent
 }
@@ -316,28 +311,6 @@ const phaseRest = 1500 * time.Millisecond
 // startRest is the pause before the idle phase. After it the deferred work of the start is over.
 const startRest = 30 * time.Second
 
-// took holds the durations of changes.
-type took struct {
-	whole []time.Duration // from the API server's answer to the packet
-	watch []time.Duration // from the API server's answer to the event in rival's own watch
-	proxy []time.Duration // the rest
-}
-
-// add adds a change.
-func (t *took) add(answered, event, packet time.Time) {
-	whole := packet.Sub(answered)
-	// An event can arrive before the answer, and a packet before the event.
-	watch := min(max(event.Sub(answered), 0), whole)
-	t.whole = append(t.whole, whole)
-	t.watch = append(t.watch, watch)
-	t.proxy = append(t.proxy, whole-watch)
-}
-
-// parts returns the two parts of the latency.
-func (t *took) parts() Parts {
-	return Parts{Watch: quantiles(t.watch), Proxy: quantiles(t.proxy)}
-}
-
 func quantiles(list []time.Duration) Quantiles {
 	return Quantiles{P50ms: quantile(list, 0.5), P99ms: quantile(list, 0.99), MaxMs: quantile(list, 1)}
 }
@@ -388,7 +361,7 @@ func (m *measurement) oneByOne(ctx context.Context, n int, change func(int) (ser
 	if err := m.used(new(Usage)); err != nil {
 		return Latency{}, err
 	}
-	var t took
+	var took []time.Duration
 	for i := range n {
 		time.Sleep(gap)
 		service, set, err := change(i)
@@ -400,14 +373,9 @@ func (m *measurement) oneByOne(ctx context.Context, n int, change func(int) (ser
 		if err != nil {
 			return Latency{}, err
 		}
-		packet := time.Now()
-		event, err := m.events.when(ctx, service, set)
-		if err != nil {
-			return Latency{}, err
-		}
-		t.add(answered, event, packet)
+		took = append(took, time.Since(answered))
 	}
-	l := Latency{Count: n, Quantiles: quantiles(t.whole), Parts: t.parts()}
+	l := Latency{Count: n, Quantiles: quantiles(took)}
 	return l, m.used(&l.Usage)
 }
 
@@ -418,7 +386,6 @@ const watchedChanges = 50
 type watched struct {
 	service, set int
 	answered     time.Time
-	packet       time.Time // the first one in the new set; zero until then
 }
 
 func (m *measurement) burst(ctx context.Context, n int) error {
@@ -426,12 +393,12 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 		return err
 	}
 	made := make(chan watched, watchedChanges)
-	var effective []watched
+	var took []time.Duration
 	var watching sync.WaitGroup
 	var failed error
 	watching.Go(func() {
 		failed = m.node.host.Do(func() (err error) {
-			effective, err = watchAll(ctx, made)
+			took, err = watchAll(ctx, made)
 			return err
 		})
 	})
@@ -474,15 +441,7 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 		return err
 	}
 	seconds := time.Since(began).Seconds()
-	var t took
-	for _, w := range effective {
-		event, err := m.events.when(ctx, w.service, w.set)
-		if err != nil {
-			return err
-		}
-		t.add(w.answered, event, w.packet)
-	}
-	b := Burst{Changes: n, Seconds: seconds, Quantiles: quantiles(t.whole), Parts: t.parts()}
+	b := Burst{Changes: n, Seconds: seconds, Quantiles: quantiles(took)}
 	sent := time.Duration(last.Load())
 	b.PerSecond = float64(n) / sent.Seconds()
 	time.Sleep(phaseRest)
@@ -493,8 +452,8 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 }
 
 // watchAll connects to the Services of the changes in turn until each change is in effect.
-// It returns the changes in the order in which they came into effect.
-func watchAll(ctx context.Context, made <-chan watched) (effective []watched, err error) {
+// It returns how long each took, in the order in which they came into effect.
+func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, err error) {
 	var pending []watched
 	for open := true; open || len(pending) != 0; {
 		if len(pending) == 0 {
@@ -522,22 +481,18 @@ func watchAll(ctx context.Context, made <-chan watched) (effective []watched, er
 			if _, set := setOf(a); set != w.set {
 				return false
 			}
-			w.packet = time.Now()
-			effective = append(effective, w)
+			took = append(took, time.Since(w.answered))
 			return true
 		})
 		if len(pending) != 0 && time.Since(pending[0].answered) > changeTimeout {
-			return effective, fmt.Errorf("a change of service %d is not in effect after %s", pending[0].service, changeTimeout)
+			return took, fmt.Errorf("a change of service %d is not in effect after %s", pending[0].service, changeTimeout)
 		}
 		if ctx.Err() != nil {
-			return effective, ctx.Err()
+			return took, ctx.Err()
 		}
 	}
-	return effective, nil
+	return took, nil
 }
-
-// activePeriod is the period in which a proxy is active or not.
-const activePeriod = 100 * time.Millisecond
 
 // together measures what does not change the Services: the idle phase and connections. It starts
 // the proxies of all runs again, each on a new node, and measures them at the same time or in
@@ -598,20 +553,7 @@ func idle(ctx context.Context, length time.Duration, all []*measurement) {
 		}
 		before[i] = m.last
 	}
-	active := make([]int, len(all))
-	last := make([]uint64, len(all))
-	ticker := time.NewTicker(activePeriod)
-	defer ticker.Stop()
-	for end := time.Now().Add(length); time.Now().Before(end) && ctx.Err() == nil; {
-		for i, m := range all {
-			ran := m.process.ran()
-			if last[i] != 0 && ran != last[i] {
-				active[i]++
-			}
-			last[i] = ran
-		}
-		<-ticker.C
-	}
+	pause(ctx, length)
 	for i, m := range all {
 		idle := Idle{}
 		if err := errors.Join(ctx.Err(), m.process.ended(), m.used(&idle.Usage)); err != nil {
@@ -619,9 +561,6 @@ func idle(ctx context.Context, length time.Duration, all []*measurement) {
 			continue
 		}
 		idle.Seconds = m.last.when.Sub(before[i].when).Seconds()
-		idle.WakeupsPerSecond = float64(m.last.wakeupsSince(before[i])) / idle.Seconds
-		idle.ActivePerSecond = float64(active[i]) / idle.Seconds
-		idle.Programs = m.last.childFaults != before[i].childFaults
 		m.run.Idle = idle
 	}
 }

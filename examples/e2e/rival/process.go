@@ -68,12 +68,10 @@ func (p *process) stop() {
 
 // spent is the resource usage of a process since its start.
 type spent struct {
-	cpu         time.Duration // with ended children
-	childFaults uint64        // page faults of ended children: more of them mean that a program ran
-	wakeups     map[string]uint64
-	peakMiB     float64
-	stolen      time.Duration // from all CPUs of the machine since it started
-	when        time.Time
+	cpu     time.Duration // with ended children
+	peakMiB float64
+	stolen  time.Duration // from all CPUs of the machine since it started
+	when    time.Time
 }
 
 // userHZ is the number of ticks per second in /proc/PID/stat. It is the same on every
@@ -94,7 +92,6 @@ func (p *process) spent() (s spent, err error) {
 		return s, errors.New(proc + "/stat is too short")
 	}
 	field := func(n int) uint64 { v, _ := strconv.ParseUint(f[n-3], 10, 64); return v }
-	s.childFaults = field(11)
 	// The CPU clock of another process (linux/posix-timers.h, CPUCLOCK_SCHED).
 	var own unix.Timespec
 	if err := unix.ClockGettime(int32(^p.cmd.Process.Pid<<3|2), &own); err != nil {
@@ -103,12 +100,7 @@ func (p *process) spent() (s spent, err error) {
 	s.cpu = time.Duration(own.Nano()) + time.Duration(field(16)+field(17))*time.Second/userHZ
 	s.stolen = stolen()
 	s.peakMiB = float64(status(proc+"/status", "VmHWM")) / 1024
-	tasks, err := filepath.Glob(proc + "/task/*")
-	s.wakeups = map[string]uint64{}
-	for _, t := range tasks {
-		s.wakeups[t] = status(t+"/status", "voluntary_ctxt_switches")
-	}
-	return s, err
+	return s, nil
 }
 
 // stolen returns the time since the machine's start in which the hypervisor let other guests run
@@ -122,19 +114,6 @@ func stolen() time.Duration {
 	}
 	ticks, _ := strconv.ParseInt(f[8], 10, 64)
 	return time.Duration(ticks) * time.Second / userHZ
-}
-
-// ran returns how often threads of the process have run (sched-stats.rst of the kernel).
-func (p *process) ran() (n uint64) {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid))
-	for _, t := range tasks {
-		text, _ := os.ReadFile(t)
-		if f := strings.Fields(string(text)); len(f) > 2 {
-			v, _ := strconv.ParseUint(f[2], 10, 64)
-			n += v
-		}
-	}
-	return n
 }
 
 // status returns a number in /proc/PID/status, or 0.
@@ -162,12 +141,4 @@ func (p *process) since(before spent) (Usage, spent, error) {
 		u.Stolen = (now.stolen - before.stolen).Seconds() / length.Seconds() / float64(runtime.NumCPU())
 	}
 	return u, now, err
-}
-
-// wakeupsSince returns the number of wake-ups since an earlier reading.
-func (s spent) wakeupsSince(before spent) (n uint64) {
-	for t, w := range s.wakeups {
-		n += w - before.wakeups[t]
-	}
-	return n
 }

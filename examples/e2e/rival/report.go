@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Report is the JSON output. Fields may be added, but none is renamed or removed.
+// Report is the JSON output. The JSON of earlier runs has more.
 type Report struct {
 	// Date is the begin of the measurement, in RFC 3339.
 	Date string `json:"date"`
@@ -92,7 +92,6 @@ type Start struct {
 type Latency struct {
 	Count int `json:"count"`
 	Quantiles
-	Parts
 	Usage
 }
 
@@ -103,17 +102,6 @@ type Quantiles struct {
 	MaxMs float64 `json:"maxMs"`
 }
 
-// Parts separates the API server's part of a latency from the proxy's. Rival watches the same
-// EndpointSlices with client-go and does nothing else with them.
-type Parts struct {
-	// Watch is the time from the API server's answer until rival's watch receives the change,
-	// which is the floor for every program that follows the API server. It is 0 if the watch
-	// is before the answer, and the whole latency if the packet is before the watch.
-	Watch Quantiles `json:"watch"`
-	// Proxy is the rest of each latency.
-	Proxy Quantiles `json:"proxy"`
-}
-
 // Burst is a phase of many changes, each of the endpoints of one Service, at a given rate.
 type Burst struct {
 	Changes int `json:"changes"`
@@ -121,9 +109,8 @@ type Burst struct {
 	PerSecond float64 `json:"perSecond"`
 	// Seconds is the time from the first update until all are in effect.
 	Seconds float64 `json:"seconds"`
-	// Quantiles and Parts are the latencies of 50 evenly spread changes.
+	// Quantiles are the latencies of 50 evenly spread changes.
 	Quantiles
-	Parts
 	// Core is the proxy's CPU time divided by the duration of the updates. 1 is one core.
 	Core float64 `json:"core"`
 	Usage
@@ -147,14 +134,6 @@ type Connections struct {
 // Idle is a phase without changes, 30 seconds after a start.
 type Idle struct {
 	Seconds float64 `json:"seconds"`
-	// WakeupsPerSecond is the number of voluntary context switches of the proxy's process
-	// per second, over all threads.
-	WakeupsPerSecond float64 `json:"wakeupsPerSecond"`
-	// ActivePerSecond is the number of tenths of a second, per second, in which a thread of the
-	// proxy ran. When one thread of a Go program wakes up, it wakes up others several times.
-	ActivePerSecond float64 `json:"activePerSecond"`
-	// Programs reports that the proxy ran other programs.
-	Programs bool `json:"programs"`
 	Usage
 }
 
