@@ -17,7 +17,7 @@ type admission struct {
 	// if only Budget.Namespace bounds them.
 	namespaces map[string]*account
 	wanted     int
-	// level bounds each namespace. It is math.MaxInt if nothing does.
+	// level bounds each namespace, math.MaxInt for no bound.
 	level int
 	// changed holds the accounts whose ports changed since the last division.
 	changed []*account
@@ -38,7 +38,6 @@ type account struct {
 	changed bool
 }
 
-// bounded reports whether the Budget bounds more than single Services.
 func (b *Budget) bounded() bool { return b.Namespace != 0 || b.Total != 0 }
 
 // want records how many elements a port needs, 0 if it is removed.
@@ -103,7 +102,6 @@ func (e *Engine) findByAge(a *account, id uint32, port *tracker.ServicePort) int
 	return i
 }
 
-// compareAge orders ports by the creation of their Services, the oldest first, and then by key.
 func compareAge(a, b *tracker.ServicePort) int {
 	return cmp.Or(a.CompareAge(b), a.Key.Compare(b.Key))
 }
@@ -116,7 +114,7 @@ func (e *Engine) reaged(k tracker.Key) {
 	}
 }
 
-// examine lets distribute look at an account.
+// examine makes distribute examine an account.
 func (ad *admission) examine(a *account) {
 	if !a.changed {
 		a.changed = true
@@ -124,8 +122,8 @@ func (ad *admission) examine(a *account) {
 	}
 }
 
-// distribute gives elements to the namespaces and their ports, as far as what they want has
-// changed, and queues the ports that are admitted or refused now.
+// distribute gives elements to the namespaces and ports whose needs changed. It queues the ports that become admitted
+// or refused.
 func (e *Engine) distribute() {
 	ad := &e.admission
 	if len(ad.changed) == 0 {
@@ -168,7 +166,7 @@ func (e *Engine) level() int {
 	return most
 }
 
-// share gives elements to the ports of a namespace that fit, the oldest first.
+// share gives the elements of a namespace to the ports that fit, the oldest first.
 func (e *Engine) share(a *account) {
 	left := e.admission.level
 	if a.wanted <= left && a.refused == 0 {
@@ -203,7 +201,7 @@ func (e *Engine) share(a *account) {
 	}
 }
 
-// admitted returns the Service, nil if there are no elements for it, and reports what is left out.
+// admitted returns the Service, or nil if no elements are left for it. It reports what is left out.
 func (e *Engine) admitted(now *Port) *Port {
 	_, refused := e.admission.refused[now.ID]
 	if refused {
@@ -224,7 +222,6 @@ func (e *Engine) admitted(now *Port) *Port {
 	return now
 }
 
-// overBudget reports that a port exceeds the Budget.
 func (e *Engine) overBudget(k tracker.Key, what string) {
 	if e.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "service exceeds its budget", "reason", string(tracker.ReasonLimitExceeded), "excess", what) {
 		e.tracker.Event(k.NamespacedName, true, tracker.ReasonLimitExceeded,
@@ -235,7 +232,6 @@ func (e *Engine) overBudget(k tracker.Key, what string) {
 	}
 }
 
-// callNotify calls the functions of Notify.
 func (e *Engine) callNotify() {
 	e.mu.Lock()
 	notify := slices.Clone(e.notify)

@@ -15,25 +15,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend is a data plane, or anything else that follows the ruleset. BACKEND.md
-// describes how to write one.
+// Backend is a data plane, or anything else that follows the ruleset. BACKEND.md describes how to write one and
+// defines the words below.
 //
-// Apply makes the data plane agree with d. Each [Cursor] calls it from one goroutine
-// at a time. It must not keep d.Changes. It returns one of these:
+// Apply makes the data plane agree with d. Each [Cursor] calls it from one goroutine at a time. It must not keep
+// d.Changes. It returns one of these:
 //
 //   - nil: all of d is in effect.
-//   - A [*PartialError], perhaps wrapped: all of d is in effect except the Services that it names.
-//     These are offered again with FieldAll, merged with later changes.
-//   - Any other error: nothing is acknowledged, and all of d is offered again, each Service with
-//     FieldAll. If the error wraps [ErrNeedFull], the same [Cursor.Sync] offers the whole state.
+//   - A [*PartialError], perhaps wrapped: all of d is in effect except the Services that it names. These are offered
+//     again with FieldAll, merged with later changes.
+//   - Any other error: nothing is acknowledged, and all of d is offered again with FieldAll. If the error wraps
+//     [ErrNeedFull], the same [Cursor.Sync] offers the whole state.
 //
-// A Service that was offered and not acknowledged may be in effect in parts. The Backend knows from its
-// own records what it wrote for the Service, or returns ErrNeedFull. A Change with neither Old nor New
-// asks to remove such parts. After a Full delta that is answered with nil or a PartialError, the data
-// plane has nothing stale but parts of the Services that are named.
-//
-// A Service that loses a frontend to one that is named counts as named, because the frontend may still
-// be in use: see [Change.Acknowledged].
+// Parts of a Service that failed may be in effect. The Backend knows from its own records what it wrote, or returns
+// ErrNeedFull. A Change with neither Old nor New asks to remove such parts. After a Full delta that is answered with
+// nil or a PartialError, nothing is stale but parts of the named Services. A Service that loses a frontend to a named
+// one counts as named: see [Change.Acknowledged].
 type Backend interface {
 	Apply(ctx context.Context, d *Delta) error
 }
@@ -44,11 +41,9 @@ type BackendFunc func(context.Context, *Delta) error
 // Apply calls f.
 func (f BackendFunc) Apply(ctx context.Context, d *Delta) error { return f(ctx, d) }
 
-// ErrNeedFull is returned by a [Backend] that needs the whole state, for example
-// because its tables were deleted. A backend that failed wraps ErrNeedFull together
-// with the cause. A backend that only has to start over, for example because the
-// node's settings changed, returns ErrNeedFull itself. Callers that count failures
-// can distinguish the two.
+// ErrNeedFull is returned by a [Backend] that needs the whole state, for example because its tables were deleted. A
+// backend that failed wraps it together with the cause. A backend that only has to start over, for example because
+// the node's settings changed, returns ErrNeedFull itself.
 var ErrNeedFull = errors.New("ruleset: backend needs the full state")
 
 // ErrConfig is wrapped by errors about a Config from [NewEngine] and from the kernel
@@ -91,21 +86,16 @@ type Delta struct {
 	Full bool
 	// Gen is the generation of the ruleset after this delta. It only grows.
 	Gen uint64
-	// Node is the current node, never nil. OldNode is the last one that the backend
-	// acknowledged, nil at first. They are the same pointer if the node did not
-	// change. A [*PartialError] acknowledges Node.
+	// Node is the current node, never nil. OldNode is the last one that the backend acknowledged, nil at first; the
+	// same pointer if the node did not change. A [*PartialError] acknowledges Node.
 	Node, OldNode *Node
-	// Changes is sorted by key unless Full. The exception is a Service that takes
-	// over a frontend ([Change.TakenFrontends]): it comes before the Service that had
-	// the frontend. If Services take frontends from each other in a circle, no such
-	// order exists. The numbered steps of BACKEND.md do not need one.
+	// Changes is sorted by key unless Full, except that a Service that takes over a frontend
+	// ([Change.TakenFrontends]) comes before the Service that had it, unless Services exchange frontends in a circle.
 	Changes []Change
-	// Triggers holds the times of the endpoint changes in this delta that were not
-	// acknowledged before, for measuring network programming latency. If a backend
-	// fails for long, only the oldest few thousand are kept.
+	// Triggers holds the times of the endpoint changes in this delta that were not acknowledged before, for measuring
+	// network programming latency. If a backend fails for long, only the oldest few thousand are kept.
 	Triggers []Trigger
-	// More means that the same [Cursor.Sync] offers another delta after this one, unless this one
-	// fails. A follower whose work should be done once for all of them can wait for the last.
+	// More means that the same [Cursor.Sync] offers another delta after this one, unless this one fails.
 	More bool
 }
 
@@ -121,15 +111,12 @@ type Trigger struct {
 // Field is a set of bits for the parts in which two [Port] values differ.
 type Field uint16
 
-// The bits of Field. Together they cover all of a Service except its ID: a value that
-// a backend derives from a Service changes only if the bit of one of its sources is
-// set. A Service that is new, removed, or whose last attempt failed has all bits.
+// The bits of Field. Together they cover all of a Service except its ID. A Service that is new, removed, or whose
+// last attempt failed has all bits.
 const (
-	// FieldFrontends: a frontend was added, was removed or handles connections
-	// differently. The first and the last endpoint of a pool set it although no address changes, because
-	// Frontend.Target then changes between TargetReject or TargetDrop and the pool. An
-	// entry that also contains the affinity timeout, the hash, an extension or the size
-	// of a pool depends on the bits of these as well.
+	// FieldFrontends: a frontend was added, was removed or handles connections differently. The first and the last
+	// endpoint of a pool set it, because Frontend.Target then changes. An entry that also contains the affinity
+	// timeout, the hash, an extension or the size of a pool depends on the bits of these as well.
 	FieldFrontends Field = 1 << iota
 	// FieldCluster and FieldLocal: the pool's endpoints, or a property of one of them.
 	FieldCluster
@@ -144,9 +131,8 @@ const (
 	FieldHash
 	// FieldExt: the extension of the Service port, Port.Spec.Ext.
 	FieldExt
-	// FieldEndpoints: the known endpoints, Port.Endpoints, whether in a pool or
-	// not. It is set along with FieldCluster or FieldLocal if an endpoint of a pool
-	// changed, and alone if only endpoints outside the pools changed.
+	// FieldEndpoints: the known endpoints, Port.Endpoints, whether in a pool or not. It is set alone if only
+	// endpoints outside the pools changed.
 	FieldEndpoints
 	// FieldPools: a pool came into existence or ceased to exist, whatever its endpoints;
 	// see Port.HasPool.
@@ -182,9 +168,8 @@ func (f Field) String() string {
 type Change struct {
 	// Key is the key of the Service port, in one family.
 	Key tracker.Key
-	// Old is the Service that the backend last acknowledged, or nil. New is the
-	// wanted Service, or nil if it was removed. Both are nil if attempts to write a Service failed
-	// that is not wanted any more.
+	// Old is the Service that the backend last acknowledged, or nil. New is the wanted Service, or nil if it was
+	// removed. Both are nil if a Service that failed is no longer wanted.
 	Old, New *Port
 	// Fields holds the parts in which Old and New differ. It is FieldAll in a Full delta, and if the last
 	// attempt failed.

@@ -10,30 +10,26 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Budget bounds what Services may cost a data plane, so that the objects of one user do not
-// take time and memory from those of others. Port counts endpoints. The other fields count the
-// elements that a data plane needs: see [Port.Cost]. In all fields zero means no bound;
+// Budget bounds what Services may cost a data plane, so that the objects of one user do not take time and memory from
+// those of others. Port counts endpoints, and the other fields elements: see [Port.Cost]. Zero means no bound;
 // [DefaultBudget] suits a node.
 //
-// What is left out depends only on the objects, the node and the Budget, and not on their
-// history: see [LeftOut]. Endpoints that are gone leave the rules. The Engine logs the excess to
-// [Config].Log and sends an event with [tracker.ReasonLimitExceeded].
+// What is left out depends only on the objects, the node and the Budget, not on their history: see [LeftOut]. The
+// Engine logs the excess to [Config].Log and sends an event with [tracker.ReasonLimitExceeded].
 type Budget struct {
 	// Port is the maximum number of endpoints of one port of a Service in one family. The last
 	// ones are left out.
 	Port int
-	// Namespace is the maximum cost of all Services of one namespace, so that the users of a
-	// namespace cannot use up Total alone. If all its Service ports together cost more, each one that
-	// fits into what is left gets all its elements, in the order of the age of their Services and then
-	// of their keys. The others have no rules.
+	// Namespace is the maximum cost of all Services of one namespace. If its Service ports cost more, each one that
+	// fits into what is left gets all its elements, in the order of the age of their Services and then of their keys.
+	// The others have no rules.
 	Namespace int
-	// Total is the maximum cost of all Services. If they cost more, the namespaces that cost
-	// most may have an equal number of elements each, as if that were Namespace.
-	// So a namespace that costs less than an equal part of Total always gets all it needs.
+	// Total is the maximum cost of all Services. If they cost more, the namespaces that cost most get an equal number
+	// of elements each, as if that were Namespace.
 	Total int
-	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of
-	// all that waits is more. Syncs divide larger changes into several deltas: see
-	// [Cursor.Sync]. For a backend with a smaller [Limits].Delta, that counts.
+	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of all that waits is more.
+	// Syncs divide larger changes into several deltas: see [Cursor.Sync]. A smaller [Limits].Delta of a backend
+	// counts instead.
 	Delta int
 }
 
@@ -52,10 +48,9 @@ func (b *Budget) validate() error {
 	return nil
 }
 
-// Cost returns the number of elements that s may need in a data plane: one for each frontend and
-// each of its sources, one for each endpoint of each frontend, as some data planes have a list of
-// endpoints for each, one for each bucket of a hash table or share of a weight, and one more for
-// each endpoint of a pool with client affinity.
+// Cost returns the number of elements that s may need in a data plane: one for each frontend and each of its sources,
+// for each endpoint of each frontend, and for each bucket of a hash table or share of a weight, and one more for each
+// endpoint of a pool with client affinity.
 func (s *Port) Cost() int {
 	n := 0
 	for i := range s.Frontends {
@@ -73,7 +68,6 @@ func (s *Port) Cost() int {
 	return n
 }
 
-// poolTargets are the targets that have a pool.
 var poolTargets = [...]Target{TargetCluster, TargetLocal}
 
 // limit returns s within the bounds on one Service port, with what they leave out.
@@ -145,7 +139,6 @@ func grown(old, now *Port, n int) *Port {
 		if old != nil {
 			had = old.Pool(t)
 		}
-		// Both pools are sorted by address.
 		fresh := 0
 		out := make([]*tracker.Endpoint, 0, min(len(pool), len(had)+n))
 		for _, ep := range pool {
@@ -164,9 +157,8 @@ func grown(old, now *Port, n int) *Port {
 	return withPools(now, part(TargetCluster), part(TargetLocal))
 }
 
-// shrunk returns a version of a removed Service without frontends whose larger pool has n
-// endpoints fewer, and the other pool no more than that. It returns nil if no pool has more than
-// n, or if the choice is by a hash: its table is written and removed as a whole.
+// shrunk returns a version of a removed Service without frontends whose pools have n endpoints fewer than the larger
+// one. It returns nil if no pool has more than n, or if the choice is by a hash: its table is removed as a whole.
 func shrunk(old *Port, n int) *Port {
 	cluster, local := old.Pool(TargetCluster), old.Pool(TargetLocal)
 	left := max(len(cluster), len(local)) - n
@@ -239,8 +231,8 @@ func differing(a, b []*tracker.Endpoint) (n int) {
 	return n + len(a) + len(b)
 }
 
-// cheapFirst moves the changes of expensive Services behind the others, so that a backend that
-// writes a Full delta in several transactions serves the others first.
+// cheapFirst moves the changes of expensive Services behind the others, so that a Full delta in several transactions
+// serves the others first.
 func (b *Budget) cheapFirst(changes []Change) {
 	if b.Delta == 0 {
 		return
@@ -262,8 +254,8 @@ func (b *Budget) cheapFirst(changes []Change) {
 // LeftOut is what a [Budget], or [Limits], leaves out of a Service, always with the reason
 // [tracker.ReasonLimitExceeded]. It must not be changed.
 type LeftOut struct {
-	// Text names the bounds and all parts that are left out, for people, such as "it has 30000
-	// endpoints, at most 20000 are allowed; left out: 10000 of 30000 endpoints".
+	// Text names the bounds and all parts that are left out, such as "it has 30000 endpoints, at most 20000 are
+	// allowed; left out: 10000 of 30000 endpoints".
 	Text string
 	// Sources is [tracker.ServicePort].SourceRangesLeftOut.
 	Sources int

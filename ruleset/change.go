@@ -12,8 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ID returns the [Port].ID of the change, which Old and New share. It is 0 for a Change without both that
-// no Cursor made.
+// ID returns the [Port].ID that Old and New share. It is 0 for a Change without both that no Cursor made.
 func (c Change) ID() uint32 {
 	switch {
 	case c.New != nil:
@@ -24,8 +23,8 @@ func (c Change) ID() uint32 {
 	return c.id
 }
 
-// Acknowledged reports whether an Apply that returned err acknowledges c, a change of its delta: all of
-// c is in effect. So a Backend that wraps another one learns what the [Cursor] will learn.
+// Acknowledged reports whether an Apply that returned err acknowledges c, a change of its delta: all of c is in
+// effect.
 func (c Change) Acknowledged(err error) bool {
 	if err == nil {
 		return true
@@ -41,12 +40,8 @@ func (c Change) Acknowledged(err error) bool {
 	return !named(c.Key) && !slices.ContainsFunc(c.lost, func(m move) bool { return named(m.key) })
 }
 
-// Upserted yields the endpoints in New.Selection.Reachable that are missing from Old
-// or differ from it. If Fields is FieldAll, as after a failed attempt, it yields all
-// endpoints in New.Selection.Reachable. It does not report the pools of an endpoint: see
-// FieldCluster and FieldLocal.
-//
-// It does not allocate for unchanged endpoints.
+// Upserted yields the endpoints in New.Selection.Reachable that are missing from Old or differ from it, or all of
+// them if Fields is FieldAll. It does not report the pools of an endpoint: see FieldCluster and FieldLocal.
 func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		if c.New == nil {
@@ -69,8 +64,8 @@ func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
 	}
 }
 
-// Removed yields the endpoints to remove, each address once: those in Old.Selection.Reachable whose
-// address is missing from New. It does not know the endpoints of attempts that failed.
+// Removed yields the endpoints to remove, each address once: those in Old.Selection.Reachable whose address is
+// missing from New. It does not yield endpoints of attempts that failed.
 func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		var before, now []*tracker.Endpoint
@@ -90,8 +85,8 @@ func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 	}
 }
 
-// GoneFrontends yields the frontends to delete because no Service has them any more: those of Old
-// whose address and port neither New nor another Service has.
+// GoneFrontends yields the frontends to delete: those of Old whose address and port neither New nor another Service
+// has.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
 		lost := newFinder(c.lost, move.frontend)
@@ -103,13 +98,12 @@ func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	}
 }
 
-// LostFrontends yields the frontends of Old that another Service takes, each with the key of that
-// Service. Its Change is in the same delta and has the frontend in its TakenFrontends.
+// LostFrontends yields the frontends of Old that another Service takes, each with the key of that Service, whose
+// Change is in the same delta.
 //
-// The frontend must work throughout. A data plane that finds frontends by address
-// alone must not delete it: the entry of the new owner replaces the old one. A data
-// plane whose keys contain the Service deletes this Service's entry once the entry of
-// the new owner is in place.
+// The frontend must work throughout. A data plane that finds frontends by address alone must not delete it: the new
+// owner's entry replaces the old one. A data plane whose keys contain the Service deletes this Service's entry after
+// it has written the new owner's.
 func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 	return func(yield func(Frontend, tracker.Key) bool) {
 		if len(c.lost) == 0 {
@@ -124,8 +118,8 @@ func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 	}
 }
 
-// TakenFrontends yields the frontends of New that another Service loses, each with the key of that
-// Service. Its Change is in the same delta, and its LostFrontends yields the frontend.
+// TakenFrontends yields the frontends of New that another Service loses, each with the key of that Service, whose
+// LostFrontends yields the frontend.
 func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 	return func(yield func(Frontend, tracker.Key) bool) {
 		for _, m := range c.taken {
@@ -185,7 +179,6 @@ func newFinder[T any, K comparable](list []T, key func(T) K) finder[T, K] {
 	return f
 }
 
-// findEndpoints returns a finder of endpoints by address.
 func findEndpoints(list []*tracker.Endpoint) finder[*tracker.Endpoint, netip.AddrPort] {
 	sorted := slices.IsSortedFunc(list, func(a, b *tracker.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	if !sorted {
@@ -213,9 +206,8 @@ func (f finder[T, K]) first(k K) int {
 
 func (f finder[T, K]) has(k K) bool { return f.first(k) >= 0 }
 
-// link finds frontends that move between two changes. It records in the change that
-// gains a frontend which Service loses it, and moves that change before the one that
-// loses it. Without such changes it returns immediately.
+// link finds frontends that move between two changes. It records them in both changes, and moves the change that
+// gains a frontend before the one that loses it.
 func link(changes []Change) {
 	winners := 0
 	for i := range changes {
@@ -236,9 +228,8 @@ func link(changes []Change) {
 		}
 	}
 
-	// Depth first: a change comes after the changes to which it loses a frontend. If
-	// one of these is still being visited, the changes form a circle, which has no
-	// such order.
+	// Depth first. If a change that takes a frontend is still being visited, the changes form a circle, which has no
+	// order.
 	out := make([]Change, 0, len(changes))
 	opened := make([]bool, len(changes))
 	var visit func(i int)
@@ -260,9 +251,8 @@ func link(changes []Change) {
 	copy(changes, out)
 }
 
-// PortsOf returns every port of a Service, in both families, sorted by key. It returns nil
-// if there are none. The first call builds an index of the Services' names. The result is
-// shared and must not be modified.
+// PortsOf returns every port of a Service, in both families, sorted by key, or nil. The first call builds an index.
+// The result is shared and must not be modified.
 func (s *Snapshot) PortsOf(name types.NamespacedName) []*Port {
 	s.onceNames.Do(func() {
 		s.names = make(map[types.NamespacedName][]*Port, len(s.Ports))

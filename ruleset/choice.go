@@ -9,10 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// mostShares returns the maximum number of shares of n endpoints with weights: an
-// average of 16 each, but at least 256, so that few endpoints get shares accurate to
-// about one per cent. More than 512 endpoints share 8,192, or two each if that is more: one
-// changed weight may change all of them.
+// mostShares returns the maximum number of shares of n endpoints with weights: 16 each, but at least 256, and at most
+// 8,192 or two each, because one changed weight may change all of them.
 func mostShares(n int) int { return max(256, min(16*n, max(8192, 2*n))) }
 
 // reduced returns the sum of the weights and their greatest common divisor.
@@ -36,18 +34,15 @@ func TotalShares(eps []*tracker.Endpoint) int {
 	return min(sum/max(divisor, 1), mostShares(len(eps)))
 }
 
-// Shares converts the weights of a pool's endpoints to small integers, for uses such
-// as numbers of buckets in a table. Each share is at least 1. The sum is at most 256,
-// or 16 per endpoint if that is more. With more than 512 endpoints it is at most 8,192, or 2 per
-// endpoint if that is more.
+// Shares converts the weights of a pool's endpoints to small integers, such as numbers of buckets in a table. Each
+// share is at least 1. The sum is at most 256, or 16 per endpoint if that is more. With more than 512 endpoints it is
+// at most 8,192, or 2 per endpoint if that is more.
 //
-// Shares divides the weights by their greatest common divisor. If the sum is still
-// too large, it distributes the maximum number of shares by the method of largest
-// remainders, with at least one for each endpoint. No endpoint then has more than one
-// share above its exact proportion. None has more than one share below it, apart from
-// the shares that raised other endpoints to one. The result does not depend on the
-// order of the endpoints, which must not be nil and whose addresses must differ. The
-// caller owns the result.
+// Shares divides the weights by their greatest common divisor. If the sum is still too large, it distributes the
+// maximum number of shares by the method of largest remainders. No endpoint then has more than one share above its
+// exact proportion, nor more than one below it, apart from the shares that raised other endpoints to one. The result
+// does not depend on the order of the endpoints, which must not be nil and whose addresses must differ. The caller
+// owns the result.
 func Shares(eps []*tracker.Endpoint) []int {
 	out := make([]int, len(eps))
 	sum, divisor := reduced(eps)
@@ -58,8 +53,7 @@ func Shares(eps []*tracker.Endpoint) []int {
 		}
 		return out
 	}
-	// Raise endpoints with less than one share to one, which may leave others with
-	// less than one.
+	// Raising endpoints to one share may leave others with less than one.
 	for raised := true; raised; {
 		raised = false
 		weights, rest := sum, slots
@@ -91,8 +85,7 @@ func Shares(eps []*tracker.Endpoint) []int {
 	return out
 }
 
-// Weighted reports whether the endpoints of the pool for a target have different
-// weights. It is fast if all endpoints of the Service have the same weight.
+// Weighted reports whether the endpoints of the pool for a target have different weights.
 func (s *Port) Weighted(t Target) bool {
 	return !s.uniform && !uniform(s.Pool(t))
 }
@@ -117,11 +110,9 @@ func (s *Port) Hash() tracker.Hash {
 	return tracker.HashNone
 }
 
-// HashOf returns the hash of a connection from source: of the address, or of the
-// address and port, depending on Hash. [maglev.Table.Find] finds the connection's
-// endpoint by this hash in the result of Maglev for the same seed. HashOf returns 0
-// if Hash is [tracker.HashNone]. Package nftables makes the kernel compute the same
-// hash; see [maglev.HashAddr].
+// HashOf returns the hash of a connection's source, by which [maglev.Table.Find] finds its endpoint in the result of
+// Maglev for the same seed. It returns 0 if Hash is [tracker.HashNone]. Package nftables makes the kernel compute the
+// same hash; see [maglev.HashAddr].
 func (s *Port) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	switch s.Hash() {
 	case tracker.HashSource:
@@ -132,8 +123,7 @@ func (s *Port) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	return 0
 }
 
-// MaxBuckets is the largest size of a hash table, unless it has more endpoints: a table is written
-// as a whole, and its buckets are elements of a [Budget].
+// MaxBuckets is the largest size of a hash table, unless it has more endpoints: a table is written as a whole.
 const MaxBuckets = 4093
 
 // HashBuckets returns the number of buckets in the table that [Port.Maglev] makes
@@ -151,12 +141,10 @@ func (s *Port) HashBuckets(t Target) int {
 	return min(size, max(MaxBuckets, maglev.SizeAtLeast(n)))
 }
 
-// Maglev returns the table that chooses the endpoints of a pool: the member in a
-// bucket is an index into [Port.Pool] of t. Maglev returns nil if Hash is
-// [tracker.HashNone] or the pool is empty. The table depends only on the addresses
-// and weights of the pool, the size and the seed, which is [Node].HashSeed. Each call
-// computes the table again, at the cost that package maglev documents. Only the first
-// [maglev.MaxSize] endpoints of a pool are in the table.
+// Maglev returns the table that chooses the endpoints of a pool: the member in a bucket is an index into [Port.Pool]
+// of t. It returns nil if Hash is [tracker.HashNone] or the pool is empty. The table depends only on the addresses
+// and weights of the pool, the size and the seed, which is [Node].HashSeed. Each call computes the table again. Only
+// the first [maglev.MaxSize] endpoints of a pool are in it.
 func (s *Port) Maglev(t Target, seed uint64) *maglev.Table {
 	size := s.HashBuckets(t)
 	if size == 0 {

@@ -9,15 +9,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Compile compiles one Service port for node n: its endpoints, its frontends, and
-// what happens to connections there. It depends only on its arguments and does not
-// change them; the result shares their slices. The ID of the result is 0. The result
-// has every frontend that the port asks for, even if another Service has it too: the
-// [Engine] assigns IDs and resolves conflicts.
+// Compile compiles one Service port for node n. It depends only on its arguments and does not change them; the result
+// shares their slices. The ID of the result is 0. The result has every frontend that the port asks for: the [Engine]
+// assigns IDs and resolves conflicts.
 //
-// Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the
-// zero Node. p.Port and the endpoints must not be nil. Compile costs a call of
-// [tracker.Select] and a few steps per frontend.
+// Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the zero Node. p.Port and the
+// endpoints must not be nil. Compile costs a call of [tracker.Select] and a few steps per frontend.
 func Compile(p tracker.PortState, n *Node) *Port {
 	if n == nil {
 		n = &Node{}
@@ -54,7 +51,6 @@ func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
 	return slices.DeleteFunc(slices.Clone(eps), none)
 }
 
-// frontends appends the frontends of p to out.
 func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Frontend {
 	external := external(p, sel)
 	var sources []netip.Prefix
@@ -84,12 +80,9 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 	return out
 }
 
-// addresses yields the addresses of p, each once, in the order of
-// [Port].Frontends. The NodePort, if there is one, comes last with the zero Addr.
-// The result depends only on p.
-//
-// An address that is both an external and a load-balancer IP counts as a
-// load-balancer IP, because only that kind restricts its sources.
+// addresses yields the addresses of p, each once, in the order of [Port].Frontends. The NodePort comes last with the
+// zero Addr. An address that is both an external and a load-balancer IP counts as a load-balancer IP, because only
+// that kind restricts its sources.
 func addresses(p *tracker.ServicePort) iter.Seq2[Kind, netip.Addr] {
 	return func(yield func(Kind, netip.Addr) bool) {
 		if p.ClusterIP.IsValid() && !yield(KindClusterIP, p.ClusterIP) {
@@ -140,9 +133,8 @@ func internal(p *tracker.ServicePort, sel *tracker.Selection, n *Node) Frontend 
 // external returns the rules of all other addresses.
 func external(p *tracker.ServicePort, sel *tracker.Selection) Frontend {
 	if p.ExternalLocal {
-		// The load balancer chose this node because it has endpoints, and they see
-		// the client's address. A connection from this node or its pods did not pass
-		// the load balancer, so it may use every endpoint.
+		// The load balancer chose this node because it has endpoints, and they see the client's address. Connections
+		// from this node or its pods did not pass the load balancer and may use every endpoint.
 		return Frontend{Target: local(sel), Internal: cluster(sel), Masquerade: MasqueradeNode}
 	}
 	t := cluster(sel)
@@ -152,8 +144,8 @@ func external(p *tracker.ServicePort, sel *tracker.Selection) Frontend {
 	return Frontend{Target: t, Internal: t, Masquerade: MasqueradeAlways}
 }
 
-// prefersLocal reports whether endpoints on this node take part as well as others do: some
-// are ready, or none is ready anywhere. All endpoints of a pool are ready, or none is.
+// prefersLocal reports whether endpoints on this node are as good as others: some are ready, or none is ready
+// anywhere.
 func prefersLocal(sel *tracker.Selection) bool {
 	return len(sel.Local) != 0 && (sel.Local[0].Ready || len(sel.Cluster) == 0 || !sel.Cluster[0].Ready)
 }
@@ -192,16 +184,14 @@ func allowedSources(ranges []netip.Prefix) []netip.Prefix {
 	return cidr.Reduce(ranges)
 }
 
-// containsNode reports whether one of the node's own addresses is in sources.
 func containsNode(sources []netip.Prefix, n *Node) bool {
 	return slices.ContainsFunc(n.Info.Addresses, func(a netip.Addr) bool {
 		return cidr.Contain(sources, a.Unmap())
 	})
 }
 
-// withOwn adds the frontend's own address to its sources. If the node is allowed, it
-// may reach its own load balancer with the load balancer's address as the source:
-// some load balancers bind the address to the node, and the kernel then chooses it.
+// withOwn adds the frontend's own address to its sources, if the node is allowed: some load balancers bind the
+// address to the node, and the kernel then chooses it as the source.
 func withOwn(sources []netip.Prefix, own netip.Addr) []netip.Prefix {
 	if cidr.Contain(sources, own) {
 		return sources
@@ -209,10 +199,8 @@ func withOwn(sources []netip.Prefix, own netip.Addr) []netip.Prefix {
 	return cidr.Reduce(append(slices.Clip(sources), single(own)))
 }
 
-// On returns the Service as another node has it: with the same ID, the same frontends and
-// the pools that node n may use. The frontends stay those that the [Engine] assigned, which
-// [Compile] alone does not know. A process that computes the rules of several nodes calls
-// it; see package placement. Nil stays nil.
+// On returns the Service as node n has it: with the same ID, the same frontends and the pools that n may use. A
+// process that computes the rules of several nodes calls it; see package placement. Nil stays nil.
 func (s *Port) On(n *Node) *Port {
 	if s == nil {
 		return nil
@@ -225,9 +213,8 @@ func (s *Port) On(n *Node) *Port {
 	return out
 }
 
-// On returns the change of the Service's rules on another node: Old and New as
-// [Port.On] returns them, and the Fields in which they differ there. After a failed
-// attempt, Fields stays FieldAll.
+// On returns the change of the Service's rules on another node: Old and New as [Port.On] returns them, and the Fields
+// in which they differ. After a failed attempt, Fields stays FieldAll.
 func (c Change) On(n *Node) Change {
 	out := c
 	out.Old, out.New = c.Old.On(n), c.New.On(n)

@@ -11,17 +11,16 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// l4Key is the address, port and protocol of a [Frontend] or an endpoint. A NodePort has
-// the unspecified address of its family. The struct has no pointers and no padding, so that
-// large maps of it are small and fast.
+// l4Key is the address, port and protocol of a [Frontend] or an endpoint. A NodePort has the unspecified address of
+// its family. Without pointers and padding, large maps of it are small and fast.
 type l4Key struct {
 	addr  [16]byte // IPv4 addresses in their IPv6-mapped form
 	port  uint16
 	proto uint16
 }
 
-// l4KeyAt returns the key of a valid address without a zone. All protocols that the
-// API does not define get the same number; no [Port] has them.
+// l4KeyAt returns the key of a valid address without a zone. Protocols that the API does not define get one number;
+// no [Port] has them.
 func l4KeyAt(a netip.Addr, port uint16, proto v1.Protocol) l4Key {
 	p := l4Key{addr: a.As16(), port: port}
 	switch proto {
@@ -88,14 +87,13 @@ func (n *Node) uses(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 	}
 }
 
-// servesNodePorts reports whether an external or load-balancer IP is an address of the node that serves NodePorts.
 func (n *Node) servesNodePorts(kind Kind, addr netip.Addr) bool {
 	return (kind == KindExternalIP || kind == KindLoadBalancerIP) && slices.Contains(n.Info.Addresses, addr) &&
 		n.NodePorts(tracker.FamilyOf(addr)).Allows(addr)
 }
 
-// sameFrontends reports whether a and b, ports of the same key, ask for the same frontends and health-check node port.
-// It does not compare their rank among others that ask for them.
+// sameFrontends reports whether a and b, ports of the same key, ask for the same frontends and health-check node
+// port.
 func sameFrontends(a, b *tracker.ServicePort) bool {
 	return a == b || a != nil && b != nil &&
 		a.ClusterIP == b.ClusterIP && a.Port == b.Port && a.NodePort == b.NodePort &&
@@ -104,17 +102,10 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
 }
 
-// ownership decides which Service owns a frontend that several ask for. The API
-// allows two Services with the same external IP and port. While one object is being
-// deleted and another created, two Services can have the same frontend of any kind.
-// Backends' maps have room for one.
-//
-// The package documentation has the order. The API server assigns cluster IPs and a controller
-// load-balancer IPs, but any user who may edit a Service chooses its external IPs, which therefore come
-// last. A Service of unknown age comes last, too.
-//
-// The result depends only on the contenders, so it is the same on every node and after
-// every restart.
+// ownership decides which Service owns a frontend that several ask for, in the order of the package documentation.
+// The API allows several Services with the same external IP and port, and, while one object replaces another, with a
+// frontend of any kind. External IPs come last because any user who may edit a Service chooses them. The result
+// depends only on the contenders.
 type ownership struct {
 	port  func(id uint32) *tracker.ServicePort
 	owner map[l4Key]contender
@@ -131,7 +122,7 @@ func newOwnership(port func(id uint32) *tracker.ServicePort) ownership {
 	return ownership{port: port, owner: map[l4Key]contender{}, conflicts: map[l4Key][]contender{}}
 }
 
-// compare compares contenders for the same frontend. The owner is the lowest.
+// compare orders contenders for the same frontend, the owner first.
 func (c *ownership) compare(a, b contender) int {
 	p, q := c.port(a.id), c.port(b.id)
 	return cmp.Or(
@@ -140,8 +131,7 @@ func (c *ownership) compare(a, b contender) int {
 		p.Key.Compare(q.Key))
 }
 
-// rank orders the kinds of frontends that can have the same address. NodePorts compete
-// only with each other, and see [Node.uses] for health-check node ports.
+// rank orders the kinds of frontends that can have the same address. NodePorts compete only with each other.
 func (k Kind) rank() int {
 	switch k {
 	case KindClusterIP, kindHealthCheck:
@@ -152,8 +142,7 @@ func (k Kind) rank() int {
 	return 2
 }
 
-// add adds a contender. It returns the ID of the Service that loses the
-// frontend, or 0.
+// add adds a contender. It returns the ID of the Service that loses the frontend, or 0.
 func (c *ownership) add(at l4Key, n contender) (loser uint32) {
 	o, taken := c.owner[at]
 	switch {
@@ -209,9 +198,9 @@ func (e *Engine) contest(at l4Key) {
 	}
 }
 
-// holder returns the ID of the Service that keeps p from using a port of the node in a way, or 0. The one that was
-// created first has it. An external or load-balancer IP takes a NodePort or health-check node port at that address only,
-// so it keeps none of these from being used, and hidden reports that.
+// holder returns the ID of the Service that keeps p from using a port of the node, or 0: the one that was created
+// first. An external or load-balancer IP keeps no NodePort or health-check node port from being used, because it
+// takes them at that address only, and hidden reports that.
 func (e *Engine) holder(at l4Key, p *tracker.ServicePort, kind Kind) (id uint32, hidden bool) {
 	earlier := func(o contender) bool {
 		q := e.slots[o.id].port

@@ -15,9 +15,8 @@ import (
 // ErrDetached is returned by [Cursor.Sync] after [Cursor.Detach].
 var ErrDetached = errors.New("ruleset: cursor is detached")
 
-// ErrNotSynced is wrapped by the error of a [Cursor.Sync] that did nothing because some sources
-// of the tracker are not synced. The error names the sources. Such a Sync is neither a success nor
-// a failure, and package runner treats it so.
+// ErrNotSynced is wrapped by the error of a [Cursor.Sync] that did nothing because some sources of the tracker, which
+// the error names, are not synced. Package runner takes such a Sync neither for a success nor for a failure.
 var ErrNotSynced error = notSynced{}
 
 type notSynced struct{}
@@ -28,14 +27,13 @@ func (notSynced) Error() string { return "ruleset: tracker is not synced" }
 // NotReady reports, to package runner, that this is no failure.
 func (notSynced) NotReady() bool { return true }
 
-// errUnfinished is the result of an Apply that did not return.
 var errUnfinished = errors.New("ruleset: Apply did not return")
 
 // maxTriggers bounds the triggers stored while a backend fails.
 const maxTriggers = 8192
 
-// Cursor is one backend's position in the changes of an [Engine]: it records what the
-// backend last accepted. Its methods are safe for concurrent use.
+// Cursor is one backend's position in the changes of an [Engine]: it records what the backend acknowledged. Its
+// methods are safe for concurrent use.
 type Cursor struct {
 	name    string
 	engine  *Engine
@@ -46,9 +44,8 @@ type Cursor struct {
 	// part, if not nil, is the part of the ruleset that the backend is offered.
 	part func(*Port) bool
 
-	// syncing has room for one value, which a Sync puts there for its duration. That happens
-	// before engine.mu is locked. engine.mu guards the fields below and is never held during
-	// Apply.
+	// syncing has room for one value, which a Sync puts there for its duration, before engine.mu is locked. engine.mu
+	// guards the fields below and is never held during Apply.
 	syncing chan struct{}
 
 	onSync   func(SyncInfo)
@@ -83,21 +80,19 @@ type Cursor struct {
 	dirty    []uint32
 	cut      map[uint32]cut
 	triggers []Trigger // not acknowledged, at most maxTriggers
-	// marks is the time in nanoseconds since start at which an ID became dirty last. It
-	// is higher each time.
+	// marks is the increasing time, in nanoseconds since start, at which an ID last became dirty.
 	marks uint64
-	// until is the value of marks when the Sync in progress had taken the changes from the tracker
-	// for the first time, and 0 before. It is used with syncing held.
+	// until is the last mark that the Sync in progress must offer, and 0 until it has taken the changes from the
+	// tracker. Guarded by syncing.
 	until uint64
-	// unfinished holds the IDs whose change in the current delta adds or removes only a
-	// part of the endpoints.
+	// unfinished holds the IDs of which the current delta adds or removes only a part of the endpoints.
 	unfinished []uint32
 }
 
 // state is the state of one ID in a Cursor.
 type state struct {
-	// acked is the version that the backend acknowledged last, without the frontends that it then
-	// acknowledged for other Services; nil for none.
+	// acked is the version that the backend acknowledged last, without frontends acknowledged for other Services
+	// since; nil for none.
 	acked *Port
 	// at is when acked was acknowledged, since Cursor.start.
 	at time.Duration
@@ -126,9 +121,8 @@ type SyncInfo struct {
 	Applied bool
 	// Full reports whether the last delta was full.
 	Full bool
-	// Changes is the number of changes in all deltas, and Failed the number of them that
-	// were not acknowledged. A delta that the backend answered with [ErrNeedFull] does not
-	// count.
+	// Changes is the number of changes in all deltas, and Failed the number of them that were not acknowledged.
+	// Deltas that were answered with [ErrNeedFull] do not count.
 	Changes, Failed int
 	// Triggers holds the triggers of the acknowledged changes.
 	Triggers []Trigger
@@ -143,7 +137,6 @@ type SyncInfo struct {
 	Err error
 }
 
-// familyIndex returns the index of f in arrays by family.
 func familyIndex(f tracker.Family) int {
 	if f == tracker.IPv6 {
 		return 1
@@ -164,14 +157,11 @@ func (e *Engine) newCursor(name string, b Backend) *Cursor {
 	return c
 }
 
-// Follow adds a backend whose wanted state is what c's backend has in effect: what it acknowledged.
-// Services that failed are as last acknowledged. So a
-// health check, a metric or an address that is announced is never ahead of the rules, whatever fails.
-// Its deltas have the triggers of what is in effect.
-// The follower is synced after c, for example by [SyncAll]. It gets deltas like any other Cursor, has
-// failures of its own and may be followed itself. Before c has a first result, its Sync does nothing
-// and returns an error that wraps [ErrNotSynced]. [Cursor.Detach] of c detaches it, too. It costs a
-// pointer for each Service, and time for what came into effect. b must not be nil.
+// Follow adds a backend whose wanted state is what c's backend acknowledged. So a health check, a metric or an
+// address that is announced is never ahead of the rules. The follower is synced after c, for example by [SyncAll]. It
+// has deltas and failures of its own and may be followed itself. Before c has a first result, its Sync does nothing
+// and returns an error that wraps [ErrNotSynced]. [Cursor.Detach] of c detaches it, too. It costs a pointer for each
+// Service. b must not be nil.
 func (c *Cursor) Follow(name string, b Backend) *Cursor {
 	f := c.engine.newCursor(name, b)
 	f.leader = c
@@ -182,10 +172,8 @@ func (c *Cursor) Follow(name string, b Backend) *Cursor {
 	return f
 }
 
-// OnSync sets the function f to be called at the end of each Sync that compared the
-// ruleset with what the backend has. The goroutine of Sync calls f before the next
-// Sync begins. f must not call Sync. It replaces the previous function; nil removes
-// it.
+// OnSync sets the function f to be called at the end of each Sync that compared the ruleset with what the backend
+// has, in the goroutine of Sync. f must not call Sync. It replaces the previous function; nil removes it.
 func (c *Cursor) OnSync(f func(SyncInfo)) {
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
@@ -228,21 +216,19 @@ func (c *Cursor) detach() {
 	c.states, c.dirty, c.triggers, c.node, c.effect, c.part, c.failures, c.cut = nil, nil, nil, nil, effect{}, nil, nil, nil
 }
 
-// Sync brings the backend up to date. It takes the changes from the tracker, compiles
-// them, and offers the backend the difference to what it last accepted. If there is no
-// difference, Sync does not call the backend.
+// Sync brings the backend up to date. It takes the changes from the tracker, compiles them, and offers the backend
+// the difference to what it last acknowledged, if there is any.
 //
-// While the tracker is not Synced, Sync does nothing and returns an error that wraps
-// [ErrNotSynced] and names the missing sources.
+// While the tracker is not Synced, Sync does nothing and returns an error that wraps [ErrNotSynced].
 //
-// Sync returns the error of the backend, wrapped with the name of the cursor. The next Sync offers
-// again what was not accepted. If the backend returns [ErrNeedFull], the same Sync offers the full
-// state once. Only one Sync of a Cursor runs at a time; others wait until it returns or their context
-// ends. So an Apply must not call its own Cursor's Sync.
+// Sync returns the error of the backend, wrapped with the name of the cursor. The next Sync offers again what was not
+// acknowledged. If the backend returns [ErrNeedFull], the same Sync offers the full state once. Only one Sync of a
+// Cursor runs at a time; others wait until it returns or their context ends. An Apply must not call its own Cursor's
+// Sync.
 //
-// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the delta is Full. Changes
-// that arrive during the Sync join the next delta. Sync returns when it has offered all changes that existed when it
-// began, or a delta fails. If changes are left then, it calls the functions that [Engine.Notify] registered.
+// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the delta is Full. It
+// returns when it has offered all changes that existed when it began, or a delta fails. If newer changes are left
+// then, it calls the functions that [Engine.Notify] registered.
 func (c *Cursor) Sync(ctx context.Context) error {
 	select {
 	case c.syncing <- struct{}{}:
@@ -289,8 +275,8 @@ func (c *Cursor) waits() bool {
 	return c.leader.node == nil && !c.detached
 }
 
-// rounds offers deltas until it has offered all changes that existed when it began, or one
-// fails. left reports that there are others.
+// rounds offers deltas until it has offered all changes that existed when it began, or one fails. left reports that
+// newer ones exist.
 func (c *Cursor) rounds(ctx context.Context, info *SyncInfo) (left bool, err error) {
 	c.until = 0
 	for {
@@ -312,8 +298,8 @@ func (c *Cursor) rounds(ctx context.Context, info *SyncInfo) (left bool, err err
 // more reports whether the Sync in progress offers another delta. oldest is as in round.
 func (c *Cursor) more(oldest uint64) bool { return oldest != 0 && oldest <= c.until }
 
-// round builds one delta and applies it. oldest is the value of c.marks when the oldest change
-// that is left for another delta became dirty, or 0 if there is none.
+// round builds one delta and applies it. oldest is the mark of the oldest change that is left for another delta, or
+// 0.
 func (c *Cursor) round(ctx context.Context, info *SyncInfo) (oldest uint64, err error) {
 	d, oldest, err := c.offer(info)
 	if d == nil || err != nil {
@@ -384,8 +370,8 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	return d, oldest, nil
 }
 
-// keepDirty empties c.dirty, except for the changes in later and for those of now that are
-// unfinished. It returns when the oldest of these became dirty, or 0.
+// keepDirty empties c.dirty, except for the changes in later and for those of now that are unfinished, and returns
+// the oldest mark of these, or 0.
 func (c *Cursor) keepDirty(now, later []Change) (oldest uint64) {
 	keep := make([]uint32, 0, len(later))
 	for i := range later {
@@ -416,7 +402,7 @@ func (c *Cursor) keepDirty(now, later []Change) (oldest uint64) {
 	return oldest
 }
 
-// offered records that the backend may have the Services of changes from now on.
+// offered records that the backend may have parts of the Services of changes from now on.
 func (c *Cursor) offered(changes []Change) {
 	for i := range changes {
 		id := changes[i].ID()
@@ -428,7 +414,6 @@ func (c *Cursor) offered(changes []Change) {
 	}
 }
 
-// add adds the change of id, if any, to d.
 func (c *Cursor) add(d *Delta, id uint32) {
 	s, now := &c.states[id], c.unlimited(id)
 	if now != nil {
@@ -531,7 +516,6 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		return
 	}
 	c.concede(failed)
-	// Triggers that arrived during Apply follow those that were offered.
 	later := c.triggers[min(len(d.Triggers), len(c.triggers)):]
 	var kept []Trigger
 	for _, t := range d.Triggers {
@@ -544,7 +528,6 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	c.triggers = append(kept, later...)
 }
 
-// ack records that the backend acknowledged ch.
 func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
 	if ch.Fields == FieldAll && diff(ch.Old, ch.New) == 0 { // it was written again
@@ -559,7 +542,7 @@ func (c *Cursor) ack(ch *Change) {
 	}
 }
 
-// setInEffect records what is in effect of an ID, and tells those that follow c if that changed.
+// setInEffect records what is in effect of an ID, and notifies the followers if that changed.
 func (c *Cursor) setInEffect(id uint32, now *Port) {
 	s := &c.states[id]
 	c.effect.set(id, s.acked, now)
@@ -584,7 +567,7 @@ func (c *Cursor) fail(ch *Change, err error) {
 	c.markDirty(id)
 }
 
-// concede takes the frontends from failed Services that the backend acknowledged for others.
+// concede removes from failed Services the frontends that the backend acknowledged for others.
 func (c *Cursor) concede(failed map[tracker.Key]*Change) {
 	for _, ch := range failed {
 		if now := ch.without(func(k tracker.Key) bool { return failed[k] != nil }).New; now != ch.Old {
@@ -603,7 +586,7 @@ func (c *Cursor) inEffect(info *SyncInfo, triggers ...Trigger) {
 	}
 }
 
-// drop records that one cursor's backend has nothing of id any more.
+// drop records that one backend has nothing of id any more.
 func (e *Engine) drop(id uint32) {
 	s := &e.slots[id]
 	s.holders--
@@ -612,7 +595,6 @@ func (e *Engine) drop(id uint32) {
 	}
 }
 
-// markDirty records that id may have changed.
 func (c *Cursor) markDirty(id uint32) {
 	c.grow(int(id) + 1)
 	if s := &c.states[id]; !s.dirty {
@@ -625,14 +607,12 @@ func (c *Cursor) markDirty(id uint32) {
 	}
 }
 
-// grow makes room for n IDs.
 func (c *Cursor) grow(n int) {
 	if more := n - len(c.states); more > 0 {
 		c.states = append(c.states, make([]state, more)...)
 	}
 }
 
-// trigger stores a trigger.
 func (c *Cursor) trigger(t Trigger) {
 	if len(c.triggers) < maxTriggers {
 		c.triggers = append(c.triggers, t)

@@ -6,9 +6,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// diff returns the parts in which two Services of the same key differ, or FieldAll if
-// only one of them is nil. It compares pointers first, because unchanged values share
-// memory.
+// diff returns the parts in which two Services of the same key differ, or FieldAll if only one of them is nil.
+// Unchanged values share memory, so it compares pointers first.
 func diff(a, b *Port) Field {
 	if a == b {
 		return 0
@@ -67,8 +66,7 @@ func equalOther(a, b *Port, found Field) bool {
 	}
 	// Frontends, affinity, hash and the extension have bits of their own.
 	p := *b.Spec
-	// The time of creation decides who owns a frontend, and FieldFrontends reports the
-	// result. Alone it changes nothing.
+	// The time of creation decides only who owns a frontend, which FieldFrontends reports.
 	p.Created = a.Spec.Created
 	p.Ext = a.Spec.Ext
 	p.Affinity = a.Spec.Affinity

@@ -8,8 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// leastShare is the part of all waiting changes that a delta has at least: a 32nd. Each delta
-// examines all that are left, so their number must not grow with the changes.
+// leastShare: a delta has at least a 32nd of all waiting changes. Each delta examines all that are left, so their
+// number must not grow with the changes.
 const leastShare = 32
 
 // deltaSize returns the size of an incremental delta, or 0 if deltas are not divided.
@@ -23,12 +23,10 @@ func (c *Cursor) deltaSize() int {
 	return most
 }
 
-// divide returns the changes to offer now, if all together are larger than the Budget allows.
-// The others stay dirty. Changes that exchange frontends stay together. changes is sorted as
-// in a Delta, and so is the result.
+// divide returns the changes to offer now, if all together are larger than the Budget allows. The others stay dirty.
+// Changes that exchange frontends stay together. Both lists are sorted as in a Delta.
 //
-// Three quarters of the delta are for the smallest changes, and the rest is for the changes
-// that have waited longest, at least one. So a small change need not wait for large ones, and
+// Three quarters of the delta are for the smallest changes, and the rest for those that have waited longest, so that
 // no change waits forever.
 func (c *Cursor) divide(changes []Change) (now, later []Change) {
 	most := c.deltaSize()
@@ -79,7 +77,6 @@ func (c *Cursor) divide(changes []Change) (now, later []Change) {
 	return now, later
 }
 
-// group is a set of changes that must be in one delta.
 type group struct {
 	members []int // indices of the changes
 	cost    int

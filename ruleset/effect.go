@@ -10,8 +10,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// effect is an index of the Services that a backend has acknowledged, by address. Its
-// maps are built on first use and updated with each acknowledgement.
+// effect is an index by address of what a backend has acknowledged. Its maps are built on first use and updated with
+// each acknowledgement.
 type effect struct {
 	// frontends maps each frontend to the ID of the Service that is acknowledged with it.
 	frontends map[l4Key]uint32
@@ -21,10 +21,7 @@ type effect struct {
 	shared    map[l4Key][]uint32
 }
 
-// Port returns the version of a Service port that the backend has acknowledged, or
-// nil. Changes that were not offered yet, are being applied or have failed do not
-// count. Without such changes the result equals that of [Engine.Snapshot]. It costs a
-// look-up among the Service's ports.
+// Port returns the acknowledged version of a Service port, or nil. It costs a look-up among the Service's ports.
 func (c *Cursor) Port(k tracker.Key) *Port {
 	e := c.engine
 	e.mu.Lock()
@@ -32,12 +29,8 @@ func (c *Cursor) Port(k tracker.Key) *Port {
 	return c.acked(e.find(k))
 }
 
-// Lookup returns the acknowledged Service at an address, port and protocol, and its
-// frontend, like [Snapshot.Lookup].
-//
-// The first Lookup builds an index of all frontends, some 50 bytes each. Each
-// acknowledgement then updates the index at a cost proportional to the frontends of
-// the Services concerned. Further Lookups take constant time.
+// Lookup returns the acknowledged Service at an address, port and protocol, and its frontend, like [Snapshot.Lookup].
+// The first call builds an index of all frontends, some 50 bytes each, which each acknowledgement updates.
 func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -62,7 +55,6 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	return nil, nil
 }
 
-// index returns c.effect with its frontends.
 func (c *Cursor) index() *effect {
 	x := &c.effect
 	if x.frontends == nil {
@@ -79,10 +71,8 @@ func (x *effect) holder(at l4Key) uint32 {
 	return x.frontends[at]
 }
 
-// LookupEndpoint returns the acknowledged Services that have an endpoint at an
-// address, port and protocol, whatever its conditions, sorted by key. It returns nil
-// if there are none. The first call builds an index of all
-// endpoints, some 50 bytes each, which is updated like that of [Cursor.Lookup].
+// LookupEndpoint returns the acknowledged Services that have an endpoint at an address, port and protocol, whatever
+// its conditions, sorted by key, or nil. The first call builds an index of all endpoints, some 50 bytes each.
 func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
 	if !at.IsValid() {
 		return nil
@@ -113,7 +103,6 @@ func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Port {
 	return out
 }
 
-// acked returns the acknowledged version of an ID. The caller holds Engine.mu.
 func (c *Cursor) acked(id uint32) *Port {
 	if int(id) < len(c.states) {
 		return c.states[id].acked

@@ -20,8 +20,8 @@ import (
 
 // Config configures an [Engine].
 type Config struct {
-	// Source is the source of Services and endpoints, usually a [tracker.Tracker];
-	// required. The Engine must be its only consumer.
+	// Source is the source of Services and endpoints, usually a [tracker.Tracker]; required. The Engine must be its
+	// only consumer.
 	Source Source
 	// MasqueradeAll becomes [Node.MasqueradeAll].
 	MasqueradeAll bool
@@ -34,31 +34,26 @@ type Config struct {
 	// ServiceCIDRs holds the initial ranges of cluster IPs; see
 	// [Engine.SetServiceCIDRs]. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
-	// HashSeed becomes [Node].HashSeed. Nodes choose the same endpoints only with the
-	// same HashSeed. 0 is a seed like any other.
+	// HashSeed becomes [Node].HashSeed. Nodes choose the same endpoints only with the same HashSeed. 0 is a seed,
+	// too.
 	HashSeed uint64
 	// Budget bounds the cost of Services. The zero value bounds nothing.
 	Budget Budget
-	// OverBudget, if not nil, is called with each Service port that exceeds the Budget, each
-	// time it is compiled. It is for metrics. It must not call the Engine or
-	// a Cursor, which would wait forever.
+	// OverBudget, if not nil, is called with each Service port that exceeds the Budget, each time it is compiled, for
+	// metrics. It must not call the Engine or a Cursor, which would wait forever.
 	OverBudget func(tracker.Key)
-	// Log receives frontends that several Services ask for, and Services that exceed
-	// the [Limits] of a backend. Length, repetition and rate of the messages are bounded as
-	// for [tracker.Config].Log. Nil discards them. The Tracker also reports both as events
-	// to its [tracker.Config].Events.
+	// Log receives conflicts over frontends, and Services that exceed the [Limits] of a backend. Messages are bounded
+	// as for [tracker.Config].Log. Nil discards them. Both are also events of [tracker.Config].Events.
 	Log *slog.Logger
 }
 
-// Source is what an [Engine] needs of a [tracker.Tracker]. Other implementations feed an
-// Engine from a source other than API objects. Its methods must be safe for concurrent use.
+// Source is what an [Engine] needs of a [tracker.Tracker]. Its methods must be safe for concurrent use.
 type Source interface {
 	// Missing returns the sources that are not complete yet, or nil.
 	Missing() []tracker.Kind
-	// Take returns the changes since the previous Take. The Ports of an update are
-	// sorted by key without duplicates and belong to the Service of the update. The values
-	// must not change afterwards. Take returns no updates while Missing returns a source.
-	// The Engine leaves out a port without Port or with a nil endpoint, and reports it.
+	// Take returns the changes since the previous Take, or none while Missing returns a source. The Ports of an
+	// update are sorted by key without duplicates and belong to the Service of the update. The values must not change
+	// afterwards. The Engine leaves out a port without Port or with a nil endpoint, and reports it.
 	Take() tracker.Changes
 	// Node returns the current node.
 	Node() tracker.NodeInfo
@@ -73,14 +68,10 @@ type Source interface {
 // terminating zero, linux/if.h).
 const maxInterfaceName = 15
 
-// Engine keeps the ruleset, every [Port] compiled, in step with a
-// [tracker.Tracker]. It offers each attached [Backend] the difference to what that
-// backend last accepted. Its methods are safe for concurrent use.
-//
-// The Engine works only when a [Cursor] is synced or a [Snapshot] is taken, and only
-// on the Services that changed.
-//
-// [NewEngine] makes one; the zero value must not be used.
+// Engine keeps the ruleset, every [Port] compiled, in step with a [tracker.Tracker], and offers each attached
+// [Backend] the difference to what that backend last acknowledged. It works only when a [Cursor] is synced or a
+// [Snapshot] is taken. Its methods are safe for concurrent use. [NewEngine] makes one; the zero value must not be
+// used.
 type Engine struct {
 	tracker  Source
 	nodePort NodePortAddresses
@@ -100,8 +91,7 @@ type Engine struct {
 	names map[types.NamespacedName][]uint32
 	// room is memory for the slices in names.
 	room []uint32
-	// gone holds the IDs of keys that are not live but that the backend of a cursor
-	// may still have.
+	// gone holds the IDs of keys that are not live but that some backend may still have.
 	gone map[tracker.Key]uint32
 	// free holds the unused IDs, the longest unused first.
 	free []uint32
@@ -125,15 +115,13 @@ type Engine struct {
 type slot struct {
 	// svc is the compiled Service, or the last one if the ID is not live.
 	svc *Port
-	// port is the port whose frontends are in Engine.ownership, or nil if the port does not
-	// exist any more.
+	// port is the port whose frontends are in Engine.ownership, or nil.
 	port *tracker.ServicePort
 	// holders is the number of cursors whose backend may have parts of svc.
 	holders int32
 	// job is 1 + the index of the slot's job in Engine.jobs, or 0 for none.
 	job int32
-	// want is the cost of the Service without the bounds Namespace and Total of the Budget.
-	// It is 0 without these bounds.
+	// want is the cost of the Service, 0 if the Budget has neither Namespace nor Total.
 	want int32
 	// live reports whether svc is part of the ruleset.
 	live bool
@@ -221,13 +209,11 @@ func (e *Engine) newNode(n Node) *Node {
 	return &n
 }
 
-// SetServiceCIDRs sets the ranges of cluster IPs (the ServiceCIDR API, KEP-1880). It
-// ignores invalid prefixes; none means that the ranges are not known. inUse holds ranges
-// of addresses that hosts and pods have, such as the networks of the node's interfaces.
-// [Node].ServiceCIDRs becomes cidrs without inUse and without LocalTraffic.CIDRs, because
-// a data plane drops what it does not know in these ranges. A few ranges in use are cheap:
-// each adds up to a prefix per bit to ServiceCIDRs. SetServiceCIDRs calls the functions
-// that [Engine.Notify] registered if the result changed.
+// SetServiceCIDRs sets the ranges of cluster IPs (the ServiceCIDR API, KEP-1880). It ignores invalid prefixes; none
+// means that the ranges are not known. inUse holds ranges of addresses that hosts and pods have, such as the networks
+// of the node's interfaces: a data plane drops packets to other unknown addresses in cidrs. Each range in use adds up
+// to a prefix per bit to [Node].ServiceCIDRs. SetServiceCIDRs calls the functions that [Engine.Notify] registered if
+// the result changed.
 func (e *Engine) SetServiceCIDRs(cidrs, inUse []netip.Prefix) {
 	e.mu.Lock()
 	cidrs = cidr.Subtract(cidrs, slices.Concat(inUse, e.node.LocalTraffic.CIDRs))
@@ -243,11 +229,9 @@ func (e *Engine) SetServiceCIDRs(cidrs, inUse []netip.Prefix) {
 	e.callNotify()
 }
 
-// Notify registers f, which is called after each change in the tracker or in the
-// Engine that a Sync may have to apply. No lock is held during the call. f must
-// return quickly. It must not call [Cursor.Sync], but may trigger it. Notify ignores a nil
-// f. end removes f again; it may be called several times. A call of f that has begun may
-// still be running when end returns.
+// Notify registers f, which is called without a lock after each change in the tracker or in the Engine that a Sync
+// may have to apply. f must return quickly. It must not call [Cursor.Sync], but may trigger it. Notify ignores a nil
+// f. end removes f; a call that has begun may still be running when end returns.
 func (e *Engine) Notify(f func()) (end func()) {
 	if f == nil {
 		return func() {}
@@ -315,8 +299,7 @@ func (e *Engine) pull() {
 	}
 }
 
-// reserve makes room for the first updates, which have all Services. Growing step by
-// step would be a quarter of the allocations of a first Sync
+// reserve makes room for the first updates, which have all Services: a quarter fewer allocations in a first Sync
 // (BenchmarkFullSync/first).
 func (e *Engine) reserve(updates []tracker.Update) {
 	ports := 0
@@ -333,8 +316,7 @@ func (e *Engine) reserve(updates []tracker.Update) {
 	}
 }
 
-// complete returns the ports of an update that a Service can be compiled from. It reports
-// the others.
+// complete returns the ports of an update that can be compiled, and reports the others.
 func (e *Engine) complete(u tracker.Update) []tracker.PortState {
 	incomplete := func(p tracker.PortState) bool { return p.Port == nil || slices.Contains(p.Endpoints, nil) }
 	if !slices.ContainsFunc(u.Ports, incomplete) {
@@ -356,8 +338,8 @@ func (e *Engine) complete(u tracker.Update) []tracker.PortState {
 	})
 }
 
-// update applies the tracker's update of one Service. It queues a job for each port
-// that is new or may differ, and reports whether a port was removed.
+// update applies the tracker's update of one Service. It queues a job for each port that may differ, and reports
+// whether a port was removed.
 func (e *Engine) update(u tracker.Update) (removed bool) {
 	ports := u.Ports
 	before := e.names[u.Name]
@@ -400,8 +382,7 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 	return removed
 }
 
-// add returns an ID for a key that is not live. It reuses the key's previous ID if a
-// backend may still have the Service.
+// add returns an ID for a key that is not live: the key's previous one if a backend may still have the Service.
 func (e *Engine) add(k tracker.Key) uint32 {
 	if id, ok := e.gone[k]; ok {
 		delete(e.gone, k)
@@ -416,7 +397,6 @@ func (e *Engine) add(k tracker.Key) uint32 {
 	return uint32(len(e.slots) - 1)
 }
 
-// remove removes a Service from the ruleset.
 func (e *Engine) remove(id uint32) {
 	s := &e.slots[id]
 	port := s.port
@@ -454,8 +434,7 @@ func (e *Engine) release(id uint32) {
 	e.free = append(e.free, id)
 }
 
-// own replaces the frontends that id asks for by the frontends of p, or by none if p
-// is nil.
+// own replaces the frontends that id asks for by those of p, which may be nil.
 func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	s := &e.slots[id]
 	before := s.port
@@ -530,8 +509,7 @@ func (e *Engine) queue(id uint32, state *tracker.PortState) {
 	e.jobs[s.job-1].state = state
 }
 
-// recompile queues the compilation of id from its previous input, if it has any, unless newer
-// input is queued.
+// recompile queues the compilation of id from its previous input, unless newer input is queued.
 func (e *Engine) recompile(id uint32) {
 	s := &e.slots[id]
 	if s.job != 0 || s.port == nil {
@@ -544,7 +522,6 @@ func (e *Engine) recompile(id uint32) {
 	}
 }
 
-// compile compiles the Service of a job within the bounds on one Service.
 func (e *Engine) compile(j *job) {
 	s := &e.slots[j.id]
 	if s.port == nil {
@@ -594,8 +571,6 @@ func (e *Engine) publish(j *job) bool {
 	return true
 }
 
-// count adds a live Service to ports and endpoints if sign is 1, and subtracts it if sign is
-// -1.
 func (e *Engine) count(s *Port, sign int) {
 	e.ports += sign
 	e.endpoints += sign * len(s.Selection.Reachable)
@@ -649,7 +624,7 @@ func (e *Engine) strip(now *Port, s *slot) {
 	})
 }
 
-// reportConflict reports a frontend of a Service that another one owns, or owns at an address of the node.
+// reportConflict reports a frontend that another Service owns, perhaps at an address of the node.
 func (e *Engine) reportConflict(now *Port, owner uint32, atNode bool, text string) {
 	if atNode {
 		text += " at an address of the node"
@@ -662,14 +637,12 @@ func (e *Engine) reportConflict(now *Port, owner uint32, atNode bool, text strin
 	}
 }
 
-// markDirty marks a Service as changed for every cursor.
 func (e *Engine) markDirty(id uint32) {
 	for _, c := range e.cursors {
 		c.markDirty(id)
 	}
 }
 
-// desired returns the Service that a backend should have for id, or nil.
 func (e *Engine) desired(id uint32) *Port {
 	if s := &e.slots[id]; s.live {
 		return s.svc

@@ -10,14 +10,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Gate returns a backend that calls step with each change before b applies it, for example to
-// prepare a pod, open a port or reserve an address. If step returns an error, b is not offered the
-// change and keeps what it has of the Service, and Apply names the Service in a [*PartialError]. A Service
-// that loses a frontend to one that waits waits too, so that the frontend stays in use. A Service that
-// waits gives up the frontends that others take.
+// Gate returns a backend that calls step with each change before b applies it, for example to prepare a pod, open a
+// port or reserve an address. If step returns an error, b is not offered the change and keeps what it has of the
+// Service, and Apply names the Service in a [*PartialError]. A Service that loses a frontend to one that waits waits
+// too. A Service that waits gives up the frontends that others take.
 //
-// step is called again with each attempt, with each Full delta and with removals. It must be idempotent
-// and must not be nil. The result has the limits of b.
+// step is called again with each attempt, with each Full delta and with removals. It must be idempotent and must not
+// be nil. The result has the limits of b.
 func Gate(b Backend, step func(context.Context, Change) error) Backend { return &gate{b, step} }
 
 type gate struct {

@@ -11,9 +11,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Limits holds the limits of a data plane for one Service in one address family. A
-// zero field means no limit. A [Cursor] holds the first four: the backend never sees a Service
-// that exceeds them (see [Limits.Hold]), so it need not check them.
+// Limits holds the limits of a data plane for one Service in one address family. A zero field means no limit. The
+// [Cursor] ensures the first four (see [Limits.Hold]), so the backend need not check them.
 type Limits struct {
 	// Affinity is the maximum affinity timeout. Services with a longer one get this one.
 	Affinity time.Duration
@@ -25,9 +24,8 @@ type Limits struct {
 	// WeightedEndpoints is the same for a pool whose endpoints have different weights or are
 	// chosen by a hash.
 	WeightedEndpoints int
-	// Delta is about the number of elements ([Port.Cost]) that the data plane changes in 10
-	// ms. Deltas are divided by it if it is less than [Budget].Delta, so that no change waits long
-	// for another. Full deltas are not divided.
+	// Delta is about the number of elements ([Port.Cost]) that the data plane changes in 10 ms. If it is less than
+	// [Budget].Delta, deltas other than Full ones are divided by it.
 	Delta int
 	// Lacks holds what the data plane ignores in every Service.
 	Lacks Lacks
@@ -72,11 +70,9 @@ func (l Lacks) in(s *Port) (out Lacks) {
 	return out
 }
 
-// Limiter is a [Backend] that declares its limits. [Engine.Attach] calls Limits once
-// per family. When a Service exceeds a limit, [Cursor.Sync]
-// logs it to [Config].Log and sends an event with
-// [tracker.ReasonLimitExceeded]. It does so once, until the Service no longer exceeds
-// the limit. [Port].LeftOut of what [Cursor.Port] and [Cursor.Lookup] return names the limit, too.
+// Limiter is a [Backend] that declares its limits. [Engine.Attach] calls Limits once per family. [Cursor.Sync] logs a
+// Service that exceeds a limit to [Config].Log and sends an event with [tracker.ReasonLimitExceeded], once until the
+// Service no longer exceeds it. [Port].LeftOut of what [Cursor.Port] and [Cursor.Lookup] return names the limit, too.
 //
 // A Backend that wraps another should return the limits of that one: see [LimitsOf].
 type Limiter interface {
@@ -103,7 +99,6 @@ const (
 	excessLacks
 )
 
-// over reports whether n exceeds a limit.
 func over(limit, n int) bool { return limit != 0 && n > limit }
 
 // fits reports, in a few comparisons, whether s certainly exceeds no limit that Hold holds.
@@ -113,9 +108,9 @@ func (l *Limits) fits(s *Port) bool {
 		!over(l.Endpoints, n) && !over(l.AffinityEndpoints, n) && !over(l.WeightedEndpoints, n)
 }
 
-// Hold returns s within l: s itself, or a version with a shorter affinity timeout and the first
-// endpoints of its pools, whose LeftOut names the limits. The result depends only on l and s. A
-// Cursor does this for its backend. A program that renders a [Snapshot] without a Cursor calls it.
+// Hold returns s within l: s itself, or a version with a shorter affinity timeout and the first endpoints of its
+// pools, whose LeftOut names the limits. The result depends only on l and s. A program that renders a [Snapshot]
+// without a Cursor calls it.
 func (l Limits) Hold(s *Port) *Port {
 	if s == nil || l.fits(s) {
 		return s
@@ -159,8 +154,7 @@ func (l Limits) Hold(s *Port) *Port {
 // numbered reports whether the endpoints of a pool have different weights or are chosen by a hash.
 func (s *Port) numbered(t Target) bool { return s.Hash() != tracker.HashNone || s.Weighted(t) }
 
-// exceeded returns the limits that s exceeds, and texts for those that are not in known. For most
-// Services it takes a few comparisons.
+// exceeded returns the limits that s exceeds, and texts for those that are not in known.
 func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
 	note := func(bit excess, format string, args ...any) {
 		if x |= bit; known&bit == 0 {
@@ -196,8 +190,8 @@ func (l *Limits) exceeded(s *Port, known excess) (x excess, news []string) {
 // cut is a Service that may exceed the limits of a Cursor, and what the backend is offered of it.
 type cut struct{ of, port *Port }
 
-// hold returns s, the version of id that the backend should have, within the backend's limits. It
-// returns the same pointer for the same s.
+// hold returns s, the version of id that the backend should have, within the backend's limits: the same pointer for
+// the same s.
 func (c *Cursor) hold(id uint32, s *Port) *Port {
 	if s == nil || c.limits[familyIndex(s.Key.Family)].fits(s) {
 		delete(c.cut, id)
@@ -212,8 +206,7 @@ func (c *Cursor) hold(id uint32, s *Port) *Port {
 	return c.cut[id].port
 }
 
-// limited logs and reports the limits that s exceeds and did not exceed before. It
-// returns all limits that s exceeds.
+// limited reports the limits that s exceeds and did not exceed before. It returns all that s exceeds.
 func (c *Cursor) limited(s *Port, before excess) excess {
 	l := &c.limits[familyIndex(s.Key.Family)]
 	if *l == (Limits{}) {

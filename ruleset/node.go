@@ -10,16 +10,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Node holds the settings of the node as a whole. A backend gets it with every
-// [Delta]. A published Node never changes.
+// Node holds the settings of the node as a whole, a part of every [Delta]. A published Node never changes.
 type Node struct {
 	// Info is the tracker's information about the node.
 	Info tracker.NodeInfo
 	// NodePorts4 and NodePorts6 are the node's addresses that serve NodePorts.
 	NodePorts4, NodePorts6 NodePorts
-	// ServiceCIDRs holds the ranges of cluster IPs without the addresses that are known to
-	// be in use otherwise, masked. Packets to an address in them that no Service has are
-	// dropped. Empty means unknown.
+	// ServiceCIDRs holds the ranges of cluster IPs without the addresses known to be in use otherwise, masked.
+	// Packets to an address in them that no Service has are dropped. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
 	// LocalTraffic distinguishes pod traffic from other traffic.
 	LocalTraffic LocalTraffic
@@ -46,9 +44,8 @@ type NodePorts struct {
 	// Prefixes, if All is false, means every address of the node in one of these
 	// prefixes except loopback addresses.
 	Prefixes []netip.Prefix
-	// Loopback means, whatever All is, the loopback addresses in these prefixes. Data
-	// planes in the kernel may ignore it: packets from loopback addresses cannot leave
-	// the node, so a data plane in userspace usually serves them.
+	// Loopback means, whatever All is, the loopback addresses in these prefixes. A data plane in the kernel may
+	// ignore it: packets from loopback addresses cannot leave the node.
 	Loopback []netip.Prefix
 }
 
@@ -80,11 +77,9 @@ func (l LocalTraffic) Detects(f tracker.Family) bool {
 	return false
 }
 
-// Recognizes reports whether l recognizes a packet as coming from one of this node's
-// pods. from is its source address, and in the name of the interface on which it
-// arrived, or "" if the node itself sent it. With CIDRs the source address counts
-// even if the node itself sent the packet, because replies to a pod address pass
-// through the node in any case.
+// Recognizes reports whether l recognizes a packet as coming from one of this node's pods. from is its source
+// address, and in the name of the interface on which it arrived, or "" if the node itself sent it. CIDRs apply to
+// packets of the node itself, too: replies to a pod address pass through the node in any case.
 func (l LocalTraffic) Recognizes(from netip.Addr, in string) bool {
 	switch {
 	case l.Bridge != "":
@@ -102,12 +97,10 @@ type NodePortAddresses struct {
 	prefixes []netip.Prefix
 }
 
-// ParseNodePortAddresses parses a list of values in the format of kube-proxy's
-// --nodeport-addresses. An empty list selects all addresses. A CIDR selects the
-// addresses in it. The keyword "primary" selects the addresses in the Node object.
-// "all" means 0.0.0.0/0 and ::/0, and "localhost" means 127.0.0.0/8 and ::1/128. A
-// keyword must not occur twice. A family is not restricted if the list has no value for
-// it. The error wraps [ErrConfig] and contains the invalid value.
+// ParseNodePortAddresses parses values of kube-proxy's --nodeport-addresses. An empty list selects all addresses, and
+// a CIDR those in it. The keyword "primary" selects the addresses in the Node object, "all" means 0.0.0.0/0 and ::/0,
+// and "localhost" means 127.0.0.0/8 and ::1/128. A keyword must not occur twice. A family is not restricted if the
+// list has no value for it. The error wraps [ErrConfig] and contains the invalid value.
 func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
 	var n NodePortAddresses
 	for i, v := range values {
@@ -140,9 +133,8 @@ func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
 	return n, nil
 }
 
-// Resolve returns the selected addresses of a node in one family. A prefix of length 0
-// selects all addresses, whatever else is given, except loopback addresses. Only a prefix
-// in the loopback range selects those.
+// Resolve returns the selected addresses of a node in one family. A prefix of length 0 selects all addresses except
+// loopback addresses, which only a prefix in the loopback range selects.
 func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) NodePorts {
 	given, all := n.primary, false
 	var within, loopback []netip.Prefix
@@ -176,9 +168,8 @@ func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) Node
 	return NodePorts{Prefixes: cidr.Reduce(within), Loopback: loopback}
 }
 
-// Allows reports whether a serves NodePorts. a must be one of the node's own
-// addresses. Allows reports false for loopback addresses, for which there is
-// [NodePorts.AllowsLoopback].
+// Allows reports whether a, one of the node's own addresses, serves NodePorts. It reports false for loopback
+// addresses: see [NodePorts.AllowsLoopback].
 func (n NodePorts) Allows(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	return !a.IsLoopback() && (n.All || containsAddr(n.Prefixes, a))
@@ -189,7 +180,6 @@ func (n NodePorts) AllowsLoopback(a netip.Addr) bool {
 	return containsAddr(n.Loopback, a.Unmap().WithZone(""))
 }
 
-// containsAddr reports whether a is in one of the prefixes.
 func containsAddr(ps []netip.Prefix, a netip.Addr) bool {
 	for _, p := range ps {
 		if p.Contains(a) {
@@ -199,5 +189,4 @@ func containsAddr(ps []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-// single returns the prefix that holds only a.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -4,18 +4,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AttachPart does the same as Attach for a backend that is responsible for some Services: those for
-// which serves returns true. The backend is offered its part as if there were no other Services; "Two
-// data planes" in BACKEND.md describes moves and conflicts. [Limits] are reported for Services of the
-// part alone, and so are triggers. [SyncInfo] counts Services of the whole ruleset. A Cursor that
-// follows this one follows its part. A Service that fails in one data plane still takes frontends from
-// Services of another.
+// AttachPart does the same as Attach for a backend that is responsible for the Services for which serves returns
+// true, as if there were no others; "Two data planes" in BACKEND.md describes moves and conflicts. [Limits] and
+// triggers are those of the part alone. [SyncInfo] counts Services of the whole ruleset. A Cursor that follows this
+// one follows its part. A Service that fails in one data plane still takes frontends from Services of another.
 //
-// The Engine calls serves once for each compiled version of a Service port, and once for each that
-// exists during AttachPart, with its lock held. serves must be fast, must not call the Engine or a
-// Cursor, and must not panic. Its result may depend on nothing but the [Port], for example on
-// Port.Spec.Ext. Ports and families of one Service may be in different parts. If serves is nil, the
-// part is everything.
+// The Engine calls serves once for each compiled version of a Service port, and once for each that exists during
+// AttachPart, with its lock held. serves must be fast, must not call the Engine or a Cursor, and must not panic. Its
+// result may depend on nothing but the [Port], for example on Port.Spec.Ext. Ports and families of one Service may be
+// in different parts. If serves is nil, the part is everything.
 func (e *Engine) AttachPart(name string, b Backend, serves func(*Port) bool) *Cursor {
 	c := e.newCursor(name, b)
 	e.mu.Lock()
@@ -45,12 +42,10 @@ func (c *Cursor) assign(id uint32, now *Port) {
 	c.states[id].in = now != nil && c.part(now)
 }
 
-// has reports whether the live Service with the ID is in c's part of the ruleset.
 func (c *Cursor) has(id uint32) bool {
 	return c.part == nil || int(id) < len(c.states) && c.states[id].in
 }
 
-// concerns reports whether a port of the Service is in c's part of the ruleset.
 func (c *Cursor) concerns(name types.NamespacedName) bool {
 	if c.part == nil {
 		return true

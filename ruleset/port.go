@@ -6,13 +6,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Port is the compiled rule of one port of a Service in one family. It has everything
-// that a backend needs to forward the port's packets. A published Port never changes and may
-// be read from any goroutine.
+// Port is the compiled rule of one port of a Service in one family: everything that a backend needs to forward the
+// port's packets. A published Port never changes and may be read from any goroutine.
 type Port struct {
-	// ID is a small positive number that stays with Key while the Service has the port. No
-	// two Ports of an [Engine] share an ID. An ID is reused only after every
-	// attached backend has accepted the removal of its last owner.
+	// ID is a small positive number that stays with Key while the Service has the port. No two Ports of an [Engine]
+	// share an ID. An ID is reused only after every attached backend has acknowledged the removal of its last owner.
 	ID uint32
 	// Key is Spec.Key.
 	Key tracker.Key
@@ -21,25 +19,23 @@ type Port struct {
 	// Selection holds the selected endpoints: Selection.Cluster and Selection.Local
 	// are the two pools of a [Frontend].
 	Selection tracker.Selection
-	// Endpoints holds every known endpoint of the port, whatever its conditions. It
-	// includes endpoints outside the pools, such as a terminating one that still
-	// serves its connections. It is shared with the tracker.
+	// Endpoints holds every known endpoint of the port, including those outside the pools, such as a terminating one
+	// that still serves its connections. It is shared with the tracker.
 	Endpoints []*tracker.Endpoint
 	// Frontends holds the addresses of the port: the cluster IP first, then
 	// external IPs, load-balancer IPs and the NodePort. No two have the same address
 	// and port.
 	Frontends []Frontend
-	// LeftOut is what the Engine's [Budget] and the backend's [Limits] leave out of the port, nil for nothing. A
-	// backend has no use for it: a difference in it alone is no change.
+	// LeftOut is what the Engine's [Budget] and the backend's [Limits] leave out of the port, or nil. A difference in
+	// it alone is no change.
 	LeftOut *LeftOut
 
-	// uniform reports whether all of Endpoints have the same weight. It is a shortcut
-	// for Weighted, and false in a Port that was not made by Compile.
+	// uniform reports whether all of Endpoints have the same weight. It is false in a Port that was not made by
+	// Compile.
 	uniform bool
 }
 
-// Pool returns the endpoints of target t. It returns nil for targets other than
-// [TargetCluster] and [TargetLocal].
+// Pool returns the endpoints of target t: nil for others than [TargetCluster] and [TargetLocal].
 func (s *Port) Pool(t Target) []*tracker.Endpoint {
 	switch t {
 	case TargetCluster:
@@ -50,9 +46,8 @@ func (s *Port) Pool(t Target) []*tracker.Endpoint {
 	return nil
 }
 
-// HasPool reports whether the pool of target t exists, that is, whether some traffic may
-// use it. A pool that exists may be empty. HasPool returns false for other targets than
-// [TargetCluster] and [TargetLocal], and for a nil Service.
+// HasPool reports whether the pool of target t exists, that is, whether some traffic may use it. A pool that exists
+// may be empty. HasPool returns false for other targets than [TargetCluster] and [TargetLocal], and for a nil Port.
 func (s *Port) HasPool(t Target) bool {
 	switch {
 	case s == nil:
@@ -63,14 +58,12 @@ func (s *Port) HasPool(t Target) bool {
 	return t == TargetLocal && s.Selection.UsesLocal
 }
 
-// Frontend is one address and port of a Service, and what happens to new connections
-// there. The protocol is the Service's Key.Protocol.
+// Frontend is one address and port of a Service, and what happens to new connections there. The protocol is the
+// Service's Key.Protocol.
 //
-// A connection that Sources does not admit is dropped. Otherwise Internal applies to
-// internal connections, which come from one of this node's pods or from the node
-// itself, and Target to all others. Masquerade determines whether the source address
-// is replaced (masqueraded). It is always replaced if the chosen endpoint is the
-// source of the connection (hairpin).
+// A connection that Sources does not admit is dropped. Otherwise Internal applies to connections from this node's
+// pods and the node itself, and Target to all others. Masquerade determines whether the source address is replaced.
+// It is always replaced if the chosen endpoint is the source of the connection (hairpin).
 type Frontend struct {
 	// Kind is the kind of address, never 0.
 	Kind Kind
@@ -83,21 +76,19 @@ type Frontend struct {
 	Sources []netip.Prefix
 	// Target is the target of external connections.
 	Target Target
-	// Internal is the target of connections from one of this node's pods (which
-	// [Node].LocalTraffic recognizes) or from the node itself. It differs from Target
-	// only under externalTrafficPolicy Local: such connections may use every
-	// endpoint, as through the cluster IP. See ShortCircuit.
+	// Internal is the target of connections from this node's pods ([Node].LocalTraffic) and from the node itself. It
+	// differs from Target only under externalTrafficPolicy Local: such connections may use every endpoint.
 	Internal Target
 	// Masquerade determines which connections get a new source address.
 	Masquerade Masquerade
 }
 
-// ShortCircuit reports whether the frontend handles connections from this node's pods
-// and from the node itself differently from others.
+// ShortCircuit reports whether the frontend handles connections from this node's pods and from the node itself
+// differently from others.
 func (f *Frontend) ShortCircuit() bool { return f.Masquerade == MasqueradeNode }
 
-// TargetFor returns Internal if internal is true (the connection comes from one of
-// this node's pods or the node itself), and Target otherwise.
+// TargetFor returns Internal for connections from this node's pods or the node itself (internal), and otherwise
+// Target.
 func (f *Frontend) TargetFor(internal bool) Target {
 	if internal {
 		return f.Internal
@@ -150,9 +141,8 @@ const (
 	TargetLocal
 	// TargetReject refuses the connection (ICMP port unreachable): no node has an endpoint.
 	TargetReject
-	// TargetDrop drops the connection silently: other nodes have endpoints, but this node
-	// has none that the traffic policy allows, and a load balancer should try another
-	// node.
+	// TargetDrop drops the connection silently: only other nodes have endpoints that the traffic policy allows, and a
+	// load balancer should try another node.
 	TargetDrop
 )
 
@@ -191,10 +181,8 @@ const (
 	MasqueradeNode
 )
 
-// Applies reports whether the source of a connection is replaced. fromPod reports
-// whether [Node].LocalTraffic recognizes it as a local pod's, and fromNode whether
-// the node itself opens it. Both are false for connections from other machines. For
-// values other than the constants it returns false.
+// Applies reports whether the source of a connection is replaced. fromPod reports whether [Node].LocalTraffic
+// recognizes it as a local pod's, and fromNode whether the node itself opens it.
 func (m Masquerade) Applies(fromPod, fromNode bool) bool {
 	switch m {
 	case MasqueradeAlways:

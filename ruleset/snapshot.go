@@ -12,9 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Snapshot is the whole ruleset at one time. It must not be changed after its first
-// use; it is then safe for concurrent use. A Snapshot that is not made by an [Engine]
-// needs Ports and Node.
+// Snapshot is the whole ruleset at one time. It must not be changed after its first use; it is then safe for
+// concurrent use. A Snapshot that no [Engine] made needs Ports and Node.
 type Snapshot struct {
 	// Gen is the generation of the ruleset, as in [Delta].
 	Gen uint64
@@ -22,8 +21,8 @@ type Snapshot struct {
 	Node *Node
 	// Ports holds every compiled port, in no particular order.
 	Ports []*Port
-	// Refused holds the Service ports that have no rules because of the Budget, in no particular
-	// order. Their LeftOut has the reason.
+	// Refused holds the Service ports that have no rules because of the Budget, in no particular order, with the
+	// reason in LeftOut.
 	Refused []*Port
 
 	once sync.Once
@@ -43,8 +42,7 @@ type found struct {
 	frontend *Frontend
 }
 
-// Delta returns the ruleset as a full delta, in the order of the keys: for a renderer, or for a backend
-// without a Cursor.
+// Delta returns the ruleset as a full delta, in the order of the keys, for a renderer.
 func (s *Snapshot) Delta() *Delta {
 	d := &Delta{Full: true, Gen: s.Gen, Node: s.Node, Changes: make([]Change, len(s.Ports))}
 	for i, p := range s.Ports {
@@ -54,9 +52,8 @@ func (s *Snapshot) Delta() *Delta {
 	return d
 }
 
-// DeltaFrom returns the changes that lead from old to s, in the order of the keys, for a renderer. old may be of
-// another Engine, for example one with other manifests: a Port in the result then has the ID of its key in old, or one
-// that old does not have.
+// DeltaFrom returns the changes from old to s, in the order of the keys, for a renderer. If old is of another Engine,
+// a Port in the result has the ID of its key in old, or one that old does not have.
 func (s *Snapshot) DeltaFrom(old *Snapshot) *Delta {
 	before, last := make(map[tracker.Key]*Port, len(old.Ports)), uint32(0)
 	for _, p := range slices.Concat(old.Ports, s.Ports) {
@@ -93,11 +90,9 @@ func (s *Snapshot) DeltaFrom(old *Snapshot) *Delta {
 	return d
 }
 
-// Snapshot brings the ruleset up to date with the tracker, as [Cursor.Sync] does, and
-// returns it. It is empty while the tracker is not Synced. It costs a pointer per
-// Service. The first [Snapshot.Lookup] or [Snapshot.Trace] builds an index, which
-// costs on the order of a hundred bytes and nanoseconds per frontend. Later calls
-// take constant time.
+// Snapshot brings the ruleset up to date with the tracker, as [Cursor.Sync] does, and returns it. It is empty while
+// the tracker is not Synced. It costs a pointer per Service. The first [Snapshot.Lookup] or [Snapshot.Trace] builds
+// an index of some hundred bytes per frontend. Later calls take constant time.
 func (e *Engine) Snapshot() *Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -112,10 +107,8 @@ func (e *Engine) Snapshot() *Snapshot {
 	return s
 }
 
-// Lookup returns the Service at an address, port and protocol, and its frontend, or
-// nil. An IPv4-mapped IPv6 address means the IPv4 address. A NodePort is found at the
-// unspecified address of its family, because a Snapshot does not know the addresses
-// of the node; see [Snapshot.Trace].
+// Lookup returns the Service at an address, port and protocol, and its frontend, or nil. An IPv4-mapped IPv6 address
+// means the IPv4 address. A NodePort is found at the unspecified address of its family; see [Snapshot.Trace].
 func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Port, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil

@@ -14,24 +14,20 @@ type Status struct {
 	Port *Port
 	// Since is the time at which the backend accepted Port. It is zero if Port is nil.
 	Since time.Time
-	// Err is the error of the last attempt to bring another version into effect, if that attempt
-	// failed. It is nil if there was no attempt yet.
+	// Err is the error of the last attempt to bring another version into effect, nil if it succeeded or there was
+	// none.
 	Err error
-	// WaitingSince is the time at which the Engine compiled the first version that is not in
-	// effect, or removed the Service. It is zero if the backend has what it should have.
+	// WaitingSince is the time at which the Engine compiled the first version that is not in effect, or removed the
+	// Service. It is zero if the backend has what it should have.
 	WaitingSince time.Time
 }
 
-// Status returns what is in effect of a Service port, since when, and what holds up the wanted
-// version. It costs a look-up among the Service's ports, and a comparison of two versions. Changes
-// that neither a [Cursor.Sync] nor a [Engine.Snapshot] has taken from the tracker do not count. The
-// result for an unknown key is the zero value.
+// Status returns what is in effect of a Service port, since when, and what holds up the wanted version. Changes that
+// neither a [Cursor.Sync] nor a [Engine.Snapshot] has taken from the tracker do not count. The result for an unknown
+// key is the zero value.
 //
-// A Cursor stores one time for each Service, 8 bytes. For each Service that failed
-// it stores some 50 bytes and the error that the backend returned, until the Service is acknowledged.
-// Services that failed together, because Apply returned another error than a [*PartialError],
-// share the error. A tenant can have a [Port] with an error for each Service port that the
-// tenant may create, so backends should return short errors.
+// A Cursor stores 8 bytes for each Service, and for one that failed some 50 bytes and the backend's error. A tenant
+// can have a [Port] with an error for each Service port, so backends should return short errors.
 func (c *Cursor) Status(k tracker.Key) (s Status) {
 	e := c.engine
 	e.mu.Lock()

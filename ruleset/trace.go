@@ -11,8 +11,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Packet is the first packet of a connection, as it arrives at the node or leaves a
-// process on it, before any address is replaced.
+// Packet is the first packet of a connection, before any address is replaced.
 type Packet struct {
 	// From is the source address.
 	From netip.Addr
@@ -23,8 +22,7 @@ type Packet struct {
 	Protocol v1.Protocol
 	// To is the destination.
 	To netip.AddrPort
-	// NodeAddresses holds all of the node's own addresses, on every interface: the
-	// addresses that the kernel treats as local.
+	// NodeAddresses holds all of the node's own addresses, on every interface.
 	NodeAddresses []netip.Addr
 }
 
@@ -69,22 +67,19 @@ type Verdict struct {
 	// Service.
 	Port     *Port
 	Frontend *Frontend
-	// Endpoints holds, under ActionForward, the possible endpoints. Each gets the
-	// packet with a probability proportional to its weight.
+	// Endpoints holds, under ActionForward, the possible endpoints, each with a probability proportional to its
+	// weight.
 	Endpoints []*tracker.Endpoint
-	// Affinity is the time for which the client must be sent to the same endpoint
-	// again while that is one of Endpoints; 0 means that no endpoint is remembered.
+	// Affinity is the time for which the client must be sent to the same endpoint again while that is one of
+	// Endpoints, or 0.
 	Affinity time.Duration
-	// Hash, if not [tracker.HashNone], is the part of the connection that determines
-	// the endpoint, as long as Endpoints does not change and no endpoint is
-	// remembered.
+	// Hash, if not [tracker.HashNone], is the part of the connection that determines the endpoint, unless a client
+	// with affinity is remembered.
 	Hash tracker.Hash
-	// MayFailSend is true, under ActionReject and ActionDrop, if a socket on the node
-	// itself may get EPERM when it sends the packet. The kernel returns EPERM for a
-	// packet that rules stop on its way out. A packet to an address that is not the
-	// node's own can only be stopped there. MayFailSend is also true for cluster IPs
-	// that are the node's own, and for sources that are not allowed: kube-proxy stops
-	// these packets on their way out, too.
+	// MayFailSend is true, under ActionReject and ActionDrop, if a socket on the node may get EPERM when it sends the
+	// packet. The kernel returns EPERM for a packet that rules stop on its way out, as they must at addresses that
+	// are not the node's own. Like kube-proxy, backends also stop packets to cluster IPs that are the node's own, and
+	// from sources that are not allowed, on their way out.
 	MayFailSend bool
 
 	masquerade bool
@@ -104,18 +99,14 @@ func (v Verdict) MasqueradeTo(ep *tracker.Endpoint) bool {
 	if slices.ContainsFunc(v.here, func(a netip.Addr) bool { return canonical(a) == canonical(ep.Addr.Addr()) }) {
 		return false
 	}
-	// Hairpin: an endpoint that gets its own packet back would reply to itself
-	// directly, and drop the reply because it does not come from the Service.
+	// Hairpin: an endpoint that gets its own packet would reply to itself directly, and drop the reply because it
+	// does not come from the Service.
 	hairpin := canonical(ep.Addr.Addr()) == v.from
 	return v.masquerade || hairpin
 }
 
-// Trace returns what must happen to a packet. It is the specification of a backend,
-// to be read from top to bottom: the first rule that applies decides. Backends may be
-// implemented in any way that has the same result.
-//
-// Trace uses an index (see [Engine.Snapshot]). Its cost does not depend on the number
-// of Services.
+// Trace returns what must happen to a packet. It is the specification of a backend, to be read from top to bottom:
+// the first rule that applies decides. It uses an index (see [Engine.Snapshot]).
 func (s *Snapshot) Trace(p Packet) Verdict {
 	p.From = canonical(p.From)
 	p.To = netip.AddrPortFrom(canonical(p.To.Addr()), p.To.Port())
@@ -151,9 +142,8 @@ func (s *Snapshot) missing(p Packet, toNode bool) string {
 func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 	fromNode := p.InInterface == ""
 
-	// 0. The node alone reaches its loopback addresses. A packet to one that arrived on an
-	// interface is for no Service. The kernel drops it, or delivers it to the node if the
-	// sysctl route_localnet is set.
+	// 0. Only the node reaches its loopback addresses. The kernel drops a packet to one that arrived on an interface,
+	// or delivers it to the node if the sysctl route_localnet is set.
 	if !fromNode && p.To.Addr().IsLoopback() {
 		return Verdict{Action: ActionPass, Rule: fmt.Sprintf(
 			"%s is a loopback address, where packets that arrived on an interface are for no Service", p.To.Addr())}
@@ -165,9 +155,7 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 		return s.traceFrontend(p, toNode, svc, f)
 	}
 
-	// 2. The address is one of the node's own that serve NodePorts, and the port is a
-	// NodePort. A loopback address serves NodePorts only if the configuration selects
-	// it explicitly.
+	// 2. The address is one of the node's own that serve NodePorts, and the port is a NodePort.
 	ports := s.Node.NodePorts(tracker.FamilyOf(p.To.Addr()))
 	if toNode && (ports.Allows(p.To.Addr()) || ports.AllowsLoopback(p.To.Addr())) {
 		at := nodePortKey(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)
@@ -190,8 +178,8 @@ func (s *Snapshot) trace(p Packet, toNode bool) Verdict {
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
 
-	// 4. The same is true of an address reserved for cluster IPs that no Service has
-	// yet: drop the packet, so that a client with newer information tries again.
+	// 4. No Service has this address of the Service CIDRs yet: drop the packet, so that a client with newer
+	// information tries again.
 	if containsAddr(s.Node.ServiceCIDRs, p.To.Addr()) {
 		return Verdict{Action: ActionDrop, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s is in a Service CIDR, but is no Service's cluster IP", p.To.Addr())}
@@ -222,8 +210,8 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Port, f *Frontend) 
 		return v
 	}
 
-	// 2. Find the origin. The source address or the interface identifies a pod, as
-	// configured; the node's own packets arrive on no interface.
+	// 2. Find the origin. The source address or the interface identifies a pod; the node's own packets arrive on no
+	// interface.
 	fromPod := s.Node.LocalTraffic.Recognizes(p.From, p.InInterface)
 
 	// 3. Under externalTrafficPolicy Local, pods and the node itself may use every
