@@ -7,11 +7,9 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// ParseAddr parses an IP address in the forms that Kubernetes APIs accept, those of
-// ParseIPSloppy in k8s.io/utils/net. Parts of an address may have any number of leading
-// zeros, which do not mean octal: "172.30.0.041" is 172.30.0.41 (KEP-4858), and
-// "2001:db8::00001" is 2001:db8::1. An IPv4-mapped IPv6 address becomes the IPv4
-// address. Other text and IPv6 zones are errors.
+// ParseAddr parses an IP address in the forms that Kubernetes APIs accept, those of ParseIPSloppy in
+// k8s.io/utils/net. Leading zeros do not mean octal: "172.30.0.041" is 172.30.0.41 (KEP-4858), and "2001:db8::00001"
+// is 2001:db8::1. An IPv4-mapped IPv6 address becomes the IPv4 address. Other text and IPv6 zones are errors.
 func ParseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -26,9 +24,8 @@ func ParseAddr(s string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// IsUnicast reports whether a can be the address of one host or Service: it is valid, and
-// neither the unspecified address, nor multicast, nor 255.255.255.255. The directed
-// broadcast address of a network looks like any other.
+// IsUnicast reports whether a can be the address of one host or Service: it is valid, and neither the unspecified
+// address, nor multicast, nor 255.255.255.255.
 func IsUnicast(a netip.Addr) bool {
 	a = a.Unmap()
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})

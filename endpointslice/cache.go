@@ -18,19 +18,17 @@ import (
 // Config configures a [Cache] for endpoints of type E. [Plain] returns a complete
 // Config for [Endpoint].
 type Config[E any] struct {
-	// Make sets *e, which is zero, to the value to store for one endpoint in one
-	// port. from holds the parsed endpoint. The slice and the endpoint belong to the
-	// caller. Make must not modify them, and must not keep them, from or e. It must
-	// not change the address. If it returns an error, the cache skips the endpoint
-	// and reports the error. Make is required.
+	// Make sets *e, which is zero, to the value to store for one endpoint in one port, with the address of from, the
+	// parsed endpoint. It must neither modify the slice or the endpoint, nor keep them, from or e. If it returns an
+	// error, the cache skips the endpoint and reports the error. Make is required.
 	Make func(s *discovery.EndpointSlice, ep *discovery.Endpoint, from *Endpoint, e *E) error
 	// Equal reports whether a and b are equal. It is required.
 	Equal func(a, b *E) bool
-	// Key returns e's address and port, which must be those of Endpoint.Addr, and its
-	// rank among endpoints with the same address and port. It is required.
+	// Key returns e's address and port, those of Endpoint.Addr, and its rank among endpoints with the same address
+	// and port. It is required.
 	Key func(e *E) (netip.AddrPort, Rank)
-	// Report, if not nil, is called once by a Set that leaves out a slice or parts of
-	// it, with all of them. The slice is nil if Set was called with nil.
+	// Report, if not nil, is called once by a Set that leaves out a slice or parts of it. The slice is nil if Set was
+	// called with nil.
 	Report func(*discovery.EndpointSlice, []LeftOut)
 }
 
@@ -232,9 +230,8 @@ func (c *Cache[E]) All() iter.Seq2[types.NamespacedName, []Port[E]] {
 
 // add adds a slice that is not in the cache.
 func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
-	// Copy the names: the caller's strings may keep a larger buffer alive. The
-	// EndpointSlice controller starts a slice's name with the name of its Service, so
-	// one copy usually serves both.
+	// Copy the names: the caller's strings may keep a larger buffer alive. A slice's name usually starts with the
+	// name of its Service, so one copy serves both.
 	name = types.NamespacedName{Namespace: c.interned.name(name.Namespace), Name: strings.Clone(name.Name)}
 	svc := c.services.Get(owner)
 	if svc == nil {
@@ -307,8 +304,7 @@ func (c *Cache[E]) removePending(svc *service[E]) {
 	svc.pending = 0
 }
 
-// drop removes a Service that has no slices now and had no endpoints at the last
-// Take. It reports whether it did.
+// drop removes a Service that has no slices now and had no endpoints at the last Take, and reports whether it did.
 func (c *Cache[E]) drop(svc *service[E]) bool {
 	if len(svc.slices) > 0 || len(svc.taken) > 0 {
 		return false
@@ -437,8 +433,7 @@ func (c *Cache[E]) keep(old []*E) []*E {
 	out := slices.Clone(list)
 	most := blockLen[E]()
 	if fresh < len(list) {
-		// If a slice changed a few endpoints at a time, each block would in the end
-		// hold one live endpoint.
+		// If a slice changed a few endpoints at a time, each block would in the end hold one live endpoint.
 		most = 1
 	}
 	var block []E
@@ -457,9 +452,8 @@ func (c *Cache[E]) keep(old []*E) []*E {
 	return out
 }
 
-// blockLen returns the number of new endpoints to allocate together. A block saves the
-// allocator's overhead for each endpoint. Blocks are small because one live endpoint
-// keeps the whole block in memory.
+// blockLen returns the number of new endpoints to allocate together, which saves the allocator's overhead. Blocks are
+// small because one live endpoint keeps the whole block in memory.
 func blockLen[E any]() int {
 	var e E
 	return max(1, 2048/max(1, int(unsafe.Sizeof(e))))

@@ -7,12 +7,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// Endpoint is one endpoint of an EndpointSlice together with one port, with all
-// defaults filled in. Endpoints share its strings and slices, which are not those of
-// the API object. They may be kept and must not be modified.
+// Endpoint is one endpoint of an EndpointSlice with one port and all defaults filled in. Endpoints share strings and
+// slices, but none of the API object's. They may be kept and must not be modified.
 type Endpoint struct {
-	// Addr is the endpoint's first address and the port. The address is of the
-	// slice's family and never an IPv4-mapped IPv6 address.
+	// Addr is the endpoint's first address, in the slice's family and never an IPv4-mapped IPv6 address, and the
+	// port.
 	Addr netip.AddrPort
 	// Node and Zone are the names of the endpoint's node and zone, or "" if unknown.
 	Node, Zone string
@@ -48,8 +47,7 @@ func Plain(report func(*discovery.EndpointSlice, []LeftOut)) Config[Endpoint] {
 	}
 }
 
-// Rank orders endpoints with the same address and port. The cache keeps the endpoint
-// with the greater rank.
+// Rank orders endpoints with the same address and port. The cache keeps that with the greatest.
 type Rank uint8
 
 func (e *Endpoint) rank() Rank {
@@ -64,9 +62,8 @@ type Conditions struct {
 	OnNode bool
 }
 
-// Rank returns the rank of an endpoint with these conditions. Endpoints that are not terminating
-// rank above terminating ones; among these, ready ones rank above others, and then those with a
-// known node above those without, so that a node recognizes its own endpoint.
+// Rank returns the rank of an endpoint with these conditions. Endpoints that are not terminating rank highest, then
+// ready ones, then those with a known node, so that a node recognizes its own endpoint.
 func (c Conditions) Rank() Rank {
 	var r Rank
 	if !c.Terminating {

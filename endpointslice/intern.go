@@ -6,16 +6,14 @@ import (
 	"strings"
 )
 
-// recent holds the most recently used values: at least the last limit and at most
-// twice as many. Dropping a value only loses sharing, so references need not be
-// counted and memory is bounded.
+// recent holds at least the last limit of the recently used values, and at most twice as many. Dropping a value only
+// loses sharing.
 type recent[V any] struct {
 	young, old map[string]V
 	limit      int
 }
 
-// lookup returns the value of key. The key may be a byte slice, so that callers can
-// build it without allocating.
+// lookup returns the value of key, a string or, to avoid an allocation, a byte slice.
 func lookup[V any, K string | []byte](r *recent[V], key K) (V, bool) {
 	v, ok := r.young[string(key)]
 	if ok {
@@ -34,12 +32,11 @@ func (r *recent[V]) put(key string, v V) {
 	r.young[key] = v
 }
 
-// shared bounds the tables of names and of hints. Kubernetes is tested with up to
-// 5,000 nodes; a cluster has a few zones and about as many hint lists.
+// shared bounds the tables of names and of hints. Kubernetes is tested with up to 5,000 nodes.
 const shared = 1 << 14
 
-// interned shares the memory of equal strings and of equal lists of strings. Strings in
-// it are copies, so no substring keeps an API object in memory.
+// interned shares the memory of equal strings and of equal lists of strings. Its strings are copies, so none keeps an
+// API object in memory.
 type interned struct {
 	one  recent[string]
 	many recent[[]string]

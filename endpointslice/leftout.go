@@ -6,8 +6,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// LeftOut names a slice, or a part of one, that a [Cache] leaves out, and the reason. Package
-// tracker uses the type for Services, too.
+// LeftOut names a slice or Service, or a part of one, that is left out, and the reason.
 type LeftOut struct {
 	// Reason is the reason, never "".
 	Reason Reason
@@ -23,10 +22,7 @@ type LeftOut struct {
 	Err error
 }
 
-// Reason is why an object, or a part of it, is left out. [tracker.Reason] is the same type,
-// and package tracker documents all reasons.
-//
-// [tracker.Reason]: https://pkg.go.dev/github.com/go-proxier/proxier/tracker#Reason
+// Reason is why an object, or a part of it, is left out. Package tracker documents all reasons.
 type Reason string
 
 // The reasons of slices. The fields in parentheses are those that a reason comes from.

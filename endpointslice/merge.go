@@ -5,9 +5,8 @@ import (
 	"slices"
 )
 
-// merged returns the endpoints of all slices of a Service and whether they differ
-// from those at the last Take. It reuses unchanged endpoints and lists of the last
-// Take.
+// merged returns the endpoints of all slices of a Service and whether they differ from those at the last Take. It
+// reuses unchanged endpoints and lists.
 func (c *Cache[E]) merged(svc *service[E]) (ports []Port[E], changed bool) {
 	if svc.edit != nil {
 		if ports, changed, ok := c.mergedChange(svc); ok {
@@ -78,8 +77,8 @@ func (c *Cache[E]) mergeLists(ports []*Port[E]) []*E {
 	return append(append(out, a...), b...)
 }
 
-// reuse replaces endpoints and lists in ports by equal ones in taken. An endpoint
-// that changed and changed back, or moved to another slice, keeps its pointer.
+// reuse replaces endpoints and lists in ports by equal ones in taken, so that an endpoint that moved to another slice
+// keeps its pointer.
 func (c *Cache[E]) reuse(ports, taken []Port[E]) (out []Port[E], changed bool) {
 	changed = len(ports) != len(taken)
 	cloned := false // ports may belong to a slice
@@ -110,8 +109,8 @@ func (c *Cache[E]) reuse(ports, taken []Port[E]) (out []Port[E], changed bool) {
 	return ports, true
 }
 
-// reuseList returns taken if list equals it. Otherwise it returns list, or a copy of
-// list that shares equal endpoints with taken.
+// reuseList returns taken if list equals it. Otherwise it returns list, or a copy that shares equal endpoints with
+// taken.
 func (c *Cache[E]) reuseList(list, taken []*E) []*E {
 	if len(list) == len(taken) && &list[0] == &taken[0] {
 		return taken
@@ -159,9 +158,9 @@ type edit[E any] struct {
 	was   []Port[E] // the slice's ports at the last Take
 }
 
-// mergedChange returns the result of merged, computed from the last Take and the edit
-// in time proportional to the one slice. ok is false if the slice's set of ports
-// changed, or if several slices have the same address.
+// mergedChange returns the result of merged, computed from the last Take and the edit in time proportional to the one
+// slice. ok is false if that is not possible: the slice's set of ports changed, or several slices have the same
+// address.
 func (c *Cache[E]) mergedChange(svc *service[E]) (ports []Port[E], changed, ok bool) {
 	was, now := svc.edit.was, svc.edit.slice.ports
 	same := func(a, b Port[E]) bool { return a.compare(&b) == 0 }
@@ -189,8 +188,7 @@ func (c *Cache[E]) mergedChange(svc *service[E]) (ports []Port[E], changed, ok b
 	return ports, changed, true
 }
 
-// count returns the number of endpoints for the port in the Service's slices. It
-// counts an endpoint in two slices twice.
+// count returns the number of endpoints for the port in the Service's slices, with repetitions.
 func (svc *service[E]) count(p *Port[E]) (n int) {
 	for _, s := range svc.slices {
 		if i, ok := findPort(s.ports, p); ok {

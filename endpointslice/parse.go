@@ -12,9 +12,9 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// maxEndpoints is the maximum number of endpoints that a [Cache] stores for one EndpointSlice:
-// of its addresses times its ports. The API allows 1,000 addresses and 20,000 ports. Of a
-// slice with more, the last ports in the order of their names are left out.
+// maxEndpoints is the maximum number of endpoints (addresses times ports) that a [Cache] stores for one
+// EndpointSlice. The API allows 1,000 addresses and 20,000 ports. The last ports in the order of their names are left
+// out.
 const maxEndpoints = 20_000
 
 // parsedEndpoint is an endpoint of the slice being parsed. The port of its Addr
@@ -142,9 +142,8 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 	})
 }
 
-// compareParsed orders endpoints by address and puts the preferred one of several
-// with the same address first. The preference does not depend on the position in the
-// slice, so reordering a slice is not a change.
+// compareParsed orders endpoints by address, the preferred one of several with the same address first, whatever their
+// positions in the slice.
 func compareParsed(a, b parsedEndpoint) int {
 	if c := a.Addr.Compare(b.Addr); c != 0 {
 		return c

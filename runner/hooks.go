@@ -5,17 +5,14 @@ import (
 	"time"
 )
 
-// Hooks holds functions that a [Runner] calls, for metrics and health checks. Each of
-// them, and the *Hooks itself, may be nil. They must return quickly and must not call
-// [Runner.Run].
+// Hooks holds functions that a [Runner] calls, for metrics and health checks. Each of them, and the *Hooks itself,
+// may be nil. They must return quickly and must not call [Runner.Run].
 type Hooks struct {
-	// Queued is called with the time when a trigger requests a run and none is
-	// requested yet. The request is pending until SyncStart. The goroutine that
-	// triggers calls Queued, before the SyncStart of the resulting run. Queued must
-	// not call Trigger.
+	// Queued is called with the time when a trigger requests a run and none is requested yet, by the goroutine that
+	// triggers, before the SyncStart of that run. Queued must not call Trigger.
 	Queued func(at time.Time)
-	// SyncStart is called before each run. Err and Duration are unset. The goroutine
-	// in Run calls SyncStart and SyncDone.
+	// SyncStart is called before each run, without Err and Duration. The goroutine in Run calls SyncStart and
+	// SyncDone.
 	SyncStart func(RunInfo)
 	// SyncDone is called after each run.
 	SyncDone func(RunInfo)

@@ -40,23 +40,21 @@ type Config struct {
 	// Max is the time between periodic runs, independent of other runs. 0 disables
 	// periodic runs. Otherwise it must not be less than Min.
 	Max time.Duration
-	// Resync, if not nil, is called before the function in each periodic run, and
-	// again before its retry if the run fails. It runs in the goroutine of Run, and a
-	// panic in it counts as a panic of the run. With ruleset's Cursor.Resync, each
-	// periodic run compares everything.
+	// Resync, if not nil, is called by the goroutine of Run before the function in each periodic run, and again
+	// before its retry if the run fails. A panic in it counts as a panic of the run. With ruleset's Cursor.Resync,
+	// each periodic run compares everything.
 	Resync func()
-	// Log receives one line for each failed run, of at most 20 runs and then one every 10
-	// seconds. A line has the number of runs before it that have none. While the function is not
-	// ready, there is one line a minute: see [IsNotReady]. Nil discards them.
+	// Log receives one line for each failed run, of at most 20 runs and then one every 10 seconds, with the number of
+	// runs before it that have none. While the function is not ready, there is one line a minute: see [IsNotReady].
+	// Nil discards them.
 	Log *slog.Logger
 	// Hooks observes each run. It may be nil.
 	Hooks *Hooks
 }
 
-// Pace makes the pause after a run proportional to its duration: Factor times the
-// duration, but at least [Config].Min and at most Most. While triggers keep coming,
-// runs take about 1/(1+Factor) of the time, however expensive they are, and with Burst
-// there are fewer of them. A trigger after a quiet period still starts a run immediately.
+// Pace makes the pause after a run proportional to its duration: Factor times the duration, but at least [Config].Min
+// and at most Most. While triggers keep coming, runs take about 1/(1+Factor) of the time. A trigger after a quiet
+// period still starts a run immediately.
 type Pace struct {
 	// Factor is the pause in multiples of the last run's duration. 0 means that the
 	// pause is Config.Min. It must not be negative.
@@ -92,8 +90,8 @@ type Runner struct {
 	cfg Config
 	fn  func(context.Context) error
 
-	// wake holds one token, sent by the first trigger after the start of a run. A
-	// leftover token only makes Run recompute when the next run is due.
+	// wake holds one token, sent by the first trigger after the start of a run. A leftover token only makes Run
+	// recompute when the next run is due.
 	wake chan struct{}
 	mu   sync.Mutex
 	// triggers counts the triggers since the last run started. queuedAt is the time
@@ -153,9 +151,9 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	}, nil
 }
 
-// Trigger requests a run that starts after this call. It does not wait for the run,
-// and may be called before, during and after Run. A trigger that no run has served
-// when Run returns is kept for the next Run. Several triggers may lead to one run.
+// Trigger requests a run that starts after this call. It does not wait for the run, and may be called before, during
+// and after Run. A trigger that no run has served when Run returns is kept for the next Run. Several triggers may
+// lead to one run.
 func (r *Runner) Trigger() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,8 +162,7 @@ func (r *Runner) Trigger() {
 		return
 	}
 	r.queuedAt = time.Now()
-	// Hold the lock, so that Queued is called before the SyncStart of the resulting
-	// run.
+	// Hold the lock, so that Queued precedes the SyncStart of the resulting run.
 	call(r.cfg.Hooks.Queued, r.queuedAt)
 	select {
 	case r.wake <- struct{}{}:
@@ -173,10 +170,9 @@ func (r *Runner) Trigger() {
 	}
 }
 
-// Run runs the function at the times that the package documentation describes, until
-// ctx is done. It then returns ctx.Err(). A run in progress gets ctx, and Run waits
-// for it. If another Run is in progress, Run returns [ErrRunning] immediately. Run may be
-// called again after it has returned.
+// Run runs the function at the times that the package documentation describes, until ctx is done, and returns
+// ctx.Err(). A run in progress gets ctx, and Run waits for it. If another Run is in progress, Run returns
+// [ErrRunning] immediately. Run may be called again after it has returned.
 func (r *Runner) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return ErrRunning
@@ -275,9 +271,8 @@ func (r *Runner) sync(ctx context.Context) {
 	call(r.cfg.Hooks.SyncDone, info)
 }
 
-// IsNotReady reports whether err, or an error that it wraps, has a method NotReady() bool that
-// returns true, as ruleset.ErrNotSynced has. A function returns such an error if it did nothing
-// because something is missing that it waits for. The run is then neither a success nor a
+// IsNotReady reports whether err, or an error that it wraps, has a method NotReady() bool that returns true, as
+// ruleset.ErrNotSynced has. Such a run did nothing because something is missing, and is neither a success nor a
 // failure.
 func IsNotReady(err error) bool {
 	var n interface{ NotReady() bool }

@@ -28,13 +28,12 @@ type builder struct {
 	// left collects what is left out of the Service that Set is processing.
 	left leftOuts
 
-	// Scratch space, empty between calls.
 	usable []usablePort
 	text   []byte
 }
 
-// build returns a Service's ports in every family, sorted by key. It returns none for
-// a Service that is not forwarded. It keeps none of s's memory.
+// build returns a Service's ports in every family, sorted by key, none for a Service that is not forwarded. It keeps
+// none of s's memory.
 func (b *builder) build(s *v1.Service) []*ServicePort {
 	whole := func(r Reason, expected bool, why string) []*ServicePort {
 		b.leave(LeftOut{Reason: r, Whole: true, Expected: expected}, "%s", why)
@@ -146,8 +145,8 @@ func created(s *v1.Service) time.Time {
 	return time.Unix(s.CreationTimestamp.Unix(), 0).UTC()
 }
 
-// name returns the Service's name and sets the names of its ports. All are parts of
-// one copy of the text, because the object's strings may keep a larger buffer alive.
+// name returns the Service's name and sets the names of its ports, as parts of one copy of the text: the object's
+// strings may keep a larger buffer alive.
 func (b *builder) name(s *v1.Service, ports []usablePort) types.NamespacedName {
 	b.text = append(append(b.text[:0], s.Namespace...), s.Name...)
 	for i := range ports {
@@ -218,10 +217,9 @@ func protocol(p v1.Protocol) v1.Protocol {
 	return ""
 }
 
-// clusterIPs appends the Service's cluster IPs in the tracked families to out, at
-// most one per family. Entry i of spec.ipFamilies is the family of entry i of
-// spec.clusterIPs. The API server always sets ipFamilies, but hand-made manifests may
-// lack it; then only spec.clusterIP is used.
+// clusterIPs appends the Service's cluster IPs in the tracked families to out, at most one per family. Entry i of
+// spec.ipFamilies is the family of entry i of spec.clusterIPs. Hand-made manifests may lack ipFamilies; then only
+// spec.clusterIP is used.
 func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 	texts := s.Spec.ClusterIPs
 	if len(texts) == 0 || len(s.Spec.IPFamilies) == 0 {
@@ -272,9 +270,8 @@ type reservedError struct{ addr netip.Addr }
 
 func (e *reservedError) Error() string { return e.addr.String() + " is reserved" }
 
-// external parses an address at which other hosts can reach a Service. The API server
-// refuses loopback and link-local addresses in spec.externalIPs and in EndpointSlices, but
-// not in the status of a Service, where a loopback address would redirect the node's own
+// external parses an address at which other hosts can reach a Service. The API server refuses loopback and link-local
+// addresses elsewhere, but not in the status of a Service, where a loopback address would redirect the node's own
 // servers, such as 127.0.0.1:10256. Routers may announce link-local load-balancer IPs.
 func (b *builder) external(s string, linkLocal bool) (netip.Addr, error) {
 	a, err := parseAddr(s)

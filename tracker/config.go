@@ -9,12 +9,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// Config configures a [Tracker], a [ServiceChangeTracker] or an
-// [EndpointsChangeTracker]. The zero value gives kube-proxy's behavior on a node
-// without a name, which has no local endpoints.
+// Config configures a [Tracker], a [ServiceChangeTracker] or an [EndpointsChangeTracker]. The zero value gives
+// kube-proxy's behavior on a node without a name, which has no local endpoints.
 //
-// The tracker calls the hooks, Filter, Log and Events with its lock held and never
-// concurrently. A call of the tracker from one of them waits for that lock forever.
+// The tracker calls the hooks, Filter, Log and Events with its lock held and never concurrently. They must not call
+// the tracker, which would wait forever.
 type Config struct {
 	// Node is the initial node information. The zero value means that nothing is
 	// known yet. Only [Tracker] uses it.
@@ -24,58 +23,43 @@ type Config struct {
 	// Selector selects the Services to track. The zero value selects those that
 	// kube-proxy selects.
 	Selector Selector
-	// IgnoreExternalIPs makes the tracker treat every Service as if its
-	// spec.externalIPs were empty, as kube-proxy does when its feature gate
+	// IgnoreExternalIPs makes the tracker ignore spec.externalIPs, as kube-proxy does when its feature gate
 	// AllowServiceExternalIPs is off (KEP-5707).
 	IgnoreExternalIPs bool
-	// OnService, if not nil, is called for each new ServicePort before it is
-	// published. It may change any field except Key. The API objects belong to the
-	// caller: the hook must not change or keep them, and must not keep the
-	// ServicePort. If it returns an error, the tracker leaves the port out in that
-	// family, and logs and reports the error. A [Warning] is logged and
-	// reported, and the port is kept. The hook must not call the tracker, which would wait
-	// forever. Only [Tracker] and [ServiceChangeTracker] use it.
+	// OnService, if not nil, is called for each new ServicePort before it is published. It may change any field
+	// except Key. The hook must not change or keep the API objects, and must not keep the ServicePort. If it returns
+	// an error, the tracker leaves the port out in that family, and logs and reports the error. A [Warning] is logged
+	// and reported, and the port is kept. Only [Tracker] and [ServiceChangeTracker] use it.
 	OnService func(*v1.Service, *v1.ServicePort, *ServicePort) error
-	// OnEndpoint, if not nil, is called for each endpoint, once per port of the
-	// slice. It may change any field of the Endpoint except Addr. The rules for
-	// OnService apply, so it must not call the tracker. The Service may not be known yet: see OnServiceEndpoint. Only
+	// OnEndpoint, if not nil, is called for each endpoint, once per port of the slice, by the rules for OnService. It
+	// may change any field of the Endpoint except Addr. The Service may not be known yet: see OnServiceEndpoint. Only
 	// [Tracker] and [EndpointsChangeTracker] use it.
 	OnEndpoint func(*discovery.EndpointSlice, *discovery.Endpoint, *Endpoint) error
-	// OnServiceEndpoint, if not nil, is called by [Tracker.Take] for each endpoint
-	// together with its Service port, once both are known. It may change any field of
-	// the Endpoint except Addr; the change applies to this port only. OnService has
-	// already run on the ServicePort, and the Endpoint is a copy of the one that
-	// OnEndpoint has processed. The other two hooks can pass on data from the API
-	// objects in Ext. If the hook returns an error, the tracker leaves the endpoint
-	// out of this port, and logs and reports the error for the Service. After a
-	// [Warning] the endpoint is kept.
+	// OnServiceEndpoint, if not nil, is called by [Tracker.Take] for each endpoint together with its Service port,
+	// once both are known, and after the other two hooks, which can pass on data from the API objects in Ext. It may
+	// change any field of the Endpoint, a copy, except Addr; the change applies to this port only. If the hook
+	// returns an error, the tracker leaves the endpoint out of this port, and logs and reports the error for the
+	// Service. After a [Warning] the endpoint is kept.
 	//
-	// The result must depend on the arguments alone. The tracker keeps the results
-	// and calls the hook again for an endpoint that changed, and for all endpoints of
-	// a port if the ServicePort changed in any field. The cost is therefore that of
-	// the changed Services. The hook must not keep or change the ServicePort, and
-	// must not keep the Endpoint. It must not call the tracker, which would wait forever. Only
-	// [Tracker] uses it.
+	// The result must depend on the arguments alone. The tracker calls the hook again for an endpoint that changed,
+	// and for all endpoints of a port if the ServicePort changed. The hook must not keep or change the ServicePort,
+	// and must not keep the Endpoint. Only [Tracker] uses it.
 	OnServiceEndpoint func(*ServicePort, *Endpoint) error
-	// Kinds lists the kinds of objects that [Tracker.MarkSynced] must be called
-	// for. Nil means all of them. A caller without Node objects, for example, leaves
-	// out [KindNodes]. Only [Tracker] uses it.
+	// Kinds lists the kinds of objects that [Tracker.MarkSynced] must be called for. Nil means all of them. A caller
+	// without Node objects, for example, leaves out [KindNodes]. Only [Tracker] uses it.
 	Kinds []Kind
-	// Log receives a warning for each reason for which parts of an object are skipped. A
-	// value from an object is cut at 100 bytes. A warning is not repeated while it stays
-	// the same, even if the object changes. Of different warnings, the tracker writes 20
-	// about the objects of one namespace and then one every 10 seconds, and 200 in all and
-	// then 2 a second. The next warning has the number of suppressed ones. The same bounds
-	// hold again for warnings about EndpointSlices. Nil discards the warnings.
+	// Log receives a warning for each reason for which parts of an object are skipped. A value from an object is cut
+	// at 100 bytes. A warning is not repeated while it stays the same. Of different warnings, the tracker writes 20
+	// about the objects of one namespace and then one every 10 seconds, and 200 in all and then 2 a second; the next
+	// warning has the number of suppressed ones. The same bounds hold again for warnings about EndpointSlices. Nil
+	// discards the warnings.
 	Log *slog.Logger
 	// Events receives the same as events. Nil discards them.
 	Events EventSink
-	// OnLeftOut, if not nil, is called when a Service or EndpointSlice is set of which
-	// something is left out, with everything that is ([LeftOut].Expected or not), up to
-	// 1,000 parts; and by [Tracker.Take] if OnServiceEndpoint leaves out endpoints. An object
-	// that is set without a call has nothing left out. It may keep the list and must not
-	// change it. The list refers to parts of the API object. It must not call the tracker,
-	// which would wait forever.
+	// OnLeftOut, if not nil, is called when a Service or EndpointSlice is set of which something is left out, with
+	// everything that is ([LeftOut].Expected or not), up to 1,000 parts; and by [Tracker.Take] if OnServiceEndpoint
+	// leaves out endpoints. An object that is set without a call has nothing left out. It may keep the list, which
+	// refers to parts of the API object, and must not change it.
 	OnLeftOut func(object v1.ObjectReference, left []LeftOut)
 }
 
@@ -116,19 +100,14 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Extension is a caller's own data on a [ServicePort] or [Endpoint]. A hook of
-// [Config] sets it. The tracker calls Equal to detect changes. Equal must return true
-// exactly if the caller's backend would treat both values alike. It must accept nil
-// and values of other types, and must be safe for concurrent use. An Extension must
-// not change after its hook has returned.
-//
-// The tracker does not use == because pointers compare by address: parsing the same
-// annotation twice would count as a change.
+// Extension is a caller's own data on a [ServicePort] or [Endpoint], set by a hook of [Config]. Equal must return
+// true exactly if the caller's backend would treat both values alike; pointers to equal values differ by ==. It must
+// accept nil and values of other types, and must be safe for concurrent use. An Extension must not change after its
+// hook has returned.
 type Extension interface {
 	Equal(Extension) bool
 }
 
-// equalExt compares two extensions. Either may be nil.
 func equalExt(a, b Extension) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil

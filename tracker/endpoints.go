@@ -26,26 +26,18 @@ type PortEndpoints = endpointslice.Port[Endpoint]
 type EndpointsChange struct {
 	// Name is the name of the Service.
 	Name types.NamespacedName
-	// Old holds the endpoints at the previous Take and New the current ones, sorted
-	// by port name, protocol and family. Ports without endpoints are left out. Old
-	// and New share unchanged endpoints, and the memory of unchanged lists.
+	// Old holds the endpoints at the previous Take and New the current ones, sorted by port name, protocol and
+	// family, without empty ports. They share unchanged endpoints, and the memory of unchanged lists.
 	Old, New []PortEndpoints
 	// Triggers holds the times at which the changes were caused, where the slices
 	// have the annotation; see [Update].
 	Triggers []time.Time
 }
 
-// EndpointsChangeTracker turns EndpointSlices into [Endpoint] values for each Service
-// port and reports which Services' endpoints changed. It is the endpoints half of
-// [Tracker] and needs no Services. All methods are safe for concurrent use.
-//
-// Differences from kube-proxy's type of this name:
-//
-//   - One tracker handles both families.
-//   - Package endpointslice describes the result, which does not depend on the order of events.
-//   - Take returns old and new values with their trigger times. There is no map to update.
-//   - Package conntrack, not the tracker, decides which conntrack entries to delete.
-//   - Locality is a method of the endpoint that takes a node name.
+// EndpointsChangeTracker turns EndpointSlices into [Endpoint] values for each Service port, as package endpointslice
+// describes, and reports which Services' endpoints changed. It is the endpoints half of [Tracker] and needs no
+// Services. All methods are safe for concurrent use. Unlike kube-proxy's, one tracker handles both families, and Take
+// returns old and new values; there is no map to update.
 //
 // [NewEndpointsChangeTracker] makes one; the zero value must not be used.
 type EndpointsChangeTracker struct {
@@ -56,8 +48,7 @@ type EndpointsChangeTracker struct {
 	cache    *endpointslice.Cache[Endpoint]
 	triggers map[types.NamespacedName][]time.Time
 	start    time.Time
-	// left collects what is left out of the slice that Set is processing.
-	left leftOuts
+	left     leftOuts
 }
 
 var (
@@ -65,8 +56,8 @@ var (
 	errFamily        = errors.New("the proxy does not serve its address family")
 )
 
-// maxTriggers bounds the trigger times kept for one Service between calls of Take.
-// The earliest are kept, since they show the longest delay.
+// maxTriggers bounds the trigger times kept for one Service between calls of Take: the earliest, which show the
+// longest delay.
 const maxTriggers = 256
 
 // NewEndpointsChangeTracker returns an empty tracker. The error is about c.
@@ -167,7 +158,6 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	return true
 }
 
-// leave records that a part of the slice is left out.
 func (t *EndpointsChangeTracker) leave(l LeftOut) {
 	if !l.Expected || t.reporter.hook != nil {
 		t.left.add(l)
@@ -186,9 +176,8 @@ func (t *EndpointsChangeTracker) tracks(a discovery.AddressType) bool {
 	return true
 }
 
-// trigger returns the time in the slice's trigger annotation, and whether to use it.
-// A time from before the tracker started is not used: it would measure how long the
-// tracker was not running.
+// trigger returns the time in the slice's trigger annotation, and whether to use it: not a time from before the
+// tracker started.
 func (t *EndpointsChangeTracker) trigger(s *discovery.EndpointSlice) (time.Time, bool) {
 	text, ok := s.Annotations[v1.EndpointsLastChangeTriggerTime]
 	if !ok {
@@ -202,9 +191,8 @@ func (t *EndpointsChangeTracker) trigger(s *discovery.EndpointSlice) (time.Time,
 	return at, at.After(t.start)
 }
 
-// Delete removes a slice and reports whether a Service's endpoints changed. It also
-// discards the Service's pending trigger times, because a removal carries no trigger
-// time of its own.
+// Delete removes a slice and reports whether a Service's endpoints changed. It discards the Service's pending trigger
+// times, because a removal has none.
 func (t *EndpointsChangeTracker) Delete(name types.NamespacedName) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -233,7 +221,6 @@ func (t *EndpointsChangeTracker) Take() []EndpointsChange {
 	return out
 }
 
-// forgetTriggers removes all trigger times. It frees the memory of a large map.
 func (t *EndpointsChangeTracker) forgetTriggers() {
 	if len(t.triggers) > 1024 {
 		t.triggers = map[types.NamespacedName][]time.Time{}
@@ -277,13 +264,10 @@ func familyOf(a discovery.AddressType) Family {
 	return IPv4
 }
 
-// LocalReadyEndpoints returns the number of ready endpoints on the named node for
-// every Service that has one, at the last Take. A health-check node port responds
-// with this number. It counts distinct addresses: an endpoint behind several ports
-// counts once. If the tracker has both families, it counts the family with more
-// endpoints. A health-check node port responds per family, so a caller that uses this
-// count for it needs one tracker per family ([Config.Families]), or package
-// runner/health. The cost is proportional to the number of endpoints on all nodes.
+// LocalReadyEndpoints returns the number of ready endpoints on the named node for every Service that has one, at the
+// last Take, counted by distinct address. If the tracker has both families, it counts the family with more endpoints.
+// A health-check node port responds per family, so a caller needs one tracker per family for it ([Config.Families]),
+// or package runner/health. The cost is proportional to the number of endpoints on all nodes.
 func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.NamespacedName]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -296,7 +280,6 @@ func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.Name
 	return out
 }
 
-// localReady returns the count of LocalReadyEndpoints for one Service.
 func localReady(ports []PortEndpoints, node string) int {
 	var seen map[netip.Addr]struct{}
 	count := map[Family]int{}

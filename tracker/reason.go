@@ -2,13 +2,12 @@ package tracker
 
 import "github.com/go-proxier/proxier/endpointslice"
 
-// LeftOut names a Service, an EndpointSlice, or a part of one, that the tracker leaves out, and
-// the reason: see [Config.OnLeftOut].
+// LeftOut names a Service, an EndpointSlice, or a part of one, that the tracker leaves out, and the reason: see
+// [Config.OnLeftOut].
 type LeftOut = endpointslice.LeftOut
 
-// Reason is why a Service, an EndpointSlice, or a part of one is left out. The tracker, package
-// ruleset, their logs, Events and metrics have the same reasons. The text of a reason is a word
-// in CamelCase and does not change.
+// Reason is why a Service, an EndpointSlice, or a part of one is left out, in logs, Events and metrics of the tracker
+// and package ruleset. Its text is a word in CamelCase and does not change.
 type Reason = endpointslice.Reason
 
 // The reasons for which a whole Service or EndpointSlice is left out. The fields in
@@ -91,10 +90,10 @@ const (
 	// ReasonHookWarning: a hook of [Config] accepted a port or an endpoint with a
 	// [Warning]. Nothing is left out.
 	ReasonHookWarning Reason = "ProxyHookWarning"
-	// ReasonLimitExceeded: the Service has more than 2,000 ports, 1,000 external or load-balancer
-	// IPs, 10,000 combinations of port and address, or 100,000 combinations of port, load-balancer
-	// IP and source range, the slice has more than 20,000 combinations of port and address, or, as
-	// package ruleset reports, a Service exceeds a limit of the data plane or a budget.
+	// ReasonLimitExceeded: the Service has more than 2,000 ports, 1,000 external or load-balancer IPs, 10,000
+	// combinations of port and address, or 100,000 combinations of port, load-balancer IP and source range; the slice
+	// has more than 20,000 combinations of port and address; or, as package ruleset reports, a Service exceeds a
+	// limit of the data plane or a budget.
 	ReasonLimitExceeded Reason = endpointslice.ReasonLimitExceeded
 	// ReasonFrontendConflict: another Service already uses an address and port of
 	// this Service. Package ruleset reports it.
@@ -120,9 +119,8 @@ const (
 	ReasonWeight Reason = "ProxyWeight"
 )
 
-// Excludes returns why e is missing from s.Reachable, or "" if it is there. s is the result of
-// [Select] for p and node with e among the endpoints, or without those of weight 0. p and e
-// must not be nil.
+// Excludes returns why e is missing from s.Reachable, or "" if it is there. s is the result of [Select] for p and
+// node with e among the endpoints, or without those of weight 0. p and e must not be nil.
 func (s *Selection) Excludes(p *ServicePort, e *Endpoint, node NodeInfo) Reason {
 	for _, o := range s.Reachable {
 		if o == e {

@@ -15,22 +15,20 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// EventSink receives messages that an operator should see at an object, as a
-// Kubernetes Event. Event must not block. It must not call the tracker or anything
-// that uses the tracker, such as a ruleset.Engine.
+// EventSink receives messages that an operator should see at an object, as a Kubernetes Event. Event must not block,
+// nor call the tracker or anything that uses the tracker, such as a ruleset.Engine.
 type EventSink interface {
-	// Event reports a message about the object ref. The reason is the text of a [Reason],
-	// or another word in CamelCase. The message is free text for people.
+	// Event reports a message about the object ref. The reason is the text of a [Reason], or another word in
+	// CamelCase.
 	Event(ref v1.ObjectReference, warning bool, reason, message string)
 }
 
 // warningError is the error that [Warning] returns.
 type warningError struct{ error }
 
-// Warning returns an error, formatted as by [fmt.Errorf], for a hook of [Config] that accepts a port or
-// an endpoint and has something to report about it. The tracker logs it and sends an event with
-// [ReasonHookWarning]. A wrapped Warning counts as well. It must not be joined with an error
-// that should leave the port or endpoint out.
+// Warning returns an error, formatted as by [fmt.Errorf], for a hook of [Config] that accepts a port or an endpoint
+// and has something to report about it. The tracker logs it and sends an event with [ReasonHookWarning]. A wrapped
+// Warning counts, too. It must not be joined with an error that should leave the port or endpoint out.
 func Warning(format string, args ...any) error { return warningError{fmt.Errorf(format, args...)} }
 
 // Unwrap returns the error without the mark.
@@ -44,9 +42,9 @@ func hookReason(err error) Reason {
 	return ReasonHookFailed
 }
 
-// Event sends a message about a Service to [Config.Events], for callers that find
-// problems outside the tracker. The reason is one of the Reason constants or another word
-// in CamelCase. The message is free text for people. The event's reference has the UID of the Service if the tracker has the Service, and otherwise its name only.
+// Event sends a message about a Service to [Config.Events], for callers that find problems outside the tracker. The
+// reason is one of the Reason constants or another word in CamelCase. The event's reference has the UID of the
+// Service if the tracker has the Service.
 func (t *Tracker) Event(service types.NamespacedName, warning bool, reason Reason, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -57,9 +55,8 @@ func (t *Tracker) Event(service types.NamespacedName, warning bool, reason Reaso
 	}
 }
 
-// reporter logs what is left out of objects, and sends events for it. Each message about an
-// object is written once while its text stays the same, and the rate is bounded; see package
-// complaint.
+// reporter logs what is left out of objects, and sends events for it, each message once while its text stays the
+// same, and at a bounded rate; see package complaint.
 type reporter struct {
 	log    *complaint.Log
 	events EventSink
@@ -130,8 +127,8 @@ func reference(kind, version string, o *metav1.ObjectMeta) v1.ObjectReference {
 	}
 }
 
-// report reports what is left out of the object in ref, with one line and one event for each
-// reason, and empties l. object describes the object, and part the part of it that is left out.
+// report reports what is left out of the object in ref, with one line and one event for each reason, and empties l.
+// object describes the object, and part the part that is left out.
 func (r reporter) report(part, object, key string, ref v1.ObjectReference, l *leftOuts) {
 	if len(l.all) == 0 {
 		return

@@ -22,7 +22,6 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo) Selection {
 		return s
 	}
 
-	// Count the endpoints of each kind in one pass.
 	var ready, serving, localReady, localServing int
 	nodeHints, zoneHints := true, true // every ready endpoint so far has hints
 	var hintedNode, hintedZone int     // endpoints hinted for this node or zone
@@ -97,7 +96,6 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo) Selection {
 	return s
 }
 
-// kind selects the endpoints of a set.
 type kind uint8
 
 const (
@@ -132,7 +130,6 @@ func hinted(hints []string, name string) bool {
 	return name != "" && slices.Contains(hints, name)
 }
 
-// pick returns the n endpoints that wanted accepts.
 func pick(eps []*Endpoint, n int, wanted func(*Endpoint) bool) []*Endpoint {
 	switch n {
 	case 0:
@@ -149,9 +146,8 @@ func pick(eps []*Endpoint, n int, wanted func(*Endpoint) bool) []*Endpoint {
 	return out
 }
 
-// Selection holds the endpoints of a Service port that one node may use. Its slices
-// keep the order of the slice passed to [Select] and may share memory with it and
-// with each other. They must not be modified.
+// Selection holds the endpoints of a Service port that one node may use. Its slices keep the order of the slice
+// passed to [Select] and may share memory with it and with each other. They must not be modified.
 type Selection struct {
 	// Cluster holds the endpoints for traffic under policy Cluster, if UsesCluster.
 	Cluster []*Endpoint
@@ -162,8 +158,7 @@ type Selection struct {
 	Reachable []*Endpoint
 	// UsesCluster and UsesLocal distinguish an unused set from an empty one.
 	UsesCluster, UsesLocal bool
-	// HasAny reports whether any node has a usable endpoint. If it is false, reject
-	// connections. If it is true and the set is empty, drop them: another node may
-	// have an endpoint.
+	// HasAny reports whether any node has a usable endpoint. If it is false, reject connections. If it is true and
+	// the set is empty, drop them: another node may have an endpoint.
 	HasAny bool
 }

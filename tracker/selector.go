@@ -16,24 +16,19 @@ import (
 // cluster's default one (KEP-2447).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// Selector selects the Services of a proxy. The zero value is kube-proxy's: every
-// Service that is not assigned to another proxy. [Selector.ServiceListOptions] and
-// [Selector.SliceListOptions] return equivalent list options, so that the API server
-// sends fewer objects. The trackers apply the Selector in any case: a Service whose
-// labels change is added or removed.
+// Selector selects the Services of a proxy. The zero value is kube-proxy's: every Service that is not assigned to
+// another proxy. [Selector.ServiceListOptions] and [Selector.SliceListOptions] return equivalent list options, so
+// that the API server sends fewer objects. The trackers apply the Selector in any case.
 //
-// A Selector never selects Services and slices labeled
-// service.kubernetes.io/headless. It ignores all other labels of slices:
-// service.kubernetes.io/service-proxy-name counts only on a Service.
+// A Selector never selects Services and slices labeled service.kubernetes.io/headless. It ignores all other labels of
+// slices.
 type Selector struct {
 	// ProxyNames selects the Services whose label service.kubernetes.io/service-proxy-name has one
 	// of these values. "" in the list selects the Services without the label. Nil means these
 	// alone.
 	ProxyNames []string
-	// Filter, if not nil, further restricts the selection to Services for which it
-	// returns true. It must not change or keep the Service and must be a pure
-	// function of it: the tracker calls it only when the Service is set. It must not call
-	// the tracker, which would wait forever.
+	// Filter, if not nil, further restricts the selection to Services for which it returns true. It must be a pure
+	// function of the Service, which it must not change or keep: the tracker calls it only when the Service is set.
 	Filter func(*v1.Service) bool
 }
 
@@ -58,12 +53,9 @@ func (s Selector) selects(value string, labeled bool) bool {
 	return value != "" && slices.Contains(s.ProxyNames, value)
 }
 
-// SliceListOptions returns label and field selectors for a list or watch of
-// EndpointSlices. As in kube-proxy, they exclude only slices labeled
-// service.kubernetes.io/headless. They ignore the label
-// service.kubernetes.io/service-proxy-name: the EndpointSlice controller copies it
-// from the Service, but a hand-made slice may lack it or have another value. A slice
-// of an unselected Service costs memory and has no other effect.
+// SliceListOptions returns label and field selectors for a list or watch of EndpointSlices. As in kube-proxy, they
+// exclude only slices labeled service.kubernetes.io/headless: a hand-made slice may lack the Service's label
+// service.kubernetes.io/service-proxy-name. A slice of an unselected Service costs memory and has no other effect.
 func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
 	return "!" + v1.IsHeadlessService, ""
 }
@@ -86,9 +78,7 @@ func (s Selector) rejects(svc *v1.Service) (_ Reason, why string) {
 	return "", ""
 }
 
-// matchesSlice reports whether slice matches the selectors of
-// [Selector.SliceListOptions]. It ignores the Service that owns slice. A nil slice does not
-// match.
+// matchesSlice reports whether slice matches the selectors of [Selector.SliceListOptions]. A nil slice does not.
 func (s Selector) matchesSlice(slice *discovery.EndpointSlice) bool {
 	if slice == nil {
 		return false

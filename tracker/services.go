@@ -26,17 +26,10 @@ type ServiceChange struct {
 	Old, New []*ServicePort
 }
 
-// ServiceChangeTracker turns Services into [ServicePort] values and reports which
-// changed. It is the Service half of [Tracker]. All methods are safe for concurrent
-// use.
-//
-// Differences from kube-proxy's type of this name:
-//
-//   - One tracker handles both families.
-//   - [ServiceChangeTracker.Update] reports whether this call changed a port.
-//     kube-proxy's reports whether any change is pending. Both work as the condition
-//     for scheduling a sync.
-//   - Take returns old and new values. There is no map to update, and no previous object to pass.
+// ServiceChangeTracker turns Services into [ServicePort] values and reports which changed. It is the Service half of
+// [Tracker]. All methods are safe for concurrent use. Unlike kube-proxy's, one tracker handles both families,
+// [ServiceChangeTracker.Update] reports whether this call changed a port (kube-proxy's: whether any change is
+// pending), and Take returns old and new values; there is no map to update.
 //
 // [NewServiceChangeTracker] makes one; the zero value must not be used.
 type ServiceChangeTracker struct {
@@ -50,8 +43,8 @@ type ServiceChangeTracker struct {
 
 // trackedService is a Service that has ports, or had some at the last Take.
 type trackedService struct {
-	// taken holds the ports at the last Take and current the ports now. They hold the
-	// same pointers unless the Service is pending.
+	// taken holds the ports at the last Take and current the ports now: the same pointers unless the Service is
+	// pending.
 	taken, current []*ServicePort
 	pending        int       // 1 + the index in ServiceChangeTracker.pending, or 0
 	uid            types.UID // of the object, if there is an EventSink
@@ -130,7 +123,6 @@ func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 	return changed
 }
 
-// reference returns the object reference for events about a Service.
 func (t *ServiceChangeTracker) reference(name types.NamespacedName) v1.ObjectReference {
 	ref := v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: name.Namespace, Name: name.Name}
 	if s := t.services.Get(name); s != nil {
@@ -184,7 +176,6 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 	return true
 }
 
-// addPending adds s to the Services that the next Take returns.
 func (t *ServiceChangeTracker) addPending(s *trackedService) {
 	if s.pending == 0 {
 		t.pending = append(t.pending, s)

@@ -39,17 +39,11 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Tracker joins Services, their endpoints and the node. The caller passes the current
-// state of objects. One consumer calls [Tracker.Take], which returns the Services
-// that changed.
+// Tracker joins Services, their endpoints and the node. The caller passes the current state of objects. One consumer
+// calls [Tracker.Take], which returns the Services that changed, but none before [Tracker.MarkSynced] was called for
+// every [Kind] of [Config.Kinds]: a proxy that acted on an incomplete view would remove rules that are still needed.
 //
-// Take returns no updates before [Tracker.MarkSynced] was called for every [Kind]
-// of [Config.Kinds]. A proxy that acted on an incomplete view would remove rules
-// that are still needed.
-//
-// All methods are safe for concurrent use.
-//
-// [New] makes one; the zero value must not be used.
+// All methods are safe for concurrent use. [New] makes one; the zero value must not be used.
 type Tracker struct {
 	mu        sync.Mutex
 	services  *ServiceChangeTracker
@@ -85,9 +79,8 @@ func New(c Config) (*Tracker, error) {
 	return t, nil
 }
 
-// SetService stores the current state of a Service and reports whether anything
-// changed. It does not keep s. Unusable parts of s are skipped and reported to
-// [Config.Log] and [Config.Events].
+// SetService stores the current state of a Service and reports whether anything changed. It does not keep s. Unusable
+// parts of s are skipped and reported to [Config.Log] and [Config.Events].
 func (t *Tracker) SetService(s *v1.Service) (changed bool) {
 	return t.change(func() bool { return t.services.Set(s) })
 }
@@ -97,10 +90,9 @@ func (t *Tracker) DeleteService(name types.NamespacedName) (changed bool) {
 	return t.change(func() bool { return t.services.Delete(name) })
 }
 
-// SetSlice stores the current state of an EndpointSlice and reports whether a
-// Service's endpoints changed. The slice may arrive before its Service, and is kept
-// even if the Service is not selected. SetSlice does not keep s. Unusable parts are
-// reported as by SetService.
+// SetSlice stores the current state of an EndpointSlice and reports whether a Service's endpoints changed. The slice
+// may arrive before its Service, and is kept even if the Service is not selected. SetSlice does not keep s. Unusable
+// parts are reported as by SetService.
 func (t *Tracker) SetSlice(s *discovery.EndpointSlice) (changed bool) {
 	return t.change(func() bool { return t.endpoints.Set(s) })
 }
@@ -113,15 +105,12 @@ func (t *Tracker) DeleteSlice(name types.NamespacedName) (changed bool) {
 
 // SetNode stores the current node information and reports whether it changed.
 //
-// SetNode does not lose the node by accident. If n.Name is empty, the tracker keeps
-// the name that it has. If n is the zero value, which [NodeInfoOf] returns for a
-// deleted Node object, SetNode changes nothing: the machine still has its endpoints,
-// addresses and zone. (kube-proxy exits when its Node object is deleted.) To remove
-// the zone and the addresses, pass a NodeInfo with a Name only.
+// If n.Name is empty, the tracker keeps the name that it has. If n is the zero value, which [NodeInfoOf] returns for
+// a deleted Node object, SetNode changes nothing: the machine still has its endpoints, addresses and zone.
+// (kube-proxy exits.) To remove the zone and the addresses, pass a NodeInfo with a Name only.
 //
-// The next Take returns a Service again only if the result of [Select] for it may
-// differ. To find these Services, SetNode visits every endpoint if the name or zone
-// changed, which normally happens once, when the node is first known.
+// The next Take returns a Service again only if the result of [Select] for it may differ. SetNode visits every
+// endpoint if the name or zone changed.
 func (t *Tracker) SetNode(n NodeInfo) (changed bool) {
 	if n.Equal(NodeInfo{}) {
 		return false
@@ -159,8 +148,8 @@ func (t *Tracker) MarkSynced(sources ...Kind) {
 	})
 }
 
-// Missing returns the sources for which [Tracker.MarkSynced] has not been called yet,
-// in the order of the constants. It returns nil once Synced returns true.
+// Missing returns the sources for which [Tracker.MarkSynced] has not been called yet, in the order of the constants,
+// or nil.
 func (t *Tracker) Missing() []Kind {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,12 +169,10 @@ func (t *Tracker) Synced() bool {
 	return t.synced == t.sources
 }
 
-// Notify registers f to be called after each later change once all sources are
-// synced, and when the last source is synced. The goroutine that made the change
-// calls f without the tracker's lock, so calls may be concurrent. f should return
-// quickly, as the runner's Trigger does. Several functions can be registered. Notify
-// ignores a nil f. end removes f again; it may be called several times. A call of f that
-// has begun may still be running when end returns.
+// Notify registers f to be called after each later change once all sources are synced, and when the last source is
+// synced. The goroutine that made the change calls f without the tracker's lock, so calls may be concurrent. f should
+// return quickly, as the runner's Trigger does. Notify ignores a nil f. end removes f; a call that has begun may
+// still be running when end returns.
 func (t *Tracker) Notify(f func()) (end func()) {
 	if f == nil {
 		return func() {}
@@ -218,11 +205,9 @@ func (t *Tracker) change(f func() bool) (changed bool) {
 	return changed
 }
 
-// Take returns the changes since the previous Take. It is meant for one consumer:
-// each change is returned once. Before all sources are synced it sets only
-// [Changes].Node, and keeps all changes for later.
-//
-// Its cost is proportional to the changed Services and their endpoints.
+// Take returns the changes since the previous Take, to one consumer. Before all sources are synced it sets only
+// [Changes].Node, and keeps all changes for later. Its cost is proportional to the changed Services and their
+// endpoints.
 func (t *Tracker) Take() Changes {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -257,9 +242,7 @@ func (t *Tracker) Take() Changes {
 		}
 		c.Updates = append(c.Updates, u)
 	}
-	// A Service that changed as well is added here together with its endpoints, so
-	// that its name is looked up once. Endpoints without a forwarded Service are
-	// skipped.
+	// A Service that changed as well is added here together with its endpoints, so that its name is looked up once.
 	endpoints.cache.TakeFunc(func(ch endpointslice.Change[Endpoint]) {
 		if s := services.services.Get(ch.Service); s != nil {
 			add(s, ch.New, endpoints.triggers[ch.Service])
@@ -309,9 +292,8 @@ func comparePort(p *PortEndpoints, k *Key) int {
 	return cmp.Compare(familyOf(p.Type), k.Family)
 }
 
-// affectedBy records the Services of the last Take whose selected endpoints differ
-// between the nodes a and b. Pending Services need no record: the next Take returns
-// them anyway.
+// affectedBy records the Services of the last Take whose selected endpoints differ between the nodes a and b, except
+// pending ones.
 func (t *Tracker) affectedBy(a, b NodeInfo) {
 	if a.Name == b.Name && a.Zone == b.Zone {
 		return
@@ -338,11 +320,9 @@ func (t *Tracker) affectedBy(a, b NodeInfo) {
 
 // Changes is the result of [Tracker.Take]: what changed since the previous Take.
 type Changes struct {
-	// Updates has one entry for each Service that may differ, in no particular
-	// order. A Service that was changed and changed back may be in it.
+	// Updates has one entry for each Service that may differ, in no particular order.
 	Updates []Update
-	// Node is the current node. Updates includes the Services whose endpoint selection a
-	// change of the node changes.
+	// Node is the current node. Updates includes the Services whose endpoint selection its change affects.
 	Node NodeInfo
 }
 
@@ -352,9 +332,8 @@ type Update struct {
 	Name types.NamespacedName
 	// Ports is empty if the Service was deleted or has no usable port.
 	Ports []PortState
-	// Triggers holds the times at which the endpoint changes in this update were
-	// caused (annotation endpoints.kubernetes.io/last-change-trigger-time). Callers
-	// use them to measure how long a change takes to reach the kernel.
+	// Triggers holds the times at which the endpoint changes in this update were caused (annotation
+	// endpoints.kubernetes.io/last-change-trigger-time), to measure how long a change takes to reach the kernel.
 	Triggers []time.Time
 }
 

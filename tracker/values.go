@@ -12,8 +12,7 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// ServicePortName names one port of one Service. It links Service ports to their
-// endpoints. It is comparable.
+// ServicePortName names one port of one Service. It is comparable.
 type ServicePortName struct {
 	types.NamespacedName
 	// Port is the port's name. It is "" for the only port of a Service, if unnamed.
@@ -23,9 +22,8 @@ type ServicePortName struct {
 	Protocol v1.Protocol
 }
 
-// String returns "namespace/name" or "namespace/name:port". It is one line that a terminal can print, with the escape
-// sequences of Go where a name has what Kubernetes does not allow. As in kube-proxy it omits the protocol, so the text
-// is not unique.
+// String returns "namespace/name" or "namespace/name:port", in one printable line, with Go's escape sequences where a
+// name has what Kubernetes does not allow. As in kube-proxy it omits the protocol, so the text is not unique.
 func (n ServicePortName) String() string {
 	s := n.NamespacedName.String()
 	if n.Port != "" {
@@ -108,22 +106,19 @@ func (f Family) Bits() int {
 	return 0
 }
 
-// Endpoint is one address and port of a Service port. The trackers make Endpoints;
-// tests and hooks may make their own. A published Endpoint never changes: callers may
-// keep it and read it from any goroutine, and must not modify it. An endpoint that an
-// update does not change keeps its pointer. Callers can therefore compare pointers
-// first and call [Endpoint.Equal] only if they differ.
+// Endpoint is one address and port of a Service port. The trackers make Endpoints; tests and hooks may make their
+// own. A published Endpoint never changes: callers may keep it and read it from any goroutine, and must not modify
+// it. An endpoint that an update does not change keeps its pointer, so callers can compare pointers before they call
+// [Endpoint.Equal].
 type Endpoint struct {
-	// Addr is the address and port to send packets to. The address is the first of
-	// the endpoint's addresses in the EndpointSlice.
+	// Addr is the port, and the first of the endpoint's addresses in the EndpointSlice.
 	Addr netip.AddrPort
 	// Node is the name of the endpoint's node, or "" if unknown.
 	Node string
 	// Zone is the endpoint's zone, or "" if unknown.
 	Zone string
-	// ForNodes and ForZones are the EndpointSlice's hints: the nodes and zones whose
-	// traffic this endpoint should serve (KEP-3015, KEP-2433). Nil means no hint.
-	// Endpoints share these slices.
+	// ForNodes and ForZones are the hints: the nodes and zones whose traffic this endpoint should serve (KEP-3015,
+	// KEP-2433). Nil means no hint. Endpoints share these slices.
 	ForNodes, ForZones []string
 	// Ready, Serving and Terminating are the EndpointSlice's conditions. Unset
 	// conditions have the API's defaults: true, true and false.
@@ -156,28 +151,23 @@ func (e *Endpoint) Equal(o *Endpoint) bool {
 // String returns "address:port", with an IPv6 address in brackets.
 func (e *Endpoint) String() string { return e.Addr.String() }
 
-// NodeInfo describes the node: the facts that endpoint selection and the node's own
-// frontends depend on. It is a plain value. Addresses must not be modified after the
-// NodeInfo is passed on.
+// NodeInfo holds the facts about the node that endpoint selection and the node's own frontends depend on. Addresses
+// must not be modified after the NodeInfo is passed on.
 type NodeInfo struct {
-	// Name is the Node's name, as in the nodeName of an endpoint. With "" no endpoint
-	// is local. [Tracker.SetNode] replaces "" with the name that the tracker already
-	// has.
+	// Name is the Node's name, as in the nodeName of an endpoint. With "" no endpoint is local. [Tracker.SetNode]
+	// replaces "" with the name that the tracker already has.
 	Name string
 	// Zone is the Node's topology.kubernetes.io/zone label, or "" for none.
 	Zone string
-	// Addresses holds the node's own addresses from its Node object, usually one or
-	// two per family, InternalIP first. They are the "primary" NodePort addresses.
-	// They also decide whether the node itself is within a load balancer's source
+	// Addresses holds the node's own addresses from its Node object, usually one or two per family, InternalIP first:
+	// the "primary" NodePort addresses. They also decide whether the node itself is within a load balancer's source
 	// ranges.
 	Addresses []netip.Addr
 }
 
-// NodeInfoOf returns the name of a Node, its topology.kubernetes.io/zone label, and
-// its address in each family: the first InternalIP of status.addresses, or else the
-// first ExternalIP. It skips entries that are not IP addresses. For nil, which means
-// that the Node was deleted or not seen yet, it returns the zero value.
-// [Tracker.SetNode] ignores the zero value.
+// NodeInfoOf returns the name of a Node, its topology.kubernetes.io/zone label, and its address in each family: the
+// first InternalIP of status.addresses, or else the first ExternalIP. It skips entries that are not IP addresses. For
+// nil, a Node that was deleted or not seen yet, it returns the zero value.
 func NodeInfoOf(n *v1.Node) NodeInfo {
 	if n == nil {
 		return NodeInfo{}

@@ -1,5 +1,5 @@
-// Package placement computes the rules of many nodes in one process, from one tracker and one
-// Engine:
+// Package placement computes the rules of many nodes in one process, from one tracker and one Engine, for a
+// controller that programs a central data plane, such as the load balancers of OVN's northbound database:
 //
 //	p := placement.New()
 //	p.SetNode(tracker.NodeInfo{Name: "node-a", Zone: "z1"})
@@ -19,25 +19,17 @@
 //			return nil
 //		}))
 //
-// Most Services are the same on every node. The others depend on the node's name (a traffic
-// policy of Local, hints for nodes), its zone (hints for zones) or its addresses (source
-// ranges). [Placements.Changes] computes a change once for each class of nodes that see the
-// Service alike, and a changed endpoint only for the nodes whose rules differ. Frontends stay
-// those that the Engine assigned. The tracker and the Engine must not have a node of their
-// own: their NodeInfo is the zero value. The Budget of the Engine does not bound the pools of
-// Services that depend on the node.
+// Most Services are the same on every node. The others depend on the node's name (a traffic policy of Local, hints
+// for nodes), its zone (hints for zones) or its addresses (source ranges). [Placements.Changes] computes a change
+// once for each class of nodes that see the Service alike, and a changed endpoint only for the nodes whose rules
+// differ. The tracker and the Engine must not have a node of their own: their NodeInfo is the zero value. The Budget
+// of the Engine does not bound the pools of Services that depend on the node.
 //
-// A node that joins needs [Placements.Service] for each Service in the Engine's Snapshot, and
-// then every change; so does a node whose zone or addresses changed. For many nodes
-// [Placements.Classes] computes a Service once for each class, and the nodes share the result.
+// A node that joins, or whose zone or addresses changed, needs [Placements.Service] for each Service in the Engine's
+// Snapshot, and then every change. For many nodes [Placements.Classes] computes a Service once for each class.
 //
-// A process for many nodes suits a controller that programs a central data plane, such as the
-// load balancers of OVN's northbound database.
-//
-// The module has no server, no relay and no engine for a fleet of agents. Two projects that
-// distributed compiled rules to their nodes, OVN-Kubernetes and kpng, left that design. Up to
-// about a thousand nodes each agent can watch the API server itself. Above that, put a fan-out
-// for watches such as Typha between them.
+// The module has no server or relay for a fleet of agents: each agent can watch the API server, or a fan-out for
+// watches such as Typha.
 package placement
 
 import (
@@ -53,8 +45,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Placements holds the nodes of a cluster. It is not safe for concurrent use: callers guard
-// it, and usually hold the same lock in Apply. [New] makes one.
+// Placements holds the nodes of a cluster. It is not safe for concurrent use: callers usually guard it with a lock
+// that Apply holds, too. [New] makes one.
 type Placements struct {
 	nodes map[string]tracker.NodeInfo
 	zones map[string]map[string]struct{}
@@ -65,8 +57,7 @@ func New() *Placements {
 	return &Placements{map[string]tracker.NodeInfo{}, map[string]map[string]struct{}{}}
 }
 
-// SetNode adds a node or replaces what is known of it, and reports whether anything changed.
-// It ignores a node without a name.
+// SetNode adds or replaces a node, and reports whether anything changed. It ignores a node without a name.
 func (p *Placements) SetNode(n tracker.NodeInfo) (changed bool) {
 	old, ok := p.nodes[n.Name]
 	if n.Name == "" || ok && old.Equal(n) {
@@ -95,10 +86,9 @@ func (p *Placements) DeleteNode(name string) (existed bool) {
 	return true
 }
 
-// Service returns a Service of the Engine as a node has it, nil for an unknown node. node is
-// the Engine's, as in [ruleset.Delta].Node and [ruleset.Snapshot].Node. The result is s itself
-// if it does not depend on the node. Otherwise each call selects and compiles: its cost is
-// proportional to the endpoints. Classes does so once for the nodes that see s alike.
+// Service returns a Service of the Engine as a node has it, nil for an unknown node. node is the Engine's, as in
+// [ruleset.Delta].Node. The result is s itself if it does not depend on the node. Otherwise each call costs time
+// proportional to the endpoints.
 func (p *Placements) Service(node *ruleset.Node, s *ruleset.Port, name string) *ruleset.Port {
 	info, ok := p.nodes[name]
 	if !ok || s == nil {
@@ -110,25 +100,20 @@ func (p *Placements) Service(node *ruleset.Node, s *ruleset.Port, name string) *
 	return s.On(with(node, info))
 }
 
-// Classes yields a Service of the Engine once for each class of nodes that see it alike.
-// Change.New is the Service on these nodes, which share it, and s itself if it does not depend
-// on the node. Each node is in one class. node is the Engine's, as for Service.
+// Classes yields a Service of the Engine once for each class of nodes that see it alike. Change.New is the Service on
+// these nodes, and s itself if it does not depend on the node. Each node is in one class. node is the Engine's, as
+// for Service.
 //
-// The cost is that of one call of Service for each class, and a step for each node that Nodes
-// yields. With policy Local, each node with an endpoint is a class, and so is each node with a hint;
-// with hints for zones, each of these zones. The other nodes are one class. Source ranges
-// divide classes in two, by whether they contain the nodes' addresses, and cost a step for each
-// node.
-//
-// For 1,000 nodes and 200 Services with 10 endpoints each, BenchmarkAllNodes counts these
-// allocations, in one call of Service for each node and with Classes: 202,000 and 17,400 with
-// policy Local, 400,000 and 7,200 with hints for three zones, 403,000 and 8,600 with source ranges.
+// The cost is that of one call of Service for each class, and a step for each node that Nodes yields. With policy
+// Local, each node with an endpoint is a class, and so is each node with a hint; with hints for zones, each of these
+// zones. The other nodes are one class. Source ranges divide classes in two, by whether they contain the nodes'
+// addresses, and cost a step for each node.
 func (p *Placements) Classes(node *ruleset.Node, s *ruleset.Port) iter.Seq[*Change] {
 	return p.Changes(&ruleset.Delta{Full: true, Node: node}, &ruleset.Change{Key: s.Key, New: s})
 }
 
-// Change is the change of one Service port on the nodes that see it alike. It is valid while
-// the Placements do not change, and, like them, not safe for concurrent use.
+// Change is the change of one Service port on the nodes that see it alike. It is valid while the Placements do not
+// change, and, like them, not safe for concurrent use.
 type Change struct {
 	ruleset.Change
 	p *Placements
@@ -169,9 +154,9 @@ func (c *Change) Nodes() iter.Seq[string] {
 	}
 }
 
-// Changes yields the changes on the nodes that a Change of d makes, each node at most once.
-// Nodes for which nothing differs are left out, even if their [ruleset.Port].Endpoints
-// differ outside their pools. In a full delta and after a failed attempt no node is left out.
+// Changes yields the changes on the nodes that a Change of d makes, each node at most once. It leaves out nodes for
+// which nothing but [ruleset.Port].Endpoints outside the pools differs, except in a full delta and after a failed
+// attempt.
 func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Change] {
 	return func(yield func(*Change) bool) {
 		base := *c
@@ -185,9 +170,8 @@ func (p *Placements) Changes(d *ruleset.Delta, c *ruleset.Change) iter.Seq[*Chan
 		on := func(info tracker.NodeInfo) ruleset.Change { return base.On(with(d.Node, info)) }
 		differs := func(c *ruleset.Change) bool { return c.Fields&^ruleset.FieldEndpoints != 0 }
 		if !differs(&base) {
-			// For a node without a name and a zone nothing differs. Such a node has in its
-			// pools all endpoints that hints give to others, so only local pools can differ,
-			// on the nodes of the changed endpoints.
+			// A node without a name and a zone has in its pools all endpoints that hints give to others, so only
+			// local pools can differ, on the nodes of the changed endpoints.
 			for _, name := range changedNames(base.Old.Endpoints, base.New.Endpoints) {
 				if !p.changeOn(name, on, differs, yield) {
 					return
@@ -280,7 +264,6 @@ func (p *Placements) classes(d *dependence) (out []*Change) {
 	return out
 }
 
-// with returns the Engine's node with the information of another one.
 func with(n *ruleset.Node, info tracker.NodeInfo) *ruleset.Node {
 	out := *n
 	out.Info = info
@@ -289,8 +272,7 @@ func with(n *ruleset.Node, info tracker.NodeInfo) *ruleset.Node {
 
 // dependence is what the rules of a Service depend on, in one or more versions.
 type dependence struct {
-	// names holds the nodes whose name matters, and zones the zones that matter. All
-	// other names are alike, and so are all other zones.
+	// names holds the nodes whose name matters, and zones the zones that matter. The others are alike.
 	names, zones map[string]struct{}
 	// ranges holds the source ranges that a node's addresses may be in.
 	ranges [][]netip.Prefix
