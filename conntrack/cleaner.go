@@ -28,39 +28,33 @@ const (
 	// lineEvery.
 	lineBurst = 20
 	lineEvery = 10 * time.Second
-	// deleteBatch is the number of deletions to send in one call. Their acknowledgements must fit
-	// into a socket's default receive buffer, which has room for about 200. A delta waits for one
-	// batch.
+	// deleteBatch is the number of deletions to send in one call. Their acknowledgements must fit into a socket's
+	// default receive buffer, about 200. A delta waits for one batch.
 	deleteBatch = 64
 )
 
 // Config is the configuration of a [Cleaner]. The zero value selects the kernel's table in
 // the network namespace of the calling thread.
 type Config struct {
-	// NetNS is an open file of the network namespace to work in; nil is the namespace of
-	// the thread that calls [New]. New duplicates the file, and working in a namespace
-	// other than the process's needs CAP_SYS_ADMIN.
+	// NetNS is an open file of the network namespace to work in; nil is the namespace of the thread that calls [New].
+	// New duplicates the file. A namespace other than the process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Table, if not nil, replaces the kernel's table, and NetNS is not used. A caller
-	// that wraps the kernel's table opens it with [OpenKernelTable].
+	// Table, if not nil, replaces the kernel's table, and NetNS is not used. To wrap the kernel's table, see
+	// [OpenKernelTable].
 	Table FlowTable
-	// Zones lists the conntrack zones whose flows are judged. Empty means zone 0, the
-	// default zone, alone. A data plane that tracks connections in its own zones, such
-	// as Open vSwitch, lists these.
+	// Zones lists the conntrack zones whose flows are judged. Empty means zone 0, the default zone, alone. A data
+	// plane with zones of its own, such as Open vSwitch, lists these.
 	Zones []uint16
-	// NodePortAddrs lists further addresses at which NodePorts answer, even if
-	// [ruleset.Node.NodePorts] does not select them and no interface has them: a virtual
-	// address to which the host's rules translate NodePort traffic before the data
-	// plane sees it, or an address of a local route. A flow to a NodePort that was
-	// only translated to one of these addresses, with the same port, is not stale while
-	// the NodePort exists, because the data plane has a flow of its own for it. Nil means
-	// no further addresses.
+	// NodePortAddrs lists further addresses at which NodePorts answer, even if [ruleset.Node.NodePorts] does not
+	// select them and no interface has them: a virtual address to which the host's rules translate NodePort traffic,
+	// or an address of a local route. A flow to a NodePort that was only translated to one of these addresses, with
+	// the same port, is not stale while the NodePort exists, because the data plane has a flow of its own for it. Nil
+	// means no further addresses.
 	NodePortAddrs []netip.Addr
-	// Filter, if not nil, reports whether a stale flow may be deleted. The Service is the
-	// one that has the flow's frontend or, if no Service has it, the one that last had it,
-	// as last acknowledged. A flow that Filter spares is judged again only after a change
-	// of its frontend, or by the next full delta. The goroutine that flushes calls Filter,
-	// possibly twice for a flow. Filter must be quick and must not call the Cleaner.
+	// Filter, if not nil, reports whether a stale flow may be deleted. The Service is the one that has or last had
+	// the flow's frontend, as acknowledged. A flow that Filter spares is judged again only after a change of its
+	// frontend, or by the next full delta. The goroutine that flushes calls Filter, possibly twice for a flow. Filter
+	// must be quick and must not call the Cleaner.
 	Filter func(*ruleset.Port, Flow) bool
 	// Log receives a line for each clean-up of [Cleaner.Run] that failed, at most 20 in a row and
 	// then one in 10 seconds; nil discards them.
@@ -69,9 +63,8 @@ type Config struct {
 	Hooks *Hooks
 }
 
-// Cleaner deletes stale UDP flows. The backend that [Cleaner.Wrap] returns notes which flows may
-// have become stale, and [Cleaner.Run] reads the table and deletes them. The methods are safe for
-// concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the Service.
+// Cleaner deletes stale UDP flows. The methods are safe for concurrent use. For each frontend of a UDP Service, a
+// Cleaner holds a pointer to the Service.
 //
 // [New] makes one; the zero value must not be used.
 type Cleaner struct {
@@ -85,18 +78,17 @@ type Cleaner struct {
 
 	// flushing is held while the table is read. It is locked before mu.
 	flushing sync.Mutex
-	// mu is held while a delta is applied, for each flow that is judged, and while a batch of
-	// flows is judged again and deleted. So no flow is deleted while a change of its Service is
-	// partly in effect, and no delta waits for a dump.
+	// mu is held while a delta is applied, for each flow that is judged, and while a batch of flows is judged again
+	// and deleted: no flow is deleted while a change of its Service is partly in effect, and no delta waits for a
+	// dump.
 	mu      sync.Mutex
 	stale   [2]*staleFlows // IPv4, IPv6
 	pending atomic.Bool
 }
 
-// New returns a Cleaner. Unless cfg.Table is set, New opens netlink sockets, which needs
-// CAP_NET_ADMIN in the namespace's user namespace. The error is a
-// [*dataplane.UnsupportedError] if the system has no such table or no access to it over
-// netlink (CONFIG_NF_CT_NETLINK). New starts no goroutine.
+// New returns a Cleaner. Unless cfg.Table is set, New opens netlink sockets, which needs CAP_NET_ADMIN in the
+// namespace's user namespace. The error is a [*dataplane.UnsupportedError] if the system has no such table or no
+// access to it over netlink (CONFIG_NF_CT_NETLINK). New starts no goroutine.
 func New(ctx context.Context, cfg Config) (*Cleaner, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -130,7 +122,6 @@ func New(ctx context.Context, cfg Config) (*Cleaner, error) {
 	return c, nil
 }
 
-// newRunner returns the runner of [Cleaner.Run].
 func newRunner(flush func(context.Context) error, log *slog.Logger) (*runner.Runner, error) {
 	lines := complaint.Bucket{Burst: lineBurst, Every: lineEvery}
 	return runner.New(runner.Config{
@@ -152,8 +143,8 @@ func newRunner(flush func(context.Context) error, log *slog.Logger) (*runner.Run
 	}, flush)
 }
 
-// Close closes what New opened, but not a [Config.Table], and ends Run. Afterwards the backends of
-// Wrap only apply deltas, and Flush returns an error that wraps [os.ErrClosed].
+// Close closes what New opened, but not a [Config.Table], and ends Run. Afterwards the backends of Wrap only apply
+// deltas, and Flush returns an error that wraps [os.ErrClosed].
 func (c *Cleaner) Close() error {
 	c.endOpen()
 	c.flushing.Lock()
@@ -166,13 +157,11 @@ func (c *Cleaner) Close() error {
 	return err
 }
 
-// Wrap returns a backend that applies deltas with b and notes the flows that they may have made
-// stale, if b acknowledges them. It has the limits of b ([ruleset.Limiter]) and returns b's errors.
-// It reads no table. After the last delta of a Sync, Run does so. The Cleaner follows one backend, of
-// one [ruleset.Cursor]. Noting takes time proportional to the changes of UDP Services.
+// Wrap returns a backend that applies deltas with b and notes the flows that they may have made stale, if b
+// acknowledges them. It has the limits of b ([ruleset.Limiter]) and returns b's errors. The Cleaner follows one
+// backend, of one [ruleset.Cursor]. Noting takes time proportional to the changes of UDP Services.
 func (c *Cleaner) Wrap(b ruleset.Backend) ruleset.Backend { return &wrapped{b, c} }
 
-// wrapped is the backend that [Cleaner.Wrap] returns.
 type wrapped struct {
 	ruleset.Backend
 	cleaner *Cleaner
@@ -189,7 +178,6 @@ func (w *wrapped) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return err
 }
 
-// errUnfinished is the result of an Apply that did not return.
 var errUnfinished = errors.New("Apply did not return")
 
 func (c *Cleaner) apply(ctx context.Context, b ruleset.Backend, d *ruleset.Delta) (err error) {
@@ -237,10 +225,9 @@ func (c *Cleaner) updatePending() {
 // noted since the last Flush began, or the last Flush failed.
 func (c *Cleaner) Pending() bool { return c.pending.Load() }
 
-// Run calls Flush after each Sync that may have left stale flows, until ctx ends or the Cleaner is
-// closed. It returns ctx's error or [os.ErrClosed]. It flushes immediately after a quiet period.
-// After a Flush it pauses for four times as long as the Flush took, at most for a minute, and then
-// flushes for all Syncs since. It logs errors and tries again. Only one Run may be in progress.
+// Run calls Flush after each Sync that may have left stale flows, until ctx ends or the Cleaner is closed. It returns
+// ctx's error or [os.ErrClosed]. After a Flush it pauses for four times as long as the Flush took, at most for a
+// minute. It logs errors and tries again. Only one Run may be in progress.
 func (c *Cleaner) Run(ctx context.Context) error {
 	both, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -252,11 +239,10 @@ func (c *Cleaner) Run(ctx context.Context) error {
 	return err
 }
 
-// Flush reads the table once for each family with flows to examine, and deletes those
-// that are stale. Without such a family it makes no request. Deltas are applied while it reads. If
-// reading or deleting fails, or may be incomplete, the family stays pending for the next Flush. After
-// an error that wraps [ErrIncomplete], the next Flush may succeed. An agent that does not call Run
-// calls Flush after each Sync, and again after an error.
+// Flush reads the table once for each family with flows to examine, and deletes those that are stale. Deltas are
+// applied while it reads. If reading or deleting fails, or may be incomplete, the family stays pending for the next
+// Flush. After an error that wraps [ErrIncomplete], the next Flush may succeed. An agent that does not call Run calls
+// Flush after each Sync, and again after an error.
 func (c *Cleaner) Flush(ctx context.Context) error {
 	c.flushing.Lock()
 	defer c.flushing.Unlock()
@@ -355,8 +341,8 @@ func (c *Cleaner) remove(ctx context.Context, batch []Flow, stale func(*Flow) bo
 	return err
 }
 
-// Hooks is a set of hooks that a [Cleaner] calls. Any hook, and the *Hooks itself, may be
-// nil. The goroutine that flushes calls the hooks, which must not call the Cleaner.
+// Hooks is a set of hooks that a [Cleaner] calls. Any hook, and the *Hooks itself, may be nil. The goroutine that
+// flushes calls the hooks, which must not call the Cleaner.
 type Hooks struct {
 	// Flushed is called after each clean-up that examined any family.
 	Flushed func(FlushInfo)
@@ -370,8 +356,8 @@ type FlushInfo struct {
 	Dumps int
 	// Seen is the number of flows in the dumps.
 	Seen int
-	// Stale is the number of stale flows that [Config.Filter] did not spare. Deleted is
-	// the number of deleted flows. Some stale flows may have ended by themselves.
+	// Stale is the number of stale flows that [Config.Filter] did not spare. Deleted is the number of deleted flows;
+	// others may have ended by themselves.
 	Stale, Deleted int
 	// Duration is how long the clean-up took.
 	Duration time.Duration
@@ -391,7 +377,6 @@ func (t *Hooks) flushedFamily(f tracker.Family, i FlushInfo) {
 	}
 }
 
-// add adds the counts and the error of one family.
 func (i *FlushInfo) add(o FlushInfo) {
 	i.Dumps += o.Dumps
 	i.Seen += o.Seen

@@ -26,9 +26,8 @@ type kernel struct {
 	route *netlink.Handle
 }
 
-// OpenKernelTable opens the kernel's table in cfg.NetNS. Dump reports the flows of
-// cfg.Zones. The other fields have no effect. It needs the same privileges as [New] and
-// returns the same errors.
+// OpenKernelTable opens the kernel's table in cfg.NetNS. Dump reports the flows of cfg.Zones. The other fields have
+// no effect. It needs the same privileges as [New] and returns the same errors.
 func OpenKernelTable(cfg Config) (*KernelTable, error) {
 	n, err := netns.Open(cfg.NetNS)
 	if err != nil {
@@ -88,10 +87,9 @@ func (k *KernelTable) Close() error {
 	return nil
 }
 
-// Dump implements [FlowTable]. It reports UDP flows in the configured zones. If flows may be
-// missing, the error wraps [ErrIncomplete]. Kernels from 5.8 on leave out other protocols
-// (CTA_FILTER). Kernels from 6.8 on leave out other zones if a single zone other than 0 is
-// configured (CTA_ZONE). BenchmarkLibraryDump compares Dump with the library.
+// Dump implements [FlowTable]. It reports UDP flows in the configured zones. If flows may be missing, the error wraps
+// [ErrIncomplete]. Kernels from 5.8 on leave out other protocols (CTA_FILTER), and from 6.8 on other zones if a
+// single zone other than 0 is configured (CTA_ZONE).
 func (k *KernelTable) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
 	var flow Flow
 	err := k.conn.Get(ctx, dumpRequest(family, k.zones), func(attrs []byte) error {
@@ -107,7 +105,6 @@ func (k *KernelTable) Dump(ctx context.Context, family tracker.Family, f func(*F
 	return incomplete("dump", err)
 }
 
-// incomplete returns the error of an exchange with the kernel.
 func incomplete(what string, err error) error {
 	switch {
 	case err == nil:
@@ -120,9 +117,8 @@ func incomplete(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// Delete implements [FlowTable]. If the kernel refuses to delete a flow, Delete continues with
-// the others. The error names the first such flow. BenchmarkLibraryDelete compares Delete
-// with the library.
+// Delete implements [FlowTable]. If the kernel refuses to delete a flow, Delete continues with the others. The error
+// names the first such flow.
 func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 	deleted := 0
 	var refused error
@@ -179,10 +175,8 @@ func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]
 // ctGetStats is IPCTNL_MSG_CT_GET_STATS (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const ctGetStats = 5
 
-// dumpRequest returns the request for the UDP flows of a family in some zones. Kernels from
-// 6.8 on report the flows of one zone (CTA_ZONE); older ones ignore the attribute. The
-// request for zone 0 does not name the zone, because a kernel without
-// CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
+// dumpRequest returns the request for the UDP flows of a family in some zones. It does not name zone 0, because a
+// kernel without CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
 func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
 	b := tuple.AppendFilter(nil, inet.UDP)
 	if len(zones) == 1 && zones[0] != 0 {

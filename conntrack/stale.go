@@ -14,12 +14,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// addrs is a set of endpoint addresses.
 type addrs map[netip.AddrPort]struct{}
 
-// usable returns the endpoints of a Service that flows may go to: endpoints that are ready or
-// serving, and reachable ones, which get new flows. A reachable endpoint may be neither ready
-// nor serving if the Service publishes endpoints that are not ready.
+// usable returns the endpoints of a Service that flows may go to: those that are ready or serving, and reachable
+// ones, which may be neither if the Service publishes endpoints that are not ready.
 func usable(endpoints, reachable []*tracker.Endpoint) addrs {
 	a := make(addrs, len(endpoints))
 	for _, e := range endpoints {
@@ -33,10 +31,8 @@ func usable(endpoints, reachable []*tracker.Endpoint) addrs {
 	return a
 }
 
-// usableOf returns the usable endpoints of s.
 func usableOf(s *ruleset.Port) addrs { return usable(s.Endpoints, s.Selection.Reachable) }
 
-// hasUsable reports whether s has a usable endpoint.
 func hasUsable(s *ruleset.Port) bool {
 	return len(s.Selection.Reachable) > 0 || slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Ready || e.Serving })
 }
@@ -53,8 +49,7 @@ func usableBefore(c *ruleset.Change, tried addrs) addrs {
 	return out
 }
 
-// removed returns the endpoints that were usable before c and no longer are. Unless an
-// attempt failed, its memory is proportional to the difference.
+// removed returns the endpoints that were usable before c and no longer are.
 func removed(c *ruleset.Change, tried addrs) (gone addrs) {
 	if c.Old != nil && c.New != nil && tried == nil {
 		endpoints, _ := listdiff.Trim(c.Old.Endpoints, c.New.Endpoints)
@@ -82,9 +77,8 @@ func (a addrs) has(p netip.AddrPort) bool {
 	return ok
 }
 
-// staleFlows decides which flows of one family are stale. It holds the UDP Services as
-// the data plane acknowledged them, and a queue of flows to examine. It does no I/O: the
-// caller passes it changes in effect, and flows from a dump.
+// staleFlows decides which flows of one family are stale. It holds the UDP Services as acknowledged, and a queue of
+// flows to examine. It does no I/O: the caller passes it changes in effect, and flows from a dump.
 type staleFlows struct {
 	family tracker.Family
 	// node is the node as acknowledged, nil at first. It selects the addresses at which
@@ -92,13 +86,12 @@ type staleFlows struct {
 	node *ruleset.Node
 	// owners holds the Service of each frontend. The key of a NodePort has the unspecified address.
 	owners map[netip.AddrPort]*ruleset.Port
-	// unacknowledged holds the Services whose last change failed and may be partly in
-	// effect. Their flows are left alone until a later change succeeds, and examined then.
+	// unacknowledged holds the Services whose last change failed and may be partly in effect. Their flows are left
+	// alone until a later change succeeds.
 	unacknowledged map[tracker.Key]*attempts
 	queue          queue
-	// ownerless holds destinations without a Service that translated flows had when all flows
-	// were last examined. An earlier process left them if it ended before it knew that their Service
-	// was deleted. A Service that gets such a frontend, even without an endpoint, makes them stale.
+	// ownerless holds destinations without a Service that translated flows had when all flows were last examined: an
+	// earlier process left them. A Service that gets such a frontend makes them stale.
 	ownerless map[netip.AddrPort]struct{}
 
 	// From the Config; the zero values are the defaults.
@@ -142,7 +135,6 @@ func newStaleFlows(f tracker.Family) *staleFlows {
 	}
 }
 
-// configure sets the zones, filter and NodePort addresses of the family from c.
 func (p *staleFlows) configure(c Config) {
 	p.zones, p.filter = slices.Clone(c.Zones), c.Filter
 	p.nodePorts = map[netip.Addr]struct{}{}
@@ -153,14 +145,12 @@ func (p *staleFlows) configure(c Config) {
 	}
 }
 
-// pending reports whether the queue selects any flow.
 func (p *staleFlows) pending() bool {
 	return p.queue.all || len(p.queue.frontends) > 0
 }
 
 func newQueue() queue { return queue{frontends: map[netip.AddrPort]*lost{}} }
 
-// clear empties the queue.
 func (p *staleFlows) clear() { p.queue = newQueue() }
 
 // take returns the queue and begins another one.
@@ -203,8 +193,7 @@ func (q *queue) get(at netip.AddrPort) *lost {
 	return q.frontends[at]
 }
 
-// bound empties a queue that has reached its limits, and selects every flow. Clean-ups have failed
-// many times then. To examine all flows finds nearly as many stale ones and needs no memory.
+// bound replaces a queue that has reached its limits, after many failed clean-ups, by one that selects every flow.
 func (p *staleFlows) bound() {
 	if len(p.queue.frontends) >= maxQueue {
 		p.clear()
@@ -228,21 +217,19 @@ func (p *staleFlows) at(f *ruleset.Frontend) netip.AddrPort {
 	return netip.AddrPortFrom(f.Addr, f.Port)
 }
 
-// covers reports whether a frontend takes packets from a NodePort at an address of the node. These packets
-// may have flows from before the frontend, and its flows go to the NodePort afterwards, even if the frontend
-// had no endpoint.
+// covers reports whether a frontend takes packets from a NodePort at an address of the node. Flows of the one may
+// then be those of the other.
 func (p *staleFlows) covers(at netip.AddrPort) bool {
 	return !at.Addr().IsUnspecified() && p.owners[p.nodePort(at.Port())] != nil
 }
 
-// wasOwnerless reports whether a frontend has flows from before its Service, and forgets that.
+// wasOwnerless reports whether a frontend has flows from before its Service, and removes that record.
 func (p *staleFlows) wasOwnerless(at netip.AddrPort) bool {
 	_, was := p.ownerless[at]
 	delete(p.ownerless, at)
 	return was
 }
 
-// concerns reports whether the Service is a UDP Service of the family.
 func (p *staleFlows) concerns(k tracker.Key) bool {
 	return k.Family == p.family && k.Protocol == v1.ProtocolUDP
 }
@@ -257,7 +244,6 @@ type attempts struct {
 	endpoints addrs
 }
 
-// recordFailure records that c failed and may be partly in effect.
 func (p *staleFlows) recordFailure(c *ruleset.Change) {
 	a := p.unacknowledged[c.Key]
 	if a == nil {
@@ -354,11 +340,9 @@ func (p *staleFlows) examine(at netip.AddrPort, s *ruleset.Port, gone addrs) {
 // maxQueue is the largest number of frontends in the queue.
 const maxQueue = 1 << 16
 
-// examineAll queues every flow.
 func (p *staleFlows) examineAll() { p.queue.all = true }
 
-// setNode sets the node. If NodePorts answer at other addresses than before, setNode
-// queues the flows to all NodePorts.
+// setNode sets the node, and queues the flows to all NodePorts if these answer at other addresses than before.
 func (p *staleFlows) setNode(n *ruleset.Node) {
 	was := p.node
 	if p.node = n; was == nil || n == nil || equalNodePorts(was.NodePorts(p.family), n.NodePorts(p.family)) {
@@ -409,9 +393,9 @@ func (j *judge) setNode() {
 	maps.Copy(j.nodePort, j.nodePorts)
 }
 
-// answers reports whether NodePorts may answer at a, an address of the node. With some
-// backends they answer at IPv4 loopback addresses. With others a local server has the
-// address. Its entries have no translation, so to delete them does no harm.
+// answers reports whether NodePorts may answer at a, an address of the node. With some backends they answer at IPv4
+// loopback addresses; with others the entries of a local server there have no translation, so deleting them does no
+// harm.
 func answers(n ruleset.NodePorts, a netip.Addr) bool {
 	if a.IsLoopback() {
 		return a.Is4()
@@ -443,8 +427,8 @@ func (j *judge) stale(f *Flow) bool {
 	return s != nil && (j.filter == nil || j.filter(s, *f))
 }
 
-// staleOf returns the Service of a stale flow, or nil if f is not stale. A flow is stale if
-// it sends a client to an address that does not answer or no longer belongs to the Service.
+// staleOf returns the Service of a stale flow, or nil. A flow is stale if it sends a client to an address that does
+// not answer or no longer belongs to the Service.
 func (j *judge) staleOf(f *Flow) *ruleset.Port {
 	translated := f.ReplySrc != f.Dst
 	// handedOn reports that the flow was only translated to another address at which
@@ -465,9 +449,8 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 		if goneNP, ok := j.queue.frontends[atNodePort]; ok {
 			examined = examined || owner != nil
 			if owner == nil && translated {
-				// NodePorts no longer answer at the address, or the NodePort is gone. A
-				// flow that was sent to one of the Service's endpoints belonged to the
-				// Service. Other flows may be to another host.
+				// NodePorts no longer answer at the address, or the NodePort is gone. Flows that were not sent to one
+				// of the Service's endpoints may be to another host.
 				if s := goneNP.of(f.ReplySrc); s != nil {
 					return s
 				}
@@ -478,8 +461,7 @@ func (j *judge) staleOf(f *Flow) *ruleset.Port {
 		}
 	}
 	if owner == nil {
-		// The frontend no longer has a Service. Only flows that were sent to the last
-		// Service's endpoints belonged to that Service.
+		// Without a Service, only flows that were sent to the last Service's endpoints belonged to it.
 		if !translated {
 			return nil
 		}
@@ -531,8 +513,8 @@ func (j *judge) noteOwnerless(to netip.AddrPort) {
 	}
 }
 
-// leave selects f in left if the frontend lost the endpoint that f was sent to. Once the Service
-// changes, nothing else may say so.
+// leave selects f in left if the frontend lost the endpoint that f was sent to: nothing else may record that once the
+// Service changes.
 func (j *judge) leave(left *queue, f *Flow) {
 	for _, at := range []netip.AddrPort{f.Dst, j.staleFlows.nodePort(f.Dst.Port())} {
 		if s := j.queue.frontends[at].of(f.ReplySrc); s != nil {

@@ -9,15 +9,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ByFamily joins two backends, one for each address family. Each gets the changes of
-// its own family. The rest of the delta, including Triggers, is the same for both.
-// Nil means that the family is not served. Apply always calls both, v4 first, so that
-// one family continues while the other fails.
+// ByFamily joins two backends, one for each address family. Each gets the changes of its own family; Triggers and the
+// rest are the same for both. Nil means that the family is not served. Apply always calls both, v4 first.
 //
-// If one of them fails, Apply reports the Services of its family as failed in a
-// [*ruleset.PartialError] and accepts those of the other. If the delta is Full or changes the
-// Node, this would acknowledge too much; both then get a full delta, as both do
-// after an [ruleset.ErrNeedFull] of either.
+// If one of them fails, Apply reports the Services of its family as failed in a [*ruleset.PartialError]. If the delta
+// is Full or changes the Node, this would acknowledge too much; both then get a full delta, as both do after an
+// [ruleset.ErrNeedFull] of either.
 func ByFamily(v4, v6 ruleset.Backend) ruleset.Backend {
 	return &byFamily{v4: v4, v6: v6}
 }

@@ -13,40 +13,35 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend is a [ruleset.Backend] of a data plane that other processes can alter, such as
-// a kernel. The backends of packages nftables, iptables and ipvs implement it. All
-// methods may be called concurrently.
+// Backend is a [ruleset.Backend] of a data plane that other processes can alter, such as a kernel: those of packages
+// nftables, iptables and ipvs. All methods may be called concurrently.
 type Backend interface {
 	ruleset.Backend
 	ruleset.Limiter
 	TrafficReader
-	// Check compares the data plane with what Apply has programmed. It returns a
-	// [*DriftError] if another process altered it, and another error if it cannot be
-	// read. Before the first full delta it returns nil. It changes no rule of a Service.
+	// Check compares the data plane with what Apply has programmed. It returns a [*DriftError] if another process
+	// altered it, and another error if it cannot be read. Before the first full delta it returns nil. It changes no
+	// rule of a Service.
 	Check(ctx context.Context) error
-	// Watch calls drifted with each alteration by another process, until ctx ends or
-	// the backend is closed, and returns the error of ctx or one that wraps
-	// [os.ErrClosed]. The interval is the time between
-	// two checks of a data plane that does not report alterations itself; it must be
-	// positive. The caller then requests a full delta: see [ruleset.Cursor.Resync].
+	// Watch calls drifted with each alteration by another process, until ctx ends or the backend is closed, and
+	// returns the error of ctx or one that wraps [os.ErrClosed]. The interval, which must be positive, is the time
+	// between two checks of a data plane that does not report alterations itself. The caller then requests a full
+	// delta: see [ruleset.Cursor.Resync].
 	Watch(ctx context.Context, interval time.Duration, drifted func(error)) error
-	// Close releases the backend's resources and ends Watch. What was programmed stays
-	// in effect. Later calls of other methods return an error that wraps
-	// [os.ErrClosed].
+	// Close releases the backend's resources and ends Watch. The rules stay in effect. Later calls of other methods
+	// return an error that wraps [os.ErrClosed].
 	Close() error
 }
 
-// MasqueradeMark is the packet mark of connections that must be masqueraded. It has
-// one bit; other programs may use all other bits. The zero value means
-// [DefaultMasqueradeMark].
+// MasqueradeMark is the packet mark of connections that must be masqueraded: one bit. Other programs may use all
+// other bits. The zero value means [DefaultMasqueradeMark].
 type MasqueradeMark uint32
 
 // DefaultMasqueradeMark is bit 14, the default of kube-proxy's --iptables-masquerade-bit.
 const DefaultMasqueradeMark MasqueradeMark = 1 << 14
 
-// ErrUnsupported is wrapped by errors about a kernel feature, a program or a
-// privilege that a backend needs and this system lacks. Retrying is useless until the
-// system changes. The error is an [*UnsupportedError].
+// ErrUnsupported is wrapped by errors about a kernel feature, a program or a privilege that this system lacks, each
+// an [*UnsupportedError]. Retrying is useless until the system changes.
 var ErrUnsupported = errors.New("not supported on this system")
 
 // UnsupportedError reports what a system lacks. It wraps [ErrUnsupported].
@@ -57,8 +52,8 @@ type UnsupportedError struct {
 	Family tracker.Family
 	// Feature is the missing feature: a kernel object, module, program or capability.
 	Feature string
-	// Minimum is the oldest release that has the feature, such as "Linux 5.15", or "" if
-	// the age of the system is not the reason.
+	// Minimum is the oldest release that has the feature, such as "Linux 5.15", or "" if the system's age is not the
+	// reason.
 	Minimum string
 	// Err is the system's error, or nil.
 	Err error
@@ -87,14 +82,11 @@ func (e *UnsupportedError) Unwrap() []error {
 	return []error{ErrUnsupported, e.Err}
 }
 
-// Query is the argument of a kernel backend's Lookup, which reports what the kernel
-// does with the first packet of a connection.
+// Query is the argument of a kernel backend's Lookup.
 type Query struct {
 	// Packet is the first packet of the connection.
 	Packet ruleset.Packet
-	// Internal reports whether the packet is internal traffic: from the node or, as
-	// [ruleset.LocalTraffic] recognizes it, from one of its pods. Frontends with
-	// externalTrafficPolicy Local handle internal traffic differently (see
+	// Internal reports whether the packet is internal traffic: from the node or one of its pods (see
 	// [ruleset.Frontend.ShortCircuit]).
 	Internal bool
 	// NodePort reports whether the packet's destination is a NodePort, so that the
@@ -102,13 +94,11 @@ type Query struct {
 	NodePort bool
 }
 
-// Found is the result of Lookup: the entry that it read from the kernel. The zero
-// value means that the kernel has no entry for the packet.
+// Found is the result of Lookup: the entry that it read from the kernel, or the zero value.
 type Found struct {
 	// Entry reports whether there is an entry.
 	Entry bool
-	// Where describes the entry for an operator, in terms of the backend's own tools:
-	// its table, chain or virtual server.
+	// Where describes the entry in terms of the backend's own tools: its table, chain or virtual server.
 	Where string
 	// Service is the name of the Service port, or "" if the kernel does not store it.
 	Service string
@@ -121,9 +111,8 @@ type Found struct {
 // the network namespace.
 var ErrNoRules = errors.New("no rules of this backend in the network namespace")
 
-// DriftError is the error of a backend that finds that another process changed the
-// backend's objects. It wraps [ruleset.ErrNeedFull]: a full delta repairs the change. The
-// zero value names no object.
+// DriftError is the error of a backend whose objects another process changed. It wraps [ruleset.ErrNeedFull]: a full
+// delta repairs the change. The zero value names no object.
 type DriftError struct {
 	// Backend is the kind of backend, such as "nftables".
 	Backend string
@@ -141,11 +130,9 @@ func (e *DriftError) Error() string {
 // Unwrap returns [ruleset.ErrNeedFull].
 func (e *DriftError) Unwrap() error { return ruleset.ErrNeedFull }
 
-// Watch calls check at the interval until ctx is done or check returns
-// [os.ErrClosed]. It returns ctx's error or that of check. It calls failed with every
-// other error of check, except after ctx is done. It starts no goroutine and never
-// calls check and failed concurrently. It returns an error immediately if the interval is
-// not positive. The Watch methods of packages nftables, iptables and ipvs use it.
+// Watch calls check at the interval until ctx is done or check returns [os.ErrClosed], and returns that error. It
+// calls failed with every other error of check, except after ctx is done. It starts no goroutine and never calls
+// check and failed concurrently. It returns an error immediately if the interval is not positive.
 func Watch(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error {
 	if interval <= 0 {
 		return fmt.Errorf("ruleset: watch: interval %v is not positive", interval)
@@ -167,9 +154,8 @@ func Watch(ctx context.Context, interval time.Duration, check func(context.Conte
 	}
 }
 
-// LevelTransaction is the level at which the backends of packages nftables, iptables and ipvs log each
-// transaction before they commit it, as text that the field's tools read: nft, iptables-restore, or for IPVS,
-// where each write is one, ipvsadm, ipset and ip. It is below
-// [slog.LevelDebug], because the first transaction has every Service of the cluster. With logr it is
-// verbosity 8, so "nodeproxy run -v=8" shows them.
+// LevelTransaction is the level at which the backends of packages nftables, iptables and ipvs log each transaction
+// before they commit it, as text for nft, iptables-restore, or ipvsadm, ipset and ip. It is below [slog.LevelDebug],
+// because the first transaction has every Service of the cluster. With logr it is verbosity 8, so "nodeproxy run
+// -v=8" shows them.
 const LevelTransaction slog.Level = -8

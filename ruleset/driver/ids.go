@@ -2,14 +2,12 @@ package driver
 
 import "fmt"
 
-// IDs assigns a unique ID to each key, such as the number of a group in a switch or an index
-// of a BPF array, and keeps them across restarts. [Numbered] has one. IDs is not safe
-// for concurrent use. [NewIDs] returns an IDs; the zero value is not usable.
+// IDs assigns a unique ID to each key, such as the number of a group in a switch or an index of a BPF array, and
+// keeps them across restarts, as [ruleset.Port.ID] does not. IDs is not safe for concurrent use. [NewIDs] returns an
+// IDs; the zero value is not usable.
 //
-// [ruleset.Port.ID] does not survive a restart: each Engine numbers its Services from the
-// start. [IDs.Get] returns the same ID for a key until the key is released, so a failed step can
-// be repeated. Released IDs are allocated again, the longest unused first, before numbers that
-// were never used.
+// [IDs.Get] returns the same ID for a key until the key is released, so a failed step can be repeated. Released IDs
+// are allocated again, the longest unused first, before numbers that were never used.
 type IDs[K comparable] struct {
 	low, high uint32
 	ids       map[K]uint32
@@ -33,9 +31,8 @@ func NewIDs[K comparable](low, high uint32) (*IDs[K], error) {
 	}, nil
 }
 
-// Adopt records that the data plane has key under id, left by an earlier process. If
-// this conflicts with an earlier record, or the ID is reserved or out of range, it returns
-// an error and changes nothing. Adopting the same pair again is not an error.
+// Adopt records that the data plane has key under id, written by an earlier process. If this conflicts with an
+// earlier record, or the ID is reserved or out of range, it returns an error and changes nothing.
 func (a *IDs[K]) Adopt(key K, id uint32) error {
 	if id < a.low || id > a.high {
 		return fmt.Errorf("driver: ID %d is out of the range %d to %d", id, a.low, a.high)
@@ -119,9 +116,8 @@ func (a *IDs[K]) Release(key K) {
 	}
 }
 
-// Reserve excludes id from allocation. Use it for objects in the data plane without a
-// known key. If a key has the ID, it keeps the ID, which becomes reserved after its
-// release.
+// Reserve excludes id from allocation, for objects in the data plane without a known key. A key that has the ID keeps
+// it until its release.
 func (a *IDs[K]) Reserve(id uint32) { a.reserved[id] = struct{}{} }
 
 // Unreserve reverts Reserve, after the object has been removed.

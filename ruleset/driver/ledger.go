@@ -5,8 +5,8 @@ import (
 	"maps"
 )
 
-// Ledger records which owners, such as Services, use which items, and which items the data plane
-// has. A [Driver] has one for its endpoints and addresses. Without a Driver:
+// Ledger records which owners, such as Services, use which items, and which items the data plane has. A [Driver] has
+// one for its endpoints and addresses. Without a Driver:
 //
 //	if l.Claim(service, endpoint) {
 //		if err := install(endpoint); err != nil {
@@ -23,12 +23,10 @@ import (
 //		l.Removed(endpoint)
 //	}
 //
-// Repeating a claim has no effect, so retries do no harm, as they would with a plain counter. After
-// Claim or Release requested a write, the item's state is unknown until the caller reports
-// success. A new process calls Installed for every item that it finds, and then claims what it needs.
+// Repeating a claim has no effect. After Claim or Release requested a write, the item's state is unknown until the
+// caller reports success. A new process calls Installed for every item that it finds, and then claims what it needs.
 //
-// The zero value has no claims and no items. A Ledger must not be copied and is not safe
-// for concurrent use.
+// The zero value has no claims and no items. A Ledger must not be copied and is not safe for concurrent use.
 type Ledger[Owner, Item comparable] struct {
 	items  map[Item]use
 	claims map[Owner]map[Item]struct{}
@@ -44,9 +42,8 @@ type use struct {
 	installed bool
 }
 
-// Claim records that owner uses item. It returns true if the item must be installed,
-// that is, if it is not known to be installed. A caller that installs it reports
-// success with Installed.
+// Claim records that owner uses item. It returns true if the item is not known to be installed. A caller that
+// installs it calls Installed.
 func (l *Ledger[Owner, Item]) Claim(owner Owner, item Item) (install bool) {
 	if l.items == nil {
 		l.items, l.claims, l.unused = map[Item]use{}, map[Owner]map[Item]struct{}{}, map[Item]struct{}{}
@@ -64,9 +61,8 @@ func (l *Ledger[Owner, Item]) Claim(owner Owner, item Item) (install bool) {
 	return !r.installed
 }
 
-// Release reverts a Claim. It returns true if the item must be removed because no
-// other owner uses it. A caller that removes it reports success with Removed. Until
-// then [Ledger.Unused] yields the item. Release returns false if there is no such
+// Release reverts a Claim. It returns true if no other owner uses the item, so that it must be removed. A caller that
+// removes it calls Removed; until then [Ledger.Unused] yields the item. Release returns false if there is no such
 // claim.
 func (l *Ledger[Owner, Item]) Release(owner Owner, item Item) (remove bool) {
 	mine := l.claims[owner]
@@ -116,8 +112,7 @@ func (l *Ledger[Owner, Item]) Removed(item Item) {
 	l.items[item] = r
 }
 
-// Has reports whether the data plane has item, or may have it because Release requested
-// its removal and Removed was not called yet.
+// Has reports whether the data plane has item, or may have it because Removed was not called yet.
 func (l *Ledger[Owner, Item]) Has(item Item) bool {
 	r, ok := l.items[item]
 	return ok && (r.installed || r.users == 0)

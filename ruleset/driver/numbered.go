@@ -21,8 +21,8 @@ type Numbered[N comparable, V any] struct {
 	err error
 }
 
-// Want requests an entry for the Service of the current call of [Plane].Want, and returns its number. If there is no
-// number left, it returns 0, and the Service fails.
+// Want requests an entry for the Service of the current call of [Plane].Want, and returns its number. If no number is
+// left, it returns 0, and the Service fails.
 func (n *Numbered[N, V]) Want(v V) uint32 {
 	id, err := n.ids.Get(n.Name(v))
 	if err != nil {

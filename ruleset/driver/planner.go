@@ -14,9 +14,9 @@ import (
 type Plane struct {
 	// Limits are the limits of the data plane, in both families.
 	Limits ruleset.Limits
-	// Node, if not nil, writes what depends on the node. It is called if the node changed and in
-	// each full delta, before anything else. Its error fails the whole delta. If entries that
-	// unchanged Services want depend on what changed, it returns [ruleset.ErrNeedFull].
+	// Node, if not nil, writes what depends on the node. It is called before anything else if the node changed and in
+	// each full delta. Its error fails the whole delta. If entries of unchanged Services depend on what changed, it
+	// returns [ruleset.ErrNeedFull].
 	Node func(*ruleset.Node) error
 	// Tables are the tables in the order of additions: an entry refers only to entries of
 	// earlier tables.
@@ -52,16 +52,15 @@ type ordered interface {
 	sweep() error
 }
 
-// Driver is a [ruleset.Backend] that writes a [Plane]. [New] makes one. It is not safe for
-// concurrent use: a [ruleset.Cursor] calls Apply from one goroutine at a time. It stores the
-// key and value of every entry that it wrote.
+// Driver is a [ruleset.Backend] that writes a [Plane]. [New] makes one. It is not safe for concurrent use: a
+// [ruleset.Cursor] calls Apply from one goroutine at a time. It stores every entry that it wrote.
 type Driver struct {
 	plane  Plane
 	owners map[tracker.Key]*owner
 	// free holds the numbers that no owner has.
 	free []int
-	// failing holds the owners whose last change failed, or was not written to the end, and leaving
-	// others that keep entries that they do not want any more.
+	// failing holds the owners whose last change failed, or was not written to the end, and leaving others that keep
+	// unwanted entries.
 	failing, leaving map[*owner]bool
 	// holds means that owners fail or leave entries after the additions of the current delta.
 	holds bool
@@ -81,8 +80,8 @@ type owner struct {
 	leaves bool
 }
 
-// New returns a Driver. The error wraps [ruleset.ErrConfig]: there is no Want, or a table lacks a
-// function that writes or deletes. The tables must not be used by another Driver.
+// New returns a Driver. The error wraps [ruleset.ErrConfig]: there is no Want, or a table lacks a function that
+// writes or deletes. The tables must not be used by another Driver.
 func New(p Plane) (*Driver, error) {
 	if p.Want == nil {
 		return nil, fmt.Errorf("driver: %w: Want is required", ruleset.ErrConfig)
@@ -98,9 +97,8 @@ func New(p Plane) (*Driver, error) {
 // Limits returns the limits of the Plane.
 func (d *Driver) Limits(tracker.Family) ruleset.Limits { return d.plane.Limits }
 
-// Apply applies a delta. It returns a [*ruleset.PartialError] that names the Services of which a
-// write failed. Any other error means that the delta was not applied, or that stale
-// entries are left; the next delta deletes them.
+// Apply applies a delta. It returns a [*ruleset.PartialError] that names the Services of which a write failed. After
+// any other error the delta was not applied, or stale entries are left for the next delta to delete.
 func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -135,7 +133,7 @@ func (d *Driver) Apply(ctx context.Context, delta *ruleset.Delta) error {
 	return d.finish(work, len(delta.Changes))
 }
 
-// write writes what owners want and deletes what they do not want any more. The first n owners are in the delta.
+// write writes what owners want and deletes what they no longer want. The first n owners are in the delta.
 func (d *Driver) write(ctx context.Context, work []*owner, n int) error {
 	for _, t := range d.plane.Tables {
 		for i, o := range work[:n] {
@@ -237,7 +235,7 @@ func (d *Driver) step(ctx context.Context, o *owner, write func() error) error {
 	return nil
 }
 
-// remove deletes what an owner does not want any more from a table.
+// remove deletes from a table what an owner no longer wants.
 func (d *Driver) remove(t Ordered, last bool, o *owner) error {
 	if o.leaves {
 		return nil
@@ -258,10 +256,10 @@ func (d *Driver) hold(o *owner, failed bool) {
 }
 
 // mayDeleteEarly reports whether entries that an earlier process wrote may be deleted. They stay while an entry of a
-// later table may refer to them: one that could not be deleted, or one for a Service that failed.
+// later table may refer to them: one that could not be deleted, or one of a Service that failed.
 func (d *Driver) mayDeleteEarly(last bool) bool { return d.stale == nil && (last || !d.holds) }
 
-// finish forgets the owners that are gone and returns the error of Apply.
+// finish removes the owners that are gone and returns the error of Apply.
 func (d *Driver) finish(work []*owner, n int) error {
 	failed := map[tracker.Key]error{}
 	for i, o := range work {

@@ -8,15 +8,12 @@ type Slot[P comparable] struct {
 	N int
 }
 
-// Slots is a table of pools as numbered entries without gaps. A BPF program, for example, finds the
-// endpoints of a Service by a number below the pool's size. [Slots.WantPool] requests a pool, and a
-// later table has the size, so every slot below a size that a packet may meet has an endpoint.
+// Slots is a table of pools as numbered entries without gaps. A BPF program, for example, finds the endpoints of a
+// Service by a number below the pool's size. [Slots.WantPool] requests a pool, and a later table has the size, so
+// every slot below a size that a packet may meet has an endpoint.
 //
-// An endpoint that replaces another one takes its slot and costs one write. If more endpoints are
-// removed than added, the last ones move into the gaps, and the slots above the new size are
-// deleted after the size was written.
-//
-// Like a Table, Slots is not safe for concurrent use.
+// An endpoint that replaces another one takes its slot. If more endpoints are removed than added, the last ones move
+// into the gaps. Like a Table, Slots is not safe for concurrent use.
 type Slots[P, V comparable] struct {
 	Table[Slot[P], V]
 	// missing counts the values that have no slot yet, at holds the entries of the slots, and stays
@@ -34,8 +31,8 @@ func (s *Slots[P, V]) complete() error {
 	return s.Table.complete()
 }
 
-// WantPool requests a slot for each of the values, which may be equal. It returns the number of slots.
-// Several lists get slots one after the other, for example the endpoints of this node first.
+// WantPool requests a slot for each of the values, which may be equal, and returns the number of slots. Several lists
+// get slots one after the other, for example the endpoints of this node first.
 func (s *Slots[P, V]) WantPool(p P, lists ...[]V) (size int) {
 	for _, values := range lists {
 		s.wantList(p, size, values)

@@ -10,15 +10,14 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Table is a table of a [Plane]. Services may share an entry: it is put before the first entry that
-// needs it and deleted after the last one. If the values of the Services differ, the last written
-// one counts. A Driver calls the functions from one goroutine at a time, within Apply. It stores
-// keys and values, so they must not be modified. A Table must not be copied after [New] got it, and is
-// not safe for concurrent use.
+// Table is a table of a [Plane]. Services may share an entry: it is put before the first entry that needs it and
+// deleted after the last one. If their values differ, the last written one counts. A Driver calls the functions from
+// one goroutine at a time, within Apply. It stores keys and values, which must not be modified. A Table must not be
+// copied after [New] got it, and is not safe for concurrent use.
 type Table[K comparable, V any] struct {
-	// Installed yields the entries that the data plane has, including those of an earlier
-	// process. It is called for each full delta, after [Plane].Node and before a write. Nil means
-	// that only the Driver's own entries exist; then a full delta writes every entry.
+	// Installed yields the entries that the data plane has, including those of an earlier process, for each full
+	// delta, after [Plane].Node and before a write. Nil means that only the Driver's own entries exist; then a full
+	// delta writes every entry.
 	Installed func(*ruleset.Delta) (iter.Seq2[K, V], error)
 	// Put adds or replaces an entry. After an error the state of the entry is unknown. An error
 	// fails the Service, and one that wraps [ruleset.ErrNeedFull] the delta.
@@ -31,29 +30,29 @@ type Table[K comparable, V any] struct {
 	PutAll func([]K, []V) error
 	// Delete removes an entry. Deleting a missing entry is not an error.
 	Delete func(K) error
-	// DeleteAll, if not nil, is called instead of Delete for several entries: those of one
-	// Service, or those that no Service wants after a full delta. An error concerns all of them.
+	// DeleteAll, if not nil, is called instead of Delete for several entries: those of one Service, or those that no
+	// Service wants after a full delta. An error concerns all of them.
 	DeleteAll func([]K) error
 	// Equal compares values. Nil means reflect.DeepEqual.
 	Equal func(a, b V) bool
-	// Place, if not nil, returns what an entry serves, such as an address and port. It is for keys that
-	// contain the Service: an entry then stays while a Service that wants one of the same place fails.
+	// Place, if not nil, returns what an entry serves, such as an address and port, if the keys contain the Service:
+	// an entry then stays while a Service that wants one of the same place fails.
 	Place func(K) any
-	// gone, if not nil, is called for a key that no Service wants and that the table does not have any more.
+	// gone, if not nil, is called for a key that no Service wants and the table no longer has.
 	gone func(K)
-	// entries holds the entries by the hashes of their keys. A map with the keys would take twice the memory.
+	// entries holds the entries by the hashes of their keys, in half the memory of a map with the keys.
 	entries map[uint64]*entry[K, V]
 	seed    maphash.Seed
-	// owned holds the entries that an owner wants, by its number, and left those that it does not
-	// want any more. It is a user of both.
+	// owned holds the entries that an owner wants, by its number, and left those that it no longer wants. It is a
+	// user of both.
 	owned [][]*entry[K, V]
 	left  map[int][]*entry[K, V]
 	// puts holds what the Services of the delta want and the table does not have, and ends the
 	// end of the part of each.
 	puts []put[K, V]
 	ends []int
-	// before, next, now and round are those of the Service that is planned: what it had, what is
-	// probably wanted next, and what it wants.
+	// before, next, now and round are those of the Service that is planned: what it had, what is probably wanted
+	// next, and what it wants.
 	before, now []*entry[K, V]
 	next        int
 	round       uint64

@@ -23,36 +23,31 @@ var errClosed = fmt.Errorf("health: node ports: %w", os.ErrClosed)
 
 // NodePortsConfig configures a [NodePorts].
 type NodePortsConfig struct {
-	// Services counts the endpoints and is required. It must not be attached to an
-	// Engine itself.
+	// Services counts the endpoints and is required. It must not be attached to an Engine itself.
 	Services *Services
 	// Families lists the address families to listen in. Nil means both.
 	Families []tracker.Family
 	// Listen opens a port. Nil means [net.ListenConfig.Listen]. network is tcp4 or
 	// tcp6. A listener for all addresses may accept connections of both families.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
-	// LocalAddrs returns the node's own addresses. NodePorts calls it if the NodePort
-	// addresses are restricted ([ruleset.Node].NodePorts4), in full deltas, when the Node
-	// changes, and in [NodePorts.Refresh]. Nil means the addresses of the interfaces.
+	// LocalAddrs returns the node's own addresses. NodePorts calls it if the NodePort addresses are restricted
+	// ([ruleset.Node].NodePorts4), in full deltas, when the Node changes, and in [NodePorts.Refresh]. Nil means the
+	// addresses of the interfaces.
 	LocalAddrs func() ([]netip.Addr, error)
-	// Connections is the maximum number of connections to all ports together. For a new one beyond
-	// that another one is closed: of the namespace that has most, of its Service and of that
-	// Service's client that have most, as in [NewServer]. 0 means 512.
+	// Connections is the maximum number of connections to all ports together. A new one beyond that replaces another:
+	// of the namespace that has most, of its Service and of that Service's client that have most. 0 means 512.
 	Connections int
-	// Failed, if not nil, is called when a port cannot be opened, and again only if
-	// the port fails with another error. Like the log lines about it, the calls have a
-	// bounded rate. Failed must return quickly and must not call the NodePorts.
+	// Failed, if not nil, is called at a bounded rate when a port cannot be opened, and again only if the port fails
+	// with another error. Failed must return quickly and must not call the NodePorts.
 	Failed func(service types.NamespacedName, port uint16, err error)
 	// Log receives opened, closed and failed ports. Nil discards them.
 	Log *slog.Logger
 }
 
-// NodePorts serves the health-check node ports of all Services. At IPv4 addresses it
-// responds as [Services.Handler] does for IPv4, at IPv6 addresses as for IPv6. It is
-// a [ruleset.Backend]. A port is open from the Apply that adds its Service until the
-// Apply that removes it, or until Close. The only goroutines serve open ports. The
-// timeouts of [NewServer] apply, and [NodePortsConfig].Connections bounds the connections to all
-// ports together. The methods are safe for concurrent use.
+// NodePorts serves the health-check node ports of all Services. At IPv4 addresses it responds as [Services.Handler]
+// does for IPv4, at IPv6 addresses as for IPv6. It is a [ruleset.Backend]. A port is open from the Apply that adds
+// its Service until the Apply that removes it, or until Close. The timeouts of [NewServer] apply. The methods are
+// safe for concurrent use.
 //
 // [NewNodePorts] makes one; the zero value must not be used.
 type NodePorts struct {
@@ -120,10 +115,9 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Apply opens and closes ports for a delta, as [ruleset.Backend] specifies. If some
-// ports cannot be opened, it reports them to NodePortsConfig.Failed and returns a
-// [*ruleset.PartialError] with the Services of d concerned, so that the Engine offers
-// them again. The endpoints are counted in any case.
+// Apply opens and closes ports for a delta, as [ruleset.Backend] specifies. If some ports cannot be opened, it
+// reports them to NodePortsConfig.Failed and returns a [*ruleset.PartialError] with the Services of d concerned. The
+// endpoints are counted in any case.
 func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -139,9 +133,8 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return n.partial(d, n.rebind(ctx, touched))
 }
 
-// Refresh reads the node's addresses again if the NodePort addresses are restricted, and opens the
-// ports at new addresses. Call it after the addresses of the node's interfaces changed, or
-// regularly. If it fails, call it again.
+// Refresh reads the node's addresses again if the NodePort addresses are restricted, and opens the ports at new
+// addresses. Call it after the addresses of the node's interfaces changed, or regularly, and again if it fails.
 func (n *NodePorts) Refresh(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -185,7 +178,6 @@ func (n *NodePorts) readAddrs(node *ruleset.Node, touched map[types.NamespacedNa
 	return nil
 }
 
-// rebind closes and opens the ports of Services, and returns the errors.
 func (n *NodePorts) rebind(ctx context.Context, touched map[types.NamespacedName]bool) map[types.NamespacedName]error {
 	// Close all ports before opening any, so that a port can move between Services.
 	for name := range touched {
@@ -211,8 +203,6 @@ func (n *NodePorts) rebind(ctx context.Context, touched map[types.NamespacedName
 	return failed
 }
 
-// partial returns the error for a delta after which the ports of some Services could
-// not be opened.
 func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]error) error {
 	if len(failed) == 0 {
 		return nil
@@ -229,14 +219,12 @@ func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]er
 	if len(covered) == len(failed) {
 		return p
 	}
-	// Some failed because the addresses changed, although d does not contain them.
-	// Return a plain error: the Engine then offers the Node again, and Apply retries
-	// them.
+	// Some failed because the addresses changed, although d does not contain them. With a plain error the Engine
+	// offers the Node again, and Apply retries them.
 	n.addrs = nil
 	return join(failed)
 }
 
-// join joins the errors of Services.
 func join(failed map[types.NamespacedName]error) error {
 	errs := make([]error, 0, len(failed))
 	for name, err := range failed {
@@ -245,7 +233,6 @@ func join(failed map[types.NamespacedName]error) error {
 	return errors.Join(errs...)
 }
 
-// listenAddrs returns the addresses to listen on, sorted.
 func (n *NodePorts) listenAddrs(node *ruleset.Node) ([]netip.Addr, error) {
 	var out, local []netip.Addr
 	for _, f := range n.cfg.Families {
@@ -332,9 +319,8 @@ func listenerContext(l net.Listener) context.Context {
 	return context.WithValue(context.Background(), listenerKey{}, l.(*listener).at)
 }
 
-// requestFamily returns the family in which the request with this context arrived:
-// that of the listener's address. For a listener at all addresses, which may accept
-// both families, it is that of the address that the client connected to.
+// requestFamily returns the family in which the request with this context arrived: that of the listener's address or,
+// at a listener for all addresses, of the address that the client connected to.
 func requestFamily(ctx context.Context) tracker.Family {
 	at, _ := ctx.Value(listenerKey{}).(netip.Addr)
 	if local, ok := ctx.Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IsUnspecified() {
@@ -354,9 +340,8 @@ func (n *NodePorts) close(name types.NamespacedName, o *openPort) {
 	n.log.Debug("closed a health-check node port", "service", name, "port", o.port)
 }
 
-// Close shuts down all servers. They accept no new connections, finish the requests
-// in progress until ctx is done, and then close the rest. All goroutines have ended
-// when Close returns. Apply returns an error that wraps
+// Close shuts down all servers. They accept no new connections, finish the requests in progress until ctx is done,
+// and then close the rest. All goroutines have ended when Close returns. Apply returns an error that wraps
 // [os.ErrClosed] afterwards.
 func (n *NodePorts) Close(ctx context.Context) error {
 	n.mu.Lock()

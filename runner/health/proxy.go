@@ -37,10 +37,8 @@ const (
 	Livez   Check = "livez"
 )
 
-// Proxy tracks the health of a proxy: whether updates come into effect in time, and
-// whether the node is eligible for traffic. Its methods are safe for concurrent use.
-//
-// [NewProxy] makes one; the zero value must not be used.
+// Proxy tracks whether updates come into effect in time, and whether the node is eligible for traffic. Its methods
+// are safe for concurrent use. [NewProxy] makes one; the zero value must not be used.
 type Proxy struct {
 	cfg ProxyConfig
 
@@ -77,12 +75,11 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 	return p, nil
 }
 
-// Hooks returns hooks for a [runner.Runner] whose function updates every family. A
-// run whose error leaves the rules in effect ([ruleset.InEffect]) counts as a success: one Service that
-// cannot be programmed must not take the node out of service. Another run that waits for something
-// ([runner.IsNotReady]) counts as neither: its updates continue to wait. If families can fail
-// independently, as under [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started]
-// and [Proxy.Done] instead.
+// Hooks returns hooks for a [runner.Runner] whose function updates every family. A run whose error leaves the rules
+// in effect ([ruleset.InEffect]) counts as a success. After another run that waits for something
+// ([runner.IsNotReady]) the updates continue to wait. If families can fail independently, as under
+// [github.com/go-proxier/proxier/ruleset/dataplane.ByFamily], call [Proxy.Queued], [Proxy.Started] and [Proxy.Done]
+// instead.
 func (p *Proxy) Hooks() *runner.Hooks {
 	return &runner.Hooks{
 		Queued:    func(time.Time) { p.Queued() },
@@ -115,8 +112,7 @@ func (p *Proxy) Queued(families ...tracker.Family) {
 	})
 }
 
-// Started records that a sync of the queued updates has started, in the given
-// families or in all if none are given.
+// Started records that a sync of the queued updates has started, in the given families or in all if none are given.
 func (p *Proxy) Started(families ...tracker.Family) {
 	now := time.Now()
 	p.each(families, func(s *progress) {
@@ -150,16 +146,15 @@ func (p *Proxy) Missing(families ...tracker.Family) {
 	p.each(families, func(s *progress) { s.missing = true })
 }
 
-// SetIneligible records why the node may not get load-balancer traffic, or that it may if the
-// reason is "". The reason is part of the answer of /healthz; see [WhyIneligible].
+// SetIneligible records why the node may not get load-balancer traffic, or that it may if the reason is "". /healthz
+// returns the reason; see [WhyIneligible].
 func (p *Proxy) SetIneligible(reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ineligible = reason
 }
 
-// Healthy reports whether a sync has succeeded in each family, and no update has waited too long
-// in any. /healthz serves this result if the node is eligible.
+// Healthy reports whether a sync has succeeded in each family, and no update has waited too long in any.
 func (p *Proxy) Healthy() bool {
 	return p.status(Healthz).Healthy
 }
@@ -175,8 +170,8 @@ type familyStatus struct {
 
 // status is the body of a response, in kube-proxy's JSON format, and a reason.
 type status struct {
-	// LastUpdated is CurrentTime if the check succeeds. Otherwise it is the latest
-	// LastUpdated in Status, or the zero time if Status is empty.
+	// LastUpdated is CurrentTime if the check succeeds. Otherwise it is the latest LastUpdated in Status, or the zero
+	// time.
 	LastUpdated time.Time `json:"lastUpdated"`
 	// CurrentTime is the time of the check.
 	CurrentTime time.Time `json:"currentTime"`
@@ -198,8 +193,8 @@ func (s status) ok() bool {
 	return s.Healthy && (s.NodeEligible == nil || *s.NodeEligible)
 }
 
-// status returns the current result of a check. A family without a successful sync has no rules,
-// so load balancers must use other nodes. But a proxy that waits for the API server is alive.
+// status returns the current result of a check. Load balancers must not use a node without rules in a family. But a
+// proxy that waits for the API server is alive.
 func (p *Proxy) status(c Check) status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,8 +247,7 @@ func (p *Proxy) status(c Check) status {
 // traffic: 200 or 503, with kube-proxy's JSON.
 func (p *Proxy) Healthz() http.Handler { return p.handler(Healthz) }
 
-// Livez returns a handler that reports whether the proxy works: 200 or 503, with a
-// kube-proxy's JSON.
+// Livez returns a handler that reports whether the proxy works: 200 or 503, with kube-proxy's JSON.
 func (p *Proxy) Livez() http.Handler { return p.handler(Livez) }
 
 func (p *Proxy) handler(c Check) http.Handler {
@@ -282,9 +276,9 @@ func writeJSON(w http.ResponseWriter, code int, body any) {
 // removes the node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// WhyIneligible returns why a node may not get load-balancer traffic, or "" if it may: it is
-// not being deleted, and the cluster autoscaler has not marked it for removal (taint
-// ToBeDeletedByClusterAutoscaler; KEP-3836). A nil node may not.
+// WhyIneligible returns why a node may not get load-balancer traffic, or "" if it may: it is not being deleted, and
+// the cluster autoscaler has not marked it for removal (taint ToBeDeletedByClusterAutoscaler; KEP-3836). A nil node
+// may not.
 func WhyIneligible(n *v1.Node) string {
 	switch {
 	case n == nil:

@@ -14,23 +14,20 @@ import (
 	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
-// maxConns is the default maximum number of open connections of a server of this package. One
-// that waits for a request takes about 20 kB and a file descriptor.
+// maxConns is the default maximum number of open connections. One that waits for a request takes about 20 kB and a
+// file descriptor.
 const maxConns = 512
 
-// NewServer returns a server with handler h that clients cannot exhaust. It is meant for
-// health checks and metrics:
+// NewServer returns a server with handler h that clients cannot exhaust, for health checks and metrics:
 //
-//   - A client has 10 seconds to send a request, a minute to read the answer, and a
-//     minute between two requests.
+//   - A client has 10 seconds to send a request, a minute to read the answer, and a minute between two requests.
 //   - Headers have at most 16 kB.
-//   - There are at most 512 connections. For a new one beyond that the server closes one of
-//     the client that has most: the one that has waited longest for a request or, if all have sent a part of a request, the one that began first. So a client that opens many
-//     connections, even from an IPv6 /48, does not keep others out.
+//   - There are at most 512 connections. For a new one beyond that the server closes one of the client that has most:
+//     the one that has waited longest for a request or, if all have sent a part of a request, the one that began
+//     first.
 //
-// The caller may change the fields of the server, except ConnState. The handlers of
-// net/http/pprof extend the time to write by themselves. Log receives what [http.Server]
-// logs, at debug level. Nil discards it.
+// The caller may change the fields of the server, except ConnState. Log receives what [http.Server] logs, at debug
+// level. Nil discards it.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server { return NewServerFor(h, 0, log) }
 
 // NewServerFor is [NewServer] for a maximum number of connections; 0 means 512.
@@ -81,8 +78,7 @@ func (c *conns) record(conn net.Conn, s http.ConnState, service types.Namespaced
 		at, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
 		victim, _ = c.open.Add(conn, fairshare.Holder{Namespace: service.Namespace, Service: service.Name, Client: at.Addr()})
 	case http.StateIdle, http.StateActive:
-		// The table does not have a connection whose goroutine reports a state that it entered
-		// before the connection was closed.
+		// The table does not have a connection that was closed after it had entered the state.
 		c.open.Use(conn, s == http.StateActive)
 	default:
 		c.open.Remove(conn)

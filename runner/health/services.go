@@ -26,10 +26,9 @@ type ServicesConfig struct {
 	ProxyHealthy func() bool
 }
 
-// Services counts the local ready endpoints of the Services that have a health-check
-// node port. It is a [ruleset.Backend]. Its methods are safe for concurrent use.
-//
-// [NewServices] makes one; the zero value must not be used.
+// Services counts the local ready endpoints of the Services that have a health-check node port. It is a
+// [ruleset.Backend]. Its methods are safe for concurrent use. [NewServices] makes one; the zero value must not be
+// used.
 type Services struct {
 	cfg ServicesConfig
 
@@ -41,10 +40,8 @@ type Services struct {
 // service is one Service with a health-check node port.
 type service struct {
 	rules map[tracker.Key]*ruleset.Port
-	// Computed from rules:
-	port uint16
-	// local is the number of local ready endpoints. It has an entry for each family
-	// of the Service.
+	port  uint16
+	// local is the number of local ready endpoints in each family of the Service.
 	local map[tracker.Family]int
 }
 
@@ -66,16 +63,14 @@ func NewServices(c ServicesConfig) *Services {
 	return &Services{cfg: c, ports: map[types.NamespacedName]*service{}}
 }
 
-// Apply applies a delta, as [ruleset.Backend] specifies. It never fails. Its cost is
-// proportional to the endpoints of the changed Services with a health-check node
-// port. d must not be nil.
+// Apply applies a delta, as [ruleset.Backend] specifies. It never fails. Its cost is proportional to the endpoints of
+// the changed Services with a health-check node port. d must not be nil.
 func (s *Services) Apply(_ context.Context, d *ruleset.Delta) error {
 	s.apply(d)
 	return nil
 }
 
-// apply implements Apply. It returns the names of the Services whose port may have
-// changed.
+// apply returns the names of the Services whose port may have changed.
 func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,8 +114,7 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 	return touched
 }
 
-// byAge returns the names of Services in the order in which they may use a file or a port that is
-// not enough for all: the oldest first.
+// byAge returns the names of Services, the oldest first: the order in which they get scarce files and ports.
 func (s *Services) byAge(names map[types.NamespacedName]bool) []types.NamespacedName {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,14 +131,13 @@ func (s *Services) byAge(names map[types.NamespacedName]bool) []types.Namespaced
 	})
 }
 
-// count computes e.port and e.local.
 func (e *service) count(node string) {
 	e.port, e.local = 0, map[tracker.Family]int{}
 	seen := map[netip.Addr]bool{}
 	var from tracker.Key
 	for key, r := range e.rules {
-		// All ports of a Service have the same health-check node port, except between
-		// two changes. Then the first by key wins.
+		// The ports of a Service differ in their health-check node port only between two changes. Then the first by
+		// key wins.
 		if e.port == 0 || key.Compare(from) < 0 {
 			e.port, from = r.Spec.HealthCheckNodePort, key
 		}
@@ -158,9 +151,8 @@ func (e *service) count(node string) {
 	}
 }
 
-// Get returns a Service's health-check node port and its number of local ready
-// endpoints for clients of the family. ok is false if there is no such Service.
-// [Services.Handler] explains the role of the family.
+// Get returns a Service's health-check node port and its number of local ready endpoints for clients of the family,
+// as in [Services.Handler]. ok is false if there is no such Service.
 func (s *Services) Get(name types.NamespacedName, family tracker.Family) (port uint16, localEndpoints int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,8 +163,6 @@ func (s *Services) Get(name types.NamespacedName, family tracker.Family) (port u
 	return e.port, e.localIn(family), true
 }
 
-// port returns a Service's health-check node port. ok is false if there is no such
-// Service.
 func (s *Services) port(name types.NamespacedName) (uint16, bool) {
 	port, _, ok := s.Get(name, 0)
 	return port, ok
@@ -188,14 +178,10 @@ type response struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// Handler returns a handler for the health check of one Service, for clients that
-// reach the node at an address of the given family. If the Service has a cluster IP
-// in that family, the handler counts the local endpoints of that family only. If the
-// Service has only the other family, it counts those of the other family, because a
-// load balancer may check a different address than it sends traffic to.
-//
-// The Service need not exist yet. A Service that is unknown or has no health-check
-// node port has no local endpoints.
+// Handler returns a handler for the health check of one Service, for clients that reach the node at an address of the
+// given family. If the Service has a cluster IP in that family, the handler counts the local endpoints of that family
+// only, and otherwise those of the other family: a load balancer may check another address than it sends traffic to.
+// A Service that is unknown or has no health-check node port has no local endpoints.
 func (s *Services) Handler(name types.NamespacedName, family tracker.Family) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.serve(w, name, family) })
 }
