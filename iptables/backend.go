@@ -17,11 +17,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend keeps kube-proxy's chains, in the tables filter and nat of both families, in
-// agreement with a ruleset. It is a [dataplane.Backend]. Its methods are safe for concurrent
-// use.
-//
-// [New] makes one; the zero value must not be used.
+// Backend keeps kube-proxy's chains, in the tables filter and nat of both families, in agreement with a ruleset. It
+// is a [dataplane.Backend]. Its methods are safe for concurrent use. [New] makes one; the zero value must not be
+// used.
 type Backend struct {
 	mu       sync.Mutex
 	config   Config
@@ -31,8 +29,7 @@ type Backend struct {
 	// open is done when the backend is closed, which close does.
 	open  context.Context
 	close context.CancelFunc
-	// accounts reads and creates the objects that rules count into, nil if none do;
-	// counting is the names of the objects.
+	// accounts reads and creates the objects that rules count into, nil if none do; counting has their names.
 	accounts accounts
 	counting []string
 	// If known is set, checked is the generation in which Check last found everything in
@@ -46,11 +43,10 @@ type Backend struct {
 
 var _ dataplane.Backend = (*Backend)(nil)
 
-// New returns a backend. It finds the programs and checks that they and the kernel
-// support every rule that Services need, as [Probe] does. The error is a
-// [*dataplane.UnsupportedError] if they do not, and wraps [ruleset.ErrConfig] if c is
-// invalid. The first full delta writes the chains, and closing the backend leaves them in
-// place. New creates the objects of [Backend.Counters], which stay, too.
+// New returns a backend, after it has checked, as [Probe] does, that the programs and the kernel support every rule
+// that Services need. The error is a [*dataplane.UnsupportedError] if they do not, and wraps [ruleset.ErrConfig] if c
+// is invalid. The first full delta writes the chains, and closing the backend leaves them in place. New creates the
+// objects of [Backend.Counters], which stay, too.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -87,8 +83,8 @@ func newBackend(ctx context.Context, c Config, k kernel) (*Backend, error) {
 	return b, nil
 }
 
-// Close releases the backend's resources; chains stay in place. Afterwards every other
-// method returns an error that wraps [os.ErrClosed]. Closing a closed backend does nothing.
+// Close releases the backend's resources; chains stay in place. Afterwards every other method returns an error that
+// wraps [os.ErrClosed]. Closing a closed backend does nothing.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -104,7 +100,6 @@ func (b *Backend) Close() error {
 	return errors.Join(err, b.kernel.Close())
 }
 
-// errClosed is the error of a closed backend's methods.
 var errClosed = fmt.Errorf("iptables: backend: %w", os.ErrClosed)
 
 // Limits returns the limits of rules for one Service, which are the same in both families.
@@ -112,9 +107,9 @@ func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{Affinity: maxAffinity}
 }
 
-// Apply makes the chains agree with d: see [ruleset.Backend]. It names no Service in its errors. The error
-// wraps [ruleset.ErrNeedFull] if the state of the tables is unknown. After any other error, such as
-// [ErrLocked], d is in effect in part or not at all, and the backend knows which part.
+// Apply makes the chains agree with d: see [ruleset.Backend]. It names no Service in its errors. The error wraps
+// [ruleset.ErrNeedFull] if the state of the tables is unknown. After any other error, such as [ErrLocked], the
+// backend knows which part of d is in effect.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,7 +147,6 @@ func changesOf(all []ruleset.Change, f tracker.Family) (out []ruleset.Change) {
 	return out
 }
 
-// trace calls the functions of t.
 func (f *family) trace(t *Hooks) {
 	if t == nil || t.Applied == nil {
 		return
@@ -163,7 +157,7 @@ func (f *family) trace(t *Hooks) {
 	}
 }
 
-// logIgnored logs what the rules do not do although a Service begins to ask for it.
+// logIgnored logs what Services begin to ask for and the rules do not do.
 func (f *family) logIgnored(changes []ruleset.Change) {
 	for _, c := range changes {
 		if c.New == nil {

@@ -38,10 +38,8 @@ func (b *batch) sorted(t table) []chain {
 	return slices.SortedFunc(maps.Values(b.puts[t]), func(a, b chain) int { return cmp.Or(a.rank-b.rank, strings.Compare(a.name, b.name)) })
 }
 
-// dropped returns the names of the chains to delete.
 func (b *batch) dropped(t table) []string { return slices.Sorted(maps.Keys(b.drops[t])) }
 
-// empty reports whether there is nothing to write or delete.
 func (b *batch) empty() bool {
 	for t := range tables {
 		if len(b.puts[t])+len(b.drops[t]) != 0 {
@@ -51,7 +49,7 @@ func (b *batch) empty() bool {
 	return true
 }
 
-// difference adds the changes that lead from one set of chains to another.
+// difference adds the changes from one set of chains to another.
 func (b *batch) difference(before, now []chain) {
 	type id struct {
 		t    table
@@ -83,9 +81,8 @@ type input struct {
 	rules int
 }
 
-// inputs returns the inputs for one table, of about limit lines each. They write each chain
-// before the chains that lead to it, then run the commands, then delete chains, so that
-// every state between two inputs is right. Unless canary is nil, each input changes it.
+// inputs returns the inputs for one table, of about limit lines each. They write each chain before the chains that
+// lead to it, then run the commands, then delete chains. Unless canary is nil, each input changes it.
 func (b *batch) inputs(t table, commands []string, limit int, canary *canary) []*input {
 	puts, drops := b.sorted(t), b.dropped(t)
 	var out []*input

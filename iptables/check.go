@@ -14,21 +14,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier state,
-// or lost a jump to the backend's chains or a rule of the chains that every node has. If the state of
-// the tables is unknown after a failure, and no jump is missing, the error wraps [ruleset.ErrNeedFull]
-// as a DriftError does: the next delta must be a full one, which [Backend.Apply] requests. Check returns
-// nil if everything is in place, and before the first full delta. [ErrLocked], [os.ErrClosed] and other
-// errors mean that the check failed.
+// Check returns a [*dataplane.DriftError] if the tables were flushed, restored to an earlier state, or lost a jump to
+// the backend's chains or a rule of the chains that every node has. If the state of the tables is unknown after a
+// failure, and no jump is missing, the error wraps [ruleset.ErrNeedFull] as a DriftError does. Check returns nil
+// before the first full delta. [ErrLocked], [os.ErrClosed] and other errors mean that the check failed.
 //
-// Check calls iptables-restore once for each table, which changes nothing. It does not detect a
-// reordered chain, alterations of the chains of Services and endpoints (KUBE-SVC-…, KUBE-SEP-…), a rule
-// for a Service that was replaced by another one, and, with iptables-legacy, rules that were added.
-// Full deltas at long intervals repair those.
+// Check calls iptables-restore once for each table, which changes nothing. It does not detect a reordered chain,
+// alterations of the chains of Services and endpoints (KUBE-SVC-…, KUBE-SEP-…), a rule for a Service that was
+// replaced by another one, and, with iptables-legacy, rules that were added. Full deltas at long intervals repair
+// those.
 //
-// With iptables-nft, Check runs no program while no process has committed a transaction to nf_tables since Check last
-// found everything in place. With iptables-legacy it runs none while the number and the total size of each table's
-// rules are the same, for at most five minutes.
+// With iptables-nft, Check runs no program while nf_tables is unchanged since Check last found everything in place.
+// With iptables-legacy it runs none while the number and the total size of each table's rules are the same, for at
+// most five minutes.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -65,12 +63,10 @@ func (b *Backend) Check(ctx context.Context) error {
 // legacyRecheck is how long Check relies on [generation].legacy.
 const legacyRecheck = 5 * time.Minute
 
-// unchanged reports whether Check found everything in place in this generation.
 func (b *Backend) unchanged(g generation) bool {
 	return b.known && g == b.checked && (g.legacy == "" || time.Since(b.ran) < legacyRecheck)
 }
 
-// generation reads the generation of the tables from the kernel.
 func (b *Backend) generation(ctx context.Context) (g generation, ok bool) {
 	var legacy []tracker.Family
 	for _, f := range b.families {
@@ -81,7 +77,6 @@ func (b *Backend) generation(ctx context.Context) (g generation, ok bool) {
 	return b.kernel.Generation(ctx, len(legacy) < len(b.families), legacy)
 }
 
-// stateUnknown reports whether the state of a family's tables is unknown.
 func (b *Backend) stateUnknown() bool {
 	return slices.ContainsFunc(b.families, func(f *family) bool { return f.model == nil })
 }
@@ -129,14 +124,12 @@ func (f *family) check(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls drifted with each error of [Backend.Check] until ctx is done or the backend is
-// closed. It returns ctx's error, or one that wraps [os.ErrClosed]. The function drifted should request a
-// full delta from the cursor and a sync.
+// Watch calls drifted with each error of [Backend.Check] until ctx is done or the backend is closed. It returns ctx's
+// error, or one that wraps [os.ErrClosed]. drifted should request a full delta from the cursor and a sync.
 //
-// With iptables-nft, Watch calls Check after transactions that any process commits to
-// nf_tables in the network namespace, at most once an interval, and every minute
-// otherwise. It opens a netlink socket of its own for the kernel's notifications. With
-// iptables-legacy, or without notifications, it calls Check at the interval.
+// With iptables-nft, Watch calls Check after transactions that any process commits to nf_tables in the network
+// namespace, at most once an interval, and every minute otherwise. With iptables-legacy, or without the kernel's
+// notifications, it calls Check at the interval.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	open, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -153,7 +146,6 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	return err
 }
 
-// allNFT reports whether all families use nf_tables.
 func (b *Backend) allNFT() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -14,26 +14,22 @@ import (
 	"github.com/go-proxier/proxier/internal/iptool"
 )
 
-// Cleanup removes, in all families of the configuration, the chains that a
-// [Backend] or kube-proxy in iptables mode may have left in the tables filter and
-// nat, and the rules in the kernel's own chains that lead to them. If it found any, it
-// also removes kube-proxy's canary in mangle. It deletes the objects of
-// [Backend.Counters] that no rule counts into any more.
+// Cleanup removes, in all families of the configuration, the chains that a [Backend] or kube-proxy in iptables mode
+// may have left in the tables filter and nat, and the rules in the kernel's own chains that lead to them. If it found
+// any, it also removes kube-proxy's canary in mangle. It deletes the objects of [Backend.Counters] that no rule
+// counts into any more.
 //
-// Cleanup touches nothing else. A chain that another program's chain leads to stays:
-// KUBE-MARK-MASQ and KUBE-POSTROUTING with their rules, others without. KUBE-FIREWALL is
-// kubelet's. Translated connections stay as they are. If there is nothing to remove, Cleanup
-// returns nil. The error is a [*dataplane.UnsupportedError] if a program is missing.
+// A chain that another program's chain leads to stays: KUBE-MARK-MASQ and KUBE-POSTROUTING with their rules, others
+// without. KUBE-FIREWALL is kubelet's. Translated connections stay as they are. The error is a
+// [*dataplane.UnsupportedError] if a program is missing.
 //
-// Cleanup sets the sysctl route_localnet back to 0 if a Backend or [SetSysctls] has set it:
-// a rule in KUBE-PROXY-LOCALNET records that it was 0 before. This ends connections from
-// loopback addresses to NodePorts. If the sysctl had been set before, or cannot be set, it
-// stays, and KUBE-PROXY-LOCALNET stays to guard the loopback range; a failure is logged.
+// Cleanup sets the sysctl route_localnet back to 0 if a Backend or [SetSysctls] has set it, which ends connections
+// from loopback addresses to NodePorts. If the sysctl had been set before, or cannot be set, it stays, and
+// KUBE-PROXY-LOCALNET stays to guard the loopback range; a failure is logged.
 func Cleanup(ctx context.Context, c Config) error {
 	return c.with(func(c Config, k kernel) error { return cleanup(ctx, c, k, (*family).cleanup) })
 }
 
-// cleanup cleans up each family and then the counters.
 func cleanup(ctx context.Context, c Config, k kernel, one func(*family, context.Context) error) error {
 	err := each(ctx, c, k, func(f *family) error {
 		if err := one(f, ctx); err != nil {
@@ -47,26 +43,21 @@ func cleanup(ctx context.Context, c Config, k kernel, one func(*family, context.
 	return err
 }
 
-// Owned reports whether a [Backend] was the last to program the tables, in any family of the
-// configuration. If not, chains of the same names are kube-proxy's, which [Cleanup] would
-// remove, too. The error is a [*dataplane.UnsupportedError] if a program is missing.
-//
-// kube-proxy and a Backend both write the chain KUBE-SERVICES of table filter at every sync of
-// all rules. A Backend's version leads to KUBE-CLUSTER-IPS, which kube-proxy does not have.
+// Owned reports whether a [Backend] was the last to program the tables, in any family of the configuration:
+// KUBE-SERVICES of table filter leads to KUBE-CLUSTER-IPS, which kube-proxy does not have. If not, chains of the same
+// names are kube-proxy's, which [Cleanup] would remove, too. The error is a [*dataplane.UnsupportedError] if a
+// program is missing.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	return anyFamily(ctx, c, (*family).owned)
 }
 
-// Foreign reports whether kube-proxy was the last to program the tables, in any family of the
-// configuration: the chain KUBE-SERVICES of table nat has rules, and a [Backend] has not written that
-// of table filter. Such rules stay in effect when kube-proxy ends. A clean-up leaves an empty chain
-// that another program's rule leads to. The error is a [*dataplane.UnsupportedError] if a program is
-// missing.
+// Foreign reports whether kube-proxy was the last to program the tables, in any family of the configuration: the
+// chain KUBE-SERVICES of table nat has rules, and Owned does not hold. Such rules stay in effect when kube-proxy
+// ends. The error is a [*dataplane.UnsupportedError] if a program is missing.
 func Foreign(ctx context.Context, c Config) (foreign bool, err error) {
 	return anyFamily(ctx, c, (*family).foreign)
 }
 
-// anyFamily reports whether is returns true for any family.
 func anyFamily(ctx context.Context, c Config, is func(*family, context.Context) (bool, error)) (any bool, err error) {
 	err = c.with(func(c Config, k kernel) error {
 		any, err = anyFamilyOf(ctx, c, k, is)
@@ -98,14 +89,11 @@ func (f *family) foreign(ctx context.Context) (bool, error) {
 	return err == nil && k.serves, err
 }
 
-// foreign reports whether kube-proxy was the last to program the table filter.
 func (k *kernelTable) foreign() bool { return k.chains[chainServices] != nil && !k.ours }
 
-// CleanupOwn is like [Cleanup], except that it leaves kube-proxy's rules. In a family whose
-// tables kube-proxy programmed last, it removes only the chains and rules that kube-proxy does
-// not have and that kube-proxy's chains do not lead to. There it leaves the sysctl
-// route_localnet, which kube-proxy may need, and KUBE-PROXY-LOCALNET if the sysctl is set. Its
-// errors are like those of Cleanup.
+// CleanupOwn is like [Cleanup], except that it leaves kube-proxy's rules. In a family whose tables kube-proxy
+// programmed last, it removes only the chains and rules that kube-proxy does not have and that kube-proxy's chains do
+// not lead to, and leaves the sysctl route_localnet with its guard.
 func CleanupOwn(ctx context.Context, c Config) error {
 	return c.with(func(c Config, k kernel) error { return cleanup(ctx, c, k, (*family).cleanupOwn) })
 }
@@ -160,8 +148,7 @@ func (f *family) cleanupExtra(ctx context.Context, t table) error {
 	if outcomeOf(out.err).result != refused {
 		return out.err
 	}
-	// One of kube-proxy's chains leads to one of these chains: kube-proxy has not synced all
-	// rules yet, and will delete them itself.
+	// kube-proxy has not synced all rules yet, and will delete the chains that lead to these itself.
 	f.log.Warn("iptables: chains stay because kube-proxy's chains lead to them", slog.String("table", t.String()), slog.Any("error", out.err))
 	return nil
 }
@@ -183,10 +170,9 @@ func extra(t table, name string) bool {
 	})
 }
 
-// cleanup removes one family's rules.
 func (f *family) cleanup(ctx context.Context) error {
 	found := false
-	// The table filter tells whose the rules are, so it must be the last: what fails before can be tried again.
+	// The table filter shows whose the rules are, so it must be the last.
 	for _, t := range []table{nat, filter} {
 		any, err := f.cleanupTable(ctx, t)
 		for f.shrink(outcomeOf(err)) {
@@ -203,10 +189,8 @@ func (f *family) cleanup(ctx context.Context) error {
 	return f.cleanupMangle(ctx)
 }
 
-// kernelChains is the kernel's own chains.
 var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// cleanupTable removes chains and jumps from a table, and reports whether it found any.
 func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err error) {
 	k, err := f.readKernel(ctx, t, maphash.MakeSeed())
 	if err != nil {

@@ -13,8 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Flavor is one of the kernel's two implementations of iptables. A node should have
-// rules in one of them only.
+// Flavor is one of the kernel's two implementations of iptables. A node should have rules in one of them only.
 type Flavor string
 
 const (
@@ -37,27 +36,24 @@ type Config struct {
 	// MasqueradeMark is the packet mark of connections that must be masqueraded. No other
 	// bit of the mark is read or written.
 	MasqueradeMark dataplane.MasqueradeMark
-	// LocalhostNodePorts makes NodePorts answer at IPv4 loopback addresses, too, as
-	// kube-proxy's --iptables-localhost-nodeports does, whatever other addresses they
-	// answer at. The backend sets the sysctl net.ipv4.conf.all.route_localnet, which
-	// would let packets from other hosts reach the loopback range, and drops those before
-	// it sets the sysctl and for as long as it is set: see [SetSysctls] and [Cleanup].
+	// LocalhostNodePorts makes NodePorts answer at IPv4 loopback addresses, too, as kube-proxy's
+	// --iptables-localhost-nodeports does. The backend sets the sysctl net.ipv4.conf.all.route_localnet, which would
+	// let packets from other hosts reach the loopback range, and drops those for as long as it is set: see
+	// [SetSysctls] and [Cleanup].
 	LocalhostNodePorts bool
-	// CountTraffic keeps the counters that [Backend.Traffic] reads when endpoints of their
-	// Services change. It costs an additional run of iptables-save for each delta that
-	// changes endpoints.
+	// CountTraffic keeps the counters that [Backend.Traffic] reads when endpoints of their Services change. It costs
+	// a run of iptables-save for each delta that changes endpoints.
 	CountTraffic bool
-	// LockFile is the file of the xtables lock, "" for the programs' own choice
-	// (/run/xtables.lock, which only root may open). Only [Legacy] has a lock.
+	// LockFile is the file of the xtables lock, "" for the programs' own choice (/run/xtables.lock, which only root
+	// may open). Only [Legacy] has a lock.
 	LockFile string
-	// NetNS is an open file of the network namespace to program; nil means the namespace
-	// of the thread that calls [New]. New duplicates the file. A namespace other than the
-	// process's needs CAP_SYS_ADMIN.
+	// NetNS is an open file of the network namespace to program; nil means the namespace of the thread that calls
+	// [New]. New duplicates the file. A namespace other than the process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
 	// Hooks holds functions that Apply calls before it returns. It may be nil.
 	Hooks *Hooks
-	// Log receives repairs and Services that cannot be programmed, and, at
-	// [dataplane.LevelTransaction], each input of iptables-restore; nil discards them.
+	// Log receives repairs and Services that cannot be programmed, and, at [dataplane.LevelTransaction], each input
+	// of iptables-restore; nil discards them.
 	Log *slog.Logger
 
 	// uncounted turns the accounting objects off.
@@ -72,8 +68,7 @@ const (
 	programTimeout = 5 * time.Minute
 )
 
-// withDefaults returns c with defaults for the fields that are not set. Its error wraps
-// [ruleset.ErrConfig].
+// withDefaults returns c with its defaults. Its error wraps [ruleset.ErrConfig].
 func (c Config) withDefaults() (Config, error) {
 	if err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log); err != nil {
 		return c, fmt.Errorf("iptables: %w", err)
@@ -86,18 +81,16 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Probe reports whether a [Backend] can work with c. It returns nil if so, a
-// [*dataplane.UnsupportedError] if the programs, the kernel or the caller's privileges do
-// not suffice, or the error that [New] would return. It writes a chain that nothing leads
-// to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.
+// Probe returns nil if a [Backend] can work with c, a [*dataplane.UnsupportedError] if the programs, the kernel or
+// the caller's privileges do not suffice, or the error that [New] would return. It writes a chain that nothing leads
+// to, KUBE-PROXY-TRIAL, and deletes it.
 func Probe(ctx context.Context, c Config) error {
 	c.uncounted = true // the objects are optional
 	return backendconf.Probe(New(ctx, c))
 }
 
-// Hooks is a set of functions that a [Backend] calls. Any of them, and the *Trace
-// itself, may be nil. The goroutine that called Apply calls them before Apply returns.
-// They must not call the Backend.
+// Hooks is a set of functions that a [Backend] calls. Any of them, and the *Hooks itself, may be nil. The goroutine
+// that called Apply calls them before Apply returns. They must not call the Backend.
 type Hooks struct {
 	// Applied is called once for each table, filter and nat, of each family that an
 	// Apply brought up to date.
@@ -110,8 +103,7 @@ type WriteInfo struct {
 	Family tracker.Family
 	// Table is "filter" or "nat".
 	Table string
-	// Rules is how many rules the backend's chains have in the table. The jumps to them
-	// from the kernel's own chains do not count, nor does the rule in KUBE-PROXY-CANARY.
-	// Written is how many rules this Apply wrote, including rules that were there before.
+	// Rules is how many rules the backend's chains have in the table, without the rule in KUBE-PROXY-CANARY. Written
+	// is how many rules this Apply wrote, including rules that were there before.
 	Rules, Written int
 }

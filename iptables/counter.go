@@ -11,15 +11,13 @@ import (
 // The names of the kernel's accounting objects that rules count into, which are
 // kube-proxy's.
 const (
-	// InvalidDropped counts packets that are not forwarded because connection tracking
-	// considers them invalid.
+	// InvalidDropped counts packets that are dropped because connection tracking considers them invalid.
 	InvalidDropped = "ct_state_invalid_dropped_pkts"
 	// LocalhostNodePorts counts first packets of connections to NodePorts at IPv4
 	// loopback addresses ([Config.LocalhostNodePorts]).
 	LocalhostNodePorts = "localhost_nps_accepted_pkts"
 )
 
-// countersFor returns the objects that rules can count into.
 func countersFor(localhost bool) []string {
 	if localhost {
 		return []string{InvalidDropped, LocalhostNodePorts}
@@ -31,15 +29,13 @@ func countersFor(localhost bool) []string {
 // hold.
 func counted(name string) string { return "-m nfacct --nfacct-name " + name }
 
-// Counters returns the numbers of packets in the kernel's accounting objects
-// (linux/netfilter/nfnetlink_acct.h), which the program nfacct lists. The objects have
-// kube-proxy's names: [InvalidDropped] and, with [Config.LocalhostNodePorts],
-// [LocalhostNodePorts]. They count for both families, and outlast a restart. [Cleanup]
-// deletes them.
+// Counters returns the numbers of packets in the kernel's accounting objects (linux/netfilter/nfnetlink_acct.h),
+// under kube-proxy's names: [InvalidDropped] and, with [Config.LocalhostNodePorts], [LocalhostNodePorts]. They count
+// for both families, and outlast a restart. [Cleanup] deletes them.
 //
-// There are no counters if the kernel lacks nfnetlink_acct, or the kernel or iptables the
-// match nfacct (xt_nfacct). [New] logs that, and everything else works. Counters does not wait for a concurrent Apply. It
-// returns an error that wraps [os.ErrClosed] once the backend is closed.
+// There are no counters if the kernel lacks nfnetlink_acct, or the kernel or iptables the match nfacct (xt_nfacct).
+// [New] logs that. Counters does not wait for a concurrent Apply. It returns an error that wraps [os.ErrClosed] once
+// the backend is closed.
 func (b *Backend) Counters() (map[string]uint64, error) {
 	if b.closed.Load() {
 		return nil, errClosed
@@ -80,8 +76,8 @@ func openAccounts(c Config, k kernel) (accounts, error) {
 	return a, nil
 }
 
-// makeCounters creates the objects that do not exist. The kernel would refuse a rule that
-// names a missing one, and the whole input with it.
+// makeCounters creates the objects that do not exist: the kernel would refuse an input with a rule that names a
+// missing one.
 func makeCounters(a accounts, names []string) error {
 	for _, name := range names {
 		if err := a.Add(name); err != nil {
@@ -91,10 +87,8 @@ func makeCounters(a accounts, names []string) error {
 	return nil
 }
 
-// deleteCounters deletes the objects that no rule counts into any more. Objects that
-// rules of another family or of other programs use stay. Before Linux 6.10, nf_tables may
-// release the objects of deleted rules with a delay. Such an object stays, too, which does
-// no harm.
+// deleteCounters deletes the objects that no rule counts into any more. Before Linux 6.10, nf_tables may release the
+// objects of deleted rules with a delay. Such an object stays, which does no harm.
 func deleteCounters(c Config, k kernel) {
 	a, err := k.Accounts()
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 // longer than 5 seconds. Nothing was changed.
 var ErrLocked = iptool.ErrLocked
 
-// CommandError is the failure of a program. Unless a signal ended the program, nothing of
-// its input is in effect.
+// CommandError is the failure of a program. Unless a signal ended the program, nothing of its input is in effect.
 type CommandError struct {
 	// Program is the program's path.
 	Program string
@@ -19,8 +18,7 @@ type CommandError struct {
 	Status int
 	// Message is what the program wrote to standard error, at most 4 KiB.
 	Message string
-	// Line is the number of the line of the input that Message names, counted from 1, or 0.
-	// Text is that line, or "".
+	// Line is the number of the line of the input that Message names, counted from 1, or 0. Text is that line, or "".
 	Line int
 	Text string
 	// Cause is [ErrLocked], the error of the context, or nil.
@@ -55,7 +53,6 @@ type outcome struct {
 	err error
 }
 
-// outcomeOf returns the outcome of an input from the error of [programs.Restore].
 func outcomeOf(err error) outcome {
 	var e *CommandError
 	switch {

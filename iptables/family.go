@@ -26,18 +26,16 @@ type family struct {
 	can      []string
 	// canaries holds each table's canary.
 	canaries [tables]canary
-	// unreadable is, of each table that iptables-save could not print last, the reason.
+	// unreadable is the reason for which iptables-save could not print a table last.
 	unreadable [tables]string
-	// missed is set if Check last reported that a compared rule is missing. jumpsOnly is set
-	// once iptables-restore has reported that of rules that were there: then Check does not
-	// compare rules.
+	// missed is set if Check last reported a missing rule. jumpsOnly is set once iptables-restore has reported rules
+	// that were there: then Check compares only jumps.
 	missed, jumpsOnly bool
-	// countTraffic carries counters over when chains are written. kept holds the counters of
-	// pools without a chain.
+	// countTraffic carries counters over when chains are written. kept holds those of pools without a chain.
 	countTraffic bool
 	kept         map[string]keptConnections
-	// limit is the approximate maximum number of lines of one input. nf_tables commits large
-	// inputs in superlinear time. ip_tables writes the whole table for any number.
+	// limit is the approximate maximum number of lines of one input. nf_tables commits large inputs in superlinear
+	// time. ip_tables writes the whole table for any number.
 	limit int
 	// written is how many rules the last Apply has written into each table.
 	written [tables]int
@@ -66,7 +64,6 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, k kernel, a acco
 	return out, out.probe(ctx)
 }
 
-// firstLimit returns the limit to begin with.
 func firstLimit(p programs) int {
 	if p.NFT() {
 		return nftLimit
@@ -74,15 +71,13 @@ func firstLimit(p programs) int {
 	return legacyLimit
 }
 
-// discard discards the model after a failure that left the state of the tables unknown. It
-// returns the error to report.
+// discard discards the model after a failure that left the tables' state unknown, and returns the error to report.
 func (f *family) discard(err error) error {
 	f.model = nil
 	f.log.Warn("iptables: state of the tables is unknown, a full sync will repair them", slog.Any("error", err))
 	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 }
 
-// write applies inputs, in order, until one fails.
 func (f *family) write(ctx context.Context, inputs ...*input) outcome {
 	for i, in := range inputs {
 		if f.log.Enabled(ctx, dataplane.LevelTransaction) {
@@ -100,8 +95,8 @@ func (f *family) write(ctx context.Context, inputs ...*input) outcome {
 	return outcome{}
 }
 
-// writeBatch writes a batch's chains, then commands, and the canaries. It writes the filter
-// table before nat, so that an address refuses packets before they are no longer forwarded.
+// writeBatch writes a batch's chains, then commands, and the canaries, filter before nat, so that an address refuses
+// packets before they are no longer forwarded.
 func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) outcome {
 	kept := f.carry(ctx, b)
 	var inputs []*input
@@ -117,8 +112,7 @@ func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]st
 	return out
 }
 
-// shrink halves the limit after an input that was too large, and reports whether another
-// attempt makes sense.
+// shrink halves the limit after an input that was too large, and reports whether another attempt makes sense.
 func (f *family) shrink(o outcome) bool {
 	if o.result != tooLarge || f.limit <= leastLimit {
 		return false

@@ -17,9 +17,8 @@ func (m *model) checked() []chain {
 	return out
 }
 
-// compared returns the rules of checked chains that Check looks for one by one. With
-// iptables-nft, the time to find a rule grows with the rules ahead of it, so the rules for
-// Services are only counted.
+// compared returns the rules of checked chains that Check looks for one by one. Rules for Services are only counted:
+// iptables-nft takes longer the more rules are ahead.
 func (f *family) compared() []hook {
 	var out []hook
 	add := func(t table, name string, rules []string) {
@@ -40,9 +39,8 @@ func (f *family) compared() []hook {
 	return out
 }
 
-// afterFull ends a full delta, which wrote the tables if wrote is set. If it found nothing to
-// write although Check missed a rule, the program cannot find a rule that is there, for
-// example because another version of it wrote the rule. Check would miss it for ever.
+// afterFull ends a full delta. If it found nothing to write although Check missed a rule, the program cannot find a
+// rule that is there, for example because another version of it wrote the rule.
 func (f *family) afterFull(wrote bool) {
 	if f.missed && !wrote {
 		f.jumpsOnly = true
@@ -51,9 +49,9 @@ func (f *family) afterFull(wrote bool) {
 	f.missed = false
 }
 
-// countRules compares the number of rules of each checked chain with the kernel's, with
-// small requests to nf_tables. It returns a [*dataplane.DriftError] if one differs. The error
-// wraps [nfnl.ErrInterrupted] if another process changed a table at the same time.
+// countRules compares the number of rules of each checked chain with the kernel's, with small requests to nf_tables.
+// It returns a [*dataplane.DriftError] if one differs, and an error that wraps [nfnl.ErrInterrupted] if another
+// process changed a table at the same time.
 func (f *family) countRules(ctx context.Context) error {
 	for _, c := range f.model.checked() {
 		n, err := f.kernel.CountRules(ctx, f.family, c.table, c.name)

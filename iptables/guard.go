@@ -9,9 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// guardLoopback writes the guard if NodePorts answer at loopback addresses, and decides
-// whether an existing one stays. It sets route_localnet to the value that the NodePorts need.
-// unset is the error of setting it, err any other.
+// guardLoopback writes the guard if NodePorts answer at loopback addresses, and decides whether an existing one
+// stays. It sets route_localnet to what the NodePorts need. unset is the error of setting it, err any other.
 func (r *replacement) guardLoopback(ctx context.Context) (unset, err error) {
 	if r.family.family != tracker.IPv4 {
 		return nil, nil
@@ -30,7 +29,6 @@ func (r *replacement) guardLoopback(ctx context.Context) (unset, err error) {
 	return setSysctl(r.kernel, routeLocalnet, "1"), nil
 }
 
-// writeGuard writes the guard unless the kernel has it.
 func (r *replacement) writeGuard(ctx context.Context) error {
 	k, c, b := r.found[filter], r.guardChain(), newBatch()
 	if !k.has(c, r.seed) {
@@ -55,7 +53,6 @@ func (r *replacement) writeGuard(ctx context.Context) error {
 	return nil
 }
 
-// dropGuard deletes the guard if the kernel has it.
 func (f *family) dropGuard(ctx context.Context, k *kernelTable) error {
 	if k.chains[chainLocalnet] == nil {
 		return nil
@@ -71,8 +68,7 @@ func (f *family) dropGuard(ctx context.Context, k *kernelTable) error {
 	return f.write(ctx, b.inputs(filter, commands, f.limit, nil)...).err
 }
 
-// guardStays is closeLoopback for a clean-up of a table. An error is logged, and must not keep
-// the other rules.
+// guardStays is closeLoopback for a clean-up of a table. It logs an error.
 func (f *family) guardStays(t table, k *kernelTable) bool {
 	if t != filter || f.family != tracker.IPv4 {
 		return false
@@ -81,9 +77,8 @@ func (f *family) guardStays(t table, k *kernelTable) bool {
 	return stays
 }
 
-// closeLoopback sets route_localnet back to 0 if a guard records that it was 0 before, unless
-// kube-proxy programs the table, which may need it. It reports whether the guard must stay, and
-// the error if the sysctl cannot be set.
+// closeLoopback sets route_localnet back to 0 if a guard records that it was 0 before, unless kube-proxy programs the
+// table. It reports whether the guard must stay, and the error if the sysctl cannot be set.
 func (f *family) closeLoopback(k *kernelTable) (stays bool, err error) {
 	if k.chains[chainLocalnet] == nil || f.kernel.Sysctl(routeLocalnet) == "0" {
 		return false, nil

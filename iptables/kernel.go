@@ -9,8 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// kernel is what a Backend needs of the system, in one network namespace: [openKernel] returns
-// the system's. The tests have one in memory. Only Watch may be called concurrently.
+// kernel is what a Backend needs of the system, in one network namespace. Only Watch may be called concurrently.
 type kernel interface {
 	// Programs finds the programs of a family.
 	Programs(ctx context.Context, f tracker.Family) (programs, error)
@@ -21,12 +20,11 @@ type kernel interface {
 	SetSysctl(name, value string) error
 	// Accounts opens the accounting objects.
 	Accounts() (accounts, error)
-	// Generation returns the generation of the tables: of nf_tables if nft is set, and of the
-	// families that use ip_tables. It runs no program and changes nothing. ok is false if the
-	// kernel does not return it.
+	// Generation returns the generation of the tables: of nf_tables if nft is set, and of the families that use
+	// ip_tables, without a program. ok is false if the kernel does not return it.
 	Generation(ctx context.Context, nft bool, legacy []tracker.Family) (g generation, ok bool)
-	// CountRules returns the number of rules of a chain in nf_tables, 0 if it does not exist.
-	// The error wraps [nfnl.ErrInterrupted] if another process changed a table during the read.
+	// CountRules returns the number of rules of a chain in nf_tables, 0 if it does not exist. The error wraps
+	// [nfnl.ErrInterrupted] if another process changed a table during the read.
 	CountRules(ctx context.Context, f tracker.Family, t table, chain string) (int, error)
 	// Watch calls check when a process may have changed nf_tables, and drifted with its
 	// errors, as [Backend.Watch] documents for iptables-nft.
@@ -61,14 +59,12 @@ type accounts interface {
 	Close() error
 }
 
-// generation is a summary of the tables that the kernel returns cheaply. Different values
-// mean that the tables changed.
+// generation is a cheap summary of the tables. Different values mean that the tables changed.
 type generation struct {
-	// nft is how many transactions any process has committed to nf_tables in the network
-	// namespace, 0 if no family uses it.
+	// nft is how many transactions were committed to nf_tables in the network namespace, 0 if no family uses it.
 	nft uint32
-	// legacy describes the tables of the families that use ip_tables. It does not change if
-	// another process replaces rules by the same number of rules of the same sizes.
+	// legacy describes the tables of the families that use ip_tables: not a replacement by as many rules of the same
+	// sizes.
 	legacy string
 }
 

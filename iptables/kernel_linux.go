@@ -25,8 +25,7 @@ import (
 type linux struct {
 	config Config
 	ns     *netns.Namespace
-	// conn is a socket of nf_tables, nil until it is needed.
-	conn *nfnl.Conn
+	conn   *nfnl.Conn
 }
 
 // openKernel returns the kernel in c's network namespace.
@@ -50,7 +49,6 @@ func (l *linux) Programs(ctx context.Context, f tracker.Family) (programs, error
 	return findPrograms(ctx, l.tools(f))
 }
 
-// tools returns how to find and run a family's programs.
 func (l *linux) tools(f tracker.Family) iptool.Config {
 	return iptool.Config{
 		Family: f, Flavor: string(l.config.Flavor), Namespace: l.ns,
@@ -124,8 +122,7 @@ func (l *linux) Watch(ctx context.Context, interval time.Duration, check func(co
 	return nfnl.WatchCommits(ctx, l.ns.File(), interval, check, drifted)
 }
 
-// Generation implements kernel. iptables-nft-restore and iptables-legacy-restore commit nothing
-// if they only check rules, so Check does not change the generation.
+// Generation implements kernel. iptables-restore --test commits nothing, so Check does not change the generation.
 func (l *linux) Generation(ctx context.Context, nft bool, legacy []tracker.Family) (g generation, ok bool) {
 	if len(legacy) != 0 {
 		err := l.ns.Do(func() error {
@@ -162,7 +159,6 @@ func (l *linux) get(ctx context.Context, r nfnl.Request, f func(attrs []byte) er
 	return l.conn.Get(ctx, r, f)
 }
 
-// transactions returns how many transactions any process has committed to nf_tables.
 func (l *linux) transactions(ctx context.Context) (gen uint32, ok bool) {
 	err := l.get(ctx, nfnl.Request{Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}, func(attrs []byte) error {
 		for typ, data := range nfnl.Attributes(attrs) {
@@ -206,8 +202,7 @@ func (l *linux) CountRules(ctx context.Context, f tracker.Family, t table, chain
 	return n, err
 }
 
-// legacyInfo is struct ipt_getinfo of linux/netfilter_ipv4/ip_tables.h, and struct
-// ip6t_getinfo, which is the same.
+// legacyInfo is struct ipt_getinfo of linux/netfilter_ipv4/ip_tables.h, and struct ip6t_getinfo.
 type legacyInfo struct {
 	name                 [32]byte
 	validHooks           uint32
@@ -216,9 +211,8 @@ type legacyInfo struct {
 	size                 uint32    // of all of them in bytes
 }
 
-// legacyTables returns a summary of a family's tables in the calling thread's namespace: the
-// number and the total size of each table's rules. The cost of IPT_SO_GET_INFO does not depend
-// on the size of the tables.
+// legacyTables returns the number and the total size of each table's rules, in the calling thread's namespace. The
+// cost of IPT_SO_GET_INFO does not depend on the size of the tables.
 func legacyTables(f tracker.Family) (string, error) {
 	const getInfo = 64 // IPT_SO_GET_INFO and IP6T_SO_GET_INFO
 	domain, level := unix.AF_INET, unix.SOL_IP

@@ -14,12 +14,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup returns the endpoints to which the rules of table nat send the packet of q. It
-// follows every way that a random choice or client affinity may take.
-// [dataplane.Found.Where] names the chains on the way to the first endpoint. Refused and
-// dropped connections have no entry in this table. The rules may be a [Backend]'s or
-// kube-proxy's. Lookup evaluates them for the packet itself and ignores q.Internal and
-// q.NodePort.
+// Lookup returns the endpoints to which the rules of table nat send the packet of q, by every way that a random
+// choice or client affinity may take. [dataplane.Found.Where] names the chains on the way to the first endpoint.
+// Refused and dropped connections have no entry. The rules may be a [Backend]'s or kube-proxy's. Lookup evaluates
+// them for the packet itself and ignores q.Internal and q.NodePort.
 //
 // The error wraps [dataplane.ErrNoRules] if the table has no rules in a chain KUBE-SERVICES.
 func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
@@ -30,8 +28,8 @@ func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, 
 	return found[0], nil
 }
 
-// LookupAll is [Lookup] for many packets, with one run of iptables-save for each of their families. The
-// results have the order of the queries. The error is that of the first family that has one.
+// LookupAll is [Lookup] for many packets, with one run of iptables-save for each of their families. The results have
+// the order of the queries. The error is that of the first family that has one.
 func LookupAll(ctx context.Context, c Config, queries []dataplane.Query) (found []dataplane.Found, err error) {
 	err = c.with(func(c Config, k kernel) error {
 		found, err = lookup(ctx, c, k, queries)
@@ -80,8 +78,7 @@ func parseRules(text string) map[string][]iptext.Rule {
 	return out
 }
 
-// serviceName returns the name of the Service port that a rule's comment begins with, or "" if
-// the comment does not begin with one.
+// serviceName returns the name of the Service port that a rule's comment begins with, or "".
 func serviceName(r iptext.Rule) string {
 	name, _, _ := strings.Cut(r.Comment, " ")
 	if !strings.Contains(name, "/") {
@@ -110,8 +107,8 @@ type walker struct {
 // maxDepth bounds how many chains can lead to each other in sequence.
 const maxDepth = 64
 
-// chain follows the packet through a chain. service is the Service port that the rules on
-// the way named, or "". chain reports whether the packet is certain to get a verdict in this chain.
+// chain follows the packet through a chain. service is the Service port that the rules on the way named, or "". chain
+// reports whether the packet is certain to get a verdict in this chain.
 func (w *walker) chain(name, service string, depth int) (ended bool) {
 	if depth == maxDepth {
 		return false
@@ -170,8 +167,8 @@ func (w *walker) matches(r iptext.Rule) (matches, certain bool) {
 	return true, certain
 }
 
-// match reports whether an option holds for the packet, regardless of m.Not. It is
-// unknown for random choices, affinity, and options that rules for Services do not have.
+// match reports whether an option holds for the packet, regardless of m.Not. It is unknown for random choices,
+// affinity, and options that rules for Services do not have.
 func (w *walker) match(m iptext.Option) (is, known bool) {
 	p := w.packet
 	local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(p.NodeAddresses, a) }

@@ -17,8 +17,7 @@ type settings struct {
 	mark   uint32
 	// localhost makes NodePorts answer at loopback addresses, too.
 	localhost bool
-	// guarded makes the guard of the loopback range exist. setsBack makes it record that
-	// route_localnet was 0 before.
+	// guarded makes the guard of the loopback range exist. setsBack makes it record that route_localnet was 0 before.
 	guarded, setsBack bool
 	// noSCTP and noAffinity report that the system lacks the matches of SCTP ports and of client affinity.
 	noSCTP, noAffinity bool
@@ -28,8 +27,8 @@ type settings struct {
 	counters []string
 }
 
-// model is everything that one family's tables should hold. It does not store the text of
-// the Services' own chains. When a Service changes, its old chains are rendered again.
+// model is everything that one family's tables should hold, but not the text of the Services' own chains: a Service's
+// old chains are rendered again when it changes.
 type model struct {
 	*settings
 	node *ruleset.Node
@@ -41,8 +40,8 @@ type model struct {
 	moved bool
 	// own counts the rules of the Services' own chains, by table.
 	own [tables]int
-	// shared holds the rules of Service ports for keys that several Services may have, in
-	// order. The first of a key is in effect: which one that is must not depend on history.
+	// shared holds the rules of Service ports for keys that several Services may have, in order. The first of a key
+	// is in effect.
 	shared map[sharedKey][]string
 }
 
@@ -68,7 +67,6 @@ func newModel(s *settings, node *ruleset.Node) (*model, error) {
 	return m, nil
 }
 
-// sameRules reports whether both nodes give Services the same rules.
 func sameRules(a, b *ruleset.Node) bool {
 	return a == b || a.LocalTraffic.Bridge == b.LocalTraffic.Bridge && a.LocalTraffic.InterfacePrefix == b.LocalTraffic.InterfacePrefix &&
 		slices.Equal(a.LocalTraffic.CIDRs, b.LocalTraffic.CIDRs)
@@ -94,15 +92,13 @@ func (m *model) render(s *ruleset.Port) rendered {
 	return renderService(m.settings, m.pods, s)
 }
 
-// change makes new the version of the Service port k. Nil means no version. Unless emit is nil, change
-// calls it with the Service's chains of both versions. It marks the chains of dispatchers as
-// changed.
+// change makes new, which may be nil, the version of the Service port k. Unless emit is nil, change calls it with the
+// Service's chains of both versions. It marks the chains of dispatchers as changed.
 func (m *model) change(k tracker.Key, new *ruleset.Port, emit func(before, now []chain)) {
 	before, now := m.render(m.services[k]), m.render(new)
 	if m.services[k] = new; new == nil {
 		delete(m.services, k)
 	}
-	// A rule that stays is added before it is removed, so that its chain does not change.
 	for _, p := range now.rules {
 		if p.shared {
 			m.share(p)
@@ -232,18 +228,15 @@ func (m *model) after(dispatcher int) []string {
 	return nil
 }
 
-// passTranslated lets packets that were translated to an endpoint pass, even if the endpoint's
-// address and port are a frontend, too.
+// passTranslated lets translated packets pass, even if the endpoint's address and port are a frontend, too.
 const passTranslated = "-m conntrack --ctstate DNAT -j RETURN"
 
 // untranslated returns the chain that packets of OUTPUT and FORWARD meet.
 //
-// An address of the node is a host even if it is a cluster IP: its other ports answer.
-// Packets from the node to its own addresses meet KUBE-EXTERNAL-SERVICES in INPUT, where
-// refusing them gives the socket a better error than the EPERM of OUTPUT.
-//
-// The jump to KUBE-EXTERNAL-SERVICES is for OUTPUT. kube-proxy has no such jump, and one in the
-// kernel's own chain would keep it from deleting KUBE-EXTERNAL-SERVICES.
+// An address of the node is a host even if it is a cluster IP. Packets from the node to its own addresses meet
+// KUBE-EXTERNAL-SERVICES in INPUT, where refusing them gives the socket a better error than EPERM. The jump to
+// KUBE-EXTERNAL-SERVICES here is for OUTPUT: one in the kernel's own chain would keep kube-proxy from deleting
+// KUBE-EXTERNAL-SERVICES.
 func (m *model) untranslated() chain {
 	c := chain{filter, chainServices, []string{
 		passTranslated,
@@ -330,11 +323,9 @@ type hook struct {
 	rule  string
 }
 
-// sameRule reports whether o is the same rule, in whichever chain.
 func (h hook) sameRule(o hook) bool { return h.table == o.table && h.rule == o.rule }
 
-// hooks returns the rules that must be in the kernel's own chains. Each is inserted at the
-// beginning of its chain, in this order.
+// hooks returns the rules that must be at the beginning of the kernel's own chains, in this order.
 func (m *model) hooks() []hook {
 	isNew := "-m conntrack --ctstate NEW"
 	var out []hook
@@ -366,16 +357,14 @@ func (m *model) allChains(f func(chain)) {
 	}
 }
 
-// The sysctl route_localnet, which NodePorts at loopback addresses need, lets neighbors send to
-// servers of the node that listen at loopback addresses only (CVE-2020-8558). The guard is the
-// chain KUBE-PROXY-LOCALNET and the jumps to it from INPUT and OUTPUT, which drop such packets.
-// It is in effect before this package sets the sysctl, and stays for as long as the sysctl is
-// set, no matter which program set it.
+// The sysctl route_localnet, which NodePorts at loopback addresses need, lets neighbors send to servers of the node
+// that listen at loopback addresses only (CVE-2020-8558). The guard is the chain KUBE-PROXY-LOCALNET and the jumps to
+// it from INPUT and OUTPUT, which drop such packets. It is in effect before this package sets the sysctl, and for as
+// long as any program has it set.
 //
-// A rule of the guard without a target, guardMark, records that the sysctl was 0 before. Only
-// then does this package set it back, even in another process.
+// A rule of the guard without a target, guardMark, records that the sysctl was 0 before. Only then does this package
+// set it back, even in another process.
 
-// guardMark is the rule that records that route_localnet was 0 before this package set it.
 var guardMark = iptext.Comment("route_localnet was 0 before")
 
 // guardChain returns the chain of the guard.
@@ -408,8 +397,7 @@ func (t table) String() string {
 	return [...]string{"filter", "nat"}[t]
 }
 
-// chain is a chain and all of its rules. Each rule has no "-A NAME " in front and is
-// exactly as iptables-save prints it, so that the chain can be compared with the kernel's.
+// chain is a chain and all of its rules, each as iptables-save prints it, without "-A NAME ".
 type chain struct {
 	table table
 	name  string
@@ -418,9 +406,8 @@ type chain struct {
 	rank int
 }
 
-// The ranks of chains: see chain.rank. Groups of endpoints come before
-// rankService, the deepest first; the chains of a dispatcher after rankDispatch,
-// likewise.
+// The ranks of chains: see chain.rank. Groups of endpoints come before rankService, the deepest first; the chains of
+// a dispatcher after rankDispatch, likewise.
 const (
 	rankMark = iota
 	rankEndpoint

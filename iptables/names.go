@@ -38,16 +38,15 @@ const (
 	prefixXLB      = "KUBE-XLB-"   // nat: of kube-proxy before 1.24; later releases leave it, with jumps to the chains above
 )
 
-// hashOf returns the part of a chain's name that identifies a Service or endpoint, as
-// kube-proxy does: the first 80 bits of a SHA-256 sum in base 32.
+// hashOf returns the part of a chain's name that identifies a Service or endpoint, as kube-proxy's: the first 80 bits
+// of a SHA-256 sum in base 32.
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return base32.StdEncoding.EncodeToString(sum[:10])
 }
 
-// EndpointChain returns the name of the chain of an endpoint of a Service port, in a [Backend]
-// and in kube-proxy's mode iptables. With client affinity it is also the name of the kernel's
-// list of the endpoint's clients (xt_recent).
+// EndpointChain returns the name of the chain of an endpoint of a Service port, in a [Backend] and in kube-proxy's
+// mode iptables. With client affinity it is also the name of the kernel's list of the endpoint's clients (xt_recent).
 func EndpointChain(k tracker.Key, endpoint netip.AddrPort) string {
 	return prefixEndpoint + hashOf(serviceID(k), endpoint.String())
 }
@@ -57,8 +56,7 @@ func serviceID(k tracker.Key) string {
 	return k.ServicePortName.String() + strings.ToLower(string(k.Protocol))
 }
 
-// owned reports whether a chain of the table belongs to this package or to
-// kube-proxy, which it replaces. Chains that kubelet has, too, do not.
+// owned reports whether a chain of the table belongs to this package or to kube-proxy alone.
 func owned(t table, name string) bool {
 	if !strings.HasPrefix(name, "KUBE-") {
 		return false

@@ -7,14 +7,12 @@ import (
 	"github.com/go-proxier/proxier/internal/iptext"
 )
 
-// flatPool is the most endpoints that one chain chooses from directly, with one rule for
-// each endpoint, as kube-proxy's chains do. More endpoints are divided into groups with
-// chains of their own, by a digit (one of 32) of their chains' names. A group is chosen
-// by its weight, so groups do not change the distribution. Adding or removing an endpoint
-// changes only the chains on the way to it.
+// flatPool is the most endpoints that one chain chooses from directly. More endpoints are divided into groups with
+// chains of their own, by a digit (one of 32) of their chains' names. A group is chosen by its weight. Adding or
+// removing an endpoint changes only the chains on the way to it.
 const flatPool = 32
 
-// maxGroupDepth is how often groups are divided by digits. Larger ones than groupPool are then cut into parts: a
+// maxGroupDepth is how often groups are divided by digits. Groups larger than groupPool are then cut into parts: a
 // tenant can choose addresses whose chains' names begin alike, and nf_tables allows 15 chains in sequence.
 const (
 	maxGroupDepth = 2
@@ -28,9 +26,8 @@ type choice struct {
 	weight int
 }
 
-// choose returns the rules that choose one of the endpoints, in the given order, and the
-// chains of the groups that the rules need. draw returns the rules of one chain. The groups' names are
-// hashes of pool.
+// choose returns the rules that choose one of the endpoints, in the given order, and the chains of the groups that
+// the rules need. draw returns the rules of one chain. The groups' names are hashes of pool.
 func choose(endpoints []choice, pool string, depth int, draw func([]choice) []string) (rules []string, groups []chain) {
 	last := depth == maxGroupDepth
 	if len(endpoints) <= flatPool || last && len(endpoints) <= groupPool || depth > maxGroupDepth {
@@ -64,7 +61,6 @@ func choose(endpoints []choice, pool string, depth int, draw func([]choice) []st
 	return draw(choices), groups
 }
 
-// total returns the sum of the weights.
 func total(choices []choice) int {
 	sum := 0
 	for _, c := range choices {

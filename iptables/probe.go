@@ -14,9 +14,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// probe tries every kind of rule, and selects what the programs and the kernel support: the counters,
-// client affinity and SCTP are optional. Even if the objects exist, rules can count into them only if
-// the kernel has xt_nfacct and iptables its counterpart.
+// probe tries every kind of rule, and selects what the programs and the kernel support: the counters, client affinity
+// and SCTP are optional.
 func (f *family) probe(ctx context.Context) error {
 	var counters []string
 	if f.accounts != nil {
@@ -80,8 +79,7 @@ func (f *family) tryKinds(ctx context.Context) error {
 	return f.tryRules(ctx, chains)
 }
 
-// tryRules writes the rules of chains into one of each table that nothing leads to, by one program. Chains
-// that the rules lead to need not exist.
+// tryRules writes the rules of chains into one of each table that nothing leads to, by one program.
 func (f *family) tryRules(ctx context.Context, chains []chain) error {
 	probe := [tables]chain{{table: filter, name: chainProbe}, {table: nat, name: chainProbe}}
 	for _, c := range chains {
@@ -95,7 +93,6 @@ func (f *family) tryRules(ctx context.Context, chains []chain) error {
 	return f.inBoth(ctx, func(t table) *input { return newInput(t, []chain{probe[t]}, nil, nil, nil, nil) })
 }
 
-// dropProbe deletes the chains in which rules are tried.
 func (f *family) dropProbe(ctx context.Context) error {
 	gone := []string{chainProbe}
 	return f.inBoth(ctx, func(t table) *input { return newInput(t, nil, nil, gone, gone, nil) })

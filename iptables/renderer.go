@@ -9,22 +9,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Renderer turns rulesets into the rules of one address family, on every system and without
-// privileges. A [Backend] is a Renderer for each family that commits the transactions. A Renderer
-// knows nothing of the kernel: the caller says, by its deltas, what is in effect. It is not safe for
-// concurrent use.
-//
-// [NewRenderer] makes one; the zero value must not be used.
+// Renderer turns rulesets into the rules of one address family, on every system and without privileges. A [Backend]
+// is a Renderer for each family that commits the transactions. A Renderer does no I/O: the caller's deltas determine
+// what is in effect. It is not safe for concurrent use. [NewRenderer] makes one; the zero value must not be used.
 type Renderer struct {
 	*settings
 	// model holds the rules that the Renderer has rendered, nil before the first full delta.
 	model *model
 }
 
-// NewRenderer returns a Renderer of the rules that a [Backend] with the configuration writes in a
-// family. It uses c.MasqueradeMark and c.LocalhostNodePorts. The rules count into no accounting objects,
-// drop packets that connection tracking considers invalid, and guard the loopback range if
-// NodePorts answer there. The error wraps [ruleset.ErrConfig].
+// NewRenderer returns a Renderer of the rules that a [Backend] writes in a family. It uses c.MasqueradeMark and
+// c.LocalhostNodePorts. The rules count into no accounting objects, drop packets that connection tracking considers
+// invalid, and guard the loopback range if NodePorts answer there. The error wraps [ruleset.ErrConfig].
 func NewRenderer(c Config, f tracker.Family) (*Renderer, error) {
 	c.Families = []tracker.Family{f}
 	c, err := c.withDefaults()
@@ -40,13 +36,11 @@ func newSettings(c Config, f tracker.Family) *settings {
 	return &settings{family: f, mark: uint32(c.MasqueradeMark), localhost: c.LocalhostNodePorts && f == tracker.IPv4}
 }
 
-// Render returns the transaction that leads from the rules before d to those after it. That of a full
-// delta is for tables that have none of our chains. Changes of the other family do not count.
+// Render returns the transaction from the rules before d to those after it. That of a full delta is for tables that
+// have none of our chains. Changes of the other family do not count. The Renderer counts the transaction as applied;
+// otherwise the caller must call [Transaction.Revert] before the next Render.
 //
 // Render returns [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
-//
-// The Renderer counts the transaction as applied. If it is not applied, the caller must call
-// [Transaction.Revert] before the next Render.
 func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	changes := changesOf(d.Changes, r.family)
 	if !d.Full {
@@ -65,8 +59,8 @@ func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	return t, nil
 }
 
-// full returns a model of the changes' new Services. It calls put with each chain, those that others
-// lead to first, and pause, unless it is nil, where the chains so far can be written.
+// full returns a model of the changes' new Services. It calls put with each chain, those that others lead to first,
+// and pause, unless it is nil, where the chains so far can be written.
 func (r *Renderer) full(node *ruleset.Node, changes []ruleset.Change, put func(chain), pause func() error) (*model, error) {
 	m, err := newModel(r.settings, node)
 	if err != nil {
@@ -98,7 +92,7 @@ func (r *Renderer) full(node *ruleset.Node, changes []ruleset.Change, put func(c
 	return m, nil
 }
 
-// fromWritten returns the changes with what the tables have as Old, without those that change nothing.
+// fromWritten returns the changes that change something, with what the tables have as Old.
 func (m *model) fromWritten(changes []ruleset.Change) (out []ruleset.Change) {
 	for _, c := range changes {
 		if c.Old = m.services[c.Key]; c.Old != c.New {
@@ -145,8 +139,8 @@ type Chain struct {
 	Rules []string
 }
 
-// Input is the input of one call of iptables-restore --noflush, or ip6tables-restore, about one table. The
-// program applies it as a whole or not at all.
+// Input is the input of one call of iptables-restore --noflush, or ip6tables-restore, about one table. The program
+// applies it as a whole or not at all.
 type Input struct {
 	// Table is "filter" or "nat".
 	Table string
@@ -172,8 +166,8 @@ func (t *Transaction) Chains() (out []Chain) {
 	return out
 }
 
-// Jumps returns the rules of the kernel's own chains that lead to ours, in the order in which they must
-// be at the beginning of their chains. Only the transaction of a full delta has any.
+// Jumps returns the rules of the kernel's own chains that lead to ours, in the order in which they must be at the
+// beginning of their chains. Only the transaction of a full delta has any.
 func (t *Transaction) Jumps() (out []Chain) {
 	for i := range tables {
 		for _, name := range kernelChains {
@@ -196,9 +190,8 @@ func (t *Transaction) Empty() bool {
 	return len(t.hooks) == 0 && t.batch.empty()
 }
 
-// Inputs returns the inputs that apply the transaction, in order: table filter first, and in each table
-// every chain before the chains that lead to it, so that the state between two inputs is right. An
-// input has about limit lines, at least one chain; 0 means one input for a table.
+// Inputs returns the inputs that apply the transaction, in order: filter first, and in each table every chain before
+// the chains that lead to it. An input has about limit lines, at least one chain; 0 means one input for a table.
 func (t *Transaction) Inputs(limit int) (out []Input) {
 	if limit <= 0 {
 		limit = legacyLimit
@@ -225,5 +218,5 @@ func (t *Transaction) String() string {
 	return b.String()
 }
 
-// Revert makes the Renderer forget the transaction, which must be its last one and was not applied.
+// Revert makes the Renderer forget its last transaction, which was not applied.
 func (t *Transaction) Revert() { t.revert() }

@@ -14,8 +14,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// replace makes the tables hold the chains of the changes' new Services and no other
-// chains of ours, whatever they hold now.
+// replace makes the tables hold the chains of the changes' new Services and no other chains of ours.
 func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) error {
 	f.model = nil
 	f.counters = f.can
@@ -73,8 +72,7 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	return m, r.adoptCanaries(ctx)
 }
 
-// replacement compares the chains that the tables should hold with those that the kernel
-// has, and writes the difference.
+// replacement compares the chains that the tables should hold with the kernel's, and writes the difference.
 type replacement struct {
 	*family
 	seed maphash.Seed
@@ -114,7 +112,6 @@ func (r *replacement) need(c chain) {
 	delete(k.chains, c.name)
 }
 
-// flush writes the batch and begins a new one.
 func (r *replacement) flush(ctx context.Context, commands [tables][]string) error {
 	for t := range tables {
 		r.touched[t] = r.touched[t] || len(commands[t]) != 0
@@ -126,8 +123,8 @@ func (r *replacement) flush(ctx context.Context, commands [tables][]string) erro
 
 // writeHooks writes the batch and the hooks.
 func (r *replacement) writeHooks(ctx context.Context, hooks []hook) error {
-	// Verdicts on connections that were not forwarded come into effect when all are
-	// forwarded. Until then another data plane may still forward them.
+	// Verdicts on connections that were not forwarded come into effect when all are forwarded: another data plane may
+	// still forward them.
 	var forward, verdicts [tables][]string
 	forward[nat] = hookCommands(nat, hooks, r.found[nat].hooks)
 	verdicts[filter] = hookCommands(filter, hooks, r.found[filter].hooks)
@@ -137,7 +134,6 @@ func (r *replacement) writeHooks(ctx context.Context, hooks []hook) error {
 	return r.flush(ctx, verdicts)
 }
 
-// dropStale deletes chains of ours that are not needed any more.
 func (r *replacement) dropStale(ctx context.Context) error {
 	for t := range tables {
 		b := newBatch()
@@ -166,10 +162,8 @@ func (r *replacement) dropStale(ctx context.Context) error {
 	return nil
 }
 
-// hookCommands returns the commands that turn the hooks that a table has into those that
-// it should have. They delete a wanted rule from the kernel's other chains, where an
-// earlier version may have put it. Other rules that lead to our chains belong to other
-// programs.
+// hookCommands returns the commands that turn the hooks that a table has into those that it should have. They delete
+// a wanted rule from the kernel's other chains. Other rules that lead to our chains belong to other programs.
 func hookCommands(t table, want, have []hook) []string {
 	var out []string
 	for _, c := range kernelChains {
@@ -196,20 +190,17 @@ func hookCommands(t table, want, have []hook) []string {
 	return out
 }
 
-// isIPVSFirewall reports whether a rule is the jump to KUBE-PROXY-FIREWALL of
-// kube-proxy's ipvs mode, which has a chain of the same name. Unlike ours, the jump is
-// for every packet.
+// isIPVSFirewall reports whether a rule is the jump to KUBE-PROXY-FIREWALL of kube-proxy's ipvs mode. Unlike ours, it
+// is for every packet.
 func isIPVSFirewall(h hook) bool {
 	before, ok := strings.CutSuffix(h.rule, `" `+iptext.Jump(chainFirewall))
 	return ok && h.table == filter && strings.HasPrefix(before, `-m comment --comment "`) && strings.Count(before, `"`) == 1
 }
 
-// canary is the rule of a table's canary, "" if it is not known. It changes with each input, to a fresh
-// random value, so that a table that was restored to an earlier state does not look up to date. An
-// input expects the rule of the one before: another program may have restored the table in between.
+// canary is the rule of a table's canary, "" if it is not known. Each input changes it to a fresh random value and
+// expects the previous one, so that a table that was restored to an earlier state does not look up to date.
 type canary struct{ rule string }
 
-// next returns the rule of the next input.
 func (c *canary) next() string {
 	c.rule = iptext.Comment(fmt.Sprintf("%s%016x", canaryText, rand.Uint64()))
 	return c.rule

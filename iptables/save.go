@@ -22,8 +22,7 @@ type kernelTable struct {
 	hooks []hook
 	// canary is the rules of our canary.
 	canary []string
-	// ours reports, of the table filter, that a Backend was the last to program it: KUBE-SERVICES
-	// leads to KUBE-CLUSTER-IPS.
+	// ours reports, of the table filter, that a Backend was the last to program it.
 	ours bool
 	// serves reports that KUBE-SERVICES has rules.
 	serves bool
@@ -33,7 +32,6 @@ type kernelTable struct {
 	unknown bool
 }
 
-// hashChain returns the hash of a chain's rules.
 func hashChain(seed maphash.Seed, rules []string) (h maphash.Hash) {
 	h.SetSeed(seed)
 	for _, r := range rules {
@@ -43,7 +41,6 @@ func hashChain(seed maphash.Seed, rules []string) (h maphash.Hash) {
 	return h
 }
 
-// has reports whether the table has a chain of ours with these rules.
 func (k *kernelTable) has(c chain, seed maphash.Seed) bool {
 	h := k.chains[c.name]
 	if h == nil || k.unknown {
@@ -91,8 +88,7 @@ func (f *family) readKernel(ctx context.Context, tab table, seed maphash.Seed) (
 	return k, nil
 }
 
-// saved returns the output of iptables-save about a table. The error names the chain that iptables-save
-// cannot print, if that is the reason.
+// saved returns the output of iptables-save about a table. The error names a chain that iptables-save cannot print.
 func (f *family) saved(ctx context.Context, tab table, options ...string) (string, error) {
 	var out strings.Builder
 	err := f.Save(ctx, tab.String(), &out, options...)

@@ -39,7 +39,6 @@ type serviceRenderer struct {
 	names    map[string]bool
 }
 
-// pools holds the targets that are pools of endpoints.
 var pools = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
 // ignored returns what the rules do not do although s asks for it, or "".
@@ -100,7 +99,6 @@ func (r *serviceRenderer) poolChain(t ruleset.Target) string {
 	return prefixService + hashOf(r.id)
 }
 
-// isPool reports whether t is a pool of endpoints.
 func isPool(t ruleset.Target) bool { return t == ruleset.TargetCluster || t == ruleset.TargetLocal }
 
 // pool renders the endpoints of one pool and the choice among them, if a frontend uses
@@ -159,8 +157,8 @@ func (r *serviceRenderer) pool(t ruleset.Target) {
 	r.add(c)
 }
 
-// endpointChain returns the chain that translates connections to an endpoint. recent is the rest of
-// the match that remembers a client, "" without client affinity.
+// endpointChain returns the chain that translates connections to an endpoint. recent is the rest of the match that
+// remembers a client, "" without client affinity.
 func (r *serviceRenderer) endpointChain(name string, ep *tracker.Endpoint, recent string) chain {
 	c := chain{nat, name, []string{iptext.Join(iptext.Source(iptext.Host(ep.Addr.Addr())), iptext.Jump(chainMarkMasq))}, rankEndpoint}
 	set := ""
@@ -209,8 +207,7 @@ func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	}
 }
 
-// to returns the match of a frontend's address and protocol. The match of the port comes
-// after the comment.
+// to returns the match of a frontend's address and protocol; the match of the port comes after the comment.
 func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 	if f.Kind == ruleset.KindNodePort {
 		return "-p " + r.protocol
@@ -218,16 +215,13 @@ func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 	return iptext.Destination(iptext.Host(f.Addr)) + " -p " + r.protocol
 }
 
-// port returns the match of a frontend's port.
 func (r *serviceRenderer) port(f *ruleset.Frontend) string {
 	return iptext.DestinationPort(r.protocol, f.Port)
 }
 
-// verdict returns the target, in the filter table, for connections to f that were not
-// forwarded, and the reason. The rule exists even while all connections are forwarded. A
-// packet that arrives between the changes of the two tables then does not leave for an
-// address that no host has. Under a policy of Local the rule drops the packet, and the
-// sender retransmits it.
+// verdict returns the target, in the filter table, for connections to f that were not forwarded, and the reason. The
+// rule exists even while all connections are forwarded: a packet that arrives between the changes of the two tables
+// must not leave for an address that no host has.
 func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 	switch {
 	case f.Target == ruleset.TargetReject || f.Internal == ruleset.TargetReject && f.Target != ruleset.TargetDrop:
@@ -267,8 +261,7 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	r.place(refused, k, false, r.to(f), iptext.Comment(r.name, why), port, verdict)
 }
 
-// restrict returns the rule of table filter that drops connections to f from sources that are not
-// allowed, "" if all are.
+// restrict returns the rule of table filter that drops connections to f from sources that are not allowed, or "".
 func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
 	if len(f.Sources) == 0 || f.Target == ruleset.TargetReject && len(f.Sources) > flatSources {
 		return "" // in the second case, sources that are not allowed are refused, too
@@ -277,17 +270,15 @@ func (r *serviceRenderer) restrict(f *ruleset.Frontend, about string) string {
 	if f.Target != ruleset.TargetReject {
 		return iptext.Join(r.to(f), iptext.Comment(r.name, " traffic not accepted by "+name), r.port(f), "-j DROP")
 	}
-	// Connections from allowed sources pass, or the rule that refuses all, which is next,
-	// refuses them. All others are dropped.
+	// Connections from allowed sources pass, or the next rule, which refuses all, refuses them.
 	if r.fresh(filter, name) {
 		r.firewall(filter, name, f.Sources, iptext.Comment(r.name, " source allowed")+" -j RETURN", iptext.Comment(r.name, " source not allowed")+" -j DROP")
 	}
 	return iptext.Join(r.to(f), iptext.Comment(r.name, about), r.port(f), iptext.Jump(name))
 }
 
-// variant returns the text that the name of f's chain is a hash of. Frontends for which
-// aspect returns the same share a chain. The text is the Service's ID for the first, and
-// usually only, such group.
+// variant returns the text that the name of f's chain is a hash of. Frontends with equal aspects share a chain. The
+// text is the Service's ID for the first, and usually only, such group.
 func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *ruleset.Frontend) string {
 	var seen []string
 	want := aspect(f)
@@ -319,7 +310,6 @@ func sourcesOf(f *ruleset.Frontend) string {
 	return treatmentOf(f) + fmt.Sprint(f.Sources)
 }
 
-// fresh reports whether a chain has not been rendered yet.
 func (r *serviceRenderer) fresh(t table, name string) bool {
 	return !slices.ContainsFunc(r.out.chains, func(c chain) bool { return c.rank > rankService && c.table == t && c.name == name })
 }

@@ -10,25 +10,21 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The sysctls that the backend uses: Documentation/networking/ip-sysctl.rst and
-// nf_conntrack-sysctl.rst of the kernel. They belong to the namespace of the thread that
-// opens them.
+// The sysctls that the backend uses (Documentation/networking/ip-sysctl.rst and nf_conntrack-sysctl.rst of the
+// kernel), in the namespace of the thread that opens them.
 const (
 	routeLocalnet = "net/ipv4/conf/all/route_localnet"
 	tcpBeLiberal  = "net/netfilter/nf_conntrack_tcp_be_liberal"
 )
 
-// SetSysctls sets net.ipv4.conf.all.route_localnet to 1, in the network namespace that c
-// names, if c has LocalhostNodePorts and the family IPv4. It first writes the chain
-// KUBE-PROXY-LOCALNET, which keeps packets of other hosts from the loopback range, with
-// the programs that c selects. Otherwise, if a [Backend] or SetSysctls has set the sysctl in
-// another configuration, SetSysctls sets it back to 0 and deletes the chain. A full delta of a
-// Backend does the same.
+// SetSysctls sets net.ipv4.conf.all.route_localnet to 1, in the network namespace that c names, if c has
+// LocalhostNodePorts and the family IPv4, after it has written the chain KUBE-PROXY-LOCALNET, which keeps packets of
+// other hosts from the loopback range. Otherwise, if a [Backend] or SetSysctls has set the sysctl, SetSysctls sets it
+// back to 0 and deletes the chain. A full delta of a Backend does the same.
 //
-// SetSysctls is for a privileged process that runs before a Backend in a process that may
-// not write /proc/sys. It writes a sysctl only if its value differs. The error wraps
-// [ruleset.ErrConfig] if c is invalid, and is a [*dataplane.UnsupportedError] if a program is
-// missing that SetSysctls needs; other errors are the system's.
+// SetSysctls is for a privileged process that runs before a Backend in a process that may not write /proc/sys. It
+// writes a sysctl only if its value differs. The error wraps [ruleset.ErrConfig] if c is invalid, and is a
+// [*dataplane.UnsupportedError] if a program is missing; other errors are the system's.
 func SetSysctls(ctx context.Context, c Config) error {
 	return c.with(func(c Config, k kernel) error { return setSysctls(ctx, c, k) })
 }
@@ -55,7 +51,6 @@ func setSysctls(ctx context.Context, c Config, k kernel) error {
 	})
 }
 
-// setSysctl sets a sysctl.
 func setSysctl(k kernel, name, value string) error {
 	if err := k.SetSysctl(name, value); err != nil {
 		return fmt.Errorf("iptables: %w", err)

@@ -19,27 +19,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Every connection of a Service port passes one of the rules, in the chain of one of its
-// pools, that lead to an endpoint or a group of endpoints. The sum of these rules' counters is
-// the number of connections. The kernel keeps it while the chain stays, even when another
-// process takes over, because a full delta does not write chains that are right. When the chain
-// is written, carry adds the sum to one of its new rules.
+// Every connection of a Service port passes one of the rules, in the chain of one of its pools, that lead to an
+// endpoint or a group of endpoints. The sum of these rules' counters is the number of connections. The kernel keeps
+// it while the chain stays. When the chain is written, carry adds the sum to one of its new rules.
 
 // connections counts the connections of a pool: packets and bytes of their first packets.
 type connections struct{ packets, bytes uint64 }
 
-// Traffic reads the counters of the rules that choose an endpoint, and returns the number of
-// connections of each Service port. Known is [dataplane.CountsConnections] alone: only first
-// packets pass table nat, and the rules that refuse and drop come and go with endpoints.
+// Traffic reads the counters of the rules that choose an endpoint, and returns the number of connections of each
+// Service port. Known is [dataplane.CountsConnections] alone.
 //
-// The counters outlast a restart and all changes except of the Service's own endpoints.
-// Without [Config.CountTraffic] the counter of a Service port begins again at 0 when its
-// endpoints change. With it, a change of endpoints misses the connections that are made between
-// its runs of iptables-save and iptables-restore. The counter of a Service port that has lost
-// all endpoints is kept in this process alone.
+// The counters outlast a restart and all changes except of the Service's own endpoints, which set them to 0 without
+// [Config.CountTraffic]. With it, a change of endpoints misses the connections between its runs of iptables-save and
+// iptables-restore. The counter of a Service port that has lost all endpoints is kept in this process alone.
 //
-// Traffic runs iptables-save for each family, which takes the time to print table nat. The error
-// is the program's, or wraps [os.ErrClosed].
+// Traffic runs iptables-save for each family, which takes the time to print table nat. The error is the program's, or
+// wraps [os.ErrClosed].
 func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,9 +55,9 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	return out, nil
 }
 
-// Traffic returns the number of connections of each Service port, as [Backend.Traffic] does,
-// without a [Backend]. The chains may be kube-proxy's. It changes nothing. The error wraps
-// [dataplane.ErrNoRules] if table nat has no rules in a chain KUBE-SERVICES.
+// Traffic returns the number of connections of each Service port, as [Backend.Traffic] does, without a [Backend]. The
+// chains may be kube-proxy's. The error wraps [dataplane.ErrNoRules] if table nat has no rules in a chain
+// KUBE-SERVICES.
 func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
 	var out *dataplane.Traffic
 	err := c.with(func(c Config, k kernel) (err error) {
@@ -102,7 +97,6 @@ func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, t
 	}
 }
 
-// addTraffic adds connections to those of a Service port.
 func addTraffic(to *dataplane.Traffic, k tracker.Key, n connections) {
 	if n.packets != 0 {
 		c := to.Services[k]
@@ -193,9 +187,8 @@ type keptConnections struct {
 	owner tracker.Key
 }
 
-// carry reads the connections of the pools whose chains a batch writes or deletes, and makes the
-// new chains begin with them. It returns the connections of the pools that have no chain once
-// the batch is in effect.
+// carry reads the connections of the pools whose chains a batch writes or deletes, and makes the new chains begin
+// with them. It returns those of the pools that have no chain once the batch is in effect.
 func (f *family) carry(ctx context.Context, b *batch) (kept map[string]keptConnections) {
 	touched := false
 	for name := range b.puts[nat] {
@@ -237,7 +230,6 @@ func (f *family) carry(ctx context.Context, b *batch) (kept map[string]keptConne
 	return kept
 }
 
-// dropKept drops the connections of the changes' Services that were removed.
 func (f *family) dropKept(changes []ruleset.Change) {
 	if len(f.kept) == 0 {
 		return

@@ -13,13 +13,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// dispatcher describes a tree of chains that leads a packet to the one rule for its
-// destination. A chain with few rules holds them itself. More are divided
-// by the first two bits in which they differ, of destination address, protocol and port,
-// in this order. A packet meets some rules on each of the O(log N) chains on its way,
-// and adding or removing a rule changes one small chain, or a few.
-//
-// The shape of the tree depends only on the rules in it, not on their history.
+// dispatcher describes a tree of chains that leads a packet to the one rule for its destination. A chain with few
+// rules holds them itself. More are divided by the first two bits in which they differ, of destination address,
+// protocol and port, in this order. A packet meets some rules on each of the O(log N) chains on its way, and adding
+// or removing a rule changes a few small chains. The shape of the tree depends only on the rules in it.
 type dispatcher struct {
 	table table
 	// root is the name of the first chain. The names of all others begin with prefix.
@@ -37,8 +34,8 @@ const (
 	clusterIPs
 )
 
-// In table nat, chains that lead to a Service's have names that kube-proxy takes for its own:
-// it deletes them with the Service's chains, which it could not delete otherwise.
+// In table nat, chains that lead to a Service's have names that kube-proxy takes for its own, so that it deletes
+// both.
 var dispatchers = [...]dispatcher{
 	toServices:       {nat, chainServices, prefixService + "IP-"},
 	toNodePorts:      {nat, chainNodePorts, prefixExternal + "NP-"},
@@ -49,26 +46,22 @@ var dispatchers = [...]dispatcher{
 	clusterIPs:       {filter, chainClusterIPs, "KUBE-CIPS-"},
 }
 
-// key is the destination that a dispatched rule matches: the bytes of the address, except
-// in trees of NodePorts, then one for the protocol and two for the port, except in the
-// tree of cluster IPs. All keys of a tree have the same length.
+// key is the destination that a dispatched rule matches: the bytes of the address, except in trees of NodePorts, then
+// one for the protocol and two for the port, except in the tree of cluster IPs. All keys of a tree have one length.
 type key string
 
-// maxKeyBits is the length of the longest key.
 const maxKeyBits = 128 + 8 + 16
 
 // stride is the number of bits by which a chain divides its rules.
 const stride = 2
 
-// leafRules is how many rules a chain below the first holds undivided. firstRules is the
-// same for the first chain, so that small clusters have the single chain that operators
-// know.
+// leafRules is how many rules a chain below the first holds undivided. firstRules is the same for the first chain, so
+// that small clusters have the single chain that operators know.
 const (
 	leafRules  = 12
 	firstRules = 100
 )
 
-// protocols holds the protocols in the order of their two bits in a key.
 var protocols = [...]v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
 
 // keyOf returns the key of an address, protocol and port. The zero Addr adds no bytes.
@@ -80,8 +73,7 @@ func keyOf(a netip.Addr, p v1.Protocol, port uint16) key {
 // bitsAt returns the stride bits at bit i.
 func (k key) bitsAt(i int) int { return int(k[i/8]>>(8-stride-i%8)) & (1<<stride - 1) }
 
-// common returns the length in bits of the common prefix of k and o, rounded down to the
-// stride.
+// common returns the length in bits of the common prefix of k and o, rounded down to the stride.
 func (k key) common(o key) int {
 	n := 0
 	for n < len(k) && n < len(o) && k[n] == o[n] {
@@ -112,12 +104,11 @@ func (k key) prefix(n int) key {
 type dispatched struct {
 	key  key
 	rule string
-	// before, unless it is "", is a rule ahead of it that matches some of the same
-	// packets. The limits leafRules and firstRules do not count it.
+	// before, unless it is "", is a rule ahead of it that matches some of the same packets. It does not count in
+	// limits.
 	before string
 }
 
-// ahead returns how many rules are ahead of this one.
 func (d dispatched) ahead() int {
 	if d.before == "" {
 		return 0
@@ -125,7 +116,6 @@ func (d dispatched) ahead() int {
 	return 1
 }
 
-// appendTo appends the rule, after the one ahead of it.
 func (d dispatched) appendTo(rules []string) []string {
 	if d.before != "" {
 		rules = append(rules, d.before)
@@ -133,12 +123,11 @@ func (d dispatched) appendTo(rules []string) []string {
 	return append(rules, d.rule)
 }
 
-// node is a node of a trie. A node with rules is one chain. One without leads to at least two others, and shares
-// a chain with those that are of the same order as itself.
+// node is a node of a trie. A node with rules is one chain. One without leads to at least two others, and shares a
+// chain with those of its order.
 type node struct {
-	// prefixLen is the length in bits of the prefix that the chain leading here matches.
-	// Every key at or below the node has this prefix, and the chain's name contains it.
-	// sample is some key at or below the node. All of them share its first at bits.
+	// prefixLen is the length in bits of the prefix that the chain leading here matches, which the chain's name
+	// contains. sample is some key at or below the node. All of them share its first at bits.
 	prefixLen int
 	sample    key
 	rules     []dispatched // sorted; nil if it leads to others
@@ -147,8 +136,8 @@ type node struct {
 	count     int // rules at or below it
 }
 
-// order is the order of magnitude of n.count. A node begins a chain if it is of a smaller order than the node
-// above it, so at most six chains lead to each other, whatever the keys are: nf_tables allows 15.
+// order is the order of magnitude of n.count. A node begins a chain if it is of a smaller order than the node above
+// it, so at most six chains lead to each other: nf_tables allows 15.
 func (n *node) order() (order int) {
 	for most := leafRules; most < n.count; most *= leafRules {
 		order++
@@ -163,8 +152,8 @@ type tree struct {
 	first    *node
 	// ahead is how many rules are ahead of others.
 	ahead int
-	// changed holds, by name, the chains that have changed since it was last cleared; nil
-	// stands for a deleted chain. It is nil at first: all chains are new.
+	// changed holds, by name, the chains that have changed since it was last cleared; nil stands for a deleted chain.
+	// It is nil at first: all chains are new.
 	changed map[string]*node
 }
 
@@ -340,7 +329,6 @@ func (t *tree) delete(n *node, k key) {
 	n.sample, n.at, n.kids, n.rules = last.sample, last.at, last.kids, last.rules
 }
 
-// collect appends the rules at and below n.
 func (n *node) collect(rules []dispatched) []dispatched {
 	if n.kids == nil {
 		return append(rules, n.rules...)
@@ -383,9 +371,8 @@ func (n *node) next(f func(*node)) {
 	}
 }
 
-// name returns the name of a chain, at most the 28 bytes that the kernel allows
-// (XT_EXTENSION_MAXNAMELEN, less the NUL). For IPv4 it has the range of addresses in
-// hexadecimal, for NodePorts the protocol and range of ports.
+// name returns the name of a chain, at most the 28 bytes that the kernel allows (XT_EXTENSION_MAXNAMELEN, less the
+// NUL), with the range of addresses in hexadecimal, or the protocol and range of ports.
 func (t *tree) name(n *node) string {
 	if n.prefixLen == 0 {
 		return t.root

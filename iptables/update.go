@@ -33,9 +33,8 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 	return nil
 }
 
-// joinTakeovers moves the changes of Services that take frontends from each other together.
-// joined[i] reports that change i must be written with the one before it, so that a frontend
-// moves in one step. joined is nil if no frontend moves.
+// joinTakeovers moves the changes of Services that take frontends from each other together. joined[i] reports that
+// change i must be written with the one before it. joined is nil if no frontend moves.
 func joinTakeovers(changes []ruleset.Change) (joined []bool) {
 	var at map[tracker.Key]int
 	var last []int // of each change a later one of its group; the last one leads to itself
@@ -87,8 +86,7 @@ func parts(changes []ruleset.Change, joined []bool, limit int) [][]ruleset.Chang
 	return out
 }
 
-// changeSize returns about how many lines a change takes. The chains that lead to a
-// Service are written only if its frontends or their targets differ.
+// changeSize returns about how many lines a change takes.
 func changeSize(c ruleset.Change) int {
 	if c.Old != nil && c.New != nil && slices.EqualFunc(c.Old.Frontends, c.New.Frontends, func(a, b ruleset.Frontend) bool {
 		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port && a.Target == b.Target && a.Internal == b.Internal
@@ -98,7 +96,6 @@ func changeSize(c ruleset.Change) int {
 	return size(c.New) + size(c.Old)
 }
 
-// size returns about how many lines a Service takes.
 func size(s *ruleset.Port) int {
 	if s == nil {
 		return 0

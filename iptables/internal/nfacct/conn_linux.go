@@ -13,8 +13,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// maxName is the most bytes that a name can have: NFACCT_NAME_MAX of
-// include/uapi/linux/netfilter/nfnetlink_acct.h, less the NUL.
+// maxName is NFACCT_NAME_MAX of include/uapi/linux/netfilter/nfnetlink_acct.h, less the NUL.
 const maxName = 31
 
 // Message types and attributes (include/uapi/linux/netfilter/nfnetlink_acct.h).
@@ -38,10 +37,9 @@ type Object struct {
 	quota bool
 }
 
-// Conn is a connection to the accounting objects of one network namespace. Its
-// methods may be called concurrently. A refusal by the kernel is a [unix.Errno]:
-// EINVAL or EOPNOTSUPP if the kernel has no accounting objects, EPERM without
-// CAP_NET_ADMIN. After Close, other methods return [os.ErrClosed].
+// Conn is a connection to the accounting objects of one network namespace. Its methods may be called concurrently. A
+// refusal by the kernel is a [unix.Errno]: EINVAL or EOPNOTSUPP if the kernel has no accounting objects, EPERM
+// without CAP_NET_ADMIN. After Close, other methods return [os.ErrClosed].
 type Conn struct {
 	mu   sync.Mutex
 	conn *nfnl.Conn
@@ -63,9 +61,8 @@ func (c *Conn) Close() error {
 	return c.conn.Close()
 }
 
-// Add creates an object that has counted nothing, unless the object exists already. It
-// fails if the existing object has a quota: rules match such an object by whether its
-// quota is used up, so it belongs to another program.
+// Add creates an object that has counted nothing, unless the object exists already. It fails if the existing object
+// has a quota, which only other programs use.
 func (c *Conn) Add(name string) error {
 	_, err := c.request(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
 	if !errors.Is(err, unix.EEXIST) {
