@@ -156,6 +156,7 @@ func (b *Backend) logger(name string, n *ruleset.Node) func(*model.Tx) {
 				Objects: slices.DeleteFunc(slices.Clone(tx.Objects), func(o model.Object) bool { return o.Family != f }),
 				Edits:   slices.DeleteFunc(slices.Clone(tx.Edits), func(e model.Edit) bool { return e.Family != f }),
 			})
+			text.Finish()
 			if text.Len() != 0 {
 				b.config.Log.Log(ctx, dataplane.LevelTransaction, "nftables: transaction", "family", f, "input", text.String())
 			}

@@ -29,10 +29,10 @@ func TestChangeWritesFewElements(t *testing.T) {
 		r.sync()
 		count := func(what string, want int, change func()) {
 			t.Helper()
-			before := r.memory.written
+			before := r.memory.Written
 			change()
 			r.sync()
-			if n := r.memory.written - before; n != want {
+			if n := r.memory.Written - before; n != want {
 				t.Errorf("%d services: %s took %d elements, want %d", services, what, n, want)
 			}
 		}
@@ -72,10 +72,10 @@ func TestChangeOfWeightOrHashWritesFewElements(t *testing.T) {
 	}
 	count := func(what string, most int, change func()) {
 		t.Helper()
-		before := r.memory.written
+		before := r.memory.Written
 		change()
 		r.sync()
-		if n := r.memory.written - before; n > most || n == 0 {
+		if n := r.memory.Written - before; n > most || n == 0 {
 			t.Errorf("%s took %d elements, at most %d wanted", what, n, most)
 		} else {
 			t.Logf("%s took %d elements", what, n)

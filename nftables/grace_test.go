@@ -20,7 +20,7 @@ func graceful(t *testing.T) {
 	r.start()
 	count := func(what string, want int) {
 		t.Helper()
-		if n := len(r.memory.inUse(tracker.IPv4).elements(layout.Hairpin)); n != want {
+		if n := len(elementsIn(r.memory.inUse(tracker.IPv4), layout.Hairpin)); n != want {
 			t.Errorf("%s: %d endpoints, want %d", what, n, want)
 		}
 	}

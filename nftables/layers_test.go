@@ -15,7 +15,7 @@ import (
 func TestLayersImportDownwards(t *testing.T) {
 	t.Parallel()
 	const internal = "github.com/go-proxier/proxier/nftables/"
-	for layer, allowed := range map[string]string{"layout": "", "model": "internal/layout", "kernel": "internal/layout internal/model"} {
+	for layer, allowed := range map[string]string{"layout": "", "model": "internal/layout", "kernel": "internal/layout internal/model", "memory": "internal/layout internal/kernel"} {
 		files, err := filepath.Glob(filepath.Join("internal", layer, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no files of %s, error %v", layer, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/memory"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -105,12 +106,12 @@ func TestClusterIPsComeLastInMemory(t *testing.T) {
 	}
 	halfway := 0
 	r.memory.look = func() {
-		t4 := r.memory.tables[tableID{DefaultTable, tracker.IPv4}]
-		if n := len(t4.elements(layout.ServiceIPs)); n != services {
+		t4 := r.memory.table(DefaultTable, tracker.IPv4)
+		if n := len(elementsIn(t4, layout.ServiceIPs)); n != services {
 			if n != 0 {
 				halfway++
 			}
-			if refused := len(t4.elements(layout.ClusterIPs)); refused != 0 {
+			if refused := len(elementsIn(t4, layout.ClusterIPs)); refused != 0 {
 				t.Errorf("with %d services, the table has %d addresses that refuse", n, refused)
 			}
 		}
@@ -148,7 +149,7 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 	t.Parallel()
 	r := newMemoryRig(t)
 	r.config.Offload = &Offload{Interfaces: []string{"veth*"}}
-	r.memory.links = map[string]int{"lo": 1, "veth1": 2, "eth0": 3}
+	r.memory.Kernel.Links = map[string]int{"lo": 1, "veth1": 2, "eth0": 3}
 	r.start()
 	r.tracker.SetService(svc(0))
 	r.sync()
@@ -156,10 +157,10 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 		t.Helper()
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			table := r.memory.inUse(f)
-			if got := slices.Sorted(maps.Keys(table.flowtables[layout.FastPath])); !slices.Equal(got, want) {
+			if got := slices.Sorted(maps.Keys(table.Flowtables[layout.FastPath])); !slices.Equal(got, want) {
 				t.Errorf("%v: flowtable has %v, want %v", f, got, want)
 			}
-			if n := len(table.elements(layout.FastPathInterfaces)); n != len(want) {
+			if n := len(elementsIn(table, layout.FastPathInterfaces)); n != len(want) {
 				t.Errorf("%v: rules have %d interfaces, want %v", f, n, want)
 			}
 		}
@@ -168,12 +169,12 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 		}
 	}
 	check("veth1")
-	r.memory.links["veth2"] = 4
+	r.memory.Kernel.Links["veth2"] = 4
 	must.Do(t, r.backend.refreshInterfaces(t.Context()))
 	check("veth1", "veth2")
-	delete(r.memory.links, "veth1")
+	delete(r.memory.Kernel.Links, "veth1")
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		r.memory.alter(f, func(t *memoryTable) { delete(t.flowtables[layout.FastPath], "veth1") })
+		r.memory.alter(f, func(t *memory.Table) { delete(t.Flowtables[layout.FastPath], "veth1") })
 	}
 	if err := r.backend.Check(t.Context()); err != nil {
 		t.Errorf("Check returned %v after an interface was deleted", err)
@@ -181,7 +182,7 @@ func TestMemoryFollowsInterfaces(t *testing.T) {
 	r.cursor.Resync()
 	r.sync()
 	check("veth2")
-	r.memory.alter(tracker.IPv4, func(t *memoryTable) { clear(t.flowtables[layout.FastPath]) })
+	r.memory.alter(tracker.IPv4, func(t *memory.Table) { clear(t.Flowtables[layout.FastPath]) })
 	if err := r.backend.Check(t.Context()); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Errorf("Check returned %v after an interface was removed from the flowtable", err)
 	}

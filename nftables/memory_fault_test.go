@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
+	"github.com/go-proxier/proxier/nftables/internal/memory"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -30,12 +31,12 @@ func newAlteredRig(t *testing.T) *memoryRig {
 func TestForeignTransactionIsNoDriftInMemory(t *testing.T) {
 	t.Parallel()
 	r := newAlteredRig(t)
-	r.memory.alter(tracker.IPv4, func(*memoryTable) {})
+	r.memory.alter(tracker.IPv4, func(*memory.Table) {})
 	if err := r.backend.Check(t.Context()); err != nil {
 		t.Errorf("Check returned %v", err)
 	}
 	r.memory.interrupted = 1000
-	r.memory.alter(tracker.IPv4, func(t *memoryTable) { clear(t.chains) })
+	r.memory.alter(tracker.IPv4, func(t *memory.Table) { clear(t.Chains) })
 	if err := r.backend.Check(t.Context()); err != nil {
 		t.Errorf("Check returned %v while every read is interrupted", err)
 	}
@@ -50,19 +51,19 @@ func TestForeignTransactionIsNoDriftInMemory(t *testing.T) {
 func TestRefusedChangeRequiresFullDelta(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		alter func(*memoryTable)
+		alter func(*memory.Table)
 		want  syscall.Errno
 	}{
-		"an element is missing": {func(t *memoryTable) { clear(t.elements(layout.Endpoints)) }, syscall.ENOENT},
-		"an element exists": {func(t *memoryTable) {
-			set := t.elements(layout.Endpoints)
+		"an element is missing": {func(t *memory.Table) { clear(elementsIn(t, layout.Endpoints)) }, syscall.ENOENT},
+		"an element exists": {func(t *memory.Table) {
+			set := elementsIn(t, layout.Endpoints)
 			for pool := range uint32(4) {
 				key := string(append(word(pool), word(2)...))
 				set[key] = nft.Element{Key: []byte(key), Data: make([]byte, 8)}
 			}
 		}, syscall.EEXIST},
-		"a set is missing": {func(t *memoryTable) { delete(t.sets, layout.Endpoints.Name()) }, syscall.ENOENT},
-		"a set is full":    {func(t *memoryTable) { t.sets[layout.Endpoints.Name()].Size = 2 }, syscall.ENFILE},
+		"a set is missing": {func(t *memory.Table) { delete(t.Sets, layout.Endpoints.Name()) }, syscall.ENOENT},
+		"a set is full":    {func(t *memory.Table) { t.Sets[layout.Endpoints.Name()].Size = 2 }, syscall.ENFILE},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newAlteredRig(t)

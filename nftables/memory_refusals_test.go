@@ -181,10 +181,10 @@ func TestRefusedServicesLeaveTablesAsTheyAre(t *testing.T) {
 			r.sync()
 			r.tracker.SetNode(tracker.NodeInfo{Name: backendtest.ThisNode, Zone: "z2"})
 			r.sync()
-			for id, tab := range r.memory.tables {
-				for name, set := range tab.sets {
-					if s := set.of; s >= layout.ServiceIPs && !s.Verdicts() && !s.Interval() && len(set.elements) != 0 {
-						t.Errorf("%v: %d elements of %s are left", id, len(set.elements), name)
+			for id, tab := range r.memory.Tables {
+				for _, s := range everySet() {
+					if n := len(elementsIn(tab, s)); s >= layout.ServiceIPs && !s.Verdicts() && !s.Interval() && n != 0 {
+						t.Errorf("%v: %d elements of %s are left", id, n, s.Name())
 					}
 				}
 			}

@@ -34,7 +34,7 @@ var withoutGrace = func() model.Config {
 // memoryRig is a pipeline to a kernel in memory that a test drives.
 type memoryRig struct {
 	testing.TB
-	memory  *memory
+	memory  *memoryNode
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
 	cursor  *ruleset.Cursor
@@ -78,7 +78,7 @@ func (r *memoryRig) apply(ctx context.Context, d *ruleset.Delta) error {
 }
 
 // backend returns a new backend.
-func (m *memory) backend(tb testing.TB, c Config, l model.Config) *Backend {
+func (m *memoryNode) backend(tb testing.TB, c Config, l model.Config) *Backend {
 	tb.Helper()
 	c, err := c.withDefaults()
 	if err != nil {

@@ -124,7 +124,7 @@ func TestFullDeltaHasRoom(t *testing.T) {
 		r.sync()
 		set(tracker.HashNone, v1.ServiceExternalTrafficPolicyLocal) // needs two pools
 		refused()
-		clear(r.memory.tables) // another process deletes them, with the room that they have
+		clear(r.memory.Tables) // another process deletes them, with the room that they have
 		r.cursor.Resync()
 		refused()
 	})

@@ -167,6 +167,7 @@ func (t *Transaction) String() string {
 	text := kernel.NewText(t.table, t.rules)
 	for _, tx := range t.parts {
 		text.Add(tx)
+		text.Finish()
 	}
 	return text.String()
 }

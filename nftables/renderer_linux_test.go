@@ -164,6 +164,7 @@ func TestEveryRuleEqualsItsText(t *testing.T) {
 				must.Do(t, conns[0].Commit(w))
 				text := kernel.NewText(DefaultTable, rules)
 				text.Add(tx)
+				text.Finish()
 				if err := hosts[1].Do(func() error { _, err := tool(text.String(), "-f", "-"); return err }); err != nil {
 					t.Fatalf("%v in\n%s", err, text.String())
 				}

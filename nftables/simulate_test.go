@@ -37,7 +37,7 @@ func TestReleasesDeltas(t *testing.T) {
 // newPlane returns a data plane in memory whose transactions have at most limit bytes.
 func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake {
 	m := newMemory()
-	m.limit, m.rules = limit, fake.New()
+	m.limit = limit
 	elsewhere := map[netip.Addr]bool{}
 	var b *Backend
 	return conformance.Fake{
@@ -51,7 +51,7 @@ func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake
 				return b.Apply(ctx, d)
 			}}
 		},
-		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(m.rules, p, elsewhere) },
+		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(m.Handle, p, elsewhere) },
 		Dump: func() (out string) {
 			for _, f := range env.Families {
 				v := kernelView(tb, b, f)
@@ -65,8 +65,8 @@ func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake
 }
 
 // handle returns what happens to a packet. elsewhere holds the addresses of other nodes' endpoints.
-func handle(tables *fake.Tables, p ruleset.Packet, elsewhere map[netip.Addr]bool) conformance.Outcome {
-	out := tables.Handle(p)
+func handle(in func(ruleset.Packet) conformance.Outcome, p ruleset.Packet, elsewhere map[netip.Addr]bool) conformance.Outcome {
+	out := in(p)
 	for i := range out.Endpoints {
 		// Connections of other nodes' endpoints to themselves do not start here.
 		c := &out.Endpoints[i]
@@ -105,7 +105,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 			}
 			return b
 		},
-		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(tables, p, elsewhere) },
+		Handle: func(p ruleset.Packet) conformance.Outcome { return handle(tables.Handle, p, elsewhere) },
 	}
 }
 

@@ -67,6 +67,19 @@ type Spec struct {
 // DataVerdict is the DataType of a verdict map (include/uapi/linux/netfilter/nf_tables.h, NFT_DATA_VERDICT).
 const DataVerdict = 0xffffff00
 
+// Flags of sets (linux/netfilter/nf_tables.h, NFT_SET_*).
+const (
+	FlagInterval = 0x4
+	FlagMap      = 0x8
+	FlagTimeout  = 0x10
+	FlagDynamic  = 0x20
+)
+
+// SetFlags holds the flags that the tool has names for.
+func SetFlags() map[string]uint32 {
+	return map[string]uint32{"interval": FlagInterval, "timeout": FlagTimeout, "dynamic": FlagDynamic}
+}
+
 // Set is a set or map as the kernel has it.
 type Set struct {
 	Spec

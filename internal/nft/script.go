@@ -90,7 +90,7 @@ const (
 
 // createSet creates a set of concatenated keys whose elements expire, as the tool does.
 func (t Table) createSet(name, keys string) error {
-	types, err := parseTypes(keys)
+	types, err := ParseTypes(keys)
 	if err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ func TestUnknownScriptsDoNotCompile(t *testing.T) {
 			t.Errorf("%q compiles", text)
 		}
 	}
-	if types, err := parseTypes("ipv4_addr . mark . ifname"); err != nil || !slices.Equal(types, []uint32{TypeIPv4, TypeMark, TypeIfname}) {
+	if types, err := ParseTypes("ipv4_addr . mark . ifname"); err != nil || !slices.Equal(types, []uint32{TypeIPv4, TypeMark, TypeIfname}) {
 		t.Errorf("types %v, error %v", types, err)
 	}
 }

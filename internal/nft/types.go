@@ -2,9 +2,13 @@ package nft
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
 )
@@ -61,8 +65,8 @@ func Concat(types ...uint32) (typ, length uint32) {
 	return typ, length
 }
 
-// typesOf returns the types in the number of a concatenation.
-func typesOf(typ uint32) (out []uint32) {
+// TypesOf returns the types in the number of a concatenation.
+func TypesOf(typ uint32) (out []uint32) {
 	for ; typ > 1<<typeBits && typ != DataVerdict; typ >>= typeBits {
 		out = append([]uint32{typ & (1<<typeBits - 1)}, out...)
 	}
@@ -72,15 +76,18 @@ func typesOf(typ uint32) (out []uint32) {
 // TypeText returns the type of a key or of data as nft reads it.
 func TypeText(typ uint32) string {
 	var out []string
-	for _, t := range typesOf(typ) {
+	for _, t := range TypesOf(typ) {
 		name, _ := nameOf(t)
 		out = append(out, name)
 	}
 	return strings.Join(out, " . ")
 }
 
-// parseTypes returns the types that a text of TypeText names.
-func parseTypes(text string) (out []uint32, err error) {
+// ParseTypes returns the types that a text of TypeText names.
+func ParseTypes(text string) (out []uint32, err error) {
+	if text == "verdict" {
+		return []uint32{DataVerdict}, nil
+	}
 	for want := range strings.SplitSeq(text, " . ") {
 		t := uint32(1)
 		for name, _ := nameOf(t); name != want && t < 1<<typeBits; name, _ = nameOf(t) {
@@ -97,7 +104,7 @@ func parseTypes(text string) (out []uint32, err error) {
 // ValueText returns a key or data of a type as nft reads it.
 func ValueText(typ uint32, value []byte) string {
 	var out []string
-	for _, t := range typesOf(typ) {
+	for _, t := range TypesOf(typ) {
 		_, n := nameOf(t)
 		n = min(n, len(value))
 		out = append(out, fieldText(t, value[:n]))
@@ -124,4 +131,50 @@ func fieldText(typ uint32, b []byte) string {
 		return fmt.Sprintf("%x:%x", v>>16, v&0xffff)
 	}
 	return fmt.Sprint(binary.NativeEndian.Uint32(b))
+}
+
+// ParseValue returns the key or data of a type that a text of ValueText describes. Fields are padded to 32 bits.
+func ParseValue(typ uint32, text string) (out []byte, err error) {
+	types, fields := TypesOf(typ), strings.Split(text, " . ")
+	if len(types) != len(fields) {
+		return nil, fmt.Errorf("%q has %d fields, want %d", text, len(fields), len(types))
+	}
+	for i, t := range types {
+		if out, err = appendField(out, t, fields[i]); err != nil {
+			return nil, fmt.Errorf("%q is no %s: %w", fields[i], TypeText(t), err)
+		}
+		for len(out)%4 != 0 {
+			out = append(out, 0)
+		}
+	}
+	return out, nil
+}
+
+func appendField(b []byte, typ uint32, text string) ([]byte, error) {
+	switch typ {
+	case TypeIPv4, TypeIPv6:
+		a, err := netip.ParseAddr(text)
+		if err == nil && a.Is4() != (typ == TypeIPv4) {
+			err = errors.New("another family")
+		}
+		return append(b, a.AsSlice()...), err
+	case TypeProto:
+		return append(b, inet.Protocol(v1.Protocol(strings.ToUpper(text)))), nil
+	case TypePort:
+		v, err := strconv.ParseUint(text, 10, 16)
+		return binary.BigEndian.AppendUint16(b, uint16(v)), err
+	case TypeIfname:
+		return append(b, InterfaceName(strings.Trim(text, `"`))...), nil
+	}
+	if text == "none" {
+		text = "0"
+	}
+	major, minor, classID := strings.Cut(text, ":")
+	if !classID {
+		v, err := strconv.ParseUint(text, 0, 32)
+		return binary.NativeEndian.AppendUint32(b, uint32(v)), err
+	}
+	high, err := strconv.ParseUint(major, 16, 16)
+	low, wrong := strconv.ParseUint(minor, 16, 16)
+	return binary.NativeEndian.AppendUint32(b, uint32(high<<16|low)), errors.Join(err, wrong)
 }

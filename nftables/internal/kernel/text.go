@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -15,55 +16,81 @@ import (
 // Text writes transactions as nft reads them: what a [Writer] writes for the kernel.
 type Text struct {
 	strings.Builder
+	Lists
 	table string
-	rules Rules
+	rules [2]Rules
+	// family is that of the last object.
+	family tracker.Family
 	// block is set within the definition of a table.
 	block bool
 }
 
-// NewText returns a Text about the table of a name. rules has its rules and its family.
-func NewText(table string, rules Rules) *Text { return &Text{table: table, rules: rules} }
+// NewText returns a Text about the table of a name. rules renders the chains of the families' tables.
+func NewText(table string, rules ...Rules) *Text {
+	t := &Text{table: table}
+	for _, r := range rules {
+		t.rules[index(r.Family)] = r
+	}
+	return t
+}
 
-// Add writes a transaction.
+// Reset empties the text.
+func (t *Text) Reset() { *t = *NewText(t.table, t.rules[:]...) }
+
+// Use makes what is written from now on be about the table of another name.
+func (t *Text) Use(table string) {
+	t.close()
+	t.table = table
+}
+
+// Add writes the objects of a transaction, and keeps its elements for Finish.
 func (t *Text) Add(tx *model.Tx) {
 	for i := range tx.Objects {
 		t.object(&tx.Objects[i])
 	}
 	t.close()
-	for _, deletion := range [...]bool{true, false} {
-		var lists [layout.SetCount][]string
-		var order []layout.Set
-		for i := range tx.Edits {
-			e := &tx.Edits[i]
-			if e.Deletion != deletion {
-				continue
-			}
-			if lists[e.Set] == nil {
-				order = append(order, e.Set)
-			}
-			lists[e.Set] = append(lists[e.Set], ElementText(e))
+	for i := range tx.Edits {
+		t.Edit(&tx.Edits[i])
+	}
+}
+
+// Finish writes the elements that Add got.
+func (t *Text) Finish() {
+	t.Each(func(f tracker.Family, s layout.Set, deletion bool, list *nft.Elements) {
+		verb := "create element"
+		switch {
+		case deletion:
+			verb = "delete element"
+		case s.Interval():
+			verb = "add element" // the kernel refuses the tool's form of create
 		}
-		for _, s := range order {
-			verb := "create element"
-			switch {
-			case deletion:
-				verb = "delete element"
-			case s.Interval():
-				verb = "add element" // the kernel refuses the tool's form of create
-			}
-			t.command(verb, s.Name()+" {\n\t"+strings.Join(lists[s], ",\n\t")+"\n}")
-		}
+		t.Elements(verb, f, s, list)
+	})
+	t.Lists.Reset()
+}
+
+// Elements writes a command about elements.
+func (t *Text) Elements(verb string, f tracker.Family, s layout.Set, list *nft.Elements) {
+	t.in(f)
+	t.command(verb, s.Name()+" {\n\t"+strings.Join(ElementTexts(s.Spec(f), list.Each), ",\n\t")+"\n}")
+}
+
+// in makes what follows be about a family's table.
+func (t *Text) in(f tracker.Family) {
+	if f != t.family {
+		t.close()
+		t.family = f
 	}
 }
 
 // command writes a command about the table, or about an object in it.
 func (t *Text) command(verb, object string) {
 	t.close()
-	fmt.Fprintln(t, strings.TrimSpace(strings.Join([]string{verb, t.family(), t.table, object}, " ")))
+	fmt.Fprintln(t, strings.TrimSpace(strings.Join([]string{verb, t.familyName(), t.table, object}, " ")))
 }
 
-func (t *Text) family() string {
-	if t.rules.Family == tracker.IPv6 {
+func (t *Text) familyName() string {
+	if t.family == tracker.IPv6 {
 		return "ip6"
 	}
 	return "ip"
@@ -72,7 +99,7 @@ func (t *Text) family() string {
 // define writes the definition of an object.
 func (t *Text) define(object string, lines []string) {
 	if !t.block {
-		fmt.Fprintf(t, "table %s %s {\n", t.family(), t.table)
+		fmt.Fprintf(t, "table %s %s {\n", t.familyName(), t.table)
 		t.block = true
 	}
 	fmt.Fprintf(t, "\t%s {\n", object)
@@ -92,6 +119,7 @@ func (t *Text) close() {
 
 func (t *Text) object(o *model.Object) {
 	const flowtable = "hook ingress priority 0"
+	t.in(o.Family)
 	switch o.Kind {
 	case model.CreateTable:
 		t.command("add table", "")
@@ -110,10 +138,13 @@ func (t *Text) object(o *model.Object) {
 	case model.DeleteFlowtable:
 		t.command("delete flowtable", o.Name)
 	case model.AddDevices, model.DeleteDevices:
+		if len(o.Names) == 0 {
+			return
+		}
 		verb := map[model.Kind]string{model.AddDevices: "add flowtable", model.DeleteDevices: "delete flowtable"}[o.Kind]
 		t.command(verb, layout.FastPath+" { "+flowtable+"; devices = { "+strings.Join(o.Names, ", ")+" }; }")
 	case model.SourceRule:
-		t.command("insert rule", layout.ChainFirewallCheck+" "+t.rules.SourceRule(o))
+		t.command("insert rule", layout.ChainFirewallCheck+" "+t.rules[index(o.Family)].SourceRule(o))
 	case model.DeleteChain:
 		t.command("delete chain", o.Name)
 	default:
@@ -122,21 +153,21 @@ func (t *Text) object(o *model.Object) {
 }
 
 func (t *Text) set(s layout.Set, size int) {
-	kind, lines := "set ", []string{s.Types(t.rules.Family)}
-	if s.Spec(t.rules.Family).DataType != 0 {
+	kind, lines := "set ", []string{s.Types(t.family)}
+	if s.Spec(t.family).DataType != 0 {
 		kind = "map "
 	}
 	if size != 0 {
 		lines = append(lines, fmt.Sprintf("size %d", size))
 	}
-	if flags := s.Flags(t.rules.Family); flags != nil {
+	if flags := s.Flags(t.family); flags != nil {
 		lines = append(lines, "flags "+strings.Join(flags, ","))
 	}
 	t.define(kind+s.Name(), lines)
 }
 
 func (t *Text) chains(o *model.Object) {
-	for _, c := range t.rules.Chains(o) {
+	for _, c := range t.rules[index(o.Family)].Chains(o) {
 		lines := c.Rules
 		if c.Hook != "" {
 			lines = append([]string{c.Hook}, lines...)
@@ -145,28 +176,41 @@ func (t *Text) chains(o *model.Object) {
 	}
 }
 
-// ElementText returns an element as nft reads it.
-func ElementText(e *model.Edit) string {
-	sp := e.Set.Spec(e.Family)
-	key, data := e.Key.Bytes(), e.Data.Bytes()
-	if e.Set.Interval() {
-		return intervalText(key, data)
+// ElementTexts returns elements of a set as nft reads them. each calls a function with each element, and
+// with the end of an interval directly after its begin.
+func ElementTexts(sp nft.Spec, each func(func(nft.Element))) (out []string) {
+	var first []byte // of an interval
+	each(func(e nft.Element) {
+		switch {
+		case sp.Flags&nft.FlagInterval == 0:
+			out = append(out, elementText(sp, &e))
+		case e.IntervalEnd:
+			out[len(out)-1] = intervalText(first, e.Key)
+		default:
+			first = e.Key
+			out = append(out, intervalText(first, nil))
+		}
+	})
+	return out
+}
+
+func elementText(sp nft.Spec, e *nft.Element) string {
+	out := nft.ValueText(sp.KeyType, e.Key)
+	if e.Timeout != nil {
+		out += fmt.Sprintf(" timeout %dms expires %dms", nfnl.Uint64(e.Timeout), nfnl.Uint64(e.Expiration))
 	}
-	out := nft.ValueText(sp.KeyType, key)
-	if e.Timeout != 0 {
-		out += fmt.Sprintf(" timeout %dms expires %dms", e.Timeout.Milliseconds(), e.Left.Milliseconds())
+	if e.Comment != "" {
+		out += ` comment "` + e.Comment + `"`
 	}
 	switch {
-	case e.Deletion:
-	case e.Set.Verdicts():
-		out += " : goto " + e.Text
-	default:
-		if e.Text != "" {
-			out += ` comment "` + nft.Printable(e.Text) + `"`
+	case e.Chain != "":
+		verb := "jump "
+		if e.Goto {
+			verb = "goto "
 		}
-		if len(data) != 0 {
-			out += " : " + nft.ValueText(sp.DataType, data)
-		}
+		out += " : " + verb + e.Chain
+	case len(e.Data) != 0:
+		out += " : " + nft.ValueText(sp.DataType, e.Data)
 	}
 	return out
 }

@@ -5,14 +5,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Flags of sets (include/uapi/linux/netfilter/nf_tables.h: NFT_SET_*).
-const (
-	FlagMap     = 0x8
-	setInterval = 0x4
-	setTimeout  = 0x10
-	setEval     = 0x20
-)
-
 // Spec returns the attributes of the set in a table of the family. The nft tool loads
 // a rule only if the types in it are those of its sets: see [Set.UserData].
 func (s Set) Spec(f tracker.Family) nft.Spec {
@@ -41,9 +33,9 @@ func (s Set) Spec(f tracker.Family) nft.Spec {
 	case StickyEndpoints:
 		key, data = []uint32{class}, []uint32{addr, port}
 	case StickyClients:
-		key, data, flags = []uint32{class, addr}, []uint32{class}, setTimeout|setEval
+		key, data, flags = []uint32{class, addr}, []uint32{class}, nft.FlagTimeout|nft.FlagDynamic
 	case Connections, Refused, Dropped:
-		key, flags = []uint32{addr, proto, port}, setEval
+		key, flags = []uint32{addr, proto, port}, nft.FlagDynamic
 	case ClusterIPs:
 		key = []uint32{addr}
 	case Hairpin:
@@ -51,14 +43,14 @@ func (s Set) Spec(f tracker.Family) nft.Spec {
 	case FastPathInterfaces:
 		key = []uint32{nft.TypeIfname}
 	case NodePortIPs, ServiceCIDRs:
-		key, flags = []uint32{addr}, setInterval
+		key, flags = []uint32{addr}, nft.FlagInterval
 	default:
 		key = []uint32{addr, addr, proto, port}
 	}
 	sp := nft.Spec{Flags: flags}
 	sp.KeyType, sp.KeyLen = nft.Concat(key...)
 	if data != nil {
-		sp.Flags |= FlagMap
+		sp.Flags |= nft.FlagMap
 		sp.DataType, sp.DataLen = nft.Concat(data...)
 	}
 	return sp

@@ -1,6 +1,8 @@
 package layout
 
 import (
+	"slices"
+
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -30,16 +32,13 @@ func (s Set) Types(f tracker.Family) string {
 	return out
 }
 
-// Flags returns the names of a set's flags.
+// Flags returns the names of a set's flags, sorted.
 func (s Set) Flags(f tracker.Family) (out []string) {
-	flags := s.Spec(f).Flags
-	for _, flag := range []struct {
-		bit  uint32
-		name string
-	}{{setInterval, "interval"}, {setEval, "dynamic"}, {setTimeout, "timeout"}} {
-		if flags&flag.bit != 0 {
-			out = append(out, flag.name)
+	for name, flag := range nft.SetFlags() {
+		if s.Spec(f).Flags&flag != 0 {
+			out = append(out, name)
 		}
 	}
+	slices.Sort(out)
 	return out
 }

@@ -1,10 +1,9 @@
-package fake
+package memory
 
 import (
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
@@ -36,13 +35,11 @@ func (w *ways) add(s state, share float64) {
 // Handle returns what the tables do with the first packet of a connection of a client that is not
 // remembered: all ways that random choices and hashes may take. The packet is from the node if it has no
 // interface.
-func (t *Tables) Handle(p ruleset.Packet) conformance.Outcome {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (k *Kernel) Handle(p ruleset.Packet) conformance.Outcome {
 	p.From = p.From.Unmap()
 	to := netip.AddrPortFrom(p.To.Addr().Unmap(), p.To.Port())
-	w := &t.packet
-	w.Packet, w.family, w.protocol = p, "ip", strings.ToLower(string(p.Protocol))
+	w := &k.packet
+	w.Packet, w.family = p, "ip"
 	if tracker.FamilyOf(to.Addr()) == tracker.IPv6 {
 		w.family = "ip6"
 	}
@@ -53,21 +50,21 @@ func (t *Tables) Handle(p ruleset.Packet) conformance.Outcome {
 	}
 	for _, hook := range hooks {
 		w.hook = hook
-		all = t.pass(w, all)
+		all = k.pass(w, all)
 	}
 	return outcome(all)
 }
 
 // pass sends a packet through the chains of a hook.
-func (t *Tables) pass(w *packet, in ways) ways {
-	for _, c := range t.hooks[w.family+" "+w.hook] {
-		w.table = c.table
+func (k *Kernel) pass(w *packet, in ways) ways {
+	for _, c := range k.hooks[w.family+" "+w.hook] {
+		w.table = c.Table
 		out, left := w.room(), w.room()
 		for _, e := range in {
-			if e.verdict != 0 || !w.meets(&e.state) || c.base.nat && w.hook != "postrouting" && e.translated {
+			if e.verdict != 0 || !w.meets(&e.state) || c.Base.Type == "nat" && w.hook != "postrouting" && e.translated {
 				out = append(out, e)
 			} else {
-				w.walk(c.chain, e, &out, &left)
+				w.walk(c.Chain, e, &out, &left)
 			}
 		}
 		in = in[:0]
@@ -93,13 +90,13 @@ func (w *packet) room() (out ways) {
 }
 
 // walk sends a state through a chain. It adds those with a verdict to out, and the others to left.
-func (w *packet) walk(c *chain, start way, out, left *ways) {
+func (w *packet) walk(c *Chain, start way, out, left *ways) {
 	if w.depth++; w.depth > maxDepth {
-		panic("fake: chains lead to each other in a loop")
+		panic("memory: chains lead to each other in a loop")
 	}
 	defer func() { w.depth-- }()
 	meet, next := append(w.room(), start), w.room()
-	for _, r := range c.rules {
+	for _, r := range c.Rules {
 		next = next[:0]
 		for _, e := range meet {
 			n := max(1, r.buckets)
@@ -115,9 +112,9 @@ func (w *packet) walk(c *chain, start way, out, left *ways) {
 				case s.verdict != 0:
 					out.add(s, share)
 				case w.verb == "jump":
-					w.walk(w.table.chains[w.chain], way{s, share}, out, &next)
+					w.walk(w.table.Chains[w.chain], way{s, share}, out, &next)
 				case w.verb == "goto":
-					w.walk(w.table.chains[w.chain], way{s, share}, out, left)
+					w.walk(w.table.Chains[w.chain], way{s, share}, out, left)
 				case w.verb == "return":
 					left.add(s, share)
 				default:
