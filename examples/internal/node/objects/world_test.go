@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -88,5 +89,24 @@ func TestObjectsHandedInTogetherAreSyncedTogether(t *testing.T) {
 	sync()
 	if got, want := fmt.Sprint(changes), "[0 2 2]"; got != want {
 		t.Errorf("changes of each delta: %s, want %s", got, want)
+	}
+}
+
+// TestNodeAddressTakesPrecedenceByFamily checks which source the node's addresses come from.
+func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
+	dir := t.TempDir()
+	must.Do(t, os.WriteFile(dir+"/node.yaml", []byte("apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z}}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: '2001:db8::1'}, {type: ExternalIP, address: 198.51.100.1}]}\n"), 0o644))
+	for _, tt := range []struct{ name, bind, want string }{
+		{"n1", "0.0.0.0", "[192.0.2.1 2001:db8::1] z"},
+		{"n1", "::", "[192.0.2.1 2001:db8::1] z"},
+		{"n1", "203.0.113.1", "[203.0.113.1 2001:db8::1] z"},
+		{"n1", "2001:db8::9", "[2001:db8::9 192.0.2.1] z"},
+		{"n2", "203.0.113.1", "[203.0.113.1] "},
+	} {
+		c := configtest.Parsed(t, []string{"run", "--manifests", dir, "--hostname-override", tt.name, "--bind-address", tt.bind})
+		n := must.Get(Peek(t.Context(), c, slog.New(slog.DiscardHandler)))(t).Tracker.Node()
+		if got := fmt.Sprint(n.Addresses, " ", n.Zone); got != tt.want {
+			t.Errorf("%s at %s: %s, want %s", tt.name, tt.bind, got, tt.want)
+		}
 	}
 }

@@ -123,8 +123,11 @@ func TestEndToEnd(t *testing.T) {
 		}
 	}
 	c.Kill()
+	p.logged(t, "cannot read from the API server")
+	p.logged(t, "connection refused")
 	stream.Next(100)
 	must.Do(t, c.Run(t.Context()))
+	p.logged(t, "reading from the API server again")
 	// Only the new API server has this change, so its line means that all objects were
 	// listed again.
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
@@ -152,6 +155,9 @@ func TestEndToEnd(t *testing.T) {
 		t.Errorf("/livez: %d %s", code, body)
 	}
 	p.watched(t, s.Client)
+	if log := p.log(); strings.Count(log, "cannot read from the API server") != 1 || strings.Contains(log, "Event{") || strings.Contains(log, "write event") {
+		t.Errorf("more than one line about the outage, or Events that could not be written:\n%s", log)
+	}
 
 	// The agent is killed, the objects change, and another agent takes over.
 	p.kill(t)

@@ -4,7 +4,9 @@ package wholeagent
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
@@ -184,6 +187,20 @@ var flagChecks = map[string]func(t *testing.T, s *site){
 			}
 			if code, rest := p.stop(t); code != 0 || len(rest) != 0 {
 				t.Errorf("%s: exit status %d, lines %q, log:\n%s", mode, code, rest, p.log())
+			}
+		}
+	},
+	"mode: ipvs": func(t *testing.T, s *site) {
+		for _, mode := range []string{"ipvs", "nftables"} {
+			var log strings.Builder
+			s.agentIn(t, (&fakePlane{}).mode(mode), func(a *core.Agent) error {
+				a.World.Log = slog.New(slog.NewTextHandler(&log, nil))
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				return a.Run(ctx)
+			})
+			if stays := strings.Contains(log.String(), "removes it in Kubernetes 1.43 (KEP-5495)") && strings.Contains(log.String(), "nodeproxy keeps its mode ipvs"); stays != (mode == "ipvs") {
+				t.Errorf("mode %s: log:\n%s", mode, log.String())
 			}
 		}
 	},

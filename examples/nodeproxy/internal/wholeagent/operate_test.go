@@ -76,12 +76,19 @@ logging: {format: json}
 	eventually(t, "the file is valid again", func() bool { return strings.Contains(invalid(), "proxier_configuration_file_invalid 0\n") })
 	s.answeredBy(t, clusterVIP, podIPs[1])
 	put(t, etc, "config.yaml", strings.Replace(string(text), "250ms", "240ms", 1)+"\nbindAddressHardFail: true\n")
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
+	if code, out := p.exit(t); code != 1 || len(out) != 0 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
 	for line := range strings.Lines(p.log()) {
-		if !json.Valid([]byte(line)) {
-			t.Errorf("not JSON: %s", line)
+		var entry struct {
+			Msg, Took, Waited            string
+			Services, Endpoints, Changed int
+		}
+		if err := json.Unmarshal([]byte(line), &entry); err != nil {
+			t.Errorf("not JSON: %v: %s", err, line)
+		}
+		if entry.Msg == "synced" && (entry.Services != 1 || entry.Endpoints != 1 || entry.Changed != 1 || entry.Took == "" || entry.Waited == "") {
+			t.Errorf("%+v", entry)
 		}
 	}
 	s.answeredBy(t, clusterVIP, podIPs[1])
