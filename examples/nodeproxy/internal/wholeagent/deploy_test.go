@@ -50,6 +50,18 @@ func readObjects(t *testing.T, file string) []runtime.Object {
 	return out
 }
 
+// daemonSet returns the DaemonSet of the folder base.
+func daemonSet(t *testing.T) *apps.DaemonSet {
+	t.Helper()
+	for _, o := range readObjects(t, "base/daemonset.yaml") {
+		if ds, ok := o.(*apps.DaemonSet); ok {
+			return ds
+		}
+	}
+	t.Fatal("no DaemonSet")
+	return nil
+}
+
 // parameters is the part of a configuration that determines which kernel parameters are set.
 type parameters struct {
 	mode                          string
@@ -66,15 +78,7 @@ func parametersOf(c *config.Config) parameters {
 func TestDaemonSetMatchesTheProgram(t *testing.T) {
 	t.Parallel()
 	const file = "../../deploy/base/config.yaml"
-	var ds *apps.DaemonSet
-	for _, o := range readObjects(t, "base/daemonset.yaml") {
-		if o, ok := o.(*apps.DaemonSet); ok {
-			ds = o
-		}
-	}
-	if ds == nil {
-		t.Fatal("no DaemonSet")
-	}
+	ds := daemonSet(t)
 	spec := ds.Spec.Template.Spec
 	for _, c := range append(spec.InitContainers, spec.Containers...) {
 		var args []string
@@ -97,6 +101,29 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 		if p := c.LivenessProbe; p != nil && p.HTTPGet.Host+":"+p.HTTPGet.Port.String() != got.ReadyzBindAddress {
 			t.Errorf("%s: probed at port %v, serves at %s", c.Name, p.HTTPGet.Port.String(), got.ReadyzBindAddress)
 		}
+		if c.ImagePullPolicy != v1.PullIfNotPresent {
+			t.Errorf("%s: an image that was loaded into the node is not used: policy %q", c.Name, c.ImagePullPolicy)
+		}
+	}
+	// What operators' tools expect of kube-proxy's pods.
+	labels, selector, c := ds.Spec.Template.Labels, ds.Spec.Selector.MatchLabels, spec.Containers[0]
+	if labels["k8s-app"] != "kube-proxy" {
+		t.Errorf("kube-prometheus does not select pods with the labels %v", labels)
+	}
+	if selector["k8s-app"] != "" {
+		t.Error("the DaemonSet kube-proxy would have the same selector")
+	}
+	for name, value := range selector {
+		if labels[name] != value {
+			t.Errorf("the pods have no label %s=%s", name, value)
+		}
+	}
+	if p := c.ReadinessProbe; p == nil || p.HTTPGet.Path != "/readyz" || p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port || p.HTTPGet.Host != "127.0.0.1" {
+		t.Errorf("the readiness probe is %v", p)
+	}
+	// Without it each start logs that the OOM score cannot be set.
+	if !slices.Contains(c.SecurityContext.Capabilities.Add, "SYS_RESOURCE") {
+		t.Errorf("without SYS_RESOURCE: %v", c.SecurityContext.Capabilities.Add)
 	}
 	// The init container must set the parameters that the other one needs, in every mode.
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
@@ -120,54 +147,12 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 	}
 }
 
-// TestDaemonSetFitsOperatorsTools checks what other tools expect of kube-proxy's pods.
-func TestDaemonSetFitsOperatorsTools(t *testing.T) {
-	t.Parallel()
-	for _, o := range readObjects(t, "base/daemonset.yaml") {
-		ds, ok := o.(*apps.DaemonSet)
-		if !ok {
-			continue
-		}
-		labels := ds.Spec.Template.Labels
-		if labels["k8s-app"] != "kube-proxy" {
-			t.Errorf("kube-prometheus does not select pods with the labels %v", labels)
-		}
-		if ds.Spec.Selector.MatchLabels["k8s-app"] != "" {
-			t.Error("the DaemonSet kube-proxy would have the same selector")
-		}
-		for name, value := range ds.Spec.Selector.MatchLabels {
-			if labels[name] != value {
-				t.Errorf("the pods have no label %s=%s", name, value)
-			}
-		}
-		spec := ds.Spec.Template.Spec
-		for _, c := range append(spec.InitContainers, spec.Containers...) {
-			if c.ImagePullPolicy != v1.PullIfNotPresent {
-				t.Errorf("%s: an image that was loaded into the node is not used: policy %q", c.Name, c.ImagePullPolicy)
-			}
-		}
-		c := spec.Containers[0]
-		if p := c.ReadinessProbe; p == nil || p.HTTPGet.Path != "/readyz" || p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port || p.HTTPGet.Host != "127.0.0.1" {
-			t.Errorf("the readiness probe is %v", p)
-		}
-		// Without it each start logs that the OOM score cannot be set.
-		if !slices.Contains(c.SecurityContext.Capabilities.Add, "SYS_RESOURCE") {
-			t.Errorf("without SYS_RESOURCE: %v", c.SecurityContext.Capabilities.Add)
-		}
-	}
-}
-
 // TestSocketLBPatchMountsWhatTheAgentOpens applies the patch as kubectl does.
 func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	t.Parallel()
 	text := must.Get(os.ReadFile("../../deploy/socket-lb-patch.yaml"))(t)
 	patch := must.Get(yaml.YAMLToJSON(text))(t)
-	var before *apps.DaemonSet
-	for _, o := range readObjects(t, "base/daemonset.yaml") {
-		if ds, ok := o.(*apps.DaemonSet); ok {
-			before = ds
-		}
-	}
+	before := daemonSet(t)
 	original := must.Get(json.Marshal(before))(t)
 	merged := must.Get(strategicpatch.StrategicMergePatch(original, patch, &apps.DaemonSet{}))(t)
 	after := &apps.DaemonSet{}
@@ -226,50 +211,6 @@ func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	dir := cmp.Or(got.Dir, socketlb.DefaultDir)
 	if host, writable := hostOf(dir); host != socketlb.DefaultDir || !writable {
 		t.Errorf("the folder %s is %q of the host, writable %v", dir, host, writable)
-	}
-}
-
-// unit returns the directives of the systemd unit, by "Section.Name". The values of repeated
-// directives are joined by blanks.
-func unit(t *testing.T) map[string]string {
-	t.Helper()
-	text := must.Get(os.ReadFile("../../deploy/nodeproxy.service"))(t)
-	out := map[string]string{}
-	section := ""
-	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSpace(line)
-		name, value, ok := strings.Cut(line, "=")
-		switch {
-		case line == "" || strings.HasPrefix(line, "#"):
-		case strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]"):
-			section = line[1 : len(line)-1]
-		case !ok || section == "":
-			t.Errorf("not a directive: %q", line)
-		default:
-			out[section+"."+name] = strings.TrimSpace(out[section+"."+name] + " " + value)
-		}
-	}
-	return out
-}
-
-// TestUnitMatchesTheProgram checks the command line and the capabilities of the systemd unit.
-func TestUnitMatchesTheProgram(t *testing.T) {
-	t.Parallel()
-	u := unit(t)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	must.Do(t, os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644))
-	program, line, _ := strings.Cut(u["Service.ExecStart"], " ")
-	configtest.Parsed(t, strings.Fields(strings.ReplaceAll(line, "/etc/nodeproxy/config.yaml", file)))
-	if program != "/usr/local/bin/nodeproxy" {
-		t.Errorf("the program is %q", program)
-	}
-	for _, c := range []string{"CAP_NET_ADMIN", "CAP_NET_RAW"} {
-		if !slices.Contains(strings.Fields(u["Service.CapabilityBoundingSet"]), c) {
-			t.Errorf("without %s: %s", c, u["Service.CapabilityBoundingSet"])
-		}
-	}
-	if u["Service.CapabilityBoundingSet"] != u["Service.AmbientCapabilities"] || u["Service.Restart"] != "always" || u["Install.WantedBy"] == "" {
-		t.Errorf("%v", u)
 	}
 }
 

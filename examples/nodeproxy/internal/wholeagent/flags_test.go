@@ -5,11 +5,15 @@ package wholeagent
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -190,6 +194,164 @@ var flagChecks = map[string]func(t *testing.T, s *site){
 			}
 		}
 	},
+	"--service-traffic-metrics": inModes(func(t *testing.T, s *site, mode string) {
+		const labels = `{ip_family="IPv4",port="http",protocol="TCP",service="web",service_namespace="default"} `
+		flags := []string{"--proxy-mode", mode, "--metrics-bind-address", metricsAt, "--service-traffic-metrics"}
+		p, made := s.serveWeb(t, podIPs, flags...), 0
+		counts := func(connections, endpoints int) {
+			t.Helper()
+			if y := lab.Visits(s.Client, "", clusterVIP, connections); len(y.Errs) != 0 {
+				t.Error(y)
+			}
+			made += connections
+			s.page(t, "/metrics", fmt.Sprint("\nproxier_service_connections_total", labels, made, "\n"), fmt.Sprint("\nproxier_service_endpoints", labels, endpoints, "\n"))
+		}
+		counts(0, 3)
+		counts(5, 3)
+		p.web(t, podIPs[:2]...)
+		counts(2, 2)
+		p.stop(t)
+		p = s.serveWeb(t, podIPs[:2], flags...)
+		counts(1, 2) // the kernel has the earlier ones
+		p.web(t)
+		counts(0, 0)
+		if mode == "nftables" {
+			s.page(t, "/metrics", "\nproxier_service_refused_packets_total"+labels+"0\n")
+			s.refused(t, clusterVIP)
+			s.page(t, "/metrics", "\nproxier_service_refused_packets_total"+labels+"1\n")
+		}
+	}),
+	// A pod falls silent and vanishes. The connections of a client end, others stay. Nothing is left of the
+	// flag in a run without it and after --cleanup. Package reset tests the rest.
+	"--reset-connections-of-vanished-endpoints": inModes(func(t *testing.T, s *site, mode string) {
+		netlab.NeedPrograms(t, "nft")
+		const flag = "--reset-connections-of-vanished-endpoints="
+		flags := []string{"--proxy-mode", mode, "--metrics-bind-address", metricsAt}
+		p := s.serveWeb(t, podIPs, append(flags, flag+"100ms")...)
+		gone, stays := talkTo(t, s.Client, podIPs[0]), talkTo(t, s.Client, podIPs[1])
+		must.Get(s.pods.Run(t, "nft", "add table ip test; add chain ip test in { type filter hook prerouting priority -300; }; add rule ip test in ip daddr "+podIPs[0]+" drop"))(t)
+		p.web(t, podIPs[1:]...)
+		p.logged(t, "ending connections to vanished endpoints")
+		if _, _, err := gone.Ask(); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("a client of the pod that vanished: %v, want a reset", err)
+		}
+		if name, _, err := stays.Ask(); name != podIPs[1] || err != nil {
+			t.Errorf("a client of another pod: %q, %v", name, err)
+		}
+		s.page(t, "/metrics", "\nproxier_vanished_endpoints_total 1\n", "\nproxier_vanished_endpoints_destroyed_sockets_total ")
+		hasTable := func() bool {
+			t.Helper()
+			return strings.Contains(must.Get(s.Node.Run(t, "nft", "list tables"))(t), "proxier-reset")
+		}
+		if !hasTable() {
+			t.Error("no table proxier-reset")
+		}
+		p.stop(t)
+		p = s.serveWeb(t, podIPs, flags...)
+		eventually(t, "a run without the flag removes the table", func() bool { return !hasTable() })
+		p.stop(t)
+		s.serveWeb(t, podIPs, append(flags, flag+"1h")...).stop(t)
+		if !hasTable() {
+			t.Fatal("no table proxier-reset before --cleanup")
+		}
+		if cleanup(t, s.Node); hasTable() {
+			t.Error("--cleanup leaves the table")
+		}
+	}),
+	// The pages beside the metrics. Those about iptables are compared with the kernel.
+	"--metrics-bind-address": func(t *testing.T, s *site) {
+		needMode(t, "iptables")
+		p := s.serveWeb(t, podIPs, "--proxy-mode", "iptables", "--metrics-bind-address", metricsAt)
+		rules := func(table string) int {
+			t.Helper()
+			text := must.Get(s.Node.Run(t, "iptables-save", "-t", table))(t)
+			return strings.Count(text, "\n-A KUBE-") - strings.Count(text, "\n-A KUBE-PROXY-CANARY ")
+		}
+		metric := func(name, table string, value int) string {
+			return fmt.Sprintf("\nkubeproxy_sync_proxy_rules_iptables_%s{ip_family=\"IPv4\",table=%q} %d\n", name, table, value)
+		}
+		nat, filter := rules("nat"), rules("filter")
+		if nat < 10 || filter < 5 {
+			t.Fatalf("the kernel has %d and %d rules", nat, filter)
+		}
+		s.page(t, "/metrics", metric("total", "nat", nat), metric("total", "filter", filter), metric("last", "nat", nat), metric("last", "filter", filter))
+		p.web(t, podIPs[:2]...)
+		s.page(t, "/metrics", metric("total", "nat", rules("nat")), metric("total", "filter", filter), metric("last", "filter", 0))
+		s.page(t, "/healthz", "ok")
+		s.page(t, "/metrics/slis", "\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n", `kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} `)
+		s.page(t, "/flagz", "nodeproxy flagz\n", "\nproxy-mode=iptables\n", "\nmasquerade-all=false\n", "\nmanifests="+p.dir+"\n")
+		s.page(t, "/statusz", "nodeproxy statusz\n", "\nMode: iptables\n", "\nFamilies: [IPv4 IPv6]\n", "/metrics/slis")
+		s.page(t, "/proxyMode", "iptables")
+		// Every scrape reads the counters of the rules.
+		text := must.Get(s.Node.Run(t, "iptables-save", "-t", "filter"))(t)
+		netlab.Need(t, strings.Contains(text, "--nfacct-name"), "nfacct in kernel and iptables")
+		for n := range 3 {
+			s.page(t, "/metrics", "\nkubeproxy_iptables_ct_state_invalid_dropped_packets_total ", fmt.Sprintf("\nkubeproxy_iptables_localhost_nodeports_accepted_packets_total %d\n", n))
+			_, _, _ = lab.Visit(s.Node, "", "127.0.0.1:30080") // counts, even if a busy machine answers it too late
+		}
+	},
+	// --v of a running agent, one of whose pages is turned off.
+	"/debug/flags/v": func(t *testing.T, s *site) {
+		checked := webService[:strings.Index(webService, "type:")] + "type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 30081\n" + webService[strings.Index(webService, "  clusterIP"):]
+		dir := t.TempDir()
+		objects := func(service string) { put(t, dir, "web.yaml", service+"---\n"+webSlice(podIPs[0])) }
+		objects(checked)
+		p := start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period=0", "--profiling", "--metrics-bind-address", metricsAt, "--feature-gates=ComponentFlagz=false")
+		tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
+			return s.Client.Dial(ctx, network, "", to)
+		}}
+		defer tr.CloseIdleConnections()
+		ask := func(method, body string) int {
+			t.Helper()
+			answer, err := tr.RoundTrip(must.Get(http.NewRequestWithContext(t.Context(), method, "http://"+metricsAt+"/debug/flags/v", strings.NewReader(body)))(t))
+			if err != nil {
+				return 0 // the server is not up yet
+			}
+			answer.Body.Close()
+			return answer.StatusCode
+		}
+		toggle := func() {
+			for _, service := range []string{webService, checked} {
+				objects(service)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+			}
+		}
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		eventually(t, "GET is rejected", func() bool { return ask(http.MethodGet, "") == http.StatusNotAcceptable })
+		if code := ask(http.MethodPut, "many"); code != http.StatusBadRequest {
+			t.Errorf("a bad verbosity: status %d", code)
+		}
+		if code, _, _ := get(t, s.Client, "http://"+metricsAt+"/flagz"); code != http.StatusNotFound {
+			t.Errorf("/flagz is served without its feature gate: status %d", code)
+		}
+		if code, text, _ := get(t, s.Client, "http://"+metricsAt+"/statusz"); code != 200 || strings.Contains(text, "/flagz") || !strings.Contains(text, "/debug/flags/v") {
+			t.Errorf("/statusz: status %d\n%s", code, text)
+		}
+		const debug = `"closed a health-check node port"`
+		if toggle(); strings.Contains(p.log(), debug) {
+			t.Errorf("logged at --v=0:\n%s", p.log())
+		}
+		if code := ask(http.MethodPut, "4"); code != http.StatusOK {
+			t.Errorf("a good verbosity: status %d", code)
+		}
+		toggle()
+		p.logged(t, debug)
+	},
+	// Infos go to standard output, whose buffer is flushed at the end, and errors to standard error.
+	"logging.options.json": func(t *testing.T, s *site) {
+		p := start(t, s.Node, "run", "--cleanup",
+			"--feature-gates=LoggingAlphaOptions=true", "--logging-format=json", "--log-json-split-stream", "--log-json-info-buffer-size=64Ki", "--log-flush-frequency=1h")
+		code, out := p.exit(t)
+		if code != 0 || p.log() != "" || len(out) == 0 {
+			t.Errorf("exit status %d, standard output %q, standard error:\n%s", code, out, p.log())
+		}
+		for _, line := range out {
+			var info struct{ Msg, Caller string }
+			if err := json.Unmarshal([]byte(line), &info); err != nil || info.Msg == "" || !strings.HasPrefix(info.Caller, "run/") {
+				t.Errorf("error %v: %s", err, line)
+			}
+		}
+	},
 	"mode: ipvs": func(t *testing.T, s *site) {
 		for _, mode := range []string{"ipvs", "nftables"} {
 			var log strings.Builder
@@ -207,6 +369,48 @@ var flagChecks = map[string]func(t *testing.T, s *site){
 	"resetConnectionsOfVanishedEndpoints in mode userspace": func(t *testing.T, s *site) {
 		s.serveWeb(t, podIPs, "--proxy-mode", "userspace", "--reset-connections-of-vanished-endpoints=10s").logged(t, "--reset-connections-of-vanished-endpoints has no effect in mode userspace")
 	},
+}
+
+// metricsAt is an address of the node for the metrics.
+const metricsAt = "192.0.2.1:10249"
+
+// page waits until a page at metricsAt has texts.
+func (s *site) page(t *testing.T, path string, want ...string) {
+	t.Helper()
+	eventually(t, path+" has "+strings.Join(want, ", "), func() bool {
+		code, text, _ := get(t, s.Client, "http://"+metricsAt+path)
+		return code == 200 && !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(text, w) })
+	})
+}
+
+// inModes runs a check in each mode that any kernel has.
+func inModes(check func(t *testing.T, s *site, mode string)) func(*testing.T, *site) {
+	return func(t *testing.T, _ *site) {
+		for _, mode := range explainedModes {
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				needMode(t, mode)
+				check(t, newSite(t), mode)
+			})
+		}
+	}
+}
+
+// talkTo opens connections from a host to the Service until one goes to the pod.
+func talkTo(t *testing.T, h *netlab.Host, pod string) *lab.Talk {
+	t.Helper()
+	for range 200 {
+		c := must.Get(lab.Dial(h, "tcp", "", clusterVIP, testtime.Timeout))(t)
+		name, _, err := c.Hear()
+		must.Do(t, err)
+		if name == pod {
+			t.Cleanup(func() { c.Close() })
+			return c
+		}
+		c.Close()
+	}
+	t.Fatalf("no connection reached %s", pod)
+	return nil
 }
 
 // TestFlagsDoWhatTheySay runs flagChecks, each on a node of its own.

@@ -171,25 +171,3 @@ func TestNeighborsNeverReachLoopback(t *testing.T) {
 	in.keptOut("after --init-only of mode nftables", "0")
 	end(p, syscall.SIGTERM)
 }
-
-// TestGuardStaysWhileAnotherSetRouteLocalnet has the operator set route_localnet before the agent
-// starts. It must stay set and guarded.
-func TestGuardStaysWhileAnotherSetRouteLocalnet(t *testing.T) {
-	t.Parallel()
-	needMode(t, "iptables")
-	in := newIntruder(t, newSite(t))
-	dir := t.TempDir()
-	rollOut(t, dir, podIPs...)
-	in.set("1")
-	p := start(t, in.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
-	p.synced(t, "services=1 endpoints=3 changed=1")
-	in.received.Store(0) // until then the operator let them in
-	p.kill(t)
-	for range 2 {
-		cleanup(t, in.Node)
-		in.keptOut("after --cleanup", "1")
-		if got := rules(t, in.Node); got["iptables"] {
-			t.Error("--cleanup left the rules for Services")
-		}
-	}
-}
