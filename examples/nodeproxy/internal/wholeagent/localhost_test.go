@@ -156,80 +156,60 @@ func testLocalhost(t *testing.T, mode string) {
 	t.Helper()
 	needMode(t, mode)
 	s := localhostSite(t)
-	dir := t.TempDir()
-	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode,
-		"--nodeport-addresses", "primary,localhost", "--metrics-bind-address", "192.0.2.1:10249")
+	p := s.agent(t, dualService()+dualSlices("n1", 2), "--proxy-mode", mode, "--nodeport-addresses", "primary,localhost", "--metrics-bind-address", metricsAt)
 	p.synced(t, "services=1 endpoints=8 changed=6")
 	p.logged(t, "this process serves NodePorts at loopback addresses")
+	all := func(pods string) string { return pods }
+	first := func(pods string) string { name, _, _ := strings.Cut(pods, " "); return name }
+	refused := func(string) string { return "refused" }
 	expect := func(when string, want func(pods string) string) {
 		t.Helper()
 		for _, lp := range loopbackPorts {
-			if got := s.reached(lp.network, lp.to); got != want(lp.pods) {
+			if got := s.reached(lp.network, lp.to); got != want(lp.pods) && (want(lp.pods) != "refused" || !strings.Contains(got, "refused")) {
 				t.Errorf("%s: %s %s reaches %q, want %q", when, lp.network, lp.to, got, want(lp.pods))
 			}
 		}
 	}
-	first := func(pods string) string { name, _, _ := strings.Cut(pods, " "); return name }
-	expect("two endpoints", func(pods string) string { return pods })
-
+	expect("two endpoints", all)
 	// The policy Local does not restrict the node itself.
-	put(t, dir, "dual.yaml", dualService("  externalTrafficPolicy: Local", "  internalTrafficPolicy: Local")+dualSlices("other", 2))
-	p.synced(t, "services=1 endpoints=8 changed=6")
-	expect("both policies Local and remote endpoints", func(pods string) string { return pods })
-
-	put(t, dir, "dual.yaml", dualService("  sessionAffinity: ClientIP")+dualSlices("n1", 2))
-	p.synced(t, "services=1 endpoints=8 changed=6")
+	p.apply(t, dualService("  externalTrafficPolicy: Local", "  internalTrafficPolicy: Local")+dualSlices("other", 2), "services=1 endpoints=8 changed=6")
+	expect("both policies Local and remote endpoints", all)
+	p.apply(t, dualService("  sessionAffinity: ClientIP")+dualSlices("n1", 2), "services=1 endpoints=8 changed=6")
 	for _, lp := range loopbackPorts {
 		if got := s.reached(lp.network, lp.to); len(strings.Fields(got)) != 1 || !strings.Contains(lp.pods, got) {
 			t.Errorf("with affinity %s %s reaches %q", lp.network, lp.to, got)
 		}
 	}
-
-	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 1))
-	p.synced(t, "services=1 endpoints=4 changed=6")
+	p.apply(t, dualService()+dualSlices("n1", 1), "services=1 endpoints=4 changed=6")
 	expect("one endpoint", first)
-	listeners := 4
+	families := 2
 	if mode == "iptables" {
-		listeners = 2
+		families = 1
 	}
-	_, text, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
-	if n := strings.Count(text, "\nkubeproxy_nftables_localhost_nodeport_listeners{ip_family="); n != listeners/2 {
-		t.Errorf("listeners of %d families", n)
+	const listeners = "\nkubeproxy_nftables_localhost_nodeport_listeners{ip_family="
+	if text := metricsOn(t, s.Client, metricsAt); strings.Count(text, listeners) != families || !strings.Contains(text, listeners+"\"IPv6\"} 2\n") {
+		t.Errorf("not %d families with listeners, of IPv6 2:\n%s", families, text)
 	}
-	if want := "\nkubeproxy_nftables_localhost_nodeport_listeners{ip_family=\"IPv6\"} 2\n"; !strings.Contains(text, want) {
-		t.Errorf("metrics lack %s", want)
-	}
-
 	// Without endpoints the kernel refuses connections.
-	put(t, dir, "dual.yaml", dualService())
-	p.synced(t, "services=1 endpoints=0 changed=4")
-	for _, lp := range loopbackPorts {
-		if got := s.reached(lp.network, lp.to); !strings.Contains(got, "refused") {
-			t.Errorf("without endpoints %s %s: %q", lp.network, lp.to, got)
-		}
-	}
-	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 1))
-	p.synced(t, "services=1 endpoints=4 changed=4")
+	p.apply(t, dualService(), "services=1 endpoints=0 changed=4")
+	expect("without endpoints", refused)
+	p.apply(t, dualService()+dualSlices("n1", 1), "services=1 endpoints=4 changed=4")
 	expect("endpoints are back", first)
 
-	// The process ends immediately, with its connections.
+	// The agent ends immediately, with its connections.
 	c := must.Get(lab.Dial(s.Node, "tcp", "", "[::1]:30090", testtime.Timeout))(t)
 	defer c.Close()
 	if _, _, err := c.Hear(); err != nil {
 		t.Fatal(err)
 	}
-	if code, _ := p.stop(t); code != 0 {
+	if code, _ := p.stop(t); code != 0 || p.loggedErrors() {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
 	if _, _, err := c.Ask(); err == nil {
-		t.Error("a connection outlives the process")
+		t.Error("a connection outlives the agent")
 	}
 	if got := s.reached("tcp", "[::1]:30090"); !strings.Contains(got, "refused") {
 		t.Errorf("after the end: %q", got)
-	}
-	if p.loggedErrors() {
-		t.Errorf("log:\n%s", p.log())
 	}
 }
 
@@ -238,15 +218,10 @@ func TestLocalhostNodePortInUseIsReportedOnceAndRetried(t *testing.T) {
 	t.Parallel()
 	s := localhostSite(t)
 	l := must.Get(s.Node.Listen("tcp", "127.0.0.1:30090"))(t)
-	dir := t.TempDir()
-	put(t, dir, "dual.yaml", dualService()+dualSlices("n1", 2))
-	p := embed(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--nodeport-addresses", "localhost",
-		"--sync-period", "1s", "--metrics-bind-address", "192.0.2.1:10249")
+	p := s.agent(t, dualService()+dualSlices("n1", 2), "--nodeport-addresses", "localhost", "--sync-period", "1s", "--metrics-bind-address", metricsAt)
 	p.synced(t, "services=1 endpoints=8 changed=6") // no failed=, since the rules are in effect
-	const failures = "\nkubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family=\"IPv4\"} "
 	eventually(t, "three attempts", func() bool {
-		_, text, _ := get(t, s.Client, "http://192.0.2.1:10249/metrics")
-		_, rest, _ := strings.Cut(text, failures)
+		_, rest, _ := strings.Cut(metricsOn(t, s.Client, metricsAt), "\nkubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family=\"IPv4\"} ")
 		n := 0
 		fmt.Sscan(rest, &n)
 		return n >= 3

@@ -7,11 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
 // chainsOfKubeProxy returns the names of the chains in kube-proxy's table of a family. Calico's Felix
@@ -57,62 +55,47 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	}
 	p := embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(20 * time.Millisecond) {
+	eventually(t, "the marker replaces the table", func() bool {
 		chains := chainsOfKubeProxy(t, s.Node, "ip")
 		if len(chains) == 0 {
 			t.Fatalf("there was no chain for a moment; log:\n%s", p.log())
 		}
-		if slices.Equal(chains, marker) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the marker does not replace the table: chains %q", chains)
-		}
-	}
+		return slices.Equal(chains, marker)
+	})
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	s.explains(t, dir, "nftables", 0, "kernel: agrees")
-
 	must.Get(s.Node.Run(t, "nft", "flush", "ruleset"))(t)
 	marked("a firewall's reload deletes all tables", marker)
 	p.stop(t)
 	marked("after the agent's end", marker)
 
-	p = embed(t, s.Node, agentArgs(dir, "nftables")...)
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.explains(t, dir, "nftables", 0, "kernel: agrees")
-	marked("after a restart", marker)
-	p.stop(t)
-
-	p = embed(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "never")...)
-	marked("never", nil)
-	p.stop(t)
-	p = embed(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
-	marked("always", marker)
-	p.stop(t)
-	p = embed(t, s.Node, agentArgs(dir, "iptables")...)
-	marked("in mode iptables", nil)
-	p.stop(t)
-
-	p = embed(t, s.Node, agentArgs(dir, "nftables", "--kube-proxy-table", "always")...)
-	marked("always, once more", marker)
-	p.stop(t)
+	// One agent after the other.
+	runs := func(mode, when string, want []string, flags ...string) {
+		t.Helper()
+		p := embed(t, s.Node, agentArgs(dir, mode, flags...)...)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		marked(when, want)
+		if mode == "nftables" && want != nil {
+			s.explains(t, dir, mode, 0, "kernel: agrees")
+		}
+		p.stop(t)
+	}
+	runs("nftables", "after a restart", marker)
+	runs("nftables", "never", nil, "--kube-proxy-table", "never")
+	runs("nftables", "always", marker, "--kube-proxy-table", "always")
+	runs("iptables", "in mode iptables", nil)
+	runs("nftables", "always, once more", marker, "--kube-proxy-table", "always")
 	// A kube-proxy's table is not the agent's.
 	must.Get(s.Node.Run(t, "nft", "add", "chain", "ip", "kube-proxy", "services"))(t)
-	cleanup := func() {
-		t.Helper()
-		cleanup(t, s.Node)
-	}
-	cleanup()
+	cleanup(t, s.Node)
 	marked("--cleanup beside kube-proxy's chain", []string{"nodeproxy-marker", "services"})
 	must.Get(s.Node.Run(t, "nft", "delete", "chain", "ip", "kube-proxy", "services"))(t)
-	cleanup()
+	cleanup(t, s.Node)
 	marked("--cleanup", nil)
 
 	// A node that was booted, or is new.
-	p = embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
-	marked("on a node without rules", marker)
-	p.stop(t)
-	cleanup()
+	runs("nftables", "on a node without rules", marker, "--adopt-from-kube-proxy")
+	cleanup(t, s.Node)
 	put(t, dir, "old", kubeProxyIPTables)
 	must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"))(t)
 	for range 2 {

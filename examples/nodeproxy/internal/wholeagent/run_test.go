@@ -110,11 +110,17 @@ func (s *site) agent(t *testing.T, manifests string, flags ...string) *process {
 	return p
 }
 
-// web replaces the manifests of an agent by the Service web with endpoints, and waits until they are in effect.
+// apply replaces the manifests of an agent, and waits until they are in effect.
+func (p *process) apply(t *testing.T, manifests, fields string) {
+	t.Helper()
+	put(t, p.dir, "web.yaml", manifests)
+	p.synced(t, fields)
+}
+
+// web is apply for the Service web with endpoints.
 func (p *process) web(t *testing.T, ips ...string) {
 	t.Helper()
-	rollOut(t, p.dir, ips...)
-	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
+	p.apply(t, webService+"---\n"+webSlice(ips...), fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
 }
 
 // webSite returns a site, and a folder of manifests with the Service web and endpoints for it.

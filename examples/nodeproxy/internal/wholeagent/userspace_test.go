@@ -49,9 +49,7 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	}
 	p.web(t, podIPs[2])
 	s.answeredBy(t, clusterVIP, podIPs[2])
-	dir := p.dir
-	put(t, dir, "web.yaml", webService)
-	p.synced(t, "services=1 endpoints=0 changed=1")
+	p.web(t)
 	if _, _, err := lab.Visit(s.Client, "", clusterVIP); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("without endpoints: %v", err)
 	}
@@ -85,11 +83,12 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	if n := heldAddresses(t, s.Node); n != 0 {
 		t.Errorf("%d addresses are left", n)
 	}
+	web := []string{"run", "--manifests", p.dir, "--hostname-override", "n1"}
 	for _, next := range [][]string{
-		{"run", "--manifests", dir, "--hostname-override", "n1"},
+		web,
 		{"run", "--cleanup"},
 	} {
-		p = start(t, s.Node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "userspace")
+		p = start(t, s.Node, append(web, "--proxy-mode", "userspace")...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		eventually(t, "the rules of another mode are removed", func() bool { return !rules(t, s.Node)["nftables"] })
 		p.kill(t)
