@@ -116,22 +116,22 @@ func (fl *Flags) group(title string, add func(*pflag.FlagSet)) {
 func (fl *Flags) addOwn() {
 	fl.group("nodeproxy's own", func(f *pflag.FlagSet) {
 		f.StringVar(&fl.out.Manifests, "manifests", "", "read Services, EndpointSlices, Nodes and ServiceCIDRs from a `file`, or from a folder with .yaml, .yml and .json files, instead of an API server")
-		f.DurationVar(&fl.minSync, "min-sync-period", 0, "the least pause between syncs, in any mode; unless this flag or the field of the mode is set, the pause is as long as the last sync took, between "+paceFloor.String()+" and "+defaultMinSync.String())
-		f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode; also how often to read the addresses of the node's interfaces, if no Node object has them or for health-check node ports")
-		f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have their own series, and all others share one")
-		f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove the rules that kube-proxy left on the node, so that no traffic is lost")
-		f.Var(choice[KubeProxyTable]{&fl.out.KubeProxyTable, []string{"adopted", string(TableAlways), string(TableNever)}}, "kube-proxy-table", "`when` to keep an empty table kube-proxy, in mode nftables, for programs that look for kube-proxy's chains: always, adopted or never; adopted means once the agent has taken over from kube-proxy's nftables mode, or found a node without rules when it was to take over. Calico's Felix with nftablesMode Auto looks for it")
-		f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
-		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")
-		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root. In a container, the folder where the host's /sys/fs/cgroup is mounted")
-		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for service meshes that redirect connections in the pod")
-		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
-		f.Var(choice[Flavor]{&fl.out.Flavor, []string{"auto", string(FlavorNFT), string(FlavorLegacy)}}, flavorFlag, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto; auto chooses at the start as kube-proxy's image does: the flavor with a chain of kubelet, or else the one with more rules, or else that of the program iptables-restore")
-		f.DurationVar(&fl.out.DrainLimit, drainFlag, 0, "how long connections to a removed endpoint, or to an address that its Service has lost, may stay open, in mode ipvs and after a change from it; 0 means 15m for a lost address, and no limit for others. Until the last one ends, the node refuses new connections to the lost address, even if another host or a process of the node has it")
-		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint vanished without terminating to end its TCP connections by RST, in modes nftables and iptables; 0 leaves them alone. An endpoint vanishes when its pod is deleted by force, for example after its node failed. Pods that leave a Service by a change of their labels lose their connections, too")
-		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that keeps pods from the node until Services work: the agent removes it from its Node object when the rules are in effect, which needs the right to patch nodes")
-		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))
-		f.StringVar(&fl.out.ReadyzBindAddress, readyzFlag, "", "an `address` and port for /livez and /readyz besides --healthz-bind-address, for the kubelet's probes: a kube-proxy that still runs has the latter; empty for none")
+		f.DurationVar(&fl.minSync, "min-sync-period", 0, "the least pause between syncs, in any mode; unless it or the field of the mode is set, as long as the last sync took, between "+paceFloor.String()+" and "+defaultMinSync.String())
+		f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode; also how often to read the addresses of the node's interfaces")
+		f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port, as far as the mode counts it; 1000 ports in each address family have their own series, and all others share one")
+		f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove kube-proxy's rules")
+		f.Var(choice[KubeProxyTable]{&fl.out.KubeProxyTable, []string{"adopted", string(TableAlways), string(TableNever)}}, "kube-proxy-table", "`when` to keep an empty table kube-proxy, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix: always, adopted or never; adopted means after a take-over from kube-proxy's nftables mode or of a node without rules")
+		f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit; run then needs no writable /proc/sys")
+		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs; the rules of the mode serve all other traffic")
+		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root; in a container, where the host's /sys/fs/cgroup is mounted")
+		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for meshes that redirect them in the pod")
+		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable, in mode nftables, if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; network policies see only their first packets")
+		f.Var(choice[Flavor]{&fl.out.Flavor, []string{"auto", string(FlavorNFT), string(FlavorLegacy)}}, flavorFlag, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto, which chooses as kube-proxy's image does")
+		f.DurationVar(&fl.out.DrainLimit, drainFlag, 0, "how long connections to a removed endpoint, or to an address that its Service has lost, may stay open, in mode ipvs and after a change from it; 0 means 15m for a lost address, and no limit for others; until then the node refuses new connections to the lost address")
+		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint vanished without terminating to end its TCP connections by RST, in modes nftables and iptables (0: never); pods that leave a Service by a change of their labels lose their connections, too")
+		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that the agent removes from its Node when the rules are in effect")
+		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force: "+strings.Join(annotations.Known(), ", "))
+		f.StringVar(&fl.out.ReadyzBindAddress, readyzFlag, "", "an `address` and port for /livez and /readyz besides --healthz-bind-address, which a kube-proxy that still runs has")
 		f.BoolVar(&fl.out.LogEverySync, "log-every-sync", false, "with an API server, write a line for each sync instead of one a minute")
 		f.StringToIntVar(&fl.budget, "budget", nil, "bounds of Services, as `BOUND=NUMBER`,...; 0 means none. "+budgetHelp())
 	})
@@ -141,25 +141,25 @@ func (fl *Flags) addOwn() {
 func (fl *Flags) addNode() {
 	c := &fl.kube
 	fl.group("from kube-proxy: objects, node and mode", func(f *pflag.FlagSet) {
-		f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` with the address and credentials of the API server; if empty, the service account of the pod")
+		f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` with the address and credentials of the API server (if empty, the pod's service account)")
 		f.StringVar(&fl.out.Master, "master", "", "the `URL` of the API server, overriding --kubeconfig")
 		f.StringVar(&fl.file, "config", "", "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags that it has a field for are ignored. The agent exits when the file changes; its supervisor restarts it")
 		f.String("write-config-to", "", "write the effective configuration to a `file` and exit")
-		f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints; if empty, the host's name")
-		f.Bool("cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules, even if it runs")
+		f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints (if empty, the host's name)")
+		f.Bool("cleanup", false, "remove all rules of every mode, and with --adopt-from-kube-proxy kube-proxy's, and exit")
 		if fl.windows() {
 			f.StringVar((*string)(&c.Mode), "proxy-mode", ModeKernelspace, "the data plane: kernelspace, which programs Windows' Host Networking Service (HNS)")
 		} else {
-			f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "the data plane: nftables, iptables, ipvs or userspace (no kernel rules: the agent copies data, and needs no privileges for NodePorts)")
+			f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "the data plane: nftables, iptables, ipvs or userspace (the agent copies data)")
 		}
 		f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", ClusterCIDR, "how traffic of this node's pods is recognized: ClusterCIDR, NodeCIDR (the Node object's podCIDRs), BridgeInterface or InterfaceNamePrefix")
-		f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, at most one in each address family; without it ClusterCIDR recognizes no traffic")
+		f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, at most one in each address family, for ClusterCIDR")
 		f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge that pods are attached to, for BridgeInterface")
 		f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "the prefix of the names of pods' interfaces, for InterfaceNamePrefix")
 		f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-		f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: the addresses in some `CIDRs`, primary (the addresses of the Node object, or else the source addresses of the default routes), all (except loopback addresses) or localhost; if empty, primary in mode nftables and all in other modes. At loopback addresses the agent's process serves them, over TCP and UDP, or in IPv4 the rules of mode iptables (see --iptables-localhost-nodeports)")
-		f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor ::; nothing listens there")
-		f.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "feature gates of kube-proxy, as `NAME=BOOL`,...; a gate that selects unsupported behavior is an error, and a gate that does not concern a proxy has no effect")
+		f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: those in some `CIDRs`, primary (those of the Node object, or else of the default routes), all (except loopback addresses) or localhost; if empty, primary in mode nftables and all in other modes")
+		f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor :: (nothing listens there)")
+		f.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "feature gates of kube-proxy, as `NAME=BOOL`,...; a gate that selects unsupported behavior is an error")
 	})
 	if fl.windows() {
 		fl.addWindows()
@@ -170,9 +170,9 @@ func (fl *Flags) addNode() {
 func (fl *Flags) addServers() {
 	c := &fl.kube
 	fl.group("from kube-proxy: health, metrics and profiles", func(f *pflag.FlagSet) {
-		f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for no server")
-		f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz; empty for no server")
-		f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if the agent cannot listen at --healthz-bind-address or --metrics-bind-address, instead of retrying")
+		f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez (empty: no server)")
+		f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz (empty: no server)")
+		f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if the agent cannot listen at one of these addresses, instead of retrying")
 		f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof with the metrics, and let PUT /debug/flags/v change --v")
 	})
 }
@@ -182,14 +182,14 @@ func (fl *Flags) addConntrack() {
 	c := &fl.kube
 	fl.group("from kube-proxy: connection tracking and the process", func(f *pflag.FlagSet) {
 		ct := &c.Conntrack
-		f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "the limit of tracked connections for each CPU; as with kube-proxy, a higher limit of the kernel is lowered; 0 leaves the limit unchanged")
+		f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "the limit of tracked connections for each CPU (0: unchanged); a higher limit of the kernel is lowered")
 		f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "the least limit of tracked connections, unless --conntrack-max-per-core is 0")
-		f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is tracked; 0 leaves the timeout unchanged")
-		f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long a TCP connection in state CLOSE_WAIT is tracked; 0 leaves the timeout unchanged")
+		f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is tracked (0: unchanged)")
+		f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long a TCP connection in state CLOSE_WAIT is tracked (0: unchanged)")
 		f.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not treat TCP packets outside of the window as invalid")
-		f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is tracked; 0 leaves the timeout unchanged")
-		f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is tracked; 0 leaves the timeout unchanged")
-		f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "the oom_score_adj of this process, -1000 to 1000: when memory runs out, the kernel kills processes with high scores first")
+		f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is tracked (0: unchanged)")
+		f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is tracked (0: unchanged)")
+		f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "the oom_score_adj of this process, -1000 to 1000")
 	})
 }
 
@@ -208,9 +208,9 @@ func (fl *Flags) addModes() {
 		f.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "set arp_ignore to 1 and arp_announce to 2, in mode ipvs")
 		f.DurationVar(&c.IPVS.SyncPeriod.Duration, "ipvs-sync-period", 30*time.Second, "--sync-period in mode ipvs")
 		f.DurationVar(&c.IPVS.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "--min-sync-period in mode ipvs")
-		f.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long an idle TCP connection is kept, in mode ipvs; 0 leaves the timeout unchanged")
-		f.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long a TCP connection is kept after a FIN, in mode ipvs; 0 leaves the timeout unchanged")
-		f.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long a UDP flow is kept, in mode ipvs; 0 leaves the timeout unchanged")
+		f.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long an idle TCP connection is kept, in mode ipvs (0: unchanged)")
+		f.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long a TCP connection is kept after a FIN, in mode ipvs (0: unchanged)")
+		f.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long a UDP flow is kept, in mode ipvs (0: unchanged)")
 	})
 }
 

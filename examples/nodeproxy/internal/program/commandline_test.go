@@ -81,8 +81,9 @@ func TestEveryFlagIsInOneGroup(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the table of OPTIONS.md")
 
-// TestOptionsPageHasEveryFlag compares the table of OPTIONS.md with the flags of run.
-func TestOptionsPageHasEveryFlag(t *testing.T) {
+// TestOptionsPageFollowsTheFlags compares the tables of OPTIONS.md with the flags of run: nodeproxy's own, and those of
+// kube-proxy whose description is longer than what --help prints.
+func TestOptionsPageFollowsTheFlags(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the page has the flags of Linux")
 	}
@@ -98,11 +99,15 @@ func TestOptionsPageHasEveryFlag(t *testing.T) {
 		if f.Hidden || f.Deprecated != "" || len(group) == 0 || group[0] == "logging" {
 			return // logging is Kubernetes' own
 		}
-		if group[0] != title {
-			title = group[0]
+		whose, _, _ := strings.Cut(group[0], ":")
+		value, usage := pflag.UnquoteUsage(f)
+		if whose == "from kube-proxy" && !strings.Contains(usage, "; ") && !strings.Contains(usage, ". ") {
+			return
+		}
+		if whose != title {
+			title = whose
 			fmt.Fprintf(&table, "\n## Flags, %s\n\n| flag | meaning |\n|---|---|\n", title)
 		}
-		value, usage := pflag.UnquoteUsage(f)
 		if usage = strings.ReplaceAll(usage, "|", "\\|"); f.DefValue != "" && f.DefValue != "false" && f.DefValue != "[]" {
 			usage += " (default " + f.DefValue + ")"
 		}
