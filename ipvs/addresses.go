@@ -36,8 +36,7 @@ func (u *update) claimAddress(o owner, a netip.Addr) error {
 	return nil
 }
 
-// waitLocal waits until the kernel treats bound addresses as local, including addresses
-// that an interrupted update bound.
+// waitLocal waits until the kernel treats bound addresses as local.
 func (u *update) waitLocal(ctx context.Context) error {
 	u.s.notLocalYet = slices.DeleteFunc(u.s.notLocalYet, func(a netip.Addr) bool { return !u.s.bound.Has(a) })
 	if err := u.b.kernel.waitLocal(ctx, u.s.notLocalYet); err != nil {
@@ -57,7 +56,6 @@ func (u *update) abandon(it *item) error {
 	return nil
 }
 
-// unbind removes addresses that nothing needs from the dummy device.
 func (u *update) unbind(context.Context) error {
 	for _, a := range slices.SortedFunc(u.s.bound.Unused(), netip.Addr.Compare) {
 		if err := u.b.kernel.unbind(a); err != nil {

@@ -22,12 +22,9 @@ import (
 
 var _ dataplane.Backend = (*Backend)(nil)
 
-// Backend programs one network namespace's IPVS, with the dummy device, ipsets and
-// iptables rules that it needs. It implements [dataplane.Backend]. Its methods are safe for
-// concurrent use. After [Backend.Close], methods change nothing and return an error that
-// wraps [os.ErrClosed].
-//
-// [New] makes one; the zero value must not be used.
+// Backend programs one network namespace's IPVS, with the dummy device, ipsets and iptables rules that it needs. It
+// implements [dataplane.Backend]. Its methods are safe for concurrent use. After [Backend.Close], methods change
+// nothing and return an error that wraps [os.ErrClosed]. [New] makes one; the zero value must not be used.
 type Backend struct {
 	config Config
 	// complaints receives Services that cannot be programmed.
@@ -35,8 +32,8 @@ type Backend struct {
 
 	mu     sync.Mutex
 	kernel kernel
-	// states holds the kernel's state in each family, or nil while that is unknown. before
-	// then holds the last known state, until a full delta is complete.
+	// states holds the kernel's state in each family, or nil while that is unknown. before then holds the last known
+	// state, until a full delta is complete.
 	states, before []*state
 	// started is set once a full delta was applied.
 	started bool
@@ -45,18 +42,16 @@ type Backend struct {
 	// noMarks is set if the kernel cannot restore marks.
 	noMarks bool
 	closed  bool
-	// now returns the time.
-	now func() time.Time
+	now     func() time.Time
 }
 
-// New returns a backend for the network namespace that c names. It opens netlink
-// sockets and checks that the system has what the backend needs. It leaves no change. The
-// error is a [*dataplane.UnsupportedError] if the system lacks something, and wraps
-// [ruleset.ErrConfig] if c is invalid. The first full delta programs the kernel, and
-// closing the backend leaves everything in place.
+// New returns a backend for the network namespace that c names. It checks that the system has what the backend needs,
+// and leaves no change. The error is a [*dataplane.UnsupportedError] if the system lacks something, and wraps
+// [ruleset.ErrConfig] if c is invalid. The first full delta programs the kernel, and closing the backend leaves
+// everything in place.
 //
-// Package github.com/moby/ipvs runs "modprobe ip_vs" once in a process and writes a line to
-// standard error if that fails. The failure has no consequence.
+// Package github.com/moby/ipvs runs "modprobe ip_vs" once in a process and writes a line to standard error if that
+// fails. The failure has no consequence.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	b, err := openBackend(ctx, c, toServe)
 	if err != nil {
@@ -102,7 +97,6 @@ func openBackend(ctx context.Context, c Config, p purpose) (*Backend, error) {
 	return newBackend(c, k), nil
 }
 
-// newBackend returns a Backend for a kernel. c has its defaults.
 func newBackend(c Config, k kernel) *Backend {
 	b := &Backend{config: c, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}, now: time.Now}
 	b.kernel = logged{k, &recorder{config: c, backend: b}}
@@ -127,17 +121,14 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply makes the kernel agree with d, as [ruleset.Backend] requires.
+// Apply makes the kernel agree with d, as [ruleset.Backend] requires, in the order that DESIGN.md has.
 //
-// It adds before it removes, in the order that DESIGN.md has.
+// For a full delta, Apply first reads the kernel's state, and writes only the differences. Real servers with weight 0
+// that no endpoint wants count as draining. Apply removes a virtual server that no Service wants if its signature or
+// an element in one of the sets identifies it as a Backend's.
 //
-// For a full delta, Apply first reads the kernel's state, including objects of other
-// processes, and writes only the differences. Real servers with weight 0 that no endpoint
-// wants count as draining. Apply removes a virtual server that no Service wants if its
-// signature or an element in one of the sets identifies it as a Backend's.
-//
-// A [*ruleset.PartialError] names Services that are not programmed, or only in part.
-// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing.
+// A [*ruleset.PartialError] names Services that are not programmed, or only in part. The error wraps
+// [ruleset.ErrNeedFull] if an object that was in the kernel is missing.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {
 		if d.Full {
@@ -179,8 +170,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	})
 }
 
-// discard records that the kernel's state is unknown. The last known state is kept, because
-// another program may have removed the elements that identify virtual servers.
+// discard records that the kernel's state is unknown. It keeps the last known state, because another program may have
+// removed the elements that identify virtual servers.
 func (b *Backend) discard() {
 	if b.before == nil {
 		b.before = b.states
@@ -196,7 +187,6 @@ func (b *Backend) remember() {
 	}
 }
 
-// do runs f with the lock held.
 func (b *Backend) do(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -209,7 +199,6 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// read sets up the node and reads the kernel's state, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
 		if err := b.kernel.setParameters(b.config.parameters(b.kernel.release())); err != nil {
@@ -260,7 +249,6 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// readFamily reads the kernel's state in one family.
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	s := newState(f)
 	for id := range setCount {

@@ -12,14 +12,14 @@ import (
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
-// Check compares the kernel's state with the state that the backend wrote. It returns nil
-// if they agree and before the first full delta, a [*dataplane.DriftError] if another process altered something, and
-// an error that wraps [ruleset.ErrNeedFull] alone if the kernel's state is unknown after a failure. It can also return ctx's error,
-// [os.ErrClosed], or the error of reading the kernel's state. After any error but ctx's
-// the next delta must be a full one, which [Backend.Apply] requests.
+// Check compares the kernel's state with the state that the backend wrote. It returns nil if they agree and before
+// the first full delta, a [*dataplane.DriftError] if another process altered something, and an error that wraps
+// [ruleset.ErrNeedFull] alone if the kernel's state is unknown after a failure. It can also return ctx's error,
+// [os.ErrClosed], or the error of reading the kernel's state. After any error but ctx's the next delta must be a full
+// one, which [Backend.Apply] requests.
 //
-// Check reads everything that the backend owns, with one request for each virtual server
-// and some more. It is meant for long intervals.
+// Check reads everything that the backend owns, with one request for each virtual server and some more. It is meant
+// for long intervals.
 func (b *Backend) Check(ctx context.Context) error {
 	return b.do(ctx, func() error {
 		switch {
@@ -135,10 +135,9 @@ func (b *Backend) followAddresses() error {
 // retireInterval is how often [Backend.Watch] calls [Backend.Retire].
 const retireInterval = time.Second
 
-// Watch calls [Backend.Retire] every second and [Backend.Check] at the interval, until
-// ctx is done or the Backend is closed; it returns ctx's error or one that wraps [os.ErrClosed]. It calls
-// drifted with each error that is neither ctx's nor a [*ruleset.PartialError]. The
-// function drifted should request a full delta from the cursor and a sync.
+// Watch calls [Backend.Retire] every second and [Backend.Check] at the interval, until ctx is done or the Backend is
+// closed; it returns ctx's error or one that wraps [os.ErrClosed]. It calls drifted with each error that is neither
+// ctx's nor a [*ruleset.PartialError]. drifted should request a full delta from the cursor and a sync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	last := time.Now()
 	return dataplane.Watch(ctx, min(interval, retireInterval), func(ctx context.Context) error {

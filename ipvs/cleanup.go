@@ -11,13 +11,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Cleanup removes everything that a [Backend] with the same configuration has left, and
-// nothing else: virtual servers that their signature or an element in one of the sets
-// identifies, the dummy device, the iptables rules and chains, and the sets. It also
-// removes the same objects of kube-proxy's ipvs mode, except chains that kube-proxy's
-// iptables mode has, too, and sets that these chains use. Kernel parameters keep their
-// values. The error joins the errors of all steps. Cleanup returns nil if there is nothing
-// to remove, also on a system without IPVS or ipset.
+// Cleanup removes everything that a [Backend] with the same configuration has left, and nothing else: virtual servers
+// that their signature or an element in one of the sets identifies, the dummy device, the iptables rules and chains,
+// and the sets. It also removes the same objects of kube-proxy's ipvs mode, except chains that kube-proxy's iptables
+// mode has, too, and sets that these chains use. Kernel parameters keep their values. The error joins the errors of
+// all steps. Cleanup returns nil if there is nothing to remove.
 func Cleanup(ctx context.Context, c Config) error {
 	b, err := openBackend(ctx, c, toClean)
 	if err != nil {
@@ -30,10 +28,10 @@ func Cleanup(ctx context.Context, c Config) error {
 	return nil
 }
 
-// CleanupRules removes only the iptables rules and chains that [Cleanup] would remove. It is for rules
-// in another flavor of iptables than that of a [Backend] that runs, which share the Backend's sets. The
-// error wraps [ruleset.ErrConfig] if c is invalid. Otherwise it joins the errors of iptables-save and
-// iptables-restore. It is nil if these programs are missing.
+// CleanupRules removes only the iptables rules and chains that [Cleanup] would remove: those in another flavor of
+// iptables than that of a [Backend] that runs, which share its sets. The error wraps [ruleset.ErrConfig] if c is
+// invalid. Otherwise it joins the errors of iptables-save and iptables-restore. It is nil if these programs are
+// missing.
 func CleanupRules(ctx context.Context, c Config) error {
 	b, err := openBackend(ctx, c, toReadRules)
 	if err != nil {
@@ -67,7 +65,6 @@ func (b *Backend) cleanup(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cleanupVirtuals deletes the virtual servers of one family.
 func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 	s := newState(f)
 	for id := range setCount {
@@ -93,7 +90,6 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 	return nil
 }
 
-// cleanupRules deletes the iptables rules of one family.
 func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
 	have, err := b.kernel.savedRules(ctx, f)
 	if errors.Is(err, exec.ErrNotFound) {
@@ -112,10 +108,9 @@ func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
 // ownChain is a chain that kube-proxy does not have in any mode.
 const ownChain = "KUBE-IPVS-SERVICES"
 
-// Owned reports whether a [Backend] has programmed the network namespace, in any family of
-// the configuration. If not, rules and sets of the same names are kube-proxy's, which
-// [Cleanup] would remove, too. The error wraps [ruleset.ErrConfig] if c is invalid. Other
-// errors come from iptables-save.
+// Owned reports whether a [Backend] has programmed the network namespace, in any family of the configuration. If not,
+// rules and sets of the same names are kube-proxy's, which [Cleanup] would remove, too. The error wraps
+// [ruleset.ErrConfig] if c is invalid, or comes from iptables-save.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	b, err := openBackend(ctx, c, toReadRules)
 	if err != nil {

@@ -53,13 +53,10 @@ func (d *device) close() {
 	d.events.Close()
 }
 
-// link returns the device with the name.
 func (d *device) link() (netlink.Link, error) { return d.route.LinkByName(deviceName) }
 
-// ensureDevice adds the device if it is missing.
-//
-// The device stays down, as kube-proxy's does. Its addresses are local nevertheless, and
-// the kernel sends nothing through it.
+// ensureDevice adds the device if it is missing. It stays down: its addresses are local nevertheless, and the kernel
+// sends nothing through it.
 func (d *device) ensureDevice() error {
 	link, err := d.link()
 	var missing netlink.LinkNotFoundError
@@ -150,9 +147,8 @@ func (d *device) bind(a netip.Addr) error {
 	return nil
 }
 
-// waitLocal waits until the addresses are local. The kernel makes IPv6 addresses local
-// some time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); until then it
-// forwards packets to them.
+// waitLocal waits until the addresses are local. Until then, some time after they were added, the kernel forwards
+// packets to IPv6 addresses (addrconf_dad_work of net/ipv6/addrconf.c).
 func (d *device) waitLocal(ctx context.Context, addrs []netip.Addr) error {
 	const timeout = 5 * time.Second
 	deadline := time.Now().Add(timeout)
@@ -224,8 +220,8 @@ func (d *device) addressesChanged() (changed bool, err error) {
 	}
 }
 
-// concerns reports whether a message is about an address of another device that is not
-// link-local. IPv6 link-local addresses come and go with every pod.
+// concerns reports whether a message is about an address of another device that is not link-local: those come and go
+// with every pod.
 func (d *device) concerns(m syscall.NetlinkMessage) bool {
 	if len(m.Data) < unix.SizeofIfAddrmsg {
 		return false

@@ -20,12 +20,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A real server serves while a Service has its endpoint. Then it drains: its weight is 0,
-// so that IPVS sends it the packets of its connections and no new connections, until it
-// has no connection left or the limit has passed. If the endpoint returns while its real
-// server drains, the real server gets its weight back. A real server with weight 0 that an
-// earlier process left counts as draining, so a restart loses only the time at which the
-// drain began.
+// A real server serves while a Service has its endpoint. Then it drains with weight 0, until it has no connection
+// left or the limit has passed. If the endpoint returns, the real server gets its weight back. A real server with
+// weight 0 that an earlier process left counts as draining, so a restart loses only the time at which the drain
+// began.
 
 // serve adds a real server to a virtual server, or gives it the weight.
 func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight uint16) error {
@@ -65,9 +63,8 @@ func (u *update) quiesce(k virtualKey, v *virtualState, at netip.AddrPort) error
 // address and port from others.
 const retireLimit = 15 * time.Minute
 
-// answerTime is how long a real server of a protocol without graceful termination
-// drains: long enough for an answer that is on its way. Without the real server the
-// answer would come from the endpoint's own address.
+// answerTime is how long a real server of a protocol without graceful termination drains, because without it an
+// answer on its way would come from the endpoint's own address.
 const answerTime = time.Second
 
 // drainRule decides when a draining real server is drained.
@@ -86,17 +83,15 @@ func (c Config) drainRule(proto uint8) drainRule {
 	return drainRule{limit: answerTime}
 }
 
-// over reports whether the limit has passed.
 func (r drainRule) over(since, now time.Time) bool { return r.limit > 0 && now.Sub(since) >= r.limit }
 
 // unused reports whether a real server with these connections is drained.
 func (r drainRule) unused(active, inactive int) bool { return r.counts && active == 0 && inactive == 0 }
 
-// inUse returns the addresses and ports of retired virtual servers, or of the real servers of those
-// with a mark, each with whether it has a TCP connection that has not ended. IPVS counts inactive
-// connections, and most of them have ended: it remembers them for minutes, and reads a list of them in
-// quadratic time. Connection tracking knows the translated ones. inUse returns nil if it cannot
-// read these, or has just read them: it takes at most a fiftieth of the time.
+// inUse returns the addresses and ports of retired virtual servers, or of the real servers of those with a mark, each
+// with whether it has a TCP connection that has not ended. IPVS counts ended connections for minutes as inactive.
+// Connection tracking knows the translated ones. inUse returns nil if it cannot read these, or has just read them: it
+// takes at most a fiftieth of the time.
 func (b *Backend) inUse(s *state) map[netip.AddrPort]bool {
 	start := time.Now()
 	if start.Before(s.nextLook) {
@@ -125,7 +120,6 @@ func (b *Backend) inUse(s *state) map[netip.AddrPort]bool {
 	return out
 }
 
-// startDrain records that a real server drains.
 func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
 	m := s.drainingReals[k]
 	if m == nil {
@@ -137,7 +131,6 @@ func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
 	}
 }
 
-// endDrain records that a real server no longer drains.
 func (s *state) endDrain(k virtualKey, at netip.AddrPort) {
 	if m := s.drainingReals[k]; m != nil {
 		delete(m, at)
@@ -147,24 +140,21 @@ func (s *state) endDrain(k virtualKey, at netip.AddrPort) {
 	}
 }
 
-// Retire deletes real servers that have drained, and returns the number of those that still
-// drain: they keep their connections and get no new ones. After a full delta without
-// Services, 0 means that [Cleanup] ends no connection. Before the first full delta, Retire
-// does nothing and returns 0.
+// Retire deletes real servers that have drained, and returns the number of those that still drain. After a full delta
+// without Services, 0 means that [Cleanup] ends no connection. Before the first full delta, Retire does nothing and
+// returns 0.
 //
-// Like [Backend.Watch], which calls it every second, Retire updates NodePorts if the node's
-// addresses have changed. It makes one request for each virtual server with a draining real
-// server, and no other requests unless addresses have changed.
+// Like [Backend.Watch], which calls it every second, Retire updates NodePorts if the node's addresses have changed.
+// It makes one request for each virtual server with a draining real server.
 //
-// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing. It
-// is a [*ruleset.PartialError] if NodePorts of some Services could not be updated; the
-// next call tries again. After another error the caller calls Retire again.
+// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing. It is a
+// [*ruleset.PartialError] if NodePorts of some Services could not be updated; the next call tries again. After
+// another error the caller calls Retire again.
 func (b *Backend) Retire(ctx context.Context) (draining int, err error) {
 	err = b.tend(ctx, time.Now())
 	return b.draining(), err
 }
 
-// draining returns the number of real servers that drain.
 func (b *Backend) draining() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,8 +195,8 @@ func (b *Backend) tend(ctx context.Context, now time.Time) error {
 	})
 }
 
-// drain deletes real servers that have drained, and with the last one virtual servers that are
-// retired or whose Service has no endpoints. If onlyTime is set, it looks at limits and not at connections.
+// drain deletes real servers that have drained, and with the last one virtual servers that are retired or whose
+// Service has no endpoints. If onlyTime is set, it looks at limits and not at connections.
 func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	u, released := newUpdate(b, s, nil), false
 	inUse := sync.OnceValue(func() map[netip.AddrPort]bool { return b.inUse(s) })
@@ -280,10 +270,9 @@ type retired struct {
 	bound   netip.Addr
 }
 
-// retire deletes a virtual server that no Service port owns: immediately or, if its protocol
-// drains and it has connections, when the connections have ended. Until then, new
-// connections are treated as if the virtual server were gone. A closed port of a cluster
-// IP or of the node refuses them, and an address that no host has does not answer.
+// retire deletes a virtual server that no Service port owns: immediately or, if its protocol drains and it has
+// connections, when these have ended. Until then, a closed port of a cluster IP or of the node refuses new
+// connections, and an address that no host has does not answer.
 func (u *update) retire(k virtualKey) error {
 	v := u.s.virtuals[k]
 	if v == nil || !u.b.config.drainRule(v.proto).counts {
@@ -335,7 +324,6 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 	return err
 }
 
-// keeps reports whether a virtual server is retired.
 func (s *state) keeps(k virtualKey) bool { _, ok := s.retired[k]; return ok }
 
 // claim claims and adds the objects of a retired virtual server.
@@ -357,9 +345,8 @@ func (u *update) claim(r retired) error {
 	return nil
 }
 
-// retirement returns the objects that a virtual server needs until it has drained: the
-// element by which it is recognized, its address if it is bound, or was before another
-// program deleted it, and the elements that stop new connections.
+// retirement returns the objects that a virtual server needs until it has drained: the element by which it is
+// recognized, its address if it is or was bound, and the elements that stop new connections.
 func (s *state) retirement(k virtualKey) (r retired) {
 	identity, cluster := s.identity(k)
 	if cluster {
@@ -388,7 +375,6 @@ func (s *state) retirement(k virtualKey) (r retired) {
 	return r
 }
 
-// releaseOwned ends the retirement of virtual servers that a Service port needs again.
 func (u *update) releaseOwned(context.Context) error {
 	for k := range u.s.retired {
 		if u.s.servers.Users(k) != 0 {
@@ -398,8 +384,7 @@ func (u *update) releaseOwned(context.Context) error {
 	return nil
 }
 
-// release releases the objects that a retired virtual server kept, after it has drained or
-// a Service port needs it again.
+// release releases the objects that a retired virtual server kept.
 func (u *update) release(k virtualKey) {
 	r, ok := u.s.retired[k]
 	if !ok {

@@ -44,14 +44,12 @@ func isSource(e entry) bool {
 	return e.set == setLoadBalancerSourceIP || e.set == setLoadBalancerSourceCIDR
 }
 
-// early reports whether an element is added before the virtual servers: all but those that drop
-// external traffic, or refuse all, and late source ranges. Internal traffic has its own virtual
-// servers when the former are added.
+// early reports whether an element is added before the virtual servers: all but those that drop external traffic, or
+// refuse all, and late source ranges.
 func (it *item) early(e entry) bool { return !isDrop(e) && !it.lateSource(e) }
 
-// lateSource reports whether an element is a source range of a Service port without
-// endpoints. It is added after the virtual servers have none: a client that only the new
-// ranges admit must not reach the old endpoints.
+// lateSource reports whether an element is a source range of a Service port without endpoints. It is added after the
+// virtual servers have none: a client that only the new ranges admit must not reach the old endpoints.
 func (it *item) lateSource(e entry) bool { return isSource(e) && !it.hasEndpoints() }
 
 func (it *item) hasEndpoints() bool {
@@ -93,8 +91,7 @@ func (u *update) insertInternal(context.Context) error {
 	return u.insert(in)
 }
 
-// insert adds elements, many at a time. The elements of older Services come first, so they get
-// the room that a set has left.
+// insert adds elements, many at a time, those of older Services first.
 func (u *update) insert(in inserts) error {
 	// This is the reverse of the order of deletion: source ranges come before the set that
 	// makes them effective.
@@ -130,9 +127,8 @@ func (u *update) insert(in inserts) error {
 	return nil
 }
 
-// deleteSources deletes the old source ranges of frontends that keep endpoints and have other
-// ranges, of the same Service port or of another. It comes before virtual servers that may get
-// endpoints: a client that only the old ranges admit must not reach them.
+// deleteSources deletes the old source ranges of frontends that have other ranges now, of the same Service port or of
+// another, before virtual servers may get endpoints: a client that only the old ranges admit must not reach them.
 func (u *update) deleteSources(context.Context) error {
 	restricted := map[entry]bool{}
 	for _, it := range u.items {

@@ -27,12 +27,11 @@ type ipsets struct {
 // netOrder marks an attribute as a big-endian number, which ipset requires.
 const netOrder = unix.NLA_F_NET_BYTEORDER
 
-// hashFull is IPSET_ERR_HASH_FULL (include/uapi/linux/netfilter/ipset/ip_set_hash.h). Bitmaps have
-// another error with this number, for a port outside of their range, and theirs is every port.
+// hashFull is IPSET_ERR_HASH_FULL (linux/netfilter/ipset/ip_set_hash.h). For bitmaps the number is another error,
+// which cannot occur: theirs is every port.
 const hashFull = ipsetError(nl.IPSET_ERR_TYPE_SPECIFIC)
 
-// bulk is the most elements of one request. An element has about 100 bytes, and the length
-// of the attribute that contains them has 16 bits.
+// bulk is the most elements of one request, of about 100 bytes each: an attribute's length has 16 bits.
 const bulk = 400
 
 // dialIPSets opens a socket in the calling thread's namespace.

@@ -15,9 +15,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// kernel is one network namespace with everything that a Backend writes. open returns
-// Linux's; tests have one in memory. Errors about a missing object that was in the kernel
-// wrap [ruleset.ErrNeedFull].
+// kernel is one network namespace with everything that a Backend writes. Errors about a missing object that was in
+// the kernel wrap [ruleset.ErrNeedFull].
 type kernel interface {
 	serverTable
 	setTable
@@ -113,9 +112,9 @@ type ruleTable interface {
 	// savedRules returns all rules, as iptables-save writes them. The error wraps
 	// [exec.ErrNotFound] if there is no iptables.
 	savedRules(context.Context, tracker.Family) (iptext.Saved, error)
-	// restoreMarks adds chains right before IPVS, or deletes them if wanted is false. In
-	// new connections of which the mark has all bits of markDrop, they clear all bits but
-	// markBits. The error wraps [errors.ErrUnsupported] if the kernel lacks nf_tables.
+	// restoreMarks adds chains right before IPVS, or deletes them if wanted is false. In new connections whose mark
+	// has all bits of markDrop, they clear all bits but markBits. The error wraps [errors.ErrUnsupported] if the
+	// kernel lacks nf_tables.
 	restoreMarks(wanted bool) error
 	// marksRestored returns an error if these chains or their rules are missing.
 	marksRestored() error
@@ -147,7 +146,6 @@ func (k virtualKey) String() string {
 	return fmt.Sprintf("protocol %d %s", k.proto, k.at)
 }
 
-// compare orders virtual servers of a family. Writes are made in an order that does not depend on maps.
 func (k virtualKey) compare(o virtualKey) int {
 	return cmp.Or(cmp.Compare(k.proto, o.proto), k.at.Compare(o.at), cmp.Compare(k.mark, o.mark))
 }
@@ -168,8 +166,8 @@ type real struct {
 	active, inactive int
 }
 
-// wrap adds the failed operation and its object to an error. The result wraps
-// [ruleset.ErrNeedFull] if an object is missing that was in the kernel.
+// wrap adds the failed operation and its object to an error, which wraps [ruleset.ErrNeedFull] if an object is
+// missing that was in the kernel.
 func wrap(err error, what string, key virtualKey) error {
 	switch {
 	case err == nil:

@@ -13,17 +13,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup finds the virtual server that handles the packet of q, and returns its real
-// servers that get new connections. [dataplane.Found.Where] is the virtual server and its
-// scheduler. The virtual server may be a [Backend]'s or kube-proxy's. IPVS does not store
-// the name of the Service.
+// Lookup finds the virtual server that handles the packet of q, and returns its real servers that get new
+// connections. [dataplane.Found.Where] is the virtual server and its scheduler. The virtual server may be a
+// [Backend]'s or kube-proxy's. IPVS does not store the name of the Service.
 //
-// The error wraps [dataplane.ErrNoRules] if the dummy device is missing. It is a
-// [*dataplane.DriftError] if the virtual server exists but no device has its address, so
-// that the packet does not reach IPVS.
-//
-// Lookup is a debugging aid. It reads the sets, virtual servers and addresses one after
-// the other, so a concurrent change can yield an inconsistent result.
+// The error wraps [dataplane.ErrNoRules] if the dummy device is missing. It is a [*dataplane.DriftError] if the
+// virtual server exists but no device has its address. Lookup is a debugging aid: it reads without a snapshot, so a
+// concurrent change can yield an inconsistent result.
 func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	k := virtualKey{family: tracker.FamilyOf(to.Addr()), proto: inet.Protocol(q.Packet.Protocol), at: to}
@@ -40,7 +36,6 @@ func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, 
 	return found, nil
 }
 
-// inspect returns a Backend for reading what a Backend or kube-proxy has programmed.
 func inspect(ctx context.Context, c Config, what string) (*Backend, error) {
 	b, err := openBackend(ctx, c, toInspect)
 	if errors.Is(err, dataplane.ErrNoRules) {

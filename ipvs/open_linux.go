@@ -95,8 +95,8 @@ func (s *system) openOthers() (err error) {
 	return err
 }
 
-// deviceExists returns an error that wraps [dataplane.ErrNoRules] if the dummy device is
-// missing. Opening the socket of IPVS would then load the module for nothing.
+// deviceExists returns an error that wraps [dataplane.ErrNoRules] if the dummy device is missing. Opening the socket
+// of IPVS would then load the module for nothing.
 func (s *system) deviceExists() error {
 	_, err := s.link()
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {

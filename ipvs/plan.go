@@ -33,9 +33,8 @@ func (p *plannedVirtual) weight(i int) uint16 {
 	return uint16(min(p.weights[i], math.MaxUint16))
 }
 
-// weightsOf returns reduced weights of endpoints, or nil if all are equal. The schedulers
-// with weights send a server as many connections in a row as its weight exceeds the
-// others', so large weights delay connections to the others.
+// weightsOf returns reduced weights of endpoints, or nil if all are equal. The schedulers send a server as many
+// connections in a row as its weight exceeds the others', so large weights delay connections to the others.
 func weightsOf(pool []*tracker.Endpoint) []int {
 	if !weighted(pool) {
 		return nil
@@ -65,9 +64,9 @@ type local struct {
 	own func(netip.Addr) bool
 }
 
-// makePlan returns the plan of a Service port. mark is the packet mark of its virtual
-// server for internal traffic. With mark 0, the plan has no such virtual server, and has
-// entries in internal if the Service port needs one. makePlan is a pure function.
+// makePlan returns the plan of a Service port. mark is the packet mark of its virtual server for internal traffic.
+// With mark 0, the plan has no such virtual server, and has entries in internal if the Service port needs one.
+// makePlan is a pure function.
 func (c Config) makePlan(s *ruleset.Port, l local, mark uint32) plan {
 	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
 	p, props := plan{mark: mark}, c.properties(s)
@@ -179,8 +178,8 @@ func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family t
 	}
 }
 
-// internalFrontend returns a frontend that treats internal traffic differently, or nil.
-// All such frontends of a Service treat it alike: as the policy Cluster does.
+// internalFrontend returns a frontend that treats internal traffic differently, or nil. All such frontends treat it
+// alike: as the policy Cluster does.
 func internalFrontend(s *ruleset.Port, p Properties) *ruleset.Frontend {
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; p.separates(s, f) {
@@ -227,14 +226,12 @@ func (c Config) virtual(s *ruleset.Port, p Properties, affinity time.Duration, p
 // maxAffinity is the longest time for which the kernel can remember clients.
 const maxAffinity = math.MaxInt32 / 1000 * time.Second
 
-// elementsAtOnce is [ruleset.Limits].Delta. Each real server takes a request of its own, and two
-// if it replaces another.
+// elementsAtOnce is [ruleset.Limits].Delta. Each real server takes a request or two.
 const elementsAtOnce = 100
 
-// internalVirtual returns the properties of a virtual server with a mark. For clients that
-// IPVS remembers by a mark it translates ports only if the packet has the virtual server's
-// port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's
-// address replaces affinity.
+// internalVirtual returns the properties of a virtual server with a mark. For clients that IPVS remembers by a mark
+// it translates ports only if the packet has the virtual server's port (ip_vs_sched_persist of
+// net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's address replaces affinity.
 func (c Config) internalVirtual(s *ruleset.Port, p Properties, pool []*tracker.Endpoint) virtual {
 	v := c.virtual(s, p, 0, pool)
 	if s.Spec.Affinity > 0 {
@@ -244,12 +241,10 @@ func (c Config) internalVirtual(s *ruleset.Port, p Properties, pool []*tracker.E
 	return v
 }
 
-// signature is the timeout of virtual servers with a mark. The kernel stores it and uses it only
-// for persistence, which they do not have. It identifies them as a Backend's, from when the kernel
-// adds them until it deletes them: other programs may use marks of the same range.
+// signature is the timeout of virtual servers with a mark, which the kernel uses only for persistence. It identifies
+// them as a Backend's: other programs may use marks of the same range.
 const signature = 1300437
 
-// weighted reports whether endpoints with a weight other than 0 have different weights.
 func weighted(pool []*tracker.Endpoint) bool {
 	var weight uint16
 	for _, ep := range pool {
@@ -264,7 +259,6 @@ func weighted(pool []*tracker.Endpoint) bool {
 	return false
 }
 
-// missing returns the elements of a that are not in b.
 func missing[T comparable](a, b []T) []T {
 	if len(a) == 0 {
 		return nil

@@ -70,8 +70,8 @@ func (b *Backend) probe() error {
 	return nil
 }
 
-// tryScheduler adds a virtual server with the scheduler, and deletes it. Another process
-// may do the same concurrently in the same network namespace.
+// tryScheduler adds a virtual server with the scheduler, and deletes it. Another process may do the same
+// concurrently.
 func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
 	addr := netip.AddrFrom4([4]byte{198, 51, 100, 0})
 	if f == tracker.IPv6 {

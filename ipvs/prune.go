@@ -8,10 +8,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// keepFailed makes failed items claim what the kernel has at the frontends in their plans. It stays
-// as it is, even if another Service port gives up the frontend: its real servers serve until those
-// of the item can be added. So they keep their source ranges and their virtual server of internal
-// traffic.
+// keepFailed makes failed items claim what the kernel has at the frontends in their plans, even if another Service
+// port gives up the frontend: its real servers serve until those of the item can be added. So they keep their source
+// ranges and their virtual server of internal traffic.
 func (u *update) keepFailed(context.Context) error {
 	owners := map[virtualKey]owner{}
 	for _, it := range u.items {
@@ -44,9 +43,9 @@ func (u *update) keepFailed(context.Context) error {
 	return nil
 }
 
-// prune retires the virtual servers of a Backend that no Service port needs, and stops
-// tracking those of other programs. If one stays, the error ends the update: the set elements by which
-// the next full delta recognizes it stay, too.
+// prune retires the virtual servers of a Backend that no Service port needs, and stops tracking those of other
+// programs. If one stays, the error ends the update, so that the set elements by which the next full delta recognizes
+// it stay.
 func (u *update) prune(context.Context) (failed error) {
 	for k := range u.s.servers.Unused() {
 		if v := u.s.virtuals[k]; v != nil && !u.s.recognized(u.b.config, k, v.virtual) {

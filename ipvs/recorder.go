@@ -18,8 +18,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// recorder is the kernel of a [Renderer]. It records each write as a line of the program that makes it, and
-// has nothing but what was written.
+// recorder is the kernel of a [Renderer]. It records each write as a line of the program that makes it, and has only
+// what was written.
 type recorder struct {
 	config  Config
 	backend *Backend
@@ -74,7 +74,6 @@ func (r *recorder) statistics(tracker.Family) (map[virtualKey]dataplane.Counters
 	return nil, nil
 }
 
-// virtual returns what is known of a virtual server, or nil.
 func (r *recorder) virtual(k virtualKey) *virtualState {
 	for _, s := range r.backend.states {
 		if s.family == k.family {
@@ -84,7 +83,6 @@ func (r *recorder) virtual(k virtualKey) *virtualState {
 	return nil
 }
 
-// forwarding returns how packets reach the real servers of a virtual server.
 func (r *recorder) forwarding(k virtualKey) Forwarding {
 	if v := r.virtual(k); v != nil {
 		return v.forwarding

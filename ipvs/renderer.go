@@ -11,13 +11,10 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Renderer turns rulesets into the objects of a node, on every system and without privileges. It plans with
-// the code of a [Backend], and writes text instead of messages to the kernel. A Renderer knows nothing of the
-// kernel: the caller says, by its deltas, what is in effect. It is not safe for concurrent use.
-//
-// A Renderer is for all of its families, which share the dummy device.
-//
-// [NewRenderer] makes one; the zero value must not be used.
+// Renderer turns rulesets into the objects of a node, for all of its families, on every system and without
+// privileges. It plans with the code of a [Backend], and writes text instead of messages to the kernel. It does no
+// I/O: the caller's deltas determine what is in effect. It is not safe for concurrent use. [NewRenderer] makes one;
+// the zero value must not be used.
 type Renderer struct {
 	// Addresses holds addresses of the node's devices that its Node object lacks. A change has an effect at the
 	// next call of Render.
@@ -27,9 +24,9 @@ type Renderer struct {
 	kernel  *recorder
 }
 
-// NewRenderer returns a Renderer of the objects that a [Backend] with the configuration writes. It uses
-// c.Families, c.Scheduler, c.Properties, c.Schedulers, c.Timeouts and c.MasqueradeMark. It takes the
-// kernel to have all schedulers. The error wraps [ruleset.ErrConfig].
+// NewRenderer returns a Renderer of the objects that a [Backend] writes. It uses c.Families, c.Scheduler,
+// c.Properties, c.Schedulers, c.Timeouts and c.MasqueradeMark, and assumes that the kernel has all schedulers. The
+// error wraps [ruleset.ErrConfig].
 func NewRenderer(c Config) (*Renderer, error) {
 	c.Log = nil
 	c, err := c.withDefaults()
@@ -42,14 +39,12 @@ func NewRenderer(c Config) (*Renderer, error) {
 	return &Renderer{backend: k.backend, kernel: k}, nil
 }
 
-// Render returns the transaction that leads from the objects before d to those after it. That of a full delta
-// is for a network namespace that has none of them. NodePorts answer at those addresses of d.Node.Info and
-// r.Addresses that d.Node allows.
+// Render returns the transaction from the objects before d to those after it. That of a full delta is for a network
+// namespace that has none of them. NodePorts answer at those addresses of d.Node.Info and r.Addresses that d.Node
+// allows. The Renderer counts the transaction as applied; otherwise the caller must call [Transaction.Revert] before
+// the next Render.
 //
 // Render returns [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
-//
-// The Renderer counts the transaction as applied. If it is not applied, the caller must call
-// [Transaction.Revert] before the next Render.
 func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	if d.Full {
 		r.forget()
@@ -63,9 +58,8 @@ func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	return t, nil
 }
 
-// Retire returns the transaction that deletes what drains: the real servers that earlier transactions gave the
-// weight 0, and the objects of deleted Services that their connections need. The caller
-// chooses the time, because the Renderer does not know when the connections have ended. The error wraps
+// Retire returns the transaction that deletes what drains: the real servers that earlier transactions gave the weight
+// 0, and the objects of deleted Services that their connections need. The caller chooses the time. The error wraps
 // [ruleset.ErrNeedFull] if the next delta must be full.
 func (r *Renderer) Retire() (*Transaction, error) {
 	r.kernel.idle = true
@@ -107,15 +101,14 @@ type Input struct {
 // Empty reports whether the transaction changes nothing.
 func (t *Transaction) Empty() bool { return len(t.inputs) == 0 }
 
-// Inputs returns the inputs that apply the transaction, in the order of a [Backend]: what is new is added
-// before what is old is deleted, so that the state between two lines is right. The inputs write what
-// a Backend writes, with these exceptions:
+// Inputs returns the inputs that apply the transaction, in the order of a [Backend]. They write what a Backend
+// writes, with these exceptions:
 //
 //   - Kernel parameters are not set: see [SetSysctls].
 //   - ipvsadm cannot write the timeout that identifies the virtual servers of internal traffic. A Backend that
 //     follows recognizes them by the set elements that lead to them.
-//   - ipvsadm gives real servers that packets reach directly the port of the virtual server, which is where they
-//     must listen. So a change of [Properties].Forwarding replaces real servers, and ends their connections.
+//   - ipvsadm gives real servers that packets reach directly the port of the virtual server. So a change of
+//     [Properties].Forwarding replaces real servers, and ends their connections.
 //   - A kernel without nf_tables refuses the input of nft, and a Backend does without.
 func (t *Transaction) Inputs() []Input { return t.inputs[:len(t.inputs):len(t.inputs)] }
 
@@ -128,6 +121,6 @@ func (t *Transaction) String() string {
 	return b.String()
 }
 
-// Revert makes the Renderer forget the transaction, which must be its last one and was not applied, and
-// all that it rendered: the next delta must be full.
+// Revert makes the Renderer forget its last transaction, which was not applied, and all that it rendered: the next
+// delta must be full.
 func (t *Transaction) Revert() { t.revert() }

@@ -11,21 +11,16 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// rules renders the netfilter rules. Their number depends on the node's configuration
-// alone. Everything about Services is in the sets.
-//
-// A packet to a Service meets, in this order,
+// rules renders the netfilter rules. Their number depends on the node's configuration alone. Rules that drop a
+// packet, or select another virtual server for it, are in mangle, because a packet to a Service meets, in this order,
 //
 //	arriving:           nat PREROUTING, mangle INPUT, filter INPUT, IPVS
 //	from the node:      mangle OUTPUT, nat OUTPUT, IPVS
 //	forwarded by IPVS:  (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
 //	forwarded without:  mangle FORWARD, only while its address is missing on the device
 //
-// so rules that drop a packet, or select another virtual server for it, are in mangle.
-//
-// Chains whose names kube-proxy's ipvs mode shares with its iptables mode have "IPVS" in
-// their names here. A backend of either kind can then be started and cleaned up while the
-// other one works.
+// Chains whose names kube-proxy's ipvs mode shares with its iptables mode have "IPVS" in their names here, so that a
+// backend of either kind can be started and cleaned up while the other one works.
 type rules struct {
 	family tracker.Family
 	// mark is the masquerade mark, 0 if nothing is masqueraded.
@@ -117,11 +112,9 @@ func (r rules) mangle() table {
 		chains: []chain{
 			{"KUBE-IPVS-IN", in},
 			{"KUBE-IPVS-OUT", out},
-			// If an address is missing on the device, the kernel routes its packets elsewhere.
-			// It stops tracking a masqueraded connection if a packet leaves by another device
-			// than before (nf_nat_oif_changed of net/netfilter/nf_nat_core.c), and later
-			// packets reach the endpoint from another port. So these packets are dropped until
-			// the address is back.
+			// If an address is missing on the device, the kernel routes its packets elsewhere. It stops tracking a
+			// masqueraded connection if a packet leaves by another device than before (nf_nat_oif_changed of
+			// net/netfilter/nf_nat_core.c). So these packets are dropped until the address is back.
 			{"KUBE-IPVS-ASTRAY", []string{
 				r.set(setIPs, "dst") + " " + iptext.Comment("drop packets to Service addresses that the node lacks") + " -j DROP",
 			}},
@@ -134,8 +127,7 @@ func (r rules) mangle() table {
 				"-j SET --map-set " + setShortCircuit.name(r.family) + " dst,dst --map-mark",
 				fmt.Sprintf("-m mark --mark %#x ", markDrop) + iptext.Comment("no endpoint can be used") + " -j DROP",
 			}},
-			// After IPVS, these rules clear the mark that named a virtual server, and set the
-			// masquerade mark, whose place it had taken.
+			// After IPVS, these rules replace the mark that named a virtual server with the masquerade mark.
 			{"KUBE-IPVS-SENT", sent},
 		},
 	}
@@ -148,8 +140,8 @@ func (r rules) nat() table {
 		loopback = "::1/128"
 	}
 	services := []string{
-		// There is no virtual server at a loopback address, but the sets of ports match there, too.
-		// Masqueraded packets to it would be lost.
+		// There is no virtual server at a loopback address, but the sets of ports match there, and masqueraded
+		// packets to it would be lost.
 		"-d " + loopback + " -j RETURN",
 		"-m mark --mark " + marksText + " -j RETURN",
 	}
@@ -160,8 +152,7 @@ func (r rules) nat() table {
 	case r.node.LocalTraffic.Detects(r.family):
 		services = append(services, cluster+" -j KUBE-CLUSTER-IP")
 	default:
-		// The kernel chooses a cluster IP as the source of the node's own packets to it,
-		// unless the program binds another. Such a source cannot be answered.
+		// The kernel may choose a cluster IP as the source of the node's own packets to it, which cannot be answered.
 		services = append(services, cluster+" "+r.set(setIPs, "src")+" -j KUBE-IPVS-MARK-MASQ")
 	}
 	services = append(services,
@@ -268,7 +259,6 @@ func restoreAll(tables []table, saved iptext.Saved) string {
 				in.Append(c.name, rule)
 			}
 		}
-		// The jump that is inserted last comes first.
 		for _, j := range slices.Backward(t.jumps) {
 			if !slices.Contains(saved[t.name][j.from], j.rule) {
 				in.Insert(j.from, j.rule)

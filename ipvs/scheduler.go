@@ -7,10 +7,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Scheduler names the way in which a virtual server chooses among its real servers. It is
-// the name of a kernel module without "ip_vs_" (ipvsadm(8), --scheduler). Every scheduler
-// that the kernel has can be used, "lc", "wlc", "sed" and others; [New] and [Probe] try it.
-// The kernel loads the module when the scheduler is first used.
+// Scheduler names the way in which a virtual server chooses among its real servers: a kernel module without "ip_vs_"
+// (ipvsadm(8), --scheduler). Every scheduler that the kernel has can be used, "lc", "wlc", "sed" and others; [New]
+// and [Probe] try it, so that the kernel loads the module.
 type Scheduler string
 
 // The schedulers that the backend treats differently from others.
@@ -39,20 +38,19 @@ type Properties struct {
 	// HashPort makes [SourceHash] and [Maglev] hash the client's port, too (sh-port, mh-port). Both
 	// always fall back to another endpoint while one drains (sh-fallback, mh-fallback).
 	HashPort bool
-	// Forwarding is how packets to external and load-balancer IPs reach an endpoint. Those of this
-	// node and its pods are always translated, and so are all packets to cluster IPs and NodePorts.
+	// Forwarding is how packets to external and load-balancer IPs reach an endpoint. All other packets, and those of
+	// this node and its pods, are translated.
 	Forwarding Forwarding
-	// OnePacket chooses an endpoint for each UDP packet by itself (one-packet scheduling), at
-	// addresses that are not translated: IPVS does not remember where to send the answer.
+	// OnePacket chooses an endpoint for each UDP packet by itself (one-packet scheduling), at addresses that are not
+	// translated: IPVS does not remember where to send the answer.
 	OnePacket bool
 }
 
 // Forwarding is how IPVS sends packets to an endpoint. The lowest bits of its values are the kernel's
 // (IP_VS_CONN_F_FWD_MASK of include/uapi/linux/ip_vs.h).
 //
-// With all but ForwardingTranslated the endpoint sees the client's address and the
-// Service's, and answers the client itself, without this node. That needs what "Direct forwarding"
-// in DESIGN.md lists: the endpoint must have the Service's address, and listen at the Service's port.
+// With all but ForwardingTranslated the endpoint sees the client's address and the Service's, and answers the client
+// itself, without this node. "Direct forwarding" in DESIGN.md lists what that needs.
 type Forwarding uint8
 
 // The values of Forwarding.
@@ -121,8 +119,7 @@ func (p Properties) separates(s *ruleset.Port, f *ruleset.Frontend) bool {
 // include/uapi/linux/ip_vs.h, without the zero byte).
 const maxSchedulerName = 15
 
-// validate returns an error unless s can be the name of a kernel module. Only the kernel
-// can report whether the module exists.
+// validate returns an error unless s can be the name of a kernel module.
 func (s Scheduler) validate() error {
 	if s == "" || len(s) > maxSchedulerName {
 		return fmt.Errorf("scheduler %q is not 1 to %d bytes long", s, maxSchedulerName)

@@ -8,10 +8,8 @@ import (
 	"syscall"
 )
 
-// internal reports whether the virtual server is one of internal traffic.
 func (k virtualKey) internal() bool { return k.mark != 0 }
 
-// external reports whether the virtual server is not one of internal traffic.
 func (k virtualKey) external() bool { return k.mark == 0 }
 
 // upsert returns a function that adds and changes an item's virtual servers of a kind.
@@ -87,9 +85,9 @@ func (u *update) forward(k virtualKey, v *virtualState, how Forwarding) error {
 	return nil
 }
 
-// quiesceReals returns a function that begins to drain the real servers that an item's virtual servers of
-// a kind no longer need. If the item failed, it drains only real servers whose endpoints are gone, and
-// none while no other serves: the virtual server would refuse connections.
+// quiesceReals returns a function that begins to drain the real servers that an item's virtual servers of a kind no
+// longer need. If the item failed, it drains only real servers whose endpoints are gone, and none while no other
+// serves.
 func (u *update) quiesceReals(kind func(virtualKey) bool) func(*item) error {
 	return func(it *item) error {
 		for i := range it.plan.virtuals {
@@ -166,8 +164,8 @@ func (u *update) reread(k virtualKey, v *virtualState) error {
 	return nil
 }
 
-// dropVirtuals removes an item's virtual servers that are no longer in its plan, unless
-// another Service port needs them now, and those of rejected frontends without anything to drain.
+// dropVirtuals removes an item's virtual servers that are no longer in its plan, unless another Service port needs
+// them now, and those of rejected frontends without anything to drain.
 func (u *update) dropVirtuals(it *item) error {
 	for _, k := range slices.SortedFunc(u.s.servers.Items(it.owner), virtualKey.compare) {
 		if v := u.s.virtuals[k]; v != nil && v.rejected && (len(v.reals) == 0 || !u.b.config.drainRule(v.proto).counts) {

@@ -31,9 +31,8 @@ var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its
 // openIPVS opens a handle in the calling thread's namespace. The kernel loads the module
 // ip_vs if it can.
 func openIPVS() (*moby.Handle, error) {
-	// This request makes the kernel load the module. moby looks the family up once in a
-	// process and keeps the answer even if the family was missing. It then treats every
-	// request as successful, because no request gets an answer.
+	// This request makes the kernel load the module. moby looks the family up once in a process, even if it is
+	// missing, and then treats every request as successful, because no request gets an answer.
 	nl, err := netlink.NewHandle(unix.NETLINK_GENERIC)
 	if err != nil {
 		return nil, fmt.Errorf("open generic netlink socket: %w", err)
@@ -92,13 +91,10 @@ func (key virtualKey) service(v virtual) *moby.Service {
 	return s
 }
 
-// virtuals calls fn with each virtual server of the family.
-//
-// The kernel splits a long list into messages, and finds its place in the next one by
-// counting the virtual servers of all network namespaces (ip_vs_genl_dump_services of
-// net/netfilter/ipvs/ip_vs_ctl.c). If one is added or deleted in between, the list lacks
-// some or repeats them, without an error. virtuals therefore reads the list until two
-// results in a row are equal.
+// virtuals calls fn with each virtual server of the family. It reads the list until two results in a row are equal:
+// the kernel splits a long list into messages, and finds its place in the next one by counting the virtual servers of
+// all network namespaces (ip_vs_genl_dump_services of net/netfilter/ipvs/ip_vs_ctl.c). If one is added or deleted in
+// between, the list lacks some or repeats them, without an error.
 func (k *servers) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
 	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
 		found := map[virtualKey]virtual{}
@@ -122,8 +118,8 @@ func (k *servers) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error
 	return err
 }
 
-// sameTwice calls list until two results in a row are equal, and returns that result. If
-// no two are equal, it returns the union of all, some of which may be deleted by now.
+// sameTwice calls list until two results in a row are equal, and returns that result, or the union of all if no two
+// are.
 func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 	const most = 20
 	all, last := map[K]V{}, map[K]V(nil)
@@ -242,9 +238,8 @@ func (k *servers) setTimeouts(t Timeouts) error {
 	return nil
 }
 
-// statistics returns the counters of each virtual server. A list may lack some if others are
-// added or deleted at the same time (see virtuals), so it reads two and takes the larger
-// counters.
+// statistics returns the counters of each virtual server. It reads two lists and takes the larger counters, because a
+// list may lack some (see virtuals).
 func (s *system) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error) {
 	out := map[virtualKey]dataplane.Counters{}
 	for range 2 {

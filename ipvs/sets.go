@@ -63,8 +63,8 @@ const (
 	hashIPPortMark
 )
 
-// typeName returns the kernel's name of the type, and its oldest revision that has every
-// feature in use (net/netfilter/ipset/ip_set_hash_*.c).
+// typeName returns the kernel's name of the type, and its oldest revision that has every feature in use
+// (net/netfilter/ipset/ip_set_hash_*.c).
 func (k setKind) typeName() (name string, revision uint8) {
 	switch k {
 	case hashIPPortIP:

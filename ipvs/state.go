@@ -10,8 +10,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// owner identifies who needs an object: a Service port by its [ruleset.Port].ID, or a
-// retired virtual server by a number from firstRetired.
+// owner identifies who needs an object: a Service port by its [ruleset.Port].ID, or a retired virtual server by a
+// number from firstRetired.
 type owner uint64
 
 const firstRetired owner = 1 << 32
@@ -61,8 +61,8 @@ type state struct {
 
 type virtualState struct {
 	virtual
-	// service is the Service port that the virtual server is for, or was. proto is its
-	// protocol, even if the virtual server's key has a mark.
+	// service is the Service port that the virtual server is or was for. proto is its protocol, even if the key has a
+	// mark.
 	service tracker.Key
 	proto   uint8
 	// reals holds the weights of the real servers. Draining ones are in
@@ -102,7 +102,6 @@ func newState(f tracker.Family) *state {
 	}
 }
 
-// setOwn records the node's own addresses.
 func (s *state) setOwn(own map[netip.Addr]bool) {
 	for _, m := range []map[netip.Addr]bool{own, s.own} {
 		for a := range m {
@@ -114,8 +113,8 @@ func (s *state) setOwn(own map[netip.Addr]bool) {
 	s.own = own
 }
 
-// follows reports whether the plan of a Service port may depend on addresses that have changed: by a
-// NodePort, or because a frontend's address is not bound while it is one of the node's own.
+// follows reports whether the plan of a Service port may depend on addresses that have changed: by a NodePort, or
+// because a frontend's address is one of the node's own.
 func (s *state) follows(svc *ruleset.Port) bool {
 	return svc.Spec.ExternallyAccessible() ||
 		slices.ContainsFunc(svc.Frontends, func(f ruleset.Frontend) bool { return s.moved[f.Addr] })
@@ -135,10 +134,9 @@ func (s *state) knows(e entry) bool {
 	return s.entries.Has(e) || s.before != nil && s.before.entries.Has(e)
 }
 
-// recognized reports whether a Backend, perhaps in an earlier process, has added a virtual
-// server that no Service wants. A virtual server of a mark is identified by its signature, or by
-// an element that leads to it, as in earlier releases. Others are identified by an element in a set that is added before the
-// virtual server and deleted after it.
+// recognized reports whether a Backend, perhaps in an earlier process, has added a virtual server that no Service
+// wants. Its signature, or an element that leads to it, identifies a virtual server of a mark. An element in a set,
+// which is added before the virtual server and deleted after it, identifies others.
 func (s *state) recognized(c Config, k virtualKey, v virtual) bool {
 	if k.mark != 0 {
 		return namesServer(k.mark) && (v.timeout == signature || s.led[k.mark])
@@ -163,10 +161,9 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 	return e, s.knows(e)
 }
 
-// adoptMark keeps the packet mark that an earlier process allocated for a Service port, whose
-// elements are list. It does not keep a mark that another element has, too: that element's
-// frontend has moved from or to another Service port, and its packets would reach this one.
-// elements counts the elements with each mark.
+// adoptMark keeps the packet mark that an earlier process allocated for a Service port, whose elements are list. It
+// does not keep a mark that another element has, too: that element's frontend has moved from or to another Service
+// port. elements counts the elements with each mark.
 func (s *state) adoptMark(k tracker.Key, list []entry, elements map[uint32]int) {
 	var mark uint32
 	n := 0
@@ -195,8 +192,7 @@ func (s *state) reserveMarks() {
 	}
 }
 
-// freeMark ends a Service port's use of its packet mark. The mark stays reserved while it
-// has a virtual server.
+// freeMark ends a Service port's use of its packet mark. The mark stays reserved while it has a virtual server.
 func (s *state) freeMark(k tracker.Key) {
 	n, ok := s.marks.Lookup(k)
 	if !ok {

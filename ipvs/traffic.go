@@ -17,14 +17,12 @@ import (
 // counted lists the counters that IPVS has.
 const counted = dataplane.CountsConnections | dataplane.CountsPackets | dataplane.CountsBytes
 
-// Traffic reads the kernel's statistics of the virtual servers, which the kernel sums up every
-// two seconds (net/netfilter/ipvs/ip_vs_est.c). Known is connections, packets and bytes. IPVS
-// does not count refused and dropped packets by Service. A virtual server keeps its statistics
+// Traffic reads the kernel's statistics of the virtual servers, which the kernel sums up every two seconds
+// (net/netfilter/ipvs/ip_vs_est.c). Known is connections, packets and bytes. A virtual server keeps its statistics
 // while its Service and endpoints change, and when another process takes over.
 //
-// Traffic returns counters by Service port once a full delta was applied. Before, it returns the
-// counters of the function [Traffic], by destination. The error is ctx's, [os.ErrClosed], or that
-// of reading from the kernel.
+// Before the first full delta Traffic returns the counters of the function [Traffic], by destination. The error is
+// ctx's, [os.ErrClosed], or that of reading from the kernel.
 func (b *Backend) Traffic(ctx context.Context) (out *dataplane.Traffic, err error) {
 	err = b.do(ctx, func() error {
 		if b.states == nil {
@@ -53,11 +51,10 @@ func (b *Backend) Traffic(ctx context.Context) (out *dataplane.Traffic, err erro
 	return out, nil
 }
 
-// Traffic reads the kernel's statistics of the virtual servers, as [Backend.Traffic] does,
-// without a [Backend]. IPVS does not store names of Services, so the counters are in
-// [dataplane.Traffic] Unnamed, by destination. Internal traffic with a virtual server of its own
-// counts for one of the Service's destinations. Virtual servers of other programs are included,
-// except those in ExcludeCIDRs.
+// Traffic reads the kernel's statistics of the virtual servers, as [Backend.Traffic] does, without a [Backend]. IPVS
+// does not store names of Services, so the counters are in [dataplane.Traffic] Unnamed, by destination. Internal
+// traffic with a virtual server of its own counts for one of the Service's destinations. Virtual servers of other
+// programs are included, except those in ExcludeCIDRs.
 //
 // The error wraps [dataplane.ErrNoRules] if the dummy device is missing.
 func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
@@ -140,8 +137,8 @@ const (
 	statsBytesOut    = 5 // IPVS_STATS_ATTR_OUTBYTES
 )
 
-// statisticsOf returns the counters in the kernel's message about a virtual server. ok is false if
-// the message is about something else. Numbers are in the machine's byte order, except the port.
+// statisticsOf returns the counters in the kernel's message about a virtual server. ok is false if the message is
+// about something else.
 func statisticsOf(message []byte) (key virtualKey, c dataplane.Counters, ok bool) {
 	const header = 4 // struct genlmsghdr
 	var address [16]byte

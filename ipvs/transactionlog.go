@@ -10,9 +10,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// logged is a kernel whose writes are logged at [dataplane.LevelTransaction] before they are made, in the words
-// of a [Renderer]. IPVS has no transactions: each entry of the log is one write. The kernel may turn out to have
-// what a write adds, or to lack what it deletes.
+// logged is a kernel whose writes are logged one by one at [dataplane.LevelTransaction] before they are made, in the
+// words of a [Renderer].
 type logged struct {
 	kernel
 	words *recorder

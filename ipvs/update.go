@@ -30,8 +30,8 @@ type item struct {
 	owner   owner
 	service *ruleset.Port // nil if the Service port was deleted
 	plan    plan
-	// errs holds the kernel's errors about parts of the item, the first few of each update. The
-	// other parts are in place.
+	// errs holds the kernel's errors about parts of the item, the first few of each update. The other parts are in
+	// place.
 	errs []error
 	// failed is set by an error that leaves open what the kernel has. The update then removes
 	// nothing of the item, except real servers whose endpoints are gone.
@@ -59,14 +59,11 @@ func (it *item) fail(err error) error {
 	return nil
 }
 
-// steps returns the steps of an update in order. Each step is done for all items before
-// the next. Everything new is complete before anything old is removed, except source ranges
-// (see deleteSources), so that a packet to a Service meets either all of its old state or all
-// of its new state. The same holds for a frontend that moves to another Service. Elements that drop
-// external traffic come when internal traffic has its own virtual servers, and leave while it still
-// has its elements. An earlier process may have given the packet mark of a virtual server of internal
-// traffic to another Service port, so its real servers drain before elements lead to it. DESIGN.md
-// gives the reasons for the order.
+// steps returns the steps of an update in the order that DESIGN.md has. Each step is done for all items before the
+// next. Everything new is complete before anything old is removed, except source ranges (see deleteSources). Elements
+// that drop external traffic come when internal traffic has its own virtual servers, and leave while it still has its
+// elements. An earlier process may have given the packet mark of a virtual server of internal traffic to another
+// Service port, so its real servers drain before elements lead to it.
 func (u *update) steps(full bool) []step {
 	ifFull := func(do func(context.Context) error) func(context.Context) error {
 		if !full {
@@ -201,7 +198,6 @@ func (u *update) each(do func(*item) error) func(context.Context) error {
 	}
 }
 
-// unlessFailed returns a step that calls do for each item that has not failed.
 func (u *update) unlessFailed(do func(*item) error) func(context.Context) error {
 	return u.each(func(it *item) error {
 		if it.failed {

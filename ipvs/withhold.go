@@ -8,22 +8,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A Service port does without the elements for which a set has no room, or that could not be added:
+// A Service port does without the elements for which a set has no room, or that could not be added, until the next
+// delta with the Service port:
 //
 //   - Without an element of setLoopBack, an endpoint cannot reach itself through the Service.
 //   - Without a source range, its clients are dropped.
 //   - Without an element of setShortCircuit, internal traffic is treated like external traffic.
 //   - Without an element of setNoLocal, connections are refused and not dropped.
-//   - Without an element of setNoEndpoints, the node itself refuses connections, unless a process
-//     listens at the address and port.
-//   - Without any other element, the frontend that needs it is left out if it is new. A frontend
-//     that is in the kernel stays as it is, and its endpoints are followed. If it is to be
-//     restricted to source ranges and is not yet, it gets no endpoint beyond those that it has.
-//
-// The next delta with the Service port tries again.
+//   - Without an element of setNoEndpoints, the node itself refuses connections, unless a process listens there.
+//   - Without any other element, a new frontend that needs it is left out. A frontend that is in the kernel stays,
+//     and its endpoints are followed. If it is to be restricted to source ranges and is not yet, it gets no further
+//     endpoint.
 
-// lack records an element that could not be added. The item fails unless the set has no room. Then
-// a frontend is not restricted to source ranges yet: one of them may be missing only for a moment.
+// lack records an element that could not be added. The item fails unless the set has no room.
 func (it *item) lack(e entry, err error) {
 	it.note(err)
 	if !errors.Is(err, errSetFull) {
