@@ -20,19 +20,16 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Apply makes the tables agree with d, as [ruleset.Backend] requires.
+// Apply makes the tables agree with d, as [ruleset.Backend] requires. A delta is committed in one transaction for
+// both families. A very large delta, and one that writes the first tables, takes several transactions of whole
+// Services each. A full delta replaces the tables' contents, even if another process wrote them: see "Requirements"
+// in the package documentation.
 //
-// A delta is committed in one transaction for both families. A very large delta, and one that writes
-// the first tables, takes several transactions of whole Services each. A full delta replaces the
-// tables' contents, even if another process wrote them: see "Requirements" in the package
-// documentation.
-//
-// A [*ruleset.PartialError] names Services that cannot be programmed. Such a Service, and one that
-// loses a frontend to it, stays as it was, even in a full delta. "Limits" in
-// DESIGN.md lists the reasons. If so many Services grow in a full delta that there is
-// no room for what another one had, that one has no rules. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
-// because the tables were not as the backend left them. If the kernel refuses a full delta,
-// the error wraps an [*Error] and the tables are unchanged.
+// A [*ruleset.PartialError] names Services that cannot be programmed, for the reasons in "Limits" in DESIGN.md. Such
+// a Service, and one that loses a frontend to it, stays as it was, even in a full delta, unless Services that grow in
+// a full delta leave no room for it. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction because
+// the tables were not as the backend left them. If the kernel refuses a full delta, the error wraps an [*Error] and
+// the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := b.lock(ctx); err != nil {
 		return err
@@ -89,8 +86,8 @@ func (b *Backend) writer(name string, n *ruleset.Node) writer {
 	return b.conn.NewWriter(name, rules...)
 }
 
-// discard discards the models after a failure that left the kernel state unknown. What
-// was written from the given time on may be missing from the kernel.
+// discard discards the models after a failure that left the kernel state unknown. What was written from the given
+// time on may be missing from the kernel.
 func (b *Backend) discard(from time.Time) {
 	if b.tables != nil {
 		b.inGrace = map[tracker.Family]map[netip.Addr]time.Time{}
@@ -101,7 +98,6 @@ func (b *Backend) discard(from time.Time) {
 	b.tables = nil
 }
 
-// update applies a delta that is not full.
 func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	b.sink.begin()
 	failed, err := b.tables.Update(ctx, d, b.sink)
@@ -113,8 +109,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 		b.deleteGarbage(t)
 	}
 	if b.sink.structural {
-		// Changes that another process made before or during the transaction must not pass
-		// for the backend's own. If the tables cannot be read now, Check reads them later.
+		// Changes that another process made before or during the transaction must not pass for the backend's own.
 		return failed, kernel.IgnoreInterrupted(b.examine(false))
 	}
 	return failed, nil
@@ -139,11 +134,9 @@ func partial(failed map[tracker.Key]error) error {
 	return &ruleset.PartialError{Failed: failed}
 }
 
-// errClosed is the error of a closed backend.
 var errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
 
-// logger returns a function that logs a transaction about the tables of a name, at
-// [dataplane.LevelTransaction], as "nft -f" reads it.
+// logger returns a function that logs a transaction at [dataplane.LevelTransaction], as "nft -f" reads it.
 func (b *Backend) logger(name string, n *ruleset.Node) func(*model.Tx) {
 	return func(tx *model.Tx) {
 		ctx := context.Background()

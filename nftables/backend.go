@@ -13,11 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs one network namespace's nf_tables. It implements [dataplane.Backend]. Its
-// methods are safe for concurrent use. Methods called after [Backend.Close] change nothing and
-// return an error that wraps [os.ErrClosed].
-//
-// [New] makes one; the zero value must not be used.
+// Backend programs one network namespace's nf_tables. It implements [dataplane.Backend]. Its methods are safe for
+// concurrent use. After [Backend.Close], methods change nothing and return an error that wraps [os.ErrClosed]. [New]
+// makes one; the zero value must not be used.
 type Backend struct {
 	config Config
 	// layout configures the tables.
@@ -33,8 +31,8 @@ type Backend struct {
 	// name is the name of the tables in use: the configured name or that of the staging
 	// tables.
 	name string
-	// tables is the model of the tables in the kernel, nil while their state is unknown. sink
-	// commits its transactions.
+	// tables is the model of the tables in the kernel, nil while their state is unknown. sink commits its
+	// transactions.
 	tables  *model.Tables
 	sink    *streamSink
 	watched watched
@@ -42,8 +40,8 @@ type Backend struct {
 	started bool
 	// staleInterfaces is set after syncInterfaces failed, until it succeeds.
 	staleInterfaces bool
-	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace
-	// period, and when the grace period began.
+	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace period, and when that
+	// began.
 	inGrace map[tracker.Family]map[netip.Addr]time.Time
 	// unused holds, by family, the chains of an earlier table that could not be deleted.
 	unused map[tracker.Family]map[string]bool
@@ -51,11 +49,10 @@ type Backend struct {
 
 var _ dataplane.Backend = (*Backend)(nil)
 
-// New returns a backend for the network namespace that c names. It opens a netlink
-// socket and checks, without changing anything, that the kernel has every feature that
-// the package uses. The error is a [*dataplane.UnsupportedError] that names what is missing,
-// or wraps [ruleset.ErrConfig]. Any other error may be temporary. Apply writes the tables
-// when it gets the first full delta. The tables stay in place when the backend is closed.
+// New returns a backend for the network namespace that c names. It checks, without changing anything, that the kernel
+// has every feature that the package uses. The error is a [*dataplane.UnsupportedError] that names what is missing,
+// or wraps [ruleset.ErrConfig]. Any other error may be temporary. The first full delta writes the tables, and closing
+// the backend leaves them in place.
 func New(ctx context.Context, c Config) (*Backend, error) { return open(ctx, c, model.DefaultConfig) }
 
 // open is New with limits other than those of the encoding.
@@ -70,8 +67,7 @@ func open(ctx context.Context, c Config, l model.Config) (*Backend, error) {
 	return newBackend(c, l, conn)
 }
 
-// newBackend returns a backend that uses conn, and closes conn if it returns an error. c has its
-// defaults.
+// newBackend returns a backend that uses conn, and closes conn if it returns an error. c has its defaults.
 func newBackend(c Config, l model.Config, conn connection) (*Backend, error) {
 	b := &Backend{config: c, layout: c.model(l), complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn}
 	b.open, b.close = context.WithCancel(context.Background())
@@ -82,8 +78,8 @@ func newBackend(c Config, l model.Config, conn connection) (*Backend, error) {
 	return b, nil
 }
 
-// Close waits for a running [Backend.Apply], closes the backend's socket and leaves its
-// tables in place. Closing it again does nothing and returns nil.
+// Close waits for a running [Backend.Apply], closes the backend's socket and leaves its tables in place. Closing it
+// again does nothing and returns nil.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,6 +88,5 @@ func (b *Backend) Close() error {
 	return b.conn.Close()
 }
 
-// Limits returns the limits of one Service, which are the same in both families. Apply programs
-// a Service that exceeds them with the first endpoints, as many as allowed.
+// Limits returns the limits of one Service, which are the same in both families.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return model.Limits() }

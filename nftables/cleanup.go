@@ -7,9 +7,8 @@ import (
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
-// Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
-// of its families in one transaction, and nothing else. It does nothing if there are no
-// such tables. Connections that were translated stay translated. The error is about the
+// Cleanup deletes the tables that a [Backend] with the same configuration owns, in all of its families in one
+// transaction, and nothing else. Connections that were translated stay translated. The error is about the
 // configuration, a [*dataplane.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
 	err := ownTables(ctx, c, connection.Commit)
@@ -19,8 +18,8 @@ func Cleanup(ctx context.Context, c Config) error {
 	return nil
 }
 
-// Owned reports whether the network namespace has a table that [Cleanup] with the same
-// configuration would delete. Its errors are like those of Cleanup.
+// Owned reports whether the network namespace has a table that [Cleanup] would delete. Its errors are like those of
+// Cleanup.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	err = ownTables(ctx, c, func(_ connection, w writer) error {
 		owned = !w.Empty()
@@ -32,8 +31,8 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	return owned, nil
 }
 
-// ownTables calls fn with a writer that deletes each existing table of a Backend with the
-// configuration. It calls fn again if another process changes the tables concurrently.
+// ownTables calls fn with a writer that deletes each existing table of a Backend with the configuration, and again if
+// another process changes the tables concurrently.
 func ownTables(ctx context.Context, c Config, fn func(connection, writer) error) error {
 	c, conn, err := c.dial()
 	if err != nil {

@@ -28,59 +28,51 @@ const DefaultTable = "proxier"
 // Config is the configuration of a [Backend]. The zero value is a node's usual
 // configuration.
 type Config struct {
-	// Table is the name of the backend's table in each family, 1 to 55 bytes without
-	// blanks, quotes or slashes; "" means [DefaultTable]. The backend owns everything in
-	// it, and the tables of the same name with the suffixes "-shadow" (see
-	// [Backend.Apply]) and "-packets" (of version 0.2.0), and touches nothing else. A name may not
-	// end in these suffixes, nor be "proxier-probe".
+	// Table is the name of the backend's table in each family, 1 to 55 bytes without blanks, quotes or slashes; ""
+	// means [DefaultTable]. The backend owns everything in it, and in the tables of the same name with the suffixes
+	// "-shadow" (see [Backend.Apply]) and "-packets" (of version 0.2.0). A name may not end in these suffixes, nor be
+	// "proxier-probe".
 	Table string
 	// Families are the address families to program; nil means both. Services of another
 	// family are ignored.
 	Families []tracker.Family
-	// MasqueradeMark is the bit of the packet mark by which rules mark connections that
-	// must be masqueraded; 0 means [dataplane.DefaultMasqueradeMark]. No other bit
-	// is read or written.
+	// MasqueradeMark is the bit of the packet mark by which rules mark connections that must be masqueraded; 0 means
+	// [dataplane.DefaultMasqueradeMark]. No other bit is read or written.
 	MasqueradeMark dataplane.MasqueradeMark
-	// Clients, if not nil, returns the clients that another data plane remembers for an
-	// endpoint of a Service port with client affinity, each with the time since its last
-	// connection. [Backend.Apply] calls it for every such endpoint when it creates a table, and
-	// remembers these clients as if it had sent them to the endpoint. A client with the wrong
-	// address family, or whose time is up, is ignored. Clients that do not fit into one
-	// transaction with their Service are lost. Clients must not call methods of the Backend.
+	// Clients, if not nil, returns the clients that another data plane remembers for an endpoint of a Service port
+	// with client affinity, each with the time since its last connection. [Backend.Apply] calls it for every such
+	// endpoint when it creates a table, and remembers these clients. A client with the wrong address family, or whose
+	// time is up, is ignored. Clients that do not fit into one transaction with their Service are lost. Clients must
+	// not call methods of the Backend.
 	Clients func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration
-	// Offload sends established TCP connections of Services that cross the node through a
-	// flowtable; nil means no offload. [New] returns a [*dataplane.UnsupportedError] if the
-	// kernel has no flowtables.
+	// Offload sends established TCP connections of Services that cross the node through a flowtable; nil means no
+	// offload. [New] returns a [*dataplane.UnsupportedError] if the kernel has no flowtables.
 	Offload *Offload
-	// Stages says where the rules stand among those of other programs, and which stages those have. The
-	// zero value has all at their usual place.
+	// Stages is the place of the rules among those of other programs. The zero value is the usual place.
 	Stages Stages
-	// NetNS is an open file of the network namespace to program; nil is the namespace
-	// of the thread that calls [New]. New duplicates the file, and working in a
-	// namespace other than the process's needs CAP_SYS_ADMIN.
+	// NetNS is an open file of the network namespace to program; nil is the namespace of the thread that calls [New].
+	// New duplicates the file. A namespace other than the process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Log receives repairs and Services that cannot be programmed, and, at
-	// [dataplane.LevelTransaction], each transaction as "nft -f" reads it; nil discards them.
+	// Log receives repairs and Services that cannot be programmed, and, at [dataplane.LevelTransaction], each
+	// transaction as "nft -f" reads it; nil discards them.
 	Log *slog.Logger
 }
 
-// Stages is the place of the rules in netfilter. With the zero value, Services come before NAT of other
-// programs at netfilter's usual priorities, dstnat (-100) and srcnat (100), as in kube-proxy's mode iptables,
-// and filters stand at the usual one. A rule of another program stands before or after a stage by the priority of its chain,
-// because no chain of nftables jumps into another table. A [Backend] whose Stages changed replaces the
-// tables with the next full delta.
+// Stages is the place of the rules in netfilter. With the zero value, Services come before NAT of other programs at
+// netfilter's usual priorities, dstnat (-100) and srcnat (100), as in kube-proxy's mode iptables, and filters stand
+// at the usual one. Another program's rule stands before or after a stage by the priority of its chain. A [Backend]
+// whose Stages changed replaces the tables with the next full delta.
 type Stages struct {
 	// DestinationNAT, Filter and SourceNAT, from -97 to 97, are added to the priorities of the chains that choose
-	// endpoints (-102, and -101 for packets that came between two transactions), that refuse connections
-	// (0), and that masquerade (99).
+	// endpoints (-102, and -101 for packets that came between two transactions), that refuse connections (0), and
+	// that masquerade (99).
 	DestinationNAT, Filter, SourceNAT int
-	// NoFilter leaves out the refusal of connections that no Service has: to other ports of cluster IPs,
-	// to unused addresses of ServiceCIDRs, and, of the node to its own address, to Services without endpoints. The rules
-	// that choose endpoints still refuse other connections to these Services.
+	// NoFilter leaves out the refusal of connections to other ports of cluster IPs, to unused addresses of
+	// ServiceCIDRs, and, of the node to its own address, to Services without endpoints. The rules that choose
+	// endpoints still refuse other connections to these Services.
 	NoFilter bool
 	// NoMasquerade leaves out masquerading. Another program must masquerade packets whose mark has the bit
-	// Config.MasqueradeMark, and those of a pod to itself, which have one address as source and destination
-	// after the translation.
+	// Config.MasqueradeMark, and those whose source and destination are the same after the translation.
 	NoMasquerade bool
 }
 
@@ -106,10 +98,9 @@ var ErrTooLarge = model.ErrTooLarge
 type Error struct {
 	// Errno is the kernel's error number.
 	Errno syscall.Errno
-	// What names the object that was refused, as "create set endpoints". It is "" if the kernel
-	// does not tell.
+	// What names the object that was refused, as "create set endpoints", or is "".
 	What string
-	// Message is the kernel's explanation (extended acknowledgement). It is often "".
+	// Message is the kernel's explanation (extended acknowledgement), often "".
 	Message string
 }
 
@@ -122,16 +113,14 @@ func (e *Error) Unwrap() error { return e.Errno }
 // maxName is the longest name of a table, in bytes.
 const maxName = 55
 
-// stagingOf returns the name of the staging table: the table that replaces the table of
-// the given name where one transaction cannot replace its contents. Another suffix would
-// orphan the tables of earlier versions.
+// stagingOf returns the name of the staging table, which replaces the table of the given name where one transaction
+// cannot replace its contents. Another suffix would orphan the tables of earlier versions.
 func stagingOf(table string) string { return table + "-shadow" }
 
 // packetsOf returns the name of the table that counted packets in version 0.2.0.
 func packetsOf(table string) string { return table + "-packets" }
 
-// probeTable is the name of a table that is created and deleted in one transaction, so
-// that no packet meets it.
+// probeTable is the name of a table that is created and deleted in one transaction.
 const probeTable = "proxier-probe"
 
 // withDefaults returns c with defaults for the fields that are not set, or an error
@@ -161,8 +150,8 @@ func (c Config) model(l model.Config) model.Config {
 	return l
 }
 
-// Probe reports whether [New] would succeed, without changing anything. It returns nil,
-// a [*dataplane.UnsupportedError], or another error of New.
+// Probe returns nil if [New] would succeed, a [*dataplane.UnsupportedError], or another error of New. It changes
+// nothing.
 func Probe(ctx context.Context, c Config) error {
 	return backendconf.Probe(New(ctx, c))
 }
@@ -170,24 +159,22 @@ func Probe(ctx context.Context, c Config) error {
 // defaultOffloadPackets is the default of Offload.afterPackets.
 const defaultOffloadPackets = 20
 
-// Offload configures the fast path for TCP connections of Services that cross the node, which
-// they take after 20 packets of both directions together: an
-// nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the kernel, KEP-4963).
-// See "What offloaded packets skip" in DESIGN.md.
+// Offload configures the fast path for TCP connections of Services that cross the node, which they take after 20
+// packets of both directions together: an nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the
+// kernel, KEP-4963). See "Offload" in DESIGN.md.
 type Offload struct {
-	// Interfaces are patterns of the names of interfaces, in the syntax of [path.Match], such as
-	// "veth*". A connection takes the fast path if both its interfaces match one. The loopback
-	// interface is never chosen. Required.
+	// Interfaces are patterns of the names of interfaces, in the syntax of [path.Match], such as "veth*". A
+	// connection takes the fast path if both its interfaces match one. The loopback interface is never chosen.
+	// Required.
 	Interfaces []string
 
-	// afterPackets is the number of packets, of both directions together, after which a
-	// connection takes the fast path; 0 means defaultOffloadPackets. Tests set it to 1, so that
-	// connections take the fast path as soon as they are established.
+	// afterPackets is the number of packets, of both directions together, after which a connection takes the fast
+	// path; 0 means defaultOffloadPackets. Tests set it to 1.
 	afterPackets int
 	// udp offloads UDP in addition to TCP, in tests. It needs a kernel that lets programs delete the
-	// connection-tracking entries of offloaded connections, because package conntrack must
-	// delete the flows to a removed endpoint. Linux 6.4 does, and so do Debian's 5.10 and
-	// 6.1. Other kernels return EBUSY, which New cannot probe.
+	// connection-tracking entries of offloaded connections, because package conntrack must delete the flows to a
+	// removed endpoint. Linux 6.4 does, and so do Debian's 5.10 and 6.1. Other kernels return EBUSY, which New cannot
+	// probe.
 	udp bool
 }
 

@@ -11,9 +11,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// connection is a connection to nf_tables of one network namespace. dial opens Linux's; tests have
-// one to a kernel in memory. A connection is not safe for concurrent use, except for NewWriter, Limit,
-// WatchCommits and WatchLinks.
+// connection is a connection to nf_tables of one network namespace: Linux's, or in tests one in memory. It is not
+// safe for concurrent use, except for NewWriter, Limit, WatchCommits and WatchLinks.
 type connection interface {
 	committer
 	lister
@@ -67,13 +66,13 @@ type watcher interface {
 	WatchLinks() (linkEvents, error)
 }
 
-// writer encodes transactions as one: objects in their order, then the elements to delete and the
-// elements to add. A writer may encode while its connection commits what another one has.
+// writer encodes transactions as one: objects in their order, then the elements to delete and the elements to add. It
+// may encode while its connection commits what another one has.
 type writer interface {
 	// Add adds a transaction. It does not keep tx.
 	Add(tx *model.Tx)
-	// AddElements and DeleteElements encode elements now, instead of after all objects. An element
-	// that is added and exists stays as it is.
+	// AddElements and DeleteElements encode elements now, instead of after all objects. Adding an element that exists
+	// does nothing.
 	AddElements(f tracker.Family, s layout.Set, list *nft.Elements)
 	DeleteElements(f tracker.Family, s layout.Set, list *nft.Elements)
 	// Finish encodes the elements that Add got. What is added afterwards must be objects.

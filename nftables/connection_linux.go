@@ -67,20 +67,16 @@ func unsupportedSocket(err error) error {
 	return fmt.Errorf("nftables: %w", err)
 }
 
-// NewWriter implements [connection].
 func (*socket) NewWriter(table string, rules ...kernel.Rules) writer {
 	return kernel.NewWriter(table, rules...)
 }
 
-// Commit implements [connection].
 func (s *socket) Commit(w writer) error { return w.(*kernel.Writer).Commit(s.Conn) }
 
-// WatchCommits implements [connection].
 func (s *socket) WatchCommits(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error {
 	return nfnl.WatchCommits(ctx, s.ns.File(), interval, check, failed)
 }
 
-// Close implements [connection].
 func (s *socket) Close() error {
 	if s.route != nil {
 		s.route.Close()
@@ -91,7 +87,6 @@ func (s *socket) Close() error {
 	return s.Conn.Close()
 }
 
-// Links implements [connection].
 func (s *socket) Links() (map[string]int, error) {
 	links, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, s.route.LinkList)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -107,7 +102,6 @@ func (s *socket) Links() (map[string]int, error) {
 // linkSocket is a socket that receives notifications about interfaces.
 type linkSocket struct{ *nl.NetlinkSocket }
 
-// WatchLinks implements [connection].
 func (s *socket) WatchLinks() (linkEvents, error) {
 	var l linkSocket
 	err := s.ns.Do(func() (err error) {
@@ -120,7 +114,6 @@ func (s *socket) WatchLinks() (linkEvents, error) {
 	return l, nil
 }
 
-// Next implements [linkEvents].
 func (l linkSocket) Next() ([]linkChange, error) {
 	for {
 		messages, from, err := l.Receive()
@@ -150,9 +143,8 @@ func (l linkSocket) Next() ([]linkChange, error) {
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// WaitForPackets implements [connection]. The kernel runs hooks inside an RCU read-side critical
-// section, and membarrier(2) waits for such sections on all CPUs, about 20 ms. A virtual machine
-// whose CPUs the host takes away holds packets in a hook for milliseconds.
+// WaitForPackets implements [connection]. The kernel runs hooks inside an RCU read-side critical section, and
+// membarrier(2) waits for such sections on all CPUs, about 20 ms.
 func (*socket) WaitForPackets() {
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		// The kernel was built without the call, or has CPUs without a timer tick (nohz_full).

@@ -12,23 +12,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// kernelTables are the tables of one name in the kernel.
 type kernelTables struct {
 	name     string
 	families map[tracker.Family]*kernelTable
-	// exist and hooked report whether a table exists and whether one is hooked. sound reports
-	// whether all existing tables are sound. handle is the largest handle of the tables.
+	// exist and hooked report whether a table exists and whether one is hooked. sound reports whether all existing
+	// tables are sound. handle is the largest handle of the tables.
 	exist, hooked, sound bool
 	handle               uint64
 }
 
-// kernelTable is a table in the kernel that an earlier process left, or that this process left
-// after a failure.
+// kernelTable is a table in the kernel that an earlier process, or a failure of this one, left.
 type kernelTable struct {
 	nft.Head
-	// sound reports that the table has the present layout of this package and can be rewritten
-	// in place. A dormant table, or one with another hook of a chain, must be deleted: no other
-	// repair works on every kernel.
+	// sound reports that the table has the present layout and can be rewritten in place. A dormant table, or one with
+	// another hook of a chain, must be deleted: no other repair works on every kernel.
 	sound bool
 	// hooked reports whether packets meet the table.
 	hooked bool
@@ -38,8 +35,7 @@ type kernelTable struct {
 	flowtables map[string]nft.Flowtable
 	// ranges holds the contents of the existing interval sets.
 	ranges map[layout.Set][]model.Range
-	// hairpin lists the endpoints whose connections to themselves are masqueraded. It is nil if
-	// the set is very large.
+	// hairpin lists the endpoints whose connections to themselves are masqueraded, nil if the set is very large.
 	hairpin []netip.Addr
 	// sticky holds the sticky pools, nil if they cannot be read.
 	sticky *model.Adopted
@@ -60,9 +56,8 @@ func (b *Backend) inspectAll(name string) (*kernelTables, error) {
 	return out, nil
 }
 
-// inspect reads the family's table of a name, but no large map, in order to replace it. If
-// commits of other processes interrupt every attempt, inspect uses the last one. The commits
-// most likely concern other tables. If they do not, the kernel refuses the transaction.
+// inspect reads the family's table of a name, but no large map, in order to replace it. If commits of other processes
+// interrupt every attempt, it uses the last one. If these concern the table, the kernel refuses the transaction.
 func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err error) {
 	k = &kernelTable{ranges: map[layout.Set][]model.Range{}}
 	if k.Head, err = b.conn.Table(table, f); err != nil || !k.Exists {
@@ -129,8 +124,7 @@ func (k *kernelTable) has(s layout.Set, f tracker.Family) bool {
 	return ok && found.Is(s.Spec(f))
 }
 
-// readUsable calls fn with the elements of a set, and begin before each attempt. If the table
-// does not have the set, readUsable calls neither.
+// readUsable calls fn with the elements of a set, if the table has it, and begin before each attempt.
 func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s layout.Set, begin func(), fn func(nft.Element)) error {
 	if !k.has(s, f) {
 		return nil
@@ -138,7 +132,6 @@ func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s l
 	return kernel.IgnoreInterrupted(readAll(b.conn, table, f, s, begin, fn))
 }
 
-// readRanges returns the contents of an interval set.
 func (b *Backend) readRanges(table string, f tracker.Family, s layout.Set) ([]model.Range, error) {
 	var bounds []model.Bound
 	err := readAll(b.conn, table, f, s, func() { bounds = nil }, func(e nft.Element) {
@@ -149,9 +142,9 @@ func (b *Backend) readRanges(table string, f tracker.Family, s layout.Set) ([]mo
 	return model.RangesOf(bounds), err
 }
 
-// keeps reports whether a set stays in place when the table is rewritten. These sets do: the
-// remembered clients, the interval sets, whose elements would be missing for a moment after the
-// transaction, and the counters, if they have room for size elements.
+// keeps reports whether a set stays in place when the table is rewritten: the remembered clients, the interval sets,
+// whose elements would be missing for a moment after the transaction, and the counters, if they have room for size
+// elements.
 func (k *kernelTable) keeps(s layout.Set, f tracker.Family, size int) bool {
 	if !k.sound || !k.has(s, f) {
 		return false

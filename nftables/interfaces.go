@@ -15,10 +15,10 @@ import (
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
-// refreshInterfaces adds new network interfaces that Offload.Interfaces chooses to the fast path,
-// and removes others from it, as a full delta does. Without Config.Offload, or before the first
-// full delta, it does nothing. The error is ctx's, wraps [os.ErrClosed], or is a
-// [*dataplane.DriftError] if the flowtable is gone. Any other error may be temporary.
+// refreshInterfaces adds new network interfaces that Offload.Interfaces chooses to the fast path, and removes others
+// from it, as a full delta does. Without Config.Offload, or before the first full delta, it does nothing. The error
+// is ctx's, wraps [os.ErrClosed], or is a [*dataplane.DriftError] if the flowtable is gone. Any other error may be
+// temporary.
 func (b *Backend) refreshInterfaces(ctx context.Context) error {
 	if err := b.lock(ctx); err != nil {
 		return err
@@ -27,8 +27,7 @@ func (b *Backend) refreshInterfaces(ctx context.Context) error {
 	return b.syncInterfaces()
 }
 
-// syncInterfaces makes the flowtables and the sets of interfaces agree with the existing
-// interfaces. It tries again if an interface is deleted concurrently.
+// syncInterfaces makes the flowtables and the sets of interfaces agree with the existing interfaces.
 func (b *Backend) syncInterfaces() error {
 	if b.config.Offload == nil || b.tables == nil {
 		return nil
@@ -68,9 +67,9 @@ func (b *Backend) syncInterfaces() error {
 	return nil
 }
 
-// followInterfaces starts a goroutine that calls refreshInterfaces now and whenever an interface
-// changes, and calls failed with the errors. stop ends the goroutine. serialized calls failed,
-// but never concurrently with the goroutine. Without Config.Offload no goroutine starts.
+// followInterfaces starts a goroutine that calls refreshInterfaces now and whenever an interface changes, and calls
+// failed with the errors. stop ends the goroutine. serialized calls failed, but never concurrently with the
+// goroutine. Without Config.Offload no goroutine starts.
 func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (serialized func(error), stop func(), err error) {
 	if b.config.Offload == nil {
 		return failed, func() {}, nil
@@ -130,8 +129,7 @@ func (b *Backend) waitInterfaces(ctx context.Context, events linkEvents) error {
 	}
 }
 
-// matters reports whether the change of an interface changes the chosen interfaces. Most changes
-// are about an interface's state, or refreshInterfaces has seen them.
+// matters reports whether the change of an interface changes the chosen interfaces. Most changes do not.
 func (b *Backend) matters(link linkChange) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,8 +152,8 @@ func (b *Backend) matters(link linkChange) bool {
 	return false
 }
 
-// compareFlowtables compares the table's flowtables with the model. A device whose interface is
-// gone or was renamed may be missing.
+// compareFlowtables compares the table's flowtables with the model. A device that is gone or was renamed may be
+// missing.
 func (b *Backend) compareFlowtables(t *model.Table) error {
 	found, err := b.conn.Flowtables(b.name, t.Family)
 	if err != nil {

@@ -19,14 +19,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup reads how the kernel handles new connections like the query's packet, from the
-// tables of a [Backend] with the same configuration, in this process or another. Found.Where
-// is the table and the chain that handles the connections. DESIGN.md, beside the source,
-// explains the names of chains. The error wraps [dataplane.ErrNoRules] if there is no table, and a
+// Lookup reads how the kernel handles new connections like the query's packet, from the tables of a [Backend] with
+// the same configuration, in this process or another. Found.Where is the table and the chain that handles the
+// connections, which DESIGN.md explains. The error wraps [dataplane.ErrNoRules] if there is no table, and a
 // [*dataplane.DriftError] if chains that connections to the destination meet have lost their rules.
 //
-// Lookup is a debugging aid. It reads whole maps one after the other, so a concurrent
-// change can yield an inconsistent result.
+// Lookup is a debugging aid. It reads whole maps without a snapshot, so a concurrent change can yield an inconsistent
+// result.
 func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	family := tracker.FamilyOf(to.Addr())
@@ -74,8 +73,8 @@ func (r reader) find(key string, dispatchKeys, handlers layout.Set) (found datap
 	return found, r.flushed(chain)
 }
 
-// flushed returns a [*dataplane.DriftError] if a chain that every table fills, or one of those that find
-// names, has no rules. "nft flush table", as of a firewall's reload, deletes rules and keeps the maps that find reads.
+// flushed returns a [*dataplane.DriftError] if a chain that every table fills, or one of those that find names, has
+// no rules: "nft flush table", as of a firewall's reload, deletes rules and keeps the maps.
 func (r reader) flushed(chains string) error {
 	var filled map[string]bool
 	err := nfnl.Again(r.ctx, func() error {
@@ -101,14 +100,10 @@ func (r reader) flushed(chains string) error {
 	return nil
 }
 
-// Ready returns the number of endpoints to which each Service port forwards new connections.
-// It reads the kernel's tables of a [Backend] with the same configuration, in this process or
-// another. If the frontends of a Service port have different endpoints, the largest number
-// counts. Names of Service ports are as in [Traffic]. The error wraps [dataplane.ErrNoRules] if
-// there is no table.
-//
-// Ready is a debugging aid. It reads all endpoints, without a snapshot, so a concurrent change
-// can yield an inconsistent result.
+// Ready returns the number of endpoints to which each Service port forwards new connections, from the kernel's
+// tables, as Lookup does. If the frontends of a Service port have different endpoints, the largest number counts.
+// Names of Service ports are as in [Traffic]. The error wraps [dataplane.ErrNoRules] if there is no table. A
+// concurrent change can yield an inconsistent result.
 func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 	out := map[tracker.Key]int{}
 	err := readTables(ctx, c, "read endpoints", func(r reader) error {

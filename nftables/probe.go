@@ -12,13 +12,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). Only errors
-// use it, because probe tries the features themselves.
+// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). Only errors use it.
 const minimumKernel = "Linux 5.10"
 
-// probe makes the kernel check, for each family, a transaction that creates a table with every
-// kind of set, chain and rule, and deletes the table. The objects and rules of Config.Offload
-// are in a transaction of their own, so that the error can name the feature.
+// probe makes the kernel check, for each family, a transaction that creates a table with every kind of set, chain and
+// rule, and deletes the table. Those of Config.Offload are in a transaction of their own, so that the error can name
+// the feature.
 func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
 		if err := b.probeTable(f, false); err != nil {
@@ -56,13 +55,11 @@ func (b *Backend) probeTable(f tracker.Family, offload bool) error {
 	return b.probeWriter(w, f)
 }
 
-// probeWriter makes the kernel check what creates the probe table, and deletes the table in the same
-// transaction.
+// probeWriter makes the kernel check what creates the probe table, and deletes the table in the same transaction.
 func (b *Backend) probeWriter(w writer, f tracker.Family) error {
 	if err := w.Finish(); err != nil {
 		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
-	// Nothing of the table stays, so no packet meets it.
 	w.Add(&model.Tx{Objects: []model.Object{{Kind: model.DeleteTable, Family: f}}})
 	if err := b.conn.Commit(w); err != nil {
 		return unsupported(f, err)
@@ -70,8 +67,7 @@ func (b *Backend) probeWriter(w writer, f tracker.Family) error {
 	return nil
 }
 
-// unsupported returns the error of probing a family: a [*dataplane.UnsupportedError] unless
-// the kernel refused for a temporary reason.
+// unsupported returns a [*dataplane.UnsupportedError] for a family unless the kernel refused for a temporary reason.
 func unsupported(f tracker.Family, err error) error {
 	var refused *Error
 	if !errors.As(err, &refused) {

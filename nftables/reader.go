@@ -28,9 +28,8 @@ type reader struct {
 	stages kernel.Stages
 }
 
-// readTables calls fn with each family's table that packets meet. purpose is for errors. If
-// there is no table, or a set is missing because another version wrote the table, the error
-// wraps [dataplane.ErrNoRules].
+// readTables calls fn with each family's table that packets meet. purpose is for errors. If there is no table, or a
+// set is missing because another version wrote the table, the error wraps [dataplane.ErrNoRules].
 func readTables(ctx context.Context, c Config, purpose string, fn func(reader) error) error {
 	c, conn, err := c.dial()
 	if err != nil {
@@ -74,8 +73,7 @@ func tableInUse(conn lister, name string, f tracker.Family) (string, error) {
 	return "", nil
 }
 
-// each calls fn with the elements of a set. A concurrent change can make it call fn twice with
-// an element, or not at all.
+// each calls fn with the elements of a set. A concurrent change can make it repeat or miss an element.
 func (r reader) each(s layout.Set, fn func(nft.Element)) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
@@ -110,9 +108,8 @@ func (r reader) named(fn func(nft.Element, tracker.Key), sets ...layout.Set) err
 	return nil
 }
 
-// endpoints returns a function that returns the chain of a dispatch key's handler and the
-// endpoints of its pool, sorted. For a sticky pool it returns the chain of the sticky handler, too,
-// behind the other. handlers is the map of the handlers' chains.
+// endpoints returns a function that returns the chain of a dispatch key's handler and the endpoints of its pool,
+// sorted. For a sticky pool it adds the chain of the sticky handler. handlers is the map of the handlers' chains.
 func (r reader) endpoints(handlers layout.Set) (func(dispatchKey uint32) (chain string, pool []netip.AddrPort), error) {
 	chains, stickyChains := map[uint32]string{}, map[uint32]string{}
 	stickyKeys := map[uint32]uint32{}

@@ -13,16 +13,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Renderer turns rulesets into the table of one address family, on every system and without
-// privileges. It plans with the model of a [Backend], and writes text instead of messages to the kernel. A
-// Renderer knows nothing of the kernel: the caller says, by its deltas, what is in effect. It is not safe
-// for concurrent use.
-//
-// Its transactions can be printed, compared, sent to another node, or merged with a firewall's rules. The program
-// examples/noderules writes files for nodes that run no agent. Package fake loads them into tables in memory,
-// refuses what the kernel refuses, and returns where a packet goes. Packages iptables and ipvs have a Renderer, too.
-//
-// [NewRenderer] makes one; the zero value must not be used.
+// Renderer turns rulesets into the table of one address family, on every system and without privileges. It plans with
+// the model of a [Backend], and writes text instead of messages to the kernel. It does no I/O: the caller's deltas
+// determine what is in effect. It is not safe for concurrent use. Its transactions can be printed, compared, sent to
+// another node, or merged with a firewall's rules, as the program examples/noderules does. Package fake loads them
+// into tables in memory. [NewRenderer] makes one; the zero value must not be used.
 type Renderer struct {
 	config Config
 	layout model.Config
@@ -31,12 +26,9 @@ type Renderer struct {
 	tables *model.Tables
 }
 
-// NewRenderer returns a Renderer of the table that a [Backend] with the configuration writes in a
-// family. It uses c.Table, c.MasqueradeMark, c.Clients and c.Offload. The
-// error wraps [ruleset.ErrConfig].
-//
-// With c.Offload, the flowtable and the set fast-path-interfaces are empty: the caller adds interfaces to
-// both.
+// NewRenderer returns a Renderer of the table that a [Backend] writes in a family. It uses c.Table, c.MasqueradeMark,
+// c.Clients and c.Offload. The error wraps [ruleset.ErrConfig]. With c.Offload, the flowtable and the set
+// fast-path-interfaces are empty: the caller adds interfaces to both.
 func NewRenderer(c Config, f tracker.Family) (*Renderer, error) {
 	c.Families = []tracker.Family{f}
 	c, err := c.withDefaults()
@@ -48,16 +40,13 @@ func NewRenderer(c Config, f tracker.Family) (*Renderer, error) {
 	return &Renderer{config: c, layout: l, family: f}, nil
 }
 
-// Render returns the transaction that leads from the table before d to the one after it. That of a full
-// delta is for a network namespace without the table. Changes of the other family do not count.
-//
-// A [*ruleset.PartialError] names the Services that cannot be programmed. The transaction leaves these as
-// they were, and has all others. Render returns
-// [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
-//
-// A transaction deletes the chains that the one before it made unused. The Renderer counts the transaction as
-// applied. If it is not applied, the caller must call
+// Render returns the transaction from the table before d to the one after it. That of a full delta is for a network
+// namespace without the table. Changes of the other family do not count. A transaction deletes the chains that the
+// one before it made unused. The Renderer counts the transaction as applied; otherwise the caller must call
 // [Transaction.Revert] before the next Render.
+//
+// A [*ruleset.PartialError] names the Services that cannot be programmed. The transaction leaves these as they were,
+// and has all others. Render returns [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
 func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	if !d.Full && (r.tables == nil || r.tables.List[0].NeedsRewrite(d.Node)) {
 		return nil, ruleset.ErrNeedFull
@@ -113,10 +102,8 @@ type Transaction struct {
 // recorder is a [model.Sink] that keeps transactions. Each is for the state after the one before it.
 type recorder []*model.Tx
 
-// Limit implements [model.Sink].
 func (*recorder) Limit() int { return math.MaxInt }
 
-// Send implements [model.Sink].
 func (r *recorder) Send(tx *model.Tx) error {
 	if len(tx.Objects)+len(tx.Edits) != 0 {
 		*r = append(*r, &model.Tx{Objects: slices.Clone(tx.Objects), Edits: slices.Clone(tx.Edits)})
@@ -124,15 +111,14 @@ func (r *recorder) Send(tx *model.Tx) error {
 	return nil
 }
 
-// Commit implements [model.Sink].
 func (r *recorder) Commit(tx *model.Tx) error { return r.Send(tx) }
 
 // Chain is a chain with its rules.
 type Chain struct {
 	// Name is the name of the chain.
 	Name string
-	// Hook attaches the chain to a hook of netfilter, as "type nat hook output priority -102; policy
-	// accept;". It is "" for other chains.
+	// Hook attaches the chain to a hook of netfilter, as "type nat hook output priority -102; policy accept;", or is
+	// "".
 	Hook string
 	// Rules holds the rules in their order, each as nft reads it.
 	Rules []string
@@ -141,8 +127,8 @@ type Chain struct {
 // Family returns the family of the transaction.
 func (t *Transaction) Family() tracker.Family { return t.rules.Family }
 
-// Chains returns the chains of the table that the transaction creates, or whose rules it replaces, without
-// the rules by which single chains let allowed sources pass.
+// Chains returns the chains of the table that the transaction creates, or whose rules it replaces, without the rules
+// by which single chains let allowed sources pass.
 func (t *Transaction) Chains() (out []Chain) {
 	for _, tx := range t.parts {
 		for i := range tx.Objects {
@@ -157,11 +143,11 @@ func (t *Transaction) Chains() (out []Chain) {
 // Empty reports whether the transaction changes nothing.
 func (t *Transaction) Empty() bool { return len(t.parts) == 0 }
 
-// String returns the transaction as "nft -f" reads it, which applies it as a whole or not at all. It has the
-// rules that a Backend writes, with these exceptions:
+// String returns the transaction as "nft -f" reads it, which applies it as a whole or not at all. It has the rules
+// that a Backend writes, with these exceptions:
 //
-//   - A connection of a client with affinity whose endpoint is gone counts once more. nft 1.0.6 does not
-//     make the kernel remember clients over IPv6 (see DESIGN.md).
+//   - A connection of a client with affinity whose endpoint is gone counts once more. nft 1.0.6 does not make the
+//     kernel remember clients over IPv6 (see DESIGN.md).
 //   - The counters of destinations that a Service loses stay.
 func (t *Transaction) String() string {
 	text := kernel.NewText(t.table, t.rules)
@@ -172,6 +158,6 @@ func (t *Transaction) String() string {
 	return text.String()
 }
 
-// Revert makes the Renderer forget the transaction, which must be its last one and was not applied, and
-// all that it rendered: the next delta must be full.
+// Revert makes the Renderer forget its last transaction, which was not applied, and all that it rendered: the next
+// delta must be full.
 func (t *Transaction) Revert() { t.revert() }

@@ -56,8 +56,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	return partial(failed)
 }
 
-// persist repeats f, at most five times, if it fails because another process changed the same
-// tables between reading and writing them.
+// persist repeats f, at most five times, if it fails because another process changed the same tables concurrently.
 func persist(f func() error) (err error) {
 	for range 5 {
 		err = f()
@@ -69,9 +68,8 @@ func persist(f func() error) (err error) {
 	return err
 }
 
-// replaceOnce finds the tables in use and deletes the tables of the other name. It rewrites the
-// tables in use in place. If the transaction is too large or the tables are not sound, it swaps
-// in tables of the other name.
+// replaceOnce deletes the tables of the other name and rewrites those in use in place. If the transaction is too
+// large or the tables are not sound, it swaps in tables of the other name.
 func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	old, err := b.inspectAll(b.config.Table)
 	if err != nil {
@@ -97,8 +95,8 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 		}
 		return failed, err
 	}
-	// A packet that meets a transaction that deletes and creates the same table can miss both.
-	// So tables of the other name serve until the new tables exist.
+	// A packet that meets a transaction that deletes and creates the same table can miss both. So tables of the other
+	// name serve until the new tables exist.
 	failed, err := b.swap(ctx, d, old, other.name)
 	if err != nil || b.name == b.config.Table {
 		return failed, err
@@ -109,9 +107,8 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 	return b.swap(ctx, d, other, b.config.Table)
 }
 
-// swap swaps in tables of another name and deletes the old ones. In between it waits for the
-// packets in flight: a packet that began before the new tables were hooked in meets the old ones
-// only.
+// swap swaps in tables of another name and deletes the old ones. In between it waits for the packets that meet the
+// old ones only.
 func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
 	failed, err := b.perform(ctx, &staged{tables{b: b, d: d, old: old, name: name}})
 	if err == nil {
@@ -121,7 +118,6 @@ func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables,
 	return failed, err
 }
 
-// deleteTables deletes the tables that exist.
 func (b *Backend) deleteTables(k *kernelTables) error {
 	tx := &model.Tx{}
 	for f, t := range k.families {
@@ -150,7 +146,6 @@ type replacement interface {
 	result() *tables
 }
 
-// perform replaces tables.
 func (b *Backend) perform(ctx context.Context, r replacement) (map[tracker.Key]error, error) {
 	r.prepare()
 	failed, err := r.fill(ctx)
@@ -165,7 +160,6 @@ func (b *Backend) perform(ctx context.Context, r replacement) (map[tracker.Key]e
 	return failed, nil
 }
 
-// tables are tables that replace others.
 type tables struct {
 	b    *Backend
 	d    *ruleset.Delta
@@ -242,8 +236,7 @@ func (r *tables) clients(t *model.Table) (*nft.Elements, error) {
 	return clients, kernel.IgnoreInterrupted(err)
 }
 
-// inPlace rewrites the contents of tables in one transaction. If no table exists, it writes the
-// tables in several transactions.
+// inPlace rewrites the contents of tables in one transaction, or writes the first tables in several.
 type inPlace struct{ tables }
 
 func (r *inPlace) prepare() {
@@ -264,15 +257,15 @@ func (r *inPlace) prepare() {
 	})
 }
 
-// clear empties a table except for the kept sets. If the table does not exist, clear creates it.
-// It reports whether the flowtable stays, with its connections.
+// clear empties a table, or creates it, except for the kept sets. It reports whether the flowtable stays, with its
+// connections.
 func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bool) (keptFlowtable bool) {
 	if !k.Exists {
 		r.create.Object(model.Object{Kind: model.CreateTable, Family: f})
 		return false
 	}
-	// Chains stay: kernels before 6.2 cannot delete a chain in the transaction that deletes the
-	// rules and elements that refer to it.
+	// Kernels before 6.2 cannot delete a chain in the transaction that deletes the rules and elements that refer to
+	// it.
 	r.create.Object(model.Object{Kind: model.DeleteRules, Family: f})
 	stays := map[string]bool{}
 	for s := range layout.FirstAllowed {
@@ -306,8 +299,8 @@ func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
 	return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
 }
 
-// copyPackets copies what packets wrote to sets that do not stay: the remembered clients and the
-// counters. Counts between here and the commit are lost.
+// copyPackets copies the remembered clients and the counters to sets that do not stay. Counts between here and the
+// commit are lost.
 func (r *inPlace) copyPackets(w writer) error {
 	for _, t := range r.model.List {
 		k := r.old.families[t.Family]
@@ -330,8 +323,8 @@ func (r *inPlace) copyPackets(w writer) error {
 	return nil
 }
 
-// finish deletes the chains of the earlier tables that these tables do not use. If the deletion
-// fails, the chains stay and do no harm, because no rule goes to them.
+// finish deletes the chains of the earlier tables that these tables do not use. Those that stay do no harm, because
+// no rule goes to them.
 func (r *inPlace) finish() error {
 	for _, t := range r.model.List {
 		t.Recall(nil)
@@ -349,8 +342,8 @@ func (r *inPlace) finish() error {
 	return nil
 }
 
-// deleteGarbage deletes the chains that no rule leads to any more. If the deletion fails, they stay
-// like chains in use.
+// deleteGarbage deletes the chains that no rule leads to any more. If the deletion fails, they stay like chains in
+// use.
 func (b *Backend) deleteGarbage(t *model.Table) {
 	garbage := t.Garbage()
 	if len(garbage) == 0 {
@@ -363,8 +356,7 @@ func (b *Backend) deleteGarbage(t *model.Table) {
 	t.DropGarbage(err == nil)
 }
 
-// forgetRules removes the rules of chains, which the backend deleted or replaced, from those that
-// must still exist.
+// forgetRules removes the rules of chains, which the backend deleted or replaced, from those that must still exist.
 func (b *Backend) forgetRules(t *model.Table, chain func(string) bool) {
 	if i := slices.Index(b.tables.List, t); i < len(b.watched.rules) {
 		maps.DeleteFunc(b.watched.rules[i], func(_ uint64, r nft.Rule) bool { return chain(r.Chain) })
@@ -384,9 +376,9 @@ func (b *Backend) deleteChains(table string, f tracker.Family, names map[string]
 	return err
 }
 
-// staged writes tables of another name in several transactions and then hooks them in, beside
-// the old tables, which the caller deletes. No packet meets the new tables before. Clients that
-// connect for the first time while finish copies the remembered clients are not remembered.
+// staged writes tables of another name in several transactions and then hooks them in, beside the old tables, which
+// the caller deletes. Clients that connect for the first time while finish copies the remembered clients are not
+// remembered.
 type staged struct{ tables }
 
 func (r *staged) prepare() {
@@ -415,8 +407,8 @@ func (r *staged) finish() error {
 			return err
 		}
 	}
-	// A connection during a commit may meet one table in its state before the commit and the
-	// other table in its state after it. So both tables are in use for a moment.
+	// A connection during a commit may meet one table before the commit and the other after it, so both are in use
+	// for a moment.
 	tx := &model.Tx{}
 	for _, t := range r.model.List {
 		t.Hook(tx)

@@ -7,12 +7,12 @@ import (
 	"github.com/go-proxier/proxier/nftables/internal/model"
 )
 
-// streamSink is a [model.Sink] that commits each transaction while the next one is built. That nearly
-// halves the time for many Services.
+// streamSink is a [model.Sink] that commits each transaction while the next one is built, which nearly halves the
+// time for many Services.
 type streamSink struct {
 	conn committer
-	// writer encodes the next transaction. While that of spare is being committed, inFlight is not
-	// nil and receives the result.
+	// writer encodes the next transaction. While that of spare is being committed, inFlight is not nil and receives
+	// the result.
 	writer, spare writer
 	inFlight      chan error
 	// structural is set if a transaction since begin changed more than elements of large sets.
@@ -21,8 +21,7 @@ type streamSink struct {
 	lost []model.Destination
 	// newWriter makes spare.
 	newWriter func() writer
-	// log is called with each transaction.
-	log func(*model.Tx)
+	log       func(*model.Tx)
 }
 
 func newStreamSink(conn committer, newWriter func() writer, log func(*model.Tx)) *streamSink {
@@ -34,10 +33,8 @@ func (p *streamSink) begin() {
 	p.spare, p.structural, p.lost = nil, false, p.lost[:0]
 }
 
-// Limit implements [model.Sink].
 func (p *streamSink) Limit() int { return p.conn.Limit() }
 
-// encode encodes a transaction.
 func (p *streamSink) encode(tx *model.Tx) error {
 	p.log(tx)
 	p.writer.Reset()
@@ -47,7 +44,6 @@ func (p *streamSink) encode(tx *model.Tx) error {
 	return p.writer.Finish()
 }
 
-// Send implements [model.Sink].
 func (p *streamSink) Send(tx *model.Tx) error {
 	err := p.encode(tx)
 	if err := errors.Join(err, p.wait()); err != nil {
@@ -62,7 +58,6 @@ func (p *streamSink) Send(tx *model.Tx) error {
 	return nil
 }
 
-// Commit implements [model.Sink].
 func (p *streamSink) Commit(tx *model.Tx) error {
 	err := p.encode(tx)
 	if p.inFlight != nil || err != nil {
@@ -89,21 +84,17 @@ type batchSink struct {
 	writer writer
 	// last, if not nil, adds to the batch before the commit.
 	last func(writer) error
-	// log is called with each transaction.
-	log func(*model.Tx)
+	log  func(*model.Tx)
 }
 
-// Limit implements [model.Sink].
 func (*batchSink) Limit() int { return math.MaxInt }
 
-// Send implements [model.Sink].
 func (s *batchSink) Send(tx *model.Tx) error {
 	s.log(tx)
 	s.writer.Add(tx)
 	return nil
 }
 
-// Commit implements [model.Sink].
 func (s *batchSink) Commit(tx *model.Tx) error {
 	s.log(tx)
 	s.writer.Add(tx)

@@ -14,18 +14,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Traffic reads the counters in the backend's tables. Known is connections, refused and
-// dropped packets: rules see the first packet of a connection only. [Backend.Apply] blocks while
-// Traffic reads. A connection whose endpoint is replaced while the rules handle its first packet may be
-// counted twice. DESIGN.md has the limits of counters.
+// Traffic reads the counters in the backend's tables. Known is connections, refused and dropped packets: rules see
+// the first packet of a connection only. [Backend.Apply] blocks while Traffic reads. A connection whose endpoint is
+// replaced while the rules handle its first packet may be counted twice. DESIGN.md has the limits of counters.
 //
 // Counters stay in place when the contents of the tables are replaced, even by another process. If the tables
 // themselves must be replaced, Apply copies the counters, and misses the connections of some milliseconds. A frontend
-// that loses its Service loses its counters, unless it passes to another Service in a full delta, or is a NodePort that
-// passes before the next call of Traffic.
+// that loses its Service loses its counters, unless it passes to another Service in a full delta, or is a NodePort
+// that passes before the next call of Traffic.
 //
-// Traffic deletes the counters of destinations that no longer belong to a Service. The error is
-// ctx's, wraps [os.ErrClosed], or is that of reading the tables.
+// Traffic deletes the counters of destinations that no longer belong to a Service. The error is ctx's, wraps
+// [os.ErrClosed], or is that of reading the tables.
 func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	if err := b.lock(ctx); err != nil {
 		return nil, err
@@ -54,10 +53,10 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	return out, nil
 }
 
-// Traffic reads the counters in the tables of a [Backend] with the same configuration, in this
-// process or another, as [Backend.Traffic] does. It changes nothing. Names of Service ports
-// that are longer than 127 bytes are cut to that length. The error wraps [dataplane.ErrNoRules]
-// if there is no table. Known is empty if a version without counters wrote the table.
+// Traffic reads the counters in the tables of a [Backend] with the same configuration, in this process or another, as
+// [Backend.Traffic] does. It changes nothing. Names of Service ports that are longer than 127 bytes are cut. The
+// error wraps [dataplane.ErrNoRules] if there is no table. Known is empty if a version without counters wrote the
+// table.
 func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
 	return readTraffic(func(fn func(reader) error) error { return readTables(ctx, c, trafficPurpose, fn) })
 }
@@ -157,8 +156,7 @@ func (r reader) owners() (owners, error) {
 	return out, err
 }
 
-// prune deletes the counters of destinations without a Service from c and from the kernel. If
-// it fails, the next call deletes them.
+// prune deletes the counters of destinations without a Service from c and from the kernel.
 func (b *Backend) prune(f tracker.Family, c counters, o owners) {
 	lists := map[layout.Set]*nft.Elements{}
 	for k := range c {
@@ -182,9 +180,8 @@ func (b *Backend) prune(f tracker.Family, c counters, o owners) {
 	}
 }
 
-// deleteLost deletes the counters of destinations. The transaction adds each element
-// before it deletes it, because the kernel rejects the deletion of a missing element, and the
-// element exists only if a packet was counted.
+// deleteLost deletes the counters of destinations. The transaction adds each element before it deletes it, because
+// the kernel rejects the deletion of a missing element.
 func (b *Backend) deleteLost(lost []model.Destination) {
 	if len(lost) == 0 {
 		return

@@ -21,25 +21,23 @@ import (
 
 // watched is the result of the last examination of the tables in the kernel.
 type watched struct {
-	// generation is the network namespace's generation when the tables were last in their
-	// proper state. commits is the number of transactions that this backend had committed then.
+	// generation is the network namespace's generation when the tables were last in their proper state, and commits
+	// the number of transactions that this backend had committed then.
 	generation, commits uint32
 	// rules holds the rules of each table by handle. It is nil before the first examination.
 	rules []map[uint64]nft.Rule
 }
 
-// Check compares the tables with what the backend wrote. It returns a
-// [*dataplane.DriftError] if another process altered or deleted a table, and an error that wraps
-// [ruleset.ErrNeedFull] alone if the tables' state is unknown after a failure. Before the first full delta it
-// returns nil. Other errors are ctx's, wrap [os.ErrClosed], or are about reading the tables. After any error but ctx's, the next delta must be a full one, and
-// [Backend.Apply] returns [ruleset.ErrNeedFull] for any other.
+// Check compares the tables with what the backend wrote. It returns a [*dataplane.DriftError] if another process
+// altered or deleted a table, and an error that wraps [ruleset.ErrNeedFull] alone if the tables' state is unknown
+// after a failure. Before the first full delta it returns nil. Other errors are ctx's, wrap [os.ErrClosed], or are
+// about reading the tables. After any error but ctx's, the next delta must be a full one, and [Backend.Apply] returns
+// [ruleset.ErrNeedFull] for any other.
 //
-// While no other process commits transactions in the network namespace, Check makes one small
-// request. Otherwise it reads the chains, rules, sets and small maps, and the numbers of
-// elements of the large maps. It does not read the elements of the large maps; a full delta at
-// long intervals repairs these. It compares numbers of elements if the kernel reports them
-// (Linux 6.16) or there are at most 20,000. If other processes commit so fast that they
-// interrupt every read, Check returns nil, and the next call tries again.
+// While no other process commits transactions in the network namespace, Check makes one small request. Otherwise it
+// reads the chains, rules, sets and small maps, and the numbers of elements of the large maps, whose elements only a
+// full delta repairs. It compares numbers of elements if the kernel reports them (Linux 6.16) or there are at most
+// 20,000. If other processes commit so fast that they interrupt every read, Check returns nil.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := b.lock(ctx); err != nil {
 		return err
@@ -52,8 +50,8 @@ func (b *Backend) Check(ctx context.Context) error {
 		return fmt.Errorf("nftables: %w: the state of the tables is unknown", ruleset.ErrNeedFull)
 	}
 	if b.staleInterfaces {
-		// With ENOENT, interfaces are deleted faster than they can be listed, and the next call
-		// tries again. If a table is missing, the generation has changed.
+		// With ENOENT, interfaces are deleted faster than they can be listed. If a table is missing, the generation
+		// has changed.
 		if err := b.syncInterfaces(); err != nil && !errors.Is(err, syscall.ENOENT) {
 			b.discard(time.Now())
 			return err
@@ -84,17 +82,14 @@ func drifted(f tracker.Family, format string, args ...any) error {
 	return &dataplane.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
 }
 
-// Watch calls [Backend.Check] after transactions that any process commits in the network
-// namespace, at most once an interval, until ctx is done or the backend is closed. It calls
-// drifted with the errors of Check, and returns ctx's error or one that wraps [os.ErrClosed].
-// drifted should make the cursor resync. While no process commits, Watch calls Check every
-// minute. It opens a netlink socket of its own for the kernel's notifications. Without
-// notifications, it calls Check at the interval.
+// Watch calls [Backend.Check] after transactions that any process commits in the network namespace, at most once an
+// interval, and every minute otherwise, until ctx is done or the backend is closed. It calls drifted with the errors
+// of Check, and returns ctx's error or one that wraps [os.ErrClosed]. drifted should make the cursor resync. Without
+// the kernel's notifications, Watch calls Check at the interval.
 //
-// With Config.Offload, Watch also adds new network interfaces that Offload.Interfaces chooses
-// to the fast path, and removes others from it, at its start and whenever an interface is
-// created, deleted or renamed. It calls drifted with the errors of that, too.
-// It does so on a goroutine that ends before Watch returns. Calls of drifted never overlap.
+// With Config.Offload, Watch also adds new network interfaces that Offload.Interfaces chooses to the fast path, and
+// removes others from it, at its start and whenever an interface is created, deleted or renamed, on a goroutine that
+// ends before Watch returns. It calls drifted with the errors of that, too. Calls of drifted never overlap.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	drifted, stop, err := b.followInterfaces(ctx, drifted)
 	if err != nil {
@@ -111,9 +106,8 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	return err
 }
 
-// examine reads the tables, compares them with their models, and stores their rules. With count
-// it also compares numbers of elements. It does not read the generation: the caller must read
-// it before.
+// examine reads the tables, compares them with their models, and stores their rules. With count it also compares
+// numbers of elements. The caller must read the generation before.
 func (b *Backend) examine(count bool) error {
 	if b.watched.rules == nil {
 		b.watched.rules = make([]map[uint64]nft.Rule, len(b.tables.List))
@@ -134,8 +128,8 @@ func (b *Backend) examine(count bool) error {
 	return nil
 }
 
-// examineTable compares a table with its model. It compares each chain's rule count and
-// checks that the rules seen last time still exist. It returns the current rules.
+// examineTable compares each chain's rule count with the table's model and checks that the rules seen last time still
+// exist. It returns the current rules.
 func (b *Backend) examineTable(t *model.Table, last map[uint64]nft.Rule, count bool) (map[uint64]nft.Rule, error) {
 	drift := func(format string, args ...any) (map[uint64]nft.Rule, error) {
 		return nil, drifted(t.Family, format, args...)
