@@ -74,10 +74,9 @@ func (o Object) String() string {
 	return Name(o.Name)
 }
 
-// Write logs a message about an object, unless it is suppressed, and reports whether it did.
-// A caller that also sends an event sends it only then. The values of args that are strings,
-// errors or implement [fmt.Stringer] are cut at 600 bytes; the caller cuts values from
-// objects with [Value].
+// Write logs a message about an object, unless it is suppressed, and reports whether it did. A caller sends an event
+// only then. The values of args that are strings, errors or implement [fmt.Stringer] are cut at 600 bytes; the caller
+// cuts values from objects with [Value].
 func (l *Log) Write(level slog.Level, o Object, message string, args ...any) bool {
 	attrs := make([]slog.Attr, 0, 2+len(args)/2)
 	attrs = append(attrs, slog.String(o.Kind, o.String()))
@@ -144,8 +143,7 @@ func (l *Log) admit(o Object, message string, attrs []slog.Attr) (suppressed int
 	return suppressed, true
 }
 
-// generations is a map of bounded size. It drops entries that were not used for long: when the
-// current generation is full or old, it becomes the previous one.
+// generations is a map of bounded size: when the current generation is full or old, it becomes the previous one.
 type generations[K comparable, V any] struct {
 	current, previous map[K]V
 	since             time.Time
@@ -207,10 +205,9 @@ func clip(s string, most int) string {
 	}
 }
 
-// Printable returns s with the escape sequences of Go in place of everything that cannot be printed, and U+FFFD
-// in place of invalid UTF-8. What it returns is one line that moves no cursor, so it cannot end the comment of a
-// script, forge a line of a log, or control a terminal. Every text that has a name, an address or a message of an
-// object goes through it: [Value], [Name], [Text] and [Long] call it.
+// Printable returns s with the escape sequences of Go in place of everything that cannot be printed, and U+FFFD in
+// place of invalid UTF-8: one line that cannot end the comment of a script, forge a line of a log, or control a
+// terminal. [Value], [Name], [Text] and [Long] call it.
 func Printable(s string) string {
 	odd := func(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 	if !strings.ContainsFunc(s, odd) {

@@ -7,14 +7,14 @@ import (
 	"net/netip"
 )
 
-// Holder is the cause of an entry. Namespaces share the entries of a [Table] first, then the Services of
-// a namespace, and then the clients of a Service. Fields may be empty.
+// Holder is the cause of an entry. Namespaces share the entries of a [Table] first, then the Services of a namespace,
+// and then the clients of a Service. Fields may be empty.
 type Holder struct {
 	// Namespace and Service name the Service that the entry is for.
 	Namespace, Service string
-	// Client is the address of the client. Its zone is ignored. Providers assign an IPv6 client a prefix of 48 to
-	// 64 bits, so its addresses count together: the prefixes of 48 bits share the entries of the Service, then
-	// those of 56 bits, then those of 64 bits, and then the addresses.
+	// Client is the address of the client without its zone. IPv6 clients have prefixes of 48 to 64 bits: the prefixes
+	// of 48 bits share the entries of the Service, then those of 56 bits, then those of 64 bits, and then the
+	// addresses.
 	Client netip.Addr
 }
 
@@ -61,10 +61,9 @@ func (t *Table[E]) Len() int { return len(t.entries) }
 // All returns all entries in no order. The table must not change during the iteration.
 func (t *Table[E]) All() iter.Seq[E] { return maps.Keys(t.entries) }
 
-// Add adds an idle entry, which must not be in the table. If there are too many then, it removes and
-// returns the victim: of the namespace that has most, of its Service that has most, and of that Service's client
-// that has most. Among equals it is the one that was used least recently. The victim is the client's
-// oldest idle entry, or its oldest busy one if no other is idle. full reports that an entry was removed.
+// Add adds an idle entry, which must not be in the table. If there are too many then, it removes and returns the
+// victim: of the namespace that has most, of its Service that has most, and of that Service's client that has most,
+// among equals the least recently used. The victim is the client's oldest idle entry, or its oldest busy one.
 func (t *Table[E]) Add(e E, h Holder) (victim E, full bool) {
 	client, addr := t.root.child(h.Namespace).child(h.Service), h.Client.Unmap()
 	if addr.Is6() {
@@ -133,8 +132,8 @@ func (n *node) child(key any) *node {
 	return c
 }
 
-// add adds a number, -1 to 1, to the entries of a client and of those that it belongs to, and makes them
-// the most recently used of their ranks. It deletes them if they have none.
+// add adds a number, -1 to 1, to the entries of a client and of those that it belongs to, and makes them the most
+// recently used of their ranks. It deletes them if they have none.
 func (n *node) add(number int) {
 	for p := n.parent; p != nil; n, p = p, p.parent {
 		if rank := p.ranks[n.count]; rank != nil {

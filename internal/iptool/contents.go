@@ -28,9 +28,9 @@ func (c Contents) Unreadable() error {
 	return fmt.Errorf("chain %s: %w", c.Foreign, ErrUnreadable)
 }
 
-// Text renders the contents in the form of iptables-save: the chains, and of the rules those that lead to
-// other chains, without their matches. Of known rules, each in the form "CHAIN RULE", it has all that
-// exist, complete. check applies an input of iptables-restore that changes nothing.
+// Text renders the contents in the form of iptables-save: the chains, the rules that lead to other chains, without
+// their matches, and those of known, each in the form "CHAIN RULE", that exist. check applies an input of
+// iptables-restore that changes nothing.
 func (c Contents) Text(table string, known []string, check func(input []byte) error) string {
 	full := map[Jump]string{}
 	var others iptext.Input

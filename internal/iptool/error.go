@@ -14,9 +14,8 @@ var (
 	// ErrLocked is wrapped by the error of a tool that waited longer than
 	// Config.LockWait for the xtables lock. The tool changed nothing.
 	ErrLocked = errors.New("another program holds the xtables lock")
-	// ErrUnreadable is wrapped by the error of [Tool.Save] about a table of nf_tables that
-	// iptables-save cannot print, because another program, such as nft, has added a rule that
-	// iptables cannot express. iptables-restore works.
+	// ErrUnreadable is wrapped by the error of [Tool.Save] about a table of nf_tables in which another program, such
+	// as nft, has added a rule that iptables cannot express. iptables-restore works.
 	ErrUnreadable = errors.New("iptables-save cannot print a rule that nft can list")
 	// errIncomplete is wrapped by the error of [Tool.Save] about an output that ends within a table.
 	errIncomplete = errors.New("output ends within a table")

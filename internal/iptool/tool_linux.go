@@ -195,9 +195,8 @@ func (t *Tool) run(ctx context.Context, path string, args []string, input []byte
 	// The output may be read long after the program's end on a busy machine. Only a process
 	// that the program left could keep the pipe open for longer.
 	cmd.WaitDelay = 30 * time.Second
-	// If the agent is killed, a program that waits for the lock must not write after the
-	// next agent has read the tables. The kernel sends the signal when the thread that
-	// started the program ends. Do keeps that thread until the program has ended.
+	// If the agent is killed, a program that waits for the lock must not write after the next agent has read the
+	// tables. The kernel sends the signal when the thread that started the program ends, which Do keeps until then.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err := t.Do(cmd.Run)
 	var exit *exec.ExitError

@@ -92,9 +92,9 @@ func (n *Namespace) File() *os.File { return n.file }
 // Close releases the namespace. Do fails afterwards.
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// Do calls f on a thread in the namespace. No other goroutine uses the thread until f
-// returns. Processes that f starts and sockets that f opens are in the namespace. Do
-// needs CAP_SYS_ADMIN unless the calling thread is in the namespace already.
+// Do calls f on a thread in the namespace, which no other goroutine uses until f returns. Processes that f starts and
+// sockets that f opens are in the namespace. Do needs CAP_SYS_ADMIN unless the calling thread is in the namespace
+// already.
 func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	if info, err := os.Stat(own); err == nil && os.SameFile(info, n.info) {
@@ -116,7 +116,7 @@ func (n *Namespace) Do(f func() error) error {
 }
 
 // In calls f as [Namespace.Do] does, in the namespace that file is an open file of, or in that of the calling thread
-// if file is nil. The first thread of the process stays in its namespace: other programs take it for that of the
+// if file is nil. The first thread of the process stays in its namespace, which other programs take for that of the
 // process (/proc/PID/ns/net).
 func In(file *os.File, f func() error) error {
 	n, err := Open(file)

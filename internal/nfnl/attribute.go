@@ -122,10 +122,8 @@ const (
 	CtDstIP6   = 22 // NFT_CT_DST_IP6
 )
 
-// OriginalCt returns the attributes of an expression (NFTA_EXPR_NAME and _DATA) that loads a part
-// of a connection's original direction into a register. The tagged releases of
-// github.com/google/nftables encode the direction with four bytes instead of one, and leave it
-// out for CtDstIP and CtDstIP6, which the kernel then refuses.
+// OriginalCt returns the attributes of an expression (NFTA_EXPR_NAME and _DATA) that loads a part of a connection's
+// original direction into a register. The tagged releases of github.com/google/nftables encode the direction wrongly.
 func OriginalCt(key, register uint32) []byte {
 	const (
 		exprName, exprData     = 1, 2    // NFTA_EXPR_NAME, NFTA_EXPR_DATA

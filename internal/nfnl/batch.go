@@ -112,9 +112,8 @@ func (b *Batch) Unnest() {
 	b.nest = b.nest[:last]
 }
 
-// Finish requests an acknowledgement of the last message, ends the batch, and returns it.
-// Kernels before 6.10 do not acknowledge the end of a batch. The caller must not add to b
-// before the next Reset.
+// Finish requests an acknowledgement of the last message (kernels before 6.10 do not acknowledge the end of a batch),
+// ends the batch, and returns it. The caller must not add to b before the next Reset.
 func (b *Batch) Finish() []byte {
 	Acknowledge(b.buf, b.start)
 	b.control(batchEnd)

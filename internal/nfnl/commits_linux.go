@@ -16,15 +16,13 @@ import (
 // without one, which may have something to try again.
 const quietInterval = time.Minute
 
-// WatchCommits calls check after transactions that any process commits to nf_tables in the
-// network namespace that ns is an open file of, at most once an interval. It calls failed
-// with each error of check, except after ctx is done. When ctx is done, it returns ctx's cause.
-// If check returns an error that wraps [os.ErrClosed], WatchCommits returns that error. While
-// no process commits, it calls check every minute. While it cannot listen, it calls check
-// at the interval. An interval that is not positive is an error.
+// WatchCommits calls check after transactions that any process commits to nf_tables in the network namespace that ns
+// is an open file of, at most once an interval, and every minute otherwise. It calls failed with each error of check,
+// except after ctx is done. It returns ctx's cause, or an error of check that wraps [os.ErrClosed]. While it cannot
+// listen, it calls check at the interval. An interval that is not positive is an error.
 //
-// While a socket listens, the kernel writes a notification of every object of a transaction.
-// So WatchCommits listens only until the next transaction, and then pauses for one interval.
+// While a socket listens, the kernel writes a notification of every object of a transaction. So WatchCommits listens
+// only until the next transaction, and then pauses for one interval.
 func WatchCommits(ctx context.Context, ns *os.File, interval time.Duration, check func(context.Context) error, failed func(error)) error {
 	if interval <= 0 {
 		return fmt.Errorf("netlink: cannot watch: interval %v is not positive", interval)
@@ -68,10 +66,8 @@ func WatchCommits(ctx context.Context, ns *os.File, interval time.Duration, chec
 	}
 }
 
-// listener is a socket that can receive the notification at the end of each transaction.
-//
-// The runtime waits for an epoll instance that holds the socket, because the socket itself
-// blocks.
+// listener is a socket that can receive the notification at the end of each transaction. The runtime waits for an
+// epoll instance that holds the socket, because the socket itself blocks.
 type listener struct {
 	*Conn
 	epoll *os.File
@@ -122,9 +118,8 @@ func (l *listener) close() {
 	}
 }
 
-// onlyGenerations makes a socket receive only messages about a new generation. The kernel
-// sends each of them in a datagram of its own (nf_tables_gen_notify of
-// net/netfilter/nf_tables_api.c).
+// onlyGenerations makes a socket receive only messages about a new generation, each a datagram of its own
+// (nf_tables_gen_notify of net/netfilter/nf_tables_api.c).
 func onlyGenerations(fd int) error {
 	const typeOffset = 4 // in struct nlmsghdr (linux/netlink.h)
 	var typ [2]byte

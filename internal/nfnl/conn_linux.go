@@ -12,13 +12,12 @@ import (
 	"github.com/go-proxier/proxier/internal/netns"
 )
 
-// answerTimeout bounds the wait for one datagram of an answer. The kernel answers
-// before the request's send returns, so the timeout matters only if an answer is lost.
+// answerTimeout bounds the wait for one datagram of an answer, which matters only if an answer is lost: the kernel
+// answers before the request's send returns.
 const answerTimeout = 10 * time.Second
 
-// bufferSize holds any datagram of an answer: the kernel fills at most 32 KiB at a
-// time (netlink_recvmsg of net/netlink/af_netlink.c), and one message of a dump may
-// be as long as an attribute, 64 KiB.
+// bufferSize holds any datagram of an answer: the kernel fills at most 32 KiB at a time (netlink_recvmsg of
+// net/netlink/af_netlink.c), and one message of a dump may have 64 KiB.
 const bufferSize = 64 << 10
 
 // Conn is a netlink socket to the netfilter subsystems of one network namespace. It
@@ -152,10 +151,9 @@ func (c *Conn) failed(call string, err error) error {
 	return fmt.Errorf("netlink: %w", os.NewSyscallError(call, err))
 }
 
-// Exchange sends requests with the n sequence numbers from first on. It calls fn with
-// each message that answers one of them, including refusals, until every request has
-// its last answer. It stops if fn returns an error, and returns that error. ENOBUFS
-// means that the socket could not hold all answers.
+// Exchange sends requests with the n sequence numbers from first on. It calls fn with each message that answers one
+// of them, including refusals, until every request has its last answer, or fn returns an error, which it returns.
+// ENOBUFS means that the socket could not hold all answers.
 func (c *Conn) Exchange(ctx context.Context, requests []byte, first uint32, n int, fn func(Message) error) error {
 	if err := c.drain(ctx); err != nil {
 		return err
@@ -215,10 +213,9 @@ func (c *Conn) drain(ctx context.Context) error {
 	}
 }
 
-// Get sends a request and calls fn with the attributes of each object of the answer.
-// The error is an [*Error] if the kernel refuses the request, wraps [ErrInterrupted]
-// if the objects changed during a dump, or is fn's, after which fn is not called
-// again.
+// Get sends a request and calls fn with the attributes of each object of the answer. The error is an [*Error] if the
+// kernel refuses the request, wraps [ErrInterrupted] if the objects changed during a dump, or is fn's, after which fn
+// is not called again.
 func (c *Conn) Get(ctx context.Context, r Request, fn func(attrs []byte) error) error {
 	flags := r.Flags | flagAck
 	if r.Dump {
@@ -241,8 +238,8 @@ func (c *Conn) Get(ctx context.Context, r Request, fn func(attrs []byte) error) 
 	return err
 }
 
-// Commit finishes the batch, sends it, and returns once the kernel has committed or refused
-// all of it. If the kernel refused it, the error is an [*Error]. An empty batch is not sent.
+// Commit finishes the batch, sends it, and returns once the kernel has committed or refused all of it. The error of a
+// refusal is an [*Error]. An empty batch is not sent.
 func (c *Conn) Commit(b *Batch) error {
 	if b.Empty() && !c.Closed() {
 		return nil
@@ -252,9 +249,8 @@ func (c *Conn) Commit(b *Batch) error {
 	if err := c.Send(b.Finish()); err != nil {
 		return err
 	}
-	// The kernel has processed the batch, and its answers are waiting: refusals, and behind them the
-	// acknowledgment of the last message. Commit reads all of them, so that the next batch does not get an
-	// old answer, even if the socket could not hold all refusals. An acknowledgment without a refusal is the only
+	// The answers are waiting: refusals, and behind them the acknowledgment of the last message. Commit reads all of
+	// them, so that the next batch does not get an old answer. An acknowledgment without a refusal is the only
 	// answer, unless those to an abandoned request are behind it.
 	var failed *Error
 	acked, lost := false, false

@@ -59,10 +59,9 @@ func (e *Error) Error() string {
 // Unwrap returns the error number, for errors.Is.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Begin appends the headers of a request to b. The caller appends attributes and
-// then calls End with the length that b had before. subsystem is NFNL_SUBSYS_*, typ is
-// the subsystem's own number, flags are NLM_F_* in addition to NLM_F_REQUEST, and family
-// is NFPROTO_*.
+// Begin appends the headers of a request to b. The caller appends attributes and then calls End with the length that
+// b had before. subsystem is NFNL_SUBSYS_*, typ is the subsystem's own number, flags are NLM_F_* in addition to
+// NLM_F_REQUEST, and family is NFPROTO_*.
 func Begin(b []byte, subsystem, typ, flags uint16, seq uint32, family uint8) []byte {
 	return begin(b, subsystem<<8|typ, flags, seq, family, 0)
 }
@@ -153,9 +152,8 @@ func (m Message) Err() error {
 	return nil
 }
 
-// explanation returns the text of an extended acknowledgement. It follows the error
-// number and, if that is not the end of a dump, the header of the refused message
-// (NETLINK_CAP_ACK).
+// explanation returns the text of an extended acknowledgement, behind the error number and, if that is not the end of
+// a dump, the header of the refused message (NETLINK_CAP_ACK).
 func (m Message) explanation() string {
 	skip := 4
 	if m.Type == typeError {

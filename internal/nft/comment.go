@@ -6,8 +6,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// MaxComment is the length of the longest element comment that the nft tool shows. With
-// its terminator, a comment must fit a one-byte length and the kernel's
+// MaxComment is the length of the longest element comment that the nft tool shows, and that fits the kernel's
 // NFT_USERDATA_MAXLEN.
 const MaxComment = 127
 

@@ -20,9 +20,7 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// firstReg is the first register of a look-up's key (NFT_REG32_00). Registers are numbered as
-// 32-bit words. The kernel reports the number of a 128-bit register that begins at the same
-// word.
+// firstReg is the first register of a look-up's key (NFT_REG32_00). Registers are numbered as 32-bit words.
 const firstReg = unix.NFT_REG32_00
 
 // Registers behind what a rule holds: hashReg is the first word to hash, as in the tool, and spareReg the key
@@ -32,10 +30,8 @@ const (
 	spareReg = firstReg + 8
 )
 
-// compiler encodes a rule in the syntax of nft as the kernel's expressions: each one's attributes
-// (NFTA_EXPR_NAME and _DATA). It knows the statements of this package, and encodes them as the tool does. The
-// tool lists other expressions wrongly, or aborts: nft 1.0.6 does on a register that is passed from one
-// look-up to the next.
+// compiler encodes a rule in the syntax of nft as the kernel's expressions (NFTA_EXPR_NAME and _DATA), as the tool
+// does: the tool lists other expressions wrongly, or aborts.
 type compiler struct {
 	family byte // NFPROTO_*
 	// v6 is set if the rule is about addresses of IPv6.
@@ -140,10 +136,8 @@ func (c *compiler) statement() {
 // golang.org/x/sys/unix lacks.
 const dynsetDelete = 2
 
-// update encodes the change of a set by packets: { key counter }, or { key timeout time : data }.
-//
-// If it comes before dnat, it takes effect after the look-up of dnat, so a connection that finds no endpoint
-// is not counted.
+// update encodes the change of a set by packets: { key counter }, or { key timeout time : data }. Before dnat, it
+// takes effect after the look-up of dnat, so a connection that finds no endpoint is not counted.
 func (c *compiler) update(op uint32) {
 	e := &expr.Dynset{SetName: c.set(), Operation: op, SrcRegKey: firstReg}
 	counts := len(c.out)

@@ -44,9 +44,8 @@ func (c *Conn) Limit() int { return c.limit }
 // one to [Conn.Generation].
 func (c *Conn) Commits() uint32 { return c.commits }
 
-// Commit sends the batch and returns once the kernel has committed or refused all of
-// it. If the kernel refused it, the error is an [*nfnl.Error]. An empty batch is not
-// sent.
+// Commit sends the batch and returns once the kernel has committed or refused all of it. If the kernel refused it,
+// the error is an [*nfnl.Error]. An empty batch is not sent.
 func (c *Conn) Commit(b *Batch) error {
 	if b.Len()+controlSize > c.limit {
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, b.Len()+controlSize, c.limit)

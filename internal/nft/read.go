@@ -12,9 +12,8 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
-// NFTA_TABLE_HANDLE, and NFTA_SET_COUNT, the number of a set's elements, which the kernel
-// reports since Linux 6.16.
+// Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h): NFTA_TABLE_HANDLE, and NFTA_SET_COUNT,
+// the number of a set's elements, since Linux 6.16.
 const (
 	tableAttrHandle = 4
 	setAttrCount    = 20
@@ -38,9 +37,8 @@ func (c *Conn) Table(name string, family byte) (head Head, err error) {
 	return head, err
 }
 
-// dump calls fn with each of the table's objects of one type, and begin before each attempt. The
-// library is several times slower (BenchmarkLibraryList of package nftables) and does not report dumps that a change
-// interrupted.
+// dump calls fn with each of the table's objects of one type, and begin before each attempt. The library is several
+// times slower and does not report dumps that a change interrupted.
 func (c *Conn) dump(table string, family byte, typ uint16, begin func(), fn func(a *attributes)) error {
 	request := nfnl.AppendString(nil, tableAttr, table)
 	var a attributes

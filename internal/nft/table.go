@@ -76,9 +76,9 @@ func (b *Batch) newID() uint32 {
 	return 1<<16 + b.sets
 }
 
-// CreateSet creates a set for at most size elements, or for any number if size is 0. The kernel needs an
-// ID of the set that is unique in the transaction, from 1 to 65,536, but rules use the name. userData, which only
-// the nft tool reads, may be nil.
+// CreateSet creates a set for at most size elements, or for any number if size is 0. The kernel needs an ID of the
+// set that is unique in the transaction, from 1 to 65,536, but rules use the name. userData, which only the nft tool
+// reads, may be nil.
 func (t Table) CreateSet(name string, id uint32, s Spec, userData []byte, size int) {
 	t.beginSet(name, id, s)
 	if s.Flags&unix.NFT_SET_MAP != 0 {

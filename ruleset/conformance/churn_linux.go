@@ -26,17 +26,14 @@ type Target struct {
 type Churn struct {
 	// Opened is the number of successful connections and UDP requests.
 	Opened int
-	// Failures has an entry for each failed connection: refused, reset, without a
-	// reply, or successful only because TCP retransmitted a lost packet.
-	// Retransmissions and lost UDP requests during a stall of the machine are
-	// excused, see [NewWorld].
+	// Failures has an entry for each failed connection: refused, reset, without a reply, or successful only because
+	// TCP retransmitted a lost packet, unless the machine stalled (see [NewWorld]).
 	Failures []error
 }
 
-// lossTime is the time after a request in which a stall can lose it or its reply: the
-// kernel drops packets that wait for the address of a neighbor that does not answer
-// three times, once a second (ip-sysctl, neigh/default/mcast_solicit and
-// retrans_time_ms).
+// lossTime is the time after a request in which a stall can lose it or its reply: the kernel drops packets that wait
+// for the address of a neighbor that does not answer three times, once a second (ip-sysctl,
+// neigh/default/mcast_solicit and retrans_time_ms).
 const lossTime = 4 * time.Second
 
 // maxFailures bounds the failures stored for one kind of connection.
@@ -45,10 +42,9 @@ const maxFailures = 100
 // maxEnded is the number of sockets of a client that the data plane may end one after the other.
 const maxEnded = 3
 
-// Churn opens connections continuously while f runs: from an external client and from
-// a local pod to each target, one after another for each of these pairs. It calls f
-// when every pair has connected once, and each pair connects once more after f has
-// returned. A UDP connection is one request with its reply, from a new port.
+// Churn opens connections continuously while f runs: from an external client and from a local pod to each target, one
+// after another for each of these pairs. Each pair connects once before f and once after it. A UDP connection is one
+// request with its reply, from a new port.
 func (w *World) Churn(to []Target, f func()) Churn {
 	ctx, l := w.tb.Context(), w.lab()
 	var (

@@ -9,10 +9,9 @@ const (
 	SCTP Feature = "SCTP"
 	// Affinity: sessionAffinity ClientIP.
 	Affinity Feature = "affinity"
-	// AffinityInternal: keeping a client with its endpoint, while that exists, even if
-	// internal traffic uses other endpoints than external traffic
-	// ([ruleset.Frontend].Internal). Without it, changes of other endpoints may move
-	// the client, for some time after the change.
+	// AffinityInternal: keeping a client with its endpoint even if internal traffic uses other endpoints than
+	// external traffic ([ruleset.Frontend].Internal). Without it, changes of other endpoints may move the client for
+	// some time.
 	AffinityInternal Feature = "affinity of internal traffic"
 	// AffinityTimeout: forgetting a client soon after its affinity timeout.
 	AffinityTimeout Feature = "affinity timeout"
@@ -31,9 +30,8 @@ const (
 	MasqueradeAll Feature = "masquerade all"
 	// InterfaceDetection: recognizing local traffic by bridge or by interface prefix.
 	InterfaceDetection Feature = "interface detection"
-	// Restart: a new instance of the backend takes over from another one, which is no
-	// longer called, without disturbing connections, and removes everything that is
-	// not needed any more.
+	// Restart: a new instance of the backend takes over from another one, without disturbing connections, and removes
+	// everything that is not needed any more.
 	Restart Feature = "restart"
 	// Distribution: choosing among endpoints evenly.
 	Distribution Feature = "distribution"
@@ -43,19 +41,15 @@ const (
 	// ConsistentHash: choosing endpoints by [tracker.ServicePort].Hash, the same on
 	// all nodes. Without it, the hash is ignored.
 	ConsistentHash Feature = "consistent hash"
-	// HashOfEndpoints: choosing by ConsistentHash depends on the current endpoints
-	// alone. Without it, nodes that started with the same endpoints choose the same
-	// ones, but a node whose endpoints changed may send some connections elsewhere,
-	// and clients may move for some time after a change.
+	// HashOfEndpoints: choosing by ConsistentHash depends on the current endpoints alone. Without it, a node whose
+	// endpoints changed may send some connections elsewhere than others, and clients may move for some time after a
+	// change.
 	HashOfEndpoints Feature = "hash of endpoints alone"
-	// SourceAddress: preserving the client's address when the ruleset does not ask
-	// for masquerading. Skipping it skips no world. A backend without it, such as one
-	// that makes connections of its own, must always show its endpoints an address of
-	// the node.
+	// SourceAddress: preserving the client's address when the ruleset does not ask for masquerading. Skipping it
+	// skips no world. A backend without it must always show its endpoints an address of the node.
 	SourceAddress Feature = "source address"
-	// TrafficAtOnce: counting a connection before it is established, for backends
-	// that implement [dataplane.TrafficReader]. Skipping it skips no world, but the
-	// counters are not compared with the connections.
+	// TrafficAtOnce: counting a connection before it is established, for a [dataplane.TrafficReader]. Skipping it
+	// skips no world, but the counters are not compared with the connections.
 	TrafficAtOnce Feature = "traffic at once"
 	// OtherPorts: not affecting the ports of external and load-balancer IPs that no
 	// Service has. The address may belong to a real host.
@@ -63,13 +57,12 @@ const (
 	// RefuseBySource: if a Service has no endpoints, refusing connections from
 	// allowed sources and dropping those from others.
 	RefuseBySource Feature = "refuse by source"
-	// LocalErrors: sockets on the node that send to one of its own addresses get
-	// ECONNREFUSED, and not EPERM, if the packet is refused, and no error if it is
-	// dropped (see [ruleset.Verdict].MayFailSend). Skipping it skips no world.
+	// LocalErrors: sockets on the node that send to one of its own addresses get ECONNREFUSED, and not EPERM, if the
+	// packet is refused, and no error if it is dropped (see [ruleset.Verdict].MayFailSend). Skipping it skips no
+	// world.
 	LocalErrors Feature = "local errors"
-	// Refuse: answering or dropping connections to a frontend without endpoints for
-	// them. Without it, such packets are not forwarded to an endpoint, and what else
-	// happens to them is not checked.
+	// Refuse: answering or dropping connections to a frontend without endpoints for them. Without it, only their
+	// being forwarded to an endpoint is a failure.
 	Refuse Feature = "refuse"
 	// ShortCircuit: under externalTrafficPolicy Local, sending traffic from this node
 	// and its pods to the endpoints of every node ([ruleset.Frontend.ShortCircuit]).
@@ -85,9 +78,9 @@ const (
 	// Drop: dropping connections if other nodes have endpoints and this node has none
 	// that the traffic policy allows. Without it, such connections may be refused.
 	Drop Feature = "drop"
-	// ReplaceInPlace: changing an entry without removing it first. Without it, Simulate
-	// does not check at [SimEnv].Look that a frontend keeps forwarding, or that another
-	// entry does not get its packets for a moment. Skipping it skips no world.
+	// ReplaceInPlace: changing an entry without removing it first. Without it, Simulate does not check at
+	// [SimEnv].Look that a frontend keeps forwarding, or that another entry does not get its packets for a moment.
+	// Skipping it skips no world.
 	ReplaceInPlace Feature = "replace in place"
 	// UDP: Services with protocol UDP. Without it, no UDP packet is sent or checked, and
 	// worlds that need UDP are skipped.

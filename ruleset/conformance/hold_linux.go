@@ -18,9 +18,8 @@ const (
 	// heldEach is the number of connections that [World.Hold] opens to a target from
 	// each host.
 	heldEach = 3
-	// heldTimeout is the time to wait for the replies of all connections: longer than
-	// the longest TCP retransmission timeout, two minutes (TCP_RTO_MAX in
-	// include/net/tcp.h), after an interruption.
+	// heldTimeout is the time to wait for the replies of all connections: longer than the longest TCP retransmission
+	// timeout, two minutes (TCP_RTO_MAX in include/net/tcp.h).
 	heldTimeout = 150 * time.Second
 )
 
@@ -28,11 +27,9 @@ const (
 // use.
 type Held struct{ connections []*connection }
 
-// Hold opens TCP connections that stay open until the test ends, a few from an
-// external client and a few from a local pod to each TCP target. It ignores UDP
-// targets. It fails the test if a connection cannot be opened. Whatever a data plane
-// does later, connections to endpoints that still serve must keep working:
-// [Held.Check] checks that.
+// Hold opens TCP connections that stay open until the test ends, a few from an external client and a few from a local
+// pod to each TCP target, and fails the test if it cannot. [Held.Check] checks that those to endpoints that still
+// serve keep working.
 func (w *World) Hold(to []Target) *Held {
 	w.tb.Helper()
 	return w.hold([]string{"client1", "pod1"}, heldEach, to)
@@ -66,10 +63,8 @@ func (h *Held) Check() error {
 	return h.each(func(c *connection) error { return c.Echo(deadline) })
 }
 
-// Send sends a line through every connection without waiting for the reply, for which
-// the next [Held.Check] waits. It creates traffic during a fault that is repaired
-// before the clients give up. The error joins one for each connection that is already
-// broken.
+// Send sends a line through every connection without waiting for the reply, for which the next [Held.Check] waits.
+// The error joins one for each connection that is already broken.
 func (h *Held) Send() error {
 	return h.each(func(c *connection) error { return c.Send(time.Now().Add(testtime.Timeout)) })
 }

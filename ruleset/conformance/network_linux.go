@@ -48,15 +48,12 @@ func (h host) open(f func() error) error {
 // firstPort is the first source port, and portCount the number of ports.
 const firstPort, portCount = 10000, 50000
 
-// port returns a source port that was not used for a long time. The node's connection
-// tracking remembers for half a minute where the last datagrams from a port were
-// sent, and sends the next ones there too.
+// port returns a source port that was not used for a long time: connection tracking remembers for half a minute where
+// the last datagrams from a port were sent.
 func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount) }
 
-// tcpPort returns such a port for TCP. Connection tracking remembers a packet without an answer,
-// or with an ICMP error, for two minutes, and a refused one for ten seconds: if a Service gets the
-// destination in between, a connection from the same port does not reach it. The port may be in
-// use.
+// tcpPort returns such a port for TCP: connection tracking remembers a packet without an answer, or with an ICMP
+// error, for two minutes, and a refused one for ten seconds. The port may be in use.
 func (h host) tcpPort() uint16 { return uint16(firstPort + h.tcpPorts.Add(1)%portCount) }
 
 // network holds the namespaces of a world.

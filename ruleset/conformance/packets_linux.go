@@ -114,9 +114,8 @@ func (l *connections) probe(from host, p ruleset.Packet, wait time.Duration) out
 	return o
 }
 
-// forwarded connects until every endpoint was reached. The probability that 30n
-// connections miss one of n equally used endpoints is e^-30. With weights, n is the
-// total weight divided by the least weight.
+// forwarded connects until every endpoint was reached. The probability that 30n connections miss one of n equally
+// used endpoints is e^-30. With weights, n is the total weight divided by the least weight.
 func (l *connections) forwarded(from host, p ruleset.Packet, v ruleset.Verdict) (out Outcome, err error) {
 	n := len(weightsOf(v))
 	sum, least := len(v.Endpoints), 1

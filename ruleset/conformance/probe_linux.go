@@ -15,9 +15,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// silence is the time to wait for a connection that must get no reply. Connections
-// that must be accepted or refused get [testtime.Timeout]. A TCP connection whose first
-// packet gets no answer fails even so, unless the machine stalled.
+// silence is the time to wait for a connection that must get no reply. Others get [testtime.Timeout]. A TCP
+// connection whose first packet gets no answer fails even so, unless the machine stalled.
 const silence = 250 * time.Millisecond
 
 // outcome is the result of a connection.

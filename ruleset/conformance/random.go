@@ -73,9 +73,9 @@ func addressIn(name string) func(tracker.Family) netip.Addr {
 // fewer changes.
 func stepRand(seed uint64, step int) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(step))) }
 
-// randomly makes a series of changes and calls try, which performs them in a new world and returns the step
-// that failed, if any. If one fails, randomly prints a small set of changes that still fails, found within
-// the given time, unless that is 0.
+// randomly makes a series of changes and calls try, which performs them in a new world and returns the step that
+// failed, if any. It then prints a small set of changes that still fails, found within the given time, unless that is
+// 0.
 func randomly(tb testing.TB, seed uint64, changes int, families []tracker.Family, skip skips, c config, within time.Duration, try func(testing.TB, worldgen.Steps) (int, error)) {
 	tb.Helper()
 	g := worldgen.New(seed, randomParams(families, skip, c))

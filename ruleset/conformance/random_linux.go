@@ -29,17 +29,15 @@ type Random struct {
 	For time.Duration
 	// Packets is the number of connections after each step, 0 for 60.
 	Packets int
-	// Dump, if not nil, returns what a backend has programmed. After each step it is
-	// compared with the result of another backend, made in its own namespace, that
-	// gets the final state in one delta. The text must not contain values that may differ,
-	// such as allocated numbers.
+	// Dump, if not nil, returns what a backend has programmed. After each step it is compared with the result of
+	// another backend that gets the final state in one delta. The text must not contain values that may differ, such
+	// as allocated numbers.
 	Dump func(tb testing.TB, env Env, b ruleset.Backend) string
 }
 
-// RunRandom tests a backend in random worlds, each a parallel sub-test named by its
-// seed. After each step of a series of changes, random connections must have the
-// result of Trace. If a world fails and -v is given, RunRandom prints a small set of
-// changes with which it still fails. Retransmissions are excused as by [Run].
+// RunRandom tests a backend in random worlds, each a parallel sub-test named by its seed. After each step of a series
+// of changes, random connections must have the result of Trace. If a world fails and -v is given, RunRandom prints a
+// small set of changes with which it still fails.
 func RunRandom(t *testing.T, o Options, r Random) {
 	t.Helper()
 	if _, err := o.validate(); err != nil {

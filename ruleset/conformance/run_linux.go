@@ -10,14 +10,12 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
-// Run tests a backend in every world of the suite, each a parallel sub-test. The
-// first sub-test fails within a second if the backend forwards nothing; Run then
-// skips all others, which would mostly wait for timeouts.
+// Run tests a backend in every world of the suite, each a parallel sub-test. The first sub-test fails within a second
+// if the backend forwards nothing; Run then skips all others.
 //
-// TCP connections with a packet that gets no answer fail, and so do UDP requests without a
-// reply. If the machine stalled, [World.Churn] excuses such requests and every world
-// such connections. Each world logs the number of excused ones, and Run fails if they
-// exceed 1 % of all connections (and 16, the cost of a single stall).
+// TCP connections with a packet that gets no answer fail, and so do UDP requests without a reply, unless the machine
+// stalled. Each world logs the number of excused ones, and Run fails if they exceed 1 % of all connections (and 16,
+// the cost of a single stall).
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	if _, err := o.validate(); err != nil {
@@ -64,19 +62,15 @@ func forwards(t *testing.T, o Options) bool {
 	})
 }
 
-// excuses counts the TCP connections of a world and the UDP requests of its Churn,
-// and those excused because of a stall: connections with a lost packet and requests
-// without a reply. It is safe for concurrent use.
+// excuses counts the TCP connections of a world and the UDP requests of its Churn, and those excused because of a
+// stall. It is safe for concurrent use.
 type excuses struct{ connections, excused atomic.Int64 }
 
 const (
-	// maxExcusedPercent is the maximum percentage of excused connections of a run, or
-	// of a world outside of a run. With more, the machine is too busy to detect a
-	// data plane that loses packets.
+	// maxExcusedPercent is the maximum percentage of excused connections of a run. With more, the machine is too busy
+	// to detect a data plane that loses packets.
 	maxExcusedPercent = 1
-	// freeExcuses is the number of connections that may be excused in any case. It is
-	// the number of connections that a world checks concurrently, all of which one
-	// stall can hit.
+	// freeExcuses is the number of connections that may be excused in any case: as many as one stall can hit.
 	freeExcuses = concurrentChecks
 )
 

@@ -42,9 +42,8 @@ type line struct {
 	below          []line
 }
 
-// suite returns the worlds of the suite, and those in the files *.txt of a folder unless it is nil. It leaves
-// out those that need connections unless packets is set, and otherwise returns them first, because
-// they wait.
+// suite returns the worlds of the suite, and those in the files *.txt of a folder unless it is nil. It leaves out
+// those that need connections unless packets is set, and otherwise returns them first, because they wait.
 func suite(own fs.FS, packets bool) (out []world, err error) {
 	folder, err := fs.Sub(texts, "worlds")
 	if err != nil {

@@ -42,30 +42,24 @@ type SimEnv struct {
 	// NodeAddresses lists the node's own addresses, which every packet has in
 	// [ruleset.Packet].NodeAddresses.
 	NodeAddresses []netip.Addr
-	// Fail returns an error if a write must fail, and nil otherwise. The data plane
-	// calls it in each write and returns its error. A failed write may or may not
-	// take effect. Fail and Look must be called within Apply, by one goroutine at a
-	// time.
+	// Fail returns an error if a write must fail. The data plane calls it in each write and returns its error. A
+	// failed write may or may not take effect. Fail and Look must be called within Apply, by one goroutine at a time.
 	Fail func() error
-	// Look checks the current handling of packets. A data plane that is written entry
-	// by entry calls it after each write. One that replaces everything in one step
-	// need not call it.
+	// Look checks the current handling of packets. A data plane that is written entry by entry calls it after each
+	// write.
 	Look func()
 }
 
 // Fake is a simulated data plane, with the backends that write to it.
 type Fake struct {
-	// Backend makes a backend that writes to the data plane. It is required. It is
-	// called again for each restart: the previous backend is then no longer used, and
-	// the new one gets the data plane in its current state.
+	// Backend makes a backend that writes to the data plane. It is required. It is called again for each restart: the
+	// previous backend is no longer used, and the new one gets the data plane in its current state.
 	Backend func() ruleset.Backend
-	// Handle returns what the data plane does with a packet. It is required. It looks
-	// the packet up in the data plane and must not change anything. It is called by
-	// one goroutine at a time, also from within Look.
+	// Handle returns what the data plane does with a packet. It is required, and must not change anything. It is
+	// called by one goroutine at a time, also from within Look.
 	Handle func(ruleset.Packet) Outcome
-	// Dump, if not nil, returns the contents of the data plane, one line per entry.
-	// After each step of a random world it is compared with the contents of another
-	// data plane, whose backend gets everything in one delta. This finds entries that no
+	// Dump, if not nil, returns the contents of the data plane, one line per entry. After each step of a random world
+	// it is compared with another data plane, whose backend gets everything in one delta, to find entries that no
 	// packet uses. The text must not contain values that may differ, such as IDs.
 	Dump func() string
 }
@@ -92,28 +86,23 @@ type Choice struct {
 	Addr netip.AddrPort
 	// Weight is the endpoint's weight relative to the others.
 	Weight int
-	// Masquerade reports whether the endpoint sees an address of the node as the
-	// source, either because of [ruleset.Frontend].Masquerade or because the endpoint
-	// is the packet's source. It is ignored for endpoints at the node's own
-	// addresses.
+	// Masquerade reports whether the endpoint sees an address of the node as the source. It is ignored for endpoints
+	// at the node's own addresses.
 	Masquerade bool
 }
 
-// Simulate tests a backend without packets. It calls [Fake].Handle where [Run] and
-// RunRandom make connections, and compares the [Outcome] with
-// [ruleset.Snapshot.Trace]. It needs no privileges and runs on every system.
+// Simulate tests a backend without packets. It calls [Fake].Handle where [Run] and RunRandom make connections, and
+// compares the [Outcome] with [ruleset.Snapshot.Trace]. It needs no privileges and runs on every system.
 //
-// Simulate runs every scripted world three times: unchanged, with failing writes
-// before each step, and with a restart before each step. Random worlds do all of this
-// at random, and in most of their steps frontends move between Services. After each
-// successful step, packets from every kind of host to every current and former
-// frontend must get the result of Trace. At each [SimEnv].Look a frontend that
-// forwards before and after must forward, to endpoints that exist before or after. One that
-// forwards neither before nor after must not forward. A data plane that removes an entry to
-// replace it breaks these rules, and skips [ReplaceInPlace].
+// Simulate runs every scripted world three times: unchanged, with failing writes before each step, and with a restart
+// before each step. Random worlds do all of this at random, and in most of their steps frontends move between
+// Services. After each successful step, packets from every kind of host to every current and former frontend must get
+// the result of Trace. At each [SimEnv].Look a frontend that forwards before and after must forward, to endpoints
+// that exist before or after. One that forwards neither before nor after must not forward. A data plane that removes
+// an entry to replace it skips [ReplaceInPlace].
 //
-// Affinity, hashes and weights are compared with the Outcome. Only packets can show
-// whether the data plane implements them.
+// Affinity, hashes and weights are compared with the Outcome. Only packets can show whether the data plane implements
+// them.
 func Simulate(t *testing.T, s Simulation) {
 	t.Helper()
 	s, err := s.complete()

@@ -317,13 +317,10 @@ const sure = 250 * time.Millisecond
 // affinityTries bounds the attempts of a client to return in time twice in a row.
 const affinityTries = 8
 
-// outlive makes a client return shortly before its affinity times out, counted from
-// its previous connection, until these times add up to more than the timeout. The
-// client must keep its endpoint. Then it makes the client return shortly after the
-// timeout. moved reports whether the client got another endpoint then, which it may.
-// A client that returns too late because the machine is busy need not keep its
-// endpoint. judged reports whether it returned in time twice in a row, so that a move
-// would have been detected.
+// outlive makes a client return shortly before its affinity times out, until these times add up to more than the
+// timeout. The client must keep its endpoint. Then it makes the client return shortly after the timeout. moved
+// reports whether the client got another endpoint then, which it may. judged reports whether it returned in time
+// twice in a row, so that a move would have been detected.
 func (l *connections) outlive(c client, to netip.AddrPort, timeout time.Duration) (judged, moved bool) {
 	type visit struct {
 		server     netip.AddrPort
@@ -365,10 +362,9 @@ func (l *connections) outlive(c client, to netip.AddrPort, timeout time.Duration
 // checks about a dozen outcomes.
 const unlikely = 1e-10
 
-// distribution syncs the backend. In each family it then sends many requests, over UDP if the
-// backend supports it, and compares their distribution with the weights of pods, each with =N or 1, by Pearson's
-// chi-squared test. It fails if the outcome is unlikely, and stops early if it is ordinary. The number of
-// pods must be odd.
+// distribution sends many requests in each family, over UDP if the backend supports it, and compares their
+// distribution with the weights of pods, each with =N or 1, by Pearson's chi-squared test. It fails if the outcome is
+// unlikely, and stops early if it is ordinary. The number of pods must be odd.
 func (l *connections) distribution(a aim, text string) error {
 	l.tb.Helper()
 	const requests, step, ordinary = 2000, 500, 0.3

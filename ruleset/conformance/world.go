@@ -23,9 +23,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// World is a small cluster around one node, in network namespaces, with a backend.
-// The package documentation describes it. Sync and Churn are not safe for concurrent
-// use, and Sync must be called by the goroutine of the test.
+// World is a small cluster around one node, in network namespaces, with a backend. Sync and Churn are not safe for
+// concurrent use, and Sync must be called by the goroutine of the test.
 type World struct {
 	// Tracker takes Services and EndpointSlices. It already has the node and is
 	// synced. Engine and Cursor connect it to the backend.
@@ -61,10 +60,9 @@ type Env struct {
 	do func(func() error) error
 }
 
-// Do runs f on a thread in the node's network namespace, so that a backend can open
-// sockets outside of New and Apply. Goroutines that f starts run outside. Do may be
-// called from any goroutine until the test ends. It returns the error of f, or an
-// error if it cannot enter the namespace.
+// Do runs f on a thread in the node's network namespace, so that a backend can open sockets outside of New and Apply.
+// Goroutines that f starts run outside. Do may be called from any goroutine until the test ends. It returns the error
+// of f, or an error if it cannot enter the namespace.
 func (e Env) Do(f func() error) error { return e.do(f) }
 
 // answers is where a world's packets get their answers: hosts that connect (connections), or a
@@ -270,9 +268,9 @@ type probe struct {
 // enough bounds the failures reported for one check.
 const enough = 8
 
-// judgeAll judges connections and returns those that failed, with their errors. Connections to a Service with affinity
-// follow one another, because two concurrent ones of a client could store two affinities. So do connections over SCTP,
-// because an ICMP error reaches every raw socket between the two addresses.
+// judgeAll judges connections and returns those that failed, with their errors. Connections to a Service with
+// affinity follow one another, because two concurrent ones of a client could store two affinities, and so do those
+// over SCTP, because an ICMP error reaches every raw socket between the two addresses.
 func (w *World) judgeAll(probes []probe) (failed []probe, err error) {
 	s := w.Engine.Snapshot()
 	var order []string

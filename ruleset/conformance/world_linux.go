@@ -33,12 +33,11 @@ type connections struct {
 // lab returns the hosts of the world.
 func (w *World) lab() *connections { return w.answers.(*connections) }
 
-// NewWorld makes a World without Services, for tests beyond those of [Run]: pods on
-// the node and on another one, and external clients. The CIDRs of the local pods
-// determine local traffic, and NodePorts are served at all of the node's addresses.
-// Options.Skip has no effect. NewWorld skips the test if namespaces cannot be made.
-// The World is removed when the test ends. Retransmissions during a stall of the
-// machine are excused, counted and limited as by [Run], but for this World alone.
+// NewWorld makes a World without Services, for tests beyond those of [Run]: pods on the node and on another one, and
+// external clients. The CIDRs of the local pods determine local traffic, and NodePorts are served at all of the
+// node's addresses. Options.Skip has no effect. NewWorld skips the test if namespaces cannot be made. The World is
+// removed when the test ends. Retransmissions during a stall of the machine are excused and limited as by [Run], but
+// for this World alone.
 func NewWorld(tb testing.TB, o Options) *World {
 	tb.Helper()
 	return newWorld(tb, o, config{})
@@ -149,10 +148,9 @@ func (w *World) Pods() []Pod {
 	return out
 }
 
-// Reach connects once from an external client and returns the server that responded.
-// It returns an error if the connection is refused or gets no reply within the time.
-// A UDP connection is one request with its reply, from a new port. Reach is safe for
-// concurrent use.
+// Reach connects once from an external client and returns the server that responded. It returns an error if the
+// connection is refused or gets no reply within the time. A UDP connection is one request with its reply, from a new
+// port. Reach is safe for concurrent use.
 func (w *World) Reach(to Target, wait time.Duration) (netip.AddrPort, error) {
 	from := w.lab().net.hosts["client1"]
 	o := from.probe(w.tb.Context(), to.Protocol, to.Addr, wait)
