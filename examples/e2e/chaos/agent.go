@@ -3,12 +3,14 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -19,9 +21,9 @@ const (
 )
 
 // newAgent returns an agent that is not started. Its files are in the folder dir. Its folder for
-// temporary files is dir/name, which must be empty after a clean-up.
-func newAgent(bin string, n *node, m *mode, e environment, dir, name string) (*agent, error) {
-	config, own := filepath.Join(dir, name+".kubeconfig"), filepath.Join(dir, name)
+// temporary files is below it, and must be empty after a clean-up.
+func newAgent(bin string, n *node, m *mode, e environment, dir string) (*agent, error) {
+	config, own := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "tmp")
 	if err := os.WriteFile(config, []byte(kubeconfig), 0o644); err != nil {
 		return nil, err
 	}
@@ -45,7 +47,7 @@ func newAgent(bin string, n *node, m *mode, e environment, dir, name string) (*a
 		}
 		return c
 	}
-	return &agent{host: n.Host, bin: bin, args: append(append(args, m.args...), e.args...), dir: own, wrap: wrap, log: filepath.Join(dir, name+".log")}, nil
+	return &agent{host: n.Host, bin: bin, args: append(append(args, m.args...), e.args...), dir: own, wrap: wrap, log: filepath.Join(dir, "log")}, nil
 }
 
 // healthy returns an error unless /livez reports that the agent is healthy. A connection that begins while
@@ -70,14 +72,6 @@ func (a *agent) crashed() error {
 	return nil
 }
 
-var syncLine = regexp.MustCompile(`(?m)^synced services=`)
-
-// synced reports whether the agent has synced once.
-func (a *agent) synced() bool {
-	text, _ := os.ReadFile(a.log)
-	return syncLine.Match(text)
-}
-
 // cleanUp runs nodeproxy run --cleanup.
 func (a *agent) cleanUp() error {
 	cmd, err := a.command("run", "--cleanup")
@@ -88,8 +82,7 @@ func (a *agent) cleanUp() error {
 }
 
 // allowance holds by how much the metrics of an agent may exceed those of a new one. Go's maps do not
-// shrink, buffers are kept for the next change, and connections of the clients of its servers come
-// and go.
+// shrink, and buffers are kept for the next change.
 var allowance = map[string]float64{"go_memstats_heap_alloc_bytes": 12 << 20, "go_goroutines": 4, "process_open_fds": 5}
 
 // usageMetric matches the metrics of the agent's resource usage.
@@ -115,17 +108,29 @@ func (a *agent) usage() (map[string]float64, error) {
 	return out, err
 }
 
-// excess lists the resources of which the agent uses more than a new agent.
-func (a *agent) excess(fresh *agent) (out []string, err error) {
+// excess lists the resources of which the process before this one used more.
+func (a *agent) excess(before map[string]float64) (out []string, err error) {
 	now, err := a.usage()
-	if err != nil {
-		return nil, err
-	}
-	first, err := fresh.usage()
 	for name, more := range allowance {
-		if now[name] > first[name]+more {
-			out = append(out, fmt.Sprintf("the agent's %s: %.0f, and %.0f of a new agent", name, now[name], first[name]))
+		if before[name] > now[name]+more {
+			out = append(out, fmt.Sprintf("the agent's %s: %.0f, and %.0f of a new agent", name, before[name], now[name]))
 		}
 	}
 	return out, err
+}
+
+// differences lists the addresses and ports of Services for which the kernel's rules have other endpoints than the
+// objects, and the Services that the kernel alone has.
+func (a *agent) differences() ([]string, error) {
+	var out, diag bytes.Buffer
+	cmd := a.wrap(exec.Command(a.bin, append([]string{"render", "--diff", "kernel"}, a.args[1:]...)...))
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	err := a.host.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if out.Len() == 0 && err != nil {
+		return nil, fmt.Errorf("render --diff kernel: %w: %s", err, diag.Bytes())
+	}
+	return strings.FieldsFunc(out.String(), func(r rune) bool { return r == '\n' }), nil
 }

@@ -4,10 +4,8 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -65,10 +63,8 @@ var commonFaults = []fault{
 		return fmt.Sprintf("%d, expired %t", n, expire), nil
 	}},
 	{"odd events", none, func(w *world) (string, error) {
-		n := w.rng.IntN(16)
-		w.server.misbehave(func(m *misbehavior) {
-			m.retype, m.duplicate, m.bookmarks, m.slow = n&1 != 0, n&2 != 0, n&4 != 0, n&8 != 0
-		})
+		n := w.rng.IntN(4)
+		w.server.misbehave(func(m *misbehavior) { m.retype, m.duplicate = n&1 != 0, n&2 != 0 })
 		return fmt.Sprint(n), nil
 	}},
 	{"address", none, func(w *world) (string, error) {
@@ -129,15 +125,17 @@ var nftFaults = []fault{
 	}},
 	{"delete element", outage, func(w *world) (string, error) {
 		f, set := w.family(), pick(w.rng, "service-ips", "tcp-endpoints", "service-nodeports", "cluster-ips")
-		text, err := w.node.sh("nft -s list table " + f + " proxier")
+		text, err := w.node.sh(fmt.Sprintf("nft -s list set %[1]s proxier %[2]s || nft -s list map %[1]s proxier %[2]s", f, set))
 		if err != nil {
 			return "no table", nil
 		}
-		keys := slices.Sorted(maps.Keys(parseNFT(text).sets[set]))
+		_, list, _ := strings.Cut(text, "elements = { ")
+		list, _, _ = strings.Cut(list, " }")
+		keys := element.FindAllStringSubmatch(list, -1)
 		if len(keys) == 0 {
 			return "no element", nil
 		}
-		return w.shell(fmt.Sprintf("nft delete element %s proxier %s '{ %s }'", f, set, pick(w.rng, keys...))), nil
+		return w.shell(fmt.Sprintf("nft delete element %s proxier %s '{ %s }'", f, set, pick(w.rng, keys...)[1])), nil
 	}},
 	{"insert rule", none, func(w *world) (string, error) {
 		return w.shell("nft insert rule " + w.family() + " proxier services counter"), nil
@@ -146,6 +144,9 @@ var nftFaults = []fault{
 		return w.shell("iptables -F; iptables -t nat -F; ip6tables -F; ip6tables -t nat -F"), nil
 	}},
 }
+
+// element matches an element of a set or map in the output of nft.
+var element = regexp.MustCompile(`([^,"]+?)(?: comment "[^"]*")?(?: : [^,]+?)?\s*(?:,\s*|$)`)
 
 // offloadFaults damage the flowtable.
 var offloadFaults = []fault{

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -122,16 +123,32 @@ func (w *world) end(ctx context.Context) error {
 	if w.mode.name == "ipvs" {
 		limit += ipvsTimeout
 	}
-	for end := time.Now().Add(limit); ; sleep(ctx, pollInterval) {
-		left, err := w.node.remnants([]string{kubernetesIP}, ofServices)
-		if err != nil || ctx.Err() != nil {
+	var before map[string]float64
+	for end, n := time.Now().Add(limit), 1; ; n++ {
+		now, err := w.agent.usage() // which also removes the counters of the Services
+		for name := range before {
+			now[name] = min(now[name], before[name]) // connections of the clients of its servers come and go
+		}
+		before = now
+		left, errLeft := w.node.remnants([]string{kubernetesIP}, ofServices)
+		if err := errors.Join(err, errLeft); err != nil || ctx.Err() != nil {
 			return err
 		}
-		if len(left) == 0 || time.Now().After(end) {
+		if len(left) == 0 && n >= 20 || time.Now().After(end) {
 			w.failAll(left)
 			break
 		}
+		sleep(ctx, pollInterval)
 	}
+	if err := w.restart(syscall.SIGTERM, nil); err != nil {
+		return err
+	}
+	w.failAll(w.wait(ctx))
+	excess, err := w.agent.excess(before)
+	if err != nil {
+		return err
+	}
+	w.failAll(excess)
 	if err := w.agent.stop(syscall.SIGTERM); err != nil {
 		w.rec.failf("%v", err)
 	}

@@ -3,7 +3,7 @@
 // Chaos runs nodeproxy with an API server that misbehaves, objects that no API server should hold,
 // and damage to the process and the kernel's state, while connections run through the node. It
 // judges every connection by [ruleset.Snapshot.Trace], and after each round of changes and faults
-// it compares the kernel's state with that of a new agent on a new node.
+// it compares the kernel's rules with the objects.
 //
 //	chaos -for 1h                     all modes that this machine supports
 //	chaos -for 10m -mode iptables     one mode
@@ -51,25 +51,22 @@
 //
 // # Judgement
 //
-// At the end of a round the API server behaves again. A new agent starts on a new node, with its own
-// API server and the same objects. Within -settle,
+// At the end of a round the API server behaves again. Within -settle,
 //
-//   - both kernels must hold the same state, apart from names and numbers that an agent chooses
-//     (meaning_*.go);
-//   - the first agent must be healthy, and must not have ended by itself, panicked, or reported
-//     a data race;
+//   - "nodeproxy render --diff kernel" must find no difference between the objects and the kernel's rules;
+//   - the agent must be healthy, and must not have ended by itself, panicked, or reported a data race;
 //   - connection tracking must hold no UDP flow to an endpoint that its Service does not have;
-//   - the first agent may use only little more memory, goroutines and files than the new one.
+//   - a connection to each frontend, from a random place, must have the outcome that the oracle says.
 //
-// Then everything is in effect, and further connections must have exactly the outcome that the oracle
-// says, those of a client to a Service with affinity the same endpoint.
+// Then everything is in effect, and further connections must have exactly the outcome that the
+// oracle says, those of a client to a Service with affinity the same endpoint.
 //
 // At the end of a world all Services are deleted. The kernel's lists must then not name any of them,
-// their addresses or endpoints (leftovers.go). After SIGTERM and "nodeproxy run --cleanup" the kernel
+// their addresses or endpoints (leftovers.go), and the agent may use only little more memory, goroutines and files
+// than after a restart. After SIGTERM and "nodeproxy run --cleanup" the kernel
 // must not name any object of the agent, and the agent's folder for temporary files must be empty.
 //
-// Not compared: mode nftables keeps chains that many Services share, at most some hundreds, until it
-// writes the table again. The flows of Services that were deleted while no agent ran expire by
+// The flows of Services that were deleted while no agent ran expire by
 // themselves. In mode ipvs only connections that must be forwarded are judged.
 //
 // # Output

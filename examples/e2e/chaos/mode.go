@@ -21,14 +21,12 @@ type mode struct {
 	args []string
 	// nodePorts is the value of --nodeport-addresses.
 	nodePorts string
-	// programs are the tools that faults and meaning need.
+	// programs are the tools that faults need.
 	programs []string
 	// probe, if not nil, returns an error if the machine does not support the mode.
 	probe func() error
 	// faults are the faults of the mode's rules.
 	faults []fault
-	// read reads the state of the kernel without names and numbers that an agent chooses.
-	read func(*node, environment) (meaning, error)
 	// prepare, if not nil, prepares the environment of an agent on a node.
 	prepare func() (environment, error)
 }
@@ -47,29 +45,29 @@ type environment struct {
 var modes = []*mode{
 	{
 		name: "nftables", args: []string{"--proxy-mode", "nftables"}, nodePorts: "primary", programs: []string{"nft"},
-		faults: nftFaults, read: nftMeaning,
+		faults: nftFaults,
 	},
 	{
 		name: "iptables", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore"},
-		faults: iptablesFaults, read: iptablesMeaning,
+		faults: iptablesFaults,
 	},
 	{
 		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables", "--iptables-flavor", "legacy"}, nodePorts: "all", programs: []string{"iptables-legacy", "ip6tables-legacy"},
-		faults: iptablesFaults, read: iptablesMeaning, prepare: prepareLegacy,
+		faults: iptablesFaults, prepare: prepareLegacy,
 	},
 	{
 		// IPVS may keep a connection that has ended for the time of an open one (15 minutes by
 		// default), if two processors handle its last packets. Its endpoint drains as long.
 		name: "ipvs", args: []string{"--proxy-mode", "ipvs", "--ipvs-tcp-timeout", "2m"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm", "ip"},
-		faults: ipvsFaults, read: ipvsMeaning, probe: probeIPVS,
+		faults: ipvsFaults, probe: probeIPVS,
 	},
 	{
 		name: "sockets", args: []string{"--proxy-mode", "nftables", "--socket-lb"}, nodePorts: "primary", programs: []string{"nft", "unshare", "mount"},
-		faults: append(socketFaults, nftFaults...), read: socketMeaning, probe: probeSockets, prepare: prepareSockets,
+		faults: append(socketFaults, nftFaults...), probe: probeSockets, prepare: prepareSockets,
 	},
 	{
 		name: "offload", args: []string{"--proxy-mode", "nftables", "--nftables-offload", "eth*,veth*"}, nodePorts: "primary", programs: []string{"nft"},
-		faults: append(offloadFaults, nftFaults...), read: nftMeaning, probe: probeOffload,
+		faults: append(offloadFaults, nftFaults...), probe: probeOffload,
 	},
 }
 
@@ -133,7 +131,7 @@ func (m *mode) keeps(from *place, v ruleset.Verdict) bool {
 
 // probeIPVS returns an error if the kernel has no IPVS.
 func probeIPVS() error {
-	n, err := newNode(nil)
+	n, err := newNode()
 	if err != nil {
 		return err
 	}
@@ -144,7 +142,7 @@ func probeIPVS() error {
 
 // probeOffload returns an error if the kernel has no flowtables.
 func probeOffload() error {
-	n, err := newNode(nil)
+	n, err := newNode()
 	if err != nil {
 		return err
 	}

@@ -105,9 +105,7 @@ func podAddr(pod, f int) netip.Addr {
 	return number([]string{"10.244.128.10", "fd00:244:0:1::10"}[f], pod-localPods)
 }
 
-// newNode returns a node with the same addresses and interfaces as another one, if that is not
-// nil.
-func newNode(like *node) (_ *node, err error) {
+func newNode() (_ *node, err error) {
 	b := netlab.New()
 	defer func() {
 		if err != nil {
@@ -151,11 +149,6 @@ func newNode(like *node) (_ *node, err error) {
 			[2]string{nodeAddresses[0][3].String(), nodeAddresses[1][3].String()})
 		n.pods = append(n.pods, h)
 		n.places = append(n.places, &place{name: h.Name, host: h, in: veth, addr: [2]netip.Addr{podAddr(i, 0), podAddr(i, 1)}})
-	}
-	if like != nil {
-		for _, x := range like.extra {
-			b.Do(func() error { return n.toggle(x) })
-		}
 	}
 	return n, b.Err
 }

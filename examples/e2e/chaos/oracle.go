@@ -187,26 +187,26 @@ func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 		return t, false
 	}
 	svc := pick(rng, list...)
-	if svc.Key.Protocol == v1.ProtocolSCTP || len(svc.Frontends) == 0 {
+	if len(svc.Frontends) == 0 {
 		return t, false
 	}
-	to, f := pick(rng, svc.Frontends...), 0
-	if svc.Key.Family == tracker.IPv6 {
-		f = 1
-	}
-	if to.Kind == ruleset.KindNodePort {
-		to.Addr = nodeAddresses[f][rng.IntN(2)]
-	}
-	if !to.Addr.IsGlobalUnicast() { // link-local addresses belong to an interface
-		return t, false
-	}
+	t, ok = targetOf(rng.IntN, svc, pick(rng, svc.Frontends...))
 	switch rng.IntN(40) {
 	case 0:
-		to.Port = uint16(7000 + rng.IntN(1000))
+		t.to = netip.AddrPortFrom(t.to.Addr(), uint16(7000+rng.IntN(1000)))
 	case 1:
-		to.Addr, to.Port = number([]string{"10.96.200.0", "fd00:96::f000"}[f], rng.IntN(1000)), 80
+		t.to = netip.AddrPortFrom(number(map[tracker.Family]string{tracker.IPv4: "10.96.200.0", tracker.IPv6: "fd00:96::f000"}[svc.Key.Family], rng.IntN(1000)), 80)
 	}
-	return target{netip.AddrPortFrom(to.Addr, to.Port), svc.Key.Protocol}, true
+	return t, ok
+}
+
+// targetOf returns the destination of connections to a frontend, unless it is of SCTP or a link-local address,
+// which belongs to an interface.
+func targetOf(random func(int) int, svc *ruleset.Port, to ruleset.Frontend) (t target, ok bool) {
+	if to.Kind == ruleset.KindNodePort {
+		to.Addr = nodeAddresses[map[tracker.Family]int{tracker.IPv6: 1}[svc.Key.Family]][random(2)]
+	}
+	return target{netip.AddrPortFrom(to.Addr, to.Port), svc.Key.Protocol}, svc.Key.Protocol != v1.ProtocolSCTP && to.Addr.IsGlobalUnicast()
 }
 
 // judge returns nil if the outcome of a connection is right, and otherwise an error. v was known to

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"sync"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -51,6 +50,8 @@ func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 // use.
 type apiServer struct {
 	misbehavior
+	// stream allows lists as watches (sendInitialEvents).
+	stream bool
 
 	mu   sync.Mutex
 	cond *sync.Cond
@@ -89,18 +90,6 @@ func newAPIServer(seed uint64) *apiServer {
 	s.server = http.Server{Handler: s}
 	s.server.SetKeepAlivesEnabled(false) // an agent's idle connections are no leak
 	return s
-}
-
-// copyOf returns an API server that behaves well and holds the same objects.
-func (s *apiServer) copyOf() *apiServer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := newAPIServer(0)
-	c.version = s.version
-	for r, m := range s.objects {
-		c.objects[r] = maps.Clone(m)
-	}
-	return c
 }
 
 // apiAddress is an address of the node, as on a node of the control plane.
@@ -263,19 +252,13 @@ type misbehavior struct {
 	// retype sends ADDED for some changes of existing objects, and MODIFIED for some new
 	// ones. duplicate sends some events twice.
 	retype, duplicate bool
-	// bookmarks sends a bookmark after each group of events.
-	bookmarks bool
-	// slow sends events in pieces of a few bytes.
-	slow bool
-	// stream allows lists as watches (sendInitialEvents).
-	stream bool
 }
 
-// behave ends all misbehavior except that of stream, which is a property of a version.
+// behave ends all misbehavior.
 func (s *apiServer) behave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.misbehavior = misbehavior{stream: s.stream}
+	s.misbehavior = misbehavior{}
 }
 
 // misbehave changes how the API server misbehaves.
@@ -283,13 +266,6 @@ func (s *apiServer) misbehave(f func(*misbehavior)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f(&s.misbehavior)
-}
-
-// now returns how the API server misbehaves.
-func (s *apiServer) now() misbehavior {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.misbehavior
 }
 
 // endWatches ends all watches. If expire is set, they cannot be resumed.
@@ -325,20 +301,3 @@ func (s *apiServer) failed(w http.ResponseWriter) bool {
 	writeStatus(w, status, "InternalError")
 	return true
 }
-
-// pieces splits text for a slow server.
-func (s *apiServer) pieces(text []byte) (out [][]byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.slow {
-		return [][]byte{text}
-	}
-	for len(text) > 0 {
-		n := min(len(text), 1+s.rng.IntN(60))
-		out, text = append(out, slices.Clone(text[:n])), text[n:]
-	}
-	return out
-}
-
-// pieceDelay is the pause between two pieces.
-const pieceDelay = 200 * time.Microsecond

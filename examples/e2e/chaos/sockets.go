@@ -4,14 +4,11 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -70,55 +67,6 @@ func prepareSockets() (e environment, err error) {
 
 // socketMaps lists the maps whose entries the objects determine.
 var socketMaps = []string{"frontends", "endpoints", "members", "addresses"}
-
-// socketMeaning reads the rules of mode nftables and the maps of the socket programs.
-func socketMeaning(n *node, e environment) (meaning, error) {
-	m, err := nftMeaning(n, e)
-	if err != nil {
-		return nil, err
-	}
-	dir := filepath.Join(e.dir, pinned)
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range files {
-		m["file "+f.Name()] = "exists"
-	}
-	for _, name := range socketMaps {
-		if err := m.addMap(name, filepath.Join(dir, name)); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
-}
-
-// slotBytes is the length of the number at the end of a key of the map endpoints.
-const slotBytes = 4
-
-// addMap adds the entries of a pinned map. The order of a pool's endpoints does not count.
-func (m meaning) addMap(name, path string) error {
-	table, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return err
-	}
-	defer table.Close()
-	entries := map[string][]string{}
-	var k, v []byte
-	it := table.Iterate()
-	for it.Next(&k, &v) {
-		if name == "endpoints" {
-			k = k[:len(k)-slotBytes]
-		}
-		key := "map " + name + ": " + hex.EncodeToString(k)
-		entries[key] = append(entries[key], hex.EncodeToString(v))
-	}
-	for key, list := range entries {
-		slices.Sort(list)
-		m[key] = strings.Join(list, ", ")
-	}
-	return it.Err()
-}
 
 // socketFaults damage the maps and links of the socket programs.
 var socketFaults = []fault{

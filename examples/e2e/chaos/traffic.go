@@ -83,7 +83,9 @@ func (t *traffic) visit(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
 		interval := visitors * time.Second / time.Duration(t.rate)
 		next := time.Now().Add(interval/2 + rand.N(interval))
-		t.once(rng, func(to target) string { return strings.ToLower(string(to.proto)) })
+		if to, ok := t.oracle.pick(rng); ok {
+			t.once(rng, strings.ToLower(string(to.proto)), to)
+		}
 		sleep(t.ctx, time.Until(next))
 	}
 }
@@ -95,28 +97,60 @@ func (t *traffic) sample(seed uint64) {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)))
 			for range sampled / visitors {
-				t.once(rng, func(target) string { return "sampled" })
+				if to, ok := t.oracle.pick(rng); ok {
+					t.once(rng, "sampled", to)
+				}
 			}
 		})
 	}
 	wg.Wait()
 }
 
+// survey connects to each frontend from a random place, and lists the outcomes that the latest version does not
+// have.
+func (t *traffic) survey() (bad []string) {
+	v, todo := t.oracle.now(), make(chan target)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range visitors {
+		wg.Go(func() {
+			for to := range todo {
+				from := t.places[rand.IntN(len(t.places))]
+				verdict := v.Trace(from.packet(to, v))
+				if verdict.Action == ruleset.ActionPass || verdict.Port != nil && dead(verdict.Port) || !t.mode.judges(verdict) {
+					continue
+				}
+				if err := from.check(from.probe(t.ctx, to, timeoutOf(verdict)), verdict, v); err != nil {
+					mu.Lock()
+					bad = append(bad, fmt.Sprintf("%s from %s: %v", to, from.name, err))
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	for _, svc := range v.Ports {
+		for _, f := range svc.Frontends {
+			if to, ok := targetOf(rand.IntN, svc, f); ok {
+				todo <- to
+			}
+		}
+	}
+	close(todo)
+	wg.Wait()
+	return bad
+}
+
 // once makes a connection and judges it. If the Service has affinity, once makes another one. In mode
 // iptables, first connections that the client opens at the same moment may go to different endpoints:
 // each looks for an endpoint before the other has stored its own. All later ones go to one of them.
-func (t *traffic) once(rng *rand.Rand, kind func(target) string) {
+func (t *traffic) once(rng *rand.Rand, kind string, to target) {
 	from, v := t.places[rng.IntN(len(t.places))], t.oracle.since()
-	to, ok := t.oracle.pick(rng)
-	if !ok {
-		return
-	}
 	verdict := v.Trace(from.packet(to, v))
 	if !t.mode.judges(verdict) {
 		return
 	}
 	o := from.probe(t.ctx, to, timeoutOf(verdict))
-	if !t.count(kind(to), v, from, to, o) || o.Kind != netlab.Reached || verdict.Affinity < minAffinity || t.oracle.since() != v || len(t.oracle.until(v)) > 1 {
+	if !t.count(kind, v, from, to, o) || o.Kind != netlab.Reached || verdict.Affinity < minAffinity || t.oracle.since() != v || len(t.oracle.until(v)) > 1 {
 		return
 	}
 	again := from.probe(t.ctx, to, connectTimeout)

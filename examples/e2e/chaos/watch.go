@@ -10,7 +10,6 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -36,11 +35,12 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.list(w, res)
 		return
 	}
-	if q.Get("sendInitialEvents") == "true" && !s.now().stream {
+	initial := q.Get("sendInitialEvents") == "true"
+	if initial && !s.stream {
 		writeStatus(w, http.StatusUnprocessableEntity, "Invalid")
 		return
 	}
-	s.watch(w, r, res, q.Get("sendInitialEvents") == "true", q.Get("resourceVersion"))
+	s.watch(w, r, res, initial, q.Get("resourceVersion"))
 }
 
 // writeStatus writes an API error.
@@ -74,32 +74,24 @@ func (s *apiServer) list(w http.ResponseWriter, r resource) {
 
 // stream writes the events of one watch.
 type stream struct {
-	server *apiServer
-	w      http.ResponseWriter
-	res    resource
+	w   http.ResponseWriter
+	res resource
 }
 
 func (t stream) send(kind string, o json.RawMessage) {
-	for _, b := range t.server.pieces(fmt.Appendf(nil, "{\"type\":%q,\"object\":%s}\n", kind, o)) {
-		t.w.Write(b)
-		t.w.(http.Flusher).Flush()
-		if t.server.now().slow {
-			time.Sleep(pieceDelay)
-		}
-	}
+	fmt.Fprintf(t.w, "{\"type\":%q,\"object\":%s}\n", kind, o)
+	t.w.(http.Flusher).Flush()
 }
 
-func (t stream) bookmark(version int64, initialEnd bool) {
-	m := metav1.ObjectMeta{ResourceVersion: fmt.Sprint(version)}
-	if initialEnd {
-		m.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
-	}
+// end sends the bookmark at the end of the initial events.
+func (t stream) end(version int64) {
+	m := metav1.ObjectMeta{ResourceVersion: fmt.Sprint(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
 	t.send("BOOKMARK", encode(map[string]any{"kind": kinds[t.res].Kind, "apiVersion": kinds[t.res].APIVersion, "metadata": m}))
 }
 
 // watch sends events after a resource version, or after the initial events of all objects.
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, res resource, initial bool, version string) {
-	t := stream{s, w, res}
+	t := stream{w, res}
 	s.mu.Lock()
 	generation := s.generation
 	s.mu.Unlock()
@@ -114,7 +106,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, res resource, 
 			}
 			t.send("ADDED", o)
 		}
-		t.bookmark(from, true)
+		t.end(from)
 	} else if s.expired(from) {
 		t.send("ERROR", encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 			Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version"}))
@@ -133,9 +125,6 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, res resource, 
 		for _, e := range list {
 			t.send(e.kind, e.object)
 			from = e.version
-		}
-		if s.now().bookmarks {
-			t.bookmark(from, false)
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,25 +113,6 @@ func (o *options) chosenFaults(m *mode) []fault {
 	return slices.DeleteFunc(all, func(f fault) bool { return !slices.Contains(names, f.name) })
 }
 
-// setup creates a node, its environment, an API server's socket and an agent that is not started.
-func (w *world) setup(like *node, name string) (err error) {
-	if w.dir, err = os.MkdirTemp("", "chaos-"+name+"-"); err != nil {
-		return err
-	}
-	if w.node, err = newNode(like); err != nil {
-		return err
-	}
-	if w.env, err = w.mode.environment(); err != nil {
-		return err
-	}
-	w.node.path = w.env.path
-	if err := w.server.serve(w.node.Host); err != nil {
-		return err
-	}
-	w.agent, err = newAgent(w.o.nodeproxy, w.node, w.mode, w.env, w.dir, name)
-	return err
-}
-
 // open creates the node, the API server and the agent, and starts the traffic. In worlds with an odd
 // seed, the first round begins while the agent starts.
 func (w *world) open(ctx context.Context) (err error) {
@@ -143,7 +125,20 @@ func (w *world) open(ctx context.Context) (err error) {
 	if w.oracle, err = newOracle(w.mode.nodePorts); err != nil {
 		return err
 	}
-	if err := w.setup(nil, "agent"); err != nil {
+	if w.dir, err = os.MkdirTemp("", "chaos-agent-"); err != nil {
+		return err
+	}
+	if w.node, err = newNode(); err != nil {
+		return err
+	}
+	if w.env, err = w.mode.environment(); err != nil {
+		return err
+	}
+	w.node.path = w.env.path
+	if err := w.server.serve(w.node.Host); err != nil {
+		return err
+	}
+	if w.agent, err = newAgent(w.o.nodeproxy, w.node, w.mode, w.env, w.dir); err != nil {
 		return err
 	}
 	if err := w.node.serve(); err != nil {
@@ -276,35 +271,16 @@ func (w *world) restart(s syscall.Signal, f func()) error {
 	return w.agent.start()
 }
 
-// freshTimeout bounds the start of a new agent.
-const freshTimeout = 5 * time.Minute
-
 // pollInterval is the pause between two comparisons.
 const pollInterval = 250 * time.Millisecond
 
 // maxPrinted is how many failures of a world, and how many differences of a failure, are printed.
 const maxPrinted = 10
 
-// judge compares the state with that of a new agent on a new node, and then sends packets.
+// judge waits until the state is right, and then sends packets.
 func (w *world) judge(ctx context.Context) error {
-	fresh, err := w.fresh()
-	if err != nil {
-		return err
-	}
-	defer fresh.close()
-	for end := time.Now().Add(freshTimeout); !fresh.agent.synced(); time.Sleep(pollInterval) {
-		if err := fresh.agent.ended(); err != nil || time.Now().After(end) || ctx.Err() != nil {
-			return errors.Join(errors.New("the new agent has not synced"), err)
-		}
-	}
 	start := time.Now()
-	var bad []string
-	for {
-		if bad = w.wrong(fresh); len(bad) == 0 || w.stalls.Running(start, time.Now()) > w.o.settle || ctx.Err() != nil {
-			break
-		}
-		time.Sleep(pollInterval)
-	}
+	bad := w.wait(ctx)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -320,47 +296,37 @@ func (w *world) judge(ctx context.Context) error {
 	return nil
 }
 
-// fresh returns a world with the same objects and node, and a new agent.
-func (w *world) fresh() (*world, error) {
-	f := &world{o: w.o, mode: w.mode, server: w.server.copyOf()}
-	err := f.setup(w.node, "fresh")
-	if err == nil {
-		err = f.agent.start()
-	}
-	if err != nil {
-		f.close()
-	}
-	return f, err
-}
-
 // wrong lists what is not as it should be.
-func (w *world) wrong(fresh *world) []string {
-	if err := w.agent.ended(); err != nil {
+func (w *world) wrong() []string {
+	if err := cmp.Or(w.agent.ended(), w.agent.crashed(), w.agent.healthy()); err != nil {
 		return []string{err.Error()}
 	}
-	if err := errors.Join(w.agent.crashed(), fresh.agent.crashed()); err != nil {
-		return []string{err.Error()}
+	bad, err := w.agent.differences()
+	if err != nil || len(bad) != 0 {
+		return append(bad, errorText(err)...)
 	}
-	if err := w.agent.healthy(); err != nil {
-		return []string{err.Error()}
-	}
-	got, errGot := w.mode.read(w.node, w.env)
-	want, errWant := w.mode.read(fresh.node, fresh.env)
-	if err := errors.Join(errGot, errWant); err != nil {
-		return []string{err.Error()}
-	}
-	if w.restored {
-		got, want = got.withoutUnused(), want.withoutUnused()
-	}
-	if bad := got.differences(want); len(bad) != 0 {
+	flows, err := w.staleFlows()
+	if bad = append(flows, errorText(err)...); len(bad) != 0 || w.traffic.ctx.Err() != nil {
 		return bad
 	}
-	flows, errFlows := w.staleFlows()
-	excess, errExcess := w.agent.excess(fresh.agent)
-	if err := errors.Join(errFlows, errExcess); err != nil {
-		return []string{err.Error()}
+	return w.traffic.survey()
+}
+
+// wait waits until nothing is wrong, and returns what still is after -settle.
+func (w *world) wait(ctx context.Context) (bad []string) {
+	for start := time.Now(); ; time.Sleep(pollInterval) {
+		if bad = w.wrong(); len(bad) == 0 || w.stalls.Running(start, time.Now()) > w.o.settle || ctx.Err() != nil {
+			return bad
+		}
 	}
-	return append(flows, excess...)
+}
+
+// errorText returns the text of an error that is not nil.
+func errorText(err error) []string {
+	if err == nil {
+		return nil
+	}
+	return []string{err.Error()}
 }
 
 // keep stores the log, the goroutines, the steps and the objects of a world that failed.
