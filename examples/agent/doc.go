@@ -14,16 +14,13 @@
 //
 // The package reads no arguments, environment, host name or working directory of its own. It handles no signals
 // and does not exit. It leaves klog, flag.CommandLine, http.DefaultServeMux, GOMAXPROCS, oom_score_adj,
-// capabilities and the default registry of metrics alone. The packages of k8s.io/component-base that it imports
-// register kubernetes_feature_enabled and the metrics of the Go runtime and of the process in their own registry,
-// which no page shows unless it is Options.Gatherer. It listens at the addresses of the configuration only
-// with Options.Serve, and sets the machine's parameters of connection tracking only with Options.Tune, in Run.
-// Health-check node ports listen without Options.Serve, and the data planes of modes iptables and ipvs set
-// parameters of their network namespace.
+// capabilities and the default registry of metrics alone. It listens at the addresses of the configuration only
+// with Options.Serve (health-check node ports always listen), and sets the machine's parameters of connection tracking
+// only with Options.Tune. The data planes of modes iptables and ipvs set parameters of their network namespace.
 //
 // After Run has returned, no goroutine, socket, timer or file of the Agent is left. A panic of one of its
 // goroutines is an error of Run that wraps [ErrPanic]. A panic in a sync fails this sync: the Agent logs it and
-// tries again. It logs the first panic of Options.Events, and goes on, too.
+// tries again.
 //
 // # Several Agents in one process
 //
@@ -35,9 +32,4 @@
 //
 // With a Client the agent follows the API server without keeping objects. A program that has informers
 // passes [Informers] as the Source; one with other objects writes a [Source] of its own.
-//
-// # Stability
-//
-// This package is made to be imported, and follows the newest kube-proxy: see "Stability" in the project's
-// README. It depends on cobra, because kube-proxy's configuration type does.
 package agent

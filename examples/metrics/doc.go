@@ -12,26 +12,17 @@
 //
 // # Modes
 //
-//   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds exist in modes iptables and
-//     nftables.
-//   - sync_proxy_rules_iptables_restore_failures_total exists in modes iptables and ipvs.
-//   - sync_proxy_rules_winkernel_lb_create_failures_total and the same for update and delete exist in mode
-//     kernelspace. A series exists from its first failure on.
-//   - The other metrics with iptables or nftables in their names exist in that mode. Mode userspace has none of all
-//     these.
-//   - iptables_ct_state_invalid_dropped_packets_total and iptables_localhost_nodeports_accepted_packets_total need
-//     nfacct.
-//   - [Set.WatchLocalhostNodePorts] adds the metrics of NodePorts at loopback addresses where the agent's process
-//     serves them, over TCP and UDP. nftables_localhost_nodeport_rejected_packets_total counts connections that were
-//     reset because a limit was reached or no endpoint answered, and UDP datagrams that no endpoint could get.
+// sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds exist in modes iptables and
+// nftables, sync_proxy_rules_iptables_restore_failures_total in modes iptables and ipvs, and the failures of load
+// balancers in mode kernelspace. Other metrics with a mode in their names exist in that mode.
+// iptables_ct_state_invalid_dropped_packets_total and iptables_localhost_nodeports_accepted_packets_total need nfacct.
 //
 // # Counts
 //
 // sync_proxy_rules_service_changes_total counts every received Service once for each served family, as
 // kube-proxy does with a proxier for each. sync_proxy_rules_endpoint_changes_total counts every received
 // EndpointSlice once. The gauges of pending changes count objects that differed, once. A sync covers every
-// family: its duration is observed once for each. A sync that fails as a whole counts as a failure of each
-// family, and one in which some Services fail as a failure of their families.
+// family: its duration is observed, and its failure counted, once for each.
 //
 // # Metrics that kube-proxy does not have
 //
@@ -42,11 +33,9 @@
 //     connections were left alone because of the limit.
 //   - [Set.OtherRules]: proxier_other_proxy_rules is 1 for the rules of another proxy in one of its modes: with state
 //     "in-use" while that proxy runs, and with state "left" when it has ended.
-//   - [Set.LeftOut]: proxier_left_out_total, by the kind of the object and the [tracker.Reason], counts what is left
-//     out.
+//   - [Set.LeftOut]: proxier_left_out_total, by the kind of the object and the [tracker.Reason].
 //   - [Set.Contact]: proxier_api_last_contact_timestamp_seconds for each resource. While the API server answers, it is
-//     at most three minutes old: examples/informers and kubeapi end a request that is not answered within 20 seconds
-//     (75 if the API server answers another one), and a watch without an event after 150.
+//     at most three minutes old.
 //   - [Set.ConfigInvalid]: proxier_configuration_file_invalid.
 //
 // # Differences from kube-proxy
@@ -54,9 +43,4 @@
 //   - Mode ipvs counts every failed sync in sync_proxy_rules_iptables_restore_failures_total.
 //   - kubernetes_build_info is missing: the alert KubeVersionMismatch fires if its values differ in a cluster.
 //   - Counters and gauges with the labels ip_family and traffic_policy start at 0 for each served family.
-//
-// # Stability
-//
-// This package is made to be imported: see "Stability" in the project's README. Names, types and labels of
-// metrics follow the newest kube-proxy.
 package metrics

@@ -14,27 +14,23 @@
 //
 // An endpoint vanished if it is missing from all EndpointSlices of a Service that still exists, and did not serve as a
 // terminating endpoint before. After [Config].Delay, unless it returned or another Service has it ([Config].Exists), a
-// packet of a connection from an address of the Service to the endpoint is answered by RST, even if the endpoint never
-// answered (SYN_SENT). Not affected are connections of a deleted Service, connections that did not use the Service, and other protocols.
+// packet of a connection from an address of the Service to the endpoint is answered by RST. Connections of a deleted
+// Service, connections that did not use the Service, and other protocols are not affected.
 //
-// An endpoint does not vanish when its node fails. Kubernetes keeps it in its EndpointSlice until the Pod object is
-// deleted: when an operator deletes the Pod by force, gives the node the taint node.kubernetes.io/out-of-service, or
-// deletes the Node object. Until then the connections hang.
+// When a node fails, Kubernetes keeps its endpoints until the Pod objects are deleted: when an operator deletes them by
+// force, gives the node the taint node.kubernetes.io/out-of-service, or deletes the Node object. Until then the
+// connections hang.
 //
 // A pod that leaves its Service by a change of its labels vanishes, too, although it may still run: do not use this
 // package where operators isolate pods in that way.
 //
 // # How
 //
-// A table of nf_tables, named proxier-reset, has a set of pairs of Service address and endpoint. Rules in the hooks
-// forward and output reject packets of these pairs "with tcp reset". A pair costs one element, however many
-// connections it has, and the kernel removes it after 20 minutes. New connections are never affected. The table survives a restart of the process, and [New] reads it. Endpoints that vanish while no process
-// runs are not noticed.
-//
-// Deleting entries of connection tracking instead was tried. The kernel then picks the connection up in the middle
-// (nf_conntrack_tcp_loose), which does nothing if the Service has no other endpoint. Each connection is a deletion of
-// its own after a dump of the whole table, and is lost if the endpoint returns. Destroying the socket (SOCK_DESTROY)
-// ends silent connections, too, but only those of the node's own processes: see [Config].DestroySockets.
+// The nf_tables table proxier-reset has a set of pairs of Service address and endpoint. Rules in the hooks forward and
+// output reject packets of these pairs "with tcp reset". A pair costs one element, however many connections it has, and
+// the kernel removes it after 20 minutes. The table survives a restart of the process, and [New] reads it. Endpoints
+// that vanish while no process runs are not noticed. [Config].DestroySockets also ends silent connections of the node's
+// own processes.
 //
 // The package works with data planes that translate destinations in connection tracking, such as packages nftables and
 // iptables. Packets in a flowtable skip the rules until the flow leaves it. It needs CAP_NET_ADMIN and Linux 4.17; on

@@ -2,8 +2,8 @@
 // socket. BPF programs on a cgroup replace the address in connect(2) and sendmsg(2), and getpeername(2) and recvmsg(2)
 // return the Service's address. No packet is translated afterwards.
 //
-// A [Backend] is a [ruleset.Backend] that stands before another backend, such as package nftables. It follows the same
-// [ruleset.Engine] with a cursor of its own, which is synced after the other backend's cursor:
+// A [Backend] is a [ruleset.Backend] that stands before another backend, such as package nftables. Its cursor is synced
+// after the other backend's:
 //
 //	rules := engine.Attach("nftables", nftablesBackend)
 //	sockets := engine.Attach("socketlb", socketlbBackend)
@@ -13,35 +13,28 @@
 //	}
 //
 // Connections that this package does not translate go to the Service's address, where the backend behind serves them.
-// So no connection is lost while no programs are attached, or if an entry is missing or does not fit into a map.
+// So no connection is lost while no programs are attached, or if an entry is missing. [DESIGN.md] lists these
+// connections, and describes the maps, the programs and what happens to datagrams.
 //
-// A connection is translated if that agrees with [ruleset.Snapshot.Trace]. [DESIGN.md] lists the connections that are
-// left to the backend behind, and describes the maps, the programs and what happens to datagrams. Containers that are
-// not pods of the cluster, above all nested clusters with the same Service CIDR, must be in a cgroup outside of
-// Config.Cgroup: their processes count as pods of the node that [ruleset.LocalTraffic] recognizes. For service meshes
-// that redirect a pod's connections by the Service's address there is Config.NodeOnly.
+// Containers that are not pods of the cluster, above all nested clusters with the same Service CIDR, must be in a cgroup
+// outside of Config.Cgroup: their processes count as pods of the node. For service meshes that redirect a pod's
+// connections by the Service's address there is Config.NodeOnly.
 //
 // # Differences
 //
-//   - A pod that reaches itself through a Service sees its own address as the client's. The rules of the node would
-//     masquerade it.
-//   - Client affinity is by network namespace and not by source address. hostNetwork pods and the node's processes are
-//     one client. The backend behind stores clients separately.
-//   - The error queue of a UDP socket (IP_RECVERR) names the endpoint's address and not the Service's.
-//   - Rules in the pod or on the node, ss, and connection tracking see the endpoint's address, not the Service's.
+//   - A pod that reaches itself through a Service sees its own address as the client's.
+//   - Client affinity is by network namespace: hostNetwork pods and the node's processes are one client.
+//   - The error queue of a UDP socket (IP_RECVERR), rules in the pod or on the node, ss, and connection tracking see the
+//     endpoint's address, not the Service's.
 //
 // # Guarantees
 //
 // The maps and the links of the programs are files in Config.Dir, and stay in effect when the process ends. The next
-// process replaces the programs in one step and keeps the entries of the maps. A map of another size is replaced as a
-// whole. Connections to endpoints that are removed live on. A connected UDP socket is ended with its endpoint: the
-// process gets ECONNABORTED.
+// process replaces the programs in one step and keeps the entries. Connections to endpoints that are removed live on. A
+// connected UDP socket is ended with its endpoint: the process gets ECONNABORTED.
 //
-// Apply writes only what differs; the cost of a change depends on the number of endpoints of the Service.
-// [Backend.Check] compares all entries, the programs and the files with what was written, and follows the node's
-// addresses. A full delta repairs them. [Cleanup] removes everything. Config.Connections bounds the connections and
-// flows that are translated at a time, and Config.Clients the clients with affinity: beyond it the least recently used
-// client may get another endpoint.
+// The cost of a change depends on the number of endpoints of the Service. [Backend.Check] compares all entries, the
+// programs and the files with what was written, and a full delta repairs them. [Cleanup] removes everything.
 //
 // # Requirements
 //

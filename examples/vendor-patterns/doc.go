@@ -1,30 +1,18 @@
 // Package patterns shows common tasks of data plane vendors in compiled and tested examples. It has no code of
 // its own.
 //
-// # Services
-//
 //   - Example_annotations: a vendor's own data in an annotation of a Service. Only a
 //     change of the data reprograms the Service.
 //   - Example_selection: a proxy that serves some Services only, by label or by class.
 //   - Example_lookup: the Service behind the address of a frontend or of an endpoint, for
 //     flow logs and policies.
 //   - Example_allNodes: one process that computes the rules of every node.
-//
-// # Data planes
-//
-//   - Package mapplane: two maps, as in a BPF program. Package ruleset/driver orders
-//     writes, which may fail, so that no frontend ever leads to a missing endpoint, and numbers
-//     the entries of pools without gaps.
-//   - Package grouptable: endpoints that several Services share, and empty groups, for a
-//     switch with an OpenFlow group table. The IDs of groups survive a restart.
-//   - Package ovs, beside this folder: a backend with groups, Services in the keys of
-//     frontends, and shared endpoints, on a switch in memory.
-//   - Program userspace, beside this folder: a whole third-party proxy.
-//
-// The tests of all three packages run the conformance suite without packets.
-//
-// # Several followers
-//
 //   - Example_followers: a health check and the clean-up of stale flows beside a data
 //     plane, each with its own position in the changes.
+//   - Package mapplane: two maps, as in a BPF program. Package ruleset/driver orders writes, which may fail, so that no
+//     frontend ever leads to a missing endpoint, and numbers the entries of pools without gaps.
+//   - Package grouptable: endpoints that several Services share, and empty groups, for a
+//     switch with an OpenFlow group table. The IDs of groups survive a restart.
+//
+// Package ovs and program userspace, beside this folder, are whole third-party proxies.
 package patterns

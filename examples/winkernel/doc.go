@@ -9,51 +9,43 @@
 //	...
 //	cursor := engine.Attach("winkernel", backend)
 //
-// HNS forwards by two kinds of objects. An endpoint is an address: the network plugin makes one for each pod of the
-// node, and a Backend makes a remote one for each address of pods of other nodes. A load balancer has one frontend,
-// one port for all endpoints, and a list of endpoints. An overlay network also needs an endpoint for each cluster IP
-// and one for the source address of translated connections. Only [Open] needs Windows. Package fakehns is a service in
-// memory.
+// The network plugin makes an HNS endpoint for each pod of the node, and a Backend makes a remote one for each address
+// of pods of other nodes. A load balancer has one frontend, one port for all endpoints, and a list of endpoints. Only
+// [Open] needs Windows. Package fakehns is a service in memory.
 //
 // # Guarantees
 //
-//   - To replace an endpoint of a cluster IP takes three calls (create the endpoint, modify the load balancer, delete
-//     the endpoint), and no call that reads.
-//   - A frontend that stays is never missing. A version of Windows that cannot modify load balancers gets them deleted
-//     and created, one at a time, because it refuses a second load balancer with the frontend.
+//   - Replacing an endpoint of a cluster IP takes three calls, and no call that reads.
+//   - A frontend that stays is never missing, unless Windows cannot modify load balancers: then it is deleted and
+//     created, one at a time.
 //   - A process may end between any two calls. The next one reads the service once, writes differences only, and deletes
-//     the rest last. Apply also reads the state again after the service did not run.
+//     the rest last.
 //   - Endpoints of the network plugin are never deleted.
 //
-// Load balancers have no name and no owner, so a Backend deletes each that no Service wants, except one with an
+// Load balancers have no owner, so a Backend, like [Cleanup], deletes each that no Service wants, except one with an
 // endpoint in a network other than [Config].Network. Of the endpoints it owns the remote ones whose hardware address
-// begins with 02-11, and those of cluster IPs: remote, with the node's hardware address and the node's address as the
-// provider. [Cleanup] deletes the same.
+// begins with 02-11, and those of cluster IPs.
 //
 // # What HNS cannot do
 //
 // HNS cannot refuse or drop: a frontend without endpoints has no load balancer. It has no loadBalancerSourceRanges,
-// affinity timeout, weights, hash, or choice of the addresses that node ports answer at. Traffic of
-// the node and its pods to a frontend with externalTrafficPolicy Local gets local endpoints, too. If endpoints of one
-// Service port have different ports, only those of the commonest port are served, and of equally common ones those of
-// the lowest. A Service that asks for one of these gets an Event: see [Backend.Limits].
+// affinity timeout, weights, hash, or choice of the addresses that node ports answer at. Traffic of the node and its
+// pods to a frontend with externalTrafficPolicy Local gets local endpoints, too. If endpoints of one Service port have
+// different ports, only those of the commonest port are served. A Service that asks for one of these gets an Event: see
+// [Backend.Limits].
 //
-// Network plugins make no endpoint at the node's own address, which pods in its host network have. Load balancers
-// leave these pods out, as kube-proxy does. A line in [Config].Log and [Hooks].LeftOut report them. If the endpoint
-// exists, it is used.
+// As with kube-proxy, load balancers leave out pods in the host network, for which network plugins make no endpoint. A
+// line in [Config].Log and [Hooks].LeftOut report them.
 //
 // # Differences from kube-proxy 1.37.2
 //
-//   - The condition ready decides which endpoints get traffic. Topology hints, trafficDistribution and the node's zone
-//     are followed. Terminating endpoints serve while their pool has no ready endpoint (KEP-1669).
-//   - A pod whose endpoint the network plugin makes late, or makes again, is added when the Service is offered again
-//     or Check notices it. kube-proxy leaves the pod out until the Service changes.
+//   - Topology hints, trafficDistribution and the node's zone are followed. Terminating endpoints serve while their pool
+//     has no ready endpoint (KEP-1669).
+//   - A pod whose endpoint the network plugin makes late is added when Check notices it. kube-proxy leaves the pod out
+//     until the Service changes.
 //   - A restart keeps the load balancers (kubernetes/kubernetes#109162), and a change of a Service modifies what
-//     differs. kube-proxy deletes and creates load balancers. Endpoints that no Service uses are deleted.
-//   - Health checks of load-balancer IPs use TCP whatever the Service's protocol is, have the flag IPv6 for such
-//     addresses, and exist even without endpoints.
+//     differs. kube-proxy deletes and creates load balancers.
+//   - Health checks of load-balancer IPs use TCP whatever the Service's protocol is, and exist even without endpoints.
 //
-// The tests use 454 steps of 95 recorded worlds (TestWorlds), in memory and in Wine. TestRealService, which
-// needs Windows, programs load balancers in the real service. No packet has been seen on Windows yet, and no
-// network of type Overlay.
+// No packet has been seen on Windows yet, and no network of type Overlay: the tests run in memory and in Wine.
 package winkernel

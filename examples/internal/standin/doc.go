@@ -8,5 +8,5 @@
 //	cmd := w.Command("kube-proxy.exe", "--network-name=cluster")
 //	cmd.Env = append(cmd.Environ(), s.Env())
 //
-// The stand-in knows what hnslib calls for networks, endpoints and load balancers. It moves no packets.
+// The stand-in answers hnslib's calls for networks, endpoints and load balancers. It moves no packets.
 package standin

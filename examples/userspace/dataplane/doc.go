@@ -9,25 +9,17 @@
 //	...
 //	b.Shutdown(ctx)
 //
-// # Operation
-//
-// A frontend that leads to endpoints has a socket at its address and port; a NodePort has one at each of the
-// node's own addresses. An [Algorithm] chooses the endpoint of a TCP connection. If the dial fails, the
-// Backend tries another endpoint. It copies bytes in both directions until both sides have closed. A reset on
-// one side becomes a reset on the other. Each UDP client has a session with its own socket towards the
-// endpoint. Idle sessions end. Package fairshare chooses which one ends if there are too many connections or
-// sessions.
-//
-// A Service with a hash ([tracker.ServicePort.Hash]) uses it instead of an algorithm, with the table and the hash of package
-// nftables. If that endpoint cannot be reached, the connection goes to the endpoint of a table without it.
+// An [Algorithm] chooses the endpoint of a TCP connection, or the hash of a Service that has one
+// ([tracker.ServicePort.Hash]). If the dial fails, the Backend tries another endpoint. A reset on one side becomes a
+// reset on the other. Each UDP client has a session with its own socket towards the endpoint. Idle sessions end. If
+// there are too many connections or sessions, one of the client that has most ends.
 //
 // A change affects only the connections that it concerns. The connections of a removed
 // endpoint are reset after [Config.Drain]. A UDP session moves to another endpoint with the
 // client's next datagram. A socket passes from one Service to another without being closed.
 //
-// A Service without endpoints has no socket, so the kernel refuses connections. If
-// connections must be dropped, a socket filter on Linux (SO_ATTACH_FILTER) ignores their
-// packets; other systems accept and reset them.
+// A Service without endpoints has no socket, so the kernel refuses connections. If connections must be dropped, a socket
+// filter on Linux ignores their packets; other systems accept and reset them.
 //
 // # Limits
 //
@@ -36,11 +28,8 @@
 //   - A cluster IP that an interface of the node has is left to a program that listens at the port.
 //   - SCTP Services are left out and logged.
 //   - Pods are recognized by address alone, not by interface ([ruleset.LocalTraffic]).
-//   - If [Config.Addresses] adds an address of a Service to the node, the whole address
-//     belongs to the node: ports without a Service are refused, and programs that listen
-//     at the wildcard address can be reached through it.
-//   - Connections end with the process. Connections through an address end with the last
-//     Service that uses the address.
-//   - A Service without endpoints refuses sources that may not connect, although it should
-//     not answer them.
+//   - If [Config.Addresses] adds an address of a Service to the node, ports without a Service are refused, and programs
+//     that listen at the wildcard address can be reached through it.
+//   - Connections end with the process, and with the last Service that uses an address that was added.
+//   - A Service without endpoints refuses sources that may not connect, although it should not answer them.
 package dataplane

@@ -6,12 +6,10 @@
 //
 // Unlike with addresses of a dummy interface, the kernel does not answer ARP or neighbor solicitations for such
 // an address, and never chooses it as the source of a connection to another host. Packets to the address must
-// be routed to the node, as are those of the node's processes, of its pods, and of hosts that use the node as
-// default gateway.
+// be routed to the node.
 //
-// The routes have their own protocol number ([Protocol]). By it a process recognizes the
-// routes of an earlier process and leaves other routes alone. The package needs
-// CAP_NET_ADMIN in the network namespace.
+// A process recognizes the routes of an earlier process by their protocol number ([Protocol]) and leaves other routes
+// alone. The package needs CAP_NET_ADMIN in the network namespace.
 //
 // Programs that listen at the wildcard address can be reached at such an address, too.
 package vip

@@ -13,31 +13,23 @@
 // decoded.
 //
 // Config.Notes names each flag and each field of the file that was set but has no effect, such as the sections
-// of other modes. Null, 0, false and "" in a file are the same as a missing field. A value that has an effect
-// in kube-proxy but is not supported is an error that names it. Values in sections of other modes are not
-// validated, and neither is clusterCIDR with another detectLocalMode.
+// of other modes. A value that has an effect in kube-proxy but is not supported is an error that names it. Values in
+// sections of other modes are not validated, and neither is clusterCIDR with another detectLocalMode.
 //
 // # Feature gates
 //
-// A name that no release of Kubernetes up to [Kubernetes] has is an error, as in kube-proxy:
-// a misspelled gate would have no effect. Gates of other components and of earlier releases are
-// accepted. The agent honors AllowServiceExternalIPs, KubeProxyIPVS,
-// KubeProxyNFTablesLocalhostNodePorts, AllAlpha, AllBeta, and the gates of logging, /flagz and
-// /statusz. Some other gates matter to a proxy but are fixed, because the agent always has the
-// feature or never has it. Setting such a gate to the other value is an error. All other gates
-// have no effect, which a note reports.
+// A name that no release of Kubernetes up to [Kubernetes] has is an error, as in kube-proxy. The agent honors
+// AllowServiceExternalIPs, KubeProxyIPVS, KubeProxyNFTablesLocalhostNodePorts, AllAlpha, AllBeta, and the gates of
+// logging, /flagz and /statusz. Setting another gate that matters to a proxy against what the agent does is an error.
+// All other gates have no effect, which a note reports.
 //
 // # Differences from kube-proxy
 //
-//   - The default mode is nftables, where kube-proxy's is iptables.
+//   - The default mode is nftables, where kube-proxy's is iptables. Mode userspace exists.
 //   - Unless minSyncPeriod is configured, the pause after a sync is as long as the sync
-//     took, between 1 ms and 1 s, where kube-proxy's is 1 s (0 in mode ipvs). In a file
-//     that --write-config-to wrote, minSyncPeriod is configured.
-//   - Addresses and CIDRs with leading zeros, and IPv4-mapped ones, are errors, as in
-//     objects that the API server of Kubernetes 1.36 and later validates. kube-proxy
-//     accepts them in its configuration.
+//     took, between 1 ms and 1 s, where kube-proxy's is 1 s (0 in mode ipvs).
+//   - Addresses and CIDRs with leading zeros, and IPv4-mapped ones, are errors.
 //   - KubeProxyNFTablesLocalhostNodePorts is on by default and concerns every mode, and UDP.
 //     It has no effect unless nodePortAddresses explicitly contains loopback addresses.
-//   - Mode userspace exists.
 //   - An empty --metrics-bind-address means no server, as kube-proxy documents it.
 package config

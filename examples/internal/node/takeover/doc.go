@@ -2,9 +2,8 @@
 // decides when their owner has ended, so that the rules can be removed without breaking
 // connections.
 //
-// The rules of a proxy that has ended no longer follow the endpoints, and may come before the agent's own: of
-// two nftables base chains with the same priority, the newer one is first. A proxy that still runs repairs its
-// rules, which are then the newer ones. So rules may only be removed after their owner has ended.
+// The rules of a proxy that has ended no longer follow the endpoints, and may come before the agent's own. A proxy that
+// still runs repairs its rules. So rules may only be removed after their owner has ended.
 //
 // [Look] reads which rules exist, [Prober] finds out which proxies run, and [Watch] decides.
 package takeover

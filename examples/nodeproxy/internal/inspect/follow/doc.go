@@ -3,13 +3,10 @@
 // Package follow follows the first packets of new connections through the kernel, in the
 // network namespace of the calling thread.
 //
-// [NFTrace] installs a table that marks the packets to follow, and receives the kernel's
-// trace messages (NFT_MSG_TRACE of include/uapi/linux/netfilter/nf_tables.h). The table
-// belongs to a socket (NFT_TABLE_F_OWNER, Linux 5.12): the kernel removes it when that
-// socket is closed, even by SIGKILL. NFTrace follows packets from the hooks prerouting or
-// output to the end of the hooks postrouting or input. The chains of iptables-legacy and
-// the virtual servers of IPVS send no messages; only their effect on the packet shows.
-// Chains at the hook ingress and XDP programs run before the first hook.
+// [NFTrace] installs a table that marks the packets to follow, and receives the kernel's trace messages. The table
+// belongs to a socket (NFT_TABLE_F_OWNER, Linux 5.12): the kernel removes it when that socket is closed, even by
+// SIGKILL. The chains of iptables-legacy and the virtual servers of IPVS send no messages; only their effect on the
+// packet shows. Chains at the hook ingress and XDP programs run before NFTrace sees a packet.
 //
 // [OpenConntrack] receives the events of connection tracking. It changes nothing in the kernel
 // and shows only connections whose first packet got through.
