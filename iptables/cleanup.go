@@ -171,6 +171,9 @@ func extra(t table, name string) bool {
 }
 
 func (f *family) cleanup(ctx context.Context) error {
+	if err := f.stopRefusing(ctx); err != nil {
+		return err
+	}
 	found := false
 	// The table filter shows whose the rules are, so it must be the last.
 	for _, t := range []table{nat, filter} {
@@ -187,6 +190,22 @@ func (f *family) cleanup(ctx context.Context) error {
 		return nil
 	}
 	return f.cleanupMangle(ctx)
+}
+
+// stopRefusing deletes the jumps of table filter to the rules that refuse or drop what table nat did not translate.
+// IPVS and sockets, which may take over from a Backend, get packets after these rules.
+func (f *family) stopRefusing(ctx context.Context) error {
+	k, err := f.readKernel(ctx, filter, maphash.MakeSeed())
+	if err != nil {
+		return err
+	}
+	var commands []string
+	for _, h := range k.hooks {
+		if to := iptext.Target(h.rule); slices.Contains(kernelChains, h.chain) && (to == chainServices || to == chainExternalServices) {
+			commands = append(commands, iptext.DeleteCommand(h.chain, h.rule))
+		}
+	}
+	return f.write(ctx, newBatch().inputs(filter, commands, f.limit, nil)...).err
 }
 
 var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}

@@ -11,6 +11,8 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // TestKubeProxyCanCleanUp deletes the rules of many Services as "kube-proxy --cleanup" does: its
@@ -68,6 +70,34 @@ func TestKubeProxyCanCleanUp(t *testing.T) {
 			if words[0] == "-A" && !strings.HasPrefix(words[1], "KUBE-") && words[len(words)-1] != chainLocalnet {
 				t.Errorf("after the clean-up: %s", line)
 			}
+		}
+	})
+}
+
+// TestCleanupRefusesNoForwardedConnection sends packets after each input of a clean-up. What is not forwarded any more may
+// be taken by another data plane in INPUT.
+func TestCleanupRefusesNoForwardedConnection(t *testing.T) {
+	t.Parallel()
+	inMemory(t, func(t *testing.T, r *rig, m *memory) {
+		r.set(1, []int{1, 2}, nodePort(30080), externalIPs)
+		r.sync()
+		tables := m.tables[tracker.IPv4]
+		var seen []ruleset.Action
+		tables.After = func(string) error {
+			for _, to := range []string{"10.96.0.1:80", "192.0.2.1:30080", "198.51.100.1:80"} {
+				p := ruleset.Packet{From: netip.MustParseAddr("192.0.2.9"), To: netip.MustParseAddrPort(to), Protocol: v1.ProtocolTCP, InInterface: "eth0",
+					NodeAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.1")}}
+				out := tables.Handle(p).Action
+				if out != ruleset.ActionForward && out != ruleset.ActionPass {
+					t.Errorf("after input %d: %s: %v", len(seen)/3, to, out)
+				}
+				seen = append(seen, out)
+			}
+			return nil
+		}
+		must.Do(t, r.cleanup())
+		if !slices.Contains(seen, ruleset.ActionForward) || !slices.Contains(seen, ruleset.ActionPass) {
+			t.Errorf("the packets saw %v, want that they are forwarded first and then pass", seen)
 		}
 	})
 }

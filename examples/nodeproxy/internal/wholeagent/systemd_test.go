@@ -164,15 +164,10 @@ current-context: x
 			if mode == "userspace" && to == clusterVIP {
 				continue // a port below 1024, for which the unit names another capability
 			}
-			// The rules of the last mode are removed at this time. A connection that fails then is logged: on a busy
-			// machine the NodePort refused one in mode ipvs, after mode iptables.
-			eventually(t, "mode "+mode+" answers at "+to, func() bool {
-				y := lab.Visits(s.Client, "", to, 5)
-				if !y.Answered(podIPs[0]) {
-					t.Logf("mode %s: %s is answered by %v", mode, to, y)
-				}
-				return y.Answered(podIPs[0])
-			})
+			// The rules of the last mode are removed at this time.
+			if y := lab.Visits(s.Client, "", to, 5); !y.Answered(podIPs[0]) {
+				t.Errorf("mode %s: %s is answered by %v", mode, to, y)
+			}
 		}
 		if got := d.show("ActiveState,SubState"); got != "active running" {
 			t.Errorf("mode %s: the unit is %s", mode, got)
