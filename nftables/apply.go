@@ -25,11 +25,11 @@ import (
 // Services each. A full delta replaces the tables' contents, even if another process wrote them: see "Requirements"
 // in the package documentation.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed, for the reasons in "Limits" in DESIGN.md. Such
-// a Service, and one that loses a frontend to it, stays as it was, even in a full delta, unless Services that grow in
-// a full delta leave no room for it. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction because
-// the tables were not as the backend left them. If the kernel refuses a full delta, the error wraps an [*Error] and
-// the tables are unchanged.
+// A [*ruleset.PartialError] names Services for which there are no pools: see "Limits" in DESIGN.md. Connections to
+// their frontends without a pool are rejected. Apply returns [ruleset.ErrNeedFull] if the kernel refused a
+// transaction because the tables were not as the backend left them, if a set needs more room, or if a Service does
+// not fit into a transaction. If the kernel refuses a full delta, the error wraps an [*Error] and the tables are
+// unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := b.lock(ctx); err != nil {
 		return err
@@ -46,7 +46,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	switch {
 	case err == nil:
 		b.logLacking()
-		return partial(failed)
+		return b.partial(failed)
 	case ctx.Err() == nil:
 		b.complaints.Write(slog.LevelWarn, complaint.Object{Kind: "table", Name: b.name}, "nftables: cannot apply change, a full sync is needed", "error", err)
 		err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
@@ -115,16 +115,19 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	return failed, nil
 }
 
-// refused logs a Service that cannot be programmed.
-func (b *Backend) refused(k tracker.Key, err error) {
-	backendconf.Complain(b.complaints, slog.LevelError, k, "nftables: cannot program service, it stays as it was but for what is gone", err)
-}
-
 // logLacking logs the Services that lack client affinity since the last delta.
 func (b *Backend) logLacking() {
 	b.tables.Lacking(func(k tracker.Key, err error) {
 		backendconf.Complain(b.complaints, slog.LevelWarn, k, "nftables: service is forwarded without client affinity", err)
 	})
+}
+
+// partial logs the Services for which there are no pools, and returns the error that names them, or nil.
+func (b *Backend) partial(failed map[tracker.Key]error) error {
+	for k, err := range failed {
+		backendconf.Complain(b.complaints, slog.LevelError, k, "nftables: connections to service are rejected", err)
+	}
+	return partial(failed)
 }
 
 func partial(failed map[tracker.Key]error) error {

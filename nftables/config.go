@@ -89,8 +89,7 @@ func (s Stages) check() error {
 	return nil
 }
 
-// ErrTooLarge is wrapped by the error of a Service that needs a larger transaction than
-// this process can send: see "Requirements" in the package documentation.
+// ErrTooLarge is wrapped by the error of a transaction that is larger than this process can send: see "Requirements" in the package documentation.
 var ErrTooLarge = model.ErrTooLarge
 
 // Error is the kernel's refusal of a transaction or of a request to read. [errors.As] finds it in

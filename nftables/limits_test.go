@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -188,128 +187,50 @@ func TestTooFewStickyPools(t *testing.T) {
 	expect(4, 5, 7)
 }
 
-// TestTooFewPools has more Services than there is room for. Those beyond fail alone, those that have
-// rules keep them, even when they want more.
-func TestTooFewPools(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, netlab.NewHost(t))
-	r.pools = func(c model.Config) model.Config { c.Plain = 4; return c }
-	r.start()
-	set := func(i int, eps []int, edits ...func(*v1.Service)) { r.setBoth(i, eps, edits...) }
-	// sync syncs and checks which Services failed.
-	sync := func(want ...int) {
-		t.Helper()
-		err := r.cursor.Sync(context.Background())
-		var partial *ruleset.PartialError
-		if err != nil && !errors.As(err, &partial) {
-			t.Fatal(err)
-		}
-		var got []int
-		if partial != nil {
-			for k, err := range partial.Failed {
-				var n int
-				if _, scan := fmt.Sscanf(k.Name, "svc-%d", &n); scan != nil || !errors.Is(err, model.ErrTooManyPools) {
-					t.Errorf("%s failed: %v", k, err)
-				}
-				got = append(got, n)
-			}
-		}
-		slices.Sort(got)
-		if got = slices.Compact(got); !slices.Equal(got, want) {
-			t.Errorf("Services %d failed, want %d", got, want)
-		}
-	}
-	expect := func(i int, want ...string) {
-		t.Helper()
-		if _, eps := r.chain(fmt.Sprintf("10.96.0.%d:80", i+1)); !slices.Equal(eps, want) {
-			t.Errorf("Service %d has endpoints %v, want %v", i, eps, want)
-		}
-	}
-	for _, i := range []int{3, 4, 5, 6} {
-		set(i, []int{1, 2})
-	}
-	sync()
-	set(0, []int{1, 2})
-	set(8, []int{1, 2})
-	sync(0, 8)
-	// One that has rules wants another pool, for local endpoints. Endpoint 1 is gone, 3 is new.
-	local := func(s *v1.Service) {
-		nodePort(30003)(s)
-		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-	}
-	set(3, []int{2, 3}, local)
-	set(4, []int{2, 3})
-	sync(0, 3, 8)
-	expect(3, "10.244.0.1", "10.244.0.2")
-	expect(4, "10.244.0.2", "10.244.0.3")
-	expect(0)
-	set(3, []int{1, 4}, local)
-	r.cursor.Resync()
-	sync(0, 3, 8)
-	expect(3, "10.244.0.1", "10.244.0.2")
-
-	// After a restart, the Services that have rules keep them, though others sort first.
-	set(3, []int{1, 3})
-	sync(0, 8)
-	r.start()
-	sync(0, 8)
-	for _, i := range []int{3, 4, 5, 6} {
-		if _, eps := r.chain(fmt.Sprintf("10.96.0.%d:80", i+1)); len(eps) != 2 {
-			t.Errorf("Service %d has endpoints %v", i, eps)
-		}
-	}
-	r.tracker.DeleteService(backendtest.ServiceName(5))
-	r.tracker.DeleteService(backendtest.ServiceName(6))
-	sync(0) // it comes before the others are gone
-	r.sync()
-	expect(0, "10.244.0.1", "10.244.0.2")
-}
-
-// TestRefusedServiceTakesNoFrontend gives an older Service the external IP of another one while there
-// is no pool for it. The other Service stays as it was until there is a pool.
-func TestRefusedServiceTakesNoFrontend(t *testing.T) {
+// TestServiceWithoutPoolIsRejected has fewer pools than the Services want. Those that have a pool keep it, even when
+// they want another, and connections to what has none are rejected until there is one.
+func TestServiceWithoutPoolIsRejected(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	r.pools = func(c model.Config) model.Config { c.Plain = 2; return c }
 	r.start()
-	older := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(1, 0) }
-	younger := func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(2, 0) }
+	sync := func(want int) {
+		t.Helper()
+		p := &ruleset.PartialError{}
+		if err := r.cursor.Sync(t.Context()); err != nil && !errors.As(err, &p) || len(p.Failed) != want || want != 0 && !errors.Is(err, model.ErrTooManyPools) {
+			t.Fatalf("Sync returned %v, want %d failed Services", err, want)
+		}
+		if err := r.backend.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	expect := func(addr, chain string, want ...string) {
+		t.Helper()
+		if in, eps := r.chain(addr); in != chain || !slices.Equal(eps, want) {
+			t.Errorf("%s: chain %s with the endpoints %v, want %s with %v", addr, in, eps, chain, want)
+		}
+	}
 	external := backendtest.ExternalIPs("198.51.100.1", "2001:db8:3::1")
-	refused := func(what string) {
-		t.Helper()
-		var p *ruleset.PartialError
-		if err := r.cursor.Sync(t.Context()); !errors.As(err, &p) || len(p.Failed) != 4 {
-			t.Fatalf("%s: %v, want a PartialError for two Services in two families", what, err)
-		}
+	created := func(n int64) func(*v1.Service) {
+		return func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(n, 0) }
 	}
-	is := func(what string, want ...string) {
-		t.Helper()
-		for _, to := range []string{"198.51.100.1:80", "[2001:db8:3::1]:80"} {
-			_, eps := r.chain(to)
-			if len(eps) != len(want) || strings.HasPrefix(to, "198") && !slices.Equal(eps, want) {
-				t.Errorf("%s: %s has the endpoints %v, want %v", what, to, eps, want)
-			}
-		}
-	}
-	r.setBoth(3, []int{3}, younger, external)
-	r.setBoth(5, []int{5}, younger)
-	r.sync()
-	r.setBoth(4, []int{4}, older, external)
-	refused("taken")
-	is("taken", "10.244.0.3")
-	r.setBoth(3, []int{3, 6}, younger, external)
-	refused("other endpoints")
-	is("other endpoints", "10.244.0.3")
-	r.cursor.Resync()
-	refused("a full delta")
-	is("a full delta", "10.244.0.3")
-	r.setBoth(3, []int{3}, younger)
-	refused("the other leaves")
-	is("the other leaves", "10.244.0.3")
+	r.setBoth(3, []int{3}, created(2), external)
+	r.setBoth(5, []int{5}, created(2))
+	sync(0)
+	r.setBoth(4, []int{4}, created(1), external) // older, so that it takes the address
+	sync(2)
+	expect("10.96.0.4:80", "cluster-ip-1", "10.244.0.3")
+	expect("10.96.0.5:80", layout.ChainNoEndpoints)
+	expect("198.51.100.1:80", layout.ChainNoEndpoints)
+	r.setBoth(5, []int{2, 5}, created(2), func(s *v1.Service) { // wants another pool, for local endpoints
+		nodePort(30005)(s)
+		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	})
+	sync(4)
+	expect("10.96.0.6:80", "cluster-ip-2", "10.244.0.2", "10.244.0.5")
 	r.tracker.DeleteService(backendtest.ServiceName(5))
-	// The deletion follows the others in the delta that it comes with.
-	refused("a pool is free")
+	sync(2) // the deletion follows the others
 	r.sync()
-	is("a pool is free", "10.244.0.4")
+	expect("198.51.100.1:80", "external-1", "10.244.0.4")
 	r.verify()
 }

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -9,10 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -98,34 +95,5 @@ func TestFullDeltaHasRoom(t *testing.T) {
 		if n := r.backend.tables.Table(tracker.IPv4).Count(layout.Endpoints); n <= many {
 			t.Errorf("%d endpoints of Services that lack affinity, want more than %d", n, many)
 		}
-	})
-	t.Run("refused changes", func(t *testing.T) {
-		r := newMemoryRig(t)
-		r.layout.Plain = 1
-		r.start()
-		set := func(hash tracker.Hash, policy v1.ServiceExternalTrafficPolicy) {
-			r.tracker.SetService(svc(0, nodePort(30100), func(s *v1.Service) {
-				s.Spec.ExternalTrafficPolicy = policy
-				worldgen.SetHash(s, hash)
-			}))
-			r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4200)...))
-		}
-		refused := func() {
-			t.Helper()
-			var partial *ruleset.PartialError
-			if err := r.cursor.Sync(t.Context()); !errors.As(err, &partial) || !errors.Is(err, model.ErrTooManyPools) {
-				t.Fatalf("Sync returned %v", err)
-			}
-			if n := r.backend.tables.Table(tracker.IPv4).Count(layout.Endpoints); n <= many {
-				t.Errorf("%d buckets, want more than %d", n, many)
-			}
-		}
-		set(tracker.HashSource, v1.ServiceExternalTrafficPolicyCluster)
-		r.sync()
-		set(tracker.HashNone, v1.ServiceExternalTrafficPolicyLocal) // needs two pools
-		refused()
-		clear(r.memory.Tables) // another process deletes them, with the room that they have
-		r.cursor.Resync()
-		refused()
 	})
 }

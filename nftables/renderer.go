@@ -45,8 +45,8 @@ func NewRenderer(c Config, f tracker.Family) (*Renderer, error) {
 // one before it made unused. The Renderer counts the transaction as applied; otherwise the caller must call
 // [Transaction.Revert] before the next Render.
 //
-// A [*ruleset.PartialError] names the Services that cannot be programmed. The transaction leaves these as they were,
-// and has all others. Render returns [ruleset.ErrNeedFull] if d is not full although it must be, and no transaction.
+// A [*ruleset.PartialError] names Services as that of [Backend.Apply] does. Render returns [ruleset.ErrNeedFull] if d
+// is not full although it must be, and no transaction.
 func (r *Renderer) Render(d *ruleset.Delta) (*Transaction, error) {
 	if !d.Full && (r.tables == nil || r.tables.List[0].NeedsRewrite(d.Node)) {
 		return nil, ruleset.ErrNeedFull
@@ -75,7 +75,7 @@ func (r *Renderer) fill(d *ruleset.Delta, t *Transaction) (map[tracker.Key]error
 	table.Create(nil, false, create)
 	table.Hook(create)
 	r.tables = model.NewTables(table)
-	return r.tables.Fill(context.Background(), d, &t.parts, create, nil, func() (map[tracker.Key]bool, error) { return map[tracker.Key]bool{}, nil })
+	return r.tables.Fill(context.Background(), d, &t.parts, create, nil)
 }
 
 func (r *Renderer) update(d *ruleset.Delta, t *Transaction) (map[tracker.Key]error, error) {

@@ -53,7 +53,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		b.config.Log.Warn("nftables: interfaces of the fast path are outdated, the next check tries again", slog.Any("error", err))
 	}
 	b.logLacking()
-	return partial(failed)
+	return b.partial(failed)
 }
 
 // persist repeats f, at most five times, if it fails because another process changed the same tables concurrently.
@@ -90,8 +90,11 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 	}
 	if old.sound {
 		failed, err := b.perform(ctx, &inPlace{tables{b: b, d: d, old: old, name: old.name}})
-		if errors.Is(err, ErrTooLarge) && old.exist {
-			failed, err = b.swap(ctx, d, old, other.name)
+		if errors.Is(err, ErrTooLarge) {
+			// There may be a part of the first tables.
+			if old, err = b.inspectAll(old.name); err == nil {
+				failed, err = b.swap(ctx, d, old, other.name)
+			}
 		}
 		return failed, err
 	}
@@ -184,7 +187,6 @@ func (r *tables) plan(create func(*model.Table, *kernelTable)) {
 		list = append(list, t)
 	}
 	r.model = model.NewTables(list...)
-	r.model.Refused = r.b.refused
 }
 
 // write writes the Services to the new tables.
@@ -193,7 +195,7 @@ func (r *tables) write(ctx context.Context, sink model.Sink) (map[tracker.Key]er
 	for f, k := range r.old.families {
 		grace[f] = r.b.layout.GraceEntries(k.hairpin, r.b.inGrace[f])
 	}
-	return r.model.Fill(ctx, r.d, sink, &r.create, grace, r.installed)
+	return r.model.Fill(ctx, r.d, sink, &r.create, grace)
 }
 
 // stream writes the Services to the new tables in several transactions.
@@ -204,21 +206,6 @@ func (r *tables) stream(ctx context.Context) (map[tracker.Key]error, error) {
 		return nil, errors.Join(err, p.wait())
 	}
 	return failed, nil
-}
-
-// installed returns the Services that have frontends in the old tables.
-func (r *tables) installed() (map[tracker.Key]bool, error) {
-	out := map[tracker.Key]bool{}
-	for f, k := range r.old.families {
-		if !k.has(layout.ServiceIPs, f) || !k.has(layout.NodePorts, f) {
-			continue
-		}
-		old := reader{ctx: r.b.open, conn: r.b.conn, table: r.old.name, family: f}
-		if err := old.frontends(func(_ nft.Element, key tracker.Key) { out[key] = true }); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
 }
 
 // clients reads the remembered clients, at most as many as the new table has room for.
@@ -388,7 +375,11 @@ func (r *staged) prepare() {
 	})
 }
 
-func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) { return r.stream(ctx) }
+func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) {
+	r.model.Unhooked = true
+	defer func() { r.model.Unhooked = false }()
+	return r.stream(ctx)
+}
 
 func (r *staged) finish() error {
 	for _, t := range r.model.List {

@@ -130,7 +130,7 @@ func TestTransactionsTakeNoMoreThanTheirSize(t *testing.T) {
 			list = append(list, tab)
 		}
 		tables = model.NewTables(list...)
-		failed, err := tables.Fill(ctx, d, sink, create, nil, func() (map[tracker.Key]bool, error) { return nil, nil })
+		failed, err := tables.Fill(ctx, d, sink, create, nil)
 		return result(failed, err)
 	}))
 	rng := rand.New(rand.NewPCG(7, 7))

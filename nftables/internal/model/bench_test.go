@@ -47,7 +47,7 @@ func BenchmarkOneEndpointPlanned(b *testing.B) {
 					return err
 				}
 				tables = NewTables(NewTable(tracker.IPv4, d.Node, DefaultConfig, d.Changes, 0))
-				_, err := tables.Fill(ctx, d, discard{}, &Tx{}, nil, nil)
+				_, err := tables.Fill(ctx, d, discard{}, &Tx{}, nil)
 				return err
 			}))
 			sync := func() {

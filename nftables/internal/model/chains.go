@@ -10,21 +10,21 @@ import (
 type chains struct {
 	*common
 	// handlers numbers the handlers that have a chain, from 1. A number is never given back.
-	handlers book[layout.Handler, uint32]
+	handlers map[layout.Handler]uint32
 	// sticky holds the sticky handlers that have a chain. Unlike other handlers there may be one for
 	// each pool, because Services choose the timeout. So numbers and chains of unused ones are given
 	// back. unused counts them.
-	sticky        book[layout.StickyHandler, stickyEntry]
+	sticky        map[layout.StickyHandler]stickyEntry
 	stickyNumbers numbers
-	unused        cell[int]
+	unused        int
 	// stickyOf holds the sticky handler of each sticky pool, by the pool's number.
-	stickyOf book[uint32, stickyRef]
+	stickyOf map[uint32]stickyRef
 	// verdicts holds the contents of the verdict maps.
-	verdicts book[verdictKey, string]
+	verdicts map[verdictKey]string
 	// objects holds the objects that created the chains. garbage holds those of chains that no rule
 	// or element leads to any more.
-	objects book[string, Object]
-	garbage book[string, bool]
+	objects map[string]Object
+	garbage map[string]bool
 }
 
 type verdictKey struct {
@@ -49,12 +49,14 @@ type stickyRef struct {
 // creates missing handlers.
 func (c *chains) dispatch(w *wanted, s *service, tx *Tx) {
 	for _, k := range w.keys {
-		h := k.handler
-		number := uint32(0)
-		if p := s.pools[k.target]; p != nil {
-			if number = p.number; p.sticky {
-				h = h.ToSticky()
-			}
+		h, number := k.handler, uint32(0)
+		switch p := s.pools[k.target]; {
+		case p != nil && p.sticky:
+			h, number = h.ToSticky(), p.number
+		case p != nil:
+			number = p.number
+		case h.HasPool(): // there is no number for it
+			h = layout.Handler{Handling: layout.HandleReject, Firewall: h.Firewall}
 		}
 		w.elements[k.element].Data = word(layout.DispatchKey(c.handler(h, k.internal, tx), number))
 	}
@@ -63,13 +65,13 @@ func (c *chains) dispatch(w *wanted, s *service, tx *Tx) {
 // handler returns the handler's number. It creates the handler if needed. internal tells that the handler is
 // for internal traffic, too.
 func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
-	n, ok := c.handlers.now[h]
-	if ok && (!internal || c.verdicts.now[verdictKey{layout.InternalHandlers, layout.DispatchKey(n, 0)}] != "") {
+	n, ok := c.handlers[h]
+	if ok && (!internal || c.verdicts[verdictKey{layout.InternalHandlers, layout.DispatchKey(n, 0)}] != "") {
 		return n
 	}
 	if !ok {
-		n = uint32(len(c.handlers.now) + 1)
-		c.handlers.set(&c.draft, h, n)
+		n = uint32(len(c.handlers) + 1)
+		c.handlers[h] = n
 	}
 	maps := append(make([]layout.Set, 0, 3), layout.Handlers)
 	if h.Stops() {
@@ -87,18 +89,18 @@ func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 
 // stickyHandler returns the sticky handler, which it creates if needed, or false if there is no number for it.
 func (c *chains) stickyHandler(h layout.StickyHandler, tx *Tx) (stickyRef, bool) {
-	e, ok := c.sticky.now[h]
+	e, ok := c.sticky[h]
 	if !ok {
-		if e.number, ok = c.stickyNumbers.take(&c.draft); !ok {
+		if e.number, ok = c.stickyNumbers.take(); !ok {
 			return stickyRef{}, false
 		}
-		c.unused.set(&c.draft, c.unused.now+1)
+		c.unused++
 		name := h.Chain()
 		c.chain(layout.ChainStickySend, Object{Kind: StickyChains}, tx)
 		c.chain(h.Chooser(), Object{Kind: ChooserChain, Sticky: h}, tx)
 		c.chain(name, Object{Kind: StickyChain, Sticky: h}, tx)
 		c.verdict(layout.StickyHandlers, e.number, name, tx)
-		c.sticky.set(&c.draft, h, e)
+		c.sticky[h] = e
 	}
 	return stickyRef{h, e.number}, true
 }
@@ -122,7 +124,7 @@ func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, tx *Tx) error
 
 // setSticky gives a sticky pool a sticky handler, or none, and adds the element that leads to it.
 func (c *chains) setSticky(pool uint32, h stickyRef, tx *Tx) {
-	was := c.stickyOf.now[pool]
+	was := c.stickyOf[pool]
 	if was == h {
 		return
 	}
@@ -133,10 +135,10 @@ func (c *chains) setSticky(pool uint32, h stickyRef, tx *Tx) {
 		tx.remove(c.Family, &e)
 	}
 	if h == (stickyRef{}) {
-		c.stickyOf.delete(&c.draft, pool)
+		delete(c.stickyOf, pool)
 		return
 	}
-	c.stickyOf.set(&c.draft, pool, h)
+	c.stickyOf[pool] = h
 	e.Data = word(layout.StickyKey(h.number, pool))
 	tx.add(c.Family, &e, "")
 }
@@ -146,14 +148,14 @@ func (c *chains) useSticky(r stickyRef, by int) {
 	if r == (stickyRef{}) {
 		return
 	}
-	e := c.sticky.now[r.handler]
+	e := c.sticky[r.handler]
 	if e.uses == 0 {
-		c.unused.set(&c.draft, c.unused.now-1)
+		c.unused--
 	}
 	if e.uses += by; e.uses == 0 {
-		c.unused.set(&c.draft, c.unused.now+1)
+		c.unused++
 	}
-	c.sticky.set(&c.draft, r.handler, e)
+	c.sticky[r.handler] = e
 }
 
 // KeepUnused is how many unused sticky handlers stay. A Service whose number of endpoints goes to
@@ -163,29 +165,29 @@ const KeepUnused = 64
 // collectSticky deletes the elements of sticky handlers that are no longer in use, if there are
 // many. Their chains become garbage.
 func (c *chains) collectSticky(tx *Tx) {
-	if c.unused.now <= KeepUnused {
+	if c.unused <= KeepUnused {
 		return
 	}
-	for h, entry := range c.sticky.now {
+	for h, entry := range c.sticky {
 		if entry.uses != 0 {
 			continue
 		}
-		c.sticky.delete(&c.draft, h)
+		delete(c.sticky, h)
 		c.stickyNumbers.give(entry.number)
 		key := verdictKey{layout.StickyHandlers, entry.number}
-		c.garbage.set(&c.draft, c.verdicts.now[key], true)
-		c.verdicts.delete(&c.draft, key)
+		c.garbage[c.verdicts[key]] = true
+		delete(c.verdicts, key)
 		tx.remove(c.Family, &layout.Element{Set: layout.StickyHandlers, Key: word(entry.number)})
 	}
-	c.unused.set(&c.draft, 0)
+	c.unused = 0
 }
 
 // verdict adds an element to a verdict map that leads to a chain, unless the map has the key.
 func (c *chains) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
-	if c.verdicts.now[verdictKey{s, key}] != "" {
+	if c.verdicts[verdictKey{s, key}] != "" {
 		return
 	}
-	c.verdicts.set(&c.draft, verdictKey{s, key}, chain)
+	c.verdicts[verdictKey{s, key}] = chain
 	tx.add(c.Family, &layout.Element{Set: s, Key: word(key)}, chain)
 }
 
@@ -207,14 +209,12 @@ func (c *chains) handlerChain(h layout.Handler, tx *Tx) string {
 
 // chain creates a chain, unless it exists.
 func (c *chains) chain(name string, o Object, tx *Tx) {
-	if c.garbage.now[name] {
-		c.garbage.delete(&c.draft, name)
-	}
+	delete(c.garbage, name)
 	if c.hasChain(name) {
 		return
 	}
 	o.Family = c.Family
-	c.objects.set(&c.draft, name, o)
+	c.objects[name] = o
 	tx.Object(o)
 }
 
@@ -226,7 +226,7 @@ func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
 			out[s] = map[uint32]string{}
 		}
 	}
-	for k, chain := range c.verdicts.now {
+	for k, chain := range c.verdicts {
 		out[k.set][k.key] = chain
 	}
 	return out
@@ -234,24 +234,24 @@ func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
 
 // hasChain reports whether a chain exists.
 func (c *chains) hasChain(name string) bool {
-	_, ok := c.objects.now[name]
+	_, ok := c.objects[name]
 	return ok
 }
 
 // Chains returns the objects that created the chains of handlers, by name.
-func (c *chains) Chains() map[string]Object { return c.objects.now }
+func (c *chains) Chains() map[string]Object { return c.objects }
 
 // Garbage returns the chains that no rule or element leads to any more. They can be deleted after
 // the commit: kernels before 6.2 cannot delete a chain in the transaction that deletes the element
 // that refers to it.
-func (c *chains) Garbage() map[string]bool { return c.garbage.now }
+func (c *chains) Garbage() map[string]bool { return c.garbage }
 
 // DropGarbage forgets the chains in Garbage, which were deleted or else stay like chains in use.
 func (c *chains) DropGarbage(deleted bool) {
 	if deleted {
-		for name := range c.garbage.now {
-			delete(c.objects.now, name)
+		for name := range c.garbage {
+			delete(c.objects, name)
 		}
 	}
-	clear(c.garbage.now)
+	clear(c.garbage)
 }

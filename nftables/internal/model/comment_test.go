@@ -96,6 +96,6 @@ func filled(ctx context.Context, d *ruleset.Delta) (recorder, error) {
 		r[f] = map[layout.Set]map[layout.Octets]Edit{}
 		list = append(list, NewTable(f, d.Node, DefaultConfig, d.Changes, 0))
 	}
-	_, err := NewTables(list...).Fill(ctx, d, r, &Tx{}, nil, func() (map[tracker.Key]bool, error) { return nil, nil })
+	_, err := NewTables(list...).Fill(ctx, d, r, &Tx{}, nil)
 	return r, err
 }

@@ -14,9 +14,9 @@ type frontends struct {
 	// clusterIPs counts the Services that need an address in the set of cluster IPs.
 	clusterIPs uses
 	// prefixes holds the lengths of source prefixes that have a set.
-	prefixes book[int, bool]
+	prefixes map[int]bool
 	// longNames holds the Service ports whose names do not fit into a comment, by frontend.
-	longNames book[layout.Octets, tracker.Key]
+	longNames map[layout.Octets]tracker.Key
 }
 
 // plan adds the elements by which the frontends of a Service differ.
@@ -24,13 +24,13 @@ func (f *frontends) plan(before, after *wanted, tx *Tx) {
 	gone, come := different(before.elements, after.elements)
 	for _, e := range gone {
 		switch {
-		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(&f.draft, e.Key.IP(), -1):
+		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(e.Key.IP(), -1):
 			continue
 		case e.Set == layout.ServiceIPs && !after.has(e):
 			tx.Lost = append(tx.Lost, Destination{f.Family, e.Key})
 		}
-		if e.Set.Counted() && f.longNames.now[e.Key] == before.key {
-			f.longNames.delete(&f.draft, e.Key)
+		if e.Set.Counted() && f.longNames[e.Key] == before.key {
+			delete(f.longNames, e.Key)
 		}
 		tx.remove(f.Family, e)
 	}
@@ -44,12 +44,12 @@ func (f *frontends) plan(before, after *wanted, tx *Tx) {
 			comment = name
 		}
 		switch {
-		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(&f.draft, e.Key.IP(), +1):
+		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(e.Key.IP(), +1):
 			continue
 		case e.Set >= layout.FirstAllowed:
 			f.prefix(int(e.Set-layout.FirstAllowed), tx)
 		case e.Set.Counted() && len(name) > nft.MaxComment:
-			f.longNames.set(&f.draft, e.Key, after.key)
+			f.longNames[e.Key] = after.key
 		}
 		tx.add(f.Family, e, comment)
 	}
@@ -66,20 +66,20 @@ func (w *wanted) has(e *layout.Element) bool {
 // prefix creates the set for sources of a prefix length, if it does not exist, and its rule. The set
 // has no size.
 func (f *frontends) prefix(length int, tx *Tx) {
-	if f.prefixes.now[length] {
+	if f.prefixes[length] {
 		return
 	}
-	f.prefixes.set(&f.draft, length, true)
+	f.prefixes[length] = true
 	tx.Object(Object{Kind: NewSet, Family: f.Family, Set: layout.Allowed(length)})
 	tx.Object(Object{Kind: SourceRule, Family: f.Family, Size: length})
 }
 
 // Sources returns the number of prefix lengths of allowed sources that have a rule.
-func (f *frontends) Sources() int { return len(f.prefixes.now) }
+func (f *frontends) Sources() int { return len(f.prefixes) }
 
 // LongNames returns the Service ports whose names do not fit into a comment, by the key of their
 // frontends.
-func (f *frontends) LongNames() map[layout.Octets]tracker.Key { return f.longNames.now }
+func (f *frontends) LongNames() map[layout.Octets]tracker.Key { return f.longNames }
 
 // different returns the elements that only before has, and those that only after has. It is fast if the lists
 // are equal, as those of a Service's frontends mostly are.

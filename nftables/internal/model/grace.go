@@ -19,7 +19,7 @@ type hairpin struct {
 	// refs counts, by address, the Services' endpoints and the grace entries.
 	refs uses
 	// grace is sorted by time.
-	grace cell[[]GraceEntry]
+	grace []GraceEntry
 }
 
 // GraceEntry is the address of a removed endpoint and the time of its removal.
@@ -47,13 +47,13 @@ func (h *hairpin) plan(before, after []*tracker.Endpoint, tx *Tx) {
 	}
 	for _, ep := range before {
 		if h.mayBeHere(ep) {
-			h.grace.set(&h.draft, append(h.grace.now, GraceEntry{ep.Addr.Addr(), time.Now()}))
+			h.grace = append(h.grace, GraceEntry{ep.Addr.Addr(), time.Now()})
 		}
 	}
 }
 
 func (h *hairpin) count(a netip.Addr, by int32, tx *Tx) {
-	if !h.refs.add(&h.draft, a, by) {
+	if !h.refs.add(a, by) {
 		return
 	}
 	e := hairpinElement(a)
@@ -72,22 +72,22 @@ func hairpinElement(a netip.Addr) layout.Element {
 // addGrace adds a grace entry of an earlier table.
 func (h *hairpin) addGrace(g GraceEntry, tx *Tx) {
 	h.count(g.Addr, +1, tx)
-	h.grace.now = append(h.grace.now, g)
+	h.grace = append(h.grace, g)
 }
 
 // expireGrace removes the oldest grace entry if its grace period is over, and reports whether it
 // removed one.
 func (h *hairpin) expireGrace(tx *Tx) bool {
-	if len(h.grace.now) == 0 {
-		h.grace.now = nil
+	if len(h.grace) == 0 {
+		h.grace = nil
 		return false
 	}
-	oldest := h.grace.now[0]
+	oldest := h.grace[0]
 	if time.Since(oldest.Since) < h.config.GracePeriod {
 		return false
 	}
 	h.count(oldest.Addr, -1, tx)
-	h.grace.now = h.grace.now[1:]
+	h.grace = h.grace[1:]
 	return true
 }
 
@@ -96,7 +96,7 @@ func (h *hairpin) expireGrace(tx *Tx) bool {
 func (h *hairpin) InGrace(from time.Time) map[netip.Addr]time.Time {
 	entries := map[netip.Addr]int{}
 	last := map[netip.Addr]time.Time{}
-	for _, g := range h.grace.now {
+	for _, g := range h.grace {
 		entries[g.Addr]++
 		if g.Since.After(last[g.Addr]) {
 			last[g.Addr] = g.Since

@@ -205,18 +205,18 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 	tab.Adopt(&Adopted{Pools: had})
 	seen := map[uint32]bool{1: true, layout.MaxSticky: true, 700: true}
 	for range layout.MaxSticky - len(had) {
-		n, ok := tab.pools.sticky.take(&tab.draft)
+		n, ok := tab.pools.sticky.take()
 		if !ok || n == 0 || n > layout.MaxSticky || seen[n] {
 			t.Fatalf("number %d, %t", n, ok)
 		}
 		seen[n] = true
 	}
-	if n, ok := tab.pools.sticky.take(&tab.draft); ok {
+	if n, ok := tab.pools.sticky.take(); ok {
 		t.Fatalf("take returned %d of an exhausted range", n)
 	}
 	tab.ReleaseAdopted()
 	for range had {
-		if n, ok := tab.pools.sticky.take(&tab.draft); !ok || n != 1 && n != layout.MaxSticky && n != 700 {
+		if n, ok := tab.pools.sticky.take(); !ok || n != 1 && n != layout.MaxSticky && n != 700 {
 			t.Fatalf("number %d, %t", n, ok)
 		}
 	}
@@ -225,7 +225,7 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 func TestNumbersAreReusedLate(t *testing.T) {
 	n := numbers{max: 4}
 	for want := uint32(1); want <= 4; want++ {
-		got, ok := n.take(&draft{})
+		got, ok := n.take()
 		if !ok || got != want {
 			t.Fatalf("take returned %d, %t; want %d", got, ok, want)
 		}
@@ -235,11 +235,11 @@ func TestNumbersAreReusedLate(t *testing.T) {
 		}
 	}
 	for _, want := range []uint32{2, 1} {
-		if got, ok := n.take(&draft{}); !ok || got != want {
+		if got, ok := n.take(); !ok || got != want {
 			t.Fatalf("take returned %d, %t; want %d", got, ok, want)
 		}
 	}
-	if got, ok := n.take(&draft{}); ok {
+	if got, ok := n.take(); ok {
 		t.Fatalf("take returned %d of an exhausted range", got)
 	}
 }

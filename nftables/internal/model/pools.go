@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -21,64 +20,22 @@ type pools struct {
 	*common
 	plain, sticky numbers
 	// adopted holds the sticky pools of an earlier table that no Service has taken over.
-	adopted book[StickyOwner, *AdoptedPool]
-	saved   savedPools
+	adopted map[StickyOwner]*AdoptedPool
 	change  poolChange // a buffer
 }
 
-// savedPools holds pools before their changes. It keeps its memory from one change to the next.
-type savedPools struct{ list []savedPool }
-
-type savedPool struct {
-	pool    *pool
-	was     pool
-	buckets []*tracker.Endpoint
-	members []uint16
-}
-
-// maxSavedPool is the largest pool whose copy is kept from one change to the next.
-const maxSavedPool = 1 << 10
-
-// save copies a pool that changes.
-func (l *savedPools) save(d *draft, p *pool) {
-	if n := len(l.list); n < cap(l.list) {
-		l.list = l.list[:n+1]
-	} else {
-		l.list = append(l.list, savedPool{})
-	}
-	s := &l.list[len(l.list)-1]
-	if cap(s.buckets) > maxSavedPool {
-		*s = savedPool{}
-	}
-	s.pool, s.was = p, *p
-	s.buckets, s.members = append(s.buckets[:0], p.buckets...), append(s.members[:0], p.members...)
-	d.log = append(d.log, l)
-}
-
-func (l *savedPools) drop() {
-	s := &l.list[len(l.list)-1]
-	*s.pool = s.was
-	s.pool.buckets, s.pool.members = slices.Clone(s.buckets), slices.Clone(s.members)
-	l.list = l.list[:len(l.list)-1]
-}
-
-func (l *savedPools) keep() { l.list = l.list[:0] }
-
 // allocate gives now, which replaces old, the pools that w wants: those of old that are of the right kind,
-// and new ones.
-func (p *pools) allocate(old, now *service, w *wanted) error {
+// and new ones as long as there are numbers.
+func (p *pools) allocate(old, now *service, w *wanted) {
 	for _, target := range targets {
 		if !w.pools[target].used {
 			continue
 		}
 		is := p.allocateOne(old.pools[target], w, target)
-		if is == nil {
-			return ErrTooManyPools
-		}
 		now.pools[target] = is
-		now.lacksAffinity = now.lacksAffinity || is.sticky != (w.affinity != 0)
+		now.lacksPool = now.lacksPool || is == nil
+		now.lacksAffinity = now.lacksAffinity || is != nil && is.sticky != (w.affinity != 0)
 	}
-	return nil
 }
 
 // allocateOne returns old if that is of the right kind, or a new pool. If there is no number for a sticky
@@ -95,7 +52,7 @@ func (p *pools) allocateOne(old *pool, w *wanted, target ruleset.Target) *pool {
 			return old
 		}
 	}
-	n, ok := p.plain.take(&p.draft)
+	n, ok := p.plain.take()
 	if !ok {
 		return nil
 	}
@@ -105,11 +62,11 @@ func (p *pools) allocateOne(old *pool, w *wanted, target ruleset.Target) *pool {
 // newSticky returns a new sticky pool, or the one that the owner had in an earlier table. It returns nil
 // if there is no number left.
 func (p *pools) newSticky(owner StickyOwner) *pool {
-	if a := p.adopted.now[owner]; a != nil {
-		p.adopted.delete(&p.draft, owner)
+	if a := p.adopted[owner]; a != nil {
+		delete(p.adopted, owner)
 		return &pool{sticky: true, number: a.number, adopted: a.members}
 	}
-	n, ok := p.sticky.take(&p.draft)
+	n, ok := p.sticky.take()
 	if !ok {
 		return nil
 	}
@@ -134,7 +91,6 @@ func (p *pools) free(old, now *service) {
 func (p *pools) plan(was, is *pool, before, after *wanted, target ruleset.Target, tx *Tx) {
 	old, now := before.pools[target].endpoints, &after.pools[target]
 	if was != nil && was != is {
-		p.saved.save(&p.draft, was)
 		was.set(old, nil, distribution{}, nil, &p.change)
 		p.addChange(was, "", tx)
 	}
@@ -146,8 +102,6 @@ func (p *pools) plan(was, is *pool, before, after *wanted, target ruleset.Target
 		old = nil
 	case now.how == is.distribution && sameSlice(old, now.endpoints):
 		return
-	default:
-		p.saved.save(&p.draft, is)
 	}
 	is.set(old, now.endpoints, now.how, func() *maglev.Table { return after.hashed(target, p.Node.HashSeed) }, &p.change)
 	comment := ""
@@ -250,7 +204,7 @@ func (p *pools) Adopt(a *Adopted) {
 	if a == nil {
 		return
 	}
-	p.adopted.now = maps.Clone(a.Pools)
+	p.adopted = maps.Clone(a.Pools)
 	p.sticky.start = rand.N(p.sticky.max)
 	p.sticky.kept = map[uint32]bool{}
 	for _, a := range a.Pools {
@@ -260,10 +214,10 @@ func (p *pools) Adopt(a *Adopted) {
 
 // ReleaseAdopted gives back the numbers of adopted pools that no Service has taken over.
 func (p *pools) ReleaseAdopted() {
-	for _, a := range p.adopted.now {
+	for _, a := range p.adopted {
 		p.sticky.give(a.number &^ layout.StickyMark)
 	}
-	p.adopted.now = nil
+	p.adopted = nil
 }
 
 // Adopted holds the sticky pools of a table in the kernel.

@@ -32,17 +32,7 @@ func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
 		if ch.New == nil || ch.Key.Family != c.Family {
 			continue
 		}
-		if ch.Old == nil || ch.Old == ch.New {
-			c.demand(ch.New, &w, need)
-			continue
-		}
-		// What remains of a Service that cannot be programmed needs no more than Old.
-		var before, after [layout.SetCount]int
-		c.demand(ch.Old, &w, &before)
-		c.demand(ch.New, &w, &after)
-		for s := range need {
-			need[s] += max(before[s], after[s])
-		}
+		c.demand(ch.New, &w, need)
 	}
 	if need[layout.StickyPools] > int(c.config.Sticky) {
 		// Services without a number of a sticky pool get pools of the other kind.

@@ -52,15 +52,14 @@ type common struct {
 	Node   *ruleset.Node
 	config Config
 	room
-	draft draft
 }
 
 // Errors about one Service.
 var (
 	ErrTooManyPools  = fmt.Errorf("too many Services with endpoints (at most %d pools a family)", layout.MaxPool)
 	errTooManySticky = fmt.Errorf("too many Services have client affinity (at most %d pools a family)", layout.MaxSticky)
-	// ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send,
-	// and by that of a Service that needs one. The kernel accepts a transaction only in one piece,
+	// ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send. The kernel
+	// accepts a transaction only in one piece,
 	// of at most the size of the socket's send buffer. A buffer larger than net.core.wmem_max needs
 	// CAP_NET_ADMIN in the initial user namespace.
 	ErrTooLarge = nft.ErrTooLarge
@@ -75,11 +74,15 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 	all := &common{Family: f, Node: n, config: c}
 	all.setSizes(all, changes, endpoints)
 	return &Table{
-		common:    all,
-		pools:     pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
-		chains:    chains{common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers}},
-		frontends: frontends{common: all},
-		hairpin:   hairpin{common: all},
+		common: all,
+		pools:  pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
+		chains: chains{
+			common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers},
+			handlers: map[layout.Handler]uint32{}, sticky: map[layout.StickyHandler]stickyEntry{}, stickyOf: map[uint32]stickyRef{},
+			verdicts: map[verdictKey]string{}, objects: map[string]Object{}, garbage: map[string]bool{},
+		},
+		frontends: frontends{common: all, clusterIPs: uses{}, prefixes: map[int]bool{}, longNames: map[layout.Octets]tracker.Key{}},
+		hairpin:   hairpin{common: all, refs: uses{}},
 		intervals: intervals{common: all, ranges: map[layout.Set][]Range{}},
 		affinity:  affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
 	}
@@ -144,7 +147,7 @@ func (t *Table) NeedsRewrite(n *ruleset.Node) bool {
 func (t *Table) Has(s layout.Set) bool {
 	switch {
 	case s >= layout.FirstAllowed:
-		return t.frontends.prefixes.now[int(s-layout.FirstAllowed)]
+		return t.frontends.prefixes[int(s-layout.FirstAllowed)]
 	case s == layout.FastPathInterfaces:
 		return t.config.FastPath
 	}

@@ -33,12 +33,13 @@ const Chunk = 10000
 // discarded.
 type Tables struct {
 	List []*Table
-	// Refused, if not nil, is called with each Service that cannot be programmed.
-	Refused func(tracker.Key, error)
+	// Unhooked is set while no packet meets the tables. Then a transaction may end within a Service.
+	Unhooked bool
 
 	sink     Sink
 	tx, rest *Tx
-	err      error // of part
+	failed   map[tracker.Key]error // since begin
+	err      error                 // of part
 }
 
 // NewTables returns the model of the tables in list.
@@ -54,8 +55,8 @@ func (m *Tables) Table(f tracker.Family) *Table {
 	return nil
 }
 
-// Update passes the transactions of a delta that is not full to sink. It returns the Services that
-// cannot be programmed.
+// Update passes the transactions of a delta that is not full to sink. It returns the Services for which there
+// are no pools.
 func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[tracker.Key]error, error) {
 	m.begin(sink)
 	for _, t := range m.List {
@@ -64,9 +65,15 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 		}
 		t.chains.collectSticky(m.tx)
 	}
-	p := m.newPlan(d.Changes)
-	if err := p.services(ctx); err != nil {
-		return nil, err
+	// Services that exchange frontends change in one transaction.
+	last := exchanges(d.Changes)
+	for i := 0; i < len(d.Changes) && m.err == nil; {
+		m.part(ctx, func() {
+			for end := i + 1; i < end; i++ {
+				end = max(end, last[i]+1)
+				m.change(&d.Changes[i])
+			}
+		})
 	}
 	m.retryLacking(ctx, d.Changes)
 	for _, t := range m.List {
@@ -74,18 +81,47 @@ func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[t
 			m.part(ctx, func() { more = t.hairpin.expireGrace(m.tx) })
 		}
 	}
-	return p.failed, m.commit()
+	return m.failed, m.commit()
+}
+
+// exchanges returns, by index, the last of the changes behind a change that exchange frontends with it.
+func exchanges(changes []ruleset.Change) map[int]int {
+	var last map[int]int
+	var index map[tracker.Key]int
+	for i := range changes {
+		for _, taker := range changes[i].LostFrontends() {
+			if index == nil {
+				last, index = map[int]int{}, make(map[tracker.Key]int, len(changes))
+				for k := range changes {
+					index[changes[k].Key] = k
+				}
+			}
+			first := min(i, index[taker])
+			last[first] = max(last[first], i, index[taker])
+		}
+	}
+	return last
+}
+
+// change adds a change to the transaction.
+func (m *Tables) change(c *ruleset.Change) {
+	t := m.Table(c.Key.Family)
+	if t == nil || m.err != nil {
+		return
+	}
+	if m.err = t.Change(c, m.tx); errors.Is(m.err, ErrTooManyPools) {
+		if m.failed == nil {
+			m.failed = map[tracker.Key]error{}
+		}
+		m.failed[c.Key], m.err = m.err, nil
+	}
 }
 
 // Fill passes transactions with the Services of a full delta to sink, after the creation of the
 // tables, which create holds. grace holds endpoints in their grace period by
-// family. installed returns the Services that the kernel has.
-func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *Tx, grace map[tracker.Family][]GraceEntry, installed func() (map[tracker.Key]bool, error)) (map[tracker.Key]error, error) {
-	// The sink may be busy with a transaction as soon as it has got one, so installed comes first.
-	changes, err := m.byPrecedence(d.Changes, installed)
-	if err != nil {
-		return nil, err
-	}
+// family.
+func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *Tx, grace map[tracker.Family][]GraceEntry) (map[tracker.Key]error, error) {
+	changes := m.oldestFirst(d.Changes)
 	m.begin(sink)
 	m.tx.Edits = slices.Grow(m.tx.Edits, min(Chunk, 8*len(changes)))
 	m.tx.append(create)
@@ -97,20 +133,23 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	}
 	// Untranslated packets to cluster IPs are rejected or dropped only once every Service is in the
 	// table.
-	p := m.newPlan(changes)
-	p.full, p.clusterIPs = true, make([]Edit, 0, len(changes))
-	if err := p.services(ctx); err != nil {
-		return nil, err
+	clusterIPs := make([]Edit, 0, len(changes))
+	for i := range changes {
+		m.part(ctx, func() {
+			mark := m.tx.Mark()
+			m.change(&changes[i])
+			clusterIPs = m.tx.takeClusterIPs(mark, clusterIPs)
+		})
 	}
-	for i := range p.clusterIPs {
-		m.part(ctx, func() { m.tx.edit(&p.clusterIPs[i]) })
+	for i := range clusterIPs {
+		m.part(ctx, func() { m.tx.edit(&clusterIPs[i]) })
 	}
 	for _, t := range m.List {
 		m.part(ctx, func() { t.intervals.setServiceCIDRs(m.tx) })
 	}
-	err = m.commit()
+	err := m.commit()
 	m.tx, m.rest = &Tx{}, &Tx{} // they were large
-	return p.failed, err
+	return m.failed, err
 }
 
 // prepare creates the handlers that the Services need. Elements are added to the maps later, because
@@ -148,12 +187,9 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 }
 
 func (m *Tables) begin(sink Sink) {
-	m.sink, m.err = sink, nil
+	m.sink, m.failed, m.err = sink, nil, nil
 	m.tx.Reset()
 	m.tx.Limit = sink.Limit()
-	for _, t := range m.List {
-		t.draft.keep()
-	}
 }
 
 // part adds a part to the transaction, and sends the transaction if it is large. After an error it
@@ -169,18 +205,20 @@ func (m *Tables) part(ctx context.Context, add func()) {
 // room sends the transaction if it is large: without what is behind mark if it would be too large
 // otherwise.
 func (m *Tables) room(ctx context.Context, mark Mark) error {
+	large := m.tx.Size() > m.tx.Limit
 	switch {
 	case m.err != nil:
 		return m.err
-	case m.tx.Size() > m.tx.Limit && mark.edits+mark.objects != 0:
+	case large && mark.edits+mark.objects != 0:
 		m.tx.Cut(mark, m.rest)
-		if err := m.send(); err != nil {
+		if err := m.send(m.tx); err != nil {
 			return err
 		}
 		m.tx.Reset()
 		m.tx.append(m.rest)
-	case len(m.tx.Edits) >= Chunk:
-		if err := m.send(); err != nil {
+		return m.room(ctx, Mark{})
+	case large || len(m.tx.Edits) >= Chunk:
+		if err := m.send(m.tx); err != nil {
 			return err
 		}
 		m.tx.Reset()
@@ -190,25 +228,35 @@ func (m *Tables) room(ctx context.Context, mark Mark) error {
 	return ctx.Err()
 }
 
-func (m *Tables) send() error {
-	if err := m.count(); err != nil {
+// send sends a transaction. It divides one that is too large if no packet meets the tables.
+func (m *Tables) send(tx *Tx) error {
+	if n := len(tx.Edits) / 2; n != 0 && m.Unhooked && tx.Size() > m.tx.Limit {
+		first, second := Tx{Objects: tx.Objects, Edits: tx.Edits[:n]}, Tx{Edits: tx.Edits[n:], Lost: tx.Lost}
+		first.measureAll()
+		second.measureAll()
+		if err := m.send(&first); err != nil {
+			return err
+		}
+		return m.send(&second)
+	}
+	if err := m.count(tx); err != nil {
 		return err
 	}
-	return m.sink.Send(m.tx)
+	return m.sink.Send(tx)
 }
 
 func (m *Tables) commit() error {
 	defer func() { m.sink = nil }() // it may refer to the delta
-	if err := cmp.Or(m.err, m.count()); err != nil {
+	if err := cmp.Or(m.err, m.count(m.tx)); err != nil {
 		return err
 	}
 	return m.sink.Commit(m.tx)
 }
 
 // count counts the elements of the transaction. It fails if a set has more than its size then.
-func (m *Tables) count() error {
-	for i := range m.tx.Edits {
-		e := &m.tx.Edits[i]
+func (m *Tables) count(tx *Tx) error {
+	for i := range tx.Edits {
+		e := &tx.Edits[i]
 		m.Table(e.Family).sent(e)
 	}
 	for _, t := range m.List {
@@ -230,20 +278,29 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 		for i := range changes {
 			delete(waiting, changes[i].ID())
 		}
-		list := slices.SortedFunc(maps.Values(waiting), func(a, b *ruleset.Port) int {
-			return cmp.Or(compareAge(a, b), a.Key.Compare(b.Key))
-		})
-		for _, s := range list {
+		for _, s := range slices.SortedFunc(maps.Values(waiting), compareAge) {
 			if t.pools.sticky.exhausted() {
 				break
 			}
-			var err error
-			m.part(ctx, func() { err = t.Change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}, m.tx) })
-			if errors.Is(err, ErrOverflow) {
-				m.err = err
-			}
+			m.part(ctx, func() { m.change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}) })
 		}
 	}
+}
+
+// oldestFirst returns the changes of a full delta in the order in which Services get the numbers of sticky
+// pools, if there may be too few. Those that have one in the kernel keep it in any case: see [Table.Adopt].
+func (m *Tables) oldestFirst(changes []ruleset.Change) []ruleset.Change {
+	if !slices.ContainsFunc(m.List, func(t *Table) bool { return t.Wanted(layout.StickyPools) > int(t.config.Sticky) }) {
+		return changes
+	}
+	out := slices.DeleteFunc(slices.Clone(changes), func(c ruleset.Change) bool { return c.New == nil })
+	slices.SortFunc(out, func(a, b ruleset.Change) int { return compareAge(a.New, b.New) })
+	return out
+}
+
+// compareAge orders Services by age, the oldest first. Services of unknown age come last.
+func compareAge(a, b *ruleset.Port) int {
+	return cmp.Or(a.Spec.CompareAge(b.Spec), a.Key.Compare(b.Key))
 }
 
 // Lacking calls fn with one of the Services of each table that lack client affinity since the last

@@ -228,18 +228,13 @@ func (tx *Tx) measureAll() {
 	}
 }
 
-// Truncate removes everything behind m.
-func (tx *Tx) Truncate(m Mark) {
-	tx.Objects, tx.Edits, tx.Lost = tx.Objects[:m.objects], tx.Edits[:m.edits], tx.Lost[:m.lost]
-	tx.measureAll()
-}
-
 // Cut moves everything behind m to rest, which it empties first.
 func (tx *Tx) Cut(m Mark, rest *Tx) {
 	rest.Reset()
 	part := tx.from(m)
 	rest.append(&part)
-	tx.Truncate(m)
+	tx.Objects, tx.Edits, tx.Lost = tx.Objects[:m.objects], tx.Edits[:m.edits], tx.Lost[:m.lost]
+	tx.measureAll()
 }
 
 // append appends what other has.

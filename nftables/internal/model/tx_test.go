@@ -49,25 +49,6 @@ func TestCutDividesTransaction(t *testing.T) {
 	}
 }
 
-func TestTruncatedTransactionIsAsBefore(t *testing.T) {
-	tx, mark := someTx()
-	want, _ := someTx()
-	want.Cut(mark, &Tx{})
-	tx.Truncate(mark)
-	if tx.String() != want.String() || tx.Size() != want.Size() || tx.lists != want.lists {
-		t.Errorf("truncated:\n%s", tx)
-	}
-	e := layout.Element{Set: layout.Endpoints, Key: word(1)}
-	tx.add(tracker.IPv4, &e, "")
-	if tx.Size() <= want.Size() {
-		t.Error("an element takes no room")
-	}
-	tx.Reset()
-	if tx.Size() != (&Tx{}).Size() || len(tx.Edits)+len(tx.Objects)+len(tx.Lost) != 0 {
-		t.Errorf("after Reset:\n%s", tx)
-	}
-}
-
 func TestOnlyStructureIsStructural(t *testing.T) {
 	for s, want := range map[layout.Set]bool{layout.Endpoints: false, layout.ServiceIPs: false, layout.NodePortIPs: true, layout.StickyHandlers: true} {
 		tx := &Tx{}

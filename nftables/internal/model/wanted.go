@@ -56,7 +56,7 @@ var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 func (w *wanted) become(s *ruleset.Port) *wanted {
 	*w = wanted{elements: w.elements[:0], keys: w.keys[:0]}
 	if s != nil {
-		s = fitted(s)
+		s = Limits().Hold(s)
 		w.version, w.key, w.affinity, w.reachable = s, s.Key, s.Spec.Affinity, s.Selection.Reachable
 		for _, target := range targets {
 			w.pools[target] = wantPool(s, target)
@@ -97,28 +97,6 @@ func (w *wanted) keepsFrontends(before *wanted, fields ruleset.Field) bool {
 // maxNumberedEndpoints is the largest number of endpoints of a pool in which an endpoint may
 // have several buckets. Half of the numbers are left for endpoints that replace others.
 const maxNumberedEndpoints = 1<<15 - 1
-
-// fitted returns s with the endpoints for which there are numbers: s itself except for very many
-// endpoints. It keeps the first ones, so that all nodes keep the same.
-func fitted(s *ruleset.Port) *ruleset.Port {
-	if len(s.Selection.Cluster) <= maxNumberedEndpoints && len(s.Selection.Local) <= maxNumberedEndpoints {
-		return s
-	}
-	first := func(target ruleset.Target) []*tracker.Endpoint {
-		most := layout.MaxPool
-		if s.Spec.Affinity != 0 {
-			most = layout.MaxStickyEndpoints
-		}
-		p := wantPool(s, target)
-		if len(p.endpoints) > maxNumberedEndpoints && p.how != (distribution{}) {
-			most = maxNumberedEndpoints
-		}
-		return p.endpoints[:min(len(p.endpoints), most)]
-	}
-	out := *s
-	out.Selection.Cluster, out.Selection.Local = first(ruleset.TargetCluster), first(ruleset.TargetLocal)
-	return &out
-}
 
 // addFrontends adds what the frontends want. protocol is the number of the Service's protocol.
 func (w *wanted) addFrontends(protocol uint8) {
