@@ -114,14 +114,18 @@ type pipeline struct {
 	backend *Backend
 }
 
-func newPipeline(tb testing.TB, netns *os.File) *pipeline {
+func newPipeline(tb testing.TB, netns *os.File, hook ...func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
 	var err error
 	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		tb.Fatal(err)
 	}
-	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}); err != nil {
+	c := tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}
+	if len(hook) != 0 {
+		c.OnService = hook[0]
+	}
+	if p.tracker, err = tracker.New(c); err != nil {
 		tb.Fatal(err)
 	}
 	if p.engine, err = ruleset.NewEngine(ruleset.Config{Source: p.tracker}); err != nil {

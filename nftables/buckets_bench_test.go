@@ -21,27 +21,8 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// newHashedPipeline is newPipeline with a hook for Services.
-func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error) *pipeline {
-	tb.Helper()
-	p := &pipeline{}
-	var err error
-	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
-		tb.Fatal(err)
-	}
-	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}, OnService: hook}); err != nil {
-		tb.Fatal(err)
-	}
-	if p.engine, err = ruleset.NewEngine(ruleset.Config{Source: p.tracker}); err != nil {
-		tb.Fatal(err)
-	}
-	p.cursor = p.engine.Attach("nftables", p.backend)
-	return p
-}
 
 // byPort returns a hook that makes every Service choose by a hash.
 func byPort(buckets uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
@@ -84,7 +65,7 @@ func BenchmarkHashed(b *testing.B) {
 				clean(b, h)
 				before := kernelMemory()
 				b.StartTimer()
-				p := newHashedPipeline(b, h.File(), byPort(c.buckets))
+				p := newPipeline(b, h.File(), byPort(c.buckets))
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -105,7 +86,7 @@ func BenchmarkHashed(b *testing.B) {
 		})
 		b.Run(name+"change", func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newHashedPipeline(b, h.File(), byPort(c.buckets))
+			p := newPipeline(b, h.File(), byPort(c.buckets))
 			defer p.backend.Close()
 			p.take(w)
 			p.sync(b)
@@ -146,7 +127,7 @@ func BenchmarkConnections(b *testing.B) {
 	// The cluster IPs need a route.
 	must.Do(b, h.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"))
 	hashes := map[string]tracker.Hash{"service-3": tracker.HashSource, "service-4": tracker.HashSourcePort}
-	p := newHashedPipeline(b, h.File(), func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	p := newPipeline(b, h.File(), func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		p.Hash = hashes[s.Name]
 		return nil
 	})

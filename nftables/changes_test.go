@@ -36,7 +36,18 @@ func TestChangeWritesFewElements(t *testing.T) {
 				t.Errorf("%d services: %s took %d elements, want %d", services, what, n, want)
 			}
 		}
-		count("nothing", 0, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, backendtest.UpTo(40)...)) })
+		generation := r.memory.Generation
+		count("nothing", 0, func() {
+			for i := range services { // as an informer does after it has lost its connection
+				slice := epSlice(i, tracker.IPv4, backendtest.UpTo(40)...)
+				slice.ResourceVersion = "2"
+				r.tracker.SetService(svc(i, func(s *v1.Service) { s.ResourceVersion = "2" }))
+				r.tracker.SetSlice(slice)
+			}
+		})
+		if r.memory.Generation != generation {
+			t.Error("a transaction without a change")
+		}
 		replaced := backendtest.UpTo(40)
 		replaced[6] = 101 // on another node, as 7 was
 		count("an endpoint replaced", 2, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })

@@ -12,10 +12,8 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -26,7 +24,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -36,14 +33,14 @@ import (
 var kills = flag.Int("kills", 0, "kill `n` agents in TestKilledAgentsLoseNoConnection; 0 means 20, or 40 in the long form")
 
 // busyWorld returns a world with the busy Service in it, and its backend.
-func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
+func busyWorld(t *testing.T) (w *conformance.World, s busy, b *Backend) {
 	t.Helper()
-	b := new(*Backend)
-	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		*b = newForWorld(tb, env).(*Backend)
-		return *b
+	t.Helper()
+	w = conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b = newForWorld(tb, env).(*Backend)
+		return b
 	}})
-	s := busyIn(w)
+	s = busyIn(w)
 	w.Tracker.SetService(s.service())
 	s.hand(w.Tracker, rand.New(rand.NewPCG(1, 3)))
 	w.Sync()
@@ -95,86 +92,6 @@ func TestKilledAgentsLoseNoConnection(t *testing.T) {
 // smallEnv, set to 1, makes the agent send only small transactions.
 const smallEnv = "PROXIER_TEST_SMALL"
 
-// TestRefusedTransactionHasNoEffect has the kernel refuse one element in a transaction of several
-// hundred Services. No part of the transaction may be in effect, and the next sync applies all
-// of it.
-func TestRefusedTransactionHasNoEffect(t *testing.T) {
-	t.Parallel()
-	netlab.NeedPrograms(t, "nft")
-	const services = 200
-	var refusals, changed int
-	// Apply is called in the node's namespace.
-	list := func() string {
-		out, err := netlab.Command(t, "nft", "-s", "list", "ruleset").CombinedOutput()
-		if err != nil {
-			t.Errorf("nft: %v: %s", err, out)
-		}
-		return string(out)
-	}
-	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b := newForWorld(tb, env).(*Backend)
-		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-			if d.Full {
-				return b.Apply(ctx, d)
-			}
-			before := list()
-			err := b.Apply(ctx, d)
-			if err != nil {
-				refusals++
-				if list() != before {
-					changed++
-				}
-			}
-			return err
-		})
-	}})
-	s := busyIn(w)
-	w.Tracker.SetService(s.service())
-	s.hand(w.Tracker, rand.New(rand.NewPCG(1, 3)))
-	w.Sync()
-	nft := func(script string) {
-		t.Helper()
-		cmd := netlab.Command(t, "nft", script)
-		if err := w.Do(func() error {
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("nft %s: %w: %s", script, err, out)
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	hand := func(endpoints int) {
-		for i := range services {
-			w.Tracker.SetService(svc(100+i%100, func(sv *v1.Service) {
-				sv.Name = fmt.Sprint("svc-", 1000+i)
-				sv.Spec.ClusterIP = fmt.Sprintf("10.96.9.%d", i)
-				sv.Spec.ClusterIPs = []string{sv.Spec.ClusterIP, fmt.Sprintf("fd00:10:96::9:%x", i)}
-			}))
-			w.Tracker.SetSlice(epSlice(1000+i, tracker.IPv4, upTo(endpoints)...))
-			w.Tracker.SetSlice(epSlice(1000+i, tracker.IPv6, upTo(endpoints)...))
-		}
-	}
-	backendtest.Unharmed(t, w, s.targets(), func() {
-		for round, script := range []string{
-			// The new element of Service 150 exists already.
-			`add element ip proxier service-ips { 10.96.9.150 . tcp . 80 comment "theirs" : 8010:7 }`,
-			// The element of Service 77 that the change deletes is missing.
-			`delete element ip proxier service-ips { 10.96.9.77 . tcp . 80 }`,
-		} {
-			refusals, changed = 0, 0
-			nft(script)
-			hand(2 + 3*round)
-			w.Sync()
-			if refusals != 1 || changed != 0 {
-				t.Errorf("%s: %d refusals, of which %d changed the tables", script, refusals, changed)
-			}
-		}
-	})
-	takenOver(t, w)
-}
-
 // TestNodePortFollowsNodeAddress adds and removes an address of the node. NodePorts must answer
 // there immediately, and connections to other addresses must not fail.
 func TestNodePortFollowsNodeAddress(t *testing.T) {
@@ -205,7 +122,7 @@ func TestNodePortFollowsNodeAddress(t *testing.T) {
 			set(netlink.AddrDel)
 			w.Cursor.Resync()
 			w.Sync()
-			if err := (*b).Check(t.Context()); err != nil {
+			if err := b.Check(t.Context()); err != nil {
 				t.Errorf("Check returned %v", err)
 			}
 		}
@@ -384,67 +301,4 @@ func netfilterSocket() (int, error) {
 		}
 	}
 	return -1, errors.New("no netfilter socket is open")
-}
-
-// TestRulesOutliveAgentWithoutMemory has an agent add Services until it runs out of memory and
-// dies. Its rules must work, and the next agent must take over.
-func TestRulesOutliveAgentWithoutMemory(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector needs too much memory")
-	}
-	testtime.NeedThorough(t)
-	t.Parallel()
-	w, s, _ := busyWorld(t)
-	spec := must.Get(json.Marshal(s))(t)
-	memory := uint64(200 << 20)
-	var said strings.Builder
-	cmd := confine.Command("hungry", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Memory: &memory})
-	cmd.Env = append(cmd.Env, agentEnv+"="+string(spec))
-	cmd.Stderr = &said
-	backendtest.Unharmed(t, w, s.targets(), func() {
-		if err := w.Do(cmd.Start); err != nil {
-			t.Error(err)
-			return
-		}
-		if err := cmd.Wait(); err == nil || !noMemory.MatchString(said.String()) {
-			t.Errorf("it ended with %v: %.1000s", err, said.String())
-		}
-	})
-	text, _, _ := strings.Cut(said.String(), "\n")
-	t.Log(text)
-	takenOver(t, w)
-}
-
-// noMemory matches the messages of Go's runtime and of the C library about missing memory.
-var noMemory = regexp.MustCompile(`out of memory|allocate|pthread_create failed|failed to create new OS thread|cannot map pages|failed to reserve`)
-
-func hungry() error {
-	var s busy
-	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
-		return err
-	}
-	b, err := New(context.Background(), Config{})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
-	if err != nil {
-		return err
-	}
-	rng := rand.New(rand.NewPCG(1, 1))
-	p.tracker.SetService(s.service())
-	for i := 0; ; i++ {
-		s.hand(p.tracker, rng)
-		for range 300 {
-			n := rng.IntN(1 << 30)
-			p.tracker.SetService(benchService(n))
-			p.tracker.SetSlice(benchSlice(n, 20))
-		}
-		if i%5 == 4 {
-			p.cursor.Resync()
-		}
-		if err := p.cursor.Sync(context.Background()); err != nil {
-			return err
-		}
-	}
 }

@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/usage"
 	"github.com/go-proxier/proxier/ruleset"
@@ -221,62 +220,3 @@ func TestFloodOfChangesLosesNoConnection(t *testing.T) {
 }
 
 func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
-
-// TestRollingRestartLosesNoConnection replaces a thousand endpoints one by one and makes
-// connections to their Services. Each endpoint terminates first.
-func TestRollingRestartLosesNoConnection(t *testing.T) {
-	t.Parallel()
-	rounds := calledEach // each endpoint once
-	if !testtime.Thorough() {
-		rounds = 2
-	}
-	f := newFlooded(t, 0)
-	backendtest.Unharmed(t, f.World, f.targets, func() {
-		f.run(func() {
-			for n := range rounds {
-				for i := range calledServices {
-					f.roll(i, n, true)
-					if i%10 == 9 {
-						time.Sleep(5 * time.Millisecond)
-					}
-					f.roll(i, n+1, false)
-				}
-			}
-		})
-	})
-	t.Logf("%d endpoints replaced in %d syncs", rounds*calledServices, f.syncs.Load())
-	f.verify()
-}
-
-// TestRelistWritesNothing sets all objects again, as an informer does after it has lost its
-// connection.
-func TestRelistWritesNothing(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, netlab.NewHost(t))
-	w := newWorld(worldSize{1000, 10})
-	hand := func() {
-		for i := range w.services {
-			s, es := w.services[i].DeepCopy(), w.slices[i].DeepCopy()
-			s.ResourceVersion, es.ResourceVersion = fmt.Sprint(time.Now()), fmt.Sprint(time.Now())
-			r.tracker.SetService(s)
-			r.tracker.SetSlice(es)
-		}
-	}
-	hand()
-	r.sync()
-	r.verify()
-	before := r.backend.conn.Commits()
-	hand()
-	r.sync()
-	if n := r.backend.conn.Commits() - before; n != 0 {
-		t.Errorf("%d transactions without a change", n)
-	}
-	// Only the object that has changed is written.
-	w.slices[500].Endpoints = w.slices[500].Endpoints[1:]
-	hand()
-	r.sync()
-	if n := r.backend.conn.Commits() - before; n != 1 || r.last.Changes != 1 {
-		t.Errorf("%d transactions, %d changes for one", n, r.last.Changes)
-	}
-	r.verify()
-}

@@ -12,10 +12,8 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -33,51 +31,22 @@ func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (da
 // TestLookupAgreesWithRuleset compares the result for each frontend with the ruleset.
 func TestLookupAgreesWithRuleset(t *testing.T) {
 	t.Parallel()
-	h := netlab.NewHost(t)
-	c := Config{NetNS: h.File()}
-	at := netip.MustParseAddrPort
-	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, dataplane.ErrNoRules) {
+	r := newRig(t, netlab.NewHost(t))
+	c := r.backend.config
+	if _, err := lookUp(t.Context(), c, netip.MustParseAddrPort("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, dataplane.ErrNoRules) {
 		t.Errorf("without a table: %v", err)
 	}
-	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
 	for i := range 6 {
-		name := fmt.Sprint("s", i)
-		s := &v1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
-			Spec: v1.ServiceSpec{
-				Type: v1.ServiceTypeNodePort, ClusterIPs: []string{fmt.Sprintf("10.0.0.%d", i+1), fmt.Sprintf("fd00::%d", i+1)},
-				IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
-				Ports:      []v1.ServicePort{{Name: "p", Port: 80, NodePort: 30000 + int32(i), Protocol: v1.ProtocolUDP}},
-			},
-		}
-		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+		edits := []func(*v1.Service){nodePort(30000 + int32(i))}
 		if i%2 == 1 {
-			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+			edits = append(edits, backendtest.ExternalLocal)
 		}
 		if i%3 == 1 {
-			timeout := int32(100 + i)
-			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &timeout}}
+			edits = append(edits, sticky(int32(100+i)))
 		}
-		tr.SetService(s)
-		for _, typ := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
-			port, portName, protocol := int32(8080), "p", v1.ProtocolUDP
-			sl := &discovery.EndpointSlice{
-				ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + string(typ), Labels: map[string]string{discovery.LabelServiceName: name}},
-				AddressType: typ, Ports: []discovery.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
-			}
-			for j := range i * 5 {
-				node := []string{"here", "there"}[j%2]
-				addr := fmt.Sprintf("10.1.%d.%d", i, j+1)
-				if typ == discovery.AddressTypeIPv6 {
-					addr = fmt.Sprintf("fd01::%d:%d", i, j+1)
-				}
-				sl.Endpoints = append(sl.Endpoints, discovery.Endpoint{Addresses: []string{addr}, NodeName: &node})
-			}
-			tr.SetSlice(sl)
-		}
+		r.setBoth(i, upTo(i*5), edits...)
 	}
-	e := program(t, c, tr)
+	r.sync()
 	addrs := func(list []*tracker.Endpoint) (out []netip.AddrPort) {
 		for _, ep := range list {
 			out = append(out, ep.Addr)
@@ -86,7 +55,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 		return out
 	}
 	n := 0
-	for _, s := range e.Snapshot().Ports {
+	for _, s := range r.engine.Snapshot().Ports {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
 			addr := f.Addr
@@ -113,7 +82,7 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 			if f.ShortCircuit() && f.Internal == ruleset.TargetCluster {
 				internal = found(own, f.Internal)
 			}
-			q := dataplane.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.KindNodePort}
+			q := dataplane.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolTCP}, NodePort: f.Kind == ruleset.KindNodePort}
 			for fromInside, want := range map[bool]dataplane.Found{false: external, true: internal} {
 				q.Internal = fromInside
 				got, err := Lookup(t.Context(), c, q)
@@ -122,8 +91,8 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 				}
 				n += len(got.Endpoints)
 			}
-			if found, err := lookUp(t.Context(), c, to, v1.ProtocolTCP); found.Entry || err != nil {
-				t.Errorf("%v by TCP: %+v, error %v", to, found, err)
+			if found, err := lookUp(t.Context(), c, to, v1.ProtocolUDP); found.Entry || err != nil {
+				t.Errorf("%v by UDP: %+v, error %v", to, found, err)
 			}
 		}
 	}
@@ -137,12 +106,10 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 func TestLookupNoticesFlushedRules(t *testing.T) {
 	t.Parallel()
 	netlab.NeedPrograms(t, "nft")
-	h := netlab.NewHost(t)
-	c := Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}}
-	tr := must.Get(tracker.New(tracker.Config{}))(t)
-	tr.SetService(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}}})
-	program(t, c, tr)
-	served, other := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")
+	r := newRig(t, netlab.NewHost(t))
+	r.tracker.SetService(svc(0))
+	r.sync()
+	served, other := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.96.0.2:80")
 	for _, step := range []struct {
 		flush         string
 		served, other string // the errors
@@ -152,25 +119,14 @@ func TestLookupNoticesFlushedRules(t *testing.T) {
 		{"flush table ip proxier", "chain ", "chain "},
 	} {
 		if step.flush != "" {
-			must.Get(h.Run(t, "nft", step.flush))(t)
+			r.nft(step.flush)
 		}
 		for to, want := range map[netip.AddrPort]string{served: step.served, other: step.other} {
-			_, err := lookUp(t.Context(), c, to, v1.ProtocolTCP)
+			_, err := lookUp(t.Context(), r.backend.config, to, v1.ProtocolTCP)
 			var drift *dataplane.DriftError
 			if errors.As(err, &drift) != (want != "") || want == "" && err != nil || want != "" && !strings.HasPrefix(drift.What, want) {
 				t.Errorf("%v after %q: %v, want %q", to, step.flush, err, want)
 			}
 		}
 	}
-}
-
-// program writes the rules of what a tracker has, and returns their engine.
-func program(t *testing.T, c Config, tr *tracker.Tracker) *ruleset.Engine {
-	t.Helper()
-	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
-	b := must.Get(New(t.Context(), c))(t)
-	t.Cleanup(func() { b.Close() })
-	must.Do(t, e.Attach("nftables", b).Sync(t.Context()))
-	return e
 }

@@ -109,6 +109,7 @@ func TestMemoryEqualsLinux(t *testing.T) {
 func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 	t.Parallel()
 	const f = tracker.IPv4
+	host, n := netlab.NewHost(t), 0
 	object := func(o model.Object) func(writer) {
 		o.Family = f
 		return func(w writer) { w.Add(&model.Tx{Objects: []model.Object{o}}) }
@@ -192,15 +193,17 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		"add an interval that exists":          {[]func(writer){interval(0x0a00, 0x0b00)}, syscall.EEXIST},
 		"change interfaces without flowtable":  {[]func(writer){object(model.Object{Kind: model.AddDevices, Names: []string{"lo"}})}, syscall.ENOENT},
 	} {
+		n++
 		t.Run(name, func(t *testing.T) {
-			linux := must.Get(dialWith(Config{NetNS: netlab.NewHost(t).File()}, kernel.SendBuffer))(t)
+			table := fmt.Sprint("t", n)
+			linux := must.Get(dialWith(Config{NetNS: host.File()}, kernel.SendBuffer))(t)
 			defer linux.Close()
 			conns := []connection{newMemory().connect(), linux}
 			var generations [2]uint32
 			var found [2][]string
 			for i, conn := range conns {
 				for j, steps := range [][]func(writer){before, c.do} {
-					w := conn.NewWriter("t", kernel.Rules{Family: f, Mark: 1, Seed: 1})
+					w := conn.NewWriter(table, kernel.Rules{Family: f, Mark: 1, Seed: 1})
 					for _, step := range steps {
 						step(w)
 					}
@@ -217,7 +220,7 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 					now := must.Get(conn.Generation())(t)
 					generations[i] = now - generation
 				}
-				found[i] = contents(t, conn, "t", f)
+				found[i] = contents(t, conn, table, f)
 			}
 			if generations[0] != generations[1] {
 				t.Errorf("memory has %d new generations, Linux %d", generations[0], generations[1])

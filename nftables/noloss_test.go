@@ -28,7 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	confine.Roles{"everything": everything, "faults": faults, "hungry": hungry}.Enter()
+	confine.Roles{"everything": everything, "faults": faults}.Enter()
 	if spec := os.Getenv(agentEnv); spec != "" {
 		fmt.Fprintln(os.Stderr, runAgent(spec))
 		os.Exit(1)
@@ -54,8 +54,8 @@ func busyIn(w *conformance.World) busy {
 	return s
 }
 
-func (s busy) service() *v1.Service {
-	return &v1.Service{
+func (s busy) service(edits ...func(*v1.Service)) *v1.Service {
+	out := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "busy"},
 		Spec: v1.ServiceSpec{
 			Type: v1.ServiceTypeNodePort, ClusterIP: "10.96.0.50", ClusterIPs: []string{"10.96.0.50", "fd00:10:96::50"},
@@ -66,6 +66,10 @@ func (s busy) service() *v1.Service {
 			},
 		},
 	}
+	for _, edit := range edits {
+		edit(out)
+	}
+	return out
 }
 
 // targets returns the frontends of the Service.
@@ -114,15 +118,8 @@ func TestNoConnectionIsLost(t *testing.T) {
 	if testtime.Thorough() {
 		changes, rounds = 2000, 50
 	}
-	var b *Backend
-	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b = newForWorld(tb, env).(*Backend)
-		return b
-	}})
-	s, rng := busyIn(w), rand.New(rand.NewPCG(1, 3))
-	w.Tracker.SetService(s.service())
-	s.hand(w.Tracker, rng)
-	w.Sync()
+	w, s, b := busyWorld(t)
+	rng := rand.New(rand.NewPCG(1, 3))
 
 	during := func(what string, f func()) {
 		t.Helper()
@@ -203,23 +200,18 @@ func runAgent(spec string) error {
 			return err
 		}
 	}
-	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+	p, err := newAgent(b)
 	if err != nil {
 		return err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: t})
-	if err != nil {
-		return err
-	}
-	c, rng := e.Attach("nftables", b), rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
-	t.SetService(s.service())
-	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	p.tracker.SetService(s.service())
+	rng := rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
 	for i := 0; ; i++ {
-		s.hand(t, rng)
+		s.hand(p.tracker, rng)
 		if i%7 == 6 {
-			c.Resync()
+			p.cursor.Resync()
 		}
-		if err := c.Sync(context.Background()); err != nil {
+		if err := p.cursor.Sync(context.Background()); err != nil {
 			return err
 		}
 		if i == 0 {

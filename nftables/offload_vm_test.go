@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	library "github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -48,7 +47,6 @@ func TestOffloadByFlowtables(t *testing.T) {
 		"interfaces are followed":                 interfacesAreFollowed,
 		"alterations are noticed and repaired":    alteredFlowtableIsRepaired,
 		"listing":                                 offloadListing,
-		"other programs can read it":              libraryReadsFlowtable,
 		"clean-up":                                offloadCleanup,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t) })
@@ -337,7 +335,7 @@ func connectionsLiveThroughChanges(t *testing.T) {
 	f.cursor.Resync()
 	f.sync()
 	untouched("full delta")
-	f.alter("flush chain ip proxier services")
+	f.nft("flush chain ip proxier services")
 	f.cursor.Resync()
 	f.sync()
 	untouched("repaired tables")
@@ -652,7 +650,7 @@ func alteredFlowtableIsRepaired(t *testing.T) {
 	} {
 		script = strings.Replace(script, "HANDLE", f.handleOf("ip", layout.ChainFilterForward, "jump "+layout.ChainToFastPath), 1)
 		f.must(f.backend.Check(t.Context()))
-		f.alter(script)
+		f.nft(script)
 		err := f.backend.Check(t.Context())
 		var drift *dataplane.DriftError
 		if !errors.As(err, &drift) {
@@ -671,7 +669,7 @@ func alteredFlowtableIsRepaired(t *testing.T) {
 		}
 	}
 	// A new process repairs it, too.
-	f.alter(drop + "add flowtable ip proxier fast-path { hook ingress priority 5; devices = { eth0, lo }; }; add flowtable ip6 proxier strange { hook ingress priority 5; }")
+	f.nft(drop + "add flowtable ip proxier fast-path { hook ingress priority 5; devices = { eth0, lo }; }; add flowtable ip6 proxier strange { hook ingress priority 5; }")
 	f.start()
 	f.sync()
 	f.checkRepaired()
@@ -698,24 +696,6 @@ func offloadListing(t *testing.T) {
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
 	f.compareListing(map[string]string{"ip": "offload-ipv4.nft", "ip6": "offload-ipv6.nft"}, normal)
 	f.must(f.host.Do(func() error { return loads(t, false) }))
-}
-
-// libraryReadsFlowtable reads the backend's flowtables with github.com/google/nftables.
-func libraryReadsFlowtable(t *testing.T) {
-	f := newForwarder(t, &Offload{Interfaces: everyInterface})
-	conn, err := library.New(library.WithNetNSFd(int(f.host.File().Fd())))
-	f.must(err)
-	for _, fam := range []library.TableFamily{library.TableFamilyIPv4, library.TableFamilyIPv6} {
-		list, err := conn.ListFlowtables(&library.Table{Name: DefaultTable, Family: fam})
-		f.must(err)
-		if len(list) != 1 {
-			t.Fatalf("%d flowtables", len(list))
-		}
-		if ft := list[0]; ft.Name != layout.FastPath || *ft.Hooknum != *library.FlowtableHookIngress || *ft.Priority != 0 ||
-			ft.Flags != library.FlowtableFlagsCounter || fmt.Sprint(ft.Devices) != "[eth0 veth1 veth2 veth3]" {
-			t.Errorf("%+v", ft)
-		}
-	}
 }
 
 // offloadCleanup deletes the tables with their flowtables. Connections must live.

@@ -24,8 +24,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/nftables/internal/kernel"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
-	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -60,15 +58,8 @@ func traffic(tb testing.TB, b *Backend) *dataplane.Traffic {
 // and other processes take over, and compares their number with the counters.
 func TestEveryConnectionIsCounted(t *testing.T) {
 	t.Parallel()
-	var b *Backend
-	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b = newForWorld(tb, env).(*Backend)
-		return b
-	}})
-	s, rng := busyIn(w), rand.New(rand.NewPCG(1, 3))
-	w.Tracker.SetService(s.service())
-	s.hand(w.Tracker, rng)
-	w.Sync()
+	w, s, b := busyWorld(t)
+	rng := rand.New(rand.NewPCG(1, 3))
 	// lost is the number of connections that may be missing after each round. One connection of
 	// each round may be counted twice: see Backend.Traffic.
 	during := func(what string, rounds, lost int, f func(i int)) {
@@ -265,16 +256,9 @@ func addCounters(tb testing.TB, b *Backend, f tracker.Family, list *nft.Elements
 // not depend on them.
 func TestFullSetsForwardAll(t *testing.T) {
 	t.Parallel()
-	var b *Backend
-	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b = newForWorld(tb, env).(*Backend)
-		return b
-	}})
-	s, rng := busyIn(w), rand.New(rand.NewPCG(1, 3))
-	one := s.service()
-	sticky(1000)(one)
-	w.Tracker.SetService(one)
-	s.hand(w.Tracker, rng)
+	w, s, b := busyWorld(t)
+	rng := rand.New(rand.NewPCG(1, 3))
+	w.Tracker.SetService(s.service(sticky(1000)))
 	w.Sync()
 	for _, f := range b.config.Families {
 		from := netip.MustParseAddr("192.0.2.0")
