@@ -35,7 +35,6 @@ func (w *World) Hold(to []Target) *Held {
 	return w.hold([]string{"client1", "pod1"}, heldEach, to)
 }
 
-// hold opens a number of connections from each of some hosts to each TCP target.
 func (w *World) hold(hosts []string, each int, to []Target) *Held {
 	w.tb.Helper()
 	h := &Held{}
@@ -69,7 +68,6 @@ func (h *Held) Send() error {
 	return h.each(func(c *connection) error { return c.Send(time.Now().Add(testtime.Timeout)) })
 }
 
-// each calls f for every connection and joins the errors.
 func (h *Held) each(f func(*connection) error) error {
 	var errs []error
 	for _, c := range h.connections {
@@ -94,7 +92,6 @@ func (h *Held) Split() (masqueraded, others *Held) {
 	return masqueraded, others
 }
 
-// connection is an open connection.
 type connection struct {
 	*netlab.Lines
 	from   string
@@ -104,7 +101,6 @@ type connection struct {
 	client, source netip.Addr
 }
 
-// open opens a TCP connection. It fails the test on an error.
 func (w *World) open(from string, to netip.AddrPort) *connection {
 	w.tb.Helper()
 	ctx, cancel := context.WithTimeout(w.tb.Context(), w.lab().timeout())

@@ -36,7 +36,6 @@ func (w *World) judge(s *ruleset.Snapshot, c probe) error {
 	return nil
 }
 
-// musts says what must happen to a packet.
 var musts = map[ruleset.Action]string{
 	ruleset.ActionForward: "be forwarded", ruleset.ActionReject: "be refused", ruleset.ActionDrop: "get no answer", ruleset.ActionPass: "pass",
 }
@@ -46,7 +45,6 @@ func (s skips) lacksRefuse(v ruleset.Verdict) bool {
 	return !s.does(Refuse) && v.Port != nil && v.Action != ruleset.ActionForward
 }
 
-// compare compares the outcome of a packet with its verdict.
 func (w *World) compare(p ruleset.Packet, v ruleset.Verdict, o Outcome) error {
 	switch {
 	case w.lacksRefuse(v):
@@ -102,7 +100,6 @@ func (w *World) compare(p ruleset.Packet, v ruleset.Verdict, o Outcome) error {
 	return nil
 }
 
-// weightsOf returns the weights of the addresses and ports that may get a packet.
 func weightsOf(v ruleset.Verdict) map[netip.AddrPort]int {
 	out := map[netip.AddrPort]int{}
 	for _, ep := range v.Endpoints {
@@ -136,7 +133,6 @@ func (s skips) mayRefuse(v ruleset.Verdict, p ruleset.Packet) bool {
 	return !s.does(Drop) && v.Port != nil && v.Action == ruleset.ActionDrop && v.Frontend.Admits(p.From)
 }
 
-// differentPorts reports whether not all endpoints have the same port.
 func differentPorts(eps []*tracker.Endpoint) bool {
 	return slices.ContainsFunc(eps, func(e *tracker.Endpoint) bool { return e.Addr.Port() != eps[0].Addr.Port() })
 }

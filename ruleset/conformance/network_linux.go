@@ -37,7 +37,6 @@ type host struct {
 	client func(func() error) error
 }
 
-// open calls f, which opens a socket of the host.
 func (h host) open(f func() error) error {
 	if h.client != nil {
 		return h.client(f)
@@ -45,7 +44,6 @@ func (h host) open(f func() error) error {
 	return f()
 }
 
-// firstPort is the first source port, and portCount the number of ports.
 const firstPort, portCount = 10000, 50000
 
 // port returns a source port that was not used for a long time: connection tracking remembers for half a minute where
@@ -98,8 +96,7 @@ func newNetwork(s *World, stalls *stall.Detector, counts *excuses) *network {
 	}
 	if s.config.bridge {
 		must(node.AddBridge(bridgeName, ports...))
-		// Bridged frames must not pass the rules for packets: everything is routed,
-		// through the bridge's own address.
+		// Bridged frames must not pass the rules for packets.
 		for _, ip := range []string{"ip", "ip6"} {
 			path := "net/bridge/bridge-nf-call-" + ip + "tables"
 			if _, err := os.Stat("/proc/sys/" + path); err == nil {
@@ -181,7 +178,6 @@ func (n *network) addAddresses(s *World, f tracker.Family, hosts map[string]*net
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// serve starts the servers of all pods and of the node itself.
 func (n *network) serve(s *World) {
 	for _, f := range s.Env.Families {
 		for _, pod := range s.pods {

@@ -38,7 +38,6 @@ func (l *connections) masquerades(p ruleset.Packet, v ruleset.Verdict, ep *track
 	return v.MasqueradeTo(ep)
 }
 
-// outcome connects once, or if the packet must be forwarded until each endpoint was reached.
 func (l *connections) outcome(from string, p ruleset.Packet, v ruleset.Verdict) (Outcome, error) {
 	h := l.net.hosts[from]
 	if v.Action == ruleset.ActionForward {
@@ -71,7 +70,6 @@ func (l *connections) outcome(from string, p ruleset.Packet, v ruleset.Verdict) 
 	return out, nil
 }
 
-// silence returns the time to wait for a connection that must get no answer.
 func (l *connections) silence() time.Duration {
 	if l.options.silence != 0 {
 		return l.options.silence
@@ -103,7 +101,6 @@ func (l *connections) read(o outcome, p ruleset.Packet, v ruleset.Verdict) Outco
 	return out
 }
 
-// probe makes one connection, as the host's probe does, and passes the result to Options.Observe.
 func (l *connections) probe(from host, p ruleset.Packet, wait time.Duration) outcome {
 	o := from.probe(l.tb.Context(), p.Protocol, p.To, wait)
 	if l.options.Observe != nil && o.Kind != netlab.Failed {
@@ -207,6 +204,5 @@ func (l *connections) unhandled(from host, to netip.AddrPort) netlab.Outcome {
 	case l.podAt(to.Addr()) != "":
 		return reached
 	}
-	// The default route leads to a host that drops the packet.
 	return netlab.Outcome{Kind: netlab.Silent}
 }

@@ -19,7 +19,6 @@ import (
 // connection whose first packet gets no answer fails even so, unless the machine stalled.
 const silence = 250 * time.Millisecond
 
-// outcome is the result of a connection.
 type outcome struct {
 	netlab.Outcome
 	// notSent reports whether sending failed with EPERM.
@@ -33,7 +32,6 @@ func (o outcome) String() string {
 	return o.Outcome.String()
 }
 
-// probe makes one connection and returns its result within the given time.
 func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, wait time.Duration) outcome {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -50,7 +48,6 @@ func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, w
 	return outcomeOf(text, err)
 }
 
-// outcomeOf returns the outcome of a connection with its greeting or its error.
 func outcomeOf(text string, err error) outcome {
 	return outcome{netlab.OutcomeOf(text, err), errors.Is(err, unix.EPERM)}
 }
@@ -60,11 +57,9 @@ func (h host) local(to netip.AddrPort, port uint16) string {
 	return netip.AddrPortFrom(address(h.name, tracker.FamilyOf(to.Addr())), port).String()
 }
 
-// errLost means that the first packet of a connection got no answer, and only one that the
-// client's kernel sent again was accepted or refused.
+// errLost means that the first packet of a connection got no answer, and only a retransmission did.
 var errLost = errors.New("the first packet was lost")
 
-// connect opens a TCP connection and reads the server's greeting.
 func (h host) connect(ctx context.Context, to netip.AddrPort) (*netlab.Lines, string, error) {
 	c, err := h.dialTCP(ctx, to)
 	if err != nil {

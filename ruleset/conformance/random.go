@@ -35,7 +35,6 @@ func randomConfig(rng *rand.Rand, skip skips, sctp bool) (c config) {
 	return c
 }
 
-// randomParams returns the parameters of random worlds.
 func randomParams(families []tracker.Family, skip skips, c config) worldgen.Params {
 	p := worldgen.Params{
 		Families:       families,
@@ -64,7 +63,6 @@ func randomParams(families []tracker.Family, skip skips, c config) worldgen.Para
 	return p
 }
 
-// addressIn returns a function that returns the address with a name.
 func addressIn(name string) func(tracker.Family) netip.Addr {
 	return func(f tracker.Family) netip.Addr { return address(name, f) }
 }
@@ -121,7 +119,6 @@ func (q *quiet) cleanup() {
 	}
 }
 
-// difference returns the lines that occur in only one of two texts.
 func difference(got, want string) string {
 	count := map[string]int{}
 	for l := range strings.Lines(got) {

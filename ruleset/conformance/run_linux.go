@@ -74,7 +74,6 @@ const (
 	freeExcuses = concurrentChecks
 )
 
-// add adds other's counts.
 func (e *excuses) add(other *excuses) {
 	e.connections.Add(other.connections.Load())
 	e.excused.Add(other.excused.Load())
@@ -85,7 +84,6 @@ func (e *excuses) String() string {
 		e.excused.Load(), e.connections.Load())
 }
 
-// check returns an error if too many connections were excused.
 func (e *excuses) check() error {
 	limit := max(freeExcuses, e.connections.Load()*maxExcusedPercent/100)
 	if e.excused.Load() > limit {

@@ -81,7 +81,6 @@ func suite(own fs.FS, packets bool) (out []world, err error) {
 	return out, nil
 }
 
-// eachWorld runs f in a parallel sub-test for each world, unless the backend lacks a feature.
 func eachWorld(t *testing.T, worlds []world, skip skips, f func(*testing.T, world)) {
 	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {
@@ -167,7 +166,6 @@ func parseFeatures(text string) (out []Feature, err error) {
 	return out, nil
 }
 
-// parse sets the parts of a configuration.
 func (c *config) parse(text string) error {
 	words, err := parseWords(text)
 	for key, value := range words {
@@ -209,7 +207,6 @@ type play struct {
 	blocks map[string][]line
 }
 
-// run runs the script in a world.
 func (w world) run(on *World) {
 	on.tb.Helper()
 	s := &play{World: on, file: w.file, values: map[string]string{"everyone": everyone}, blocks: map[string][]line{}}
@@ -277,7 +274,6 @@ func (s *play) line(l line) error {
 	return nil
 }
 
-// do runs one step.
 func (s *play) do(word, rest string, below []line) error {
 	s.tb.Helper()
 	if needs, then, ok := strings.Cut(rest, ":"); ok && strings.HasPrefix(needs, "if ") {
@@ -341,7 +337,6 @@ func (s *play) do(word, rest string, below []line) error {
 	return s.check("", below)
 }
 
-// service sets, changes or removes a Service.
 func (s *play) service(word, name, text string) error {
 	words, err := parseWords(text)
 	if err != nil {

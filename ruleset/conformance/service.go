@@ -21,7 +21,6 @@ import (
 
 const namespace = "conformance"
 
-// parseWords returns the words of the form KEY=VALUE of a text.
 func parseWords(text string) (map[string]string, error) {
 	out := map[string]string{}
 	for word := range strings.FieldsSeq(text) {
@@ -34,7 +33,6 @@ func parseWords(text string) (map[string]string, error) {
 	return out, nil
 }
 
-// oneOf returns a value that must be one of some.
 func oneOf[T ~string](value string, choices ...T) (T, error) {
 	if !slices.Contains(choices, T(value)) {
 		return "", fmt.Errorf("%q must be one of %q", value, choices)
@@ -42,7 +40,6 @@ func oneOf[T ~string](value string, choices ...T) (T, error) {
 	return T(value), nil
 }
 
-// yes returns whether a value is yes, which may also be no.
 func yes(value string) (bool, error) {
 	value, err := oneOf(value, "no", "yes")
 	return value == "yes", err
@@ -194,7 +191,6 @@ func objects(name string, words map[string]string, families []tracker.Family) (*
 	return o, slices_, nil
 }
 
-// portForm is the form of ports.
 var portForm = regexp.MustCompile(`^(?:([a-z0-9-]+)@)?(\d+)(?::(\d+))?(?:>(\d+))?(?:/(TCP|UDP|SCTP))?$`)
 
 // addPort adds a port, or without a protocol one for TCP and one for UDP.

@@ -15,7 +15,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// errNoSteps is an error of a script.
 var errNoSteps = errors.New("undisturbed has no steps")
 
 // errWrite is the error of a failing write.
@@ -49,7 +48,6 @@ type simTarget struct {
 	proto v1.Protocol
 }
 
-// attach makes the data plane of a world and starts a process.
 func (m *simulated) attach() {
 	m.tb.Helper()
 	m.answers, m.seen = m, map[simTarget]bool{}
@@ -139,7 +137,6 @@ func (m *simulated) attempt(failRate float64) error {
 	return m.judgeEverything(s)
 }
 
-// fail implements SimEnv.Fail.
 func (m *simulated) fail() error {
 	if m.failRate == 0 || m.rng.Float64() >= m.failRate {
 		return nil
@@ -195,7 +192,6 @@ func (m *simulated) judgeEverything(s *ruleset.Snapshot) error {
 	return err
 }
 
-// targetsOf returns the targets of the frontends, in a fixed order.
 func targetsOf(s *ruleset.Snapshot) []simTarget {
 	var out []simTarget
 	for _, svc := range s.Ports {
@@ -271,7 +267,6 @@ type watched struct {
 // watchedOthers bounds the watched frontends of unchanged Services.
 const watchedOthers = 8
 
-// look implements SimEnv.Look.
 func (m *simulated) look() {
 	if m.looked != nil || m.Engine == nil {
 		return
@@ -287,7 +282,6 @@ func (m *simulated) look() {
 	}
 }
 
-// watch chooses the packets of each Look.
 func (m *simulated) watch() []watched {
 	out := []watched{}
 	done, others := map[simTarget]bool{}, 0

@@ -35,7 +35,6 @@ type client struct {
 
 func (c client) String() string { return fmt.Sprintf("client%d (%s)", c.number, c.family) }
 
-// step performs the steps that need connections.
 func (l *connections) step(s *play, word, rest string, below []line) error {
 	rest, why, _ := strings.Cut(rest, "=")
 	rest, why = strings.TrimSpace(rest), strings.TrimSpace(why)
@@ -310,8 +309,8 @@ func (l *connections) expire(a aim, timeout time.Duration) {
 	}
 }
 
-// sure is the margin by which a measured time must differ from a timeout to be
-// certain also for the kernel's clock, which ticks.
+// sure is the margin by which a measured time must differ from a timeout to be certain also for the kernel's clock,
+// which ticks.
 const sure = 250 * time.Millisecond
 
 // affinityTries bounds the attempts of a client to return in time twice in a row.
@@ -399,7 +398,6 @@ func (l *connections) distribution(a aim, text string) error {
 	return nil
 }
 
-// requests sends n requests and counts the endpoints that reply.
 func (l *connections) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) (err error) {
 	const workers = 4
 	proto := udp

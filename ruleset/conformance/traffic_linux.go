@@ -19,7 +19,6 @@ type tally struct {
 	services map[tracker.Key]dataplane.Counters
 }
 
-// note counts one connection with a verdict.
 func (t *tally) note(v ruleset.Verdict) {
 	if v.Port == nil {
 		return
@@ -41,7 +40,6 @@ func (t *tally) note(v ruleset.Verdict) {
 	t.services[v.Port.Key] = c
 }
 
-// traffic reads the backend's counters. Known is empty if it has none.
 func (w *connections) traffic() *dataplane.Traffic {
 	w.tb.Helper()
 	t := &dataplane.Traffic{}
