@@ -10,8 +10,8 @@
 // happens to the rules. When the entry in connection tracking is deleted, the next packet begins a new flow.
 //
 // [Cleaner.Wrap] returns a backend that notes what each acknowledged delta may have made stale. After the last delta
-// of a Sync, [Cleaner.Run] reads the table once and deletes such entries, while further deltas are applied. A failed
-// clean-up is repeated. An agent with a loop of its own calls [Cleaner.Flush] instead of Run.
+// of a Sync, [Cleaner.Run] reads the table once and deletes such entries, while further deltas are applied. An agent
+// with a loop of its own calls [Cleaner.Flush] instead.
 //
 // # What is deleted
 //
@@ -23,29 +23,24 @@
 //   - flows to a frontend that were not sent to any endpoint, once the Service has an endpoint.
 //
 // An answer that is under way when its entry is deleted does not reach the client. A flow stays if its endpoint still
-// serves, even if the endpoint terminates or this node would no longer choose it. The package ignores other
-// protocols, other Services, and conntrack zones outside of [Config.Zones] (by default zone 0). Until a Service's
-// latest change is acknowledged, none of its flows are deleted.
+// serves, even if the endpoint terminates or this node would no longer choose it.
+// The package ignores other protocols, other Services, and conntrack zones outside of [Config.Zones] (by default 0).
 //
 // A flow to a NodePort's number belongs to the Service if its destination is 127.0.0.1 or one of the node's addresses
-// at which NodePorts answer (its interfaces' and [Config.NodePortAddrs]), or if its endpoint is one that the Service
-// just lost.
+// at which NodePorts answer (its interfaces' and [Config.NodePortAddrs]), or if the Service just lost its endpoint.
 //
 // After a full delta the package judges every UDP flow to a known frontend. Flows to Services that were deleted while
 // no agent ran expire by themselves, or are deleted when another Service gets the frontend.
 //
-// kube-proxy also deletes flows to an endpoint that is ready but not serving, which new flows may use. It keeps flows
-// through a frontend that the Service lost, flows of a deleted Service, and flows at the NodePorts of a Service that
-// lost its last endpoint.
+// kube-proxy also deletes flows to an endpoint that is ready but not serving. It keeps flows through a frontend that
+// the Service lost, of a deleted Service, and at the NodePorts of a Service that lost its last endpoint.
 //
 // # Requirements and cost
 //
-// To read the kernel's table, the package needs Linux with CONFIG_NF_CT_NETLINK, and CAP_NET_ADMIN. On other systems
-// [New] returns a [*dataplane.UnsupportedError] unless [Config.Table] is set. Since Linux 5.8 the kernel can list UDP
-// flows only.
+// The kernel's table needs Linux with CONFIG_NF_CT_NETLINK, and CAP_NET_ADMIN. On other systems [New] returns a
+// [*dataplane.UnsupportedError] unless [Config.Table] is set.
 //
-// The package reads the table once for each family, if a UDP Service changed in a way that may leave stale flows. It
-// judges 64 flows at a time again before it deletes them, and Apply waits for these alone. After a clean-up, Run pauses
-// for four times as long as it took, and for a minute at most, so a tenant's changes cost at most a fifth of a processor.
-// If clean-ups keep failing, the package remembers 65,536 frontends, and beyond that examines every flow.
+// The package reads the table once for each family, if a change may leave stale UDP flows. Apply waits at most for the
+// deletion of 64 flows. After a clean-up, Run pauses for four times as long as it took, and for a minute at most, so a
+// tenant's changes cost at most a fifth of a processor.
 package conntrack

@@ -12,14 +12,13 @@
 //	err = cursor.Sync(ctx) // package runner calls it after each change
 //
 // An [Engine] takes changed Services from a [tracker.Tracker]. It compiles each port, in each address family, into
-// a [Port]: its frontends, the sources they admit, and the endpoints behind them. All Kubernetes semantics end here; a
-// [Backend] only translates.
+// a [Port]: its frontends, the sources they admit, and the endpoints behind them. A [Backend] only translates.
 //
 // [Engine.Attach] returns a [Cursor] for a backend. Each [Cursor.Sync] offers the backend a [Delta] relative to what
-// the backend last acknowledged, with the Services that failed. Backends are independent: one may fail or lag behind.
+// the backend last acknowledged. Backends are independent: one may fail or lag behind.
 //
-// A [Snapshot] is the whole ruleset at one time. [Snapshot.Trace] returns what must happen to a given packet. It is
-// the specification, and package conformance tests backends against it.
+// A [Snapshot] is the whole ruleset at one time. [Snapshot.Trace] specifies what must happen to a given packet, and
+// package conformance tests backends against it.
 //
 // [BACKEND.md] explains how to write a backend and has a glossary. [MIGRATING.md] maps the parts of a loop like
 // kube-proxy's to this package.
@@ -32,8 +31,7 @@
 //     load-balancer IP, which wins over an external IP; then the Service that was created first wins
 //     ([tracker.ServicePort].Created), then the lowest [tracker.Key]. Ports of the node go to the Service that was
 //     created first, too: NodePorts, health-check node ports, and ports at external and load-balancer IPs that are
-//     [tracker.NodeInfo].Addresses. A log line and an event with [tracker.ReasonFrontendConflict] name the winner. The
-//     loser gets the frontend when the winner releases it.
+//     [tracker.NodeInfo].Addresses. An event with [tracker.ReasonFrontendConflict] names the winner.
 //   - A [Budget] bounds the endpoints of a Service port and the cost of a namespace and of the node, and keeps cheap
 //     changes from waiting behind expensive ones.
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.

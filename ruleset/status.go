@@ -12,7 +12,7 @@ import (
 type Status struct {
 	// Port is the version in effect, nil for none: the result of [Cursor.Port].
 	Port *Port
-	// Since is the time at which the backend accepted Port. It is zero if Port is nil.
+	// Since is the time at which the backend acknowledged Port, zero if Port is nil.
 	Since time.Time
 	// Err is the error of the last attempt to bring another version into effect, nil if it succeeded or there was
 	// none.

@@ -12,11 +12,10 @@
 //
 // A [Tracker] takes each object in its current state, and the names of deleted objects. [Tracker.Take] returns every
 // Service that may have changed, complete and in all families. [Select] chooses the endpoints of a port that a node
-// may use. [ServiceChangeTracker] and [EndpointsChangeTracker] are the two halves of a Tracker.
+// may use. [ServiceChangeTracker] and [EndpointsChangeTracker] are the two halves of a Tracker. Hooks in [Config] see
+// the API objects and may change the values made from them or attach an [Extension].
 //
-// [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the values made from them or attach
-// an [Extension]. [MIGRATING.md] maps the names of kube-proxy's trackers, and Example (ComingFromKubeProxy) shows a sync
-// loop of kube-proxy's shape on this package.
+// [MIGRATING.md] maps the names of kube-proxy's trackers, and Example (ComingFromKubeProxy) has a sync loop like its.
 //
 // # Guarantees
 //
@@ -25,15 +24,14 @@
 //   - The tracker neither modifies the objects it is given nor keeps any of their memory.
 //   - Only differences in the resulting values count as changes. Rewriting or reordering an object does not.
 //   - An unusable part of an object affects that part only. The tracker reports it to [Config.Log] and
-//     [Config.Events] and never panics. [Config.OnLeftOut] receives everything that is left out, with a [Reason].
+//     [Config.Events], and everything that is left out to [Config.OnLeftOut], with a [Reason].
 //   - An update costs work for the changed object and, in Take, for its Service. Only [Tracker.SetNode] visits all
 //     endpoints, if the node's name or zone changes.
 //
 // # Services and ports
 //
 // A Service has ports if [Selector] selects it, it has a cluster IP and its type is not ExternalName. Each entry of
-// spec.ports becomes one [ServicePort] per family of the Service. Slices of a Service that is missing or not selected
-// are kept. Package [endpointslice] merges them. These rules go beyond the fields of ServicePort:
+// spec.ports becomes one [ServicePort] per family of the Service. Package [endpointslice] merges slices.
 //
 //   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is out of range, or if it repeats the
 //     name or number of an earlier port with the same protocol.

@@ -19,11 +19,10 @@
 //
 // [Run] tests the backend in a series of worlds. A world is a small cluster around one node: local pods, the pods of
 // another node, and external clients, each in a real network namespace. Run needs no privilege except that of making
-// user namespaces. A real tracker, [ruleset.Engine] and [ruleset.Cursor] drive the backend, and then every kind of
-// host connects to every address. The world compares each connection with [ruleset.Snapshot.Trace]: which endpoints
-// may respond (each of them must in turn), whether they see the client's address, and whether a connection is refused
-// or gets no reply. Each world is a sub-test for both address families. Worlds mostly wait, so a high -parallel makes
-// the suite faster.
+// user namespaces. After changes, every kind of host connects to every address. The world compares each connection with
+// [ruleset.Snapshot.Trace]: which endpoints may respond (each of them must in turn), whether they see the client's
+// address, and whether a connection is refused or gets no reply. Worlds mostly wait, so a high -parallel makes the
+// suite faster.
 //
 // New and every Apply are called on a thread in the node's namespace ([Env.NetNS]). [Env.Do] enters it at other times.
 // The backend may program anything in it.
@@ -36,8 +35,8 @@
 // [Simulate] needs neither privileges nor Linux and takes seconds. It runs the backend in the same worlds and in
 // random ones. Instead of making connections it calls [Fake].Handle, a function of the caller, which looks a packet up
 // in what the backend wrote to memory. Writes fail, processes restart, frontends move between Services, and Simulate
-// also checks the state between any two writes. So it shows that the backend writes the right entries in the right order,
-// and Run shows that the data plane handles packets correctly with them.
+// checks the state between any two writes. So it shows that the backend writes the right entries in the right order, and
+// Run that the data plane handles packets correctly with them.
 //
 // # Worlds as text
 //

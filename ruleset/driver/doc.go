@@ -19,9 +19,8 @@
 //	})
 //	cursor := engine.Attach("switch", d)
 //
-// The Driver adds or replaces what Services want from the first table to the last, and deletes what no Service wants
-// from the last to the first. It writes an entry only if its value differs, so an author need not interpret
-// [ruleset.Field].
+// The Driver adds or replaces entries from the first table to the last, and deletes them from the last to the first. It
+// writes an entry only if its value differs, so an author need not interpret [ruleset.Field].
 //
 //   - [Slots] is a table of pools as numbered entries without gaps, for a BPF map.
 //   - [Numbered] is a table whose keys are numbers, such as the groups of a switch.
@@ -29,13 +28,10 @@
 //
 // # Failures and restarts
 //
-// A failed write fails one Service, which is retried; the others are in effect. The Driver knows what it wrote of a
-// failed Service. If a Service was to take over a frontend and fails, the earlier owner's entries stay until it succeeds.
+// A failed write fails one Service, which is retried; the others are in effect. If a Service was to take over a frontend
+// and fails, the earlier owner's entries stay until it succeeds.
 //
-// A full delta calls Installed for each table. Entries that equal the wanted ones are not written, and entries that no
-// Service wants are deleted. Tables without Installed are written completely.
-//
-// While a Service fails after a restart, a frontend that the earlier process wrote for it may stay, and may refer
-// to any pool. So entries of the earlier process that no Service wants stay in all tables but the last one until the
-// Service succeeds or is removed.
+// In a full delta, entries that Installed yields are not written if they equal the wanted ones, and deleted if no Service
+// wants them. Tables without Installed are written completely. While a Service fails after a restart, a frontend of the
+// earlier process may refer to any pool, so unwanted entries of that process stay in all tables but the last one.
 package driver

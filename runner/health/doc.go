@@ -1,7 +1,5 @@
 // Package health serves health checks: the proxy's own probes (/healthz and /livez), and the health-check node
-// ports where external load balancers ask whether the node has endpoints of a Service.
-//
-// Its parts can be used alone:
+// ports where external load balancers ask whether the node has endpoints of a Service. Its parts can be used alone:
 //
 //   - [Proxy] tracks whether updates come into effect in time. [Proxy.Hooks] returns hooks for a [runner.Runner].
 //     [Proxy.Healthz] and [Proxy.Livez] serve the result.
@@ -14,18 +12,16 @@
 //
 // The responses are kube-proxy's. /livez returns 503 if an update has waited longer than the timeout in any address
 // family, and 200 otherwise. /healthz also returns 503 until a sync has succeeded in each family, and while the node
-// is not eligible for load-balancer traffic ([WhyIneligible]). The body of both is kube-proxy's JSON and, with 503, a field
-// "reason".
+// is not eligible for load-balancer traffic ([WhyIneligible]). The body of both is kube-proxy's JSON and, with 503, a
+// field "reason".
 //
 // A Service's health check returns 200 if the node has a local ready endpoint and the proxy is healthy, and 503
-// otherwise. It ignores whether the node is eligible. The body is
+// otherwise, whether or not the node is eligible. The body is
 //
 //	{"service":{"namespace":"ns","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}
 //
-// The header X-Load-Balancing-Endpoint-Weight holds the number of endpoints, counted by distinct address. Serving
-// terminating endpoints do not count. If the Service has a cluster IP in the family of the node's address that
-// received the request, only endpoints of that family count. If the Service has only the other family, that family's
-// endpoints count.
+// The header X-Load-Balancing-Endpoint-Weight holds the number of endpoints, counted by distinct address, of the family
+// of the node's address that received the request, or of the Service's only family.
 //
 // # Bounds
 //
@@ -38,8 +34,6 @@
 //
 //   - kube-proxy's /healthz returns 200 before the first sync, when the node has no rules.
 //   - kube-proxy serves the check of a single-stack Service only at addresses of the Service's family.
-//   - If all NodePort addresses of a family are loopback addresses, this package opens no health-check node port in
-//     that family.
+//   - If all NodePort addresses of a family are loopback addresses, this package opens no port in that family.
 //   - An update that is queued during a sync waits from the time it was queued, even if that sync succeeds.
-//   - A port that cannot be opened is reported once and retried.
 package health
