@@ -293,7 +293,6 @@ func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *FlushInfo) (ex
 	return true, err
 }
 
-// clean deletes the stale flows that q selects.
 func (c *Cleaner) clean(ctx context.Context, p *staleFlows, q *queue, info *FlushInfo) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -19,7 +19,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// kernel is the state of a [KernelTable].
 type kernel struct {
 	conn  *nfnl.Conn
 	zones []uint16 // the zones that Dump reports; empty for zone 0 alone

@@ -153,7 +153,6 @@ func newQueue() queue { return queue{frontends: map[netip.AddrPort]*lost{}} }
 
 func (p *staleFlows) clear() { p.queue = newQueue() }
 
-// take returns the queue and begins another one.
 func (p *staleFlows) take() *queue {
 	q := p.queue
 	p.clear()
@@ -201,7 +200,6 @@ func (p *staleFlows) bound() {
 	}
 }
 
-// nodePort returns the key of a NodePort in owners.
 func (p *staleFlows) nodePort(port uint16) netip.AddrPort {
 	if p.family == tracker.IPv6 {
 		return netip.AddrPortFrom(netip.IPv6Unspecified(), port)
@@ -209,7 +207,6 @@ func (p *staleFlows) nodePort(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), port)
 }
 
-// at returns the key of f in owners.
 func (p *staleFlows) at(f *ruleset.Frontend) netip.AddrPort {
 	if f.Kind == ruleset.KindNodePort {
 		return p.nodePort(f.Port)

@@ -228,7 +228,6 @@ func (c *Cache[E]) All() iter.Seq2[types.NamespacedName, []Port[E]] {
 	}
 }
 
-// add adds a slice that is not in the cache.
 func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 	// Copy the names: the caller's strings may keep a larger buffer alive. A slice's name usually starts with the
 	// name of its Service, so one copy serves both.
@@ -255,7 +254,6 @@ func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 	c.addPending(svc)
 }
 
-// remove removes a slice that is in the cache.
 func (c *Cache[E]) remove(s *slice[E]) {
 	c.slices.Delete(s)
 	svc := s.service
@@ -268,7 +266,6 @@ func (c *Cache[E]) remove(s *slice[E]) {
 	}
 }
 
-// edit replaces the ports of a slice.
 func (c *Cache[E]) edit(s *slice[E], ports []Port[E]) {
 	svc := s.service
 	e := svc.edit
@@ -291,7 +288,6 @@ func (c *Cache[E]) addPending(svc *service[E]) {
 	}
 }
 
-// removePending reverts addPending.
 func (c *Cache[E]) removePending(svc *service[E]) {
 	if svc.pending == 0 {
 		return

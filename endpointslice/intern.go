@@ -44,7 +44,6 @@ type interned struct {
 	key  []byte   // scratch of set
 }
 
-// name returns a string equal to s.
 func (n *interned) name(s string) string {
 	if s == "" {
 		return ""

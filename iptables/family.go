@@ -24,7 +24,6 @@ type family struct {
 	// work on this system if the objects exist.
 	accounts accounts
 	can      []string
-	// canaries holds each table's canary.
 	canaries [tables]canary
 	// unreadable is the reason for which iptables-save could not print a table last.
 	unreadable [tables]string

@@ -64,7 +64,6 @@ func findPrograms(ctx context.Context, c iptool.Config) (programs, error) {
 	return tool{t}, commandError(err)
 }
 
-// tool is programs of the system.
 type tool struct{ *iptool.Tool }
 
 func (t tool) Restore(ctx context.Context, input []byte, options ...string) error {
@@ -100,7 +99,6 @@ func (l *linux) Accounts() (accounts, error) {
 	return objects{conn}, nil
 }
 
-// objects is the accounting objects of the kernel.
 type objects struct{ *nfacct.Conn }
 
 func (o objects) Packets(name string) (n uint64, ok bool, err error) {

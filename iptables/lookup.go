@@ -87,7 +87,6 @@ func serviceName(r iptext.Rule) string {
 	return name
 }
 
-// follow returns where the chains send a packet.
 func follow(chains map[string][]iptext.Rule, p ruleset.Packet) dataplane.Found {
 	w := walker{packet: p, chains: chains}
 	w.chain(chainServices, "", 0)

@@ -31,8 +31,7 @@ type settings struct {
 // old chains are rendered again when it changes.
 type model struct {
 	*settings
-	node *ruleset.Node
-	// services holds what the tables have of each Service port.
+	node     *ruleset.Node
 	services map[tracker.Key]*ruleset.Port
 	pods     []string // the matches that recognize pods
 	trees    [len(dispatchers)]*tree
@@ -45,7 +44,6 @@ type model struct {
 	shared map[sharedKey][]string
 }
 
-// sharedKey is a key in the tree of a dispatcher.
 type sharedKey struct {
 	dispatcher int
 	key        key
@@ -195,7 +193,6 @@ func (m *model) takeChanged(b *batch) {
 	}
 }
 
-// dispatcherChain returns one chain of a dispatcher.
 func (m *model) dispatcherChain(i int, n *node) chain {
 	t := m.trees[i]
 	if n != t.first {
@@ -367,7 +364,6 @@ func (m *model) allChains(f func(chain)) {
 
 var guardMark = iptext.Comment("route_localnet was 0 before")
 
-// guardChain returns the chain of the guard.
 func (s *settings) guardChain() chain {
 	lo := iptext.Loopback(s.family)
 	c := chain{filter, chainLocalnet, []string{
@@ -379,7 +375,6 @@ func (s *settings) guardChain() chain {
 	return c
 }
 
-// guardHooks returns the jumps to the guard.
 func guardHooks() []hook {
 	return []hook{{filter, "INPUT", iptext.Jump(chainLocalnet)}, {filter, "OUTPUT", iptext.Jump(chainLocalnet)}}
 }

@@ -52,7 +52,6 @@ func (f *family) probe(ctx context.Context) error {
 	return cmp.Or(err, f.dropProbe(ctx))
 }
 
-// tryKinds tries one rule of each kind.
 func (f *family) tryKinds(ctx context.Context) error {
 	node := &ruleset.Node{Info: tracker.NodeInfo{Name: "node"}, NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}}
 	m, err := newModel(f.settings, node)

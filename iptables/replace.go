@@ -79,13 +79,11 @@ type replacement struct {
 	// found holds the chains that the kernel has and need was not called for.
 	found [tables]*kernelTable
 	// batch holds the chains to write next, and lines is about the number of their lines.
-	batch *batch
-	lines int
-	// touched reports which tables were written.
+	batch   *batch
+	lines   int
 	touched [tables]bool
 }
 
-// readTables returns a replacement that has read the tables.
 func (f *family) readTables(ctx context.Context) (*replacement, error) {
 	r := &replacement{family: f, seed: maphash.MakeSeed(), batch: newBatch()}
 	for t := range tables {
@@ -121,7 +119,6 @@ func (r *replacement) flush(ctx context.Context, commands [tables][]string) erro
 	return out.err
 }
 
-// writeHooks writes the batch and the hooks.
 func (r *replacement) writeHooks(ctx context.Context, hooks []hook) error {
 	// Verdicts on connections that were not forwarded come into effect when all are forwarded: another data plane may
 	// still forward them.

@@ -19,8 +19,7 @@ type kernelTable struct {
 	// chains holds a hash of the rules of each of our chains.
 	chains map[string]*maphash.Hash
 	// hooks is the rules in other chains that lead to ours, in order.
-	hooks []hook
-	// canary is the rules of our canary.
+	hooks  []hook
 	canary []string
 	// ours reports, of the table filter, that a Backend was the last to program it.
 	ours bool

@@ -28,7 +28,6 @@ type placed struct {
 	shared bool
 }
 
-// serviceRenderer renders one Service.
 type serviceRenderer struct {
 	*settings
 	pods     []string // the matches that recognize pods
@@ -54,7 +53,6 @@ func (c *settings) ignored(s *ruleset.Port) string {
 	return ""
 }
 
-// renderService renders s.
 func renderService(c *settings, pods []string, s *ruleset.Port) rendered {
 	r := serviceRenderer{
 		settings: c, pods: pods, s: s,
@@ -193,7 +191,6 @@ func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 	return nil
 }
 
-// clusterIP renders a cluster IP.
 func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
 	// In the filter table, this rule refuses the ports that no Service has.

@@ -123,7 +123,6 @@ func (c connections) plus(o connections) connections {
 	return connections{c.packets + o.packets, c.bytes + o.bytes}
 }
 
-// poolConnections returns the connections of each pool, by its chain.
 func poolConnections(text string) map[string]connections {
 	out, complete := map[string]connections{}, map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -70,7 +70,6 @@ func keyOf(a netip.Addr, p v1.Protocol, port uint16) key {
 	return key(b)
 }
 
-// bitsAt returns the stride bits at bit i.
 func (k key) bitsAt(i int) int { return int(k[i/8]>>(8-stride-i%8)) & (1<<stride - 1) }
 
 // common returns the length in bits of the common prefix of k and o, rounded down to the stride.
@@ -300,7 +299,6 @@ func (t *tree) divide(n *node) {
 	}
 }
 
-// delete removes the rule of a key, which the tree has.
 func (t *tree) delete(n *node, k key) {
 	n.count--
 	if n.kids == nil {
@@ -391,7 +389,6 @@ func (t *tree) name(n *node) string {
 	return t.prefix + hashOf(string(prefix), strconv.Itoa(n.prefixLen))
 }
 
-// rules returns the tree's rules in a chain.
 func (t *tree) rules(n *node) []string {
 	var out []string
 	for _, d := range n.rules {
@@ -406,7 +403,6 @@ func (t *tree) rules(n *node) []string {
 	return out
 }
 
-// match returns the match of the packets for a chain.
 func (t *tree) match(n *node) string {
 	prefix, size := n.sample.prefix(n.prefixLen), t.addrBits/8
 	var out []string

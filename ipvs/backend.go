@@ -37,8 +37,7 @@ type Backend struct {
 	states, before []*state
 	// started is set once a full delta was applied.
 	started bool
-	// rules holds the iptables rules that were last written.
-	rules map[tracker.Family]written
+	rules   map[tracker.Family]written
 	// noMarks is set if the kernel cannot restore marks.
 	noMarks bool
 	closed  bool

@@ -42,7 +42,6 @@ func (b *Backend) Check(ctx context.Context) error {
 	})
 }
 
-// compare reads a family and compares it with the backend's state.
 func (b *Backend) compare(ctx context.Context, s *state) error {
 	drift := func(format string, args ...any) error {
 		return &dataplane.DriftError{Backend: "ipvs", Family: s.family, What: fmt.Sprintf(format, args...)}

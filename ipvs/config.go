@@ -27,7 +27,6 @@ const deviceName = "kube-ipvs0"
 const (
 	markDrop = 0x3000
 	markMask = 0xfffff000
-	// markBits are the bits that these marks can have.
 	markBits = lastMark | markDrop
 	// lastMark is the highest number of a mark. The mark with number n is markDrop + n.
 	lastMark = 0xfff
@@ -35,7 +34,6 @@ const (
 	marksText = "0x3000/0xfffff000"
 )
 
-// namesServer reports whether a packet mark names a virtual server.
 func namesServer(mark uint32) bool { return mark&markMask == markDrop && mark != markDrop }
 
 // Config configures a [Backend]. The zero value is a node's usual configuration.

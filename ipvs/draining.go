@@ -75,7 +75,6 @@ type drainRule struct {
 	limit time.Duration
 }
 
-// drainRule returns the rule for a protocol.
 func (c Config) drainRule(proto uint8) drainRule {
 	if proto == inet.Protocol(v1.ProtocolTCP) {
 		return drainRule{counts: true, limit: c.DrainLimit}

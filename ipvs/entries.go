@@ -10,7 +10,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// entryLists holds elements by set.
 type entryLists [setCount][]entry
 
 func (l *entryLists) add(e entry) { l[e.set] = append(l[e.set], e) }

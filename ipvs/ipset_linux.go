@@ -67,7 +67,6 @@ type ipsetError uint
 
 func (e ipsetError) Error() string { return nl.IPSetError(e).Error() }
 
-// createSet creates the set unless it exists.
 func (c *ipsets) createSet(s setID, f tracker.Family) error {
 	kind, family := sets[s].kind, inet.AF(f)
 	if kind == bitmapPort {
@@ -103,7 +102,6 @@ func (c *ipsets) createSet(s setID, f tracker.Family) error {
 	return fmt.Errorf("create set %s of type %s: %w", s.name(f), typeName, err)
 }
 
-// hasSets returns an error if the kernel has no sets.
 func (c *ipsets) hasSets() error {
 	_, err := c.header("KUBE-PROBE")
 	if errors.Is(err, unix.ENOENT) {
@@ -112,7 +110,6 @@ func (c *ipsets) hasSets() error {
 	return err
 }
 
-// header returns the type of a set.
 func (c *ipsets) header(name string) (typeName string, err error) {
 	err = c.request(nl.IPSET_CMD_HEADER, name, nil, func(attrs []byte) {
 		for typ, data := range nfnl.Attributes(attrs) {
@@ -168,7 +165,6 @@ func (c *ipsets) change(cmd uint16, s setID, f tracker.Family, entries []entry, 
 	return nil
 }
 
-// appendEntry appends the attribute of an element.
 func appendEntry(b []byte, e entry, mark, line uint32) []byte {
 	start, kind := len(b), sets[e.set].kind
 	b = nfnl.BeginNested(b, nl.IPSET_ATTR_DATA)
@@ -206,7 +202,6 @@ func appendAddr(b []byte, typ uint16, a netip.Addr) []byte {
 	return b
 }
 
-// listSet calls fn with each element of a set and its packet mark, 0 if it has none.
 func (c *ipsets) listSet(s setID, f tracker.Family, fn func(e entry, mark uint32)) error {
 	err := c.request(nl.IPSET_CMD_LIST, s.name(f), nil, func(attrs []byte) {
 		for typ, data := range nfnl.Attributes(attrs) {

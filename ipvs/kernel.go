@@ -33,7 +33,6 @@ type kernel interface {
 	close()
 }
 
-// serverTable holds virtual servers and their real servers.
 type serverTable interface {
 	// virtuals calls fn with each virtual server of the family.
 	virtuals(f tracker.Family, fn func(virtualKey, virtual)) error
@@ -64,7 +63,6 @@ type serverTable interface {
 	connections(f tracker.Family, fn func(...netip.AddrPort)) error
 }
 
-// setTable holds sets.
 type setTable interface {
 	// hasSets returns an error if the kernel has no sets.
 	hasSets() error
@@ -150,7 +148,6 @@ func (k virtualKey) compare(o virtualKey) int {
 	return cmp.Or(cmp.Compare(k.proto, o.proto), k.at.Compare(o.at), cmp.Compare(k.mark, o.mark))
 }
 
-// virtual holds the properties of a virtual server.
 type virtual struct {
 	scheduler Scheduler
 	flags     uint32
@@ -158,7 +155,6 @@ type virtual struct {
 	timeout uint32
 }
 
-// real is a real server in the kernel.
 type real struct {
 	at               netip.AddrPort
 	weight           uint16

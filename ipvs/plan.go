@@ -56,7 +56,6 @@ type plan struct {
 
 // local is the information about the node that a plan depends on.
 type local struct {
-	// node is the node's name.
 	node string
 	// nodePorts lists the node's own addresses at which NodePorts answer, of one family.
 	nodePorts []netip.Addr
@@ -195,7 +194,6 @@ func (c Config) internalDrops(s *ruleset.Port) bool {
 	return f != nil && f.Internal == ruleset.TargetDrop
 }
 
-// virtual returns the properties of a virtual server with the endpoints.
 func (c Config) virtual(s *ruleset.Port, p Properties, affinity time.Duration, pool []*tracker.Endpoint) virtual {
 	v := virtual{scheduler: c.Scheduler}
 	hash := tracker.HashNone

@@ -33,7 +33,6 @@ type recorder struct {
 	idle bool
 }
 
-// recorded is an [Input] in the making.
 type recorded struct {
 	program string
 	text    strings.Builder
@@ -207,7 +206,6 @@ func (r *recorder) addresses(f tracker.Family, _, own func(netip.Addr)) error {
 
 func (r *recorder) addressesChanged() (bool, error) { return true, nil }
 
-// savedRules returns the jumps if the rules were written.
 func (r *recorder) savedRules(_ context.Context, f tracker.Family) (iptext.Saved, error) {
 	if _, ok := r.backend.rules[f]; !ok {
 		return nil, nil

@@ -28,7 +28,6 @@ type rules struct {
 	node *ruleset.Node
 }
 
-// rules returns the rules of a family.
 func (c Config) rules(f tracker.Family, n *ruleset.Node) rules {
 	return rules{f, uint32(c.MasqueradeMark), n}
 }
@@ -302,7 +301,6 @@ func removeAll(tables []table, saved iptext.Saved) string {
 	return in.String()
 }
 
-// ownRules returns the saved rules and jumps of the tables as text.
 func ownRules(tables []table, saved iptext.Saved) string {
 	var out iptext.Input
 	for _, t := range tables {

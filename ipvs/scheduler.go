@@ -102,7 +102,6 @@ func (f Forwarding) String() string {
 	return "in different ways"
 }
 
-// of returns the properties' Forwarding for a frontend.
 func (p Properties) of(f *ruleset.Frontend) Forwarding {
 	if f.Kind == ruleset.KindExternalIP || f.Kind == ruleset.KindLoadBalancerIP {
 		return p.Forwarding
@@ -141,7 +140,6 @@ const (
 	flagPort       = 0x0010 // IP_VS_SVC_F_SCHED_SH_PORT, IP_VS_SVC_F_SCHED_MH_PORT
 )
 
-// flags returns the virtual server's flags for the scheduler.
 func (s Scheduler) flags(h tracker.Hash) uint32 {
 	if s != SourceHash && s != Maglev {
 		return 0

@@ -137,7 +137,6 @@ func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 	return all, nil
 }
 
-// keyOf returns the key of a virtual server in moby's representation.
 func keyOf(s *moby.Service) (virtualKey, bool) {
 	key := virtualKey{mark: s.FWMark}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -188,7 +187,6 @@ func (k *servers) setVirtual(key virtualKey, v virtual) error {
 	return wrap(err, "set virtual server", key)
 }
 
-// delVirtual deletes a virtual server if it exists.
 func (k *servers) delVirtual(key virtualKey) error {
 	err := k.handle.DelService(key.service(virtual{}))
 	if errors.Is(err, unix.ESRCH) {
@@ -217,7 +215,6 @@ func (k *servers) setReal(key virtualKey, r real) error {
 	return wrap(err, "set real server "+r.at.String()+" of", key)
 }
 
-// delReal deletes a real server if it exists.
 func (k *servers) delReal(key virtualKey, at netip.AddrPort) error {
 	err := k.handle.DelDestination(key.service(virtual{}), real{at: at}.destination())
 	if errors.Is(err, unix.ENOENT) {
@@ -226,7 +223,6 @@ func (k *servers) delReal(key virtualKey, at netip.AddrPort) error {
 	return wrap(err, "delete real server "+at.String()+" of", key)
 }
 
-// setTimeouts sets the timeouts that are not 0.
 func (k *servers) setTimeouts(t Timeouts) error {
 	if t == (Timeouts{}) {
 		return nil
@@ -346,7 +342,6 @@ func (s *system) tunnels(key virtualKey) (map[netip.AddrPort]Forwarding, error) 
 	return out, wrap(err, "list tunnels of", key)
 }
 
-// attribute returns the attribute that names a virtual server.
 func (key virtualKey) attribute() *nl.RtAttr {
 	family := nl.Uint16Attr(uint16(inet.AF(key.family)))
 	if key.mark != 0 {

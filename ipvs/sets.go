@@ -116,7 +116,6 @@ const maxElements = 1 << 22
 // include/uapi/linux/netfilter/ipset/ip_set.h, less the zero at its end).
 const maxSetName = 31
 
-// name returns the set's name in the family.
 func (s setID) name(f tracker.Family) string {
 	name := "KUBE-" + sets[s].name
 	if f == tracker.IPv6 {
@@ -144,7 +143,6 @@ func (e entry) compare(o entry) int {
 		e.other.Addr().Compare(o.other.Addr()), cmp.Compare(e.other.Bits(), o.other.Bits()))
 }
 
-// nodePortSet returns the set for a NodePort.
 func nodePortSet(proto uint8, local bool) setID {
 	switch {
 	case proto == inet.TCP && local:

@@ -69,8 +69,7 @@ type virtualState struct {
 	// state.drainingReals, too.
 	reals map[netip.AddrPort]uint16
 	// unread is set if reals may be wrong, after a write that failed.
-	unread bool
-	// rejected is [plannedVirtual].rejected.
+	unread     bool
 	rejected   bool
 	forwarding Forwarding
 }

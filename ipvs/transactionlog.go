@@ -17,7 +17,6 @@ type logged struct {
 	words *recorder
 }
 
-// log logs what say records.
 func (l logged) log(say func(*recorder) error) {
 	ctx, log := context.Background(), l.words.config.Log
 	if !log.Enabled(ctx, dataplane.LevelTransaction) {

@@ -157,7 +157,6 @@ func (u *update) addStale() {
 	}
 }
 
-// remaining yields the items that have not failed.
 func (u *update) remaining(yield func(*item) bool) {
 	for _, it := range u.items {
 		if !it.failed && !yield(it) {
@@ -181,7 +180,6 @@ func (u *update) run(ctx context.Context, full bool) error {
 	return nil
 }
 
-// each returns a step that calls do for each item.
 func (u *update) each(do func(*item) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for i, it := range u.items {

@@ -68,7 +68,6 @@ func (b *Backend) lock(ctx context.Context) error {
 	return nil
 }
 
-// rules has the rules of the family's tables for a node.
 func (c Config) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
 	r := kernel.Rules{Family: f, Mark: uint32(c.MasqueradeMark), Seed: maglev.Seed32(n.HashSeed), Local: n.LocalTraffic, OwnNodePorts: model.OwnNodePorts(n, f), Stages: kernel.Stages(c.Stages)}
 	if o := c.Offload; o != nil {
@@ -77,7 +76,6 @@ func (c Config) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
 	return r
 }
 
-// writer returns a writer for tables of a name and a node.
 func (b *Backend) writer(name string, n *ruleset.Node) writer {
 	var rules []kernel.Rules
 	for _, f := range b.config.Families {

@@ -18,7 +18,6 @@ import (
 // makes one; the zero value must not be used.
 type Backend struct {
 	config Config
-	// layout configures the tables.
 	layout model.Config
 	// complaints receives Services that cannot be programmed.
 	complaints *complaint.Log

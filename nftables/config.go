@@ -143,7 +143,6 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// model returns l with the configuration of tables.
 func (c Config) model(l model.Config) model.Config {
 	l.FastPath = c.Offload != nil
 	return l
@@ -155,7 +154,6 @@ func Probe(ctx context.Context, c Config) error {
 	return backendconf.Probe(New(ctx, c))
 }
 
-// defaultOffloadPackets is the default of Offload.afterPackets.
 const defaultOffloadPackets = 20
 
 // Offload configures the fast path for TCP connections of Services that cross the node, which they take after 20
@@ -199,7 +197,6 @@ func (o *Offload) withDefaults() (*Offload, error) {
 	return &out, nil
 }
 
-// chooses reports whether the interface of a name is chosen.
 func (o *Offload) chooses(name string) bool {
 	return name != layout.LoopbackInterface && slices.ContainsFunc(o.Interfaces, func(pattern string) bool {
 		ok, _ := path.Match(pattern, name)

@@ -22,7 +22,6 @@ type connection interface {
 	Closed() bool
 }
 
-// committer writes.
 type committer interface {
 	// NewWriter returns a writer for tables of a name. rules renders the chains of the families'
 	// tables.
@@ -52,7 +51,6 @@ type lister interface {
 	Elements(table string, f tracker.Family, s layout.Set, fn func(nft.Element)) error
 }
 
-// watcher finds changes.
 type watcher interface {
 	// Commits returns how many transactions this connection has committed. Each adds one to
 	// Generation, and so do those of other processes.

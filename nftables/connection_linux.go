@@ -36,7 +36,6 @@ func dial(c Config) (connection, error) {
 	return s, nil
 }
 
-// dialWith is dial with a send buffer of the given size.
 func dialWith(c Config, sendBuffer int) (*socket, error) {
 	conn, err := kernel.Dial(c.NetNS, sendBuffer)
 	if err != nil {

@@ -28,10 +28,9 @@ type kernelTable struct {
 	// another hook of a chain, must be deleted: no other repair works on every kernel.
 	sound bool
 	// hooked reports whether packets meet the table.
-	hooked bool
-	sets   map[string]nft.Set
-	chains map[string]nft.Chain
-	// flowtables holds the table's flowtables by name.
+	hooked     bool
+	sets       map[string]nft.Set
+	chains     map[string]nft.Chain
 	flowtables map[string]nft.Flowtable
 	// ranges holds the contents of the existing interval sets.
 	ranges map[layout.Set][]model.Range
@@ -41,7 +40,6 @@ type kernelTable struct {
 	sticky *model.Adopted
 }
 
-// inspectAll inspects the tables of a name in all families.
 func (b *Backend) inspectAll(name string) (*kernelTables, error) {
 	out := &kernelTables{name: name, sound: true, families: map[tracker.Family]*kernelTable{}}
 	for _, f := range b.config.Families {
@@ -115,7 +113,6 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 	})
 }
 
-// intervalSets are the sets of ranges of addresses.
 var intervalSets = [...]layout.Set{layout.NodePortIPs, layout.ServiceCIDRs}
 
 // has reports whether the table has the set with this package's attributes.

@@ -81,7 +81,6 @@ func (r reader) each(s layout.Set, fn func(nft.Element)) error {
 	return kernel.IgnoreInterrupted(nfnl.Again(r.ctx, func() error { return r.conn.Elements(r.table, r.family, s, fn) }))
 }
 
-// readAll calls fn with the elements of a set, and begin before each attempt.
 func readAll(conn lister, table string, f tracker.Family, s layout.Set, begin func(), fn func(nft.Element)) error {
 	return nfnl.Again(context.Background(), func() error {
 		begin()

@@ -189,7 +189,6 @@ func (r *tables) plan(create func(*model.Table, *kernelTable)) {
 	r.model = model.NewTables(list...)
 }
 
-// write writes the Services to the new tables.
 func (r *tables) write(ctx context.Context, sink model.Sink) (map[tracker.Key]error, error) {
 	grace := map[tracker.Family][]model.GraceEntry{}
 	for f, k := range r.old.families {
@@ -409,7 +408,6 @@ func (r *staged) finish() error {
 	return r.b.conn.Commit(w)
 }
 
-// add adds elements to a set in several transactions.
 func (r *staged) add(f tracker.Family, s layout.Set, list *nft.Elements) error {
 	for part := range list.Parts(r.b.conn.Limit() / 2) {
 		w := r.b.conn.NewWriter(r.name)

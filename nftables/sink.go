@@ -18,8 +18,7 @@ type streamSink struct {
 	// structural is set if a transaction since begin changed more than elements of large sets.
 	structural bool
 	// lost holds the destinations that Services lost in the transactions since begin.
-	lost []model.Destination
-	// newWriter makes spare.
+	lost      []model.Destination
 	newWriter func() writer
 	log       func(*model.Tx)
 }

@@ -91,7 +91,6 @@ func (e *Engine) atMost(a *account) int {
 	return a.wanted
 }
 
-// findByAge returns the place of a port in a.byAge.
 func (e *Engine) findByAge(a *account, id uint32, port *tracker.ServicePort) int {
 	i, _ := slices.BinarySearchFunc(a.byAge, port, func(o uint32, port *tracker.ServicePort) int {
 		if o == id {
@@ -114,7 +113,6 @@ func (e *Engine) reaged(k tracker.Key) {
 	}
 }
 
-// examine makes distribute examine an account.
 func (ad *admission) examine(a *account) {
 	if !a.changed {
 		a.changed = true

@@ -90,7 +90,6 @@ func (s *Port) Weighted(t Target) bool {
 	return !s.uniform && !uniform(s.Pool(t))
 }
 
-// uniform reports whether all endpoints have the same weight.
 func uniform(eps []*tracker.Endpoint) bool {
 	for _, ep := range eps {
 		if ep.Weight != eps[0].Weight {

@@ -174,7 +174,6 @@ func none(sel *tracker.Selection) Target {
 	return TargetReject
 }
 
-// allowedSources returns the allowed sources, nil for every source.
 func allowedSources(ranges []netip.Prefix) []netip.Prefix {
 	for _, r := range ranges {
 		if r.IsValid() && r.Bits() == 0 {

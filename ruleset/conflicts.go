@@ -48,7 +48,6 @@ func nodePortKey(f tracker.Family, port uint16, proto v1.Protocol) l4Key {
 	return l4KeyAt(netip.IPv4Unspecified(), port, proto)
 }
 
-// frontendKeys yields the keys of the frontends that p asks for.
 func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 	return func(yield func(l4Key, Kind) bool) {
 		for kind, addr := range addresses(p) {

@@ -83,7 +83,6 @@ type group struct {
 	since   uint64 // when the first of them became dirty
 }
 
-// groups returns the groups of changes that exchange frontends, each change in one group.
 func (c *Cursor) groups(changes []Change, costs []int) []group {
 	root := make([]int, len(changes))
 	for i := range root {

@@ -111,7 +111,6 @@ type Engine struct {
 	cursors []*Cursor
 }
 
-// slot is the state of one ID.
 type slot struct {
 	// svc is the compiled Service, or the last one if the ID is not live.
 	svc *Port
@@ -499,7 +498,6 @@ func (e *Engine) moved(before *Node) {
 	}
 }
 
-// queue queues the compilation of id from state.
 func (e *Engine) queue(id uint32, state *tracker.PortState) {
 	s := &e.slots[id]
 	if s.job == 0 {

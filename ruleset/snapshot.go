@@ -33,8 +33,7 @@ type Snapshot struct {
 	leftOut map[l4Key]found
 
 	onceNames sync.Once
-	// names maps the names of Services to their ports.
-	names map[types.NamespacedName][]*Port
+	names     map[types.NamespacedName][]*Port
 }
 
 type found struct {

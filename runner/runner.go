@@ -14,7 +14,6 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// defaultRetry is the value of [Config].Retry if it is 0.
 const defaultRetry = time.Second
 
 // failureBurst failed runs are logged one after the other, and then one in each failureEvery.

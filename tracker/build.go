@@ -164,7 +164,6 @@ func (b *builder) name(s *v1.Service, ports []usablePort) types.NamespacedName {
 	return name
 }
 
-// usablePort is a valid port of a Service.
 type usablePort struct {
 	source         *v1.ServicePort
 	name           string // a copy of its name, set by builder.name
@@ -250,7 +249,6 @@ func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 	return out
 }
 
-// parseAddr parses a unicast address.
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := endpointslice.ParseAddr(s)
 	if err != nil {
@@ -380,7 +378,6 @@ func noSource(f Family) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 32)
 }
 
-// inFamily returns the elements of list in family f, or nil if there are none.
 func inFamily[T any](list []T, f Family, of func(T) Family) []T {
 	var out []T
 	for _, x := range list {
@@ -469,7 +466,6 @@ func (b *builder) leave(l LeftOut, format string, args ...any) {
 // small object could have a very large result. The parts that come last in the object are left
 // out, and reported with [ReasonLimitExceeded].
 const (
-	// maxPorts is the maximum number of ports.
 	maxPorts = 2000
 	// maxAddresses is the maximum number of external IPs and of load-balancer IPs.
 	maxAddresses = 1000

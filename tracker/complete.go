@@ -39,7 +39,6 @@ func (t *Tracker) complete(u Update) {
 	t.services.builder.reporter.report("", "endpoints of a Service", "service", t.services.reference(u.Name), &left)
 }
 
-// findCompleted finds the port with key k in a sorted list.
 func findCompleted(list []completed, k Key) (int, bool) {
 	return slices.BinarySearchFunc(list, k, func(c completed, k Key) int { return c.port.Key.Compare(k) })
 }

@@ -23,7 +23,6 @@ type EventSink interface {
 	Event(ref v1.ObjectReference, warning bool, reason, message string)
 }
 
-// warningError is the error that [Warning] returns.
 type warningError struct{ error }
 
 // Warning returns an error, formatted as by [fmt.Errorf], for a hook of [Config] that accepts a port or an endpoint
@@ -34,7 +33,6 @@ func Warning(format string, args ...any) error { return warningError{fmt.Errorf(
 // Unwrap returns the error without the mark.
 func (e warningError) Unwrap() error { return e.error }
 
-// hookReason returns the reason for an error of a hook.
 func hookReason(err error) Reason {
 	if errors.As(err, new(warningError)) {
 		return ReasonHookWarning

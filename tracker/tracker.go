@@ -281,7 +281,6 @@ func join(out []PortState, ports []*ServicePort, endpoints []PortEndpoints) {
 	}
 }
 
-// comparePort is [Key.Compare] for p, a port of the Service in k.
 func comparePort(p *PortEndpoints, k *Key) int {
 	if c := strings.Compare(p.Name, k.Port); c != 0 {
 		return c

@@ -74,7 +74,6 @@ func Subtract(list, less []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// appendWithout appends the prefixes of the addresses in p that are not in less.
 func appendWithout(out []netip.Prefix, p netip.Prefix, less []netip.Prefix) []netip.Prefix {
 	less = slices.DeleteFunc(slices.Clone(less), func(l netip.Prefix) bool { return !p.Overlaps(l) })
 	if len(less) == 0 {

@@ -248,7 +248,6 @@ func (b *Bucket) Take(now time.Time) (suppressed int, ok bool) {
 	return suppressed, true
 }
 
-// has reports whether there is a token.
 func (b *Bucket) has(now time.Time) bool {
 	if n := int64(now.Sub(b.at) / b.Every); n >= int64(b.used) {
 		b.used, b.at = 0, now

@@ -182,7 +182,6 @@ func (t *Tool) Restore(ctx context.Context, input []byte, options ...string) err
 // maxMessage is the number of bytes to keep of a tool's error messages.
 const maxMessage = 4096
 
-// run runs a program to its end.
 func (t *Tool) run(ctx context.Context, path string, args []string, input []byte, out io.Writer) error {
 	if t.config.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -230,7 +229,6 @@ func (l *limited) Write(p []byte) (int, error) {
 
 var linePattern = regexp.MustCompile(`\bline:? (\d{1,9})\b`)
 
-// failedLine returns the line number in an error message, or 0.
 func failedLine(message string) int {
 	m := linePattern.FindStringSubmatch(message)
 	if m == nil {

@@ -29,7 +29,6 @@ type Conn struct {
 	buf []byte
 	// unread is set from a request on until its last answer is read.
 	unread bool
-	// kernel is the address of the kernel.
 	kernel unix.SockaddrNetlink
 }
 
@@ -143,7 +142,6 @@ func (c *Conn) Receive(flags int) ([]byte, error) {
 	}
 }
 
-// failed returns the error of a system call.
 func (c *Conn) failed(call string, err error) error {
 	if c.fd < 0 {
 		return errSocketClosed
@@ -296,7 +294,6 @@ func (c *Conn) Commit(b *Batch) error {
 	}
 }
 
-// refusalOf returns the [*Error] that err wraps, or nil.
 func refusalOf(err error) *Error {
 	var refusal *Error
 	if !errors.As(err, &refusal) {

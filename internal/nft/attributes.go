@@ -34,7 +34,6 @@ const (
 	verdictGoto int32 = -4
 )
 
-// attributes holds the attributes of one object by type. A missing attribute is nil.
 type attributes [24][]byte
 
 func parse(data []byte) (a attributes) {

@@ -81,7 +81,6 @@ func (c *compiler) set() string {
 	return name
 }
 
-// statement encodes a statement or a match.
 func (c *compiler) statement() {
 	switch {
 	case c.Accept("drop"):

@@ -96,7 +96,6 @@ func (t Table) CreateSet(name string, id uint32, s Spec, userData []byte, size i
 	t.End()
 }
 
-// beginSet begins the message that creates a set.
 func (t Table) beginSet(name string, id uint32, s Spec) {
 	t.open("create set "+name, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE)
 	t.String(unix.NFTA_SET_NAME, name)
@@ -148,7 +147,6 @@ func (t Table) Rule(chain string, number int, flags uint16, rule string) error {
 // replaces "%d" by a number.
 const anonymousSet = "__set%d"
 
-// serviceProtocols are the protocols that a Service can have.
 var serviceProtocols = [...]byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
 
 // protocols creates an anonymous set of the protocols of Services for the rule that comes next, and

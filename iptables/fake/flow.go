@@ -98,7 +98,6 @@ func walk(chains table, f *Flow, name string, depth int) ruleset.Action {
 	return 0
 }
 
-// matches reports whether a rule matches the packet.
 func (f *Flow) matches(r *rule) bool {
 	for i := range r.matches {
 		if f.match(r, &r.matches[i]) == r.matches[i].Not {
@@ -158,7 +157,6 @@ func (f *Flow) match(r *rule, m *match) bool {
 	return f.Match != nil && f.Match(m.Name, m.Value)
 }
 
-// value returns a match of the rule, or the zero value.
 func (r *rule) value(option string) match {
 	for _, m := range r.matches {
 		if m.Name == option {

@@ -252,7 +252,6 @@ func (t *Tables) apply(input string, keep, commit bool) error {
 // maxName is the most bytes of a chain's name: XT_EXTENSION_MAXNAMELEN, less the NUL.
 const maxName = 28
 
-// command performs one line of an input.
 func (t *Tables) command(work table, line string) error {
 	if strings.HasPrefix(line, ":") {
 		name, policy, _ := strings.Cut(line[1:], " ")
@@ -324,7 +323,6 @@ func (t *Tables) command(work table, line string) error {
 	return nil
 }
 
-// create creates a chain.
 func (t table) create(name string) error {
 	if t[name] != nil {
 		return fmt.Errorf("chain %q exists", name)
@@ -396,7 +394,6 @@ func (t *Tables) parse(work table, text string) (rule, error) {
 	return out, nil
 }
 
-// parseMatch parses the value of a match. It returns an error if it is not valid.
 func (t *Tables) parseMatch(o iptext.Option) (m match, err error) {
 	m.Option = o
 	switch o.Name {

@@ -17,13 +17,11 @@ const (
 	remoteName = "remote"
 	zone       = "zone-a"
 
-	// podPort and podPort2 are the ports of every pod.
 	podPort, podPort2 = 8080, 8081
 	// nodePortOwn is the port of a server on the node itself that is not a Service.
 	nodePortOwn = 9000
 
-	localPods = 3
-	// defaultRemotePods is the default number of pods on the remote node.
+	localPods         = 3
 	defaultRemotePods = 3
 	bridgeName        = "cni0"
 	interfacePrefix   = "veth-"
@@ -36,7 +34,6 @@ const (
 // maxNumber is the greatest number of a named address.
 const maxNumber = 199
 
-// pick returns the address of family f, the zero Addr for "".
 func pick(f tracker.Family, v4, v6 string) netip.Addr {
 	a, _ := netip.ParseAddr(map[bool]string{false: v4, true: v6}[f == tracker.IPv6])
 	return a
@@ -47,7 +44,6 @@ func pickPrefix(f tracker.Family, v4, v6 string) netip.Prefix {
 	return p
 }
 
-// numberOf splits a name into a word and a number.
 func numberOf(name string) (word string, n int) {
 	word = strings.TrimRight(name, "0123456789")
 	n, _ = strconv.Atoi(name[len(word):])
@@ -93,7 +89,6 @@ func named(name string, f tracker.Family) (a netip.Addr, ok bool) {
 	return a, true
 }
 
-// address returns the address with a name that exists.
 func address(name string, f tracker.Family) netip.Addr {
 	a, ok := named(name, f)
 	if !ok {
@@ -129,7 +124,6 @@ func serviceCIDR(f tracker.Family) netip.Prefix {
 	return pickPrefix(f, "10.96.0.0/16", "fd00:10:96::/112")
 }
 
-// nodeOf returns the node of the named pod.
 func nodeOf(pod string) string {
 	if strings.HasPrefix(pod, remoteName) {
 		return remoteName

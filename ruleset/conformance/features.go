@@ -90,7 +90,6 @@ const (
 	EndpointPorts Feature = "endpoint ports"
 )
 
-// features lists all features.
 var features = []Feature{
 	SCTP, Affinity, AffinityInternal, AffinityTimeout, SourceRanges, NodePortAddresses,
 	LoopbackNodePorts, ClosedPorts, ServiceCIDRs, MasqueradeAll, InterfaceDetection, Restart,

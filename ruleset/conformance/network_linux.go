@@ -54,7 +54,6 @@ func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount
 // error, for two minutes, and a refused one for ten seconds. The port may be in use.
 func (h host) tcpPort() uint16 { return uint16(firstPort + h.tcpPorts.Add(1)%portCount) }
 
-// network holds the namespaces of a world.
 type network struct {
 	node *netlab.Host
 

@@ -14,7 +14,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// randomConfig returns the configuration of a random world.
 func randomConfig(rng *rand.Rand, skip skips, sctp bool) (c config) {
 	c.masqueradeAll = skip.does(MasqueradeAll) && rng.IntN(6) == 0
 	if skip.does(NodePortAddresses) && rng.IntN(4) == 0 {

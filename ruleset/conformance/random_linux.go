@@ -69,7 +69,6 @@ func RunRandom(t *testing.T, o Options, r Random) {
 	}
 }
 
-// random runs a random world.
 func (o Options) random(tb testing.TB, r Random, seed uint64) {
 	c := randomConfig(rand.New(rand.NewPCG(seed, 1)), o.Skip, seed%3 == 0 && sctpTracked())
 	families, _ := o.validate()

@@ -129,7 +129,6 @@ func parseWorlds(out []world, file, text string) ([]world, error) {
 	return out, nil
 }
 
-// linesOf returns the lines of a text without comments.
 func linesOf(text string) []line {
 	var flat []line
 	number := 0
@@ -506,7 +505,6 @@ func (s *play) check(text string, below []line) error {
 	return compare()
 }
 
-// result matches a result that is pods.
 var result = regexp.MustCompile(`\b((?:pod|remote)\d+)(:\d+)?`)
 
 // row appends the connections of a row. Without targets of its own it has those of its check.
@@ -556,7 +554,6 @@ func (s *play) row(out *[]probe, text, to string) error {
 	return nil
 }
 
-// host returns an error if the world does not have a host.
 func (w *World) host(name string) error {
 	kind, n := numberOf(name)
 	if name == nodeName || name == "loopback" || kind == "client" && n > 0 && n <= w.config.clients || slices.Contains(w.pods, name) {

@@ -93,7 +93,6 @@ func addresses(kind, value string, families []tracker.Family) (out []string, err
 
 func sliceName(service string, f tracker.Family) string { return fmt.Sprintf("%s-%d", service, f) }
 
-// objects returns the API objects of a Service and its endpoints, which words describe.
 func objects(name string, words map[string]string, families []tracker.Family) (*v1.Service, []*discovery.EndpointSlice, error) {
 	o := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: v1.ServiceSpec{Type: v1.ServiceTypeClusterIP}}
 	for _, f := range families {

@@ -153,14 +153,12 @@ const (
 
 var simModes = []simMode{plain, failing, restarting}
 
-// script runs a scripted world.
 func (s Simulation) script(tb testing.TB, world world, mode simMode) {
 	w := s.world(tb, world.config)
 	w.mode = mode
 	world.run(w.World)
 }
 
-// world returns a world of the simulation.
 func (s Simulation) world(tb testing.TB, c config) *simulated {
 	tb.Helper()
 	m := &simulated{World: newWorldOf(tb, c, s.Families, s.Skip, rand.New(rand.NewPCG(1, 1))), o: s}
@@ -168,7 +166,6 @@ func (s Simulation) world(tb testing.TB, c config) *simulated {
 	return m
 }
 
-// random runs a random world.
 func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Helper()
 	config := randomConfig(rand.New(rand.NewPCG(seed, 1)), s.Skip, seed%3 == 0)
@@ -187,7 +184,6 @@ func (s Simulation) random(tb testing.TB, seed uint64) {
 	})
 }
 
-// randomStep performs a step of a random world.
 func (m *simulated) randomStep(ops []worldgen.Op) error {
 	restart := m.does(Restart) && m.rng.IntN(8) == 0
 	if restart {

@@ -17,7 +17,6 @@ import (
 
 var errNoSteps = errors.New("undisturbed has no steps")
 
-// errWrite is the error of a failing write.
 var errWrite = errors.New("conformance: injected write failure")
 
 // simulated are the [answers] of a [Fake].
@@ -257,7 +256,6 @@ type watched struct {
 	packet   ruleset.Packet
 	from     string
 	verdicts []ruleset.Verdict
-	// forwards is the number of verdicts that forward.
 	forwards int
 	// endpoints holds the endpoints of the verdicts' Services in any of the rulesets:
 	// the references to a Service and its pools need not change at the same time.

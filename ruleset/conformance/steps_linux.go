@@ -20,11 +20,9 @@ import (
 
 // memory is what steps of a script remember.
 type memory struct {
-	// clients holds the endpoints that clients reached.
 	clients map[client]netip.AddrPort
 	held    *Held
-	// other is another node.
-	other *play
+	other   *play
 }
 
 // client is an external client, or the flow of one from a port, with the number of a target.

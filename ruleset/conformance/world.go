@@ -91,16 +91,13 @@ type answers interface {
 // skips holds the features that a backend lacks, as [Options].Skip.
 type skips map[Feature]string
 
-// does reports whether the backend supports the feature.
 func (s skips) does(f Feature) bool {
 	_, lacks := s[f]
 	return !lacks
 }
 
-// hashSeed is the hash seed of every world.
 const hashSeed = 0x70726f78696572
 
-// config is the configuration of a world.
 type config struct {
 	// clients and remotePods are the numbers of hosts, 0 for the default.
 	clients           int
@@ -133,7 +130,6 @@ func newWorldOf(tb testing.TB, c config, families []tracker.Family, skip skips, 
 	return w
 }
 
-// firstNode returns the node at the start of a world.
 func firstNode(families []tracker.Family) tracker.NodeInfo {
 	return tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, func(f tracker.Family) netip.Addr { return address(nodeName, f) })}
 }
@@ -207,7 +203,6 @@ func (w *World) Sync() {
 	}
 }
 
-// packet returns a packet from a host.
 func (w *World) packet(from string, proto v1.Protocol, to netip.AddrPort) ruleset.Packet {
 	f := tracker.FamilyOf(to.Addr())
 	return ruleset.Packet{
@@ -215,7 +210,6 @@ func (w *World) packet(from string, proto v1.Protocol, to netip.AddrPort) rulese
 	}
 }
 
-// nodeAddresses returns all local addresses of the node.
 func (w *World) nodeAddresses(f tracker.Family) []netip.Addr {
 	out := nodeAddresses(f)
 	for _, name := range w.config.bound {
@@ -224,7 +218,6 @@ func (w *World) nodeAddresses(f tracker.Family) []netip.Addr {
 	return out
 }
 
-// podAt returns the name of the pod with the address, or "".
 func (w *World) podAt(a netip.Addr) string {
 	i := slices.IndexFunc(w.pods, func(name string) bool { return address(name, tracker.FamilyOf(a)) == a })
 	if i < 0 {
@@ -255,7 +248,6 @@ func (w *World) describe(v ruleset.Verdict) string {
 	return sortWords(strings.Join(names, " "))
 }
 
-// probe is one connection of a host.
 type probe struct {
 	from  string
 	proto v1.Protocol
@@ -318,7 +310,6 @@ func (w *World) judgeAll(probes []probe) (failed []probe, err error) {
 	return failed, err
 }
 
-// each returns the results of f for every family.
 func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {
 	out := make([]T, 0, len(families))
 	for _, x := range families {
@@ -364,5 +355,4 @@ func (w *World) compareDump() error {
 	return nil
 }
 
-// syncOnly syncs a Cursor.
 func syncOnly(c *ruleset.Cursor) error { return c.Sync(context.Background()) }

@@ -22,15 +22,13 @@ type connections struct {
 	options Options
 	net     *network
 	backend ruleset.Backend
-	// dump is Random.Dump.
-	dump func(testing.TB, Env, ruleset.Backend) string
+	dump    func(testing.TB, Env, ruleset.Backend) string
 	// made counts the results of the last check's connections.
 	made tally
 	// memory is what steps of scripts remember.
 	memory
 }
 
-// lab returns the hosts of the world.
 func (w *World) lab() *connections { return w.answers.(*connections) }
 
 // NewWorld makes a World without Services, for tests beyond those of [Run]: pods on the node and on another one, and

@@ -67,7 +67,6 @@ func (a *IDs[K]) Get(key K) (uint32, error) {
 	return id, nil
 }
 
-// free takes a free ID.
 func (a *IDs[K]) free() (uint32, bool) {
 	for len(a.freed) > 0 {
 		id := a.freed[0]

@@ -30,7 +30,6 @@ import (
 type Ledger[Owner, Item comparable] struct {
 	items  map[Item]use
 	claims map[Owner]map[Item]struct{}
-	// unused holds the items without users.
 	unused map[Item]struct{}
 }
 

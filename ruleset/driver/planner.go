@@ -70,8 +70,7 @@ type Driver struct {
 
 // owner is a Service that has or may have entries.
 type owner struct {
-	key tracker.Key
-	// number identifies the owner in the tables.
+	key    tracker.Key
 	number int
 	// gone means that the Service was removed, and failed that its last change was not written.
 	gone   bool
@@ -207,7 +206,6 @@ func (d *Driver) owner(k tracker.Key) *owner {
 	return o
 }
 
-// want replaces the entries that an owner wants.
 func (d *Driver) want(o *owner, s *ruleset.Port) {
 	o.gone, o.failed = s == nil, nil
 	for _, t := range d.plane.Tables {

@@ -41,7 +41,6 @@ func (s *Slots[P, V]) WantPool(p P, lists ...[]V) (size int) {
 	return size
 }
 
-// wantList requests slots from number first.
 func (s *Slots[P, V]) wantList(p P, first int, values []V) {
 	s.at, s.stays = s.at[:0], append(s.stays[:0], make([]bool, len(values))...)
 	for i := range values {

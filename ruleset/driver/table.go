@@ -104,7 +104,6 @@ func (t *Table[K, V]) complete() error {
 	return nil
 }
 
-// read reads the table.
 func (t *Table[K, V]) read(d *ruleset.Delta) error {
 	if t.Installed == nil {
 		for e := range t.all() {
@@ -145,7 +144,6 @@ func (t *Table[K, V]) all() iter.Seq[*entry[K, V]] {
 	}
 }
 
-// get returns the entry of a key.
 func (t *Table[K, V]) get(k K) *entry[K, V] {
 	h := maphash.Comparable(t.seed, k)
 	first := t.entries[h]
@@ -159,7 +157,6 @@ func (t *Table[K, V]) get(k K) *entry[K, V] {
 	return e
 }
 
-// forget records that the table does not have an entry.
 func (t *Table[K, V]) forget(e *entry[K, V]) {
 	if e.state = absent; e.users != 0 {
 		return
@@ -180,7 +177,6 @@ func (t *Table[K, V]) forget(e *entry[K, V]) {
 	}
 }
 
-// reset ends a delta.
 func (t *Table[K, V]) reset() {
 	clear(t.puts)
 	clear(t.held)
@@ -239,7 +235,6 @@ func (t *Table[K, V]) All() iter.Seq2[K, V] {
 	}
 }
 
-// has reports whether the table has an entry with a value.
 func (t *Table[K, V]) has(e *entry[K, V], v V) bool { return e.state == present && t.Equal(e.value, v) }
 
 // find returns the entry of a key. A Service usually wants what it had, in the same order.
@@ -253,7 +248,6 @@ func (t *Table[K, V]) find(k K) *entry[K, V] {
 	return t.get(k)
 }
 
-// end ends the plan of a Service.
 func (t *Table[K, V]) end(owner int) error {
 	var left []*entry[K, V]
 	for _, e := range t.before {

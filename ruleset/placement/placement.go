@@ -122,8 +122,7 @@ type Change struct {
 	nodes  []string
 	zones  []string
 	except map[string]struct{}
-	// info is the information that the nodes have in common.
-	info tracker.NodeInfo
+	info   tracker.NodeInfo
 }
 
 // Everywhere reports whether the change is that of all nodes.

@@ -66,7 +66,6 @@ type NodePorts struct {
 	failed map[types.NamespacedName]string // the last error reported by Failed
 }
 
-// openPort holds the server of a Service.
 type openPort struct {
 	port   uint16
 	addrs  []netip.Addr

@@ -48,7 +48,6 @@ type Proxy struct {
 	families   map[tracker.Family]*progress
 }
 
-// progress is the state of one family.
 type progress struct {
 	queued  time.Time // the oldest update that no sync has started to apply; zero for none
 	syncing time.Time // the oldest update in the current sync
@@ -90,7 +89,6 @@ func (p *Proxy) Hooks() *runner.Hooks {
 	}
 }
 
-// each calls f for the given families, or for all if none are given.
 func (p *Proxy) each(families []tracker.Family, f func(*progress)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,7 +186,6 @@ type status struct {
 	Status map[v1.IPFamily]familyStatus `json:"status,omitempty"`
 }
 
-// ok reports whether the check succeeds.
 func (s status) ok() bool {
 	return s.Healthy && (s.NodeEligible == nil || *s.NodeEligible)
 }

@@ -186,7 +186,6 @@ func (s *Services) Handler(name types.NamespacedName, family tracker.Family) htt
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.serve(w, name, family) })
 }
 
-// serve writes the response of [Services.Handler].
 func (s *Services) serve(w http.ResponseWriter, name types.NamespacedName, family tracker.Family) {
 	_, local, _ := s.Get(name, family)
 	a := response{LocalEndpoints: local, ServiceProxyHealthy: s.cfg.ProxyHealthy == nil || s.cfg.ProxyHealthy()}
