@@ -32,6 +32,10 @@ func TestReleasesDeltas(t *testing.T) {
 	})
 }
 
+func TestRefusesNothing(t *testing.T) {
+	backendtest.RefusesNothing(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return simulated(tb, env, NFT, false) }, newVendorPlane)
+}
+
 // simulated returns a data plane in memory. Some of its failing writes meet a lock, some are
 // refused or too large, and some programs are killed, before or after their work.
 func simulated(tb testing.TB, env conformance.SimEnv, flavor Flavor, divided bool) conformance.Fake {

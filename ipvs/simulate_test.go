@@ -29,6 +29,8 @@ func TestReleasesDeltas(t *testing.T) {
 	backendtest.ReleasesDeltas(t, newPlane)
 }
 
+func TestRefusesNothing(t *testing.T) { backendtest.RefusesNothing(t, newPlane, newVendorPlane) }
+
 // foreignMark is what network policies of another program set in the mark of all packets.
 const foreignMark = "0x30000/0x30000"
 

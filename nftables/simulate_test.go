@@ -34,6 +34,10 @@ func TestReleasesDeltas(t *testing.T) {
 	backendtest.ReleasesDeltas(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, 0) })
 }
 
+func TestRefusesNothing(t *testing.T) {
+	backendtest.RefusesNothing(t, func(tb testing.TB, env conformance.SimEnv) conformance.Fake { return newPlane(tb, env, 0) }, newVendorPlane)
+}
+
 // newPlane returns a data plane in memory whose transactions have at most limit bytes.
 func newPlane(tb testing.TB, env conformance.SimEnv, limit int) conformance.Fake {
 	m := newMemory()

@@ -205,7 +205,7 @@ func (e *Engine) admitted(now *Port) *Port {
 	if refused {
 		c := *now
 		c.LeftOut = &LeftOut{
-			Text:      fmt.Sprintf("its namespace has no room for it beside older Services: it costs %d elements; left out: all rules", now.Cost()),
+			Text:      fmt.Sprintf("its namespace has no room for it beside older Services: it costs %d elements; left out: all rules", e.budget.cost(now)),
 			Endpoints: max(len(now.Selection.Cluster), len(now.Selection.Local)),
 		}
 		now = &c

@@ -25,7 +25,7 @@ type Budget struct {
 	// The others have no rules.
 	Namespace int
 	// Total is the maximum cost of all Services. If they cost more, the namespaces that cost most get an equal number
-	// of elements each, as if that were Namespace.
+	// of elements each, as if that were Namespace. A pool costs at least a 524,287th of Total, 10 elements by default.
 	Total int
 	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of all that waits is more.
 	// Syncs divide larger changes into several deltas: see [Cursor.Sync]. A smaller [Limits].Delta of a backend
@@ -69,6 +69,21 @@ func (s *Port) Cost() int {
 }
 
 var poolTargets = [...]Target{TargetCluster, TargetLocal}
+
+// maxPools is the maximum number of pools. Package nftables numbers twice as many in a family: a
+// change may add pools before it removes others.
+const maxPools = 1<<19 - 1
+
+// cost returns what s takes of b.Namespace and b.Total.
+func (b *Budget) cost(s *Port) int {
+	pools := 0
+	for _, t := range poolTargets {
+		if len(s.Pool(t)) != 0 {
+			pools++
+		}
+	}
+	return max(s.Cost(), pools*((b.Total+maxPools-1)/maxPools))
+}
 
 // limit returns s within the bounds on one Service port, with what they leave out.
 func (b *Budget) limit(s *Port) *Port {

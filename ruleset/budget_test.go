@@ -467,6 +467,38 @@ func TestTotalIsSharedByNamespaces(t *testing.T) {
 	}
 }
 
+// TestPoolsAreBounded has Services with one endpoint and as many pools as that allows.
+func TestPoolsAreBounded(t *testing.T) {
+	ep := endpoint("10.0.0.1:80", "n1")
+	ep.Ready, ep.Weight = true, 1
+	for _, local := range []bool{false, true} {
+		s := Compile(tracker.PortState{
+			Port:      &tracker.ServicePort{Key: key("a", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80, NodePort: 30000, ExternalLocal: local},
+			Endpoints: []*tracker.Endpoint{ep},
+		}, &Node{Info: tracker.NodeInfo{Name: "n1"}})
+		pools := len(s.Pool(TargetCluster)) + len(s.Pool(TargetLocal))
+		for _, total := range []int{100, maxPools, maxPools + 1, DefaultBudget().Total, 50_000_000} {
+			b := Budget{Total: total}
+			if all := total / b.cost(s) * pools; all > maxPools {
+				t.Errorf("policy Local %t, a total of %d: %d pools", local, total, all)
+			}
+			if b.cost(s) != s.Cost() && total < maxPools {
+				t.Errorf("policy Local %t, a total of %d: a Service costs %d, not %d", local, total, b.cost(s), s.Cost())
+			}
+		}
+	}
+	b := DefaultBudget()
+	b.Namespace = 35
+	tr, e, over := budgeted(t, b)
+	a := tenant{tr, "a", 1}
+	for i := range 6 {
+		a.set(i, 1)
+	}
+	if got, want := endpointsOf(e), "a/s0:1 a/s1:1 a/s2:1"; got != want || over["s3"] != 1 {
+		t.Errorf("served %q, want %q; over the budget: %v", got, want, over)
+	}
+}
+
 // TestRefusedServiceIsExplained reads why a port has no rules.
 func TestRefusedServiceIsExplained(t *testing.T) {
 	tr, e, _ := budgeted(t, Budget{Namespace: 4})

@@ -530,7 +530,7 @@ func (e *Engine) compile(j *job) {
 	e.strip(now, s)
 	j.full = e.budget.limit(now)
 	if e.budget.bounded() {
-		e.want(j.id, s.port, min(j.full.Cost(), math.MaxInt32))
+		e.want(j.id, s.port, min(e.budget.cost(j.full), math.MaxInt32))
 	}
 }
 

@@ -40,10 +40,7 @@ func Simulate(t *testing.T, skip map[conformance.Feature]string, planes ...func(
 // holds every Service as it was then, and so would old versions for as long as the backend lives.
 func ReleasesDeltas(t *testing.T, plane func(testing.TB, conformance.SimEnv) conformance.Fake) {
 	p := NewNode(t, tracker.Config{})
-	w := &witness{Backend: plane(t, conformance.SimEnv{
-		Families: []tracker.Family{tracker.IPv4, tracker.IPv6}, NodeAddresses: nodeAddrs,
-		Fail: func() error { return nil }, Look: func() {},
-	}).Backend()}
+	w := &witness{Backend: plane(t, SimEnv()).Backend()}
 	cursor := p.Engine.Attach("backend", w)
 	sync := func() {
 		t.Helper()
