@@ -48,10 +48,7 @@ func processState(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	read := func(name string) string {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(name))(t)
 		return string(text)
 	}
 	out["oom_score_adj"] = read("/proc/self/oom_score_adj")
@@ -86,10 +83,7 @@ func processState(t *testing.T) map[string]string {
 		out["http.DefaultServeMux"] += path + " is " + pattern + "\n"
 	}
 	for name, g := range map[string]prometheus.Gatherer{"the default registry": prometheus.DefaultGatherer, "the registry of Kubernetes": legacyregistry.DefaultGatherer} {
-		families, err := g.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		families := must.Get(g.Gather())(t)
 		for _, f := range families {
 			out[name] += f.GetName() + "\n"
 		}
@@ -99,10 +93,7 @@ func processState(t *testing.T) map[string]string {
 
 // TestImportRegistersNoMetricsButThoseOfComponentBase looks for families that the agent's packages have registered.
 func TestImportRegistersNoMetricsButThoseOfComponentBase(t *testing.T) {
-	families, err := legacyregistry.DefaultGatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(legacyregistry.DefaultGatherer.Gather())(t)
 	// The last four are component-base's own.
 	known := regexp.MustCompile(`^(go_.*|process_.*|kubernetes_feature_enabled|registered_metrics_total|disabled_metrics_total|hidden_metrics_total|cardinality_enforcement_.*)$`)
 	for _, f := range families {
@@ -129,10 +120,7 @@ func newCluster(t *testing.T, n network) cluster {
 	s := controlplane.New(t, controlplane.Config{
 		Host: control, Address: "10.0.0.2", APIServerFlags: []string{"--allow-privileged", "--max-requests-inflight=2000"},
 	})
-	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", s.Kubeconfig()))(t)
 	config.QPS = -1
 	config.Dial = func(ctx context.Context, network, to string) (net.Conn, error) {
 		return n.node.Dial(ctx, network, "", to)
@@ -147,14 +135,8 @@ func (c cluster) clientset(t *testing.T) (kubernetes.Interface, func()) {
 	config := rest.CopyConfig(c.config)
 	connections := connrotation.NewDialer(connrotation.DialFunc(config.Dial))
 	config.Dial = connections.DialContext
-	hc, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cs, err := kubernetes.NewForConfigAndClient(config, hc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hc := must.Get(rest.HTTPClientFor(config))(t)
+	cs := must.Get(kubernetes.NewForConfigAndClient(config, hc))(t)
 	return cs, connections.CloseAll
 }
 
@@ -214,10 +196,7 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 	ended := make(chan error)
 	run := func(o agent.Options) *agent.Agent {
 		t.Helper()
-		a, err := agent.New(ctx, o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(agent.New(ctx, o))(t)
 		go func() { ended <- a.Run(ctx) }()
 		return a
 	}
@@ -315,17 +294,11 @@ func TestHollowNodesAreSmall(t *testing.T) {
 	var all []*agent.Agent
 	start := time.Now()
 	for i := range nodes {
-		client, err := kubeapi.NewClient(c.config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		client := must.Get(kubeapi.NewClient(c.config))(t)
 		clients = append(clients, client)
 		name := fmt.Sprintf("hollow-%d", i)
 		must.Get(cs.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
-		a, err := agent.New(ctx, agent.Options{Config: config, NodeName: name, Client: client, Backend: agent.Discard, Listen: agent.ListenNowhere})
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := must.Get(agent.New(ctx, agent.Options{Config: config, NodeName: name, Client: client, Backend: agent.Discard, Listen: agent.ListenNowhere}))(t)
 		all = append(all, a)
 		go func() { ended <- a.Run(ctx) }()
 	}
@@ -364,10 +337,7 @@ func TestHollowNodesAreSmall(t *testing.T) {
 // in bytes.
 func privateMemory(t *testing.T, pid int) uint64 {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid)))(t)
 	for line := range strings.Lines(string(text)) {
 		var kib uint64
 		if n, _ := fmt.Sscanf(line, "Pss: %d kB", &kib); n == 1 {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -117,22 +118,16 @@ func TestTrackerFollowsObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until("the other endpoint", func() bool { return w.services()["web"] == "1 endpoints, 0 local" })
-	if err := w.client.DiscoveryV1().EndpointSlices("ns").Delete(ctx, "web-1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.client.DiscoveryV1().EndpointSlices("ns").Delete(ctx, "web-1", metav1.DeleteOptions{}))
 	w.until("no endpoint", func() bool { return w.services()["web"] == "0 endpoints, 0 local" })
-	if err := w.client.CoreV1().Services("ns").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.client.CoreV1().Services("ns").Delete(ctx, "web", metav1.DeleteOptions{}))
 	w.until("no web", func() bool { return len(w.services()) == 1 })
 }
 
 func TestEndpointsStayLocalWithoutNode(t *testing.T) {
 	w := newWorld(t, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
-	if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}))
 	w.until("the node has a name alone", func() bool { return w.tracker.Node().Equal(tracker.NodeInfo{Name: "here"}) })
 	if got := w.services()["web"]; got != "1 endpoints, 1 local" {
 		t.Errorf("web has %s", got)

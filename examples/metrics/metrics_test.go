@@ -45,10 +45,7 @@ func newSet(mode string) *Set {
 // families returns all exported metrics by name.
 func families(t *testing.T, s *Set) map[string]*dto.MetricFamily {
 	t.Helper()
-	list, err := prometheus.Gatherers{s.Registry(), processGatherer()}.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(prometheus.Gatherers{s.Registry(), processGatherer()}.Gather())(t)
 	out := map[string]*dto.MetricFamily{}
 	for _, f := range list {
 		out[f.GetName()] = f
@@ -222,14 +219,8 @@ func TestDeltasSetEndpointMetrics(t *testing.T) { synctest.Test(t, deltasSetEndp
 // deltasSetEndpointMetrics runs in a bubble, whose time is before epoch.
 func deltasSetEndpointMetrics(t *testing.T) {
 	s := newSet("nftables")
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
+	e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	cur := e.Attach("metrics", s)
 	local := v1.ServiceInternalTrafficPolicyLocal

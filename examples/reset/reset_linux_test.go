@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
@@ -361,9 +362,7 @@ func TestConnectionsToFailedNodeEndWithThePodObject(t *testing.T) {
 			t.Errorf("%+v: %d pairs, want none", pod1, n)
 		}
 		for _, c := range conns {
-			if err := c.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.SetDeadline(time.Now().Add(50*time.Millisecond)))
 			_, err := c.Write([]byte("who?"))
 			if err == nil {
 				_, err = c.Read(make([]byte, 1))
@@ -416,9 +415,7 @@ func TestRestartKeepsPairs(t *testing.T) {
 	s.silence("pod1", true)
 	s.endpoints("web", ready("pod2"))
 	s.write()
-	if err := s.reset.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.reset.Close())
 	// The kernel ends connections while no process runs.
 	if _, err := ask(c); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("%v, want a reset", err)
@@ -426,10 +423,7 @@ func TestRestartKeepsPairs(t *testing.T) {
 	if err := s.reset.Run(t.Context()); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Run of a closed Resetter: %v", err)
 	}
-	next, err := New(t.Context(), Config{NetNS: s.hosts["node"].File(), Delay: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	next := must.Get(New(t.Context(), Config{NetNS: s.hosts["node"].File(), Delay: time.Millisecond}))(t)
 	t.Cleanup(func() { next.Close() })
 	s.reset = next
 	if n := s.pairs(); n != 4 || len(next.plan.endpoints) != 2 {
@@ -437,10 +431,7 @@ func TestRestartKeepsPairs(t *testing.T) {
 	}
 	// The endpoint returns: a full delta has it.
 	s.silence("pod1", false)
-	plane, err := nftables.New(t.Context(), nftables.Config{NetNS: s.hosts["node"].File()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plane := must.Get(nftables.New(t.Context(), nftables.Config{NetNS: s.hosts["node"].File()}))(t)
 	t.Cleanup(func() { plane.Close() })
 	s.cursor = s.pipe.Engine.Attach("again", next.Wrap(plane))
 	s.endpoints("web", ready("pod1"), ready("pod2"))
@@ -457,9 +448,7 @@ func TestSilentSocketsAreDestroyed(t *testing.T) {
 		other := s.conn("node", to, "pod2")
 		s.silence("pod1", true)
 		ended := make(chan error, 1)
-		if err := c.SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.SetDeadline(time.Now().Add(testtime.Timeout)))
 		go func() {
 			_, err := c.Read(make([]byte, 1))
 			ended <- err
@@ -536,9 +525,7 @@ func TestManyConnectionsCostOnePair(t *testing.T) {
 func TestCleanupRemovesTheTable(t *testing.T) {
 	s := newSite(t, Config{})
 	for range 2 {
-		if err := Cleanup(t.Context(), Config{NetNS: s.hosts["node"].File()}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Cleanup(t.Context(), Config{NetNS: s.hosts["node"].File()}))
 	}
 	conn := s.dial("node")
 	defer conn.Close()
@@ -557,37 +544,25 @@ func TestManyOpenFiles(t *testing.T) {
 	netlab.ManyFiles(t)
 	host := netlab.NewHost(t)
 	c := Config{NetNS: host.File()}
-	r, err := New(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(t.Context(), c))(t)
 	defer r.Close()
 	want := pair{netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.244.1.2:8080")}
-	if err := r.table.add(t.Context(), []pair{want}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.table.add(t.Context(), []pair{want}))
 	pairs, err := r.table.list(t.Context())
 	if left := pairs[want]; err != nil || len(pairs) != 1 || left <= 0 || left > lifetime {
 		t.Errorf("%v after add: %v", pairs, err)
 	}
-	if err := r.table.remove(t.Context(), []pair{want}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.table.remove(t.Context(), []pair{want}))
 	if pairs, err := r.table.list(t.Context()); err != nil || len(pairs) != 0 {
 		t.Errorf("%v after remove: %v", pairs, err)
 	}
-	if err := Cleanup(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Cleanup(t.Context(), c))
 }
 
 // TestRulesReadAsDocumented compares the rules with what nft prints.
 func TestRulesReadAsDocumented(t *testing.T) {
 	s := newSite(t, Config{})
-	out, err := s.hosts["node"].Run(t, "nft", "list chain inet "+tableName+" forward")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(s.hosts["node"].Run(t, "nft", "list chain inet "+tableName+" forward"))(t)
 	for _, want := range []string{
 		"ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @addresses-4",
 		"ct original ip6 daddr . ct original proto-dst . ip6 daddr . tcp dport @addresses-6",

@@ -16,6 +16,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -44,14 +45,9 @@ func brief(t *testing.T, mode string) *options {
 // open opens the world of the options.
 func open(t *testing.T, o *options) *world {
 	t.Helper()
-	w, err := o.newWorld(modes[slices.Index(modeNames(), o.modes)], o.seed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(o.newWorld(modes[slices.Index(modeNames(), o.modes)], o.seed))(t)
 	t.Cleanup(w.close)
-	if err := w.open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.open(t.Context()))
 	if w.rec.failed() {
 		t.Fatalf("at the start: %q", w.rec.failures)
 	}
@@ -102,9 +98,7 @@ func TestLossesAndLeftoversAreFound(t *testing.T) {
 	w.rec.failures = nil
 	w.shell("nft 'add table ip left; add set ip left mine {type ipv4_addr; elements = {198.51.100.7};}'")
 	o.settle = 5 * time.Second
-	if err := w.end(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.end(t.Context()))
 	if text := lines(w.rec.failures); !strings.Contains(text, "198.51.100.7") {
 		t.Errorf("failures %q, want 198.51.100.7", text)
 	}
@@ -121,10 +115,7 @@ func localPod() *place {
 // oneService returns an oracle with a Service that is in effect and has one endpoint, and its slice.
 func oneService(t *testing.T) (*oracle, *discovery.EndpointSlice) {
 	t.Helper()
-	o, err := newOracle("primary")
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(newOracle("primary"))(t)
 	svc := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "world", Name: "a"},
 		Spec:       v1.ServiceSpec{ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"}, Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}},
@@ -229,9 +220,7 @@ func TestSeedRepeatsWorld(t *testing.T) {
 // TestFullTrackingEnds fills connection tracking again while it is full.
 func TestFullTrackingEnds(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "max")
-	if err := os.WriteFile(file, []byte("262144\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("262144\n"), 0o600))
 	for _, d := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond} {
 		if _, err := fillTracking(file, d); err != nil {
 			t.Fatal(err)
@@ -261,9 +250,7 @@ func TestChaosInVM(t *testing.T) {
 	if !inMachine() {
 		// The machine gets the folder testdata. It lacks shared libraries.
 		dir := t.TempDir()
-		if err := build(t.Context(), filepath.Join(dir, agent), "CGO_ENABLED=0"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, build(t.Context(), filepath.Join(dir, agent), "CGO_ENABLED=0"))
 		t.Chdir(dir)
 	}
 	if !vm.Inside(t, vm.Debian) {

@@ -15,19 +15,14 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/examples/agent"
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // TestPagesAreObjectsForPrograms decodes the pages strictly, as the types that Kubernetes
 // publishes for them.
 func TestPagesAreObjectsForPrograms(t *testing.T) {
-	c, err := agent.ParseArgs([]string{"--manifests", t.TempDir(), "--hostname-override", "n1", "--proxy-mode", "nftables"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := agent.New(t.Context(), agent.Options{Config: c, Version: "v0.0.0", Backend: agent.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(agent.ParseArgs([]string{"--manifests", t.TempDir(), "--hostname-override", "n1", "--proxy-mode", "nftables"}, nil))(t)
+	a := must.Get(agent.New(t.Context(), agent.Options{Config: c, Version: "v0.0.0", Backend: agent.Discard}))(t)
 	defer a.Close()
 	read := func(path, form, version, kind string, out any) {
 		t.Helper()

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 // drawn runs the command and returns its pictures by name.
@@ -21,9 +23,7 @@ func drawn(t *testing.T, bench string, rivals ...string) (map[string]string, err
 	file := func(name, text string) string {
 		t.Helper()
 		name = filepath.Join(dir, name)
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(name, []byte(text), 0o644))
 		return name
 	}
 	args := []string{"--graphs", dir, "--bench", file("bench", bench)}
@@ -33,16 +33,10 @@ func drawn(t *testing.T, bench string, rivals ...string) (map[string]string, err
 	if err := run(t.Context(), args, io.Discard); err != nil {
 		return nil, err
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "*.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(filepath.Join(dir, "*.svg")))(t)
 	out := map[string]string{}
 	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(f))(t)
 		out[filepath.Base(f)] = string(text)
 	}
 	return out, nil
@@ -69,17 +63,11 @@ PASS
 // TestSameInputGivesSameBytes draws twice, and compares the pictures in the tree with
 // pictures drawn from the data beside them.
 func TestSameInputGivesSameBytes(t *testing.T) {
-	first, err := drawn(t, benchText, rivalText)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(drawn(t, benchText, rivalText))(t)
 	if len(first) != 4 {
 		t.Errorf("%d pictures, want 4", len(first))
 	}
-	again, err := drawn(t, benchText, rivalText)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(drawn(t, benchText, rivalText))(t)
 	for name, text := range first {
 		if again[name] != text {
 			t.Errorf("%s differs from itself", name)
@@ -105,10 +93,7 @@ func TestSameInputGivesSameBytes(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, first["one-change-dark.svg"])
 		}
 	}
-	later, err := drawn(t, benchText, rivalText, strings.Replace(rivalText, "0.6", "0.7", 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	later := must.Get(drawn(t, benchText, rivalText, strings.Replace(rivalText, "0.6", "0.7", 1)))(t)
 	if want := "kube-proxy: 700 ms with 100 Services."; !strings.Contains(later["cold-start-dark.svg"], want) {
 		t.Errorf("with a later file, no %q in\n%s", want, later["cold-start-dark.svg"])
 	}
@@ -117,16 +102,10 @@ func TestSameInputGivesSameBytes(t *testing.T) {
 	}
 
 	data := func(name string) string {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(name))(t)
 		return string(text)
 	}
-	kept, err := drawn(t, data("testdata/nftables.txt"), data("testdata/rival-45000.json"), data("testdata/rival-10000.json"), data("testdata/rival.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := must.Get(drawn(t, data("testdata/nftables.txt"), data("testdata/rival-45000.json"), data("testdata/rival-10000.json"), data("testdata/rival.json")))(t)
 	for name, text := range kept {
 		got, err := os.ReadFile(name)
 		if err != nil || !bytes.Equal(got, []byte(text)) {

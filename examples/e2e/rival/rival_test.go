@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
@@ -69,17 +70,10 @@ func TestEveryPhaseIsMeasured(t *testing.T) {
 	dir := t.TempDir()
 	var out strings.Builder
 	file := filepath.Join(dir, "rival.json")
-	if err := run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", programs.APIServer, "--json", file, "--logs", dir}, &out); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", programs.APIServer, "--json", file, "--logs", dir}, &out))
+	text := must.Get(os.ReadFile(file))(t)
 	var r Report
-	if err := json.Unmarshal(text, &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &r))
 	if len(r.Runs) < 2 {
 		t.Errorf("%d runs, want at least 2", len(r.Runs))
 	}
@@ -133,9 +127,7 @@ func TestRivalInVM(t *testing.T) {
 			t.Fatalf("cannot build nodeproxy: %v\n%s", err, text)
 		}
 		for name, path := range map[string]string{"kube-apiserver": control.APIServer, "etcd": control.Etcd, "kube-proxy": kubeProxy} {
-			if err := os.Symlink(path, filepath.Join(dir, "testdata", name)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink(path, filepath.Join(dir, "testdata", name)))
 		}
 		t.Chdir(dir)
 	}
@@ -164,24 +156,17 @@ var update = flag.Bool("update", false, "rewrite the table in MEASUREMENTS.md")
 // TestTableIsThatOfTheData compares the table in MEASUREMENTS.md with testdata.
 func TestTableIsThatOfTheData(t *testing.T) {
 	var b strings.Builder
-	if err := run(t.Context(), []string{"--table", "testdata/rival-45000.json", "testdata/rival-10000.json", "testdata/rival.json", "testdata/vm/rival.json"}, &b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, run(t.Context(), []string{"--table", "testdata/rival-45000.json", "testdata/rival-10000.json", "testdata/rival.json", "testdata/vm/rival.json"}, &b))
 	const begin = "<!-- made by examples/e2e/rival -->\n"
 	const page, end = "../MEASUREMENTS.md", "<!-- end -->\n"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(page))(t)
 	before, rest, ok1 := strings.Cut(string(text), begin)
 	written, after, ok2 := strings.Cut(rest, end)
 	if !ok1 || !ok2 {
 		t.Fatalf("no table in %s", page)
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(page, []byte(before+begin+b.String()+end+after), 0o644))
 	} else if written != b.String() {
 		t.Errorf("the table in %s is not that of testdata; \"go test -run Table . -update\" writes it:\n%s", page, &b)
 	}
@@ -193,9 +178,7 @@ func TestLaterRunsReplaceEarlierOnes(t *testing.T) {
 		return Run{Proxy: nodeproxy, Mode: mode, Services: services, Start: Start{Seconds: seconds}}
 	}
 	var b strings.Builder
-	if err := Markdown(&b, &Report{Runs: []Run{run("iptables", 3000, 1), run("nftables", 45000, 2), run("nftables", 100, 3)}}, &Report{Runs: []Run{run("nftables", 45000, 4)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Markdown(&b, &Report{Runs: []Run{run("iptables", 3000, 1), run("nftables", 45000, 2), run("nftables", 100, 3)}}, &Report{Runs: []Run{run("nftables", 45000, 4)}}))
 	var rows []string
 	for line := range strings.Lines(b.String()) {
 		if f := strings.Split(strings.TrimSuffix(line, " |\n"), " | "); strings.Contains(line, "| nodeproxy |") && len(rows) < 3 {

@@ -23,6 +23,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/standin"
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -34,10 +35,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 	programs := controlplane.Need(t)
 	wine := standin.Start(t)
 	exe := build(t)
-	s, err := newSite(t.Context(), wine, programs, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(newSite(t.Context(), wine, programs, t.TempDir()))(t)
 	defer s.close()
 	defer func() {
 		if text, _ := os.ReadFile(s.log.Name()); t.Failed() {
@@ -51,9 +49,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 		}
 		return nil
 	}
-	if err := s.createServices(t.Context(), 3); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.createServices(t.Context(), 3))
 	step := func(name string, do func() error, done func() bool, wantWrites int) {
 		t.Helper()
 		s.check(t, name, do, done, wantWrites)
@@ -211,10 +207,7 @@ func build(t *testing.T) (exe string) {
 // check performs a step, and compares the writes.
 func (s *site) check(t *testing.T, name string, do func() error, done func() bool, wantWrites int) {
 	t.Helper()
-	m, err := s.step(t.Context(), name, do, done)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(s.step(t.Context(), name, do, done))(t)
 	if m.writes != wantWrites || m.gone != 0 {
 		t.Errorf("%s: %d writes, %d load balancers missing; want %d and 0", name, m.writes, m.gone, wantWrites)
 	}
@@ -227,20 +220,12 @@ func TestNodeproxyTakesOverAnOverlay(t *testing.T) {
 	programs := controlplane.Need(t)
 	wine := standin.Start(t)
 	exe := build(t)
-	s, err := newSite(t.Context(), wine, programs, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(newSite(t.Context(), wine, programs, t.TempDir()))(t)
 	defer s.close()
 	s.hns.SetNetwork(winkernel.Network{ID: "22222222-2222-3333-4444-555555555555", Name: "cluster", Type: winkernel.Overlay,
 		RemoteSubnets: []winkernel.RemoteSubnet{{Prefix: netip.MustParsePrefix("10.200.0.0/15"), Provider: netip.MustParseAddr("192.0.2.9")}}})
-	if err := s.createServices(t.Context(), 3); err != nil {
-		t.Fatal(err)
-	}
-	l, err := s.host.Listen("tcp4", "127.0.0.1:10249")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.createServices(t.Context(), 3))
+	l := must.Get(s.host.Listen("tcp4", "127.0.0.1:10249"))(t)
 	kubeProxy := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "kernelspace") })}
 	go kubeProxy.Serve(l)
 	defer kubeProxy.Close()
@@ -300,13 +285,8 @@ func (s *site) testService(t *testing.T, exe string) {
 	s.output(t, "reg.exe", "add", `HKLM\System\CurrentControlSet\Control\Session Manager\Environment`, "/v", variable, "/d", value)
 	s.wine.Stop()
 	cmd := s.command("cmd.exe")
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.host.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
+	must.Do(t, s.host.Start(cmd))
 	defer func() {
 		stdin.Close()
 		_ = cmd.Wait()
@@ -335,9 +315,7 @@ func (s *site) testService(t *testing.T, exe string) {
 
 	create(append(s.proxyFlags(), "--windows-service")...)
 	waitFor("RUNNING")
-	if err := waitForText(logFile, "synced"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, waitForText(logFile, "synced"))
 	if _, got, _ := s.host.Get("127.0.0.1:10249/proxyMode", 30*time.Second); got != "kernelspace" {
 		t.Errorf("/proxyMode of the service: %s", got)
 	}
@@ -359,19 +337,11 @@ func (s *site) testService(t *testing.T, exe string) {
 func (s *site) output(t *testing.T, exe string, args ...string) string {
 	t.Helper()
 	c := s.command(exe, args...)
-	f, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Create(filepath.Join(t.TempDir(), "output")))(t)
 	defer f.Close()
 	c.Stdout, c.Stderr = f, f
-	if err := s.host.Start(c); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.host.Start(c))
 	_ = c.Wait() // some verbs must fail
-	text, err := os.ReadFile(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(f.Name()))(t)
 	return string(text)
 }

@@ -19,10 +19,7 @@ func follow(t *testing.T, w *Watcher, r *Reader) []string {
 	defer cancel()
 	for {
 		must.Do(t, w.Wait(ctx))
-		c, err := r.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(r.Read())(t)
 		if c.Any {
 			return summary(c, r.path)
 		}
@@ -38,10 +35,7 @@ func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 		}
 		write(t, dir, map[string]string{"a.yaml": svc("a")})
 		r := NewReader(path)
-		w, err := NewWatcher(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(NewWatcher(path))(t)
 		defer w.Close()
 		must.Get(r.Read())(t)
 		step := func(what string, want ...string) {
@@ -60,10 +54,7 @@ func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 
 		// A slow program overwrites the file. Until the second half is written, the
 		// earlier objects stay in use.
-		f, err := os.Create(filepath.Join(dir, "a.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Create(filepath.Join(dir, "a.yaml")))(t)
 		begun, took := time.Now(), make(chan time.Duration, 1)
 		go func() {
 			defer f.Close()
@@ -87,10 +78,7 @@ func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 		write(t, dir, map[string]string{"a.yaml": "-"})
 		step("removed", "gone Service default/c", "gone Service default/d")
 		must.Do(t, os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "b.yaml")))
-		target, err := os.Readlink(filepath.Join(dir, "b.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		target := must.Get(os.Readlink(filepath.Join(dir, "b.yaml")))(t)
 		write(t, filepath.Dir(target), map[string]string{filepath.Base(target): svc("e")})
 		step("behind a link", "set Service default/e")
 	}

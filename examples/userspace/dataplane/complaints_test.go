@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -73,10 +74,7 @@ func TestTakenPortIsReportedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.cursor = w.engine.Attach("userspace", w.backend)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	w.tracker.SetService(&v1.Service{

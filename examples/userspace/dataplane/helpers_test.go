@@ -44,6 +44,16 @@ func newWorld(t *testing.T, c Config) *world {
 	return newHashedWorld(t, c, tracker.HashNone, 0)
 }
 
+// newServed returns a world with a Service at a free port, and the port.
+func newServed(t *testing.T, c Config, service string, proto v1.Protocol, endpoints ...netip.AddrPort) (*world, uint16) {
+	t.Helper()
+	w, port := newWorld(t, c), freePort(t, strings.ToLower(string(proto)))
+	w.service(service, proto, port)
+	w.endpoints(service, proto, endpoints...)
+	w.sync()
+	return w, port
+}
+
 // newHashedWorld is newWorld with a hash for all Services.
 func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world {
 	t.Helper()

@@ -17,6 +17,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -27,10 +28,7 @@ const (
 
 func TestEachSideClosesByItself(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "tcp")
-	w.service("web", tcp, port)
-	w.endpoints("web", tcp, serveTCP(t, "a"))
-	w.sync()
+	w, port := newServed(t, Config{}, "web", tcp, serveTCP(t, "a"))
 	c := w.connect(port)
 	sent := make([]byte, 3<<20)
 	rand.NewChaCha8([32]byte{}).Read(sent)
@@ -141,10 +139,7 @@ func TestRemovedEndpointIsDrained(t *testing.T) {
 	t.Parallel()
 	a, b := serveTCP(t, "a"), serveTCP(t, "b")
 	t.Run("connections continue", func(t *testing.T) {
-		w, port := newWorld(t, Config{Drain: time.Hour}), freePort(t, "tcp")
-		w.service("web", tcp, port)
-		w.endpoints("web", tcp, a)
-		w.sync()
+		w, port := newServed(t, Config{Drain: time.Hour}, "web", tcp, a)
 		c := w.connect(port)
 		drains := func() bool {
 			s := w.backend.services[w.engine.Snapshot().Ports[0].Key]
@@ -184,10 +179,7 @@ func TestRemovedEndpointIsDrained(t *testing.T) {
 	})
 	for _, drain := range []time.Duration{-1, time.Millisecond} {
 		t.Run("connections are reset", func(t *testing.T) {
-			w, port := newWorld(t, Config{Drain: drain}), freePort(t, "tcp")
-			w.service("web", tcp, port)
-			w.endpoints("web", tcp, a, b)
-			w.sync()
+			w, port := newServed(t, Config{Drain: drain}, "web", tcp, a, b)
 			gone, stays := w.connect(port), w.connect(port)
 			if gone.name == "b" {
 				gone, stays = stays, gone
@@ -271,10 +263,7 @@ func TestFloodOfConnectionsEndsItsOwn(t *testing.T) {
 	before := w.connect(victim)
 	const flood = 20 * limit
 	for i := range flood {
-		c, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), flooded[i%len(flooded)]).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), flooded[i%len(flooded)]).String()))(t)
 		defer c.Close()
 	}
 	eventually(t, "all but the limit have ended", func() bool {
@@ -295,10 +284,7 @@ func TestFloodOfConnectionsEndsItsOwn(t *testing.T) {
 // TestOldestConnectionIsReset opens connections to one Service beyond the limit.
 func TestOldestConnectionIsReset(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{MaxConnections: 3}), freePort(t, "tcp")
-	w.service("one", tcp, port)
-	w.endpoints("one", tcp, serveTCP(t, "a"))
-	w.sync()
+	w, port := newServed(t, Config{MaxConnections: 3}, "one", tcp, serveTCP(t, "a"))
 	var open []*client
 	for range 4 {
 		open = append(open, w.connect(port))
@@ -324,10 +310,7 @@ func (heldBefore) Release(netip.Addr) error { return syscall.EPERM }
 // TestAddressThatStaysFailsNoService starts with an address of an earlier process.
 func TestAddressThatStaysFailsNoService(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{Addresses: heldBefore{}}), freePort(t, "tcp")
-	w.service("web", tcp, port)
-	w.endpoints("web", tcp, serveTCP(t, "web"))
-	w.sync()
+	w, port := newServed(t, Config{Addresses: heldBefore{}}, "web", tcp, serveTCP(t, "web"))
 	w.connect(port)
 }
 
@@ -406,29 +389,9 @@ func TestPortMovesBetweenServicesWithoutLoss(t *testing.T) {
 	}
 }
 
-func TestServiceWithoutEndpointsRefuses(t *testing.T) {
-	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "tcp")
-	w.service("web", tcp, port)
-	a := serveTCP(t, "a")
-	for range 2 {
-		w.endpoints("web", tcp)
-		w.sync()
-		if _, err := connect(port); !errors.Is(err, syscall.ECONNREFUSED) || w.backend.Stats().Sockets != 0 {
-			t.Errorf("without endpoints: %v, %+v", err, w.backend.Stats())
-		}
-		w.endpoints("web", tcp, a)
-		w.sync()
-		w.connect(port)
-	}
-}
-
 func TestShutdownWaitsForConnections(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "tcp")
-	w.service("web", tcp, port)
-	w.endpoints("web", tcp, serveTCP(t, "a"))
-	w.sync()
+	w, port := newServed(t, Config{}, "web", tcp, serveTCP(t, "a"))
 	polite, stubborn := w.connect(port), w.connect(port)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -473,19 +436,5 @@ func TestInvalidConfigIsRejected(t *testing.T) {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", c, err)
 		}
-	}
-}
-
-func TestSCTPPortIsLeftOut(t *testing.T) {
-	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "tcp")
-	w.service("sctp", v1.ProtocolSCTP, 7)
-	w.service("web", tcp, port)
-	w.endpoints("sctp", v1.ProtocolSCTP, netip.MustParseAddrPort("127.0.0.1:7"))
-	w.endpoints("web", tcp, serveTCP(t, "a"))
-	w.sync()
-	w.connect(port)
-	if s := w.backend.Stats(); s.Sockets != 1 {
-		t.Errorf("stats %+v", s)
 	}
 }

@@ -68,12 +68,9 @@ func expect(t *testing.T, c net.Conn, text, want string) {
 
 func TestDatagramsOfAClientGoToOneEndpoint(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
 	b, _ := serveUDP(t, "b", nil)
-	w.service("dns", udp, port)
-	w.endpoints("dns", udp, a, b)
-	w.sync()
+	w, port := newServed(t, Config{}, "dns", udp, a, b)
 	names := map[string]int{}
 	for range 4 {
 		c := udpClient(t, port)
@@ -93,13 +90,10 @@ func TestDatagramsOfAClientGoToOneEndpoint(t *testing.T) {
 // TestUDPClientLeavesARemovedEndpoint also checks that a late answer arrives.
 func TestUDPClientLeavesARemovedEndpoint(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	hold := make(chan string)
 	a, _ := serveUDP(t, "a", hold)
 	b, _ := serveUDP(t, "b", nil)
-	w.service("dns", udp, port)
-	w.endpoints("dns", udp, a)
-	w.sync()
+	w, port := newServed(t, Config{}, "dns", udp, a)
 	c := udpClient(t, port)
 	c.Write([]byte("early"))
 	eventually(t, "there is a session", func() bool { return w.backend.Stats().Sessions == 1 })
@@ -117,12 +111,9 @@ func TestUDPClientLeavesARemovedEndpoint(t *testing.T) {
 
 func TestUDPSessionToADeadEndpointEnds(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	a, closeA := serveUDP(t, "a", nil)
 	b, _ := serveUDP(t, "b", nil)
-	w.service("dns", udp, port)
-	w.endpoints("dns", udp, a, b)
-	w.sync()
+	_, port := newServed(t, Config{}, "dns", udp, a, b)
 	var c net.Conn
 	for name := ""; name != "a x"; {
 		c = udpClient(t, port)
@@ -143,11 +134,8 @@ func TestUDPSessionToADeadEndpointEnds(t *testing.T) {
 
 func TestIdleUDPSessionEnds(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{UDPTimeout: 50 * time.Millisecond}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
-	w.service("dns", udp, port)
-	w.endpoints("dns", udp, a)
-	w.sync()
+	w, port := newServed(t, Config{UDPTimeout: 50 * time.Millisecond}, "dns", udp, a)
 	answered := func() {
 		t.Helper()
 		// On a busy machine a session may end before the endpoint has answered.
@@ -169,11 +157,8 @@ func TestIdleUDPSessionEnds(t *testing.T) {
 
 func TestOldestUDPSessionIsEvicted(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{MaxSessions: 3}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
-	w.service("dns", udp, port)
-	w.endpoints("dns", udp, a)
-	w.sync()
+	w, port := newServed(t, Config{MaxSessions: 3}, "dns", udp, a)
 	steady := udpClient(t, port)
 	for i := range 10 {
 		expect(t, steady, "x", "a x")
@@ -221,11 +206,8 @@ func TestFloodOfDatagramsEndsItsOwnSessions(t *testing.T) {
 // TestUDPSessionsEndWithoutEndpoints also removes the Service.
 func TestUDPSessionsEndWithoutEndpoints(t *testing.T) {
 	t.Parallel()
-	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
-	w.service("dns", udp, port)
-	w.endpoints("dns", udp, a)
-	w.sync()
+	w, port := newServed(t, Config{}, "dns", udp, a)
 	c := udpClient(t, port)
 	expect(t, c, "x", "a x")
 	w.endpoints("dns", udp)

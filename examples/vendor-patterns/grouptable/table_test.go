@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
@@ -162,9 +163,7 @@ func TestSharedEndpointIsInstalledOnce(t *testing.T) {
 	w := newWorld(t, false, func() bool { return false })
 	sync := func() {
 		t.Helper()
-		if err := w.cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.cursor.Sync(t.Context()))
 		w.agree()
 	}
 	sync()
@@ -190,9 +189,7 @@ func TestFailedEndpointIsTriedForTheNextService(t *testing.T) {
 		fail = false
 		return was
 	})
-	if err := w.cursor.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.cursor.Sync(t.Context()))
 	w.set("a", "10.96.0.1", false, 1)
 	w.set("b", "10.96.0.2", false, 1)
 	fail = true // the first write fails
@@ -203,9 +200,7 @@ func TestFailedEndpointIsTriedForTheNextService(t *testing.T) {
 	if len(w.sw.endpoints) != 1 || len(w.sw.groups) != 1 {
 		t.Errorf("the other has endpoints %v, groups %v", w.sw.endpoints, w.sw.groups)
 	}
-	if err := w.cursor.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.cursor.Sync(t.Context()))
 	w.agree()
 }
 
@@ -215,9 +210,7 @@ func TestRestartKeepsIDs(t *testing.T) {
 	w := newWorld(t, false, func() bool { return false })
 	sync := func() map[uint32]driver.Pool {
 		t.Helper()
-		if err := w.cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.cursor.Sync(t.Context()))
 		w.agree()
 		names, _ := w.sw.Groups()
 		return names

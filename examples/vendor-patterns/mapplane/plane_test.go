@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
@@ -104,10 +105,7 @@ func (w *world) restart(t testing.TB) {
 	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker}); err != nil {
 		t.Fatal(err)
 	}
-	plane, err := New(w.frontends, w.members)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plane := must.Get(New(w.frontends, w.members))(t)
 	w.cursor = w.engine.Attach("maps", plane)
 	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
@@ -198,9 +196,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	writes := func() int {
 		t.Helper()
 		w.frontends.writes, w.members.writes = 0, 0
-		if err := w.cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.cursor.Sync(t.Context()))
 		w.agree(t)
 		return w.frontends.writes + w.members.writes
 	}
@@ -225,9 +221,7 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 	for range 100 {
 		w.change(r)
 	}
-	if err := w.cursor.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.cursor.Sync(t.Context()))
 	for m := range w.members.All() {
 		if r.IntN(2) == 0 {
 			delete(w.members.m, m)
@@ -241,8 +235,6 @@ func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 	w.members.m[driver.Slot[driver.Pool]{N: 3}] = Endpoint{stray.Addr, 1}
 	w.members.look = func() {}
 	w.cursor.Resync()
-	if err := w.cursor.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.cursor.Sync(t.Context()))
 	w.agree(t)
 }

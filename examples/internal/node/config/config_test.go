@@ -318,10 +318,7 @@ func TestDefaultModeIsNoted(t *testing.T) {
 			fl := addFlags(pflag.NewFlagSet("run", pflag.ContinueOnError), "linux")
 			fl.AsKubeProxy = asKubeProxy
 			must.Do(t, fl.Parse(append([]string{"--hostname-override", "n1"}, args...)))
-			c, err := fl.Config()
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(fl.Config())(t)
 			noted := slices.ContainsFunc(c.Notes, func(n string) bool {
 				return strings.HasPrefix(n, "--proxy-mode is not given: mode nftables is used, where kube-proxy's default is iptables")
 			})
@@ -563,10 +560,7 @@ func TestFieldsWithoutEffectAreNoted(t *testing.T) {
 // TestListsHaveEveryField checks that the lists of fields and flags are complete.
 func TestListsHaveEveryField(t *testing.T) {
 	// everything must set every field.
-	files, err := newCodec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(newCodec())(t)
 	c, notes, err := files.decode([]byte(header + "mode: nftables\n" + everything))
 	if err != nil || len(notes) != 0 {
 		t.Fatalf("error %v, notes %q", err, notes)
@@ -666,10 +660,7 @@ func fieldsOf(path string, typ reflect.Type) (out []string) {
 
 // TestChartKnowsTheFields compares the fields of a configuration that the chart's schema allows with those that there are.
 func TestChartKnowsTheFields(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "examples/nodeproxy/deploy/chart/values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, "examples/nodeproxy/deploy/chart/values.schema.json")))(t)
 	var schema struct {
 		Properties struct {
 			Config struct{ PropertyNames struct{ Enum []string } }
@@ -747,10 +738,7 @@ func TestWrittenConfigIsReadBack(t *testing.T) {
 		first := of(t, args...)
 		path := filepath.Join(t.TempDir(), "written.yaml")
 		must.Do(t, first.Write(path))
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(path))(t)
 		second := of(t, "--config", path)
 		for _, note := range second.Notes {
 			if !strings.HasPrefix(note, "feature gate") && !strings.Contains(note, " has no effect") {
@@ -793,10 +781,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || validate(c, "linux", gates) != nil {
 			return
 		}
-		again, err := files.encode(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		again := must.Get(files.encode(c))(t)
 		if _, notes, err := files.decode(again); err != nil || len(notes) != 0 {
 			t.Fatalf("%s: error %v, notes %q", again, err, notes)
 		}
@@ -828,10 +813,7 @@ func TestWindowsHasItsOwnModeAndFlags(t *testing.T) {
 		t.Errorf("flags: mode %s, %+v, log file %q", c.Mode, w, c.LogFile)
 	}
 	wantNotes(t, c)
-	c, err = ofWindows(t, "winkernel: {networkName: net, enableDSR: true}\nwindowsRunAsService: true\niptables: {masqueradeAll: true}\n", "--config=f", "--enable-dsr=false")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c = must.Get(ofWindows(t, "winkernel: {networkName: net, enableDSR: true}\nwindowsRunAsService: true\niptables: {masqueradeAll: true}\n", "--config=f", "--enable-dsr=false"))(t)
 	if c.Mode != ModeKernelspace || c.Winkernel.Network != "net" || !c.Winkernel.EnableDSR {
 		t.Errorf("file: mode %s, %+v", c.Mode, c.Winkernel)
 	}

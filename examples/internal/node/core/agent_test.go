@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -29,32 +30,18 @@ import (
 func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
 	for name, succeeds := range map[string]bool{"the sync succeeds": true, "the sync fails": false} {
 		t.Run(name, func(t *testing.T) {
-			tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}))(t)
 			tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-			engine, err := ruleset.NewEngine(ruleset.Config{Source: tr})
-			if err != nil {
-				t.Fatal(err)
-			}
+			engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
 			var full bool
 			cursor := engine.Attach("rules", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 				full = d.Full
 				return nil
 			}))
-			if err := cursor.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cursor.Sync(t.Context()))
 			triggered := make(chan struct{}, 10)
-			r, err := runner.New(runner.Config{Hooks: &runner.Hooks{Queued: func(time.Time) { triggered <- struct{}{} }}}, func(context.Context) error { return nil })
-			if err != nil {
-				t.Fatal(err)
-			}
-			healthy, err := health.NewProxy(health.ProxyConfig{Timeout: time.Hour})
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(runner.New(runner.Config{Hooks: &runner.Hooks{Queued: func(time.Time) { triggered <- struct{}{} }}}, func(context.Context) error { return nil }))(t)
+			healthy := must.Get(health.NewProxy(health.ProxyConfig{Timeout: time.Hour}))(t)
 			healthy.Done(true)
 			a := &Agent{World: &objects.World{Config: &config.Config{SyncPeriod: time.Hour}}, observers: &observers{Proxy: healthy}, runner: r}
 			a.Log = slog.New(slog.DiscardHandler)
@@ -84,9 +71,7 @@ func TestDriftThatIsFoundDuringASyncIsRepaired(t *testing.T) {
 				<-triggered // a second later
 			}
 			full = false
-			if err := cursor.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cursor.Sync(t.Context()))
 			if !full {
 				t.Error("the next sync does not compare everything")
 			}
@@ -100,10 +85,7 @@ func TestListenersAreBounded(t *testing.T) {
 	listen := listenWithin(limits, new(net.ListenConfig).Listen)
 	var open []net.Listener
 	for range 2 {
-		x, err := listen(t.Context(), "tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must.Get(listen(t.Context(), "tcp4", "127.0.0.1:0"))(t)
 		defer x.Close()
 		open = append(open, x)
 	}

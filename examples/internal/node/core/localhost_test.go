@@ -25,20 +25,11 @@ import (
 // TestFlappingNodePortIsReportedOnce has NodePorts that come and go, and another program at their
 // port of the loopback address.
 func TestFlappingNodePortIsReportedOnce(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	port := taken.Addr().(*net.TCPAddr).Port
-	ports, err := ruleset.ParseNodePortAddresses([]string{"localhost"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := must.Get(ruleset.ParseNodePortAddresses([]string{"localhost"}))(t)
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}))(t)
 	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports})
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/metrics"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
@@ -26,16 +27,10 @@ import (
 // TestReportCountsAllDeltasOfASync divides the changes of a sync into several deltas.
 func TestReportCountsAllDeltasOfASync(t *testing.T) {
 	const ports = 6
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}))(t)
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	// A delta has one or two of the ports.
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.Budget{Delta: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.Budget{Delta: 1}}))(t)
 	set := metrics.NewSet(metrics.Config{Mode: "test", Families: []tracker.Family{tracker.IPv4}})
 	proxy, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute, Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
@@ -61,9 +56,7 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 			o.handedIn()
 		}
 		o.begin()
-		if err := cursor.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cursor.Sync(t.Context()))
 		out.Reset()
 		o.report(0)
 		line, _, _ := strings.Cut(out.String(), " took=")
@@ -136,18 +129,9 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 				if !tt.json {
 					opts.Lines = &out
 				}
-				o, err := newObservers(opts, []tracker.Family{tracker.IPv4})
-				if err != nil {
-					t.Fatal(err)
-				}
-				tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}, Log: log})
-				if err != nil {
-					t.Fatal(err)
-				}
-				engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.DefaultBudget(), Log: log})
-				if err != nil {
-					t.Fatal(err)
-				}
+				o := must.Get(newObservers(opts, []tracker.Family{tracker.IPv4}))(t)
+				tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}, Log: log}))(t)
+				engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.DefaultBudget(), Log: log}))(t)
 				cursor := engine.Attach("rules", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 					o.appliedDelta(d, nil)
 					failed := map[tracker.Key]error{}

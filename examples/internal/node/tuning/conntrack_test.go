@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
 const (
@@ -78,12 +80,8 @@ func sysctls(t *testing.T, values map[string]string) string {
 	root := t.TempDir()
 	for path, v := range values {
 		file := filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(v), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.Do(t, os.WriteFile(file, []byte(v), 0o644))
 	}
 	return root
 }

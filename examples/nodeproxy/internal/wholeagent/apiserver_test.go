@@ -75,14 +75,7 @@ func (c *cluster) validate(file string) {
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		var o struct{ Kind string }
 		must.Do(c.t, yaml.Unmarshal([]byte(doc), &o))
-		path := map[string]string{
-			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
-			"ConfigMap":          "/api/v1/namespaces/kube-system/configmaps",
-			"Service":            "/api/v1/namespaces/kube-system/services",
-			"DaemonSet":          "/apis/apps/v1/namespaces/kube-system/daemonsets",
-			"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-		}[o.Kind]
+		path := kinds[o.Kind]
 		if path == "" {
 			c.t.Errorf("%s: what is a %q?", file, o.Kind)
 			continue
@@ -100,13 +93,9 @@ func (c *cluster) apply(file string) {
 	c.t.Helper()
 	text := must.Get(os.ReadFile(file))(c.t)
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
-		for kind, path := range map[string]string{
-			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
-			"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-		} {
+		for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} {
 			if strings.Contains(doc, "\nkind: "+kind+"\nmetadata") {
-				c.do("POST", path, doc, nil)
+				c.do("POST", kinds[kind], doc, nil)
 			}
 		}
 	}

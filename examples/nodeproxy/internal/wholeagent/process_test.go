@@ -24,10 +24,7 @@ func capabilities(t *testing.T, pid int, set string) uint64 {
 	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	for line := range strings.Lines(string(status)) {
 		if name, value, _ := strings.Cut(line, ":"); name == set {
-			n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			n := must.Get(strconv.ParseUint(strings.TrimSpace(value), 16, 64))(t)
 			return n
 		}
 	}

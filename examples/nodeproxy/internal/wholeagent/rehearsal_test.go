@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,55 +31,11 @@ import (
 // pauseTime is the time between two connections, or two questions, of a host.
 const pauseTime = 10 * time.Millisecond
 
-// flow is a connection, or a UDP socket, over which questions are asked all the time.
-type flow struct {
-	name string
-	mu   sync.Mutex
-	n    int
-	errs []error
-}
-
-// ask asks until stop is closed, or until a connection fails.
-func (f *flow) ask(c *lab.Talk, network string, stop <-chan struct{}) {
-	defer c.Close()
-	for {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		_, _, err := c.Ask()
-		f.mu.Lock()
-		f.n++
-		if err != nil {
-			f.errs = append(f.errs, err)
-		}
-		f.mu.Unlock()
-		if err != nil && network == "tcp" {
-			return
-		}
-		time.Sleep(pauseTime)
-	}
-}
-
-// begun waits until n questions that began after the call have ended, or the flow has failed.
-func (f *flow) begun(n int) {
-	f.mu.Lock()
-	end := f.n + n + 1
-	f.mu.Unlock()
-	for ended := false; !ended; time.Sleep(pauseTime) {
-		f.mu.Lock()
-		ended = f.n >= end || len(f.errs) != 0
-		f.mu.Unlock()
-	}
-}
-
 // member is a node of a rehearsal, with a pod.
 type member struct {
 	name, addr, podIP string
 	node, pod         *netlab.Host
-	streams           *lab.Stream
-	flows             []*flow
+	streams           map[string]*lab.Stream
 	// running holds the processes of each DaemonSet.
 	running map[string]*process
 }
@@ -92,16 +47,13 @@ type rehearsal struct {
 	c       *cluster
 	members []*member
 	client  *netlab.Host
-	stop    chan struct{}
-	wg      sync.WaitGroup
-	asked   int
 	locks   string // the folder for the nodes' locks of iptables
 }
 
 func newRehearsal(t *testing.T) *rehearsal {
 	t.Helper()
 	network, _ := netlab.NewHosts(t)
-	r := &rehearsal{t: t, stop: make(chan struct{}), locks: t.TempDir()}
+	r := &rehearsal{t: t, locks: t.TempDir()}
 	lan := network.Host("lan")
 	join := func(h *netlab.Host, addr string) {
 		network.Link(lan, h.Name, h, "eth0")
@@ -119,6 +71,7 @@ func newRehearsal(t *testing.T) *rehearsal {
 		m.pod.Addrs("eth0", m.podIP+"/24")
 		m.pod.Routes("", fmt.Sprintf("10.1.%d.1", i+1), "0.0.0.0/0")
 		join(m.node, m.addr)
+		m.node.Routes("", "192.0.2.9", "0.0.0.0/0")
 		ports = append(ports, m.name)
 		lab.Serve(m.podIP, m.pod, m.podIP)
 		r.members = append(r.members, m)
@@ -183,28 +136,39 @@ func (r *rehearsal) served(what string, members ...int) {
 	}
 }
 
-// begin starts traffic on each node: new connections to the NodePort and from the pod, a connection of
-// each kind that stays open, and a UDP socket of the pod.
+// begin starts traffic on each node: new connections to the NodePort and from the pod, questions over a connection of
+// each kind that stays open, and over UDP from the pod and from the node.
 func (r *rehearsal) begin() {
 	r.t.Helper()
 	for _, m := range r.members {
 		nodePort := lab.Port(m.addr, "30080")
-		m.streams = lab.StartStream(&lab.Stream{Visit: lab.Visit, Pause: pauseTime}, r.client, nodePort, m.pod, clusterVIP)
-		for _, f := range []struct {
-			network, to string
-			from        *netlab.Host
-		}{{"tcp", nodePort, r.client}, {"tcp", clusterVIP, m.pod}, {"udp", "10.96.0.53:53", m.pod}} {
-			c := must.Get(lab.Dial(f.from, f.network, "", f.to, testtime.Timeout))(r.t)
-			if f.network == "tcp" {
-				if _, _, err := c.Hear(); err != nil {
-					r.t.Fatal(err)
-				}
-			}
-			fl := &flow{name: f.network + " to " + f.to + " by " + m.name}
-			m.flows = append(m.flows, fl)
-			r.wg.Go(func() { fl.ask(c, f.network, r.stop) })
+		start := func(visit func(*netlab.Host, string, string) (string, string, error), a *netlab.Host, toA string, b *netlab.Host, toB string) *lab.Stream {
+			return lab.StartStream(&lab.Stream{Visit: visit, Pause: pauseTime}, a, toA, b, toB)
+		}
+		m.streams = map[string]*lab.Stream{
+			"new connections":  start(lab.Visit, r.client, nodePort, m.pod, clusterVIP),
+			"open connections": start(r.asks("tcp", map[*netlab.Host]string{r.client: nodePort, m.pod: clusterVIP}), r.client, nodePort, m.pod, clusterVIP),
+			"UDP":              start(r.asks("udp", map[*netlab.Host]string{m.pod: clusterDNS, m.node: clusterDNS}), m.pod, clusterDNS, m.node, clusterDNS),
 		}
 	}
+}
+
+const clusterDNS = "10.96.0.53:53"
+
+// asks returns a function that asks over the connection of a host to an address, all of which it opens.
+func (r *rehearsal) asks(network string, to map[*netlab.Host]string) func(h *netlab.Host, _, _ string) (string, string, error) {
+	r.t.Helper()
+	open := map[*netlab.Host]*lab.Talk{}
+	for h, at := range to {
+		c := must.Get(lab.Dial(h, network, "", at, testtime.Timeout))(r.t)
+		r.t.Cleanup(func() { c.Close() })
+		if network == "tcp" {
+			_, _, err := c.Hear()
+			must.Do(r.t, err)
+		}
+		open[h] = c
+	}
+	return func(h *netlab.Host, _, _ string) (string, string, error) { return open[h].Ask() }
 }
 
 // stickyClients is the number of clients of the Service sticky.
@@ -231,19 +195,8 @@ func (r *rehearsal) choices() map[string]string {
 func (r *rehearsal) held(when string) {
 	r.t.Helper()
 	for _, m := range r.members {
-		m.streams.Next(20)
-		if errs := m.streams.TakeErrs(); len(errs) != 0 {
-			r.t.Errorf("%s, %s: %d connections failed, first: %v", when, m.name, len(errs), errs[0])
-		}
-		for _, f := range m.flows {
-			f.begun(5)
-			f.mu.Lock()
-			if len(f.errs) != 0 {
-				r.t.Errorf("%s, %s: %d of %d questions without an answer, first: %v", when, f.name, len(f.errs), f.n, f.errs[0])
-			}
-			r.asked += f.n
-			f.n, f.errs = 0, nil
-			f.mu.Unlock()
+		for name, stream := range m.streams {
+			held(r.t, stream, when+", "+m.name+", "+name)
 		}
 	}
 }
@@ -252,15 +205,15 @@ func (r *rehearsal) held(when string) {
 func (r *rehearsal) end() {
 	r.t.Helper()
 	r.held("at the end")
-	close(r.stop)
-	r.wg.Wait()
-	var answers int
+	answers := 0
 	for _, m := range r.members {
-		for _, n := range m.streams.Stop().Answers {
-			answers += n
+		for _, stream := range m.streams {
+			for _, n := range stream.Stop().Answers {
+				answers += n
+			}
 		}
 	}
-	r.t.Logf("%d connections, and %d questions over open ones and over UDP", answers, r.asked)
+	r.t.Logf("%d connections and questions", answers)
 }
 
 // kinds holds the path of each kind of object that the manifests have.

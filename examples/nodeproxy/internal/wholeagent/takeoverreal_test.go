@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -66,9 +67,7 @@ func TestTakeOverFromRealKubeProxy(t *testing.T) {
 			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s",
 		}, flags...)...)
 		cmd.Stdout, cmd.Stderr = log, log
-		if err := s.Node.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Node.Start(cmd))
 		t.Cleanup(func() {
 			cmd.Process.Kill()
 			if t.Failed() {
