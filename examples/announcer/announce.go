@@ -114,7 +114,6 @@ func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// at returns the state of an address.
 func (f *follower) at(addr netip.Addr) address {
 	out := address{Addr: addr}
 	var owner *ruleset.Port
@@ -169,7 +168,6 @@ func frontend(p *ruleset.Port, addr netip.Addr) *ruleset.Frontend {
 	return nil
 }
 
-// serves reports whether the node serves a frontend of p.
 func serves(p *ruleset.Port, fe *ruleset.Frontend) bool {
 	pool := p.Pool(fe.Target)
 	if !p.Spec.ExternalLocal {

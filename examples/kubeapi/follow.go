@@ -102,7 +102,6 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	_ = g.Wait() // the context's
 }
 
-// start follows one source.
 func start[T metav1.Object](g *apiretry.Group, client rest.Interface, s Source, label, field string, h Handler, set func(T), gone func(types.NamespacedName)) {
 	synced := sync.OnceFunc(func() { h.Synced(s) })
 	var absent func()

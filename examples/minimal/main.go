@@ -42,7 +42,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// options are the flags.
 type options struct {
 	kubeconfig, node string
 	healthz, metrics string

@@ -77,7 +77,6 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 }
 
-// show prints a delta.
 func show(out io.Writer, d *ruleset.Delta) {
 	for _, c := range d.Changes {
 		sign := "~"

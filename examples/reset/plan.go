@@ -85,7 +85,6 @@ type entry struct {
 	written   bool
 }
 
-// at returns the state of an endpoint, or nil.
 func (p *plan) at(endpoint netip.AddrPort) *vanished {
 	return p.endpoints[endpoint.Addr()][endpoint.Port()]
 }
@@ -103,7 +102,6 @@ func (p *plan) make(endpoint netip.AddrPort) *vanished {
 	return v
 }
 
-// unmake deletes the state of an endpoint.
 func (p *plan) unmake(endpoint netip.AddrPort) {
 	delete(p.endpoints[endpoint.Addr()], endpoint.Port())
 	if len(p.endpoints[endpoint.Addr()]) == 0 {

@@ -26,8 +26,7 @@ const (
 	// lifetime is the time for which connections are ended: a little more than the 924 s in
 	// which Linux gives up a connection (net.ipv4.tcp_retries2 = 15,
 	// Documentation/networking/ip-sysctl.rst).
-	lifetime = 20 * time.Minute
-	// defaultLimit is the default of [Config].Limit.
+	lifetime     = 20 * time.Minute
 	defaultLimit = 65_536
 	// lineBurst lines about endpoints are logged one after the other, and then one in each
 	// lineEvery.
@@ -315,7 +314,6 @@ func (r *Resetter) reportLimit() {
 	}
 }
 
-// closedError returns the error of a closed Resetter.
 func (r *Resetter) closedError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

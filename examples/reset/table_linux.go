@@ -127,7 +127,6 @@ func (k *kernelTable) open() error {
 	return nil
 }
 
-// transaction returns a transaction of commands of nft.
 func transaction(commands string) (*nft.Batch, error) {
 	b := &nft.Batch{}
 	b.Reset()
@@ -138,7 +137,6 @@ func unsupported(feature string, err error) error {
 	return &dataplane.UnsupportedError{Backend: "reset", Feature: feature, Minimum: "Linux 4.17", Err: err}
 }
 
-// key returns the set and the key of a pair.
 func key(w pair) (set string, out []byte) {
 	f := families()[0]
 	if w.endpoint.Addr().Is6() {
@@ -154,7 +152,6 @@ func key(w pair) (set string, out []byte) {
 	return set, append(binary.BigEndian.AppendUint16(out, w.endpoint.Port()), 0, 0)
 }
 
-// parse returns the pair of a key in the set of addresses, or of NodePorts.
 func (f family) parse(key []byte, nodePort bool) (w pair, ok bool) {
 	n := int(f.bytes)
 	want := 2*n + 2*transportBytes
@@ -238,24 +235,6 @@ func (k *kernelTable) list(ctx context.Context) (map[pair]time.Duration, error) 
 	})
 }
 
-// decode returns the connection of an entry of connection tracking. ok is false if the entry is of
-// another protocol.
-func decode(attrs []byte) (c connection, ok bool) {
-	for kind, value := range nfnl.Attributes(attrs) {
-		switch kind {
-		case nl.CTA_TUPLE_ORIG:
-			t := tuple.Decode(value)
-			c.original, ok = t.Dst, t.Protocol == unix.IPPROTO_TCP
-		case nl.CTA_TUPLE_REPLY:
-			c.endpoint = tuple.Decode(value).Src
-		case nl.CTA_STATUS:
-			c.translated = nfnl.Uint32(value)&statusDNAT != 0
-		}
-	}
-	return c, ok
-}
-
-// socket holds the addresses of a local socket.
 type socket struct{ local, remote netip.AddrPort }
 
 // destroy looks up the sockets whose destination may be a Service's address in connection tracking.
@@ -297,7 +276,8 @@ func (k *kernelTable) lookUp(ctx context.Context, s socket) (c connection, ok bo
 		Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: family,
 		Attrs: tuple.Append(nil, nl.CTA_TUPLE_ORIG, unix.IPPROTO_TCP, s.local, s.remote),
 	}, func(attrs []byte) error {
-		c, ok = decode(attrs)
+		e := tuple.DecodeEntry(attrs)
+		c, ok = connection{e.Sent.Dst, e.Reply.Src, e.Status&statusDNAT != 0}, e.Sent.Protocol == unix.IPPROTO_TCP
 		return nil
 	})
 	if errors.Is(err, unix.ENOENT) {

@@ -20,7 +20,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is the state of a [Backend].
 type state struct {
 	config Config
 	// complaints receives Services that cannot be programmed.
@@ -57,13 +56,11 @@ type state struct {
 	missingReported bool
 }
 
-// poolKey names a pool of a Service.
 type poolKey struct {
 	service serviceID
 	target  uint32
 }
 
-// errClosed is the error of a closed backend.
 var errClosed = fmt.Errorf("socketlb: backend: %w", os.ErrClosed)
 
 // New returns a backend for the cgroup and the network namespace of c. It opens the maps of
@@ -171,7 +168,6 @@ func detects(n *ruleset.Node) []bool {
 	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
 }
 
-// apply writes a delta.
 func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
 	if d.Full {
 		if b.addresses, err = readMap[[16]byte, address](b.maps.addresses); err != nil {

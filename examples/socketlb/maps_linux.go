@@ -157,7 +157,6 @@ const (
 	counterCount
 )
 
-// bpfMaps holds the maps of a backend.
 type bpfMaps struct {
 	frontends *ebpf.Map // frontendKey -> frontendValue
 	endpoints *ebpf.Map // slotKey -> endpoint
@@ -317,7 +316,6 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 	}
 }
 
-// put writes an entry.
 func put[K, V any](b *Backend, m *ebpf.Map, k K, v V) error {
 	b.writes++
 	if err := m.Put(k, v); err != nil {

@@ -394,7 +394,6 @@ func (a *apply) createLoadBalancer(lb LoadBalancer) error {
 	return nil
 }
 
-// deleteLoadBalancer deletes the load balancer of a frontend, if there is one.
 func (a *apply) deleteLoadBalancer(f Frontend) error {
 	lb, ok := a.state.lbs[f]
 	if !ok {

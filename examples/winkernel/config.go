@@ -223,7 +223,6 @@ func (c *Config) probe(ctx context.Context) error {
 	return nil
 }
 
-// serves reports whether the node has an address of a family.
 func (c *Config) serves(f tracker.Family) bool {
 	_, ok := c.nodeIP(f)
 	return ok

@@ -131,7 +131,6 @@ func (p planner) sourceVIP(s *ruleset.Port) netip.Addr {
 	return p.config.SourceVIP
 }
 
-// local reports whether an endpoint is a pod of this node.
 func (p planner) local(e *tracker.Endpoint) bool { return e.IsLocal(p.config.Node) }
 
 // addHealthChecks adds the load balancers that forward health checks of load-balancer IPs to

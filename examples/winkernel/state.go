@@ -32,7 +32,6 @@ type state struct {
 // service may have a local and a remote one.
 type addressed struct{ local, remote string }
 
-// read returns the state of the service.
 func (c *Config) read() (*state, error) {
 	s := &state{lbs: map[Frontend]LoadBalancer{}, uses: map[string]int{}, vips: map[netip.Addr]int{}}
 	var err error
@@ -62,7 +61,6 @@ func (c *Config) read() (*state, error) {
 	return s, nil
 }
 
-// setLB adds or replaces a load balancer.
 func (s *state) setLB(lb LoadBalancer) {
 	s.deleteLB(lb.Frontend)
 	s.lbs[lb.Frontend] = lb
@@ -121,7 +119,6 @@ func (s *state) readEndpoints(c *Config) error {
 	return nil
 }
 
-// add adds an endpoint.
 func (s *state) add(e Endpoint) {
 	s.endpoints[e.ID] = e
 	s.macs[e.MAC]++
@@ -139,7 +136,6 @@ func (s *state) add(e Endpoint) {
 	}
 }
 
-// remove removes an endpoint.
 func (s *state) remove(id string) {
 	for _, a := range s.endpoints[id].Addrs {
 		at := s.at[a]

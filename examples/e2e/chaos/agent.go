@@ -72,7 +72,6 @@ func (a *agent) crashed() error {
 	return nil
 }
 
-// cleanUp runs nodeproxy run --cleanup.
 func (a *agent) cleanUp() error {
 	cmd, err := a.command("run", "--cleanup")
 	if err != nil {

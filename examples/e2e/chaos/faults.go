@@ -183,7 +183,6 @@ func (w *world) iptables() string { return pick(w.rng, "iptables", "ip6tables") 
 // fixedRule matches the rules of the chains that exist without any Service.
 var fixedRule = regexp.MustCompile(`(?m)^-A (KUBE-POSTROUTING|KUBE-MARK-MASQ|KUBE-FORWARD|KUBE-SERVICES|KUBE-NODEPORTS|PREROUTING|OUTPUT|POSTROUTING|INPUT|FORWARD) .*$`)
 
-// deleteFixedRule deletes one rule of a fixed chain.
 func deleteFixedRule(w *world) (string, error) {
 	tool, table := w.iptables(), pick(w.rng, "nat", "filter")
 	text, err := w.node.sh(tool + "-save -t " + table)
@@ -245,5 +244,4 @@ func fillTracking(file string, d time.Duration) (string, error) {
 	return fmt.Sprint(d), os.WriteFile(file, []byte(full), 0)
 }
 
-// trackedMax is the greatest number of tracked connections.
 const trackedMax = "/proc/sys/net/netfilter/nf_conntrack_max"

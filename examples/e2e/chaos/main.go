@@ -101,7 +101,6 @@ import (
 
 func main() { os.Exit(command(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// options are the options of the command.
 type options struct {
 	length    time.Duration
 	modes     string

@@ -129,7 +129,6 @@ func (m *mode) keeps(from *place, v ruleset.Verdict) bool {
 	return m.name != "ipvs" || !strings.HasPrefix(from.in, "veth") || v.Frontend.Kind == ruleset.KindNodePort || !v.Frontend.ShortCircuit()
 }
 
-// probeIPVS returns an error if the kernel has no IPVS.
 func probeIPVS() error {
 	n, err := newNode()
 	if err != nil {

@@ -57,8 +57,7 @@ const (
 	clusterCIDRs = "10.244.0.0/16,fd00:244::/56"
 	// Numbers of clients and of pods on this node.
 	clients, localPods = 4, 3
-	// pods is the number of all pods.
-	pods = 12
+	pods               = 12
 )
 
 // podPorts are the TCP and UDP ports at which every pod answers.

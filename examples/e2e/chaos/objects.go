@@ -169,7 +169,6 @@ func (o *objects) serviceCIDR() *networking.ServiceCIDR {
 	}
 }
 
-// pick chooses one of the values.
 func pick[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
 // mangleShare is the share of objects that are mangled: one in so many.

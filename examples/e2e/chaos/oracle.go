@@ -152,7 +152,6 @@ func (o *oracle) since() *version {
 	return o.base
 }
 
-// now returns the latest version.
 func (o *oracle) now() *version {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -13,9 +13,8 @@ import (
 
 // recorder collects the result of a world. Its methods are safe for concurrent use.
 type recorder struct {
-	mu    sync.Mutex
-	steps []string
-	// failures holds what failed.
+	mu       sync.Mutex
+	steps    []string
 	failures []string
 	// made counts the connections by kind: tcp and udp (one request each), held (lines through
 	// connections that stay open), talk (requests from sockets that stay open), sampled (after a round,
@@ -28,7 +27,6 @@ type recorder struct {
 	repairedAt time.Time
 }
 
-// note records a step.
 func (r *recorder) note(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -39,7 +37,6 @@ func (r *recorder) log(format string, args ...any) {
 	r.steps = append(r.steps, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// failf records a failure.
 func (r *recorder) failf(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -20,7 +20,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
-// object is an API object.
 type object interface {
 	metav1.Object
 	runtime.Object
@@ -261,7 +260,6 @@ func (s *apiServer) behave() {
 	s.misbehavior = misbehavior{}
 }
 
-// misbehave changes how the API server misbehaves.
 func (s *apiServer) misbehave(f func(*misbehavior)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

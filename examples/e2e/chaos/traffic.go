@@ -72,7 +72,6 @@ func (t *traffic) start(ctx context.Context, seed uint64) {
 	begin(talkers, 3, t.talk)
 }
 
-// end ends the traffic.
 func (t *traffic) end() {
 	t.stop()
 	t.wg.Wait()

@@ -81,7 +81,6 @@ func (o *options) runWorld(ctx context.Context, m *mode, seed uint64, out *log.L
 	return len(list), err
 }
 
-// lines returns a text with a line for each string.
 func lines(list []string) (text string) {
 	for _, line := range list {
 		text += "\n" + line
@@ -89,7 +88,6 @@ func lines(list []string) (text string) {
 	return text
 }
 
-// newWorld returns a world that is not open.
 func (o *options) newWorld(m *mode, seed uint64) (*world, error) {
 	h := fnv.New64a()
 	h.Write([]byte(m.name))
@@ -100,7 +98,6 @@ func (o *options) newWorld(m *mode, seed uint64) (*world, error) {
 	return w, nil
 }
 
-// chosenFaults returns the faults of a mode that the options select.
 func (o *options) chosenFaults(m *mode) []fault {
 	all := slices.Concat(commonFaults, m.faults)
 	if inMachine() {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -10,8 +9,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
-	"time"
 )
 
 const upstream = "k8s.io/kubernetes"
@@ -101,7 +98,7 @@ func (s settings) buildNodeproxy(ctx context.Context) error {
 }
 
 // compile builds a program with the go command unless the cache folder already has the
-// program. It prints the number of compiled packages from time to time.
+// program.
 func (s settings) compile(ctx context.Context, name string, args ...string) error {
 	target := filepath.Join(s.bin(), name)
 	if _, err := os.Stat(target); err == nil {
@@ -120,51 +117,12 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 	} else {
 		args = append([]string{"-o", filepath.Join(tmp, name)}, args...)
 	}
-	if verb != "test" {
-		args = append([]string{"-v"}, args...)
-	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{verb}, args...)...)
 	cmd.Env = env
-	var packages atomic.Int64
-	var messages bytes.Buffer
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		return err
-	}
-	start := time.Now()
-	if err := cmd.Start(); err != nil {
-		return err
-	}
 	fmt.Printf("building %s\n", name)
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			if line := lines.Text(); strings.ContainsAny(line, " #:") {
-				fmt.Fprintln(&messages, line)
-			} else {
-				packages.Add(1)
-			}
-		}
-	}()
-	for ticker := time.NewTicker(30 * time.Second); ; {
-		select {
-		case <-ticker.C:
-			progress := ""
-			if verb != "test" { // -v does not list packages there
-				progress = fmt.Sprintf("%d packages compiled in ", packages.Load())
-			}
-			fmt.Printf("building %s: %s%s\n", name, progress, time.Since(start).Round(time.Second))
-			continue
-		case <-read:
-		}
-		ticker.Stop()
-		break
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot build %s: %w\n%s", name, err, out)
 	}
-	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("cannot build %s: %w\n%s", name, err, messages.Bytes())
-	}
-	fmt.Printf("built %s in %s\n", name, time.Since(start).Round(time.Second))
 	return os.Rename(filepath.Join(tmp, name), target)
 }
 

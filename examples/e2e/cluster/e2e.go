@@ -26,7 +26,6 @@ type run struct {
 
 const runFile = "run.json"
 
-// test is the command "test".
 func test(ctx context.Context, o options, mode, focus string) error {
 	return withProxy(ctx, o, mode, func(ctx context.Context, s settings, control place) error {
 		// Ginkgo gets time to report what the timeout interrupted.

@@ -29,7 +29,6 @@ const debianSuite = "bookworm"
 // pauseImage returns the name of the image that containerd uses for a pod's sandbox.
 func pauseImage() string { return image.GetE2EImage(image.Pause) }
 
-// containerImage is one image of the archive.
 type containerImage struct {
 	names           []string
 	layers          []string // folders

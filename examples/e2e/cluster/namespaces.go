@@ -154,7 +154,6 @@ func (s settings) environment() []string {
 	}
 }
 
-// runIn is the command "in".
 func runIn(ctx context.Context, o options, name string, args []string) error {
 	s, pid, err := o.running()
 	if err != nil {

@@ -23,7 +23,6 @@ const daemonSet = "daemonset"
 // which mode nftables serves only if asked to.
 const localhostNodePorts = "primary,localhost"
 
-// runProxy is the command "proxy".
 func runProxy(ctx context.Context, o options, mode string) error {
 	return withProxy(ctx, o, mode, func(ctx context.Context, _ settings, control place) error {
 		fmt.Printf("%s runs in mode %s until interrupted\n", o.proxy, mode)

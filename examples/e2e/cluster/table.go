@@ -114,7 +114,6 @@ func (c column) String() string {
 	return "Kubernetes " + c.kubernetes + " " + c.proxy + " " + c.mode
 }
 
-// parseColumn parses a title.
 func parseColumn(title string) (column, error) {
 	f := strings.Fields(title)
 	if len(f) != 4 || f[0] != "Kubernetes" {
@@ -123,7 +122,6 @@ func parseColumn(title string) (column, error) {
 	return column{f[1], f[2], f[3]}, nil
 }
 
-// columns holds the results of runs by column.
 type columns map[column]results
 
 // add adds results. If a column has a test already, the later result counts, but a skipped test

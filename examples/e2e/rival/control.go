@@ -136,7 +136,6 @@ func endpoint(service, set, n int) netip.Addr {
 	return plus(endpointRange.Addr(), service*3*maxEndpoints+set*maxEndpoints+n)
 }
 
-// setOf returns the Service and the set of an endpoint.
 func setOf(a netip.Addr) (service, set int) {
 	n := int(number(a) - number(endpointRange.Addr()))
 	return n / (3 * maxEndpoints), n % (3 * maxEndpoints) / maxEndpoints

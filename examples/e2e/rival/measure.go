@@ -543,7 +543,6 @@ func (r *Run) fail(err error) {
 	progress("%s, %s, %d Services: %s", r.title(), r.Mode, r.Services, r.Failed)
 }
 
-// idle measures idle proxies.
 func idle(ctx context.Context, length time.Duration, all []*measurement) {
 	pause(ctx, startRest)
 	before := make([]spent, len(all))

@@ -44,7 +44,6 @@ func (d *node) startProxy(bin string, args []string, logs, name string) (*proces
 	return p, nil
 }
 
-// ended returns an error if the process has ended.
 func (p *process) ended() error {
 	select {
 	case <-p.done:

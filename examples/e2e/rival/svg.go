@@ -22,10 +22,8 @@ var themes = []theme{
 	{"dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", [lines]string{"#f0883e", "#f0883e", "#6cb6ff", "#6cb6ff", "#9198a1"}},
 }
 
-// dashes are the patterns of lines.
 var dashes = [lines]string{lineShortPeriod: "7 5", lineLibrary: "7 5", lineFloor: "1.5 5"}
 
-// graph is one picture.
 type graph struct {
 	file, title, subtitle string
 	notes                 []string
@@ -38,7 +36,6 @@ type line struct {
 	points
 }
 
-// graphs returns the two graphs.
 func (d *figures) graphs() []graph {
 	labels := [lines]string{kubeProxy, "", nodeproxy, "library alone", "floor"}
 	periods := "kube-proxy with its default minSyncPeriod of 1 s."

@@ -209,7 +209,6 @@ func (s *site) proxyFlags() []string {
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249"}, s.flags...)
 }
 
-// startProxy starts a proxy.
 func (s *site) startProxy(exe string) error {
 	s.proxy = s.command(exe, s.proxyFlags()...)
 	return s.host.Start(s.proxy)

@@ -107,7 +107,6 @@ func (w *warnings) add(format string, args ...any) {
 	}
 }
 
-// invalid adds that the value of an annotation, or a part of it, is not as expected.
 func (w *warnings) invalid(annotation, value, expected string) {
 	w.add("annotation %s is ignored: %q is not %s", annotation, complaint.Value(value), expected)
 }
@@ -193,7 +192,6 @@ type Server struct {
 // Equal implements [tracker.Extension].
 func (s Server) Equal(o tracker.Extension) bool { return o == tracker.Extension(s) }
 
-// parse reads a value of [Scheduler].
 func (s *Server) parse(value string) bool {
 	name, flag, _ := strings.Cut(value, ",")
 	name, flag = strings.TrimSpace(name), strings.TrimSpace(flag)

@@ -135,7 +135,6 @@ func (s *Server) Kubeconfig() string { return s.path("kubeconfig") }
 // Config.APIServerFlags name the API server's certificate.
 func (s *Server) ServiceAccountFolder() string { return s.path("serviceaccount") }
 
-// start starts a program on the host.
 func (s *Server) start(program string, log io.Writer, args []string) (*exec.Cmd, error) {
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log

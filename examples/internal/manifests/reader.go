@@ -101,7 +101,6 @@ const maxSize = 512 << 20
 
 var errTooLarge = fmt.Errorf("is too large: all files together may have %d MiB", maxSize>>20)
 
-// file holds what was last read from a file.
 type file struct {
 	size  int64
 	stamp stamp
@@ -202,7 +201,6 @@ func (f *file) holdsObjects() bool {
 	return f != nil && slices.ContainsFunc(f.parts, func(p part) bool { return len(p.objects) > 0 })
 }
 
-// list returns the files to read.
 func list(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {

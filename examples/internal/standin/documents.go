@@ -113,7 +113,6 @@ func enumerate(service *fakehns.Service, kind string, query []byte) ([]string, e
 	return out, nil
 }
 
-// document returns the document of an object.
 func document(service *fakehns.Service, kind, id string) (any, error) {
 	switch kind {
 	case network:

@@ -86,7 +86,6 @@ func (w *Wine) Remove() {
 // Stop ends all programs of the prefix.
 func (w *Wine) Stop() { _ = run(w.server("-k")) } // it fails if none runs
 
-// find finds the programs.
 func (w *Wine) find() error {
 	for _, name := range []string{"wine64", "/usr/lib/wine/wine64"} {
 		if path, err := exec.LookPath(name); err == nil {

@@ -40,7 +40,6 @@ func move(cgroup, file string, id int) error {
 	return os.WriteFile(filepath.Join(cgroup, file), fmt.Append(nil, id), 0)
 }
 
-// threads is the number of threads of a Group.
 const threads = 16
 
 // Group is a cgroup with a few threads of this process. Its methods are safe for concurrent

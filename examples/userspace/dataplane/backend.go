@@ -40,9 +40,7 @@ type binding struct {
 	heard  audience
 }
 
-// socket is a listening socket.
 type socket interface {
-	// listenTo replaces the audience.
 	listenTo(audience) error
 	// close closes the socket. Accepted connections continue if possible.
 	close()

@@ -48,7 +48,6 @@ type method struct {
 	clusterSlots, localSlots int
 }
 
-// methodOf returns the method of a Service with an algorithm, on a node.
 func methodOf(svc *ruleset.Port, a Algorithm, n *ruleset.Node) method {
 	m := method{algorithm: a, affinity: svc.Spec.Affinity}
 	if h := svc.Hash(); h != tracker.HashNone {

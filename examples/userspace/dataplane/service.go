@@ -61,7 +61,6 @@ func (s *service) set(svc *ruleset.Port, m method) {
 	s.updateDrains()
 }
 
-// remove removes the Service with all its endpoints.
 func (s *service) remove() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +135,6 @@ func (s *service) has(at netip.AddrPort) bool {
 	return !s.gone && slices.ContainsFunc(s.now.Load().Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at })
 }
 
-// serves reports whether svc has a serving endpoint at the address.
 func serves(svc *ruleset.Port, at netip.AddrPort) bool {
 	return slices.ContainsFunc(svc.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at && ep.Serving })
 }

@@ -121,7 +121,6 @@ func (u *udpSocket) session(client netip.AddrPort) *session {
 	return u.open(client, r)
 }
 
-// open opens a session.
 func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 	b := u.backend
 	from := netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
@@ -199,7 +198,6 @@ func (s *session) replace() {
 	s.conn.SetReadDeadline(time.Now().Add(s.timeout())) // wakes answer
 }
 
-// end closes the session.
 func (s *session) end() {
 	if s.closed.Swap(true) {
 		return
@@ -271,7 +269,6 @@ func readable(c net.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// sessions holds the sessions of all sockets.
 type sessions struct {
 	mu  sync.Mutex
 	all *fairshare.Table[*session]

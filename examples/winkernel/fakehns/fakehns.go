@@ -266,7 +266,6 @@ func list[T any](s *Service, m map[string]T) ([]T, error) {
 	return out, nil
 }
 
-// write performs a call that writes.
 func (s *Service) write(c Call, f func() error) error {
 	s.mu.Lock()
 	before, after := s.Before, s.After

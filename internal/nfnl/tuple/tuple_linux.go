@@ -102,3 +102,29 @@ func Decode(attrs []byte) (t Tuple) {
 	t.Src, t.Dst = netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport)
 	return t
 }
+
+// Entry is an entry of connection tracking. Status has the bits of enum ip_conntrack_status.
+type Entry struct {
+	Sent, Reply Tuple
+	Status, ID  uint32
+	Zone        uint16
+}
+
+// DecodeEntry returns the entry that the attributes of a message describe.
+func DecodeEntry(attrs []byte) (e Entry) {
+	for kind, value := range nfnl.Attributes(attrs) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			e.Sent = Decode(value)
+		case nl.CTA_TUPLE_REPLY:
+			e.Reply = Decode(value)
+		case nl.CTA_STATUS:
+			e.Status = nfnl.Uint32(value)
+		case nl.CTA_ID:
+			e.ID = nfnl.Uint32(value)
+		case nl.CTA_ZONE:
+			e.Zone = nfnl.Uint16(value)
+		}
+	}
+	return e
+}

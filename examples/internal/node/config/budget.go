@@ -9,7 +9,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// bound is a bound that --budget sets.
 type bound struct {
 	name, what string
 	field      func(*ruleset.Budget) *int

@@ -25,16 +25,12 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// drainFlag is the flag of [Config.DrainLimit].
 const drainFlag = "ipvs-drain-limit"
 
-// resetFlag is the flag of [Config.ResetVanished].
 const resetFlag = "reset-connections-of-vanished-endpoints"
 
-// readyzFlag is the flag of [Config.ReadyzBindAddress].
 const readyzFlag = "readyz-bind-address"
 
-// flavorFlag is the flag of [Config.Flavor].
 const flavorFlag = "iptables-flavor"
 
 // Config is a complete and valid configuration of the agent.

@@ -166,7 +166,6 @@ func (fl *Flags) addNode() {
 	}
 }
 
-// addServers adds the flags of the servers.
 func (fl *Flags) addServers() {
 	c := &fl.kube
 	fl.group("from kube-proxy: health, metrics and profiles", func(f *pflag.FlagSet) {
@@ -193,7 +192,6 @@ func (fl *Flags) addConntrack() {
 	})
 }
 
-// addModes adds the flags of single modes.
 func (fl *Flags) addModes() {
 	c := &fl.kube
 	fl.group("from kube-proxy: mode iptables", func(f *pflag.FlagSet) {
@@ -238,10 +236,8 @@ func (fl *Flags) addClient() {
 	})
 }
 
-// windows reports whether the flags are those of Windows.
 func (fl *Flags) windows() bool { return fl.system == "windows" }
 
-// addWindows adds the flags that only Windows has.
 func (fl *Flags) addWindows() {
 	w := &fl.kube.Winkernel
 	fl.group("from kube-proxy: Windows", func(f *pflag.FlagSet) {
@@ -255,12 +251,10 @@ func (fl *Flags) addWindows() {
 	})
 }
 
-// note adds a note for the operator.
 func (fl *Flags) note(format string, args ...any) {
 	fl.out.Notes = append(fl.out.Notes, fmt.Sprintf(format, args...))
 }
 
-// effective returns the effective configuration of the flags or the file.
 func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
 	given := map[string]bool{}
 	fl.Visit(func(f *pflag.Flag) { given[f.Name] = true })
@@ -317,7 +311,6 @@ func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubePro
 	return c, nil
 }
 
-// readFile reads the configuration file, without defaults.
 func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
 	text, err := read(fl.file)
 	if err != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/go-proxier/proxier/runner/health"
 )
 
-// part is a part of an agent.
 type part struct {
 	name string
 	// needs names the parts that open uses. They stand before this one.
@@ -84,7 +83,6 @@ func (a *Agent) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// loop returns the function that runs a part.
 func (a *Agent) loop(p part) func(context.Context) error {
 	run := p.run
 	if p.later {

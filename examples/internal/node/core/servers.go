@@ -31,14 +31,12 @@ const (
 
 // server is an HTTP server that is restarted when it fails.
 type server struct {
-	name, addr string
-	handler    http.Handler
-	// connections is the most connections.
+	name, addr  string
+	handler     http.Handler
 	connections int
 	// hardFail makes the first failure end the agent.
 	hardFail bool
-	// listen opens a listener.
-	listen func(ctx context.Context, network, address string) (net.Listener, error)
+	listen   func(ctx context.Context, network, address string) (net.Listener, error)
 	// listener is the listener to use first. If it is nil, serve opens one.
 	listener net.Listener
 	// failed is called with each failure that is not that of the attempt before.

@@ -12,7 +12,6 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 )
 
-// logStart logs the configuration for the operator.
 func (a *Agent) logStart() {
 	c := a.Config
 	from := "API server"

@@ -317,7 +317,6 @@ func (t *takeOver) note(k takeover.Kind, o *otherRules) {
 	}
 }
 
-// remove removes the rules of a kind.
 func (t *takeOver) remove(ctx context.Context, k takeover.Kind) error {
 	m, err := modes.Find(t.a.options.Modes, k.Mode)
 	switch kubeProxy := k.Owner == takeover.KubeProxy; {

@@ -67,15 +67,15 @@ func (a *Agent) deleteUnanswered(ctx context.Context, family tracker.Family) (n 
 			Attrs: tuple.AppendFilter(nil, protocol),
 		}
 		read := conn.Get(ctx, dump, func(attrs []byte) error {
-			f, status := flowOf(attrs)
-			if f.Protocol != protocol || status&seenReply != 0 || f.Dst != f.ReplySrc || f.Zone != 0 {
+			e := tuple.DecodeEntry(attrs)
+			if e.Sent.Protocol != protocol || e.Status&seenReply != 0 || e.Sent.Dst != e.Reply.Src || e.Zone != 0 {
 				return nil
 			}
 			if services == nil {
 				services = a.Engine.Snapshot()
 			}
-			if s, _ := services.Lookup(f.Dst, name); s != nil && len(s.Selection.Reachable) != 0 {
-				stale = append(stale, f)
+			if s, _ := services.Lookup(e.Sent.Dst, name); s != nil && len(s.Selection.Reachable) != 0 {
+				stale = append(stale, conntrack.Flow{Protocol: protocol, Src: e.Sent.Src, Dst: e.Sent.Dst, ReplySrc: e.Reply.Src, ReplyDst: e.Reply.Dst, ID: e.ID})
 			}
 			return nil
 		})
@@ -86,25 +86,4 @@ func (a *Agent) deleteUnanswered(ctx context.Context, family tracker.Family) (n 
 		n, err = n+deleted, errors.Join(err, failed)
 	}
 	return n, err
-}
-
-// flowOf returns an entry of a dump, and its status.
-func flowOf(attrs []byte) (f conntrack.Flow, status uint32) {
-	for kind, value := range nfnl.Attributes(attrs) {
-		switch kind {
-		case nl.CTA_TUPLE_ORIG:
-			t := tuple.Decode(value)
-			f.Src, f.Dst, f.Protocol = t.Src, t.Dst, t.Protocol
-		case nl.CTA_TUPLE_REPLY:
-			t := tuple.Decode(value)
-			f.ReplySrc, f.ReplyDst = t.Src, t.Dst
-		case nl.CTA_STATUS:
-			status = nfnl.Uint32(value)
-		case nl.CTA_ID:
-			f.ID = nfnl.Uint32(value)
-		case nl.CTA_ZONE:
-			f.Zone = nfnl.Uint16(value)
-		}
-	}
-	return f, status
 }

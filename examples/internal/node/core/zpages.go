@@ -40,13 +40,11 @@ type zpage struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 }
 
-// flagz is the object Flagz.
 type flagz struct {
 	zpage
 	Flags map[string]string `json:"flags,omitempty"`
 }
 
-// statusz is the object Statusz.
 type statusz struct {
 	zpage
 	StartTime        metav1.Time `json:"startTime"`

@@ -157,7 +157,6 @@ func (r *reader) save(ctx context.Context, f tracker.Family, table string) (stri
 	return output(ctx, program(f, r.flavor, "save"), args...)
 }
 
-// countRules counts the rules of all tables.
 func (r *reader) countRules(ctx context.Context) {
 	for _, f := range families {
 		if !r.usable[f] {

@@ -113,7 +113,6 @@ func configured[C any](configure func(Settings) (C, error), do func(context.Cont
 	}
 }
 
-// opened returns a function that opens a backend with its configuration.
 func opened[C any, B dataplane.Backend](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (Plane, error) {
 	return func(ctx context.Context, s Settings) (Plane, error) {
 		c, err := configure(s)

@@ -85,7 +85,6 @@ func NewRenderer(c *config.Config, families []tracker.Family) (Renderer, error) 
 	return nil, fmt.Errorf("mode %s %w: nftables, iptables and ipvs can", c.Mode, ErrNoRenderer)
 }
 
-// nftablesConfig returns the configuration of mode nftables.
 func nftablesConfig(s Settings) nftables.Config {
 	c := nftables.Config{Families: s.Families, MasqueradeMark: s.MasqueradeMark, Clients: s.Clients, NetNS: s.NetNS, Log: s.Log}
 	if len(s.Offload) != 0 {
@@ -105,7 +104,6 @@ func propertiesOf(p *ruleset.Port) ipvs.Properties {
 	}
 }
 
-// ipvsConfig returns the configuration of mode ipvs.
 func ipvsConfig(s Settings) (ipvs.Config, error) {
 	e := s.Effective.IPVS
 	c := ipvs.Config{

@@ -25,7 +25,6 @@ func OpenAddresses() (own func() ([]netip.Addr, error), ranges func() (Ranges, e
 	return func() ([]netip.Addr, error) { return OwnAddresses(nl) }, func() (Ranges, error) { return readRanges(nl) }, nl.Close, nil
 }
 
-// mainRoutes returns the routes of a family in the main table.
 func mainRoutes(nl *netlink.Handle, family int) ([]netlink.Route, error) {
 	routes, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Route, error) {
 		return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
@@ -36,7 +35,6 @@ func mainRoutes(nl *netlink.Handle, family int) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// addresses returns the addresses of a family on all interfaces.
 func addresses(nl *netlink.Handle, family int) ([]netlink.Addr, error) {
 	addrs, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
 	if err != nil {
@@ -71,7 +69,6 @@ func readRanges(nl *netlink.Handle) (out Ranges, err error) {
 	return out, nil
 }
 
-// prefix returns n, or an invalid prefix for nil.
 func prefix(n *net.IPNet) netip.Prefix {
 	if n == nil {
 		return netip.Prefix{}

@@ -229,7 +229,6 @@ func (w *World) LeaveOutRefused() {
 	logProblems(w.Log, "left out an object of the manifests", out)
 }
 
-// apiServer is the source for an API server.
 type apiServer struct {
 	client *kubeapi.Client
 	cfg    *config.Config

@@ -84,7 +84,6 @@ func defaultOf(f *pflag.Flag) string {
 	return f.DefValue
 }
 
-// usageLine returns the command line of a command.
 func usageLine(c *cobra.Command) string {
 	if c.HasParent() {
 		return c.Parent().CommandPath() + " " + c.Use

@@ -44,7 +44,6 @@ The exit status is 1 if the kernel differs from the objects or has no rules, or 
 found something.
 `
 
-// explainOptions are the flags of explain.
 type explainOptions struct {
 	from, in    string
 	kernel, all bool

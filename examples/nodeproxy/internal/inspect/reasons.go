@@ -38,12 +38,10 @@ func (f finding) label() string {
 	return "left out"
 }
 
-// aboutService returns what is left out of a Service.
 func aboutService(w *objects.World, n types.NamespacedName) []finding {
 	return findings("Service "+n.String(), w.LeftOutOfService(n))
 }
 
-// aboutSlices returns what is left out of EndpointSlices.
 func aboutSlices(w *objects.World, list ...*discovery.EndpointSlice) (out []finding) {
 	for _, s := range list {
 		out = append(out, findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOutOfSlice(s))...)
@@ -308,7 +306,6 @@ func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, 
 	}
 }
 
-// maxLines is the number of lines of writeFindings.
 const maxLines = 20
 
 // explainAll prints each Service port that cannot work or is incomplete, each frontend that a

@@ -92,7 +92,6 @@ func snapshot(ctx context.Context, cfg *config.Config, log *slog.Logger) (*rules
 	return w.Engine.Snapshot(), nil
 }
 
-// rendering writes rules.
 type rendering struct {
 	out io.Writer
 	log *slog.Logger
@@ -139,7 +138,6 @@ func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error 
 	return nil
 }
 
-// names returns families as text.
 func names(families []tracker.Family) string {
 	var out []string
 	for _, f := range families {

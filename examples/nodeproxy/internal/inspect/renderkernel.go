@@ -44,7 +44,12 @@ func diffKernel(ctx context.Context, out io.Writer, cfg *config.Config, log *slo
 		return err
 	}
 	snapshot := w.Engine.Snapshot()
-	d := &kernelDiff{out: out, mode: m, snapshot: snapshot, own: slices.Concat(w.Tracker.Node().Addresses, local)}
+	// A Node may have an address that the node lacks.
+	own := slices.Concat(w.Tracker.Node().Addresses, local)
+	slices.SortStableFunc(own, func(a, b netip.Addr) int {
+		return cmp.Compare(min(0, slices.Index(local, b)), min(0, slices.Index(local, a)))
+	})
+	d := &kernelDiff{out: out, mode: m, snapshot: snapshot, own: own}
 	known := map[toptable.Name]bool{}
 	for _, s := range slices.SortedFunc(slices.Values(snapshot.Ports), func(a, b *ruleset.Port) int { return cmp.Compare(a.Key.String(), b.Key.String()) }) {
 		known[toptable.NameOf(s.Key)] = true

@@ -29,7 +29,6 @@ or name; the same key again reverses the order. / filters by a part of the name,
 shows all. The arrow keys scroll. q quits.
 `
 
-// topOptions are the flags of top.
 type topOptions struct {
 	interval time.Duration
 	once     bool

@@ -60,7 +60,6 @@ var (
 	errUnanswered    = errors.New("connections were forwarded and not answered")
 )
 
-// traceOptions are the flags of trace.
 type traceOptions struct {
 	from, by string
 	must     bool
@@ -191,7 +190,6 @@ func localAddresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// tracing is one run of trace.
 type tracing struct {
 	out       io.Writer
 	mode      string

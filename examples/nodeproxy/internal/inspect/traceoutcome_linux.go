@@ -196,7 +196,6 @@ func ruleRejects(s follow.Step) (rejects bool) {
 	return rejects && err == nil
 }
 
-// named reports whether an attribute is a name.
 func named(attrs []byte, attr uint16, name string) bool {
 	for typ, value := range nfnl.Attributes(attrs) {
 		if typ == attr {
@@ -206,7 +205,6 @@ func named(attrs []byte, attr uint16, name string) bool {
 	return false
 }
 
-// interfaceName returns the name of an interface.
 func interfaceName(index int) (string, error) {
 	i, err := net.InterfaceByIndex(index)
 	if err != nil {

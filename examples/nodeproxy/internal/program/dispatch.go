@@ -124,7 +124,6 @@ const (
 	groupOther = "other"
 )
 
-// newRoot returns the command line of the program.
 func newRoot(p *cli.Program) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "nodeproxy VERB [flags]",

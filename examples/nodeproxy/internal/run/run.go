@@ -101,7 +101,6 @@ func run(c *cobra.Command, p *cli.Program, flags *agent.Flags) error {
 	return err
 }
 
-// runWith runs the verb run with a configuration.
 func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log *slog.Logger) error {
 	ctx, effective := c.Context(), cfg.Effective()
 	writeTo, cleanup, initOnly := c.Flag("write-config-to").Value.String(), is(c, "cleanup"), is(c, "init-only")

@@ -4,7 +4,6 @@ package run
 
 import "log/slog"
 
-// setOOMScore does nothing.
 func setOOMScore(int32) error { return nil }
 
 // Needed returns nothing: there are no capabilities.

@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 )
 
@@ -90,25 +89,15 @@ func (r *Conntrack) Run(ctx context.Context) error {
 
 // add records an event.
 func (r *Conntrack) add(attrs []byte, deleted bool) {
-	var sent, reply tuple.Tuple
-	var status uint32
-	for typ, data := range nfnl.Attributes(attrs) {
-		switch typ {
-		case nl.CTA_TUPLE_ORIG:
-			sent = tuple.Decode(data)
-		case nl.CTA_TUPLE_REPLY:
-			reply = tuple.Decode(data)
-		case nl.CTA_STATUS:
-			status = nfnl.Uint32(data)
-		}
-	}
+	e := tuple.DecodeEntry(attrs)
+	sent := e.Sent
 	if from := r.filter.From; sent.Protocol != r.filter.Protocol || sent.Dst != r.filter.To ||
 		from.Addr().IsValid() && from.Addr() != sent.Src.Addr() || from.Port() != 0 && from.Port() != sent.Src.Port() {
 		return
 	}
 	before, known := r.of[sent.Src]
 	switch {
-	case status&seenReply != 0:
+	case e.Status&seenReply != 0:
 		r.of[sent.Src] = Answered
 	case deleted && r.filter.Protocol == unix.IPPROTO_TCP && before == Silent:
 		r.of[sent.Src] = Reset
@@ -117,7 +106,7 @@ func (r *Conntrack) add(attrs []byte, deleted bool) {
 	}
 	if !known {
 		select {
-		case r.begun <- &Packet{From: sent.Src, To: sent.Dst, LastFrom: reply.Dst, LastTo: reply.Src, In: Unknown, Outcome: Sent}:
+		case r.begun <- &Packet{From: sent.Src, To: sent.Dst, LastFrom: e.Reply.Dst, LastTo: e.Reply.Src, In: Unknown, Outcome: Sent}:
 		default: // Follow does not run
 		}
 	}
