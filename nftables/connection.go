@@ -75,8 +75,6 @@ type writer interface {
 	DeleteElements(f tracker.Family, s layout.Set, list *nft.Elements)
 	// Finish encodes the elements that Add got. What is added afterwards must be objects.
 	Finish() error
-	// Expect makes room for n elements of a set.
-	Expect(f tracker.Family, s layout.Set, n int)
 	// Use makes what is encoded from now on be about tables of another name.
 	Use(table string)
 	Empty() bool

@@ -115,7 +115,15 @@ func TestMemoryRefusesWhatLinuxRefuses(t *testing.T) {
 		return func(w writer) { w.Add(&model.Tx{Objects: []model.Object{o}}) }
 	}
 	edit := func(deletion bool, s layout.Set, key layout.Octets, data layout.Octets, text string) func(writer) {
-		e := model.Edit{Element: layout.Element{Set: s, Key: key, Data: data}, Family: f, Deletion: deletion, Text: text}
+		e := model.Edit{Set: s, Family: f, Deletion: deletion}
+		switch {
+		case s.Interval():
+			e.AddInterval(key.Bytes(), data.Bytes())
+		case text != "":
+			e.AddVerdict(key.Bytes(), text)
+		default:
+			e.Add(key.Bytes(), data.Bytes(), "")
+		}
 		return func(w writer) { w.Add(&model.Tx{Edits: []model.Edit{e}}) }
 	}
 	endpoint := func(bucket uint32) (layout.Octets, layout.Octets) {

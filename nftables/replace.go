@@ -277,11 +277,6 @@ func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
 		return r.stream(ctx)
 	}
 	w := r.b.writer(r.name, r.d.Node)
-	for _, t := range r.model.List {
-		for s := range layout.SetCount {
-			w.Expect(t.Family, s, t.Wanted(s))
-		}
-	}
 	return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
 }
 

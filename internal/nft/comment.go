@@ -1,10 +1,6 @@
 package nft
 
-import (
-	"strings"
-
-	"github.com/go-proxier/proxier/internal/nfnl"
-)
+import "strings"
 
 // MaxComment is the length of the longest element comment that the nft tool shows, and that fits the kernel's
 // NFT_USERDATA_MAXLEN.
@@ -30,10 +26,6 @@ func Printable(s string) string {
 	}
 	return string(b)
 }
-
-// CommentSize returns the number of bytes that a comment of the given length adds to an
-// element.
-func CommentSize(length int) int { return 4 + nfnl.Align(2+min(length, MaxComment)+1) }
 
 // Comment returns the comment in an element's user data, or "".
 func Comment(udata []byte) string {

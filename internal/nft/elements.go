@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"iter"
-	"slices"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
@@ -18,8 +17,22 @@ type Elements struct {
 // Reset removes all elements.
 func (e *Elements) Reset() { e.buf, e.n = e.buf[:0], 0 }
 
-// Grow makes room for n more bytes.
-func (e *Elements) Grow(n int) { e.buf = slices.Grow(e.buf, n) }
+// Use makes e, which is empty, use the memory of buf.
+func (e *Elements) Use(buf []byte) { e.buf = buf[:0] }
+
+// Rest returns the memory behind the elements, and makes e not use it.
+func (e *Elements) Rest() []byte {
+	n := len(e.buf)
+	rest := e.buf[n:]
+	e.buf = e.buf[:n:n]
+	return rest
+}
+
+// Append appends the elements that other holds.
+func (e *Elements) Append(other *Elements) {
+	e.buf = append(e.buf, other.buf...)
+	e.n += other.n
+}
 
 // Size returns the encoded length in bytes.
 func (e *Elements) Size() int { return len(e.buf) }

@@ -1,9 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
-	"time"
-
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -34,46 +31,17 @@ func (l *Lists) Reset() {
 	l.touched = l.touched[:0]
 }
 
-// Expect makes room for n elements of a set.
-func (l *Lists) Expect(f tracker.Family, s layout.Set, n int) {
-	if n == 0 {
-		return
-	}
-	sp := s.Spec(f)
-	bytes := layout.ElementSize(int(sp.KeyLen), int(sp.DataLen))
-	if s == layout.ServiceIPs || s == layout.NodePorts || s == layout.StickyEndpoints {
-		bytes += nft.CommentSize(40)
-	}
-	l.lists[index(f)].add[s].Grow(n * bytes)
-}
-
-// Edit encodes an element.
+// Edit adds an element.
 func (l *Lists) Edit(e *model.Edit) {
 	lists := &l.lists[index(e.Family)]
 	t := list{&lists.add[e.Set], e.Family, e.Set, false}
 	if e.Deletion {
 		t = list{&lists.remove[e.Set], e.Family, e.Set, true}
 	}
-	if t.Count() == 0 {
+	if t.Size() == 0 {
 		l.touched = append(l.touched, t)
 	}
-	switch {
-	case e.Set.Interval():
-		t.AddInterval(e.Key.Bytes(), e.Data.Bytes())
-	case e.Deletion:
-		t.Add(e.Key.Bytes(), nil, "")
-	case e.Set.Verdicts():
-		t.AddVerdict(e.Key.Bytes(), e.Text)
-	case e.Timeout != 0:
-		t.AddTimed(e.Key.Bytes(), e.Data.Bytes(), milliseconds(e.Timeout), milliseconds(e.Left))
-	default:
-		t.Add(e.Key.Bytes(), e.Data.Bytes(), e.Text)
-	}
-}
-
-// milliseconds returns the kernel's encoding of a time.
-func milliseconds(d time.Duration) []byte {
-	return binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds()))
+	t.Append(&e.Elements)
 }
 
 // Empty reports whether there are no elements.

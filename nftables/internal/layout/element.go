@@ -3,8 +3,6 @@ package layout
 import (
 	"encoding/binary"
 	"net/netip"
-
-	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // Element is one element of one of the table's sets. Equal elements are the same to the
@@ -31,9 +29,6 @@ func OctetsOf(b []byte) (o Octets) {
 
 // Bytes returns the encoded bytes, which share o's memory.
 func (o *Octets) Bytes() []byte { return o.buf[:o.n] }
-
-// Len returns the number of bytes.
-func (o *Octets) Len() int { return int(o.n) }
 
 // IP returns the address that o consists of.
 func (o *Octets) IP() netip.Addr {
@@ -92,16 +87,6 @@ func Allowed(bits int) Set { return FirstAllowed + Set(bits) }
 // SourceKey returns the key that allows the sources of a frontend from the first address on.
 func SourceKey(first, addr netip.Addr, protocol uint8, port uint16) Octets {
 	return Octets{}.Addr(first).Addr(addr).Proto(protocol).Port(port)
-}
-
-// ElementSize returns the number of bytes of an element in a netlink message, without a comment.
-// key and data are lengths in bytes.
-func ElementSize(key, data int) int {
-	size := 4 + 8 + nfnl.Align(key)
-	if data != 0 {
-		size += 8 + nfnl.Align(data)
-	}
-	return size
 }
 
 // ParseAddrPort reads an address and port from the data of an element.

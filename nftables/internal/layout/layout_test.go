@@ -40,8 +40,8 @@ func TestKeysHaveTheLengthOfTheirSet(t *testing.T) {
 		for _, nodePort := range []bool{false, true} {
 			all, internal, key := FrontendKey(nodePort, addr, inet.TCP, 80)
 			for _, s := range []Set{all, internal} {
-				if uint32(key.Len()) != s.Spec(f).KeyLen {
-					t.Errorf("a key of %s has %d bytes, not %d", s.Name(), key.Len(), s.Spec(f).KeyLen)
+				if uint32(len(key.Bytes())) != s.Spec(f).KeyLen {
+					t.Errorf("a key of %s has %d bytes, not %d", s.Name(), len(key.Bytes()), s.Spec(f).KeyLen)
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"time"
 
@@ -74,15 +75,19 @@ func (a *affinity) clients(now *service, s *ruleset.Port, mark Mark, tx *Tx) {
 				clients[ep.Addr] = list
 			}
 			for _, c := range list {
-				e := Edit{Family: a.Family, Timeout: s.Spec.Affinity, Left: c.left, Element: layout.Element{
-					Set: layout.StickyClients, Key: word(p.number << layout.StickyShift).Addr(c.addr),
-					Data: word(p.number<<layout.StickyShift | uint32(p.members[i])),
-				}}
-				if room -= e.bytes(); tx.Limit != 0 && room < MessageSize {
+				e := Edit{Set: layout.StickyClients, Family: a.Family}
+				key, data := word(p.number<<layout.StickyShift).Addr(c.addr), word(p.number<<layout.StickyShift|uint32(p.members[i]))
+				e.AddTimed(key.Bytes(), data.Bytes(), milliseconds(s.Spec.Affinity), milliseconds(c.left))
+				if room -= e.Size(); tx.Limit != 0 && room < MessageSize {
 					return
 				}
-				tx.edit(&e)
+				tx.edit(e)
 			}
 		}
 	}
+}
+
+// milliseconds returns the kernel's encoding of a time.
+func milliseconds(d time.Duration) []byte {
+	return binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds()))
 }

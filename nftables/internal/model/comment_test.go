@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -46,7 +47,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 			f := &s.Frontends[i]
 			kinds[f.Kind] = true
 			all, _, key := layout.FrontendKey(f.Kind == ruleset.KindNodePort, f.Addr, inet.Protocol(s.Key.Protocol), f.Port)
-			comment := sets[all][key].Text
+			comment := sets[all][key].Comment
 			if got := layout.ParseServiceComment(comment, s.Key.Protocol); got != s.Key.ServicePortName {
 				t.Errorf("%v: the comment %q of a frontend of kind %v names %v", s.Key, comment, f.Kind, got)
 			}
@@ -56,7 +57,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 		}
 		a := NewAdopted()
 		for key, e := range sets[layout.StickyEndpoints] {
-			a.Add(key.Bytes(), e.Data.Bytes(), e.Text)
+			a.Add(key.Bytes(), e.Data, e.Comment)
 		}
 		for _, owner := range []StickyOwner{StickyOwner(s.Key.String()), StickyOwner(s.Key.String() + " local")} {
 			if p := a.Pools[owner]; p == nil || len(p.members) == 0 {
@@ -71,7 +72,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 }
 
 // recorder is a [Sink] that stores the elements of all transactions.
-type recorder map[tracker.Family]map[layout.Set]map[layout.Octets]Edit
+type recorder map[tracker.Family]map[layout.Set]map[layout.Octets]nft.Element
 
 func (recorder) Limit() int { return math.MaxInt }
 
@@ -79,9 +80,9 @@ func (r recorder) Send(tx *Tx) error {
 	for _, e := range tx.Edits {
 		sets := r[e.Family]
 		if sets[e.Set] == nil {
-			sets[e.Set] = map[layout.Octets]Edit{}
+			sets[e.Set] = map[layout.Octets]nft.Element{}
 		}
-		sets[e.Set][e.Key] = e
+		e.Each(func(one nft.Element) { sets[e.Set][layout.OctetsOf(one.Key)] = one })
 	}
 	return nil
 }
@@ -93,7 +94,7 @@ func filled(ctx context.Context, d *ruleset.Delta) (recorder, error) {
 	r := recorder{}
 	var list []*Table
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		r[f] = map[layout.Set]map[layout.Octets]Edit{}
+		r[f] = map[layout.Set]map[layout.Octets]nft.Element{}
 		list = append(list, NewTable(f, d.Node, DefaultConfig, d.Changes, 0))
 	}
 	_, err := NewTables(list...).Fill(ctx, d, r, &Tx{}, nil)

@@ -102,12 +102,12 @@ func (i *intervals) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
 	have := i.ranges[s]
 	for _, r := range have {
 		if !slices.Contains(ranges, r) {
-			tx.edit(&Edit{Family: i.Family, Element: r.element(s), Deletion: true})
+			r.edit(i.Family, s, true, tx)
 		}
 	}
 	for _, r := range ranges {
 		if !slices.Contains(have, r) {
-			tx.edit(&Edit{Family: i.Family, Element: r.element(s)})
+			r.edit(i.Family, s, false, tx)
 		}
 	}
 	i.ranges[s] = ranges
@@ -116,14 +116,11 @@ func (i *intervals) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
 // Keep makes an interval set start with the ranges that it has in the kernel.
 func (i *intervals) Keep(s layout.Set, ranges []Range) { i.ranges[s] = ranges }
 
-// element returns the range as an element of an interval set: the first address and, as data, the
-// first address after the range. There is no data if the range ends with the last address.
-func (r Range) element(s layout.Set) layout.Element {
-	e := layout.Element{Set: s, Key: ip(r.First)}
-	if next := r.Last.Next(); next.IsValid() {
-		e.Data = ip(next)
-	}
-	return e
+// edit adds the range to an interval set or deletes it. There is no end if it ends with the last address.
+func (r Range) edit(f tracker.Family, s layout.Set, deletion bool, tx *Tx) {
+	e := tx.begin(f, s, deletion)
+	e.AddInterval(r.First.AsSlice(), r.Last.Next().AsSlice())
+	tx.end(e)
 }
 
 // Bound is an element of an interval set: the first address of a range or, if End is set,
@@ -180,7 +177,9 @@ func (i *intervals) setServiceCIDRs(tx *Tx) {
 func (i *intervals) SetInterfaces(links map[string]int, tx *Tx) {
 	edit := func(names []string, deletion bool) {
 		for _, name := range names {
-			tx.edit(&Edit{Family: i.Family, Deletion: deletion, Element: layout.Element{Set: layout.FastPathInterfaces, Key: layout.OctetsOf(nft.InterfaceName(name))}})
+			e := tx.begin(i.Family, layout.FastPathInterfaces, deletion)
+			e.Add(nft.InterfaceName(name), nil, "")
+			tx.end(e)
 		}
 	}
 	edit(Missing(i.interfaces, links), true)

@@ -142,7 +142,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 		})
 	}
 	for i := range clusterIPs {
-		m.part(ctx, func() { m.tx.edit(&clusterIPs[i]) })
+		m.part(ctx, func() { m.tx.edit(clusterIPs[i]) })
 	}
 	for _, t := range m.List {
 		m.part(ctx, func() { t.intervals.setServiceCIDRs(m.tx) })

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -74,9 +76,11 @@ func TestClientsOfAnotherDataPlaneAreRecalled(t *testing.T) {
 	for _, e := range tx.Edits {
 		if e.Set == layout.StickyClients {
 			clients++
-			if e.Timeout != 600*time.Second || e.Left != 500*time.Second {
-				t.Errorf("timeout %v, %v left", e.Timeout, e.Left)
-			}
+			e.Each(func(e nft.Element) {
+				if nfnl.Uint64(e.Timeout) != 600_000 || nfnl.Uint64(e.Expiration) != 500_000 {
+					t.Errorf("timeout %x, %x left", e.Timeout, e.Expiration)
+				}
+			})
 		}
 	}
 	if clients != 2 || len(calls) != 2 || calls[netip.MustParseAddrPort("10.244.0.1:8080")] != 1 {

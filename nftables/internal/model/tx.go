@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
@@ -26,6 +25,8 @@ type Tx struct {
 
 	bytes int
 	lists listSet
+	// room is unused memory for elements. That of elements is not used again, so they may outlive Reset.
+	room []byte
 }
 
 // Kind is what happens to an object.
@@ -88,31 +89,14 @@ func (o *Object) bytes() int {
 	return cmp.Or(objectBytes[o.Kind], 640)
 }
 
-// Edit is an element to add to a set or to delete from it. An element to delete has a key only.
+// Edit is an element to add to a set or to delete from it, in the kernel's encoding. An element to delete has
+// a key only.
 type Edit struct {
-	layout.Element
+	Set      layout.Set
 	Family   tracker.Family
 	Deletion bool
-	// Text is the element's comment or, in a verdict map, the chain that it goes to.
-	Text string
-	// Timeout and Left are for a remembered client: the affinity timeout, and the part of it
-	// that is left.
-	Timeout, Left time.Duration
-}
-
-// bytes returns the number of bytes that the element takes in a transaction, or a little more.
-func (e *Edit) bytes() int {
-	size := layout.ElementSize(e.Key.Len(), e.Data.Len())
-	if e.Text != "" {
-		size += nft.CommentSize(len(e.Text)) + 16
-	}
-	if e.Timeout != 0 {
-		size += 2 * 12
-	}
-	if e.Set.Interval() {
-		size += layout.ElementSize(e.Data.Len(), 0) + 8
-	}
-	return size
+	// Elements holds the element, or the two that mark an interval.
+	nft.Elements
 }
 
 // word and ip return a key or data that begins with a number or an address.
@@ -168,7 +152,7 @@ func (tx *Tx) Structural() bool {
 
 // Reset empties the transaction and keeps its memory.
 func (tx *Tx) Reset() {
-	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit}
+	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit, room: tx.room}
 }
 
 // Object appends an object.
@@ -179,23 +163,45 @@ func (tx *Tx) Object(o Object) {
 
 // add appends an element to add, with a comment or a chain.
 func (tx *Tx) add(f tracker.Family, e *layout.Element, text string) {
-	tx.Edits = append(tx.Edits, Edit{Element: *e, Family: f, Text: text})
-	tx.measure(&tx.Edits[len(tx.Edits)-1])
+	edit := tx.begin(f, e.Set, false)
+	if e.Set.Verdicts() {
+		edit.AddVerdict(e.Key.Bytes(), text)
+	} else {
+		edit.Add(e.Key.Bytes(), e.Data.Bytes(), text)
+	}
+	tx.end(edit)
 }
 
 // remove appends the deletion of the element with e's key.
 func (tx *Tx) remove(f tracker.Family, e *layout.Element) {
-	tx.Edits = append(tx.Edits, Edit{Element: layout.Element{Set: e.Set, Key: e.Key}, Family: f, Deletion: true})
-	tx.measure(&tx.Edits[len(tx.Edits)-1])
+	edit := tx.begin(f, e.Set, true)
+	edit.Add(e.Key.Bytes(), nil, "")
+	tx.end(edit)
 }
 
-func (tx *Tx) edit(e *Edit) {
-	tx.Edits = append(tx.Edits, *e)
+// begin appends an edit, whose element the caller encodes before end.
+func (tx *Tx) begin(f tracker.Family, s layout.Set, deletion bool) *Edit {
+	if cap(tx.room) < 512 {
+		tx.room = make([]byte, 0, 16<<10)
+	}
+	tx.Edits = append(tx.Edits, Edit{Set: s, Family: f, Deletion: deletion})
+	e := &tx.Edits[len(tx.Edits)-1]
+	e.Use(tx.room)
+	return e
+}
+
+func (tx *Tx) end(e *Edit) {
+	tx.room = e.Rest()
 	tx.measure(e)
 }
 
+func (tx *Tx) edit(e Edit) {
+	tx.Edits = append(tx.Edits, e)
+	tx.measure(&e)
+}
+
 func (tx *Tx) measure(e *Edit) {
-	tx.bytes += e.bytes()
+	tx.bytes += e.Size()
 	if tx.lists.add(e) {
 		tx.bytes += MessageSize
 	}
@@ -250,7 +256,7 @@ func (tx *Tx) takeClusterIPs(m Mark, list []Edit) []Edit {
 	for _, e := range tx.Edits[m.edits:] {
 		if e.Set == layout.ClusterIPs {
 			list = append(list, e)
-			tx.bytes -= e.bytes()
+			tx.bytes -= e.Size()
 		} else {
 			kept = append(kept, e)
 		}
@@ -272,11 +278,7 @@ func (tx *Tx) String() string {
 		if e.Deletion {
 			verb = "delete"
 		}
-		fmt.Fprintf(&b, "%s %s %s %x : %x %q", e.Family, verb, e.Set.Name(), e.Key.Bytes(), e.Data.Bytes(), e.Text)
-		if e.Timeout != 0 {
-			fmt.Fprintf(&b, " timeout %v expires %v", e.Timeout, e.Left)
-		}
-		b.WriteByte('\n')
+		e.Each(func(one nft.Element) { fmt.Fprintf(&b, "%s %s %s %+v\n", e.Family, verb, e.Set.Name(), one) })
 	}
 	return b.String()
 }

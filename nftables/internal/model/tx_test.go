@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -90,11 +91,12 @@ func TestBoundsOfRangesAreReadBack(t *testing.T) {
 	want := merged(prefixes("10.0.0.0/8", "11.0.0.0/8", "200.0.0.0/5", "240.0.0.0/4"))
 	var bounds []Bound
 	for _, r := range want {
-		e := r.element(layout.NodePortIPs)
-		bounds = append(bounds, Bound{e.Key.IP(), false})
-		if e.Data.Len() != 0 {
-			bounds = append([]Bound{{e.Data.IP(), true}}, bounds...)
-		}
+		tx := &Tx{}
+		r.edit(tracker.IPv4, layout.NodePortIPs, false, tx)
+		tx.Edits[0].Each(func(e nft.Element) {
+			a, _ := netip.AddrFromSlice(e.Key)
+			bounds = append([]Bound{{a, e.IntervalEnd}}, bounds...)
+		})
 	}
 	got := RangesOf(bounds)
 	if len(got) != len(want) {
