@@ -90,7 +90,7 @@ func (b *Backend) discard(from time.Time) {
 	if b.tables != nil {
 		b.inGrace = map[tracker.Family]map[netip.Addr]time.Time{}
 		for _, t := range b.tables.List {
-			b.inGrace[t.Family] = t.InGrace(from)
+			b.inGrace[t.Family] = t.Hairpin.InGrace(from)
 		}
 	}
 	b.tables = nil

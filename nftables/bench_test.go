@@ -156,7 +156,7 @@ func (p *pipeline) elements() int {
 	n := 0
 	for _, t := range p.backend.tables.List {
 		for s := range layout.SetCount {
-			n += t.Count(s)
+			n += t.Room.Count(s)
 		}
 	}
 	return n

@@ -148,7 +148,7 @@ func TestSmallPoolsNeedNoNewChain(t *testing.T) {
 	ipv4 := r.backend.tables.Table(tracker.IPv4)
 	pools := func() map[string]bool {
 		out := map[string]bool{}
-		for name := range ipv4.Chains() {
+		for name := range ipv4.Chains.Objects() {
 			if strings.HasPrefix(name, "pool-") {
 				out[name] = true
 			}

@@ -50,7 +50,7 @@ func (b *Backend) syncInterfaces() error {
 			}
 			tx.Object(model.Object{Kind: model.DeleteDevices, Family: t.Family, Names: model.Missing(ft.Devices, links)})
 			tx.Object(model.Object{Kind: model.AddDevices, Family: t.Family, Names: model.Missing(links, ft.Devices)})
-			t.SetInterfaces(links, tx)
+			t.Intervals.SetInterfaces(links, tx)
 		}
 		if err := b.commit(b.name, tx); err != nil {
 			return err
@@ -136,7 +136,7 @@ func (b *Backend) matters(link linkChange) bool {
 	if b.tables == nil {
 		return false // the next full delta lists all interfaces
 	}
-	index, known := b.tables.List[0].Interfaces()[link.name]
+	index, known := b.tables.List[0].Intervals.Interfaces()[link.name]
 	if link.gone {
 		return known && index == link.index
 	}
@@ -144,7 +144,7 @@ func (b *Backend) matters(link linkChange) bool {
 		return !known || index != link.index
 	}
 	// The interface may have had another name before.
-	for _, index := range b.tables.List[0].Interfaces() {
+	for _, index := range b.tables.List[0].Intervals.Interfaces() {
 		if index == link.index {
 			return true
 		}
@@ -169,8 +169,8 @@ func (b *Backend) compareFlowtables(t *model.Table) error {
 	for name := range found {
 		return drifted(t.Family, "unexpected flowtable %s", name)
 	}
-	missing, unexpected := model.Missing(t.Interfaces(), ft.Devices), model.Missing(ft.Devices, t.Interfaces())
-	if t.Interfaces() == nil || len(missing)+len(unexpected) == 0 {
+	missing, unexpected := model.Missing(t.Intervals.Interfaces(), ft.Devices), model.Missing(ft.Devices, t.Intervals.Interfaces())
+	if t.Intervals.Interfaces() == nil || len(missing)+len(unexpected) == 0 {
 		return nil
 	}
 	links, err := b.conn.Links()
@@ -178,11 +178,11 @@ func (b *Backend) compareFlowtables(t *model.Table) error {
 		return err
 	}
 	for _, name := range missing {
-		if links[name] == t.Interfaces()[name] {
+		if links[name] == t.Intervals.Interfaces()[name] {
 			return drifted(t.Family, "flowtable %s has no interface %s", layout.FastPath, name)
 		}
 	}
-	known := slices.Collect(maps.Values(t.Interfaces()))
+	known := slices.Collect(maps.Values(t.Intervals.Interfaces()))
 	for _, name := range unexpected {
 		if index, ok := links[name]; ok && !slices.Contains(known, index) {
 			return drifted(t.Family, "flowtable %s has unexpected interface %s", layout.FastPath, name)

@@ -102,7 +102,7 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	n := f.Bits() / 8
 	all(layout.ClusterIPs, func(e nft.Element) { v["cluster IP "+address(e.Key)] = "" })
 	// The set also has endpoints in their grace period, and no others.
-	inGrace := b.tables.Table(f).InGrace(time.Now())
+	inGrace := b.tables.Table(f).Hairpin.InGrace(time.Now())
 	all(layout.Hairpin, func(e nft.Element) {
 		if a, _ := netip.AddrFromSlice(e.Key[:n]); inGrace[a].IsZero() {
 			v["hairpin "+a.String()] = ""

@@ -99,7 +99,7 @@ func TestManyAffinityTimeouts(t *testing.T) {
 	victim(1, 3)
 	r.sync()
 	for _, tab := range r.backend.tables.List {
-		if n := len(tab.Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+2 {
+		if n := len(tab.Chains.Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+2 {
 			t.Errorf("%s: %d sticky handlers are left", tab.Family, n)
 		}
 		chains, err := r.backend.conn.Chains(r.backend.name, tab.Family)

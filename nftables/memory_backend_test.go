@@ -134,7 +134,7 @@ func TestUnusedStickyHandlersAreCollected(t *testing.T) {
 			r.tracker.SetSlice(epSlice(s, tracker.IPv4, backendtest.UpTo(1+i%3)...))
 		}
 		r.sync()
-		if n := len(r.backend.tables.Table(tracker.IPv4).Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+6 {
+		if n := len(r.backend.tables.Table(tracker.IPv4).Chains.Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+6 {
 			t.Fatalf("round %d: %d sticky handlers", i, n)
 		}
 	}

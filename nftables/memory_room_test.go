@@ -95,7 +95,7 @@ func TestFullDeltaHasRoom(t *testing.T) {
 			r.setPorts(i, ports, []int{1}, sticky(600))
 		}
 		r.sync()
-		if n := r.backend.tables.Table(tracker.IPv4).Count(layout.Endpoints); n <= many {
+		if n := r.backend.tables.Table(tracker.IPv4).Room.Count(layout.Endpoints); n <= many {
 			t.Errorf("%d endpoints of Services that lack affinity, want more than %d", n, many)
 		}
 	})

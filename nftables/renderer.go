@@ -69,8 +69,8 @@ func (r *Renderer) fill(d *ruleset.Delta, t *Transaction) (map[tracker.Key]error
 	create := &model.Tx{}
 	create.Object(model.Object{Kind: model.CreateNewTable, Family: r.family})
 	if r.config.Clients != nil {
-		table.Recall(r.config.Clients)
-		defer table.Recall(nil)
+		table.Affinity.Recall(r.config.Clients)
+		defer table.Affinity.Recall(nil)
 	}
 	table.Create(nil, false, create)
 	table.Hook(create)
@@ -82,10 +82,10 @@ func (r *Renderer) update(d *ruleset.Delta, t *Transaction) (map[tracker.Key]err
 	table := r.tables.List[0]
 	// Kernels before 6.2 cannot delete a chain in the transaction that deletes what leads to it.
 	tx := &model.Tx{}
-	for _, name := range slices.Sorted(maps.Keys(table.Garbage())) {
+	for _, name := range slices.Sorted(maps.Keys(table.Chains.Garbage())) {
 		tx.Object(model.Object{Kind: model.DeleteChain, Family: r.family, Name: name})
 	}
-	table.DropGarbage(true)
+	table.Chains.DropGarbage(true)
 	t.parts.Send(tx)
 	return r.tables.Update(context.Background(), d, &t.parts)
 }

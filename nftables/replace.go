@@ -46,7 +46,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	node := d.Node // not d, which holds every Service as it is now
 	b.sink = newStreamSink(b.conn, func() writer { return b.writer(b.name, node) }, b.logger(b.name, node))
 	for _, t := range b.tables.List {
-		t.ReleaseAdopted()
+		t.Pools.ReleaseAdopted()
 	}
 	if err := b.syncInterfaces(); err != nil {
 		// Check tries again.
@@ -181,8 +181,8 @@ func (r *tables) plan(create func(*model.Table, *kernelTable)) {
 	for _, f := range r.b.config.Families {
 		k := r.old.families[f]
 		t := model.NewTable(f, r.d.Node, r.b.layout, r.d.Changes, len(k.hairpin))
-		t.KeepRoom(func(s layout.Set) int { return k.sets[s.Name()].Size })
-		t.Adopt(k.sticky)
+		t.Room.KeepSizes(func(s layout.Set) int { return k.sets[s.Name()].Size })
+		t.Pools.Adopt(k.sticky)
 		create(t, k)
 		list = append(list, t)
 	}
@@ -214,7 +214,7 @@ func (r *tables) clients(t *model.Table) (*nft.Elements, error) {
 		return clients, nil
 	}
 	err := r.b.conn.Elements(r.old.name, t.Family, layout.StickyClients, func(e nft.Element) {
-		if e.Expiration != nil && clients.Count() < t.Size(layout.StickyClients) {
+		if e.Expiration != nil && clients.Count() < t.Room.Size(layout.StickyClients) {
 			clients.AddTimed(e.Key, e.Data, e.Timeout, e.Expiration)
 		}
 	})
@@ -229,14 +229,14 @@ func (r *inPlace) prepare() {
 	r.plan(func(t *model.Table, k *kernelTable) {
 		kept := map[layout.Set]bool{}
 		for s := range layout.FirstAllowed {
-			kept[s] = k.keeps(s, t.Family, t.Size(s))
+			kept[s] = k.keeps(s, t.Family, t.Room.Size(s))
 			if kept[s] && s.Interval() {
-				t.Keep(s, k.ranges[s])
+				t.Intervals.KeepRanges(s, k.ranges[s])
 			}
 		}
 		keptFlowtable := r.clear(t.Family, k, kept)
 		if r.b.config.Clients != nil && !r.old.exist {
-			t.Recall(r.b.config.Clients)
+			t.Affinity.Recall(r.b.config.Clients)
 		}
 		t.Create(kept, keptFlowtable, &r.create)
 		t.Hook(&r.create)
@@ -292,7 +292,7 @@ func (r *inPlace) copyPackets(w writer) error {
 			}
 			w.AddElements(t.Family, layout.StickyClients, clients)
 		}
-		stays := func(s layout.Set) bool { return k.keeps(s, t.Family, t.Size(s)) }
+		stays := func(s layout.Set) bool { return k.keeps(s, t.Family, t.Room.Size(s)) }
 		err := r.counters(t, stays, func(s layout.Set, list *nft.Elements) error {
 			w.AddElements(t.Family, s, list)
 			return nil
@@ -308,7 +308,7 @@ func (r *inPlace) copyPackets(w writer) error {
 // no rule goes to them.
 func (r *inPlace) finish() error {
 	for _, t := range r.model.List {
-		t.Recall(nil)
+		t.Affinity.Recall(nil)
 		_, used := r.b.expectedChains(t)
 		unused := map[string]bool{}
 		for name := range r.old.families[t.Family].chains {
@@ -326,7 +326,7 @@ func (r *inPlace) finish() error {
 // deleteGarbage deletes the chains that no rule leads to any more. If the deletion fails, they stay like chains in
 // use.
 func (b *Backend) deleteGarbage(t *model.Table) {
-	garbage := t.Garbage()
+	garbage := t.Chains.Garbage()
 	if len(garbage) == 0 {
 		return
 	}
@@ -334,7 +334,7 @@ func (b *Backend) deleteGarbage(t *model.Table) {
 	if err == nil {
 		b.forgetRules(t, func(chain string) bool { return garbage[chain] })
 	}
-	t.DropGarbage(err == nil)
+	t.Chains.DropGarbage(err == nil)
 }
 
 // forgetRules removes the rules of chains, which the backend deleted or replaced, from those that must still exist.
@@ -423,7 +423,7 @@ func (r *tables) counters(t *model.Table, stays func(layout.Set) bool, add func(
 		}
 		list := &nft.Elements{}
 		err := readAll(r.b.conn, r.old.name, t.Family, s, list.Reset, func(e nft.Element) {
-			if e.Expr != nil && list.Count() < t.Size(s) {
+			if e.Expr != nil && list.Count() < t.Room.Size(s) {
 				list.AddCounter(e.Key, e.Expr)
 			}
 		})

@@ -44,7 +44,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 		if err != nil {
 			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
-		for key, name := range t.LongNames() {
+		for key, name := range t.Frontends.LongNames() {
 			owners[string(key.Bytes())] = name
 		}
 		b.prune(t.Family, counted, owners)

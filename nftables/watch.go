@@ -209,15 +209,15 @@ func (b *Backend) examineTable(t *model.Table, last map[uint64]nft.Rule, count b
 // expectedChains returns the hooks of base chains, and the number of rules that each chain must have.
 func (b *Backend) expectedChains(t *model.Table) (base map[string]*nft.BaseChain, rules map[string]int) {
 	objects := []model.Object{{Kind: model.FixedChains}, {Kind: model.BaseChains}}
-	objects = slices.AppendSeq(objects, maps.Values(t.Chains()))
-	base, rules = b.config.rules(t.Family, t.Node).Outline(objects)
-	rules[layout.ChainFirewallCheck] += t.Sources()
+	objects = slices.AppendSeq(objects, maps.Values(t.Chains.Objects()))
+	base, rules = b.config.rules(t.Family, t.Node()).Outline(objects)
+	rules[layout.ChainFirewallCheck] += t.Frontends.Sources()
 	return base, rules
 }
 
 // compareMaps compares the contents of the verdict maps and the interval sets.
 func (b *Backend) compareMaps(t *model.Table) error {
-	for s, want := range t.Verdicts() {
+	for s, want := range t.Chains.Verdicts() {
 		if !t.Has(s) {
 			continue
 		}
@@ -241,7 +241,7 @@ func (b *Backend) compareMaps(t *model.Table) error {
 		if err != nil {
 			return err
 		}
-		if !slices.Equal(found, t.Ranges(s)) {
+		if !slices.Equal(found, t.Intervals.Ranges(s)) {
 			return drifted(t.Family, "set %s has other elements: %v", s.Name(), found)
 		}
 	}
@@ -257,7 +257,7 @@ func (b *Backend) compareCount(t *model.Table, s layout.Set, count int) error {
 	if s == layout.StickyClients || s.Interval() || s.Counts() {
 		return nil // packets change it, or compareMaps compares it
 	}
-	want := t.Count(s)
+	want := t.Room.Count(s)
 	if count < 0 {
 		if want > countable {
 			return nil

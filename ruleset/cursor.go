@@ -515,7 +515,7 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if err != nil && !partly {
 		return
 	}
-	c.concede(failed)
+	c.removeTakenFrontends(failed)
 	later := c.triggers[min(len(d.Triggers), len(c.triggers)):]
 	var kept []Trigger
 	for _, t := range d.Triggers {
@@ -567,8 +567,8 @@ func (c *Cursor) fail(ch *Change, err error) {
 	c.markDirty(id)
 }
 
-// concede removes from failed Services the frontends that the backend acknowledged for others.
-func (c *Cursor) concede(failed map[tracker.Key]*Change) {
+// removeTakenFrontends removes from failed Services the frontends that the backend acknowledged for others.
+func (c *Cursor) removeTakenFrontends(failed map[tracker.Key]*Change) {
 	for _, ch := range failed {
 		if now := ch.without(func(k tracker.Key) bool { return failed[k] != nil }).New; now != ch.Old {
 			c.setInEffect(ch.ID(), now)

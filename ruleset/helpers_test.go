@@ -146,8 +146,8 @@ func show(f Frontend) string {
 // ptr returns a pointer to a copy of v.
 func ptr[T any](v T) *T { return &v }
 
-// concede takes the frontends from the failed Services of a delta that accepted ones have now.
-func concede(acked map[tracker.Key]*Port, d *Delta, unsure, accepted func(*Change) bool) {
+// removeTakenFrontends takes the frontends from the failed Services of a delta that accepted ones have now.
+func removeTakenFrontends(acked map[tracker.Key]*Port, d *Delta, unsure, accepted func(*Change) bool) {
 	taken := map[l4Key]bool{}
 	for i := range d.Changes {
 		if c := &d.Changes[i]; c.New != nil && accepted(c) {

@@ -325,7 +325,7 @@ func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
 		}
 		return unsure
 	}
-	concede(p.acked, d, unsure, func(c *Change) bool { return !unsure(c) })
+	removeTakenFrontends(p.acked, d, unsure, func(c *Change) bool { return !unsure(c) })
 	for i := range d.Changes {
 		c := &d.Changes[i]
 		p.failed[c.Key] = unsure(c)

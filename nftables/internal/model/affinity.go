@@ -13,7 +13,7 @@ import (
 // affinity is the department of the Services that lack client affinity, and of the clients of
 // another data plane.
 type affinity struct {
-	*common
+	common *common
 	// lacking holds the Services that are programmed without client affinity that they ask for, by
 	// ID. newlyLacking is one of those that were not before, and counts them.
 	lacking      map[uint32]*ruleset.Port
@@ -33,8 +33,8 @@ type Recall func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
 // plane remembers. nil ends that.
 func (a *affinity) Recall(r Recall) { a.recall = r }
 
-// note records whether a Service lacks client affinity.
-func (a *affinity) note(id uint32, old, now *service, s *ruleset.Port) {
+// recordLacking records whether a Service lacks client affinity.
+func (a *affinity) recordLacking(id uint32, old, now *service, s *ruleset.Port) {
 	switch {
 	case now.lacksAffinity:
 		if a.lacking[id] == nil {
@@ -47,9 +47,9 @@ func (a *affinity) note(id uint32, old, now *service, s *ruleset.Port) {
 	}
 }
 
-// clients adds the clients of a new Service that another data plane remembers, as many as
+// recallClients adds the clients of a new Service that another data plane remembers, as many as
 // have room in the transaction beside the Service, which begins at mark.
-func (a *affinity) clients(now *service, s *ruleset.Port, mark Mark, tx *Tx) {
+func (a *affinity) recallClients(now *service, s *ruleset.Port, mark Mark, tx *Tx) {
 	if a.recall == nil || s == nil || s.Spec.Affinity == 0 {
 		return
 	}
@@ -68,14 +68,14 @@ func (a *affinity) clients(now *service, s *ruleset.Port, mark Mark, tx *Tx) {
 			list, known := clients[ep.Addr]
 			if !known {
 				for addr, age := range a.recall(s.Key, ep.Addr) {
-					if left := s.Spec.Affinity - max(age, 0); addr.Is4() == (a.Family == tracker.IPv4) && left >= time.Millisecond {
+					if left := s.Spec.Affinity - max(age, 0); addr.Is4() == (a.common.family == tracker.IPv4) && left >= time.Millisecond {
 						list = append(list, client{addr, left})
 					}
 				}
 				clients[ep.Addr] = list
 			}
 			for _, c := range list {
-				e := Edit{Set: layout.StickyClients, Family: a.Family}
+				e := Edit{Set: layout.StickyClients, Family: a.common.family}
 				key, data := word(p.number<<layout.StickyShift).Addr(c.addr), word(p.number<<layout.StickyShift|uint32(p.members[i]))
 				e.AddTimed(key.Bytes(), data.Bytes(), milliseconds(s.Spec.Affinity), milliseconds(c.left))
 				if room -= e.Size(); tx.Limit != 0 && room < MessageSize {

@@ -8,7 +8,7 @@ import (
 // chains is the department of handlers: of their numbers, their chains and the verdict maps that
 // lead to the chains.
 type chains struct {
-	*common
+	common *common
 	// handlers numbers the handlers that have a chain, from 1. A number is never given back.
 	handlers map[layout.Handler]uint32
 	// sticky holds the sticky handlers that have a chain. Unlike other handlers there may be one for
@@ -91,7 +91,7 @@ func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 func (c *chains) stickyHandler(h layout.StickyHandler, tx *Tx) (stickyRef, bool) {
 	e, ok := c.sticky[h]
 	if !ok {
-		if e.number, ok = c.stickyNumbers.take(); !ok {
+		if e.number, ok = c.stickyNumbers.allocateNumber(); !ok {
 			return stickyRef{}, false
 		}
 		c.unused++
@@ -132,7 +132,7 @@ func (c *chains) setSticky(pool uint32, h stickyRef, tx *Tx) {
 	c.useSticky(h, +1)
 	e := layout.Element{Set: layout.StickyPools, Key: word(pool)}
 	if was != (stickyRef{}) {
-		tx.remove(c.Family, &e)
+		tx.remove(c.common.family, &e)
 	}
 	if h == (stickyRef{}) {
 		delete(c.stickyOf, pool)
@@ -140,7 +140,7 @@ func (c *chains) setSticky(pool uint32, h stickyRef, tx *Tx) {
 	}
 	c.stickyOf[pool] = h
 	e.Data = word(layout.StickyKey(h.number, pool))
-	tx.add(c.Family, &e, "")
+	tx.add(c.common.family, &e, "")
 }
 
 // useSticky adds by, 1 or -1, to the uses of a sticky handler, which may be none.
@@ -173,11 +173,11 @@ func (c *chains) collectSticky(tx *Tx) {
 			continue
 		}
 		delete(c.sticky, h)
-		c.stickyNumbers.give(entry.number)
+		c.stickyNumbers.releaseNumber(entry.number)
 		key := verdictKey{layout.StickyHandlers, entry.number}
 		c.garbage[c.verdicts[key]] = true
 		delete(c.verdicts, key)
-		tx.remove(c.Family, &layout.Element{Set: layout.StickyHandlers, Key: word(entry.number)})
+		tx.remove(c.common.family, &layout.Element{Set: layout.StickyHandlers, Key: word(entry.number)})
 	}
 	c.unused = 0
 }
@@ -188,7 +188,7 @@ func (c *chains) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
 		return
 	}
 	c.verdicts[verdictKey{s, key}] = chain
-	tx.add(c.Family, &layout.Element{Set: s, Key: word(key)}, chain)
+	tx.add(c.common.family, &layout.Element{Set: s, Key: word(key)}, chain)
 }
 
 // handlerChain creates the handler's chain and the chains that it goes to. It returns its name.
@@ -203,7 +203,7 @@ func (c *chains) handlerChain(h layout.Handler, tx *Tx) string {
 	if h.HasPool() && h != h.Direct() {
 		c.handlerChain(h.Direct(), tx)
 	}
-	c.chain(name, Object{Kind: HandlerChain, Handler: h, Size: max(1, len(inet.Prefixes(c.Node.LocalTraffic.CIDRs, c.Family)))}, tx)
+	c.chain(name, Object{Kind: HandlerChain, Handler: h, Size: max(1, len(inet.Prefixes(c.common.node.LocalTraffic.CIDRs, c.common.family)))}, tx)
 	return name
 }
 
@@ -213,7 +213,7 @@ func (c *chains) chain(name string, o Object, tx *Tx) {
 	if c.hasChain(name) {
 		return
 	}
-	o.Family = c.Family
+	o.Family = c.common.family
 	c.objects[name] = o
 	tx.Object(o)
 }
@@ -238,8 +238,8 @@ func (c *chains) hasChain(name string) bool {
 	return ok
 }
 
-// Chains returns the objects that created the chains of handlers, by name.
-func (c *chains) Chains() map[string]Object { return c.objects }
+// Objects returns the objects that created the chains of handlers, by name.
+func (c *chains) Objects() map[string]Object { return c.objects }
 
 // Garbage returns the chains that no rule or element leads to any more. They can be deleted after
 // the commit: kernels before 6.2 cannot delete a chain in the transaction that deletes the element

@@ -40,21 +40,21 @@ func (t *Table) Change(c *ruleset.Change, tx *Tx) error {
 		return nil
 	}
 	now := old
-	before, after := t.before.become(old.version), t.after.become(c.New)
+	before, after := t.before.setVersion(old.version), t.after.setVersion(c.New)
 	if c.New == nil || old.version != c.Old || old.lacksPool || old.lacksAffinity || !after.keepsFrontends(before, c.Fields) {
 		now = &service{protocol: inet.Protocol(c.Key.Protocol)}
 		before.addFrontends(old.protocol)
 		after.addFrontends(now.protocol)
 	}
 	err := t.write(old, now, before, after, tx)
-	t.before.become(nil)
-	t.after.become(nil)
+	t.before.setVersion(nil)
+	t.after.setVersion(nil)
 	if err != nil {
 		return err
 	}
-	t.affinity.clients(now, c.New, mark, tx)
-	t.affinity.note(id, old, now, c.New)
-	t.pools.free(old, now)
+	t.Affinity.recallClients(now, c.New, mark, tx)
+	t.Affinity.recordLacking(id, old, now, c.New)
+	t.Pools.releasePools(old, now)
 	for int(id) >= len(t.services) {
 		t.services = append(t.services, nil)
 	}
@@ -72,19 +72,19 @@ func (t *Table) Change(c *ruleset.Change, tx *Tx) error {
 // numbers that after wants.
 func (t *Table) write(old, now *service, before, after *wanted, tx *Tx) error {
 	if now != old {
-		t.pools.allocate(old, now, after)
-		t.chains.dispatch(before, old, tx)
-		t.chains.dispatch(after, now, tx)
+		t.Pools.allocatePools(old, now, after)
+		t.Chains.dispatch(before, old, tx)
+		t.Chains.dispatch(after, now, tx)
 	}
 	for _, target := range targets {
 		was, is := old.pools[target], now.pools[target]
-		t.pools.plan(was, is, before, after, target, tx)
-		if err := t.chains.planSticky(was, is, after.pools[target].sticky, tx); err != nil {
+		t.Pools.planPool(was, is, before, after, target, tx)
+		if err := t.Chains.planSticky(was, is, after.pools[target].sticky, tx); err != nil {
 			return err
 		}
 	}
-	t.hairpin.plan(before.reachable, after.reachable, tx)
-	t.frontends.plan(before, after, tx)
+	t.Hairpin.planHairpin(before.reachable, after.reachable, tx)
+	t.Frontends.planElements(before, after, tx)
 	return nil
 }
 

@@ -7,6 +7,5 @@
 //
 // wanted.go compiles a version of a Service into plain values without numbers. A Table has departments (pools,
 // chains, frontends, hairpin, intervals, affinity, room), each of which owns its fields and sets. change.go calls one
-// after the other with the old and the new version. They note their changes in the table's draft, which is dropped
-// if the plan fails. Elements are counted when they are sent.
+// after the other with the old and the new version. Elements are counted when they are sent.
 package model

@@ -10,7 +10,7 @@ import (
 
 // frontends is the department of the elements of frontends, and of the sets for their sources.
 type frontends struct {
-	*common
+	common *common
 	// clusterIPs counts the Services that need an address in the set of cluster IPs.
 	clusterIPs uses
 	// prefixes holds the lengths of source prefixes that have a set.
@@ -19,20 +19,20 @@ type frontends struct {
 	longNames map[layout.Octets]tracker.Key
 }
 
-// plan adds the elements by which the frontends of a Service differ.
-func (f *frontends) plan(before, after *wanted, tx *Tx) {
+// planElements adds the elements by which the frontends of a Service differ.
+func (f *frontends) planElements(before, after *wanted, tx *Tx) {
 	gone, come := different(before.elements, after.elements)
 	for _, e := range gone {
 		switch {
-		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(e.Key.IP(), -1):
+		case e.Set == layout.ClusterIPs && !f.clusterIPs.addUses(e.Key.IP(), -1):
 			continue
 		case e.Set == layout.ServiceIPs && !after.has(e):
-			tx.Lost = append(tx.Lost, Destination{f.Family, e.Key})
+			tx.Lost = append(tx.Lost, Destination{f.common.family, e.Key})
 		}
 		if e.Set.Counted() && f.longNames[e.Key] == before.key {
 			delete(f.longNames, e.Key)
 		}
-		tx.remove(f.Family, e)
+		tx.remove(f.common.family, e)
 	}
 	name := ""
 	for _, e := range come {
@@ -44,14 +44,14 @@ func (f *frontends) plan(before, after *wanted, tx *Tx) {
 			comment = name
 		}
 		switch {
-		case e.Set == layout.ClusterIPs && !f.clusterIPs.add(e.Key.IP(), +1):
+		case e.Set == layout.ClusterIPs && !f.clusterIPs.addUses(e.Key.IP(), +1):
 			continue
 		case e.Set >= layout.FirstAllowed:
 			f.prefix(int(e.Set-layout.FirstAllowed), tx)
 		case e.Set.Counted() && len(name) > nft.MaxComment:
 			f.longNames[e.Key] = after.key
 		}
-		tx.add(f.Family, e, comment)
+		tx.add(f.common.family, e, comment)
 	}
 }
 
@@ -70,8 +70,8 @@ func (f *frontends) prefix(length int, tx *Tx) {
 		return
 	}
 	f.prefixes[length] = true
-	tx.Object(Object{Kind: NewSet, Family: f.Family, Set: layout.Allowed(length)})
-	tx.Object(Object{Kind: SourceRule, Family: f.Family, Size: length})
+	tx.Object(Object{Kind: NewSet, Family: f.common.family, Set: layout.Allowed(length)})
+	tx.Object(Object{Kind: SourceRule, Family: f.common.family, Size: length})
 }
 
 // Sources returns the number of prefix lengths of allowed sources that have a rule.

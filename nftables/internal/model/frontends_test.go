@@ -43,9 +43,9 @@ func TestElementsOfFrontends(t *testing.T) {
 		{Set: layout.Allowed(12), Named: true, Key: at(172, 16, 0, 0, 203, 0, 113, 1, 6, 0, 0, 0, 0, 80, 0, 0), Data: layout.Octets{}},
 	}
 	var w wanted
-	w.become(s).addFrontends(inet.TCP)
+	w.setVersion(s).addFrontends(inet.TCP)
 	tab := NewTable(tracker.IPv4, &ruleset.Node{}, DefaultConfig, nil, 0)
-	tab.dispatch(&w, &service{pools: [...]*pool{cluster: {number: 7}, local: {number: 8}}}, &Tx{})
+	tab.Chains.dispatch(&w, &service{pools: [...]*pool{cluster: {number: 7}, local: {number: 8}}}, &Tx{})
 	if !slices.Equal(w.elements, want) {
 		t.Errorf("elements\n%v, want\n%v", w.elements, want)
 	}

@@ -15,7 +15,7 @@ import (
 // masqueraded. A removed endpoint stays in the set for a grace period, because the kernel
 // masquerades a connection some time after it chose the endpoint.
 type hairpin struct {
-	*common
+	common *common
 	// refs counts, by address, the Services' endpoints and the grace entries.
 	refs uses
 	// grace is sorted by time.
@@ -31,36 +31,36 @@ type GraceEntry struct {
 // mayBeHere reports whether connections from the endpoint may pass this node before they
 // are translated. A pod reaches Services through its own node.
 func (c *common) mayBeHere(ep *tracker.Endpoint) bool {
-	return ep.Node == "" || ep.Node == c.Node.Info.Name
+	return ep.Node == "" || ep.Node == c.node.Info.Name
 }
 
-// plan adds new endpoints to the set and starts the grace period of removed ones.
-func (h *hairpin) plan(before, after []*tracker.Endpoint, tx *Tx) {
+// planHairpin adds new endpoints to the set and starts the grace period of removed ones.
+func (h *hairpin) planHairpin(before, after []*tracker.Endpoint, tx *Tx) {
 	if sameSlice(before, after) {
 		return
 	}
 	before, after = listdiff.Trim(before, after)
 	for _, ep := range after {
-		if h.mayBeHere(ep) {
-			h.count(ep.Addr.Addr(), +1, tx)
+		if h.common.mayBeHere(ep) {
+			h.countUses(ep.Addr.Addr(), +1, tx)
 		}
 	}
 	for _, ep := range before {
-		if h.mayBeHere(ep) {
+		if h.common.mayBeHere(ep) {
 			h.grace = append(h.grace, GraceEntry{ep.Addr.Addr(), time.Now()})
 		}
 	}
 }
 
-func (h *hairpin) count(a netip.Addr, by int32, tx *Tx) {
-	if !h.refs.add(a, by) {
+func (h *hairpin) countUses(a netip.Addr, by int32, tx *Tx) {
+	if !h.refs.addUses(a, by) {
 		return
 	}
 	e := hairpinElement(a)
 	if by > 0 {
-		tx.add(h.Family, &e, "")
+		tx.add(h.common.family, &e, "")
 	} else {
-		tx.remove(h.Family, &e)
+		tx.remove(h.common.family, &e)
 	}
 }
 
@@ -71,7 +71,7 @@ func hairpinElement(a netip.Addr) layout.Element {
 
 // addGrace adds a grace entry of an earlier table.
 func (h *hairpin) addGrace(g GraceEntry, tx *Tx) {
-	h.count(g.Addr, +1, tx)
+	h.countUses(g.Addr, +1, tx)
 	h.grace = append(h.grace, g)
 }
 
@@ -83,10 +83,10 @@ func (h *hairpin) expireGrace(tx *Tx) bool {
 		return false
 	}
 	oldest := h.grace[0]
-	if time.Since(oldest.Since) < h.config.GracePeriod {
+	if time.Since(oldest.Since) < h.common.config.GracePeriod {
 		return false
 	}
-	h.count(oldest.Addr, -1, tx)
+	h.countUses(oldest.Addr, -1, tx)
 	h.grace = h.grace[1:]
 	return true
 }

@@ -202,21 +202,21 @@ func TestAdoptedNumbersStay(t *testing.T) {
 func TestAdoptedPoolNumbersStay(t *testing.T) {
 	tab := NewTable(tracker.IPv4, &ruleset.Node{}, DefaultConfig, nil, 0)
 	had := map[StickyOwner]*AdoptedPool{"a": {number: layout.StickyMark | 1}, "b": {number: layout.StickyMark | layout.MaxSticky}, "c": {number: layout.StickyMark | 700}}
-	tab.Adopt(&Adopted{Pools: had})
+	tab.Pools.Adopt(&Adopted{Pools: had})
 	seen := map[uint32]bool{1: true, layout.MaxSticky: true, 700: true}
 	for range layout.MaxSticky - len(had) {
-		n, ok := tab.pools.sticky.take()
+		n, ok := tab.Pools.sticky.allocateNumber()
 		if !ok || n == 0 || n > layout.MaxSticky || seen[n] {
 			t.Fatalf("number %d, %t", n, ok)
 		}
 		seen[n] = true
 	}
-	if n, ok := tab.pools.sticky.take(); ok {
-		t.Fatalf("take returned %d of an exhausted range", n)
+	if n, ok := tab.Pools.sticky.allocateNumber(); ok {
+		t.Fatalf("allocateNumber returned %d of an exhausted range", n)
 	}
-	tab.ReleaseAdopted()
+	tab.Pools.ReleaseAdopted()
 	for range had {
-		if n, ok := tab.pools.sticky.take(); !ok || n != 1 && n != layout.MaxSticky && n != 700 {
+		if n, ok := tab.Pools.sticky.allocateNumber(); !ok || n != 1 && n != layout.MaxSticky && n != 700 {
 			t.Fatalf("number %d, %t", n, ok)
 		}
 	}
@@ -225,22 +225,22 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 func TestNumbersAreReusedLate(t *testing.T) {
 	n := numbers{max: 4}
 	for want := uint32(1); want <= 4; want++ {
-		got, ok := n.take()
+		got, ok := n.allocateNumber()
 		if !ok || got != want {
-			t.Fatalf("take returned %d, %t; want %d", got, ok, want)
+			t.Fatalf("allocateNumber returned %d, %t; want %d", got, ok, want)
 		}
 		if want == 2 {
-			n.give(2)
-			n.give(1)
+			n.releaseNumber(2)
+			n.releaseNumber(1)
 		}
 	}
 	for _, want := range []uint32{2, 1} {
-		if got, ok := n.take(); !ok || got != want {
-			t.Fatalf("take returned %d, %t; want %d", got, ok, want)
+		if got, ok := n.allocateNumber(); !ok || got != want {
+			t.Fatalf("allocateNumber returned %d, %t; want %d", got, ok, want)
 		}
 	}
-	if got, ok := n.take(); ok {
-		t.Fatalf("take returned %d of an exhausted range", got)
+	if got, ok := n.allocateNumber(); ok {
+		t.Fatalf("allocateNumber returned %d of an exhausted range", got)
 	}
 }
 

@@ -17,30 +17,30 @@ import (
 
 // pools is the department of pools: of their numbers and the elements of their endpoints.
 type pools struct {
-	*common
+	common        *common
 	plain, sticky numbers
 	// adopted holds the sticky pools of an earlier table that no Service has taken over.
 	adopted map[StickyOwner]*AdoptedPool
 	change  poolChange // a buffer
 }
 
-// allocate gives now, which replaces old, the pools that w wants: those of old that are of the right kind,
+// allocatePools gives now, which replaces old, the pools that w wants: those of old that are of the right kind,
 // and new ones as long as there are numbers.
-func (p *pools) allocate(old, now *service, w *wanted) {
+func (p *pools) allocatePools(old, now *service, w *wanted) {
 	for _, target := range targets {
 		if !w.pools[target].used {
 			continue
 		}
-		is := p.allocateOne(old.pools[target], w, target)
+		is := p.allocatePool(old.pools[target], w, target)
 		now.pools[target] = is
 		now.lacksPool = now.lacksPool || is == nil
 		now.lacksAffinity = now.lacksAffinity || is != nil && is.sticky != (w.affinity != 0)
 	}
 }
 
-// allocateOne returns old if that is of the right kind, or a new pool. If there is no number for a sticky
-// pool, the pool is of the other kind. Without a number for any pool, allocateOne returns nil.
-func (p *pools) allocateOne(old *pool, w *wanted, target ruleset.Target) *pool {
+// allocatePool returns old if that is of the right kind, or a new pool. If there is no number for a sticky
+// pool, the pool is of the other kind. Without a number for any pool, allocatePool returns nil.
+func (p *pools) allocatePool(old *pool, w *wanted, target ruleset.Target) *pool {
 	if old != nil && old.sticky == (w.affinity != 0) {
 		return old
 	}
@@ -52,7 +52,7 @@ func (p *pools) allocateOne(old *pool, w *wanted, target ruleset.Target) *pool {
 			return old
 		}
 	}
-	n, ok := p.plain.take()
+	n, ok := p.plain.allocateNumber()
 	if !ok {
 		return nil
 	}
@@ -66,29 +66,29 @@ func (p *pools) newSticky(owner StickyOwner) *pool {
 		delete(p.adopted, owner)
 		return &pool{sticky: true, number: a.number, adopted: a.members}
 	}
-	n, ok := p.sticky.take()
+	n, ok := p.sticky.allocateNumber()
 	if !ok {
 		return nil
 	}
 	return &pool{sticky: true, number: layout.StickyMark | n}
 }
 
-// free gives back the numbers of the pools that a Service lost.
-func (p *pools) free(old, now *service) {
+// releasePools gives back the numbers of the pools that a Service lost.
+func (p *pools) releasePools(old, now *service) {
 	for _, target := range targets {
 		switch was := old.pools[target]; {
 		case was == nil || was == now.pools[target]:
 		case was.sticky:
-			p.sticky.give(was.number &^ layout.StickyMark)
+			p.sticky.releaseNumber(was.number &^ layout.StickyMark)
 		default:
-			p.plain.give(was.number)
+			p.plain.releaseNumber(was.number)
 		}
 	}
 }
 
-// plan adds the buckets and the numbered endpoints by which a Service's pool for a target changes. was and
+// planPool adds the buckets and the numbered endpoints by which a Service's pool for a target changes. was and
 // is are the same pool unless its kind changes.
-func (p *pools) plan(was, is *pool, before, after *wanted, target ruleset.Target, tx *Tx) {
+func (p *pools) planPool(was, is *pool, before, after *wanted, target ruleset.Target, tx *Tx) {
 	old, now := before.pools[target].endpoints, &after.pools[target]
 	if was != nil && was != is {
 		was.set(old, nil, distribution{}, nil, &p.change)
@@ -103,7 +103,7 @@ func (p *pools) plan(was, is *pool, before, after *wanted, target ruleset.Target
 	case now.how == is.distribution && sameSlice(old, now.endpoints):
 		return
 	}
-	is.set(old, now.endpoints, now.how, func() *maglev.Table { return after.hashed(target, p.Node.HashSeed) }, &p.change)
+	is.set(old, now.endpoints, now.how, func() *maglev.Table { return after.hashed(target, p.common.node.HashSeed) }, &p.change)
 	comment := ""
 	if is.sticky && len(p.change.come) != 0 {
 		comment = string(ownerOf(after.key, target))
@@ -118,11 +118,11 @@ func (p *pools) addChange(of *pool, comment string, tx *Tx) {
 	for _, bucket := range c.buckets {
 		if bucket < c.before {
 			e := emptyBucket(of, bucket)
-			tx.remove(p.Family, &e)
+			tx.remove(p.common.family, &e)
 		}
 		if bucket < of.size() {
 			e := bucketElement(of, bucket, of.address(bucket, addrs))
-			tx.add(p.Family, &e, "")
+			tx.add(p.common.family, &e, "")
 		}
 	}
 	if !of.sticky {
@@ -130,11 +130,11 @@ func (p *pools) addChange(of *pool, comment string, tx *Tx) {
 	}
 	for _, n := range c.gone {
 		e := memberElement(of, n, netip.AddrPort{})
-		tx.remove(p.Family, &e)
+		tx.remove(p.common.family, &e)
 	}
 	for _, m := range c.come {
 		e := memberElement(of, m.number, m.addr)
-		tx.add(p.Family, &e, comment)
+		tx.add(p.common.family, &e, comment)
 	}
 }
 
@@ -215,7 +215,7 @@ func (p *pools) Adopt(a *Adopted) {
 // ReleaseAdopted gives back the numbers of adopted pools that no Service has taken over.
 func (p *pools) ReleaseAdopted() {
 	for _, a := range p.adopted {
-		p.sticky.give(a.number &^ layout.StickyMark)
+		p.sticky.releaseNumber(a.number &^ layout.StickyMark)
 	}
 	p.adopted = nil
 }

@@ -87,7 +87,7 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []Range {
 
 // intervals is the department of the interval sets and of the interfaces of the fast path.
 type intervals struct {
-	*common
+	common *common
 	// ranges holds the contents of the interval sets.
 	ranges map[layout.Set][]Range
 	// interfaces holds the interfaces of the fast path by name, with their indices. It is nil
@@ -102,19 +102,19 @@ func (i *intervals) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
 	have := i.ranges[s]
 	for _, r := range have {
 		if !slices.Contains(ranges, r) {
-			r.edit(i.Family, s, true, tx)
+			r.edit(i.common.family, s, true, tx)
 		}
 	}
 	for _, r := range ranges {
 		if !slices.Contains(have, r) {
-			r.edit(i.Family, s, false, tx)
+			r.edit(i.common.family, s, false, tx)
 		}
 	}
 	i.ranges[s] = ranges
 }
 
-// Keep makes an interval set start with the ranges that it has in the kernel.
-func (i *intervals) Keep(s layout.Set, ranges []Range) { i.ranges[s] = ranges }
+// KeepRanges makes an interval set start with the ranges that it has in the kernel.
+func (i *intervals) KeepRanges(s layout.Set, ranges []Range) { i.ranges[s] = ranges }
 
 // edit adds the range to an interval set or deletes it. There is no end if it ends with the last address.
 func (r Range) edit(f tracker.Family, s layout.Set, deletion bool, tx *Tx) {
@@ -157,7 +157,7 @@ func RangesOf(bounds []Bound) []Range {
 }
 
 func (i *intervals) setNodePortIPs(tx *Tx) {
-	i.SetRanges(layout.NodePortIPs, nodePortRanges(i.Node.NodePorts(i.Family), i.Family), tx)
+	i.SetRanges(layout.NodePortIPs, nodePortRanges(i.common.node.NodePorts(i.common.family), i.common.family), tx)
 }
 
 // OwnNodePorts reports whether NodePorts are at addresses in the Node object alone, as for "primary".
@@ -169,7 +169,7 @@ func OwnNodePorts(n *ruleset.Node, f tracker.Family) bool {
 }
 
 func (i *intervals) setServiceCIDRs(tx *Tx) {
-	i.SetRanges(layout.ServiceCIDRs, merged(inet.Prefixes(i.Node.ServiceCIDRs, i.Family)), tx)
+	i.SetRanges(layout.ServiceCIDRs, merged(inet.Prefixes(i.common.node.ServiceCIDRs, i.common.family)), tx)
 }
 
 // SetInterfaces makes the set of the fast path's interfaces hold the interfaces, by name with their
@@ -177,7 +177,7 @@ func (i *intervals) setServiceCIDRs(tx *Tx) {
 func (i *intervals) SetInterfaces(links map[string]int, tx *Tx) {
 	edit := func(names []string, deletion bool) {
 		for _, name := range names {
-			e := tx.begin(i.Family, layout.FastPathInterfaces, deletion)
+			e := tx.begin(i.common.family, layout.FastPathInterfaces, deletion)
 			e.Add(nft.InterfaceName(name), nil, "")
 			tx.end(e)
 		}
@@ -191,9 +191,9 @@ func (i *intervals) SetInterfaces(links map[string]int, tx *Tx) {
 func (i *intervals) Interfaces() map[string]int { return i.interfaces }
 
 // KeepInterfaces records that the interfaces of SetInterfaces are in effect.
-func (i *intervals) KeepInterfaces(links map[string]int) {
-	i.interfaces = links
-	i.starts(layout.FastPathInterfaces, len(links))
+func (t *Table) KeepInterfaces(links map[string]int) {
+	t.Intervals.interfaces = links
+	t.Room.setCount(layout.FastPathInterfaces, len(links))
 }
 
 // Missing returns the keys of a that are missing from b, sorted.

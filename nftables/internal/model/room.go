@@ -21,15 +21,15 @@ type room struct {
 // each NodePort.
 const nodePortAddresses = 16
 
-// setSizes sets the sizes of the sets for the Services in changes. A full delta fails as a whole if
-// a set needs more.
-func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
+// newRoom returns sets with sizes for the Services in changes. A full delta fails as a whole if a set
+// needs more.
+func newRoom(c *common, changes []ruleset.Change, endpoints int) (r room) {
 	need := &r.wanted
 	need[layout.Hairpin] = endpoints
 	var w wanted
 	for i := range changes {
 		ch := &changes[i]
-		if ch.New == nil || ch.Key.Family != c.Family {
+		if ch.New == nil || ch.Key.Family != c.family {
 			continue
 		}
 		c.demand(ch.New, &w, need)
@@ -52,6 +52,7 @@ func (r *room) setSizes(c *common, changes []ruleset.Change, endpoints int) {
 	for _, s := range layout.TrafficSets() {
 		r.size[s] = SizeFor(need[layout.ServiceIPs] + nodePortAddresses*need[layout.NodePorts])
 	}
+	return r
 }
 
 // keptRoom and keptHairpin are the largest sizes that sets keep. Without an element, a set of size
@@ -62,10 +63,10 @@ const (
 	keptHairpin = 1 << 15
 )
 
-// KeepRoom makes sets as large as those of the table that this one replaces, up to a bound. had
-// returns the size of a set of that table, or 0. Without KeepRoom, a Service that needs many elements
+// KeepSizes makes sets as large as those of the table that this one replaces, up to a bound. had
+// returns the size of a set of that table, or 0. Without KeepSizes, a Service that needs many elements
 // of different sets by turns would cause a full delta each time.
-func (r *room) KeepRoom(had func(layout.Set) int) {
+func (r *room) KeepSizes(had func(layout.Set) int) {
 	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
 		most := keptRoom
 		if s == layout.Hairpin {
@@ -79,7 +80,7 @@ func (r *room) KeepRoom(had func(layout.Set) int) {
 
 // demand adds the largest number of elements of each set that the Service needs to need. w is a buffer.
 func (c *common) demand(s *ruleset.Port, w *wanted, need *[layout.SetCount]int) {
-	w.become(s).addFrontends(inet.Protocol(s.Key.Protocol))
+	w.setVersion(s).addFrontends(inet.Protocol(s.Key.Protocol))
 	cluster, local := &w.pools[ruleset.TargetCluster], &w.pools[ruleset.TargetLocal]
 	buckets := cluster.size + local.size
 	if w.affinity != 0 {
@@ -108,9 +109,9 @@ func SizeFor(n int) int {
 	return max(1<<12, 1<<bits.Len(uint(2*n)))
 }
 
-// sent counts an element that is sent. The model does not count the elements of interval sets and
+// countElement counts an element that is sent. The model does not count the elements of interval sets and
 // remembered clients.
-func (r *room) sent(e *Edit) {
+func (r *room) countElement(e *Edit) {
 	switch {
 	case e.Set.Interval() || e.Set == layout.StickyClients:
 	case e.Deletion:
@@ -120,8 +121,8 @@ func (r *room) sent(e *Edit) {
 	}
 }
 
-// starts records that a set has n elements from the start.
-func (r *room) starts(s layout.Set, n int) { r.count[s] = n }
+// setCount records that a set has n elements from the start.
+func (r *room) setCount(s layout.Set, n int) { r.count[s] = n }
 
 // overflows reports whether a set has more elements than its size.
 func (r *room) overflows() bool {

@@ -11,7 +11,7 @@ import (
 // TestRoomIsKeptUpToABound compares the sizes of sets with those of the table that is replaced.
 func TestRoomIsKeptUpToABound(t *testing.T) {
 	tab := NewTable(tracker.IPv4, &ruleset.Node{}, DefaultConfig, nil, 0)
-	tab.KeepRoom(func(s layout.Set) int {
+	tab.Room.KeepSizes(func(s layout.Set) int {
 		switch s {
 		case layout.Endpoints:
 			return 1 << 16
@@ -26,7 +26,7 @@ func TestRoomIsKeptUpToABound(t *testing.T) {
 		layout.Endpoints: 1 << 16, layout.ClusterIPs: SizeFor(0), layout.StickyEndpoints: keptRoom, layout.Hairpin: keptHairpin,
 		layout.NodePorts: SizeFor(0), layout.NodePortIPs: 0, layout.StickyClients: DefaultConfig.Clients, layout.Allowed(24): 0,
 	} {
-		if got := tab.Size(s); got != want {
+		if got := tab.Room.Size(s); got != want {
 			t.Errorf("set %s has room for %d elements, want %d", s.Name(), got, want)
 		}
 	}

@@ -34,24 +34,25 @@ var DefaultConfig = Config{Plain: layout.MaxPool, Sticky: layout.MaxSticky, Clie
 // Table is the model of one family's table: its state in the kernel after the transactions that
 // were built. Each department has the sets and maps that it alone changes.
 type Table struct {
-	*common
+	Family tracker.Family
+	common *common
 	// services is indexed by the Service's ID.
 	services      []*service
 	before, after wanted // buffers
-	pools
-	chains
-	frontends
-	hairpin
-	intervals
-	affinity
+	Room          room
+	Pools         pools
+	Chains        chains
+	Frontends     frontends
+	Hairpin       hairpin
+	Intervals     intervals
+	Affinity      affinity
 }
 
 // common is what all departments of a table read.
 type common struct {
-	Family tracker.Family
-	Node   *ruleset.Node
+	family tracker.Family
+	node   *ruleset.Node
 	config Config
-	room
 }
 
 // Errors about one Service.
@@ -71,20 +72,20 @@ var ErrOverflow = errors.New("a set has more elements than its size")
 // NewTable returns the model of an empty table for the Services in changes. endpoints is the number
 // of endpoints in their grace period.
 func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Change, endpoints int) *Table {
-	all := &common{Family: f, Node: n, config: c}
-	all.setSizes(all, changes, endpoints)
+	all := &common{family: f, node: n, config: c}
 	return &Table{
-		common: all,
-		pools:  pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
-		chains: chains{
+		Family: f, common: all,
+		Room:  newRoom(all, changes, endpoints),
+		Pools: pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
+		Chains: chains{
 			common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers},
 			handlers: map[layout.Handler]uint32{}, sticky: map[layout.StickyHandler]stickyEntry{}, stickyOf: map[uint32]stickyRef{},
 			verdicts: map[verdictKey]string{}, objects: map[string]Object{}, garbage: map[string]bool{},
 		},
-		frontends: frontends{common: all, clusterIPs: uses{}, prefixes: map[int]bool{}, longNames: map[layout.Octets]tracker.Key{}},
-		hairpin:   hairpin{common: all, refs: uses{}},
-		intervals: intervals{common: all, ranges: map[layout.Set][]Range{}},
-		affinity:  affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
+		Frontends: frontends{common: all, clusterIPs: uses{}, prefixes: map[int]bool{}, longNames: map[layout.Octets]tracker.Key{}},
+		Hairpin:   hairpin{common: all, refs: uses{}},
+		Intervals: intervals{common: all, ranges: map[layout.Set][]Range{}},
+		Affinity:  affinity{common: all, lacking: map[uint32]*ruleset.Port{}},
 	}
 }
 
@@ -93,15 +94,15 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 func (t *Table) Create(kept map[layout.Set]bool, keptFlowtable bool, tx *Tx) {
 	for s := layout.VersionSet; s < layout.FirstAllowed; s++ {
 		if t.Has(s) && !kept[s] {
-			tx.Object(Object{Kind: NewSet, Family: t.Family, Set: s, Size: t.Size(s)})
+			tx.Object(Object{Kind: NewSet, Family: t.Family, Set: s, Size: t.Room.Size(s)})
 		}
 	}
-	if t.config.FastPath && !keptFlowtable {
+	if t.common.config.FastPath && !keptFlowtable {
 		tx.Object(Object{Kind: NewFlowtable, Family: t.Family})
 	}
 	tx.Object(Object{Kind: FixedChains, Family: t.Family})
 	tx.add(t.Family, &layout.Element{Set: layout.VersionSet, Key: word(layout.Version)}, "version of the layout of this table")
-	t.setNodePortIPs(tx)
+	t.Intervals.setNodePortIPs(tx)
 }
 
 // Hook adds the base chains, by which packets meet the table.
@@ -117,25 +118,28 @@ func (t *Table) CreateAll(tx *Tx) {
 		if h < layout.HandleInternalOrDrop {
 			c.Buckets = buckets
 		}
-		t.chains.handler(c, false, tx)
+		t.Chains.handler(c, false, tx)
 	}
-	t.chains.handler(layout.Handler{Sticky: true}, true, tx)
-	t.chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, tx)
-	t.chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, false, tx)
-	t.frontends.prefix(t.Family.Bits()/2, tx)
+	t.Chains.handler(layout.Handler{Sticky: true}, true, tx)
+	t.Chains.stickyHandler(layout.StickyHandler{Buckets: buckets, Seconds: 10800}, tx)
+	t.Chains.handler(layout.Handler{Buckets: 251, Hash: tracker.HashSourcePort}, false, tx)
+	t.Frontends.prefix(t.Family.Bits()/2, tx)
 }
+
+// Node returns the node that the table is for.
+func (t *Table) Node() *ruleset.Node { return t.common.node }
 
 // SetNode sets the node and makes the interval sets agree with it. They depend on the node alone.
 func (t *Table) SetNode(n *ruleset.Node, tx *Tx) {
-	t.Node = n
-	t.setNodePortIPs(tx)
-	t.setServiceCIDRs(tx)
+	t.common.node = n
+	t.Intervals.setNodePortIPs(tx)
+	t.Intervals.setServiceCIDRs(tx)
 }
 
 // NeedsRewrite reports whether the node n differs from the table's in fields that rules of many
 // chains, or the elements of every endpoint, depend on.
 func (t *Table) NeedsRewrite(n *ruleset.Node) bool {
-	old := t.Node
+	old := t.common.node
 	return old.Info.Name != n.Info.Name || old.HashSeed != n.HashSeed ||
 		old.LocalTraffic.Bridge != n.LocalTraffic.Bridge ||
 		old.LocalTraffic.InterfacePrefix != n.LocalTraffic.InterfacePrefix ||
@@ -147,9 +151,9 @@ func (t *Table) NeedsRewrite(n *ruleset.Node) bool {
 func (t *Table) Has(s layout.Set) bool {
 	switch {
 	case s >= layout.FirstAllowed:
-		return t.frontends.prefixes[int(s-layout.FirstAllowed)]
+		return t.Frontends.prefixes[int(s-layout.FirstAllowed)]
 	case s == layout.FastPathInterfaces:
-		return t.config.FastPath
+		return t.common.config.FastPath
 	}
 	return true
 }

@@ -39,7 +39,7 @@ type Tables struct {
 	sink     Sink
 	tx, rest *Tx
 	failed   map[tracker.Key]error // since begin
-	err      error                 // of part
+	err      error                 // of addPart
 }
 
 // NewTables returns the model of the tables in list.
@@ -60,25 +60,25 @@ func (m *Tables) Table(f tracker.Family) *Table {
 func (m *Tables) Update(ctx context.Context, d *ruleset.Delta, sink Sink) (map[tracker.Key]error, error) {
 	m.begin(sink)
 	for _, t := range m.List {
-		if t.Node != d.Node {
+		if t.Node() != d.Node {
 			t.SetNode(d.Node, m.tx)
 		}
-		t.chains.collectSticky(m.tx)
+		t.Chains.collectSticky(m.tx)
 	}
 	// Services that exchange frontends change in one transaction.
 	last := exchanges(d.Changes)
 	for i := 0; i < len(d.Changes) && m.err == nil; {
-		m.part(ctx, func() {
+		m.addPart(ctx, func() {
 			for end := i + 1; i < end; i++ {
 				end = max(end, last[i]+1)
-				m.change(&d.Changes[i])
+				m.addChange(&d.Changes[i])
 			}
 		})
 	}
 	m.retryLacking(ctx, d.Changes)
 	for _, t := range m.List {
 		for more := true; more && m.err == nil; {
-			m.part(ctx, func() { more = t.hairpin.expireGrace(m.tx) })
+			m.addPart(ctx, func() { more = t.Hairpin.expireGrace(m.tx) })
 		}
 	}
 	return m.failed, m.commit()
@@ -103,8 +103,8 @@ func exchanges(changes []ruleset.Change) map[int]int {
 	return last
 }
 
-// change adds a change to the transaction.
-func (m *Tables) change(c *ruleset.Change) {
+// addChange adds a change to the transaction.
+func (m *Tables) addChange(c *ruleset.Change) {
 	t := m.Table(c.Key.Family)
 	if t == nil || m.err != nil {
 		return
@@ -128,24 +128,24 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	m.prepare(ctx, changes)
 	for _, t := range m.List {
 		for _, g := range grace[t.Family] {
-			m.part(ctx, func() { t.hairpin.addGrace(g, m.tx) })
+			m.addPart(ctx, func() { t.Hairpin.addGrace(g, m.tx) })
 		}
 	}
 	// Untranslated packets to cluster IPs are rejected or dropped only once every Service is in the
 	// table.
 	clusterIPs := make([]Edit, 0, len(changes))
 	for i := range changes {
-		m.part(ctx, func() {
+		m.addPart(ctx, func() {
 			mark := m.tx.Mark()
-			m.change(&changes[i])
+			m.addChange(&changes[i])
 			clusterIPs = m.tx.takeClusterIPs(mark, clusterIPs)
 		})
 	}
 	for i := range clusterIPs {
-		m.part(ctx, func() { m.tx.edit(clusterIPs[i]) })
+		m.addPart(ctx, func() { m.tx.edit(clusterIPs[i]) })
 	}
 	for _, t := range m.List {
-		m.part(ctx, func() { t.intervals.setServiceCIDRs(m.tx) })
+		m.addPart(ctx, func() { t.Intervals.setServiceCIDRs(m.tx) })
 	}
 	err := m.commit()
 	m.tx, m.rest = &Tx{}, &Tx{} // they were large
@@ -163,7 +163,7 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
 		for n := range layout.ExactBuckets {
-			m.part(ctx, func() { t.chains.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) })
+			m.addPart(ctx, func() { t.Chains.handlerChain(layout.Handler{Buckets: n + 1}, m.tx) })
 		}
 	}
 	for i := range changes {
@@ -173,14 +173,14 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 		}
 		for i := range s.Frontends {
 			h, own := HandlersOf(s, &s.Frontends[i])
-			m.part(ctx, func() { t.chains.handler(h, false, m.tx) })
+			m.addPart(ctx, func() { t.Chains.handler(h, false, m.tx) })
 			if own.HasPool() {
-				m.part(ctx, func() { t.chains.handler(own, true, m.tx) })
+				m.addPart(ctx, func() { t.Chains.handler(own, true, m.tx) })
 			}
 		}
 		for _, target := range targets {
 			if s.Spec.Affinity != 0 && len(s.Pool(target)) != 0 {
-				m.part(ctx, func() { t.chains.stickyHandler(StickyHandlerOf(s, target), m.tx) })
+				m.addPart(ctx, func() { t.Chains.stickyHandler(StickyHandlerOf(s, target), m.tx) })
 			}
 		}
 	}
@@ -192,19 +192,19 @@ func (m *Tables) begin(sink Sink) {
 	m.tx.Limit = sink.Limit()
 }
 
-// part adds a part to the transaction, and sends the transaction if it is large. After an error it
-// does nothing, and room and commit return the error.
-func (m *Tables) part(ctx context.Context, add func()) {
+// addPart adds a part to the transaction, and sends the transaction if it is large. After an error it
+// does nothing, and sendIfLarge and commit return the error.
+func (m *Tables) addPart(ctx context.Context, add func()) {
 	if m.err == nil {
 		mark := m.tx.Mark()
 		add()
-		m.err = m.room(ctx, mark)
+		m.err = m.sendIfLarge(ctx, mark)
 	}
 }
 
-// room sends the transaction if it is large: without what is behind mark if it would be too large
+// sendIfLarge sends the transaction if it is large: without what is behind mark if it would be too large
 // otherwise.
-func (m *Tables) room(ctx context.Context, mark Mark) error {
+func (m *Tables) sendIfLarge(ctx context.Context, mark Mark) error {
 	large := m.tx.Size() > m.tx.Limit
 	switch {
 	case m.err != nil:
@@ -216,7 +216,7 @@ func (m *Tables) room(ctx context.Context, mark Mark) error {
 		}
 		m.tx.Reset()
 		m.tx.append(m.rest)
-		return m.room(ctx, Mark{})
+		return m.sendIfLarge(ctx, Mark{})
 	case large || len(m.tx.Edits) >= Chunk:
 		if err := m.send(m.tx); err != nil {
 			return err
@@ -239,7 +239,7 @@ func (m *Tables) send(tx *Tx) error {
 		}
 		return m.send(&second)
 	}
-	if err := m.count(tx); err != nil {
+	if err := m.countElements(tx); err != nil {
 		return err
 	}
 	return m.sink.Send(tx)
@@ -247,20 +247,20 @@ func (m *Tables) send(tx *Tx) error {
 
 func (m *Tables) commit() error {
 	defer func() { m.sink = nil }() // it may refer to the delta
-	if err := cmp.Or(m.err, m.count(m.tx)); err != nil {
+	if err := cmp.Or(m.err, m.countElements(m.tx)); err != nil {
 		return err
 	}
 	return m.sink.Commit(m.tx)
 }
 
-// count counts the elements of the transaction. It fails if a set has more than its size then.
-func (m *Tables) count(tx *Tx) error {
+// countElements counts the elements of the transaction. It fails if a set has more than its size then.
+func (m *Tables) countElements(tx *Tx) error {
 	for i := range tx.Edits {
 		e := &tx.Edits[i]
-		m.Table(e.Family).sent(e)
+		m.Table(e.Family).Room.countElement(e)
 	}
 	for _, t := range m.List {
-		if t.overflows() {
+		if t.Room.overflows() {
 			return ErrOverflow
 		}
 	}
@@ -271,18 +271,18 @@ func (m *Tables) count(tx *Tx) error {
 // are numbers of sticky pools for them. The oldest come first.
 func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
-		if len(t.affinity.lacking) == 0 || t.pools.sticky.exhausted() {
+		if len(t.Affinity.lacking) == 0 || t.Pools.sticky.exhausted() {
 			continue
 		}
-		waiting := maps.Clone(t.affinity.lacking)
+		waiting := maps.Clone(t.Affinity.lacking)
 		for i := range changes {
 			delete(waiting, changes[i].ID())
 		}
 		for _, s := range slices.SortedFunc(maps.Values(waiting), compareAge) {
-			if t.pools.sticky.exhausted() {
+			if t.Pools.sticky.exhausted() {
 				break
 			}
-			m.part(ctx, func() { m.change(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}) })
+			m.addPart(ctx, func() { m.addChange(&ruleset.Change{Key: s.Key, Old: s, New: s, Fields: ruleset.FieldAll}) })
 		}
 	}
 }
@@ -290,7 +290,7 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 // oldestFirst returns the changes of a full delta in the order in which Services get the numbers of sticky
 // pools, if there may be too few. Those that have one in the kernel keep it in any case: see [Table.Adopt].
 func (m *Tables) oldestFirst(changes []ruleset.Change) []ruleset.Change {
-	if !slices.ContainsFunc(m.List, func(t *Table) bool { return t.Wanted(layout.StickyPools) > int(t.config.Sticky) }) {
+	if !slices.ContainsFunc(m.List, func(t *Table) bool { return t.Room.Wanted(layout.StickyPools) > int(t.common.config.Sticky) }) {
 		return changes
 	}
 	out := slices.DeleteFunc(slices.Clone(changes), func(c ruleset.Change) bool { return c.New == nil })
@@ -307,9 +307,9 @@ func compareAge(a, b *ruleset.Port) int {
 // call, and an error that counts the others.
 func (m *Tables) Lacking(fn func(tracker.Key, error)) {
 	for _, t := range m.List {
-		if n := t.affinity.newlyLacking.count; n != 0 {
-			fn(t.affinity.newlyLacking.key, fmt.Errorf("%w: %d more Services", errTooManySticky, n-1))
-			t.affinity.newlyLacking.count = 0
+		if n := t.Affinity.newlyLacking.count; n != 0 {
+			fn(t.Affinity.newlyLacking.key, fmt.Errorf("%w: %d more Services", errTooManySticky, n-1))
+			t.Affinity.newlyLacking.count = 0
 		}
 	}
 }

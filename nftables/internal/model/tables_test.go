@@ -27,7 +27,7 @@ func TestInterfacesAreAddedAndRemoved(t *testing.T) {
 		{map[string]int{"a": 1, "b": 2}, 2, 0}, {map[string]int{"b": 2, "c": 3}, 1, 1}, {map[string]int{"b": 2, "c": 3}, 0, 0},
 	} {
 		tx := &Tx{}
-		tab.SetInterfaces(step.links, tx)
+		tab.Intervals.SetInterfaces(step.links, tx)
 		add, removed := 0, 0
 		for _, e := range tx.Edits {
 			if e.Deletion {
@@ -40,7 +40,7 @@ func TestInterfacesAreAddedAndRemoved(t *testing.T) {
 			t.Errorf("%v: %d added, %d removed", step.links, add, removed)
 		}
 		tab.KeepInterfaces(step.links)
-		if n := tab.Count(layout.FastPathInterfaces); n != len(step.links) {
+		if n := tab.Room.Count(layout.FastPathInterfaces); n != len(step.links) {
 			t.Errorf("%d interfaces", n)
 		}
 	}
@@ -64,7 +64,7 @@ func TestClientsOfAnotherDataPlaneAreRecalled(t *testing.T) {
 	must.Do(t, c.Sync(t.Context()))
 	tab := NewTable(tracker.IPv4, p.Engine.Snapshot().Node, DefaultConfig, nil, 0)
 	calls := map[netip.AddrPort]int{}
-	tab.Recall(func(_ tracker.Key, ep netip.AddrPort) map[netip.Addr]time.Duration {
+	tab.Affinity.Recall(func(_ tracker.Key, ep netip.AddrPort) map[netip.Addr]time.Duration {
 		calls[ep]++
 		return map[netip.Addr]time.Duration{
 			netip.MustParseAddr("192.0.2.1"): 100 * time.Second, netip.MustParseAddr("192.0.2.2"): time.Hour, netip.MustParseAddr("fd00::1"): 0,

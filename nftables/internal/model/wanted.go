@@ -51,9 +51,9 @@ type wantedKey struct {
 // targets are the targets that have a pool.
 var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
-// become makes w what a version of a Service wants, without its frontends, and returns w. s may be nil. w
+// setVersion makes w what a version of a Service wants, without its frontends, and returns w. s may be nil. w
 // keeps its memory.
-func (w *wanted) become(s *ruleset.Port) *wanted {
+func (w *wanted) setVersion(s *ruleset.Port) *wanted {
 	*w = wanted{elements: w.elements[:0], keys: w.keys[:0]}
 	if s != nil {
 		s = Limits().Hold(s)
@@ -165,7 +165,7 @@ func (w *wanted) handlers(f *ruleset.Frontend) (h, own layout.Handler) {
 // if internal traffic has a handler of its own.
 func HandlersOf(s *ruleset.Port, f *ruleset.Frontend) (h, own layout.Handler) {
 	var w wanted
-	h, own = w.become(s).handlers(f)
+	h, own = w.setVersion(s).handlers(f)
 	if w.affinity != 0 {
 		h, own = h.ToSticky(), own.ToSticky()
 	}
@@ -175,5 +175,5 @@ func HandlersOf(s *ruleset.Port, f *ruleset.Frontend) (h, own layout.Handler) {
 // StickyHandlerOf returns the handler of the Service's sticky pool for a target.
 func StickyHandlerOf(s *ruleset.Port, target ruleset.Target) layout.StickyHandler {
 	var w wanted
-	return w.become(s).pools[target].sticky
+	return w.setVersion(s).pools[target].sticky
 }
