@@ -53,7 +53,7 @@ func (l *points) add(services int, seconds float64) {
 }
 
 // draw writes the graphs of a benchmark's output and of reports to a folder.
-func draw(folder, bench string, files []string, reports []*Report) error {
+func draw(folder, bench string, reports []*Report) error {
 	f, err := os.Open(bench)
 	if err != nil {
 		return err
@@ -63,10 +63,8 @@ func draw(folder, bench string, files []string, reports []*Report) error {
 	if err := d.addBench(f, bench); err != nil {
 		return err
 	}
-	for i, r := range reports {
-		if err := d.addReport(r); err != nil {
-			return fmt.Errorf("%s: %w", files[i], err)
-		}
+	for _, r := range reports {
+		d.addReport(r)
 	}
 	for _, g := range d.graphs() {
 		if len(g.lines) == 0 {
@@ -105,31 +103,21 @@ func (d *figures) addBench(r io.Reader, file string) error {
 		}
 		size := map[string]int{}
 		for _, p := range parts {
-			if name, value, ok := strings.Cut(strings.TrimPrefix(string(p), "/"), "="); ok {
-				n, err := strconv.Atoi(value)
-				if err != nil || n <= 0 {
-					return fmt.Errorf("%s: %s: bad number", file, result.Name)
-				}
-				size[name] = n
-			}
+			name, value, _ := strings.Cut(strings.TrimPrefix(string(p), "/"), "=")
+			size[name], _ = strconv.Atoi(value)
 		}
 		if size["endpoints"] != endpoints {
 			continue
 		}
 		for unit, to := range map[string]*points{"sec/op": &to[lineLibrary], "floor-sec/op": &to[lineFloor]} {
-			v, ok := result.Value(unit)
-			if !ok || v <= 0 || size["services"] == 0 {
-				return fmt.Errorf("%s: %s: no %s", file, result.Name, unit)
+			if v, ok := result.Value(unit); ok {
+				k := key{to, size["services"]}
+				all[k] = append(all[k], v)
 			}
-			k := key{to, size["services"]}
-			all[k] = append(all[k], v)
 		}
 	}
 	if err := results.Err(); err != nil {
 		return err
-	}
-	if len(all) == 0 {
-		return fmt.Errorf("%s: no ColdStart or OneEndpointChanged with %d endpoints", file, endpoints)
 	}
 	for k, list := range all {
 		slices.Sort(list)
@@ -138,9 +126,9 @@ func (d *figures) addBench(r io.Reader, file string) error {
 	return nil
 }
 
-// addReport adds the runs in mode nftables. They replace earlier ones with as many Services.
-func (d *figures) addReport(report *Report) error {
-	none := true
+// addReport adds the runs in mode nftables. They replace earlier ones with as many Services. A failed run counts with
+// its measurements before the failure.
+func (d *figures) addReport(report *Report) {
 	for _, run := range report.Runs {
 		if run.Mode != "nftables" || run.Endpoints != endpoints {
 			continue
@@ -148,41 +136,16 @@ func (d *figures) addReport(report *Report) error {
 		line := lineNodeproxy
 		if run.Proxy == kubeProxy {
 			line = lineKubeProxy
-			version, ok := strings.CutPrefix(run.Version, "Kubernetes v")
-			switch {
-			case !ok:
-				return fmt.Errorf("kube-proxy has version %q", run.Version)
-			case d.version != "" && d.version != version:
-				return fmt.Errorf("two versions of kube-proxy, %s and %s", d.version, version)
-			}
-			d.version = version
+			d.version = strings.TrimPrefix(run.Version, "Kubernetes v")
 		}
 		if run.MinSyncPeriod != "" {
 			line = lineShortPeriod
-			switch period, err := time.ParseDuration(run.MinSyncPeriod); {
-			case err != nil || period <= 0:
-				return fmt.Errorf("bad minSyncPeriod %q", run.MinSyncPeriod)
-			case d.period > 0 && d.period != period:
-				return fmt.Errorf("two values of minSyncPeriod, %s and %s", d.period, period)
-			default:
-				d.period = period
-			}
-		}
-		// A failed run counts with its measurements before the failure.
-		if run.Start.Seconds > 0 {
-			none = false
-			if line != lineShortPeriod { // the period has no part in a start
-				d.start[line].add(run.Services, run.Start.Seconds)
-			}
-		} else if run.Failed == "" {
-			return fmt.Errorf("%s with %d Services has no time", run.Proxy, run.Services)
+			d.period, _ = time.ParseDuration(run.MinSyncPeriod)
+		} else if run.Start.Seconds > 0 { // the period has no part in a start
+			d.start[line].add(run.Services, run.Start.Seconds)
 		}
 		if run.Change.P50ms > 0 {
 			d.change[line].add(run.Services, run.Change.P50ms/1000)
 		}
 	}
-	if none {
-		return fmt.Errorf("no run in mode nftables with %d endpoints", endpoints)
-	}
-	return nil
 }

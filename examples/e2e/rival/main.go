@@ -123,7 +123,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		case err != nil:
 			return err
 		case o.graphs != "":
-			return draw(o.graphs, o.bench, o.files, reports)
+			return draw(o.graphs, o.bench, reports)
 		}
 		return Markdown(out, reports...)
 	}
