@@ -57,40 +57,26 @@ type statusz struct {
 
 // flagz serves the command line. With --config most flags have no effect: see /configz.
 func (a *Agent) flagz(w http.ResponseWriter, r *http.Request) {
-	p := page{component: a.options.Component, kind: "Flagz", text: func(w io.Writer) {
-		for _, f := range a.Config.Flags {
-			fmt.Fprintln(w, f)
-		}
-	}}
-	p.object = func(t metav1.TypeMeta) any {
-		out := flagz{zpage: zpage{t, metav1.ObjectMeta{Name: a.options.Component}}, Flags: map[string]string{}}
-		for _, f := range a.Config.Flags {
-			name, value, _ := strings.Cut(f, "=")
-			out.Flags[name] = value
-		}
-		return out
+	flags := map[string]string{}
+	for _, f := range a.Config.Flags {
+		name, value, _ := strings.Cut(f, "=")
+		flags[name] = value
 	}
-	p.serve(w, r)
+	a.servePage(w, r, "Flagz", strings.Join(a.Config.Flags, "\n")+"\n", func(z zpage) any { return flagz{z, flags} })
 }
 
 // statusz serves the version, the start time and the paths of the agent. Its emulation
 // version is the release of kube-proxy that the agent was compared with.
 func (a *Agent) statusz(w http.ResponseWriter, r *http.Request) {
 	s := statusz{
-		zpage:     zpage{ObjectMeta: metav1.ObjectMeta{Name: a.options.Component}},
 		StartTime: metav1.NewTime(a.started), UptimeSeconds: int64(time.Since(a.started).Seconds()),
 		GoVersion: runtime.Version(), BinaryVersion: a.options.Version, EmulationVersion: config.Kubernetes,
 		Paths: a.paths(),
 	}
-	page{
-		component: a.options.Component, kind: "Statusz",
-		text: func(w io.Writer) {
-			fmt.Fprintf(w, "Started: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\nMode: %s\nFamilies: %v\nPaths: %s\n",
-				s.StartTime.UTC().Format(time.RFC3339), time.Duration(s.UptimeSeconds)*time.Second, s.GoVersion, s.BinaryVersion,
-				s.EmulationVersion, a.Config.Mode, a.families, strings.Join(s.Paths, " "))
-		},
-		object: func(t metav1.TypeMeta) any { s.TypeMeta = t; return s },
-	}.serve(w, r)
+	text := fmt.Sprintf("Started: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\nMode: %s\nFamilies: %v\nPaths: %s\n",
+		s.StartTime.UTC().Format(time.RFC3339), time.Duration(s.UptimeSeconds)*time.Second, s.GoVersion, s.BinaryVersion,
+		s.EmulationVersion, a.Config.Mode, a.families, strings.Join(s.Paths, " "))
+	a.servePage(w, r, "Statusz", text, func(z zpage) any { s.zpage = z; return s })
 }
 
 // paths returns the paths of the metrics server, sorted.
@@ -106,20 +92,12 @@ func (a *Agent) paths() []string {
 	return paths
 }
 
-// page is a page for people and for programs. People get text, whose form may change.
-// Programs get an object of the API group config.k8s.io, if they ask for it by its kind.
-type page struct {
-	component, kind string
-	text            func(io.Writer)
-	object          func(metav1.TypeMeta) any
-}
-
-// serve answers a request as its Accept header demands, as kube-proxy does: with text, with
-// JSON or YAML of an object whose group, version and kind the header names
+// servePage answers a request as its Accept header demands, as kube-proxy does: with text for people, whose form may
+// change, with JSON or YAML of an object whose group, version and kind the header names
 // ("application/json;g=config.k8s.io;v=v1beta1;as=Flagz"), or with the status 406.
-func (p page) serve(w http.ResponseWriter, r *http.Request) {
+func (a *Agent) servePage(w http.ResponseWriter, r *http.Request, kind, text string, object func(zpage) any) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	accept, ok := p.negotiate(r.Header.Get("Accept"))
+	accept, ok := negotiate(kind, r.Header.Get("Accept"))
 	switch {
 	case !ok:
 		const message = "only the following media types are accepted: application/json, application/yaml, text/plain"
@@ -131,25 +109,24 @@ func (p page) serve(w http.ResponseWriter, r *http.Request) {
 		})
 	case accept.Type == "text":
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "\n%s %s\nWarning: this text is for people. Its form and contents may change.\n\n", p.component, strings.ToLower(p.kind))
-		p.text(w)
+		fmt.Fprintf(w, "\n%s %s\nWarning: this text is for people. Its form and contents may change.\n\n%s", a.options.Component, strings.ToLower(kind), text)
 	default:
 		version := accept.Params["v"]
 		if version == "v1alpha1" {
-			w.Header().Set("Warning", fmt.Sprintf(`299 - "Version v1alpha1 of %s is deprecated: use v1beta1."`, p.kind))
+			w.Header().Set("Warning", fmt.Sprintf(`299 - "Version v1alpha1 of %s is deprecated: use v1beta1."`, kind))
 		}
 		encode := encodeJSON
 		if accept.SubType == "yaml" {
 			encode = yaml.Marshal
 		}
-		w.Header().Set("Content-Type", fmt.Sprintf("application/%s;g=%s;v=%s;as=%s", accept.SubType, zpageGroup, version, p.kind))
-		writePage(w, encode, p.object(metav1.TypeMeta{Kind: p.kind, APIVersion: zpageGroup + "/" + version}))
+		w.Header().Set("Content-Type", fmt.Sprintf("application/%s;g=%s;v=%s;as=%s", accept.SubType, zpageGroup, version, kind))
+		writePage(w, encode, object(zpage{metav1.TypeMeta{Kind: kind, APIVersion: zpageGroup + "/" + version}, metav1.ObjectMeta{Name: a.options.Component}}))
 	}
 }
 
 // negotiate returns the first acceptable clause of an Accept header, in the order of the
 // client's preference. Text has the type "text". Without a header the page is text.
-func (p page) negotiate(header string) (_ goautoneg.Accept, ok bool) {
+func negotiate(kind, header string) (_ goautoneg.Accept, ok bool) {
 	text := goautoneg.Accept{Type: "text", SubType: "plain"}
 	if header == "" {
 		return text, true
@@ -167,7 +144,7 @@ func (p page) negotiate(header string) (_ goautoneg.Accept, ok bool) {
 				return text, true
 			}
 		case "application/json", "application/yaml":
-			known := slices.Equal(named, []string{p.kind, zpageGroup, "v1beta1"}) || slices.Equal(named, []string{p.kind, zpageGroup, "v1alpha1"})
+			known := slices.Equal(named, []string{kind, zpageGroup, "v1beta1"}) || slices.Equal(named, []string{kind, zpageGroup, "v1alpha1"})
 			if known && c.Q > 0 {
 				return c, true
 			}
