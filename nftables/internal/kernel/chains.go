@@ -14,22 +14,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The rules in this package are written as the nft tool reads and lists them. compile encodes them for the
-// kernel. They are written for IPv4: complete makes "ip6" of "ip", and sets $mark, the bit of the packet mark
-// that requests masquerading, $unmarked, the other bits, and $packets, Offload.AfterPackets.
+// The rules in this package are written as the nft tool lists them, for IPv4: complete makes "ip6" of "ip", and sets
+// $mark, the bit of the packet mark that requests masquerading, $unmarked, the other bits, and $packets,
+// Offload.AfterPackets. compile encodes them for the kernel.
 //
-// A dispatch key is in the packet's priority (see package layout): fff0:0 covers the handler, f:ffff the
-// pool, and 8000:0 is in every dispatch key. ffff:0 covers the pool of a sticky key, and 0:ffff the
-// handler or the endpoint.
+// A dispatch key is in the packet's priority (see package layout): fff0:0 covers the handler, f:ffff the pool, and
+// 8000:0 is in every dispatch key. ffff:0 covers the pool of a sticky key, and 0:ffff the handler or the endpoint.
 
-// fixedChains are the chains that do not depend on the Services. A chain comes before the chains that go
-// to it.
+// fixedChains are the chains that do not depend on the Services. A chain comes before the chains that go to it.
 //
 // The base chains for NAT come directly before netfilter's priorities for destination NAT and source NAT
-// (linux/netfilter_ipv4.h, NF_IP_PRI_*), at which iptables-nft and other programs have theirs: of chains with
-// the same priority, the one that was created last comes first, so a restart would change the order. If a
-// transaction commits between a packet's two look-ups, the second may fail. The -again chains, one priority
-// later, repeat both against the new state. They see only connections that no earlier chain translated.
+// (linux/netfilter_ipv4.h, NF_IP_PRI_*), at which iptables-nft and other programs have theirs: of chains with the
+// same priority, the one that was created last comes first. If a transaction commits between a packet's two look-ups,
+// the second may fail. The -again chains, one priority later, repeat both against the new state, for connections that
+// no earlier chain translated.
 const fixedChains = `
 chain firewall-check {
 	update @dropped-packets { ip daddr . meta l4proto . th dport counter }
@@ -99,9 +97,8 @@ chain filter-output {
 }
 `
 
-// toFastPath puts connections on the fast path whose original destination is a frontend of a Service. Its
-// rules store the dispatch key, as the NAT chains do, because the nft tool cannot show a rule that ignores
-// the result of a map look-up.
+// toFastPath puts connections on the fast path whose original destination is a frontend of a Service. Its rules store
+// the dispatch key, because the nft tool cannot show a rule that ignores the result of a map look-up.
 const toFastPath = `
 	meta l4proto PROTOCOL meta priority set ct original ip daddr . meta l4proto . ct original proto-dst map @service-ips flow add @fast-path
 	meta l4proto PROTOCOL ct original ip daddr @nodeport-ips meta priority set meta l4proto . ct original proto-dst map @service-nodeports flow add @fast-path
@@ -145,7 +142,6 @@ func chainsIn(text string) (out []ChainSpec) {
 	return out
 }
 
-// fixed returns the chains that do not depend on the Services.
 func (w Rules) fixed() []ChainSpec {
 	out := w.Stages.of(chainsIn(fixedChains))
 	if w.Offload == nil {
@@ -231,7 +227,6 @@ func (w Rules) chainsOf(o *model.Object) []ChainSpec {
 	return nil
 }
 
-// Chains returns the chains that an object creates, with complete rules.
 func (w Rules) Chains(o *model.Object) []ChainSpec {
 	out := w.chainsOf(o)
 	for i := range out {
@@ -245,7 +240,6 @@ func (w Rules) Chains(o *model.Object) []ChainSpec {
 // SourceRule returns the rule of an object that has one: see [Rules.allowedSource].
 func (w Rules) SourceRule(o *model.Object) string { return w.complete(w.allowedSource(o.Size)) }
 
-// complete returns a rule for the family, the mark and the offload of w.
 func (w Rules) complete(rule string) string {
 	if strings.Contains(rule, "$") {
 		var packets int
@@ -267,8 +261,7 @@ func (w Rules) complete(rule string) string {
 // markForMasquerade sets the bit that masquerading looks for.
 const markForMasquerade = `meta mark set meta mark | $mark`
 
-// handler returns the rules of the handler's chain. These go to the chains of the handler's
-// direct and unguarded forms.
+// handler returns the rules of the handler's chain, which go to the chains of its direct and unguarded forms.
 func (w Rules) handler(c layout.Handler) []string {
 	if c.Firewall {
 		return []string{"jump " + layout.ChainFirewallCheck, "goto " + c.Unguarded().Chain()}
@@ -300,17 +293,16 @@ func (w Rules) handler(c layout.Handler) []string {
 	return w.poolChain(c)
 }
 
-// stop renders a chain that counts a packet in a set and ends its connection by the verdict.
-// In the output hook, packets from the node to itself go on to filter-input, because the kernel
-// returns EPERM to a socket whose packet is stopped in the output hook. The interface does not
-// suffice: packets that another route sends to the loopback interface never reach the input hook.
+// stop renders a chain that counts a packet in a set and ends its connection by the verdict. In the output hook,
+// packets from the node to itself go on to filter-input, because the kernel returns EPERM to a socket whose packet is
+// stopped there. The interface does not suffice: packets that another route sends to the loopback interface never
+// reach the input hook.
 func stop(counters layout.Set, verdict string) []string {
 	return []string{`oifname "lo" fib daddr type local ` + resetPriority + " return", count(counters), verdict}
 }
 
-// count adds a packet that was not translated to the counter of its destination. If the set is
-// full, the rule ends there. So a verdict that must not depend on the counter belongs in the
-// next rule.
+// count adds a packet that was not translated to the counter of its destination. If the set is full, the rule ends
+// there, so a verdict that must not depend on the counter is in the next rule.
 func count(s layout.Set) string {
 	return "update @" + s.Name() + " { ip daddr . meta l4proto . th dport counter }"
 }
@@ -335,23 +327,19 @@ func (w Rules) hashed(h tracker.Hash, n int) string {
 	return fmt.Sprintf("jhash %s mod %d seed %#x", of, n, w.Seed)
 }
 
-// drawn is a random number below n.
 func drawn(n int) string { return fmt.Sprintf("numgen random mod %d", n) }
 
-// poolChain counts the connection, draws a bucket or finds it by a hash, and sends the connection
-// to the endpoint in the bucket.
-//
-// The first rule only counts, and does nothing if the set of counters is full. It does not look
-// up a map of endpoints, because the kernel checks each new element of a map against every rule
-// that looks it up.
+// poolChain counts the connection, draws a bucket or finds it by a hash, and sends the connection to the endpoint in
+// the bucket. The first rule only counts, and does nothing if the set of counters is full. It looks up no map of
+// endpoints, because the kernel checks each new element of a map against every rule that looks it up.
 func (w Rules) poolChain(c layout.Handler) []string {
 	out := []string{count(layout.Connections)}
 	buckets := []string{drawn(c.Buckets)}
 	if c.Hash != tracker.HashNone {
 		buckets = []string{w.hashed(c.Hash, c.Buckets)}
 	} else if n := c.Buckets; n > layout.ExactBuckets {
-		// Fewer than one draw in five finds an empty bucket. After four empty buckets, the
-		// last rule draws from the buckets that are never empty.
+		// Fewer than one draw in five finds an empty bucket. After four, the last rule draws from the buckets that
+		// are never empty.
 		buckets = []string{drawn(n), drawn(n), drawn(n), drawn(n), drawn(layout.BucketsBelow(n))}
 	}
 	for _, p := range [...]string{"tcp", "udp", "sctp"} {
@@ -378,8 +366,8 @@ func (w Rules) localTraffic(operator string) (out []string) {
 	return out
 }
 
-// escaped returns the name of an interface for a rule. It replaces bytes that end a word, a string or a
-// placeholder, which hardly any name has. compile reads them, nft does not.
+// escaped returns the name of an interface for a rule, with bytes replaced that end a word, a string or a
+// placeholder. compile reads them, nft does not.
 func escaped(name string) string {
 	var b strings.Builder
 	for _, c := range []byte(name) {

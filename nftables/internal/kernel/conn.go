@@ -11,8 +11,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// SendBuffer is the size of the send buffer for [Dial], in bytes: enough for a transaction of
-// a million elements. The kernel allocates memory only as needed.
+// SendBuffer is the size of the send buffer for [Dial], in bytes: enough for a million elements. The kernel allocates
+// memory only as needed.
 const SendBuffer = 256 << 20
 
 // Conn is an [nft.Conn] that reads tables of IPv4 and IPv6.

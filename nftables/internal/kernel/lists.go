@@ -67,7 +67,6 @@ func (l *Lists) Each(fn func(f tracker.Family, s layout.Set, deletion bool, list
 	}
 }
 
-// index returns the index of a family in an array.
 func index(f tracker.Family) int {
 	if f == tracker.IPv6 {
 		return 1

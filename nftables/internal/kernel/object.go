@@ -15,8 +15,8 @@ type Rules struct {
 	Seed uint32
 	// Local recognizes traffic of this node's pods.
 	Local ruleset.LocalTraffic
-	// OwnNodePorts reports that NodePorts are at the Node's addresses alone. The kernel need not be asked
-	// whether these are local: it says no for an interface in a VRF.
+	// OwnNodePorts reports that NodePorts are at the Node's addresses alone. The kernel need not be asked whether
+	// these are local: it denies that for an interface in a VRF.
 	OwnNodePorts bool
 	// Offload is nil for tables without a flowtable.
 	Offload *Offload

@@ -9,9 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ServiceComment returns the comment of the elements of a Service port's frontends. Lookup, Ready
-// and Traffic read it, in other processes and other versions, so it is a format: it names the
-// Service port and has no other words.
+// ServiceComment returns the comment of the elements of a Service port's frontends: the name alone, because Lookup,
+// Ready and Traffic of other versions read it.
 func ServiceComment(n tracker.ServicePortName) string { return n.String() }
 
 // ParseServiceComment returns the Service port that a comment of ServiceComment names. The

@@ -95,20 +95,18 @@ func choiceName(buckets int, by tracker.Hash) string {
 	return out
 }
 
-// MaxHandlers is the largest number of handlers that exist: eight for each of the 80 numbers of
-// buckets that BucketsFor returns for up to 1,048,576 endpoints and for each of the 9 sizes of a
-// table with each of 2 hashes, eight for sticky pools, and six without a pool. There is room for
-// all of them in a dispatch key.
+// MaxHandlers is the largest number of handlers: eight for each of the 80 numbers of buckets that BucketsFor returns
+// for up to 1,048,576 endpoints and for each of the 9 sizes of a table with each of 2 hashes, eight for sticky pools,
+// and six without a pool. A dispatch key has room for them.
 const MaxHandlers = 8*(80+2*9) + 8 + 6
 
-// StickyHandler is how connections to a sticky pool are handled. Pools share it. Each has a
-// chain, which exists while a pool needs it and a little longer.
+// StickyHandler is how connections to sticky pools are handled. Each has a chain, which exists while a pool needs it
+// and a little longer.
 type StickyHandler struct {
 	// Buckets and Hash determine how a new client gets its endpoint.
 	Buckets int
 	Hash    tracker.Hash
-	// Seconds is how long the kernel remembers a client. The kernel has the time in rules only,
-	// not in elements that rules add.
+	// Seconds is how long the kernel remembers a client, which only rules can set.
 	Seconds int64
 }
 
@@ -126,8 +124,7 @@ func (h StickyHandler) Chooser() string {
 // Timeout returns how long the kernel remembers a client.
 func (h StickyHandler) Timeout() time.Duration { return time.Duration(h.Seconds) * time.Second }
 
-// Seconds rounds an affinity timeout up to seconds, as in the names of chains and in rules. The
-// kernel has a resolution of milliseconds, but Kubernetes of seconds.
+// Seconds rounds an affinity timeout up to seconds, as in the names of chains and in rules.
 func Seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
 // ExactBuckets is the largest number of endpoints up to which every pool has as many buckets
@@ -143,9 +140,9 @@ func bucketStep(n int) int {
 	return step
 }
 
-// BucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up
-// to 16, and then the next of four steps between powers of two. So there are few chains for many
-// sizes of pools. After a draw of an empty bucket, the next rule draws again.
+// BucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up to 16, and then the
+// next of four steps between powers of two, so that there are few chains. After a draw of an empty bucket, the next
+// rule draws again.
 func BucketsFor(n int) int {
 	if n <= ExactBuckets {
 		return n

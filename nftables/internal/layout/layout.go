@@ -79,9 +79,8 @@ const (
 	SetCount = FirstAllowed + 129
 )
 
-// EndpointsOf returns the map of the endpoints of a protocol's pools without client affinity. Each
-// protocol has a map, because the nft tool loads a rule that translates a port only if it names the
-// protocol, and the port in the type of the rule's map must be of the same protocol.
+// EndpointsOf returns the map of the endpoints of a protocol's pools without client affinity. Each protocol has a
+// map, because the nft tool wants the port in the type of the rule's map to be of the rule's protocol.
 func EndpointsOf(p v1.Protocol) Set {
 	switch p {
 	case v1.ProtocolUDP:
@@ -125,20 +124,18 @@ func (s Set) Name() string {
 	}[s]
 }
 
-// The value of a frontend's element is a dispatch key: 32 bits that determine what happens to the
-// connection. Rules keep it in the packet's priority between two look-ups, and reset the priority
-// before the packet leaves (see resetPriority). The priority is the one field of a packet that
-// rules can write, read and look up, and that nothing else uses at this point. A register would
-// do, but nft cannot list a rule that passes a looked-up value on in a register.
+// The value of a frontend's element is a dispatch key: 32 bits that determine what happens to the connection. Rules
+// keep it in the packet's priority between two look-ups, and reset the priority before the packet leaves (see
+// resetPriority). The priority is the one field of a packet that rules can write, read and look up, and that nothing
+// else uses at this point. nft cannot list a rule that passes a looked-up value on in a register.
 //
 //	bit 31      always set, so that a rule can distinguish a dispatch key from a priority
 //	bits 20-30  the handler's number
 //	bits 0-19   the pool's number
 //
-// A sticky pool's number has 16 bits, the highest of which is set. The map sticky-pools replaces
-// the dispatch key of a sticky pool by a sticky key: the pool's number in the upper half, which
-// sets bit 31 again, and the number of a sticky handler in the lower half. The sticky handler's
-// chain replaces that half by the number of an endpoint.
+// A sticky pool's number has 16 bits, the highest of which is set. The map sticky-pools replaces its dispatch key by
+// a sticky key: the pool's number in the upper half, which sets bit 31 again, and the number of a sticky handler in
+// the lower half, which the sticky handler's chain replaces by the number of an endpoint.
 const (
 	DispatchMark = 1 << 31
 	HandlerShift = 20
@@ -151,8 +148,8 @@ const (
 	StickyShift  = 16
 	StickyMask   = 0xffff << StickyShift
 	MaxMember    = 1<<StickyShift - 1
-	// MaxStickyHandlers is the largest number of sticky handlers. It is twice the number of
-	// sticky pools, so that there is room even if one transaction changes the handler of each.
+	// MaxStickyHandlers is the largest number of sticky handlers: twice that of sticky pools, because one transaction
+	// may change the handler of each.
 	MaxStickyHandlers = 1<<StickyShift - 1
 	// MaxStickyEndpoints is the largest number of endpoints of a Service with client affinity.
 	MaxStickyEndpoints = MaxMember

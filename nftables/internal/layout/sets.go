@@ -64,9 +64,9 @@ const (
 	dataTypeof    = 4
 )
 
-// UserData returns a set's user data, which only the nft tool reads. It has the byte order of a class
-// ID, mark or interface name that is not part of a concatenation, and the expressions by which the
-// tool names the types of a map whose key has the number of a bucket: "typeof numgen random mod 1".
+// UserData returns a set's user data, which only the nft tool reads: the byte order of a class ID, mark or interface
+// name that is not part of a concatenation, and the expressions by which the tool names the types of a map whose key
+// has the number of a bucket: "typeof numgen random mod 1".
 func (s Set) UserData(f tracker.Family) []byte {
 	const hostOrder = 1
 	sp := s.Spec(f)
@@ -107,7 +107,6 @@ func (s Set) Counted() bool { return s == ServiceIPs || s == NodePorts }
 // Counts reports whether the set holds counters.
 func (s Set) Counts() bool { return s == Connections || s == Refused || s == Dropped }
 
-// TrafficSets returns the sets of counters. Their keys are the address, protocol and port that a
-// client connects to. Rules add an element for the first packet to a destination. So an unused
-// frontend takes no memory, and a change of a Service adds no counters.
+// TrafficSets returns the sets of counters. Their keys are the address, protocol and port that a client connects to.
+// Rules add an element for the first packet to a destination, so a change of a Service adds no counters.
 func TrafficSets() [3]Set { return [...]Set{Connections, Refused, Dropped} }

@@ -7,9 +7,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The nft tool stores an expression in a set's user data as its type and data (nftables,
-// include/expression.h, enum expr_types; src/expression.c, concat_expr_build_udata and the functions
-// build_udata of other expressions). Numbers are in the machine's byte order.
+// The nft tool stores an expression in a set's user data as its type and data (nftables, include/expression.h, enum
+// expr_types; src/expression.c). Numbers are in the machine's byte order.
 const (
 	exprPayload = 7
 	exprMeta    = 9
