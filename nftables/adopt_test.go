@@ -10,7 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
@@ -51,49 +50,6 @@ func TestRestartKeepsLongNames(t *testing.T) {
 		if after := stickyEndpoints(r); after != before {
 			t.Errorf("endpoints are %s, were %s", after, before)
 		}
-	}
-}
-
-// TestReplacedTableRespectsClientLimit has a new process with a smaller limit of clients than the
-// last one.
-func TestReplacedTableRespectsClientLimit(t *testing.T) {
-	t.Parallel()
-	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, netlab.NewHost(t))
-			netlab.NeedPrograms(t, "nft")
-			r.limit = limit
-			r.start()
-			for i := range 60 {
-				r.tracker.SetService(svc(i, sticky(1000)))
-				r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(20)...))
-			}
-			r.sync()
-			pool, _, _ := strings.Cut(stickyEndpoints(r)[strings.Index(stickyEndpoints(r), "800"):], ":")
-			r.nft("add element ip " + r.backend.name + " sticky-clients { \"" + pool + ":0\" . 172.16.0.1 timeout 1000s : \"" + pool + ":1\"," +
-				" \"" + pool + ":0\" . 172.16.0.2 timeout 1000s : \"" + pool + ":1\", \"" + pool + ":0\" . 172.16.0.3 timeout 1000s : \"" + pool + ":1\" }")
-			for range 2 {
-				r.cursor.Detach()
-				r.backend.Close()
-				two := withoutGrace
-				two.Clients = 2
-				b := must.Get(open(t.Context(), Config{NetNS: r.host.File()}, two))(t)
-				if limit != 0 {
-					limitTo(t, b, limit)
-				}
-				r.backend, r.cursor = b, r.engine.Attach("nftables", b)
-				r.sync()
-				r.verify()
-				want := 3
-				if limit != 0 {
-					want = 2
-				}
-				if out := r.nft("list map ip " + r.backend.name + " sticky-clients"); strings.Count(out, "172.16.0.") != want {
-					t.Errorf("%d clients should be remembered: %s", want, out)
-				}
-			}
-		})
 	}
 }
 

@@ -179,6 +179,23 @@ func TestRestartKeepsClients(t *testing.T) {
 					t.Errorf("round %d: %s", round, out)
 				}
 			}
+			// A new process has a smaller limit of clients. A set that stays keeps its room.
+			for i := range 2 {
+				r.nft(fmt.Sprintf("add element ip %s sticky-clients { \"%s:0\" . 172.16.0.%d timeout 1000s : \"%s\" }", r.backend.name, pool, i+1, member))
+			}
+			want := 3
+			if limit != 0 {
+				want = 2
+			}
+			r.pools = func(c model.Config) model.Config { c.Clients = 2; return c }
+			for range 2 {
+				r.start()
+				r.sync()
+				r.verify()
+				if out := r.nft("list map ip " + r.backend.name + " sticky-clients"); strings.Count(out, "172.16.0.") != want {
+					t.Errorf("%d clients should be remembered: %s", want, out)
+				}
+			}
 		})
 	}
 }

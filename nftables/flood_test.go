@@ -140,18 +140,6 @@ func (f *flooded) run(fn func()) {
 	f.Sync()
 }
 
-// verify compares the kernel with the ruleset.
-func (f *flooded) verify() {
-	f.t.Helper()
-	snap := f.Engine.Snapshot()
-	if d := diffViews(kernelView(f.t, f.backend, tracker.IPv4), rulesetView(snap.Ports, snap.Node, tracker.IPv4)); d != "" {
-		f.t.Errorf("the table differs from the ruleset:\n%.2000s", d)
-	}
-	if err := f.backend.Check(f.t.Context()); err != nil {
-		f.t.Error(err)
-	}
-}
-
 // TestFloodOfChangesLosesNoConnection changes a thousand objects a second among ten thousand
 // Services and makes connections. No connection may fail, memory must not grow, and the tables
 // must be right in the end.
@@ -216,7 +204,7 @@ func TestFloodOfChangesLosesNoConnection(t *testing.T) {
 	if peak > 4*before+64<<20 {
 		t.Errorf("the heap had up to %.1f MB, and %.1f MB at the beginning", mb(peak), mb(before))
 	}
-	f.verify()
+	verify(t, f.backend, f.Engine.Snapshot())
 }
 
 func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }

@@ -18,7 +18,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/memory"
-	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -120,26 +119,6 @@ func TestClusterIPsComeLastInMemory(t *testing.T) {
 	r.memory.look = nil
 	if halfway == 0 {
 		t.Error("the cold start took one transaction")
-	}
-	r.verify()
-}
-
-// TestUnusedStickyHandlersAreCollected changes the timeouts of a few Services again and again.
-func TestUnusedStickyHandlersAreCollected(t *testing.T) {
-	t.Parallel()
-	r := newMemoryRig(t)
-	for i := range 5 * model.KeepUnused {
-		for s := range 3 {
-			r.tracker.SetService(svc(s, backendtest.Affinity(int32(100+i*(s+1)))))
-			r.tracker.SetSlice(epSlice(s, tracker.IPv4, backendtest.UpTo(1+i%3)...))
-		}
-		r.sync()
-		if n := len(r.backend.tables.Table(tracker.IPv4).Chains.Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+6 {
-			t.Fatalf("round %d: %d sticky handlers", i, n)
-		}
-	}
-	if r.full != 1 {
-		t.Errorf("%d full deltas", r.full)
 	}
 	r.verify()
 }

@@ -120,7 +120,7 @@ func (r *memoryRig) verify() {
 // verify compares a backend's tables with a ruleset.
 func verify(tb testing.TB, b *Backend, s *ruleset.Snapshot) {
 	tb.Helper()
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+	for _, f := range b.config.Families {
 		if d := diffViews(kernelView(tb, b, f), rulesetView(s.Ports, s.Node, f)); d != "" {
 			tb.Fatalf("%s table differs from the ruleset:\n%s", f, d)
 		}

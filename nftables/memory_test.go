@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -204,34 +203,38 @@ func (c *memoryConn) Close() error {
 	return nil
 }
 
-// read calls fn with a table, nil if it is missing.
+// read calls fn with a table, which is empty if it is missing.
 func (c *memoryConn) read(name string, f tracker.Family, fn func(*memory.Table)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return errClosed
 	}
-	fn(c.table(name, f))
+	fn(cmp.Or(c.table(name, f), &memory.Table{}))
 	return nil
 }
 
-// dump is like read, and repeats it if transactions of other processes interrupt it.
+// dump is like read, and fails if a transaction of another process interrupts it.
 func (c *memoryConn) dump(name string, f tracker.Family, fn func(*memory.Table)) error {
-	return nfnl.Again(context.Background(), func() error { return c.dumpOnce(name, f, fn) })
-}
-
-func (c *memoryConn) dumpOnce(name string, f tracker.Family, fn func(*memory.Table)) error {
-	interrupted := false
-	err := c.read(name, f, func(t *memory.Table) {
-		if interrupted = c.interrupted > 0; interrupted {
-			c.interrupted--
-		}
-		fn(t)
-	})
-	if err == nil && interrupted {
+	err := c.read(name, f, fn)
+	if err == nil && c.interrupted > 0 {
+		c.interrupted--
 		err = fmt.Errorf("memory: %w", nfnl.ErrInterrupted)
 	}
 	return err
+}
+
+// objects returns the objects that of returns, of a table. It repeats an interrupted dump.
+func objects[In, Out any](c *memoryConn, name string, f tracker.Family, of func(*memory.Table) map[string]In, convert func(In) Out) (map[string]Out, error) {
+	out := map[string]Out{}
+	return out, nfnl.Again(context.Background(), func() error {
+		return c.dump(name, f, func(t *memory.Table) {
+			clear(out)
+			for name, object := range of(t) {
+				out[name] = convert(object)
+			}
+		})
+	})
 }
 
 func (c *memoryConn) Generation() (gen uint32, err error) {
@@ -240,66 +243,37 @@ func (c *memoryConn) Generation() (gen uint32, err error) {
 }
 
 func (c *memoryConn) Table(name string, f tracker.Family) (head nft.Head, err error) {
-	err = c.read(name, f, func(t *memory.Table) {
-		if t != nil {
-			head = nft.Head{Exists: true, Handle: t.Handle}
-		}
-	})
+	err = c.read(name, f, func(t *memory.Table) { head = nft.Head{Exists: t.Handle != 0, Handle: t.Handle} })
 	return head, err
 }
 
-func (c *memoryConn) Sets(name string, f tracker.Family) (out map[string]nft.Set, err error) {
-	missing := false
-	err = c.dump(name, f, func(t *memory.Table) {
-		if missing = t == nil; missing {
-			return
-		}
-		out = map[string]nft.Set{}
-		for name, set := range t.Sets {
-			out[name] = set.Set
-		}
-	})
-	if missing {
-		return nil, &Error{Errno: syscall.ENOENT}
+func (c *memoryConn) Sets(name string, f tracker.Family) (map[string]nft.Set, error) {
+	out, err := objects(c, name, f, func(t *memory.Table) map[string]*memory.Set { return t.Sets }, func(s *memory.Set) nft.Set { return s.Set })
+	if head, _ := c.Table(name, f); err == nil && !head.Exists {
+		err = &Error{Errno: syscall.ENOENT}
 	}
 	return out, err
 }
 
+func chainsOf(t *memory.Table) map[string]*memory.Chain { return t.Chains }
+
 func (c *memoryConn) Chains(name string, f tracker.Family) (map[string]nft.Chain, error) {
-	out := map[string]nft.Chain{}
-	return out, c.dump(name, f, func(t *memory.Table) {
-		if t == nil {
-			return
-		}
-		for name, c := range t.Chains {
-			out[name] = nft.Chain{Base: c.Base, Accepts: c.Base != nil}
-		}
-	})
+	return objects(c, name, f, chainsOf, func(c *memory.Chain) nft.Chain { return nft.Chain{Base: c.Base, Accepts: c.Base != nil} })
 }
 
 func (c *memoryConn) Flowtables(name string, f tracker.Family) (map[string]nft.Flowtable, error) {
-	out := map[string]nft.Flowtable{}
-	return out, c.dump(name, f, func(t *memory.Table) {
-		if t == nil {
-			return
-		}
-		for name, devices := range t.Flowtables {
-			out[name] = nft.Flowtable{Sound: true, Devices: devices}
-		}
+	return objects(c, name, f, func(t *memory.Table) map[string]map[string]bool { return t.Flowtables }, func(devices map[string]bool) nft.Flowtable {
+		return nft.Flowtable{Sound: true, Devices: devices}
 	})
 }
 
 func (c *memoryConn) Rules(name string, f tracker.Family) (out []nft.Rule, err error) {
-	err = c.dump(name, f, func(t *memory.Table) {
-		if out = nil; t == nil {
-			return
+	chains, err := objects(c, name, f, chainsOf, func(c *memory.Chain) []*memory.Rule { return c.Rules })
+	for name, rules := range chains {
+		for _, r := range rules {
+			out = append(out, nft.Rule{Handle: r.Handle, Chain: name})
 		}
-		for name, c := range t.Chains {
-			for _, r := range c.Rules {
-				out = append(out, nft.Rule{Handle: r.Handle, Chain: name})
-			}
-		}
-	})
+	}
 	return out, err
 }
 
@@ -309,35 +283,21 @@ func (c *memoryConn) HasBaseChain(table string, f tracker.Family, chain string) 
 }
 
 func (c *memoryConn) Elements(name string, f tracker.Family, s layout.Set, fn func(nft.Element)) error {
-	missing := false
-	err := c.dumpOnce(name, f, func(t *memory.Table) {
-		if missing = t == nil || t.Sets[s.Name()] == nil; missing {
+	var missing error
+	err := c.dump(name, f, func(t *memory.Table) {
+		if t.Sets[s.Name()] == nil {
+			missing = &Error{Errno: syscall.ENOENT}
 			return
 		}
 		for _, e := range t.Sets[s.Name()].Elements {
 			fn(e)
 		}
 	})
-	if missing {
-		return &Error{Errno: syscall.ENOENT}
-	}
-	return err
+	return cmp.Or(missing, err)
 }
 
-func (c *memoryConn) WatchCommits(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error {
-	for ctx.Err() == nil {
-		switch err := check(ctx); {
-		case errors.Is(err, os.ErrClosed):
-			return err
-		case err != nil && ctx.Err() == nil:
-			failed(err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(interval):
-		}
-	}
-	return context.Cause(ctx)
+func (c *memoryConn) WatchCommits(context.Context, time.Duration, func(context.Context) error, func(error)) error {
+	return errors.ErrUnsupported
 }
 
 func (c *memoryConn) Links() (map[string]int, error) {
@@ -347,5 +307,5 @@ func (c *memoryConn) Links() (map[string]int, error) {
 }
 
 func (c *memoryConn) WatchLinks() (linkEvents, error) {
-	return nil, errors.New("the kernel in memory has no notifications of interfaces")
+	return nil, errors.ErrUnsupported
 }

@@ -14,9 +14,7 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
@@ -231,12 +229,12 @@ func (c *compiler) operand(reg uint32) uint32 {
 		offset, _ := strings.CutSuffix(strings.TrimPrefix(c.Next(), "@th,"), ",8")
 		c.emit(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: c.number(offset) / 8, Len: 1})
 		if c.Accept("&") {
-			c.emit(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{byte(c.parse(c.Next(), 0, 8))}, Xor: []byte{0}})
+			c.emit(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{byte(c.number(c.Next()))}, Xor: []byte{0}})
 		}
 	case c.Accept("meta priority"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg})
 		if c.Accept("&") {
-			c.emit(masked(reg, c.classID(c.Next()), 0))
+			c.emit(masked(reg, c.number(c.Next()), 0))
 		}
 	case c.Accept("meta mark"):
 		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
@@ -304,18 +302,20 @@ func (c *compiler) match() {
 		c.prefix(c.address(firstReg, 16, 24), expr.CmpOpEq)
 	default:
 		c.concatenation(firstReg)
+		typ := uint32(TypeProto)
 		switch {
-		case about("meta priority"):
-			c.compare(func(s string) []byte { return word(c.classID(s)) })
-		case about("meta mark"):
-			c.compare(func(s string) []byte { return word(c.number(s)) })
+		case about("meta "):
+			typ = TypeInteger
+			if about("meta l4proto") {
+				typ = TypeProto
+			}
 		case about("th "):
-			c.compare(func(s string) []byte { return binary.BigEndian.AppendUint16(nil, uint16(c.parse(s, 0, 16))) })
+			typ = TypePort
 		case about("@th,"):
-			c.compare(func(s string) []byte { return []byte{byte(c.parse(s, 0, 8))} })
-		default: // a protocol
-			c.compare(func(s string) []byte { return []byte{inet.Protocol(v1.Protocol(strings.ToUpper(s)))} })
+			c.compare(func(s string) []byte { return []byte{byte(c.number(s))} })
+			return
 		}
+		c.compare(func(s string) []byte { return c.field(typ, s) })
 	}
 }
 
@@ -379,21 +379,15 @@ func (c *compiler) interfaceName(quoted string) []byte {
 	return InterfaceName(name)
 }
 
-// classID and number return a number in the notation of nft.
-func (c *compiler) classID(s string) uint32 {
-	if s == "none" {
-		return 0
-	}
-	major, minor, _ := strings.Cut(s, ":")
-	return c.parse(major, 16, 16)<<16 | c.parse(minor, 16, 16)
+// field returns a value of a type in the notation of nft, and number one of up to 32 bits.
+func (c *compiler) field(typ uint32, s string) []byte {
+	b, err := appendField(nil, typ, s)
+	c.fail(err)
+	return b
 }
 
-func (c *compiler) number(s string) uint32 { return c.parse(s, 0, 32) }
-
-func (c *compiler) parse(s string, base, bits int) uint32 {
-	v, err := strconv.ParseUint(s, base, bits)
-	c.fail(err)
-	return uint32(v)
+func (c *compiler) number(s string) uint32 {
+	return binary.NativeEndian.Uint32(c.field(TypeInteger, s))
 }
 
 func (c *compiler) fail(err error) {

@@ -115,25 +115,24 @@ func (p *parser) statement() step {
 		return leads(verb, chain)
 	case p.Accept("flow add"):
 		p.Next()
-		return func(*packet, *state) bool { return true }
+		return always(true)
 	case p.Accept("update"), p.Accept("delete"):
 		return p.update()
 	case p.Accept("dnat ip to"), p.Accept("dnat ip6 to"):
 		return p.dnat()
-	case p.Accept("meta priority set none"):
-		return func(_ *packet, s *state) bool {
-			s.priority = 0
-			return true
-		}
 	case p.Accept("meta priority set"):
 		return assign(p.value(), func(s *state, v uint32) { s.priority = v })
 	case p.Accept("meta mark set"):
 		return assign(p.value(), func(s *state, v uint32) { s.mark = v })
-	case p.Accept("meta l4proto { tcp, udp, sctp }"):
-		return func(*packet, *state) bool { return true }
+	case p.Accept("meta l4proto { tcp, udp, sctp }"), p.Accept("ct state new"):
+		return always(true)
+	case p.Accept("ct state established"):
+		return always(false)
 	}
 	return p.match()
 }
+
+func always(v bool) step { return func(*packet, *state) bool { return v } }
 
 func leads(verb, chain string) step {
 	return func(w *packet, _ *state) bool {
@@ -285,6 +284,8 @@ func (p *parser) operand() (operand, uint32) {
 	case p.Accept("meta priority"):
 		mask, other := p.mask(nft.TypeClassID)
 		return word(nft.TypeClassID, func(_ *packet, s *state) uint32 { return s.priority&mask | other })
+	case p.Accept("none"):
+		return word(nft.TypeClassID, func(*packet, *state) uint32 { return 0 })
 	case p.Accept("meta mark"):
 		mask, other := p.mask(nft.TypeMark)
 		return word(nft.TypeMark, func(_ *packet, s *state) uint32 { return s.mark&mask | other })
@@ -342,12 +343,7 @@ func (p *parser) mask(typ uint32) (mask, bits uint32) {
 
 // match reads a condition, or the verdict of a map.
 func (p *parser) match() step {
-	always := func(v bool) step { return func(*packet, *state) bool { return v } }
 	switch {
-	case p.Accept("ct state new"):
-		return always(true)
-	case p.Accept("ct state established"):
-		return always(false)
 	case p.Accept("ct packets >"):
 		p.Next()
 		return always(false)
