@@ -283,9 +283,7 @@ func TestServiceBeyondLimitsGetsFirstEndpoints(t *testing.T) {
 		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, limits.WeightedEndpoints+1),
 	}}
 	for range 2 { // as a whole and as a change
-		if err := b.Apply(context.Background(), d); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.Apply(context.Background(), d))
 		for at, want := range map[string]int{"10.96.0.1:80": limits.AffinityEndpoints, "10.96.0.2:80": 3, "10.96.0.4:80": limits.WeightedEndpoints} {
 			f, err := lookUp(t.Context(), b.config, netip.MustParseAddrPort(at), v1.ProtocolTCP)
 			if err != nil || f.Entry != (want != 0) || len(f.Endpoints) != want {

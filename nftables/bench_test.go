@@ -117,20 +117,13 @@ type pipeline struct {
 func newPipeline(tb testing.TB, netns *os.File, hook ...func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
-	var err error
-	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
-		tb.Fatal(err)
-	}
+	p.backend = must.Get(New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}))(tb)
 	c := tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}
 	if len(hook) != 0 {
 		c.OnService = hook[0]
 	}
-	if p.tracker, err = tracker.New(c); err != nil {
-		tb.Fatal(err)
-	}
-	if p.engine, err = ruleset.NewEngine(ruleset.Config{Source: p.tracker}); err != nil {
-		tb.Fatal(err)
-	}
+	p.tracker = must.Get(tracker.New(c))(tb)
+	p.engine = must.Get(ruleset.NewEngine(ruleset.Config{Source: p.tracker}))(tb)
 	p.cursor = p.engine.Attach("nftables", p.backend)
 	return p
 }

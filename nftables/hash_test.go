@@ -26,12 +26,6 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 	t.Parallel()
 	const seed = 0x1234_5678_9abc_def0
 	h := netlab.NewHost(t)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, f := range []struct {
 		family                    tracker.Family
 		clients, endpoints, route string
@@ -42,10 +36,9 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 		slice := epSlice(0, f.family)
 		for i := range 7 {
 			a := netip.MustParseAddr(fmt.Sprintf(f.endpoints, i+1))
-			must(h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
+			must.Do(t, h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
 			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
-			c, err := h.ListenPacket("udp", netip.AddrPortFrom(a, 8080).String())
-			must(err)
+			c := must.Get(h.ListenPacket("udp", netip.AddrPortFrom(a, 8080).String()))(t)
 			t.Cleanup(func() { c.Close() })
 			go func() {
 				for {
@@ -59,17 +52,14 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 		}
 		for i := range 3 {
 			a := netip.MustParseAddr(fmt.Sprintf(f.clients, i+1))
-			must(h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
+			must.Do(t, h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
 		}
-		must(h.AddRoute(netip.MustParsePrefix(f.route), netip.Addr{}, "lo"))
+		must.Do(t, h.AddRoute(netip.MustParsePrefix(f.route), netip.Addr{}, "lo"))
 
-		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{f.family}})
-		must(err)
+		b := must.Get(New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{f.family}}))(t)
 		t.Cleanup(func() { b.Close() })
-		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})
-		must(err)
-		e, err := ruleset.NewEngine(ruleset.Config{Source: trk, HashSeed: seed})
-		must(err)
+		trk := must.Get(tracker.New(tracker.Config{OnService: worldgen.OnService}))(t)
+		e := must.Get(ruleset.NewEngine(ruleset.Config{Source: trk, HashSeed: seed}))(t)
 		for i, hash := range []tracker.Hash{tracker.HashSource, tracker.HashSourcePort} {
 			trk.SetService(svc(i, func(s *v1.Service) {
 				worldgen.SetHash(s, hash)
@@ -81,7 +71,7 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 			trk.SetSlice(es)
 		}
 		trk.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		must(e.Attach("nftables", b).Sync(context.Background()))
+		must.Do(t, e.Attach("nftables", b).Sync(context.Background()))
 
 		checked := 0
 		for _, s := range e.Snapshot().Ports {
@@ -94,8 +84,7 @@ func TestKernelHashEqualsGoHash(t *testing.T) {
 				// socket until it executes its program.
 				from := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(f.clients, i%3+1)), uint16(20000+checked))
 				want := pool[table.Find(s.HashOf(from, seed))].Addr.Addr()
-				c, err := h.Dial(t.Context(), "udp", from.String(), netip.AddrPortFrom(s.Frontends[0].Addr, s.Frontends[0].Port).String())
-				must(err)
+				c := must.Get(h.Dial(t.Context(), "udp", from.String(), netip.AddrPortFrom(s.Frontends[0].Addr, s.Frontends[0].Port).String()))(t)
 				if got := answer(t, c); got != want.String() {
 					t.Fatalf("%s, hash of %s: %s leads to %s, not to %s", s.Key, s.Hash(), from, got, want)
 				}

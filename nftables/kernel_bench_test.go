@@ -77,10 +77,7 @@ func BenchmarkExpensiveElements(b *testing.B) {
 				p := newPipeline(b, h.File())
 				p.backend.Close()
 				p.cursor.Detach()
-				var err error
-				if p.backend, err = New(b.Context(), Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv6}}); err != nil {
-					b.Fatal(err)
-				}
+				p.backend = must.Get(New(b.Context(), Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv6}}))(b)
 				p.cursor = p.engine.Attach("nftables", p.backend)
 				w := &world{}
 				for i := range c.services {

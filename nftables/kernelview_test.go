@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"net/netip"
 	"slices"
 	"strings"
@@ -223,22 +224,13 @@ func everySet() (out []layout.Set) {
 // A chain's line has its number of rules only if that is 0.
 func contents(tb testing.TB, c connection, table string, f tracker.Family, omit ...layout.Set) []string {
 	tb.Helper()
-	must := func(err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
-	head, err := c.Table(table, f)
-	must(err)
+	head := must.Get(c.Table(table, f))(tb)
 	if !head.Exists {
 		return nil
 	}
 	out := []string{fmt.Sprintf("table %v flags %d", f, head.Flags)}
-	chains, err := c.Chains(table, f)
-	must(err)
-	rules, err := c.Rules(table, f)
-	must(err)
+	chains := must.Get(c.Chains(table, f))(tb)
+	rules := must.Get(c.Rules(table, f))(tb)
 	ruled := map[string]bool{}
 	for _, r := range rules {
 		ruled[r.Chain] = true
@@ -246,8 +238,7 @@ func contents(tb testing.TB, c connection, table string, f tracker.Family, omit 
 	for name, chain := range chains {
 		out = append(out, fmt.Sprintf("chain %s, hooked %t, has rules %t", name, chain.Base != nil, ruled[name]))
 	}
-	sets, err := c.Sets(table, f)
-	must(err)
+	sets := must.Get(c.Sets(table, f))(tb)
 	for _, s := range everySet() {
 		set, ok := sets[s.Name()]
 		if !ok {
@@ -256,12 +247,12 @@ func contents(tb testing.TB, c connection, table string, f tracker.Family, omit 
 		delete(sets, s.Name())
 		out = append(out, fmt.Sprintf("set %s, sound %t, size %d", s.Name(), set.Is(s.Spec(f)), set.Size))
 		n := 0
-		must(readAll(c, table, f, s, func() { n = 0 }, func(nft.Element) { n++ }))
+		must.Do(tb, readAll(c, table, f, s, func() { n = 0 }, func(nft.Element) { n++ }))
 		out = append(out, fmt.Sprintf("%s has %d elements", s.Name(), n))
 		if slices.Contains(omit, s) {
 			continue
 		}
-		must(c.Elements(table, f, s, func(e nft.Element) {
+		must.Do(tb, c.Elements(table, f, s, func(e nft.Element) {
 			out = append(out, fmt.Sprintf("%s %x: %x %s %t %q %t %x", s.Name(), e.Key, e.Data, e.Chain, e.Goto, e.Comment, e.IntervalEnd, e.Timeout))
 		}))
 	}

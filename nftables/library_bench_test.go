@@ -35,14 +35,9 @@ func compare(b *testing.B, elements int) *comparison {
 	b.Helper()
 	h := netlab.NewHost(b)
 	c := &comparison{}
-	var err error
-	if c.ours, err = kernel.Dial(h.File(), kernel.SendBuffer); err != nil {
-		b.Fatal(err)
-	}
+	c.ours = must.Get(kernel.Dial(h.File(), kernel.SendBuffer))(b)
 	b.Cleanup(func() { c.ours.Close() })
-	if c.library, err = gnft.New(gnft.WithNetNSFd(int(h.File().Fd())), gnft.AsLasting()); err != nil {
-		b.Fatal(err)
-	}
+	c.library = must.Get(gnft.New(gnft.WithNetNSFd(int(h.File().Fd())), gnft.AsLasting()))(b)
 	b.Cleanup(func() { c.library.CloseLasting() })
 	t := c.library.AddTable(&gnft.Table{Name: "compared", Family: gnft.TableFamilyIPv4})
 	c.set = &gnft.Set{Table: t, Name: layout.Endpoints.Name(), IsMap: true, KeyType: gnft.TypeInteger, DataType: gnft.TypeInteger, Size: 1 << 18}

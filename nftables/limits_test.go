@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
@@ -41,10 +42,7 @@ func (r *rig) setBoth(i int, eps []int, edits ...func(*v1.Service)) {
 // the number of its endpoints.
 func (r *rig) chain(addr string) (chain string, endpoints []string) {
 	r.Helper()
-	found, err := lookUp(r.Context(), r.backend.config, netip.MustParseAddrPort(addr), v1.ProtocolTCP)
-	if err != nil {
-		r.Fatal(err)
-	}
+	found := must.Get(lookUp(r.Context(), r.backend.config, netip.MustParseAddrPort(addr), v1.ProtocolTCP))(r)
 	for _, a := range found.Endpoints {
 		endpoints = append(endpoints, a.Addr().String())
 	}
@@ -83,9 +81,7 @@ func TestManyAffinityTimeouts(t *testing.T) {
 	r.verify()
 
 	// A reboot.
-	if err := Cleanup(t.Context(), r.backend.config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Cleanup(t.Context(), r.backend.config))
 	r.start()
 	r.sync()
 	check("after a reboot", "10.244.0.1", "10.244.0.3", "10.244.0.4")
@@ -102,10 +98,7 @@ func TestManyAffinityTimeouts(t *testing.T) {
 		if n := len(tab.Chains.Verdicts()[layout.StickyHandlers]); n > model.KeepUnused+2 {
 			t.Errorf("%s: %d sticky handlers are left", tab.Family, n)
 		}
-		chains, err := r.backend.conn.Chains(r.backend.name, tab.Family)
-		if err != nil {
-			t.Fatal(err)
-		}
+		chains := must.Get(r.backend.conn.Chains(r.backend.name, tab.Family))(t)
 		if n := len(chains); n > model.KeepUnused+60 {
 			t.Errorf("%s: %d chains are left", tab.Family, n)
 		}
@@ -172,9 +165,7 @@ func TestTooFewStickyPools(t *testing.T) {
 			})
 		}
 	}
-	if err := Cleanup(t.Context(), r.backend.config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Cleanup(t.Context(), r.backend.config))
 	r.start()
 	r.sync()
 	expect(5, 6, 7)

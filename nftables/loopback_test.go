@@ -25,38 +25,27 @@ func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.
 	r = newRig(t, netlab.NewHost(t))
 	netlab.NeedPrograms(t, "nft")
 	const server = "192.168.7.1"
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(r.host.AddAddr("lo", netip.MustParsePrefix(server+"/32")))
-	must(r.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.Addr{}, "lo"))
+	must.Do(t, r.host.AddAddr("lo", netip.MustParsePrefix(server+"/32")))
+	must.Do(t, r.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.Addr{}, "lo"))
 	r.tracker.SetService(svc(0, append(edits, overUDP)...))
 	slice, proto := epSlice(0, tracker.IPv4, 2), v1.ProtocolUDP
 	slice.Endpoints[0].Addresses[0], slice.Ports[0].Protocol = server, &proto
 	r.tracker.SetSlice(slice)
 	r.sync()
-	l, err := r.host.ListenPacket("udp", server+":8080")
-	must(err)
+	l := must.Get(r.host.ListenPacket("udp", server+":8080"))(t)
 	t.Cleanup(func() { l.Close() })
-	c, err := r.host.Dial(context.Background(), "udp", "", "10.96.0.1:80")
-	must(err)
+	c := must.Get(r.host.Dial(context.Background(), "udp", "", "10.96.0.1:80"))(t)
 	t.Cleanup(func() { c.Close() })
 	buf := make([]byte, 16)
 	return r, c.(*net.UDPConn), func() {
 		t.Helper()
-		_, err := c.Write([]byte("hello"))
-		must(err)
+		must.Get(c.Write([]byte("hello")))(t)
 		l.SetReadDeadline(time.Now().Add(time.Minute))
 		_, from, err := l.ReadFrom(buf)
-		must(err)
-		_, err = l.WriteTo(buf[:1], from)
-		must(err)
+		must.Do(t, err)
+		must.Get(l.WriteTo(buf[:1], from))(t)
 		c.SetReadDeadline(time.Now().Add(time.Minute))
-		_, err = c.Read(buf)
-		must(err)
+		must.Get(c.Read(buf))(t)
 	}
 }
 
@@ -69,16 +58,11 @@ func TestPriorityOfAProcessIsKept(t *testing.T) {
 add chain ip spy out { type filter hook output priority 10; }
 add rule ip spy out udp dport 8080 counter
 add rule ip spy out udp dport 8080 meta priority 8000:1234 counter`)
-	raw, err := client.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get(client.SyscallConn())(t)
 	priority := uint32(0x80001234)
-	if cerr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(int32(priority)))
-	}); cerr != nil || err != nil {
-		t.Fatal(cerr, err)
-	}
+	must.Do(t, raw.Control(func(fd uintptr) {
+		must.Do(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(int32(priority))))
+	}))
 	for range 5 { // each with an answer, so that the connection is established
 		exchange()
 	}
@@ -104,10 +88,7 @@ func TestShorterAffinityTimeoutApplies(t *testing.T) {
 	if out := clients(); strings.Contains(out, "expires 1m") {
 		t.Errorf("clients are %s", out)
 	}
-	again, err := r.host.Dial(context.Background(), "udp", "", "10.96.0.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(r.host.Dial(context.Background(), "udp", "", "10.96.0.1:80"))(t)
 	defer again.Close()
 	must.Get(again.Write([]byte("hello")))(t)
 	if out := clients(); !strings.Contains(out, "expires 1m") {

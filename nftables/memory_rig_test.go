@@ -80,10 +80,7 @@ func (r *memoryRig) apply(ctx context.Context, d *ruleset.Delta) error {
 // backend returns a new backend.
 func (m *memoryNode) backend(tb testing.TB, c Config, l model.Config) *Backend {
 	tb.Helper()
-	c, err := c.withDefaults()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	c = must.Get(c.withDefaults())(tb)
 	limit := m.limit
 	m.limit = 0 // what New tries is larger than many a test's limit
 	b, err := newBackend(c, l, m.connect())
@@ -106,9 +103,7 @@ func (a applier) Apply(ctx context.Context, d *ruleset.Delta) error { return a.a
 
 func (r *memoryRig) sync() {
 	r.Helper()
-	if err := r.cursor.Sync(r.Context()); err != nil {
-		r.Fatal(err)
-	}
+	must.Do(r, r.cursor.Sync(r.Context()))
 }
 
 // verify compares the tables with the ruleset.

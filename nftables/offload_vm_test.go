@@ -157,10 +157,7 @@ func (f *forwarder) dial(from *netlab.Host, to netip.AddrPort) *flow {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testtime.Timeout)
 	defer cancel()
-	c, err := from.Dial(ctx, "tcp", "", to.String())
-	if err != nil {
-		f.Fatal(err)
-	}
+	c := must.Get(from.Dial(ctx, "tcp", "", to.String()))(f)
 	f.Cleanup(func() { c.Close() })
 	return &flow{f, c, tracker.FamilyOf(to.Addr())}
 }
@@ -501,10 +498,7 @@ func (f *forwarder) devices() map[string]bool {
 	defer f.backend.mu.Unlock()
 	var both []map[string]bool
 	for _, fam := range families {
-		found, err := f.backend.conn.Flowtables(f.backend.name, fam)
-		if err != nil {
-			f.Fatal(err)
-		}
+		found := must.Get(f.backend.conn.Flowtables(f.backend.name, fam))(f)
 		both = append(both, found[layout.FastPath].Devices)
 	}
 	if fmt.Sprint(both[0]) != fmt.Sprint(both[1]) {

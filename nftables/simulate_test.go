@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"maps"
 	"net/netip"
 	"slices"
@@ -101,10 +102,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 		Backend: func() ruleset.Backend {
 			b := rendererBackend{tables: tables, elsewhere: elsewhere}
 			for _, f := range env.Families {
-				r, err := NewRenderer(Config{Stages: Stages{DestinationNAT: -7, Filter: 3, SourceNAT: 9}}, f)
-				if err != nil {
-					tb.Fatal(err)
-				}
+				r := must.Get(NewRenderer(Config{Stages: Stages{DestinationNAT: -7, Filter: 3, SourceNAT: 9}}, f))(tb)
 				b.renderers = append(b.renderers, r)
 			}
 			return b
