@@ -88,13 +88,9 @@ func readAll(conn lister, table string, f tracker.Family, s layout.Set, begin fu
 	})
 }
 
-// frontends calls fn with the element of each frontend of a single port and with its Service port.
+// frontends calls fn with the element of each frontend and with its Service port.
 func (r reader) frontends(fn func(nft.Element, tracker.Key)) error {
-	return r.named(fn, layout.ServiceIPs, layout.NodePorts)
-}
-
-func (r reader) named(fn func(nft.Element, tracker.Key), sets ...layout.Set) error {
-	for _, s := range sets {
+	for _, s := range [...]layout.Set{layout.ServiceIPs, layout.NodePorts} {
 		err := r.each(s, func(e nft.Element) {
 			if len(e.Key) >= layout.PortOffset && e.Comment != "" && len(e.Data) >= 4 {
 				fn(e, tracker.Key{ServicePortName: layout.ParseServiceComment(e.Comment, inet.ProtocolOf(e.Key[len(e.Key)-layout.PortOffset])), Family: r.family})

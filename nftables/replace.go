@@ -89,7 +89,7 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 		return nil, err
 	}
 	if old.sound {
-		failed, err := b.perform(ctx, &inPlace{tables{b: b, d: d, old: old, name: old.name}})
+		failed, err := b.perform(ctx, d, old, old.name, (*tables).writeInPlace)
 		if errors.Is(err, ErrTooLarge) {
 			// There may be a part of the first tables.
 			if old, err = b.inspectAll(old.name); err == nil {
@@ -113,7 +113,7 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 // swap swaps in tables of another name and deletes the old ones. In between it waits for the packets that meet the
 // old ones only.
 func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
-	failed, err := b.perform(ctx, &staged{tables{b: b, d: d, old: old, name: name}})
+	failed, err := b.perform(ctx, d, old, name, (*tables).writeStaged)
 	if err == nil {
 		b.conn.WaitForPackets()
 		err = b.deleteTables(old)
@@ -138,31 +138,18 @@ func (b *Backend) commit(name string, tx *model.Tx) error {
 	return b.conn.Commit(w)
 }
 
-// replacement is a way to replace tables.
-type replacement interface {
-	// prepare plans the new tables without changing the kernel's.
-	prepare()
-	// fill writes the Services.
-	fill(ctx context.Context) (map[tracker.Key]error, error)
-	// finish makes the new tables those in use.
-	finish() error
-	result() *tables
-}
-
-func (b *Backend) perform(ctx context.Context, r replacement) (map[tracker.Key]error, error) {
-	r.prepare()
-	failed, err := r.fill(ctx)
-	if err == nil {
-		err = r.finish()
-	}
+// perform replaces old tables by those of a name. write is a method that writes them.
+func (b *Backend) perform(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string, write func(*tables, context.Context) (map[tracker.Key]error, error)) (map[tracker.Key]error, error) {
+	r := &tables{b: b, d: d, old: old, name: name}
+	failed, err := write(r, ctx)
 	if err != nil {
 		return nil, err
 	}
-	t := r.result()
-	b.name, b.tables = t.name, t.model
+	b.name, b.tables = name, r.model
 	return failed, nil
 }
 
+// tables are tables that replace others.
 type tables struct {
 	b    *Backend
 	d    *ruleset.Delta
@@ -172,8 +159,6 @@ type tables struct {
 	model  *model.Tables
 	create model.Tx
 }
-
-func (r *tables) result() *tables { return r }
 
 // plan makes the models of the new tables. create adds the creation of one of them to r.create.
 func (r *tables) plan(create func(*model.Table, *kernelTable)) {
@@ -222,10 +207,8 @@ func (r *tables) clients(t *model.Table) (*nft.Elements, error) {
 	return clients, kernel.IgnoreInterrupted(err)
 }
 
-// inPlace rewrites the contents of tables in one transaction, or writes the first tables in several.
-type inPlace struct{ tables }
-
-func (r *inPlace) prepare() {
+// writeInPlace rewrites the contents of tables in one transaction, or writes the first tables in several.
+func (r *tables) writeInPlace(ctx context.Context) (failed map[tracker.Key]error, err error) {
 	r.plan(func(t *model.Table, k *kernelTable) {
 		kept := map[layout.Set]bool{}
 		for s := range layout.FirstAllowed {
@@ -241,11 +224,21 @@ func (r *inPlace) prepare() {
 		t.Create(kept, keptFlowtable, &r.create)
 		t.Hook(&r.create)
 	})
+	if r.old.exist {
+		w := r.b.writer(r.name, r.d.Node)
+		failed, err = r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
+	} else {
+		failed, err = r.stream(ctx)
+	}
+	if err == nil {
+		r.deleteUnused()
+	}
+	return failed, err
 }
 
 // clear empties a table, or creates it, except for the kept sets. It reports whether the flowtable stays, with its
 // connections.
-func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bool) (keptFlowtable bool) {
+func (r *tables) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bool) (keptFlowtable bool) {
 	if !k.Exists {
 		r.create.Object(model.Object{Kind: model.CreateTable, Family: f})
 		return false
@@ -272,17 +265,9 @@ func (r *inPlace) clear(f tracker.Family, k *kernelTable, kept map[layout.Set]bo
 	return keptFlowtable
 }
 
-func (r *inPlace) fill(ctx context.Context) (map[tracker.Key]error, error) {
-	if !r.old.exist {
-		return r.stream(ctx)
-	}
-	w := r.b.writer(r.name, r.d.Node)
-	return r.write(ctx, &batchSink{conn: r.b.conn, writer: w, last: r.copyPackets, log: r.b.logger(r.name, r.d.Node)})
-}
-
 // copyPackets copies the remembered clients and the counters to sets that do not stay. Counts between here and the
 // commit are lost.
-func (r *inPlace) copyPackets(w writer) error {
+func (r *tables) copyPackets(w writer) error {
 	for _, t := range r.model.List {
 		k := r.old.families[t.Family]
 		if !k.keeps(layout.StickyClients, t.Family, 0) {
@@ -304,9 +289,9 @@ func (r *inPlace) copyPackets(w writer) error {
 	return nil
 }
 
-// finish deletes the chains of the earlier tables that these tables do not use. Those that stay do no harm, because
-// no rule goes to them.
-func (r *inPlace) finish() error {
+// deleteUnused deletes the chains of the earlier tables that these tables do not use. Those that stay do no harm,
+// because no rule goes to them.
+func (r *tables) deleteUnused() {
 	for _, t := range r.model.List {
 		t.Affinity.Recall(nil)
 		_, used := r.b.expectedChains(t)
@@ -320,7 +305,6 @@ func (r *inPlace) finish() error {
 			r.b.unused[t.Family] = unused
 		}
 	}
-	return nil
 }
 
 // deleteGarbage deletes the chains that no rule leads to any more. If the deletion fails, they stay like chains in
@@ -357,39 +341,32 @@ func (b *Backend) deleteChains(table string, f tracker.Family, names map[string]
 	return err
 }
 
-// staged writes tables of another name in several transactions and then hooks them in, beside the old tables, which
-// the caller deletes. Clients that connect for the first time while finish copies the remembered clients are not
+// writeStaged writes tables of another name in several transactions and then hooks them in, beside the old tables,
+// which the caller deletes. Clients that connect for the first time while it copies the remembered clients are not
 // remembered.
-type staged struct{ tables }
-
-func (r *staged) prepare() {
+func (r *tables) writeStaged(ctx context.Context) (map[tracker.Key]error, error) {
 	r.plan(func(t *model.Table, _ *kernelTable) {
 		r.create.Object(model.Object{Kind: model.CreateTable, Family: t.Family})
 		t.Create(nil, false, &r.create)
 	})
-}
-
-func (r *staged) fill(ctx context.Context) (map[tracker.Key]error, error) {
 	r.model.Unhooked = true
-	defer func() { r.model.Unhooked = false }()
-	return r.stream(ctx)
-}
-
-func (r *staged) finish() error {
+	failed, err := r.stream(ctx)
+	r.model.Unhooked = false
+	if err != nil {
+		return nil, err
+	}
 	for _, t := range r.model.List {
 		clients, err := r.clients(t)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := r.add(t.Family, layout.StickyClients, clients); err != nil {
-			return err
+			return nil, err
 		}
-	}
-	for _, t := range r.model.List {
 		stays := func(layout.Set) bool { return false }
-		err := r.counters(t, stays, func(s layout.Set, list *nft.Elements) error { return r.add(t.Family, s, list) })
+		err = r.counters(t, stays, func(s layout.Set, list *nft.Elements) error { return r.add(t.Family, s, list) })
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	// A connection during a commit may meet one table before the commit and the other after it, so both are in use
@@ -400,10 +377,10 @@ func (r *staged) finish() error {
 	}
 	w := r.b.writer(r.name, r.d.Node)
 	w.Add(tx)
-	return r.b.conn.Commit(w)
+	return failed, r.b.conn.Commit(w)
 }
 
-func (r *staged) add(f tracker.Family, s layout.Set, list *nft.Elements) error {
+func (r *tables) add(f tracker.Family, s layout.Set, list *nft.Elements) error {
 	for part := range list.Parts(r.b.conn.Limit() / 2) {
 		w := r.b.conn.NewWriter(r.name)
 		w.AddElements(f, s, part)

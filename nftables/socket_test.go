@@ -123,7 +123,7 @@ func TestNewerTableSurvivesKilledSwap(t *testing.T) {
 		found := must.Get(r.backend.inspectAll(old))(t)
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
 		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-			_, err := r.backend.perform(ctx, &staged{tables{b: r.backend, d: d, old: found, name: name}})
+			_, err := r.backend.perform(ctx, d, found, name, (*tables).writeStaged)
 			return err
 		}))
 		must.Do(t, capture.Sync(ctx))

@@ -37,7 +37,7 @@ type pool struct {
 	// adopted holds the numbers that endpoints had in an earlier process, until the pool gets
 	// its first endpoints.
 	adopted map[netip.AddrPort]uint16
-	// taken is for newMember in a large pool, during a call of set only. leaving holds the buckets
+	// taken is for newMember in a large or adopted pool, during a call of set only. leaving holds the buckets
 	// of endpoints that are removed during the call.
 	taken   *memberSet
 	leaving []int
@@ -60,7 +60,7 @@ func (p *pool) newMember() uint16 {
 		if !p.wrapped {
 			return p.last
 		}
-		if len(p.members) <= 128 {
+		if len(p.members) <= 128 && p.taken == nil {
 			if !slices.Contains(p.members, p.last) {
 				return p.last
 			}
@@ -214,11 +214,10 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 		return
 	}
 	p.members = make([]uint16, len(list))
-	var taken map[uint16]bool
 	if p.adopted != nil {
-		taken = make(map[uint16]bool, len(p.adopted))
+		p.taken = &memberSet{} // numbers of removed endpoints are reused only after all others
 		for _, n := range p.adopted {
-			taken[n] = true
+			p.taken.add(n)
 		}
 		for bucket, ep := range list {
 			p.members[bucket] = p.adopted[ep.Addr]
@@ -229,29 +228,11 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 	}
 	for bucket, ep := range list {
 		if p.members[bucket] == 0 {
-			p.members[bucket] = p.unusedMember(taken)
+			p.members[bucket] = p.newMember()
 		}
 		c.come = append(c.come, memberChange{p.members[bucket], ep.Addr})
 	}
-	p.adopted = nil
-}
-
-// unusedMember returns the next number that is not in taken, and adds it to taken. It reuses
-// the numbers of removed endpoints only after all others.
-func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
-	if taken == nil {
-		return p.newMember()
-	}
-	if len(taken) >= layout.MaxStickyEndpoints {
-		clear(taken)
-		for _, n := range p.members {
-			taken[n] = true
-		}
-	}
-	for p.last++; p.last == 0 || taken[p.last]; p.last++ {
-	}
-	taken[p.last] = true
-	return p.last
+	p.adopted, p.taken = nil, nil
 }
 
 // leave records that the endpoint in the bucket is removed.

@@ -13,8 +13,10 @@ import (
 // room is the department of the sizes of sets.
 type room struct {
 	// count holds each set's number of elements in the transactions that were sent, and size the
-	// largest number. wanted is the number that the Services of the full delta may need.
-	count, size, wanted [layout.SetCount]int
+	// largest number.
+	count, size [layout.SetCount]int
+	// fewSticky is set if the Services of the full delta may need more sticky pools than there are.
+	fewSticky bool
 }
 
 // nodePortAddresses is the number of node addresses for which the sets of counters have room, for
@@ -24,17 +26,15 @@ const nodePortAddresses = 16
 // newRoom returns sets with sizes for the Services in changes. A full delta fails as a whole if a set
 // needs more.
 func newRoom(c *common, changes []ruleset.Change, endpoints int) (r room) {
-	need := &r.wanted
+	var need [layout.SetCount]int
 	need[layout.Hairpin] = endpoints
 	var w wanted
 	for i := range changes {
-		ch := &changes[i]
-		if ch.New == nil || ch.Key.Family != c.family {
-			continue
+		if ch := &changes[i]; ch.New != nil && ch.Key.Family == c.family {
+			c.demand(ch.New, &w, &need)
 		}
-		c.demand(ch.New, &w, need)
 	}
-	if need[layout.StickyPools] > int(c.config.Sticky) {
+	if r.fewSticky = need[layout.StickyPools] > int(c.config.Sticky); r.fewSticky {
 		// Services without a number of a sticky pool get pools of the other kind.
 		for _, p := range [...]v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
 			need[layout.EndpointsOf(p)] += need[layout.StickyBuckets]
@@ -136,9 +136,6 @@ func (r *room) overflows() bool {
 
 // Size returns a set's largest number of elements, 0 for any number.
 func (r *room) Size(s layout.Set) int { return r.size[s] }
-
-// Wanted returns the largest number of elements of a set that the Services of [NewTable] need.
-func (r *room) Wanted(s layout.Set) int { return r.wanted[s] }
 
 // Count returns a set's number of elements.
 func (r *room) Count(s layout.Set) int { return r.count[s] }

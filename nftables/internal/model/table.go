@@ -60,9 +60,8 @@ var (
 	ErrTooManyPools  = fmt.Errorf("too many Services with endpoints (at most %d pools a family)", layout.MaxPool)
 	errTooManySticky = fmt.Errorf("too many Services have client affinity (at most %d pools a family)", layout.MaxSticky)
 	// ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send. The kernel
-	// accepts a transaction only in one piece,
-	// of at most the size of the socket's send buffer. A buffer larger than net.core.wmem_max needs
-	// CAP_NET_ADMIN in the initial user namespace.
+	// accepts a transaction only in one piece, of at most the size of the socket's send buffer. A buffer larger
+	// than net.core.wmem_max needs CAP_NET_ADMIN in the initial user namespace.
 	ErrTooLarge = nft.ErrTooLarge
 )
 

@@ -290,7 +290,7 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 // oldestFirst returns the changes of a full delta in the order in which Services get the numbers of sticky
 // pools, if there may be too few. Those that have one in the kernel keep it in any case: see [Table.Adopt].
 func (m *Tables) oldestFirst(changes []ruleset.Change) []ruleset.Change {
-	if !slices.ContainsFunc(m.List, func(t *Table) bool { return t.Room.Wanted(layout.StickyPools) > int(t.common.config.Sticky) }) {
+	if !slices.ContainsFunc(m.List, func(t *Table) bool { return t.Room.fewSticky }) {
 		return changes
 	}
 	out := slices.DeleteFunc(slices.Clone(changes), func(c ruleset.Change) bool { return c.New == nil })
