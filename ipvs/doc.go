@@ -28,11 +28,10 @@
 // # Requirements
 //
 // The package needs Linux 4.18 or later with IPVS, ipset, connection tracking and the modules of the schedulers in use,
-// and iptables with either implementation. Without nf_tables, other programs must not alter packet marks in the table
-// filter. It needs CAP_NET_ADMIN in the initial user namespace; CAP_NET_RAW, because the iptables tools look up sets by a
-// raw socket; and CAP_SYS_ADMIN if [Config].NetNS is set. The kernel parameters in [SetSysctls] must be writable or set.
-// IPv6 must not be disabled, or [Config].Families must not have it. [New] and [Probe] return a
-// [*dataplane.UnsupportedError] that names what is missing. On other systems than Linux every function returns it.
+// and iptables with either implementation. It needs CAP_NET_ADMIN in the initial user namespace; CAP_NET_RAW, because the
+// iptables tools look up sets by a raw socket; and CAP_SYS_ADMIN if [Config].NetNS is set. The kernel parameters in
+// [SetSysctls] must be writable or set. IPv6 must not be disabled, or [Config].Families must not have it. [New] and [Probe]
+// return a [*dataplane.UnsupportedError] that names what is missing, and on other systems than Linux every function does.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/ipvs/DESIGN.md
 package ipvs

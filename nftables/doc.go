@@ -30,8 +30,8 @@
 // [*dataplane.UnsupportedError].
 //
 // To replace a table in one transaction, the socket needs a buffer of about 36 bytes for each endpoint and 110 for each
-// Service port. More than net.core.wmem_max needs CAP_NET_ADMIN in the initial user namespace, which a node agent has.
-// Without it, the backend fills a staging table, "proxier-shadow", in several transactions and then swaps it in.
+// Service port. More than net.core.wmem_max needs CAP_NET_ADMIN in the initial user namespace. Without it, the backend
+// fills a staging table, "proxier-shadow", in several transactions and then swaps it in.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/nftables/DESIGN.md
 package nftables

@@ -29,5 +29,5 @@
 //   - A panic in the function counts as an error, a [PanicError].
 //   - A second Run respects the pause and the Retry of the first.
 //
-// [Hooks] has hooks for latencies, counts and health checks. A Runner works with package [testing/synctest].
+// A Runner works with package [testing/synctest].
 package runner

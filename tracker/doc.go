@@ -38,8 +38,8 @@
 //   - As in kube-proxy, load-balancer addresses apply whatever spec.loadBalancerClass and spec.type are. Policy
 //     Local for external traffic applies only to NodePort and LoadBalancer Services and to Services with external
 //     IPs, and spec.healthCheckNodePort only to LoadBalancer Services with that policy.
-//   - kube-proxy ignores an invalid source range, and accepts every address in the status of a Service, where the API
-//     server checks neither. See [ServicePort].SourceRanges and [ServicePort].LoadBalancerIPs.
+//   - Unlike kube-proxy, invalid source ranges open nothing, and some addresses are rejected: see
+//     [ServicePort].SourceRanges and [ServicePort].LoadBalancerIPs.
 //
 // [MIGRATING.md]: https://github.com/go-proxier/proxier/blob/main/ruleset/MIGRATING.md
 package tracker

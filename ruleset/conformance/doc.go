@@ -24,11 +24,9 @@
 // address, and whether a connection is refused or gets no reply. Worlds mostly wait, so a high -parallel makes the
 // suite faster.
 //
-// New and every Apply are called on a thread in the node's namespace ([Env.NetNS]). [Env.Do] enters it at other times.
-// The backend may program anything in it.
+// New and every Apply are called on a thread in the node's namespace. [Env.Do] enters it at other times.
 //
-// [Options].Skip declares, by [Feature], what a data plane does not support, and why. Worlds about these features are
-// skipped. For further tests of a backend there is [NewWorld].
+// [Options].Skip declares, by [Feature], what a data plane does not support. For further tests there is [NewWorld].
 //
 // # Without packets
 //

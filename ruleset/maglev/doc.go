@@ -8,9 +8,8 @@
 // addresses and weights of the endpoints, the seed and the size. The hash equals that of the kernel's nf_tables. The
 // methods Maglev and HashOf of a [ruleset.Port] combine these functions.
 //
-// The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016): endpoints take turns to choose a bucket,
-// each in its own order. The paper's order is an offset and a step; here it is a permutation, so that a removal moves
-// fewer buckets.
+// The tables follow section 3.4 of the Maglev paper (Eisenbud et al., NSDI 2016), with a permutation for each endpoint in
+// place of an offset and a step, so that a removal moves fewer buckets.
 //
 // Endpoints of equal weight have the same number of buckets, give or take one. With different weights, each has its
 // proportion, give or take two, and at least one bucket while there are enough.
@@ -20,10 +19,8 @@
 // If one of N endpoints is removed, its share of the buckets, 1/N, must move. With the sizes that [SizeFor] returns, at
 // most five per cent of the buckets move in addition on average over the endpoints, and seven per cent in the worst case
 // (TestRemovedMemberMovesFewBuckets). Adding an endpoint moves as many. A changed weight moves the difference in the
-// endpoint's share and up to four per cent more.
-//
-// A table of another size moves nearly all connections. SizeFor therefore returns few sizes. Use a fixed size if the
-// number of endpoints often crosses one of its limits.
+// endpoint's share and up to four per cent more. A table of another size moves nearly all connections: use a fixed size
+// if the number of endpoints often crosses a limit of SizeFor.
 //
 // [ruleset.Port]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Port
 package maglev

@@ -10,12 +10,9 @@
 //		...
 //	}
 //
-// Inside starts the test binary again, for this one test, in a kernel with the feature. The test passes or
-// fails as that process does, in which Inside returns true. If no machine can start, the test is skipped with
-// one line that names what is missing, or fails with PROXIER_REQUIRE_ALL=1.
-//
-// The tests of a process share its machines, which run one test after the other. Tests that call t.Parallel before
-// Inside use several machines, one for each of the host's processors.
+// Inside starts the test binary again, for this one test, in a kernel with the feature, where it returns true. If no
+// machine can start, the test is skipped with one line that names what is missing, or fails with PROXIER_REQUIRE_ALL=1.
+// The tests of a process share its machines, one for each of the host's processors.
 //
 // The command in the folder exec runs any other test in a machine, by go test's flag -exec:
 //
@@ -28,10 +25,9 @@
 // installed kernels. The machine has busybox, the test binary, the package's testdata, and the host's nft, iptables,
 // ipset, ipvsadm, conntrack, ip and systemd. A test runs as root and must restore what it changes.
 //
-// With PROXIER_VM_KVM=1 a machine uses KVM, two processors and the host's clock. Otherwise qemu emulates one
-// processor, ten to twenty times slower than the host's, and the machine's clock counts its instructions, so that
-// waiting costs nothing and a busy host delays no packet. Times are comparable only with others of the same machine.
-// PROXIER_VM_PROCESSORS=2 emulates two processors, with the host's clock, for races between a system call and a packet.
+// qemu emulates one processor, ten to twenty times slower than the host's. The machine's clock counts its instructions, so
+// waiting costs nothing and a busy host delays no packet. PROXIER_VM_PROCESSORS=2 emulates two processors, with the host's
+// clock. With PROXIER_VM_KVM=1 a machine uses KVM, two processors and the host's clock.
 //
 // The package exists on Linux only; elsewhere it is empty.
 package vm
