@@ -121,7 +121,6 @@ type ChainSpec struct {
 	Rules []string
 }
 
-// chainsIn returns the chains in a text.
 func chainsIn(text string) (out []ChainSpec) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)

@@ -98,7 +98,6 @@ func (w *Writer) DeleteElements(f tracker.Family, s layout.Set, list *nft.Elemen
 	w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(f), w.table, s.Name(), list)
 }
 
-// in returns the family's table.
 func (w *Writer) in(f tracker.Family) nft.Table {
 	return nft.Table{Batch: &w.batch, Family: inet.AF(f), Name: w.table}
 }

@@ -10,8 +10,7 @@ import (
 // Lists holds the elements of transactions by set: those to delete and those to add. The zero value
 // is empty. It keeps its memory when it is emptied.
 type Lists struct {
-	lists [2]struct{ add, remove [layout.SetCount]nft.Elements }
-	// touched holds the lists that have elements.
+	lists   [2]struct{ add, remove [layout.SetCount]nft.Elements }
 	touched []list
 }
 

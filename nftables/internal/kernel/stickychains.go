@@ -42,7 +42,6 @@ const (
 	onlyPool = `meta priority set meta priority & ffff:0`
 	// recall stores the client's endpoint in the sticky key, if the client is remembered.
 	recall = `meta priority set meta priority & ffff:0 . ip saddr map @sticky-clients`
-	// forget makes the kernel forget the client.
 	forget = `delete @sticky-clients { meta priority & ffff:0 . ip saddr : meta priority }`
 	// hasMember matches packets whose sticky key has the number of an endpoint.
 	hasMember = `meta priority & 0:ffff != none`

@@ -17,9 +17,8 @@ import (
 type Text struct {
 	strings.Builder
 	Lists
-	table string
-	rules [2]Rules
-	// family is that of the last object.
+	table  string
+	rules  [2]Rules
 	family tracker.Family
 	// block is set within the definition of a table.
 	block bool
@@ -96,7 +95,6 @@ func (t *Text) familyName() string {
 	return "ip"
 }
 
-// define writes the definition of an object.
 func (t *Text) define(object string, lines []string) {
 	if !t.block {
 		fmt.Fprintf(t, "table %s %s {\n", t.familyName(), t.table)

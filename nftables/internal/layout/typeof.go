@@ -32,7 +32,6 @@ func tlv32(typ byte, v uint32) []byte {
 	return tlv(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
-// typeofExpr encodes an expression.
 func typeofExpr(typ uint32, data ...[]byte) []byte {
 	return slices.Concat(tlv32(0, typ), tlv(1, data...))
 }

@@ -35,7 +35,6 @@ func (s *Set) id(e nft.Element) string {
 	return string(e.Key) + "1"
 }
 
-// find returns the element for a key.
 func (s *Set) find(key []byte) (nft.Element, bool) {
 	if s.Flags&nft.FlagInterval == 0 {
 		e, ok := s.Elements[string(key)]
@@ -96,7 +95,6 @@ func (l *loader) elements(t *Table, s *Set, verb, text string) error {
 	return nil
 }
 
-// parse reads an element, or an interval.
 func (s *Set) parse(text string) (out []nft.Element, err error) {
 	text, data, _ := strings.Cut(text, " : ")
 	text, comment, _ := strings.Cut(text, " comment ")

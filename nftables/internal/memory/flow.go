@@ -130,7 +130,6 @@ func (w *packet) walk(c *Chain, start way, out, left *ways) {
 	w.spare = append(w.spare, meet[:0], next[:0])
 }
 
-// meets reports whether the packet takes the hook.
 func (w *packet) meets(s *state) bool {
 	own, here := w.InInterface == "", w.local(s.to.Addr())
 	switch w.hook {

@@ -249,7 +249,6 @@ func (l *loader) define(t *Table, object string) error {
 	return nil
 }
 
-// rule adds a rule to a chain that is new to the text.
 func (l *loader) rule(t *Table, c *Chain, text string, at int) error {
 	r, err := parseRule(text)
 	if err != nil {
@@ -264,7 +263,6 @@ func (l *loader) rule(t *Table, c *Chain, text string, at int) error {
 	return nil
 }
 
-// command applies a command.
 func (l *loader) command(line string) error {
 	w := nft.Words(line)
 	verb, kind := w.Next(), ""
@@ -363,7 +361,6 @@ func (l *loader) command(line string) error {
 	return nil
 }
 
-// attribute reads a line of the definition of a set.
 func (s *Set) attribute(line string) (err error) {
 	s.lines = append(s.lines, line)
 	verb, rest, _ := strings.Cut(line, " ")

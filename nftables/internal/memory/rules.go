@@ -22,7 +22,6 @@ type Rule struct {
 	Handle uint64
 	text   string
 	steps  []step
-	// refers holds the chains and sets that the rule refers to.
 	refers []string
 	// buckets is the number of results of a random number or hash in the rule, 0 for none.
 	buckets int
@@ -64,7 +63,6 @@ type state struct {
 	verdict                ruleset.Action
 }
 
-// parser reads a rule.
 type parser struct {
 	nft.Words
 	*Rule
@@ -141,7 +139,6 @@ func leads(verb, chain string) step {
 	}
 }
 
-// assign stores a number.
 func assign(value operand, store func(*state, uint32)) step {
 	return func(w *packet, s *state) bool {
 		v, ok := value(w, s, w.scratch[:0])
@@ -311,7 +308,6 @@ func (p *parser) operand() (operand, uint32) {
 	return nil, 0
 }
 
-// choice returns the result of a random choice.
 func (w *packet) choice(*state) uint32 {
 	w.chose = true
 	return uint32(w.bucket)
@@ -324,7 +320,6 @@ func (p *parser) literal(typ uint32) []byte {
 	return v
 }
 
-// mask reads "& mask" or "| bits".
 func (p *parser) mask(typ uint32) (mask, bits uint32) {
 	number := func() (v uint32) {
 		if b := p.literal(typ); len(b) == 4 {

@@ -33,7 +33,6 @@ type Recall func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
 // plane remembers. nil ends that.
 func (a *affinity) Recall(r Recall) { a.recall = r }
 
-// recordLacking records whether a Service lacks client affinity.
 func (a *affinity) recordLacking(id uint32, old, now *service, s *ruleset.Port) {
 	switch {
 	case now.lacksAffinity:

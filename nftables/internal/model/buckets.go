@@ -60,7 +60,6 @@ func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func(
 	}
 }
 
-// giveNumbers gives numbers to endpoints that have none.
 func (p *pool) giveNumbers() {
 	if p.numbered {
 		return
@@ -71,7 +70,6 @@ func (p *pool) giveNumbers() {
 	}
 }
 
-// size returns the number of buckets.
 func (p *pool) size() int {
 	if p.table != nil {
 		return len(p.table)

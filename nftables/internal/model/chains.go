@@ -11,15 +11,13 @@ type chains struct {
 	common *common
 	// handlers numbers the handlers that have a chain, from 1. A number is never given back.
 	handlers map[layout.Handler]uint32
-	// sticky holds the sticky handlers that have a chain. Unlike other handlers there may be one for
-	// each pool, because Services choose the timeout. So numbers and chains of unused ones are given
-	// back. unused counts them.
+	// sticky holds the sticky handlers that have a chain. There may be one for each pool, because Services choose the
+	// timeout, so numbers and chains of unused ones are given back. unused counts them.
 	sticky        map[layout.StickyHandler]stickyEntry
 	stickyNumbers numbers
 	unused        int
 	// stickyOf holds the sticky handler of each sticky pool, by the pool's number.
 	stickyOf map[uint32]stickyRef
-	// verdicts holds the contents of the verdict maps.
 	verdicts map[verdictKey]string
 	// objects holds the objects that created the chains. garbage holds those of chains that no rule
 	// or element leads to any more.
@@ -32,7 +30,6 @@ type verdictKey struct {
 	key uint32
 }
 
-// stickyEntry is a sticky handler that has a chain.
 type stickyEntry struct {
 	number uint32
 	// uses counts the pools with this handler.
@@ -62,7 +59,7 @@ func (c *chains) dispatch(w *wanted, s *service, tx *Tx) {
 	}
 }
 
-// handler returns the handler's number. It creates the handler if needed. internal tells that the handler is
+// handler returns the handler's number. It creates the handler if needed. internal reports that the handler is
 // for internal traffic, too.
 func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 	n, ok := c.handlers[h]
@@ -158,8 +155,7 @@ func (c *chains) useSticky(r stickyRef, by int) {
 	c.sticky[r.handler] = e
 }
 
-// KeepUnused is how many unused sticky handlers stay. A Service whose number of endpoints goes to
-// and fro finds its handlers again, and the work to delete handlers is shared by many.
+// KeepUnused is how many unused sticky handlers stay, for Services whose number of endpoints goes to and fro.
 const KeepUnused = 64
 
 // collectSticky deletes the elements of sticky handlers that are no longer in use, if there are
@@ -232,7 +228,6 @@ func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
 	return out
 }
 
-// hasChain reports whether a chain exists.
 func (c *chains) hasChain(name string) bool {
 	_, ok := c.objects[name]
 	return ok
@@ -241,9 +236,8 @@ func (c *chains) hasChain(name string) bool {
 // Objects returns the objects that created the chains of handlers, by name.
 func (c *chains) Objects() map[string]Object { return c.objects }
 
-// Garbage returns the chains that no rule or element leads to any more. They can be deleted after
-// the commit: kernels before 6.2 cannot delete a chain in the transaction that deletes the element
-// that refers to it.
+// Garbage returns the chains that no rule or element leads to any more. Kernels before 6.2 can delete them only after
+// the commit.
 func (c *chains) Garbage() map[string]bool { return c.garbage }
 
 // DropGarbage forgets the chains in Garbage, which were deleted or else stay like chains in use.

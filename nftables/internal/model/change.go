@@ -8,9 +8,8 @@ import (
 
 // service is a Service as programmed: its version and the numbers that departments gave it.
 type service struct {
-	version *ruleset.Port
-	pools   [ruleset.TargetLocal + 1]*pool // by target
-	// protocol is the number of its protocol.
+	version  *ruleset.Port
+	pools    [ruleset.TargetLocal + 1]*pool // by target
 	protocol uint8
 	// lacksPool is set if there is no number for one of its pools.
 	lacksPool bool
@@ -19,7 +18,6 @@ type service struct {
 	lacksAffinity bool
 }
 
-// service returns the programmed Service with the ID, or nil.
 func (t *Table) service(id uint32) *service {
 	if int(id) < len(t.services) {
 		return t.services[id]

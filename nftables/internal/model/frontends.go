@@ -90,7 +90,6 @@ func different(before, after []layout.Element) (gone, come []*layout.Element) {
 	return missing(before, after), missing(after, before)
 }
 
-// missing returns the elements of list that are missing from other.
 func missing(list, other []layout.Element) (out []*layout.Element) {
 	if len(list) == 0 {
 		return nil

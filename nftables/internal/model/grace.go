@@ -11,9 +11,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hairpin is the department of the set of endpoints whose connections to themselves are
-// masqueraded. A removed endpoint stays in the set for a grace period, because the kernel
-// masquerades a connection some time after it chose the endpoint.
+// hairpin is the department of the set of endpoints whose connections to themselves are masqueraded. A removed
+// endpoint stays in the set for a grace period, because the kernel masquerades a connection some time after it chose
+// the endpoint.
 type hairpin struct {
 	common *common
 	// refs counts, by address, the Services' endpoints and the grace entries.
@@ -69,7 +69,6 @@ func hairpinElement(a netip.Addr) layout.Element {
 	return layout.Element{Set: layout.Hairpin, Key: ip(a).Addr(a)}
 }
 
-// addGrace adds a grace entry of an earlier table.
 func (h *hairpin) addGrace(g GraceEntry, tx *Tx) {
 	h.countUses(g.Addr, +1, tx)
 	h.grace = append(h.grace, g)
@@ -108,10 +107,9 @@ func (h *hairpin) InGrace(from time.Time) map[netip.Addr]time.Time {
 	return last
 }
 
-// GraceEntries returns the grace entries for a table that replaces one with the given
-// endpoints, oldest first. gone holds those that were removed, as InGrace returned them. Each
-// endpoint gets an entry, because a connection may be on its way to it, except endpoints whose
-// grace period has ended.
+// GraceEntries returns the grace entries for a table that replaces one with the given endpoints, oldest first. gone
+// holds those that were removed, as InGrace returned them. Each endpoint whose grace period has not ended gets an
+// entry, because a connection may be on its way to it.
 func (c Config) GraceEntries(endpoints []netip.Addr, gone map[netip.Addr]time.Time) []GraceEntry {
 	if c.GracePeriod == 0 {
 		return nil

@@ -6,12 +6,11 @@ import "net/netip"
 // read them: there may be a hundred thousand.
 type uses map[[16]byte]int32
 
-// of returns the number of uses of an address.
 func (u uses) of(a netip.Addr) int { return int(u[a.As16()]) }
 
-// addUses adds by to an address's number of uses, and reports whether the set gains or loses the
-// address. Within a transaction a count may drop to 0 and come back, because deletions precede
-// additions. The reverse cannot happen: each Service changes at most once.
+// addUses adds by to an address's number of uses, and reports whether the set gains or loses the address. Within a
+// transaction a count may drop to 0 and come back, because deletions precede additions, but not the reverse: each
+// Service changes at most once.
 func (u uses) addUses(a netip.Addr, by int32) (changed bool) {
 	key := a.As16()
 	before := u[key]
@@ -29,14 +28,12 @@ type numbers struct {
 	max uint32
 	// The first number is start+1.
 	start uint32
-	// kept holds numbers to skip.
-	kept map[uint32]bool
+	kept  map[uint32]bool
 	// next counts the numbers given out or skipped. After all of them, allocateNumber gives out those in free.
 	next uint32
 	free []uint32
 }
 
-// allocateNumber returns a number, or false if all are in use.
 func (n *numbers) allocateNumber() (v uint32, ok bool) {
 	for n.next < n.max && !ok {
 		v = (n.start+n.next)%n.max + 1
@@ -49,8 +46,6 @@ func (n *numbers) allocateNumber() (v uint32, ok bool) {
 	return v, ok
 }
 
-// exhausted reports whether all numbers are in use.
 func (n *numbers) exhausted() bool { return n.next == n.max && len(n.free) == 0 }
 
-// releaseNumber makes a number free.
 func (n *numbers) releaseNumber(v uint32) { n.free = append(n.free, v) }

@@ -17,9 +17,8 @@ import (
 type pool struct {
 	number   uint32
 	protocol v1.Protocol
-	// sticky pools are for client affinity: the kernel remembers clients by the number of
-	// their endpoint. An endpoint keeps its number as long as it is in the pool, although its
-	// bucket may change.
+	// sticky pools are for client affinity: the kernel remembers clients by the number of their endpoint, which an
+	// endpoint keeps as long as it is in the pool.
 	sticky bool
 	// buckets holds the endpoint of each bucket. If there is a table, it holds each endpoint
 	// once.
@@ -43,7 +42,6 @@ type pool struct {
 	leaving []int
 }
 
-// memberSet is a set of numbers of endpoints.
 type memberSet [1 << layout.StickyShift / 64]uint64
 
 func (s *memberSet) has(n uint16) bool { return s[n/64]>>(n%64)&1 != 0 }
@@ -87,7 +85,6 @@ func (p *pool) takenMembers(leaving bool) *memberSet {
 	return out
 }
 
-// poolChange is how a pool changed.
 type poolChange struct {
 	before  int            // number of buckets in use before
 	buckets []int          // buckets that changed, sorted

@@ -150,7 +150,6 @@ func emptyBucket(p *pool, bucket int) layout.Element {
 	return layout.Element{Set: layout.EndpointsOf(p.protocol), Key: word(p.number).Word(uint32(bucket))}
 }
 
-// bucketElement returns the element of a pool's bucket with the endpoint at addr.
 func bucketElement(p *pool, bucket int, addr netip.AddrPort) layout.Element {
 	e := emptyBucket(p, bucket)
 	if p.sticky {
@@ -195,11 +194,9 @@ type AdoptedPool struct {
 	members map[netip.AddrPort]uint16
 }
 
-// Adopt makes the sticky pools of an earlier table available to their Services, and reserves
-// their numbers. a is nil if the clients are lost in any case.
-//
-// The kernel may remember clients by numbers of pools that are gone, and Adopt does not know
-// these numbers. So new numbers start at a random one, which makes a clash unlikely.
+// Adopt makes the sticky pools of an earlier table available to their Services, and reserves their numbers. a is nil
+// if the clients are lost in any case. Numbers of other pools that the kernel may remember are unknown, so new
+// numbers start at a random one.
 func (p *pools) Adopt(a *Adopted) {
 	if a == nil {
 		return

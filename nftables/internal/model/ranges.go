@@ -88,16 +88,14 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []Range {
 // intervals is the department of the interval sets and of the interfaces of the fast path.
 type intervals struct {
 	common *common
-	// ranges holds the contents of the interval sets.
 	ranges map[layout.Set][]Range
 	// interfaces holds the interfaces of the fast path by name, with their indices. It is nil
 	// before the first KeepInterfaces.
 	interfaces map[string]int
 }
 
-// SetRanges makes an interval set hold the ranges. It does not rewrite existing ranges, because
-// the kernel makes new elements of an interval set visible a moment after the rest of the
-// transaction.
+// SetRanges makes an interval set hold the ranges. It does not rewrite existing ranges: the kernel makes new elements
+// visible a moment after the rest of the transaction.
 func (i *intervals) SetRanges(s layout.Set, ranges []Range, tx *Tx) {
 	have := i.ranges[s]
 	for _, r := range have {

@@ -55,17 +55,16 @@ func newRoom(c *common, changes []ruleset.Change, endpoints int) (r room) {
 	return r
 }
 
-// keptRoom and keptHairpin are the largest sizes that sets keep. Without an element, a set of size
-// keptRoom takes 6 MB of kernel memory (BenchmarkRoom of package nftables). A backend does not read a
-// set of hairpin connections that is much larger than keptHairpin.
+// keptRoom and keptHairpin are the largest sizes that sets keep. An empty set of size keptRoom takes 6 MB of kernel
+// memory (BenchmarkRoom of package nftables). A backend does not read a much larger set of hairpin connections.
 const (
 	keptRoom    = 1 << 18
 	keptHairpin = 1 << 15
 )
 
-// KeepSizes makes sets as large as those of the table that this one replaces, up to a bound. had
-// returns the size of a set of that table, or 0. Without KeepSizes, a Service that needs many elements
-// of different sets by turns would cause a full delta each time.
+// KeepSizes makes sets as large as those of the table that this one replaces, up to a bound, so that a Service that
+// needs many elements of different sets by turns does not cause a full delta each time. had returns the size of a set
+// of that table, or 0.
 func (r *room) KeepSizes(had func(layout.Set) int) {
 	for s := layout.ServiceIPs; s < layout.FirstAllowed; s++ {
 		most := keptRoom

@@ -17,9 +17,8 @@ type Config struct {
 	// Plain and Sticky are the largest numbers of pools of one family, without and with client
 	// affinity.
 	Plain, Sticky uint32
-	// Clients is the number of clients of Services with client affinity that a table remembers. A
-	// client takes about 130 bytes of kernel memory. A table that is rewritten in place keeps its
-	// clients and its old limit.
+	// Clients is the number of clients of Services with client affinity that a table remembers, about 130 bytes of
+	// kernel memory each. A table that is rewritten in place keeps its clients and its old limit.
 	Clients int
 	// GracePeriod is how long an endpoint's connections to itself are still masqueraded after the
 	// endpoint is gone.
@@ -59,9 +58,9 @@ type common struct {
 var (
 	ErrTooManyPools  = fmt.Errorf("too many Services with endpoints (at most %d pools a family)", layout.MaxPool)
 	errTooManySticky = fmt.Errorf("too many Services have client affinity (at most %d pools a family)", layout.MaxSticky)
-	// ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send. The kernel
-	// accepts a transaction only in one piece, of at most the size of the socket's send buffer. A buffer larger
-	// than net.core.wmem_max needs CAP_NET_ADMIN in the initial user namespace.
+	// ErrTooLarge is wrapped by the error of a transaction that is larger than the socket can send: the kernel
+	// accepts a transaction only in one piece. A send buffer larger than net.core.wmem_max needs CAP_NET_ADMIN in the
+	// initial user namespace.
 	ErrTooLarge = nft.ErrTooLarge
 )
 
@@ -89,7 +88,7 @@ func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Cha
 }
 
 // Create adds all sets, chains and rules that do not depend on the Services, except base chains and
-// the sets in kept. keptFlowtable tells that the flowtable stays.
+// the sets in kept. keptFlowtable reports that the flowtable stays.
 func (t *Table) Create(kept map[layout.Set]bool, keptFlowtable bool, tx *Tx) {
 	for s := layout.VersionSet; s < layout.FirstAllowed; s++ {
 		if t.Has(s) && !kept[s] {

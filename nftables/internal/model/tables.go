@@ -28,9 +28,8 @@ type Sink interface {
 // transactions are no faster and take more memory.
 const Chunk = 10000
 
-// Tables is the model of the tables of all families. It turns deltas into transactions. After an
-// error of any method, its state and that of the kernel may differ, and the Tables must be
-// discarded.
+// Tables is the model of the tables of all families. It turns deltas into transactions. After an error of any method,
+// its state and that of the kernel may differ, and it must be discarded.
 type Tables struct {
 	List []*Table
 	// Unhooked is set while no packet meets the tables. Then a transaction may end within a Service.
@@ -103,7 +102,6 @@ func exchanges(changes []ruleset.Change) map[int]int {
 	return last
 }
 
-// addChange adds a change to the transaction.
 func (m *Tables) addChange(c *ruleset.Change) {
 	t := m.Table(c.Key.Family)
 	if t == nil || m.err != nil {
@@ -152,14 +150,12 @@ func (m *Tables) Fill(ctx context.Context, d *ruleset.Delta, sink Sink, create *
 	return m.failed, err
 }
 
-// prepare creates the handlers that the Services need. Elements are added to the maps later, because
-// the kernel walks through a whole map when it gets a chain with a rule that looks it up.
+// prepare creates the handlers that the Services need, before elements are added to the maps: the kernel walks
+// through a whole map when it gets a chain with a rule that looks it up.
 //
-// For the same reason prepare creates the chains of all pools of up to layout.ExactBuckets
-// endpoints. Otherwise the first Service with a new number of endpoints would wait for such a
-// walk, several milliseconds in a large cluster. Each of these chains costs each new element
-// about 15 ns, because the kernel checks the element against every rule that looks up its map; a
-// cluster with Services of many sizes needs the chains anyway.
+// For the same reason prepare creates the chains of all pools of up to layout.ExactBuckets endpoints. Otherwise the
+// first Service with a new number of endpoints would wait for such a walk, several milliseconds in a large cluster.
+// Each of these chains costs each new element about 15 ns.
 func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 	for _, t := range m.List {
 		for n := range layout.ExactBuckets {

@@ -11,9 +11,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Tx is a transaction: the objects to create or delete, in order, and then the elements to
-// delete and to add. The kernel deletes all elements before it adds others. Building a Tx has no
-// effect. The zero value is empty.
+// Tx is a transaction: the objects to create or delete, in order, and then the elements to delete and to add. The
+// kernel deletes all elements before it adds others. The zero value is empty.
 type Tx struct {
 	Objects []Object
 	Edits   []Edit
@@ -113,7 +112,6 @@ type Destination struct {
 // listSet is a set of lists of elements: a bit for each family, set and operation.
 type listSet [(4*int(layout.SetCount) + 63) / 64]uint64
 
-// add adds the list of an element and reports whether it is new.
 func (l *listSet) add(e *Edit) bool {
 	n := 4 * int(e.Set)
 	if e.Deletion {
@@ -243,7 +241,6 @@ func (tx *Tx) Cut(m Mark, rest *Tx) {
 	tx.measureAll()
 }
 
-// append appends what other has.
 func (tx *Tx) append(other *Tx) {
 	tx.Objects, tx.Edits = append(tx.Objects, other.Objects...), append(tx.Edits, other.Edits...)
 	tx.Lost = append(tx.Lost, other.Lost...)

@@ -38,7 +38,6 @@ type wantedPool struct {
 	used bool
 }
 
-// wantedKey is the dispatch key of an element.
 type wantedKey struct {
 	element int
 	// handler is the handler if the pool of target is not sticky.
@@ -48,7 +47,6 @@ type wantedKey struct {
 	internal bool
 }
 
-// targets are the targets that have a pool.
 var targets = [...]ruleset.Target{ruleset.TargetCluster, ruleset.TargetLocal}
 
 // setVersion makes w what a version of a Service wants, without its frontends, and returns w. s may be nil. w
@@ -65,7 +63,6 @@ func (w *wanted) setVersion(s *ruleset.Port) *wanted {
 	return w
 }
 
-// wantPool returns the Service's pool for a target.
 func wantPool(s *ruleset.Port, target ruleset.Target) wantedPool {
 	hash := s.Hash()
 	p := wantedPool{endpoints: s.Pool(target), size: s.HashBuckets(target)}
@@ -79,7 +76,6 @@ func wantPool(s *ruleset.Port, target ruleset.Target) wantedPool {
 	return p
 }
 
-// hashed returns the Maglev table of the pool for a target.
 func (w *wanted) hashed(target ruleset.Target, seed uint64) *maglev.Table {
 	return w.version.Maglev(target, seed)
 }
