@@ -28,10 +28,10 @@
 //   - The work of a Sync is proportional to the changes, except for a Full delta.
 //   - Published values are immutable. Callers may keep them and read them anywhere.
 //   - No two Services have the same frontend, and every node chooses the same owner: a cluster IP wins over a
-//     load-balancer IP, which wins over an external IP; then the Service that was created first wins
-//     ([tracker.ServicePort].Created), then the lowest [tracker.Key]. Ports of the node go to the Service that was
-//     created first, too: NodePorts, health-check node ports, and ports at external and load-balancer IPs that are
-//     [tracker.NodeInfo].Addresses. An event with [tracker.ReasonFrontendConflict] names the winner.
+//     load-balancer IP, which wins over an external IP; then the Service that was created first wins, then the lowest
+//     [tracker.Key]. Ports of the node go to the Service that was created first, too: NodePorts, health-check node ports,
+//     and ports at external and load-balancer IPs that are [tracker.NodeInfo].Addresses. An event with
+//     [tracker.ReasonFrontendConflict] names the winner.
 //   - A [Budget] bounds the endpoints of a Service port and the cost of a namespace and of the node, and keeps cheap
 //     changes from waiting behind expensive ones.
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.

@@ -2,11 +2,6 @@
 // objects: the length of each value and each message, how often a message is repeated, and
 // the rate of messages.
 //
-//	complaints := complaint.NewLog(logger)
-//	...
-//	o := complaint.Object{Kind: "service", Namespace: s.Namespace, Name: s.Name, UID: string(s.UID)}
-//	complaints.Write(slog.LevelWarn, o, "cannot use an address", "address", complaint.Value(addr))
-//
 // A [Log] passes a message about an object once, as long as the message stays the same. TENANTS.md has the
 // rates. The next message that a Log passes has the number of those that it suppressed. A Log remembers at most about
 // 8,000 messages and as many namespaces, each for at most two hours.

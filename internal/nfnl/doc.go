@@ -3,7 +3,7 @@
 // attributes, transactions of nf_tables, dumps that a concurrent change interrupts,
 // and extended acknowledgements.
 //
-// Packages nftables and conntrack use it where libraries are several times slower (-bench Library). Code that
-// edits small tables uses it too: connections of github.com/google/nftables read by select(2), and panic in a
-// process with more than 1,024 open files. Other code uses a library.
+// Packages nftables and conntrack use it where libraries are several times slower (-bench Library), and code that edits
+// small tables, because connections of github.com/google/nftables read by select(2), and panic in a process with more than
+// 1,024 open files.
 package nfnl

@@ -25,10 +25,9 @@
 //
 // # Bounds
 //
-// A server that [NewServer] made holds up to 512 connections, and all health-check node ports together do: about 10 MB.
-// A new connection replaces one of the namespace, the Service and the client that have most. Addresses of one IPv6 /64
-// count as one client, and so do those of one /56 or /48 together if that has most. Requests and answers that take too
-// long, and connections without a request for a minute, are ended.
+// A server that [NewServer] made, and all health-check node ports together, hold up to 512 connections, about 10 MB. A new
+// connection replaces one of the namespace, the Service and the client that have most; the addresses of one IPv6 /64, /56
+// or /48 count as one client. Slow requests and answers, and connections without a request for a minute, are ended.
 //
 // # Differences from kube-proxy
 //

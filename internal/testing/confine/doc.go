@@ -7,12 +7,7 @@
 //		netlab.Main(m)
 //	}
 //
-//	func TestLeastPrivilege(t *testing.T) {
-//		netlab.Require(t)
-//		cmd := confine.Command("agent", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}})
-//		...
-//		err := host.Start(cmd)
-//	}
+//	cmd := confine.Command("agent", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}})
 //
 // The package exists on Linux only; elsewhere it is empty.
 package confine

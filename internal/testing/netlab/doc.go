@@ -13,8 +13,7 @@
 //	hosts["client"].Addrs("eth0", "192.0.2.1/24")
 //	conn, err := hosts["client"].Dial(ctx, "tcp", "", "192.0.2.2:80")
 //
-// Every [Host] is a namespace of its own, so any number of labs may be in use at
-// the same time. A lab changes nothing outside of its hosts.
+// Every [Host] is a namespace of its own. A lab changes nothing outside of its hosts.
 //
 // The package exists on Linux only; elsewhere it is empty.
 package netlab

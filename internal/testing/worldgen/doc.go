@@ -3,13 +3,8 @@
 // generates the same world:
 //
 //	g := worldgen.New(seed, worldgen.Params{ ... })
-//	ops := g.Start()
-//	for range 100 {
-//		for _, op := range ops {
-//			op.Apply(myTracker)
-//		}
-//		// Sync, and compare with Engine.Snapshot.
-//		ops = g.Step()
+//	for ops := g.Start(); ; ops = g.Step() {
+//		... // op.Apply(tracker) for each, Sync, and compare with Engine.Snapshot
 //	}
 //
 // Worlds contain unusual cases on purpose, such as addresses that several Services ask for and endpoints in several
