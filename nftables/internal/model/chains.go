@@ -16,18 +16,11 @@ type chains struct {
 	sticky        map[layout.StickyHandler]stickyEntry
 	stickyNumbers numbers
 	unused        int
-	// stickyOf holds the sticky handler of each sticky pool, by the pool's number.
-	stickyOf map[uint32]stickyRef
-	verdicts map[verdictKey]string
+	verdicts      map[layout.Set]map[uint32]string
 	// objects holds the objects that created the chains. garbage holds those of chains that no rule
 	// or element leads to any more.
 	objects map[string]Object
 	garbage map[string]bool
-}
-
-type verdictKey struct {
-	set layout.Set
-	key uint32
 }
 
 type stickyEntry struct {
@@ -63,7 +56,7 @@ func (c *chains) dispatch(w *wanted, s *service, tx *Tx) {
 // for internal traffic, too.
 func (c *chains) handler(h layout.Handler, internal bool, tx *Tx) uint32 {
 	n, ok := c.handlers[h]
-	if ok && (!internal || c.verdicts[verdictKey{layout.InternalHandlers, layout.DispatchKey(n, 0)}] != "") {
+	if ok && (!internal || c.verdicts[layout.InternalHandlers][layout.DispatchKey(n, 0)] != "") {
 		return n
 	}
 	if !ok {
@@ -105,8 +98,8 @@ func (c *chains) stickyHandler(h layout.StickyHandler, tx *Tx) (stickyRef, bool)
 // planSticky gives a Service's pool for a target, if that is sticky, the handler h. was and is are the same pool
 // unless its kind changes.
 func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, tx *Tx) error {
-	if was != nil && was != is && was.sticky {
-		c.setSticky(was.number, stickyRef{}, tx)
+	if was != nil && was != is {
+		c.setSticky(was, stickyRef{}, tx)
 	}
 	if is == nil || !is.sticky {
 		return nil
@@ -115,29 +108,26 @@ func (c *chains) planSticky(was, is *pool, h layout.StickyHandler, tx *Tx) error
 	if !ok {
 		return ErrOverflow
 	}
-	c.setSticky(is.number, r, tx)
+	c.setSticky(is, r, tx)
 	return nil
 }
 
 // setSticky gives a sticky pool a sticky handler, or none, and adds the element that leads to it.
-func (c *chains) setSticky(pool uint32, h stickyRef, tx *Tx) {
-	was := c.stickyOf[pool]
-	if was == h {
+func (c *chains) setSticky(p *pool, h stickyRef, tx *Tx) {
+	if p.handler == h {
 		return
 	}
-	c.useSticky(was, -1)
+	c.useSticky(p.handler, -1)
 	c.useSticky(h, +1)
-	e := layout.Element{Set: layout.StickyPools, Key: word(pool)}
-	if was != (stickyRef{}) {
+	e := layout.Element{Set: layout.StickyPools, Key: word(p.number)}
+	if p.handler != (stickyRef{}) {
 		tx.remove(c.common.family, &e)
 	}
-	if h == (stickyRef{}) {
-		delete(c.stickyOf, pool)
-		return
+	if h != (stickyRef{}) {
+		e.Data = word(layout.StickyKey(h.number, p.number))
+		tx.add(c.common.family, &e, "")
 	}
-	c.stickyOf[pool] = h
-	e.Data = word(layout.StickyKey(h.number, pool))
-	tx.add(c.common.family, &e, "")
+	p.handler = h
 }
 
 // useSticky adds by, 1 or -1, to the uses of a sticky handler, which may be none.
@@ -170,9 +160,9 @@ func (c *chains) collectSticky(tx *Tx) {
 		}
 		delete(c.sticky, h)
 		c.stickyNumbers.releaseNumber(entry.number)
-		key := verdictKey{layout.StickyHandlers, entry.number}
-		c.garbage[c.verdicts[key]] = true
-		delete(c.verdicts, key)
+		verdicts := c.verdicts[layout.StickyHandlers]
+		c.garbage[verdicts[entry.number]] = true
+		delete(verdicts, entry.number)
 		tx.remove(c.common.family, &layout.Element{Set: layout.StickyHandlers, Key: word(entry.number)})
 	}
 	c.unused = 0
@@ -180,10 +170,10 @@ func (c *chains) collectSticky(tx *Tx) {
 
 // verdict adds an element to a verdict map that leads to a chain, unless the map has the key.
 func (c *chains) verdict(s layout.Set, key uint32, chain string, tx *Tx) {
-	if c.verdicts[verdictKey{s, key}] != "" {
+	if c.verdicts[s][key] != "" {
 		return
 	}
-	c.verdicts[verdictKey{s, key}] = chain
+	c.verdicts[s][key] = chain
 	tx.add(c.common.family, &layout.Element{Set: s, Key: word(key)}, chain)
 }
 
@@ -215,18 +205,7 @@ func (c *chains) chain(name string, o Object, tx *Tx) {
 }
 
 // Verdicts returns the contents of the verdict maps.
-func (c *chains) Verdicts() map[layout.Set]map[uint32]string {
-	out := map[layout.Set]map[uint32]string{}
-	for s := range layout.FirstAllowed {
-		if s.Verdicts() {
-			out[s] = map[uint32]string{}
-		}
-	}
-	for k, chain := range c.verdicts {
-		out[k.set][k.key] = chain
-	}
-	return out
-}
+func (c *chains) Verdicts() map[layout.Set]map[uint32]string { return c.verdicts }
 
 func (c *chains) hasChain(name string) bool {
 	_, ok := c.objects[name]

@@ -20,6 +20,8 @@ type pool struct {
 	// sticky pools are for client affinity: the kernel remembers clients by the number of their endpoint, which an
 	// endpoint keeps as long as it is in the pool.
 	sticky bool
+	// handler is the handler of a sticky pool: see chains.setSticky.
+	handler stickyRef
 	// buckets holds the endpoint of each bucket. If there is a table, it holds each endpoint
 	// once.
 	buckets []*tracker.Endpoint

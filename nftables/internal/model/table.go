@@ -71,14 +71,20 @@ var ErrOverflow = errors.New("a set has more elements than its size")
 // of endpoints in their grace period.
 func NewTable(f tracker.Family, n *ruleset.Node, c Config, changes []ruleset.Change, endpoints int) *Table {
 	all := &common{family: f, node: n, config: c}
+	verdicts := map[layout.Set]map[uint32]string{}
+	for s := range layout.FirstAllowed {
+		if s.Verdicts() {
+			verdicts[s] = map[uint32]string{}
+		}
+	}
 	return &Table{
 		Family: f, common: all,
 		Room:  newRoom(all, changes, endpoints),
 		Pools: pools{common: all, plain: numbers{max: c.Plain}, sticky: numbers{max: c.Sticky}},
 		Chains: chains{
 			common: all, stickyNumbers: numbers{max: layout.MaxStickyHandlers},
-			handlers: map[layout.Handler]uint32{}, sticky: map[layout.StickyHandler]stickyEntry{}, stickyOf: map[uint32]stickyRef{},
-			verdicts: map[verdictKey]string{}, objects: map[string]Object{}, garbage: map[string]bool{},
+			handlers: map[layout.Handler]uint32{}, sticky: map[layout.StickyHandler]stickyEntry{},
+			verdicts: verdicts, objects: map[string]Object{}, garbage: map[string]bool{},
 		},
 		Frontends: frontends{common: all, clusterIPs: uses{}, prefixes: map[int]bool{}, longNames: map[layout.Octets]tracker.Key{}},
 		Hairpin:   hairpin{common: all, refs: uses{}},

@@ -284,7 +284,7 @@ func (m *Tables) retryLacking(ctx context.Context, changes []ruleset.Change) {
 }
 
 // oldestFirst returns the changes of a full delta in the order in which Services get the numbers of sticky
-// pools, if there may be too few. Those that have one in the kernel keep it in any case: see [Table.Adopt].
+// pools, if there may be too few. Those that have one in the kernel keep it in any case: see [pools.Adopt].
 func (m *Tables) oldestFirst(changes []ruleset.Change) []ruleset.Change {
 	if !slices.ContainsFunc(m.List, func(t *Table) bool { return t.Room.fewSticky }) {
 		return changes

@@ -19,7 +19,7 @@ type Tx struct {
 	// Lost holds the destinations that a Service lost. Their counters are to be deleted after
 	// the commit.
 	Lost []Destination
-	// Limit, if not 0, is the largest size in bytes of the part of one Service.
+	// Limit, if not 0, is the largest size in bytes.
 	Limit int
 
 	bytes int
