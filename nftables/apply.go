@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
@@ -77,11 +76,14 @@ func (c Config) rules(f tracker.Family, n *ruleset.Node) kernel.Rules {
 }
 
 func (b *Backend) writer(name string, n *ruleset.Node) writer {
-	var rules []kernel.Rules
+	return b.conn.NewWriter(name, b.rules(n)...)
+}
+
+func (b *Backend) rules(n *ruleset.Node) (out []kernel.Rules) {
 	for _, f := range b.config.Families {
-		rules = append(rules, b.config.rules(f, n))
+		out = append(out, b.config.rules(f, n))
 	}
-	return b.conn.NewWriter(name, rules...)
+	return out
 }
 
 // discard discards the models after a failure that left the kernel state unknown. What was written from the given
@@ -144,16 +146,11 @@ func (b *Backend) logger(name string, n *ruleset.Node) func(*model.Tx) {
 		if !b.config.Log.Enabled(ctx, dataplane.LevelTransaction) {
 			return
 		}
-		for _, f := range b.config.Families {
-			text := kernel.NewText(name, b.config.rules(f, n))
-			text.Add(&model.Tx{
-				Objects: slices.DeleteFunc(slices.Clone(tx.Objects), func(o model.Object) bool { return o.Family != f }),
-				Edits:   slices.DeleteFunc(slices.Clone(tx.Edits), func(e model.Edit) bool { return e.Family != f }),
-			})
-			text.Finish()
-			if text.Len() != 0 {
-				b.config.Log.Log(ctx, dataplane.LevelTransaction, "nftables: transaction", "family", f, "input", text.String())
-			}
+		text := kernel.NewText(name, b.rules(n)...)
+		text.Add(tx)
+		text.Finish()
+		if text.Len() != 0 {
+			b.config.Log.Log(ctx, dataplane.LevelTransaction, "nftables: transaction", "input", text.String())
 		}
 	}
 }

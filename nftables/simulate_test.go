@@ -133,7 +133,7 @@ func (b rendererBackend) Apply(_ context.Context, d *ruleset.Delta) error {
 			return err
 		}
 		text := tx.String()
-		if table := map[tracker.Family]string{tracker.IPv4: "ip proxier", tracker.IPv6: "ip6 proxier"}[tx.Family()]; d.Full {
+		if table := familyName(tx.Family()) + " proxier"; d.Full {
 			text = fmt.Sprintf("add table %s\ndelete table %s\n%s", table, table, text)
 		}
 		if err := b.tables.Load(text); err != nil {

@@ -36,7 +36,7 @@ func TestLoggedTransactionsMakeTheTable(t *testing.T) {
 	t.Parallel()
 	h := &inputs{level: dataplane.LevelTransaction}
 	r := newMemoryRig(t)
-	r.config.Log, r.config.Families = slog.New(h), []tracker.Family{tracker.IPv4}
+	r.config.Log = slog.New(h)
 	r.start()
 	for i := range 3 {
 		r.tracker.SetService(svc(i))
