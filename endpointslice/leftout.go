@@ -59,7 +59,6 @@ const (
 	ReasonDuplicate Reason = "ProxyDuplicate"
 )
 
-// leave records that a part of the slice is left out.
 func (c *Cache[E]) leave(l LeftOut, format string, args ...any) {
 	if c.config.Report != nil {
 		l.Err = fmt.Errorf(format, args...)
@@ -67,7 +66,6 @@ func (c *Cache[E]) leave(l LeftOut, format string, args ...any) {
 	}
 }
 
-// report reports what Set has left out.
 func (c *Cache[E]) report(s *discovery.EndpointSlice) {
 	if len(c.left) > 0 {
 		left := c.left

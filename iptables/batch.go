@@ -9,7 +9,6 @@ import (
 	"github.com/go-proxier/proxier/internal/iptext"
 )
 
-// batch holds chains to write and chains to delete.
 type batch struct {
 	puts  [tables]map[string]chain
 	drops [tables]map[string]bool

@@ -11,14 +11,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// family programs one family's tables.
 type family struct {
 	// Renderer renders the rules. Its model is nil while the state of the tables is unknown.
 	*Renderer
 	programs
-	kernel kernel
-	log    *slog.Logger
-	// complaints receives what is wrong with Services.
+	kernel     kernel
+	log        *slog.Logger
 	complaints *complaint.Log
 	// accounts creates the objects that rules count into. can selects the counters that
 	// work on this system if the objects exist.

@@ -21,14 +21,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// linux is the kernel of a network namespace.
 type linux struct {
 	config Config
 	ns     *netns.Namespace
 	conn   *nfnl.Conn
 }
 
-// openKernel returns the kernel in c's network namespace.
 func openKernel(c Config) (kernel, error) {
 	ns, err := netns.Open(c.NetNS)
 	if err != nil {
@@ -144,7 +142,6 @@ func (l *linux) Generation(ctx context.Context, nft bool, legacy []tracker.Famil
 	return g, true
 }
 
-// get makes a request to nf_tables.
 func (l *linux) get(ctx context.Context, r nfnl.Request, f func(attrs []byte) error) error {
 	if l.conn == nil || l.conn.Closed() {
 		conn, err := nfnl.Dial(l.ns.File())

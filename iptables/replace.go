@@ -214,7 +214,6 @@ func restored(err error) bool {
 
 const canaryText = "kubernetes service rules as of change "
 
-// isCanary reports whether a rule is one that a Backend puts into its canary.
 func isCanary(rule string) bool {
 	return strings.HasPrefix(rule, strings.TrimSuffix(iptext.Comment(canaryText), `"`))
 }

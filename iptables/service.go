@@ -14,7 +14,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// rendered holds the chains of one Service, and its rules in the dispatchers.
 type rendered struct {
 	chains []chain
 	rules  []placed

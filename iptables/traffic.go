@@ -88,7 +88,6 @@ func newTraffic() *dataplane.Traffic {
 	return &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
 }
 
-// sumTraffic adds the connections of pools to their Service ports in to.
 func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, to *dataplane.Traffic) {
 	for pool, n := range counted {
 		if k, ok := owners[pool]; ok {
@@ -105,7 +104,6 @@ func addTraffic(to *dataplane.Traffic, k tracker.Key, n connections) {
 	}
 }
 
-// isPoolChain reports whether a chain chooses among the endpoints of a pool.
 func isPoolChain(name string) bool {
 	dispatches := slices.ContainsFunc(dispatchers[:], func(d dispatcher) bool {
 		return d.table == nat && (name == d.root || strings.HasPrefix(name, d.prefix))

@@ -144,7 +144,6 @@ func (n *node) order() (order int) {
 	return order
 }
 
-// tree holds the rules and chains of one dispatcher.
 type tree struct {
 	dispatcher
 	addrBits int // of the address in a key

@@ -8,7 +8,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// update applies changes to tables that agree with the model.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) error {
 	if !sameRules(f.model.node, node) {
 		return ruleset.ErrNeedFull

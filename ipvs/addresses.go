@@ -21,7 +21,6 @@ func (u *update) bind(it *item) error {
 	return nil
 }
 
-// claimAddress claims an address, and adds it to the dummy device unless it is there.
 func (u *update) claimAddress(o owner, a netip.Addr) error {
 	if !u.s.bound.Claim(o, a) {
 		return nil

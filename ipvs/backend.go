@@ -26,8 +26,7 @@ var _ dataplane.Backend = (*Backend)(nil)
 // implements [dataplane.Backend]. Its methods are safe for concurrent use. After [Backend.Close], methods change
 // nothing and return an error that wraps [os.ErrClosed]. [New] makes one; the zero value must not be used.
 type Backend struct {
-	config Config
-	// complaints receives Services that cannot be programmed.
+	config     Config
 	complaints *complaint.Log
 
 	mu     sync.Mutex
@@ -80,7 +79,6 @@ const (
 	toSetParameters
 )
 
-// openBackend returns a Backend that may only be used for the purpose.
 func openBackend(ctx context.Context, c Config, p purpose) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -296,14 +294,12 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	return s, nil
 }
 
-// written holds the netfilter rules in place in one family.
 type written struct {
 	// text is the input of iptables-restore, and saved the output of iptables-save
 	// afterwards.
 	text, saved string
 }
 
-// writeRules writes the netfilter rules for a node unless they are in place.
 func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
 	r := b.config.rules(s.family, n)
 	if err := r.validate(); err != nil {

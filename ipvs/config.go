@@ -82,7 +82,6 @@ type Config struct {
 	// [dataplane.LevelTransaction], each write as its tool reads it; nil discards them.
 	Log *slog.Logger
 
-	// noMaglev reports that the kernel lacks the scheduler Maglev.
 	noMaglev bool
 	// lacked holds those of Schedulers that the kernel lacks.
 	lacked map[Scheduler]bool

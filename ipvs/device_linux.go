@@ -79,7 +79,6 @@ func (d *device) ensureDevice() error {
 	return nil
 }
 
-// findDevice returns an error unless the device is the one that ensureDevice found.
 func (d *device) findDevice() error {
 	link, err := d.link()
 	if err != nil {
@@ -179,7 +178,6 @@ func (d *device) unbind(a netip.Addr) error {
 	return nil
 }
 
-// removeDevice deletes the device if it exists and is a dummy device.
 func (d *device) removeDevice() error {
 	link, err := d.link()
 	var missing netlink.LinkNotFoundError

@@ -325,7 +325,6 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 
 func (s *state) keeps(k virtualKey) bool { _, ok := s.retired[k]; return ok }
 
-// claim claims and adds the objects of a retired virtual server.
 func (u *update) claim(r retired) error {
 	if r.bound.IsValid() {
 		if err := u.claimAddress(r.owner, r.bound); err != nil {
@@ -383,7 +382,6 @@ func (u *update) releaseOwned(context.Context) error {
 	return nil
 }
 
-// release releases the objects that a retired virtual server kept.
 func (u *update) release(k virtualKey) {
 	r, ok := u.s.retired[k]
 	if !ok {

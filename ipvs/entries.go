@@ -61,7 +61,6 @@ func restriction(e entry) entry {
 	return e
 }
 
-// insertEntries returns a step that adds the elements of a kind.
 func (u *update) insertEntries(kind func(*item, entry) bool) func(context.Context) error {
 	return func(context.Context) error {
 		in := inserts{items: map[entry][]*item{}}
@@ -147,7 +146,6 @@ func (u *update) deleteSources(context.Context) error {
 	return u.deleteUnused(old)
 }
 
-// deleteEntries returns a step that deletes the elements of a kind that nothing needs.
 func (u *update) deleteEntries(kind func(entry) bool) func(context.Context) error {
 	return func(context.Context) error {
 		for it := range u.remaining {
@@ -170,7 +168,6 @@ func (u *update) releaseEntries(it *item, kind func(entry) bool) {
 	}
 }
 
-// deleteUnused deletes the elements of a kind that nothing needs.
 func (u *update) deleteUnused(kind func(entry) bool) error {
 	var lists entryLists
 	for e := range u.s.entries.Unused() {

@@ -121,17 +121,14 @@ func (c *ipsets) header(name string) (typeName string, err error) {
 	return typeName, err
 }
 
-// addEntries adds elements to a set. An existing element gets the mark.
 func (c *ipsets) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
 	return c.change(nl.IPSET_CMD_ADD, s, f, list, marks)
 }
 
-// delEntries deletes the elements that exist.
 func (c *ipsets) delEntries(s setID, f tracker.Family, list []entry) error {
 	return c.change(nl.IPSET_CMD_DEL, s, f, list, nil)
 }
 
-// change adds elements to a set, or deletes them.
 func (c *ipsets) change(cmd uint16, s setID, f tracker.Family, entries []entry, marks map[entry]uint32) error {
 	for some := range slices.Chunk(entries, bulk) {
 		var b []byte

@@ -11,7 +11,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// plannedVirtual is a virtual server that a Service needs.
 type plannedVirtual struct {
 	key virtualKey
 	virtual
@@ -25,7 +24,6 @@ type plannedVirtual struct {
 	forwarding Forwarding
 }
 
-// weight returns the weight of the i-th real server.
 func (p *plannedVirtual) weight(i int) uint16 {
 	if p.weights == nil {
 		return p.pool[i].Weight

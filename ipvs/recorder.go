@@ -25,9 +25,8 @@ type recorder struct {
 	backend *Backend
 	inputs  []*recorded
 	// node is the node, and own its addresses on other devices.
-	node *ruleset.Node
-	own  []netip.Addr
-	// bound holds the addresses on the dummy device.
+	node  *ruleset.Node
+	own   []netip.Addr
 	bound map[netip.Addr]bool
 	// idle is set if no real server has connections.
 	idle bool
@@ -40,7 +39,6 @@ type recorded struct {
 
 var _ kernel = &recorder{}
 
-// write records lines of a program's input.
 func (r *recorder) write(program string, lines ...string) error {
 	if last := len(r.inputs) - 1; last < 0 || r.inputs[last].program != program {
 		r.inputs = append(r.inputs, &recorded{program: program})
@@ -245,7 +243,6 @@ func marksInput(wanted bool) []string {
 	return append(lines, "}")
 }
 
-// text returns a virtual server in the syntax of ipvsadm.
 func (k virtualKey) text() string {
 	switch {
 	case k.mark != 0 && k.family == tracker.IPv6:
@@ -256,7 +253,6 @@ func (k virtualKey) text() string {
 	return map[v1.Protocol]string{v1.ProtocolTCP: "-t ", v1.ProtocolUDP: "-u ", v1.ProtocolSCTP: "--sctp-service "}[inet.ProtocolOf(k.proto)] + k.at.String()
 }
 
-// text returns the properties in the syntax of ipvsadm.
 func (v virtual) text() string {
 	out := "-s " + string(v.scheduler)
 	if v.flags&flagPersistent != 0 {
@@ -296,7 +292,6 @@ func (r real) text() string {
 	return fmt.Sprintf(how[r.forwarding], r.weight)
 }
 
-// text returns the element in the syntax of ipset.
 func (e entry) text() string {
 	kind := sets[e.set].kind
 	switch kind {

@@ -70,7 +70,6 @@ func checkIPVS(h *moby.Handle) error {
 	return err
 }
 
-// service returns a virtual server in moby's representation.
 func (key virtualKey) service(v virtual) *moby.Service {
 	s := &moby.Service{
 		AddressFamily: uint16(inet.AF(key.family)),
@@ -262,7 +261,6 @@ func (s *system) dumpServices() (out [][]byte, err error) {
 	return s.request(getService, unix.NLM_F_DUMP)
 }
 
-// request makes a request without package moby.
 func (s *system) request(command uint8, flags int, attrs ...*nl.RtAttr) (out [][]byte, err error) {
 	err = s.ns.Do(func() error {
 		family, err := netlink.GenlFamilyGet("IPVS")
@@ -317,7 +315,6 @@ func (s *system) reals(key virtualKey, fn func(real)) error {
 	return errors.Join(err, failed)
 }
 
-// tunnels returns the types of the tunnels to a virtual server's real servers.
 func (s *system) tunnels(key virtualKey) (map[netip.AddrPort]Forwarding, error) {
 	messages, err := s.request(getServer, unix.NLM_F_DUMP, key.attribute())
 	out := map[netip.AddrPort]Forwarding{}
@@ -350,7 +347,6 @@ func (key virtualKey) attribute() *nl.RtAttr {
 	return nest(attrService, family, nl.Uint16Attr(uint16(key.proto)), key.at.Addr().AsSlice(), bigEndian(key.at.Port()))
 }
 
-// attribute returns the attribute of a real server behind a tunnel.
 func (r real) attribute() *nl.RtAttr {
 	var port, flags []byte
 	if r.forwarding == ForwardingGUE {

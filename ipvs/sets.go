@@ -36,7 +36,6 @@ const (
 	setNodePortSCTP
 	setNodePortLocalSCTP
 	setHealthCheckNodePort
-	// setIPs holds the addresses of the dummy device.
 	setIPs
 	// setBoundExternal holds the addresses in setIPs that are not cluster IPs.
 	setBoundExternal
@@ -137,7 +136,6 @@ type entry struct {
 	other netip.Prefix
 }
 
-// compare orders elements of a set.
 func (e entry) compare(o entry) int {
 	return cmp.Or(e.addr.Compare(o.addr), cmp.Compare(e.proto, o.proto), cmp.Compare(e.port, o.port),
 		e.other.Addr().Compare(o.other.Addr()), cmp.Compare(e.other.Bits(), o.other.Bits()))

@@ -29,8 +29,7 @@ type state struct {
 	entries    driver.Ledger[owner, entry]
 	entryMarks map[entry]uint32
 	// led holds the packet marks that elements have or had.
-	led map[uint32]bool
-	// bound holds the addresses of the dummy device.
+	led   map[uint32]bool
 	bound driver.Ledger[owner, netip.Addr]
 	// own holds the node's own addresses, on other devices.
 	own map[netip.Addr]bool
@@ -74,7 +73,6 @@ type virtualState struct {
 	forwarding Forwarding
 }
 
-// found records a real server that the kernel has.
 func (v *virtualState) found(r real) {
 	if len(v.reals) != 0 && r.forwarding != v.forwarding {
 		r.forwarding = forwardingMixed
@@ -119,7 +117,6 @@ func (s *state) follows(svc *ruleset.Port) bool {
 		slices.ContainsFunc(svc.Frontends, func(f ruleset.Frontend) bool { return s.moved[f.Addr] })
 }
 
-// hasEntry records that the kernel has an element.
 func (s *state) hasEntry(e entry, mark uint32) {
 	s.entries.Installed(e)
 	if mark != 0 {

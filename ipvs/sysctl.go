@@ -8,7 +8,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// parameter is a kernel parameter and the value that the backend needs.
 type parameter struct {
 	// name is the path below /proc/sys, such as "net/ipv4/ip_forward".
 	name, value string

@@ -66,7 +66,6 @@ func Traffic(ctx context.Context, c Config) (*dataplane.Traffic, error) {
 	return b.unnamedTraffic(ctx)
 }
 
-// unnamedTraffic returns the counters of all virtual servers by destination.
 func (b *Backend) unnamedTraffic(ctx context.Context) (*dataplane.Traffic, error) {
 	out := &dataplane.Traffic{Known: counted, Unnamed: map[dataplane.Destination]dataplane.Counters{}}
 	for _, f := range b.config.Families {
@@ -181,7 +180,6 @@ func statisticsOf(message []byte) (key virtualKey, c dataplane.Counters, ok bool
 	return key, c, true
 }
 
-// counters64 returns the counters of a virtual server's statistics.
 func counters64(stats []byte) (c dataplane.Counters) {
 	for typ, data := range nfnl.Attributes(stats) {
 		switch typ {

@@ -40,7 +40,6 @@ type item struct {
 	lacks []entry
 }
 
-// note records an error about a part of an item.
 func (it *item) note(err error) {
 	const most = 10 // a Service may have thousands of endpoints
 	if len(it.errs) < most {
@@ -165,7 +164,6 @@ func (u *update) remaining(yield func(*item) bool) {
 	}
 }
 
-// run makes the changes of all items.
 func (u *update) run(ctx context.Context, full bool) error {
 	u.makePlans(full)
 	for _, s := range u.steps(full) {

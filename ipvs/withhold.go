@@ -99,7 +99,6 @@ func (u *update) withhold(it *item) error {
 	return nil
 }
 
-// keepElements adds the elements that frontends have to the item's plan.
 func (u *update) keepElements(it *item, frontends []netip.AddrPort) {
 	p := &it.plan
 	for e := range u.s.entries.Items(it.owner) {

@@ -17,9 +17,8 @@ import (
 // concurrent use. After [Backend.Close], methods change nothing and return an error that wraps [os.ErrClosed]. [New]
 // makes one; the zero value must not be used.
 type Backend struct {
-	config Config
-	layout model.Config
-	// complaints receives Services that cannot be programmed.
+	config     Config
+	layout     model.Config
 	complaints *complaint.Log
 	// close cancels open when the backend is closed.
 	open  context.Context

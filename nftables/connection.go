@@ -82,7 +82,6 @@ type writer interface {
 	Reset()
 }
 
-// linkEvents receives changes of network interfaces.
 type linkEvents interface {
 	// Next blocks until interfaces change, or after Close returns an error. It returns no changes if
 	// notifications were lost.
@@ -90,7 +89,6 @@ type linkEvents interface {
 	Close()
 }
 
-// linkChange is a network interface that was changed or deleted.
 type linkChange struct {
 	name  string
 	index int

@@ -16,7 +16,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
-// socket is a netlink socket to nf_tables.
 type socket struct {
 	*kernel.Conn
 	ns *netns.Namespace
@@ -98,7 +97,6 @@ func (s *socket) Links() (map[string]int, error) {
 	return out, nil
 }
 
-// linkSocket is a socket that receives notifications about interfaces.
 type linkSocket struct{ *nl.NetlinkSocket }
 
 func (s *socket) WatchLinks() (linkEvents, error) {

@@ -32,8 +32,7 @@ type kernelTable struct {
 	sets       map[string]nft.Set
 	chains     map[string]nft.Chain
 	flowtables map[string]nft.Flowtable
-	// ranges holds the contents of the existing interval sets.
-	ranges map[layout.Set][]model.Range
+	ranges     map[layout.Set][]model.Range
 	// hairpin lists the endpoints whose connections to themselves are masqueraded, nil if the set is very large.
 	hairpin []netip.Addr
 	// sticky holds the sticky pools, nil if they cannot be read.

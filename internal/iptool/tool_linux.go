@@ -41,7 +41,6 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// name returns the name of the tool with a suffix, "restore" or "save".
 func (c Config) name(suffix string) string {
 	name := "iptables"
 	if c.Family == tracker.IPv6 {

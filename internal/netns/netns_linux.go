@@ -59,7 +59,6 @@ func New() (*Namespace, error) {
 	return made, err
 }
 
-// dup returns a file with another descriptor of an open file.
 func dup(f *os.File) (file *os.File, err error) {
 	err = control(f, func(old int) error {
 		fd, err := unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 3)
@@ -164,7 +163,6 @@ func (n *Namespace) leave(f func() error) (err error) {
 	return f()
 }
 
-// enter moves the calling thread into the namespace.
 func (n *Namespace) enter() error {
 	return control(n.file, func(fd int) error {
 		return os.NewSyscallError("setns", unix.Setns(fd, unix.CLONE_NEWNET))

@@ -16,8 +16,7 @@ import (
 // for concurrent use.
 type Conn struct {
 	*nfnl.Conn
-	limit int
-	// commits counts the transactions that were committed.
+	limit   int
 	commits uint32
 	// Refusal, if not nil, makes the error of a refused request.
 	Refusal func(*nfnl.Error) error

@@ -102,7 +102,6 @@ func (w *Writer) in(f tracker.Family) nft.Table {
 	return nft.Table{Batch: &w.batch, Family: inet.AF(f), Name: w.table}
 }
 
-// object encodes the creation or deletion of an object.
 func (w *Writer) object(o *model.Object) {
 	t := w.in(o.Family)
 	switch o.Kind {

@@ -14,7 +14,6 @@ type Lists struct {
 	touched []list
 }
 
-// list holds the elements to add to a set or to delete from it.
 type list struct {
 	*nft.Elements
 	family   tracker.Family

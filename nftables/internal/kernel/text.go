@@ -82,7 +82,6 @@ func (t *Text) in(f tracker.Family) {
 	}
 }
 
-// command writes a command about the table, or about an object in it.
 func (t *Text) command(verb, object string) {
 	t.close()
 	fmt.Fprintln(t, strings.TrimSpace(strings.Join([]string{verb, t.familyName(), t.table, object}, " ")))
@@ -107,7 +106,6 @@ func (t *Text) define(object string, lines []string) {
 	t.WriteString("\t}\n")
 }
 
-// close ends the definition of the table.
 func (t *Text) close() {
 	if t.block {
 		t.WriteString("}\n")

@@ -149,7 +149,7 @@ func assign(value operand, store func(*state, uint32)) step {
 	}
 }
 
-// update reads a change of a set by packets. Only the timeout of a client has an effect: [Tables.Handle] is
+// update reads a change of a set by packets. Only the timeout of a client has an effect: [Kernel.Handle] is
 // about new clients.
 func (p *parser) update() step {
 	p.set()
