@@ -93,7 +93,7 @@ func (k *kernelTable) foreign() bool { return k.chains[chainServices] != nil && 
 
 // CleanupOwn is like [Cleanup], except that it leaves kube-proxy's rules. In a family whose tables kube-proxy
 // programmed last, it removes only the chains and rules that kube-proxy does not have and that kube-proxy's chains do
-// not lead to, and leaves the sysctl route_localnet with its guard.
+// not lead to, and leaves the sysctl route_localnet with its guard. Its errors are like those of Cleanup.
 func CleanupOwn(ctx context.Context, c Config) error {
 	return c.with(func(c Config, k kernel) error { return cleanup(ctx, c, k, (*family).cleanupOwn) })
 }

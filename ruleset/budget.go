@@ -25,7 +25,8 @@ type Budget struct {
 	// The others have no rules.
 	Namespace int
 	// Total is the maximum cost of all Services. If they cost more, the namespaces that cost most get an equal number
-	// of elements each, as if that were Namespace. A pool costs at least a 524,287th of Total, 10 elements by default.
+	// of elements each, as if that were Namespace. A namespace that costs less than an equal part of Total always
+	// gets all it needs.
 	Total int
 	// Delta is about the most elements that one delta changes, unless it is Full or a 32nd of all that waits is more.
 	// Syncs divide larger changes into several deltas: see [Cursor.Sync]. A smaller [Limits].Delta of a backend

@@ -109,9 +109,9 @@ func (s *Port) Hash() tracker.Hash {
 	return tracker.HashNone
 }
 
-// HashOf returns the hash of a connection's source, by which [maglev.Table.Find] finds its endpoint in the result of
-// Maglev for the same seed. It returns 0 if Hash is [tracker.HashNone]. Package nftables makes the kernel compute the
-// same hash; see [maglev.HashAddr].
+// HashOf returns the hash of a connection's source, the address alone or with the port, as Hash is. By this hash
+// [maglev.Table.Find] finds the endpoint in the result of Maglev for the same seed. It returns 0 if Hash is
+// [tracker.HashNone]. Package nftables makes the kernel compute the same hash; see [maglev.HashAddr].
 func (s *Port) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	switch s.Hash() {
 	case tracker.HashSource:

@@ -210,9 +210,9 @@ func (e *Engine) newNode(n Node) *Node {
 
 // SetServiceCIDRs sets the ranges of cluster IPs (the ServiceCIDR API, KEP-1880). It ignores invalid prefixes; none
 // means that the ranges are not known. inUse holds ranges of addresses that hosts and pods have, such as the networks
-// of the node's interfaces: a data plane drops packets to other unknown addresses in cidrs. Each range in use adds up
-// to a prefix per bit to [Node].ServiceCIDRs. SetServiceCIDRs calls the functions that [Engine.Notify] registered if
-// the result changed.
+// of the node's interfaces. [Node].ServiceCIDRs becomes cidrs without inUse and without LocalTraffic.CIDRs, because a
+// data plane drops packets to unknown addresses in it. Each range in use adds up to a prefix per bit. SetServiceCIDRs
+// calls the functions that [Engine.Notify] registered if the result changed.
 func (e *Engine) SetServiceCIDRs(cidrs, inUse []netip.Prefix) {
 	e.mu.Lock()
 	cidrs = cidr.Subtract(cidrs, slices.Concat(inUse, e.node.LocalTraffic.CIDRs))
@@ -230,7 +230,8 @@ func (e *Engine) SetServiceCIDRs(cidrs, inUse []netip.Prefix) {
 
 // Notify registers f, which is called without a lock after each change in the tracker or in the Engine that a Sync
 // may have to apply. f must return quickly. It must not call [Cursor.Sync], but may trigger it. Notify ignores a nil
-// f. end removes f; a call that has begun may still be running when end returns.
+// f. end removes f, and may be called several times; a call of f that has begun may still be running when end
+// returns.
 func (e *Engine) Notify(f func()) (end func()) {
 	if f == nil {
 		return func() {}

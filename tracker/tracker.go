@@ -171,8 +171,8 @@ func (t *Tracker) Synced() bool {
 
 // Notify registers f to be called after each later change once all sources are synced, and when the last source is
 // synced. The goroutine that made the change calls f without the tracker's lock, so calls may be concurrent. f should
-// return quickly, as the runner's Trigger does. Notify ignores a nil f. end removes f; a call that has begun may
-// still be running when end returns.
+// return quickly, as the runner's Trigger does. Notify ignores a nil f. end removes f, and may be called several
+// times; a call of f that has begun may still be running when end returns.
 func (t *Tracker) Notify(f func()) (end func()) {
 	if f == nil {
 		return func() {}

@@ -32,7 +32,8 @@ func NewIDs[K comparable](low, high uint32) (*IDs[K], error) {
 }
 
 // Adopt records that the data plane has key under id, written by an earlier process. If this conflicts with an
-// earlier record, or the ID is reserved or out of range, it returns an error and changes nothing.
+// earlier record, or the ID is reserved or out of range, it returns an error and changes nothing. Adopting the same
+// pair again is not an error.
 func (a *IDs[K]) Adopt(key K, id uint32) error {
 	if id < a.low || id > a.high {
 		return fmt.Errorf("driver: ID %d is out of the range %d to %d", id, a.low, a.high)
