@@ -15,8 +15,7 @@ import (
 // that their signature or an element in one of the sets identifies, the dummy device, the iptables rules and chains,
 // and the sets. It also removes the same objects of kube-proxy's ipvs mode, except chains that kube-proxy's iptables
 // mode has, too, and sets that these chains use. Kernel parameters keep their values. The error joins the errors of
-// all steps. Cleanup returns nil if there is nothing to remove, even
-// without IPVS or ipset.
+// all steps. Cleanup returns nil if there is nothing to remove, even without IPVS or ipset.
 func Cleanup(ctx context.Context, c Config) error {
 	b, err := openBackend(ctx, c, toClean)
 	if err != nil {

@@ -158,7 +158,7 @@ const defaultOffloadPackets = 20
 
 // Offload configures the fast path for TCP connections of Services that cross the node, which they take after 20
 // packets of both directions together: an nf_tables flowtable (Documentation/networking/nf_flowtable.rst of the
-// kernel, KEP-4963). See "Offload" in DESIGN.md.
+// kernel, KEP-4963). It was tested in Debian's Linux 5.10, 6.1 and 6.12. See "Offload" in DESIGN.md.
 type Offload struct {
 	// Interfaces are patterns of the names of interfaces, in the syntax of [path.Match], such as "veth*". A
 	// connection takes the fast path if both its interfaces match one. The loopback interface is never chosen.
