@@ -32,9 +32,7 @@ func (w *ways) add(s state, share float64) {
 	*w = append(*w, way{s, share})
 }
 
-// Handle returns what the tables do with the first packet of a connection of a client that is not
-// remembered: all ways that random choices and hashes may take. The packet is from the node if it has no
-// interface.
+// Handle returns what the tables do with the first packet of a connection of a new client.
 func (k *Kernel) Handle(p ruleset.Packet) conformance.Outcome {
 	p.From = p.From.Unmap()
 	to := netip.AddrPortFrom(p.To.Addr().Unmap(), p.To.Port())

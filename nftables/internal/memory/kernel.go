@@ -1,10 +1,4 @@
-// Package memory is a kernel with nf_tables in memory. It applies the text of transactions, and sends packets
-// through the rules.
-//
-// Like the kernel, it applies a text as a whole or not at all, and refuses what refers to missing objects,
-// deletes objects in use, adds elements that exist, or fills a set that is too small. Rules are interpreted as they
-// are written. It reads the syntax that package nftables uses, with a command, definition, rule or element on
-// a line.
+// Package memory is a kernel with nf_tables in memory, which package fake exports.
 package memory
 
 import (
@@ -62,8 +56,7 @@ type Chain struct {
 	hook  string // as written
 }
 
-// Load applies a text as "nft -f" does: as a whole or, if it returns an error, not at all. The error wraps
-// a [syscall.Errno] if the kernel would refuse the text.
+// Load applies a text, or returns an error that wraps a [syscall.Errno] if the kernel would refuse it.
 func (k *Kernel) Load(text string) error {
 	l := &loader{Kernel: *k}
 	l.Tables = map[string]*Table{}
@@ -110,8 +103,7 @@ func (k *Kernel) Load(text string) error {
 	return nil
 }
 
-// List returns the tables as nft lists them: sets and then chains in the order of their creation, and
-// elements in the order of their text.
+// List returns the tables as nft lists them.
 func (k *Kernel) List() string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(k.Tables)) {
@@ -297,8 +289,7 @@ func (l *loader) command(line string) error {
 	case c != nil:
 		chain = *c
 	}
-	changed := l.changed
-	l.changed = true
+	l.changed = l.changed || kind != "element"
 	switch verb + " " + kind {
 	case "delete table":
 		delete(l.Tables, id)
@@ -319,14 +310,10 @@ func (l *loader) command(line string) error {
 		} else {
 			delete(t.Chains, name)
 		}
-	case "add rule":
+	case "add rule", "insert rule":
 		t.Chains[name] = &chain
-		return l.rule(t, &chain, string(w), len(chain.Rules))
-	case "insert rule":
-		t.Chains[name] = &chain
-		return l.rule(t, &chain, string(w), 0)
+		return l.rule(t, &chain, string(w), map[string]int{"add": len(chain.Rules)}[verb])
 	case "create element", "add element", "delete element":
-		l.changed = changed
 		if s.owner != l {
 			copied := *s
 			copied.owner, copied.Elements = l, maps.Clone(s.Elements)
