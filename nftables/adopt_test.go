@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/tracker"
@@ -65,13 +66,10 @@ func makeOlder(t *testing.T, do func(func() error) error, table string) {
 		script += fmt.Sprintf("add table %s %s; add chain %[1]s %[2]s count-input;", family, packetsOf(DefaultTable))
 	}
 	nft := netlab.Command(t, "nft", script)
-	err := do(func() error {
+	must.Do(t, do(func() error {
 		if out, err := nft.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
