@@ -369,31 +369,6 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 	}
 }
 
-// TestRelistWritesNothing passes all objects to the tracker again.
-func TestRelistWritesNothing(t *testing.T) {
-	t.Parallel()
-	systems(t, func(t *testing.T, flavor system) {
-		t.Parallel()
-		r, w := newWatched(t, flavor)
-		list := func() {
-			for i := range 100 {
-				s := svc(i, nodePort(30000+int32(i)))
-				s.ResourceVersion = fmt.Sprint(time.Now())
-				r.tracker.SetService(s)
-				r.setEndpoints(i, upTo(5)...)
-			}
-		}
-		list()
-		r.sync()
-		w.calls()
-		list()
-		r.sync()
-		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
-			t.Errorf("a relist wrote %q", calls)
-		}
-	})
-}
-
 func TestUncountedCreatesNoObject(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {

@@ -37,7 +37,9 @@
 //
 // The package needs iptables 1.6.2 or later, and a kernel with the matches addrtype, comment, conntrack, mark and
 // statistic (recent for affinity, sctp for SCTP) and the targets DNAT, MARK, MASQUERADE and REJECT. It needs
-// CAP_NET_ADMIN in the network namespace, and for iptables-legacy CAP_NET_RAW. [New] and [Probe] try them and return a
+// CAP_NET_ADMIN in the network namespace, and for iptables-legacy CAP_NET_RAW. A chain can take 750 kB in a message to
+// nf_tables if users choose external IPs for that. Without CAP_NET_ADMIN in the initial user namespace, this needs a
+// net.core.wmem_max of 393,216. [New] and [Probe] try them and return a
 // [*dataplane.UnsupportedError] that names what is missing, as all functions do on other systems than Linux.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/iptables/DESIGN.md

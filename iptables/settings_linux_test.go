@@ -15,6 +15,7 @@ import (
 func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 	netlab.Require(t)
 	t.Parallel()
+	h := netlab.NewHost(t)
 	for _, c := range []struct {
 		config Config
 		want   string
@@ -27,7 +28,6 @@ func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 		if c.want == "1" {
 			netlab.NeedPrograms(t, "iptables-restore", "iptables-save")
 		}
-		h := netlab.NewHost(t)
 		for _, ns := range []*os.File{nil, h.File()} {
 			c.config.NetNS = ns
 			must.Do(t, h.Sysctl("net/ipv4/conf/all/route_localnet", "0"))

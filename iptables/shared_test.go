@@ -84,37 +84,3 @@ func TestSharedRulesDependOnServicesAlone(t *testing.T) {
 		}
 	}
 }
-
-// TestHealthCheckNodePortOfTwoServices deletes two Services with one health-check node port in
-// each order. The port must be open while one of them is left, and closed after that.
-func TestHealthCheckNodePortOfTwoServices(t *testing.T) {
-	t.Parallel()
-	systems(t, func(t *testing.T, flavor system) {
-		t.Parallel()
-		r := newRig(t, flavor)
-		health := func(s *v1.Service) {
-			loadBalancer(s)
-			s.Spec.Ports[0].NodePort = 0
-			externalLocal(s)
-			s.Spec.HealthCheckNodePort = 31004
-		}
-		rules := func() []string { return r.kernel(tracker.IPv4)["filter "+chainNodePorts] }
-		for _, order := range [][2]int{{0, 1}, {1, 0}} {
-			for i := range 2 {
-				r.set(i, []int{3}, health)
-				r.sync()
-			}
-			for n, i := range order {
-				if got := rules(); len(got) != 1 {
-					t.Errorf("%d of 2 Services deleted: %q, want one rule", n, got)
-				}
-				r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", i)})
-				r.sync()
-				r.verify()
-			}
-			if got := rules(); len(got) != 0 {
-				t.Errorf("no Service is left, but %q", got)
-			}
-		}
-	}, NFT)
-}

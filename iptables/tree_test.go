@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -267,5 +268,38 @@ func TestKeysDoNotDeepenTree(t *testing.T) {
 				t.Errorf("%d keys of %d bits: a chain has %d rules", tr.first.count, len(base)*8, rules)
 			}
 		})
+	}
+}
+
+// TestWidestChain has 8 long branches. Each has 1,800 keys at its end and, on the way there, keys that leave it at each
+// bit. A rule of such a chain takes up to 480 bytes in a message of nf_tables: see "Requirements" in the documentation.
+func TestWidestChain(t *testing.T) {
+	t.Parallel()
+	for addrBits, most := range map[int]int{32: 450, 128: 1600} {
+		tr := newTree(dispatchers[toServices], addrBits)
+		size := (addrBits + 24) / 8
+		for branch := range 8 {
+			put := func(i int, bits byte, last uint16) {
+				k := make([]byte, size)
+				k[0] = byte(branch << 4)
+				binary.BigEndian.PutUint16(k[size-2:], last)
+				if k[i] |= bits; i != addrBits/8 || bits>>6 < 3 && bits<<2 == 0 {
+					tr.put(dispatched{key: key(k)})
+				}
+			}
+			for i := range uint16(1800) {
+				put(0, 0, i)
+			}
+			for bit := 4; bit < size*8-12; bit += stride {
+				for v := range byte(1 << stride) {
+					put(bit/8, v<<(8-stride-bit%8), 0)
+				}
+			}
+		}
+		widest := 0
+		tr.first.walk(func(n *node) { widest = max(widest, len(tr.rules(n))) })
+		if widest > most || widest < most/2 {
+			t.Errorf("%d keys with addresses of %d bits: a chain has %d rules, want about %d", tr.first.count, addrBits, widest, most)
+		}
 	}
 }
