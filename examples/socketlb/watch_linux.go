@@ -1,12 +1,15 @@
 package socketlb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
@@ -42,57 +45,48 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	return dataplane.Watch(ctx, interval, b.Check, drifted)
 }
 
-func (b *Backend) check() error {
-	drift := func(format string, args ...any) error {
-		return &dataplane.DriftError{Backend: "socketlb", Family: b.config.Families[0], What: fmt.Sprintf(format, args...)}
+func (b *Backend) drift(format string, args ...any) error {
+	return &dataplane.DriftError{Backend: "socketlb", Family: b.config.Families[0], What: fmt.Sprintf(format, args...)}
+}
+
+// differs returns an error unless a map has the wanted entries.
+func differs[K, V comparable](b *Backend, name string, m *ebpf.Map, want map[K]V) error {
+	got, err := readMap[K, V](m)
+	if err == nil && !maps.Equal(got, want) {
+		err = b.drift("map %s: entries differ from what was written", name)
 	}
+	return err
+}
+
+func (b *Backend) check() error {
 	if !b.known {
-		return drift("the state of the maps is unknown: no full delta was applied since the last failure")
+		return b.drift("the state of the maps is unknown: no full delta was applied since the last failure")
 	}
 	for _, k := range b.hooks {
 		if what := k.check(&b.config); what != "" {
-			return drift("%s: %s", k.name, what)
+			return b.drift("%s: %s", k.name, what)
 		}
 	}
 	for _, f := range b.maps.files(&b.config) {
 		if !b.maps.pinned(filepath.Join(b.config.Dir, f.name), *f.m) {
-			return drift("the file of map %s is missing or belongs to another map", f.name)
+			return b.drift("the file of map %s is missing or belongs to another map", f.name)
 		}
 	}
-	frontends, err := readMap[frontendKey, frontendValue](b.maps.frontends)
-	if err != nil {
-		return err
-	}
-	if !maps.Equal(frontends, maps.Collect(b.frontends.All())) {
-		return drift("map frontends: entries differ from what was written")
-	}
-	endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
-	if err != nil {
-		return err
-	}
-	want := map[slotKey]endpoint{}
+	endpoints := map[slotKey]endpoint{}
 	for at, e := range b.slots.All() {
-		want[keyOfSlot(at)] = e
+		endpoints[keyOfSlot(at)] = e
 	}
-	if !maps.Equal(endpoints, want) {
-		return drift("map endpoints: entries differ from what was written")
-	}
-	members, err := readMap[memberKey, byte](b.maps.members)
-	if err != nil {
+	if err := cmp.Or(
+		differs(b, "frontends", b.maps.frontends, maps.Collect(b.frontends.All())),
+		differs(b, "endpoints", b.maps.endpoints, endpoints),
+		differs(b, "members", b.maps.members, maps.Collect(b.members.All())),
+		differs(b, "addresses", b.maps.addresses, b.addresses),
+	); err != nil {
 		return err
 	}
-	if !maps.Equal(members, maps.Collect(b.members.All())) {
-		return drift("map members: entries differ from what was written")
-	}
-	addresses, err := readMap[[16]byte, address](b.maps.addresses)
-	if err != nil {
-		return err
-	}
-	if !maps.Equal(addresses, b.addresses) {
-		return drift("map addresses: entries differ from what was written")
-	}
-	if err = b.writeAddresses(); errors.Is(err, errBound) {
-		err = drift("%v", err)
+	err := b.writeAddresses()
+	if errors.Is(err, errBound) {
+		err = b.drift("%v", err)
 	}
 	return err
 }

@@ -28,12 +28,11 @@ type oracle struct {
 	engine  *ruleset.Engine
 	cidrs   map[string][]netip.Prefix
 
-	mu sync.Mutex
 	// base is the version known to be in effect, and latest the version of the last
-	// change. Any version from base to latest may be in effect.
-	base, latest *version
-	// before is the base before base.
-	before *version
+	// change. Any version from base to latest may be in effect. before is the base before base.
+	before, base, latest atomic.Pointer[version]
+
+	mu sync.Mutex
 	// recent holds the Services that were changed last.
 	recent []types.NamespacedName
 	// restarted is set if the agent has been restarted. It cannot recognize the flows of Services that
@@ -48,7 +47,7 @@ type version struct {
 	local [2][]netip.Addr
 	// setting counts the changes of the node's addresses and of ServiceCIDRs.
 	setting int
-	next    *version
+	next    atomic.Pointer[version]
 }
 
 // newOracle returns an oracle for agents with these addresses of NodePorts.
@@ -73,8 +72,9 @@ func newOracle(nodePorts string) (*oracle, error) {
 		return nil, err
 	}
 	o.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	o.latest = &version{Snapshot: o.engine.Snapshot(), local: nodeAddresses}
-	o.before, o.base = o.latest, o.latest
+	o.latest.Store(&version{Snapshot: o.engine.Snapshot(), local: nodeAddresses})
+	o.inEffect()
+	o.inEffect()
 	return o, nil
 }
 
@@ -92,7 +92,7 @@ func (o *oracle) change(r resource, name string, obj object) {
 		if len(info.Addresses) == 0 { // the agent reads them from the routing table
 			info.Addresses = []netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}
 		}
-		if before := o.latest.Node.Info; !slices.Equal(before.Addresses, info.Addresses) {
+		if before := o.now().Node.Info; !slices.Equal(before.Addresses, info.Addresses) {
 			setting = 1
 		}
 		o.tracker.SetNode(info)
@@ -119,7 +119,7 @@ func (o *oracle) change(r resource, name string, obj object) {
 		o.engine.SetServiceCIDRs(all, nil)
 		setting = 1
 	}
-	o.publish(o.latest.local, setting)
+	o.publish(o.now().local, setting)
 	if slice, ok := obj.(*discovery.EndpointSlice); ok {
 		id.Name = slice.Labels[discovery.LabelServiceName]
 	}
@@ -131,39 +131,23 @@ func (o *oracle) change(r resource, name string, obj object) {
 
 // publish appends a version. Only one goroutine calls it.
 func (o *oracle) publish(local [2][]netip.Addr, setting int) {
-	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: o.latest.setting + setting}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.latest.next = v
-	o.latest = v
+	old := o.now()
+	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: old.setting + setting}
+	old.next.Store(v)
+	o.latest.Store(v)
 }
 
 // inEffect records that the latest version is in effect.
-func (o *oracle) inEffect() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.before, o.base = o.base, o.latest
-}
+func (o *oracle) inEffect() { o.before.Store(o.base.Swap(o.now())) }
 
 // since returns the version that is known to be in effect.
-func (o *oracle) since() *version {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.base
-}
+func (o *oracle) since() *version { return o.base.Load() }
 
-func (o *oracle) now() *version {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.latest
-}
+func (o *oracle) now() *version { return o.latest.Load() }
 
 // until returns the versions from v to the latest.
-func (o *oracle) until(v *version) []*version {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var out []*version
-	for ; v != nil; v = v.next {
+func (o *oracle) until(v *version) (out []*version) {
+	for ; v != nil; v = v.next.Load() {
 		out = append(out, v)
 	}
 	return out
@@ -175,9 +159,9 @@ const recentServices = 20
 // pick returns a random TCP or UDP destination: a frontend that a Service has, or had at the end of
 // the round before. Some have a port that is closed, or an address that no Service has.
 func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
-	o.mu.Lock()
-	v := pick(rng, o.before, o.base, o.latest)
+	v := pick(rng, o.before.Load(), o.since(), o.now())
 	list := v.Ports
+	o.mu.Lock()
 	if len(o.recent) != 0 && rng.IntN(2) == 0 {
 		list = v.PortsOf(pick(rng, o.recent...))
 	}

@@ -25,13 +25,12 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-const drainFlag = "ipvs-drain-limit"
-
-const resetFlag = "reset-connections-of-vanished-endpoints"
-
-const readyzFlag = "readyz-bind-address"
-
-const flavorFlag = "iptables-flavor"
+const (
+	drainFlag  = "ipvs-drain-limit"
+	resetFlag  = "reset-connections-of-vanished-endpoints"
+	readyzFlag = "readyz-bind-address"
+	flavorFlag = "iptables-flavor"
+)
 
 // Config is a complete and valid configuration of the agent.
 type Config struct {

@@ -85,22 +85,9 @@ func loopback(f tracker.Family) netip.Addr {
 // ServesLoopback reports whether NodePorts answer at IPv4 loopback addresses in mode iptables: the
 // configuration must enable it, and nodePortAddresses must contain such an address.
 func (c *Config) ServesLoopback() bool {
-	if !*c.Effective.IPTables.LocalhostNodePorts {
-		return false
-	}
-	within, given := false, false
-	for _, s := range c.Effective.NodePortAddresses {
-		switch p, err := netip.ParsePrefix(s); {
-		case s == "all" || s == "localhost":
-			within = true
-		case s == "primary":
-			given = true
-		case err == nil && p.Addr().Is4():
-			given = true
-			within = within || p.Overlaps(netip.MustParsePrefix("127.0.0.0/8"))
-		}
-	}
-	return within || !given
+	v4 := c.NodePorts.Resolve(tracker.NodeInfo{}, tracker.IPv4)
+	return *c.Effective.IPTables.LocalhostNodePorts &&
+		(v4.All || len(v4.Loopback) != 0 || slices.ContainsFunc(v4.Prefixes, netip.MustParsePrefix("127.0.0.0/8").Overlaps))
 }
 
 // selectLoopback selects the IPv4 loopback addresses if mode iptables serves NodePorts there, as it does
