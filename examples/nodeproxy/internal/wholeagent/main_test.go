@@ -225,12 +225,16 @@ func (p *process) logged(t *testing.T, what string) {
 // stop ends nodeproxy by SIGTERM, or by its context, as exit.
 func (p *process) stop(t *testing.T) (int, []string) {
 	t.Helper()
+	p.terminate()
+	return p.exit(t)
+}
+
+func (p *process) terminate() {
 	if p.Cmd == nil {
 		p.end()
 	} else {
 		p.Process.Signal(syscall.SIGTERM)
 	}
-	return p.exit(t)
 }
 
 // kill ends nodeproxy by SIGKILL.
@@ -261,6 +265,7 @@ func status(t *testing.T, h *netlab.Host, url string, want int) func() bool {
 func (p *process) exit(t *testing.T) (int, []string) {
 	t.Helper()
 	var rest []string
+	defer time.AfterFunc(3*time.Minute, func() { t.Errorf("nodeproxy does not end; log:\n%s", p.log()); p.terminate() }).Stop()
 	for l := range p.lines {
 		rest = append(rest, l)
 	}

@@ -93,6 +93,10 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	cleanup(t, s.Node)
 	marked("--cleanup", nil)
 
+	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+	runs("nftables", "never, after kube-proxy", nil, "--adopt-from-kube-proxy", "--kube-proxy-table", "never")
+	cleanup(t, s.Node)
+
 	// A node that was booted, or is new.
 	runs("nftables", "on a node without rules", marker, "--adopt-from-kube-proxy")
 	cleanup(t, s.Node)
