@@ -68,8 +68,7 @@ type Options struct {
 	// tell several Agents apart.
 	Registerer prometheus.Registerer
 	Labels     prometheus.Labels
-	// Gatherer, if not nil, has metrics that [Agent.Metrics] serves beside the Agent's own: those of the
-	// process.
+	// Gatherer, if not nil, has the process's metrics, which [Agent.Metrics] serves beside the Agent's own.
 	Gatherer prometheus.Gatherer
 
 	// Serve makes the Agent listen at the addresses of Config, healthzBindAddress and
@@ -78,7 +77,7 @@ type Options struct {
 	Serve bool
 	// Debug, if not nil, is served at /debug/ by [Agent.Metrics], such as profiles of the process.
 	Debug http.Handler
-	// Listen opens the servers' sockets and those of health-check node ports, on a thread in the network
+	// Listen opens the sockets of the servers and of health-check node ports, on a thread in the network
 	// namespace. Nil means [net.ListenConfig.Listen]. See [ListenNowhere].
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 	// Files is how many files the Agent may open for objects and clients. 0 means as many as the
@@ -192,9 +191,9 @@ func (a *Agent) Healthz() http.Handler { return a.core.HealthzHandler() }
 // /flagz and /statusz.
 func (a *Agent) Metrics() http.Handler { return a.core.MetricsHandler() }
 
-// Explain returns what must happen to the first packet of a connection, with the rule that says so, and
+// Explain returns what must happen to the first packet of a connection, by which rule, and
 // where the kernel sends it. found is nil if the mode has no rules in the kernel. If p has no
-// NodeAddresses, they are those of the node as far as the agent knows them.
+// NodeAddresses, Explain uses the node's addresses that the agent knows.
 func (a *Agent) Explain(ctx context.Context, p ruleset.Packet) (v ruleset.Verdict, found *dataplane.Found, err error) {
 	return a.core.Explain(ctx, p)
 }

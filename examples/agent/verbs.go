@@ -22,8 +22,8 @@ func node(c *Config, netns *os.File, log *slog.Logger) (*config.Config, *core.Op
 	return &cfg, &core.Options{Config: &cfg, NetNS: netns, Log: log}
 }
 
-// Cleanup removes the rules of all modes from a network namespace, nil for that of the calling thread,
-// and those of kube-proxy if c has --adopt-from-kube-proxy. It continues after an error. Cleanup of package
+// Cleanup removes the rules of all modes from a network namespace, or the calling thread's if netns is nil,
+// and kube-proxy's rules if c has --adopt-from-kube-proxy. It continues after an error. Cleanup of package
 // sockets removes the programs of --socket-lb.
 func Cleanup(ctx context.Context, c *Config, netns *os.File, log *slog.Logger) error {
 	cfg, o := node(c, netns, log)

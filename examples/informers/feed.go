@@ -59,8 +59,8 @@ type Config struct {
 	// and after that one line a minute. Nil discards them.
 	Log *slog.Logger
 	// Contact, if not nil, is called each time that the API server has answered Feed about a resource, such as
-	// "services": with a list, the begin of a watch, or an event, of which there is one a minute even without a
-	// change. Calls may be concurrent.
+	// "services": with a list, the start of a watch, or an event. Even without a change there is an event a
+	// minute. Calls may be concurrent.
 	Contact func(resource string)
 }
 

@@ -35,10 +35,10 @@ const dialTimeout = 4 * time.Second
 // file that c names; a non-empty master overrides the server's URL. Without both it returns
 // the configuration of the ServiceAccount of the pod in which the process runs.
 //
-// Clients of the configuration read the files of its credentials again: that of a token after an answer
-// 401, and at least once a minute, that of a CA once in five minutes (since client-go 1.36), and those of a client certificate
-// for each new connection, and at least once in five minutes. The token is in WrapTransport, not in the
-// fields of the configuration. What the kubeconfig itself contains is read once.
+// Clients of the configuration read the files of its credentials again: a token after an answer 401 and at least once a
+// minute, a CA once in five minutes (since client-go 1.36), and a client certificate for each new connection and at
+// least once in five minutes. The token is in WrapTransport, not in the fields of the configuration. ClientConfig reads
+// the content of the kubeconfig once.
 func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) (*rest.Config, error) {
 	var out *rest.Config
 	var err error
@@ -138,7 +138,7 @@ func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 
 // RemoveTaint removes the taints with a key from a Node. n is a version of the Node that has some; if
 // it has none, RemoveTaint does nothing. The error is the API server's: of the reason Invalid if the
-// Node's taints are no longer those of n. RemoveTaint needs the right to patch the Node, and
+// Node's taints differ from n's. RemoveTaint needs the right to patch the Node, and
 // changes nothing else of it. It waits for the API server for 20 seconds at most.
 func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error {
 	type operation struct {
@@ -166,7 +166,7 @@ func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error 
 }
 
 // FromREST returns a Client that uses another client's connections. The arguments are the REST clients
-// of the API groups "" (the core), discovery.k8s.io and networking.k8s.io, such as those of client-go's
+// of the API groups "" (the core), discovery.k8s.io and networking.k8s.io, for example of client-go's
 // clientset:
 //
 //	kubeapi.FromREST(cs.CoreV1().RESTClient(), cs.DiscoveryV1().RESTClient(), cs.NetworkingV1().RESTClient())

@@ -30,7 +30,7 @@ const (
 )
 
 // Handler receives new and changed objects, and the names of deleted ones. [Follow] calls
-// the functions of one kind one at a time, and those of different kinds concurrently. The
+// the functions of one kind one at a time, and functions of different kinds concurrently. The
 // functions must not modify an object, and may keep it after the call only if it is a Node.
 // Every field but All, Contact and Failed must be set.
 type Handler struct {
@@ -50,8 +50,8 @@ type Handler struct {
 	// does not have them or does not allow to read them.
 	Synced func(Source)
 	// Contact is called each time that the API server has answered about a source: with a list,
-	// the begin of a watch, or an event, of which there is one a minute even without a change.
-	// So it tells how old the objects may be. Calls may be concurrent.
+	// the start of a watch, or an event. Even without a change there is an event a minute, so the
+	// last call limits the age of the objects. Calls may be concurrent.
 	Contact func(Source)
 	// Failed is called each time that a request about a source fails, or has no answer yet. Follow goes on. Calls
 	// may be concurrent.

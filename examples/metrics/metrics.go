@@ -173,7 +173,7 @@ func (s *Set) eachFamily(f func(family string)) {
 // Registry returns the registry of this Set, without the metrics of the process.
 func (s *Set) Registry() *prometheus.Registry { return s.registry }
 
-// Handler serves the metrics of the Set and those of the process.
+// Handler serves the metrics of the Set and of the process.
 func (s *Set) Handler() http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers{s.registry, processGatherer()}, promhttp.HandlerOpts{})
 }

@@ -50,7 +50,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 
 // Traffic reads the counters that a [Backend] with the same Config.Dir keeps, in this process or
 // another, as [Backend.Traffic] does. It changes nothing. The kernel does not store names of
-// Services, so the result has those of the given Service ports. The error wraps
+// Services, so the result has the names of the given Service ports. The error wraps
 // [dataplane.ErrNoRules] if there is no backend.
 func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*dataplane.Traffic, error) {
 	c, err := c.withDefaults()

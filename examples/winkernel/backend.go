@@ -69,7 +69,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Limits returns what the service cannot do: see the package documentation.
+// Limits returns the features that HNS lacks, which the package documentation lists.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{Lacks: ruleset.LacksSourceRanges | ruleset.LacksAffinityTimeout | ruleset.LacksWeights |
 		ruleset.LacksHash | ruleset.LacksEndpointPorts}

@@ -19,10 +19,10 @@ func Owned(ctx context.Context, c Config) (bool, error) {
 	return found, nil
 }
 
-// Cleanup deletes what a service proxy made: all load balancers, except those with an endpoint
+// Cleanup deletes the objects of a service proxy: all load balancers, except those with an endpoint
 // in a network other than c.Network, and the remote endpoints that a Backend or kube-proxy makes
 // for pods of other nodes and for cluster IPs. Load balancers have no names and no owner, so
-// Cleanup cannot tell those of a Backend from kube-proxy's. It leaves the endpoint of the source
+// Cleanup cannot distinguish a Backend's from kube-proxy's. It leaves the endpoint of the source
 // VIP, which the network plugin may have made, and the plugin's endpoints. It continues after
 // an error.
 func Cleanup(ctx context.Context, c Config) error {

@@ -206,12 +206,12 @@ type LoadBalancer struct {
 	// SourceVIP is, in an overlay, the source address towards remote endpoints; the zero Addr
 	// means none.
 	SourceVIP netip.Addr
-	// Purpose is what the load balancer serves. The service does not know it: it is "" for a
-	// load balancer that an earlier process left.
+	// Purpose is the kind of frontend. HNS does not store it, so it is "" for a load balancer that an
+	// earlier process left.
 	Purpose Purpose
 }
 
-// Purpose is what a load balancer serves, in the words of kube-proxy's metrics.
+// Purpose is a kind of frontend of a load balancer, in the words of kube-proxy's metrics.
 type Purpose string
 
 // The purposes.

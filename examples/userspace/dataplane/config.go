@@ -49,7 +49,7 @@ type Config struct {
 	// further session ends one in the same way: the least recently used one of a client.
 	MaxSessions int
 	// Sockets bounds the listening sockets, each with a file descriptor. Services that need more
-	// fail, and those that have sockets keep them. Nil means no limit.
+	// fail, and Services that have sockets keep them. Nil means no limit.
 	Sockets Allowance
 	// Refused, if not nil, is called for each TCP connection that is reset before an endpoint
 	// accepted it or because of MaxConnections, and for each UDP datagram of a client without a session. It must be safe

@@ -160,8 +160,8 @@ func (s *Service) Calls() map[Call]int {
 	return out
 }
 
-// Mistakes returns what a caller did that Windows may punish: it deleted an endpoint of a load
-// balancer, or an endpoint of the network plugin.
+// Mistakes returns the caller's deletions that Windows may punish: of an endpoint of a load
+// balancer, and of an endpoint of the network plugin.
 func (s *Service) Mistakes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
