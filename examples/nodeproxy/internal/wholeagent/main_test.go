@@ -270,6 +270,9 @@ func (p *process) exit(t *testing.T) (int, []string) {
 		rest = append(rest, l)
 	}
 	if p.Cmd == nil {
+		// A process that another test starts has copies of sockets until it executes its program.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
 		return p.code, rest
 	}
 	if err := p.Wait(); err != nil && p.ProcessState == nil {

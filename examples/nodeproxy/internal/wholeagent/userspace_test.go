@@ -3,10 +3,12 @@
 package wholeagent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
@@ -50,9 +52,10 @@ func TestModeUserspaceServesANode(t *testing.T) {
 	p.web(t, podIPs[2])
 	s.answeredBy(t, clusterVIP, podIPs[2])
 	p.web(t)
-	if _, _, err := lab.Visit(s.Client, "", clusterVIP); err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("without endpoints: %v", err)
-	}
+	eventually(t, "the Service refuses", func() bool {
+		_, _, err := lab.Visit(s.Client, "", clusterVIP)
+		return errors.Is(err, syscall.ECONNREFUSED)
+	})
 	p.web(t, podIPs[2])
 
 	const at = "http://192.0.2.1:10249"
