@@ -135,8 +135,8 @@ func TestModeUserspaceNeedsNoPrivileges(t *testing.T) {
 		c.Close()
 		t.Error("a cluster IP is reachable without an address")
 	}
-	// It takes no socket either: 10.96.0.10 in the kernel's notation.
-	if list, err := s.Node.Output("cat", "/proc/net/tcp"); err != nil || strings.Contains(list, " 0A00600A:") || !strings.Contains(list, " 0100007F:7580 ") {
+	// It takes no socket either: 10.96.0.10 in the kernel's notation, as a local address.
+	if list, err := s.Node.Output("cat", "/proc/net/tcp"); err != nil || strings.Contains(list, ": 0A00600A:") || !strings.Contains(list, " 0100007F:7580 ") {
 		t.Errorf("sockets, error %v:\n%s", err, list)
 	}
 	if strings.Contains(p.log(), "sync failed") || p.loggedErrors() {
