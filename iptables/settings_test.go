@@ -66,7 +66,7 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 				state := func() (value string, guarded bool) {
 					return r.node.sysctl(routeLocalnet), slices.Contains(r.kernel(tracker.IPv4)["filter INPUT"], iptext.Jump(chainLocalnet))
 				}
-				for _, on := range []bool{true, false, true, false} {
+				for _, on := range []bool{true, false, true} {
 					r.config.LocalhostNodePorts = on
 					must.Do(t, apply(r))
 					want := before
