@@ -188,7 +188,7 @@ func TestDemoWithoutRightsReturns3(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	// The limits can be set in a new user namespace.
-	cmd := exec.Command("/bin/sh", "-c", `echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t))
+	cmd := netlab.Command(t, "sh", "-c", `echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t))
 	cmd.Env = []string{programEnv + "=1"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}},

@@ -98,13 +98,10 @@ func TestFlavorOfInitialContainerIsThatOfTheHost(t *testing.T) {
 	netlab.NeedPrograms(t, "iptables-nft-save")
 	s := newSite(t)
 	// Without kubelet's chain, the flavor with more rules counts.
-	must.Get(s.Node.Output("iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
+	must.Get(s.Node.Run(t, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
 	_, _, log := verb(t, s.Node, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
 	contains(t, log, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
-	saved, err := s.Node.Output("iptables-legacy-save")
-	if err != nil || !strings.Contains(saved, "KUBE-PROXY-LOCALNET") {
-		t.Errorf("error %v, the guard is not among\n%s", err, saved)
-	}
+	contains(t, must.Get(s.Node.Run(t, "iptables-legacy-save"))(t), "KUBE-PROXY-LOCALNET") // the guard
 }
 
 // TestCleanupFindsRulesOfEachFlavor runs --cleanup while the programs without a flavor in
