@@ -118,7 +118,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply makes the kernel agree with d, as [ruleset.Backend] requires, in the order that DESIGN.md has.
+// Apply makes the kernel agree with d, as [ruleset.Backend] requires.
 //
 // For a full delta, Apply first reads the kernel's state, and writes only the differences. Real servers with weight 0
 // that no endpoint wants count as draining. Apply removes a virtual server that no Service wants if its signature or
