@@ -62,6 +62,33 @@ func TestPropertiesWithoutEffectAreReported(t *testing.T) {
 	}
 }
 
+// TestDefaultBudgetFitsIntoSets plans a costly Service. No set gets more elements than the Service costs, so a set that
+// holds the budget of all Services is never full.
+func TestDefaultBudgetFitsIntoSets(t *testing.T) {
+	t.Parallel()
+	if total := ruleset.DefaultBudget().Total; total > maxElements {
+		t.Errorf("a set holds %d elements, less than the budget of %d", maxElements, total)
+	}
+	s := testService(func(s *tracker.ServicePort) {
+		s.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")}
+		for i := range 100 {
+			s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32))
+		}
+	})
+	used := map[setID]int{}
+	for _, e := range (Config{}).makePlan(s, local{own: func(netip.Addr) bool { return false }}, 0).entries {
+		used[e.set]++
+	}
+	if used[setLoadBalancerSourceIP] != 200 {
+		t.Errorf("%d sources in the plan, want 200", used[setLoadBalancerSourceIP])
+	}
+	for set, n := range used {
+		if n > s.Cost() {
+			t.Errorf("set %s gets %d elements of a Service that costs %d", set.name(tracker.IPv4), n, s.Cost())
+		}
+	}
+}
+
 // TestScarceMarksGoToTheOldest has more Services that need a packet mark than there are marks. In a
 // full delta the oldest get them, whatever their names, and later a Service keeps its mark.
 func TestScarceMarksGoToTheOldest(t *testing.T) {

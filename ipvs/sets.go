@@ -108,8 +108,8 @@ var sets = [setCount]struct {
 	setShortCircuit:           {"SHORT-CIRCUIT", hashIPPortMark},
 }
 
-// maxElements is how many elements a hash may grow to. It starts small.
-const maxElements = 1 << 22
+// maxElements is how many elements a hash may grow to, more than [ruleset.DefaultBudget] allows in all. It starts small.
+const maxElements = 1 << 23
 
 // maxSetName is the longest name a set may have (IPSET_MAXNAMELEN of
 // include/uapi/linux/netfilter/ipset/ip_set.h, less the zero at its end).
