@@ -18,9 +18,6 @@ import (
 //	from the node:      mangle OUTPUT, nat OUTPUT, IPVS
 //	forwarded by IPVS:  (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
 //	forwarded without:  mangle FORWARD, only while its address is missing on the device
-//
-// Chains whose names kube-proxy's ipvs mode shares with its iptables mode have "IPVS" in their names here, so that a
-// backend of either kind can be started and cleaned up while the other one works.
 type rules struct {
 	family tracker.Family
 	// mark is the masquerade mark, 0 if nothing is masqueraded.

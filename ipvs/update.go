@@ -58,9 +58,8 @@ func (it *item) fail(err error) error {
 	return nil
 }
 
-// steps returns the steps of an update in their order. Each step is done for all items before the next. So a packet
-// meets all parts of a Service at every step, also if its frontend moves to another Service: what is new is complete
-// before what is old is removed.
+// steps returns the steps of an update in their order. Each is done for all items before the next. So a packet meets all
+// parts of a Service at every step: what is new is complete before what is old is removed.
 func (u *update) steps(full bool) []step {
 	ifFull := func(do func(context.Context) error) func(context.Context) error {
 		if !full {
@@ -69,37 +68,30 @@ func (u *update) steps(full bool) []step {
 		return do
 	}
 	return []step{
-		// The rules recognize a virtual server by its elements. A source range comes before the element that makes it
-		// effective.
+		// The rules recognize a virtual server by its elements. A source range comes before it becomes effective.
 		{"add set elements", u.insertEntries((*item).early)},
 		{"leave out frontends that lack set elements", u.each(u.withhold)},
 		// A client that only the old ranges admit must not reach new endpoints.
 		{"delete source ranges", u.deleteSources},
-
-		// Elements lead internal traffic to its virtual server, so that has its real servers before. A mark may have
-		// led an earlier process to another Service port, so the real servers of that drain before, too.
+		// Elements lead internal traffic to its virtual server, so that has its real servers before. An earlier process
+		// may have given the mark to another Service port, whose real servers drain before, too.
 		{"add and change virtual servers of internal traffic", u.each(u.upsert(virtualKey.internal))},
 		{"drain real servers of an earlier process", ifFull(u.unlessFailed(u.quiesceReals(virtualKey.internal)))},
 		{"add set elements of internal traffic", u.insertInternal},
 		{"add and change virtual servers", u.each(u.upsert(virtualKey.external))},
-
 		// Dropping is for external traffic alone: it begins when internal traffic has its elements, and ends while it
 		// still has them.
 		{"add set elements that drop", u.insertEntries(func(_ *item, e entry) bool { return isDrop(e) })},
 		{"keep frontends of failed Services", u.keepFailed},
 		{"delete set elements that drop", u.deleteEntries(isDrop)},
 		{"delete set elements of internal traffic", u.deleteEntries(isInternal)},
-
 		// Every virtual server has its new real servers, so the old ones get no more connections. A client that only
 		// the new source ranges admit must not reach the old ones.
 		{"drain real servers", u.each(u.quiesceReals(func(virtualKey) bool { return true }))},
 		{"add late source ranges", u.insertEntries((*item).lateSource)},
-
-		// A bound address attracts packets, so what handles them is there before. IPv6 addresses are local only after
-		// a while.
+		// A bound address attracts packets, so what handles them is there before.
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},
-
 		// What is deleted from here on has no packets, unless the writes of a Service failed: it needs what it had.
 		{"keep frontends of Services that failed since", u.keepFailed},
 		{"keep virtual servers that are needed again", u.releaseOwned},

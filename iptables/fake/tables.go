@@ -1,6 +1,5 @@
-// Package fake is a kernel with iptables in memory, for tests on every system. It applies
-// inputs of iptables-restore to tables of text, prints them as iptables-save does, and sends
-// packets through them:
+// Package fake is a kernel with iptables in memory, for tests on every system. It applies inputs of iptables-restore,
+// prints tables as iptables-save does, and sends packets through them:
 //
 //	tables := fake.New(true)
 //	for _, in := range tx.Inputs(0) { // of an iptables.Transaction
@@ -8,10 +7,9 @@
 //	}
 //	got := tables.Handle(packet) // what happens to a ruleset.Packet
 //
-// It is a simulator, not a mock: like the programs, it applies each table of an input as a whole
-// or not at all, and refuses options that it does not know, chains that do not exist, the deletion of
-// chains that are in use, and rules that are not there. It knows the options that packages iptables and
-// ipvs use. It stores rules as they are written, where iptables-save prints its own form of them.
+// Like the programs, it applies each table of an input as a whole or not at all, and refuses options that it does not
+// know, chains that do not exist, the deletion of chains that are in use, and rules that are not there. It knows the
+// options that packages iptables and ipvs use. It prints rules as they are written, and iptables-save in its own form.
 package fake
 
 import (
@@ -30,17 +28,13 @@ import (
 	"github.com/go-proxier/proxier/internal/iptool"
 )
 
-// Tables holds the tables of one family. [New] makes one. Its methods may be called
-// concurrently.
+// Tables holds the tables of one family. [New] makes one. Its methods may be called concurrently.
 type Tables struct {
-	// Before, unless it is nil, is called with each input that changes something. An error is
-	// the result of Restore, and the input has no effect.
+	// Before, unless nil, is called with each input that changes something. Its error is Restore's, without an effect.
 	Before func(input string) error
-	// After, unless it is nil, is called after an input that changed something. An error is
-	// the result of Restore, although the input is in effect.
+	// After, unless nil, is called after each of them. Its error is Restore's, although the input is in effect.
 	After func(input string) error
-	// Accounting, unless it is nil, reports whether there is an accounting object with the
-	// name (nfacct). Rules can name no other.
+	// Accounting, unless nil, reports whether there is an accounting object (nfacct) of the name. Rules name no other.
 	Accounting func(name string) bool
 
 	nft     bool
@@ -81,8 +75,7 @@ var builtin = map[string][]string{
 	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
 }
 
-// New returns empty tables filter, nat and mangle. nft selects the programs that it takes the
-// place of: those of nf_tables, rather than ip_tables.
+// New returns empty tables filter, nat and mangle, of nf_tables if nft is true and otherwise of ip_tables.
 func New(nft bool) *Tables {
 	t := &Tables{nft: nft, tables: map[string]table{}}
 	for name := range builtin {

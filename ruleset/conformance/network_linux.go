@@ -20,10 +20,8 @@ import (
 //	        | veth-pod1     | veth-pod2    | veth-pod3
 //	   10.244.1.11     10.244.1.12     10.244.1.13     gateway 10.244.1.1
 //
-// The node is the default router of all other hosts, so a reply comes back through it
-// whether the source was preserved or masqueraded, and the source shows which. The node's
-// own default route leads to the clients' host, which drops packets that are not for it:
-// packets to a virtual address that the backend passes get no reply.
+// The node is the default router of all other hosts, so a reply comes back through it, and its source shows whether it
+// was masqueraded. The node's own default route leads to the clients' host, which drops packets that are not for it.
 
 // host is a source of connections: one address of one namespace.
 type host struct {

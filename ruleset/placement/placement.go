@@ -27,9 +27,6 @@
 //
 // A node that joins, or whose zone or addresses changed, needs [Placements.Service] for each Service in the Engine's
 // Snapshot, and then every change. For many nodes [Placements.Classes] computes a Service once for each class.
-//
-// The module has no server or relay for a fleet of agents: each agent can watch the API server, or a fan-out for
-// watches such as Typha.
 package placement
 
 import (
