@@ -17,6 +17,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
+	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -52,7 +53,7 @@ func diffKernel(ctx context.Context, out io.Writer, cfg *config.Config, log *slo
 	d := &kernelDiff{out: out, mode: m, snapshot: snapshot, own: own}
 	known := map[toptable.Name]bool{}
 	for _, s := range slices.SortedFunc(slices.Values(snapshot.Ports), func(a, b *ruleset.Port) int { return cmp.Compare(a.Key.String(), b.Key.String()) }) {
-		known[toptable.NameOf(s.Key)] = true
+		known[stored(toptable.NameOf(s.Key))] = true
 		for i := range s.Frontends {
 			d.ask(s, &s.Frontends[i])
 		}
@@ -143,7 +144,14 @@ func clientFor(f tracker.Family, at *ruleset.Frontend) netip.Addr {
 	return netip.MustParseAddr("198.51.100.1") // RFC 5737
 }
 
-// extra writes the Services that the kernel has and the objects do not, as far as the mode can list them.
+// stored returns a name as far as mode nftables stores it.
+func stored(n toptable.Name) toptable.Name {
+	n.Service, n.Port, _ = strings.Cut(nft.Printable(n.Service+":"+n.Port), ":")
+	return n
+}
+
+// extra writes the Services that the kernel has and the objects do not, as far as the mode can list them. known has the
+// names of the objects' Services, as stored returns them.
 func (d *kernelDiff) extra(ctx context.Context, known map[toptable.Name]bool) error {
 	in, err := readTraffic(ctx, d.mode.Name)
 	if err != nil {
@@ -151,12 +159,12 @@ func (d *kernelDiff) extra(ctx context.Context, known map[toptable.Name]bool) er
 	}
 	names := map[string]bool{}
 	for k := range in.Ready {
-		if !known[toptable.NameOf(k)] {
+		if !known[stored(toptable.NameOf(k))] {
 			names[toptable.NameOf(k).String()] = true
 		}
 	}
 	for n := range in.Counters {
-		if !known[n] && strings.Contains(n.Service, "/") {
+		if !known[stored(n)] && strings.Contains(n.Service, "/") {
 			names[n.String()] = true
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -19,6 +20,8 @@ import (
 func TestRenderComparesWithTheKernel(t *testing.T) {
 	families := []tracker.Family{tracker.IPv4, tracker.IPv6}
 	without := edited(t, "endpoints-web.yaml", "- {addresses: [10.1.1.3], nodeName: node-1} # pod-2\n", "")
+	// The longest names that an API server accepts, and the shortest port.
+	long := edited(t, "services.yaml", "{name: empty, namespace: shop}", "{name: "+strings.Repeat("e", 63)+", namespace: "+strings.Repeat("s", 63)+"}")
 	renamed := edited(t, "services.yaml", "{name: web, namespace: shop}", "{name: shop-front, namespace: shop}")
 	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables()} {
 		t.Run(m.Name, func(t *testing.T) {
@@ -40,28 +43,27 @@ func TestRenderComparesWithTheKernel(t *testing.T) {
 			if got, err := compare(demoWorld); err == nil {
 				t.Errorf("a kernel without rules agrees:\n%s", got)
 			}
-			args := []string{"run", "--manifests", demoWorld, "--hostname-override", "node-1", "--proxy-mode", m.Name}
-			if m.Name == config.ModeIPTables {
-				args = append(args, "--iptables-localhost-nodeports=false")
-			}
-			cfg := configtest.Parsed(t, args)
-			err := h.Do(func() error {
-				p, err := m.Open(t.Context(), modes.Settings{Config: cfg, Families: families, Rules: func(tracker.Family, string, int, int) {}})
-				if err != nil {
-					return err
+			for _, world := range []string{long, demoWorld} {
+				args := []string{"run", "--manifests", world, "--hostname-override", "node-1", "--proxy-mode", m.Name}
+				if m.Name == config.ModeIPTables {
+					args = append(args, "--iptables-localhost-nodeports=false")
 				}
-				t.Cleanup(func() { p.Close() })
-				s, err := snapshot(t.Context(), cfg, slog.New(slog.DiscardHandler))
-				if err != nil {
-					return err
+				cfg := configtest.Parsed(t, args)
+				must.Do(t, h.Do(func() error {
+					p, err := m.Open(t.Context(), modes.Settings{Config: cfg, Families: families, Rules: func(tracker.Family, string, int, int) {}})
+					if err != nil {
+						return err
+					}
+					defer p.Close()
+					s, err := snapshot(t.Context(), cfg, slog.New(slog.DiscardHandler))
+					if err != nil {
+						return err
+					}
+					return p.Apply(t.Context(), s.Delta())
+				}))
+				if got, err := compare(world); got != "" || err != nil {
+					t.Errorf("the same objects: %v\n%s", err, got)
 				}
-				return p.Apply(t.Context(), s.Delta())
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, err := compare(demoWorld); got != "" || err != nil {
-				t.Errorf("the same objects: %v\n%s", err, got)
 			}
 			got, err := compare(without)
 			lines := slices.Collect(strings.Lines(got))
