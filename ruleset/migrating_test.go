@@ -221,7 +221,7 @@ func TestMigratingSnippet(t *testing.T) {
 func TestMigratingSnippetIsTheOneTested(t *testing.T) {
 	page := must.Get(os.ReadFile("MIGRATING.md"))(t)
 	file := must.Get(os.ReadFile("migrating_test.go"))(t)
-	_, after, _ := strings.Cut(string(page), "After:\n\n```go\n")
+	_, after, _ := strings.Cut(string(page), "```go\n")
 	if code, _, ok := strings.Cut(after, "```"); !ok || !strings.Contains(string(file), code) {
 		t.Errorf("this file does not contain the code of MIGRATING.md:\n%s", code)
 	}
